@@ -17,6 +17,13 @@ PLANS = re.findall(
 )
 
 
+SEARCHES = re.findall(
+    r"```console\n(?:\$ pip .*\n)?\$ python -m app (plan (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING
+)
+FEW_FLEETS = ["--seconds", "3", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192"]
+"""Flags that make a plan quick; later flags win."""
+
+
 @pytest.mark.parametrize("page", EXAMPLES, ids=str)
 def test_example_pages_are_those_of_the_present_console(page: Path) -> None:
     text = (ROOT / page).read_text("utf-8")
@@ -40,3 +47,29 @@ def test_planning_shows_what_its_commands_print_and_draw(
     lines, wanted = capsys.readouterr().out.splitlines(), printed.splitlines()
     assert lines[0] == wanted[0]
     assert lines[1].replace(" ", "") == wanted[1].replace(" ", "")
+
+
+@pytest.mark.parametrize(("command", "printed"), SEARCHES)
+def test_planning_shows_the_table_and_the_answer_of_its_plans(
+    command: str, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of fewer fleets for a part of the load has the columns and lines of the whole."""
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command.replace("\\\n", ""))
+    if "--plot" in words:
+        place = words.index("--plot")
+        del words[place : place + 2]
+    quick = [*FEW_FLEETS, "--prefill-share", "0", "--processes", "1"]
+    assert main([*words, *quick]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wanted = printed.splitlines()
+    assert lines[0].partition(";")[2] == wanted[0].partition(";")[2]
+    assert lines[1].replace(" ", "") == wanted[1].replace(" ", "")
+    for beginning in ("cheapest: ", "runner-up: ", "binds: "):
+        assert any(line.startswith(beginning) for line in lines)
+        assert any(line.startswith(beginning) for line in wanted)
+
+
+def test_planning_has_plans_with_and_without_a_confidence() -> None:
+    assert len(SEARCHES) == 2
+    assert ["--confidence" in command for command, _ in SEARCHES] == [False, True]

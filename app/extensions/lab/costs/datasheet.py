@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from app.core.profiles import AUTO
+from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT, Adjustment, find_adjustment
 from app.extensions.lab.costs.devices import DEVICES, Device
 from app.extensions.lab.costs.engine_options import BF16_BYTES, CacheFormat, EngineOptions
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
@@ -25,6 +26,7 @@ from app.extensions.lab.costs.memory import (
     token_bytes,
 )
 from app.extensions.lab.costs.shapes import ModelShape, model_shape
+from app.extensions.lab.costs.sheet_overheads import MEASURED_OVERHEADS, NO_OVERHEAD
 from app.extensions.lab.costs.storage import StorageFormat, read_storage
 from config.declaration import ConfigError
 
@@ -136,11 +138,23 @@ def datasheet_profile(
     kernel_sum = _kernel_sum(
         shape, storage, device_name=device_name.lower(), options=options, cache=cache
     )
+    adjustment = NO_ADJUSTMENT
+    if kernel_sum is not None:
+        adjustment = find_adjustment(
+            device_name.lower(),
+            kernel_sum.weights,
+            has_experts=shape.num_experts > 0,
+            version=version[1],
+        )
+        kernel_sum = replace(kernel_sum, adjustment=adjustment)
     front = FRONT
     if kernel_sum is None:
         _check_sheet_options(options, storage, device)
         mixture = ", a mixture of few experts," if shape.num_experts else ""
         checked = CHECKED.format(what=f"{storage.kind}{mixture} on {device.name}")
+        overhead = MEASURED_OVERHEADS.get(device.name, NO_OVERHEAD)
+        if overhead.checked:
+            checked += f"; {overhead.checked}"
         cost = _sheet_cost(
             shape, storage, device, options.tensor_parallel_size, cache_bytes=cache.bytes
         )
@@ -150,10 +164,15 @@ def datasheet_profile(
         cost = kernel_sum.constants(engine)
         front = replace(
             FRONT,
-            front=engine.front,
+            front=engine.front + adjustment.front_ms / 1000,
             front_per_token=FRONT.front_per_token + kernel_sum.delay_per_token(),
         )
-    texts = [checked, f"keys and values in {cache.reason}", *_unmeasured(options)]
+    texts = [
+        checked,
+        *_adjustment_texts(adjustment, version),
+        f"keys and values in {cache.reason}",
+        *_unmeasured(options),
+    ]
     if version_text:
         texts.append(version_text)
     tokens = limits.get("max_num_batched_tokens", device.max_num_batched_tokens)
@@ -205,6 +224,16 @@ def _check_sheet_options(options: EngineOptions, storage: StorageFormat, device:
                 f"{name}: its cost is not known without constants of kernels for {storage.kind} on"
                 f" {device.name}; devices with constants are {names}"
             )
+
+
+def _adjustment_texts(adjustment: Adjustment, version: list[int]) -> Iterator[str]:
+    """Yields the version whose correction is taken, if there is one."""
+    if not adjustment.cells:
+        return
+    text = f"fitted to {adjustment.cells} cells of vLLM 0.{adjustment.version}"
+    if version[1] != adjustment.version:
+        text += ", the nearest version with measurements"
+    yield text
 
 
 def _unmeasured(options: EngineOptions) -> Iterator[str]:
@@ -281,6 +310,7 @@ def _sheet_cost(
     token_operations = 2 * (shared + expert * shape.num_experts_per_tok)
     all_reduces = 2 * layers if devices > 1 else 0
     # Ring all-reduce: each device sends 2 (n - 1) / n of all bytes.
+    overhead = MEASURED_OVERHEADS.get(device.name, NO_OVERHEAD)
     reduced_bytes = all_reduces * BF16_BYTES * shape.hidden_size
     reduced_s = reduced_bytes * 2 * (devices - 1) / devices / device.link
     cached_bytes = cache_bytes * shape.cached_numbers(devices) * layers
@@ -289,7 +319,7 @@ def _sheet_cost(
     if shape.num_experts:
         expert_share = shape.num_experts_per_tok / shape.num_experts
     return CostConstants(
-        base=BASE_S + all_reduces * ALL_REDUCE_S,
+        base=BASE_S + all_reduces * ALL_REDUCE_S + layers * overhead.layer_s,
         weights=(storage.weight_bytes * shared + output_bytes) / read_rate,
         expert_weights=storage.weight_bytes * expert * shape.num_experts / read_rate,
         expert_share=expert_share,
@@ -297,7 +327,7 @@ def _sheet_cost(
         p=6.0,
         per_context=cached_bytes / (device.bandwidth * BANDWIDTH_SHARE),
         per_attention=attention_operations / (device.flops * ATTENTION_FLOPS_SHARE * devices),
-        per_sequence=PER_SEQUENCE_S,
+        per_sequence=PER_SEQUENCE_S + overhead.sequence_s,
     )
 
 

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from app.core.engine.profile import CostConstants
+from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT, Adjustment
 from app.extensions.lab.costs.devices import Device
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.kernels import (
@@ -50,6 +51,8 @@ class KernelSum(Struct, frozen=True, kw_only=True):
     options: EngineOptions
     cache_bytes: float
     """Size of a number in the KV cache."""
+    adjustment: Adjustment = NO_ADJUSTMENT
+    """Correction for the version, the device and the format."""
 
     @property
     def devices(self) -> int:
@@ -135,7 +138,10 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         shared_width = shape.shared_expert_intermediate_size
         if shared_width:
             seconds += sparse_layers * self._network(tokens, shared_width / self.devices)
-        return seconds
+        adjustment = self.adjustment
+        share = large_share(expert_tokens)
+        seconds *= adjustment.decode + (adjustment.prefill - adjustment.decode) * share
+        return max(0.0, seconds + shape.num_hidden_layers * adjustment.launch_us * US)
 
     def _all_reduces(self, tokens: float) -> float:
         """Returns the seconds of a layer's two sums over the devices."""
@@ -186,7 +192,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             weight_bytes=BYTES[self.weights],
             rates=self._rates(self.weights),
         )
-        share = min(1.0, max(0.0, (tokens - SMALL_TOKENS) / (LARGE_TOKENS - SMALL_TOKENS)))
+        share = large_share(tokens)
         seconds *= 1 + (constants.prefill - 1) * share
         seconds += constants.routed_ns * NS * tokens * width / EXPERT_WIDTH * share
         if self.options.data_parallel_size > 1:
@@ -204,3 +210,8 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         elif weights == "nvfp4":
             flops *= 2
         return Rates(self.device.bandwidth, flops, self.kernels.multiprocessors)
+
+
+def large_share(tokens: float) -> float:
+    """Returns how much a step is like a large one: 0 for decodes, 1 for prefills."""
+    return min(1.0, max(0.0, (tokens - SMALL_TOKENS) / (LARGE_TOKENS - SMALL_TOKENS)))

@@ -10,6 +10,8 @@ from app.core.engine.step_cost import StepCost
 from app.extensions.lab.costs.datasheet import datasheet_profile, profile_of
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.sheet_overheads import MEASURED_OVERHEADS
 from config import ConfigError
 
 QWEN: dict[str, object] = {
@@ -55,7 +57,25 @@ def test_constants_are_those_of_the_formulas() -> None:
     assert cost.per_token == pytest.approx(2 * linear / (FLOPS * 0.65))
     assert cost.per_context == pytest.approx(2 * 2 * 8 * 128 * 40 / (BANDWIDTH * 0.85))
     assert cost.per_attention == pytest.approx(4 * 40 * 128 * 40 / (FLOPS * 0.45))
-    assert (cost.base, cost.per_sequence, cost.p, cost.slowdown) == (1e-3, 10e-6, 6, 0)
+    overhead = MEASURED_OVERHEADS["MI300X 192 GB"]
+    assert cost.base == pytest.approx(1e-3 + 40 * overhead.layer_s)
+    assert cost.per_sequence == pytest.approx(10e-6 + overhead.sequence_s)
+    assert (cost.p, cost.slowdown) == (6, 0)
+
+
+def test_measured_servers_of_mi300x_gave_its_overheads() -> None:
+    """Six runs of `vllm bench latency` by ROCm: seconds a token by the sequences of a batch."""
+    config = read_model_config("nvidia/Llama-3.1-70B-Instruct-FP8")
+    options = EngineOptions(tensor_parallel_size=8, vllm_version="0.11.1")
+    profile = datasheet_profile(config, "mi300x", options)
+    assert "are within 8 % (TPOT)" in profile.checked
+    for sequences, measured_s in ((1, 7.888e-3), (4, 8.946e-3), (16, 10.669e-3), (128, 22.067e-3)):
+        batch: Batch[SequenceState] = Batch()
+        batch.tokens = batch.sequences = sequences
+        batch.context = 1152 * sequences
+        assert StepCost(profile.cost).seconds(batch, 0.0, idle=False) == pytest.approx(
+            measured_s, rel=0.1
+        )
 
 
 def test_blocks_are_what_the_memory_has_left() -> None:

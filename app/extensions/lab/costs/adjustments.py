@@ -1,0 +1,63 @@
+"""Corrections of the sum over kernels, by engine version, device and format of the weights.
+
+`python research/fit_versions.py FOLDER` fits them to measured servers, drawn toward no correction,
+and writes `adjustments.json`. What no server showed is not corrected.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+TABLE = Path(__file__).with_name("adjustments.json")
+LAST_SYNCHRONOUS = 13
+"""Last version 0.N of vLLM whose scheduler waits for each step."""
+
+
+class Adjustment(Struct, frozen=True, kw_only=True):
+    """Correction for one version, device, format and kind of model."""
+
+    device: str
+    weights: str
+    has_experts: bool
+    version: int
+    """Minor number of vLLM's version."""
+    launch_us: float = 0.0
+    """Added to each layer of each step."""
+    decode: float = 1.0
+    """Factor of the layers of small steps."""
+    prefill: float = 1.0
+    """Factor of the layers of large steps."""
+    front_ms: float = 0.0
+    """Added to the time until the scheduler has a request."""
+    cells: int = 0
+    """Measured cells that the correction was fitted to."""
+
+
+NO_ADJUSTMENT = Adjustment(device="", weights="", has_experts=False, version=0)
+
+
+@cache
+def shipped_adjustments() -> Sequence[Adjustment]:
+    """Returns the corrections that are shipped."""
+    return msgspec.json.decode(TABLE.read_bytes(), type=list[Adjustment])
+
+
+def find_adjustment(device: str, weights: str, *, has_experts: bool, version: int) -> Adjustment:
+    """Returns the correction of the nearest version with the same scheduler."""
+    candidates = [
+        adjustment
+        for adjustment in shipped_adjustments()
+        if adjustment.device == device
+        and adjustment.weights == weights
+        and adjustment.has_experts == has_experts
+        and (adjustment.version <= LAST_SYNCHRONOUS) == (version <= LAST_SYNCHRONOUS)
+    ]
+    if not candidates:
+        return NO_ADJUSTMENT
+    distances = [
+        (abs(candidate.version - version), index) for index, candidate in enumerate(candidates)
+    ]
+    return candidates[min(distances)[1]]

@@ -1,0 +1,162 @@
+"""Fits corrections of the sum over kernels by (version, device, format) to measured cells.
+
+    python research/fit_versions.py ../shared/truth/cells            # print the split and the fit
+    python research/fit_versions.py ../shared/truth/cells --write    # and write adjustments.json
+
+A group has one device, format of the weights, kind of model and version of vLLM. Rows measured on
+2026-04-05 or later are left out, and so is every third group of (model, device, parallelism) by a
+hash of its name; the split is printed. Four constants of each group are fitted by Gauss-Newton
+steps on the logarithms of TPOT and TTFT, with a pull toward no correction: a group of few cells
+stays near the kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from math import exp, log
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import numpy
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import msgspec
+
+from app.extensions.lab.costs import adjustments
+from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT, TABLE, Adjustment
+from app.extensions.lab.costs.kernel_constants import KERNELS
+from app.extensions.lab.costs.situations import make_situation
+from benchmarks.cells import Cell, read_cells, simulated_ms
+from config import ConfigError
+
+MIN_CELLS = 4
+MAX_CELLS = 6
+"""Cells of a group that are fitted, spread over concurrency."""
+MAX_CONCURRENCY = 32
+A_PLACE = 10
+"""Requests of a cell for each in flight: with fewer the first ones, which queue, would weigh more."""
+SPREADS = numpy.array([12.0, 0.10, 0.20, 2.0])
+"""Prior standard deviations: launch us, log decode, log prefill, front ms."""
+STEPS = numpy.array([5.0, 0.05, 0.1, 1.0])
+NOISE = {"tpot": 0.04, "ttft": 0.12}
+ITERATIONS = 2
+GOOD_ERROR = 0.04
+"""A group whose median error of TPOT is smaller keeps the kernels as they are."""
+
+
+def key_of(cell: Cell, folder: Path) -> tuple[str, str, bool, int]:
+    config = json.loads((folder / "models" / f"{cell.model}.json").read_text())
+    place = make_situation(config, cell.device, cell.options)
+    return place.device, place.weights, place.has_experts, place.version
+
+
+def make(key: tuple[str, str, bool, int], x: numpy.ndarray, cells: int = 0) -> Adjustment:
+    device, weights, has_experts, version = key
+    return Adjustment(
+        device=device,
+        weights=weights,
+        has_experts=has_experts,
+        version=version,
+        launch_us=round(float(x[0]), 2),
+        decode=round(exp(x[1]), 4),
+        prefill=round(exp(x[2]), 4),
+        front_ms=round(float(x[3]), 3),
+        cells=cells,
+    )
+
+
+def use(table: list[Adjustment]) -> None:
+    """Lets the cost model see these corrections."""
+    adjustments.shipped_adjustments = lambda: table
+
+
+def residuals(cells: list[Cell], folder: Path) -> numpy.ndarray:
+    values = []
+    for cell in cells:
+        tpot_ms, ttft_ms = simulated_ms(folder, A_PLACE, cell)
+        values.append(max(-8.0, min(8.0, log(tpot_ms / cell.tpot_ms) / NOISE["tpot"])))
+        if cell.ttft_ms is not None and cell.client == "inferencemax":
+            # An outlier of the client must not decide.
+            values.append(max(-3.0, min(3.0, log(ttft_ms / cell.ttft_ms) / NOISE["ttft"])))
+    return numpy.array(values)
+
+
+def tpot_errors(cells: list[Cell], folder: Path) -> list[float]:
+    return [simulated_ms(folder, A_PLACE, cell)[0] / cell.tpot_ms - 1 for cell in cells]
+
+
+def fit(key: tuple[str, str, bool, int], cells: list[Cell], folder: Path) -> Adjustment:
+    x = numpy.zeros(4)
+
+    def loss(x: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        use([make(key, x)])
+        values = residuals(cells, folder)
+        return float((values**2).sum() + ((x / SPREADS) ** 2).sum()), values
+
+    best, values = loss(x)
+    start = best
+    error = median(abs(value) for value in tpot_errors(cells, folder))
+    if error < GOOD_ERROR:
+        print(f"{key}: {len(cells)} cells, median error of TPOT {error:.1%}: kept", flush=True)
+        return make(key, x, len(cells))  # so that no other version corrects it
+    for _ in range(ITERATIONS):
+        columns = []
+        for index in range(4):
+            moved = x.copy()
+            moved[index] += STEPS[index]
+            columns.append((loss(moved)[1] - values) / STEPS[index])
+        slope = numpy.array(columns).T
+        second = slope.T @ slope + numpy.diag(SPREADS**-2)
+        move = -numpy.linalg.solve(second, slope.T @ values + x / SPREADS**2)
+        for share in (1.0, 0.4):
+            tried, tried_values = loss(x + share * move)
+            if tried < best:
+                best, values, x = tried, tried_values, x + share * move
+                break
+        else:
+            break
+    adjustment = make(key, x, len(cells))
+    print(f"{key}: {len(cells)} cells, loss {start:.0f} to {best:.0f}: {adjustment}", flush=True)
+    return adjustment
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--write", action="store_true", help="write adjustments.json")
+    options = parser.parse_args()
+    groups = defaultdict(list)
+    split = defaultdict(lambda: [0, 0])
+    use([])
+    for cell in read_cells(options.folder):
+        held_out = cell.is_held_out
+        split[cell.group][held_out] += 1
+        if not held_out and cell.concurrency <= MAX_CONCURRENCY:
+            try:
+                groups[key_of(cell, options.folder)].append(cell)
+            except ConfigError:
+                continue
+    for name, (fitted, kept) in sorted(split.items()):
+        print(f"split: {name}: {fitted} fitted, {kept} held out")
+    table = []
+    for key, cells in sorted(groups.items()):
+        chosen = sorted(
+            Random(1).sample(cells, min(len(cells), MAX_CELLS)), key=lambda cell: cell.concurrency
+        )
+        if len(chosen) < MIN_CELLS or key[0] not in KERNELS:
+            continue
+        try:
+            table.append(fit(key, chosen, options.folder))
+        except ConfigError as error:
+            print(f"{key}: {error}")
+    if options.write:
+        lines = b",\n".join(msgspec.json.encode(adjustment) for adjustment in table)
+        TABLE.write_bytes(b"[\n" + lines + b"\n]\n")
+
+
+if __name__ == "__main__":
+    main()

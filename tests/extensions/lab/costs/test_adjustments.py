@@ -1,0 +1,96 @@
+"""Corrections of the kernel model by version, device and format."""
+
+import pytest
+from msgspec.structs import replace
+
+from app.extensions.lab.costs import adjustments
+from app.extensions.lab.costs.adjustments import (
+    NO_ADJUSTMENT,
+    Adjustment,
+    find_adjustment,
+    shipped_adjustments,
+)
+from app.extensions.lab.costs.datasheet import datasheet_profile
+from app.extensions.lab.costs.devices import DEVICES
+from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS
+from app.extensions.lab.costs.kernel_sum import KernelSum
+from app.extensions.lab.costs.shapes import model_shape
+from tests.extensions.lab.costs.test_datasheet import QWEN
+
+
+def layers_s(adjustment: Adjustment, tokens: int) -> float:
+    kernel_sum = KernelSum(
+        shape=model_shape(QWEN),
+        weights="bf16",
+        kernels=KERNELS["h100"],
+        device=DEVICES["h100"],
+        options=EngineOptions(),
+        cache_bytes=2,
+        adjustment=adjustment,
+    )
+    return dict(kernel_sum.constants(ASYNCHRONOUS).products)[tokens]
+
+
+def adjustment_of(**values: float) -> Adjustment:
+    fields: dict[str, float] = {"launch_us": 0.0, "decode": 1.0, "prefill": 1.0, **values}
+    return Adjustment(device="h100", weights="bf16", has_experts=False, version=19, **fields)  # type: ignore[arg-type]
+
+
+def test_launches_count_in_each_layer_of_each_step() -> None:
+    launched = adjustment_of(launch_us=10.0)
+    for tokens in (1, 8192):
+        added_s = layers_s(launched, tokens) - layers_s(NO_ADJUSTMENT, tokens)
+        assert added_s == pytest.approx(40 * 10e-6)
+
+
+def test_small_and_large_steps_have_factors_of_their_own() -> None:
+    factors = adjustment_of(decode=0.8, prefill=1.5)
+    for tokens, factor in ((1, 0.8), (64, 0.8), (2048, 1.5)):
+        assert layers_s(factors, tokens) == pytest.approx(factor * layers_s(NO_ADJUSTMENT, tokens))
+
+
+def test_the_nearest_version_with_the_same_scheduler_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = [replace(adjustment_of(decode=0.9), version=version) for version in (12, 16, 19)]
+    monkeypatch.setattr(adjustments, "shipped_adjustments", lambda: table)
+    for version, nearest in ((11, 12), (13, 12), (14, 16), (16, 16), (18, 19), (40, 19)):
+        taken = find_adjustment("h100", "bf16", has_experts=False, version=version)
+        assert taken.version == nearest
+    for device, weights, has_experts in (
+        ("h200", "bf16", False),
+        ("h100", "fp8", False),
+        ("h100", "bf16", True),
+    ):
+        taken = find_adjustment(device, weights, has_experts=has_experts, version=16)
+        assert taken == NO_ADJUSTMENT
+
+
+def test_the_output_names_the_version_of_a_correction(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = [replace(adjustment_of(decode=0.9), cells=6)]
+    monkeypatch.setattr(adjustments, "shipped_adjustments", lambda: table)
+    for version, text in (
+        ("0.19", "; fitted to 6 cells of vLLM 0.19; "),
+        ("0.18", "; fitted to 6 cells of vLLM 0.19, the nearest version with measurements; "),
+    ):
+        options = EngineOptions(vllm_version=version)
+        assert text in datasheet_profile(QWEN, "h100", options).checked
+    assert (
+        "fitted to"
+        not in datasheet_profile(QWEN, "h100", EngineOptions(vllm_version="0.12")).checked
+    )
+
+
+def test_corrections_are_small() -> None:
+    """A larger one would mean that the kernels are wrong, which no factor mends."""
+    for adjustment in shipped_adjustments():
+        assert 0.5 < adjustment.decode < 2
+        assert 0.3 < adjustment.prefill < 3
+        assert abs(adjustment.launch_us) < 60
+        assert adjustment.cells >= 4
+
+
+def test_what_no_server_showed_is_not_corrected() -> None:
+    checked = datasheet_profile(QWEN, "l40s", EngineOptions(tensor_parallel_size=2)).checked
+    assert "fitted to" not in checked
