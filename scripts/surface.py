@@ -62,6 +62,7 @@ EVERY_FEATURE = (
     "--data-parallel-size=2",
     "--enable-sleep-mode",
     "--kv-cache-metrics",
+    "--kv-connector=nixl",
     "--lora-modules=adapter=/adapters/adapter",
     "--lora-residency-metrics",
     "--otlp-traces-endpoint=http://127.0.0.1:4318/v1/traces",

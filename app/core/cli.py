@@ -87,7 +87,7 @@ def _start(
     for warning in flags.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if flags.headless:
-        from config.vllm.headless import run
+        from app.core.headless import run
 
         return run()
     os.chdir(ROOT)

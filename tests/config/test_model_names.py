@@ -2,8 +2,8 @@
 
 import pytest
 
+from app.core.entrypoint import words_of
 from app.core.settings import load, resolve, settings_type
-from app.entrypoint import words_of
 from config import Settings
 from config.vllm.serve import settings_of
 

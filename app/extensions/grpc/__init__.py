@@ -11,23 +11,19 @@ from config.declaration import missing
 if TYPE_CHECKING:
     from app.core.base import Bounded
     from app.core.extensions import ServerParts
-    from app.core.server.gunicorn.hub_connection import FastPath
+    from app.extensions.grpc.late import LateService
     from config import Settings
 
 
 class Grpc(Extension):
-    """Generation, embeddings, health and KV events over gRPC.
-
-    Without a setting, this object stands for the service until the first connection loads that.
-    """
+    """Generation, embeddings, health and KV events over gRPC."""
 
     name = "grpc"
     requires = ("pooling",)
-    loaded_caches: Mapping[str, Bounded] | None = None
-    """The caches of the service; None until it is loaded."""
 
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)
+        self._service: LateService | None = None
         # Servers that offer gRPC by default make no events that probably no client wants.
         self.reads_kv_events = parts.server.speaks_grpc
 
@@ -40,19 +36,16 @@ class Grpc(Extension):
         return server.speaks_grpc
 
     def rpc(self) -> Any:
-        """Returns the service, or this object: workers read its `upgrade`."""
-        if not self.parts.server.speaks_grpc:
-            return self
-        from app.extensions.grpc.late import create_service
+        """Returns the service, or without a setting what loads it with the first connection."""
+        from app.extensions.grpc.late import LateService
 
-        return create_service(self)
-
-    def upgrade(self, path: FastPath, *connection: Any) -> None:
-        """Takes a connection over from the worker's path; see `rpc.Upgrade`."""
-        from app.extensions.grpc.late import upgrade
-
-        upgrade(self, path, connection)
+        self._service = LateService(self.parts)
+        if self.parts.server.speaks_grpc:
+            return self._service.load()
+        return self._service
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the features of texts."""
-        return self.loaded_caches or {}
+        if self._service is None:
+            return {}
+        return self._service.caches

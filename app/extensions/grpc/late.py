@@ -5,6 +5,7 @@ Most servers offer gRPC, and few have a client that speaks it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -12,9 +13,10 @@ import gevent
 from app.core.base.late_imports import import_modules
 
 if TYPE_CHECKING:
+    from app.core.base import Bounded
+    from app.core.extensions import ServerParts
     from app.core.server.gunicorn.hub_connection import FastPath
     from app.core.server.http.rpc import RpcService
-    from app.extensions.grpc import Grpc
 
 MODULES = (
     "h2.connection",
@@ -30,34 +32,43 @@ MODULES = (
 """Modules that the service needs, each after those that it imports."""
 
 
-def upgrade(extension: Grpc, path: FastPath, connection: tuple[Any, ...]) -> None:
-    """Loads the service in a greenlet, and hands the connection to it."""
-    gevent.spawn(_serve, extension, path, connection)
+class LateService:
+    """Stands for the service until it is loaded: workers read its `upgrade`."""
 
+    def __init__(self, parts: ServerParts) -> None:
+        self._parts = parts
+        self.caches: Mapping[str, Bounded] = {}
+        """The caches of the service; none until it is loaded."""
 
-def _serve(extension: Grpc, path: FastPath, connection: tuple[Any, ...]) -> None:
-    import_modules(*MODULES)
-    app = path.app
-    assert app is not None
-    # Of connections that came during the import, the first one creates the service.
-    if path.upgrade == extension.upgrade:
-        app.rpc = create_service(extension)
-        path.upgrade = app.rpc.upgrade
-    assert path.upgrade is not None
-    path.upgrade(path, *connection)
+    def load(self) -> RpcService:
+        """Returns the service."""
+        from app.extensions.grpc.service import EngineService
 
+        parts = self._parts
 
-def create_service(extension: Grpc) -> RpcService:
-    """Returns the service of a server, and gives its caches to the extension."""
-    from app.extensions.grpc.service import EngineService
+        def cache_usage() -> float:
+            return parts.recorder.figures().cache_usage
 
-    parts = extension.parts
+        service = EngineService(
+            parts.pipeline, parts.lifecycle, parts.is_ready, cache_usage, parts.publisher
+        )
+        self.caches = service.caches
+        return service.methods()
 
-    def cache_usage() -> float:
-        return parts.recorder.figures().cache_usage
+    def upgrade(self, path: FastPath, *connection: Any) -> None:
+        """Takes a connection over from the worker's path, and loads the service in a greenlet.
 
-    service = EngineService(
-        parts.pipeline, parts.lifecycle, parts.is_ready, cache_usage, parts.publisher
-    )
-    extension.loaded_caches = service.caches
-    return service.methods()
+        See `rpc.Upgrade`.
+        """
+        gevent.spawn(self._serve, path, connection)
+
+    def _serve(self, path: FastPath, connection: tuple[Any, ...]) -> None:
+        import_modules(*MODULES)
+        app = path.app
+        assert app is not None
+        # Of connections that came during the import, the first one creates the service.
+        if path.upgrade == self.upgrade:
+            app.rpc = self.load()
+            path.upgrade = app.rpc.upgrade
+        assert path.upgrade is not None
+        path.upgrade(path, *connection)

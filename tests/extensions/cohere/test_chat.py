@@ -195,11 +195,20 @@ def test_a_structured_answer_fits_its_schema(client: Client) -> None:
     assert isinstance(json.loads(block["text"])["a"], int)
 
 
-@pytest.mark.parametrize("flags", [(), ("--enable-cohere-api",)])
-def test_the_routes_are_opt_in(flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "chat_status", "render_status"),
+    [
+        ((), 404, 404),
+        (("--enable-cohere-api",), 400, 400),
+        (("--enable-cohere-api", "--no-enable-scale-out"), 400, 404),
+    ],
+)
+def test_the_routes_are_opt_in(
+    flags: tuple[str, ...], chat_status: int, render_status: int
+) -> None:
     with in_process(*flags) as client:
-        assert client.post(PATH, {}).status_code == (400 if flags else 404)
-        assert client.post(RENDER, {}).status_code == 404
+        assert client.post(PATH, {}).status_code == chat_status
+        assert client.post(RENDER, {}).status_code == render_status
 
 
 def test_valid_documents_are_converted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ LAZY_MODULES = (
     "app.core.engine.profile",
     "app.core.engine.step_executor",
     "app.core.engine.step_loop",
-    "config.vllm.headless",
+    "app.core.headless",
     "app.core.profiles",
     "app.core.server.gunicorn.arbiter",
     "app.core.server.gunicorn.general",
