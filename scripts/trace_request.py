@@ -6,6 +6,7 @@
     $ python scripts/trace_request.py --direct   # a chat that must call a tool, by its handler
     $ python scripts/trace_request.py --tool     # the same under Flask
     $ python scripts/trace_request.py --summary  # only the totals, of all paths and the KV index
+    $ python scripts/trace_request.py --bytecodes  # only the number of bytecodes, of all paths
 
 A *change of file* is a call in another file than the previous call; a *room* is a folder of `app`,
 such as `core/api` or `core/server/gunicorn`.
@@ -25,6 +26,7 @@ from collections.abc import Callable  # noqa: E402
 from itertools import groupby, pairwise  # noqa: E402
 from operator import itemgetter  # noqa: E402
 from pathlib import Path  # noqa: E402
+from statistics import median  # noqa: E402
 from types import FrameType  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -76,6 +78,7 @@ PATHS = {
     "a required tool": ("tool", False),
 }
 """Title -> name of the path, and True for the steps of an engine."""
+TraceFunction = Callable[[FrameType, str, object], Any]
 Call = tuple[str, str]
 """File, relative to the root, and name of one of our functions."""
 
@@ -96,7 +99,15 @@ def main() -> int:
     parser.add_argument(
         "--summary", action="store_true", help="only the totals, of all paths and the KV index"
     )
+    parser.add_argument(
+        "--bytecodes", action="store_true", help="only the number of bytecodes, of all paths"
+    )
     options = parser.parse_args()
+    if options.bytecodes:
+        for title, (path, has_profile) in PATHS.items():
+            serve = warm_client(path, has_profile)
+            print(f"{title}: {median(bytecodes(serve) for _ in range(REQUESTS)):.0f} bytecodes")
+        return 0
     if options.summary:
         for title, (path, has_profile) in PATHS.items():
             print(f"{title}:")
@@ -120,6 +131,13 @@ def calls_of(path: str, has_profile: bool) -> list[Call]:
 
     It is the median of several requests, as clocks and replies differ.
     """
+    serve = warm_client(path, has_profile)
+    traces = [traced(serve) for _ in range(REQUESTS)]
+    return sorted(traces, key=len)[REQUESTS // 2]
+
+
+def warm_client(path: str, has_profile: bool) -> Callable[[], None]:
+    """Returns a function that sends a request to a warm server."""
     arguments = ["--seed", "7"]
     if has_profile:
         arguments += ["--profile", PROFILE]
@@ -139,8 +157,35 @@ def calls_of(path: str, has_profile: bool) -> list[Call]:
             serve()
 
     gevent.joinall([gevent.spawn(warm_up, client) for client in clients])
-    traces = [traced(clients[0]) for _ in range(REQUESTS)]
-    return sorted(traces, key=len)[REQUESTS // 2]
+    return clients[0]
+
+
+def bytecodes(serve: Callable[[], None]) -> int:
+    """Returns how many bytecodes our functions run while `serve` runs.
+
+    Unlike times, the number does not depend on other processes.
+    """
+    count = 0
+
+    def trace_call(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
+        if not frame.f_code.co_filename.startswith(OUR_FOLDERS):
+            return None
+        frame.f_trace_lines = False
+        frame.f_trace_opcodes = True
+        return count_bytecode
+
+    def count_bytecode(frame: FrameType, event: str, argument: object) -> TraceFunction:
+        nonlocal count
+        if event == "opcode":
+            count += 1
+        return count_bytecode
+
+    sys.settrace(trace_call)
+    try:
+        serve()
+    finally:
+        sys.settrace(None)
+    return count
 
 
 def traced(serve: Callable[[], None]) -> list[Call]:

@@ -3,10 +3,13 @@
 `Schemas` is a cache of compiled schemas. The compiler is imported at its first use.
 """
 
+from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
+from cachetools import LRUCache
+from gevent import monkey
 
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.late_imports import import_modules
@@ -14,7 +17,6 @@ from app.extensions.forms.schema.bounds import SchemaError as SchemaError
 from app.extensions.forms.schema.bounds import Size as Size
 from app.extensions.forms.schema.bounds import UnsatisfiableError as UnsatisfiableError
 from app.extensions.forms.schema.bounds import WorkBudget
-from app.extensions.forms.schema.recent_dict import RecentDict
 
 if TYPE_CHECKING:
     from app.extensions.forms.schema.draw import CompiledSchema
@@ -46,15 +48,17 @@ class Schemas:
 
     def __init__(self, limit_bytes: int = CACHE_LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        self._compiled: RecentDict[tuple[bytes, bool], CompiledSchema]
-        self._compiled = RecentDict(limit_bytes, _size_bytes)
+        self._cache: LRUCache[tuple[bytes, bool], CompiledSchema]
+        self._cache = LRUCache(limit_bytes, getsizeof=attrgetter("size_bytes"))
+        # A lock of threads: none waits inside, and a lock of gevent takes several microseconds.
+        self._lock = monkey.get_original("threading", "Lock")()
         self._slices = Slices()
         self._is_loaded = False
 
     @property
     def size_bytes(self) -> int:
         """Estimated memory of the cached schemas."""
-        return self._compiled.size_bytes
+        return int(self._cache.currsize)
 
     def load(self) -> None:
         """Imports the compiler, if this has not happened yet."""
@@ -79,10 +83,13 @@ class Schemas:
             SchemaError: The schema is invalid or too large.
         """
         key = (_canonical_json(schema), lenient)
-        compiled = self._compiled.find(key)
+        with self._lock:
+            compiled = self._cache.get(key)
         if compiled is None:
             compiled = self._compile_text(*key)
-            self._compiled.add(key, compiled)
+            if compiled.size_bytes <= self.limit_bytes:
+                with self._lock:
+                    self._cache[key] = compiled
         return compiled
 
     def _compile_text(self, text: bytes, lenient: bool) -> "CompiledSchema":
@@ -91,10 +98,6 @@ class Schemas:
 
         self._slices.spend(COMPILE_STEPS)
         return call_long(WORK_PER_CHARACTER * len(text), CompiledSchema, text, lenient)
-
-
-def _size_bytes(key: tuple[bytes, bool], compiled: "CompiledSchema") -> int:
-    return compiled.size_bytes
 
 
 def _canonical_json(schema: object) -> bytes:
