@@ -5,16 +5,18 @@ Most servers offer gRPC, and few have a client that speaks it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gevent
 
 from app.core.base.late_imports import import_modules
 
 if TYPE_CHECKING:
+    from app.core.base import Bounded
+    from app.core.extensions import ServerParts
     from app.core.server.gunicorn.hub_connection import FastPath
     from app.core.server.http.rpc import RpcService
-    from app.extensions.grpc import Grpc
 
 MODULES = (
     "h2.connection",
@@ -30,12 +32,22 @@ MODULES = (
 """Modules that the service needs, each after those that it imports."""
 
 
-def upgrade(extension: Grpc, path: FastPath, connection: tuple[Any, ...]) -> None:
+class Loader(Protocol):
+    """The extension, as the functions here use it."""
+
+    parts: ServerParts
+    loaded_caches: Mapping[str, Bounded] | None
+
+    def upgrade(self, path: FastPath, *connection: Any) -> None:
+        """Takes a connection over before the service is loaded."""
+
+
+def upgrade(extension: Loader, path: FastPath, connection: tuple[Any, ...]) -> None:
     """Loads the service in a greenlet, and hands the connection to it."""
     gevent.spawn(_serve, extension, path, connection)
 
 
-def _serve(extension: Grpc, path: FastPath, connection: tuple[Any, ...]) -> None:
+def _serve(extension: Loader, path: FastPath, connection: tuple[Any, ...]) -> None:
     import_modules(*MODULES)
     app = path.app
     assert app is not None
@@ -47,7 +59,7 @@ def _serve(extension: Grpc, path: FastPath, connection: tuple[Any, ...]) -> None
     path.upgrade(path, *connection)
 
 
-def create_service(extension: Grpc) -> RpcService:
+def create_service(extension: Loader) -> RpcService:
     """Returns the service of a server, and gives its caches to the extension."""
     from app.extensions.grpc.service import EngineService
 
