@@ -193,7 +193,7 @@ def test_a_structured_answer_fits_its_schema(client: Client) -> None:
     assert isinstance(json.loads(block["text"])["a"], int)
 
 
-@pytest.mark.parametrize("flags", [(), ("--enable-cohere-api",)])
+@pytest.mark.parametrize("flags", [(), ("--enable-cohere-api", "--no-enable-scale-out")])
 def test_the_routes_are_opt_in(flags: tuple[str, ...]) -> None:
     with in_process(*flags) as client:
         assert client.post(PATH, {}).status_code == (400 if flags else 404)
