@@ -23,6 +23,7 @@ from config.loader import check_extras
 from config.settings import table_of
 from config.sources import Flags, Sources, ignore_warning
 from config.validation import read as read_setting
+from config.vllm.image import without_empty_start
 
 ROOT = str(Path(__file__).resolve().parents[2])
 BROKEN_PIPE = 1
@@ -56,14 +57,6 @@ def main(argv: Sequence[str]) -> int:
         # Happens in `--help | head`. The rest of the buffer goes to /dev/null at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-
-
-def without_empty_start(argv: Sequence[str]) -> list[str]:
-    """Returns the words from the first that is not empty: templates may put empty words first."""
-    words = list(argv)
-    while words and not words[0]:
-        del words[0]
-    return words
 
 
 def _start(

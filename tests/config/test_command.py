@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.core import cli as command
-from app.core.entrypoint import run
+from app.entrypoint import run
 from app.core.settings import load
 from config import VERSION
 from config.durations import parse_duration

@@ -5,8 +5,10 @@ import pytest
 from app.core.entrypoint import words_of
 from app.core.settings import load, resolve, settings_type
 from config import Settings
+from config.vllm.image import words_of
 from config.vllm.serve import settings_of
 
+COMMANDS = ("serve", "plugins")
 MODEL_NAMES = (
     "mistralai/Mistral-7B-Instruct-v0.3",
     "mistralai/Mixtral-8x7B-Instruct-v0.1",
@@ -50,7 +52,7 @@ def test_model_names_are_served_unchanged(name: str) -> None:
     assert served("--port", "1", name).model.served_names == (name,)
     assert served("--model", name).model.served_names == (name,)
     assert served(f"--model={name}").model.served_names == (name,)
-    image_words = words_of([f"--model={name}", "--port", "1"])
+    image_words = words_of([f"--model={name}", "--port", "1"], COMMANDS)
     assert image_words is not None
     assert served(*image_words[1:]).model.served_names == (name,)
 
@@ -120,6 +122,6 @@ def test_an_empty_value_of_a_flag_keeps_its_meaning() -> None:
 
 
 def test_the_image_ignores_empty_words_in_front_of_its_command() -> None:
-    assert words_of(["", "serve", "model"]) == ["serve", "model"]
-    assert words_of(["", "--model", "x", ""]) == ["serve", "--model", "x", ""]
-    assert words_of(["vllm", "", "serve", "model"]) == ["serve", "model"]
+    assert words_of(["", "serve", "model"], COMMANDS) == ["serve", "model"]
+    assert words_of(["", "--model", "x", ""], COMMANDS) == ["serve", "--model", "x", ""]
+    assert words_of(["vllm", "", "serve", "model"], COMMANDS) == ["serve", "model"]

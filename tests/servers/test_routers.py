@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shlex
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ import pytest
 import requests
 import yaml
 
-from tests.needs import SERVERS_BIN
+from tests.needs import CLIENTS_PYTHON, SERVERS_BIN
 from tests.running_server import ROOT, RunningServer, free_port, running_command, running_image
 from tests.servers.routers import recipe_of, routed
 
@@ -56,13 +58,21 @@ def servers(event_ports: list[int]) -> Iterator[list[RunningServer]]:
         yield running
 
 
+def system_prompt(session: int) -> list[dict[str, str]]:
+    text = " ".join(random.Random(session).choices(WORDS, k=250))
+    return [{"role": "system", "content": text}]
+
+
+def question(turn: int) -> dict[str, str]:
+    return {"role": "user", "content": f"Question {turn}"}
+
+
 class Sessions:
     """Clients with long prompts of their own, which take turns in random order."""
 
     def __init__(self, router: RunningServer) -> None:
         self._url = f"{router.url}/v1/chat/completions"
         draw = random.Random(1)
-        self._systems = [" ".join(draw.choices(WORDS, k=250)) for _ in range(SESSIONS)]
         self._clients = [requests.Session() for _ in range(SESSIONS)]
         self._order = [session for session in range(SESSIONS) for _ in range(TURNS)]
         draw.shuffle(self._order)
@@ -74,10 +84,7 @@ class Sessions:
         return cached / sum(usage["prompt_tokens"] for usage in usages)
 
     def _ask(self, turn: int, session: int) -> Any:
-        messages = [
-            {"role": "system", "content": self._systems[session]},
-            {"role": "user", "content": f"Question {turn}"},
-        ]
+        messages = [*system_prompt(session), question(turn)]
         body = {"model": "tiny", "messages": messages, "max_tokens": 2}
         headers = {"X-Session-ID": f"session {session}"}
         answer = self._clients[session].post(self._url, json=body, headers=headers, timeout=20)
@@ -107,6 +114,31 @@ def test_sessions_find_their_prefixes(
     with routed(name, tmp_path, servers) as router:
         assert Sessions(router).cached_share() >= 0.85
         assert_all_used(servers)
+
+
+@pytest.mark.clients
+@pytest.mark.timeout(180)  # litellm takes long to import on a busy machine
+def test_sessions_of_litellm_find_their_prefixes(servers: list[RunningServer]) -> None:
+    """Its proxy passes the configuration to the router that is asked here."""
+    config = yaml.safe_load(recipe_of("litellm", 0, servers))
+    sessions = [
+        [[*system_prompt(session), question(turn)] for turn in range(8)]
+        for session in range(SESSIONS)
+    ]
+    command = [str(CLIENTS_PYTHON), str(Path(__file__).with_name("litellm_sessions.py"))]
+    done = subprocess.run(
+        command,
+        input=json.dumps([config, sessions]),
+        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    cached, total = json.loads(done.stdout.splitlines()[-1])
+    assert cached / total >= 0.85, "the first of 8 turns is not cached"
+    assert_all_used(servers)
 
 
 @ROUTERS
