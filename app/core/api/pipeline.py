@@ -196,7 +196,16 @@ class RequestPipeline:
         stream = bool(request.stream)
         responder = responder or self.responder
         if prompts and (request.kv_transfer_params or prompts[-1].features):
-            self._record_transfers(request, meta, prompts, writer)
+            from app.core.api.transfers import describe_transfers  # few requests have any
+
+            describe_transfers(
+                request,
+                meta,
+                prompts,
+                identity=self.identity,
+                encode=self.encoded_media,
+                writer=writer,
+            )
         prompt_ids = list(map(_ids_of, prompts))
         prompt_tokens = [*map(len, prompt_ids)]
         accepted.check_sampling(prompt_tokens)
@@ -228,20 +237,3 @@ class RequestPipeline:
                 request, prompts, requests, writer=writer, context=context
             )
         return responder.respond(requests, writer, stream, context)
-
-    def _record_transfers(
-        self,
-        request: GenerationRequest,
-        meta: ResponseMeta,
-        prompts: Sequence[BuiltPrompt],
-        writer: ResponseWriter,
-    ) -> None:
-        """Passes the response's fields about cache transfers and media to the writer."""
-        features = prompts[-1].features
-        if features:
-            writer.encoded_media = self.encoded_media(features["mm_hashes"])
-        if request.kv_transfer_params:
-            from app.core.api.transfers import describe_transfer  # few requests have one
-
-            prompt_tokens = len(prompts[0].ids)
-            describe_transfer(request, meta, prompt_tokens, identity=self.identity, writer=writer)

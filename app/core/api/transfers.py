@@ -1,32 +1,43 @@
-"""Fields of answers about KV caches that other engines take over."""
+"""Fields of answers about caches that other engines take over: of prompts, and of media."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.protocol.common import KVTransferParams, UsageOverrides
 
 if TYPE_CHECKING:
+    from app.core.api.chat.media import BuiltPrompt
     from app.core.api.identity import Identity, ResponseMeta
     from app.core.api.writer import ResponseWriter
+    from app.core.protocol.common import ECTransferParams
     from app.core.protocol.validation import GenerationRequest
 
 
-def describe_transfer(
+def describe_transfers(
     request: GenerationRequest,
     meta: ResponseMeta,
-    prompt_tokens: int,
+    prompts: Sequence[BuiltPrompt],
     *,
     identity: Identity,
+    encode: Callable[[Mapping[str, Sequence[str]]], ECTransferParams | None],
     writer: ResponseWriter,
 ) -> None:
-    """Passes the response's fields about the transfer of a cache to the writer."""
-    transfer = request.kv_transfer_params or {}
-    writer.transfer = _address_of(request, identity, meta, prompt_tokens)
-    # The answer repeats how many of the prompt's tokens the prefill side had cached.
-    cached_tokens = transfer.get("remote_prefill_cached_tokens")
-    if transfer.get("do_remote_prefill") and isinstance(cached_tokens, int):
-        writer.usage = UsageOverrides(cached_tokens=cached_tokens)
+    """Passes the response's fields about cache transfers and media to the writer.
+
+    `encode` returns the location of encoded media.
+    """
+    transfer = request.kv_transfer_params
+    features = prompts[-1].features
+    if transfer:
+        writer.transfer = _address_of(request, identity, meta, len(prompts[0].ids))
+        # The answer repeats how many of the prompt's tokens the prefill side had cached.
+        cached_tokens = transfer.get("remote_prefill_cached_tokens")
+        if transfer.get("do_remote_prefill") and isinstance(cached_tokens, int):
+            writer.usage = UsageOverrides(cached_tokens=cached_tokens)
+    if features:
+        writer.encoded_media = encode(features["mm_hashes"])
 
 
 def _address_of(
