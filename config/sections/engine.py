@@ -255,7 +255,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
     """Consequence for a decode when its pod cannot read the blocks of the prefill (nixl): the
     request fails, or the pod computes the prompt."""
-    kv_side_channel_timeout: Annotated[PositiveDuration, SIMULATED] = 5.0
+    kv_side_channel_timeout: PositiveDuration = 5.0
     """Time after which a decode pod treats a prefill pod that does not answer as unreachable
     (nixl)."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600

@@ -198,7 +198,14 @@ class RequestPipeline:
         if prompts and (request.kv_transfer_params or prompts[-1].features):
             from app.core.api.transfers import describe_transfers  # few requests have any
 
-            describe_transfers(self, request, meta, prompts=prompts, writer=writer)
+            describe_transfers(
+                request,
+                meta,
+                prompts,
+                identity=self.identity,
+                encode=self.encoded_media,
+                writer=writer,
+            )
         prompt_ids = list(map(_ids_of, prompts))
         prompt_tokens = [*map(len, prompt_ids)]
         accepted.check_sampling(prompt_tokens)

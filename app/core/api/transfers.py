@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.protocol.common import KVTransferParams, UsageOverrides
@@ -10,30 +10,34 @@ from app.core.protocol.common import KVTransferParams, UsageOverrides
 if TYPE_CHECKING:
     from app.core.api.chat.media import BuiltPrompt
     from app.core.api.identity import Identity, ResponseMeta
-    from app.core.api.pipeline import RequestPipeline
     from app.core.api.writer import ResponseWriter
+    from app.core.protocol.common import ECTransferParams
     from app.core.protocol.validation import GenerationRequest
 
 
 def describe_transfers(
-    pipeline: RequestPipeline,
     request: GenerationRequest,
     meta: ResponseMeta,
-    *,
     prompts: Sequence[BuiltPrompt],
+    *,
+    identity: Identity,
+    encode: Callable[[Mapping[str, Sequence[str]]], ECTransferParams | None],
     writer: ResponseWriter,
 ) -> None:
-    """Passes the response's fields about cache transfers and media to the writer."""
+    """Passes the response's fields about cache transfers and media to the writer.
+
+    `encode` returns the location of encoded media.
+    """
     transfer = request.kv_transfer_params
     features = prompts[-1].features
     if transfer:
-        writer.transfer = _address_of(request, pipeline.identity, meta, len(prompts[0].ids))
+        writer.transfer = _address_of(request, identity, meta, len(prompts[0].ids))
         # The answer repeats how many of the prompt's tokens the prefill side had cached.
         cached_tokens = transfer.get("remote_prefill_cached_tokens")
         if transfer.get("do_remote_prefill") and isinstance(cached_tokens, int):
             writer.usage = UsageOverrides(cached_tokens=cached_tokens)
     if features:
-        writer.encoded_media = pipeline.encoded_media(features["mm_hashes"])
+        writer.encoded_media = encode(features["mm_hashes"])
 
 
 def _address_of(

@@ -22,10 +22,8 @@ class Handoff(Extension):
 
     @classmethod
     def is_enabled(cls, settings: Settings) -> bool:
-        """Returns whether the connector is NixlConnector, in a simulation that generates."""
-        if settings.kvcache.kv_connector != "nixl" or settings.engine.is_real:
-            return False
-        return settings.model.task == "generate" and not settings.model.mm_encoder_only
+        """Returns whether the connector is NixlConnector, which a real engine refuses."""
+        return settings.kvcache.kv_connector == "nixl" and settings.model.task == "generate"
 
     @cached_property
     def _peerings(self) -> Peerings:

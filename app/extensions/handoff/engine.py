@@ -5,16 +5,12 @@ Start with `HandoffEngine`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as ListOf
-from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from msgspec.structs import replace
 
-from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.engine.engine import Engine, EngineParts
-from app.core.engine.kvcache.cached_sequence import CachedSequence
 from app.core.engine.outputs import Emit
 from app.core.engine.profile import Profile
 from app.core.engine.request import EngineRequest, Reply
@@ -25,119 +21,8 @@ from app.core.engine.step_cost import CostModel
 from app.core.engine.step_executor import StepExecutor
 from app.core.engine.stepped_sequence import SteppedSequence
 from app.core.protocol.common import KVTransferParams
-from app.extensions.handoff.counters import TransferCounters
-from app.extensions.handoff.leases import Leases
-from app.extensions.handoff.messages import Done, Question, source_of
-from app.extensions.handoff.reads import Channel, Reads, ReadSettings
+from app.extensions.handoff.handoffs import Handoffs, Peering
 from app.extensions.handoff.sequences import HandoffPart, SteppedHandoff, TimedHandoff
-from config.settings import KVCacheSettings
-
-UNKNOWN_ENGINE = "the side channel belongs to another engine"
-
-
-class Peering(NamedTuple):
-    """How other engines know and reach one engine."""
-
-    channel: Channel
-    name: Callable[[], str]
-    """Returns the id of the engine."""
-    model: str
-    """Name of the model in the metrics."""
-    rank: int = 0
-
-
-class Handoffs:
-    """The leases, the reads and the side channel of one engine."""
-
-    def __init__(
-        self,
-        options: KVCacheSettings,
-        engine: HandoffEngine,
-        parts: EngineParts,
-        peering: Peering,
-    ) -> None:
-        wheel: TimerWheel = engine.wheel
-        counters = TransferCounters(parts.recorder, peering.model, peering.rank)
-        self.executor = engine.executor
-        self.recomputes = options.kv_load_failure_policy == "recompute"
-        self.name = peering.name
-        self.leases = Leases(wheel, parts.clock.now, options.kv_lease_duration, counters)
-        self.reads = Reads(
-            wheel,
-            parts.clock.now,
-            channel=peering.channel,
-            counters=counters,
-            settings=ReadSettings(options.kv_side_channel_timeout, options.kv_lease_duration),
-            name=peering.name,
-        )
-        self._cache = parts.cache
-        self._channel = peering.channel
-        peering.channel.serve(self._respond, self.reads.answered)
-
-    def announce(self, address: KVTransferParams) -> None:
-        """Writes into `address` where this engine answers."""
-        self._channel.open()
-        address.remote_engine_id = self.name()
-        address.remote_port = self._channel.port
-
-    def take_back(self, request: EngineRequest) -> EngineRequest:
-        """Returns a request to read blocks, without the read if the blocks are here.
-
-        They are released, and found in the prefix cache: a prompt that waited for room would
-        otherwise keep its own blocks.
-        """
-        source = source_of(request.source or {})
-        if source is None or source.engine_id != self.name():
-            return request
-        if self.leases.release(Done(source.request_id, "")):
-            return replace(request, source=None)  # the read will fail
-        return replace(request, source=None, remote_prefill=False)
-
-    def hold(self, sequence: HandoffPart, request_id: str) -> None:
-        """Starts the lease of a sequence that ends, and takes its blocks."""
-        held = CachedSequence(sequence.prompt_tokens)
-        cache = self._cache
-        if cache is not None and sequence in cache.running:
-            del cache.running[sequence]
-            cache.running[held] = None
-            held.blocks = sequence.blocks
-            sequence.blocks = []
-        self.leases.hold(request_id, partial(self._release, held, sequence.held))
-        sequence.held = 0
-
-    def resume(self, sequence: SteppedHandoff, is_complete: bool) -> None:
-        """Queues a sequence whose blocks have arrived, or one that computes its prompt."""
-        steps = cast("StepExecutor", self.executor)
-        scheduler = steps.scheduler
-        if is_complete:
-            scheduler.fetched(sequence)
-        else:
-            scheduler.fetching.remove(sequence)
-            sequence.computed = sequence.cached_tokens
-            # The sequence holds blocks that sequences before it may need.
-            scheduler.waiting.add(sequence, first=True)
-        steps.wake_now()
-
-    def drop(self, sequence: SteppedHandoff) -> None:
-        """Frees the blocks of a sequence that was aborted after its last step."""
-        if sequence.held:
-            steps = cast("StepExecutor", self.executor)
-            steps.scheduler.release(sequence)
-            steps.wake_now()
-
-    def _release(self, held: CachedSequence, count: int) -> None:
-        executor = self.executor
-        if executor.blocks is not None:
-            executor.blocks.release(cast("Any", held), count, 0)
-        if isinstance(executor, StepExecutor):
-            executor.wake_now()
-        elif executor.queue.members:
-            executor.fill()
-
-    def _respond(self, question: Question) -> str:
-        if question.engine_id != self.name():
-            return UNKNOWN_ENGINE
-        return self.leases.respond(question.message)
 
 
 class HandoffEngine(Engine):
@@ -156,7 +41,9 @@ class HandoffEngine(Engine):
         peering: Peering,
     ) -> None:
         super().__init__(sections, parts, profile, cost)
-        self.handoffs = Handoffs(sections.kvcache, self, parts, peering)
+        self.handoffs = Handoffs(
+            sections.kvcache, self.executor, self.wheel, parts=parts, peering=peering
+        )
         self._plain_sequence = self._sequence
         self._handoff_sequence: type[HandoffPart] = TimedHandoff
         if isinstance(self.executor, StepExecutor):

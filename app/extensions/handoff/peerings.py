@@ -8,7 +8,8 @@ from uuid import uuid4
 
 from app.core.engine.engine import Engine
 from app.extensions.handoff.channel import SideChannel
-from app.extensions.handoff.engine import HandoffEngine, Peering
+from app.extensions.handoff.engine import HandoffEngine
+from app.extensions.handoff.handoffs import Peering
 from config import Settings
 
 

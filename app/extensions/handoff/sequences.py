@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.core.engine.request import EngineRequest, Reply
     from app.core.engine.sequence import Handle
     from app.core.protocol.common import KVTransferParams
-    from app.extensions.handoff.engine import Handoffs
+    from app.extensions.handoff.handoffs import Handoffs
     from app.extensions.handoff.reads import RemoteRead
 
 LOAD_FAILED = "Internal server error"

@@ -17,7 +17,8 @@ from app.core.engine.profile import read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Reply, SequenceOutcome, Watch
 from app.core.engine.sequence import Handle
 from app.core.protocol.common import KVTransferParams
-from app.extensions.handoff.engine import HandoffEngine, Peering
+from app.extensions.handoff.engine import HandoffEngine
+from app.extensions.handoff.handoffs import Peering
 from app.extensions.handoff.messages import Answer, Done, Question
 from config.sections.engine import KVCacheSettings
 from config.settings import LatencySettings, Settings

@@ -102,7 +102,6 @@ def test_memory_of_ended_leases_is_bounded(holder: Holder) -> None:
         (["--kv-connector", "nixl"], True),
         (["--kv-connector", "offloading"], False),
         (["--kv-connector", "nixl", "--task", "embed"], False),
-        (["--kv-connector", "nixl", "--mm-encoder-only"], False),
     ],
     ids=str,
 )
