@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.core.api.answer_limits import check_answer_size
-from app.core.api.chat.constraints import constraint_of, tag_of
 from app.core.api.chat.media import encoded
 from app.core.api.chat.rules import ChatRules
 from app.core.api.fault import Fault
@@ -212,12 +211,16 @@ class RequestPipeline:
         constraint = None
         form = accepted.structured_outputs
         if form is not None and form.structural_tag is not None:
+            from app.core.api.chat.constraints import tag_of  # few requests have constraints
+
             constraint = Constraint(grammar=tag_of(form.structural_tag, request, self.schemas))
         try:
             if RANK_HEADER in context.headers:
                 accepted.engine = pinned_engine(context, self.settings.server, self.rank)
             accepted.check_engine(prompt_ids)
             if form is not None and constraint is None:
+                from app.core.api.chat.constraints import constraint_of
+
                 constraint = constraint_of(form, self.schemas)
         except ApiError as error:
             if stream:
