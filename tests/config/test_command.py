@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from app.core import cli as command
-from app.entrypoint import run
 from app.core.settings import load
+from app.entrypoint import run
 from config import VERSION
 from config.durations import parse_duration
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from app.core.entrypoint import words_of
 from app.core.settings import load, resolve, settings_type
 from config import Settings
 from config.vllm.image import words_of

@@ -11,7 +11,9 @@ from config.declaration import missing
 if TYPE_CHECKING:
     from app.core.base import Bounded
     from app.core.extensions import ServerParts
-    from app.extensions.grpc.late import LateService
+    from app.core.server.gunicorn.hub_connection import FastPath
+    from app.core.server.http.rpc import RpcService
+    from app.extensions.grpc.service import EngineService
     from config import Settings
 
 
@@ -23,7 +25,8 @@ class Grpc(Extension):
 
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)
-        self._service: LateService | None = None
+        self._service: EngineService | None = None
+        self._methods: RpcService
         # Servers that offer gRPC by default make no events that probably no client wants.
         self.reads_kv_events = parts.server.speaks_grpc
 
@@ -36,16 +39,38 @@ class Grpc(Extension):
         return server.speaks_grpc
 
     def rpc(self) -> Any:
-        """Returns the service, or without a setting what loads it with the first connection."""
-        from app.extensions.grpc.late import LateService
-
-        self._service = LateService(self.parts)
+        """Returns the service. Without a setting, returns this object: workers read `upgrade`."""
         if self.parts.server.speaks_grpc:
-            return self._service.load()
-        return self._service
+            return self._load()
+        return self
+
+    def upgrade(self, path: FastPath, *connection: Any) -> None:
+        """Takes a connection over from the worker's path; see `rpc.Upgrade`."""
+        from app.extensions.grpc.late import upgrade
+
+        upgrade(path, connection, self._load)
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the features of texts."""
         if self._service is None:
             return {}
         return self._service.caches
+
+    def _load(self) -> RpcService:
+        """Returns the service, which the first call creates."""
+        if self._service is None:
+            from app.extensions.grpc.service import EngineService
+
+            parts = self.parts
+            self._service = EngineService(
+                parts.pipeline,
+                parts.lifecycle,
+                parts.is_ready,
+                self._cache_usage,
+                parts.publisher,
+            )
+            self._methods = self._service.methods()
+        return self._methods
+
+    def _cache_usage(self) -> float:
+        return self.parts.recorder.figures().cache_usage
