@@ -59,9 +59,9 @@ def file_of(version: str, configuration: str) -> Path:
     return STORE / version / "answers" / f"{configuration}.jsonl"
 
 
-def options_file_of(version: str) -> Path:
-    """Returns the file with the options of a version's `vllm serve`, one a line."""
-    return STORE / version / "options.txt"
+def help_file_of(version: str) -> Path:
+    """Returns the file with the output of a version's `vllm serve --help=all`."""
+    return STORE / version / "help.txt"
 
 
 def digest_of(case: Case) -> str:

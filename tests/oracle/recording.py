@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tests.oracle.answers import (
     StoredAnswer,
+    help_file_of,
     is_current,
-    options_file_of,
     read_answers,
     stored,
     write_answers,
@@ -18,7 +18,7 @@ from tests.oracle.configurations import ADAPTER_FOLDER, CONFIGURATIONS, MODEL_FO
 from tests.oracle.install import python_of
 from tests.oracle.model import write_adapter, write_model
 from tests.oracle.sending import Client
-from tests.oracle.servers import option_names, running_vllm
+from tests.oracle.servers import help_of, running_vllm
 
 RUNS = 2
 """How often each request is recorded, so that what depends on chance is seen to differ."""
@@ -33,7 +33,7 @@ def record(version: str, names: Sequence[str], is_repeated: bool) -> int:
     status.
     """
     status = 0
-    _record_options(version)
+    _record_help(version)
     write_model(MODEL_FOLDER)
     write_adapter(ADAPTER_FOLDER)
     for name in names:
@@ -53,10 +53,10 @@ def record(version: str, names: Sequence[str], is_repeated: bool) -> int:
     return status
 
 
-def _record_options(version: str) -> None:
-    path = options_file_of(version)
+def _record_help(version: str) -> None:
+    path = help_file_of(version)
     if not path.exists():
-        path.write_text("\n".join(option_names(python_of(version))), "utf-8")
+        path.write_text(help_of(python_of(version)), "utf-8")
 
 
 def _record_configuration(version: str, name: str, cases: Sequence[Case]) -> None:

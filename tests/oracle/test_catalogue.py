@@ -16,7 +16,8 @@ from tests.oracle.catalogue import CATALOGUE, cases_of
 from tests.oracle.configurations import CONFIGURATIONS, STORE
 from tests.oracle.install import added_requirements, needed_requirements
 from tests.oracle.model import write_adapter, write_model, write_safetensors
-from tests.oracle.servers import option_names_in, simulated_version_of
+from tests.oracle.options import Option, option_differences, options_in
+from tests.oracle.servers import simulated_version_of
 
 METHODS = {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"}
 _KEPT_VALUE = re.compile(r"\$\{(\w+)\}")
@@ -92,9 +93,39 @@ def test_requirements_that_a_release_adds_are_those_of_no_gpu() -> None:
     assert list(added_requirements(build, release)) == ["orjson>=3"]
 
 
-def test_options_are_those_that_begin_a_line_of_the_help() -> None:
-    text = "usage: x\n\n  --b, --no-b\n      as --c does\n  -a VALUE, --a-long VALUE\n"
-    assert option_names_in(text) == ["--a-long", "--b", "--no-b"]
+HELP = """usage: x
+
+  --b, --no-b
+                As --c does.
+
+                Twice. (default:
+                False)
+  -m {auto,new}, --mode {auto,new}
+                (default: auto)
+  --show        As --mode {x} does.
+"""
+
+
+def test_options_are_those_that_begin_an_entry_of_the_help() -> None:
+    switch = Option(frozenset(), "False")
+    assert options_in(HELP) == {
+        "--b": switch,
+        "--no-b": switch,
+        "--mode": Option(frozenset(("auto", "new")), "auto"),
+        "--show": Option(frozenset(), ""),
+    }
+
+
+def test_options_differ_by_name_values_and_default() -> None:
+    second = HELP.replace("  --b, --no-b", "  --disable-b").replace("--show", "--hide")
+    second = second.replace("{auto,new}", "{auto,newer}").replace("default: auto", "default: newer")
+    assert list(option_differences(HELP, second, ("1", "2"))) == [
+        "options that only 1 has: --show",
+        "values of --mode that only 1 has: new",
+        "options that only 2 has: --hide",
+        "values of --mode that only 2 has: newer",
+        "default of --mode: auto in 1, newer in 2",
+    ]
 
 
 def test_the_newest_version_stands_for_those_that_are_not_simulated() -> None:
