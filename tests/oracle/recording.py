@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.oracle.answers import (
     StoredAnswer,
@@ -29,8 +30,8 @@ SLOW_S = 20.0
 def record(version: str, names: Sequence[str], is_repeated: bool) -> int:
     """Records the configurations whose cases have changed; all of them if `is_repeated`.
 
-    A configuration that does not start is reported, and the others are recorded. Returns the exit
-    status.
+    The log of vLLM is stored beside the answers. A configuration that does not start is reported,
+    and the others are recorded. Returns the exit status.
     """
     status = 0
     _record_help(version)
@@ -45,8 +46,7 @@ def record(version: str, names: Sequence[str], is_repeated: bool) -> int:
         try:
             _record_configuration(version, name, cases)
         except RuntimeError as error:
-            log_file = STORE / version / f"{name}.log"
-            log_file.write_text(str(error), "utf-8")
+            log_file = _write_log(version, name, str(error))
             last_line = str(error).strip().splitlines()[-1]
             print(f"vLLM {version}, {name}: {last_line}; {log_file} has its log", file=sys.stderr)
             status = 1
@@ -57,6 +57,12 @@ def _record_help(version: str) -> None:
     path = help_file_of(version)
     if not path.exists():
         path.write_text(help_of(python_of(version)), "utf-8")
+
+
+def _write_log(version: str, name: str, text: str) -> Path:
+    path = STORE / version / f"{name}.log"
+    path.write_text(text, "utf-8")
+    return path
 
 
 def _record_configuration(version: str, name: str, cases: Sequence[Case]) -> None:
@@ -78,6 +84,7 @@ def _record_configuration(version: str, name: str, cases: Sequence[Case]) -> Non
                 if time.monotonic() - sent > SLOW_S:
                     print(f"{case.name}: answered after {time.monotonic() - sent:.0f} s")
         write_answers(version, name, answers)
+        _write_log(version, name, server.log())
     seconds = time.monotonic() - start
     print(
         f"vLLM {version}, {name}: {len(cases)} cases, {seconds:.0f} s, "
