@@ -117,10 +117,12 @@ def _name_of(requirement: str) -> str:
 def pip_install(version: str, *arguments: str) -> None:
     """Runs pip in an environment; it reads the user's variables and files, such as PIP_INDEX_URL.
 
+    It does not warn that `NOT_NEEDED` and requirements of other releases are missing.
+
     Raises:
         subprocess.CalledProcessError: pip fails, and has printed why.
     """
-    _run_pip(version, ["install", *arguments])
+    _run_pip(version, ["install", "--no-warn-conflicts", *arguments])
 
 
 def _run_pip(version: str, arguments: Sequence[str]) -> None:
