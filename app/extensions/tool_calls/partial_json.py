@@ -19,7 +19,8 @@ STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*', re.DOTALL)
 BLANK: Final = re.compile(r"\s*")
 BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
 QUOTED: Final = r'"[^"\\]*(?:\\.[^"\\]*)*"'
-SCALAR: Final = rf"(?:{QUOTED}|true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+NUMERAL: Final = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+SCALAR: Final = rf"(?:{QUOTED}|true|false|null|{NUMERAL})"
 # One item at a time: Python before 3.11.5 ends too early at a possessive repetition of a group
 # (github.com/python/cpython/issues/106052), and a greedy one would remember each repetition.
 CERTAIN_ITEM: Final = re.compile(rf"\s*{SCALAR}\s*,", re.DOTALL)
@@ -175,8 +176,10 @@ def _complete_container(text: str, start: int, allow_cut_text: bool) -> _Complet
 def _skip_certain_items(text: str, position: int, is_object: bool) -> int:
     """Returns the position behind the comma of the last item before a list or an object."""
     pattern = CERTAIN_FIELD if is_object else CERTAIN_ITEM
-    while (match := pattern.match(text, position)) is not None:
+    match = pattern.match(text, position)
+    while match is not None:
         position = match.end()
+        match = pattern.match(text, position)
     return position
 
 
