@@ -14,6 +14,7 @@ from tests.oracle.configurations import (
     MODEL_FOLDER,
     Configuration,
 )
+from tests.oracle.model import HIDDEN_SIZE
 from tests.running_server import RunningServer, free_port, running_command
 
 START_LIMIT_S = 900.0
@@ -29,8 +30,13 @@ VLLM_VARIABLES = {
     "DO_NOT_TRACK": "1",
 }
 """One gigabyte of KV cache and one thread, on any cores; no requests to other machines."""
-UNDERSTUDY_FLAGS = {"lora": ("--inter-token-latency", "5ms")}
-"""Flags of Understudy by configuration: a background response has to run when it is cancelled."""
+UNDERSTUDY_FLAGS = {
+    "lora": ("--inter-token-latency", "5ms", "--require-lora-files"),
+    "embed": ("--default-embedding-dimensions", str(HIDDEN_SIZE)),
+}
+"""Flags of Understudy by configuration: a background response has to run when it is cancelled,
+adapters have files, and vectors have the length of the model's.
+"""
 HELP_COLUMNS = "500"
 """Width of the output of `--help`, which breaks words in shorter lines."""
 
