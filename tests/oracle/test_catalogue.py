@@ -161,6 +161,18 @@ def test_what_the_oracle_makes_is_not_committed() -> None:
     assert f"{STORE.name}/" in ignored
 
 
+def test_answers_are_current_in_every_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = cases_of("lora")[0]
+    digest = answers.digest_of(case)
+    lora = CONFIGURATIONS["lora"]
+    elsewhere = Path("/elsewhere") / STORE.name
+    flags = [flag.replace(str(STORE), str(elsewhere)) for flag in lora.flags]
+    assert flags != list(lora.flags)
+    monkeypatch.setattr(answers, "STORE", elsewhere)
+    monkeypatch.setitem(CONFIGURATIONS, "lora", replace(lora, flags=tuple(flags)))
+    assert answers.digest_of(case) == digest
+
+
 def test_answers_to_earlier_requests_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
