@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _ENTRY = re.compile(r"(?m)^  (-.*)((?:\n(?: {3,}.*)?)*)")
 _NAME = re.compile(r"--[a-z][a-z0-9-]*")
 _VALUES = re.compile(r"\{([^}]*)\}")
-_DEFAULT = re.compile(r"\(default: (.*)\)$")
+_DEFAULT = re.compile(r".*\(default: ?(.*)\)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def options_in(help_text: str) -> dict[str, Option]:
     for line, description in _ENTRY.findall(help_text):
         usage = _usage_in(line)
         values = _VALUES.search(usage)
-        default = _DEFAULT.search(" ".join(f"{line} {description}".split()))
+        default = _DEFAULT.match(" ".join(f"{line} {description}".split()))
         option = Option(
             frozenset() if values is None else frozenset(values[1].split(",")),
             "" if default is None else default[1],
@@ -48,15 +48,25 @@ def option_differences(
         if only:
             yield f"options that only {version} has: {', '.join(only)}"
         for name in sorted(options.keys() & others.keys()):
-            values = sorted(options[name].values - others[name].values)
-            if values:
-                yield f"values of {name} that only {version} has: {', '.join(values)}"
+            values = options[name].values - others[name].values
+            if values and not others[name].values:
+                yield f"values of {name} that only {version} lists: all"
+            elif values and others[name].values:
+                yield f"values of {name} that only {version} has: {', '.join(sorted(values))}"
     for name in sorted(first.keys() & second.keys()):
-        defaults = (first[name].default, second[name].default)
-        if defaults[0] != defaults[1]:
+        old_default = _differing_part(first[name].default, second[name].default)
+        new_default = _differing_part(second[name].default, first[name].default)
+        if old_default != new_default:
             yield (
-                f"default of {name}: {defaults[0]} in {versions[0]}, {defaults[1]} in {versions[1]}"
+                f"default of {name}: {old_default} in {versions[0]}, {new_default} in {versions[1]}"
             )
+
+
+def _differing_part(default: str, other: str) -> str:
+    """Returns the items of a default that the other one lacks; many are fields of an object."""
+    other_items = other.split(", ")
+    items = [item for item in default.split(", ") if item not in other_items]
+    return ", ".join(items) or "less"
 
 
 def _usage_in(line: str) -> str:

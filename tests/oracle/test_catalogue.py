@@ -103,6 +103,8 @@ HELP = """usage: x
   -m {auto,new}, --mode {auto,new}
                 (default: auto)
   --show        As --mode {x} does.
+  --kind {a}
+                See (default: x). (default: Kind(a=1, b=2))
 """
 
 
@@ -113,17 +115,21 @@ def test_options_are_those_that_begin_an_entry_of_the_help() -> None:
         "--no-b": switch,
         "--mode": Option(frozenset(("auto", "new")), "auto"),
         "--show": Option(frozenset(), ""),
+        "--kind": Option(frozenset("a"), "Kind(a=1, b=2)"),
     }
 
 
 def test_options_differ_by_name_values_and_default() -> None:
     second = HELP.replace("  --b, --no-b", "  --disable-b").replace("--show", "--hide")
     second = second.replace("{auto,new}", "{auto,newer}").replace("default: auto", "default: newer")
+    second = second.replace("--kind {a}", "--kind KIND").replace("(a=1, b=2)", "(a=1, b=3, c=4)")
     assert list(option_differences(HELP, second, ("1", "2"))) == [
         "options that only 1 has: --show",
+        "values of --kind that only 1 lists: all",
         "values of --mode that only 1 has: new",
         "options that only 2 has: --hide",
         "values of --mode that only 2 has: newer",
+        "default of --kind: b=2) in 1, b=3, c=4) in 2",
         "default of --mode: auto in 1, newer in 2",
     ]
 
