@@ -85,12 +85,13 @@ def test_requirements_leave_out_extras_and_what_is_not_needed() -> None:
 
 
 def test_requirements_that_a_release_adds_are_those_of_no_gpu() -> None:
-    build = "Requires-Dist: regex\nRequires-Dist: torch==2.13.0+cpu\n"
+    build = "Requires-Dist: regex\nRequires-Dist: torch==2.13.0+cpu\nRequires-Dist: mcp>=2\n"
     release = (
         "Requires-Dist: regex>=1\nRequires-Dist: orjson>=3\nRequires-Dist: torch==2.14.0\n"
         "Requires-Dist: torchaudio\nRequires-Dist: nvidia-cudnn-frontend>=1\n"
+        "Requires-Dist: mcp>=2\n"
     )
-    assert list(added_requirements(build, release)) == ["orjson>=3"]
+    assert list(added_requirements(build, release)) == ["regex>=1", "orjson>=3"]
 
 
 HELP = """usage: x
