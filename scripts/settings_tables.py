@@ -6,6 +6,7 @@ $ python -m scripts.settings_tables
 import json
 import re
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -61,18 +62,22 @@ def options_page() -> str:
 
 
 def versions_page() -> str:
-    """Returns docs/versions.md: the present text with new tables."""
-    tables = {}
-    earlier = ""
-    for name in VERSIONS:
-        rows = [
-            (feature.area, feature.old_behavior, feature.new_behavior)
-            for feature in Feature
-            if feature.since == name
-        ]
-        tables[name] = _table(("area", earlier, name), sorted(rows))
-        earlier = name
-    return _filled(VERSIONS_PAGE, tables)
+    """Returns docs/versions.md: the present text with new sections."""
+    sections = [
+        f"## New in {name}\n\nWhat differs for clients between {earlier} and {name}:\n\n"
+        + _table(("area", earlier, name), _new_features(name))
+        for earlier, name in pairwise(VERSIONS)
+    ]
+    return _filled(VERSIONS_PAGE, {"versions": "\n\n".join(sections)})
+
+
+def _new_features(version: str) -> list[tuple[str, str, str]]:
+    """Returns area, old behavior and new behavior of the features that begin with a version."""
+    return sorted(
+        (feature.area, feature.old_behavior, feature.new_behavior)
+        for feature in Feature
+        if feature.since == version
+    )
 
 
 def _variables() -> list[tuple[str, str]]:

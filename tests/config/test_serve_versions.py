@@ -89,6 +89,7 @@ def test_a_beginning_that_others_share_selects_no_version() -> None:
         ("reasoning-parser", "muse"),
         ("kv-cache-dtype", "octave_k3v4"),
         ("gdn-prefill-backend", "sycl"),
+        ("tool-strict-level", "None"),
         ("attention-backend", "rocm_octave"),
     ],
 )

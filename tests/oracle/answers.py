@@ -59,13 +59,16 @@ def file_of(version: str, configuration: str) -> Path:
     return STORE / version / "answers" / f"{configuration}.jsonl"
 
 
-def options_file_of(version: str) -> Path:
-    """Returns the file with the options of a version's `vllm serve`, one a line."""
-    return STORE / version / "options.txt"
+def help_file_of(version: str) -> Path:
+    """Returns the file with the output of a version's `vllm serve --help=all`."""
+    return STORE / version / "help.txt"
 
 
 def digest_of(case: Case) -> str:
-    """Returns a hash of all that determines the request of a case and its server."""
+    """Returns a hash of all that determines the request of a case and its server.
+
+    It is the same in every checkout, so that recorded answers can be copied.
+    """
     parts = (
         case.method,
         case.path,
@@ -75,7 +78,8 @@ def digest_of(case: Case) -> str:
         CONFIGURATIONS[case.configuration],
         MARKS,
     )
-    return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    text = repr(parts).replace(str(STORE), STORE.name)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def stored(case: Case, run: int, answer: ReceivedAnswer, counts: Counts) -> StoredAnswer:

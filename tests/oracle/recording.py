@@ -3,11 +3,12 @@
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.oracle.answers import (
     StoredAnswer,
+    help_file_of,
     is_current,
-    options_file_of,
     read_answers,
     stored,
     write_answers,
@@ -18,7 +19,7 @@ from tests.oracle.configurations import ADAPTER_FOLDER, CONFIGURATIONS, MODEL_FO
 from tests.oracle.install import python_of
 from tests.oracle.model import write_adapter, write_model
 from tests.oracle.sending import Client
-from tests.oracle.servers import option_names, running_vllm
+from tests.oracle.servers import help_of, running_vllm
 
 RUNS = 2
 """How often each request is recorded, so that what depends on chance is seen to differ."""
@@ -29,11 +30,11 @@ SLOW_S = 20.0
 def record(version: str, names: Sequence[str], is_repeated: bool) -> int:
     """Records the configurations whose cases have changed; all of them if `is_repeated`.
 
-    A configuration that does not start is reported, and the others are recorded. Returns the exit
-    status.
+    The log of vLLM is stored beside the answers. A configuration that does not start is reported,
+    and the others are recorded. Returns the exit status.
     """
     status = 0
-    _record_options(version)
+    _record_help(version)
     write_model(MODEL_FOLDER)
     write_adapter(ADAPTER_FOLDER)
     for name in names:
@@ -45,18 +46,23 @@ def record(version: str, names: Sequence[str], is_repeated: bool) -> int:
         try:
             _record_configuration(version, name, cases)
         except RuntimeError as error:
-            log_file = STORE / version / f"{name}.log"
-            log_file.write_text(str(error), "utf-8")
+            log_file = _write_log(version, name, str(error))
             last_line = str(error).strip().splitlines()[-1]
             print(f"vLLM {version}, {name}: {last_line}; {log_file} has its log", file=sys.stderr)
             status = 1
     return status
 
 
-def _record_options(version: str) -> None:
-    path = options_file_of(version)
+def _record_help(version: str) -> None:
+    path = help_file_of(version)
     if not path.exists():
-        path.write_text("\n".join(option_names(python_of(version))), "utf-8")
+        path.write_text(help_of(python_of(version)), "utf-8")
+
+
+def _write_log(version: str, name: str, text: str) -> Path:
+    path = STORE / version / f"{name}.log"
+    path.write_text(text, "utf-8")
+    return path
 
 
 def _record_configuration(version: str, name: str, cases: Sequence[Case]) -> None:
@@ -78,6 +84,7 @@ def _record_configuration(version: str, name: str, cases: Sequence[Case]) -> Non
                 if time.monotonic() - sent > SLOW_S:
                     print(f"{case.name}: answered after {time.monotonic() - sent:.0f} s")
         write_answers(version, name, answers)
+        _write_log(version, name, server.log())
     seconds = time.monotonic() - start
     print(
         f"vLLM {version}, {name}: {len(cases)} cases, {seconds:.0f} s, "

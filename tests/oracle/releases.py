@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from tests.oracle.answers import current_answers, options_file_of
+from tests.oracle.answers import current_answers, help_file_of
 from tests.oracle.catalogue import cases_of
 from tests.oracle.comparing import least_disagreements
+from tests.oracle.options import option_differences
 
 MAX_NAMES = 3
 """Most cases that are named for one difference."""
@@ -12,7 +13,9 @@ MAX_NAMES = 3
 
 def compare_versions(first: str, second: str, names: Sequence[str]) -> None:
     """Prints each difference between two versions, with the number of cases that show it."""
-    _compare_options(first, second)
+    first_help, second_help = _help_of(first), _help_of(second)
+    if first_help and second_help:
+        print(*option_differences(first_help, second_help, (first, second)), sep="\n")
     cases_by_line: dict[str, list[str]] = {}
     total = 0
     changed = 0
@@ -45,25 +48,12 @@ def compare_versions(first: str, second: str, names: Sequence[str]) -> None:
     print(f"{changed} of {total} answers differ between {first} and {second}")
 
 
-def _compare_options(first: str, second: str) -> None:
-    """Prints the options of `vllm serve` that only one of the versions has."""
-    options: dict[str, set[str]] = {}
-    for version in (first, second):
-        path = options_file_of(version)
-        names = path.read_text("utf-8").split() if path.exists() else []
-        options[version] = {_affirmed(name) for name in names}
-    for version, other in ((first, second), (second, first)):
-        only = sorted(options[version] - options[other])
-        if only:
-            print(f"options that only {version} has: {', '.join(only)}")
-
-
-def _affirmed(option: str) -> str:
-    """Returns an option without its negation, which a release may spell differently."""
-    name = option.removeprefix("--").removeprefix("no-")
-    for prefix in ("enable-", "disable-"):
-        name = name.removeprefix(prefix)
-    return f"--{name}"
+def _help_of(version: str) -> str:
+    path = help_file_of(version)
+    if path.exists():
+        return path.read_text("utf-8")
+    print(f"{version}: options are not recorded")
+    return ""
 
 
 def _by_number_of_cases(item: tuple[str, list[str]]) -> tuple[int, str]:

@@ -1,7 +1,6 @@
 """Starts the two servers that are compared, each in one configuration at a time."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from tests.oracle.configurations import (
     MODEL_FOLDER,
     Configuration,
 )
+from tests.oracle.model import HIDDEN_SIZE
 from tests.running_server import RunningServer, free_port, running_command
 
 START_LIMIT_S = 900.0
@@ -30,14 +30,19 @@ VLLM_VARIABLES = {
     "DO_NOT_TRACK": "1",
 }
 """One gigabyte of KV cache and one thread, on any cores; no requests to other machines."""
-UNDERSTUDY_FLAGS = {"lora": ("--inter-token-latency", "5ms")}
-"""Flags of Understudy by configuration: a background response has to run when it is cancelled."""
-_OPTION_LINE = re.compile(r"(?m)^  (-.*)$")
-_OPTION = re.compile(r"--[a-z][a-z0-9-]*")
+UNDERSTUDY_FLAGS = {
+    "lora": ("--inter-token-latency", "5ms", "--require-lora-files"),
+    "embed": ("--default-embedding-dimensions", str(HIDDEN_SIZE)),
+}
+"""Flags of Understudy by configuration: a background response has to run when it is cancelled,
+adapters have files, and vectors have the length of the model's.
+"""
+HELP_COLUMNS = "500"
+"""Width of the output of `--help`, which breaks words in shorter lines."""
 
 
-def option_names(python: Path) -> list[str]:
-    """Returns the options of `vllm serve`, in alphabetical order.
+def help_of(python: Path) -> str:
+    """Returns the description of all options of `vllm serve`.
 
     Raises:
         subprocess.CalledProcessError: vLLM cannot be imported; its errors are on stderr.
@@ -45,20 +50,12 @@ def option_names(python: Path) -> list[str]:
     command = [*VLLM, "serve", "--help=all"]
     done = subprocess.run(
         [str(python), *command],
-        env={**os.environ, **VLLM_VARIABLES},
+        env={**os.environ, **VLLM_VARIABLES, "COLUMNS": HELP_COLUMNS},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    return option_names_in(done.stdout)
-
-
-def option_names_in(help_text: str) -> list[str]:
-    """Returns the long names of options in the output of `--help`."""
-    names: set[str] = set()
-    for line in _OPTION_LINE.findall(help_text):
-        names.update(_OPTION.findall(line))
-    return sorted(names)
+    return done.stdout
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from tests.oracle.catalogue import CATALOGUE, cases_of
 from tests.oracle.configurations import CONFIGURATIONS, STORE
 from tests.oracle.install import added_requirements, needed_requirements
 from tests.oracle.model import write_adapter, write_model, write_safetensors
-from tests.oracle.servers import option_names_in, simulated_version_of
+from tests.oracle.options import Option, option_differences, options_in
+from tests.oracle.servers import simulated_version_of
 
 METHODS = {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"}
 _KEPT_VALUE = re.compile(r"\$\{(\w+)\}")
@@ -84,17 +85,54 @@ def test_requirements_leave_out_extras_and_what_is_not_needed() -> None:
 
 
 def test_requirements_that_a_release_adds_are_those_of_no_gpu() -> None:
-    build = "Requires-Dist: regex\nRequires-Dist: torch==2.13.0+cpu\n"
+    build = "Requires-Dist: regex\nRequires-Dist: torch==2.13.0+cpu\nRequires-Dist: mcp>=2\n"
     release = (
         "Requires-Dist: regex>=1\nRequires-Dist: orjson>=3\nRequires-Dist: torch==2.14.0\n"
         "Requires-Dist: torchaudio\nRequires-Dist: nvidia-cudnn-frontend>=1\n"
+        "Requires-Dist: mcp>=2\n"
     )
-    assert list(added_requirements(build, release)) == ["orjson>=3"]
+    assert list(added_requirements(build, release)) == ["regex>=1", "orjson>=3"]
 
 
-def test_options_are_those_that_begin_a_line_of_the_help() -> None:
-    text = "usage: x\n\n  --b, --no-b\n      as --c does\n  -a VALUE, --a-long VALUE\n"
-    assert option_names_in(text) == ["--a-long", "--b", "--no-b"]
+HELP = """usage: x
+
+  --b, --no-b
+                As --c does.
+
+                Twice. (default:
+                False)
+  -m {auto,new}, --mode {auto,new}
+                (default: auto)
+  --show        As --mode {x} does.
+  --kind {a}
+                See (default: x). (default: Kind(a=1, b=2))
+"""
+
+
+def test_options_are_those_that_begin_an_entry_of_the_help() -> None:
+    switch = Option(frozenset(), "False")
+    assert options_in(HELP) == {
+        "--b": switch,
+        "--no-b": switch,
+        "--mode": Option(frozenset(("auto", "new")), "auto"),
+        "--show": Option(frozenset(), ""),
+        "--kind": Option(frozenset("a"), "Kind(a=1, b=2)"),
+    }
+
+
+def test_options_differ_by_name_values_and_default() -> None:
+    second = HELP.replace("  --b, --no-b", "  --disable-b").replace("--show", "--hide")
+    second = second.replace("{auto,new}", "{auto,newer}").replace("default: auto", "default: newer")
+    second = second.replace("--kind {a}", "--kind KIND").replace("(a=1, b=2)", "(a=1, b=3, c=4)")
+    assert list(option_differences(HELP, second, ("1", "2"))) == [
+        "options that only 1 has: --show",
+        "values of --kind that only 1 lists: all",
+        "values of --mode that only 1 has: new",
+        "options that only 2 has: --hide",
+        "values of --mode that only 2 has: newer",
+        "default of --kind: b=2) in 1, b=3, c=4) in 2",
+        "default of --mode: auto in 1, newer in 2",
+    ]
 
 
 def test_the_newest_version_stands_for_those_that_are_not_simulated() -> None:
@@ -128,6 +166,18 @@ def test_safetensors_have_their_header_first(tmp_path: Path) -> None:
 def test_what_the_oracle_makes_is_not_committed() -> None:
     ignored = (STORE.parent / ".gitignore").read_text("utf-8").splitlines()
     assert f"{STORE.name}/" in ignored
+
+
+def test_answers_are_current_in_every_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = cases_of("lora")[0]
+    digest = answers.digest_of(case)
+    lora = CONFIGURATIONS["lora"]
+    elsewhere = Path("/elsewhere") / STORE.name
+    flags = [flag.replace(str(STORE), str(elsewhere)) for flag in lora.flags]
+    assert flags != list(lora.flags)
+    monkeypatch.setattr(answers, "STORE", elsewhere)
+    monkeypatch.setitem(CONFIGURATIONS, "lora", replace(lora, flags=tuple(flags)))
+    assert answers.digest_of(case) == digest
 
 
 def test_answers_to_earlier_requests_are_left_out(

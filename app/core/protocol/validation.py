@@ -178,7 +178,8 @@ def check_ranges(request: GenerationRequest) -> None:
     for field, minimum, maximum, description, param in VALUE_RANGES:
         value = getattr(request, field)
         if value is not None and not minimum <= value <= maximum:
-            raise bad_request(f"{field} must be {description}, got {value}", param)
+            message = f"{field} must be {description}, got {value}."
+            raise bad_request(message) if param is None else invalid_value(message, param, value)
 
 
 def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
@@ -365,7 +366,8 @@ class ValidatedRequest(Generic[R]):
         if request.max_tokens == 0 and request.echo and isinstance(request, CompletionRequest):
             max_tokens = 1
         if max_tokens < 1:
-            raise bad_request(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
+            message = f"max_tokens must be at least 1, got {max_tokens}."
+            raise invalid_value(message, "max_tokens", max_tokens)
         if request.min_tokens < 0:
             raise bad_request(
                 f"min_tokens must be greater than or equal to 0, got {request.min_tokens}."

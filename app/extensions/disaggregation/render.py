@@ -77,10 +77,12 @@ class RenderHandlers:
 
     def render_message(self, context: RequestContext) -> Response:
         """The tokens and sampling parameters for a message."""
-        chat = self._chat_of_message(self._pipeline.decode(context, MessagesRequest))
+        message = self._pipeline.decode(context, MessagesRequest)
+        chat = self._chat_of_message(message)
         if chat.stream:
             chat.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
-        return self.respond_chat(context, chat)
+        has_choice = chat.tools is not None or message.tool_choice is not None
+        return self.respond_chat(context, chat, has_choice=has_choice)
 
     def render_completion(self, context: RequestContext) -> Response:
         """The tokens and sampling parameters for a text completion: one object per prompt."""
@@ -128,8 +130,12 @@ class RenderHandlers:
         )
         return json_response(body | extra_fields)
 
-    def respond_chat(self, context: RequestContext, chat: ChatCompletionRequest) -> Response:
+    def respond_chat(
+        self, context: RequestContext, chat: ChatCompletionRequest, *, has_choice: bool = True
+    ) -> Response:
         """Returns the tokens and sampling parameters for `chat`.
+
+        Without `has_choice`, the parse context has null as the choice of tools.
 
         Raises:
             ApiError: As for a chat.
@@ -152,7 +158,10 @@ class RenderHandlers:
             "reasoning_parser_kwargs": self._parser_kwargs(chat),
         }
         if pipeline.version.has(Feature.RENDERED_REQUESTS):
-            extra_fields["parse_context"] = parse_context_of(chat, self._template_kwargs(chat))
+            parse_context = parse_context_of(chat, self._template_kwargs(chat))
+            if not has_choice:
+                parse_context["tool_choice"] = None
+            extra_fields["parse_context"] = parse_context
         if chat.return_token_offsets and prompt.features is None:
             options = chat_options(chat, pipeline.chat_rules)
             text = pipeline.tokenizer.render_chat(chat.messages, options)

@@ -223,6 +223,6 @@ def _metric_shape(exposition: str, rules: ComparisonRules) -> set[str]:
     for name, labels in _SAMPLE.findall(exposition):
         if name.startswith(rules.ignored_families):
             continue
-        label_names = ", ".join(sorted(_LABEL.findall(labels)))
-        shape.add(f"sample {name}: {label_names}")
+        shape.add(f"sample {name}")
+        shape.update(f"sample {name}, label {label}" for label in _LABEL.findall(labels))
     return shape

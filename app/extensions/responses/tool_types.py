@@ -22,6 +22,7 @@ Connector = Literal[
     "connector_sharepoint",
 ]
 WebSearchType = Literal["web_search", "web_search_2025_08_26"]
+WebSearchPreviewType = Literal["web_search_preview", "web_search_preview_2025_03_11"]
 ChosenTypeName = Literal[
     "file_search",
     "web_search_preview",
@@ -116,6 +117,25 @@ class WebSearchTool(Struct):
     filters: WebSearchFilters | None = None
     search_context_size: Literal["low", "medium", "high"] | None = None
     user_location: UserLocation | None = None
+
+
+class PreviewLocation(Struct):
+    """The approximate place of the user of an earlier web search."""
+
+    type: Literal["approximate"]
+    city: str | None = None
+    country: str | None = None
+    region: str | None = None
+    timezone: str | None = None
+
+
+class WebSearchPreviewTool(Struct):
+    """An earlier web search, which is never called here."""
+
+    type: WebSearchPreviewType
+    search_content_types: list[Literal["text", "image"]] | None = None
+    search_context_size: Literal["low", "medium", "high"] | None = None
+    user_location: PreviewLocation | None = None
 
 
 class McpToolFilter(Struct):
@@ -233,6 +253,7 @@ def tool_structs() -> Mapping[str, type[Struct]]:
         "custom": CustomTool,
         "namespace": NamespaceTool,
         **dict.fromkeys(get_args(WebSearchType), WebSearchTool),
+        **dict.fromkeys(get_args(WebSearchPreviewType), WebSearchPreviewTool),
     }
 
 

@@ -69,6 +69,10 @@ def test_a_prompt_that_fills_the_context_is_told_both_lengths() -> None:
     [
         ({"max_tokens": 65}, "max_tokens=65 cannot be greater than max_model_len=64"),
         ({"max_tokens": 65}, "(parameter=max_tokens, value=65)"),
+        ({"max_tokens": 0}, "must be at least 1, got 0. (parameter=max_tokens, value=0)"),
+        ({"temperature": 3}, "must be in [0, 2], got 3.0. (parameter=temperature, value=3.0)"),
+        ({"top_p": 0}, "must be in (0, 1], got 0.0. (parameter=top_p, value=0.0)"),
+        ({"top_k": -2}, "got -2."),
         ({"truncate_prompt_tokens": 65}, "Please request a smaller truncation size"),
         ({"logprobs": True, "top_logprobs": 21}, "Requested sample logprobs of 21"),
         ({"prompt_logprobs": 21}, "greater than max allowed: 20"),

@@ -57,12 +57,24 @@ def rendered(client: Client, path: str, **fields: Any) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
-def test_a_chat_or_message_without_tools_has_defaults(path: str) -> None:
+@pytest.mark.parametrize(("path", "choice"), [(CHAT, "none"), (MESSAGES, None)])
+def test_a_chat_or_message_without_tools_has_defaults(path: str, choice: str | None) -> None:
     request = rendered(client_of("0.33"), path)
-    assert request["parse_context"] == DEFAULTS
+    assert request["parse_context"] == DEFAULTS | {"tool_choice": choice}
     names = list(request)
     assert names.index("parse_context") == names.index("output_mode") + 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "choice"),
+    [
+        ({"tools": [{"name": "ping", "input_schema": {"type": "object"}}]}, "auto"),
+        ({"tool_choice": {"type": "none"}}, "none"),
+    ],
+)
+def test_a_message_with_tools_or_a_choice_has_a_choice(fields: dict[str, Any], choice: str) -> None:
+    context = rendered(client_of("0.33"), MESSAGES, **fields)["parse_context"]
+    assert context["tool_choice"] == choice
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, RESPONSES])

@@ -96,6 +96,5 @@ def test_metrics_are_compared_by_families_types_and_labels() -> None:
     fewer = ReceivedAnswer(200, [("content-type", "text/plain")], body.replace(b',y="2"', b""))
     assert _lines(answer, other) == []
     assert _lines(answer, fewer) == [
-        "sample a: x, y: only in the recorded answer",
-        "sample a: x: only in the live answer",
+        "sample a, label y: only in the recorded answer",
     ]

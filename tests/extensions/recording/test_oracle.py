@@ -9,8 +9,8 @@ from app.extensions.recording.lines import recorded
 from tests.oracle import answers as answers_module
 from tests.oracle.answers import (
     file_of,
+    help_file_of,
     is_current,
-    options_file_of,
     read_answers,
     stored,
     write_answers,
@@ -90,15 +90,16 @@ def test_a_release_is_compared_by_difference(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = cases_of("base")[:5]
-    for version, body in (("1.0", '{"a": 1}'), ("2.0", '{"a": 1, "new": null}')):
+    bodies = {"1.0": '{"a": 1}', "2.0": '{"a": 1, "new": null}'}
+    for version, body in bodies.items():
         answer = _outcome(body).answer
         written = [stored(case, run, answer, {}) for case in cases for run in (0, 1)]
         write_answers(version, "base", written)
-        options_file_of(version).write_text(f"--common\n--of-{version}")
+        help_file_of(version).write_text(f"usage: x\n\n  --common\n  --of-{version[0]}\n")
     compare_versions("1.0", "2.0", ["base", "lora"])
     assert capsys.readouterr().out.splitlines() == [
-        "options that only 1.0 has: --of-1.0",
-        "options that only 2.0 has: --of-2.0",
+        "options that only 1.0 has: --of-1",
+        "options that only 2.0 has: --of-2",
         "1.0, lora: is not recorded",
         "2.0, lora: is not recorded",
         "$.new: null: only in the 2.0 answer",

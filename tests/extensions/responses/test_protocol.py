@@ -292,6 +292,8 @@ GIVEN = [
     },
     {"type": "web_search", "filters": {"allowed_domains": ["a"]}, "user_location": {"city": "a"}},
     {"type": "web_search_2025_08_26", "search_context_size": "low"},
+    {"type": "web_search_preview", "search_content_types": ["text"]},
+    {"type": "web_search_preview_2025_03_11", "user_location": {"type": "approximate"}},
     {"type": "mcp", "server_label": "l", "require_approval": {"always": {"tool_names": ["x"]}}},
     {"type": "code_interpreter", "container": {"type": "auto", "network_policy": ALLOWLIST}},
     {"type": "custom", "name": "c", "format": {"type": "text"}},

@@ -8,6 +8,7 @@ from tests.oracle.catalogue.requests import (
     LONG_TEXT,
     QUESTION,
     SENTENCE,
+    UNWRITTEN,
     USAGE,
 )
 
@@ -103,7 +104,7 @@ SAMPLING.sweep(
         "repetition_penalty": [-1, 0, 0.5, 2, 2.1, None],
         "seed": [0, -1, 2**63 - 1, 2**63, "5", 1.5, None],
         "min_tokens": [-1, 0, 2, 4, 5, None],
-        "stop": ["x", ["a", "b"], [], "", [""], ["a"] * 5, 5, None],
+        "stop": [UNWRITTEN, [UNWRITTEN] * 2, [], "", [""], [UNWRITTEN] * 5, 5, None],
         "stop_token_ids": [[], [5], [-1], [10**6], ["5"], 5, None],
         "allowed_token_ids": [[], [5, 6], [-1], [10**6], None],
         "bad_words": [[], ["river"], [""], "x", None],
@@ -153,7 +154,7 @@ STREAMS.variants(
         "with token ids": {"return_token_ids": True},
         "with prompt text": {"return_prompt_text": True},
         "with echo": {"echo": True},
-        "with a stop string": {"stop": ["zzzzzz"]},
+        "with a stop string": {"stop": [UNWRITTEN]},
         "by intervals": {"stream_interval": 3, "max_tokens": 8},
         "with prompt log probabilities": {"prompt_logprobs": 1},
         "with kv transfer": {"kv_transfer_params": {"do_remote_decode": True}},

@@ -9,6 +9,7 @@ from tests.oracle.catalogue.requests import (
     CONTEXT_WORDS,
     LONG_TEXT,
     SENTENCE,
+    UNWRITTEN,
     USAGE,
 )
 
@@ -64,7 +65,7 @@ AREA.sweep(
         "echo": [True, "yes", None],
         "suffix": ["end", "", None],
         "best_of": [1, 3],
-        "stop": ["a", [], ["a", "b", "c", "d", "e"]],
+        "stop": [UNWRITTEN, [], [UNWRITTEN] * 5],
         "temperature": [-1, 0, 3],
         "seed": [7, "x"],
         "user": ["u"],

@@ -1,7 +1,13 @@
 """POST /v1/messages and /v1/messages/count_tokens, as Anthropic's SDK sends them."""
 
 from tests.oracle.cases import MODEL, REMOVED, Area
-from tests.oracle.catalogue.requests import CONTEXT_WORDS, LONG_TEXT, MESSAGES, QUESTION
+from tests.oracle.catalogue.requests import (
+    CONTEXT_WORDS,
+    LONG_TEXT,
+    MESSAGES,
+    QUESTION,
+    UNWRITTEN,
+)
 
 FIELDS: dict[str, object] = {"model": MODEL, "max_tokens": 6, "messages": QUESTION}
 AREA = Area("messages", path=MESSAGES, fields=FIELDS)
@@ -36,7 +42,7 @@ AREA.sweep(
         "temperature": [-1, 0, 1, 3, None],
         "top_p": [0, 0.5, 1.1],
         "top_k": [0, 5, -2],
-        "stop_sequences": [["a"], [], "a", ["a", "b", "c", "d", "e"], None],
+        "stop_sequences": [[UNWRITTEN], [], UNWRITTEN, [UNWRITTEN] * 5, None],
         "system": ["Be short.", "", [{"type": "text", "text": "Be short."}], [{"type": "x"}], 5],
         "metadata": [{"user_id": "u"}, {}, "x"],
         "thinking": [

@@ -12,6 +12,8 @@ SENTENCE = "The river runs past the mill and into the sea."
 QUESTION = [{"role": "user", "content": "Name a color."}]
 LONG_TEXT = "word " * 3000
 """More tokens than the server's context has."""
+UNWRITTEN = "zzzzzz"
+"""A stop string that no answer has: a random model would end an answer at a shorter one."""
 CHAT_FIELDS: dict[str, object] = {
     "model": MODEL,
     "messages": QUESTION,

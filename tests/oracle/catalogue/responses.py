@@ -1,7 +1,13 @@
 """POST /v1/responses: inputs, fields, streams, stored and background responses."""
 
 from tests.oracle.cases import MODEL, REMOVED, Area
-from tests.oracle.catalogue.requests import COLOR_SCHEMA, CONTEXT_WORDS, LONG_TEXT, RESPONSES
+from tests.oracle.catalogue.requests import (
+    COLOR_SCHEMA,
+    CONTEXT_WORDS,
+    LONG_TEXT,
+    RESPONSES,
+    UNWRITTEN,
+)
 
 FIELDS: dict[str, object] = {
     "model": MODEL,
@@ -73,7 +79,7 @@ AREA.sweep(
         "safety_identifier": ["s"],
         "previous_response_id": ["resp_none", "none", 5],
         "seed": [1],
-        "stop": ["a", ["a"]],
+        "stop": [UNWRITTEN, [UNWRITTEN]],
         "cache_salt": ["t", ""],
         "priority": [1],
         "request_id": ["resp_mine"],

@@ -12,6 +12,7 @@ from tests.oracle.catalogue.requests import (
     RESPONSES,
     SENTENCE,
     TOOLS,
+    UNWRITTEN,
 )
 
 TOKENIZE = Area(
@@ -182,7 +183,7 @@ GENERATE.sweep(
             {"logprobs": 1},
             {"prompt_logprobs": 1},
             {"unknown": 1},
-            {"stop": ["a"]},
+            {"stop": [UNWRITTEN]},
             {"top_p": 0},
             {"structured_outputs": {"choice": ["red"]}},
             None,
