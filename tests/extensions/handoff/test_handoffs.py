@@ -10,16 +10,19 @@ from tests.extensions.handoff.pods import LEASE_S, TIMEOUT_S, Network, Pod, Requ
 PROMPT = list(range(40))
 """Five blocks."""
 OTHER = list(range(100, 140))
+CACHED_KINDS = [
+    pytest.param({"steps": False}, id="alone"),
+    pytest.param({"steps": True}, id="steps"),
+]
 KINDS = [
-    {"steps": False},
-    {"steps": True},
-    {"steps": True, "blocks": None},
-    {"steps": False, "blocks": None},
+    *CACHED_KINDS,
+    pytest.param({"steps": True, "blocks": None}, id="counted"),
+    pytest.param({"steps": False, "blocks": None}, id="no cache"),
 ]
 Start = Callable[..., tuple[Network, Pod, Pod]]
 
 
-@pytest.fixture(params=KINDS, ids=["alone", "steps", "counted", "no cache"])
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(request.param)
 
@@ -180,9 +183,8 @@ def test_the_end_of_a_decode_request_releases_the_blocks(start: Start, moment_s:
     assert prefill.failures() == (0, 0, 0)
 
 
+@pytest.mark.parametrize("kind", CACHED_KINDS)
 def test_a_waiting_decode_keeps_the_lease(kind: dict[str, Any]) -> None:
-    if kind.get("blocks", 9) is None:
-        pytest.skip("nothing is full without blocks")
     network = Network()
     prefill = Pod(network, 1, **kind)
     decode = Pod(network, 2, **kind)
@@ -198,9 +200,8 @@ def test_a_waiting_decode_keeps_the_lease(kind: dict[str, Any]) -> None:
     assert prefill.failures() == (0, 0, 0)
 
 
+@pytest.mark.parametrize("kind", CACHED_KINDS)
 def test_a_full_prefill_pod_lets_later_prefills_wait(kind: dict[str, Any]) -> None:
-    if kind.get("blocks", 9) is None:
-        pytest.skip("nothing is full without blocks")
     network = Network()
     prefill = Pod(network, 1, **kind)
     decode = Pod(network, 2, **kind)
@@ -251,9 +252,8 @@ def test_a_recomputed_prompt_counts_as_computed(start: Start) -> None:
     assert decode.recorder.figures().cached == 0
 
 
+@pytest.mark.parametrize("kind", CACHED_KINDS)
 def test_a_reset_of_the_cache_waits_for_held_blocks(kind: dict[str, Any]) -> None:
-    if "blocks" in kind:
-        pytest.skip("no prefix cache")
     network = Network()
     prefill = Pod(network, 1, **kind)
     prefill.prefill(PROMPT)
