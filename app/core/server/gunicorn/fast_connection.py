@@ -128,6 +128,9 @@ class FastConnection(HubConnection):
             if len(data) > MAX_HEAD_BYTES or has_bare_line_feed(data):
                 self.leave_to_general()
             return
+        if end > MAX_HEAD_BYTES:  # reading it would keep it in the cache of heads
+            self.leave_to_general()
+            return
         head = path.heads.read(data[:end])
         if (
             head is None
