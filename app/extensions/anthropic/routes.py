@@ -1,8 +1,11 @@
 """POST /v1/messages and /v1/messages/count_tokens, of the Anthropic family."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from app.core.api.chat.prompt import chat_options, chat_prompt
 from app.core.api.chat.rules import ChatRules
@@ -18,8 +21,10 @@ from app.core.text.base import ChatOptions, Tokenizer, TokenizerInputError
 from app.extensions.anthropic import protocol as wire
 from app.extensions.anthropic.errors import message_error
 from app.extensions.anthropic.settings import AnthropicSettings
-from app.extensions.anthropic.threads import Threads, resume, store_thread
 from app.extensions.anthropic.writer import MessageWriter
+
+if TYPE_CHECKING:
+    from app.extensions.anthropic.threads import Threads
 
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 
@@ -39,7 +44,10 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
         request = pipeline.decode(context, wire.MessagesRequest)
-        resume(threads, request)
+        if request.thread is not None:
+            from app.extensions.anthropic.threads import resume  # for few requests
+
+            resume(threads, request)
         chat = convert(request)
         accepted = pipeline.admit(chat, context)
         check_tools(chat)
@@ -54,6 +62,8 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
             has_anthropic_types=has_anthropic_types,
         )
         if request.thread is not None:
+            from app.extensions.anthropic.threads import store_thread
+
             writer.on_end = partial(store_thread, threads, request, meta.id)
         return pipeline.submit(accepted, meta, [prompt], writer, context)
 

@@ -45,6 +45,8 @@ SERVERS = {
                 "--enable-kvcache",
                 "--kv-connector",
                 "nixl",
+                "--kv-load-failure-policy",
+                "recompute",
                 "--script",
                 str(WEATHER_SCRIPT),
             ),

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 import requests
 
-from app.core import entrypoint
+from app import entrypoint
 from app.core.cli import listed_commands
+from config.vllm import image
 from tests.client import in_process
 from tests.running_server import RunningServer, running_image
 
@@ -79,7 +80,7 @@ def test_keys_are_asked_for_below_the_path_of_a_proxy() -> None:
 
 def test_the_image_takes_what_the_image_of_vllm_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     known, started = {"gunicorn", "sh", "python3"}, list[list[str]]()
-    monkeypatch.setattr(entrypoint.shutil, "which", lambda name: name if name in known else None)
+    monkeypatch.setattr(image.shutil, "which", lambda name: name if name in known else None)
     monkeypatch.setattr(os, "execvp", lambda program, words: started.append([program, *words]))
     served = ["serve", "--model", "m"]
     for words, expected in (
@@ -94,8 +95,8 @@ def test_the_image_takes_what_the_image_of_vllm_takes(monkeypatch: pytest.Monkey
         (["sh", "-c", "vllm serve m"], None),
         ([], None),
     ):
-        assert entrypoint.words_of(words) == expected
-    assert entrypoint.SERVE in listed_commands()
+        assert image.words_of(words, listed_commands()) == expected
+    assert image.SERVE in listed_commands()
     for words in ([], ["sh", "-c", "true"]):  # a program takes the entry point over
         entrypoint.run(words)
     assert started == [["gunicorn", "gunicorn", "wsgi:app"], ["sh", "sh", "-c", "true"]]
