@@ -50,6 +50,19 @@ OTHER_FIELDS = frozenset(
     )
 )
 """Fields of all supported versions of vLLM that are accepted unchecked."""
+PARALLEL_METHODS = ("dflash", "dspark")
+"""Methods that always draft in parallel."""
+METHODS_WITH_MODEL = (
+    "custom_class",
+    "dflash",
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mlp_speculator",
+)
+MAX_DRAFTS = 1024
+"""Maximum number of drafts in a step; each has a counter in the metrics."""
 
 
 class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,19 +78,6 @@ class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 CHANGES = msgspec.json.decode(
     (Path(__file__).parent / "vllm" / "speculative.json").read_bytes(), type=Changes
 )
-PARALLEL_METHODS = ("dflash", "dspark")
-"""Methods that always draft in parallel."""
-METHODS_WITH_MODEL = (
-    "custom_class",
-    "dflash",
-    "draft_model",
-    "eagle",
-    "eagle3",
-    "medusa",
-    "mlp_speculator",
-)
-MAX_DRAFTS = 1024
-"""Maximum number of drafts in a step; each has a counter in the metrics."""
 
 
 class SyntheticDrafts(NamedTuple):

@@ -119,9 +119,6 @@ class ParseContext(Struct, kw_only=True):
     history_tool_call_cnt: options.Natural = 0
 
 
-PARSE_CONTEXT_FIELDS = frozenset(ParseContext.__struct_fields__)
-
-
 def check_parse_context(value: object) -> object:
     """Raises `ConversionError` for a context with wrong values, and returns a correct one."""
     if value is not None:
@@ -222,7 +219,8 @@ class GenerateRequest(Request, kw_only=True):
             raise malformed(
                 f"body: output_mode {self.output_mode} needs sampling_params.detokenize", "body"
             )
-        unknown_fields = sorted((self.parse_context or {}).keys() - PARSE_CONTEXT_FIELDS)
+        context_fields = (self.parse_context or {}).keys()
+        unknown_fields = sorted(context_fields - set(ParseContext.__struct_fields__))
         if unknown_fields and self.output_mode == "derender":
             raise malformed(
                 f"body: Unknown parse_context fields {unknown_fields}: this server is older than "

@@ -13,7 +13,6 @@ from app.extensions.tool_calls.parser import (
     CallDelta,
     Delta,
     ParsedText,
-    ToolParser,
     checked_call,
     completed,
     overlap,
@@ -155,12 +154,3 @@ def arguments_so_far(text: str, is_complete: bool) -> str | None:
         if arguments.endswith("}"):
             arguments = arguments[:-1].rstrip()
     return arguments
-
-
-HERMES = ToolParser(
-    parse,
-    HermesStream,
-    max_characters=8_000_000,
-    characters_per_step=100,
-    max_inline_characters=30_000,
-)

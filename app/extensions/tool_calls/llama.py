@@ -14,7 +14,6 @@ from app.extensions.tool_calls.parser import (
     CallDelta,
     Delta,
     ParsedText,
-    ToolParser,
     checked_call,
     completed,
 )
@@ -178,12 +177,3 @@ class LlamaStream:
         if text.startswith(sent):
             return text[len(sent) :]
         return ""
-
-
-LLAMA_JSON = ToolParser(
-    parse,
-    LlamaStream,
-    max_characters=200_000,
-    characters_per_step=4,
-    max_inline_characters=3_000,
-)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from app.core.engine.request import ToolFunction
 from app.extensions.tool_calls.argument_types import ToolTypes, convert_arguments
@@ -37,13 +37,6 @@ class Event(Enum):
     NAME = "name"
     ARGUMENTS = "arguments"
     END = "end"
-
-
-TEXT_EVENTS = {
-    State.CONTENT: Event.TEXT,
-    State.NAME: Event.NAME,
-    State.ARGUMENTS: Event.ARGUMENTS,
-}
 
 
 class Transition(NamedTuple):
@@ -103,6 +96,12 @@ class CallInProgress:
 
 class MarkupStream:
     """Reads a stream token by token."""
+
+    _text_events: ClassVar[Mapping[State, Event]] = {
+        State.CONTENT: Event.TEXT,
+        State.NAME: Event.NAME,
+        State.ARGUMENTS: Event.ARGUMENTS,
+    }
 
     def __init__(self, form: MarkupForm, tools: Sequence[ToolFunction]) -> None:
         self._form = form
@@ -214,7 +213,7 @@ class MarkupStream:
             self._hold.reset()
 
     def _read_text(self, text: str) -> Iterator[tuple[Event, str]]:
-        event = TEXT_EVENTS.get(self._state)
+        event = self._text_events.get(self._state)
         if event is Event.ARGUMENTS and self._form.convert is None:
             text = self._hold.feed(text)
         if event is not None and text:

@@ -14,7 +14,7 @@ from app.extensions.tool_calls.markup import (
     Transition,
     first_json_value,
 )
-from app.extensions.tool_calls.parser import ParsedText, ToolParser
+from app.extensions.tool_calls.parser import ParsedText
 
 CALLS: Final = "[TOOL_CALLS]"
 ARGUMENTS: Final = "[ARGS]"
@@ -39,12 +39,3 @@ def parse(text: str, tools: Sequence[ToolFunction] = ()) -> ParsedText:
 def stream(tools: Sequence[ToolFunction] = ()) -> MarkupStream:
     """Returns the reader of a stream."""
     return MarkupStream(MISTRAL_FORM, tools)
-
-
-MISTRAL = ToolParser(
-    parse,
-    stream,
-    max_characters=20_000_000,
-    characters_per_step=8,
-    max_inline_characters=5_000,
-)

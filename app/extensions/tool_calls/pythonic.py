@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,7 +14,6 @@ from app.extensions.tool_calls.parser import (
     CallDelta,
     Delta,
     ParsedText,
-    ToolParser,
     checked_call,
     completed,
 )
@@ -192,13 +190,3 @@ class PythonicStream:
         if self._has_sent_calls and self._sent_arguments[0] == "{":
             return "}"
         return ""
-
-
-PYTHONIC = ToolParser(
-    parse,
-    PythonicStream,
-    max_characters=400_000,
-    characters_per_step=2,
-    # `is_too_long` bounds the work, and ignores warnings, which threads cannot do.
-    max_inline_characters=sys.maxsize,
-)

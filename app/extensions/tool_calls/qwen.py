@@ -15,7 +15,7 @@ from app.extensions.tool_calls.markup import (
     State,
     Transition,
 )
-from app.extensions.tool_calls.parser import ParsedText, ToolParser
+from app.extensions.tool_calls.parser import ParsedText
 
 CALL: Final = "<tool_call>"
 CALL_END: Final = "</tool_call>"
@@ -93,12 +93,3 @@ def parse(text: str, tools: Sequence[ToolFunction] = ()) -> ParsedText:
 def stream(tools: Sequence[ToolFunction] = ()) -> MarkupStream:
     """Returns the reader of a stream."""
     return MarkupStream(QWEN_FORM, tools)
-
-
-QWEN_CODER = ToolParser(
-    parse,
-    stream,
-    max_characters=1_000_000,
-    characters_per_step=8,
-    max_inline_characters=8_000,
-)

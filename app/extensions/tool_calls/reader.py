@@ -11,22 +11,9 @@ from msgspec.structs import replace
 from app.core.base.clock.pause import Slices, call_off_hub
 from app.core.engine.outputs import Part, Piece
 from app.core.engine.request import Reply, Span, ToolCalls
-from app.extensions.tool_calls.hermes import HERMES
-from app.extensions.tool_calls.llama import LLAMA_JSON
-from app.extensions.tool_calls.mistral import MISTRAL
 from app.extensions.tool_calls.parser import Delta, ToolParser
-from app.extensions.tool_calls.pythonic import PYTHONIC
-from app.extensions.tool_calls.qwen import QWEN_CODER
+from app.extensions.tool_calls.parsers import HERMES, PARSERS
 
-PARSERS: Final = {
-    "llama3_json": LLAMA_JSON,
-    "llama4_json": LLAMA_JSON,
-    "mistral": MISTRAL,
-    "pythonic": PYTHONIC,
-    "qwen3_coder": QWEN_CODER,
-    "qwen3_xml": QWEN_CODER,
-}
-"""The parsers by their names in vLLM. Other names mean the parser of Hermes models."""
 HELD: Final[Piece] = (Part("call"), "")
 """Shown for a token with a held or dropped text."""
 

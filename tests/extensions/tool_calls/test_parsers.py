@@ -8,12 +8,11 @@ import pytest
 
 from app.core.engine.request import ToolFunction
 from app.extensions.tool_calls import llama
-from app.extensions.tool_calls.hermes import HERMES
 from app.extensions.tool_calls.json_prefix import ArgumentHold
 from app.extensions.tool_calls.parser import Delta
+from app.extensions.tool_calls.parsers import HERMES, PARSERS
 from app.extensions.tool_calls.python_prefix import is_too_long, open_brackets
 from app.extensions.tool_calls.qwen import QWEN_FORM, arguments_of
-from app.extensions.tool_calls.reader import PARSERS
 
 WEATHER = ToolFunction(
     "get_weather",

@@ -35,20 +35,17 @@ TABLE_INTERVALS = 12
 class Spread(Struct, frozen=True, rename={"p999": "p99.9"}):
     """Mean and quantiles in seconds, the latter `sorted[int(n * p)]`; None without values."""
 
-    mean: float | None
-    p50: float | None
-    p90: float | None
-    p95: float | None
-    p99: float | None
-    p999: float | None
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    p999: float | None = None
 
     def statistic(self, name: str) -> float | None:
         """Returns the value of a statistic from `STATISTICS`."""
         value: float | None = getattr(self, name.replace(".", ""))
         return value
-
-
-NO_SPREAD = Spread(mean=None, p50=None, p90=None, p95=None, p99=None, p999=None)
 
 
 class Use(Struct, frozen=True):
@@ -256,7 +253,7 @@ def _requests_per_pod(outcome: SimulationOutcome) -> tuple[int, ...]:
 
 def _spread(values: Sequence[float]) -> Spread:
     if not values:
-        return NO_SPREAD
+        return Spread()
     ascending = sorted(values)
     mean = sum(ascending) / len(ascending)
     return Spread(mean, *(quantile(ascending, share) for share in QUANTILES.values()))
@@ -264,7 +261,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 def _spread_of_gaps(gaps: TokenGaps) -> Spread:
     if not gaps.count:
-        return NO_SPREAD
+        return Spread()
     return Spread(gaps.mean_s, *gaps.quantiles_s(list(QUANTILES.values())))
 
 
