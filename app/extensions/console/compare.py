@@ -20,7 +20,7 @@ LONGER_MS = 5.0
 """Least difference of two mean times that explains other figures."""
 P99_REQUESTS = 100
 """Least requests for p99; p90 decides for fewer."""
-TIMES = ("TTFT", "ITL", "E2E")
+TIMES = ("TTFT", "TPOT", "E2E")
 PARTS = ("p50", "p90", "p99")
 FAILED = "failed"
 CACHED = "prompt tokens cached"
@@ -235,7 +235,7 @@ def _reason(head: str, winner: RunFigures, loser: RunFigures) -> str:
     if head in (FAILED, GPU_HOURS):
         return ""
     causes = [*REASONS]
-    if head.startswith("ITL"):
+    if head.startswith("TPOT"):
         causes = [CACHED]
     reasons: list[str] = []
     for name in causes:

@@ -75,7 +75,7 @@ class Run {
       TTFT: rows
         .filter((row) => row.first !== null || !failed(row) || row.reason === "abort")
         .map((row) => (row.first ?? row.end ?? this.last) - row.arrival),
-      ITL: done
+      TPOT: done
         .filter((row) => row.tokens > 1)
         .map((row) => (row.last - row.first) / (row.tokens - 1)),
       E2E: done.map((row) => row.end - row.arrival),

@@ -139,7 +139,7 @@ def test_the_page_says_in_one_sentence_which_router_is_better(
         for name in (
             "TTFT p50",
             "TTFT p99",
-            "ITL p99",
+            "TPOT p99",
             "E2E p90",
             "mean wait in the queue",
             "mean prefill",

@@ -27,7 +27,7 @@ FLEET = [
 SHARED = [*FLEET, "--prefix-groups", "24", "--prefix-tokens", "3000"]
 BASE = {
     **{
-        f"{time} {part}": 100.0 for time in ("TTFT", "ITL", "E2E") for part in ("p50", "p90", "p99")
+        f"{time} {part}": 100.0 for time in ("TTFT", "TPOT", "E2E") for part in ("p50", "p90", "p99")
     },
     **{
         "requests": 200.0,
@@ -85,10 +85,10 @@ def test_the_router_that_finds_prompts_is_better_and_the_sentence_says_why(
     because = (
         f"because {shares[0]} of its prompt tokens were found in a cache instead of {shares[1]}"
     )
-    assert first.startswith("prefix is better: ITL p99 ") and f", {because}." in first
+    assert first.startswith("prefix is better: TTFT p99 ") and f", {because} and " in first
     rows = {line.split("|")[1].strip(): line for line in heads if line.startswith("|")}
-    itl = [f"{its['itl_s']['p50'] * 1000:.1f} ms" for its in (random, prefix)]
-    assert [cell.strip() for cell in rows["ITL p50"].split("|")[2:4]] == itl
+    tpot = [f"{its['tpot_s']['p50'] * 1000:.1f} ms" for its in (random, prefix)]
+    assert [cell.strip() for cell in rows["TPOT p50"].split("|")[2:4]] == tpot
 
 
 def test_a_file_may_have_any_option_of_a_run(
@@ -120,8 +120,8 @@ def test_the_sentence_names_costs_and_gains() -> None:
         "b",
         "b is better: TTFT p99 25.0 ms against 100 ms (75 % less); these figures do not show why.",
     )
-    better, text = sentence(TTFT_p99=25.0, ITL_p99=120.0)
-    assert better == "b" and text.endswith("; but ITL p99 120 ms against 100 ms (20 % more).")
+    better, text = sentence(TTFT_p99=25.0, TPOT_p99=120.0)
+    assert better == "b" and text.endswith("; but TPOT p99 120 ms against 100 ms (20 % more).")
     better, text = sentence(**{"TTFT_p99": 50.0, "GPU-hours": 1.0})
     assert better is None
     assert text == (
