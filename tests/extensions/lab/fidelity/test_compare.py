@@ -27,7 +27,9 @@ FLEET = [
 SHARED = [*FLEET, "--prefix-groups", "24", "--prefix-tokens", "3000"]
 BASE = {
     **{
-        f"{time} {part}": 100.0 for time in ("TTFT", "TPOT", "E2E") for part in ("p50", "p90", "p99")
+        f"{time} {part}": 100.0
+        for time in ("TTFT", "TPOT", "E2E")
+        for part in ("p50", "p90", "p99")
     },
     **{
         "requests": 200.0,

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from app.extensions.lab.fidelity.simulate import run
-from app.extensions.lab.fidelity.summary import STATISTICS
 from app.extensions.lab.load.statistics import mean_and_quantiles
 from tests.needs import RECORDING
 
+STATISTICS = ("mean", "p50", "p90", "p99")
 RUNS = RECORDING.parent / "truth" / "qwen3-14b-h100-vllm-0.23"
 STEPS = {"rate-02": 45_755, "rate-06": 39_861, "w5-12": 24_587, "w5-18": 5_780, "w7-06": 20_786}
 TOLD = {
@@ -21,7 +21,7 @@ TOLD = {
     "w5-18": "-0.2 +0.7 +1.9 +0.8 | +0.7 +0.9 +0.7 +0.7 | +0.6 +0.8 +0.6 +0.5",
     "w7-06": "-0.6 -1.3 -0.6 -2.7 | -0.1 -0.4 -0.8 -1.2 | -0.2 +0.1 -1.0 -0.5",
 }
-"""Errors in %: TTFT, ITL, E2E; of each mean, p50, p90, p99. docs/fidelity.md has them, too."""
+"""Errors in %: TTFT, TPOT, E2E; of each mean, p50, p90, p99. docs/fidelity.md has them, too."""
 
 
 @pytest.mark.shared
@@ -48,7 +48,7 @@ def recorded_spreads(path: Path) -> dict[str, dict[str, float]]:
         rows = [{name: float(text) for name, text in row.items()} for row in csv.DictReader(file)]
     latencies = {
         "ttft_s": [it["first_s"] - it["send_s"] for it in rows],
-        "itl_s": [(it["last_s"] - it["first_s"]) / (it["output_tokens"] - 1) for it in rows],
+        "tpot_s": [(it["last_s"] - it["first_s"]) / (it["output_tokens"] - 1) for it in rows],
         "e2e_s": [it["last_s"] - it["send_s"] for it in rows],
     }
     return {
