@@ -140,6 +140,15 @@ def get(port: int, path: str) -> Whole:
         return wire.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).answer()
 
 
+def refuses(port: int) -> bool:
+    """Whether nothing listens on `port`."""
+    try:
+        Wire(port).sock.close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def requests_by_way(port: int) -> dict[str, float]:
     """Returns how many requests each way has served before this one."""
     text = get(port, "/metrics").body.decode()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.kept_clients import CLIENTS, LATENCY, asking
-from tests.hostile.raw_client import Wire, ask, get, post, running, wait_until
+from tests.hostile.raw_client import Wire, ask, get, post, refuses, running, wait_until
 from tests.needs import NGINX
 from tests.running_server import (
     RunningServer,
@@ -106,6 +106,7 @@ def test_serve_without_time_fails_only_what_runs(tmp_path: Path) -> None:
         wait_until(lambda: running(first.port) + running(second.port) == len(wires))
         on_first = running(first.port)
         first.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: refuses(first.port))
         assert {post(port, ask()).status for _ in range(10)} == {200}
         statuses = sorted(wire.answer().status for wire in wires)
         assert 0 < on_first < len(wires)

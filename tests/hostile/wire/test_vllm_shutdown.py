@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,10 +14,11 @@ from tests.hostile.raw_client import (
     get,
     is_error,
     post,
+    refuses,
     running,
     wait_until,
 )
-from tests.running_server import RunningServer, running_image
+from tests.running_server import running_image
 
 pytestmark = pytest.mark.wire
 SERVE = ("serve", "tiny", "--inter-token-latency", "20ms")
@@ -38,14 +38,6 @@ def begun_stream(wire: Wire, tokens: int) -> Iterator[Any]:
     return events
 
 
-def refuses(server: RunningServer) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
-    except ConnectionRefusedError:
-        return True
-    return False
-
-
 def test_without_a_timeout_the_port_closes_and_running_requests_fail() -> None:
     with (
         running_image(*SERVE) as server,
@@ -63,7 +55,7 @@ def test_without_a_timeout_the_port_closes_and_running_requests_fail() -> None:
         assert lines[-2:] == ["data: [DONE]", ""]
         answer = whole.answer()
         assert (answer.status, answer.json()) == (500, ENGINE_ENDED)
-        assert refuses(server)
+        assert refuses(server.port)
         assert idle.sock.recv(1) == b""
         assert server.process.wait(5) == 0
         assert "Traceback" not in server.log()
