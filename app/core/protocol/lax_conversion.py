@@ -8,6 +8,7 @@ client's ``param``. Start reading at `converter_of`.
 
 import math
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from types import FunctionType, NoneType, UnionType
@@ -18,6 +19,7 @@ from msgspec import Struct, UnsetType
 from msgspec.structs import FieldInfo
 from msgspec.structs import fields as fields_of
 
+from app.core.base.clock.pause import Pace
 from app.core.protocol.coercion import (
     ConversionError,
     Converter,
@@ -203,7 +205,10 @@ def _object_converter(convert_item: Converter) -> Converter:
 def _convert_items(
     convert_item: Converter, pairs: Iterable[tuple[K, object]]
 ) -> Iterator[tuple[K, object]]:
+    """Yields converted items with their keys; other requests run between items of a long list."""
+    pause_when_due = Pace(time.monotonic)
     for step, element in pairs:
+        pause_when_due()
         try:
             yield step, convert_item(element)
         except ConversionError as error:

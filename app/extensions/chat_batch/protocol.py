@@ -12,6 +12,7 @@ from app.core.protocol.chat import (
     normalize_messages,
 )
 from app.core.protocol.coercion import ConversionError, LaxFields
+from app.core.protocol.completions import MAX_PROMPTS
 from app.core.protocol.decoding import RawRequest
 from app.core.protocol.rules import get_field
 from app.core.server.http.errors import bad_request
@@ -81,7 +82,13 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     lax_fields: ClassVar[LaxFields] = {"messages": convert_conversations}
 
     def check_rules(self: "BatchChatRequest | RawRequest") -> None:
-        """Applies vLLM's rules that come before the schema."""
+        """Applies vLLM's rules that come before the schema, and limits the conversations."""
+        if isinstance(self.messages, list) and len(self.messages) > MAX_PROMPTS:
+            raise bad_request(
+                f"at most {MAX_PROMPTS} conversations fit into one request, "
+                f"got {len(self.messages)}",
+                "messages",
+            )
         if self.use_beam_search:
             raise bad_request("A batch does not go with beam search.", "use_beam_search")
         rules.check_chat_logprobs(self)

@@ -4,12 +4,13 @@ See https://docs.cohere.com/reference/chat and vLLM's translation.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import Struct
 
+from app.core.base.clock.pause import Slices
 from app.core.protocol import options
 from app.core.protocol.chat import ChatCompletionRequest, Message
 from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields
@@ -149,7 +150,7 @@ class CohereChatRequest(Request, kw_only=True):
         """
         chat = ChatCompletionRequest(
             model=self.model,
-            messages=[_message(message) for message in self.messages],
+            messages=_messages(self.messages),
             max_tokens=self.max_tokens,
             max_completion_tokens=self.max_tokens,
             stop=self.stop_sequences,
@@ -179,7 +180,9 @@ class CohereChatRequest(Request, kw_only=True):
 
     def _tools(self) -> list[options.Tool] | None:
         tools = []
+        slices = Slices()
         for tool in self.tools or ():
+            slices.spend()
             function = options.FunctionDefinition(
                 name=tool.function.name,
                 description=tool.function.description,
@@ -221,6 +224,15 @@ def _document(number: int, document: str | JsonObject) -> JsonObject:
     if not isinstance(data, dict):
         data = {"text": data}
     return {"id": document.get("id") or f"doc_{number}", "data": data}
+
+
+def _messages(messages: Iterable[ChatMessage]) -> list[Message]:
+    converted: list[Message] = []
+    slices = Slices()
+    for message in messages:
+        converted.append(_message(message))
+        slices.spend()
+    return converted
 
 
 def _message(message: ChatMessage) -> Message:

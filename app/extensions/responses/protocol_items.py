@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from app.core.base.clock.pause import Slices
 from app.core.protocol.coercion import ConversionError, LaxFields, format_param
 from app.core.protocol.convert import convert_value
 from app.core.protocol.rules import get_field
@@ -181,7 +182,9 @@ def convert_input(value: object) -> str | list[InputItem]:
         raise ConversionError("a text or a list of items", kind="string_type")
     items: list[InputItem] = []
     unsupported_types: list[str] = []
+    slices = Slices()
     for index, item in enumerate(value):
+        slices.spend()
         kind = get_field(item, "type")
         if isinstance(item, dict) and kind is None and "role" not in item and "id" in item:
             kind = "item_reference"

@@ -112,7 +112,7 @@ def _convert_by_type(structs: Mapping[str, type[Struct]], value: object) -> Json
 def _repeat(converted: object, original: object) -> object:
     """Returns a converted value as JSON, followed by unknown keys of the original one."""
     if isinstance(converted, list) and isinstance(original, list):
-        return [_repeat(*items) for items in zip(converted, original, strict=True)]
+        return _repeat_items(converted, original)
     if not isinstance(converted, Struct) or not isinstance(original, dict):
         return converted
     repeated: JsonObject = {}
@@ -120,6 +120,15 @@ def _repeat(converted: object, original: object) -> object:
     for name, key in names:
         repeated[key] = _repeat(getattr(converted, name), original.get(key))
     return repeated | {key: value for key, value in original.items() if key not in repeated}
+
+
+def _repeat_items(converted: list[object], originals: list[object]) -> list[object]:
+    slices = Slices()
+    repeated: list[object] = []
+    for item, original in zip(converted, originals, strict=True):
+        repeated.append(_repeat(item, original))
+        slices.spend(TOOL_STEPS)
+    return repeated
 
 
 def custom_input(arguments: str) -> str:
@@ -166,7 +175,9 @@ def callable_functions(
 def _namespace_functions(
     namespace: str, members: Sequence[JsonObject]
 ) -> Iterator[tuple[FunctionDefinition, CalledTool]]:
+    slices = Slices()
     for member in members:
+        slices.spend()
         if member["type"] == "function":
             name = str(member["name"])
             renamed = {**member, "name": flat_name(namespace, name)}

@@ -23,6 +23,7 @@ HELLO = [{"role": "user", "content": "hi"}]
         ({"tool_choice": "auto"}, "Bad Request", "body.tool_choice"),
         ({"use_beam_search": True}, "BadRequestError", "use_beam_search"),
         ({"n": 2}, "BadRequestError", "n"),
+        ({"messages": [HELLO] * 1025}, "BadRequestError", "messages"),
         ({"stream_options": {"include_usage": True}}, "BadRequestError", "stream_options"),
         (
             {"kv_transfer_params": {"prompt_token_ids": [1]}},

@@ -8,7 +8,7 @@ import pytest
 from app.core.base.clock import pause
 from app.extensions.responses.chat import chat_request
 from app.extensions.responses.protocol import ResponsesRequest
-from app.extensions.responses.protocol_items import InputItem
+from app.extensions.responses.protocol_items import InputItem, convert_input
 from app.extensions.responses.tools import convert_tools
 
 
@@ -19,6 +19,33 @@ def test_conversion_of_many_tools_lets_other_work_run(monkeypatch: pytest.Monkey
     converted = gevent.spawn(convert_tools, tools).get()
     assert [tool["name"] for tool in converted] == [tool["name"] for tool in tools]
     assert len(pauses) >= 5
+
+
+def test_conversion_of_a_large_namespace_lets_other_work_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[None] = []
+    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
+    members = [{"type": "function", "name": f"f{number}"} for number in range(1000)]
+    namespace = {"type": "namespace", "name": "n", "description": "d", "tools": members}
+
+    converted = gevent.spawn(convert_tools, [namespace]).get()
+
+    assert [tool["name"] for tool in converted[0]["tools"]] == [tool["name"] for tool in members]
+    assert len(pauses) >= 5
+
+
+def test_conversion_of_many_input_items_lets_other_work_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[None] = []
+    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
+    items = [{"role": "user", "content": "a"}] * 2000
+
+    converted = gevent.spawn(convert_input, items).get()
+
+    assert len(converted) == len(items)
+    assert len(pauses) >= 4
 
 
 def seconds_for_calls(number: int) -> float:
