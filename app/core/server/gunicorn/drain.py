@@ -32,8 +32,11 @@ HANDOVER_S = 5.0
 Long, because the end of the old worker is not urgent. Not longer, because a client that pauses
 should soon see the configuration of the new worker.
 """
-FIRST_REQUEST_S = 0.3
-"""Shortest time for the first request of a connection, and for the end of a head, in seconds."""
+FIRST_REQUEST_S = 1.0
+"""Shortest time for the first request of a connection, and for the end of a head, in seconds.
+
+Long enough for a proxy on a busy machine to write after it has connected.
+"""
 CONNECTIONS_PER_PAUSE = 256
 """Connections that are checked before other greenlets run: 256 take half a millisecond."""
 SO_ATTACH_FILTER = 26
