@@ -50,7 +50,7 @@ WORD = re.compile(r"\w")
 UNCLEAR = {
     "people": SHAPES["people"],
     "riddle": re.compile(
-        r"\b(?:is|are|was|were|of|for|by|to|with|at|on|and|or|than|as) (?:what|those|who(?:m|se))\b"
+        r"\b(?:is|are|was|were|of|for|by|to|with|at|on|and|or|than|as) (?:what|those)\b"
         r"|\bof which\b|\bthe like\b|\bof its own\b|\bwhat (?:it|they) (?:is|are|has|have)\b",
         re.IGNORECASE,
     ),
