@@ -2,7 +2,7 @@
 # make test          run the tests that start no processes, for use while writing code
 # make test-wire     run the tests that start servers and commands (the folders named wire)
 # make test-all      run both; the last lines name the skipped tests and what they need (tests/README.md)
-# make test-tools    run the tests that need Redis, a browser, npm packages and the like; everything must be installed
+# make test-tools    run the tests that need Redis, a browser, npm packages and similar tools; everything must be installed
 # make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
 # make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (tests/judge); JUDGED="files"
 # make test-general  run the tests of hostile clients again, on servers without the fast path
