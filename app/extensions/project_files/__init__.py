@@ -13,7 +13,7 @@ class ProjectFiles(Extension):
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command."""
-        about = "write a compose file, a script, tests and a CI job to begin with"
+        about = "write a compose file, a script, tests and a CI job"
         return {"init": Command(_init, about)}
 
 

@@ -12,7 +12,7 @@ from config.declaration import COMMAND, ConfigError
 from config.flags import FlagParser, as_command
 
 ROOT = Path(__file__).parents[3]
-ABOUT = "Write a compose file, a script, tests and a CI job to begin with (docs/index.md)."
+ABOUT = "Write a compose file, a script, tests and a CI job for a new project (docs/index.md)."
 PYTHON = {"examples/project": "."}
 JAVASCRIPT = {"examples/project-js": ".", "clients/js": "understudy/vllm-understudy"}
 """Folders in the project by the folders of templates that are copied to them."""
@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
         "folder", nargs="?", default=".", metavar="FOLDER", help="the project; default: ."
     )
     parser.add_argument("--js", action="store_true", help="add a test and a CI job for Node.js")
-    parser.add_argument("--force", action="store_true", help="write over files that are there")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
     arguments = parser.parse_args(argv)
     folders = dict(PYTHON)
     if arguments.js:
