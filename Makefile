@@ -16,7 +16,7 @@
 # make changed-extensions  print the extensions that changed since BASE=commit, as a JSON list
 # make ci            run everything that CI runs (.ci/run), in at most 80 minutes
 # make lint          run ruff, mypy and the checks of prose, code habits and workflows
-# make lint-js       run eslint and prettier on the JavaScript files; needs npm
+# make lint-js       run eslint and prettier on the JavaScript files, and write-good on the documentation; needs npm
 # make format-js     rewrite the JavaScript files with prettier
 # make oracle        install vLLM for CPUs in .oracle, record its answers to the requests of tests/oracle/catalogue, and compare
 #                    Understudy's (CONTRIBUTING.md): VLLM=0.32.0; ONLY="base lora" selects configurations, AGAIN=yes records anew
@@ -59,7 +59,7 @@ CLIENTS_LOCK := tests/conformance/python/uv.lock
 NODE_CLIENTS_LOCK := tests/conformance/node/package-lock.json
 NODE_LINT_LOCK := scripts/javascript/package-lock.json
 PROSE := *.md docs clients/js app config vllm_understudy scripts examples deploy
-JAVASCRIPT_FILES := app/extensions/console/page/*.js benchmarks/keepalive/*.mjs clients/js/*.js clients/js/*.ts \
+JAVASCRIPT_FILES := docs/*.js app/extensions/console/page/*.js benchmarks/keepalive/*.mjs clients/js/*.js clients/js/*.ts \
 	examples/project-js/understudy/*.mjs tests/conformance/node/*.mjs scripts/javascript/*.mjs
 N := 80
 SEED := 1
@@ -200,9 +200,11 @@ lint: $(VENV)/.dev
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet .github
 
-lint-js: $(NODE_LINT)/.installed
+lint-js: $(NODE_LINT)/.installed $(VENV)/.dev
 	$(NODE_LINT)/node_modules/.bin/eslint --config scripts/javascript/eslint.config.mjs --no-warn-ignored $(JAVASCRIPT_FILES)
 	$(NODE_LINT)/node_modules/.bin/prettier --config scripts/javascript/prettier.json --check $(JAVASCRIPT_FILES)
+	$(BIN)/python -m scripts.prose_figures --sentences >$(NODE_LINT)/sentences.txt
+	$(NODE_LINT)/node_modules/.bin/write-good $(NODE_LINT)/sentences.txt --cliches --so --parse
 
 format-js: $(NODE_LINT)/.installed
 	$(NODE_LINT)/node_modules/.bin/prettier --config scripts/javascript/prettier.json --write $(JAVASCRIPT_FILES)

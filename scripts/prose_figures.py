@@ -3,6 +3,7 @@
     $ python -m scripts.prose_figures          # totals, and the pages beyond a limit
     $ python -m scripts.prose_figures --pages  # every page
     $ python -m scripts.prose_figures --list   # the unclear phrases, and the longest sentences
+    $ python -m scripts.prose_figures --sentences  # every sentence in a line, for other linters
 
 Words are counted as `wc -w` counts them, with code and tables. Generated pages, and generated
 regions of other pages, are counted separately. The exit status is 1 above a limit.
@@ -20,7 +21,7 @@ from scripts.plain_words import SHAPES
 ROOT = Path(__file__).resolve().parent.parent
 COUNTED = ("README.md", "CONTRIBUTING.md", "docs/*.md")
 """Pages of the total."""
-ALSO_READ = ("SECURITY.md", "CHANGELOG.md", "clients/js/README.md", "tests/README.md")
+ALSO_READ = ("SECURITY.md", "CHANGELOG.md", "clients/js/README.md")
 """Pages whose sentences are measured, too."""
 MAX_WORDS = 45_000
 """Words of all pages, generated ones excluded."""
@@ -45,7 +46,7 @@ CODE = re.compile(r"``.+?``|`[^`]*`", re.DOTALL)
 ITEM = re.compile(r"^ *(?:[*+-]|\d+\.) +", re.MULTILINE)
 BLOCK_END = re.compile(r"\n\s*\n|\n(?= *(?:[*+-]|\d+\.) )")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*_]*[A-Z0-9`])")
-ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|No)\.")
+ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf)\.")
 WORD = re.compile(r"\w")
 UNCLEAR = {
     "people": SHAPES["people"],
@@ -102,14 +103,17 @@ def figures(name: str, text: str) -> PageFigures:
     )
 
 
-def prose(text: str) -> str:
+def prose(text: str, code: str = "CODE") -> str:
     """Returns the text without code blocks, tables, headings, images and link addresses.
 
-    A piece of inline code is one word.
+    A piece of inline code is replaced by `code`, and kept if that is empty.
     """
     for pattern in (FENCE, REGION, COMMENT, TABLE, HEADING, IMAGE, INDENTED):
         text = pattern.sub("\n", text)
-    return CODE.sub("CODE", LINK.sub(r"\1", text))
+    text = LINK.sub(r"\1", text)
+    if not code:
+        return text
+    return CODE.sub(code, text)
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -183,21 +187,40 @@ def complaints(counted: Sequence[PageFigures], read: Sequence[PageFigures]) -> l
     return lines
 
 
+def print_pages(read: Sequence[PageFigures]) -> None:
+    """Prints the figures of each page."""
+    for page in read:
+        print(f"{page.words:6,} words, {page.average:4.1f} per sentence  {page.name}")
+
+
+def print_findings(read: Sequence[PageFigures]) -> None:
+    """Prints the unclear phrases and the longest sentences."""
+    for page in read:
+        for phrase in page.unclear:
+            print(f"{page.name}: {phrase}")
+        for sentence in page.sentences:
+            length = len(sentence.split())
+            if length > LONG_SENTENCE:
+                print(f"{page.name}: {length} words: {sentence[:100]}")
+
+
+def print_sentences(read: Sequence[PageFigures]) -> None:
+    """Prints each sentence as a paragraph."""
+    for page in read:
+        print("\n\n".join(page.sentences), end="\n\n")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Prints the figures; returns the exit status."""
-    counted = read_pages(COUNTED)
     read = all_pages()
+    if "--sentences" in arguments:
+        print_sentences(read)
+        return 0
     if "--pages" in arguments:
-        for page in read:
-            print(f"{page.words:6,} words, {page.average:4.1f} per sentence  {page.name}")
+        print_pages(read)
     if "--list" in arguments:
-        for page in read:
-            for phrase in page.unclear:
-                print(f"{page.name}: {phrase}")
-            for sentence in page.sentences:
-                length = len(sentence.split())
-                if length > LONG_SENTENCE:
-                    print(f"{page.name}: {length} words: {sentence[:100]}")
+        print_findings(read)
+    counted = read_pages(COUNTED)
     longest = max(counted, key=_words)
     print(
         f"{sum(map(_words, counted)):,} words in {len(counted)} pages"
