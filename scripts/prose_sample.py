@@ -72,18 +72,22 @@ def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def user_sentences(chooser: random.Random) -> Iterator[tuple[str, str]]:
     """Yields fifty sentences with their sources: of pages, of help texts, and of messages."""
-    written = []
+    page_sentences = []
     for pattern in (*COUNTED, *ALSO_READ):
         for path in sorted(ROOT.glob(pattern)):
             text = path.read_text("utf-8")
             if not text.startswith(MARKER):
                 name = str(path.relative_to(ROOT))
-                written += [(name, sentence) for sentence in sentences(prose(text, code=""))]
-    helped = [(HELP, sentence) for row in settings_table().rows for sentence in sentences(row.help)]
-    sent = [(f"{path}:{line}", text) for path, tree in trees() for line, text in messages(tree)]
-    yield from chooser.sample(written, PAGE_SENTENCES)
-    yield from chooser.sample(helped, HELP_SENTENCES)
-    yield from chooser.sample(sent, MESSAGES)
+                page_sentences += [(name, sentence) for sentence in sentences(prose(text, code=""))]
+    help_sentences = [
+        (HELP, sentence) for row in settings_table().rows for sentence in sentences(row.help)
+    ]
+    message_texts = [
+        (f"{path}:{line}", text) for path, tree in trees() for line, text in messages(tree)
+    ]
+    yield from chooser.sample(page_sentences, PAGE_SENTENCES)
+    yield from chooser.sample(help_sentences, HELP_SENTENCES)
+    yield from chooser.sample(message_texts, MESSAGES)
 
 
 def main(arguments: Sequence[str]) -> None:
