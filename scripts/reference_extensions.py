@@ -36,7 +36,7 @@ def extension_page(name: str) -> str:
         Section("Metrics", ("family",), [(code(text),) for text in families(part)]),
     ]
     tables = [section.markdown() for section in sections if section.rows]
-    text = re.sub(r"docs/([\w-]+\.md)", r"[\1](../\1)", docstring(name))
+    text = re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", docstring(name))
     return "\n".join([f"# Extension {name}", "", text, "", *tables])
 
 

@@ -6,6 +6,7 @@ The pages describe all extensions, so they are complete only in a checkout with 
 """
 
 from collections.abc import Callable
+from importlib import import_module
 
 from scripts import (
     reference_clients,
@@ -16,6 +17,13 @@ from scripts import (
 )
 from scripts.generated_page import Page
 
+
+def lab_page() -> Page:
+    """Returns the page of the options of `simulate` and its neighbors, if the lab is present."""
+    page: Page = import_module("scripts.reference_lab").lab_page()
+    return page
+
+
 PAGES: tuple[Callable[[], Page], ...] = (
     settings_tables.settings_page,
     settings_tables.options_page,
@@ -25,6 +33,7 @@ PAGES: tuple[Callable[[], Page], ...] = (
     reference_keys.hooks_page,
     reference_keys.scripts_page,
     reference_keys.events_page,
+    lab_page,
     reference_clients.python_page,
     reference_clients.javascript_page,
     reference_extensions.extensions_page,

@@ -84,8 +84,8 @@ def versions_page() -> str:
         for earlier, name in pairwise(VERSIONS)
     ]
     text = "\n\n".join(sections)
-    before, start, others = VERSIONS_PAGE.read_text("utf-8").partition(START)
-    _, end, after = others.partition(END)
+    before, start, remaining = VERSIONS_PAGE.read_text("utf-8").partition(START)
+    _, end, after = remaining.partition(END)
     return f"{before}{start}\n{text}\n\n{end}{after}"
 
 

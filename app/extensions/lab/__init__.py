@@ -37,7 +37,9 @@ class Lab(Extension):
     def commands(cls) -> Mapping[str, Command]:
         """Returns the commands."""
         return {
-            "simulate": _command("fidelity.simulate", "simulate an engine or a fleet under a load"),
+            "simulate": _command(
+                "fidelity.simulate", "simulate a load on an engine or a fleet, without a GPU"
+            ),
             "plan": _command(
                 "plan.command", "find the cheapest fleet that meets an SLO under a load"
             ),
@@ -48,7 +50,7 @@ class Lab(Extension):
                 "fidelity.record", "measure a real server, or record its exchanges (--proxy)"
             ),
             "calibrate": _command(
-                "fidelity.calibrate", "fit a profile to recordings of a real server"
+                "fidelity.calibrate", "fit a profile to recorded runs of a real server"
             ),
         }
 

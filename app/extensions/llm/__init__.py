@@ -42,7 +42,7 @@ class RealEngine(Extension):
         """Returns the command that writes a reply without a server."""
         return {
             "generate": Command(
-                _run_generate, "generate replies with a real model, or chat with it"
+                _run_generate, "generate a reply with a real model, or chat with it"
             )
         }
 
