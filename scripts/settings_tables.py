@@ -84,9 +84,9 @@ def versions_page() -> str:
         for earlier, name in pairwise(VERSIONS)
     ]
     text = "\n\n".join(sections)
-    before, start, remaining = VERSIONS_PAGE.read_text("utf-8").partition(START)
-    _, end, after = remaining.partition(END)
-    return f"{before}{start}\n{text}\n\n{end}{after}"
+    head, start, tail = VERSIONS_PAGE.read_text("utf-8").partition(START)
+    _, end, foot = tail.partition(END)
+    return f"{head}{start}\n{text}\n\n{end}{foot}"
 
 
 def _heading(group: str) -> str:

@@ -3,12 +3,14 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from app.core.built_in import BUILT_IN, present_extensions
 from app.core.settings import settings_table
+from config.vllm.facts import OPTIONS
 from scripts.generated_page import DOCS, MARKER, Page
 from scripts.reference_pages import PAGES
 from scripts.surface import stored_surface
@@ -66,3 +68,40 @@ def test_every_metric_is_documented_once() -> None:
         if not name.endswith("_created")
     }
     assert {name: rows[name] for name in families if rows[name] != 1} == {}
+
+
+@complete
+def test_every_option_of_vllm_is_documented_once() -> None:
+    rows = Counter(first_cells(DOCS / "reference-options.md"))
+    names = {f"--{name}" for name in OPTIONS}
+    listed_apart = {f"--{name}" for name, option in OPTIONS.items() if option.unplayed}
+    assert {name for name in names if rows[name] != 1 + (name in listed_apart)} == set()
+
+
+@complete
+def test_every_hook_is_documented_once() -> None:
+    names = [cell.partition("(")[0] for cell in first_cells(DOCS / "reference-hooks.md")]
+    assert sorted(names) == sorted(import_module("app.extensions.plugins.registry").HOOKS)
+
+
+@complete
+def test_every_key_of_a_rule_is_documented_once() -> None:
+    sections = {
+        text.partition("\n")[0]: text
+        for text in (DOCS / "reference-scripts.md").read_text("utf-8").split("\n## ")
+    }
+    rules = import_module("app.extensions.scripts.rules")
+    for heading, kind in (("When", rules.When), ("Then", rules.Then), ("Rule", rules.Rule)):
+        assert FIRST_CELL.findall(sections[heading]) == list(kind.__struct_encode_fields__)
+
+
+@complete
+def test_every_row_of_a_generated_page_has_a_meaning() -> None:
+    undocumented = [
+        f"{page.name}: {row}"
+        for page in DOCS.glob("reference-*.md")
+        if page.name not in ("reference-options.md", "reference-extensions.md")
+        for row in page.read_text("utf-8").splitlines()
+        if row.startswith("| `") and row.split(" | ")[-1].strip(" |") == ""
+    ]
+    assert undocumented == []
