@@ -1,7 +1,11 @@
-"""Draws docstrings and messages for a review of the prose.
+"""Draws sentences, docstrings and messages for a review of the prose.
 
-python -m scripts.prose_sample [COMMIT]: prints twenty docstrings and twenty messages of errors and
-logs. The hash of the commit, or of HEAD, seeds the choice, so that a reviewer draws the same ones.
+    $ python -m scripts.prose_sample [COMMIT]              # twenty docstrings, twenty messages
+    $ python -m scripts.prose_sample --sentences [COMMIT]  # fifty sentences for users
+
+The fifty sentences are from the documentation, the help texts and the messages of errors and logs,
+in this proportion: 30, 10, 10. The hash of the commit, or of HEAD, seeds the choice, so that a
+reviewer draws the same ones.
 """
 
 import ast
@@ -11,9 +15,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from app.core.settings import settings_table
+from scripts.generated_page import MARKER
+from scripts.prose_figures import ALSO_READ, COUNTED, prose, sentences
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("app", "config", "vllm_understudy")
 SAMPLE_SIZE = 20
+PAGE_SENTENCES = 30
+HELP_SENTENCES = 10
+MESSAGES = 10
+HELP = "--help"
 LOG_METHODS = frozenset(("debug", "info", "warning", "error", "exception", "critical"))
 MIN_MESSAGE_WORDS = 3
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -58,15 +70,40 @@ def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     yield call.lineno, source
 
 
+def user_sentences(chooser: random.Random) -> Iterator[tuple[str, str]]:
+    """Yields fifty sentences with their sources: of pages, of help texts, and of messages."""
+    page_sentences = []
+    for pattern in (*COUNTED, *ALSO_READ):
+        for path in sorted(ROOT.glob(pattern)):
+            text = path.read_text("utf-8")
+            if not text.startswith(MARKER):
+                name = str(path.relative_to(ROOT))
+                page_sentences += [(name, sentence) for sentence in sentences(prose(text, code=""))]
+    help_sentences = [
+        (HELP, sentence) for row in settings_table().rows for sentence in sentences(row.help)
+    ]
+    message_texts = [
+        (f"{path}:{line}", text) for path, tree in trees() for line, text in messages(tree)
+    ]
+    yield from chooser.sample(page_sentences, PAGE_SENTENCES)
+    yield from chooser.sample(help_sentences, HELP_SENTENCES)
+    yield from chooser.sample(message_texts, MESSAGES)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Prints the sample of a commit."""
+    revisions = [argument for argument in arguments if not argument.startswith("--")]
     revision = "HEAD"
-    if arguments:
-        revision = arguments[0]
+    if revisions:
+        revision = revisions[0]
     command = ["git", "rev-parse", "--verify", revision]
     commit = subprocess.check_output(command, cwd=ROOT, text=True).strip()
     chooser = random.Random(commit)
     print(f"Seed: {commit}")
+    if "--sentences" in arguments:
+        for number, (source, text) in enumerate(user_sentences(chooser), 1):
+            print(f"{number}. {text} ({source})")
+        return
     for title, read in (("Docstrings", docstrings), ("Messages", messages)):
         texts = [(path, *text) for path, tree in trees() for text in read(tree)]
         print(f"\n{title}: {SAMPLE_SIZE} of {len(texts)}\n")

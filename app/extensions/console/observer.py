@@ -168,7 +168,7 @@ class Observer:
             if choice is not None:
                 choices.append(choice)
             elif bar.end is not None:
-                sentence = f"Refused with {bar.end[1]}"
+                sentence = f"Rejected with {bar.end[1]}"
         if choices:
             sentence = max(choices, key=attrgetter("total_ms")).sentence
         return RequestReport(bars[0].request.request_id, sentence, choices)

@@ -33,13 +33,13 @@ NEARLY_ALL = 0.95
 TRANSFER = "the KV cache of its prefill on another engine"
 WAITED = {
     "": "in the queue",
-    "places": "for a place",
+    "places": "for a slot",
     "budget": "for room in a step",
     "blocks": "for KV blocks",
     "adapter": "for an adapter slot",
     "priority": "behind higher priority",
     "paused": "while the engine was paused",
-    "step": "for the step under way",
+    "step": "for the running step",
 }
 """Words of the sentence for each cause of a wait."""
 SLOW_TOKENS = 256

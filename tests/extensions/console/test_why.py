@@ -24,7 +24,7 @@ def test_a_report_explains_choices_that_wait_run_and_have_ended() -> None:
     it.frame(0.5)
     statuses = [report_of(it, name).choices[0].status for name in ("first", "late")]
     assert statuses == ["running", "waiting"]
-    assert report_of(it, "late").sentence.startswith("Waited 500 ms for a place: 1 of 1 taken")
+    assert report_of(it, "late").sentence.startswith("Waited 500 ms for a slot: 1 of 1 taken")
     it.frame(100)
     (choice,) = report_of(it, "late").choices
     assert choice.status == "length"

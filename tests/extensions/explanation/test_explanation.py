@@ -100,7 +100,7 @@ def test_requests_of_higher_priority_go_first(timing: str) -> None:
     it.clock.advance(100)
     low = why(it, "low")
     assert (
-        "behind higher priority: 2 requests went first, for a place too: 1 of 1 taken"
+        "behind higher priority: 2 requests went first, for a slot too: 1 of 1 taken"
         in low.sentence
     )
     assert waited(low, "priority") > waited(low, "places") > 0

@@ -28,7 +28,7 @@ def test_a_quota_is_told_with_its_reason(flags: tuple[str, ...]) -> None:
 
     assert (
         report("second")["sentence"]
-        == f"Refused with status 429: {answers[1].get_json()['error']['message']}"
+        == f"Rejected with status 429: {answers[1].get_json()['error']['message']}"
     )
     assert report("second")["choices"] == []
     assert report(answers[0].get_json()["id"])["choices"][0]["status"] == "length"

@@ -83,7 +83,7 @@ def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
         "understudy.delay.detail": "1 of 1 taken, one by the prompt of other (3 tokens)",
         "understudy.delay.seconds": pytest.approx(3.0, abs=0.01),
     }
-    assert str(told(own)["understudy.delay"]).startswith("Waited 3.0 s for a place: 1 of 1 taken")
+    assert str(told(own)["understudy.delay"]).startswith("Waited 3.0 s for a slot: 1 of 1 taken")
 
 
 def test_hundreds_of_explanations_at_once_end_with_their_time() -> None:

@@ -9,7 +9,9 @@ import pytest
 from tests.running_server import ROOT
 
 PAGE = (ROOT / "docs" / "index.md").read_text()
-JOBS = re.findall(r"(?ms)^## ([\w ]+)\n(?:(?!^## ).)*?^```console\n\$ (.+?)\n(.*?)^```", PAGE)
+JOBS = re.findall(
+    r"(?ms)^## ([\w ]+)\n(?:(?!^## ).)*?^```console\n\$ ((?:[^\n]*\\\n)*[^\n]+)\n(.*?)^```", PAGE
+)
 
 
 def shape(line: str) -> str:

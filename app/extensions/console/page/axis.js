@@ -292,7 +292,7 @@ class Overview {
     axis.attach(this.place, {
       edges: () => [0, 0],
       range: () => axis.whole,
-      tell: () => ["Drag to choose a time, double click for all."],
+      tell: () => ["Drag to select a time, double-click to reset."],
     });
   }
 

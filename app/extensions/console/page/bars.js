@@ -65,10 +65,10 @@ class BarsView {
         : rows.sort((a, b) => this.rank(a) - this.rank(b) || b.number - a.number);
     this.spacer.style.height = `${this.dense ? 0 : Math.max(0, rows.length * ROW + HEAD + 6 - this.place.clientHeight)}px`;
     $("requests-count").textContent =
-      `${whole(live)} under way, ${whole(rows.length)} shown${failed ? `, ${whole(failed)} failed` : ""}`;
+      `${whole(live)} in progress, ${whole(rows.length)} shown${failed ? `, ${whole(failed)} failed` : ""}`;
     $("all-rows").hidden = this.moment === null;
     if (this.moment !== null)
-      $("all-rows").textContent = `of ${this.axis.label(this.moment)}: show all`;
+      $("all-rows").textContent = `at ${this.axis.label(this.moment)}: show all`;
     legend($("requests-legend"), [
       ...PHASES.map((name) => [COLOURS[name], name]),
       [COLOURS.failed, "failed"],
@@ -109,7 +109,11 @@ class BarsView {
     pen.fillText("took", width - 4, 8);
     if (!this.rows.length) {
       pen.textAlign = "center";
-      pen.fillText("No requests in this time. Load, above, sends some.", width / 2, height / 2);
+      pen.fillText(
+        "No requests in this time. The button Send load sends some.",
+        width / 2,
+        height / 2,
+      );
     }
   }
 

@@ -19,7 +19,7 @@ class BlocksView {
       : "";
     if (!server.blocks) {
       this.empty(
-        "No KV cache is played. Switch it on with --enable-kvcache, or play steps with --profile.",
+        "No KV cache is simulated. Enable it with --enable-kvcache, or simulate steps with --profile.",
       );
       return;
     }
@@ -51,7 +51,7 @@ class BlocksView {
     const whose =
       state === FREE || !model.owners[block]
         ? ""
-        : `${state === HELD ? "held by" : "last taken by"} ${bar ? `${bar.id}${bar.adapter ? `, ${bar.adapter}` : ""}` : "a request of before"}`;
+        : `${state === HELD ? "held by" : "last held by"} ${bar ? `${bar.id}${bar.adapter ? `, ${bar.adapter}` : ""}` : "an earlier request"}`;
     return [
       `block ${whole(block)}${each > 1 ? ` to ${whole(block + each - 1)}` : ""}: ${["free", "cached", "held", "shared"][state]}`,
       whose,
@@ -167,7 +167,7 @@ class BlocksView {
       [COLOURS.free, "free"],
       [COLOURS.decode, `held ${whole(held)}`],
       ...(found ? [[COLOURS.transfer, `found in the cache ${whole(found)}`]] : []),
-      ["transparent", "blocks are only counted here"],
+      ["transparent", "blocks are counted, not identified"],
     ]);
     this.canvas.setAttribute("aria-label", `${held} blocks held`);
   }
@@ -191,7 +191,7 @@ class BlocksView {
           ];
     if (by === "adapter")
       for (const name of Object.keys(model.adapters)) items.push([hue(textNumber(name)), name]);
-    items.push([COLOURS.failed, "evicted just now"]);
+    items.push([COLOURS.failed, "just evicted"]);
     items.push(["transparent", `${model.server.block_size} tokens each`]);
     if (each > 1) items.push(["transparent", `a cell is ${each} blocks`]);
     if (model.blocks.length < model.server.blocks)

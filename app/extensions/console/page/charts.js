@@ -8,7 +8,7 @@ const TILES = [
   {
     name: "Running",
     value: (p) => `${whole(p.figures.running)}`,
-    of: (m) => `of ${whole(m.server.places)} places`,
+    of: (m) => `of ${whole(m.server.places)} slots`,
     curve: (p) => p.figures.running,
     share: (p, m) => p.figures.running / m.server.places,
     sum: short,
@@ -23,7 +23,7 @@ const TILES = [
   {
     name: "KV cache",
     value: (p) => `${(p.figures.cache_usage * 100).toFixed(1)} %`,
-    of: (m) => (m.server.blocks ? `of ${whole(m.server.blocks)} blocks` : "none is played"),
+    of: (m) => (m.server.blocks ? `of ${whole(m.server.blocks)} blocks` : "not simulated"),
     curve: (p) => p.figures.cache_usage,
     share: (p) => p.figures.cache_usage,
     sum: (value) => `${(value * 100).toFixed(0)} %`,
@@ -31,7 +31,7 @@ const TILES = [
   {
     name: "Output",
     value: (p, r) => `${short(r.generated)}`,
-    of: () => "tokens a second",
+    of: () => "tokens per second",
     curve: (p) => p.rates.generated,
     sum: short,
   },
@@ -72,7 +72,7 @@ const TILES = [
       [...m.failures]
         .sort((a, b) => b[1] - a[1])
         .map(([reason, count]) => `${reason} × ${short(count)}`)
-        .join(", ") || "refused or failed",
+        .join(", ") || "rejected or failed",
     curve: (p) => p.rates.refused + p.rates.abort + p.rates.error,
   },
   {
@@ -119,7 +119,7 @@ class Tiles {
       const line = tile.of(model, latency),
         run = summary[tile.name];
       of.textContent = run ? run.join("\n") : line;
-      of.title = run ? `${line}; of the whole run: ${run.join(", ")}` : line;
+      of.title = run ? `${line}; whole run: ${run.join(", ")}` : line;
       this.spark(
         canvas,
         points.filter((p) => p.at > model.at - SPARK_MS),
@@ -166,14 +166,14 @@ const CURVES = [
     ],
   },
   {
-    title: "tokens a second",
+    title: "tokens per second",
     series: [
       ["output", "decode", (p) => p.rates.generated],
       ["prompts", "prefill", (p) => p.rates.prompt, "right"],
     ],
   },
   {
-    title: "failed requests a second",
+    title: "failed requests per second",
     series: [
       ["refused", "failed", (p) => p.rates.refused],
       ["left", "preempted", (p) => p.rates.abort],
@@ -361,8 +361,8 @@ class Spreads {
     pen.lineTo(width, low + 0.5);
     pen.stroke();
     const line = total
-      ? `p50 ${ms(p50)}, p90 ${ms(p90)}, p99 ${ms(p99)}; ${(within * 100).toFixed(within > 0.995 && within < 1 ? 2 : 1)} % of ${whole(total)} within ${limit} ms${waiting ? `; ${whole(waiting)} still without one` : ""}`
-      : "nothing in this time";
+      ? `p50 ${ms(p50)}, p90 ${ms(p90)}, p99 ${ms(p99)}; ${(within * 100).toFixed(within > 0.995 && within < 1 ? 2 : 1)} % of ${whole(total)} within ${limit} ms${waiting ? `; ${whole(waiting)} still waiting` : ""}`
+      : "no requests in this time";
     $(`${name}-line`).textContent = line;
     $(`${name}-line`).classList.toggle("bad", total > 0 && within < 0.99);
     canvas.setAttribute("aria-label", line);

@@ -9,7 +9,7 @@ const BINS = 300,
 const OVERLAID = [
   ["requests waiting", (p) => p.figures.waiting],
   ["first token, ms (median of 3 s)", (p) => p.rates.ttft],
-  ["output tokens a second", (p) => p.rates.generated],
+  ["output tokens per second", (p) => p.rates.generated],
   ["% of the KV cache", cacheUse],
   [
     "% of prompt tokens cached, so far",
@@ -142,7 +142,7 @@ function parting(a, b) {
     if (found && at > found.at) break;
     if (one.prompt !== two.prompt)
       part(at, k, "has", `${whole(one.prompt)} prompt tokens`, whole(two.prompt));
-    else if (Math.abs(came[0] - came[1]) > LATE_MS) part(at, k, "comes after", ...came.map(ms));
+    else if (Math.abs(came[0] - came[1]) > LATE_MS) part(at, k, "arrives after", ...came.map(ms));
     for (const [name, what] of [
       ["first", "has its first token after"],
       ["end", "ends after"],
@@ -187,7 +187,7 @@ class CompareView {
   }
 
   tell() {
-    $("state").textContent = "a comparison";
+    $("state").textContent = "comparison";
     $("state").className = "pill still";
   }
 
@@ -239,14 +239,14 @@ class CompareView {
     $("comparison").replaceChildren(
       el(
         "section",
-        { class: "panel verdict", "aria-label": "Which is better" },
+        { class: "panel verdict", "aria-label": "Result" },
         el("p", { class: "sentence" }, String(verdict.sentence)),
         el(
           "p",
           { class: "line muted" },
           this.part
-            ? `They part after ${ago(this.part.at)}: ${this.part.text}.`
-            : `They do not part: no request differs by ${APART * 100} % and ${APART_MS} ms.`,
+            ? `First difference after ${ago(this.part.at)}: ${this.part.text}.`
+            : `No difference: no request differs by ${APART * 100} % and ${APART_MS} ms.`,
         ),
         ...runs.map((run, k) =>
           el(
@@ -453,7 +453,7 @@ async function compareFiles(files) {
   // Two recordings, or one with what the page shows.
   let name = "Compare";
   try {
-    if (files.length > 2) throw "takes two recordings, or one for this run.";
+    if (files.length > 2) throw "Select two recordings, or one to compare with this run.";
     const runs = [];
     for (const file of files) {
       name = calm(file.name.replace(/\.[^.]*$/, ""));
@@ -476,7 +476,7 @@ async function compareFiles(files) {
     compared = next;
   } catch (error) {
     warn(
-      `${name}: ${typeof error === "string" ? error : "This file is no recording of one run of the console."}`,
+      `${name}: ${typeof error === "string" ? error : "This file is not a recording of a single run of the console."}`,
     );
   }
 }

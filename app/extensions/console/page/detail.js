@@ -52,7 +52,7 @@ class Detail {
         el(
           "button",
           { type: "button", title: "Zoom to the time of this request", onclick: () => this.zoom() },
-          "Zoom to it",
+          "Zoom",
         ),
       ),
       this.why,
@@ -99,7 +99,7 @@ class Detail {
     this.title.textContent = bar.id;
     if (answer && !known)
       this.why.replaceChildren(
-        el("p", { class: "muted" }, answer.error || "More is not known any more."),
+        el("p", { class: "muted" }, answer.error || "No more details are available."),
         whyView(bar, model, null),
       );
     else this.why.replaceChildren(whyView(bar, model, known && known.why));

@@ -1,7 +1,7 @@
 "use strict";
 // A knob for every live setting, made from the server's own table.
 
-const START = "set at the start";
+const START = "set at startup";
 
 class Knobs {
   constructor(ask, ranks) {
@@ -31,9 +31,9 @@ class Knobs {
       );
     const some = el(
       "select",
-      { "aria-label": "Which settings" },
+      { "aria-label": "Settings to show" },
       el("option", { value: "" }, "all"),
-      el("option", { value: "differs" }, "those that differ"),
+      el("option", { value: "differs" }, "changed"),
     );
     const choose = () => {
       for (const part of parts) {
@@ -155,7 +155,7 @@ class Knobs {
       ...given,
       placeholder:
         knob.secret && knob.value && knob.value.length
-          ? "set; type another one"
+          ? "set; type a new value"
           : knob.optional
             ? "none"
             : "",

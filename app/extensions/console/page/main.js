@@ -69,7 +69,7 @@ async function follow() {
       } else {
         wait = 250;
         await read(response.body.getReader());
-        say("the stream has ended");
+        say("the stream ended");
       }
     } catch (error) {
       if (!(error instanceof TypeError)) console.error(error);
@@ -153,8 +153,8 @@ function begin() {
   strip = new Strip(report ? null : ask, panels);
   $("model").textContent = server.model;
   $("facts").textContent = [
-    server.plays && `plays vLLM ${server.plays}`,
-    server.profile && `steps of ${server.profile}`,
+    server.plays && `simulates vLLM ${server.plays}`,
+    server.profile && `profile ${server.profile}`,
     server.told,
   ]
     .filter(Boolean)
@@ -200,7 +200,7 @@ function render() {
   const then = past(now),
     latency = views.spreads.latency(now, recorder.samples);
   if (performance.now() > said) {
-    $("state").textContent = report ? "a report" : stopped === null ? now.state : "recorded";
+    $("state").textContent = report ? "report" : stopped === null ? now.state : "recorded";
     $("state").className = `pill ${report || stopped !== null ? "still" : now.state}`;
   }
   views.tiles.render(now, points, latency, recorder.summary);
@@ -289,7 +289,7 @@ function openReport(file, name = "this recording") {
     render();
   } catch (error) {
     use(before);
-    warn(typeof error === "string" ? error : "This file is no recording of the console.");
+    warn(typeof error === "string" ? error : "This file is not a recording of the console.");
   }
 }
 

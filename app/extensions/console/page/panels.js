@@ -1,25 +1,25 @@
 "use strict";
-// The tabs, by task: send load, break it, tune, operate, see who waits, watch the cache, check clients, compare ranks.
+// The tabs: load, faults, settings, operation, queue, cache events, clients and scripts, ranks.
 
 const FAULTS = {
   "no fault": "",
-  "503 for every tenth request": [{ action: "error", status: 503, every: 10 }],
-  "429 with Retry-After for every fifth": [
+  "503 for every 10th request": [{ action: "error", status: 503, every: 10 }],
+  "429 with Retry-After for every 5th request": [
     { action: "error", status: 429, retry_after: 2, every: 5 },
   ],
-  "a stall of 3 s after 5 tokens, one in ten": [
+  "a stall of 3 s after 5 tokens, 10 % of requests": [
     { action: "stall", seconds: 3, after: 5, probability: 0.1 },
   ],
-  "a slow first token (2 s), one in five": [
+  "a slow first token (2 s), 20 % of requests": [
     { action: "slow-first-token", seconds: 2, probability: 0.2 },
   ],
-  "connections that break after 3 chunks, one in ten": [
+  "a broken connection after 3 chunks, 10 % of requests": [
     { action: "disconnect", after: 3, probability: 0.1 },
   ],
-  "chunks that are no JSON, one in ten": [
+  "invalid JSON in a chunk, 10 % of requests": [
     { action: "malformed-chunk", chunk: 2, probability: 0.1 },
   ],
-  "a quota of 60 requests a minute": [{ action: "rate-limit", rate: 60, burst: 5 }],
+  "a limit of 60 requests per minute": [{ action: "rate-limit", rate: 60, burst: 5 }],
 };
 
 class Panels {
@@ -36,25 +36,25 @@ class Panels {
       shared: 96,
     };
     this.knobs = new Knobs(ask, Object.keys(this.server.ranks || {}).length);
-    const waits = ["wait", "Who waits", () => this.both(this.queue(), this.adapters())],
+    const waits = ["wait", "Queue", () => this.both(this.queue(), this.adapters())],
       cache = [
         "cache",
-        "Watch the cache",
+        "Cache events",
         async () => this.both(this.events(), ask && (await this.index())),
       ];
     this.tabs = [
       ["load", "Send load", () => this.loads()],
-      ["break", "Break it", () => this.faults()],
+      ["break", "Inject faults", () => this.faults()],
       ["tune", "Tune", () => this.knobs.make(this.wanted)],
       ["operate", "Operate", () => this.control()],
       waits,
       cache,
       [
         "check",
-        "Check clients",
+        "Clients",
         async () => this.both(await this.clients(), this.server.scripts && (await this.scripts())),
       ],
-      ["ranks", "Compare ranks", () => this.ranks()],
+      ["ranks", "Ranks", () => this.ranks()],
     ];
     if (!ask) this.tabs = [waits, cache];
     $("tabs").replaceChildren(
@@ -158,14 +158,14 @@ class Panels {
     const told = el(
       "p",
       { role: "status", class: "muted" },
-      "What is done here is done to this rank.",
+      "These actions apply to this rank only.",
     );
-    const mode = select("What becomes of running requests", [
-        ["keep", "let them run on"],
-        ["wait", "wait for them"],
-        ["abort", "abort them"],
+    const mode = select("Running requests", [
+        ["keep", "continue running requests"],
+        ["wait", "wait for running requests"],
+        ["abort", "abort running requests"],
       ]),
-      level = select("Level of sleep", [
+      level = select("Sleep level", [
         ["1", "level 1"],
         ["2", "level 2"],
         ["0", "level 0"],
@@ -208,7 +208,7 @@ class Panels {
       group(
         "Drain",
         this.button(
-          "Take no more requests",
+          "Stop accepting requests",
           later(() => "/admin/drain"),
           true,
         ),
@@ -239,23 +239,23 @@ class Panels {
       shared: field("shared", 0, 100000),
     };
     const names = {
-      rate: "requests a second",
+      rate: "requests per second",
       seconds: "seconds",
       prompt_tokens: "prompt tokens",
       output_tokens: "output tokens",
       groups: "groups of prompts",
-      shared: "tokens that a group shares",
+      shared: "shared tokens per group",
     };
     const told = el(
         "p",
         { role: "status", class: "muted" },
-        "Completions, sent by the server to itself as clients send them.",
+        "The server sends these completions to itself over HTTP.",
       ),
       state = el("p", { class: "mono" });
     this.refreshes.push((model) => {
       const load = model.load;
       state.textContent = load
-        ? `${load.active ? "under way" : "over"}: ${whole(load.sent)} sent, ${whole(load.in_flight)} in flight, ${whole(load.answered)} answered, ${whole(load.failed)} failed${load.error ? ` (${load.error})` : ""}`
+        ? `${load.active ? "running" : "finished"}: ${whole(load.sent)} sent, ${whole(load.in_flight)} in flight, ${whole(load.answered)} answered, ${whole(load.failed)} failed${load.error ? ` (${load.error})` : ""}`
         : "";
     });
     return el(
@@ -285,7 +285,7 @@ class Panels {
       rules = el("textarea", { rows: 5, spellcheck: false, "aria-label": "Fault rules as JSON" }),
       rate = el("input", { type: "number", min: 0, max: 100, value: 0 });
     const chosen = select(
-      "A rule to begin with",
+      "Example rules",
       Object.keys(FAULTS).map((name) => [name, name]),
     );
     chosen.addEventListener("input", () => {
@@ -315,8 +315,8 @@ class Panels {
         for (const [name, count] of Object.entries(client.faults))
           all[name] = (all[name] || 0) + count;
       struck.textContent = Object.keys(all).length
-        ? `Struck so far: ${counts(all)}.`
-        : "Nothing has gone wrong on purpose.";
+        ? `Faults so far: ${counts(all)}.`
+        : "No faults were injected.";
     });
     return el(
       "div",
@@ -335,7 +335,7 @@ class Panels {
       ),
       rules,
       group(
-        "Errors by chance",
+        "Random errors",
         el("label", {}, rate, " % of requests"),
         this.button(
           "Apply",
@@ -357,7 +357,7 @@ class Panels {
       return el(
         "p",
         { class: "muted" },
-        "No KV events are published. --zmq-endpoint, or --kv-index, with a KV cache publishes them.",
+        "No KV events are published. Enable them with a KV cache and --zmq-endpoint or --kv-index.",
       );
     let last = null;
     this.refreshes.push((model) => {
@@ -385,7 +385,7 @@ class Panels {
 
   async index() {
     if (!this.server.index)
-      return el("p", { class: "muted" }, "There is no index of pods. --kv-index keeps one.");
+      return el("p", { class: "muted" }, "There is no index of pods. Enable it with --kv-index.");
     const prompt = el("textarea", {
         rows: 4,
         placeholder: "A prompt",
@@ -412,8 +412,8 @@ class Panels {
                 "p",
                 { class: "muted" },
                 answer.body === null
-                  ? "Less than a block of tokens."
-                  : "No pod has the beginning of it.",
+                  ? "The prompt is shorter than one block."
+                  : "No pod has the beginning of this prompt.",
               ),
       );
     };
@@ -428,7 +428,7 @@ class Panels {
                 `${name.replaceAll("_", " ")} ${typeof value === "number" ? whole(value) : value}`,
             )
             .join(", ")
-        : "the backend does not answer";
+        : "The backend does not answer.";
       pods.replaceChildren(
         el(
           "p",
@@ -482,8 +482,8 @@ class Panels {
           "p",
           { class: verdict.body.clean ? "good" : "bad" },
           verdict.body.clean
-            ? "No client has done anything wrong."
-            : "Some clients take errors badly.",
+            ? "No client made a mistake."
+            : "Some clients handle errors incorrectly.",
         ),
         clients.length
           ? table(
@@ -521,7 +521,7 @@ class Panels {
         "div",
         { class: "row" },
         this.button(
-          "Begin anew",
+          "Clear",
           async () => {
             await this.act(told, "DELETE", "/admin/verdict")();
             told.textContent = "";
@@ -552,7 +552,9 @@ class Panels {
         "section",
         {},
         el("h3", {}, it.path, it.model ? ` (for ${it.model})` : ""),
-        it.error ? el("p", { class: "bad" }, `${it.error}; the rules of before stay`) : null,
+        it.error
+          ? el("p", { class: "bad" }, `${it.error}; the previous rules stay in force`)
+          : null,
         table(
           ["rule", "name", "answered", "failed", "too slow"],
           el("tbody", {}, ...it.rules.slice(0, 500).map(row)),
@@ -566,7 +568,7 @@ class Panels {
           el(
             "p",
             { class: "muted" },
-            `${whole(answer.body.unanswered)} prompts were left to the mode below.`,
+            `${whole(answer.body.unanswered)} prompts were answered by the mode instead.`,
           ),
           ...answer.body.files.map(file),
         );
@@ -579,7 +581,7 @@ class Panels {
       el(
         "div",
         { class: "row" },
-        this.button("Count from nothing", async () => {
+        this.button("Reset counters", async () => {
           await this.act(told, "DELETE", "/admin/script")();
           told.textContent = "";
           look();
@@ -598,7 +600,7 @@ class Panels {
         (bar) => bar.end === null && (bar.phase === QUEUED || bar.phase === PREEMPTED),
       );
       waiting.sort((a, b) => b.phase - a.phase || a.arrival - b.arrival);
-      line.textContent = `${whole(model.figures.running)} of ${whole(model.server.places)} places are taken, ${whole(waiting.length)} wait${waiting.length > 100 ? "; the first 100 by arrival" : waiting.length ? ", by arrival" : ""}.`;
+      line.textContent = `${whole(model.figures.running)} of ${whole(model.server.places)} slots are in use, ${whole(waiting.length)} wait${waiting.length > 100 ? "; the first 100 by arrival" : waiting.length ? ", by arrival" : ""}.`;
       place.hidden = !waiting.length;
       body.replaceChildren(
         ...waiting
@@ -636,14 +638,14 @@ class Panels {
         if (!rows.has(bar.adapter)) rows.set(bar.adapter, { running: 0, waiting: 0, here: false });
         rows.get(bar.adapter).waiting++;
       }
-      line.textContent = `${Object.keys(model.adapters).length} of ${model.server.adapter_slots} adapter slots are taken.`;
+      line.textContent = `${Object.keys(model.adapters).length} of ${model.server.adapter_slots} adapter slots are in use.`;
       body.replaceChildren(
         ...[...rows].map(([name, it]) =>
           el(
             "tr",
             {},
             cell(name),
-            cell(it.here ? "in memory" : "to be loaded"),
+            cell(it.here ? "in memory" : "not loaded yet"),
             cell(it.running),
             cell(it.waiting),
           ),
@@ -695,8 +697,8 @@ function why(model, bar) {
     !(bar.adapter in model.adapters) &&
     Object.keys(model.adapters).length >= model.server.adapter_slots
   )
-    return "a slot of its adapter";
-  return model.figures.running >= model.server.places ? "a place" : "blocks, or its turn in a step";
+    return "an adapter slot";
+  return model.figures.running >= model.server.places ? "a slot" : "blocks or room in a step";
 }
 
 function bad(count) {

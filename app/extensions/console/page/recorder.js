@@ -140,8 +140,9 @@ class Recorder {
   read(text) {
     const lines = text.split("\n").filter((line) => line.trim());
     const picture = JSON.parse(lines[0]);
-    if (picture.version !== VERSION || !picture.frame)
-      throw `This file is of another version of the console (${Number(picture.version)}; this page reads ${VERSION}).`;
+    if (picture.version && picture.version !== VERSION)
+      throw `This file has a different version (${Number(picture.version)}; this page reads version ${VERSION}).`;
+    if (!picture.version || !picture.frame) throw new Error("not a recording of a single run");
     let model = new Model(picture);
     this.begin(model);
     this.endless = true;

@@ -53,7 +53,7 @@ async function save() {
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   } catch {
-    warn("the server does not answer: nothing is saved");
+    warn("the server does not answer; nothing was saved");
   }
 }
 

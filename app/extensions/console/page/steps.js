@@ -183,10 +183,10 @@ class StepsView {
       last = rows[rows.length - 1];
     $("steps-title").textContent = shared ? "Steps" : "Tokens computed";
     $("steps-last").textContent = !last
-      ? "none in this time"
+      ? "no steps in this time"
       : shared
         ? `${whole(last[2])} prefill + ${whole(last[3])} decode of ${whole(model.server.budget)} tokens, ${whole(last[4])} sequences, ${ms(last[1])}`
-        : "requests have latencies of their own: no steps; by quarter of a second";
+        : "no shared steps; tokens per quarter of a second";
     const items = [
       [COLOURS.prefill, "prefill tokens"],
       [COLOURS.decode, "decode tokens"],
@@ -196,8 +196,8 @@ class StepsView {
       shared
         ? [
             ...items,
-            [COLOURS.preempted, "what it took"],
-            ["transparent", "dashed: the budget (heights as square roots)"],
+            [COLOURS.preempted, "duration"],
+            ["transparent", "dashed: the budget (square-root scale)"],
           ]
         : items,
     );

@@ -33,7 +33,7 @@ class Strip {
     );
     this.fault = select("Fault", [
       ...Object.keys(FAULTS).map((name) => [name, name]),
-      ["own", "rules of your own"],
+      ["own", "custom rules"],
     ]);
     this.fault.lastElementChild.hidden = true;
     this.fault.addEventListener("change", () =>
@@ -53,7 +53,7 @@ class Strip {
           "span",
           { class: "unit" },
           this.load,
-          field("rate", "Requests a second", 500),
+          field("rate", "Requests per second", 500),
           " /s for",
           field("seconds", "Seconds", 600),
           " s",
@@ -106,7 +106,7 @@ class Strip {
         { class: "muted" },
         differ.length
           ? `${differ.length} settings differ from the defaults:`
-          : "All settings are the defaults.",
+          : "All settings have their defaults.",
       ),
       ...differ.map((knob) =>
         el(

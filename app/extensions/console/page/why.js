@@ -2,13 +2,13 @@
 // Why a request took as long as it did: its phases in milliseconds on a scale, each with its cause, and the steps it shared.
 
 const WAITED = {
-  places: "for a place",
+  places: "for a slot",
   budget: "for room in a step",
   blocks: "for KV blocks",
   adapter: "for an adapter slot",
   priority: "behind higher priority",
   paused: "while the engine was paused",
-  step: "for the step under way",
+  step: "for the running step",
 };
 const PHASE_COLOURS = { line: "free", queue: "queued" },
   SHOWN_STEPS = 10;
@@ -37,8 +37,8 @@ function whyOf(bar, model, told) {
       : model.steps.filter(([begin]) => begin >= began - 0.1 && begin < end);
   return {
     sentence: refused
-      ? `Refused with ${bar.reason}`
-      : `${ms(longest.to_ms - longest.from_ms)} of ${ms(end - bar.arrival)} in ${longest.phase}.${report ? " A recording holds no causes." : ""}`,
+      ? `Rejected with ${bar.reason}`
+      : `${ms(longest.to_ms - longest.from_ms)} of ${ms(end - bar.arrival)} in ${longest.phase}.${report ? " Recordings contain no causes." : ""}`,
     total_ms: end - bar.arrival,
     phases,
     steps: steps.length,
@@ -110,7 +110,7 @@ function stepsTable(bar, why, told) {
     const own = it.prompts.filter(([id]) => calm(id) === bar.id),
       rest = it.prompts.filter(([id]) => calm(id) !== bar.id).sort((a, b) => b[1] - a[1]);
     return [
-      ...own.map(([, tokens]) => `its own ${whole(tokens)}`),
+      ...own.map(([, tokens]) => `own ${whole(tokens)}`),
       ...rest.slice(0, 2).map(([id, tokens]) => `${calm(id)} ${whole(tokens)}`),
       rest.length > 2 ? `${rest.length - 2} more` : "",
     ]
@@ -120,9 +120,9 @@ function stepsTable(bar, why, told) {
   return el(
     "div",
     {},
-    el("h3", {}, `${count(why.steps, "step")} shared; the longest`),
+    el("h3", {}, `${count(why.steps, "step")} in total; the longest`),
     table(
-      ["after", "took", "prefill", "decode", told ? "prompts in it" : ""].filter(Boolean),
+      ["after", "took", "prefill", "decode", told ? "prompts" : ""].filter(Boolean),
       el(
         "tbody",
         {},

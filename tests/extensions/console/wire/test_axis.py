@@ -79,7 +79,7 @@ def report(browser: Browser, recording: Path) -> Iterator[Page]:
     page.on("console", lambda it: complaints.append(it.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(recording.as_uri())
-    until(lambda: page.inner_text("#state") == "a report", "it shows nothing")
+    until(lambda: page.inner_text("#state") == "report", "it shows nothing")
     yield page
     page.close()
     assert complaints == []
@@ -97,7 +97,7 @@ def test_the_panel_says_why_a_request_was_late_while_it_waits_and_after(
     waiting = "[...model.bars.values()].find(bar => bar.phase === QUEUED && bar.end === null)"
     until(lambda: seen.model(f"{waiting} !== undefined"), "nothing waits")
     seen.page.evaluate(f"views.detail.show({waiting}.number, model)")
-    seen.shows("for a place: 1 of 1 taken", "#detail .sentence")
+    seen.shows("for a slot: 1 of 1 taken", "#detail .sentence")
     assert "(so far)." in seen.page.inner_text("#detail .sentence")
     ahead.join()
     late.join()
@@ -121,7 +121,7 @@ def test_a_recording_tells_phases_and_that_it_knows_no_causes(report: Page) -> N
     late = "[...model.bars.values()].reduce((a, b) => (b.first - b.arrival > a.first - a.arrival ? b : a))"
     report.evaluate(f"views.detail.show({late}.number, model)")
     sentence = report.inner_text("#detail .sentence")
-    assert "in queue" in sentence and "A recording holds no causes." in sentence
+    assert "in queue" in sentence and "Recordings contain no causes." in sentence
     waited = report.evaluate(f"(bar => bar.parts[1][1] - bar.arrival)({late})")
     assert number(report.inner_text("#detail .phases .number >> nth=0")) == pytest.approx(
         waited, rel=0.01
@@ -228,7 +228,7 @@ def test_what_began_is_marked_also_for_pages_that_are_opened_later_and_saved(
     assert sorted(seen.model(marks)) == sorted(wanted)
     text = seen.model("recorder.text()")
     seen.page.evaluate("openReport(recorder.text())")
-    seen.is_now("a report")
+    seen.is_now("report")
     assert sorted(seen.model(marks)) == sorted(wanted) and "load of 5" in text
     change(server, inter_token_latency="20ms")
 
@@ -251,7 +251,7 @@ def test_what_one_does_most_is_above_the_fold_and_acts(
     until(lambda: settings(server)["scheduling-policy"] == "priority", "the policy is not set")
     it.shows("scheduling-policy priority", "#strip .chips")
     strip.get_by_label("Scheduling policy").select_option("fcfs")
-    strip.get_by_label("Fault", exact=True).select_option("503 for every tenth request")
+    strip.get_by_label("Fault", exact=True).select_option("503 for every 10th request")
     until(lambda: settings(server)["fault-rules"], "no fault is set")
     strip.get_by_label("Fault", exact=True).select_option("no fault")
     until(lambda: not settings(server)["fault-rules"], "the fault stays")

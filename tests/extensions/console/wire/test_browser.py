@@ -217,8 +217,8 @@ def test_a_request_is_followed_while_it_is_looked_at(seen: Seen, server: Running
     assert seen.page.inner_text(reply).startswith(before)
     assert seen.model("document.activeElement.tagName") == "PRE", "who reads is not disturbed"
     seen.page.keyboard.press("5")
-    seen.shows("a place")
-    assert "8 of 8 places are taken" in seen.page.inner_text("#tab-body")
+    seen.shows("a slot")
+    assert "8 of 8 slots are in use" in seen.page.inner_text("#tab-body")
     requests.delete(f"{server.url}/admin/console/load", headers=KEY, timeout=20)
     quiet(server)
 
@@ -237,7 +237,7 @@ def test_scripts_are_told_rule_by_rule(browser: Browser, tmp_path: Path) -> None
         )
         path.write_text("rules: [{then: {txt: a}}]")
         it.shows("unknown key 'txt'")
-        it.press("Count from nothing")
+        it.press("Reset counters")
         until(
             lambda: re.search(r"greet <b>\s+0\s", it.page.inner_text("#tab-body")), "it counts on"
         )
@@ -363,11 +363,12 @@ def test_curves_and_steps_begin_with_what_the_server_has_kept(
         else:  # a step of a prompt computes the first token of its request
             assert decodes == 3 * 39
         until(
-            lambda: "none in this time" not in it.page.inner_text("#steps-last"), "no step is shown"
+            lambda: "no steps in this time" not in it.page.inner_text("#steps-last"),
+            "no step is shown",
         )
         saved = it.model("recorder.text()")
         it.page.evaluate("text => openReport(text)", saved)
-        until(lambda: it.page.inner_text("#state") == "a report", "the recording does not open")
+        until(lambda: it.page.inner_text("#state") == "report", "the recording does not open")
         assert it.model("recorder.points[0].at") < opened_ms and it.model("model.steps.length")
         it.is_over()
 
@@ -386,7 +387,7 @@ def test_knobs_faults_and_buttons_act(seen: Seen, server: RunningServer) -> None
         until(lambda now=now: settings(server)["failure-injection-rate"] == now, f"it is not {now}")  # type: ignore[misc]
     seen.forgives("400")
     seen.tab("break")
-    seen.page.locator("#tab-body select").select_option("503 for every tenth request")
+    seen.page.locator("#tab-body select").select_option("503 for every 10th request")
     seen.page.get_by_role("button", name="Apply").first.click()
     rules = [{"action": "error", "status": 503, "every": 10}]
     until(lambda: settings(server)["fault-rules"] == rules, "the rule is not set")
@@ -411,7 +412,7 @@ def test_a_late_answer_does_not_replace_fault_rules_that_were_chosen(seen: Seen)
     seen.page.route("**/admin/config", lambda route: held_requests.append(route))
     with seen.page.expect_request("**/admin/config"):
         seen.tab("break")
-    seen.page.locator("#tab-body select").select_option("503 for every tenth request")
+    seen.page.locator("#tab-body select").select_option("503 for every 10th request")
     with seen.page.expect_response("**/admin/config") as response:
         held_requests[0].continue_()
     response.value.finished()
@@ -423,9 +424,9 @@ def test_every_tab_shows_something(seen: Seen, server: RunningServer) -> None:
     seen.open()
     complete(server, prompt=LONG, max_tokens=30)
     for name, word in (
-        ("load", "requests a second"), ("break", "Errors by chance"), ("cache", "stored"),
+        ("load", "requests per second"), ("break", "Random errors"), ("cache", "stored"),
         ("cache", "copies"), ("check", "client"), ("wait", "adapter slots"), ("ranks", "serving"),
-        ("wait", "places are taken"), ("tune", "set at the start"),
+        ("wait", "slots are in use"), ("tune", "set at startup"),
     ):  # fmt: skip
         seen.tab(name)
         seen.shows(word)
@@ -499,12 +500,12 @@ def test_a_moment_of_before_is_shown_as_it_was_and_a_recording_is_saved_and_open
     assert json.loads(file.read_text().splitlines()[0])["version"] == 2
     last = seen.model("model.figures.generated")
     seen.page.set_input_files("#file", str(file))
-    seen.is_now("a report")
+    seen.is_now("report")
     assert 0 < seen.model("model.figures.generated") <= last
     assert seen.model("model.bars.size") > 8
     file.write_text('{"version": 99}')
     seen.page.set_input_files("#file", str(file))
-    seen.shows("another version of the console (99;", "#state")
+    seen.shows("a different version (99;", "#state")
     for wrong in (
         "no JSON",
         '{"version": 2, "frame": {}}',
@@ -513,7 +514,7 @@ def test_a_moment_of_before_is_shown_as_it_was_and_a_recording_is_saved_and_open
     ):
         file.write_text(wrong)
         seen.page.set_input_files("#file", str(file))
-        seen.shows("no recording of the console", "#state")
+        seen.shows("not a recording of the console", "#state")
     assert seen.model("model.bars.size") > 8, "what was shown is shown on"
 
 
@@ -524,15 +525,15 @@ def test_a_simulation_is_looked_through(browser: Browser, tmp_path: Path) -> Non
     page.on("console", lambda it: complaints.append(it.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(file.as_uri())
-    until(lambda: page.inner_text("#state") == "a report", "it shows nothing")
+    until(lambda: page.inner_text("#state") == "report", "it shows nothing")
     assert page.evaluate("model.over.length") == page.evaluate("model.bars.size") > 150
     page.evaluate("stop(10000)")
     until(lambda: page.evaluate("shown().figures.running") > 5, "nothing runs in the midst of it")
     assert [tab.inner_text() for tab in page.locator("#tabs button").all()] == [
-        "Who waits",
-        "Watch the cache",
+        "Queue",
+        "Cache events",
     ]
-    assert "places are taken" in page.inner_text("#tab-body")
+    assert "slots are in use" in page.inner_text("#tab-body")
     assert page.inner_text("#steps-title") == "Pods" and page.evaluate("shown().pods.length") == 2
     page.close()
     assert complaints == []
@@ -545,7 +546,7 @@ def test_a_simulation_opens_at_its_busiest_moment_with_means_and_peaks(
     assert run(["--rate", "8", "--seconds", "30", "--html", str(file)]) == 0
     page = browser.new_page()
     page.goto(file.as_uri())
-    until(lambda: page.inner_text("#state") == "a report", "it shows nothing")
+    until(lambda: page.inner_text("#state") == "report", "it shows nothing")
     requests_at = "recorder.points.map(point => point.figures.running + point.figures.waiting)"
     busiest = page.evaluate(f"Math.max(...{requests_at})")
     assert page.evaluate("shown().figures.running + shown().figures.waiting") == busiest > 10

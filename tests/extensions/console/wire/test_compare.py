@@ -124,13 +124,13 @@ def test_the_page_says_in_one_sentence_which_router_is_better(
     browser: Browser, simulated: tuple[Path, str], complaints: list[str]
 ) -> None:
     file, sentence = simulated
-    page = opened(browser, file.as_uri(), complaints, "a comparison")
+    page = opened(browser, file.as_uri(), complaints, "comparison")
     assert page.inner_text(".sentence") == sentence
     assert (
         sentence.startswith("prefix-aware is better: ")
         and "found in a cache instead of" in sentence
     )
-    assert page.inner_text(".verdict .line").startswith("They part after 0.")
+    assert page.inner_text(".verdict .line").startswith("First difference after 0.")
     rows = [row.split("\t") for row in page.inner_text("#comparison .table").splitlines()]
     assert rows[0] == ["figure", "random", "prefix-aware", "difference"]
     # The recordings in the page have the figures that the command has calculated.
@@ -162,7 +162,7 @@ def test_the_page_says_in_one_sentence_which_router_is_better(
     page.locator("#comparison canvas").first.dblclick()
     assert page.evaluate("compared.range.to === compared.length")
     page.get_by_role("button", name="Show alone").last.click()
-    until(lambda: page.inner_text("#state") == "a report", "the run is not shown alone")
+    until(lambda: page.inner_text("#state") == "report", "the run is not shown alone")
     assert "prefix-aware" in page.inner_text("#model") and page.inner_text("#steps-title") == "Pods"
     page.get_by_role("button", name="Both runs").click()
     assert page.inner_text(".sentence") == sentence
@@ -172,12 +172,12 @@ def test_the_page_says_in_one_sentence_which_router_is_better(
 def test_a_comparison_is_saved_with_notes_and_opens_again(
     browser: Browser, simulated: tuple[Path, str], tmp_path: Path, complaints: list[str]
 ) -> None:
-    page = opened(browser, simulated[0].as_uri(), complaints, "a comparison")
+    page = opened(browser, simulated[0].as_uri(), complaints, "comparison")
     page.click("#notes-button")
     page.fill("#notes", HOSTILE)
     copy = saved(page, tmp_path / "copy.html")
     page.goto(copy.as_uri())
-    until(lambda: page.inner_text("#state") == "a comparison", "the copy does not open")
+    until(lambda: page.inner_text("#state") == "comparison", "the copy does not open")
     assert page.inner_text(".sentence") == simulated[1] and page.input_value("#notes") == HOSTILE
     assert page.evaluate("window.hacked") is None
     page.close()
@@ -204,7 +204,7 @@ def test_a_live_run_is_saved_as_a_page_and_shows_the_same_figures(
     first = saved(page, tmp_path / "first.html")
     page.close()
     for place in ("first", "second"):
-        page = opened(browser, (tmp_path / f"{place}.html").as_uri(), complaints, "a report")
+        page = opened(browser, (tmp_path / f"{place}.html").as_uri(), complaints, "report")
         page.select_option("#window", "60")
         assert page.evaluate(FIGURES) == then
         until(
@@ -225,14 +225,14 @@ def test_a_recorded_run_is_compared_with_a_simulated_one_and_with_the_live_one(
     recorded, run_html = saved(page, tmp_path / "recorded.html"), tmp_path / "simulated.html"
     assert run(["--rate", "20", "--seconds", "5", "--html", str(run_html)]) == 0
     page.set_input_files("#compare-files", [str(recorded), str(run_html)])
-    until(lambda: page.inner_text("#state") == "a comparison", "nothing is compared")
+    until(lambda: page.inner_text("#state") == "comparison", "nothing is compared")
     assert "the loads differ in requests" in page.inner_text(".sentence")
     assert "request 1 has " in page.inner_text(".verdict .line")
     copy = saved(page, tmp_path / "copy.html")
     page.set_input_files("#compare-files", str(recorded))
     until(lambda: "live" in page.inner_text(".verdict"), "the live run is not compared")
     assert page.inner_text(".sentence").startswith("Neither is better: ")
-    assert page.inner_text(".verdict .line").startswith("They do not part: ")
+    assert page.inner_text(".verdict .line").startswith("No difference: ")
     shorter = "parting(compared.runs[0], {...compared.runs[1], rows: compared.runs[1].rows.slice(0, 9)}).text"
     assert page.evaluate(shorter) == "only recorded has request 10"
     page.get_by_role("button", name="Back to live").click()
@@ -240,7 +240,7 @@ def test_a_recorded_run_is_compared_with_a_simulated_one_and_with_the_live_one(
     load(server)
     until(lambda: page.evaluate("model.figures.running > 0"), "it stands still")
     page.set_input_files("#file", str(copy))
-    until(lambda: page.inner_text("#state") == "a comparison", "the copy does not open")
+    until(lambda: page.inner_text("#state") == "comparison", "the copy does not open")
     page.close()
 
 
@@ -261,9 +261,9 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
     for text, told in (
         (
             '{"version": 99}',
-            "wrong: This file is of another version of the console (99; this page reads 2).",
+            "wrong: This file has a different version (99; this page reads version 2).",
         ),
-        ("no JSON", "wrong: This file is no recording of one run of the console."),
+        ("no JSON", "wrong: This file is not a recording of a single run of the console."),
         (simulated[0].read_text("utf-8"), "wrong: This file is "),
         (json.dumps(empty), "wrong has no request that ended: there is nothing to compare"),
     ):
@@ -273,7 +273,7 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
         until(lambda told=told: told in page.inner_text("#state"), f"{told!r} is not told")  # type: ignore[misc]
     complaints[:] = [line for line in complaints if "400" not in line]
     page.set_input_files("#compare-files", [str(good)] * 3)
-    until(lambda: "takes two recordings" in page.inner_text("#state"), "three are taken")
+    until(lambda: "Select two recordings" in page.inner_text("#state"), "three are taken")
     for text in (
         '{"version": 2, "comparison": {}}',
         '{"version": 2, "comparison": {"rows": 5}, "runs": [[1, 2]]}',
@@ -281,7 +281,7 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
         wrong.write_text(text)
         page.evaluate("say('')")
         page.set_input_files("#file", str(wrong))
-        until(lambda: "no recording of the console" in page.inner_text("#state"), "it is taken")
+        until(lambda: "not a recording of the console" in page.inner_text("#state"), "it is taken")
     assert page.evaluate("model.over.length") > 20 and page.is_visible("#tiles"), (
         "the run is shown on"
     )
@@ -292,7 +292,7 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
     }
     wrong.write_text("\n".join(map(json.dumps, ({"version": 2, **head, "notes": 5}, empty, empty))))
     page.set_input_files("#file", str(wrong))
-    until(lambda: page.inner_text("#state") == "a comparison", "text of others is no text")
+    until(lambda: page.inner_text("#state") == "comparison", "text of others is no text")
     assert page.inner_text(".sentence") == HOSTILE.replace("\u202e", "\ufffd")
     assert page.evaluate("window.hacked") is None and page.locator("#comparison img").count() == 0
     page.keyboard.press("Escape")
@@ -301,7 +301,7 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("name", "state"), [("console-example", "a report"), ("compare-routing", "a comparison")]
+    ("name", "state"), [("console-example", "report"), ("compare-routing", "comparison")]
 )
 def test_the_pages_of_the_documents_open(
     browser: Browser, name: str, state: str, complaints: list[str]
@@ -320,7 +320,7 @@ def test_axe_finds_nothing_in_a_comparison(
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     window: dict[str, Any] = {"viewport": {"width": width, "height": 800}, "color_scheme": theme}
-    page = opened(browser, simulated[0].as_uri(), complaints, "a comparison", **window)
+    page = opened(browser, simulated[0].as_uri(), complaints, "comparison", **window)
     page.click("#notes-button")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     found = axe.run(page).response["violations"]

@@ -92,7 +92,7 @@ def shown(page: Page, name: str) -> dict[str, float]:
     }
     share = re.search(r"([\d.]+) % of ([\d,]+) within", line)
     assert share, line
-    waits = re.search(r"([\d,]+) still without one", line)
+    waits = re.search(r"([\d,]+) still waiting", line)
     counts = {
         "count": float(share[2].replace(",", "")),
         "waiting": float(waits[1]) if waits else 0.0,
