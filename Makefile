@@ -2,7 +2,7 @@
 # make test          run the tests that start no processes, for use while writing code
 # make test-wire     run the tests that start servers and commands (the folders named wire)
 # make test-all      run both; the last lines name the skipped tests and what they need (tests/README.md)
-# make test-tools    run the tests that need Redis, a browser, npm packages and the like; everything must be installed
+# make test-tools    run the tests that need Redis, a browser, npm packages and similar tools; everything must be installed
 # make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
 # make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (tests/judge); JUDGED="files"
 # make test-general  run the tests of hostile clients again, on servers without the fast path
@@ -15,7 +15,7 @@
 #                    TESTS=--tests also runs the tests of the copy that start no processes
 # make changed-extensions  print the extensions that changed since BASE=commit, as a JSON list
 # make ci            run everything that CI runs (.ci/run), in at most 80 minutes
-# make lint          run ruff, mypy and the checks of words, code habits and workflows
+# make lint          run ruff, mypy and the checks of prose, code habits and workflows
 # make lint-js       run eslint and prettier on the JavaScript files; needs npm
 # make format-js     rewrite the JavaScript files with prettier
 # make oracle        install vLLM for CPUs in .oracle, record its answers to the requests of tests/oracle/catalogue, and compare
@@ -58,6 +58,7 @@ IMAGE := understudy
 CLIENTS_LOCK := tests/conformance/python/uv.lock
 NODE_CLIENTS_LOCK := tests/conformance/node/package-lock.json
 NODE_LINT_LOCK := scripts/javascript/package-lock.json
+PROSE := *.md docs clients/js app config vllm_understudy scripts examples deploy
 JAVASCRIPT_FILES := app/extensions/console/page/*.js benchmarks/keepalive/*.mjs clients/js/*.js clients/js/*.ts \
 	examples/project-js/understudy/*.mjs tests/conformance/node/*.mjs scripts/javascript/*.mjs
 N := 80
@@ -193,6 +194,9 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy --strict app config vllm_understudy benchmarks tests/judge tests/oracle wsgi.py examples/plugins
 	$(BIN)/python scripts/plain_words.py
 	$(BIN)/python -m scripts.code_habits
+	$(BIN)/python -m scripts.prose_figures
+	$(BIN)/python -m scripts.prose_lint
+	$(BIN)/codespell $(PROSE)
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet .github
 

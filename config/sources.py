@@ -32,7 +32,7 @@ IGNORED_SWITCHES = frozenset(
 )
 REMOVED = {
     "evict-unloaded-adapters-first": "no successor, least recently used blocks are evicted first",
-    "kv-cache-full": "no successor, a request waits for free blocks",
+    "kv-cache-full": "no successor, a request waits until blocks are free",
     "kv-events-replay-layout": "no successor, replays have vLLM's topic frame",
     "kv-index-fetch-tokenizers": "use kv-index-tokenizers with the entry hub",
     "kv-index-hash": "no successor, keys are XXH64",

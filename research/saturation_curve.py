@@ -2,7 +2,7 @@
 
     python -m research.saturation_curve [PICTURE.png]
 
-Takes a minute, and needs matplotlib. docs/fidelity.md describes the recorded runs.
+Takes a minute, and needs matplotlib. docs/accuracy.md describes the recorded runs.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Fills the tables of docs/configuration.md, docs/serve.md and docs/versions.md.
+"""The generated pages of settings and of vLLM's options, and the sections of docs/versions.md.
 
-$ python -m scripts.settings_tables
+`python -m scripts.reference_pages` writes them.
 """
 
 import json
-import re
-from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 
@@ -19,56 +16,81 @@ from config.vllm.facts import GROUPS, OBSOLETE, OPTIONS
 from config.vllm.option import Option
 from config.vllm.options import effect, names_of
 from config.vllm.serve import DEFAULTS, KEEP_ALIVE, UNREAD
+from scripts.generated_page import DOCS, PAGE, Page, Section, code, table
 
-DOCS = Path(__file__).parent.parent / "docs"
-SETTINGS = DOCS / "configuration.md"
-SERVE = DOCS / "serve.md"
 VERSIONS_PAGE = DOCS / "versions.md"
-GENERATED = re.compile(r"(<!-- made: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-"""Place of a table in a page, with its name."""
+START = "<!-- made: versions -->\n"
+END = "<!-- end -->"
+"""Place of the generated sections in docs/versions.md."""
+HEADINGS = {
+    "tls": "TLS",
+    "kvcache": "KV cache",
+    "kv_index": "KV index",
+    "recording": "Replay",
+    "datasets": "Dataset",
+    "faults": "Failures",
+    "wsgi_middleware": "Middleware",
+    "sagemaker": "SageMaker",
+    "tool_calls": "Choice of tools",
+    "anthropic": "Messages",
+    "devmode": "Development",
+    "openapi": "OpenAPI",
+    "llm": "Real engine",
+    "lora": "LoRA",
+    "api": "API",
+}
+"""Headings of groups whose names would not do."""
 
 
-def settings_page() -> str:
-    """Returns docs/configuration.md: the present text with new tables."""
-    columns = ("setting", "type", "default", "environment", "live", "meaning")
-    tables = {}
+def settings_page() -> Page:
+    """Returns the page of all settings."""
     settings = settings_table()
-    for group, section in settings.sections.items():
+    columns = ("setting", "value", "meaning")
+    sections = []
+    for group in settings.sections:
         rows = [_setting_cells(row) for row in settings.rows if row.group == group]
-        tables[group] = f"{section.__doc__}\n\n{_table(columns, rows)}"
-    tables["ignored"] = _flag_list(IGNORED)
+        sections.append(Section(_heading(group), columns, rows))
+    ignored = [(f"`--{name}`", "accepted, without effect") for name in sorted(IGNORED)]
+    sections.append(Section("Ignored flags", ("flag", "effect"), ignored))
     successors = [(f"`{name}`", successor) for name, successor in REMOVED.items()]
-    tables["removed"] = _table(("removed setting", "successor"), successors)
-    return _filled(SETTINGS, tables)
+    sections.append(Section("Removed settings", ("removed setting", "successor"), successors))
+    return Page("reference-settings.md", "Settings", sections)
 
 
-def options_page() -> str:
-    """Returns docs/serve.md: the present text with new tables."""
-    columns = ("option", "value", "default", "here")
-    tables = {}
+def options_page() -> Page:
+    """Returns the page of the options of `serve`."""
+    columns = ("option", "value", "here")
+    sections = []
     for group, options in GROUPS.items():
         rows = [_option_cells(name, option) for name, option in options.items()]
-        tables[group] = _table(columns, rows)
+        sections.append(Section(_heading(group), columns, rows))
+    defaults = [(f"`{name}`", code(value) or "empty") for name, value in DEFAULTS.items()]
+    sections.append(Section("Defaults that differ", ("setting", "default of serve"), defaults))
+    sections.append(Section("Environment variables", ("variable", "here"), _variables()))
     unplayed = [
         (f"`--{name}`", option.unplayed) for name, option in OPTIONS.items() if option.unplayed
     ]
-    tables["defaults"] = "\n".join(
-        f"* `{name}`: {_code(value) or 'empty'}" for name, value in DEFAULTS.items()
-    )
-    tables["variables"] = _table(("variable", "here"), _variables())
-    tables["unplayed"] = _table(("option", "about"), unplayed)
-    tables["obsolete"] = _flag_list(OBSOLETE)
-    return _filled(SERVE, tables)
+    sections.append(Section("Accepted without effect", ("option", "about"), unplayed))
+    obsolete = [(f"`--{name}`", "accepted, without effect") for name in sorted(OBSOLETE)]
+    sections.append(Section("Options of earlier versions", ("option", "effect"), obsolete))
+    return Page("reference-options.md", "Options of vLLM", sections)
 
 
 def versions_page() -> str:
     """Returns docs/versions.md: the present text with new sections."""
     sections = [
         f"## New in {name}\n\nWhat differs for clients between {earlier} and {name}:\n\n"
-        + _table(("area", earlier, name), _new_features(name))
+        + table(("area", earlier, name), _new_features(name))
         for earlier, name in pairwise(VERSIONS)
     ]
-    return _filled(VERSIONS_PAGE, {"versions": "\n\n".join(sections)})
+    text = "\n\n".join(sections)
+    before, start, remaining = VERSIONS_PAGE.read_text("utf-8").partition(START)
+    _, end, after = remaining.partition(END)
+    return f"{before}{start}\n{text}\n\n{end}{after}"
+
+
+def _heading(group: str) -> str:
+    return HEADINGS.get(group, group.replace("_", " ").capitalize())
 
 
 def _new_features(version: str) -> list[tuple[str, str, str]]:
@@ -91,30 +113,6 @@ def _variables() -> list[tuple[str, str]]:
     return variables
 
 
-def _filled(page: Path, tables: Mapping[str, str]) -> str:
-    def fill(place: re.Match[str]) -> str:
-        if place[2] not in tables:
-            return place[0]  # the extension with these settings was deleted
-        return f"{place[1]}\n{tables[place[2]]}\n\n{place[3]}"
-
-    return GENERATED.sub(fill, page.read_text("utf-8"))
-
-
-def _table(columns: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
-    lines = (columns, ["---"] * len(columns), *rows)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _flag_list(names: Iterable[str]) -> str:
-    return ", ".join(f"`--{name}`" for name in sorted(names))
-
-
-def _code(text: str) -> str:
-    if not text:
-        return ""
-    return f"`{text}`"
-
-
 def _setting_cells(row: Setting) -> tuple[str, ...]:
     kind = row.kind.name
     if row.about.unit:
@@ -122,18 +120,18 @@ def _setting_cells(row: Setting) -> tuple[str, ...]:
     default = row.write(row.default)
     if default in ("[]", "{}"):
         default = ""
-    live = ""
-    if row.about.live:
-        live = "live"
     variables = " ".join(f"`{name}`" for name in row.env)
-    return (f"`{row.name}`", kind, _code(default) or "empty", variables, live, _meaning(row))
+    value = f"{kind}, default {code(default) or 'empty'}<br>{variables}"
+    return (f"`{row.name}`", value, _meaning(row))
 
 
 def _meaning(row: Setting) -> str:
-    text = row.help
+    text = PAGE.sub(r"[\1](\1.md)", row.help)
     rules = "; ".join(filter(None, (row.limits, *(rule.text for rule in row.rules))))
     if rules:
         text += f" The value {rules}."
+    if row.about.live:
+        text += " Live."
     if row.about.secret:
         text += " Never shown."
     if row.about.also:
@@ -142,24 +140,17 @@ def _meaning(row: Setting) -> str:
 
 
 def _option_cells(name: str, option: Option) -> tuple[str, ...]:
-    forms = " ".join(f"`{form}`" for form in names_of(name))
+    forms = "<br>".join(f"`{form}`" for form in names_of(name))
     kind = ""
     if option.kind != "switch":
         kind = " ".join(f"`{choice}`" for choice in option.choices) or option.kind
     if option.many:
         kind += ", several"
-    default = ""
     if option.default is not msgspec.UNSET:
-        default = f"`{json.dumps(option.default)}`"
+        kind = f"{kind}<br>default {code(json.dumps(option.default))}".removeprefix("<br>")
     sentences = [effect(name, settings_table())]
     if option.since:
         sentences.append(f"From vLLM {option.since} on.")
-    sentences += [f"`{value}`: from vLLM {name} on." for value, name in option.later.items()]
-    sentences += [f"`{value}`: not in vLLM {name}." for value, name in option.gone.items()]
-    return (forms, kind, default, " ".join(filter(None, sentences)))
-
-
-if __name__ == "__main__":
-    SETTINGS.write_text(settings_page(), "utf-8")
-    SERVE.write_text(options_page(), "utf-8")
-    VERSIONS_PAGE.write_text(versions_page(), "utf-8")
+    sentences += [f"`{value}`: from vLLM {version} on." for value, version in option.later.items()]
+    sentences += [f"`{value}`: not in vLLM {version}." for value, version in option.gone.items()]
+    return (forms, kind, " ".join(filter(None, sentences)))

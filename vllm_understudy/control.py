@@ -30,8 +30,9 @@ class Verdict:
     """Reactions of clients to errors and faults, as in `GET /admin/verdict` (docs/faults.md)."""
 
     clean: bool
+    """True if no client made a mistake."""
     clients: dict[str, dict[str, Any]]
-    """Address of a client, or a hash of its key -> its counters."""
+    """Maps the address of a client, or a hash of its key, to its counters."""
 
     @property
     def findings(self) -> list[str]:

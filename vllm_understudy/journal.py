@@ -18,18 +18,25 @@ class JournalEntry:
     """A request and its reply, as `GET /admin/journal` shows them (docs/testing.md)."""
 
     id: str
+    """Identifier of the request."""
     at: str
     """Arrival, ISO 8601 in UTC."""
     route: str
+    """Path of the request."""
     model: str | None
+    """Requested model."""
     status: int | None
     """None until the response begins."""
     rule: str | None
+    """Name of the script rule that answered."""
     scope: str | None
+    """Header X-Understudy-Scope."""
     request: Any
     """The body: any JSON, secrets masked."""
     text: str | None
+    """Text of the reply."""
     usage: Mapping[str, int] | None
+    """Token counts of the reply."""
 
     def __str__(self) -> str:
         text = f"{self.at[11:23]} {self.route} {self.status} {_brief(_key_text(self.request))}"

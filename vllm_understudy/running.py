@@ -32,7 +32,7 @@ STOP_LIMIT_S = 5.0
 def running_server(*arguments: str, **settings: Json) -> Iterator[Server]:
     """Runs a server for the length of the block.
 
-    `settings` have the names of docs/configuration.md, `_` for `-`: `max_num_seqs=8`,
+    `settings` have the names of docs/reference-settings.md, `_` for `-`: `max_num_seqs=8`,
     `fault_rules=[...]`. `arguments` come first on the command line: `"serve", "Qwen/Qwen3-8B"`
     works as `vllm serve`. The server ignores SIM_... variables.
 

@@ -117,7 +117,7 @@ def all_commands() -> dict[str, Command]:
     A name of two words, such as "record --proxy", is another way of the command of its first word,
     for command lines that have the second one.
     """
-    commands = {"serve": Command(_serve, "start a server with vLLM's own command line")}
+    commands = {"serve": Command(_serve, "start a server with the command line of vLLM")}
     for extension in present_extensions():
         commands |= extension.commands()
     return commands

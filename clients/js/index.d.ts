@@ -8,15 +8,21 @@ export interface Settings {
   command?: string[];
   /** The working folder of the server. */
   cwd?: string;
+  /** The port; a free one by default. */
   port?: number;
+  /** Key of the admin routes. */
   adminKey?: string;
+  /** Any other setting. */
   [setting: string]: Json | undefined;
 }
 
 /** A rule of a script: docs/scripts.md. */
 export interface RuleOptions {
+  /** Conditions; without any, every request matches. */
   when?: { [condition: string]: Json };
+  /** The action: the reply, or `pass`. */
   then: "pass" | { [action: string]: Json };
+  /** Name of the rule in the journal. */
   name?: string;
   /** Only for requests with this header `X-Understudy-Scope`. */
   scope?: string;
@@ -33,49 +39,59 @@ export interface RequestFilter {
 
 /** A request and its reply, as `GET /admin/journal` shows them: docs/testing.md. */
 export interface JournalEntry {
+  /** Identifier of the request. */
   id: string;
   /** Arrival, ISO 8601 in UTC. */
   at: string;
+  /** Path of the request. */
   route: string;
+  /** Requested model. */
   model: string | null;
-  /** null until the answer begins. */
+  /** Status of the response; null until it begins. */
   status: number | null;
+  /** Name of the rule that answered. */
   rule: string | null;
+  /** Header `X-Understudy-Scope`. */
   scope: string | null;
-  /** The body, secrets masked. */
+  /** The body, with masked secrets. */
   request: any;
+  /** Text of the reply. */
   text: string | null;
+  /** Token counts of the reply. */
   usage: { prompt_tokens: number; completion_tokens: number; total_tokens: number } | null;
 }
 
-/** The server refused a request of the test, did not answer, or did not start. */
+/** The server rejected a request of the test, did not answer, or did not start. */
 export class ControlError extends Error {}
 
 /** A rule that a test has set, until `remove` or a reset. */
 export interface Reply {
   /** Number of requests that the rule has answered. */
   answered(): Promise<number>;
+  /** Removes the rule from the server. */
   remove(): Promise<void>;
 }
 
 export interface Server {
+  /** Address of the server. */
   readonly url: string;
   /** The `baseURL` of SDKs; ends with `/v1`. */
   readonly baseURL: string;
-  /** The last 64 KiB of what a started server has written. */
+  /** The last 64 KiB of the output of a started server. */
   readonly log: string;
-  /** Sets a rule, behind earlier ones and before those of files. Rejects with ControlError for a wrong rule. */
+  /** Adds a rule after earlier ones and before those of files. Rejects an invalid rule with ControlError. */
   reply(rule: RuleOptions): Promise<Reply>;
-  /** The journal, the oldest entry first. */
+  /** Fetches the received requests, from the oldest to the newest. */
   requests(filter?: RequestFilter): Promise<JournalEntry[]>;
-  /** The requests that fit; rejects with AssertionError unless they are `times`, or at least one. */
+  /** Fetches the matching requests. Rejects with AssertionError unless there are `times`, or at least one. */
   verify(expected?: RequestFilter & { times?: number }): Promise<JournalEntry[]>;
-  /** Forgets replies, requests and the verdict on clients. */
+  /** Removes replies, requests and the verdict on clients. */
   reset(): Promise<void>;
-  /** Any other route for operators. */
+  /** Sends a request to any other admin route. */
   ask(method: string, path: string, body?: Json): Promise<any>;
+  /** Resolves to true when GET /health answers 200. */
   isHealthy(): Promise<boolean>;
-  /** Ends a started server. */
+  /** Stops a started server. */
   stop(): Promise<void>;
 }
 

@@ -131,7 +131,7 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
 
 
 class StepSettings(Section, frozen=True, kw_only=True):
-    """Steps that requests share, as in vLLM's engine, in place of separate latencies."""
+    """Engine steps that requests share, as in vLLM (timing steps)."""
 
     timing: Annotated[Literal["", "requests", "steps"], SIMULATED] = ""
     """Source of latencies. requests: each request separately, by the latency settings. steps: all
@@ -149,7 +149,7 @@ class StepSettings(Section, frozen=True, kw_only=True):
     enable_chunked_prefill: bool = True
     """Allow the prefill of a prompt in several steps (timing steps)."""
     long_prefill_token_threshold: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
-    """Maximum number of tokens of one prompt in a step, unless no other request is there; 0 is no
+    """Maximum number of tokens of one prompt in a step, unless it is the only request; 0 is no
     limit."""
     long_prefill_token_threshold_adaptive: Annotated[bool, SIMULATED] = False
     """Raise the threshold to max-num-batched-tokens divided by the number of requests."""
@@ -157,8 +157,8 @@ class StepSettings(Section, frozen=True, kw_only=True):
     """Share of the KV cache that stays free when a request is admitted, unless no other request
     runs (timing steps)."""
     prefill_schedule_interval: Annotated[Count, About(simulated=True, unit="steps")] = 1
-    """Minimum distance of two steps with prompts, while others generate and no request is left
-    waiting (timing steps; from vLLM 0.33)."""
+    """Minimum distance between two steps with prompts, while other requests generate and none
+    waits (timing steps; from vLLM 0.33)."""
     async_scheduling: bool = True
     """Schedule the next step while the current step runs (timing steps)."""
 
@@ -240,11 +240,13 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_cache_metrics: Annotated[bool, SIMULATED] = False
     """Report metrics of the lifetime, the idle time before eviction, and the reuse gaps of
     blocks."""
-    kv_cache_metrics_sample: Annotated[float, Meta(gt=0, le=1)] = 0.01
+    kv_cache_metrics_sample: Annotated[
+        float, Meta(gt=0, le=1, description="must be more than 0 and at most 1")
+    ] = 0.01
     """Share of blocks that kv-cache-metrics samples."""
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
     """Value of remote_host in kv_transfer_params; pod-ip, or the host name, when empty. With
-    kv-connector nixl and a loopback address, the side channel listens there alone."""
+    kv-connector nixl and a loopback address, the side channel listens only on that address."""
     kv_connector: Literal["", "none", "nixl", "mooncake", "moriio", "example", "offloading"] = ""
     """The simulated KV connector of vLLM. Empty: disaggregated prefill that always succeeds. nixl,
     mooncake and moriio: prefill pods hold their blocks, and decode pods read them over the side

@@ -42,14 +42,14 @@ class ModelSettings(Section, frozen=True, kw_only=True):
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None
     """Task of /pooling, as pooler-config.task of vLLM: embed and token_embed are the tasks of an
-    embedding model, classify and token_classify those of a classifier. Empty: embed or classify by
-    the task, and every task with task pooling."""
+    embedding model, classify and token_classify are the tasks of a classifier. Empty: embed or
+    classify by the task, and every task with task pooling."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
     """Serve /v1/embeddings with chat and completions, as llm-d-inference-sim does (task
     generate)."""
     multimodal: bool | None = None
     """Accept images, audio and video in messages; when false, the server rejects them with 400.
-    Empty: as the config.json of the model, or true without that file."""
+    When empty, the config.json of the model decides; without that file, true."""
     default_embedding_dimensions: Annotated[int, Meta(ge=1, le=65536)] = 384
     """Length of a vector if the request does not specify it."""
     mm_encoder_only: Annotated[bool, SIMULATED] = False
@@ -83,8 +83,8 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     """Maximum number of adapters that run at the same time."""
     prefer_resident_adapters: Annotated[bool, SIMULATED] = True
     """Start requests whose adapter is in memory before requests whose adapter must be loaded, as
-    llm-d-inference-sim (timing requests). Off: first come, first served, as vLLM and timing
-    steps."""
+    in llm-d-inference-sim (timing requests). When false: first come, first served, as in
+    vLLM."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
     """Maximum number of adapters in CPU memory, which keeps the most recently used ones; at least
     max-loras, which is the default. Other adapters are loaded again when a request needs them."""
@@ -92,7 +92,7 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     """Rank of an adapter whose path has no adapter_config.json with a rank."""
     require_lora_files: Annotated[bool, SIMULATED] = False
     """Reject adapters that are loaded at run time from a path without adapter_config.json, with
-    404 as vLLM does. A file that is there is always checked."""
+    404 as vLLM does. An existing file is always checked."""
     enable_lora: Annotated[bool, SIMULATED] = False
     """Report adapters in the metrics even if there are none at the start."""
     allow_runtime_lora_updating: Annotated[
@@ -102,7 +102,7 @@ class LoraSettings(Section, frozen=True, kw_only=True):
 
 
 class TokenizerSettings(Section, frozen=True, kw_only=True):
-    """Conversion of text to tokens."""
+    """Tokenizer and chat template."""
 
     tokenizer: Annotated[str | None, About(path=True)] = None
     """Folder, tokenizer.json file or Hugging Face name; the embedded tokenizer when empty."""

@@ -12,9 +12,9 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     """Content of the metrics."""
 
     disable_log_stats: bool = False
-    """Omit vLLM's metric families; those of HTTP and of the process remain."""
+    """Omit vLLM's metric families; families of HTTP and of the process remain."""
     simulator_metrics: bool = False
-    """Report three families under their older names, too, which vLLM has removed; see
+    """Also report three families under their older names, which vLLM has removed; see
     docs/metrics.md."""
 
 

@@ -30,7 +30,7 @@ LAST_ANSWERS_S = 1.0
 
 
 class ServerSettings(Section, frozen=True, kw_only=True):
-    """The listening socket and the life of the process."""
+    """Listening socket, shutdown and data parallel ranks."""
 
     host: NonEmpty = "0.0.0.0"
     """Address to listen on."""
@@ -87,7 +87,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """The only rank of this server, which listens on port; data-parallel-size is then the number of
     all ranks. Empty or negative: all ranks."""
     data_parallel_start_rank: Annotated[int, Meta(ge=0, le=1023)] = 0
-    """First rank of this server, if it has some of all ranks: see data-parallel-size-local."""
+    """First rank of this server, if it has only a part of all ranks; see
+    data-parallel-size-local."""
     data_parallel_size_local: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] | None = None
     """Number of ranks of this server; data-parallel-size is then the number of all ranks. When
     empty, this server has all ranks."""

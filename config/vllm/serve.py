@@ -40,8 +40,8 @@ ABOUT = f"""\
 usage: {COMMAND} serve [MODEL] [--option value ...]
 
 MODEL is the name of the simulated model.
-Accepts the command line of `vllm serve`. docs/serve.md has the effect of each option. Settings of
-Understudy ({COMMAND} --help) are accepted, too, except where vLLM has an option of the same name.
+Accepts the command line of `vllm serve`; docs/reference-options.md has the effect of each option.
+Also accepts the settings of Understudy ({COMMAND} --help), unless vLLM has an option of that name.
 """
 MODEL = "Qwen/Qwen3-0.6B"
 CONTEXT_LENGTH = 32_768

@@ -19,7 +19,7 @@ class TrendSettings(Section, frozen=True, kw_only=True):
     """Autoscaling by the trend of running requests."""
 
     target: Annotated[Count, About("Running requests of a pod.")] = 30
-    ahead: Annotated[Duration, About("How far the trend is followed.")] = 60.0
+    ahead: Annotated[Duration, About("Time by which the trend is extrapolated.")] = 60.0
 
 
 class Trend:

@@ -1,4 +1,4 @@
-"""Answers in pig latin, for a share of the requests and for those that ask by X-Pig-Latin.
+"""Replies in pig latin, for a share of the requests, and for requests with X-Pig-Latin.
 
 python -m app --plugin examples/plugins/pig_latin.py --pig-latin-share 50
 """

@@ -1,4 +1,4 @@
-"""Overload at the beginning of each period: 503 with a true Retry-After, as of a busy gateway.
+"""Overload at the beginning of each period: 503 with a Retry-After, like a busy gateway.
 
 python -m app --plugin examples/plugins/rush_hour.py --rush-hour-every 60s --rush-hour-lasts 5s
 """
@@ -16,12 +16,12 @@ VERSION = "1.0"
 class RushHourSettings(Section, frozen=True, kw_only=True):
     """Rush hours."""
 
-    every: Annotated[Duration, About("Time between the beginnings of two.", live=True)] = 60.0
-    lasts: Annotated[Duration, About("Length of each.", live=True)] = 5.0
+    every: Annotated[Duration, About("Time from one rush hour to the next.", live=True)] = 60.0
+    lasts: Annotated[Duration, About("Length of a rush hour.", live=True)] = 5.0
 
 
 class RushHour(Plugin):
-    """Refuses requests at the beginning of each period."""
+    """Rejects requests at the beginning of each period."""
 
     name = "rush-hour"
     Settings = RushHourSettings

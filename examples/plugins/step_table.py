@@ -21,7 +21,8 @@ class TableSettings(Section, frozen=True, kw_only=True):
     """A table of step costs."""
 
     file: Annotated[
-        str, About("A CSV file with the columns tokens and ms; empty is an example.", path=True)
+        str,
+        About("A CSV file with the columns tokens and ms; empty selects an example.", path=True),
     ] = ""
 
 

@@ -1,4 +1,4 @@
-"""Counts requests by their header X-Tenant: in a header of each answer, as a metric, on a page.
+"""Counts requests by their header X-Tenant, and reports the counts in a header, a metric and a page.
 
 python -m app --plugin examples/plugins/tenants.py --tenants-required
 curl localhost:8000/admin/tenants

@@ -1,1 +1,1 @@
-"""A real engine plays loads, and the simulation plays the same (docs/fidelity.md)."""
+"""A real engine plays loads, and the simulation plays the same (docs/accuracy.md)."""

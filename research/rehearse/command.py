@@ -22,7 +22,7 @@ from research.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehea
 ABOUT = """\
 The real engine plays loads twice on this machine, and the simulation plays the same
 loads on what the engine's steps were seen to cost with other requests: both side by side, and whether they
-are as near as they should be, which is the exit status (docs/fidelity.md, "Rehearsal"). LENGTHS are as those
+are as near as they should be, which is the exit status (docs/accuracy.md, "Rehearsal"). LENGTHS are as those
 of simulate.
 """
 STDOUT = Path("-")

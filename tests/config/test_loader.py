@@ -153,7 +153,7 @@ def test_a_removed_setting_stops_the_start_with_its_successor(
         assert str(raised.value).endswith(f"{written} was removed: {successor}")
         assert raised.value.status == 1
     assert load([], {variable: ""}) == load([], {})
-    assert f"| `{name}` | {successor} |" in settings_page() and name not in BY_NAME
+    assert f"| `{name}` | {successor} |" in settings_page().markdown() and name not in BY_NAME
 
 
 def test_a_setting_has_one_value_by_whichever_name(yaml_file: Write) -> None:

@@ -41,6 +41,7 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         (["--time-factor-under-load", "nan"], "must be a number"),
         (["--max-request-body-size-mb", "513"], "must be between 1 and 512"),
         (["--client-timeout", "0"], "must be longer than 0s"),
+        (["--kv-cache-metrics-sample", "0"], "must be more than 0 and at most 1"),
         (["--served-model-name", " "], "must not contain an empty item"),
         (["--access-log=maybe"], "must be true or false"),
         (

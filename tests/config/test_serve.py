@@ -21,7 +21,7 @@ from config.vllm.facts import OBSOLETE, OPTIONS
 from config.vllm.option import Option
 from config.vllm.options import names_of, options_of, options_with_effect
 from config.vllm.serve import CONTEXT_LENGTH, read, settings_of
-from scripts.settings_tables import SERVE
+from scripts.settings_tables import options_page
 from scripts.surface import is_flag
 
 BY_NAME = settings_table().by_name
@@ -133,7 +133,7 @@ def test_all_options_of_the_real_parser_are_known_with_their_choices() -> None:
 
 
 def test_the_page_has_a_row_for_every_option() -> None:
-    page = SERVE.read_text("utf-8")
+    page = options_page().markdown()
     assert all(f"\n| `--{name}`" in page for name in OPTIONS)
     assert not any(OPTIONS[name].unplayed for name in MEANINGS)
 

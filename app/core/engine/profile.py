@@ -1,7 +1,7 @@
 """Profiles: costs of a model on a device, and limits of the measured engine.
 
 A profile is a YAML file, shipped (`app/core/engine/profiles`) or written by the user. With
-`timing: steps`, a server simulates the engine of the profile (docs/fidelity.md).
+`timing: steps`, a server simulates the engine of the profile (docs/how-timing-works.md).
 """
 
 from pathlib import Path
@@ -43,7 +43,7 @@ class EngineLimits(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unk
 
 
 class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """Costs of a step (docs/fidelity.md); seconds unless noted. The defaults cost nothing."""
+    """Costs of a step in seconds unless noted (docs/how-timing-works.md). Defaults cost nothing."""
 
     base: Seconds = 0.0
     """Fixed cost of every step."""

@@ -1,7 +1,7 @@
 """Continuous batching as in vLLM V1: how many tokens each sequence gets in the next step.
 
 Pure: no clock, no sockets, no randomness. The scheduler owns waiting and running sequences.
-`StepLoop` times the steps and their tokens (step model of docs/fidelity.md, rules 3 and 4).
+`StepLoop` times the steps and their tokens (step model of docs/how-timing-works.md, rules 3 and 4).
 
 A decode takes one token a step, needs a block every `block_size` steps and ends at a known step.
 Decodes can therefore advance in bulk. Two calendars list by step the decodes that need a block, and

@@ -1,4 +1,4 @@
-"""Cost of an engine's steps in seconds (step model of docs/fidelity.md)."""
+"""Cost of an engine's steps in seconds (step model of docs/how-timing-works.md)."""
 
 from __future__ import annotations
 

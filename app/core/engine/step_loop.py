@@ -1,4 +1,4 @@
-"""Steps of an engine: when each begins and ends (step model of docs/fidelity.md).
+"""Steps of an engine: when each begins and ends (step model of docs/how-timing-works.md).
 
 `StepLoop` is driven by the caller's time: it handles all events due up to a moment, each at its own
 moment. A late call, as from a live timer, does not change the result. The server (`StepExecutor`)

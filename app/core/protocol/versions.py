@@ -76,8 +76,8 @@ class Feature(Difference, Enum):
     RESERVED_REPLY_TOKEN = Difference(
         since="0.33",
         area="Chat and completions",
-        old_behavior="A chat with `truncate_prompt_tokens: -1` and without a limit of tokens keeps "
-        "as much of a long prompt as the context has, and is an error.",
+        old_behavior="A chat with `truncate_prompt_tokens: -1` and without a limit of tokens fills "
+        "the context with the prompt, and is an error.",
         new_behavior="One token of the context is left for the reply.",
     )
     RESPONSE_CACHE_FIELDS = Difference(
@@ -108,19 +108,19 @@ class Feature(Difference, Enum):
         area="Scheduler",
         old_behavior="`--prefill-schedule-interval` has no effect on a single engine.",
         new_behavior="`--prefill-schedule-interval N` leaves N - 1 steps without prompts between "
-        "two with prompts, while others generate and no request is left waiting.",
+        "two with prompts, while other requests generate and none waits.",
     )
     SELF_PREEMPTION = Difference(
         since="0.33",
         area="Scheduler",
-        old_behavior="By priority, the step ends at a request that preempts itself.",
+        old_behavior="With priority scheduling, a step ends at a request that preempts itself.",
         new_behavior="The requests after it get their tokens.",
     )
     LAST_ADAPTERS = Difference(
         since="0.33",
         area="Scheduler",
         old_behavior="A request whose last token is under way does not count for `--max-loras`.",
-        new_behavior="It counts until its end.",
+        new_behavior="The request counts until its end.",
     )
     OFFLOADED_BLOCKS = Difference(
         since="0.33",
@@ -131,8 +131,8 @@ class Feature(Difference, Enum):
     RENDERED_REQUESTS = Difference(
         since="0.33",
         area="Scale-out",
-        old_behavior="Rendered requests do not tell how the reply is parsed. They have the "
-        "parameters of transfers in `extra_args`.",
+        old_behavior="Rendered requests do not describe how the reply is parsed. "
+        "`extra_args` has the parameters of transfers.",
         new_behavior="Rendered requests have `parse_context`, null for completions and responses, "
         "and repeat `return_token_ids`. `kv_transfer_params` and `ec_transfer_params` are fields.",
     )
@@ -150,20 +150,20 @@ class Feature(Difference, Enum):
         old_behavior="Derendered answers keep the `finish_reason` of the tokens, the token or "
         "string that stopped the reply, all calls and all alternatives of log probabilities.",
         new_behavior="Derendered answers are like generated ones: calls, `finish_reason`, "
-        "alternatives and token ids are those that the request leads to, and texts end before the "
-        "stop. Streams of requests with `stop` are refused.",
+        "alternatives and token ids follow the request, and texts end before the stop. Streams of "
+        "requests with `stop` are rejected.",
     )
     DECISIONS = Difference(
         since="0.33",
         area="Decisions",
         old_behavior="There is no `/v1/decisions`. `/v1/systemone` ignores unknown fields.",
         new_behavior="`POST /v1/decisions` answers predicates, choices and scores about a text. "
-        "`/v1/systemone` refuses unknown fields and has `joint`. Gemma 4 supports both.",
+        "`/v1/systemone` rejects unknown fields and has `joint`. Gemma 4 supports both.",
     )
     ELASTIC_STATUS = Difference(
         since="0.33",
         area="Development",
-        old_behavior="`/is_scaling_elastic_ep` tells only whether ranks come or go.",
+        old_behavior="`/is_scaling_elastic_ep` returns only whether the ranks are changing.",
         new_behavior="`/is_scaling_elastic_ep` also has `phase`, `epoch`, `error` and "
         "`requested_data_parallel_size`.",
     )

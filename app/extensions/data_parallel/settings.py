@@ -14,8 +14,8 @@ class SupervisorSettings(Section, frozen=True, kw_only=True):
     """Supervisor of data parallel ranks with separate ports."""
 
     data_parallel_supervisor_port: Port | None = None
-    """Port with the common health of ranks that have separate ports, at /health, /ready and
-    /readyz. Under serve, 9256 with --data-parallel-multi-port-external-lb, else none."""
+    """Port of the supervisor, which reports the health of ranks with separate ports at /health,
+    /ready and /readyz. Under serve, 9256 with --data-parallel-multi-port-external-lb, else none."""
     dp_supervisor_probe_interval_s: Seconds = 5.0
     """Time between two probes of the ranks by the supervisor."""
     dp_supervisor_probe_timeout_s: Seconds = 5.0

@@ -65,7 +65,7 @@ class Datasets(Extension):
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command that makes a dataset."""
-        return {"dataset": Command(_run_command, "make a dataset of recorded conversations")}
+        return {"dataset": Command(_run_command, "make a dataset from recorded conversations")}
 
     def recorded_replies(self) -> DatasetReplies | None:
         """Returns the replies of all datasets; None if no file can be used."""

@@ -66,8 +66,8 @@ chat template.
 """Page beside a dataset that documents its origin and columns."""
 DESCRIPTION = """\
 Make a dataset (an SQLite file with recorded replies, see docs/datasets.md) from a JSON file of
-conversations in ShareGPT format. The settings of the server are flags here, too: the model and its
-tokenizer matter.
+conversations in ShareGPT format. All settings of the server are also flags; model and tokenizer
+affect the result.
 """
 
 

@@ -32,15 +32,21 @@ class FaultRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     name: Name = ""
     """Name of the rule in a verdict; if empty, the action."""
     model: str | None = None
+    """Name of the requested model."""
     api: Family | None = None
+    """Family of the route."""
     path: Annotated[str, Meta(max_length=256)] | None = None
     """Pattern of the path, with `*`, `?` and `[...]` as in file names."""
     headers: dict[str, str | None] = {}
-    """Header -> exact value; null for any value."""
+    """Maps a header to its exact value; null accepts any value."""
     nth: Ordinal | None = None
+    """Only the n-th request that matches the conditions above."""
     every: Ordinal | None = None
+    """Every n-th request that matches the conditions above."""
     probability: Share = 1.0
+    """Probability that the rule applies, from 0 to 1."""
     times: Ordinal | None = None
+    """Maximum number of faults; then the rule no longer applies."""
 
     @property
     def action(self) -> str:
@@ -52,45 +58,56 @@ class ErrorRule(FaultRule, frozen=True, tag="error"):
     """Answers with an error of this status; None leaves a field to the status."""
 
     status: Status = 500
+    """Status of the response."""
     type: str | None = None
+    """Field `type` of the error."""
     message: str | None = None
+    """Field `message` of the error."""
     param: str | None = None
+    """Field `param` of the error."""
     retry_after: Annotated[int, Meta(ge=0, le=86400)] | None = None
+    """Header `Retry-After`, in seconds."""
 
 
 class RateLimitRule(FaultRule, frozen=True, tag="rate-limit"):
     """429 above a quota that refills evenly; other responses have headers with the quota."""
 
     rate: PerMinute = 60.0
+    """Requests per minute."""
     burst: PerMinute | None = None
     """Requests at once; default is the requests of one minute."""
     token_rate: PerMinute | None = None
     """Tokens per minute, estimated from the size of the request."""
     token_burst: PerMinute | None = None
+    """Tokens at once; default is the tokens of one minute."""
 
 
 class DisconnectRule(FaultRule, frozen=True, tag="disconnect"):
     """Breaks the connection after `after` chunks; with 0, before the status line."""
 
     after: Count = 0
+    """Number of chunks before the break."""
 
 
 class TruncateRule(FaultRule, frozen=True, tag="truncate"):
     """Ends the stream after `after` chunks, as if complete."""
 
     after: Count = 1
+    """Number of chunks before the end."""
 
 
 class TruncatedJsonRule(FaultRule, frozen=True, tag="truncated-json"):
     """Ends the reply in the middle of this chunk, as if complete."""
 
     chunk: Ordinal = 1
+    """Number of the chunk, from 1."""
 
 
 class MalformedChunkRule(FaultRule, frozen=True, tag="malformed-chunk"):
     """Replaces one chunk by invalid JSON; other chunks are intact."""
 
     chunk: Ordinal = 1
+    """Number of the chunk, from 1."""
 
 
 class MissingDoneRule(FaultRule, frozen=True, tag="missing-done"):
@@ -105,13 +122,16 @@ class StallRule(FaultRule, frozen=True, tag="stall"):
     """Pauses after `after` tokens."""
 
     seconds: Seconds = 10.0
+    """Length of the pause."""
     after: Count = 1
+    """Number of tokens before the pause."""
 
 
 class SlowFirstTokenRule(FaultRule, frozen=True, tag="slow-first-token"):
     """Delays the first token."""
 
     seconds: Seconds = 10.0
+    """Length of the delay."""
 
 
 @cache

@@ -38,17 +38,19 @@ class Lab(Extension):
         """Returns the commands."""
         return {
             "simulate": _command(
-                "fidelity.simulate", "say what an engine, or a fleet, would do with a load"
+                "fidelity.simulate", "simulate a load on an engine or a fleet, without a GPU"
             ),
             "plan": _command(
                 "plan.command", "find the cheapest fleet that meets an SLO under a load"
             ),
-            "fleet": _command("fleet.command", "start several servers, and show what routing does"),
+            "fleet": _command(
+                "fleet.command", "start several servers and compare routing policies"
+            ),
             "record": _command(
-                "fidelity.record", "measure a real server, or keep its exchanges (--proxy)"
+                "fidelity.record", "measure a real server, or record its exchanges (--proxy)"
             ),
             "calibrate": _command(
-                "fidelity.calibrate", "fit a profile to what was recorded of a real server"
+                "fidelity.calibrate", "fit a profile to recorded runs of a real server"
             ),
         }
 

@@ -8,7 +8,7 @@ from config.declaration import About, Section
 
 
 class CostModelSettings(Section, frozen=True, kw_only=True):
-    """The model and the engine of profile auto, which is computed from data sheets."""
+    """Profile auto, which is computed from data sheets."""
 
     model_config: Annotated[str, About(simulated=True, path=True)] = ""
     """The config.json, or its folder, of the model of profile auto."""

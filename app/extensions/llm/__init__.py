@@ -41,7 +41,9 @@ class RealEngine(Extension):
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command that writes a reply without a server."""
         return {
-            "generate": Command(_run_generate, "let a real model write a reply, or chat with it")
+            "generate": Command(
+                _run_generate, "generate a reply with a real model, or chat with it"
+            )
         }
 
     @classmethod

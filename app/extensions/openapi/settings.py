@@ -4,7 +4,7 @@ from config.declaration import Section
 
 
 class OpenApiSettings(Section, frozen=True, kw_only=True):
-    """The description of all routes."""
+    """The OpenAPI document of all routes."""
 
     disable_fastapi_docs: bool = False
     """Disable the routes /openapi.json, /docs and /redoc."""

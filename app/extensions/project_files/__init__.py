@@ -1,4 +1,4 @@
-"""The command that writes the files of a first hour into a project."""
+"""The command that writes example files into a project."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ class ProjectFiles(Extension):
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command."""
-        about = "write a compose file, a script, tests and a CI job to begin with"
+        about = "write a compose file, a script, tests and a CI job for a project"
         return {"init": Command(_init, about)}
 
 

@@ -1,4 +1,4 @@
-"""`python -m app init [FOLDER]`: writes the files of a first hour into a project.
+"""`python -m app init [FOLDER]`: writes example files into a project.
 
 Copies `examples/project`; with `--js` also `examples/project-js` and the npm package of
 `clients/js`. The files lie in `FOLDER/understudy` and `FOLDER/.github/workflows`.
@@ -12,7 +12,7 @@ from config.declaration import COMMAND, ConfigError
 from config.flags import FlagParser, as_command
 
 ROOT = Path(__file__).parents[3]
-ABOUT = "Write a compose file, a script, tests and a CI job to begin with (docs/index.md)."
+ABOUT = "Write a compose file, a script, tests and a CI job (docs/tutorial-client.md)."
 PYTHON = {"examples/project": "."}
 JAVASCRIPT = {"examples/project-js": ".", "clients/js": "understudy/vllm-understudy"}
 """Folders in the project by the folders of templates that are copied to them."""
@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
         "folder", nargs="?", default=".", metavar="FOLDER", help="the project; default: ."
     )
     parser.add_argument("--js", action="store_true", help="add a test and a CI job for Node.js")
-    parser.add_argument("--force", action="store_true", help="write over files that are there")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
     arguments = parser.parse_args(argv)
     folders = dict(PYTHON)
     if arguments.js:
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     files = _files(Path(arguments.folder), folders)
     for path in files:
         if path.exists() and not arguments.force:
-            raise ConfigError(f"{path}: is there already; --force writes over it")
+            raise ConfigError(f"{path}: exists already; --force overwrites it")
     # All folders come first: a folder that cannot be made ends the command before any file.
     for folder in {path.parent for path in files}:
         folder.mkdir(parents=True, exist_ok=True)

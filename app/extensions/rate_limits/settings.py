@@ -6,7 +6,7 @@ from config.declaration import About, Count, Section
 
 
 class RateLimitSettings(Section, frozen=True, kw_only=True):
-    """Limits of clients, like those of gateways and providers."""
+    """Limits of requests and tokens per minute, for each client."""
 
     requests_per_minute: Annotated[Count | None, About(unit="requests", live=True)] = None
     """Maximum number of generating requests of each key, or of each address without a key; empty is

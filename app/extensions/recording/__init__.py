@@ -65,9 +65,9 @@ class Recordings(Extension):
     def commands(cls) -> Mapping[str, Command]:
         """Returns commands that make recordings, compare them, and convert them."""
         return {
-            "record --proxy": Command(_run_proxy, "keep the exchanges with a real server"),
+            "record --proxy": Command(_run_proxy, "record the exchanges with a real server"),
             "drift": Command(_run_drift, "compare a recording with a live server"),
-            "script from-recording": Command(_run_to_script, "make a script of a recording"),
+            "script from-recording": Command(_run_to_script, "make a script from a recording"),
         }
 
     def _has_keys(self) -> bool:

@@ -6,7 +6,7 @@ from config.declaration import SIMULATED, PositiveDuration, Section
 
 
 class RenderServiceSettings(Section, frozen=True, kw_only=True):
-    """A service that converts text to tokens."""
+    """Render service, which tokenizes prompts."""
 
     render_url: Annotated[str | None, SIMULATED] = None
     """Base URL of a vLLM render service, which tokenizes instead of this process."""
@@ -15,4 +15,4 @@ class RenderServiceSettings(Section, frozen=True, kw_only=True):
     mm_render_timeout: PositiveDuration = 60.0
     """Maximum time to wait for a response to messages with images, which the service fetches."""
     render_only: bool = False
-    """Be a render service: serve tokenization and rendering only, as vllm launch render does."""
+    """Run as a render service, which only tokenizes and renders, as vllm launch render does."""

@@ -64,7 +64,7 @@ class Scripts(Extension):
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command that checks and tries scripts."""
-        about = "check and try scripted replies, or make a script of a recording"
+        about = "check and try scripted replies, or make a script from a recording"
         return {"script": Command(_run_command, about)}
 
     def open(self) -> ScriptSet:

@@ -51,16 +51,20 @@ class TextIs(RulePart, frozen=True, kw_only=True):
     """Conditions on a text; all must hold, for a list of texts on at least one text."""
 
     exact: Texts | None = None
+    """The whole text."""
     contains: Texts | None = None
+    """A part of the text."""
     regex: str | None = None
     """Searched anywhere in the text; templates read its groups as `match`."""
     ignore_case: bool = False
+    """Compares without regard to upper and lower case."""
 
 
 class MessageIs(TextIs, frozen=True, kw_only=True):
     """Condition on a message of the conversation."""
 
     role: str | None = None
+    """Role of the message, such as `user` or `tool`."""
     which: Which = "last"
     """Which message is compared; with `role`, only messages of this role count."""
 
@@ -76,7 +80,9 @@ class Range(RulePart, frozen=True, kw_only=True):
     """Range of whole numbers; both ends are included."""
 
     at_least: Ordinal = 1
+    """The smallest number."""
     at_most: Ordinal | None = None
+    """The largest number; without it, the range has no end."""
 
 
 Numbers = Ordinal | Annotated[tuple[Ordinal, ...], Meta(min_length=1)] | Range
@@ -86,6 +92,7 @@ class Nth(RulePart, frozen=True, kw_only=True):
     """Condition on the number of requests that matched all other conditions, including this one."""
 
     count: Numbers
+    """Numbers of the requests that match, counted from 1."""
     per: Scope = "server"
     """Scope of the count: the server, each API key (or address), or each conversation."""
 
@@ -94,7 +101,9 @@ class When(RulePart, frozen=True, kw_only=True):
     """Conditions on a request; all must hold."""
 
     model: Texts | None = None
+    """Name of the requested model."""
     api: Family | Annotated[tuple[Family, ...], Meta(min_length=1)] | None = None
+    """Family of the route."""
     message: str | MessageIs | Annotated[tuple[str | MessageIs, ...], Meta(min_length=1)] | None = (
         None
     )
@@ -111,14 +120,18 @@ class When(RulePart, frozen=True, kw_only=True):
     headers: dict[str, str | TextIs | None] = {}
     """Header name and condition on its value; null accepts any value."""
     nth: Ordinal | Annotated[tuple[Ordinal, ...], Meta(min_length=1)] | Nth | None = None
+    """Only the n-th request that matches all other conditions."""
     chance: Share = 1.0
+    """Probability that the rule applies, from 0 to 1."""
 
 
 class RuleCall(RulePart, frozen=True, kw_only=True):
     """A tool call of a reply."""
 
     name: str
+    """Name of the tool."""
     arguments: dict[str, object] = {}
+    """Arguments of the call; texts may be templates."""
     id: str | None = None
     """The server generates a missing id."""
     unchecked: bool = False
@@ -129,6 +142,7 @@ class Delays(RulePart, frozen=True, kw_only=True):
     """Delays that are added to the delays of the engine."""
 
     first_token: Duration = 0
+    """Wait before the first token."""
     per_token: Duration = 0
     """Wait before each token except the first."""
     before: dict[Ordinal, Duration] = {}
@@ -145,10 +159,13 @@ class Then(RulePart, frozen=True, kw_only=True):
     """The action of a rule."""
 
     text: str | None = None
+    """Text of the reply, a template."""
     json: object | UnsetType = UNSET
     """A value whose JSON is the text of the reply."""
     tool_calls: tuple[RuleCall, ...] = ()
+    """Tool calls of the reply."""
     reasoning: str | None = None
+    """Text of the reasoning before the reply."""
     embedding: Annotated[tuple[float, ...], Meta(min_length=1)] | str | None = None
     """A vector, or a text to embed."""
     score: float | str | None = None
@@ -156,10 +173,13 @@ class Then(RulePart, frozen=True, kw_only=True):
     classes: Classes | None = None
     """Probability of each class, in order or by name."""
     finish_reason: Finish | None = None
+    """Finish reason in place of the usual one."""
     usage: UsageOverrides | None = None
+    """Token counts that replace the real ones."""
     fault: dict[str, object] | None = None
     """One rule of docs/faults.md."""
     delays: Delays | None = None
+    """Waits that are added to the pace of the engine."""
     passes: bool = field(name=PASS, default=False)
     """Leaves the answer to the reply mode; usage, fault and delays still apply."""
 
@@ -168,14 +188,18 @@ class Rule(RulePart, frozen=True, kw_only=True):
     """A rule; a text for `then` is short for `pass`."""
 
     then: str | Then
+    """The action. The text `pass` is an action, too."""
     name: Name = ""
+    """Name of the rule in the journal and in counts."""
     when: When = When()
+    """Conditions; without any, every request matches."""
 
 
 class Script(RulePart, frozen=True, kw_only=True):
     """A script: the first of its rules that matches a request answers it."""
 
     rules: Annotated[tuple[Rule, ...], Meta(min_length=1, max_length=10_000)]
+    """Rules in the order of their evaluation."""
     seed: int | None = None
     """Seed of the script's random draws, instead of the server's random source."""
     tools: dict[str, object] = {}

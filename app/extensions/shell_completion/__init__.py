@@ -13,7 +13,7 @@ class ShellCompletion(Extension):
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command."""
-        about = "print what makes bash, zsh or fish complete these words"
+        about = "print completions for bash, zsh or fish"
         return {"completion": Command(_completion, about)}
 
 

@@ -3,7 +3,7 @@
     understudy completion bash >> ~/.bashrc         # zsh: the same, into ~/.zshrc
     understudy completion fish > ~/.config/fish/completions/understudy.fish
 
-The flags of a command are read from its help.
+The flags of a command come from its help text.
 """
 
 import argparse

@@ -6,8 +6,8 @@ from config.declaration import About, Section
 
 
 class WsgiMiddlewareSettings(Section, frozen=True, kw_only=True):
-    """Middleware of users."""
+    """WSGI middleware around the application."""
 
     middleware: Annotated[tuple[str, ...], About(repeated=True)] = ()
     """WSGI middleware around the application, each as MODULE.NAME; the last one is the outermost.
-    ASGI middleware is named in a warning and does not run. The flag may be repeated."""
+    ASGI middleware does not run, and causes a warning. The flag may be repeated."""

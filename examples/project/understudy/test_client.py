@@ -1,4 +1,4 @@
-"""A client and a busy server: `ask` stands for your client, put that in its place."""
+"""A client and a busy server. Replace `ask` with your client."""
 
 import json
 import time
@@ -7,7 +7,7 @@ import urllib.request
 
 
 def ask(base_url, question):
-    """Returns the reply; asks again when the server was busy."""
+    """Returns the reply; sends the request again if the server is busy."""
     body = json.dumps({"messages": [{"role": "user", "content": question}]}).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
@@ -25,5 +25,5 @@ def test_a_busy_server_is_asked_again(understudy):
     understudy.fault("error", status=429, retry_after=1, times=1)
     assert ask(understudy.base_url, "Hello!")
     verdict = understudy.verdict()
-    assert verdict.clean, verdict  # it waited as long as the server wanted
+    assert verdict.clean, verdict  # the client waited for the Retry-After
     assert verdict.count("429") == 1

@@ -51,7 +51,7 @@ def test_each_cost_constant_counts_its_quantity(
 
 
 class Device:
-    """Heat as docs/fidelity.md tells it, in steps so small that they are as good as none."""
+    """Heat by the formula of docs/how-timing-works.md, in very small steps."""
 
     PARTS = 4000
 

@@ -105,7 +105,9 @@ def test_whatever_a_header_says_it_is_a_rule_or_a_value_error(text: str) -> None
         assert str(error)
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "faults.md").read_text("utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "faults.md").read_text("utf-8")
+REFERENCE = (DOCS / "reference-scripts.md").read_text("utf-8")
 
 
 def test_the_yaml_file_of_the_page_is_a_settings_file(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_every_action_matcher_type_and_family_is_described() -> None:
         name for kind in (*rule_kinds().values(), FaultRule) for name in kind.__struct_fields__
     }
     for word in (*rule_kinds(), *FAILURE_TYPES, *PATHS, *fields):
-        assert f"`{word}`" in PAGE, word
+        assert f"`{word}`" in PAGE + REFERENCE, word
 
 
 RNG = Random(7)

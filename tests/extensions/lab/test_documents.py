@@ -9,6 +9,7 @@ import pytest
 from app.core.cli import main
 from scripts.example_pages import PAGES as EXAMPLES
 from scripts.example_pages import renewed
+from scripts.reference_lab import lab_page
 from tests.running_server import ROOT
 
 PLANNING = (ROOT / "docs" / "planning.md").read_text("utf-8")
@@ -20,6 +21,11 @@ PLANS = re.findall(
 SEARCHES = re.findall(
     r"```console\n(?:\$ pip .*\n)?\$ python -m app (plan (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING
 )
+SIMULATIONS = re.findall(
+    r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:[^$`\s].*\n)+)```",
+    (ROOT / "docs" / "simulate.md").read_text("utf-8"),
+)
+"""Commands of docs/simulate.md with their whole output."""
 FEW_FLEETS = ["--seconds", "3", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192"]
 """Flags that make a plan quick; later flags win."""
 
@@ -73,3 +79,21 @@ def test_planning_shows_the_table_and_the_answer_of_its_plans(
 def test_planning_has_plans_with_and_without_a_confidence() -> None:
     assert len(SEARCHES) == 2
     assert ["--confidence" in command for command, _ in SEARCHES] == [False, True]
+
+
+@pytest.mark.parametrize(("command", "printed"), SIMULATIONS)
+def test_simulate_page_shows_what_its_commands_print(
+    command: str, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(command.replace("\\\n", ""))
+    assert main([*words, "--processes", "1"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_simulate_page_has_a_run_and_a_sweep() -> None:
+    assert ["--sweep" in command for command, _ in SIMULATIONS] == [False, True]
+
+
+def test_reference_of_options_is_that_of_the_parsers() -> None:
+    page = lab_page()
+    assert page.path.read_text("utf-8") == page.markdown(), "python -m scripts.reference_lab"

@@ -1,7 +1,7 @@
 """Profiles without a recording, computed from a model's `config.json` and a device's data sheet.
 
 Real memory bandwidth and arithmetic are fixed shares of the sheet's figures. One measured model and
-device gave these shares (docs/fidelity.md, "Calibration"). `CHECKED` has the errors on other
+device gave these shares (docs/accuracy.md). `CHECKED` has the errors on other
 models.
 """
 

@@ -1,4 +1,4 @@
-"""Cost of a model's steps on a device as a sum over kernels (docs/fidelity.md, "Kernels")."""
+"""Cost of a model's steps on a device: a sum over kernels (docs/how-timing-works.md, "Kernels")."""
 
 from msgspec import Struct
 

@@ -1,4 +1,4 @@
-"""Costs of single kernels on a device (docs/fidelity.md, "Kernels").
+"""Costs of single kernels on a device (docs/how-timing-works.md, "Kernels").
 
 Products of matrices, experts, attention and all-reduce each have a fixed time, a share of memory
 bandwidth and a share of arithmetic. Times are in seconds unless named `us`; rates in bytes or

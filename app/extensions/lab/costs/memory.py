@@ -1,4 +1,4 @@
-"""Memory of a device that vLLM takes beside weights and KV cache (docs/fidelity.md, "KV blocks").
+"""Memory that vLLM takes beside weights and KV cache (docs/how-timing-works.md, "KV blocks").
 
 Its profiling run determines this memory. The run computes a step of `max-num-batched-tokens`, then
 samples for `max-num-seqs` sequences. The larger of both peaks is kept free, beside the weights and

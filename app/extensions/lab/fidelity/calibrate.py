@@ -36,7 +36,7 @@ ABOUT = f"""\
 Fit a profile to recorded runs of a real server: files of vllm bench serve (--save-result
 --save-detailed), guidellm (JSON), aiperf (profile_export.jsonl), or CSV as {COMMAND} record writes
 it. The fit starts from the model's config.json and the device's data sheet, or from a profile
-(docs/fidelity.md, "Calibration").
+(docs/profiles.md).
 """
 LIMITS = ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
 """Limits of the engine that flags can set."""
@@ -45,7 +45,7 @@ LIMITS = ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    options = _make_parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     check_installed("calibrate", "calibrate")
     if options.png is not None:
         check_installed("fleet", "--png")
@@ -66,17 +66,18 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Makes the parser."""
     flags = FlagParser(prog=f"{COMMAND} calibrate", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
-    add("recordings", nargs="+", metavar="FILE", help="recorded runs; several make a better fit")
-    add("--out", required=True, type=Path, metavar="PROFILE.yaml", help="the profile to write")
+    add("recordings", nargs="+", metavar="FILE", help="recorded runs; more runs make a better fit")
+    add("--out", required=True, type=Path, metavar="PROFILE.yaml", help="profile to write")
     _add_start_flags(flags)
     add(
         "--in-flight",
         type=whole_number(1),
         metavar="N",
-        help="most requests that the client had in flight",
+        help="maximum number of requests that the client had in flight",
     )
     add(
         "--turnaround",
@@ -90,18 +91,18 @@ def _make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FILE",
-        help="a run to judge with, not to fit; repeatable",
+        help="run for judging the result, which is not fitted; repeatable",
     )
     add(
         "--evaluations",
         type=whole_number(20),
         default=1500,
         metavar="N",
-        help="approximate limit of simulations [1500]",
+        help="approximate maximum number of simulations [1500]",
     )
-    add("--jobs", type=whole_number(1, 256), default=2, metavar="N", help="processes [2]")
+    add("--jobs", type=whole_number(1, 256), default=2, metavar="N", help="processes to use [2]")
     add("--seed", type=whole_number(0), default=1, metavar="N", help="seed of the search [1]")
-    add("--png", type=Path, metavar="FILE.png|FILE.svg", help="draw the errors")
+    add("--png", type=Path, metavar="FILE.png|FILE.svg", help="draw the errors of all runs")
     return flags
 
 

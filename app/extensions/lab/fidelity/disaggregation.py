@@ -1,4 +1,4 @@
-"""Prefill and decode on separate pods, as with vLLM's NixlConnector (docs/fidelity.md).
+"""Prefill and decode on separate pods, as with vLLM's NixlConnector (docs/simulate.md).
 
 A prefill pod computes a prompt and one token, which the client never sees. It keeps the prompt's
 blocks until a decode pod has pulled them. The decode pod begins the transfer when it has blocks for

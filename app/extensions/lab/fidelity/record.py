@@ -30,11 +30,11 @@ from config.declaration import COMMAND
 from config.flags import FlagParser, as_command, number_of, whole_number
 
 ABOUT = f"""\
-Send a load to a live server (vLLM, or Understudy), and write when each request was sent, and when
-its first and its last token came. {COMMAND} calibrate makes a profile of such files
-(docs/fidelity.md, "From a real vLLM to its understudy"). Prompts are random token ids, and answers
-have exactly as many tokens as the load says. With --proxy it records the exchanges of other clients
-instead: {COMMAND} record --proxy --help.
+Send a load to a live server (vLLM or Understudy), and write the times at which each request was
+sent and its first and last token arrived. {COMMAND} calibrate fits a profile to such files
+(docs/profiles.md). Prompts are random token ids. Answers have exactly the tokens of the load. With
+--proxy, the command records the exchanges of other clients instead: {COMMAND} record --proxy
+--help.
 """
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "send_s", "first_s", "last_s")
 TOKEN_IDS = range(1000, 30000)
@@ -49,7 +49,7 @@ ANSWER_TIMEOUT_S = 10.0
 @as_command(RecordError)
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    options = _make_parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     check_output_paths([options.out], [options.trace])
     target = read_target(options.target)
     load = _read_load(options)
@@ -95,49 +95,52 @@ def _row(request: RecordedRequest) -> tuple[object, ...]:
     )
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Makes the parser."""
     flags = FlagParser(prog=f"{COMMAND} record", description=ABOUT, allow_abbrev=False)
     add = flags.add_argument
-    add("--target", required=True, metavar="URL", help="the server, such as http://host:8000")
+    add(
+        "--target", required=True, metavar="URL", help="URL of the server, such as http://host:8000"
+    )
     add("--out", required=True, type=Path, metavar="FILE.csv[.gz]", help="file to write")
-    add("--trace", type=Path, metavar="FILE", help="the load: a CSV file, see simulate")
+    add("--trace", type=Path, metavar="FILE", help="file with the load, as for simulate")
     add(
         "--rate",
         type=number_of(0, 1e6),
         metavar="R",
-        help="requests per second of a Poisson load, instead of a trace",
+        help="requests per second of a Poisson load, without --trace",
     )
     add(
         "--seconds",
         type=number_of(0, 1e6),
         default=60.0,
         metavar="S",
-        help="length of the Poisson load [60]",
+        help="duration of the Poisson load in seconds [60]",
     )
     add(
         "--input-tokens",
         type=lengths("input"),
         default="1000",
         metavar="LENGTHS",
-        help="lengths of prompts, see simulate [1000]",
+        help="lengths of prompts, as for simulate [1000]",
     )
     add(
         "--output-tokens",
         type=lengths("output"),
         default="128",
         metavar="LENGTHS",
-        help="lengths of answers [128]",
+        help="lengths of answers, as for simulate [128]",
     )
     add(
         "--in-flight",
         type=whole_number(1, 10000),
         metavar="N",
-        help="most requests in flight [no limit]",
+        help="maximum number of requests in flight [no limit]",
     )
     add(
         "--model",
         metavar="NAME",
-        help="model of the requests [the first that the server serves]",
+        help="model of the requests [the first model of the server]",
     )
     add("--api-key", metavar="KEY", help="API key of the server")
     add(
@@ -145,14 +148,14 @@ def _make_parser() -> argparse.ArgumentParser:
         type=whole_number(2, MAX_TOKENS),
         default=4096,
         metavar="N",
-        help="most tokens of a request with drawn lengths [4096]",
+        help="maximum tokens of a request with drawn lengths [4096]",
     )
     add(
         "--seed",
         type=whole_number(0),
         default=1,
         metavar="N",
-        help="seed of load and prompts [1]",
+        help="seed of the load and the prompts [1]",
     )
     return flags
 

@@ -18,10 +18,10 @@ from config.sections.engine import DEFAULT_PROFILE
 from config.speculative import synthetic_drafts
 
 ABOUT = """\
-Simulate a load on an engine, or on a fleet of engines, on virtual time, with the steps that a
-server with timing steps makes (docs/fidelity.md). The load is a trace, or it is drawn. A DURATION
-is 60us, 250ms or 1.5s. LENGTHS are N, N:lognormal, N:lognormal:SIGMA, N:uniform (half to three
-halves of N), LOW-HIGH or sharegpt. With --plugin NAME the settings of the plugin are flags, too.
+Simulate a load on an engine, or on a fleet of engines, in virtual time, with the same steps as a
+server with timing steps (docs/simulate.md). The load is read from a trace or drawn. A DURATION is
+60us, 250ms or 1.5s. LENGTHS are N, N:lognormal, N:lognormal:SIGMA, N:uniform (0.5 N to 1.5 N),
+LOW-HIGH or sharegpt. With --plugin NAME, the settings of the plugin are flags, too.
 """
 MODEL_HELP = (
     "name of a common model, such as Qwen/Qwen3-32B, or the path of a config.json or its folder"
@@ -37,10 +37,10 @@ MIN_ENGINE_LIMITS = {
 """Limits of vLLM's engine, each with its least value."""
 ENGINE_SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-scheduling")
 TRACE_HELP = (
-    "columns arrival_s, input_tokens, output_tokens; for prompts with shared prefixes also"
-    " prefix_group and prefix_tokens; for sessions also session and think_s; class for --goodput;"
-    " other columns are ignored. Or a trace of Azure, BurstGPT or Mooncake, or a result of vllm"
-    " bench serve, guidellm or aiperf"
+    "CSV file with the columns arrival_s, input_tokens and output_tokens; optional: prefix_group"
+    " and prefix_tokens for shared prefixes, session and think_s for sessions, class for --goodput."
+    " Or a trace of Azure, BurstGPT or Mooncake, or a result of vllm bench serve, guidellm or"
+    " aiperf"
 )
 
 
@@ -59,7 +59,7 @@ def make_parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
         "--profile",
         default=DEFAULT_PROFILE,
         metavar="NAME|FILE|auto",
-        help=f"costs of steps, and limits of the engine [{DEFAULT_PROFILE}]",
+        help=f"costs of steps and limits of the engine [{DEFAULT_PROFILE}]",
     )
     _add_device(flags)
     _add_load(flags)
@@ -86,7 +86,7 @@ def _add_device(flags: FlagParser) -> None:
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
-        help="number of devices that share each layer [1]",
+        help="devices that share each layer [1]",
     )
     _add_engine_options(add)
 
@@ -98,50 +98,50 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
-        help="stages that each have a part of the layers [1]",
+        help="stages, each with a part of the layers [1]",
     )
     add(
         "--data-parallel-size",
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
-        help="ranks with attention of their own, which share the experts [1]",
+        help="ranks that compute attention separately and share the experts [1]",
     )
     add(
         "--enable-expert-parallel",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="whole experts on each device, instead of a part of each expert",
+        help="place whole experts on each device, instead of a part of each expert",
     )
     add(
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,
         default=AUTO_DTYPE,
-        help="format of keys and values; auto is that of the checkpoint, or 16 bits [auto]",
+        help="format of keys and values; auto uses the format of the checkpoint, or 16 bits [auto]",
     )
     add(
         "--quantization",
         default="",
         metavar="METHOD",
-        help="format to convert 16-bit weights to: fp8 or bitsandbytes [that of the model]",
+        help="convert 16-bit weights to fp8 or bitsandbytes [the format of the model]",
     )
     add(
         "--gpu-memory-utilization",
         type=number_of(0, 1),
         metavar="SHARE",
-        help="share of the memory that vLLM takes [0.92; 0.9 up to vLLM 0.20]",
+        help="share of the memory that vLLM uses [0.92; 0.9 up to vLLM 0.20]",
     )
     add(
         "--enforce-eager",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="no CUDA graphs",
+        help="run without CUDA graphs",
     )
     add(
         "--vllm-version",
         default="",
         metavar="VERSION",
-        help="version of vLLM, from 0.11 on; up to 0.13 its engine waits for each step",
+        help="version of vLLM, 0.11 or newer; up to 0.13, the engine waits for each step",
     )
 
 
@@ -155,14 +155,14 @@ def _add_load(flags: FlagParser) -> None:
     add(
         "--rate",
         type=number_of(0, max_rate),
-        help="requests per second; without a rate all arrive at the start",
+        help="requests per second; without a rate, all requests arrive at the start",
     )
     add("--arrivals", choices=ARRIVALS, help="distribution of arrivals [poisson]")
     add(
         "--burstiness",
         type=number_of(0.01, 1000, zero=True),
         metavar="SHAPE",
-        help="shape of bursty gaps: 1 is as poisson, less is burstier [0.25]",
+        help="shape of bursty gaps: 1 equals poisson, lower values are burstier [0.25]",
     )
     add(
         "--ramp-from",
@@ -182,31 +182,31 @@ def _add_load(flags: FlagParser) -> None:
         metavar="LENGTHS",
         help="lengths of answers [128:lognormal]",
     )
-    add("--seconds", type=number_of(0, MAX_LOAD_S), help="time in which requests arrive")
-    add("--num-requests", type=count, metavar="N", help="most requests")
+    add("--seconds", type=number_of(0, MAX_LOAD_S), help="seconds during which requests arrive")
+    add("--num-requests", type=count, metavar="N", help="maximum number of requests")
     add(
         "--prefix-groups",
         type=count,
         metavar="N",
-        help="groups whose prompts share a prefix [none]",
+        help="groups of prompts that share a prefix [none]",
     )
     add(
         "--prefix-tokens",
         type=count,
         metavar="N",
-        help="tokens of the shared prefix, before the input tokens",
+        help="tokens of the shared prefix, added before the input tokens",
     )
     add(
         "--turns",
         type=whole_number(1, 1000),
         metavar="N",
-        help="turns of each session; the rate is of sessions then [1]",
+        help="turns of each session; --rate then counts sessions [1]",
     )
     add(
         "--think",
         type=duration_of(86_400),
         metavar="DURATION",
-        help="mean time from an answer until the next turn [0]",
+        help="mean time between an answer and the next turn [0]",
     )
     add(
         "--seed",
@@ -223,15 +223,15 @@ def _add_fleet(flags: FlagParser) -> None:
         "--in-flight",
         type=whole_number(1, MAX_VALUES[IN_FLIGHT]),
         metavar="N",
-        help="most requests in flight; the next ones wait for a place [no limit]",
+        help="maximum number of requests in flight; others wait at the client [no limit]",
     )
     add(
         "--turnaround",
         type=duration_of(3600),
         metavar="DURATION",
-        help="time from the end of a request until the next request takes its place [0]",
+        help="time between the end of a request and the next request [0]",
     )
-    add("--pods", type=whole_number(1, MAX_VALUES[PODS]), metavar="N", help="engines [1]")
+    add("--pods", type=whole_number(1, MAX_VALUES[PODS]), metavar="N", help="number of engines [1]")
     add(
         "--policy",
         choices=POLICIES,
@@ -244,31 +244,31 @@ def _add_disaggregation(flags: FlagParser) -> None:
     title = "Disaggregated prefill: separate pods for prompts and for answers"
     add = flags.add_argument_group(title).add_argument
     pods = whole_number(1, MAX_VALUES[PODS])
-    add("--prefill-pods", type=pods, metavar="N", help="engines that compute prompts")
+    add("--prefill-pods", type=pods, metavar="N", help="number of engines that compute prompts")
     add(
         "--decode-pods",
         type=pods,
         metavar="N",
-        help="engines that pull the prompts' keys and values, and answer",
+        help="number of engines that pull the keys and values of prompts, and answer",
     )
     add(
         "--transfer-bandwidth",
         type=size_of,
         metavar="SIZE",
-        help="bytes per second from a prefill to a decode pod, such as 50GB"
-        " [50GB, a port of 400 Gbit/s]",
+        help="bytes per second from a prefill pod to a decode pod [50GB, a port of 400 Gbit/s]",
     )
     add(
         "--transfer-latency",
         type=duration_of(60),
         metavar="DURATION",
-        help="added to each transfer [0]",
+        help="time added to each transfer [0]",
     )
     add(
         "--kv-bytes-per-token",
         type=size_of,
         metavar="SIZE",
-        help="keys and values of a token, on all devices of an engine [the profile's]",
+        help="bytes of the keys and values of a token, on all devices of an engine"
+        " [as in the profile]",
     )
 
 
@@ -278,41 +278,52 @@ def _add_autoscaling(flags: FlagParser) -> None:
     add(
         "--autoscale",
         metavar="POLICY",
-        help="hpa:metric=waiting,target=4,min=1,max=16, schedule:0s=2,1h=8 or a plugin's",
+        help="policy: hpa:metric=waiting,target=4,min=1,max=16, schedule:0s=2,1h=8 or the policy"
+        " of a plugin",
     )
     add(
         "--cold-start",
         metavar="DURATION",
-        help="time from the start of a pod until it is ready: 90s, 40s+2GB/s or 40s+30GB@2GB/s for"
-        " weights to read",
+        help="time until a new pod is ready: 90s, or with the time to read the weights 40s+2GB/s or"
+        " 40s+30GB@2GB/s",
     )
     add(
         "--autoscale-every",
         type=interval,
         metavar="DURATION",
-        help="time between two looks of the autoscaler [15s]",
+        help="time between two decisions of the autoscaler [15s]",
     )
     add(
         "--scrape-interval",
         type=interval,
         metavar="DURATION",
-        help="time between two scrapes of a pod's metrics [15s]",
+        help="time between two scrapes of the metrics of a pod [15s]",
     )
 
 
 def _add_engine(flags: FlagParser) -> None:
-    title = "Limits of vLLM's engine; by default those of the profile"
+    title = "Limits of the engine, as in vLLM; the defaults are those of the profile"
     add = flags.add_argument_group(title).add_argument
     for name, minimum in MIN_ENGINE_LIMITS.items():
         field = name.removesuffix("-override").replace("-", "_")
-        add(f"--{name}", dest=field, type=whole_number(minimum, MAX_TOKENS), metavar="N")
+        add(
+            f"--{name}",
+            dest=field,
+            type=whole_number(minimum, MAX_TOKENS),
+            metavar="N",
+            help=f"vLLM's option {name} [as in the profile]",
+        )
     for name in ENGINE_SWITCHES:
-        add(f"--{name}", action=argparse.BooleanOptionalAction)
+        add(
+            f"--{name}",
+            action=argparse.BooleanOptionalAction,
+            help=f"vLLM's option {name} [as in the profile]",
+        )
     add(
         "--speculative-config",
         type=as_argument(synthetic_drafts),
         metavar="JSON",
-        help="speculative decoding with rejection_sample_method synthetic [the profile's rates]",
+        help="speculative decoding with rejection_sample_method synthetic [as in the profile]",
     )
 
 
@@ -322,13 +333,13 @@ def _add_results(flags: FlagParser) -> None:
         "--json",
         type=Path,
         metavar="FILE",
-        help="write the figures as JSON; - is stdout, without the table",
+        help="write the figures as JSON; - writes to stdout instead of the table",
     )
     add(
         "--requests",
         type=Path,
         metavar="FILE.csv",
-        help="write the times of each request: send, first, last",
+        help="write a row for each request, with the times of sending, first and last token",
     )
     add(
         "--plot",
@@ -340,14 +351,14 @@ def _add_results(flags: FlagParser) -> None:
         "--html",
         type=Path,
         metavar="FILE.html",
-        help="write the run as a page that shows it over time",
+        help="write a page that shows the run moment by moment",
     )
     add(
         "--compare",
         nargs=2,
         type=Path,
         metavar=("A.yaml", "B.yaml"),
-        help="compare two runs; each file has options of this command, by name",
+        help="compare two runs; each file contains options of this command by name",
     )
     add(
         "--sweep",
@@ -359,14 +370,14 @@ def _add_results(flags: FlagParser) -> None:
         "--goodput",
         nargs="+",
         metavar="LIMIT",
-        help="limits of single requests, such as ttft:500 tpot:50 e2el:10000 in milliseconds;"
+        help="limits of each request in milliseconds, such as ttft:500 tpot:50 e2el:10000;"
         " chat=ttft:500 for a class of the trace",
     )
     add(
         "--gpu-hour-price",
         type=number_of(0, 1_000_000),
         metavar="PRICE",
-        help="price of an accelerator for an hour, for the price of the run",
+        help="price of an accelerator per hour; prints the price of the run",
     )
     add(
         "--slo",
@@ -374,12 +385,12 @@ def _add_results(flags: FlagParser) -> None:
         default=(),
         metavar="LIMITS",
         help="objectives of the run, such as ttft_p95=500ms,tpot_p99=50ms,itl_p99.9=200ms; itl is"
-        " each gap between tokens, tpot the mean of a request",
+        " each gap between tokens, tpot the mean gap of a request",
     )
     add(
         "--processes",
         type=whole_number(1, 1024),
         default=usable_cores(),
         metavar="N",
-        help="processes of sweeps [one per core]",
+        help="processes to use for a sweep [one per core]",
     )

@@ -1,6 +1,6 @@
 """Reads a load from a file, whose format is detected by its first bytes.
 
-Traces of this project are CSV files (docs/fidelity.md, "Traces"). Public traces are the Azure LLM
+Traces of this project are CSV files (docs/simulate.md, "Traces"). Public traces are the Azure LLM
 inference traces of 2023 and 2024, BurstGPT (both CSV), Mooncake (JSON lines), and the results of
 benchmarks, which `benchmark_files` reads. Any file may be compressed by gzip. Any mistake is a
 ConfigError, in one line with file, row and rule.

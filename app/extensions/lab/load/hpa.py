@@ -1,6 +1,6 @@
 """The HorizontalPodAutoscaler of Kubernetes' `autoscaling/v2`, with a metric of type Pods.
 
-docs/fidelity.md, "Autoscaling", lists the modeled behavior.
+docs/simulate.md, "Autoscaling", lists the modeled behavior.
 """
 
 import math

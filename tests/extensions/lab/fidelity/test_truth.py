@@ -21,7 +21,7 @@ TOLD = {
     "w5-18": "-0.2 +0.7 +1.9 +0.8 | +0.7 +0.9 +0.7 +0.7 | +0.6 +0.8 +0.6 +0.5",
     "w7-06": "-0.6 -1.3 -0.6 -2.7 | -0.1 -0.4 -0.8 -1.2 | -0.2 +0.1 -1.0 -0.5",
 }
-"""Errors in %: TTFT, TPOT, E2E; of each mean, p50, p90, p99. docs/fidelity.md has them, too."""
+"""Errors in %: TTFT, TPOT, E2E; of each mean, p50, p90, p99. docs/accuracy.md has means and p99."""
 
 
 @pytest.mark.shared
