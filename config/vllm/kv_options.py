@@ -176,7 +176,7 @@ def _pod_settings(config: KVTransferConfig, connector: str, failure_policy: str)
     if extra.get("handshake_port"):
         settings["moriio-handshake-port"] = str(extra["handshake_port"])
     if extra.get("proxy_ip"):
-        settings["moriio-proxy"] = f"{extra['proxy_ip']}:{extra.get('proxy_ping_port')}"
+        settings["moriio-proxy"] = f"tcp://{extra['proxy_ip']}:{extra.get('proxy_ping_port')}"
     return settings
 
 

@@ -42,7 +42,7 @@ class Handoff(Extension):
         return self._peerings.engine_maker(rank)
 
     def services(self) -> Sequence[BackgroundService]:
-        """Returns the side channels, and what announces them."""
+        """Returns the side channels, and the services that announce them."""
         if self.parts.settings.kvcache.kv_connector != "nixl":
             self.parts.pipeline.identity.transfer_address = self._peerings.transfer_address
         return self._peerings.services

@@ -57,12 +57,12 @@ class BootstrapServer:
     A rank that registers again with a new engine, after a restart, replaces its earlier one.
     """
 
-    def __init__(self, host: str, port: int, own: Registration) -> None:
+    def __init__(self, host: str, port: int, registration: Registration) -> None:
         self._address = (host, port)
         self._entries: dict[str, EngineEntry] = {}
         self._server: WSGIServer | None = None
         self._greenlet: Greenlet[[], None] | None = None
-        self._add(own)
+        self._add(registration)
 
     def start(self) -> None:
         """Begins to listen, as soon as the port is free."""

@@ -1,4 +1,4 @@
-"""What the connectors of vLLM name and send: one class for each, which begins with `Dialect`."""
+"""The parameters of vLLM's connectors, one class for each. Start with `Dialect`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Dialect(Protocol):
     good_ends: tuple[str, ...]
     """Finish reasons with which a prefill holds its blocks."""
     default_hold_s: float
-    """Time for which a prefill holds blocks that nobody reads, if no setting says so."""
+    """Time for which a prefill holds unread blocks, unless a setting decides, in seconds."""
     comes_early: bool
     """A decode may ask for the blocks before the prefill has ended."""
 
@@ -33,7 +33,7 @@ class Dialect(Protocol):
     def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
         """Writes into the answer of a prefill where the engine answers."""
 
-    def locate(self, request: EngineRequest, found: Found) -> None:
+    def locate(self, request: EngineRequest, take_source: Found) -> None:
         """Finds the blocks that the request names, now or later."""
 
 
@@ -58,7 +58,7 @@ class NixlDialect(Dialect):
             address.remote_engine_id = engine_id
             address.remote_port = port
 
-    def locate(self, request: EngineRequest, found: Found) -> None:
+    def locate(self, request: EngineRequest, take_source: Found) -> None:
         """Does nothing: the parameters have the source (`messages.source_of`)."""
 
 
@@ -92,21 +92,21 @@ class MooncakeDialect(Dialect):
     def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
         """Does nothing: the bootstrap server announces the engine."""
 
-    def locate(self, request: EngineRequest, found: Found) -> None:
+    def locate(self, request: EngineRequest, take_source: Found) -> None:
         """Asks the bootstrap server that the request names."""
         source = request.source or {}
         engine_id = source.get("remote_engine_id")
         address = source.get("remote_bootstrap_addr")
         if not isinstance(engine_id, str) or not isinstance(address, str):
-            found(None, "")
+            take_source(None, "")
             return
 
         def take_address(host: str, port: int, problem: str) -> None:
             if problem:
-                found(None, problem)
+                take_source(None, problem)
                 return
             transfer_id = source.get("transfer_id")
-            found(checked_source(host, port, engine_id=engine_id, request_id=transfer_id), "")
+            take_source(checked_source(host, port, engine_id=engine_id, request_id=transfer_id), "")
 
         self._find(address, engine_id, take_address)
 
@@ -137,7 +137,7 @@ class MoriioDialect(Dialect):
             address.remote_engine_id = engine_id
             address.remote_notify_port = port
 
-    def locate(self, request: EngineRequest, found: Found) -> None:
+    def locate(self, request: EngineRequest, take_source: Found) -> None:
         """Reads the address of the prefill pod."""
         host, port, transfer_id = peer_of(request.request_id, request.source or {})
-        found(checked_source(host, port, engine_id="", request_id=transfer_id), "")
+        take_source(checked_source(host, port, engine_id="", request_id=transfer_id), "")

@@ -18,7 +18,7 @@ OTHER_READER = "another request waits for the blocks"
 
 
 class EarlyRead(NamedTuple):
-    """A read, and what sends its answer."""
+    """A read, with the function that sends its answer."""
 
     message: Read
     reply: SendAnswer
@@ -67,7 +67,7 @@ class EarlyReads:
             self._abandoned.popitem(last=False)
 
     def is_abandoned(self, transfer_id: str) -> bool:
-        """Returns whether nobody needs the blocks of a transfer. Answers True once."""
+        """Returns whether the reader of a transfer has left. Returns True once."""
         if transfer_id not in self._abandoned:
             return False
         del self._abandoned[transfer_id]

@@ -1,4 +1,4 @@
-"""Reads whose source must be found first, and whose prefill may still run: `LateReads`."""
+"""Reads that find their source first, and wait for the prefill: start with `LateReads`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LateReads(Reads):
         settings: ReadSettings,
         name: Callable[[], str],
     ) -> None:
-        """As `Reads`."""
+        """Takes the same arguments as `Reads`."""
         super().__init__(
             wheel, now, channel=channel, counters=counters, settings=settings, name=name
         )
@@ -68,9 +68,9 @@ class LateReads(Reads):
         assert isinstance(read, LateRead)
         read.finish = finish
         read.transfer_s = transfer_s
-        read.locate(partial(self._found, read))
+        read.locate(partial(self._take_source, read))
 
-    def _found(self, read: LateRead, source: Source | None, problem: str) -> None:
+    def _take_source(self, read: LateRead, source: Source | None, problem: str) -> None:
         if read.is_over:
             if source is not None:
                 self._release(read, source)

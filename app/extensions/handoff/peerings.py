@@ -98,12 +98,18 @@ class Peerings:
         channel = SideChannel(options.kv_side_channel_host, options.kv_side_channel_port + rank)
         self._channels[rank] = channel
         model = self._settings.model.served_names[0]
-        peering = Peering(channel, partial(self._engine_id, rank), model, rank, self._dialect())
+        peering = Peering(
+            channel,
+            partial(self._engine_id, rank),
+            model=model,
+            rank=rank,
+            dialect=self._dialect(),
+        )
         return partial(HandoffEngine, peering=peering)
 
     @property
     def services(self) -> Sequence[BackgroundService]:
-        """The side channels, and what announces them to routers."""
+        """The side channels, and the services that announce them to routers."""
         services: list[BackgroundService] = list(self._channels.values())
         connector = self._settings.kvcache.kv_connector
         for rank, channel in self._channels.items():
@@ -158,7 +164,7 @@ class Peerings:
             tp_size=settings.model.tensor_parallel_size,
             transfer_mode="READ" if self._options.moriio_read_mode else "WRITE",
         )
-        return Heartbeats(f"tcp://{self._options.moriio_proxy}", registration)
+        return Heartbeats(self._options.moriio_proxy, registration)
 
     @cached_property
     def _server_id(self) -> str:

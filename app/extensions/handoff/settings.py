@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from config.declaration import About, Port, Section
+from config.declaration import About, Port, Section, zmq_address
 
 
 class HandoffSettings(Section, frozen=True, kw_only=True):
@@ -13,11 +13,11 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     kv_producer for a prefill pod, and others for decode pods (moriio)."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998
     """Port where routers and decode pods find the engines of a prefill pod (mooncake)."""
-    moriio_proxy: str = ""
-    """Address, as HOST:PORT, of the router that receives heartbeats (moriio); empty sends none."""
+    moriio_proxy: Annotated[str, zmq_address()] = ""
+    """ZMQ address of the router that receives heartbeats (moriio); empty sends none."""
     moriio_handshake_port: Port = 6301
     """Handshake port in heartbeats and answers (moriio). Nothing listens there: the side channel,
     at kv-side-channel-port, is the notify port."""
     moriio_read_mode: bool = False
-    """Report the transfer mode READ, in which a router waits for the prefill before it sends the
-    decode (moriio); otherwise WRITE."""
+    """Report the transfer mode READ: a router waits for the prefill before it sends the decode
+    (moriio). Otherwise WRITE."""

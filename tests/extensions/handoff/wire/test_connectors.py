@@ -171,7 +171,7 @@ class MoriioPods(NamedTuple):
 
 @pytest.fixture(scope="module")
 def moriio(proxy: "zmq.Socket[bytes]") -> Iterator[MoriioPods]:
-    address = proxy.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+    address = proxy.getsockopt_string(zmq.LAST_ENDPOINT)
     with ExitStack() as stack:
         prefilling = stack.enter_context(moriio_pod("kv_producer", address))
         decoding = stack.enter_context(moriio_pod("kv_consumer", address, "--moriio-read-mode"))
