@@ -247,9 +247,10 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
     """Value of remote_host in kv_transfer_params; pod-ip, or the host name, when empty. With
     kv-connector nixl and a loopback address, the side channel listens only on that address."""
-    kv_connector: Literal["", "none", "nixl", "example", "offloading"] = ""
-    """The simulated KV connector of vLLM. Empty: disaggregated prefill that always succeeds. nixl:
-    prefill pods hold their blocks, and decode pods read them over the side channel. none, example
+    kv_connector: Literal["", "none", "nixl", "mooncake", "moriio", "example", "offloading"] = ""
+    """The simulated KV connector of vLLM. Empty: disaggregated prefill that always succeeds. nixl,
+    mooncake and moriio: prefill pods hold their blocks, and decode pods read them over the side
+    channel, each with the parameters of vLLM's connector of that name. none, example
     and offloading ignore kv_transfer_params; example and offloading restore blocks that the cache
     has evicted."""
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
@@ -293,4 +294,4 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     @property
     def transfers(self) -> bool:
         """True if requests may transfer caches from prefill to decode."""
-        return self.kv_connector in ("", "nixl")
+        return self.kv_connector in ("", "nixl", "mooncake", "moriio")

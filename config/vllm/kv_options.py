@@ -26,12 +26,16 @@ CONNECTORS = {
     "HF3FSKVConnector": "",
     "LMCacheConnectorV1": "",
     "LMCacheMPConnector": "",
-    "MoRIIOConnector": "",
-    "MooncakeConnector": "",
+    "MoRIIOConnector": "moriio",
+    "MooncakeConnector": "mooncake",
     "MooncakeStoreConnector": "",
     "MultiConnector": "",
 }
 """vLLM's connectors -> value of the setting `kv-connector`."""
+
+
+MORIIO_NOTIFY_PORT = 61_005
+"""vLLM's default port of notifications between the pods of a MoRIIOConnector."""
 
 
 class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -139,6 +143,8 @@ def kv_transfer_settings(text: str) -> FlagValues:
         if simulated == "nixl":
             # The policy is that of the whole configuration, also for a MultiConnector.
             return _nixl_settings(connector, config.kv_load_failure_policy)
+        if simulated in ("mooncake", "moriio"):
+            return _pod_settings(connector, simulated, config.kv_load_failure_policy)
         if simulated:
             return {"kv-connector": simulated}
     return {"kv-connector": ""}
@@ -152,6 +158,25 @@ def _nixl_settings(config: KVTransferConfig, failure_policy: str) -> FlagValues:
         if type(lease_s) not in (int, float) or lease_s <= 0:
             raise ValueError(f"kv_lease_duration must be a positive number, got {lease_s!r}")
         settings["kv-lease-duration"] = format_duration(lease_s)
+    return settings
+
+
+def _pod_settings(config: KVTransferConfig, connector: str, failure_policy: str) -> FlagValues:
+    """Returns the settings of a MooncakeConnector or a MoRIIOConnector."""
+    settings: FlagValues = {
+        "kv-connector": connector,
+        "kv-load-failure-policy": failure_policy,
+        "kv-role": config.kv_role or "kv_both",
+    }
+    if connector == "mooncake":
+        return settings
+    extra = config.kv_connector_extra_config
+    settings["kv-side-channel-port"] = str(extra.get("notify_port") or MORIIO_NOTIFY_PORT)
+    settings["moriio-read-mode"] = str(extra.get("read_mode", "false")).lower()
+    if extra.get("handshake_port"):
+        settings["moriio-handshake-port"] = str(extra["handshake_port"])
+    if extra.get("proxy_ip"):
+        settings["moriio-proxy"] = f"tcp://{extra['proxy_ip']}:{extra.get('proxy_ping_port')}"
     return settings
 
 

@@ -175,7 +175,7 @@ def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
         *(
             (["m", "--kv-transfer-config.kv_connector", f"{name}Connector", "--kv-transfer-config.kv_role",
               "kv_both"], "kv-connector", played)
-            for name, played in (("Offloading", "offloading"), ("Example", "example"), ("Mooncake", ""))
+            for name, played in (("Offloading", "offloading"), ("Example", "example"), ("DecodeBench", ""))
         ),
         (["m", "--kv-transfer-config", SEVERAL], "kv-connector", "nixl"),
         *(

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ RECIPES: dict[str, str] = {
 ROUTER_PORT = 8080
 SERVER_PORTS = (8001, 8002)
 EVENT_PORTS = (5557, 5558)
+NO_PORTS: Mapping[int, int] = {}
 NGINX_FRAME = """
 daemon off; pid {folder}/nginx.pid; error_log stderr;
 events {{ }}
@@ -35,10 +36,19 @@ providers: {{file: {{filename: {recipe}}}}}
 
 
 def recipe_of(
-    name: str, port: int, servers: Sequence[RunningServer], event_ports: Sequence[int] = ()
+    name: str,
+    port: int,
+    servers: Sequence[RunningServer],
+    event_ports: Sequence[int] = (),
+    other_ports: Mapping[int, int] = NO_PORTS,
 ) -> str:
-    """Returns the recipe `name` with the ports of a router and its servers."""
+    """Returns the recipe `name` with the ports of a router and its servers.
+
+    `other_ports` maps further ports of the recipe to those in use.
+    """
     numbers = {str(ROUTER_PORT): str(port)}
+    for known, other_port in other_ports.items():
+        numbers[str(known)] = str(other_port)
     for known, server in zip(SERVER_PORTS, servers, strict=False):
         numbers[str(known)] = str(server.port)
     for known, event_port in zip(EVENT_PORTS, event_ports, strict=False):
@@ -53,10 +63,11 @@ def routed(
     servers: Sequence[RunningServer],
     event_ports: Sequence[int] = (),
     flags: Sequence[str] = (),
+    other_ports: Mapping[int, int] = NO_PORTS,
 ) -> Iterator[RunningServer]:
     """Starts the recipe `name` in front of `servers`; `flags` are added to a command."""
     port = free_port()
-    recipe = recipe_of(name, port, servers, event_ports)
+    recipe = recipe_of(name, port, servers, event_ports, other_ports)
     command = [*_command(name, recipe, folder, port), *flags]
     with running_command(command, port, {}) as router:
         yield router

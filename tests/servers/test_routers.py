@@ -19,6 +19,7 @@ import pytest
 import requests
 import yaml
 
+from tests.hostile.raw_client import wait_until
 from tests.needs import CLIENTS_PYTHON, SERVERS_BIN
 from tests.running_server import ROOT, RunningServer, free_port, running_command, running_image
 from tests.servers.routers import recipe_of, routed
@@ -198,15 +199,65 @@ def test_vllm_router_hands_prefills_over_to_decode(tmp_path: Path) -> None:
             server = running_image("serve", "tiny", "--kv-transfer-config", NIXL, env=side_channel)
             servers.append(stack.enter_context(server))
         router = stack.enter_context(routed("vllm-router prefill-decode", tmp_path, servers))
-        for number in range(20):
-            prompt = [number] * 64
-            body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "ignore_eos": True}
-            answer = requests.post(f"{router.url}/v1/completions", json=body, timeout=20)
-            assert answer.status_code == 200
-            assert answer.json()["usage"]["completion_tokens"] == 4
-        prefill, decode = servers
-        assert series(prefill, "vllm:generation_tokens_total") == {"0": 20.0}
-        assert series(decode, "vllm:external_prefix_cache_hits_total") == {"0": 20 * 64.0}
+        assert_handed_over(router, servers)
+
+
+def assert_handed_over(router: RunningServer, servers: Sequence[RunningServer]) -> None:
+    """Twenty requests whose prompts one server computes, and the other one reads."""
+    for number in range(20):
+        body = {"model": "tiny", "prompt": [number] * 64, "max_tokens": 4, "ignore_eos": True}
+        answer = requests.post(f"{router.url}/v1/completions", json=body, timeout=20)
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 4
+    prefill, decode = servers
+    assert series(prefill, "vllm:generation_tokens_total") == {"0": 20.0}
+    assert series(decode, "vllm:external_prefix_cache_hits_total") == {"0": 20 * 64.0}
+    usages = [series(server, "vllm:kv_cache_usage_perc") for server in servers]
+    assert usages == [{"0": 0.0}, {"0": 0.0}]
+
+
+@ROUTERS
+def test_vllm_router_hands_prefills_over_with_mooncake(tmp_path: Path) -> None:
+    bootstrap_port = free_port()
+    environment = {
+        "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port),
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+    }
+    with ExitStack() as stack:
+        servers = []
+        for role in ("kv_producer", "kv_consumer"):
+            config = json.dumps({"kv_connector": "MooncakeConnector", "kv_role": role})
+            environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
+            words = ("serve", "tiny", "--kv-transfer-config", config)
+            servers.append(stack.enter_context(running_image(*words, env=environment)))
+        ports = {8998: bootstrap_port}
+        router = routed("vllm-router mooncake", tmp_path, servers, other_ports=ports)
+        assert_handed_over(stack.enter_context(router), servers)
+
+
+@ROUTERS
+@pytest.mark.parametrize("reads", [True, False], ids=["read", "write"])
+def test_vllm_router_hands_prefills_over_with_moriio(reads: bool, tmp_path: Path) -> None:
+    ping_port = free_port()
+    environment = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1"}
+    with ExitStack() as stack:
+        servers = []
+        for role in ("kv_producer", "kv_consumer"):
+            extra = {
+                "proxy_ip": "127.0.0.1",
+                "proxy_ping_port": ping_port,
+                "notify_port": free_port(),
+                "read_mode": reads,
+            }
+            connector = {"kv_connector": "MoRIIOConnector", "kv_role": role}
+            config = json.dumps({**connector, "kv_connector_extra_config": extra})
+            words = ("serve", "tiny", "--kv-transfer-config", config)
+            servers.append(stack.enter_context(running_image(*words, env=environment)))
+        ports = {9600: ping_port}
+        router = routed("vllm-router moriio", tmp_path, servers, other_ports=ports)
+        running = stack.enter_context(router)
+        wait_until(lambda: running.log().count("Add ") == len(servers))
+        assert_handed_over(running, servers)
 
 
 COMPOSE = yaml.safe_load((ROOT / "deploy" / "routers" / "docker-compose.yml").read_text())

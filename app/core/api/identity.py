@@ -13,6 +13,7 @@ from config.settings import ApiSettings, KVCacheSettings, ModelSettings, ServerS
 
 if TYPE_CHECKING:
     from app.core.api.weight_spans import Weights
+    from app.core.protocol.common import TransferAddress
 
 
 class ResponseMeta(Struct, frozen=True):
@@ -77,6 +78,8 @@ class Identity:
         self.host = host
         self.cache = cache
         self.devices = devices
+        self.transfer_address: TransferAddress | None = None
+        """Returns the location of a prefill's cache; None for that of NixlConnector."""
         self._rng = rng
         self._fingerprint = fingerprint
 

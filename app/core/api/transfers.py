@@ -52,6 +52,8 @@ def _address_of(
     if not cache.transfers or not params or not params.get("do_remote_decode"):
         return None
     num_blocks = -(-prompt_tokens // cache.block_size)
+    if identity.transfer_address is not None:
+        return identity.transfer_address(params, meta.engine_id(0), num_blocks)
     return KVTransferParams(
         remote_engine_id=identity.engine_id,
         remote_block_ids=(tuple(range(1, num_blocks + 1)),),

@@ -3,7 +3,7 @@
 Keys are in vLLM's order; UNSET fields are omitted. Log probabilities are natural logarithms.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -122,6 +122,10 @@ class KVTransferParams(Struct, kw_only=True):
     remote_num_tokens: int
     remote_blocks_expiry_time: None = None
     transfer_mode: str = "pull"
+
+
+TransferAddress = Callable[[Mapping[str, object], str, int], KVTransferParams | None]
+"""Gets `kv_transfer_params` of a request, its id in the engine, and the number of its blocks."""
 
 
 class WholeAnswer(Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""Handoffs of KV caches from prefill pods to decode pods, as by vLLM's NixlConnector."""
+"""Handoffs of KV caches from prefill pods to decode pods, as by vLLM's connectors."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
+from app.extensions.handoff.settings import HandoffSettings
 
 if TYPE_CHECKING:
     from app.core.engine.engine import Engine
     from app.core.server.flask.application import BackgroundService
     from app.extensions.handoff.peerings import Peerings
-    from config import Settings
+    from config import Settings as AllSettings
+
+
+CONNECTORS = ("nixl", "mooncake", "moriio")
+"""Values of `kv-connector` with a side channel."""
 
 
 class Handoff(Extension):
     """Makes the engine of each rank hold, read and release blocks over a side channel."""
 
     name = "handoff"
+    Settings = HandoffSettings
 
     @classmethod
-    def is_enabled(cls, settings: Settings) -> bool:
-        """Returns whether the connector is NixlConnector, which a real engine refuses."""
-        return settings.kvcache.kv_connector == "nixl" and settings.model.task == "generate"
+    def is_enabled(cls, settings: AllSettings) -> bool:
+        """Returns whether the connector has a side channel, which a real engine refuses."""
+        return settings.kvcache.kv_connector in CONNECTORS and settings.model.task == "generate"
 
     @cached_property
     def _peerings(self) -> Peerings:
@@ -36,5 +42,7 @@ class Handoff(Extension):
         return self._peerings.engine_maker(rank)
 
     def services(self) -> Sequence[BackgroundService]:
-        """Returns the side channels."""
-        return self._peerings.channels
+        """Returns the side channels, and the services that announce them."""
+        if self.parts.settings.kvcache.kv_connector != "nixl":
+            self.parts.pipeline.identity.transfer_address = self._peerings.transfer_address
+        return self._peerings.services

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import gevent
@@ -22,6 +23,7 @@ from app.core.engine.kvcache.sockets import IO_THREADS, MAX_REQUEST_BYTES, affin
 from app.extensions.handoff.messages import (
     Answer,
     Question,
+    SendAnswer,
     decode_answer,
     decode_question,
     encode,
@@ -55,7 +57,7 @@ class SideChannel:
         self._address = LOCAL_NAMES.get(host, ANY_ADDRESS)
         self.port = port
         """The configured port, and, once open, the one in use."""
-        self._respond: Callable[[Question], str]
+        self._respond: Callable[[Question, SendAnswer], str]
         self._take_answer: Callable[[Answer], None]
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._listener: zmq.Socket[bytes] | None = None
@@ -63,9 +65,9 @@ class SideChannel:
         self._peers: OrderedDict[tuple[str, int], Peer] = OrderedDict()
 
     def serve(
-        self, respond: Callable[[Question], str], take_answer: Callable[[Answer], None]
+        self, respond: Callable[[Question, SendAnswer], str], take_answer: Callable[[Answer], None]
     ) -> None:
-        """Sets the functions that return the problem with a question, and that receive answers."""
+        """Sets the functions that answer a question, and that receive answers."""
         self._respond = respond
         self._take_answer = take_answer
 
@@ -160,10 +162,8 @@ class SideChannel:
             except msgspec.DecodeError:  # also a wrong type or an unknown message
                 continue
             try:
-                problem = self._respond(question)
-                if question.number:
-                    answer = encode(Answer(question.number, problem))
-                    socket.send_multipart([frames[0], b"", answer], zmq.NOBLOCK)
+                reply = partial(_reply, socket, frames[0], question.number)
+                reply(self._respond(question, reply))
             except Exception:  # one request must not stop the others
                 log.exception("side channel: a question could not be answered")
             answered += 1
@@ -177,6 +177,13 @@ class SideChannel:
                 self._take_answer(decode_answer(frames[-1]))
             except Exception:
                 log.exception("side channel: an answer could not be handled")
+
+
+def _reply(socket: zmq.Socket[bytes], peer: bytes, number: int, problem: str) -> None:
+    """Sends the answer to a question without waiting; a question of number 0 gets none."""
+    if number:
+        answer = encode(Answer(number, problem))
+        socket.send_multipart([peer, b"", answer], zmq.NOBLOCK)
 
 
 def _bracketed(host: str) -> str:

@@ -1,4 +1,4 @@
-"""Counters of vLLM's NixlConnector for one engine."""
+"""Counters of transfers for one engine: vLLM has them for its NixlConnector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,23 @@ if TYPE_CHECKING:
     from app.core.base.metrics.recorder import Recorder
 
 
-class TransferCounters:
+class Counters:
+    """Counts nothing, for connectors without metrics."""
+
+    def transfer_failed(self) -> None:
+        """Counts a prompt that could not be read."""
+
+    def notification_failed(self) -> None:
+        """Counts a notification that did not arrive."""
+
+    def expired(self) -> None:
+        """Counts a lease that ended before its blocks were read."""
+
+    def notified_late(self) -> None:
+        """Counts a notification for blocks that are not held."""
+
+
+class TransferCounters(Counters):
     """Counts what goes wrong between two engines."""
 
     def __init__(self, recorder: Recorder, model: str, rank: int) -> None:

@@ -20,7 +20,6 @@ from app.core.engine.sequence_pool import SequencePool
 from app.core.engine.step_cost import CostModel
 from app.core.engine.step_executor import StepExecutor
 from app.core.engine.stepped_sequence import SteppedSequence
-from app.core.protocol.common import KVTransferParams
 from app.extensions.handoff.handoffs import Handoffs, Peering
 from app.extensions.handoff.sequences import HandoffPart, SteppedHandoff, TimedHandoff
 
@@ -60,7 +59,7 @@ class HandoffEngine(Engine):
     ) -> Handle:
         """Runs a request with known replies; see `EngineClient.submit`."""
         first = requests[0]
-        if first.address is None and not first.remote_prefill:
+        if not self._is_handoff(first):
             return super().run(requests, replies, emit, awaited)
         if not self.refuses_requests:  # a request that is rejected here may come again
             self.check_admission(len(requests), first.adapter)
@@ -78,19 +77,23 @@ class HandoffEngine(Engine):
     def _needs_no_slot(
         self, pool: SequencePool, requests: ListOf[EngineRequest], replies: ListOf[Reply]
     ) -> bool:
-        return requests[0].address is None and super()._needs_no_slot(pool, requests, replies)
+        hands_over = self.handoffs.dialect.transfer_id(requests[0])
+        return not hands_over and super()._needs_no_slot(pool, requests, replies)
+
+    def _is_handoff(self, request: EngineRequest) -> bool:
+        return request.remote_prefill or bool(self.handoffs.dialect.transfer_id(request))
 
     def _prepare(self, request: EngineRequest) -> EngineRequest:
         if request.index:
             return _alone(request)
-        if request.address is not None:
-            self.handoffs.announce(cast("KVTransferParams", request.address))
+        if self.handoffs.dialect.transfer_id(request):
+            self.handoffs.announce(request)
         if request.remote_prefill:
             request = self.handoffs.take_back(request)
         return request
 
     def _new_sequence(self, request: EngineRequest, reply: Reply, handle: Handle) -> Any:
-        if request.address is None and not request.remote_prefill:
+        if not self._is_handoff(request):
             return self._plain_sequence(request, reply, handle)
         return self._handoff_sequence(self.handoffs, request, reply, handle)
 

@@ -16,11 +16,21 @@ from app.core.engine.sequence import Sequence
 from app.core.engine.sequence_pool import SequencePool
 from app.core.engine.step_executor import StepExecutor
 from app.core.engine.stepped_sequence import SteppedSequence
-from app.core.protocol.common import KVTransferParams
-from app.extensions.handoff.counters import TransferCounters
+from app.extensions.handoff.counters import Counters, TransferCounters
+from app.extensions.handoff.dialects import Dialect, NixlDialect
+from app.extensions.handoff.early_reads import EarlyReads
+from app.extensions.handoff.late_reads import LateReads
 from app.extensions.handoff.leases import Leases
-from app.extensions.handoff.messages import Done, Question, source_of
-from app.extensions.handoff.reads import Channel, Reads, ReadSettings
+from app.extensions.handoff.messages import (
+    Done,
+    Heartbeat,
+    Message,
+    Question,
+    Read,
+    SendAnswer,
+    source_of,
+)
+from app.extensions.handoff.reads import Channel, Reads, ReadSettings, RemoteRead
 from config.settings import KVCacheSettings
 
 UNKNOWN_ENGINE = "the side channel belongs to another engine"
@@ -35,6 +45,7 @@ class Peering(NamedTuple):
     model: str
     """Name of the model in the metrics."""
     rank: int = 0
+    dialect: Dialect = NixlDialect()
 
 
 class Handoffs:
@@ -49,28 +60,41 @@ class Handoffs:
         parts: EngineParts,
         peering: Peering,
     ) -> None:
-        counters = TransferCounters(parts.recorder, peering.model, peering.rank)
+        self.dialect = peering.dialect
+        is_nixl = isinstance(self.dialect, NixlDialect)
+        counters = Counters()
+        hold_s = self.dialect.default_hold_s
+        if is_nixl:
+            counters = TransferCounters(parts.recorder, peering.model, peering.rank)
+            hold_s = options.kv_lease_duration
         self.executor = executor
         self.recomputes = options.kv_load_failure_policy == "recompute"
         self.name = peering.name
-        self.leases = Leases(wheel, parts.clock.now, options.kv_lease_duration, counters)
-        self.reads = Reads(
+        self.leases = Leases(wheel, parts.clock.now, hold_s, counters)
+        self.early_reads = EarlyReads()
+        read_class = Reads if is_nixl else LateReads
+        self.reads = read_class(
             wheel,
             parts.clock.now,
             channel=peering.channel,
             counters=counters,
-            settings=ReadSettings(options.kv_side_channel_timeout, options.kv_lease_duration),
+            settings=ReadSettings(options.kv_side_channel_timeout, hold_s),
             name=peering.name,
         )
         self._cache = parts.cache
         self._channel = peering.channel
         peering.channel.serve(self._respond, self.reads.answered)
 
-    def announce(self, address: KVTransferParams) -> None:
-        """Writes into `address` where this engine answers."""
+    def announce(self, request: EngineRequest) -> None:
+        """Writes into the answer of a prefill where this engine answers."""
         self._channel.open()
-        address.remote_engine_id = self.name()
-        address.remote_port = self._channel.port
+        self.dialect.announce(request, self.name(), self._channel.port)
+
+    def expect(self, request: EngineRequest) -> RemoteRead:
+        """Returns the read of a request's blocks, whose lease is extended from now on."""
+        if isinstance(self.reads, LateReads):
+            return self.reads.expect_at(partial(self.dialect.locate, request))
+        return self.reads.expect(source_of(request.source or {}))
 
     def take_back(self, request: EngineRequest) -> EngineRequest:
         """Returns a request to read blocks, without the read if the blocks are here.
@@ -94,8 +118,15 @@ class Handoffs:
             cache.running[held] = None
             held.blocks = sequence.blocks
             sequence.blocks = []
-        self.leases.hold(request_id, partial(self._release, held, sequence.held))
+        release = partial(self._release, held, sequence.held)
         sequence.held = 0
+        if self.early_reads.is_abandoned(request_id):
+            release()
+            return
+        self.leases.hold(request_id, release)
+        waiting = self.early_reads.take(request_id)
+        if waiting is not None:
+            waiting.reply(self.leases.respond(waiting.message))
 
     def resume(self, sequence: SteppedSequence, is_complete: bool) -> None:
         """Queues a sequence whose blocks have arrived, or one that computes its prompt."""
@@ -126,7 +157,16 @@ class Handoffs:
         elif executor.queue.members:
             executor.fill()
 
-    def _respond(self, question: Question) -> str:
-        if question.engine_id != self.name():
+    def _respond(self, question: Question, send: SendAnswer) -> str:
+        if question.engine_id not in ("", self.name()):
             return UNKNOWN_ENGINE
-        return self.leases.respond(question.message)
+        message = question.message
+        is_early = self.dialect.comes_early and not self._holds(message)
+        if is_early and isinstance(message, Read):
+            return self.early_reads.wait(message, send)
+        if is_early and isinstance(message, Done):
+            self.early_reads.abandon(message)
+        return self.leases.respond(message)
+
+    def _holds(self, message: Message) -> bool:
+        return not isinstance(message, Heartbeat) and message.request_id in self.leases

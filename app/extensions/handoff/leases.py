@@ -10,7 +10,7 @@ from math import inf
 from msgspec import Struct
 
 from app.core.base.clock.timer_wheel import TimerWheel
-from app.extensions.handoff.counters import TransferCounters
+from app.extensions.handoff.counters import Counters
 from app.extensions.handoff.messages import Done, Heartbeat, Message, Read
 
 EXTENSION = 2 / 3
@@ -47,7 +47,7 @@ class Leases:
         wheel: TimerWheel,
         now: Callable[[], float],
         duration_s: float,
-        counters: TransferCounters,
+        counters: Counters,
     ) -> None:
         self._wheel = wheel
         self._now = now
@@ -61,6 +61,9 @@ class Leases:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._leases
 
     def hold(self, request_id: str, release: Callable[[], None]) -> None:
         """Starts a lease; `release` frees its blocks."""

@@ -7,7 +7,7 @@ request on the wire is [empty, question], as from a ZMQ REQ socket, and so is th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from msgspec import Struct, msgpack
@@ -16,6 +16,8 @@ MAX_PORT = 65_535
 MAX_ID_CHARS = 4_096
 """Maximum length of the id of an engine or of a request."""
 _HOST = re.compile(r"[\w.:%-]{1,253}")
+PENDING = "the prefill has not ended"
+"""Problem of a read that comes before the blocks. The reader waits for another answer."""
 
 
 class Read(Struct, frozen=True, tag="read"):
@@ -39,6 +41,8 @@ class Done(Struct, frozen=True, tag="done"):
 
 
 Message: TypeAlias = Read | Heartbeat | Done
+SendAnswer: TypeAlias = Callable[[str], None]
+"""Sends an answer with the given problem, also later."""
 
 
 class Question(Struct, frozen=True):
@@ -50,7 +54,10 @@ class Question(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """The answer to a question; `problem` is empty if the engine has done what it was asked."""
+    """The answer to a question; `problem` is empty if the engine has done what it was asked.
+
+    The problem `PENDING` announces another answer.
+    """
 
     number: int
     problem: str = ""
@@ -76,12 +83,21 @@ def source_of(params: Mapping[str, object]) -> Source | None:
     port = params.get("remote_port")
     engine_id = params.get("remote_engine_id")
     request_id = params.get("remote_request_id")
-    if not (params.get("remote_block_ids") and isinstance(host, str) and _HOST.fullmatch(host)):
+    if not params.get("remote_block_ids"):
+        return None
+    return checked_source(host, port, engine_id=engine_id, request_id=request_id)
+
+
+def checked_source(
+    host: object, port: object, *, engine_id: object, request_id: object
+) -> Source | None:
+    """Returns a source with these values; None if one of them is invalid."""
+    if not (isinstance(host, str) and _HOST.fullmatch(host)):
         return None
     if type(port) is not int or not 0 < port <= MAX_PORT:
         return None
     if not (isinstance(engine_id, str) and isinstance(request_id, str)):
         return None
-    if max(len(engine_id), len(request_id)) > MAX_ID_CHARS:
+    if not request_id or max(len(engine_id), len(request_id)) > MAX_ID_CHARS:
         return None
     return Source(host, port, engine_id, request_id)

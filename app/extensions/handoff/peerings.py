@@ -2,15 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from typing import TYPE_CHECKING, cast
 from uuid import uuid4
 
 from app.core.engine.engine import Engine
-from app.extensions.handoff.channel import SideChannel
+from app.core.protocol.common import KVTransferParams
+from app.extensions.handoff.bootstrap import (
+    BootstrapServer,
+    RankRegistration,
+    Registration,
+    find_engine,
+)
+from app.extensions.handoff.channel import LOCAL_NAMES, SideChannel
+from app.extensions.handoff.dialects import Dialect, MooncakeDialect, MoriioDialect, NixlDialect
 from app.extensions.handoff.engine import HandoffEngine
 from app.extensions.handoff.handoffs import Peering
+from app.extensions.handoff.moriio import (
+    Heartbeats,
+    MoriioTransferParams,
+    transfer_id_of,
+    zmq_address,
+)
+from app.extensions.handoff.moriio import Registration as Heartbeat
+from app.extensions.handoff.settings import HandoffSettings
 from config import Settings
+
+if TYPE_CHECKING:
+    from app.core.server.flask.application import BackgroundService
+
+ALL_ADDRESSES = "0.0.0.0"
+
+
+class OpenChannel:
+    """Opens a side channel at the start, for peers that ask before the first prefill."""
+
+    def __init__(self, channel: SideChannel) -> None:
+        self._channel = channel
+
+    def start(self) -> None:
+        """Opens the channel."""
+        self._channel.open()
+
+    def close(self) -> None:
+        """Does nothing: the channel closes itself."""
+
+
+class MooncakePod:
+    """The bootstrap server of a prefill pod, or the registration of a further rank there."""
+
+    def __init__(self, settings: Settings, rank: int, engine_id: str, channel: SideChannel) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._engine_id = engine_id
+        self._channel = channel
+        self._service: BackgroundService | None = None
+
+    def start(self) -> None:
+        """Opens the side channel, and announces it."""
+        self._channel.open()
+        port = self._settings.section(HandoffSettings).mooncake_bootstrap_port
+        registration = Registration(
+            engine_id=self._engine_id,
+            dp_rank=self._rank,
+            tp_rank=0,
+            pp_rank=0,
+            addr=f"tcp://{host_of(self._settings)}:{self._channel.port}",
+        )
+        host = LOCAL_NAMES.get(self._settings.kvcache.kv_side_channel_host, ALL_ADDRESSES)
+        if self._rank == 0:
+            self._service = BootstrapServer(host, port, registration)
+        else:
+            self._service = RankRegistration(f"127.0.0.1:{port}", registration)
+        self._service.start()
+
+    def close(self) -> None:
+        """Closes the bootstrap server."""
+        if self._service is not None:
+            self._service.close()
 
 
 class Peerings:
@@ -18,16 +89,82 @@ class Peerings:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.channels: list[SideChannel] = []
+        self._options = settings.section(HandoffSettings)
+        self._channels: dict[int, SideChannel] = {}
 
     def engine_maker(self, rank: int) -> Callable[..., Engine]:
         """Returns what makes the engine of a rank."""
         options = self._settings.kvcache
         channel = SideChannel(options.kv_side_channel_host, options.kv_side_channel_port + rank)
-        self.channels.append(channel)
+        self._channels[rank] = channel
         model = self._settings.model.served_names[0]
-        peering = Peering(channel, partial(self._engine_id, rank), model, rank)
+        peering = Peering(
+            channel,
+            partial(self._engine_id, rank),
+            model=model,
+            rank=rank,
+            dialect=self._dialect(),
+        )
         return partial(HandoffEngine, peering=peering)
+
+    @property
+    def services(self) -> Sequence[BackgroundService]:
+        """The side channels, and the services that announce them to routers."""
+        services: list[BackgroundService] = list(self._channels.values())
+        connector = self._settings.kvcache.kv_connector
+        for rank, channel in self._channels.items():
+            if connector == "mooncake" and self._options.kv_role != "kv_consumer":
+                engine_id = self._engine_id(rank)
+                services.append(MooncakePod(self._settings, rank, engine_id, channel))
+            if connector == "moriio":
+                services.append(OpenChannel(channel))
+                if self._options.moriio_proxy and rank == 0:
+                    services.append(self._heartbeats())
+        return services
+
+    def transfer_address(
+        self, params: Mapping[str, object], request_id: str, num_blocks: int
+    ) -> KVTransferParams | None:
+        """Returns `kv_transfer_params` of a prefill's answer for MooncakeConnector and MoRIIO."""
+        settings = self._settings
+        if settings.kvcache.kv_connector == "mooncake":
+            return None
+        answer = MoriioTransferParams(
+            remote_block_ids=(tuple(range(1, num_blocks + 1)),),
+            remote_engine_id="",
+            remote_host=host_of(settings),
+            remote_handshake_port=self._options.moriio_handshake_port,
+            remote_notify_port=settings.kvcache.kv_side_channel_port,
+            remote_dp_size=settings.server.data_parallel_size,
+            remote_dp_size_local=settings.server.data_parallel_size,
+            tp_size=settings.model.tensor_parallel_size,
+            transfer_id=transfer_id_of(request_id, params),
+        )
+        return cast("KVTransferParams", answer)
+
+    def _dialect(self) -> Dialect:
+        connector = self._settings.kvcache.kv_connector
+        if connector == "mooncake":
+            return MooncakeDialect(find_engine)
+        if connector == "moriio":
+            return MoriioDialect()
+        return NixlDialect()
+
+    def _heartbeats(self) -> Heartbeats:
+        settings = self._settings
+        host = host_of(settings)
+        address = zmq_address(
+            host, self._options.moriio_handshake_port, settings.kvcache.kv_side_channel_port
+        )
+        registration = Heartbeat(
+            type="P" if self._options.kv_role == "kv_producer" else "D",
+            http_address=f"{host}:{settings.server.port}",
+            zmq_address=address,
+            dp_size=settings.server.data_parallel_size,
+            tp_size=settings.model.tensor_parallel_size,
+            transfer_mode="READ" if self._options.moriio_read_mode else "WRITE",
+        )
+        return Heartbeats(self._options.moriio_proxy, registration)
 
     @cached_property
     def _server_id(self) -> str:
@@ -38,3 +175,9 @@ class Peerings:
         if self._settings.server.data_parallel_size > 1:
             return f"{self._server_id}_dp{rank}"
         return self._server_id
+
+
+def host_of(settings: Settings) -> str:
+    """Returns the host where other pods find this one."""
+    host = settings.kvcache.kv_side_channel_host
+    return host or settings.server.pod_ip or socket.gethostname()

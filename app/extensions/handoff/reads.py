@@ -12,8 +12,17 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 from app.core.base.clock.timer_wheel import ScheduledCall, TimerWheel
-from app.extensions.handoff.counters import TransferCounters
-from app.extensions.handoff.messages import Answer, Done, Heartbeat, Message, Question, Read, Source
+from app.extensions.handoff.counters import Counters
+from app.extensions.handoff.messages import (
+    Answer,
+    Done,
+    Heartbeat,
+    Message,
+    Question,
+    Read,
+    SendAnswer,
+    Source,
+)
 
 HEARTBEATS_PER_LEASE = 6
 """Heartbeats in the duration of a lease, as in vLLM 0.32."""
@@ -39,9 +48,12 @@ class Channel(Protocol):
     port: int
 
     def serve(
-        self, respond: Callable[[Question], str], take_answer: Callable[[Answer], None]
+        self, respond: Callable[[Question, SendAnswer], str], take_answer: Callable[[Answer], None]
     ) -> None:
-        """Sets the functions that return the problem with a question, and that receive answers."""
+        """Sets the functions that answer a question, and that receive answers.
+
+        The first one returns the problem with a question. The `SendAnswer` sends one more answer.
+        """
 
     def open(self) -> None:
         """Starts to listen at `port`, once. Sets the port if it listens at another one."""
@@ -86,7 +98,7 @@ class Reads:
         now: Callable[[], float],
         *,
         channel: Channel,
-        counters: TransferCounters,
+        counters: Counters,
         settings: ReadSettings,
         name: Callable[[], str],
     ) -> None:
@@ -111,7 +123,7 @@ class Reads:
 
     def expect(self, source: Source | None) -> RemoteRead:
         """Returns the read of a request that has arrived; extends its lease from now on."""
-        read = RemoteRead(source, f"{self._name()}:{next(self._numbers)}", self._now())
+        read = RemoteRead(source, self._new_number(), self._now())
         if source is not None:
             self._waiting[read] = None
             if not self._beats:
@@ -136,8 +148,15 @@ class Reads:
         self._end(read)
         source = read.source
         if source is not None:
-            done = Done(source.request_id, read.number)
-            self._ask(source, done, partial(self._notified, source))
+            self._release(read, source)
+
+    def _release(self, read: RemoteRead, source: Source) -> None:
+        done = Done(source.request_id, read.number)
+        self._ask(source, done, partial(self._notified, source))
+
+    def _new_number(self) -> str:
+        """Returns a number that no other read in the world has."""
+        return f"{self._name()}:{next(self._numbers)}"
 
     def answered(self, answer: Answer) -> None:
         """Takes an answer. Does nothing if it comes too late."""

@@ -13,7 +13,6 @@ from app.core.engine.errors import EngineFailedError
 from app.core.engine.reply_sequence import ReplySequence
 from app.core.engine.stepped_sequence import SteppedSequence
 from app.core.engine.timed_sequence import TimedSequence
-from app.extensions.handoff.messages import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as ListOf
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 LOAD_FAILED = "Internal server error"
 """vLLM's message for a request whose KV cache could not be read."""
-GOOD_ENDS = ("stop", "length")
-"""Finish reasons with which a prefill holds its blocks."""
 
 
 class HandoffPart(ReplySequence):
@@ -41,14 +38,16 @@ class HandoffPart(ReplySequence):
         super().__init__(handoffs.executor, request, reply, handle)
         self.handoffs = handoffs
         self.address = cast("KVTransferParams | None", request.address)
-        self.remote_decode = self.address is not None
+        self.transfer_id = handoffs.dialect.transfer_id(request)
+        """Id of the blocks that another engine reads; empty without one."""
+        self.remote_decode = bool(self.transfer_id)
         self.read: RemoteRead | None = None
         """The read of the prompt's blocks; None before the engine has admitted the request."""
 
     def expect(self) -> RemoteRead:
         """Returns the read of the prompt's blocks, whose lease is extended from now on."""
         if self.read is None:
-            self.read = self.handoffs.reads.expect(source_of(self.request.source or {}))
+            self.read = self.handoffs.expect(self.request)
         return self.read
 
     def load_failed(self) -> bool:
@@ -80,9 +79,12 @@ class HandoffPart(ReplySequence):
     def _end(
         self, reason: FinishReason, counted: bool = True, error: Exception | None = None
     ) -> None:
-        if self.address is not None and reason in GOOD_ENDS and self.tokens:
-            self._show_blocks()
-            self.handoffs.hold(self, self.address.remote_request_id)
+        if self.transfer_id:
+            if reason in self.handoffs.dialect.good_ends and self.tokens:
+                self._show_blocks()
+                self.handoffs.hold(self, self.transfer_id)
+            else:
+                self.handoffs.early_reads.give_up(self.transfer_id)
         super()._end(reason, counted, error)
         if self.read is not None:
             self.handoffs.reads.abandon(self.read)

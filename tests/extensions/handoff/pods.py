@@ -17,9 +17,10 @@ from app.core.engine.profile import read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Reply, SequenceOutcome, Watch
 from app.core.engine.sequence import Handle
 from app.core.protocol.common import KVTransferParams
+from app.extensions.handoff.dialects import Dialect, NixlDialect
 from app.extensions.handoff.engine import HandoffEngine
 from app.extensions.handoff.handoffs import Peering
-from app.extensions.handoff.messages import Answer, Done, Question
+from app.extensions.handoff.messages import Answer, Done, Question, SendAnswer
 from config.sections.engine import KVCacheSettings
 from config.settings import LatencySettings, Settings
 from tests.core.engine.harness import sections_of
@@ -69,11 +70,11 @@ class QueuedChannel:
         self._network = network
         self.host, self.port = address
         self.is_alive = True
-        self._respond: Callable[[Question], str]
+        self._respond: Callable[[Question, SendAnswer], str]
         self._take_answer: Callable[[Answer], None]
 
     def serve(
-        self, respond: Callable[[Question], str], take_answer: Callable[[Answer], None]
+        self, respond: Callable[[Question, SendAnswer], str], take_answer: Callable[[Answer], None]
     ) -> None:
         self._respond = respond
         self._take_answer = take_answer
@@ -92,10 +93,13 @@ class QueuedChannel:
         peer = self._network.listeners.get((host, port))
         if peer is None or not peer.is_alive or not self.is_alive:
             return
-        problem = peer._respond(question)
+        problem = peer._respond(question, lambda late: self._send_back(question, late))
         message = question.message
         if isinstance(message, Done) and not problem:
             self._network.confirmed.add(message.request_id)
+        self._send_back(question, problem)
+
+    def _send_back(self, question: Question, problem: str) -> None:
         if question.number:
             answer = Answer(question.number, problem)
             self._network.messages.append(lambda: self._return(answer))
@@ -108,14 +112,20 @@ class QueuedChannel:
 class Request:
     """A request of `pod`, and what came of it."""
 
-    def __init__(self, pod: "Pod", prompt: list[int], address: KVTransferParams) -> None:
+    def __init__(self, pod: "Pod", prompt: list[int], address: KVTransferParams | None) -> None:
         self.pod = pod
         self.prompt = prompt
-        self.address = address
+        self._address = address
         self.handle: Handle | None = None
         self.end = ""
         """The finish reason, or `error`."""
         self.outcome: SequenceOutcome | None = None
+
+    @property
+    def address(self) -> KVTransferParams:
+        """The parameters in the answer of a prefill for NixlConnector."""
+        assert self._address is not None
+        return self._address
 
     @property
     def source(self) -> str:
@@ -163,6 +173,7 @@ class Pod:
         transfer_s: float = 0.0,
         lease_s: float = LEASE_S,
         start_s: float = 1000.0,
+        dialect: Dialect | None = None,
     ) -> None:
         Pod.names += 1
         self.name = f"engine-{Pod.names}"
@@ -208,7 +219,12 @@ class Pod:
             sections_of(settings),
             parts,
             PROFILE if steps else None,
-            peering=Peering(self.channel, lambda: self.name, settings.model.served_names[0]),
+            peering=Peering(
+                self.channel,
+                lambda: self.name,
+                settings.model.served_names[0],
+                dialect=dialect or NixlDialect(),
+            ),
         )
         self._numbers = 0
 
@@ -240,6 +256,15 @@ class Pod:
         request = Request(self, prefill.prompt, address)
         return self._submit(request, tokens, source=source, remote_prefill=True)
 
+    def prefill_as(self, prompt: list[int], source: dict[str, object]) -> Request:
+        """A prefill with the parameters of another connector, which answers with none."""
+        return self._submit(Request(self, prompt, None), 1, source=source)
+
+    def decode_as(self, prompt: list[int], source: dict[str, object]) -> Request:
+        """A decode with the parameters of another connector."""
+        request = Request(self, prompt, None)
+        return self._submit(request, 3, source=source, remote_prefill=True)
+
     def _submit(self, request: Request, tokens: int, **fields: Any) -> Request:
         choice = EngineRequest(
             request_id="r",
@@ -265,8 +290,10 @@ class Pod:
     @property
     def is_idle(self) -> bool:
         engine = self.engine
-        nothing = (engine.running, engine.waiting, engine.in_flight, len(engine.handoffs.leases))
-        return nothing == (0, 0, 0, 0) and not engine.handoffs.reads.open and not self.held
+        handoffs = engine.handoffs
+        requests = engine.running + engine.waiting + engine.in_flight
+        transfers = len(handoffs.leases) + len(handoffs.early_reads) + handoffs.reads.open
+        return not requests and not transfers and not self.held
 
     def metric(self, name: str) -> float:
         """The value of `vllm:name`."""

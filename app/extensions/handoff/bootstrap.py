@@ -1,0 +1,195 @@
+"""Mooncake's bootstrap server, which knows the engines of a prefill pod, and its clients.
+
+`BootstrapServer` answers as vLLM's; `find_engine` asks one; `register` enters a rank.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import gevent
+import msgspec
+from gevent import Greenlet
+from gevent.pywsgi import WSGIServer
+from msgspec import Struct
+
+from app.core.server.http.client import exchange
+
+REQUEST_TIMEOUT_S = 5.0
+"""Maximum time of a request to a bootstrap server, in seconds."""
+RETRY_S = 0.5
+"""Seconds between two attempts to listen or to register."""
+MAX_BODY_BYTES = 4_096
+"""Maximum length of a registration."""
+log = logging.getLogger(__name__)
+
+WorkerAddresses = dict[str, dict[str, str]]
+"""ZMQ addresses by tensor parallel rank and pipeline parallel rank."""
+
+
+class Registration(Struct, kw_only=True):
+    """The body of ``POST /register``."""
+
+    engine_id: str
+    dp_rank: int
+    tp_rank: int
+    pp_rank: int
+    addr: str
+
+
+class EngineEntry(Struct):
+    """An engine in the answer to ``GET /query``."""
+
+    engine_id: str
+    worker_addr: WorkerAddresses
+
+
+Start = Callable[[str, list[tuple[str, str]]], object]
+
+
+class BootstrapServer:
+    """Serves ``GET /query`` and ``POST /register`` for the ranks of one pod.
+
+    A rank that registers again with a new engine, after a restart, replaces its earlier one.
+    """
+
+    def __init__(self, host: str, port: int, registration: Registration) -> None:
+        self._address = (host, port)
+        self._entries: dict[str, EngineEntry] = {}
+        self._server: WSGIServer | None = None
+        self._greenlet: Greenlet[[], None] | None = None
+        self._add(registration)
+
+    def start(self) -> None:
+        """Begins to listen, as soon as the port is free."""
+        self._greenlet = gevent.spawn(self._listen)
+
+    def close(self) -> None:
+        """Closes the port."""
+        if self._greenlet is not None:
+            self._greenlet.kill()
+        if self._server is not None:
+            self._server.stop(timeout=0)
+
+    def _listen(self) -> None:
+        server = WSGIServer(self._address, self._respond, log=None, error_log=log)
+        is_logged = False
+        while True:
+            try:
+                server.start()
+            except OSError as error:
+                if not is_logged:
+                    host, port = self._address
+                    log.warning(
+                        "Mooncake: bootstrap port %d of %s: %s; trying again until it is free",
+                        port,
+                        host,
+                        error.strerror,
+                    )
+                is_logged = True
+                gevent.sleep(RETRY_S)
+            else:
+                self._server = server
+                return
+
+    def _respond(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+        request = (environ["REQUEST_METHOD"], environ["PATH_INFO"])
+        if request == ("GET", "/query"):
+            return _answer(start, HTTPStatus.OK, self._entries)
+        if request == ("POST", "/register"):
+            try:
+                body = environ["wsgi.input"].read(MAX_BODY_BYTES)
+                registration = msgspec.json.decode(body, type=Registration)
+            except msgspec.DecodeError as error:
+                return _answer(start, HTTPStatus.UNPROCESSABLE_ENTITY, {"detail": str(error)})
+            self._add(registration)
+            return _answer(start, HTTPStatus.OK, {"status": "ok"})
+        return _answer(start, HTTPStatus.NOT_FOUND, {"detail": "Not Found"})
+
+    def _add(self, registration: Registration) -> None:
+        rank = str(registration.dp_rank)
+        entry = self._entries.get(rank)
+        if entry is None or entry.engine_id != registration.engine_id:
+            entry = EngineEntry(registration.engine_id, {})
+            self._entries[rank] = entry
+        addresses = entry.worker_addr.setdefault(str(registration.tp_rank), {})
+        addresses[str(registration.pp_rank)] = registration.addr
+
+
+class RankRegistration:
+    """Registers one of several ranks with the bootstrap server of its pod."""
+
+    def __init__(self, address: str, registration: Registration) -> None:
+        self._address = address
+        self._body = msgspec.json.encode(registration)
+        self._greenlet: Greenlet[[], None] | None = None
+
+    def start(self) -> None:
+        """Registers as soon as the server answers."""
+        self._greenlet = gevent.spawn(self._register)
+
+    def close(self) -> None:
+        """Ends the attempts."""
+        if self._greenlet is not None:
+            self._greenlet.kill()
+
+    def _register(self) -> None:
+        while True:
+            try:
+                status, _ = exchange(self._address, "POST", "/register", self._body)
+            except OSError:
+                status = 0
+            if status == HTTPStatus.OK:
+                return
+            gevent.sleep(RETRY_S)
+
+
+def find_engine(bootstrap_url: str, engine_id: str, take: Callable[[str, int, str], None]) -> None:
+    """Asks a bootstrap server for an engine, in a greenlet.
+
+    `take` gets the host and the port of the engine's side channel, and the problem, which is empty
+    if the engine was found.
+    """
+    gevent.spawn(_find, bootstrap_url, engine_id, take)
+
+
+def _find(bootstrap_url: str, engine_id: str, take: Callable[[str, int, str], None]) -> None:
+    try:
+        host, port = _query(bootstrap_url, engine_id)
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        take("", 0, f"bootstrap server {bootstrap_url}: {error}")
+        return
+    take(host, port, "")
+
+
+def _query(bootstrap_url: str, engine_id: str) -> tuple[str, int]:
+    """Returns host and port of an engine.
+
+    Raises:
+        OSError: The bootstrap server does not answer.
+        ValueError: An address is invalid, or the server does not know the engine.
+        msgspec.DecodeError: The answer has another form.
+    """
+    address = urlsplit(bootstrap_url)
+    if not address.hostname or not address.port:
+        raise ValueError("not an address such as http://host:8998")
+    status, body = exchange(
+        f"{address.hostname}:{address.port}", "GET", "/query", timeout_s=REQUEST_TIMEOUT_S
+    )
+    if status != HTTPStatus.OK:
+        raise ValueError(f"status {status}")
+    entries = msgspec.json.decode(body, type=dict[str, EngineEntry])
+    for entry in entries.values():
+        if entry.engine_id == engine_id:
+            engine_address = urlsplit(entry.worker_addr["0"]["0"])
+            return engine_address.hostname or "", engine_address.port or 0
+    raise ValueError(f"remote engine_id {engine_id} not found")
+
+
+def _answer(start: Start, status: HTTPStatus, content: object) -> Iterable[bytes]:
+    start(f"{status.value} {status.phrase}", [("Content-Type", "application/json")])
+    return [msgspec.json.encode(content)]

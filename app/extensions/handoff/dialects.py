@@ -1,0 +1,143 @@
+"""The parameters of vLLM's connectors, one class for each. Start with `Dialect`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from app.core.engine.request import EngineRequest
+from app.core.protocol.common import KVTransferParams
+from app.extensions.handoff.late_reads import Found
+from app.extensions.handoff.messages import checked_source
+from app.extensions.handoff.moriio import MoriioTransferParams, peer_of
+
+GOOD_ENDS = ("stop", "length")
+"""Finish reasons with which a prefill for NixlConnector holds its blocks."""
+LENGTH_ONLY = ("length",)
+"""Finish reason with which a prefill for another connector holds its blocks: it has one token."""
+
+
+class Dialect(Protocol):
+    """How a connector names the blocks of a prefill."""
+
+    good_ends: tuple[str, ...]
+    """Finish reasons with which a prefill holds its blocks."""
+    default_hold_s: float
+    """Time for which a prefill holds unread blocks, unless a setting decides, in seconds."""
+    comes_early: bool
+    """A decode may ask for the blocks before the prefill has ended."""
+
+    def transfer_id(self, request: EngineRequest) -> str:
+        """Returns the id of the blocks of a prefill; empty for a request without a handoff."""
+
+    def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
+        """Writes into the answer of a prefill where the engine answers."""
+
+    def locate(self, request: EngineRequest, take_source: Found) -> None:
+        """Finds the blocks that the request names, now or later."""
+
+
+class NixlDialect(Dialect):
+    """NixlConnector: the router passes the answer of the prefill to the decode."""
+
+    good_ends = GOOD_ENDS
+    default_hold_s = 30.0
+    comes_early = False
+
+    def transfer_id(self, request: EngineRequest) -> str:
+        """Returns the id in the answer."""
+        address = cast("KVTransferParams | None", request.address)
+        if address is None:
+            return ""
+        return address.remote_request_id
+
+    def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
+        """Writes the engine and its port."""
+        address = cast("KVTransferParams | None", request.address)
+        if address is not None:
+            address.remote_engine_id = engine_id
+            address.remote_port = port
+
+    def locate(self, request: EngineRequest, take_source: Found) -> None:
+        """Does nothing: the parameters have the source (`messages.source_of`)."""
+
+
+class MooncakeDialect(Dialect):
+    """MooncakeConnector: the router chooses the transfer id, and the answer has no parameters.
+
+    The decode asks the bootstrap server of the prefill pod for the address of the engine.
+    """
+
+    good_ends = LENGTH_ONLY
+    default_hold_s = 480.0
+    """vLLM's VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT."""
+    comes_early = True
+
+    def __init__(self, find: Callable[[str, str, Callable[[str, int, str], None]], None]) -> None:
+        """`find` looks up an engine at a bootstrap server.
+
+        It calls its last argument with the host, the port, and the problem, which is empty if the
+        engine was found.
+        """
+        self._find = find
+
+    def transfer_id(self, request: EngineRequest) -> str:
+        """Returns the router's id."""
+        source = request.source or {}
+        transfer_id = source.get("transfer_id")
+        if not source.get("do_remote_decode") or not isinstance(transfer_id, str):
+            return ""
+        return transfer_id
+
+    def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
+        """Does nothing: the bootstrap server announces the engine."""
+
+    def locate(self, request: EngineRequest, take_source: Found) -> None:
+        """Asks the bootstrap server that the request names."""
+        source = request.source or {}
+        engine_id = source.get("remote_engine_id")
+        address = source.get("remote_bootstrap_addr")
+        if not isinstance(engine_id, str) or not isinstance(address, str):
+            take_source(None, "")
+            return
+
+        def take_address(host: str, port: int, problem: str) -> None:
+            if problem:
+                take_source(None, problem)
+                return
+            transfer_id = source.get("transfer_id")
+            take_source(checked_source(host, port, engine_id=engine_id, request_id=transfer_id), "")
+
+        self._find(address, engine_id, take_address)
+
+
+class MoriioDialect(Dialect):
+    """MoRIIOConnector: the id of a request names both pods, or the parameters name the prefill.
+
+    In mode READ the router passes the answer of the prefill to the decode. In mode WRITE it sends
+    the request to both pods at once.
+    """
+
+    good_ends = LENGTH_ONLY
+    default_hold_s = 60.0
+    """vLLM's `defer_timeout`."""
+    comes_early = True
+
+    def transfer_id(self, request: EngineRequest) -> str:
+        """Returns the router's id, or one that both pods derive from the id of the request."""
+        address = cast("MoriioTransferParams | None", request.address)
+        if address is None:
+            return ""
+        return address.transfer_id
+
+    def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
+        """Writes the engine and its port."""
+        address = cast("MoriioTransferParams | None", request.address)
+        if address is not None:
+            address.remote_engine_id = engine_id
+            address.remote_notify_port = port
+
+    def locate(self, request: EngineRequest, take_source: Found) -> None:
+        """Reads the address of the prefill pod."""
+        host, port, transfer_id = peer_of(request.request_id, request.source or {})
+        take_source(checked_source(host, port, engine_id="", request_id=transfer_id), "")

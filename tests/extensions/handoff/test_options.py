@@ -1,0 +1,68 @@
+"""`--kv-transfer-config` with MooncakeConnector and MoRIIOConnector."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.core.settings import load, resolve, settings_type
+from app.extensions.handoff import Handoff
+from app.extensions.handoff.settings import HandoffSettings
+from config import Settings
+from config.vllm.serve import settings_of
+
+
+def settings_for(**config: Any) -> Settings:
+    options = ["tiny", "--kv-transfer-config", json.dumps(config)]
+    flags = settings_of(options, {}, settings_type())
+    return resolve(flags, {}, lambda text: None)
+
+
+def test_a_mooncake_connector_keeps_its_role() -> None:
+    settings = settings_for(
+        kv_connector="MooncakeConnector",
+        kv_role="kv_consumer",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"num_workers": 10},
+    )
+    assert settings.kvcache.kv_connector == "mooncake"
+    assert settings.kvcache.kv_load_failure_policy == "recompute"
+    assert settings.section(HandoffSettings).kv_role == "kv_consumer"
+    assert Handoff.is_enabled(settings)
+
+
+def test_a_moriio_connector_has_its_ports_and_its_router() -> None:
+    settings = settings_for(
+        kv_connector="MoRIIOConnector",
+        kv_role="kv_producer",
+        kv_connector_extra_config={
+            "proxy_ip": "10.0.0.5",
+            "proxy_ping_port": 36367,
+            "http_port": 8000,
+            "handshake_port": 6400,
+            "notify_port": 61_010,
+            "read_mode": True,
+        },
+    )
+    options = settings.section(HandoffSettings)
+    assert settings.kvcache.kv_connector == "moriio"
+    assert settings.kvcache.kv_side_channel_port == 61_010
+    assert options.moriio_proxy == "tcp://10.0.0.5:36367"
+    assert (options.moriio_handshake_port, options.moriio_read_mode) == (6400, True)
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer", "kv_both"])
+def test_a_moriio_connector_without_further_fields_has_the_ports_of_vllm(role: str) -> None:
+    settings = settings_for(kv_connector="MoRIIOConnector", kv_role=role)
+    options = settings.section(HandoffSettings)
+    assert settings.kvcache.kv_side_channel_port == 61_005
+    assert (options.moriio_handshake_port, options.moriio_proxy) == (6301, "")
+    assert not options.moriio_read_mode
+
+
+@pytest.mark.parametrize(
+    "address", ["router:36367", "tcp://router", "tcp://router:x", "tcp://router:70000"]
+)
+def test_the_address_of_a_router_is_a_zmq_address(address: str) -> None:
+    with pytest.raises(ValueError, match="moriio-proxy"):
+        load(["--kv-connector", "moriio", "--moriio-proxy", address], {})
