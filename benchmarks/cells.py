@@ -28,6 +28,7 @@ from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
 from app.extensions.lab.load.loads import LoadTrace
+from benchmarks.recipes import recipe_of
 from config import ConfigError
 
 FILES = ("cells.csv", "cells-2.csv")
@@ -88,10 +89,13 @@ class Cell(Struct, frozen=True, kw_only=True):
         version = self.vllm
         if not re.match(r"\d", version):  # a nightly build
             version = ""
+        recipe = recipe_of(self)
         return EngineOptions(
-            tensor_parallel_size=self.tensor_parallel,
+            tensor_parallel_size=1 if recipe.has_single_ranks else self.tensor_parallel,
             data_parallel_size=self.dp_attention,
             enable_expert_parallel=self.ep > 1,
+            kv_cache_dtype=recipe.kv_cache_dtype,
+            gpu_memory_utilization=recipe.gpu_memory_utilization,
             vllm_version=version,
         )
 
@@ -183,9 +187,10 @@ def simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]:
     """
     config = json.loads((folder / "models" / f"{cell.model}.json").read_text())
     places = cell.concurrency
+    recipe = recipe_of(cell)
     limits = {
-        "max_num_seqs": -(-places // cell.dp_attention),
-        "max_num_batched_tokens": max(8192, places),
+        "max_num_seqs": recipe.max_num_seqs or -(-places // cell.dp_attention),
+        "max_num_batched_tokens": max(recipe.max_num_batched_tokens, places),
         "enable_prefix_caching": False,
     }
     profile = datasheet_profile(config, cell.device, cell.options, origin=cell.model, limits=limits)
