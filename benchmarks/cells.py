@@ -15,11 +15,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import mean, median
 
 import msgspec
 from msgspec import Struct
@@ -180,11 +180,22 @@ def load(cell: Cell, a_place: int = REQUESTS_A_PLACE) -> LoadTrace:
 
 
 def simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]:
-    """Returns mean TPOT and mean TTFT of the simulation.
+    """Returns mean TPOT and mean TTFT of the simulation; repeated cells are simulated once.
 
     Raises:
         ConfigError: The model, the device or the options are refused.
     """
+    question = msgspec.structs.replace(cell, file="", measured="", ttft_ms=None, tpot_ms=None)
+    return _simulated_ms(folder, a_place, question)
+
+
+def forget_simulations() -> None:
+    """Forgets what was simulated with other constants."""
+    _simulated_ms.cache_clear()
+
+
+@cache
+def _simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]:
     config = json.loads((folder / "models" / f"{cell.model}.json").read_text())
     places = cell.concurrency
     recipe = recipe_of(cell)
@@ -197,13 +208,25 @@ def simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]:
     plan = SimulationPlan(profile=profile, in_flight=places, turnaround_s=TURNAROUND_S)
     trace = load(cell, a_place)
     run = Simulation(trace, plan, lambda done: None).run()
-    spans = list(zip(run.send_s, run.first_s, run.last_s, trace.output_tokens, strict=True))
-    ttft_s = sum(first - send for send, first, _, _ in spans) / len(spans)
+    ttft_s = [first - send for send, first in zip(run.send_s, run.first_s, strict=True)]
     if cell.client == "bench_latency":  # the table divides the batch's time by its tokens
         tpot_s = (max(run.last_s) - min(run.send_s)) / cell.output_tokens
-    else:
-        tpot_s = sum((last - first) / (tokens - 1) for _, first, last, tokens in spans) / len(spans)
-    return 1000 * tpot_s, 1000 * ttft_s
+        return 1000 * tpot_s, 1000 * mean(ttft_s)
+    spans = zip(run.first_s, run.last_s, trace.output_tokens, strict=True)
+    gaps_s = [(last - first) / (tokens - 1) for first, last, tokens in spans]
+    return 1000 * mean_of_rounds(gaps_s, places), 1000 * mean_of_rounds(ttft_s, places)
+
+
+def mean_of_rounds(values: Sequence[float], places: int) -> float:
+    """Returns the mean of the client's requests, of which fewer rounds were simulated.
+
+    The first request of each place is sent at once with all others, and waits for them. It counts
+    one in `REQUESTS_A_PLACE`.
+    """
+    first = mean(values[:places])
+    if len(values) == places:
+        return first
+    return first + (1 - 1 / REQUESTS_A_PLACE) * (mean(values[places:]) - first)
 
 
 def compare(folder: Path, a_place: int, cell: Cell) -> Result:
