@@ -19,7 +19,6 @@ from collections import defaultdict
 from math import copysign, exp, log, sqrt
 from pathlib import Path
 from random import Random
-from statistics import median
 
 import numpy
 
@@ -36,21 +35,19 @@ from config import ConfigError
 MIN_CELLS = 4
 MAX_CELLS = 9
 """Cells of a group that are fitted, spread over concurrency."""
-MAX_CONCURRENCY = 32
+MAX_CONCURRENCY = 128
 A_PLACE = 4
 """Simulated requests of a cell for each in flight."""
 SHIPPED = adjustments.shipped_adjustments()
 SPREADS = numpy.array([12.0, 0.10, 0.20, 2.0])
 """Prior standard deviations: launch us, log decode, log prefill, front ms."""
-BLACKWELL_FRONT_MS = 15.0
+BLACKWELL_FRONT_MS = 8.0
 """The last one where hosts differ by more: one server took 85 ms, others 25."""
 STEPS = numpy.array([5.0, 0.05, 0.1, 3.0])
 NOISE = {"tpot": 0.04, "ttft": 0.12}
 OUTLIER = 1.5
 """Deviation in units of `NOISE` from which on a cell counts less."""
-ITERATIONS = 3
-GOOD_ERROR = 0.04
-"""In a group whose median error of TPOT is smaller, only prefills and the front are fitted."""
+ITERATIONS = 2
 
 
 def key_of(cell: Cell, folder: Path) -> tuple[str, str, bool, int]:
@@ -105,10 +102,6 @@ def softened(deviations: float) -> float:
     return copysign(sqrt(square), deviations)
 
 
-def tpot_errors(cells: list[Cell], folder: Path) -> list[float]:
-    return [simulated_ms(folder, A_PLACE, cell)[0] / cell.tpot_ms - 1 for cell in cells]
-
-
 def fit(key: tuple[str, str, bool, int], cells: list[Cell], folder: Path) -> Adjustment:
     x = numpy.zeros(4)
     spreads = SPREADS.copy()
@@ -122,20 +115,15 @@ def fit(key: tuple[str, str, bool, int], cells: list[Cell], folder: Path) -> Adj
 
     best, values = loss(x)
     start = best
-    fitted = [0, 1, 2, 3]
-    if median(abs(value) for value in tpot_errors(cells, folder)) < GOOD_ERROR:
-        fitted = [2, 3]
     for _ in range(ITERATIONS):
         columns = []
-        for index in fitted:
+        for index in range(4):
             moved = x.copy()
             moved[index] += STEPS[index]
             columns.append((loss(moved)[1] - values) / STEPS[index])
         slope = numpy.array(columns).T
-        pull = spreads[fitted] ** -2
-        second = slope.T @ slope + numpy.diag(pull)
-        move = numpy.zeros(4)
-        move[fitted] = -numpy.linalg.solve(second, slope.T @ values + x[fitted] * pull)
+        second = slope.T @ slope + numpy.diag(spreads**-2)
+        move = -numpy.linalg.solve(second, slope.T @ values + x / spreads**2)
         for share in (1.0, 0.4):
             tried, tried_values = loss(x + share * move)
             if tried < best:
