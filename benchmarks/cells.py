@@ -15,11 +15,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import mean, median
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +28,7 @@ from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
 from app.extensions.lab.load.loads import LoadTrace
+from benchmarks.recipes import recipe_of
 from config import ConfigError
 
 FILES = ("cells.csv", "cells-2.csv")
@@ -88,10 +89,13 @@ class Cell(Struct, frozen=True, kw_only=True):
         version = self.vllm
         if not re.match(r"\d", version):  # a nightly build
             version = ""
+        recipe = recipe_of(self)
         return EngineOptions(
-            tensor_parallel_size=self.tensor_parallel,
+            tensor_parallel_size=1 if recipe.has_single_ranks else self.tensor_parallel,
             data_parallel_size=self.dp_attention,
             enable_expert_parallel=self.ep > 1,
+            kv_cache_dtype=recipe.kv_cache_dtype,
+            gpu_memory_utilization=recipe.gpu_memory_utilization,
             vllm_version=version,
         )
 
@@ -176,29 +180,53 @@ def load(cell: Cell, a_place: int = REQUESTS_A_PLACE) -> LoadTrace:
 
 
 def simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]:
-    """Returns mean TPOT and mean TTFT of the simulation.
+    """Returns mean TPOT and mean TTFT of the simulation; repeated cells are simulated once.
 
     Raises:
         ConfigError: The model, the device or the options are refused.
     """
+    question = msgspec.structs.replace(cell, file="", measured="", ttft_ms=None, tpot_ms=None)
+    return _simulated_ms(folder, a_place, question)
+
+
+def forget_simulations() -> None:
+    """Forgets what was simulated with other constants."""
+    _simulated_ms.cache_clear()
+
+
+@cache
+def _simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]:
     config = json.loads((folder / "models" / f"{cell.model}.json").read_text())
     places = cell.concurrency
+    recipe = recipe_of(cell)
     limits = {
-        "max_num_seqs": -(-places // cell.dp_attention),
-        "max_num_batched_tokens": max(8192, places),
+        "max_num_seqs": recipe.max_num_seqs or -(-places // cell.dp_attention),
+        "max_num_batched_tokens": max(recipe.max_num_batched_tokens, places),
         "enable_prefix_caching": False,
     }
     profile = datasheet_profile(config, cell.device, cell.options, origin=cell.model, limits=limits)
     plan = SimulationPlan(profile=profile, in_flight=places, turnaround_s=TURNAROUND_S)
     trace = load(cell, a_place)
     run = Simulation(trace, plan, lambda done: None).run()
-    spans = list(zip(run.send_s, run.first_s, run.last_s, trace.output_tokens, strict=True))
-    ttft_s = sum(first - send for send, first, _, _ in spans) / len(spans)
+    ttft_s = [first - send for send, first in zip(run.send_s, run.first_s, strict=True)]
     if cell.client == "bench_latency":  # the table divides the batch's time by its tokens
         tpot_s = (max(run.last_s) - min(run.send_s)) / cell.output_tokens
-    else:
-        tpot_s = sum((last - first) / (tokens - 1) for _, first, last, tokens in spans) / len(spans)
-    return 1000 * tpot_s, 1000 * ttft_s
+        return 1000 * tpot_s, 1000 * mean(ttft_s)
+    spans = zip(run.first_s, run.last_s, trace.output_tokens, strict=True)
+    gaps_s = [(last - first) / (tokens - 1) for first, last, tokens in spans]
+    return 1000 * mean_of_rounds(gaps_s, places), 1000 * mean_of_rounds(ttft_s, places)
+
+
+def mean_of_rounds(values: Sequence[float], places: int) -> float:
+    """Returns the mean of the client's requests, of which fewer rounds were simulated.
+
+    The first request of each place is sent at once with all others, and waits for them. It counts
+    one in `REQUESTS_A_PLACE`.
+    """
+    first = mean(values[:places])
+    if len(values) == places:
+        return first
+    return first + (1 - 1 / REQUESTS_A_PLACE) * (mean(values[places:]) - first)
 
 
 def compare(folder: Path, a_place: int, cell: Cell) -> Result:

@@ -22,6 +22,7 @@ from app.extensions.lab.costs.memory import (
     MemoryUse,
     measured_version,
     memory_use_of,
+    pads_for_marlin,
     reserved_bytes,
     token_bytes,
 )
@@ -131,6 +132,7 @@ def datasheet_profile(
     version, version_text = measured_version(options.vllm_version)
     quantization = options.weight_quantization(shape.quantization_config, origin)
     storage = read_storage(quantization, origin)
+    storage = replace(storage, for_marlin=pads_for_marlin(device_name.lower(), version))
     cache = options.cache_format(quantization)
     engine = ASYNCHRONOUS
     if version <= LAST_SYNCHRONOUS:

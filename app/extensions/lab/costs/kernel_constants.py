@@ -19,7 +19,7 @@ ASYNCHRONOUS = EngineOverhead(base=0.6e-3, sequence=12e-6)
 SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)
 """vLLM up to 0.13, which schedules a step when the one before has ended."""
 FUSED = EngineOverhead(
-    base=0.16e-3, sequence=28e-6, front=50e-3, layer_us=5.2, casts=0, slowdown=0.09
+    base=0.16e-3, sequence=28e-6, front=25e-3, layer_us=5.2, casts=0, slowdown=0.09
 )
 HOPPER = {"prefill": 1.6, "routed_ns": 120.0}
 """Prefill with experts at measured servers; the tables of operators load all experts alike."""

@@ -24,6 +24,8 @@ OLDEST = [0, 11]
 """Oldest version of vLLM that is known."""
 NEWEST = [0, 28]
 """Newest version of vLLM with a log that was compared."""
+LAST_TRITON_EXPERTS = [0, 16]
+"""Last version of vLLM whose experts in MXFP4 have the layout of Triton's kernels on Hopper."""
 MEASURED = (11, 12, 15, 16, 17, 18, 19, 21, 22, 23, 28)
 """Versions 0.N of vLLM whose servers or logs were compared."""
 
@@ -37,8 +39,10 @@ class MemoryUse(Struct, frozen=True, kw_only=True):
     """Bytes of the sampler for each logit of `max-num-seqs` sequences."""
     outside_gib: float
     """Memory outside PyTorch, of a single device."""
-    outside_parallel_gib: float
-    """Memory outside PyTorch, of each of several devices, which communicate."""
+    outside_pair_gib: float
+    """Memory outside PyTorch, of each of two devices, which communicate."""
+    outside_many_gib: float
+    """Memory outside PyTorch, of each of more devices, whose switch sums for them."""
     graphs_gib: float = 0.0
     """CUDA graphs."""
 
@@ -85,17 +89,26 @@ def memory_use(numbers: list[int]) -> MemoryUse:
     """Returns the memory that a version of vLLM takes."""
     if numbers <= LAST_SORTING:
         return MemoryUse(
-            utilization=0.9, logit_bytes=38.3, outside_gib=0.13, outside_parallel_gib=0.55
+            utilization=0.9,
+            logit_bytes=38.3,
+            outside_gib=0.13,
+            outside_pair_gib=0.55,
+            outside_many_gib=2.3,
         )
     if numbers <= LAST_UNCOUNTED:
         return MemoryUse(
-            utilization=0.9, logit_bytes=14.9, outside_gib=0.25, outside_parallel_gib=2.1
+            utilization=0.9,
+            logit_bytes=14.9,
+            outside_gib=0.25,
+            outside_pair_gib=2.1,
+            outside_many_gib=2.1,
         )
     return MemoryUse(
         utilization=0.92,
         logit_bytes=14.9,
         outside_gib=0.25,
-        outside_parallel_gib=2.1,
+        outside_pair_gib=2.1,
+        outside_many_gib=2.1,
         graphs_gib=0.7,
     )
 
@@ -108,6 +121,13 @@ def memory_use_of(numbers: list[int], options: EngineOptions) -> MemoryUse:
     if options.enforce_eager:
         use = replace(use, graphs_gib=0.0)
     return use
+
+
+def pads_for_marlin(device_name: str, numbers: list[int]) -> bool:
+    """Returns whether experts in MXFP4 have the layout of Marlin's kernels on a device."""
+    if device_name == "b200":
+        return False
+    return device_name not in ("h100", "h200") or numbers > LAST_TRITON_EXPERTS
 
 
 def token_bytes(shape: ModelShape, devices: int, cache_bytes: float, stages: int = 1) -> float:
@@ -134,5 +154,7 @@ def reserved_bytes(shape: ModelShape, devices: int, limits: EngineLimits, use: M
         inner_width = shape.num_experts_per_tok * (expert_width + width)
     layer = BF16_BYTES * tokens * (inner_width + 4 * width)
     sampler = use.logit_bytes * limits.max_num_seqs * shape.vocab_size + BF16_BYTES * tokens * width
-    outside_gib = use.outside_parallel_gib if devices > 1 else use.outside_gib
+    outside_gib = use.outside_gib
+    if devices > 1:
+        outside_gib = use.outside_pair_gib if devices == 2 else use.outside_many_gib
     return max(layer, sampler) + (outside_gib + use.graphs_gib) * GIB

@@ -12,6 +12,10 @@ from config.declaration import ConfigError
 
 MXFP4_ROWS = 256
 """Experts in MXFP4 are padded to a multiple of this number of rows."""
+MARLIN_ROWS = 128
+"""The same with Marlin's kernels."""
+MARLIN_COLUMNS = 256
+"""Numbers of a token are padded to a multiple of this with Marlin's kernels."""
 
 
 class StorageFormat(Struct, frozen=True, kw_only=True):
@@ -24,6 +28,8 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
     kind: str = "bf16"
     kernels: Format | None = None
     """Format of the kernels that compute with these weights; None without constants for them."""
+    for_marlin: bool = False
+    """Experts in MXFP4 have the layout of Marlin's kernels."""
 
     def model_bytes(self, shape: ModelShape) -> float:
         """Returns the bytes of all weights."""
@@ -47,9 +53,16 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
         _, expert = shape.weights()
         padding = 1.0
         if self.kernels == "mxfp4":
-            rows = shape.moe_intermediate_size
-            padding = -(-rows // MXFP4_ROWS) * MXFP4_ROWS / rows
+            padding = _padding(shape.moe_intermediate_size, MXFP4_ROWS)
+            if self.for_marlin:
+                padding = _padding(shape.moe_intermediate_size, MARLIN_ROWS)
+                padding *= _padding(shape.hidden_size, MARLIN_COLUMNS)
         return self.weight_bytes * expert * padding * shape.num_experts
+
+
+def _padding(size: int, multiple: int) -> float:
+    """Returns the factor by which a size grows to a multiple."""
+    return -(-size // multiple) * multiple / size
 
 
 FP8 = StorageFormat(weight_bytes=1, in_8bit=True, kernels="fp8")

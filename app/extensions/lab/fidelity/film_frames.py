@@ -1,7 +1,7 @@
 """Frames of a recorded simulation for the console page, made after the run."""
 
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,7 @@ from app.core.engine.batch import Phase
 from app.extensions.console.frames import FIGURES, Frame
 from app.extensions.lab.fidelity.simulation import SimulationOutcome
 from app.extensions.lab.fidelity.step_recorder import StepRecorder
+from app.extensions.lab.fidelity.token_gaps import LoggedGaps
 from app.extensions.lab.load.pod_lives import Life
 
 MIN_FRAME_S = 0.25
@@ -96,6 +97,10 @@ class FrameMaker:
         )
         self._chunks = deque(sorted(recorder.chunks))
         self._preempted_s = sorted(recorder.preempted_s)
+        self._gaps: deque[tuple[float, float, int]] = deque()
+        """Gaps between tokens, by their ends."""
+        if isinstance(outcome.gaps, LoggedGaps):
+            self._gaps.extend(sorted(outcome.gaps.log))
 
     def frames(self) -> Iterator[Frame]:
         """Yields the frames in order of time."""
@@ -105,6 +110,7 @@ class FrameMaker:
                 events.handle_until(frame_s, frame)
             self._write_progress(frame, frame_s)
             self._write_steps(frame, frame_s)
+            self._write_gaps(frame, frame_s)
             while self._launches and self._launches[0][0] <= frame_s:
                 begun_s, pod = self._launches.popleft()
                 frame.marks.append((self._ms(begun_s), "scale", f"pod {pod} begins to load"))
@@ -228,9 +234,6 @@ class FrameMaker:
         del self._decoding[number]
         self._figures["length"] += 1
         self._finished_tokens += tokens
-        if tokens > 1:
-            gap_s = (last_s - first_s) / (tokens - 1)
-            frame.itl += (round(gap_s * LatencyTally.PER_S), 1)
         if self._has_bar(number):
             frame.ended.append(
                 (
@@ -286,6 +289,16 @@ class FrameMaker:
                 frame.steps.append(
                     (self._ms(start_s), duration_ms, prompts, decodes, sequences, pod)
                 )
+
+    def _write_gaps(self, frame: Frame, frame_s: float) -> None:
+        """Writes how many gaps of each length have ended."""
+        gaps = self._gaps
+        counts: Counter[int] = Counter()
+        while gaps and gaps[0][0] <= frame_s:
+            _, gap_s, count = gaps.popleft()
+            counts[round(gap_s * LatencyTally.PER_S)] += count
+        for length, count in counts.items():
+            frame.itl += (length, count)
 
     def _write_pods(self, frame: Frame, frame_s: float) -> None:
         """Writes the state of each pod; an idle pod, which makes no steps, holds no blocks."""

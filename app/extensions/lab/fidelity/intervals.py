@@ -81,6 +81,15 @@ def errors_of(situation: Situation, *, concurrency: float, input_tokens: float) 
     return Errors(model.spread(situation, "ttft"), model.spread(situation, "tpot"))
 
 
+def confidence_factors(errors: Errors, confidence: float) -> tuple[float, float]:
+    """Returns the factors of TTFT and TPOT that are not exceeded with this probability.
+
+    They are at least 1, as the bounds of a search for a fleet hold for the simulated costs.
+    """
+    tpot = max(1.0, errors.tpot.factor(confidence))
+    return max(tpot, errors.ttft.factor(confidence)), tpot
+
+
 class SlowedCost:
     """Costs of steps times a factor."""
 

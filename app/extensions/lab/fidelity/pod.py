@@ -122,13 +122,13 @@ class Pod(StepLoop[OfflineRequest]):
         decodes = batch.decodes
         prefilled = batch.prefilled
         if decodes:
-            self._gaps.add(first_s - self._tokens_s, len(decodes))
+            self._gaps.add(first_s - self._tokens_s, len(decodes), first_s)
         self._tokens_s = first_s
         for stream, request in enumerate(prefilled, len(decodes)):
             if request.first_s < 0:
                 request.first_s = first_s + stream * gap_s
             elif request.paused_s >= 0:
-                self._gaps.add(first_s - request.paused_s, 1)
+                self._gaps.add(first_s - request.paused_s, 1, first_s)
         for request in batch.ends:
             if request in prefilled:
                 stream = len(decodes) + prefilled.index(request)

@@ -18,7 +18,7 @@ from app.extensions.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggr
 from app.extensions.lab.fidelity.pod import Pod, PodContext, Watch
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, shared_keys
 from app.extensions.lab.fidelity.timeline import Timeline
-from app.extensions.lab.fidelity.token_gaps import TokenGaps
+from app.extensions.lab.fidelity.token_gaps import LoggedGaps, TokenGaps
 from app.extensions.lab.load.autoscaler import (
     TTFT_SHARES,
     TTFT_WINDOW_S,
@@ -83,7 +83,7 @@ class SimulationOutcome:
         self.preemptions = 0
         self.cached_tokens = 0
         self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
-        self.gaps = TokenGaps()
+        self.gaps: TokenGaps = TokenGaps()
         self.transfers: Transfers | None = None
         """Only with disaggregation; `pod` is the decode pod then."""
         self.lives: list[Life] = []
@@ -124,6 +124,8 @@ class Simulation:
         self._plan = plan
         self._progress = progress
         self.outcome = SimulationOutcome(load, plan)
+        if watch is not None:
+            self.outcome.gaps = LoggedGaps()
         self._endings: list[tuple[float, int]] = []
         """Heap of the known ends of requests: times and pods."""
         self._transfers: Transfers | None = None

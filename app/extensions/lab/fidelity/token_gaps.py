@@ -17,8 +17,8 @@ class TokenGaps:
         """Gaps by their length in units of `RESOLUTION_S`."""
         self.count = 0
 
-    def add(self, gap_s: float, count: int) -> None:
-        """Counts `count` gaps of the same length."""
+    def add(self, gap_s: float, count: int, end_s: float) -> None:
+        """Counts `count` gaps of the same length that end at the same time."""
         self.count += count
         length = int(gap_s / RESOLUTION_S + 0.5)
         self._counts[length] = self._counts.get(length, 0) + count
@@ -40,3 +40,17 @@ class TokenGaps:
                 length, count = next(lengths)
                 covered += count
             yield length * RESOLUTION_S
+
+
+class LoggedGaps(TokenGaps):
+    """Also stores when the gaps end, for a film of the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[tuple[float, float, int]] = []
+        """End, length and number of gaps, in seconds."""
+
+    def add(self, gap_s: float, count: int, end_s: float) -> None:
+        """Counts and stores gaps."""
+        super().add(gap_s, count, end_s)
+        self.log.append((end_s, gap_s, count))

@@ -10,6 +10,7 @@ from operator import add
 import msgspec
 
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
+from app.extensions.lab.fidelity.intervals import confidence_factors
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.plan.bounds import apply_bounds
@@ -163,10 +164,8 @@ def run_fleet(load: LoadTrace, job: Job, slo: Slo) -> Verdict:
     errors = job.errors(summary)
     if slo.confidence is None or errors is None:
         return slo.judge(outcome, summary)
-    # A slower engine also queues more, which a factor on its latencies would miss. Factors below 1
-    # are not used, as the bounds of the search hold for the simulated costs.
-    step_factor = max(1.0, errors.tpot.factor(slo.confidence))
-    ttft_factor = max(1.0, errors.ttft.factor(slo.confidence) / step_factor)
+    # A slower engine also queues more, which a factor on its latencies would miss.
+    ttft_factor, step_factor = confidence_factors(errors, slo.confidence)
     slowed_outcome, slowed_summary = job.slowed(step_factor).run(load)
-    verdict = slo.tightened(ttft_factor).judge(slowed_outcome, slowed_summary)
+    verdict = slo.tightened(ttft_factor / step_factor).judge(slowed_outcome, slowed_summary)
     return msgspec.structs.replace(verdict, summary=summary)

@@ -1,11 +1,14 @@
 """Blocks of the KV cache, beside what the logs of public servers say."""
 
+from typing import Any
+
 import pytest
 
 from app.core.engine.profile import EngineLimits
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.devices import DEVICES, GIB
 from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.known_models import read_model_config
 from app.extensions.lab.costs.memory import memory_use, reserved_bytes, version_numbers
 from app.extensions.lab.costs.shapes import model_shape
 from config import ConfigError
@@ -80,6 +83,46 @@ def test_the_cache_has_the_memory_that_a_log_says(
         - reserved_bytes(shape, devices, limits, memory_use(version_numbers(version)))
     )
     assert left / GIB == pytest.approx(gib, rel=0.025)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "options", "limits", "tokens"),
+    [
+        # nebius/results*/ of GloriaXimingLu/inferencex-profiling: a block is for the full layers
+        ("openai/gpt-oss-120b", "h200", {"vllm_version": "0.22.0"}, 64, 16 * 104_165),
+        ("openai/gpt-oss-120b", "h200", {"vllm_version": "0.22.0"}, 256, 16 * 103_690),
+        # docs/reports/a100-quantization-capacity.md of cssnoeasy/a100-vllm-benchmark-blog
+        ("Qwen/Qwen3-32B", "a100", {"enforce_eager": True}, 256, 39_200),
+        (
+            "Qwen/Qwen3-32B",
+            "a100",
+            {"enforce_eager": True, "kv_cache_dtype": "fp8"},
+            256,
+            78_400,
+        ),
+        ("Qwen/Qwen3-32B-AWQ", "a100", {}, 256, 214_272),
+        # myoceane.fr: gpt-oss-20b with 65 % of the memory, 36.56 GiB for 12 full layers
+        ("openai/gpt-oss-20b", "a100", {"gpu_memory_utilization": 0.65}, 256, 16 * 99_833),
+        # Issue 21348 of vllm-project/vllm
+        (
+            "Qwen/Qwen3-235B-A22B-FP8",
+            "h100",
+            {"vllm_version": "0.11.0", "tensor_parallel_size": 4},
+            1024,
+            178_880,
+        ),
+    ],
+)
+def test_blocks_are_within_6_percent_of_logs(
+    name: str, at: str, options: dict[str, Any], limits: int, tokens: int
+) -> None:
+    engine_options = EngineOptions(
+        **({"gpu_memory_utilization": 0.9, "vllm_version": "0.19.0"} | options)
+    )
+    profile = datasheet_profile(
+        read_model_config(name), at, engine_options, limits={"max_num_seqs": limits}
+    )
+    assert 16 * profile.engine.num_gpu_blocks == pytest.approx(tokens, rel=0.06)
 
 
 def test_blocks_follow_limits_and_windows() -> None:

@@ -68,6 +68,16 @@ def test_frames_have_the_times_of_every_request(pods: int) -> None:
     )
 
 
+@pytest.mark.parametrize("pods", [1, 3])
+def test_frames_have_the_gap_before_each_token(pods: int) -> None:
+    load, outcome, _, page = filmed(pods)
+    assert len(page.itl) == sum(load.output_tokens) - len(load) == outcome.gaps.count
+    [p50_s, p99_s] = outcome.gaps.quantiles_s([0.5, 0.99])
+    gaps = sorted(page.itl)
+    assert gaps[int(0.5 * len(gaps))] == pytest.approx(1000 * p50_s, abs=0.1)
+    assert gaps[int(0.99 * len(gaps))] == pytest.approx(1000 * p99_s, abs=0.1)
+
+
 def test_frames_of_a_fleet_have_a_lane_per_pod_and_count_shared_blocks_once() -> None:
     profile = read_profile("qwen3-14b-h100")
     plan = SimulationPlan(profile=profile, pods=3, policy="prefix-aware")

@@ -67,9 +67,9 @@ def test_a_preemption_is_one_long_gap() -> None:
 
 def test_quantiles_of_gaps_are_gaps() -> None:
     gaps = TokenGaps()
-    gaps.add(0.001, 98)
-    gaps.add(0.5, 1)
-    gaps.add(0.2, 1)
+    gaps.add(0.001, 98, 1.0)
+    gaps.add(0.5, 1, 1.0)
+    gaps.add(0.2, 1, 1.0)
     assert list(gaps.quantiles_s([0.5, 0.98, 0.99, 0.999])) == pytest.approx([0.001, 0.2, 0.5, 0.5])
     assert gaps.mean_s == pytest.approx((0.098 + 0.7) / 100)
 
