@@ -18,6 +18,8 @@ class JournalEntry:
     """A request and its reply, as `GET /admin/journal` shows them (docs/testing.md)."""
 
     id: str
+    response_id: str | None
+    """Id in the body of the answer."""
     at: str
     """Arrival, ISO 8601 in UTC."""
     route: str
@@ -30,6 +32,19 @@ class JournalEntry:
     """The body: any JSON, secrets masked."""
     text: str | None
     usage: Mapping[str, int] | None
+    arrived_s: float
+    """Unix seconds, like all moments."""
+    queued_s: float | None
+    """When the scheduler saw the request; known once a choice has ended, like the next ones."""
+    scheduled_s: float | None
+    first_s: float | None
+    """When the engine had the first token."""
+    last_s: float | None
+    """When the engine had the last token."""
+    sends_s: Sequence[float] | None
+    """When the parts of the answer were handed to the connection."""
+    cached_tokens: int | None
+    preemptions: int | None
 
     def __str__(self) -> str:
         text = f"{self.at[11:23]} {self.route} {self.status} {_brief(_key_text(self.request))}"

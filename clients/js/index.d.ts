@@ -34,6 +34,8 @@ export interface RequestFilter {
 /** A request and its reply, as `GET /admin/journal` shows them: docs/testing.md. */
 export interface JournalEntry {
   id: string;
+  /** Id in the body of the answer. */
+  response_id: string | null;
   /** Arrival, ISO 8601 in UTC. */
   at: string;
   route: string;
@@ -46,6 +48,19 @@ export interface JournalEntry {
   request: any;
   text: string | null;
   usage: { prompt_tokens: number; completion_tokens: number; total_tokens: number } | null;
+  /** Unix seconds, like all moments. */
+  arrived_s: number;
+  /** When the scheduler saw the request; known once a choice has ended, like the next ones. */
+  queued_s: number | null;
+  scheduled_s: number | null;
+  /** When the engine had the first token. */
+  first_s: number | null;
+  /** When the engine had the last token. */
+  last_s: number | null;
+  /** When the parts of the answer were handed to the connection. */
+  sends_s: number[] | null;
+  cached_tokens: number | null;
+  preemptions: number | null;
 }
 
 /** The server refused a request of the test, did not answer, or did not start. */
