@@ -50,6 +50,7 @@ class Lab(Extension):
             "calibrate": _command(
                 "fidelity.calibrate", "fit a profile to what was recorded of a real server"
             ),
+            "judge": _command("judge.command", "compare a load tool's export with the journal"),
         }
 
 
