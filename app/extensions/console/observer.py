@@ -55,7 +55,7 @@ class RequestReport(Struct):
     sentence: str
     choices: list[Explanation]
     arrived_s: float | None = None
-    """Arrival, like all moments in Unix seconds; the moments are those of the journal."""
+    """Arrival, like all moments in Unix seconds; the journal has the same moments."""
     queued_s: float | None = None
     scheduled_s: float | None = None
     first_s: float | None = None

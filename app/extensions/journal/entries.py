@@ -313,7 +313,7 @@ class Entries:
 
 
 def rounded(moment_s: float) -> float:
-    """Returns a moment in microseconds, which is what a float of Unix seconds can hold."""
+    """Returns a moment rounded to microseconds: a float of Unix seconds holds no more."""
     return round(moment_s, 6)
 
 

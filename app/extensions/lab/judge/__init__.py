@@ -1,1 +1,1 @@
-"""Compares what a load tool reports with what the server did; start with `command`."""
+"""Compares the report of a load tool with the server's journal; start with `command`."""

@@ -62,8 +62,12 @@ def align(path: str, pairs: Sequence[Pair], has_unix_times: bool) -> Alignment:
     if _width(uppers, lowers, drift, zero_s) < -TOLERANCE_S:
         drift = _best_drift(uppers, lowers, zero_s)
     width_s = _width(uppers, lowers, drift, zero_s)
-    upper = min(uppers, key=lambda bound: _at_zero(bound, drift, zero_s))
-    lower = max(lowers, key=lambda bound: _at_zero(bound, drift, zero_s))
+
+    def difference(bound: Bound) -> float:
+        return _at_zero(bound, drift, zero_s)
+
+    upper = min(uppers, key=difference)
+    lower = max(lowers, key=difference)
     if width_s < -TOLERANCE_S:
         raise ConfigError(
             f"{path}: the clocks of the export and of the journal do not fit: {_name(upper)} and"

@@ -1,4 +1,4 @@
-"""Where a load tool and the network add time to what the server did: `judge`.
+"""The time that a load tool and the network add to the work of the server: `judge`.
 
 All added times of TTFT, E2E and TPOT are differences of durations, so they do not depend on the
 alignment of the clocks. The times on the way there and back do.
@@ -28,7 +28,7 @@ PARTS = {
 
 
 class RequestTimes(Struct, kw_only=True):
-    """The times of one request in seconds; None for what the tool or the server did not measure."""
+    """The times of one request in seconds; None for a time that was not measured."""
 
     place: str
     id: str
@@ -85,7 +85,7 @@ class Verdict(Struct, kw_only=True):
     failed: int
     """Requests that the tool counts as failed."""
     failed_but_answered: int
-    """Of these, requests to which the server gave a whole answer with status 200."""
+    """Of these, requests that the server answered with status 200."""
     clock_difference_ms: float
     """The server's clock minus the tool's."""
     clock_uncertainty_ms: float
@@ -98,7 +98,7 @@ class Verdict(Struct, kw_only=True):
     network_ms: float | None
     """A round trip of the network; None if it was not measured."""
     overhead_ms: float | None
-    """Median of what the tool itself adds to the first answer; None without `network_ms`."""
+    """Median of the time that the tool itself adds; None without `network_ms`."""
     slowest: str
     """The request with most added time."""
 
@@ -149,7 +149,7 @@ def _between(begin_s: float | None, end_s: float | None) -> float | None:
 
 
 def added_s(times: RequestTimes) -> float | None:
-    """Returns what tool and network added until the first token, or else until the end."""
+    """Returns the time that tool and network added until the first token, or else until the end."""
     added = _between(times.server_ttft_s, times.tool_ttft_s)
     if added is None:
         return _between(times.server_e2e_s, times.tool_e2e_s)
@@ -230,7 +230,7 @@ def _spread(seconds: Iterable[float]) -> Spread:
 
 
 def _slowest(rows: Sequence[RequestTimes]) -> str:
-    """Names the request to which tool and network added most, and on which way."""
+    """Names the request with most added time, and the way on which it was added."""
     added = 0.0
     row: RequestTimes | None = None
     for candidate in rows:
