@@ -195,7 +195,8 @@ lint: $(VENV)/.dev
 	$(BIN)/python scripts/plain_words.py
 	$(BIN)/python -m scripts.code_habits
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
+	$(BIN)/zizmor --offline --quiet .github action.yml
 
 lint-js: $(NODE_LINT)/.installed
 	$(NODE_LINT)/node_modules/.bin/eslint --config scripts/javascript/eslint.config.mjs --no-warn-ignored $(JAVASCRIPT_FILES)
