@@ -25,6 +25,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -85,7 +86,7 @@ class ReleaseError(Exception):
     """A step of the check failed; the message has its output."""
 
 
-def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+def run(command: Sequence[str | Path], cwd: Path, **variables: str) -> str:
     """Runs a command without the variables of this checkout, and returns its output.
 
     Raises:
@@ -134,25 +135,25 @@ class Release:
         Raises:
             ReleaseError: The tree has changes or unknown files, which a release would not have.
         """
-        changes = run("git", "status", "--porcelain", cwd=self.root)
+        changes = run(["git", "status", "--porcelain"], cwd=self.root)
         if changes:
             raise ReleaseError(f"the tree is not clean; commit or remove:\n{changes.rstrip()}")
         archive = self.folder / "sources.tar"
-        run("git", "archive", "--output", archive, "HEAD", cwd=self.root)
+        run(["git", "archive", "--output", archive, "HEAD"], cwd=self.root)
         self.sources.mkdir()
-        run("tar", "--extract", "--file", archive, cwd=self.sources)
-        return run("git", "rev-parse", "--short", "HEAD", cwd=self.root).strip()
+        run(["tar", "--extract", "--file", archive], cwd=self.sources)
+        return run(["git", "rev-parse", "--short", "HEAD"], cwd=self.root).strip()
 
     def build(self) -> list[Path]:
         """Builds the packages, and returns their files."""
-        seconds = run("git", "log", "-1", "--format=%ct", cwd=self.root).strip()
+        seconds = run(["git", "log", "-1", "--format=%ct"], cwd=self.root).strip()
         run(
-            *(self.uv, "build", "--quiet", "--out-dir", self.dist, self.sources),
+            [self.uv, "build", "--quiet", "--out-dir", self.dist, self.sources],
             cwd=self.folder,
             SOURCE_DATE_EPOCH=seconds,
         )
         run(
-            *("npm", "pack", self.sources / "clients" / "js", "--pack-destination", self.dist),
+            ["npm", "pack", self.sources / "clients" / "js", "--pack-destination", self.dist],
             cwd=self.folder,
         )
         self._pack_image_context(int(seconds))
@@ -195,47 +196,55 @@ class Release:
             ReleaseError: A file is missing, or must not be there.
         """
         run(
-            *(self.uv, "tool", "run", "--from", TWINE, "twine", "check", "--strict"),
-            *(self.wheel, self.sdist),
+            [
+                self.uv,
+                "tool",
+                "run",
+                "--from",
+                TWINE,
+                "twine",
+                "check",
+                "--strict",
+                self.wheel,
+                self.sdist,
+            ],
             cwd=self.folder,
         )
-        check_names(self.wheel, run(self.uv_python, "-m", "zipfile", "-l", self.wheel, cwd=ROOT))
-        check_names(self.image_context, "\n".join(names_of(self.image_context)))
-        check_names(self.sdist, "\n".join(names_of(self.sdist)))
-        check_names(self.npm_package, "\n".join(names_of(self.npm_package)))
-        wheel_names = run(self.uv_python, "-m", "zipfile", "-l", self.wheel, cwd=ROOT)
-        require_names(self.wheel, wheel_names, REQUIRED_FILES)
-        require_names(
-            self.image_context, "\n".join(names_of(self.image_context)), IMAGE_REQUIRED_FILES
-        )
         package = json.loads((self.sources / "clients" / "js" / "package.json").read_text("utf-8"))
-        npm_files = [f"package/{name}" for name in [*package["files"], "package.json", "README.md"]]
-        require_names(self.npm_package, "\n".join(names_of(self.npm_package)), npm_files)
-
-    @property
-    def uv_python(self) -> str:
-        """The interpreter of this check."""
-        return sys.executable
+        module_files = [Path(target["default"]).name for target in package["exports"].values()]
+        npm_files = [f"package/{name}" for name in [*module_files, "package.json", "README.md"]]
+        check_names(self.wheel, REQUIRED_FILES)
+        check_names(self.sdist, [])
+        check_names(self.npm_package, npm_files)
+        check_names(self.image_context, IMAGE_REQUIRED_FILES)
 
     def check_python(self, package: Path, version: str, python: str) -> Path:
         """Installs a package in an empty environment, runs the quick start, and returns `bin`."""
         name = f"{version}-{package.suffix.lstrip('.')}"
         environment = self.folder / name
-        run(self.uv, "venv", "--quiet", "--python", python, environment, cwd=self.folder)
+        run([self.uv, "venv", "--quiet", "--python", python, environment], cwd=self.folder)
         run(
-            *(self.uv, "pip", "install", "--quiet", "--python", environment / "bin" / "python"),
-            *(package, self.pytest),
+            [
+                self.uv,
+                "pip",
+                "install",
+                "--quiet",
+                "--python",
+                environment / "bin" / "python",
+                package,
+                self.pytest,
+            ],
             cwd=self.folder,
         )
         programs = environment / "bin"
-        printed = run(programs / "understudy", "--version", cwd=self.folder)
+        printed = run([programs / "understudy", "--version"], cwd=self.folder)
         if self.version not in printed:
             raise ReleaseError(f"{package.name}: --version prints {printed!r}")
-        run(programs / "python", "-c", PYTHON_SCRIPT, cwd=self.folder)
+        run([programs / "python", "-c", PYTHON_SCRIPT], cwd=self.folder)
         project = self.folder / f"{name}-project"
         project.mkdir()
-        run(programs / "understudy", "init", cwd=project)
-        run(programs / "python", "-m", "pytest", "-q", "understudy", cwd=project)
+        run([programs / "understudy", "init"], cwd=project)
+        run([programs / "python", "-m", "pytest", "-q", "understudy"], cwd=project)
         return programs
 
     def check_npm(self, programs: Path) -> None:
@@ -243,9 +252,9 @@ class Release:
         project = self.folder / "npm-project"
         project.mkdir()
         (project / "package.json").write_text('{"private": true, "type": "module"}')
-        run(*("npm", "install", "--no-audit", "--no-fund", self.npm_package), cwd=project)
+        run(["npm", "install", "--no-audit", "--no-fund", self.npm_package], cwd=project)
         (project / "check.mjs").write_text(NODE_SCRIPT)
-        run("node", "check.mjs", cwd=project, UNDERSTUDY=str(programs / "understudy"))
+        run(["node", "check.mjs"], cwd=project, UNDERSTUDY=str(programs / "understudy"))
 
     def check_image(self, programs: Path) -> str:
         """Runs the server from the image's context, and builds the image if Docker runs.
@@ -254,20 +263,20 @@ class Release:
         """
         context = self.folder / "image-context"
         context.mkdir()
-        run("tar", "--extract", "--file", self.image_context, cwd=context)
+        run(["tar", "--extract", "--file", self.image_context], cwd=context)
         run(
-            *(programs / "python", "-m", "app", "--version"),
+            [programs / "python", "-m", "app", "--version"],
             cwd=context,
             PYTHONPATH=str(context),
         )
         requirements = run(
-            *(programs / "python", "scripts/locked.py", "--lock", "uv.lock", "grpc", "tracing"),
+            [programs / "python", "scripts/locked.py", "--lock", "uv.lock", "grpc", "tracing"],
             cwd=context,
         )
         if "gunicorn==" not in requirements:
             raise ReleaseError("the requirements of the image lack gunicorn")
         try:
-            run("docker", "info", cwd=self.folder)
+            run(["docker", "info"], cwd=self.folder)
         except ReleaseError:
             return "image context; the image was not built, because Docker does not run here"
         with self.image_context.open("rb") as file:
@@ -335,27 +344,26 @@ def image_files(sources: Path) -> list[str]:
     for line in lines:
         if line.startswith("!"):
             path = sources / line[1:]
-            files = [path] if path.is_file() else sorted(path.rglob("*"))
+            files = [path, *sorted(path.rglob("*"))]
             names += [str(file.relative_to(sources)) for file in files if file.is_file()]
     return names
 
 
-def names_of(archive: Path) -> list[str]:
-    """Returns the names of the files in a tar archive."""
-    with tarfile.open(archive) as tar:
-        return tar.getnames()
+def names_of(package: Path) -> list[str]:
+    """Returns the names of the files in a package."""
+    if package.suffix == ".whl":
+        with zipfile.ZipFile(package) as wheel:
+            return wheel.namelist()
+    with tarfile.open(package) as archive:
+        return archive.getnames()
 
 
-def check_names(package: Path, names: str) -> None:
-    """Raises ReleaseError if a package has files of the repository that users do not need."""
-    for line in names.splitlines():
-        name = line.split(" ")[0]
+def check_names(package: Path, required: Sequence[str]) -> None:
+    """Raises ReleaseError if a package has files that users do not need, or lacks a file."""
+    names = names_of(package)
+    for name in names:
         if FORBIDDEN_FILES.search(name):
             raise ReleaseError(f"{package.name} contains {name}")
-
-
-def require_names(package: Path, names: str, required: Sequence[str]) -> None:
-    """Raises ReleaseError if a package lacks a file."""
     for name in required:
         if name not in names:
             raise ReleaseError(f"{package.name} lacks {name}")

@@ -65,7 +65,7 @@ class UnderstudyContainer(DockerContainer):  # type: ignore[misc]
     """A container with a server, which is ready when `start` or the `with` statement returns."""
 
     def __init__(self, image: str = IMAGE, **settings: Json) -> None:
-        """`settings` are those of docs/configuration.md, `_` for `-`; the port is always 8000."""
+        """`settings` have the names of docs/configuration.md, `_` for `-`; the port is 8000."""
         super().__init__(image)
         self._admin_key: str | None = None
         if settings.get("admin_key"):
