@@ -27,7 +27,8 @@
 # make image-archive build the image and save it in dist/
 # make wheel         build the wheel and the source distribution into dist/
 # make npm-package   pack the npm package of clients/js into dist/
-# make release-check compare a tag with the version of the project: TAG=v0.1.0
+# make release-check build all packages of HEAD into dist/, install and try them, and print how to publish them; TAG=v0.1.0 is compared
+#                    with the versions
 # make fleet         start several servers and show the effect of routing (docs/fleet.md); FLEET="--pods 8" adds flags
 # make llm           serve a small real model on port 8000 (or SIM_PORT): SmolLM2-135M-Instruct in .venv-llm (docs/llm.md)
 # make docs          build the site of the documentation in site/; a dead link is an error
@@ -198,7 +199,8 @@ lint: $(VENV)/.dev
 	$(BIN)/python -m scripts.prose_lint
 	$(BIN)/codespell $(PROSE)
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
+	$(BIN)/zizmor --offline --quiet .github action.yml
 
 lint-js: $(NODE_LINT)/.installed $(VENV)/.dev
 	$(NODE_LINT)/node_modules/.bin/eslint --config scripts/javascript/eslint.config.mjs --no-warn-ignored $(JAVASCRIPT_FILES)
@@ -241,8 +243,8 @@ npm-package:
 	mkdir -p dist
 	npm pack ./clients/js --pack-destination dist
 
-release-check: | $(BIN)/python
-	$(BIN)/python -m scripts.release $(TAG)
+release-check: $(VENV)/.dev
+	$(BIN)/python -m scripts.release_check $(TAG)
 
 venv: $(VENV)/.dev
 

@@ -19,6 +19,8 @@ class JournalEntry:
 
     id: str
     """Identifier of the request."""
+    response_id: str | None
+    """Id in the body of the answer."""
     at: str
     """Arrival, ISO 8601 in UTC."""
     route: str
@@ -37,6 +39,22 @@ class JournalEntry:
     """Text of the reply."""
     usage: Mapping[str, int] | None
     """Token counts of the reply."""
+    arrived_s: float
+    """Arrival, in Unix seconds, like all moments."""
+    queued_s: float | None
+    """Time when the scheduler saw the request; known once a choice has ended, like the next ones."""
+    scheduled_s: float | None
+    """Time when the request began to run."""
+    first_s: float | None
+    """Time when the engine had the first token."""
+    last_s: float | None
+    """Time when the engine had the last token."""
+    sends_s: Sequence[float] | None
+    """Times when the parts of the answer were handed to the connection."""
+    cached_tokens: int | None
+    """Tokens of the prompt that were in the cache."""
+    preemptions: int | None
+    """Number of preemptions."""
 
     def __str__(self) -> str:
         text = f"{self.at[11:23]} {self.route} {self.status} {_brief(_key_text(self.request))}"

@@ -41,6 +41,8 @@ export interface RequestFilter {
 export interface JournalEntry {
   /** Identifier of the request. */
   id: string;
+  /** Id in the body of the answer. */
+  response_id: string | null;
   /** Arrival, ISO 8601 in UTC. */
   at: string;
   /** Path of the request. */
@@ -59,6 +61,19 @@ export interface JournalEntry {
   text: string | null;
   /** Token counts of the reply. */
   usage: { prompt_tokens: number; completion_tokens: number; total_tokens: number } | null;
+  /** Unix seconds, like all moments. */
+  arrived_s: number;
+  /** When the scheduler saw the request; known once a choice has ended, like the next ones. */
+  queued_s: number | null;
+  scheduled_s: number | null;
+  /** When the engine had the first token. */
+  first_s: number | null;
+  /** When the engine had the last token. */
+  last_s: number | null;
+  /** When the parts of the answer were handed to the connection. */
+  sends_s: number[] | null;
+  cached_tokens: number | null;
+  preemptions: number | null;
 }
 
 /** The server rejected a request of the test, did not answer, or did not start. */

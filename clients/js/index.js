@@ -190,7 +190,8 @@ function query(given) {
   ).toString();
 }
 
-function flags(settings) {
+/** The words of the command line; for testcontainers.js. */
+export function flags(settings) {
   const given = Object.entries(settings).filter(
     ([, value]) => value !== undefined && value !== null,
   );

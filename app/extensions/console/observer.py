@@ -4,7 +4,7 @@ Without a page only the log of delays is attached; `RequestBars` records only th
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -54,6 +54,24 @@ class RequestReport(Struct):
     request_id: str
     sentence: str
     choices: list[Explanation]
+    arrived_s: float | None = None
+    """Arrival, like all moments in Unix seconds; the journal has the same moments."""
+    queued_s: float | None = None
+    scheduled_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    cached_tokens: int | None = None
+    preemptions: int | None = None
+
+
+def _unix_s(
+    choose: Callable[[list[float]], float], moments_s: Iterable[float | None], offset_s: float
+) -> float | None:
+    """Returns the chosen one of some monotonic moments in Unix seconds; None without moments."""
+    reached_s = [moment_s for moment_s in moments_s if moment_s is not None]
+    if not reached_s:
+        return None
+    return round(choose(reached_s) + offset_s, 6)
 
 
 def no_load() -> Mapping[str, object] | None:
@@ -171,7 +189,28 @@ class Observer:
                 sentence = f"Rejected with {bar.end[1]}"
         if choices:
             sentence = max(choices, key=attrgetter("total_ms")).sentence
-        return RequestReport(bars[0].request.request_id, sentence, choices)
+        report = RequestReport(bars[0].request.request_id, sentence, choices)
+        self._write_moments(report, bars)
+        return report
+
+    def _write_moments(self, report: RequestReport, bars: Iterable[Bar]) -> None:
+        """Writes the first moments of all ended choices, and the last one, as in the journal."""
+        offset_s = self._unix() - self._now()
+        requests = [bar.request for bar in bars]
+        report.arrived_s = _unix_s(min, [request.arrival_s for request in requests], offset_s)
+        outcomes = [bar.outcome for bar in bars if bar.outcome is not None]
+        if not outcomes:
+            return
+        report.queued_s = _unix_s(min, [outcome.queued_s for outcome in outcomes], offset_s)
+        scheduled = [outcome.scheduled_s for outcome in outcomes]
+        report.scheduled_s = _unix_s(min, scheduled, offset_s)
+        report.first_s = _unix_s(min, [outcome.first_token_s for outcome in outcomes], offset_s)
+        report.last_s = _unix_s(max, [outcome.last_token_s for outcome in outcomes], offset_s)
+        report.preemptions = sum(outcome.preemptions for outcome in outcomes)
+        report.cached_tokens = 0
+        for bar in bars:
+            if bar.outcome is not None and bar.request.index % bar.request.n == 0:
+                report.cached_tokens += bar.outcome.cached_tokens  # choices share their prompt
 
     def explain_choice(self, bar: Bar, sequence: Sequence | None) -> Explanation | None:
         """Explains a choice, which is `sequence` while it waits or runs; None if it was refused."""

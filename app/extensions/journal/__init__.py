@@ -36,7 +36,7 @@ class RequestJournal(Extension):
         if max_entries is None:
             wants_entries = settings.get("console", False) or bool(settings.get("script", ()))
             max_entries = DEFAULT_ENTRIES if wants_entries else 0
-        self.journal = Journal(max_entries, bears_key=parts.keys.bears_key)
+        self.journal = Journal(max_entries, now=parts.clock.now, bears_key=parts.keys.bears_key)
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the journal, which also notes requests that are refused."""

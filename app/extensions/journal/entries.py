@@ -21,6 +21,8 @@ from app.core.server.http.context import SCOPE, RequestContext
 from app.core.server.http.response import Response
 from app.core.server.middleware.foreign_pages import OPERATOR_PREFIXES
 from app.core.server.middleware.masking import mask_text
+from app.extensions.journal.sends import SendLog, stamped
+from app.extensions.journal.wall_clock import WallClock
 
 MAX_BODY_BYTES = 4 << 20
 """Largest body that an entry stores, in bytes."""
@@ -32,6 +34,9 @@ ENTRY_BYTES = 1024
 """Estimated memory of an entry without body and reply, in bytes."""
 CHOICE_BYTES = 128
 """Estimated memory of a choice without its text, in bytes."""
+COMPLETION_PREFIX = "cmpl-"
+GRPC = "grpc"
+"""Way of requests whose answers are not sent by the hub."""
 USAGE_NAMES = ("prompt_tokens", "completion_tokens", "total_tokens")
 MAX_STRANGERS = 100
 """Most entries of requests without a key, where the server has keys."""
@@ -45,6 +50,8 @@ class Entry(Struct, kw_only=True):
     """An entry as GET /admin/journal shows it; docs/testing.md has the fields."""
 
     id: str
+    response_id: str | None = None
+    """Id in the body of the answer; None if no choice reached the engine."""
     at: str
     """Arrival in UTC; written when the entry is shown."""
     route: str
@@ -55,6 +62,22 @@ class Entry(Struct, kw_only=True):
     request: Raw = Raw()
     text: str | None = None
     usage: dict[str, int] | None = None
+    arrived_s: float = 0.0
+    """Arrival, like all moments in Unix seconds."""
+    queued_s: float | None = None
+    """When the scheduler saw the first choice; known once a choice ends, like the next ones."""
+    scheduled_s: float | None = None
+    """When the first choice left the queue."""
+    first_s: float | None = None
+    """When the engine had the first token of any choice."""
+    last_s: float | None = None
+    """When the engine had the last token of any choice."""
+    sends_s: list[float] | None = None
+    """When parts of the answer were handed to the connection; written when the entry is shown."""
+    cached_tokens: int | None = None
+    """Prompt tokens from the prefix cache."""
+    preemptions: int | None = None
+    """Preemptions of all choices."""
 
 
 class JournaledRequest(Struct, eq=False):
@@ -63,8 +86,8 @@ class JournaledRequest(Struct, eq=False):
     entry: Entry
     context: RequestContext | None
     """The request until its answer begins."""
-    arrival_s: float
-    """Unix seconds."""
+    offset_s: float
+    """Difference from monotonic seconds to Unix seconds."""
     ring: "Ring"
     number: int
     """Position in the order of arrival."""
@@ -72,6 +95,8 @@ class JournaledRequest(Struct, eq=False):
     """The body until it is masked as the entry's `request`."""
     content_type: str = ""
     texts: dict[int, str] = {}
+    sends: SendLog | None = None
+    """Moments of the answer; None until it begins, and for gRPC."""
     size_bytes: int = 0
     is_stored: bool = True
     """False once the request has been dropped from its ring."""
@@ -124,15 +149,17 @@ class Entries:
     def __init__(
         self,
         max_entries: int,
+        now: Callable[[], float],
         unix: Callable[[], float],
         bears_key: Callable[[RequestContext], bool],
         limit_bytes: int,
     ) -> None:
-        """`unix` returns the seconds since 1970.
+        """`now` returns the monotonic seconds of the engine, `unix` the seconds since 1970.
 
         `bears_key` returns True for a request with a key, or if the server has none.
         """
-        self._unix = unix
+        self._now = now
+        self._wall_clock = WallClock(now, unix)
         self._bears_key = bears_key
         self._clients = Ring(
             max_requests=max_entries,
@@ -156,17 +183,19 @@ class Entries:
         if context.method != "POST" or context.path.startswith(OPERATOR_PREFIXES):
             return
         scope = context.headers.get(SCOPE)
+        offset_s = self._wall_clock.offset_s()
         entry = Entry(
             id=context.request_id[:MAX_NAME_LENGTH],
             at="",
             route=context.path[:MAX_NAME_LENGTH],
             scope=scope and scope[:MAX_NAME_LENGTH],
+            arrived_s=rounded(offset_s + context.arrival_s),
         )
         ring = self._clients if self._bears_key(context) else self._strangers
         request = JournaledRequest(
             entry=entry,
             context=context,
-            arrival_s=self._unix(),
+            offset_s=offset_s,
             ring=ring,
             number=next(self._numbers),
             content_type=(context.content_type or "")[:MAX_NAME_LENGTH],
@@ -176,7 +205,7 @@ class Entries:
         ring.append(request)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Completes the entry with the status and the body."""
+        """Completes the entry with the status and the body, and notes the writes of the answer."""
         request = context.kept(JournaledRequest)
         if request is None:
             return
@@ -187,17 +216,31 @@ class Entries:
         if len(body) <= request.ring.max_body_bytes:
             request.body = body
         request.ring.grow(request, len(request.body))
+        if context.way != GRPC:
+            request.sends = SendLog(self._now, partial(request.ring.grow, request))
+            response.body = stamped(response.body, request.sends)
 
     def _observe(self, request: JournaledRequest, choice: EngineRequest) -> Watch:
         request.entry.model = choice.model
+        if request.entry.response_id is None:
+            # A completion appends the number of its prompt.
+            response_id = choice.request_id.removesuffix(f"-{choice.index // choice.n}")
+            if not response_id.startswith(COMPLETION_PREFIX):
+                response_id = choice.request_id
+            request.entry.response_id = response_id[:MAX_NAME_LENGTH]
         if choice.index % choice.n == 0:
             self._count(request.entry, "prompt_tokens", len(choice.prompt_ids))
-        return partial(self._ended, request, choice.index)
+        return partial(self._ended, request, choice.index, choice.n)
 
-    def _ended(self, request: JournaledRequest, index: int, outcome: SequenceOutcome) -> None:
+    def _ended(
+        self, request: JournaledRequest, index: int, n: int, outcome: SequenceOutcome
+    ) -> None:
         text = outcome.text[:MAX_TEXT_LENGTH]
         request.texts[index] = text
         self._count(request.entry, "completion_tokens", outcome.tokens)
+        add_moments(request.entry, outcome, request.offset_s)
+        if index % n == 0:  # choices share their prompt
+            request.entry.cached_tokens = (request.entry.cached_tokens or 0) + outcome.cached_tokens
         request.ring.grow(request, CHOICE_BYTES + getsizeof(text))
 
     def complete(
@@ -240,7 +283,9 @@ class Entries:
             if route in (None, entry.route) and scope in (None, entry.scope):
                 self._update(request)
                 if needle in bytes(entry.request):
-                    shown = replace(entry, at=utc_text(request.arrival_s))
+                    shown = replace(
+                        entry, at=utc_text(entry.arrived_s), sends_s=moments_of(request)
+                    )
                     rows.append(Raw(msgspec.json.encode(shown)))
         return rows[::-1]
 
@@ -265,6 +310,39 @@ class Entries:
         """Drops all entries, or only a scope's."""
         for ring in (self._clients, self._strangers):
             ring.clear(scope)
+
+
+def rounded(moment_s: float) -> float:
+    """Returns a moment rounded to microseconds: a float of Unix seconds holds no more."""
+    return round(moment_s, 6)
+
+
+def add_moments(entry: Entry, outcome: SequenceOutcome, offset_s: float) -> None:
+    """Adds the moments of a choice that has ended: the first ones of all choices, and the last."""
+    entry.queued_s = _first(entry.queued_s, outcome.queued_s, offset_s)
+    entry.scheduled_s = _first(entry.scheduled_s, outcome.scheduled_s, offset_s)
+    entry.first_s = _first(entry.first_s, outcome.first_token_s, offset_s)
+    if outcome.last_token_s is not None:
+        last_s = rounded(outcome.last_token_s + offset_s)
+        entry.last_s = max(last_s, entry.last_s or last_s)
+    entry.preemptions = (entry.preemptions or 0) + outcome.preemptions
+
+
+def _first(unix_s: float | None, moment_s: float | None, offset_s: float) -> float | None:
+    """Returns the earlier one of a moment in Unix seconds and one in monotonic seconds."""
+    if moment_s is None:
+        return unix_s
+    moment_unix_s = rounded(moment_s + offset_s)
+    if unix_s is None:
+        return moment_unix_s
+    return min(unix_s, moment_unix_s)
+
+
+def moments_of(request: JournaledRequest) -> list[float] | None:
+    """Returns the moments of an answer in Unix seconds; None before it begins."""
+    if request.sends is None:
+        return None
+    return [rounded(moment_s + request.offset_s) for moment_s in request.sends.moments]
 
 
 def utc_text(unix_s: float) -> str:

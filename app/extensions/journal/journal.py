@@ -31,10 +31,11 @@ class Journal(Middleware):
     def __init__(
         self,
         max_entries: int,
+        now: Callable[[], float] = time.monotonic,
         unix: Callable[[], float] = time.time,
         bears_key: Callable[[RequestContext], bool] = _has_no_keys,
     ) -> None:
-        """`unix` returns the seconds since 1970.
+        """`now` returns the monotonic seconds of the engine, `unix` the seconds since 1970.
 
         `bears_key` returns True for a request with a key, or if the server has none.
         """
@@ -44,7 +45,9 @@ class Journal(Middleware):
         if self.active:
             from app.extensions.journal.entries import Entries
 
-            self._entries = Entries(max_entries, unix, bears_key, LIMIT_BYTES)
+            self._entries = Entries(
+                max_entries, now=now, unix=unix, bears_key=bears_key, limit_bytes=LIMIT_BYTES
+            )
 
     @property
     def size_bytes(self) -> int:

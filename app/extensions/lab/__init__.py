@@ -52,6 +52,7 @@ class Lab(Extension):
             "calibrate": _command(
                 "fidelity.calibrate", "fit a profile to recorded runs of a real server"
             ),
+            "judge": _command("judge.command", "compare a load tool's export with the journal"),
         }
 
 

@@ -47,6 +47,54 @@ def test_an_agents_loop_is_set_and_verified(agent: str, tmp_path: Path) -> None:
     assert f"# pass {1 if agent else 4}" in done.stdout
 
 
+VITEST = """\
+import { after, afterEach, before } from "node:test";
+export { afterEach, after as afterAll };
+export const beforeAll = (hook) => before(hook);
+"""
+TESTCONTAINERS = """\
+export const Wait = { forHttp: (path, port) => ({ path, port }) };
+export class AbstractStartedContainer {}
+export class GenericContainer {
+  constructor(image) { this.image = image; }
+  withCommand(command) { this.command = command; return this; }
+  withExposedPorts(port) { this.port = port; return this; }
+  withWaitStrategy({ path }) { this.path = path; return this; }
+  withStartupTimeout() { return this; }
+  async start() {
+    return { getHost: () => "docker.example", getMappedPort: (port) => 30000 + port };
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("helper", ["vitest", "jest"])
+def test_helpers_start_reset_and_stop_a_server(helper: str, tmp_path: Path) -> None:
+    environment = project(tmp_path) | {"HELPER": helper}
+    packages = tmp_path / "node_modules"
+    # Not a link: the helpers import packages of the project.
+    (packages / "vllm-understudy").unlink()
+    shutil.copytree(ROOT / "clients" / "js", packages / "vllm-understudy")
+    for name, module in (("vitest", VITEST), ("testcontainers", TESTCONTAINERS)):
+        folder = packages / name
+        if folder.is_symlink():
+            folder.unlink()
+        folder.mkdir()
+        (folder / "package.json").write_text('{"type": "module", "exports": "./index.js"}')
+        (folder / "index.js").write_text(module)
+    shutil.copy(HERE / "node" / "helpers.test.mjs", tmp_path / "a.test.mjs")
+    done = subprocess.run(
+        [str(NODE), "--test", "--test-reporter=tap", "a.test.mjs"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "# pass 3" in done.stdout
+
+
 @pytest.mark.parametrize("commands", INSTALLATIONS, ids=["link", "packed copy"])
 def test_the_page_installs_the_package_from_a_clone_beside_the_project(
     commands: str, tmp_path: Path

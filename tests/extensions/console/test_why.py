@@ -49,3 +49,23 @@ def test_the_log_of_delays_counts_as_a_cache_of_a_server_with_a_console() -> Non
         sizes[flag] = client.get("/admin/memory").get_json()["caches"]
     assert sizes["--console"]["delay log"] == {"size_bytes": 0, "limit_bytes": DelayLog.limit_bytes}
     assert "delay log" not in sizes["--no-console"]
+
+
+def test_report_has_the_moments_of_the_journal_in_unix_seconds() -> None:
+    it = Watched(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
+    it.ask("first", max_tokens=4)
+    it.ask("late", max_tokens=4)
+    it.frame(0.5)
+    running = report_of(it, "late")
+    assert running.arrived_s is not None
+    assert (running.queued_s, running.first_s, running.preemptions) == (None, None, None)
+    it.frame(100)
+    report = report_of(it, "late")
+    assert report.arrived_s is not None and report.last_s is not None
+    assert report.queued_s == report.arrived_s
+    delays_s = []
+    for moment_s in (report.scheduled_s, report.first_s, report.last_s):
+        assert moment_s is not None
+        delays_s.append(round(moment_s - report.arrived_s, 3))
+    assert delays_s == [1.3, 2.3, 2.6]
+    assert (report.cached_tokens, report.preemptions) == (0, 0)

@@ -39,10 +39,10 @@ MAX_BYTES = 1 << 30
 
 def read_recordings(path: str) -> list[MeasuredRun]:
     """Returns the runs in a file. Raises ConfigError, in one line, for any mistake."""
-    text = _read_text(path)
+    text = read_text(path)
     if not text.lstrip().startswith("{"):
         return [make_run(path, "", _read_csv(path, text))]
-    documents = list(_read_documents(path, text))
+    documents = list(read_documents(path, text))
     _, first = documents[0]
     if "benchmarks" in first:
         return read_guidellm(path, first)
@@ -57,7 +57,8 @@ def read_recordings(path: str) -> list[MeasuredRun]:
     raise ConfigError(f"{path}: is not a known file of vllm bench serve, guidellm or aiperf")
 
 
-def _read_text(path: str) -> str:
+def read_text(path: str) -> str:
+    """Returns the text of a file, which may be compressed. Raises ConfigError for a wrong one."""
     with open_input(Path(path)) as (_, file):
         content = file.read(MAX_BYTES + 1)
         text = content.decode("utf-8-sig")
@@ -68,7 +69,7 @@ def _read_text(path: str) -> str:
     return text
 
 
-def _read_documents(path: str, text: str) -> Iterator[tuple[str, Document]]:
+def read_documents(path: str, text: str) -> Iterator[tuple[str, Document]]:
     """Yields JSON objects with their lines; the only object of a file has no line."""
     parts: Sequence[tuple[str, str]] = [("", text)]
     try:

@@ -126,14 +126,14 @@ def read_vllm(path: str, part: str, document: Document) -> MeasuredRun:
 
 def read_guidellm(path: str, document: Document) -> list[MeasuredRun]:
     """Reads a report of guidellm, which may have several benchmarks."""
-    benchmarks = _list_at(document, "benchmarks")
+    benchmarks = list_at(document, "benchmarks")
     if not benchmarks:
         raise ConfigError(f"{path}: has no benchmarks")
     runs = []
     for number, benchmark in enumerate(benchmarks, 1):
         part = f"benchmark {number}" if len(benchmarks) > 1 else ""
         requests = _read_guidellm_requests(location_of(path, part), benchmark)
-        incomplete = len(_list_at(benchmark, "requests.incomplete"))
+        incomplete = len(list_at(benchmark, "requests.incomplete"))
         notes = []
         if incomplete:
             notes = [f"{incomplete} requests that the end of the run cut off are left out"]
@@ -142,14 +142,14 @@ def read_guidellm(path: str, document: Document) -> list[MeasuredRun]:
 
 
 def _read_guidellm_requests(location: str, benchmark: object) -> list[MeasuredRequest]:
-    failed = _list_at(benchmark, "requests.errored")
+    failed = list_at(benchmark, "requests.errored")
     if failed:
         raise ConfigError(
             f"{location}: {len(failed)} requests have failed; all must have succeeded"
         )
     requests = []
-    for number, request in enumerate(_list_at(benchmark, "requests.successful"), 1):
-        columns = {name: _first_at(request, paths) for name, paths in GUIDELLM_COLUMNS.items()}
+    for number, request in enumerate(list_at(benchmark, "requests.successful"), 1):
+        columns = {name: first_at(request, paths) for name, paths in GUIDELLM_COLUMNS.items()}
         if None in (columns["send_s"], columns["first_s"], columns["last_s"]):
             raise ConfigError(
                 f"{location}: request {number}: has no moments of its first and last token;"
@@ -163,11 +163,11 @@ def read_aiperf(path: str, documents: Sequence[tuple[str, Document]]) -> Iterato
     """Yields the requests of aiperf's `profile_export.jsonl`, without those of the warmup."""
     for number, (part, document) in enumerate(documents, 1):
         location = location_of(path, part or f"line {number}")
-        if _first_at(document, ["metadata.benchmark_phase"]) not in (None, "profiling"):
+        if first_at(document, ["metadata.benchmark_phase"]) not in (None, "profiling"):
             continue
-        if document.get("error") is not None or _first_at(document, ["metadata.was_cancelled"]):
+        if document.get("error") is not None or first_at(document, ["metadata.was_cancelled"]):
             raise ConfigError(f"{location}: the request has failed; all must have succeeded")
-        start_ns = _first_at(document, ["metadata.request_start_ns"])
+        start_ns = first_at(document, ["metadata.request_start_ns"])
         send_s = start_ns / 1e9 if isinstance(start_ns, int) else math.nan
         columns: dict[str, object] = {"send_s": send_s}
         for column in AIPERF_COLUMNS:
@@ -177,8 +177,8 @@ def read_aiperf(path: str, documents: Sequence[tuple[str, Document]]) -> Iterato
 
 def _read_aiperf_metric(location: str, document: Document, column: str, send_s: float) -> float:
     name = AIPERF_COLUMNS[column]
-    value = _first_at(document, [f"metrics.{name}.value"])
-    unit = _first_at(document, [f"metrics.{name}.unit"])
+    value = first_at(document, [f"metrics.{name}.value"])
+    unit = first_at(document, [f"metrics.{name}.unit"])
     if not isinstance(value, int | float):
         hint = "; aiperf must run with --streaming" if column == "first_s" else ""
         raise ConfigError(f"{location}: has no {name}{hint}")
@@ -189,7 +189,7 @@ def _read_aiperf_metric(location: str, document: Document, column: str, send_s: 
     return send_s + value * AIPERF_UNITS[str(unit)]
 
 
-def _first_at(document: object, paths: Sequence[str]) -> object:
+def first_at(document: object, paths: Sequence[str]) -> object:
     """Returns the first value at one of the dotted `paths`; None if there is no value."""
     for path in paths:
         value = document
@@ -200,6 +200,7 @@ def _first_at(document: object, paths: Sequence[str]) -> object:
     return None
 
 
-def _list_at(document: object, path: str) -> list[object]:
-    value = _first_at(document, [path])
+def list_at(document: object, path: str) -> list[object]:
+    """Returns the list at a dotted path; an empty one if there is no list."""
+    value = first_at(document, [path])
     return value if isinstance(value, list) else []

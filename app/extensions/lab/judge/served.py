@@ -1,0 +1,144 @@
+"""The requests in a journal: `read_journal`."""
+
+import time
+from collections.abc import Sequence
+from http.client import HTTPException
+
+import msgspec
+from msgspec import Struct
+
+from app.core.server.http.client import Target
+from app.extensions.lab.fidelity.benchmark_files import read_text
+from config import ConfigError
+
+JOURNAL_PATH = "/admin/journal?ranks=all"
+TIMEOUT_S = 60.0
+EARLY_S = 0.001
+"""A write may precede the planned moment of its token: alarms that are due soon ring together."""
+PINGS = 20
+"""Number of connections for the time of a round trip; the fastest counts."""
+
+
+class ServedRequest(Struct, kw_only=True):
+    """An entry of the journal; moments are Unix seconds of the server."""
+
+    id: str
+    route: str
+    arrived_s: float
+    response_id: str | None = None
+    status: int | None = None
+    text: str | None = None
+    usage: dict[str, int] | None = None
+    queued_s: float | None = None
+    scheduled_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    sends_s: list[float] | None = None
+    cached_tokens: int | None = None
+    preemptions: int | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of the reply; 0 if no choice ended."""
+        if self.usage is None:
+            return 0
+        return self.usage.get("completion_tokens", 0)
+
+    @property
+    def first_sent_s(self) -> float | None:
+        """When the first token was handed to the connection; None if nothing was sent."""
+        return self._sent_after(self.first_s)
+
+    @property
+    def last_sent_s(self) -> float | None:
+        """When the last token was handed to the connection; None if nothing was sent."""
+        return self._sent_after(self.last_s)
+
+    def _sent_after(self, moment_s: float | None) -> float | None:
+        """Returns the write of a token that the engine had at `moment_s`."""
+        if not self.sends_s:
+            return None
+        if moment_s is None:
+            return self.sends_s[-1]
+        for sent_s in self.sends_s:
+            if sent_s >= moment_s - EARLY_S:
+                return sent_s
+        return self.sends_s[-1]
+
+
+class _Rank(Struct):
+    entries: list[ServedRequest]
+
+
+def read_journal(source: str, admin_key: str | None = None) -> list[ServedRequest]:
+    """Returns the entries in order of arrival, from a server's URL or a file of its answer.
+
+    Raises:
+        ConfigError: The journal cannot be read, or has no moments.
+    """
+    text: str | bytes
+    if "://" in source:
+        text = _fetch(source, admin_key)
+    else:
+        text = read_text(source)
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{source}: the journal is not JSON: {error}") from None
+    ranks: Sequence[object] = [document]
+    if isinstance(document, dict) and "entries" not in document:
+        ranks = list(document.values())
+    try:
+        entries = [
+            entry for rank in ranks for entry in msgspec.convert(rank, _Rank, strict=True).entries
+        ]
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: is not a journal with moments: {error}") from None
+    if not entries:
+        raise ConfigError(f"{source}: the journal is empty; it must be read before a reset")
+    return sorted(entries, key=_arrival)
+
+
+def _arrival(entry: ServedRequest) -> float:
+    return entry.arrived_s
+
+
+def _fetch(url: str, admin_key: str | None) -> bytes:
+    target = Target.from_url(url)
+    headers = {}
+    if admin_key is not None:
+        headers["X-Admin-Key"] = admin_key
+    connection = target.connection(TIMEOUT_S)
+    try:
+        connection.request("GET", target.prefix + JOURNAL_PATH, None, headers)
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, HTTPException) as error:
+        raise ConfigError(f"{target.url}: the journal cannot be read: {error}") from None
+    finally:
+        connection.close()
+    if response.status != 200:
+        reason = body.decode(errors="replace")[:200]
+        raise ConfigError(f"{target.url}: the journal answered {response.status}: {reason}")
+    return body
+
+
+def round_trip_s(url: str) -> float:
+    """Returns the time of opening a TCP connection to the server: one round trip.
+
+    Raises:
+        ConfigError: The server cannot be reached.
+    """
+    target = Target.from_url(url)
+    fastest_s = TIMEOUT_S
+    for _ in range(PINGS):
+        connection = target.connection(TIMEOUT_S)
+        start_s = time.perf_counter()
+        try:
+            connection.connect()
+        except OSError as error:
+            raise ConfigError(f"{target.url}: cannot be reached: {error}") from None
+        finally:
+            connection.close()
+        fastest_s = min(fastest_s, time.perf_counter() - start_s)
+    return fastest_s

@@ -1,0 +1,69 @@
+"""The requests of a load tool's export, in the tool's own clock."""
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from config import ConfigError
+
+
+class ToolRequest(Struct, kw_only=True):
+    """A request as the tool measured it; moments are seconds of the tool's clock."""
+
+    place: str
+    """Place in the export, for messages."""
+    send_s: float
+    planned_s: float | None = None
+    """When the tool wanted to send it."""
+    first_s: float | None = None
+    """When the tool had the first token; None without streaming."""
+    last_s: float | None = None
+    """When the tool had the last token."""
+    end_s: float | None = None
+    """When the tool had the whole answer."""
+    ids: tuple[str, ...] = ()
+    """Ids that the journal may have: of the request, or of its answer."""
+    index: int | None = None
+    """Number of the request, which is at the end of its id in the journal."""
+    text: str | None = None
+    """The reply."""
+    error: str = ""
+    """Why the tool counts the request as failed."""
+
+    @property
+    def received_s(self) -> float | None:
+        """When the tool had the last token, or the whole answer."""
+        if self.last_s is not None:
+            return self.last_s
+        return self.end_s
+
+    def check(self) -> None:
+        """Raises ConfigError for moments that are no numbers, or not in order."""
+        moments = (self.send_s, self.first_s, self.last_s, self.end_s)
+        known_s = [moment_s for moment_s in moments if moment_s is not None]
+        if not all(map(math.isfinite, known_s)):
+            raise ConfigError(f"{self.place}: moments must be finite numbers")
+        if known_s != sorted(known_s):
+            raise ConfigError(
+                f"{self.place}: its moments are not in order: sending, first token, last token, end"
+            )
+        if self.planned_s is not None and not math.isfinite(self.planned_s):
+            raise ConfigError(f"{self.place}: moments must be finite numbers")
+
+
+class Export(Struct, kw_only=True):
+    """The requests of one run."""
+
+    tool: str
+    version: str = ""
+    """Empty where the export does not name it."""
+    has_unix_times: bool
+    """False for a clock with an arbitrary zero."""
+    requests: Sequence[ToolRequest]
+    notes: Sequence[str] = ()
+
+    @property
+    def title(self) -> str:
+        """Name and version of the tool."""
+        return f"{self.tool} {self.version}".rstrip()

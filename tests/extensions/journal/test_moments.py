@@ -1,0 +1,153 @@
+"""The moments of a request in the journal."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from app.core.server.http.response import StreamingBody
+from app.extensions.journal.entries import utc_text
+from app.extensions.journal.sends import MAX_SENDS, SendLog, stamped
+from app.extensions.journal.wall_clock import RENEWAL_S, WallClock
+from tests.application import app_of
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture
+def client() -> FlaskClient:
+    flags = ("--journal=10", "--seed=1", "--force-dummy-tokenizer", "--enable-kvcache")
+    delays = ("--time-to-first-token=20ms", "--inter-token-latency=5ms")
+    return app_of(*flags, *delays).test_client()
+
+
+def entries(client: FlaskClient) -> list[dict[str, Any]]:
+    answer: Any = client.get("/admin/journal").json
+    rows: list[dict[str, Any]] = answer["entries"]
+    return rows
+
+
+def test_moments_of_a_stream_are_unix_seconds_in_order(client: FlaskClient) -> None:
+    before_s = time.time()
+    message = {"role": "user", "content": "Hello"}
+    body = {"messages": [message], "max_tokens": 4, "stream": True}
+    events = client.post(CHAT, json=body).get_data().split(b"\n\n")[:-1]
+    after_s = time.time()
+    [entry] = entries(client)
+    names = ("arrived_s", "queued_s", "scheduled_s", "first_s", "last_s")
+    moments = [entry[name] for name in names]
+    assert moments == sorted(moments)
+    assert before_s - 0.001 <= entry["arrived_s"] and entry["last_s"] <= after_s + 0.001
+    assert entry["first_s"] - entry["arrived_s"] >= 0.019
+    assert entry["last_s"] - entry["first_s"] >= 0.014
+    assert entry["at"] == utc_text(entry["arrived_s"])
+    sends = entry["sends_s"]
+    assert sends == sorted(sends) and 4 <= len(sends) <= len(events)
+    assert entry["last_s"] <= sends[-1] <= after_s + 0.001
+    assert entry["preemptions"] == 0
+
+
+def test_whole_answer_has_one_send_after_its_last_token(client: FlaskClient) -> None:
+    client.post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": 3})
+    [entry] = entries(client)
+    [sent_s] = entry["sends_s"]
+    assert sent_s >= entry["last_s"] > entry["first_s"]
+
+
+def test_rejected_request_has_only_its_arrival_and_its_answer(client: FlaskClient) -> None:
+    client.post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": -3})
+    [entry] = entries(client)
+    assert entry["status"] == 400
+    [sent_s] = entry["sends_s"]
+    assert sent_s >= entry["arrived_s"]
+    names = ("queued_s", "scheduled_s", "first_s", "last_s", "cached_tokens", "preemptions")
+    assert [entry[name] for name in names] == [None] * len(names)
+
+
+def test_cached_tokens_count_each_prompt_once(client: FlaskClient) -> None:
+    prompts = ["one two three " * 30, "four five six " * 30]
+    for _ in range(2):
+        client.post(COMPLETIONS, json={"prompt": prompts, "max_tokens": 2, "n": 3})
+    first, second = entries(client)
+    usage = second["usage"]["prompt_tokens"]
+    assert first["cached_tokens"] < second["cached_tokens"] <= usage
+    assert second["cached_tokens"] > usage / 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_response_id_is_that_of_the_answer(client: FlaskClient, path: str, stream: bool) -> None:
+    fields = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
+    headers = {"X-Request-Id": "own-0"}
+    body = {**fields, "max_tokens": 2, "n": 2, "stream": stream}
+    answer = client.post(path, json=body, headers=headers).get_data(as_text=True)
+    [entry] = entries(client)
+    assert entry["id"] == "own-0"
+    assert entry["response_id"].endswith("cmpl-own-0")
+    assert f'"id":"{entry["response_id"]}"' in answer
+
+
+class Clock:
+    """Returns prepared readings, and advances by a time for each reading."""
+
+    def __init__(self, steps_s: list[float]) -> None:
+        self.now_s = 100.0
+        self._steps_s = steps_s
+
+    def monotonic(self) -> float:
+        self.now_s += self._steps_s.pop(0) if self._steps_s else 0.0
+        return self.now_s
+
+    def unix(self) -> float:
+        return self.now_s + 1_000.0
+
+
+def test_offset_is_of_the_fastest_pair_of_readings() -> None:
+    # The process is paused for 40 ms between the readings of the first pair.
+    clock = Clock(steps_s=[0.0, 0.0, 0.04])
+    wall_clock = WallClock(clock.monotonic, clock.unix)
+    assert wall_clock.offset_s() == 1_000.0
+
+
+def test_offset_follows_an_adjusted_system_clock() -> None:
+    clock = Clock(steps_s=[])
+    shift_s = 0.0
+
+    def unix() -> float:
+        return clock.unix() + shift_s
+
+    wall_clock = WallClock(clock.monotonic, unix)
+    assert wall_clock.offset_s() == 1_000.0
+    shift_s = 5.0
+    assert wall_clock.offset_s() == 1_000.0
+    clock.now_s += RENEWAL_S
+    assert wall_clock.offset_s() == 1_005.0
+
+
+class Pieces(StreamingBody):
+    """A body of `count` pieces."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b""
+        for _ in range(self._count):
+            yield b"piece"
+
+
+def test_long_answer_keeps_its_last_moment_within_the_limit() -> None:
+    clock = Clock(steps_s=[1.0] * (MAX_SENDS + 7))
+    grown: list[int] = []
+    log = SendLog(clock.monotonic, grown.append)
+    body = stamped(Pieces(MAX_SENDS + 7), log)
+    assert isinstance(body, StreamingBody)
+    sent_bytes = sum(map(len, body))
+    assert body.bytes_sent == sent_bytes == 5 * (MAX_SENDS + 7)
+    assert len(log.moments) == MAX_SENDS
+    assert log.moments[-1] == 100.0 + MAX_SENDS + 7
+    assert sum(grown) >= MAX_SENDS * 8 - 256

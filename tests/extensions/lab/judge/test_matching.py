@@ -1,0 +1,81 @@
+"""The entry of the journal for each request of an export."""
+
+import pytest
+
+from app.extensions.lab.judge.matching import match
+from app.extensions.lab.judge.tool_requests import Export, ToolRequest
+from config import ConfigError
+from tests.extensions.lab.judge.synthetic import journal_of, pair_of, tools_of
+
+
+def export_of(requests: list[ToolRequest]) -> Export:
+    return Export(tool="tool", has_unix_times=True, requests=requests)
+
+
+def test_ids_of_requests_or_answers_match_in_any_order() -> None:
+    pairs = [pair_of(number, float(number)) for number in range(4)]
+    pairs[2].served.id = "drawn-by-the-server"
+    pairs[2].served.response_id = "cmpl-request-2"
+    pairs[2].tool.ids = ("unknown", "cmpl-request-2")
+    matches = match("x", export_of(tools_of(pairs)[::-1]), journal_of(pairs))
+    assert matches.method == "id"
+    assert matches.pairs == pairs[::-1]
+
+
+def test_requests_that_one_side_lacks_are_listed() -> None:
+    pairs = [pair_of(number, float(number)) for number in range(6)]
+    matches = match("x", export_of(tools_of(pairs)[1:5:2]), journal_of(pairs))
+    assert [entry.id for entry in matches.not_reported] == ["request-2"]
+    assert matches.outside == 3
+    matches = match("x", export_of(tools_of(pairs)), journal_of(pairs)[:-1])
+    assert [request.place for request in matches.not_served] == ["x.json: request 5"]
+
+
+def test_retried_id_is_not_matched_twice() -> None:
+    pairs = [pair_of(number, float(number)) for number in range(3)]
+    again = pair_of(1, 9.0).served
+    matches = match("x", export_of(tools_of(pairs)), [*journal_of(pairs), again])
+    assert [pair.served.id for pair in matches.pairs] == ["request-0", "request-2"]
+    assert len(matches.not_served) == 1
+
+
+def test_numbers_at_the_end_of_ids_match_the_latest_run() -> None:
+    earlier = [pair_of(number, float(number)) for number in range(3)]
+    later = [pair_of(number, 10.0 + number) for number in range(3)]
+    for number, pair in enumerate(earlier):
+        pair.served.id = f"bench-11-{number}"
+    for number, pair in enumerate(later):
+        pair.served.id = f"bench-22-{number}"
+        pair.tool.ids = ()
+        pair.tool.index = number
+    journal = [*journal_of(earlier), *journal_of(later)]
+    matches = match("x", export_of(tools_of(later)), journal)
+    assert (matches.method, matches.pairs) == ("number", later)
+    assert matches.outside == 3
+
+
+def test_different_replies_match_requests_without_ids() -> None:
+    pairs = [pair_of(number, float(number)) for number in range(3)]
+    for number, pair in enumerate(pairs):
+        pair.tool.ids = ()
+        pair.tool.text = f"reply {number}"
+        pair.served.text = f"reply {number}"
+    matches = match("x", export_of(tools_of(pairs)[::-1]), journal_of(pairs))
+    assert (matches.method, matches.pairs) == ("text", pairs[::-1])
+
+
+def test_order_matches_requests_without_ids_and_texts_only_if_their_numbers_are_equal() -> None:
+    pairs = [pair_of(number, float(number)) for number in range(3)]
+    for pair in pairs:
+        pair.tool.ids = ()
+    matches = match("x", export_of(tools_of(pairs)[::-1]), journal_of(pairs))
+    assert (matches.method, matches.pairs) == ("order", pairs[::-1])
+    with pytest.raises(ConfigError, match="no ids .* 2 requests .* journal has 3: send X-Request"):
+        match("x", export_of(tools_of(pairs)[:2]), journal_of(pairs))
+
+
+def test_journal_of_another_run_is_an_error() -> None:
+    pairs = [pair_of(number, float(number)) for number in range(3)]
+    others = [pair_of(number, float(number)) for number in range(7, 9)]
+    with pytest.raises(ConfigError, match="none of the 3 requests .* has 2 others: .* another run"):
+        match("x", export_of(tools_of(pairs)), journal_of(others))

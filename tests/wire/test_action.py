@@ -1,0 +1,114 @@
+"""The GitHub Action of action.yml: its steps run here as on a runner, with the checkout's server."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import requests
+import yaml
+
+from tests.running_server import ROOT, free_port
+
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
+STEPS = {step["id"]: step for step in ACTION["runs"]["steps"]}
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> dict[str, str]:
+    """Variables of a runner on which the install step has run: the program is the checkout's."""
+    programs = tmp_path / "understudy" / "bin"
+    programs.mkdir(parents=True)
+    program = programs / "understudy"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vllm_understudy "$@"\n')
+    program.chmod(0o755)
+    outputs = tmp_path / "outputs"
+    outputs.touch()
+    variables = {"RUNNER_TEMP": str(tmp_path), "GITHUB_OUTPUT": str(outputs)}
+    return {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
+
+
+def variables_of(step: str, inputs: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a step: each is one input, given or its default."""
+    values = {}
+    for name, expression in STEPS[step]["env"].items():
+        source = expression.removeprefix("${{ inputs.").removesuffix(" }}")
+        values[name] = inputs.get(source, ACTION["inputs"][source]["default"])
+    return values
+
+
+@contextmanager
+def step(
+    name: str, environment: Mapping[str, str], **inputs: str
+) -> Iterator[subprocess.CompletedProcess[str]]:
+    """Runs a step; at the end of the block its processes end, as at the end of a job."""
+    words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", STEPS[name]["run"]]
+    output = Path(environment["RUNNER_TEMP"]) / f"{name}.out"
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            words,
+            env={**environment, **variables_of(name, inputs)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(50)
+            yield subprocess.CompletedProcess(words, status, output.read_text())
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_server_of_the_action_serves_the_next_steps(runner: dict[str, str]) -> None:
+    port = str(free_port())
+    inputs = {"port": port, "arguments": "--max-num-seqs 3\n--seed 5"}
+    with step("start", runner, **inputs) as done:
+        assert done.returncode == 0, done.stdout
+        lines = Path(runner["GITHUB_OUTPUT"]).read_text().splitlines()
+        outputs = dict(line.split("=", 1) for line in lines)
+        url = f"http://127.0.0.1:{port}"
+        assert outputs["url"] == url and outputs["base-url"] == f"{url}/v1"
+        assert sorted(outputs) == sorted(ACTION["outputs"])
+        settings = requests.get(f"{url}/admin/config", timeout=10).json()
+        assert (settings["max-num-seqs"], settings["seed"], settings["journal"]) == (3, 5, 1000)
+        assert "Listening at" in Path(outputs["log"]).read_text()
+
+
+def test_wrong_argument_fails_the_step_with_the_log(runner: dict[str, str]) -> None:
+    inputs = {"port": str(free_port()), "arguments": "--max-num-sqs 3"}
+    with step("start", runner, **inputs) as done:
+        assert done.returncode == 1
+        assert "::error title=Understudy::the server did not start\n" in done.stdout
+        assert "unknown flag --max-num-sqs; did you mean --max-num-seqs?" in done.stdout
+        assert Path(runner["GITHUB_OUTPUT"]).read_text() == ""
+
+
+def test_value_of_an_argument_is_not_run_by_the_shell(
+    runner: dict[str, str], tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    inputs = {"port": str(free_port()), "arguments": f"--seed $(touch${{IFS}}{mark}) `date`"}
+    with step("start", runner, **inputs) as done:
+        assert done.returncode == 1
+        assert not mark.exists()
+
+
+def test_old_python_is_an_error_that_names_the_remedy(runner: dict[str, str]) -> None:
+    old = Path(runner["RUNNER_TEMP"]) / "old-python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    with step("install", runner, python=str(old)) as done:
+        assert done.returncode == 1
+        assert "add actions/setup-python" in done.stdout
+
+
+def test_inputs_reach_the_scripts_as_variables_only() -> None:
+    for each in STEPS.values():
+        assert "${{" not in each["run"]
+    used = [expression for each in STEPS.values() for expression in each["env"].values()]
+    assert sorted(used) == sorted(f"${{{{ inputs.{name} }}}}" for name in ACTION["inputs"])
