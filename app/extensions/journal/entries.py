@@ -32,6 +32,13 @@ ENTRY_BYTES = 1024
 """Estimated memory of an entry without body and reply, in bytes."""
 CHOICE_BYTES = 128
 """Estimated memory of a choice without its text, in bytes."""
+FIRST_ERROR_STATUS = 400
+MAX_ERROR_BYTES = 1 << 16
+"""Longest body of an error from which an entry gets its message, in bytes."""
+MAX_ERROR_LENGTH = 2000
+"""Most characters of this message."""
+UNMATCHED = "X-Understudy-Unmatched"
+"""Header of an answer that says that no rule of a script answers the request."""
 USAGE_NAMES = ("prompt_tokens", "completion_tokens", "total_tokens")
 MAX_STRANGERS = 100
 """Most entries of requests without a key, where the server has keys."""
@@ -55,6 +62,10 @@ class Entry(Struct, kw_only=True):
     request: Raw = Raw()
     text: str | None = None
     usage: dict[str, int] | None = None
+    error: str | None = None
+    """Message of an error that was answered."""
+    unmatched: bool = False
+    """True if the error says that no rule of a script answers the request."""
 
 
 class JournaledRequest(Struct, eq=False):
@@ -104,7 +115,7 @@ class Ring(Struct, eq=False):
         requests = self.requests
         self.requests = deque()
         for request in requests:
-            if scope in (None, request.entry.scope):
+            if scope in (None, request.entry.scope or ""):
                 self._drop(request)
             else:
                 self.requests.append(request)
@@ -186,7 +197,10 @@ class Entries:
         request.context = None
         if len(body) <= request.ring.max_body_bytes:
             request.body = body
-        request.ring.grow(request, len(request.body))
+        if response.status >= FIRST_ERROR_STATUS:
+            request.entry.error = error_message(response.body)
+            request.entry.unmatched = UNMATCHED in response.headers
+        request.ring.grow(request, len(request.body) + getsizeof(request.entry.error))
 
     def _observe(self, request: JournaledRequest, choice: EngineRequest) -> Watch:
         request.entry.model = choice.model
@@ -237,7 +251,7 @@ class Entries:
             entry = request.entry
             if len(rows) == limit:
                 break
-            if route in (None, entry.route) and scope in (None, entry.scope):
+            if route in (None, entry.route) and scope in (None, entry.scope or ""):
                 self._update(request)
                 if needle in bytes(entry.request):
                     shown = replace(entry, at=utc_text(request.arrival_s))
@@ -265,6 +279,23 @@ class Entries:
         """Drops all entries, or only a scope's."""
         for ring in (self._clients, self._strangers):
             ring.clear(scope)
+
+
+def error_message(body: object) -> str | None:
+    """Returns the masked message of an error's body; None for a body of another form."""
+    if not isinstance(body, bytes) or len(body) > MAX_ERROR_BYTES:
+        return None
+    try:
+        content = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    error = content.get("error", content)
+    message = error.get("message") if isinstance(error, dict) else content.get("detail")
+    if not isinstance(message, str):
+        return None
+    return mask_text(message[:MAX_ERROR_LENGTH])
 
 
 def utc_text(unix_s: float) -> str:

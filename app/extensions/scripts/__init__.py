@@ -50,7 +50,8 @@ class Scripts(Extension):
         self._script_set: ScriptSet | None = None
         settings = parts.settings
         self._is_possible = not (settings.model.mm_encoder_only or settings.engine.is_real)
-        self._has_files = bool(settings.section(ScriptSettings).script) and self._is_possible
+        section = settings.section(ScriptSettings)
+        self._is_needed = self._is_possible and bool(section.script or section.unmatched)
 
     @classmethod
     def prepare(cls, settings: AllSettings) -> None:
@@ -94,26 +95,38 @@ class Scripts(Extension):
         return self._script_set
 
     def reply_rules(self) -> ScriptResolver | None:
-        """Returns what asks the rules; None while there are none."""
-        if self._has_files:
+        """Returns what asks the rules; None until there can be rules."""
+        if self._is_needed:
             self.open()
         return self._resolver()
 
     def _resolver(self) -> ScriptResolver | None:
-        if self._script_set is None or not self._script_set.rules:
+        if self._script_set is None:
             return None
         from app.extensions.scripts.resolver import ScriptResolver
 
-        injector = self.parts.get(Faults).injector
-        return ScriptResolver(self._script_set, self.parts.tokenizer, injector)
+        parts = self.parts
+        injector = parts.get(Faults).injector
+        return ScriptResolver(self._script_set, parts.tokenizer, injector, self._unmatched)
+
+    def _unmatched(self) -> str | None:
+        return self.parts.live.current.section(ScriptSettings).unmatched
 
     def _use_rules(self) -> None:
         """Asks the rules from now on, and decides anew whether they keep the fast path."""
         self.parts.pipeline.scripts = self._resolver()
         self.parts.live.change({})
 
+    def _open_at_run_time(self) -> ScriptSet:
+        script_set = self.open()
+        if self.parts.pipeline.scripts is None:
+            self.parts.pipeline.scripts = self._resolver()
+        return script_set
+
     def keeps_fast_path(self, settings: AllSettings) -> bool:
         """Returns whether the rules never take long to decide about a plain request."""
+        if settings.section(ScriptSettings).unmatched and self._is_possible:
+            self._open_at_run_time()
         return self._script_set is None or self._script_set.decides_at_once
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
@@ -127,7 +140,7 @@ class Scripts(Extension):
         from app.extensions.scripts.routes import rule_routes
 
         parts = self.parts
-        return rule_routes(self.open, self._use_rules, parts.body, parts.peers)
+        return rule_routes(self._open_at_run_time, self._use_rules, parts.body, parts.peers)
 
     def _load_counts(self) -> list[Route]:
         from app.extensions.scripts.routes import script_routes

@@ -170,6 +170,8 @@ class Rule(RulePart, frozen=True, kw_only=True):
     then: str | Then
     name: Name = ""
     when: When = When()
+    times: Ordinal | None = None
+    """Most requests that the rule answers, of each scope; None for no limit."""
 
 
 class Script(RulePart, frozen=True, kw_only=True):

@@ -41,7 +41,8 @@ def test_entry_has_request_and_reply() -> None:
     chat(client, "again", "one", stream=True)
     client.post("/v1/completions", data=b"{", content_type="application/json")
     first, second, broken = entries(client)
-    assert " ".join(sorted(first)) == "at id model request route rule scope status text usage"
+    names = "at error id model request route rule scope status text unmatched usage"
+    assert " ".join(sorted(first)) == names
     assert (first["route"], first["model"], first["status"]) == (CHAT, told["model"], 200)
     assert (
         first["request"]["messages"][0]["content"] == 'A "café"'
@@ -56,6 +57,8 @@ def test_entry_has_request_and_reply() -> None:
         None,
         None,
     )
+    assert "JSON decode error" in broken["error"] and not broken["unmatched"]
+    assert first["error"] is None
 
 
 def test_entries_are_filtered_by_route_text_and_scope_and_cleared() -> None:
