@@ -292,7 +292,9 @@ def error_message(body: object) -> str | None:
     if not isinstance(content, dict):
         return None
     error = content.get("error", content)
-    message = error.get("message") if isinstance(error, dict) else content.get("detail")
+    message = content.get("detail")
+    if isinstance(error, dict) and "message" in error:
+        message = error["message"]
     if not isinstance(message, str):
         return None
     return mask_text(message[:MAX_ERROR_LENGTH])

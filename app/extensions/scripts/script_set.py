@@ -105,6 +105,7 @@ class AddedRule(Struct, eq=False):
         return {
             "id": self.id,
             "scope": self.scope,
+            "owner": self.owner,
             **self.document,
             **to_builtins(self.state.counts),
         }
