@@ -29,6 +29,7 @@ from vllm_understudy.rules import (
 from vllm_understudy.settings_view import SettingsView
 
 FAULT_RULES = "fault-rules"
+CHOKE = "/admin/choke?ranks=all"
 SCOPE_HEADER = "X-Understudy-Scope"
 UNMATCHED_HEADER = "X-Understudy-Unmatched"
 TIMEOUT_S = 10.0
@@ -241,6 +242,7 @@ class Server:
         self.is_strict = is_strict
         self._expected: set[tuple[str, str]] = set()
         """Id and arrival of the unmatched requests that the test expects."""
+        self._has_choked = False
         self.fault_lock = RLock()
         """Held while the list of fault rules is read and replaced, for tests in threads."""
         self.log_start = 0
@@ -304,6 +306,31 @@ class Server:
     def clear_faults(self) -> None:
         """Removes all fault rules; active faults run to their end."""
         self.configure(fault_rules=[])
+
+    @contextmanager
+    def choke(
+        self,
+        *,
+        places: int | None = None,
+        kv_blocks: int | None = None,
+        paused: bool = False,
+        seconds: float | None = None,
+    ) -> Iterator[None]:
+        """Chokes the engine for a `with` block: fewer places or KV blocks, or no new starts.
+
+        Running sequences continue. With `seconds`, the choke ends by itself after this time.
+
+        Raises:
+            ControlError: nothing is choked, or the server has no KV cache.
+        """
+        body: dict[str, Json] = {"places": places, "kv_blocks": kv_blocks, "paused": paused}
+        body["seconds"] = seconds
+        self._has_choked = True
+        self.ask("POST", CHOKE, body)
+        try:
+            yield
+        finally:
+            self.ask("DELETE", CHOKE)
 
     def verdict(self, over: bool = True) -> Verdict:
         """Fetches the verdict. With `over=False`, retries of cut streams may still come."""
@@ -441,6 +468,9 @@ class Server:
         self.ask("DELETE", "/admin/verdict")
         self.ask("DELETE", "/admin/journal?ranks=all")
         self._expected.clear()
+        if self._has_choked:
+            self.ask("DELETE", CHOKE)
+            self._has_choked = False
         self.log_start = len(self.log())
         if self.has_replies:
             self.ask("DELETE", f"{SCRIPT_RULES}?ranks=all")

@@ -104,6 +104,11 @@ export interface Server {
     use: (scope: Scope) => Promise<T> | T,
     options?: { name?: string; unmatched?: "error" | "pass" },
   ): Promise<T>;
+  /** Runs `use` while the engine has fewer places or KV blocks, or starts no sequence; then lets it go. */
+  choke<T>(
+    choke: { places?: number; kvBlocks?: number; paused?: boolean; seconds?: number },
+    use: () => Promise<T> | T,
+  ): Promise<T>;
   /** The requests that no rule has answered; they are then expected. */
   unmatched(filter?: { scope?: string }): Promise<JournalEntry[]>;
   /** Rejects with AssertionError, with the nearest rule, if no rule has answered a request that is not expected. */

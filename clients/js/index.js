@@ -7,6 +7,7 @@ import { createServer } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
 
 const RULES = "/admin/script/rules";
+const CHOKE = "/admin/choke?ranks=all";
 const [START_LIMIT_MS, STOP_LIMIT_MS, TIMEOUT_MS] = [30_000, 5_000, 10_000];
 const PORTS = [16_000, 32_000]; // below the kernel's ephemeral range, so that outgoing connections take none of these
 const [MOST_LOG, MOST_LINES, MOST_TEXT] = [1 << 16, 30, 160]; // characters, entries, characters
@@ -45,6 +46,7 @@ class Server {
   #adminKey;
   #child;
   #log = "";
+  #hasChoked = false;
   #expected = new Set(); // id and arrival of the unmatched requests that the test expects
 
   constructor(url, { adminKey, child }) {
@@ -115,6 +117,17 @@ class Server {
     }
   }
 
+  /** Runs `use` while the engine has fewer `places` or `kvBlocks`, or is `paused`. */
+  async choke({ places, kvBlocks, paused = false, seconds }, use) {
+    this.#hasChoked = true;
+    await this.ask("POST", CHOKE, { places, kv_blocks: kvBlocks, paused, seconds });
+    try {
+      return await use();
+    } finally {
+      await this.ask("DELETE", CHOKE);
+    }
+  }
+
   async unmatched({ scope } = {}) {
     const entries = (await this.requests({ scope })).filter((entry) => entry.unmatched);
     for (const entry of entries) this.#expected.add(`${entry.id} ${entry.at}`);
@@ -166,6 +179,8 @@ class Server {
     // Without a journal, or without a server, there is nothing to check.
     const failure = await this.assertMatched().catch((error) => error);
     this.#expected.clear();
+    if (this.#hasChoked) await this.ask("DELETE", CHOKE);
+    this.#hasChoked = false;
     await this.ask("DELETE", `${RULES}?ranks=all`);
     await this.ask("DELETE", "/admin/journal?ranks=all");
     await this.ask("DELETE", "/admin/verdict");

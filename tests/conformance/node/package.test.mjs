@@ -111,6 +111,20 @@ test("scopes are apart, and end with their tests", async () => {
   );
 });
 
+test("a choked engine starts nothing until it is let go", async () => {
+  let asked;
+  await server.choke({ paused: true }, async () => {
+    asked = ask("hi", "");
+    while ((await server.ask("GET", "/admin/choke?ranks=all"))[0].waiting === 0);
+    assert.equal((await server.requests())[0].text, null);
+  });
+  assert.ok((await asked).choices);
+  await assert.rejects(
+    server.choke({ places: 0 }, () => {}),
+    /answered 400/,
+  );
+});
+
 test("what cannot be is told", async () => {
   await assert.rejects(
     server.reply({ then: { txt: "x" } }),
