@@ -57,12 +57,9 @@ def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:
 
 
 def rule_routes(
-    open_book: Callable[[], ScriptSet],
-    changed: Callable[[], None],
-    body: BodyLimits,
-    siblings: PeerRanks,
+    open_book: Callable[[], ScriptSet], body: BodyLimits, siblings: PeerRanks
 ) -> list[Route]:
-    """Returns the routes of rules. `changed` is called after each change of rules."""
+    """Returns the routes of rules."""
 
     def rows(rules: Iterable[AddedRule]) -> object:
         return {"rules": [rule.row() for rule in rules]}
@@ -70,15 +67,18 @@ def rule_routes(
     def show(context: RequestContext) -> object:
         """The rules that were set at run time, with their counts."""
         query = decode_query(context.query(), RulesQuery)
-        rules = [rule for rule in open_book().added if query.selects(rule)]
+        book = open_book()
+        book.on_change()  # a strict request is then an error, even if there are no rules
+        rules = [rule for rule in book.added if query.selects(rule)]
         return siblings.answers(context, rows(rules))
 
     def add(context: RequestContext) -> object:
         """Sets rules at run time, in a file's form: PUT replaces those of `scope`, POST appends."""
         query = decode_query(context.query(), RulesQuery)
         data = body.read(context)
-        added = _add_rules(open_book(), data, query, replaces=context.method == "PUT")
-        changed()
+        book = open_book()
+        added = _add_rules(book, data, query, replaces=context.method == "PUT")
+        book.on_change()
         return siblings.answers(context, rows(added), data)
 
     def remove(context: RequestContext) -> object:
@@ -86,7 +86,7 @@ def rule_routes(
         query = decode_query(context.query(), RulesQuery)
         book = open_book()
         book.use_rules([rule for rule in book.added if not query.selects(rule)])
-        changed()
+        book.on_change()
         return siblings.answers(context, rows(book.added))
 
     docs = RouteDocs(query=RulesQuery)

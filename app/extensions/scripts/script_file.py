@@ -223,14 +223,16 @@ class RuleState:
         """Returns whether `nth` holds for the match with this number."""
         return self._nth is None or is_in(number, self._nth.count)
 
+    def is_due(self, number: int, request: MatchedRequest, counters: Counters) -> bool:
+        """Returns whether `nth` and `times` let the rule answer the match with this number."""
+        return self.is_nth(number) and self.has_answers_left(request, counters)
+
     def has_answers_left(self, request: MatchedRequest, counters: Counters) -> bool:
         """Returns whether `times` allows one more answer in the scope of the request."""
         return self.rule.times is None or self._uses(request, counters) < self.rule.times
 
     def use(self, request: MatchedRequest, counters: Counters) -> None:
         """Counts an answer of a rule with `times`."""
-        if self.rule.times is None:
-            return
         uses = self._uses(request, counters) + 1
         if not request.scope or request.scope == self.scope:
             self.use_count = uses

@@ -3,6 +3,8 @@
 Files are read at start, and again when they change. Start reading at `ScriptSet.decide`.
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from random import Random
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import gevent
 import msgspec
@@ -49,6 +51,9 @@ from app.extensions.scripts.settings import ScriptSettings
 from app.extensions.scripts.template_environment import RandomFunctions
 from app.extensions.scripts.template_limits import BUDGET_KEY, MAX_SCRIPT_NODES, Budget
 from config.declaration import ConfigError
+
+if TYPE_CHECKING:
+    from app.extensions.scripts.kept import KeptChanges
 
 log = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 1.0
@@ -95,10 +100,23 @@ class AddedRule(Struct, eq=False):
     """Header X-Understudy-Scope of its requests; None for all requests."""
     owner: str | None
     """The test that has set the rule, where it names itself."""
+    seed: int | None
+    """Seed of the random draws of its script."""
     document: Mapping[str, object]
     size_bytes: int
     rng: Random
     state: RuleState
+
+    def record(self) -> dict[str, object]:
+        """Returns the rule as it is kept for the next worker."""
+        return {
+            "id": self.id,
+            "scope": self.scope,
+            "owner": self.owner,
+            "seed": self.seed,
+            "document": self.document,
+            "uses": self.state.use_count,
+        }
 
     def row(self) -> dict[str, object]:
         """Returns the rule in a list of rules, with its counters."""
@@ -109,6 +127,15 @@ class AddedRule(Struct, eq=False):
             **self.document,
             **to_builtins(self.state.counts),
         }
+
+
+class KeptRule(Struct):
+    """A record of a rule that an earlier worker has left, without the rule itself."""
+
+    id: int
+    scope: str | None = None
+    owner: str | None = None
+    uses: int = 0
 
 
 class ScriptSet:
@@ -141,11 +168,13 @@ class ScriptSet:
         self._watch: gevent.Greenlet | None = None
         self._compiling = BoundedSemaphore()
         """Held while rules of run time compile, so that one thread competes with the event loop."""
-        self.on_reload: Callable[[], None] = no_pause
-        """Called in a greenlet after rules of files have changed."""
+        self.on_change: Callable[[], None] = no_pause
+        """Called in a greenlet after rules have changed, and when a client looks at them."""
         self.added: tuple[AddedRule, ...] = ()
         """Rules set at run time, which take precedence over the files' rules."""
         self.files = [ScriptFile(model, path, rng) for model, path in files]
+        self._store: KeptChanges | None = None
+        """Keeps the rules of run time for the next worker."""
         self._counts_all_matches = False
         """True if a rule also counts the matching requests that another rule answers."""
         for file in self.files:
@@ -202,9 +231,7 @@ class ScriptSet:
             rule = match.rule
             if not rule.counts_all_matches:
                 match.groups.count = rule.count_match(request, self._counters)
-            if not rule.is_nth(match.groups.count):
-                continue
-            if not rule.has_answers_left(request, self._counters):
+            if not rule.is_due(match.groups.count, request, self._counters):
                 continue
             draws = rng or match.rng
             chance = rule.rule.when.chance
@@ -215,7 +242,7 @@ class ScriptSet:
                 fault = rule.faults.fault_for(request.facts, draws, self._now())
             if rule.only_fails and fault is None:
                 continue
-            rule.use(request, self._counters)
+            self._use(rule, request)
             return match, fault
         return None
 
@@ -229,6 +256,13 @@ class ScriptSet:
             if file.model in ("", request.facts.model):
                 for rule in file.rules:
                     yield rule, file.rng
+
+    def _use(self, rule: RuleState, request: MatchedRequest) -> None:
+        """Counts an answer of a rule with `times`, also for the next worker."""
+        if rule.rule.times is not None:
+            rule.use(request, self._counters)
+            if self._store is not None and rule.path == RUN_TIME:
+                self._store.append({"used": [rule.number, rule.use_count]})
 
     def _matching_groups(self, rule: RuleState, request: MatchedRequest) -> Groups | None:
         try:
@@ -363,6 +397,7 @@ class ScriptSet:
                         id=state.number,
                         scope=scope,
                         owner=owner,
+                        seed=script.seed,
                         document=row,
                         size_bytes=size_bytes,
                         rng=rng,
@@ -386,8 +421,39 @@ class ScriptSet:
         flaw = unreachable([rule.state for rule in ordered], [rule.state for rule in new])
         if flaw:
             raise ScriptError(flaw)
+        before = self.added
         self.added = tuple(ordered)
         self._note_counting_rules()
+        if self._store is not None:
+            self._store.keep_rules({rule.id for rule in before}, self._records())
+
+    def _records(self) -> list[dict[str, object]]:
+        return [rule.record() for rule in self.added]
+
+    def restore(self, store: KeptChanges) -> None:
+        """Sets the rules in `store`, which an earlier worker has left, and keeps changes there."""
+        rules: list[AddedRule] = []
+        for record in store.kept.rules.values():
+            rules += self._restored(record)
+        self.use_rules(rules)
+        self._numbers = count(max(store.kept.rules, default=0) + 1)
+        self._store = store
+        if rules:
+            log.info("restored %d rules that were set at run time", len(rules))
+
+    def _restored(self, record: Mapping[str, object]) -> list[AddedRule]:
+        """Returns the rule of a record; none, which is logged, if it cannot be read."""
+        document = {"rules": [record.get("document")], "seed": record.get("seed")}
+        kept = msgspec.convert(record, KeptRule)
+        try:
+            [rule] = self._read_rules(document, kept.scope, kept.owner)
+        except ScriptError as error:
+            log.error("a rule is lost: %s", error)
+            return []
+        rule.id = kept.id
+        rule.state.number = kept.id
+        rule.state.use_count = kept.uses
+        return [rule]
 
     def _check_limits(self, rules: Sequence[AddedRule]) -> None:
         """Raises `ScriptError` if the rules are too large together."""
@@ -425,7 +491,7 @@ class ScriptSet:
         return file_rules
 
     def refresh(self) -> None:
-        """Reloads changed files, and calls `on_reload` before any request sees their rules.
+        """Reloads changed files, and calls `on_change` before any request sees their rules.
 
         Compiles in a native thread. Logs errors, and keeps the old rules of an invalid file.
         """
@@ -435,7 +501,7 @@ class ScriptSet:
                 file.use(file_rules)
                 log.info("script %s: reloaded %d rules", file.path, len(file.rules))
             self._note_counting_rules()
-            self.on_reload()
+            self.on_change()
 
     def _read_changes(self) -> list[tuple[ScriptFile, FileRules]]:
         changes = []
@@ -474,6 +540,8 @@ class ScriptSet:
         self._has_warned_of_budget = False
         for added in self.added:
             added.state.restart(self._now())
+        if self._store is not None:
+            self._store.rewrite(self._records())
         for file in self.files:
             for rule in file.rules:
                 rule.restart(self._now())
