@@ -112,6 +112,13 @@ NEEDS = (
         not missing("grpc"),
         "packages",
     ),
+    Need(
+        "pytest_asyncio",
+        "pytest-asyncio",
+        "pip install pytest-asyncio",
+        find_spec("pytest_asyncio") is not None,
+        "others",
+    ),
     Need("browser", "Playwright and Chromium", "make browser", HAS_BROWSER),
     Need("uwsgi", "uWSGI", "make servers", (SERVERS_BIN / "uwsgi").exists(), "servers"),
     Need(

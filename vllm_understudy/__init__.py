@@ -8,8 +8,9 @@ with vllm_understudy.running_server(max_num_seqs=2) as server:
 The pytest fixture `understudy` does the same (docs/testing.md).
 """
 
-from vllm_understudy.control import ControlError, Reply, Server, Verdict
+from vllm_understudy.control import Reply, Scope, Server, Verdict
 from vllm_understudy.journal import JournalEntry
+from vllm_understudy.rules import ControlError
 from vllm_understudy.running import running_server
 
-__all__ = ["ControlError", "JournalEntry", "Reply", "Server", "Verdict", "running_server"]
+__all__ = ["ControlError", "JournalEntry", "Reply", "Scope", "Server", "Verdict", "running_server"]

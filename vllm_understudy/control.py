@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeAlias
-from urllib.parse import urlencode
+from threading import RLock
+from types import TracebackType
+from typing import Any
 
-from vllm_understudy.journal import JournalEntry, report
+from vllm_understudy.journal import JournalEntry, all_requests, report, unmatched_report
+from vllm_understudy.rules import (
+    SCRIPT_RULES,
+    ControlError,
+    Json,
+    Rule,
+    query_of,
+    rule_of,
+    sequence_of,
+)
+from vllm_understudy.settings_view import SettingsView
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
-Rule: TypeAlias = Mapping[str, Json]
 FAULT_RULES = "fault-rules"
-SCRIPT_RULES = "/admin/script/rules"
+CHOKE = "/admin/choke?ranks=all"
+SCOPE_HEADER = "X-Understudy-Scope"
+UNMATCHED_HEADER = "X-Understudy-Unmatched"
 TIMEOUT_S = 10.0
-
-
-class ControlError(Exception):
-    """The server rejected a test's request, or does not answer; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +65,23 @@ class Verdict:
 
 
 class Reply:
-    """A rule for replies that a test has set. A `with` block removes it at its end."""
+    """Rules for replies that a test has set with one call. A `with` block removes them."""
 
-    def __init__(self, server: Server, rule_id: int) -> None:
+    def __init__(self, server: Server, rule_ids: Sequence[int]) -> None:
         self._server = server
-        self._id = rule_id
+        self._ids = list(rule_ids)
 
     @property
     def answered(self) -> int:
-        """Number of requests that the rule has answered, on all ranks."""
+        """Number of requests that the rules have answered, on all ranks."""
         ranks = self._server.ask("GET", f"{SCRIPT_RULES}?ranks=all").values()
-        rules = [rule for rank in ranks for rule in rank["rules"] if rule["id"] == self._id]
+        rules = [rule for rank in ranks for rule in rank["rules"] if rule["id"] in self._ids]
         return sum(rule["answered"] for rule in rules)
 
     def remove(self) -> None:
-        """Removes the rule from the server."""
-        self._server.ask("DELETE", f"{SCRIPT_RULES}?ranks=all&id={self._id}")
+        """Removes the rules from the server."""
+        for rule_id in self._ids:
+            self._server.ask("DELETE", f"{SCRIPT_RULES}?ranks=all&id={rule_id}")
 
     def __enter__(self) -> Reply:
         return self
@@ -79,12 +90,147 @@ class Reply:
         self.remove()
 
 
+class Scope:
+    """Rules and requests of one test, as a `with` block.
+
+    with understudy.scope() as scope:
+        scope.reply(then={"text": "Hello."})
+        client = openai.OpenAI(base_url=scope.base_url, default_headers=scope.headers)
+
+    The rules apply to the requests with its `headers` only. The end of the block removes its rules,
+    faults and requests, and raises AssertionError if no rule answered one of the requests.
+    """
+
+    def __init__(self, server: Server, name: str | None, unmatched: str | None) -> None:
+        """`unmatched` (error or pass) decides for its requests; None leaves it to the server."""
+        token = secrets.token_hex(4)
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+        self.name = name or f"scope-{token}"
+        self.owner = f"{test or 'a test'} ({token})"[-256:]
+        self._server = server
+        self._unmatched = unmatched
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the requests of this scope, such as `default_headers` of an SDK."""
+        headers = {SCOPE_HEADER: self.name}
+        if self._unmatched is not None:
+            headers[UNMATCHED_HEADER] = self._unmatched
+        return headers
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return self._server.url
+
+    @property
+    def base_url(self) -> str:
+        """The `base_url` of the OpenAI SDK."""
+        return self._server.base_url
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """The `base_url` of the Anthropic SDK, which adds /v1 itself."""
+        return self._server.anthropic_base_url
+
+    def reply(
+        self,
+        when: Rule | None = None,
+        *,
+        then: Rule | str,
+        name: str = "",
+        times: int | None = None,
+    ) -> Reply:
+        """Adds a rule for the requests of this scope, as `Server.reply`."""
+        rule = rule_of(when, then, name, times)
+        return self._server.add_rules([rule], self.name, self.owner)
+
+    def replies(self, replies: Sequence[Rule | str], when: Rule | None = None) -> Reply:
+        """Answers the requests of this scope one after another, as `Server.replies`."""
+        return self._server.add_rules(sequence_of(replies, when), self.name, self.owner)
+
+    def fault(self, action: str, **fields: Json) -> None:
+        """Adds a fault for the requests of this scope, as `Server.fault`."""
+        headers = fields.pop("headers", None)
+        conditions = dict(headers) if isinstance(headers, dict) else {}
+        conditions[SCOPE_HEADER] = self.name
+        self._server.fault(action, headers=conditions, **fields)
+
+    def requests(self, route: str | None = None, contains: str | None = None) -> list[JournalEntry]:
+        """Fetches the requests of this scope, as `Server.requests`."""
+        return self._server.requests(route, contains, self.name)
+
+    def assert_called(
+        self, times: int | None = None, *, route: str | None = None, contains: str | None = None
+    ) -> list[JournalEntry]:
+        """Returns the requests of this scope that match the filters, as `Server.assert_called`."""
+        __tracebackhide__ = True
+        return self._server.assert_called(times, route=route, contains=contains, scope=self.name)
+
+    def unmatched(self) -> list[JournalEntry]:
+        """Returns the requests of this scope that no rule answered; they are then expected."""
+        return self._server.unmatched(self.name)
+
+    def assert_matched(self) -> None:
+        """Raises AssertionError if no rule answered a request of this scope."""
+        __tracebackhide__ = True
+        self._server.assert_matched(self.name)
+
+    def __enter__(self) -> Scope:
+        for rank in self._server.ask("GET", _scope_rules(self.name)).values():
+            for rule in rank["rules"]:
+                if rule["owner"] != self.owner:
+                    raise ControlError(
+                        f"the scope {self.name!r} is in use by {rule['owner'] or 'another test'}; "
+                        "give each test its own scope, or call scope() without a name"
+                    )
+        self._server.has_replies = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        __tracebackhide__ = True
+        try:
+            if error is None:
+                self.assert_matched()
+        except AssertionError:
+            error = AssertionError()
+            raise
+        finally:
+            # A failed test keeps its requests for the report.
+            self._remove(keeps_requests=error is not None)
+
+    def _remove(self, keeps_requests: bool) -> None:
+        server = self._server
+        server.ask("DELETE", _scope_rules(self.name))
+        with server.fault_lock:
+            faults = server.faults
+            others: list[Json] = [
+                dict(rule) for rule in faults if not _is_of_scope(rule, self.name)
+            ]
+            if len(others) < len(faults):
+                server.configure(fault_rules=others)
+        if not keeps_requests:
+            query = query_of({"ranks": "all", "scope": self.name})
+            server.ask("DELETE", f"/admin/journal?{query}")
+
+
 class Server:
     """A running server. Tests that share one call `reset` between them."""
 
     def __init__(
-        self, port: int, log_file: Path, admin_key: str | None = None, tls: bool = False
+        self,
+        port: int,
+        log_file: Path,
+        admin_key: str | None = None,
+        tls: bool = False,
+        is_strict: bool = False,
     ) -> None:
+        """`is_strict` is true if the server was started with `unmatched: error`."""
         self.port = port
         self.log_file = log_file
         self._admin_key = admin_key
@@ -92,7 +238,16 @@ class Server:
         self._original_settings: dict[str, Json] = {}
         """Original values of changed settings, for `reset`."""
         self._has_scripts: bool | None = None
-        self._has_replies = False
+        self.has_replies = False
+        """True once the test has set replies."""
+        self.is_strict = is_strict
+        self._expected: set[tuple[str, str]] = set()
+        """Id and arrival of the unmatched requests that the test expects."""
+        self._has_choked = False
+        self.fault_lock = RLock()
+        """Held while the list of fault rules is read and replaced, for tests in threads."""
+        self.log_start = 0
+        """Length of the log at the start of the test."""
 
     @property
     def url(self) -> str:
@@ -105,6 +260,15 @@ class Server:
         """The `base_url` of the OpenAI SDK."""
         return f"{self.url}/v1"
 
+    @property
+    def anthropic_base_url(self) -> str:
+        """The `base_url` of the Anthropic SDK, which adds /v1 itself."""
+        return self.url
+
+    def new_log(self) -> str:
+        """Returns what the server has written since the last `reset`, or since its start."""
+        return self.log()[self.log_start :]
+
     def log(self) -> str:
         """Reads the server's stdout and stderr so far; empty once the log file is removed."""
         if not self.log_file.exists():
@@ -112,9 +276,9 @@ class Server:
         return self.log_file.read_text(errors="replace")
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Settings by their names in docs/configuration.md; secrets are masked."""
-        return self.ask("GET", "/admin/config")
+    def settings(self) -> SettingsView:
+        """Settings by their names in docs/configuration.md, with `-` or `_`; secrets are masked."""
+        return SettingsView(self.ask("GET", "/admin/config"))
 
     def configure(self, **live: Json) -> None:
         """Changes live settings, `_` for `-` in names.
@@ -137,11 +301,37 @@ class Server:
     def fault(self, action: str, **fields: Json) -> None:
         """Appends a fault rule (docs/faults.md): `fault("error", status=429, times=2)`."""
         rule: dict[str, Json] = {"action": action, **fields}
-        self.configure(fault_rules=[*map(dict, self.faults), rule])
+        with self.fault_lock:
+            self.configure(fault_rules=[*map(dict, self.faults), rule])
 
     def clear_faults(self) -> None:
         """Removes all fault rules; active faults run to their end."""
         self.configure(fault_rules=[])
+
+    @contextmanager
+    def choke(
+        self,
+        *,
+        places: int | None = None,
+        kv_blocks: int | None = None,
+        paused: bool = False,
+        seconds: float | None = None,
+    ) -> Iterator[None]:
+        """Chokes the engine for a `with` block: fewer places or KV blocks, or no new starts.
+
+        Running sequences continue. With `seconds`, the choke ends by itself after this time.
+
+        Raises:
+            ControlError: nothing is choked, or the server has no KV cache.
+        """
+        body: dict[str, Json] = {"places": places, "kv_blocks": kv_blocks, "paused": paused}
+        body["seconds"] = seconds
+        self._has_choked = True
+        self.ask("POST", CHOKE, body)
+        try:
+            yield
+        finally:
+            self.ask("DELETE", CHOKE)
 
     def verdict(self, over: bool = True) -> Verdict:
         """Fetches the verdict. With `over=False`, retries of cut streams may still come."""
@@ -155,24 +345,86 @@ class Server:
         then: Rule | str,
         name: str = "",
         scope: str | None = None,
+        times: int | None = None,
     ) -> Reply:
         """Adds a rule of a script (docs/scripts.md), after earlier rules and before rules of files.
 
-        With a `scope`, it applies to requests with this header X-Understudy-Scope.
+        With a `scope`, it applies to requests with this header X-Understudy-Scope. With `times`, it
+        answers that many requests.
 
         Raises:
-            ControlError: the rule is invalid.
+            ControlError: the rule is invalid, or can never answer.
         """
-        rule: dict[str, Json] = {"name": name, "when": dict(when or {})}
-        if isinstance(then, str):
-            rule["then"] = then
-        else:
-            rule["then"] = dict(then)
-        query = _query({"ranks": "all", "scope": scope})
-        self._has_replies = True
-        ranks = self.ask("POST", f"{SCRIPT_RULES}?{query}", rule)
-        [new_rule] = next(iter(ranks.values()))["rules"]
-        return Reply(self, new_rule["id"])
+        return self.add_rules([rule_of(when, then, name, times)], scope)
+
+    def replies(
+        self, replies: Sequence[Rule | str], when: Rule | None = None, *, scope: str | None = None
+    ) -> Reply:
+        """Answers the requests that meet `when` one after another, each with the next reply.
+
+        A reply is a text, or the `then` of a rule. A request after the last reply is an error,
+        unless a later rule answers it.
+
+        Raises:
+            ControlError: a reply is invalid.
+        """
+        return self.add_rules(sequence_of(replies, when), scope)
+
+    def add_rules(
+        self, rules: Sequence[Rule], scope: str | None = None, owner: str | None = None
+    ) -> Reply:
+        """Adds rules of a script, in order; see `reply`. `owner` names the test with the scope."""
+        query = query_of({"ranks": "all", "scope": scope, "owner": owner})
+        self.has_replies = True
+        ranks = self.ask(
+            "POST", f"{SCRIPT_RULES}?{query}", {"rules": [dict(rule) for rule in rules]}
+        )
+        return Reply(self, [rule["id"] for rule in next(iter(ranks.values()))["rules"]])
+
+    def scope(self, name: str | None = None, *, unmatched: str | None = None) -> Scope:
+        """Returns a part of the server for a `with` block, where tests share the server.
+
+        The default name is unique. `unmatched` is "error" or "pass" for its requests.
+        """
+        return Scope(self, name, unmatched)
+
+    @contextmanager
+    def allow_unmatched(self) -> Iterator[None]:
+        """Lets the reply mode answer, for a `with` block, where no rule answers."""
+        before = self.settings["unmatched"]
+        self.configure(unmatched="pass")
+        try:
+            yield
+        finally:
+            self.configure(unmatched=before)
+
+    def unmatched(self, scope: str | None = None) -> list[JournalEntry]:
+        """Returns the requests that no rule answered; they are then expected.
+
+        A request that is not returned here makes the test fail, even if the client hides the error.
+        """
+        entries = [entry for entry in self.requests(scope=scope) if entry.unmatched]
+        self._expected.update((entry.id, entry.at) for entry in entries)
+        return entries
+
+    def assert_matched(self, scope: str | None = None) -> None:
+        """Raises AssertionError if no rule answered a request, apart from expected ones."""
+        __tracebackhide__ = True
+        entries = self.requests(scope=scope)
+        unmatched = [
+            entry
+            for entry in entries
+            if entry.unmatched and (entry.id, entry.at) not in self._expected
+        ]
+        if unmatched:
+            raise AssertionError(unmatched_report(unmatched, entries))
+
+    def journal_report(self) -> str:
+        """Returns the seed and the requests, each with its rule or error, for a failed test."""
+        try:
+            return f"seed {self.settings['seed']}; {all_requests(self.requests())}"
+        except ControlError as error:
+            return f"the journal cannot be read: {error}"
 
     def requests(
         self, route: str | None = None, contains: str | None = None, scope: str | None = None
@@ -181,9 +433,9 @@ class Server:
 
         `route` filters by path, `contains` by a text in the body, and `scope` by scope.
         """
-        query = _query({"ranks": "all", "route": route, "contains": contains, "scope": scope})
+        query = query_of({"ranks": "all", "route": route, "contains": contains, "scope": scope})
         ranks = self.ask("GET", f"/admin/journal?{query}").values()
-        entries = [JournalEntry(**entry) for rank in ranks for entry in rank["entries"]]
+        entries = [JournalEntry.from_row(row) for rank in ranks for row in rank["entries"]]
         return sorted(entries, key=attrgetter("at"))
 
     def assert_called(
@@ -216,9 +468,14 @@ class Server:
             self._original_settings = {}
         self.ask("DELETE", "/admin/verdict")
         self.ask("DELETE", "/admin/journal?ranks=all")
-        if self._has_replies:
+        self._expected.clear()
+        if self._has_choked:
+            self.ask("DELETE", CHOKE)
+            self._has_choked = False
+        self.log_start = len(self.log())
+        if self.has_replies:
             self.ask("DELETE", f"{SCRIPT_RULES}?ranks=all")
-            self._has_replies = False
+            self.has_replies = False
         if self._has_scripts is None:
             self._has_scripts = bool(self.settings["script"])
         if self._has_scripts:
@@ -278,8 +535,15 @@ def _without_none(fields: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _query(fields: Mapping[str, str | None]) -> str:
-    return urlencode(_without_none(fields))
+def _scope_rules(name: str) -> str:
+    """Returns the path of the rules of a scope, on all ranks."""
+    return f"{SCRIPT_RULES}?{query_of({'ranks': 'all', 'scope': name})}"
+
+
+def _is_of_scope(rule: Rule, scope: str) -> bool:
+    """Returns whether a fault rule was added for a scope."""
+    headers = rule.get("headers")
+    return isinstance(headers, Mapping) and headers.get(SCOPE_HEADER) == scope
 
 
 def _count(counters: Mapping[str, Any], name: str) -> int:

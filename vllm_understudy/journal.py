@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 MAX_LINES = 30
 """Maximum number of entries of a report."""
+FIRST_ERROR_STATUS = 400
 MAX_TEXT_LENGTH = 160
 """Maximum length of a text in a report, in characters."""
 
@@ -55,6 +56,16 @@ class JournalEntry:
     """Tokens of the prompt that were in the cache."""
     preemptions: int | None
     """Number of preemptions."""
+    error: str | None = None
+    """Message of an error."""
+    unmatched: bool = False
+    """True if the error says that no rule answers the request; `error` names the nearest rule."""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> JournalEntry:
+        """Returns the entry of a row of the journal; ignores fields of newer servers."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in row.items() if name in names})
 
     def __str__(self) -> str:
         text = f"{self.at[11:23]} {self.route} {self.status} {_brief(_key_text(self.request))}"
@@ -62,8 +73,34 @@ class JournalEntry:
             text += f" -> {_brief(self.text)}"
         return text
 
+    def explained(self) -> str:
+        """Returns the entry with a second line: the rule that answered, or the error."""
+        scope = f" (scope {self.scope!r})" if self.scope else ""
+        second = self.rule or "no rule: the reply mode answered"
+        if self.status is None or self.status >= FIRST_ERROR_STATUS:
+            second = self.error or self.rule or "no rule"
+        return f"  {self}{scope}\n      {second}"
+
 
 Entries = Sequence[JournalEntry]
+
+
+def unmatched_report(unmatched: Entries, entries: Entries) -> str:
+    """Returns the message for requests that no rule answered, with the last requests."""
+    count = len(unmatched)
+    head = f"{count} request{'s' * (count != 1)} matched no rule. {unmatched[0].error}"
+    return f"{head}\n{all_requests(entries)}"
+
+
+def all_requests(entries: Entries) -> str:
+    """Returns two lines for each of the last entries, the oldest first."""
+    if not entries:
+        return "no requests"
+    lines = [f"{len(entries)} request{'s' * (len(entries) != 1)}, the oldest first:"]
+    if len(entries) > MAX_LINES:
+        lines.append(f"  ... and {len(entries) - MAX_LINES} earlier ones")
+    lines += [entry.explained() for entry in entries[-MAX_LINES:]]
+    return "\n".join(lines)
 
 
 def report(

@@ -10,10 +10,13 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from vllm_understudy.control import Json, Server
+from vllm_understudy.control import Server
+from vllm_understudy.rules import ControlError, Json
 from vllm_understudy.running import running_server
 
 MARKER = "understudy"
+MAX_LOG_LENGTH = 20_000
+"""Most characters of a log in the report of a failed test."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,12 +56,47 @@ def understudy(
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Fails a test that would pass although no rule has answered one of its requests."""
+    yield
+    for server in _servers_of(item):
+        if server.has_replies or server.is_strict:
+            _check_matched(server)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds the server's log to the report of a failed test."""
+    """Adds the seed, the requests and the new lines of the log to the report of a failed test."""
     report = yield
-    server = getattr(item, "funcargs", {}).get("understudy")
-    if isinstance(server, Server) and report.failed and call.when == "call":
-        report.sections.append(("log of understudy", server.log()[-20_000:]))
+    if not report.failed or call.when != "call":
+        return report
+    for server in _servers_of(item):
+        report.sections.append(("requests to understudy", server.journal_report()))
+        log = server.new_log()[-MAX_LOG_LENGTH:]
+        if log.strip():
+            report.sections.append(("log of understudy", log))
     return report
+
+
+def _check_matched(server: Server) -> None:
+    """Fails the test with one line; its report has the journal in a section."""
+    message = ""
+    try:
+        server.assert_matched()
+    except AssertionError as error:
+        message = str(error).partition("\n")[0]
+    except ControlError:  # a server without a journal, or one that has ended
+        return
+    if message:
+        pytest.fail(message, pytrace=False)
+
+
+def _servers_of(item: pytest.Item) -> list[Server]:
+    """Returns the servers among the fixtures of a test, each once."""
+    servers: list[Server] = []
+    for value in getattr(item, "funcargs", {}).values():
+        if isinstance(value, Server) and value not in servers:
+            servers.append(value)
+    return servers

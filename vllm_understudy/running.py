@@ -10,12 +10,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from vllm_understudy import tree
-from vllm_understudy.control import Json, Server
+from vllm_understudy.control import Server
+from vllm_understudy.rules import ControlError, Json
 
 SEED = 7
 """Default seed: replies repeat from one test run to the next."""
@@ -23,6 +24,8 @@ JOURNAL = 1000
 """Default number of requests that a server keeps for `Server.requests`."""
 PORTS = range(16_000, 32_000)
 """Ports below the kernel's ephemeral range, so that outgoing connections take none of these."""
+MAX_RANKS = 64
+"""Least number of ports that each worker of pytest-xdist has to itself."""
 HOST = "127.0.0.1"
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 5.0
@@ -38,6 +41,7 @@ def running_server(*arguments: str, **settings: Json) -> Iterator[Server]:
 
     Raises:
         RuntimeError: the server does not start; the message has its log.
+        AssertionError: a test has set replies, and no rule answered a request of the block.
     """
     ranks = settings.get("data_parallel_size")
     port = free_port(ranks) if isinstance(ranks, int) else free_port()
@@ -48,7 +52,8 @@ def running_server(*arguments: str, **settings: Json) -> Iterator[Server]:
         admin_key = str(settings["admin_key"])
     tls = bool(settings.get("self_signed_certs") or settings.get("ssl_certfile"))
     with tempfile.NamedTemporaryFile(prefix="understudy-", suffix=".log") as log:
-        server = Server(port, Path(log.name), admin_key, tls)
+        is_strict = settings.get("unmatched") == "error"
+        server = Server(port, Path(log.name), admin_key, tls, is_strict)
         process = subprocess.Popen(
             command,
             env=_environment(),
@@ -59,7 +64,11 @@ def running_server(*arguments: str, **settings: Json) -> Iterator[Server]:
         )
         try:
             _wait_until_healthy(server, process)
+            server.log_start = len(server.log())
             yield server
+            if server.has_replies or server.is_strict:
+                with suppress(ControlError):  # a server without a journal, or one that has ended
+                    server.assert_matched()
         finally:
             _stop(process)
 
@@ -83,12 +92,26 @@ def _flag_values(value: Json) -> list[str]:
 
 def free_port(ports: int = 1) -> int:
     """Returns the first of `ports` neighboring TCP ports that are free now."""
+    own_ports = _ports_of_worker(os.environ)
     while True:
-        first = secrets.choice(PORTS)
+        first = secrets.choice(own_ports)
         with ExitStack() as probes, suppress(OSError):
             for port in range(first, first + ports):
                 probes.enter_context(socket.socket()).bind((HOST, port))
             return first
+
+
+def _ports_of_worker(environ: Mapping[str, str]) -> range:
+    """Returns the ports of this process: each worker of pytest-xdist has a share of `PORTS`."""
+    worker = environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    count = environ.get("PYTEST_XDIST_WORKER_COUNT", "")
+    if not worker.isdecimal() or not count.isdecimal():
+        return PORTS
+    share = len(PORTS) // max(1, int(count))
+    if share <= MAX_RANKS:
+        return PORTS
+    first = int(worker) % int(count) * share
+    return PORTS[first : first + share]
 
 
 def _environment() -> dict[str, str]:

@@ -24,9 +24,14 @@ export interface RuleOptions {
   then: "pass" | { [action: string]: Json };
   /** Name of the rule in the journal. */
   name?: string;
+  /** Most requests that the rule answers; then later rules do. */
+  times?: number;
   /** Only for requests with this header `X-Understudy-Scope`. */
   scope?: string;
 }
+
+/** A reply of a sequence: a text, or the `then` of a rule. */
+export type SequenceReply = string | { [action: string]: Json };
 
 export interface RequestFilter {
   /** Path of the request, such as `/v1/chat/completions`. */
@@ -65,6 +70,7 @@ export interface JournalEntry {
   arrived_s: number;
   /** When the scheduler saw the request; known once a choice has ended, like the next ones. */
   queued_s: number | null;
+  /** When the request began to run. */
   scheduled_s: number | null;
   /** When the engine had the first token. */
   first_s: number | null;
@@ -72,8 +78,14 @@ export interface JournalEntry {
   last_s: number | null;
   /** When the parts of the answer were handed to the connection. */
   sends_s: number[] | null;
+  /** Tokens of the prompt that were in the cache. */
   cached_tokens: number | null;
+  /** Number of preemptions. */
   preemptions: number | null;
+  /** The message of an error. */
+  error: string | null;
+  /** Whether the error says that no rule answers the request; it names the nearest rule. */
+  unmatched: boolean;
 }
 
 /** The server rejected a request of the test, did not answer, or did not start. */
@@ -87,20 +99,60 @@ export interface Reply {
   remove(): Promise<void>;
 }
 
+/** A part of a server for one test: rules and requests with its headers. */
+export interface Scope {
+  readonly name: string;
+  /** The headers of its requests, such as `defaultHeaders` of SDKs. */
+  readonly headers: { [name: string]: string };
+  readonly baseURL: string;
+  readonly anthropicBaseURL: string;
+  reply(rule: Omit<RuleOptions, "scope">): Promise<Reply>;
+  replies(
+    replies: SequenceReply[],
+    options?: { when?: { [condition: string]: Json } },
+  ): Promise<Reply>;
+  requests(filter?: Omit<RequestFilter, "scope">): Promise<JournalEntry[]>;
+  verify(expected?: Omit<RequestFilter, "scope"> & { times?: number }): Promise<JournalEntry[]>;
+  unmatched(): Promise<JournalEntry[]>;
+}
+
 export interface Server {
   /** Address of the server. */
   readonly url: string;
   /** The `baseURL` of SDKs; ends with `/v1`. */
   readonly baseURL: string;
+  /** The `baseURL` of the Anthropic SDK, which adds /v1 itself. */
+  readonly anthropicBaseURL: string;
   /** The last 64 KiB of the output of a started server. */
   readonly log: string;
   /** Adds a rule after earlier ones and before those of files. Rejects an invalid rule with ControlError. */
   reply(rule: RuleOptions): Promise<Reply>;
+  /** Answers the requests that meet `when` one after another, each with the next reply. */
+  replies(
+    replies: SequenceReply[],
+    options?: { when?: { [condition: string]: Json }; scope?: string },
+  ): Promise<Reply>;
+  /** Runs `use` with a part of the server; at its end the rules of the scope are removed, and an unmatched request rejects with AssertionError. */
+  withScope<T>(
+    use: (scope: Scope) => Promise<T> | T,
+    options?: { name?: string; unmatched?: "error" | "pass" },
+  ): Promise<T>;
+  /** Runs `use` while the engine has fewer places or KV blocks, or starts no sequence; then lets it go. */
+  choke<T>(
+    choke: { places?: number; kvBlocks?: number; paused?: boolean; seconds?: number },
+    use: () => Promise<T> | T,
+  ): Promise<T>;
+  /** The requests that no rule has answered; they are then expected. */
+  unmatched(filter?: { scope?: string }): Promise<JournalEntry[]>;
+  /** Rejects with AssertionError, with the nearest rule, if no rule has answered a request that is not expected. */
+  assertMatched(filter?: { scope?: string }): Promise<void>;
+  /** The seed and the last requests, each with its rule or error, to print when a test fails. */
+  report(): Promise<string>;
   /** Fetches the received requests, from the oldest to the newest. */
   requests(filter?: RequestFilter): Promise<JournalEntry[]>;
   /** Fetches the matching requests. Rejects with AssertionError unless there are `times`, or at least one. */
   verify(expected?: RequestFilter & { times?: number }): Promise<JournalEntry[]>;
-  /** Removes replies, requests and the verdict on clients. */
+  /** Removes replies, requests and the verdict on clients. Then rejects as `assertMatched` does. */
   reset(): Promise<void>;
   /** Sends a request to any other admin route. */
   ask(method: string, path: string, body?: Json): Promise<any>;

@@ -7,6 +7,7 @@ import { createServer } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
 
 const RULES = "/admin/script/rules";
+const CHOKE = "/admin/choke?ranks=all";
 const [START_LIMIT_MS, STOP_LIMIT_MS, TIMEOUT_MS] = [30_000, 5_000, 10_000];
 const PORTS = [16_000, 32_000]; // below the kernel's ephemeral range, so that outgoing connections take none of these
 const [MOST_LOG, MOST_LINES, MOST_TEXT] = [1 << 16, 30, 160]; // characters, entries, characters
@@ -45,6 +46,8 @@ class Server {
   #adminKey;
   #child;
   #log = "";
+  #hasChoked = false;
+  #expected = new Set(); // id and arrival of the unmatched requests that the test expects
 
   constructor(url, { adminKey, child }) {
     [this.url, this.baseURL, this.#adminKey, this.#child] = [url, `${url}/v1`, adminKey, child];
@@ -61,11 +64,94 @@ class Server {
     return this.#log;
   }
 
-  async reply({ when = {}, then, name = "", scope }) {
-    const told = Object.values(
-      await this.ask("POST", `${RULES}?${query({ ranks: "all", scope })}`, { name, when, then }),
+  /** The `baseURL` of the Anthropic SDK, which adds /v1 itself. */
+  get anthropicBaseURL() {
+    return this.url;
+  }
+
+  async reply({ when = {}, then, name = "", times, scope, owner }) {
+    const rule = { name, when, then, ...(times !== undefined && { times }) };
+    return this.#addRules([rule], { scope, owner });
+  }
+
+  async replies(replies, { when = {}, scope, owner } = {}) {
+    if (!Array.isArray(replies) || replies.length === 0)
+      throw new TypeError("replies takes a list with at least one reply");
+    const rules = replies.map((reply, index) => ({
+      name: `reply ${index + 1} of ${replies.length}`,
+      when,
+      then: typeof reply === "string" ? { text: reply } : reply,
+      times: 1,
+    }));
+    return this.#addRules(rules, { scope, owner });
+  }
+
+  async #addRules(rules, { scope, owner }) {
+    const path = `${RULES}?${query({ ranks: "all", scope, owner })}`;
+    const ranks = Object.values(await this.ask("POST", path, { rules }));
+    return new Reply(
+      this,
+      ranks[0].rules.map((rule) => rule.id),
     );
-    return new Reply(this, told[0].rules[0].id);
+  }
+
+  /** Runs `use` with a part of the server, for tests that share the server at the same time. */
+  async withScope(use, { name, unmatched } = {}) {
+    const scope = new Scope(this, name, unmatched);
+    for (const rank of Object.values(await this.ask("GET", scope.rulesPath)))
+      for (const rule of rank.rules)
+        if (rule.owner !== scope.owner)
+          throw new ControlError(
+            `the scope ${JSON.stringify(scope.name)} is in use by ${rule.owner ?? "another test"}; ` +
+              "give each test its own scope",
+          );
+    let passed = false;
+    try {
+      const result = await use(scope);
+      await this.assertMatched({ scope: scope.name });
+      passed = true;
+      return result;
+    } finally {
+      await this.ask("DELETE", scope.rulesPath);
+      if (passed) await this.ask("DELETE", scope.journalPath); // a report needs the others
+    }
+  }
+
+  /** Runs `use` while the engine has fewer `places` or `kvBlocks`, or is `paused`. */
+  async choke({ places, kvBlocks, paused = false, seconds }, use) {
+    this.#hasChoked = true;
+    await this.ask("POST", CHOKE, { places, kv_blocks: kvBlocks, paused, seconds });
+    try {
+      return await use();
+    } finally {
+      await this.ask("DELETE", CHOKE);
+    }
+  }
+
+  async unmatched({ scope } = {}) {
+    const entries = (await this.requests({ scope })).filter((entry) => entry.unmatched);
+    for (const entry of entries) this.#expected.add(`${entry.id} ${entry.at}`);
+    return entries;
+  }
+
+  async assertMatched({ scope } = {}) {
+    const entries = await this.requests({ scope });
+    const unmatched = entries.filter(
+      (entry) => entry.unmatched && !this.#expected.has(`${entry.id} ${entry.at}`),
+    );
+    if (unmatched.length === 0) return;
+    const count = `${unmatched.length} request${unmatched.length === 1 ? "" : "s"}`;
+    throw new AssertionError({
+      message: `${count} matched no rule. ${unmatched[0].error}\n${allRequests(entries)}`,
+      actual: unmatched.length,
+      expected: 0,
+      operator: "assertMatched",
+    });
+  }
+
+  async report() {
+    const { seed } = await this.ask("GET", "/admin/config");
+    return `seed ${seed}; ${allRequests(await this.requests())}`;
   }
 
   async requests({ route, contains, scope } = {}) {
@@ -90,9 +176,15 @@ class Server {
   }
 
   async reset() {
+    // Without a journal, or without a server, there is nothing to check.
+    const failure = await this.assertMatched().catch((error) => error);
+    this.#expected.clear();
+    if (this.#hasChoked) await this.ask("DELETE", CHOKE);
+    this.#hasChoked = false;
     await this.ask("DELETE", `${RULES}?ranks=all`);
     await this.ask("DELETE", "/admin/journal?ranks=all");
     await this.ask("DELETE", "/admin/verdict");
+    if (failure instanceof AssertionError) throw failure;
   }
 
   async ask(method, path, body) {
@@ -136,21 +228,76 @@ class Server {
 
 class Reply {
   #server;
-  #id;
+  #ids;
 
-  constructor(server, id) {
-    [this.#server, this.#id] = [server, id];
+  constructor(server, ids) {
+    [this.#server, this.#ids] = [server, ids];
   }
 
   async answered() {
     const ranks = Object.values(await this.#server.ask("GET", `${RULES}?ranks=all`));
-    const rules = ranks.flatMap((rank) => rank.rules.filter((rule) => rule.id === this.#id));
+    const rules = ranks.flatMap((rank) => rank.rules.filter((rule) => this.#ids.includes(rule.id)));
     return rules.reduce((sum, rule) => sum + rule.answered, 0);
   }
 
   async remove() {
-    await this.#server.ask("DELETE", `${RULES}?${query({ ranks: "all", id: this.#id })}`);
+    for (const id of this.#ids)
+      await this.#server.ask("DELETE", `${RULES}?${query({ ranks: "all", id })}`);
   }
+}
+
+class Scope {
+  #server;
+
+  constructor(server, name, unmatched) {
+    const token = randomInt(2 ** 32).toString(16);
+    this.#server = server;
+    this.name = name ?? `scope-${token}`;
+    this.owner = `a test (${token})`;
+    this.headers = { "X-Understudy-Scope": this.name };
+    if (unmatched !== undefined) this.headers["X-Understudy-Unmatched"] = unmatched;
+    this.baseURL = server.baseURL;
+    this.anthropicBaseURL = server.anthropicBaseURL;
+    this.rulesPath = `${RULES}?${query({ ranks: "all", scope: this.name })}`;
+    this.journalPath = `/admin/journal?${query({ ranks: "all", scope: this.name })}`;
+  }
+
+  reply(rule) {
+    return this.#server.reply({ ...rule, scope: this.name, owner: this.owner });
+  }
+
+  replies(replies, { when } = {}) {
+    return this.#server.replies(replies, { when, scope: this.name, owner: this.owner });
+  }
+
+  requests(filter = {}) {
+    return this.#server.requests({ ...filter, scope: this.name });
+  }
+
+  verify(expected = {}) {
+    return this.#server.verify({ ...expected, scope: this.name });
+  }
+
+  unmatched() {
+    return this.#server.unmatched({ scope: this.name });
+  }
+}
+
+function allRequests(entries) {
+  if (entries.length === 0) return "no requests";
+  const head = `${entries.length} request${entries.length === 1 ? "" : "s"}, the oldest first:`;
+  const lines = entries.slice(-MOST_LINES).map((entry) => {
+    const failed = entry.status === null || entry.status >= 400;
+    const reason = failed ? (entry.error ?? entry.rule) : entry.rule;
+    const reply = entry.text === null ? "" : ` -> ${brief(entry.text)}`;
+    return `  ${line(entry)}${reply}\n      ${reason ?? "no rule: the reply mode answered"}`;
+  });
+  return [head, ...lines].join("\n");
+}
+
+function line(entry) {
+  const asked = brief(last(entry.request));
+  return `${entry.at.slice(11, 23)} ${entry.route} ${entry.status} ${asked}`;
 }
 
 function report(times, wanted, fitting, every) {
@@ -159,13 +306,12 @@ function report(times, wanted, fitting, every) {
     times === undefined ? "at least one request" : `${times} request${times === 1 ? "" : "s"}`;
   const known = new Set(fitting.map((entry) => JSON.stringify(entry)));
   const lines = every.map((entry) => {
-    const line = `${entry.at.slice(11, 23)} ${entry.route} ${entry.status} ${brief(last(entry.request))}`;
-    if (known.has(JSON.stringify(entry))) return `  fits: ${line}`;
+    if (known.has(JSON.stringify(entry))) return `  fits: ${line(entry)}`;
     const other = ["route", "scope"].filter(
       (name) => wanted[name] !== undefined && wanted[name] !== entry[name],
     );
     const flaws = other.map((name) => `${name} is ${JSON.stringify(entry[name])}`).join(" and ");
-    return `  ${line}\n      ${flaws || "its body does not contain the text"}`;
+    return `  ${line(entry)}\n      ${flaws || "its body does not contain the text"}`;
   });
   const head = `expected ${count}${asked.join("")}; of ${every.length} in the journal ${fitting.length} fit`;
   return [head + (lines.length ? ":" : ""), ...lines.slice(-MOST_LINES)].join("\n");

@@ -32,7 +32,7 @@ class BalancedEngine(EngineClient):
         self, scheduling: SchedulingSettings, recorder: Recorder, engines: ListOf[Engine]
     ) -> None:
         """`engines` has one engine for each rank, in order; `recorder` has the metrics of all."""
-        self._engines = engines
+        self.engines = engines
         super().__init__(scheduling, recorder)
         self.executor = RankExecutors(engines)
         self._arriving = [0] * len(engines)
@@ -44,26 +44,26 @@ class BalancedEngine(EngineClient):
     @property
     def running(self) -> int:
         """Number of running sequences of all ranks."""
-        return sum(engine.running for engine in self._engines)
+        return sum(engine.running for engine in self.engines)
 
     @property
     def waiting(self) -> int:
         """Number of waiting sequences of all ranks."""
-        return sum(engine.waiting for engine in self._engines)
+        return sum(engine.waiting for engine in self.engines)
 
     @property
     def in_flight(self) -> int:
         """Number of unfinished submissions to all ranks."""
-        return sum(engine.in_flight for engine in self._engines)
+        return sum(engine.in_flight for engine in self.engines)
 
     @property
     def refuses_requests(self) -> bool:
         """True during a pause that rejects new requests."""
-        return self._engines[0].refuses_requests
+        return self.engines[0].refuses_requests
 
     @refuses_requests.setter
     def refuses_requests(self, refuses: bool) -> None:
-        for engine in self._engines:
+        for engine in self.engines:
             engine.refuses_requests = refuses
 
     def submit(
@@ -106,11 +106,11 @@ class BalancedEngine(EngineClient):
         if len(shares) > 1 and not self.refuses_requests:
             # No share starts for nothing, unless an engine fills up during a pause below.
             for position, share in shares.items():
-                self._engines[position].check_admission(len(share), share[0].adapter)
+                self.engines[position].check_admission(len(share), share[0].adapter)
         handles: list[Handle] = []
         try:
             for position, share in shares.items():
-                engine = self._engines[position]
+                engine = self.engines[position]
                 handles.append(engine.submit(share, emit, awaited=awaited))
         except BaseException:
             for handle in handles:
@@ -120,12 +120,12 @@ class BalancedEngine(EngineClient):
 
     def _choose(self) -> int:
         """Returns the position of the least busy engine; the scan starts one further each time."""
-        self._start = (self._start + 1) % len(self._engines)
+        self._start = (self._start + 1) % len(self.engines)
         return least_busy(self._loads(), self._start)
 
     def _loads(self) -> list[RankLoad]:
         loads = []
-        for engine, arriving in zip(self._engines, self._arriving, strict=True):
+        for engine, arriving in zip(self.engines, self._arriving, strict=True):
             running, waiting, kv_usage = engine.recorder.read_load()
             loads.append(RankLoad(engine.in_flight + arriving, waiting, running, kv_usage))
         return loads
@@ -137,28 +137,28 @@ class BalancedEngine(EngineClient):
             QueueFullError: They have no room. Also raises the errors of `check_accepting`.
         """
         self.check_accepting(sequences)
-        if sequences > sum(engine.room(adapter) for engine in self._engines):
+        if sequences > sum(engine.room(adapter) for engine in self.engines):
             raise QueueFullError(self._queued)
 
     def _free(self, adapter: str | None) -> int:
         """Returns the room of the emptiest rank, as one rank gets all choices of a prompt."""
-        return max(engine.room(adapter) for engine in self._engines)
+        return max(engine.room(adapter) for engine in self.engines)
 
     def sequences(self) -> Iterator[Sequence]:
         """Yields all unfinished choices, rank by rank."""
-        return chain.from_iterable(engine.sequences() for engine in self._engines)
+        return chain.from_iterable(engine.sequences() for engine in self.engines)
 
     def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
         """Ends requests on all ranks; see `EngineClient.interrupt`."""
-        return sum([engine.interrupt(request_ids, counted) for engine in self._engines])
+        return sum([engine.interrupt(request_ids, counted) for engine in self.engines])
 
     def drain(self, refusal: type[EngineError] = DrainingError) -> None:
         """Rejects new requests from now on, with the error `refusal`."""
         super().drain(refusal)
-        for engine in self._engines:
+        for engine in self.engines:
             engine.drain(refusal)
 
     def fail(self) -> None:
         """Fails all unfinished requests of all ranks."""
-        for engine in self._engines:
+        for engine in self.engines:
             engine.fail()

@@ -15,6 +15,7 @@ from app.extensions.devmode.settings import DevelopmentSettings
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
 
+CHOKE = ("GET /admin/choke", "POST /admin/choke", "DELETE /admin/choke")
 ELASTIC = ("POST /scale_elastic_ep", "POST /is_scaling_elastic_ep")
 
 
@@ -28,7 +29,7 @@ class DevelopmentRoutes(Extension):
         """Returns the routes by the name of their group."""
         parts = self.parts
         body = parts.pipeline.body
-        routes: dict[str, Sequence[Route]] = {}
+        routes: dict[str, Sequence[Route]] = {"choke": late_routes(self._load_choke, *CHOKE)}
         if parts.settings.model.task == "generate":
             routes["elastic"] = late_routes(self._load_elastic, *ELASTIC)
         if parts.server.server_dev_mode:
@@ -52,6 +53,12 @@ class DevelopmentRoutes(Extension):
 
             routes["profiler"] = profiler_routes(body, parts.pipeline.version)
         return routes
+
+    def _load_choke(self) -> list[Route]:
+        from app.extensions.devmode.choking import Choke, choke_routes
+
+        parts = self.parts
+        return choke_routes(Choke(parts.engine, parts.lifecycle), parts.body, parts.peers)
 
     def _load_elastic(self) -> list[Route]:
         from app.extensions.devmode.elastic import elastic_routes

@@ -37,6 +37,13 @@ CHOICE_BYTES = 128
 COMPLETION_PREFIX = "cmpl-"
 GRPC = "grpc"
 """Way of requests whose answers are not sent by the hub."""
+FIRST_ERROR_STATUS = 400
+MAX_ERROR_BYTES = 1 << 16
+"""Longest body of an error from which an entry gets its message, in bytes."""
+MAX_ERROR_LENGTH = 2000
+"""Most characters of this message."""
+UNMATCHED = "X-Understudy-Unmatched"
+"""Header of an answer that says that no rule of a script answers the request."""
 USAGE_NAMES = ("prompt_tokens", "completion_tokens", "total_tokens")
 MAX_STRANGERS = 100
 """Most entries of requests without a key, where the server has keys."""
@@ -78,6 +85,10 @@ class Entry(Struct, kw_only=True):
     """Prompt tokens from the prefix cache."""
     preemptions: int | None = None
     """Preemptions of all choices."""
+    error: str | None = None
+    """Message of an error that was answered."""
+    unmatched: bool = False
+    """True if the error says that no rule of a script answers the request."""
 
 
 class JournaledRequest(Struct, eq=False):
@@ -129,7 +140,7 @@ class Ring(Struct, eq=False):
         requests = self.requests
         self.requests = deque()
         for request in requests:
-            if scope in (None, request.entry.scope):
+            if scope in (None, request.entry.scope or ""):
                 self._drop(request)
             else:
                 self.requests.append(request)
@@ -215,7 +226,10 @@ class Entries:
         request.context = None
         if len(body) <= request.ring.max_body_bytes:
             request.body = body
-        request.ring.grow(request, len(request.body))
+        if response.status >= FIRST_ERROR_STATUS:
+            request.entry.error = error_message(response.body)
+            request.entry.unmatched = UNMATCHED in response.headers
+        request.ring.grow(request, len(request.body) + getsizeof(request.entry.error))
         if context.way != GRPC:
             request.sends = SendLog(self._now, partial(request.ring.grow, request))
             response.body = stamped(response.body, request.sends)
@@ -280,7 +294,7 @@ class Entries:
             entry = request.entry
             if len(rows) == limit:
                 break
-            if route in (None, entry.route) and scope in (None, entry.scope):
+            if route in (None, entry.route) and scope in (None, entry.scope or ""):
                 self._update(request)
                 if needle in bytes(entry.request):
                     shown = replace(
@@ -343,6 +357,25 @@ def moments_of(request: JournaledRequest) -> list[float] | None:
     if request.sends is None:
         return None
     return [rounded(moment_s + request.offset_s) for moment_s in request.sends.moments]
+
+
+def error_message(body: object) -> str | None:
+    """Returns the masked message of an error's body; None for a body of another form."""
+    if not isinstance(body, bytes) or len(body) > MAX_ERROR_BYTES:
+        return None
+    try:
+        content = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    error = content.get("error", content)
+    message = content.get("detail")
+    if isinstance(error, dict) and "message" in error:
+        message = error["message"]
+    if not isinstance(message, str):
+        return None
+    return mask_text(message[:MAX_ERROR_LENGTH])
 
 
 def utc_text(unix_s: float) -> str:

@@ -131,7 +131,7 @@ def _distinguish(rules: Sequence[Json]) -> None:
             del rule["when"]["model"]
         key = msgspec.json.encode(rule["when"])
         if key in keys:
-            rule["when"]["nth"] = 1
+            rule["times"] = 1
         keys.add(key)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, ClassVar
 
-from app.core.base.late_imports import import_modules
 from app.core.extensions import Command, Extension
 from app.core.server.http.late_routes import late_routes
-from app.extensions.faults import Faults
 from app.extensions.scripts.settings import ScriptSettings
 
 if TYPE_CHECKING:
@@ -16,26 +16,12 @@ if TYPE_CHECKING:
     from app.core.extensions import ServerParts
     from app.core.server.flask.application import BackgroundService
     from app.core.server.http.route import Route
+    from app.extensions.scripts.kept import KeptChanges
+    from app.extensions.scripts.opened import OpenedScripts
     from app.extensions.scripts.resolver import ScriptResolver
-    from app.extensions.scripts.script_set import ScriptSet
     from config import Settings as AllSettings
 
-SCRIPT_MODULES = (
-    "encodings.unicode_escape",
-    "yaml",
-    "regex",
-    "app.extensions.forms.schema.keywords",
-    "app.extensions.scripts.action",
-    "app.extensions.scripts.script_set",
-)
-"""Modules that the first script needs, in the order of dependencies."""
-RULES = (
-    "GET /admin/script/rules",
-    "PUT /admin/script/rules",
-    "POST /admin/script/rules",
-    "DELETE /admin/script/rules",
-)
-COUNTS = ("GET /admin/script", "DELETE /admin/script")
+RULES = "/admin/script/rules"
 
 
 class Scripts(Extension):
@@ -44,17 +30,22 @@ class Scripts(Extension):
     name = "scripts"
     Settings = ScriptSettings
     requires = ("faults", "forms")
+    files: ClassVar[Sequence[IO[bytes]]] = ()
+    """A file for each rank, which its workers inherit from the arbiter; see `kept.py`."""
+    opened_by: ClassVar[int] = 0
+    """Process that has opened them; 0 before."""
 
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)
-        self._script_set: ScriptSet | None = None
-        settings = parts.settings
-        self._is_possible = not (settings.model.mm_encoder_only or settings.engine.is_real)
-        self._has_files = bool(settings.section(ScriptSettings).script) and self._is_possible
+        self._opened: OpenedScripts | None = None
+        self.changes: KeptChanges | None = None
+        parts.live.subscribe(self._on_settings)
 
     @classmethod
     def prepare(cls, settings: AllSettings) -> None:
-        """Checks the files of rules. Raises ConfigError."""
+        """Checks the files of rules, and opens files for what tests set. Raises ConfigError."""
+        cls.files = [TemporaryFile() for _ in settings.server.ranks]  # noqa: SIM115
+        cls.opened_by = os.getpid()
         section = settings.section(ScriptSettings)
         if section.script:
             from app.extensions.scripts.script_set import check_scripts
@@ -67,80 +58,68 @@ class Scripts(Extension):
         about = "check and try scripted replies, or make a script from a recording"
         return {"script": Command(_run_command, about)}
 
-    def open(self) -> ScriptSet:
-        """Returns the rules, which may be none until some are set at run time.
+    def open(self) -> OpenedScripts:
+        """Returns the rules, which may be none. Raises `ApiError` (400) without simulated text."""
+        if self._opened is None:
+            from app.extensions.scripts.opened import OpenedScripts
 
-        Raises:
-            ApiError: 400, the model generates no text or is real.
-        """
-        if not self._is_possible:
-            from app.core.server.http.errors import bad_request
-
-            raise bad_request(
-                "Rules for replies need the simulated engine, and a model that generates text."
-            )
-        import_modules(*SCRIPT_MODULES)
-        if self._script_set is None:
-            from app.extensions.scripts.script_set import open_scripts
-
-            parts = self.parts
-            self._script_set = open_scripts(
-                parts.settings.section(ScriptSettings),
-                parts.constraints,
-                parts.streams("scripts"),
-                parts.clock.now,
-            )
-            self._script_set.on_reload = self._use_rules
-        return self._script_set
+            self._opened = OpenedScripts(self)
+        return self._opened
 
     def reply_rules(self) -> ScriptResolver | None:
-        """Returns what asks the rules; None while there are none."""
-        if self._has_files:
-            self.open()
-        return self._resolver()
-
-    def _resolver(self) -> ScriptResolver | None:
-        if self._script_set is None or not self._script_set.rules:
+        """Returns what asks the rules; None until there can be rules."""
+        section = self.parts.settings.section(ScriptSettings)
+        if not (section.script or section.unmatched or self._has_kept_changes()):
             return None
-        from app.extensions.scripts.resolver import ScriptResolver
+        from app.extensions.scripts.opened import resolver_at_start
 
-        injector = self.parts.get(Faults).injector
-        return ScriptResolver(self._script_set, self.parts.tokenizer, injector)
+        return resolver_at_start(self)
 
-    def _use_rules(self) -> None:
-        """Asks the rules from now on, and decides anew whether they keep the fast path."""
-        self.parts.pipeline.scripts = self._resolver()
-        self.parts.live.change({})
+    def changes_file(self) -> int | None:
+        """Returns the descriptor of the file in which the workers of this rank keep changes.
+
+        None in the process that has opened it, which is no worker.
+        """
+        if self.opened_by in (0, os.getpid()):
+            return None
+        return self.files[self.parts.settings.server.ranks.index(self.parts.rank)].fileno()
+
+    def _has_kept_changes(self) -> bool:
+        """Returns whether an earlier worker of this rank, which has crashed, has left changes."""
+        file = self.changes_file()
+        return file is not None and os.fstat(file).st_size > 0
+
+    def _on_settings(self, settings: AllSettings) -> None:
+        if settings is not self.parts.settings:
+            from app.extensions.scripts.opened import on_change
+
+            on_change(self)
 
     def keeps_fast_path(self, settings: AllSettings) -> bool:
         """Returns whether the rules never take long to decide about a plain request."""
-        return self._script_set is None or self._script_set.decides_at_once
+        return self._opened is None or self._opened.script_set.decides_at_once
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes that show and set rules."""
-        blueprints: dict[str, Sequence[Route]] = {"rules": late_routes(self._load_rules, *RULES)}
-        if self._script_set is not None:
-            blueprints["script"] = late_routes(self._load_counts, *COUNTS)
-        return blueprints
+        methods = ("GET", "PUT", "POST", "DELETE")
+        rules = late_routes(self._load_rules, *[f"{method} {RULES}" for method in methods])
+        if self._opened is None:
+            return {"rules": rules}
+        counts = late_routes(self._opened.count_routes, "GET /admin/script", "DELETE /admin/script")
+        return {"rules": rules, "script": counts}
 
     def _load_rules(self) -> list[Route]:
-        from app.extensions.scripts.routes import rule_routes
+        from app.extensions.scripts.opened import load_rule_routes
 
-        parts = self.parts
-        return rule_routes(self.open, self._use_rules, parts.body, parts.peers)
-
-    def _load_counts(self) -> list[Route]:
-        from app.extensions.scripts.routes import script_routes
-
-        return script_routes(self.open(), self.parts.peers)
+        return load_rule_routes(self)
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the watch over the files of rules."""
-        return () if self._script_set is None else (self._script_set,)
+        return () if self._opened is None else (self._opened.script_set,)
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the counters of rules."""
-        return {} if self._script_set is None else {"script counters": self._script_set}
+        return {} if self._opened is None else {"script counters": self._opened.script_set}
 
 
 def _run_command(argv: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from app.core.api.fault import RequestFacts
+from app.core.server.http.context import SCOPE
 
 MAX_COMPARED_CHARACTERS = 1 << 18
 """Most characters that are compared where case does not matter."""
@@ -158,19 +159,32 @@ class MatchedRequest:
         return folded
 
     @cached_property
+    def scope(self) -> str:
+        """Name of the test that the request belongs to; empty without a scope."""
+        return self.facts.header(SCOPE) or ""
+
+    @cached_property
+    def scope_digest(self) -> bytes:
+        """Digest of the scope; empty without a scope."""
+        return _digest(self.scope) if self.scope else b""
+
+    @cached_property
     def client(self) -> bytes:
-        """Digest of the client: its API key or address."""
-        return _digest(self.facts.client())
+        """Digest of the client, its API key or address, in the scope of the request."""
+        return _digest((self.scope, self.facts.client()))
 
     @cached_property
     def conversation(self) -> bytes:
-        """Digest of client, model and messages up to the user's first; the same for all turns."""
+        """Digest of scope, client, model and messages up to the user's first.
+
+        The same for all turns of a conversation.
+        """
         start: list[tuple[str, int, str]] = []
         for message in self.messages:
             start.append((message.role, len(message.text), message.text[:MAX_COMPARED_CHARACTERS]))
             if message.role == "user":
                 break
-        return _digest((self.facts.client(), self.facts.model, start))
+        return _digest((self.scope, self.facts.client(), self.facts.model, start))
 
 
 def _is_tool_result(message: Message) -> bool:

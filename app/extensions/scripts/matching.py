@@ -107,6 +107,14 @@ class Conditions:
                 return key
         return ""
 
+    def mismatches(self, request: MatchedRequest, groups: Groups) -> list[str]:
+        """Returns the keys of all conditions that do not hold.
+
+        Raises:
+            SlowRegexError: A search took too long, or no time is left.
+        """
+        return [key for key, holds in self._checks(request, groups) if not holds]
+
     def _checks(self, request: MatchedRequest, groups: Groups) -> Iterator[tuple[str, bool]]:
         when = self._when
         yield "model", when.model is None or request.facts.model in as_tuple(when.model)

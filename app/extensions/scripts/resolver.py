@@ -1,7 +1,7 @@
 """Passes requests of all families to scripts, and applies their decisions."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -17,7 +17,7 @@ from app.core.protocol.chat import Message as WireMessage
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.validation import GenerationRequest
 from app.core.server.http.context import RequestContext
-from app.core.server.http.errors import ApiError
+from app.core.server.http.errors import ApiError, bad_request
 from app.core.text.base import Tokenizer
 from app.extensions.faults.injector import FaultInjector, facts_of
 from app.extensions.scripts.matched_request import (
@@ -54,6 +54,11 @@ PROMPT_STEPS = 10
 """Steps of work per prompt, in addition to each rule's."""
 NO_RETRY = {"x-should-retry": "false"}
 """Header of a 500, which SDKs of OpenAI and Anthropic would otherwise retry."""
+UNMATCHED = "X-Understudy-Unmatched"
+"""Header of a request with a policy, and of an answer to a request that no rule answers."""
+POLICIES = ("error", "pass")
+UNMATCHED_TYPE = "UnmatchedRequestError"
+UNMATCHED_HEADERS = {**NO_RETRY, UNMATCHED: "error"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class ScriptResolver:
     book: ScriptSet
     tokenizer: Tokenizer
     faults: FaultInjector
+    unmatched: Callable[[], str | None]
+    """Returns the setting `unmatched`."""
 
     def direct(
         self,
@@ -180,7 +187,8 @@ class ScriptResolver:
         """Calls `ScriptSet.decide`.
 
         Raises:
-            ApiError: 500, not to be retried, where the rule cannot answer.
+            ApiError: 500, not to be retried, where the rule cannot answer; 400 where no rule
+                answers a request that must have one.
         """
         try:
             decision = self.book.decide(request, rng)
@@ -189,7 +197,27 @@ class ScriptResolver:
         context.rule = ""
         if decision is not None:
             context.rule = decision.rule.location
+        elif self._is_strict(request):
+            raise ApiError(
+                400, UNMATCHED_TYPE, self.book.explain_unmatched(request), headers=UNMATCHED_HEADERS
+            )
         return decision
+
+    def _is_strict(self, request: MatchedRequest) -> bool:
+        """Returns whether a request that no rule answers is an error.
+
+        The header decides before the setting. Without both, replies that a test has set decide.
+
+        Raises:
+            ApiError: 400, the header has another value.
+        """
+        text = request.facts.header(UNMATCHED)
+        if text not in (None, *POLICIES):
+            raise bad_request(f"{UNMATCHED}: must be error or pass, got {text[:40]!r}.")
+        policy = text or self.unmatched()
+        if policy is not None:
+            return policy == "error"
+        return self.book.has_replies_for(request)
 
     def _conversations(
         self, request: GenerationRequest, prompts: Sequence[BuiltPrompt]

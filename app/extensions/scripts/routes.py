@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from app.core.api.admin import json_body
 from app.core.api.peer_ranks import PeerRanks
 from app.core.protocol.decoding import decode_query
 from app.core.server.http.context import BodyLimits, RequestContext
-from app.core.server.http.errors import bad_request
+from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
 
 if TYPE_CHECKING:
     from app.extensions.scripts.script_set import AddedRule, ScriptSet
 
 RULES = "/admin/script/rules"
+MAX_SCOPE_LENGTH = 256
+"""Most characters of a scope; the journal stores no more."""
 
 
 class RulesQuery(Struct, forbid_unknown_fields=True):
     """Query of rules that are set at run time."""
 
-    scope: str | None = None
+    scope: Annotated[str, Meta(max_length=MAX_SCOPE_LENGTH)] | None = None
+    """Empty for the rules without a scope."""
+    owner: Annotated[str, Meta(max_length=MAX_SCOPE_LENGTH)] | None = None
+    """The test that sets rules of a scope, which no other test may then do."""
     id: int | None = None
     ranks: str = ""
 
     def selects(self, rule: AddedRule) -> bool:
         """Returns whether the rule has the scope and the id of the query, where it names them."""
-        return self.scope in (None, rule.scope) and self.id in (None, rule.id)
+        return self.scope in (None, rule.scope or "") and self.id in (None, rule.id)
 
 
 def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:
@@ -51,28 +57,28 @@ def script_routes(book: ScriptSet, siblings: PeerRanks) -> list[Route]:
 
 
 def rule_routes(
-    open_book: Callable[[], ScriptSet],
-    changed: Callable[[], None],
-    body: BodyLimits,
-    siblings: PeerRanks,
+    open_book: Callable[[], ScriptSet], body: BodyLimits, siblings: PeerRanks
 ) -> list[Route]:
-    """Returns the routes of rules. `changed` is called after each change of rules."""
+    """Returns the routes of rules."""
 
     def rows(rules: Iterable[AddedRule]) -> object:
         return {"rules": [rule.row() for rule in rules]}
 
     def show(context: RequestContext) -> object:
         """The rules that were set at run time, with their counts."""
-        scope = decode_query(context.query(), RulesQuery).scope
-        rules = [rule for rule in open_book().added if scope in (None, rule.scope)]
+        query = decode_query(context.query(), RulesQuery)
+        book = open_book()
+        book.on_change()  # a strict request is then an error, even if there are no rules
+        rules = [rule for rule in book.added if query.selects(rule)]
         return siblings.answers(context, rows(rules))
 
     def add(context: RequestContext) -> object:
         """Sets rules at run time, in a file's form: PUT replaces those of `scope`, POST appends."""
-        scope = decode_query(context.query(), RulesQuery).scope
+        query = decode_query(context.query(), RulesQuery)
         data = body.read(context)
-        added = _add_rules(open_book(), data, scope, replaces=context.method == "PUT")
-        changed()
+        book = open_book()
+        added = _add_rules(book, data, query, replaces=context.method == "PUT")
+        book.on_change()
         return siblings.answers(context, rows(added), data)
 
     def remove(context: RequestContext) -> object:
@@ -80,7 +86,7 @@ def rule_routes(
         query = decode_query(context.query(), RulesQuery)
         book = open_book()
         book.use_rules([rule for rule in book.added if not query.selects(rule)])
-        changed()
+        book.on_change()
         return siblings.answers(context, rows(book.added))
 
     docs = RouteDocs(query=RulesQuery)
@@ -98,24 +104,40 @@ def rule_routes(
 
 
 def _add_rules(
-    book: ScriptSet, data: bytes, scope: str | None, *, replaces: bool
+    book: ScriptSet, data: bytes, query: RulesQuery, *, replaces: bool
 ) -> Sequence[AddedRule]:
     """Adds the rules of a JSON document to `book`, and returns them.
 
-    With `replaces`, they replace the rules of `scope`.
+    With `replaces`, they replace the rules of the query's scope.
 
     Raises:
-        ApiError: 400 for an invalid document or rule.
+        ApiError: 400 for an invalid document or rule, or one that can never answer; 409 if another
+            test uses the scope.
     """
     document = json_body(data, dict[str, object])
     if "rules" not in document:
         document = {"rules": [document]}
+    scope = query.scope or None
     try:
-        added = book.read_rules(document, scope)
+        added = book.read_rules(document, scope, query.owner)
+        _check_owner(book.added, scope, query.owner)
         remaining = list(book.added)
         if replaces:
             remaining = [rule for rule in remaining if rule.scope != scope]
-        book.use_rules([*remaining, *added])
+        book.use_rules([*remaining, *added], new=added)
     except ValueError as error:
         raise bad_request(f"{str(error).rstrip('.')}.") from None
     return added
+
+
+def _check_owner(rules: Iterable[AddedRule], scope: str | None, owner: str | None) -> None:
+    """Raises `ApiError` (409) if another test has set rules of the scope."""
+    if scope is None or owner is None:
+        return
+    for rule in rules:
+        if rule.scope == scope and rule.owner not in (None, owner):
+            message = (
+                f"The scope {scope!r} is in use by {rule.owner}; give each test its own scope, or "
+                f"remove the old rules with DELETE {RULES}?scope={quote(scope)}."
+            )
+            raise ApiError(409, "ConflictError", message)

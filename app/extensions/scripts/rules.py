@@ -193,6 +193,8 @@ class Rule(RulePart, frozen=True, kw_only=True):
     """Name of the rule in the journal and in counts."""
     when: When = When()
     """Conditions; without any, every request matches."""
+    times: Ordinal | None = None
+    """Most requests that the rule answers, of each scope; None for no limit."""
 
 
 class Script(RulePart, frozen=True, kw_only=True):

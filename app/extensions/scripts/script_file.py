@@ -17,14 +17,31 @@ from app.extensions.scripts.matched_request import MatchedRequest
 from app.extensions.scripts.matching import Conditions, Groups, is_in
 from app.extensions.scripts.reader import read_script, rule_location
 from app.extensions.scripts.regexes import RegexCompiler
-from app.extensions.scripts.rules import Nth, Rule, Script, ScriptError, Then
+from app.extensions.scripts.rules import (
+    Nth,
+    Rule,
+    RuleFailureError,
+    Script,
+    ScriptError,
+    Then,
+    When,
+)
 from app.extensions.scripts.template import TemplateCompiler
 
 log = logging.getLogger(__name__)
 Stamp = tuple[int, int, int]
 """Modification time in nanoseconds, size in bytes and inode of a file."""
-Counters = LRUCache[tuple[int, bytes], int]
-"""Matches by the id of a rule, and the digest of an API key or conversation."""
+CounterKey = tuple[int, bytes]
+"""The id of a rule, and the digest of an API key, a conversation or a scope."""
+Counters = LRUCache[CounterKey, int]
+"""Matches and answers of rules, where they are counted apart for keys or scopes."""
+USES = b"uses"
+"""Precedes the digest of a scope in the key of a counter of answers."""
+MAX_RESULTS_WITHOUT_CONDITION = 50
+"""Results of tools in a conversation after which a rule without conditions calls no more tools.
+
+An agent would otherwise call them forever.
+"""
 MAX_NAMED_TOOLS = 8
 """Most offered tools that a message lists."""
 
@@ -68,6 +85,8 @@ class RuleState:
         self.number = number
         self.rule = rule
         self.uid = uid
+        self.scope: str | None = None
+        """Scope of all requests of a rule that a test has set; None for every scope."""
         outcome = rule.then if isinstance(rule.then, Then) else Then(passes=True)
         compiler = compiler or ScriptCompiler()
         template_nodes = compiler.templates.nodes
@@ -89,12 +108,27 @@ class RuleState:
         if nth is not None and not isinstance(nth, Nth):
             nth = Nth(count=nth)
         self._nth = nth
+        self.counts_all_matches = nth is not None
+        """True if the rule also counts the matching requests that another rule answers."""
+        self.is_unconditional = rule.when == When() and not self.only_fails
+        """True if the rule has no condition."""
+        self.always_answers = (
+            nth is None and rule.times is None and rule.when.chance == 1 and not self.only_fails
+        )
+        """True if the rule answers each request that meets its conditions."""
+        self.answers_everything = (
+            self.is_unconditional and self.always_answers and not self.required_tools
+        )
+        """True if the rule answers each request that needs its kind of result."""
+        self.calls_tools = bool(outcome.tool_calls)
         self.restart(now_s)
 
     def restart(self, now_s: float) -> None:
         """Resets the rule's counters and its fault."""
         self.counts = RuleCounts()
         self._match_count = 0
+        self.use_count = 0
+        """Answers of a rule with `times`, without those in other scopes."""
         self.faults: FaultScript | None = None
         if self._fault_rule is not None:
             self.faults = FaultScript([self._fault_rule], now_s)
@@ -129,8 +163,21 @@ class RuleState:
                 )
         return ""
 
-    def match(self, request: MatchedRequest, rng: Random, counters: Counters) -> Groups | None:
-        """Returns the captured texts, or None when the rule does not answer.
+    def check_loop(self, request: MatchedRequest) -> None:
+        """Raises `RuleFailureError` for a rule without conditions that would call tools forever."""
+        if not (self.calls_tools and self.is_unconditional and self.rule.times is None):
+            return
+        results = len(request.by_role.get("tool", ()))
+        if results >= MAX_RESULTS_WITHOUT_CONDITION:
+            raise RuleFailureError(
+                f"the rule has no condition, and has called tools until the conversation had "
+                f"{results} results; add times: 1, or when: {{tool_result: false}}"
+            )
+
+    def matching_groups(self, request: MatchedRequest) -> Groups | None:
+        """Returns the captured texts if the request meets all conditions but `nth` and `chance`.
+
+        Returns None otherwise. May pause.
 
         Raises:
             SlowRegexError: A search took too long, or no time is left.
@@ -144,21 +191,58 @@ class RuleState:
             if self.counts.unoffered == 1:
                 log.warning("%s: skipped: %s", self.location, error)
             return None
-        self._match_count += 1
-        groups.count = self._match_count
-        if self._nth is not None:
-            if self._nth.per != "server":
-                is_per_chat = self._nth.per == "conversation"
-                scope = request.conversation if is_per_chat else request.client
-                counter = (self.uid, scope)
-                groups.count = counters.get(counter, 0) + 1
-                counters[counter] = groups.count
-            if not is_in(groups.count, self._nth.count):
-                return None
-        chance = self.rule.when.chance
-        if chance < 1 and rng.random() >= chance:
-            return None
         return groups
+
+    def count_match(self, request: MatchedRequest, counters: Counters) -> int:
+        """Counts a request that meets the conditions, and returns its number from 1."""
+        number = self.match_count(request, counters) + 1
+        key = self._match_key(request)
+        if key is None:
+            self._match_count = number
+        else:
+            counters[key] = number
+        return number
+
+    def match_count(self, request: MatchedRequest, counters: Counters) -> int:
+        """Returns how many requests have met the conditions, in the scope of `nth`."""
+        key = self._match_key(request)
+        if key is None:
+            return self._match_count
+        return counters.get(key, 0)
+
+    def _match_key(self, request: MatchedRequest) -> CounterKey | None:
+        if self._nth is not None and self._nth.per == "conversation":
+            return self.uid, request.conversation
+        if self._nth is not None and self._nth.per == "key":
+            return self.uid, request.client
+        if not request.scope or request.scope == self.scope:
+            return None
+        return self.uid, request.scope_digest
+
+    def is_nth(self, number: int) -> bool:
+        """Returns whether `nth` holds for the match with this number."""
+        return self._nth is None or is_in(number, self._nth.count)
+
+    def is_due(self, number: int, request: MatchedRequest, counters: Counters) -> bool:
+        """Returns whether `nth` and `times` let the rule answer the match with this number."""
+        return self.is_nth(number) and self.has_answers_left(request, counters)
+
+    def has_answers_left(self, request: MatchedRequest, counters: Counters) -> bool:
+        """Returns whether `times` allows one more answer in the scope of the request."""
+        return self.rule.times is None or self._uses(request, counters) < self.rule.times
+
+    def use(self, request: MatchedRequest, counters: Counters) -> None:
+        """Counts an answer of a rule with `times`."""
+        uses = self._uses(request, counters) + 1
+        if not request.scope or request.scope == self.scope:
+            self.use_count = uses
+        else:
+            counters[self.uid, USES + request.scope_digest] = uses
+
+    def _uses(self, request: MatchedRequest, counters: Counters) -> int:
+        if not request.scope or request.scope == self.scope:
+            return self.use_count
+        return counters.get((self.uid, USES + request.scope_digest), 0)
 
 
 class FileRules(NamedTuple):

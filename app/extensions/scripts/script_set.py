@@ -3,6 +3,8 @@
 Files are read at start, and again when they change. Start reading at `ScriptSet.decide`.
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from random import Random
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import gevent
 import msgspec
@@ -21,7 +23,6 @@ from app.core.api.fault import Fault
 from app.core.api.reply_rules import ScriptedAnswer
 from app.core.base.clock.pause import call_off_hub
 from app.core.engine.constraints import SchemaCompiler, SchemaError
-from app.core.server.http.context import SCOPE
 from app.extensions.forms.schema import Schemas
 from app.extensions.forms.schema.keywords import JSON
 from app.extensions.scripts.action import Accepts
@@ -33,6 +34,7 @@ from app.extensions.scripts.matched_request import (
     no_pause,
 )
 from app.extensions.scripts.matching import Groups
+from app.extensions.scripts.reachability import unreachable
 from app.extensions.scripts.reader import convert_script
 from app.extensions.scripts.regexes import MAX_SCRIPT_REGEX_NODES
 from app.extensions.scripts.rules import RuleFailureError, ScriptError
@@ -49,6 +51,9 @@ from app.extensions.scripts.settings import ScriptSettings
 from app.extensions.scripts.template_environment import RandomFunctions
 from app.extensions.scripts.template_limits import BUDGET_KEY, MAX_SCRIPT_NODES, Budget
 from config.declaration import ConfigError
+
+if TYPE_CHECKING:
+    from app.extensions.scripts.kept import KeptChanges
 
 log = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 1.0
@@ -79,25 +84,58 @@ class Decision(NamedTuple):
     fault: Fault | None
 
 
+class RuleMatch(NamedTuple):
+    """A rule whose conditions hold for a request, with its random source."""
+
+    rule: RuleState
+    rng: Random
+    groups: Groups
+
+
 class AddedRule(Struct, eq=False):
     """A rule that was set at run time; its `document` is in a file's form."""
 
     id: int
     scope: str | None
     """Header X-Understudy-Scope of its requests; None for all requests."""
+    owner: str | None
+    """The test that has set the rule, where it names itself."""
+    seed: int | None
+    """Seed of the random draws of its script."""
     document: Mapping[str, object]
     size_bytes: int
     rng: Random
     state: RuleState
+
+    def record(self) -> dict[str, object]:
+        """Returns the rule as it is kept for the next worker."""
+        return {
+            "id": self.id,
+            "scope": self.scope,
+            "owner": self.owner,
+            "seed": self.seed,
+            "document": self.document,
+            "uses": self.state.use_count,
+        }
 
     def row(self) -> dict[str, object]:
         """Returns the rule in a list of rules, with its counters."""
         return {
             "id": self.id,
             "scope": self.scope,
+            "owner": self.owner,
             **self.document,
             **to_builtins(self.state.counts),
         }
+
+
+class KeptRule(Struct):
+    """A record of a rule that an earlier worker has left, without the rule itself."""
+
+    id: int
+    scope: str | None = None
+    owner: str | None = None
+    uses: int = 0
 
 
 class ScriptSet:
@@ -130,13 +168,18 @@ class ScriptSet:
         self._watch: gevent.Greenlet | None = None
         self._compiling = BoundedSemaphore()
         """Held while rules of run time compile, so that one thread competes with the event loop."""
-        self.on_reload: Callable[[], None] = no_pause
-        """Called in a greenlet after rules of files have changed."""
+        self.on_change: Callable[[], None] = no_pause
+        """Called in a greenlet after rules have changed, and when a client looks at them."""
         self.added: tuple[AddedRule, ...] = ()
         """Rules set at run time, which take precedence over the files' rules."""
         self.files = [ScriptFile(model, path, rng) for model, path in files]
+        self._store: KeptChanges | None = None
+        """Keeps the rules of run time for the next worker."""
+        self._counts_all_matches = False
+        """True if a rule also counts the matching requests that another rule answers."""
         for file in self.files:
             file.use(self._read(file))
+        self._note_counting_rules()
 
     def decide(self, request: MatchedRequest, rng: Random | None = None) -> Decision | None:
         """Returns the decision of the first matching rule, or None. May pause.
@@ -146,18 +189,66 @@ class ScriptSet:
         Raises:
             RuleFailureError: The rule cannot answer.
         """
-        for rule, rule_rng in self._candidates(request):
-            decision = self._decision(rule, request, rng or rule_rng)
-            if decision is not None:
-                rule.counts.answered += 1
-                return decision
+        choice = self._choose(self._matches(request), request, rng)
+        if choice is None:
+            self.unanswered += 1
+            return None
+        match, fault = choice
+        decision = self._decision(match, request, rng or match.rng, fault)
+        match.rule.counts.answered += 1
+        return decision
+
+    def _matches(self, request: MatchedRequest) -> list[RuleMatch]:
+        """Returns the rules whose conditions hold, in order, as far as they may decide. May pause.
+
+        After a rule that answers in any case, only rules with `nth` are compared, for their counts.
+        """
+        matches: list[RuleMatch] = []
+        is_decided = False
+        for rule, rng in self._candidates(request):
+            if is_decided and not rule.counts_all_matches:
+                continue
+            groups = self._matching_groups(rule, request)
+            if groups is not None:
+                matches.append(RuleMatch(rule, rng, groups))
+                is_decided = is_decided or rule.always_answers
+                if is_decided and not self._counts_all_matches:
+                    break
             request.pause()
-        self.unanswered += 1
+        return matches
+
+    def _choose(
+        self, matches: Sequence[RuleMatch], request: MatchedRequest, rng: Random | None
+    ) -> tuple[RuleMatch, Fault | None] | None:
+        """Returns the match that decides, with its fault; None if no rule decides.
+
+        Does not pause: counts of concurrent requests must not mix.
+        """
+        for match in matches:
+            if match.rule.counts_all_matches:
+                match.groups.count = match.rule.count_match(request, self._counters)
+        for match in matches:
+            rule = match.rule
+            if not rule.counts_all_matches:
+                match.groups.count = rule.count_match(request, self._counters)
+            if not rule.is_due(match.groups.count, request, self._counters):
+                continue
+            draws = rng or match.rng
+            chance = rule.rule.when.chance
+            if chance < 1 and draws.random() >= chance:
+                continue
+            fault: Fault | None = None
+            if rule.faults is not None:
+                fault = rule.faults.fault_for(request.facts, draws, self._now())
+            if rule.only_fails and fault is None:
+                continue
+            self._use(rule, request)
+            return match, fault
         return None
 
     def _candidates(self, request: MatchedRequest) -> Iterator[tuple[RuleState, Random]]:
         """Yields the rules for a request's scope and model, in order, with their random sources."""
-        scope = request.facts.header(SCOPE) if self.added else None
+        scope = request.scope if self.added else None
         for added in self.added:
             if added.scope in (None, scope):
                 yield added.state, added.rng
@@ -166,24 +257,32 @@ class ScriptSet:
                 for rule in file.rules:
                     yield rule, file.rng
 
-    def _decision(self, rule: RuleState, request: MatchedRequest, rng: Random) -> Decision | None:
+    def _use(self, rule: RuleState, request: MatchedRequest) -> None:
+        """Counts an answer of a rule with `times`, also for the next worker."""
+        if rule.rule.times is not None:
+            rule.use(request, self._counters)
+            if self._store is not None and rule.path == RUN_TIME:
+                self._store.append({"used": [rule.number, rule.use_count]})
+
+    def _matching_groups(self, rule: RuleState, request: MatchedRequest) -> Groups | None:
         try:
-            groups = rule.match(request, rng, self._counters)
+            return rule.matching_groups(request)
         except SlowRegexError as error:
             rule.counts.too_slow += 1
             self._warn_of_slow_rule(rule, error)
             return None
-        if groups is None:
-            return None
-        fault: Fault | None = None
-        if rule.faults is not None:
-            fault = rule.faults.fault_for(request.facts, rng, self._now())
+
+    def _decision(
+        self, match: RuleMatch, request: MatchedRequest, rng: Random, fault: Fault | None
+    ) -> Decision:
+        rule = match.rule
         if rule.only_fails:
-            return None if fault is None else Decision(rule, None, fault)
-        values: dict[str, object] = {}
-        if not rule.action.is_constant:
-            values = self._values(request, groups, rng)
+            return Decision(rule, None, fault)
         try:
+            rule.check_loop(request)
+            values: dict[str, object] = {}
+            if not rule.action.is_constant:
+                values = self._values(request, match.groups, rng)
             answer = rule.action.answer(request, values, self._accepts)
         except (RuleFailureError, ScriptError) as error:
             rule.counts.failed += 1
@@ -225,6 +324,21 @@ class ScriptSet:
             **RandomFunctions(rng).by_name(),
         }
 
+    def has_replies_for(self, request: MatchedRequest) -> bool:
+        """Returns whether a test has set replies of the kind, and in the scope, of a request."""
+        return any(
+            added.scope in (None, request.scope)
+            and added.state.action.result_kind == request.result_kind
+            for added in self.added
+        )
+
+    def explain_unmatched(self, request: MatchedRequest) -> str:
+        """Returns a sentence with the rule that is nearest to a request without a decision."""
+        from app.extensions.scripts.nearest import explain_unmatched  # few requests need it
+
+        rules = (rule for rule, _ in self._candidates(request))
+        return explain_unmatched(rules, request, self._counters)
+
     @property
     def size_bytes(self) -> int:
         """Estimated memory of the counters."""
@@ -244,16 +358,20 @@ class ScriptSet:
         searches += sum(rule.most_searches for file in self.files for rule in file.rules)
         return searches <= MAX_SEARCHES_AT_ONCE
 
-    def read_rules(self, document: Mapping[str, object], scope: str | None) -> list[AddedRule]:
+    def read_rules(
+        self, document: Mapping[str, object], scope: str | None, owner: str | None = None
+    ) -> list[AddedRule]:
         """Compiles rules for run time in a native thread, but does not use them yet.
 
         Raises:
             ScriptError: A rule is invalid.
         """
         with self._compiling:
-            return call_off_hub(self._read_rules, document, scope)
+            return call_off_hub(self._read_rules, document, scope, owner)
 
-    def _read_rules(self, document: Mapping[str, object], scope: str | None) -> list[AddedRule]:
+    def _read_rules(
+        self, document: Mapping[str, object], scope: str | None, owner: str | None
+    ) -> list[AddedRule]:
         rows = document.get("rules")
         added: list[AddedRule] = []
         try:
@@ -273,10 +391,13 @@ class ScriptSet:
                 state.action.check_calls(script.tools, self._accepts, state.location)
                 size_bytes = RULE_BYTES + len(msgspec.json.encode(row))
                 state.number = next(self._numbers)
+                state.scope = scope
                 added.append(
                     AddedRule(
                         id=state.number,
                         scope=scope,
+                        owner=owner,
+                        seed=script.seed,
                         document=row,
                         size_bytes=size_bytes,
                         rng=rng,
@@ -287,12 +408,55 @@ class ScriptSet:
             raise ScriptError(f"script {RUN_TIME}: is nested too deeply") from None
         return added
 
-    def use_rules(self, rules: Sequence[AddedRule]) -> None:
-        """Replaces all rules of run time.
+    def use_rules(self, rules: Sequence[AddedRule], new: Sequence[AddedRule] = ()) -> None:
+        """Replaces all rules of run time. Rules with a scope precede rules without one.
 
         Raises:
-            ScriptError: They are too large together; the old rules stay in use.
+            ScriptError: They are too large together, or one of the `new` rules can never answer;
+                the old rules stay in use.
         """
+        self._check_limits(rules)
+        ordered = [rule for rule in rules if rule.scope is not None]
+        ordered += [rule for rule in rules if rule.scope is None]
+        flaw = unreachable([rule.state for rule in ordered], [rule.state for rule in new])
+        if flaw:
+            raise ScriptError(flaw)
+        before = self.added
+        self.added = tuple(ordered)
+        self._note_counting_rules()
+        if self._store is not None:
+            self._store.keep_rules({rule.id for rule in before}, self._records())
+
+    def _records(self) -> list[dict[str, object]]:
+        return [rule.record() for rule in self.added]
+
+    def restore(self, store: KeptChanges) -> None:
+        """Sets the rules in `store`, which an earlier worker has left, and keeps changes there."""
+        rules: list[AddedRule] = []
+        for record in store.kept.rules.values():
+            rules += self._restored(record)
+        self.use_rules(rules)
+        self._numbers = count(max(store.kept.rules, default=0) + 1)
+        self._store = store
+        if rules:
+            log.info("restored %d rules that were set at run time", len(rules))
+
+    def _restored(self, record: Mapping[str, object]) -> list[AddedRule]:
+        """Returns the rule of a record; none, which is logged, if it cannot be read."""
+        document = {"rules": [record.get("document")], "seed": record.get("seed")}
+        kept = msgspec.convert(record, KeptRule)
+        try:
+            [rule] = self._read_rules(document, kept.scope, kept.owner)
+        except ScriptError as error:
+            log.error("a rule is lost: %s", error)
+            return []
+        rule.id = kept.id
+        rule.state.number = kept.id
+        rule.state.use_count = kept.uses
+        return [rule]
+
+    def _check_limits(self, rules: Sequence[AddedRule]) -> None:
+        """Raises `ScriptError` if the rules are too large together."""
         if sum(rule.size_bytes for rule in rules) > MAX_ADDED_BYTES:
             raise ScriptError(
                 f"script {RUN_TIME}: the rules have more than {MAX_ADDED_BYTES >> 20} MiB together"
@@ -306,7 +470,11 @@ class ScriptSet:
                 f"script {RUN_TIME}: the regexes have more than {MAX_SCRIPT_REGEX_NODES} parts "
                 "together"
             )
-        self.added = tuple(rules)
+
+    def _note_counting_rules(self) -> None:
+        states = [added.state for added in self.added]
+        states += [state for file in self.files for state in file.rules]
+        self._counts_all_matches = any(state.counts_all_matches for state in states)
 
     def _read(self, file: ScriptFile) -> FileRules:
         file_rules = file.read(self._uids, self._now(), self._rng, self._accepts)
@@ -317,10 +485,13 @@ class ScriptSet:
                 file.path,
                 _list_rules(file_rules.unchecked),
             )
+        flaw = unreachable(file_rules.rules, file_rules.rules)
+        if flaw:
+            log.warning("%s", flaw)
         return file_rules
 
     def refresh(self) -> None:
-        """Reloads changed files, and calls `on_reload` before any request sees their rules.
+        """Reloads changed files, and calls `on_change` before any request sees their rules.
 
         Compiles in a native thread. Logs errors, and keeps the old rules of an invalid file.
         """
@@ -329,7 +500,8 @@ class ScriptSet:
             for file, file_rules in changes:
                 file.use(file_rules)
                 log.info("script %s: reloaded %d rules", file.path, len(file.rules))
-            self.on_reload()
+            self._note_counting_rules()
+            self.on_change()
 
     def _read_changes(self) -> list[tuple[ScriptFile, FileRules]]:
         changes = []
@@ -368,6 +540,8 @@ class ScriptSet:
         self._has_warned_of_budget = False
         for added in self.added:
             added.state.restart(self._now())
+        if self._store is not None:
+            self._store.rewrite(self._records())
         for file in self.files:
             for rule in file.rules:
                 rule.restart(self._now())

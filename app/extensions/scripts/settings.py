@@ -1,6 +1,6 @@
 """Settings of scripted replies."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from config.declaration import About, Section
 from config.model_files import ModelFiles, model_and_path
@@ -12,6 +12,10 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
     script: Annotated[ModelFiles, About(simulated=True, path=True)] = ()
     """YAML files with rules for replies, each as path, or as model=path for the requests of one
     model. A changed file is reloaded."""
+
+    unmatched: Annotated[Literal["error", "pass"] | None, About(live=True, simulated=True)] = None
+    """What a request gets that no rule answers: an error that names the nearest rule, or the reply
+    of the mode. Empty is error for requests of a kind that a test has set replies for."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:

@@ -52,6 +52,79 @@ test("what was not sent is shown beside what was", async () => {
   assert.equal(why, '      scope is "two"');
 });
 
+test("a sequence answers one after another, and then is an error", async () => {
+  await server.replies(["one", "two", { text: "three" }]);
+  const texts = [];
+  for (let turn = 0; turn < 3; turn++) texts.push((await ask("hi", "")).choices[0].message.content);
+  assert.deepEqual(texts, ["one", "two", "three"]);
+  const { error } = await ask("hi", "");
+  assert.match(error.message, /\(reply 3 of 3\): it has answered 1 time\(s\)/);
+  assert.equal((await server.unmatched()).length, 1);
+});
+
+test("a request that no rule answers fails the reset, with the nearest rule", async () => {
+  await server.reply({ when: { message: "hello" }, then: { text: "Hi." }, name: "greet" });
+  await ask("bye", "");
+  const failure = await server.reset().catch((error) => error);
+  assert.equal(failure.name, "AssertionError");
+  assert.match(
+    failure.message,
+    /^1 request matched no rule\. .* \(greet\): when\.message: the last message is 'bye', not one that is 'hello'\.\n1 request, the oldest first:\n {2}[\d:.]{12} \/v1\/chat\/completions 400 "bye"\n/,
+  );
+  assert.deepEqual(await server.requests(), []);
+});
+
+test("scopes are apart, and end with their tests", async () => {
+  const use = (name) =>
+    server.withScope(async (scope) => {
+      await scope.replies([name, name]);
+      const asked = await Promise.all([ask("hi", scope.name), ask("hi", scope.name)]);
+      assert.deepEqual(
+        asked.map((answer) => answer.choices[0].message.content),
+        [name, name],
+      );
+      await scope.verify({ times: 2 });
+    });
+  await Promise.all(["a", "b", "c"].map(use));
+  assert.deepEqual(await server.requests(), []);
+  await assert.rejects(
+    server.withScope(
+      async (scope) => {
+        await scope.reply({ then: { text: "x" } });
+        await server.withScope(() => {}, { name: "one" });
+      },
+      { name: "one" },
+    ),
+    /the scope "one" is in use by a test/,
+  );
+  await server.withScope(
+    async (scope) => {
+      const answer = await fetch(`${scope.baseURL}/completions`, {
+        method: "POST",
+        headers: { "Content-Type": "application/json", ...scope.headers },
+        body: JSON.stringify({ prompt: "hi" }),
+      });
+      assert.equal(answer.status, 400);
+      assert.match((await scope.unmatched())[0].error, /no rules are set for it/);
+    },
+    { unmatched: "error" },
+  );
+});
+
+test("a choked engine starts nothing until it is let go", async () => {
+  let asked;
+  await server.choke({ paused: true }, async () => {
+    asked = ask("hi", "");
+    while ((await server.ask("GET", "/admin/choke?ranks=all"))[0].waiting === 0);
+    assert.equal((await server.requests())[0].text, null);
+  });
+  assert.ok((await asked).choices);
+  await assert.rejects(
+    server.choke({ places: 0 }, () => {}),
+    /answered 400/,
+  );
+});
+
 test("what cannot be is told", async () => {
   await assert.rejects(
     server.reply({ then: { txt: "x" } }),

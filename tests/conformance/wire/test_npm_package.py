@@ -44,7 +44,7 @@ def test_an_agents_loop_is_set_and_verified(agent: str, tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=55
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"# pass {1 if agent else 4}" in done.stdout
+    assert f"# pass {1 if agent else 8}" in done.stdout
 
 
 VITEST = """\

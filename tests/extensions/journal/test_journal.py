@@ -56,6 +56,8 @@ def test_entry_has_request_and_reply() -> None:
         None,
         None,
     )
+    assert "JSON decode error" in broken["error"] and not broken["unmatched"]
+    assert first["error"] is None
 
 
 def test_entries_are_filtered_by_route_text_and_scope_and_cleared() -> None:

@@ -170,7 +170,7 @@ def test_errors_and_broken_answers_become_faults() -> None:
 
 def test_rules_of_equal_requests_answer_in_recorded_order() -> None:
     rules = rules_of(*(whole(chat("Hi"), choice(content=text)) for text in "abc"))
-    assert [rule["when"].get("nth") for rule in rules] == [1, 1, None]
+    assert [rule.get("times") for rule in rules] == [1, 1, None]
 
 
 def test_rules_match_the_model_only_if_models_differ() -> None:

@@ -204,7 +204,7 @@ def test_rules_of_changed_files_are_used_together_when_all_are_compiled(
         return read(file, *arguments)
 
     monkeypatch.setattr(ScriptFile, "read", reading)
-    book.on_reload = lambda: seen.append("reloaded")
+    book.on_change = lambda: seen.append("reloaded")
     for number in range(2):
         books.write(rules % "newest", f"{number}.yaml")
     book.refresh()

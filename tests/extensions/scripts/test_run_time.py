@@ -42,7 +42,7 @@ def rule(text: str, **when: Any) -> dict[str, Any]:
 
 def test_rules_are_set_appended_counted_and_removed(client: FlaskClient) -> None:
     plain = said(client)
-    rules(client, "", "PUT", {"rules": [rule("one", message="hi"), rule("two")]})
+    rules(client, "", "PUT", {"rules": [rule("one", message="hi"), rule("two", message="x")]})
     [third] = rules(client, "", "POST", rule("three"))
     assert [said(client), said(client, "x")] == ["one", "two"]
     assert [(each["name"], each["answered"]) for each in rules(client)] == [
@@ -72,8 +72,8 @@ def test_a_scope_has_rules_of_its_own(client: FlaskClient) -> None:
     ]
     rules(client, "?scope=a", "PUT", {"rules": [rule("of a again")]})
     rules(client, "?scope=b", "DELETE")
-    assert [said(client, "hi", scope) for scope in ("a", "b")] == ["of all", "of all"]
-    assert [each["scope"] for each in rules(client)] == [None, "a"]
+    assert [said(client, "hi", scope) for scope in ("a", "b")] == ["of a again", "of all"]
+    assert [each["scope"] for each in rules(client)] == ["a", None]
     assert [each["name"] for each in rules(client, "?scope=a")] == ["of a again"]
 
 

@@ -49,5 +49,5 @@ def test_with_a_server_of_its_own(understudy, understudy_server):
     assert (understudy.settings["max-num-seqs"], understudy.settings["max-model-len"]) == (1, 1234)
 
 
-def test_that_fails_shows_the_log(understudy):
+def test_that_fails_shows_the_journal(understudy):
     assert ask(understudy, 1) == 500

@@ -210,10 +210,10 @@ def test_a_clients_tests_have_the_fixture(installed: Path, elsewhere: Path) -> N
     said = run(installed / "python", "-m", "pytest", *options, cwd=elsewhere)
     outcomes = dict(re.findall(r"::(\w+) (PASSED|FAILED|ERROR)", said.stdout))
     assert [name for name, outcome in outcomes.items() if outcome != "PASSED"] == [
-        "test_that_fails_shows_the_log"
+        "test_that_fails_shows_the_journal"
     ], said.stdout
     assert len(outcomes) == 5
-    assert "log of understudy" in said.stdout and "Listening at: http://127.0.0.1" in said.stdout
+    assert "requests to understudy" in said.stdout and "seed 7; 1 request, the" in said.stdout
 
 
 def test_the_project_that_it_writes_passes_its_tests(installed: Path, tmp_path: Path) -> None:

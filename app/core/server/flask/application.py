@@ -35,6 +35,7 @@ from app.core.api.errors import forget_frames, respond_to_error
 from app.core.base import Caches
 from app.core.server.flask.additions import FlaskFunctions
 from app.core.server.http.context import CONTEXT, RequestContext, context_of, current_request
+from app.core.server.http.errors import not_found
 from app.core.server.http.response import TEXT, Response, StreamingBody, json_response
 from app.core.server.http.route import Handler, Route
 from app.core.server.middleware.stack import MiddlewareStack
@@ -322,6 +323,10 @@ class Understudy(Flask):
                 return Response(b"", 307, {"Location": location})
         if isinstance(error, MethodNotAllowed) and context.path == "/":
             error = NotFound()  # vLLM has no path /: GET / exists only here
+        if context.path.startswith("/v1/v1/"):
+            url = f"{context.scheme}://{context.host}{context.path[3:]}"
+            message = f"The base URL has one /v1 too many; the right URL is {url}"
+            return respond_to_error(not_found(message), context)
         response = json_response({"detail": error.name}, error.code or 500)
         if isinstance(error, MethodNotAllowed) and error.valid_methods:
             methods = error.valid_methods

@@ -1,0 +1,16 @@
+"""examples/autoscaling: a real Prometheus, the HPA's formula and our pods, up and down."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.running_server import ROOT
+
+
+@pytest.mark.prometheus
+def test_the_example_scales_up_and_down() -> None:
+    options = ("-n", "0", "-p", "no:cacheprovider")
+    command = [sys.executable, "-m", "pytest", *options, "examples/autoscaling"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=58)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,201 @@
+"""A request that no rule of a test answers is an error, which names the nearest rule."""
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from tests.application import app_of
+from tests.extensions.scripts.requests import Books, request, said
+
+RULES = "/admin/script/rules"
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def client() -> FlaskClient:
+    return app_of("--seed", "1", "--journal", "10").test_client()
+
+
+def set_rules(client: FlaskClient, *rules: Any, query: str = "") -> Any:
+    answer = client.post(RULES + query, json={"rules": list(rules)})
+    assert answer.status_code == 200, answer.text
+    return answer.json
+
+
+def chat(client: FlaskClient, text: str = "hi", **headers: str) -> Any:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 5}
+    return client.post(CHAT, json=body, headers=names)
+
+
+def message_of(answer: Any) -> str:
+    assert answer.status_code == 400, answer.text
+    assert answer.headers["x-understudy-unmatched"] == "error"
+    assert answer.headers["x-should-retry"] == "false"
+    assert answer.json["error"]["type"] == "UnmatchedRequestError"
+    return str(answer.json["error"]["message"])
+
+
+def test_an_unmatched_request_is_an_error_with_the_nearest_rule(client: FlaskClient) -> None:
+    weather = {"message": {"role": "user", "contains": "weather"}, "tool_result": False, "turn": 1}
+    set_rules(
+        client,
+        {"name": "far", "when": {"message": "x", "turn": 9}, "then": {"text": "a"}},
+        {"name": "weather", "when": weather, "then": {"text": "b"}},
+    )
+    assert message_of(chat(client, "the news")) == (
+        "No rule answers this request. The nearest of 2 rules is script at run time: rule 2 "
+        "(weather): when.message: the last message of role 'user' is 'the news', not one that "
+        "contains 'weather'."
+    )
+    entries: Any = client.get("/admin/journal").json
+    [entry] = entries["entries"]
+    assert entry["unmatched"] and "rule 2 (weather)" in entry["error"] and entry["rule"] is None
+
+
+def test_a_used_up_sequence_names_its_last_reply(client: FlaskClient) -> None:
+    set_rules(client, *[{"name": name, "times": 1, "then": {"text": name}} for name in "abc"])
+    texts = [chat(client).json["choices"][0]["message"]["content"] for _ in range(3)]
+    assert texts == ["a", "b", "c"]
+    assert message_of(chat(client)).endswith(
+        "rule 3 (c): it has answered 1 time(s), as many as its `times` allows."
+    )
+
+
+@pytest.mark.parametrize(
+    ("when", "reason"),
+    [
+        ({"model": "other"}, "when.model: the request has "),
+        ({"api": "messages"}, "when.api: the request has 'chat'"),
+        ({"tools": ["f"]}, "when.tools: the request offers no tools"),
+        ({"headers": {"authorization": "Bearer a"}}, "when.headers.authorization: the header"),
+        ({"tool_result": True}, "the conversation does not end with the result of a tool"),
+        ({"message": {"role": "tool"}}, "there is no message of role 'tool'"),
+        ({"message": {"which": "any", "regex": "^x"}}, "no message matches the regex '^x'"),
+        ({"nth": 2}, "when.nth does not hold: this is match 1"),
+        ({"chance": 0.0}, "when.chance has excluded this request"),
+    ],
+)
+def test_each_condition_has_a_reason(client: FlaskClient, when: Any, reason: str) -> None:
+    set_rules(client, {"when": when, "then": {"text": "a"}})
+    message = message_of(chat(client, "hi", Authorization="Bearer secret"))
+    assert reason in message and "secret" not in message
+
+
+def test_the_policy_is_that_of_the_header_then_the_setting_then_the_replies(
+    client: FlaskClient,
+) -> None:
+    assert chat(client).status_code == 200
+    set_rules(client, {"when": {"message": "x"}, "then": {"text": "a"}}, query="?scope=one")
+    assert chat(client).status_code == 200, "the rules of another scope do not matter"
+    assert chat(client, X_Understudy_Scope="one").status_code == 400
+    headers = {"X_Understudy_Scope": "one", "X_Understudy_Unmatched": "pass"}
+    assert chat(client, **headers).status_code == 200
+    client.post("/admin/config", json={"unmatched": "pass"})
+    assert chat(client, X_Understudy_Scope="one").status_code == 200
+    assert message_of(chat(client, X_Understudy_Unmatched="error")).endswith(
+        ": no rules are set for it."
+    )
+    answer = chat(client, X_Understudy_Unmatched="maybe")
+    assert answer.json["error"]["message"] == (
+        "X-Understudy-Unmatched: must be error or pass, got 'maybe'."
+    )
+
+
+def test_replies_do_not_make_embeddings_strict() -> None:
+    client = app_of("--task", "embed", "--seed", "1").test_client()
+    set_rules(client, {"when": {"message": "x"}, "then": {"text": "a"}})
+    assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200
+    set_rules(client, {"when": {"message": "x"}, "then": {"embedding": [1.0]}})
+    assert "rule 2" in message_of(client.post("/v1/embeddings", json={"input": "a"}))
+
+
+def test_the_setting_makes_a_server_without_rules_strict() -> None:
+    client = app_of("--unmatched", "error").test_client()
+    assert message_of(chat(client)) == "No rule answers this request: no rules are set for it."
+
+
+def test_a_setting_at_run_time_makes_a_server_without_rules_strict(client: FlaskClient) -> None:
+    client.post("/admin/config", json={"unmatched": "error"})
+    assert "no rules are set" in message_of(chat(client))
+
+
+def test_nth_counts_matches_that_another_rule_answers(books: Books) -> None:
+    book = books.open(
+        "rules: [{when: {nth: 1}, then: {text: one}}, {when: {nth: 2}, then: {text: two}},"
+        " {when: {nth: 3}, then: {text: three}}]"
+    )
+    assert [said(book, request("a")) for _ in range(4)] == ["one", "two", "three", None]
+    book = books.open(
+        "rules: [{when: {message: a}, then: {text: plain}},"
+        " {when: {message: {contains: ''}, nth: 3}, then: {text: third}}]"
+    )
+    assert [said(book, request(text)) for text in "aab"] == ["plain", "plain", "third"]
+
+
+def test_times_and_nth_count_for_each_scope(books: Books) -> None:
+    book = books.open(
+        "rules: [{times: 1, then: {text: once}}, {when: {nth: 2}, then: {text: second}}]"
+    )
+    one = {"x-understudy-scope": "one"}
+    two = {"x-understudy-scope": "two"}
+    answers = [said(book, request("a", headers=headers)) for headers in (one, two, one, {}, two)]
+    assert answers == ["once", "once", "second", "once", "second"]
+
+
+def test_a_rule_that_can_never_answer_is_rejected(client: FlaskClient) -> None:
+    set_rules(client, {"name": "all", "then": {"text": "a"}})
+    answer: Any = client.post(RULES, json={"when": {"message": "x"}, "then": {"text": "b"}})
+    assert answer.status_code == 400
+    assert answer.json["error"]["message"] == (
+        "script at run time: rule 2: can never answer: script at run time: rule 1 (all) comes "
+        "before it and answers every request; add a condition or times to that rule, or set it last."
+    )
+    set_rules(client, {"then": {"embedding": [1.0]}})
+    set_rules(client, {"then": {"text": "c"}}, query="?scope=one")
+    assert chat(client, X_Understudy_Scope="one").json["choices"][0]["message"]["content"] == "c"
+
+
+def test_a_scope_has_one_owner(client: FlaskClient) -> None:
+    set_rules(client, {"times": 1, "then": {"text": "a"}}, query="?scope=one&owner=test_a")
+    rule = {"times": 1, "then": {"text": "b"}}
+    set_rules(client, rule, query="?scope=one&owner=test_a")
+    answer: Any = client.post(f"{RULES}?scope=one&owner=test_b", json=rule)
+    assert answer.status_code == 409
+    assert answer.json["error"]["message"].startswith("The scope 'one' is in use by test_a; ")
+    client.delete(f"{RULES}?scope=one")
+    set_rules(client, rule, query="?scope=one&owner=test_b")
+
+
+def test_a_rule_without_conditions_does_not_call_tools_forever(client: FlaskClient) -> None:
+    set_rules(client, {"then": {"tool_calls": [{"name": "f"}]}})
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    for _ in range(60):
+        body = {"messages": messages, "tools": [tool]}
+        answer: Any = client.post(CHAT, json=body)
+        if answer.status_code != 200:
+            break
+        message = answer.json["choices"][0]["message"]
+        call_id = message["tool_calls"][0]["id"]
+        messages += [message, {"role": "tool", "tool_call_id": call_id, "content": "done"}]
+    assert answer.status_code == 500
+    assert (
+        "has called tools until the conversation had 50 results; add times: 1"
+        in (answer.json["error"]["message"])
+    )
+
+
+def test_unscoped_rules_and_entries_are_selected_by_an_empty_scope(client: FlaskClient) -> None:
+    set_rules(client, {"then": {"text": "of one"}}, query="?scope=one")
+    set_rules(client, {"then": {"text": "of all"}})
+    chat(client, "first")
+    chat(client, "second", X_Understudy_Scope="one")
+    entries: Any = client.get("/admin/journal?scope=").json
+    assert [entry["text"] for entry in entries["entries"]] == ["of all"]
+    client.delete("/admin/journal?scope=")
+    entries = client.get("/admin/journal").json
+    assert [entry["text"] for entry in entries["entries"]] == ["of one"]
+    rows: Any = client.delete(f"{RULES}?scope=").json
+    assert [row["scope"] for row in rows["rules"]] == ["one"]

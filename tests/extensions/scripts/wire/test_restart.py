@@ -1,0 +1,88 @@
+"""What tests have set at run time survives the crash of a worker."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+import vllm_understudy
+from tests.hostile.raw_client import wait_until
+
+
+@pytest.fixture
+def server() -> Iterator[vllm_understudy.Server]:
+    with vllm_understudy.running_server() as server:
+        yield server
+
+
+def arbiter_of(server: vllm_understudy.Server) -> int:
+    found = re.search(r"Listening at: \S+ \((\d+)\)", server.log())
+    assert found
+    return int(found[1])
+
+
+def children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def crash(server: vllm_understudy.Server) -> None:
+    """Kills the worker, and waits until the arbiter has started another one."""
+    arbiter = arbiter_of(server)
+    [before] = children(arbiter)
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: children(arbiter) not in ([], [before]) and server.is_healthy())
+
+
+def ask(server: vllm_understudy.Server, text: str = "hi", scope: str = "") -> str | None:
+    client = openai.OpenAI(base_url=server.base_url, api_key="any", max_retries=0)
+    answer = client.chat.completions.create(
+        model="understudy-tiny",
+        messages=[{"role": "user", "content": text}],
+        extra_headers={"X-Understudy-Scope": scope},
+    )
+    return answer.choices[0].message.content
+
+
+def test_rules_and_settings_survive_a_crash(server: vllm_understudy.Server) -> None:
+    server.replies(["one", "two", "three"])
+    removed = server.reply({"message": "removed"}, then={"text": "x"})
+    server.reply({"message": "kept"}, then={"text": "Kept: {{ message }}."}, name="kept")
+    server.reply({"message": "hi"}, then={"text": "scoped"}, scope="a")
+    server.fault("error", status=503, path="/v1/completions")
+    removed.remove()
+    assert ask(server) == "one"
+    rules = server.ask("GET", "/admin/script/rules")["rules"]
+    crash(server)
+    restored = server.ask("GET", "/admin/script/rules")["rules"]
+    assert [(rule["id"], rule["name"]) for rule in restored] == [
+        (rule["id"], rule["name"]) for rule in rules
+    ]
+    assert [ask(server), ask(server)] == ["two", "three"]
+    assert [ask(server, "kept"), ask(server, "hi", "a")] == ["Kept: kept.", "scoped"]
+    with pytest.raises(openai.BadRequestError):
+        ask(server)
+    assert [fault["status"] for fault in server.faults] == [503]
+    server.unmatched()
+
+    last = server.reply({"message": "new"}, then={"text": "new"})
+    crash(server)
+    assert ask(server, "new") == "new" and last.answered == 1
+    server.reset()
+    crash(server)
+    assert server.ask("GET", "/admin/script/rules") == {"rules": []} and ask(server)
+
+
+def test_a_reload_removes_the_rules(server: vllm_understudy.Server) -> None:
+    server.reply(then={"text": "set"})
+    assert ask(server) == "set"
+    arbiter = arbiter_of(server)
+    [before] = children(arbiter)
+    os.kill(arbiter, signal.SIGHUP)
+    wait_until(lambda: before not in children(arbiter))
+    assert ask(server) != "set"
+    crash(server)
+    assert ask(server) != "set"

@@ -1,0 +1,236 @@
+"""The fixture `understudy` in a pytest of its own: what fails a test, and what its report has."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.running_server import ROOT
+from tests.vllm_understudy.wire.conftest import PLUGIN_OPTIONS
+
+TIME = re.compile(r"\d\d:\d\d:\d\d\.\d{3} ")
+CLIENT = '''
+import openai
+import pytest
+
+
+def ask(server, text="hi", **options):
+    """The reply; None where the client hides an error."""
+    client = openai.OpenAI(base_url=server.base_url, api_key="any", max_retries=0, **options)
+    messages = [{"role": "user", "content": text}]
+    try:
+        answer = client.chat.completions.create(model="understudy-tiny", messages=messages)
+    except openai.BadRequestError:
+        return None
+    return answer.choices[0].message.content
+
+'''
+SEQUENCES = """
+def test_a_sequence(understudy):
+    understudy.replies(["one", "two", {"text": "three"}])
+    assert [ask(understudy) for _ in range(3)] == ["one", "two", "three"]
+
+
+def test_a_request_after_the_sequence(understudy):
+    replies = understudy.replies(["one"])
+    assert [ask(understudy), ask(understudy)] == ["one", None]
+    assert replies.answered == 1
+
+
+def test_a_reply_for_one_request(understudy):
+    understudy.reply(then={"text": "once"}, times=1)
+    understudy.reply(then={"text": "then"})
+    assert [ask(understudy) for _ in range(3)] == ["once", "then", "then"]
+
+
+def test_a_hidden_error(understudy):
+    understudy.reply({"message": "hello"}, then={"text": "Hi."}, name="greet")
+    assert ask(understudy, "hello") == "Hi."
+    ask(understudy, "bye")
+
+
+def test_an_expected_error(understudy):
+    understudy.reply({"message": "hello"}, then={"text": "Hi."})
+    assert ask(understudy, "bye") is None
+    [entry] = understudy.unmatched()
+    assert "The only rule is " in entry.error
+
+
+def test_an_allowed_mismatch(understudy):
+    understudy.reply({"message": "hello"}, then={"text": "Hi."})
+    with understudy.allow_unmatched():
+        assert ask(understudy, "bye")
+    assert understudy.settings["unmatched"] is None
+
+
+def test_without_replies(understudy):
+    assert ask(understudy) and understudy.requests()[0].rule is None
+"""
+
+
+def run_pytest(folder: Path, text: str, *options: str) -> str:
+    """Runs the tests in `text`, and returns the output without times."""
+    (folder / "test_client.py").write_text(CLIENT + text)
+    command = [sys.executable, "-m", "pytest", *PLUGIN_OPTIONS, "-p", "no:cacheprovider", *options]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    kept = {
+        name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "SIM_"))
+    }
+    done = subprocess.run(
+        [*command, "-rfE", "--rootdir", str(folder), str(folder)],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    return TIME.sub("", done.stdout + done.stderr)
+
+
+def test_an_unmatched_request_fails_its_test_and_no_other(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, SEQUENCES)
+    failed = re.findall(r"FAILED test_client\.py::(\w+)", output)
+    assert failed == ["test_a_request_after_the_sequence", "test_a_hidden_error"], output
+    assert "2 failed, 5 passed" in output
+    assert re.search(
+        r"1 request matched no rule\. No rule answers this request\. The only rule is script at run "
+        r"time: rule \d+ \(greet\): when\.message: the last message is 'bye', not one that is "
+        r"'hello'\.",
+        output,
+    ), output
+    report = output.partition("_ test_a_hidden_error _")[2]
+    lines = re.sub(r"rule \d+", "rule N", report).splitlines()
+    start = lines.index("seed 7; 2 requests, the oldest first:")
+    assert lines[start + 1 : start + 4] == [
+        "  /v1/chat/completions 200 'hello' -> 'Hi.'",
+        "      script at run time: rule N (greet)",
+        "  /v1/chat/completions 400 'bye'",
+    ]
+    assert "log of understudy" not in report, "the server has written nothing since its start"
+
+
+SCOPES = """
+import threading
+
+
+def test_scopes_in_threads_are_apart(understudy):
+    results = {}
+
+    def run(name):
+        with understudy.scope() as scope:
+            texts = [f"{name} {number}" for number in range(5)]
+            scope.replies(texts)
+            scope.fault("error", status=503, times=1)
+            asked = []
+            while len(asked) < 5:
+                try:
+                    asked.append(ask(scope, name, default_headers=scope.headers))
+                except openai.InternalServerError:
+                    pass
+            results[name] = asked == texts and len(scope.requests()) == 6
+            assert {entry.request["messages"][0]["content"] for entry in scope.requests()} == {name}
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == dict.fromkeys("abcd", True)
+    assert understudy.faults == [] and understudy.requests() == []
+
+
+def test_two_tests_that_share_a_scope(understudy):
+    with understudy.scope("one") as first:
+        first.reply(then={"text": "first"})
+        with pytest.raises(Exception, match="the scope 'one' is in use by test_client.py::test_two"):
+            with understudy.scope("one"):
+                pass
+        assert ask(first, default_headers=first.headers) == "first"
+
+
+def test_the_end_of_a_scope_checks_its_requests(understudy):
+    with pytest.raises(AssertionError, match="1 request matched no rule"):
+        with understudy.scope() as scope:
+            scope.reply({"message": "x"}, then={"text": "X"})
+            ask(scope, default_headers=scope.headers)
+    understudy.unmatched()
+
+
+def test_a_strict_scope_without_rules(understudy):
+    with understudy.scope(unmatched="error") as scope:
+        assert ask(scope, default_headers=scope.headers) is None
+        assert "no rules are set" in scope.unmatched()[0].error
+        assert ask(understudy)
+"""
+
+
+def test_scopes_separate_tests_that_share_a_server(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, SCOPES)
+    assert "4 passed" in output, output
+
+
+XDIST = """
+@pytest.mark.parametrize("number", range(8))
+def test_a_sequence(understudy, number):
+    understudy.replies([f"{number} {turn}" for turn in range(3)])
+    assert [ask(understudy) for _ in range(3)] == [f"{number} {turn}" for turn in range(3)]
+    assert len(understudy.requests()) == 3
+
+
+def test_a_hidden_error(understudy):
+    understudy.replies(["one"])
+    ask(understudy), ask(understudy)
+"""
+
+
+def test_the_fixture_works_in_several_workers(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, XDIST, "-n", "2")
+    assert "1 failed, 8 passed" in output, output
+    assert "FAILED test_client.py::test_a_hidden_error - Failed: 1 request matched no" in output
+
+
+ASYNCIO = """
+import asyncio
+
+pytestmark = pytest.mark.MARKER
+
+
+async def ask_soon(server, text="hi"):
+    client = openai.AsyncOpenAI(base_url=server.base_url, api_key="any", max_retries=0)
+    messages = [{"role": "user", "content": text}]
+    async with client:
+        answer = await client.chat.completions.create(model="understudy-tiny", messages=messages)
+    return answer.choices[0].message.content
+
+
+async def test_replies_at_the_same_time(understudy):
+    understudy.replies([str(number) for number in range(10)])
+    texts = await asyncio.gather(*[ask_soon(understudy) for _ in range(10)])
+    assert sorted(texts) == [str(number) for number in range(10)]
+
+
+async def test_a_hidden_error(understudy):
+    understudy.reply({"message": "x"}, then={"text": "X"})
+    await asyncio.gather(ask_soon(understudy), return_exceptions=True)
+"""
+
+
+def check_asyncio(folder: Path, marker: str, *options: str) -> None:
+    output = run_pytest(folder, ASYNCIO.replace("MARKER", marker), *options)
+    assert "1 failed, 1 passed" in output, output
+    assert "FAILED test_client.py::test_a_hidden_error" in output
+
+
+def test_the_fixture_works_in_coroutines(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import pytest\n\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
+    )
+    check_asyncio(tmp_path, "anyio")
+
+
+@pytest.mark.pytest_asyncio
+def test_the_fixture_works_with_pytest_asyncio(tmp_path: Path) -> None:
+    check_asyncio(tmp_path, "asyncio")

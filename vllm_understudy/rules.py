@@ -1,0 +1,42 @@
+"""Rules for replies, as a test writes them, and the queries of their routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+from urllib.parse import urlencode
+
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Rule: TypeAlias = Mapping[str, Json]
+SCRIPT_RULES = "/admin/script/rules"
+
+
+class ControlError(Exception):
+    """The server rejected a test's request, or does not answer; the message has the reason."""
+
+
+def query_of(fields: Mapping[str, str | None]) -> str:
+    """Returns the query string of the fields that are not None."""
+    return urlencode({name: value for name, value in fields.items() if value is not None})
+
+
+def rule_of(when: Rule | None, then: Rule | str, name: str, times: int | None) -> dict[str, Json]:
+    """Returns a rule of a script."""
+    rule: dict[str, Json] = {"name": name, "when": dict(when or {})}
+    rule["then"] = then if isinstance(then, str) else dict(then)
+    if times is not None:
+        rule["times"] = times
+    return rule
+
+
+def sequence_of(replies: Sequence[Rule | str], when: Rule | None) -> list[dict[str, Json]]:
+    """Returns a rule for each reply, which answers once. A text is short for `{"text": ...}`."""
+    if isinstance(replies, str):
+        raise TypeError(f"replies takes a list of replies, not a text: replies([{replies!r}])")
+    if not replies:
+        raise ValueError("replies takes at least one reply")
+    rules: list[dict[str, Json]] = []
+    for number, reply in enumerate(replies, 1):
+        then: Rule = {"text": reply} if isinstance(reply, str) else reply
+        rules.append(rule_of(when, then, f"reply {number} of {len(replies)}", 1))
+    return rules
