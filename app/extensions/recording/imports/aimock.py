@@ -58,7 +58,7 @@ CHAOS_FAULTS: dict[str, Json] = {
     "rateLimitRate": {"action": "error", "status": 429, "retry_after": 1},
     "disconnectRate": {"action": "disconnect", "after": 1},
 }
-"""Failures with a probability; a rule can have one of them."""
+"""Failures with a probability; a rule can have one."""
 DEFAULT_ERROR_STATUS = 500
 
 
@@ -146,15 +146,15 @@ def _rule(
     if endpoint not in ("chat", "embedding"):
         script.leave_out(place, f"left out: endpoint {endpoint}")
         return None
-    then = _then(script, place, response)
-    if then is None:
+    action = _action_of(script, place, response)
+    if action is None:
         return None
     script.leave_out_unknown(place, fixture, FIXTURE_KEYS)
     script.leave_out_unknown(f"{place}: match", match, MATCH_KEYS)
     when = _when(script, place, match, call_names)
-    _add_delays(script, place, fixture, then)
-    _add_fault(script, place, fixture, then)
-    return {"name": place, "when": when, "then": then}
+    _add_delays(script, place, fixture, action)
+    _add_fault(script, place, fixture, action)
+    return {"name": place, "when": when, "then": action}
 
 
 def _when(script: ImportedScript, place: str, match: Json, call_names: dict[str, str]) -> Json:
@@ -212,31 +212,31 @@ def _tool_result(
     return has_result if isinstance(has_result, bool) else None
 
 
-def _then(script: ImportedScript, place: str, response: Json) -> Json | None:
+def _action_of(script: ImportedScript, place: str, response: Json) -> Json | None:
     """Returns the action for a response; None for one that is left out."""
     script.leave_out_unknown(f"{place}: response", response, RESPONSE_KEYS)
     if "error" in response:
         return _error(response)
-    then: Json = {}
+    action: Json = {}
     if "embedding" in response:
-        then["embedding"] = response["embedding"]
-        return then
+        action["embedding"] = response["embedding"]
+        return action
     texts, calls = _parts(script, place, response)
     if response.get("reasoning"):
-        then["reasoning"] = literals(response["reasoning"])
+        action["reasoning"] = literals(response["reasoning"])
     if texts:
-        then["text"] = literals("".join(texts))
+        action["text"] = literals("".join(texts))
     if calls:
-        then["tool_calls"] = calls
-    if not then:
+        action["tool_calls"] = calls
+    if not action:
         script.leave_out(place, "left out: no text, tool call, error or embedding")
         return None
     if response.get("finishReason") in REPLAYED_FINISHES:
-        then["finish_reason"] = response["finishReason"]
+        action["finish_reason"] = response["finishReason"]
     usage = usage_of(response.get("usage"))
     if usage:
-        then["usage"] = usage
-    return then
+        action["usage"] = usage
+    return action
 
 
 def _parts(script: ImportedScript, place: str, response: Json) -> tuple[list[str], list[Json]]:
@@ -266,7 +266,7 @@ def _error(response: Json) -> Json:
     return action
 
 
-def _add_delays(script: ImportedScript, place: str, fixture: Json, then: Json) -> None:
+def _add_delays(script: ImportedScript, place: str, fixture: Json, action: Json) -> None:
     delays: Json = {}
     if is_number(fixture.get("latency")):
         delays["per_token"] = milliseconds(fixture["latency"] / 1e3)
@@ -285,11 +285,11 @@ def _add_delays(script: ImportedScript, place: str, fixture: Json, then: Json) -
     chaos = fixture.get("chaos") or {}
     if is_number(chaos.get("latencyMs")):
         delays["first_token"] = milliseconds(chaos["latencyMs"] / 1e3)
-    if delays and "embedding" not in then:
-        then["delays"] = delays
+    if delays and "embedding" not in action:
+        action["delays"] = delays
 
 
-def _add_fault(script: ImportedScript, place: str, fixture: Json, then: Json) -> None:
+def _add_fault(script: ImportedScript, place: str, fixture: Json, action: Json) -> None:
     """Adds the first failure of a fixture; a rule has at most one."""
     faults: list[Json] = []
     if is_number(fixture.get("truncateAfterChunks")):
@@ -301,7 +301,7 @@ def _add_fault(script: ImportedScript, place: str, fixture: Json, then: Json) ->
     script.leave_out_unknown(f"{place}: chaos", chaos, (*CHAOS_FAULTS, "latencyMs"))
     if not faults:
         return
-    if "fault" not in then:
-        then["fault"] = faults.pop(0)
+    if "fault" not in action:
+        action["fault"] = faults.pop(0)
     for fault in faults:
         script.leave_out(place, f"a second failure left out: {fault['action']}")

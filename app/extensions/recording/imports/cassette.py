@@ -85,9 +85,9 @@ def _exchange(interaction: Json) -> Exchange:
 
 def _path(path: str) -> str | None:
     """Returns this server's path of an API's path, such as one with an Azure deployment."""
-    for known in FAMILIES:
-        if path.endswith(known.removeprefix("/v1")):
-            return known
+    for family_path in FAMILIES:
+        if path.endswith(family_path.removeprefix("/v1")):
+            return family_path
     return None
 
 

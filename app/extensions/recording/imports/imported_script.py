@@ -1,4 +1,4 @@
-"""The result of an import: rules of a script, and a list of what could not be carried over."""
+"""The result of an import: rules of a script, and a list of the losses."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -16,22 +16,22 @@ class ImportedScript:
     """The rules that an import has made so far.
 
     Attributes:
-        rules: The rules, in the order in which they are tried.
-        left_out: One line for each thing that the rules do not have.
+        rules: The rules; the first that matches answers.
+        left_out: The losses: one line for each part of the fixtures that the rules do not have.
     """
 
     rules: list[Json] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
-    def leave_out(self, place: str, what: str) -> None:
-        """Adds a line to the list of what could not be carried over."""
-        self.left_out.append(f"{place}: {what}")
+    def leave_out(self, place: str, loss: str) -> None:
+        """Adds a line to the list of losses."""
+        self.left_out.append(f"{place}: {loss}")
 
     def leave_out_unknown(
-        self, place: str, fields: Mapping[str, Any], known: Collection[str]
+        self, place: str, fields: Mapping[str, Any], expected: Collection[str]
     ) -> None:
-        """Adds a line for the fields that are not in `known`."""
-        unknown = [str(name) for name in fields if name not in known]
+        """Adds a line for the fields that are not in `expected`."""
+        unknown = [str(name) for name in fields if name not in expected]
         if unknown:
             self.leave_out(place, f"{', '.join(unknown)} left out")
 

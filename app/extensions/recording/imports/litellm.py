@@ -82,10 +82,10 @@ def _is_for_every_model(rule: Json) -> bool:
 
 
 def _rule(script: ImportedScript, place: str, name: str, parameters: Json) -> Json:
-    then = _then(script, place, parameters)
+    action = _action_of(script, place, parameters)
     if is_number(parameters.get("mock_delay")):
-        then["delays"] = {"first_token": milliseconds(parameters["mock_delay"])}
-    rule: Json = {"name": place[:64], "when": {}, "then": then}
+        action["delays"] = {"first_token": milliseconds(parameters["mock_delay"])}
+    rule: Json = {"name": place[:64], "when": {}, "then": action}
     if "*" in name and name != ANY_MODEL:
         script.leave_out(place, "the pattern of the name left out: every model matches")
     if "*" not in name:
@@ -93,7 +93,7 @@ def _rule(script: ImportedScript, place: str, name: str, parameters: Json) -> Js
     return rule
 
 
-def _then(script: ImportedScript, place: str, parameters: Json) -> Json:
+def _action_of(script: ImportedScript, place: str, parameters: Json) -> Json:
     if parameters.get("mock_timeout") is True:
         seconds: Any = parameters.get("timeout")
         if not is_number(seconds):
@@ -113,11 +113,11 @@ def _then(script: ImportedScript, place: str, parameters: Json) -> Json:
         return {"text": DEFAULT_RESPONSE, "fault": {"action": "disconnect", "after": 2}}
     if response.startswith(CONTENT_FILTER):
         return {"fault": {"action": "error", "status": 400, "message": response}}
-    then: Json = {}
+    action: Json = {}
     if "mock_response" in parameters or not calls:
-        then["text"] = literals(response)
+        action["text"] = literals(response)
     if calls:
-        then["tool_calls"] = [
+        action["tool_calls"] = [
             tool_call(script, place, call.get("function") or call, call.get("id")) for call in calls
         ]
-    return then
+    return action

@@ -1,4 +1,4 @@
-"""Rules of mock-llm (npm: @dwmkerr/mock-llm): YAML with `rules`, of which the last match answers.
+"""Rules of mock-llm (npm: @dwmkerr/mock-llm): YAML with `rules`. The last match answers.
 
 A rule has a `path`, a `match` in JMESPath and a `response` with a status and the JSON of an answer.
 Only the expressions that most rules consist of are read: `@`, and comparisons of a message, the
@@ -103,17 +103,17 @@ def _rule(script: ImportedScript, place: str, rule: Json) -> Json:
     status = int(response.get("status", 200))
     answer = _answer(str(response.get("content", "{}")))
     if status >= 400:
-        then = error_action(status, answer.get("error"))
+        action = error_action(status, answer.get("error"))
     else:
-        then = _with_templates(chat_action(script, place, answer))
-    return {"name": place, "when": when, "then": then}
+        action = _with_templates(chat_action(script, place, answer))
+    return {"name": place, "when": when, "then": action}
 
 
 def _add_conditions(when: Json, expression: str) -> None:
     """Adds the conditions of a JMESPath expression.
 
     Raises:
-        ImportFormatError: the expression is none of those that are read.
+        ImportFormatError: the expression is not supported.
     """
     if expression == "@":
         return
@@ -154,7 +154,7 @@ def _answer(content: str) -> Json:
     """Returns the JSON of a reply, with a mark for each template.
 
     Raises:
-        ImportFormatError: an expression of a template is none of those that are read.
+        ImportFormatError: an expression of a template is not supported.
         ValueError: the reply is not JSON.
     """
 
