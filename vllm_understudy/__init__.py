@@ -10,6 +10,17 @@ The pytest fixture `understudy` does the same (docs/testing.md).
 
 from vllm_understudy.control import ControlError, Reply, Server, Verdict
 from vllm_understudy.journal import JournalEntry
+from vllm_understudy.mcp_control import McpServer, ToolCall, running_mcp_server
 from vllm_understudy.running import running_server
 
-__all__ = ["ControlError", "JournalEntry", "Reply", "Server", "Verdict", "running_server"]
+__all__ = [
+    "ControlError",
+    "JournalEntry",
+    "McpServer",
+    "Reply",
+    "Server",
+    "ToolCall",
+    "Verdict",
+    "running_mcp_server",
+    "running_server",
+]

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
 from vllm_understudy.journal import JournalEntry, report
+from vllm_understudy.mcp_control import McpServer
 
 Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
 Rule: TypeAlias = Mapping[str, Json]
@@ -86,6 +87,8 @@ class Server:
     ) -> None:
         self.port = port
         self.log_file = log_file
+        self.mcp = McpServer()
+        """An MCP server for the tools of an agent (docs/mcp.md); it starts when it is used."""
         self._admin_key = admin_key
         self._tls = tls
         self._original_settings: dict[str, Json] = {}
@@ -210,6 +213,7 @@ class Server:
 
         Counters of fault rules and of script rules are set to zero.
         """
+        self.mcp.reset()
         if self._original_settings:
             self.ask("POST", "/admin/config?ranks=all", self._original_settings)
             self._original_settings = {}

@@ -61,6 +61,7 @@ def running_server(*arguments: str, **settings: Json) -> Iterator[Server]:
             _wait_until_healthy(server, process)
             yield server
         finally:
+            server.mcp.close()
             _stop(process)
 
 
