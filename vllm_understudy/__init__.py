@@ -10,7 +10,19 @@ The pytest fixture `understudy` does the same (docs/testing.md).
 
 from vllm_understudy.control import Reply, Scope, Server, Verdict
 from vllm_understudy.journal import JournalEntry
+from vllm_understudy.mcp_control import McpServer, ToolCall, running_mcp_server
 from vllm_understudy.rules import ControlError
 from vllm_understudy.running import running_server
 
-__all__ = ["ControlError", "JournalEntry", "Reply", "Scope", "Server", "Verdict", "running_server"]
+__all__ = [
+    "ControlError",
+    "JournalEntry",
+    "McpServer",
+    "Reply",
+    "Scope",
+    "Server",
+    "ToolCall",
+    "Verdict",
+    "running_mcp_server",
+    "running_server",
+]

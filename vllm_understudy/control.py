@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from vllm_understudy.journal import JournalEntry, all_requests, report, unmatched_report
+from vllm_understudy.mcp_control import McpServer
 from vllm_understudy.rules import (
     SCRIPT_RULES,
     ControlError,
@@ -233,6 +234,8 @@ class Server:
         """`is_strict` is true if the server was started with `unmatched: error`."""
         self.port = port
         self.log_file = log_file
+        self.mcp = McpServer()
+        """An MCP server for the tools of an agent (docs/mcp.md); it starts when it is used."""
         self._admin_key = admin_key
         self._tls = tls
         self._original_settings: dict[str, Json] = {}
@@ -463,6 +466,7 @@ class Server:
 
         Counters of fault rules and of script rules are set to zero.
         """
+        self.mcp.reset()
         if self._original_settings:
             self.ask("POST", "/admin/config?ranks=all", self._original_settings)
             self._original_settings = {}

@@ -70,6 +70,7 @@ def running_server(*arguments: str, **settings: Json) -> Iterator[Server]:
                 with suppress(ControlError):  # a server without a journal, or one that has ended
                     server.assert_matched()
         finally:
+            server.mcp.close()
             _stop(process)
 
 

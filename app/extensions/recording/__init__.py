@@ -68,6 +68,7 @@ class Recordings(Extension):
             "record --proxy": Command(_run_proxy, "record the exchanges with a real server"),
             "drift": Command(_run_drift, "compare a recording with a live server"),
             "script from-recording": Command(_run_to_script, "make a script from a recording"),
+            "script import": Command(_run_import, "make a script from the fixtures of other tools"),
         }
 
     def _has_keys(self) -> bool:
@@ -112,5 +113,11 @@ def _run_drift(argv: Sequence[str]) -> int:
 
 def _run_to_script(argv: Sequence[str]) -> int:
     from app.extensions.recording.to_script import run
+
+    return run(argv[1:])
+
+
+def _run_import(argv: Sequence[str]) -> int:
+    from app.extensions.recording.imports.command import run
 
     return run(argv[1:])

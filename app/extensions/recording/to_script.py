@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 import yaml
-from msgspec import convert
 
+from app.extensions.recording.conversation import turns_of
 from app.extensions.recording.exchange import Exchange, RecordedAnswer, bytes_of
 from app.extensions.recording.lines import recorded
 from app.extensions.recording.recorded_reply import INVALID_REPLY, reply_of
@@ -40,7 +40,12 @@ MIN_PAUSE_GAPS = 4
 MAX_ESCAPES = 100
 """Most expressions in an escaped text; a text with more template syntax becomes a single literal.
 """
-FAMILIES = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+FAMILIES = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
 _MARK = re.compile(r"\{[{%#]")
 """Start of template syntax."""
 Json: TypeAlias = dict[str, Any]
@@ -64,22 +69,31 @@ def run(argv: Sequence[str]) -> int:
     document = script_of(recorded(options.file))
     if not document["rules"]:
         raise ConfigError("the recording has no exchange that a script could answer")
-    text = "# From a recording; edit it at will (docs/scripts.md).\n"
+    write_script(document, options.out, "# From a recording")
+    return 0
+
+
+def write_script(document: Json, out: Path | None, title: str) -> None:
+    """Writes a script to a new file, or to standard output without one.
+
+    Raises:
+        ConfigError: the file exists, or cannot be written.
+    """
+    text = f"{title}; edit it at will (docs/scripts.md).\n"
     text += yaml.safe_dump(document, allow_unicode=True, sort_keys=False, width=110)
     if len(text.encode()) > MAX_SCRIPT_BYTES:
         print(
             f"WARNING: more than the {MAX_SCRIPT_BYTES >> 20} MiB that a script may have",
             file=sys.stderr,
         )
-    if options.out is None:
+    if out is None:
         print(text, end="")
-        return 0
+        return
     try:
-        with options.out.open("x", encoding="utf-8") as file:
+        with out.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise ConfigError(f"{options.out}: cannot be written: {error.strerror or error}") from None
-    return 0
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None
 
 
 def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
@@ -92,19 +106,14 @@ def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
     for number, exchange in exchanges:
         request = exchange.request
         try:
-            api = FAMILIES[request.target.partition("?")[0]]
-            body = msgspec.json.decode(bytes_of(request.body), type=Json)
-            rule: Json = {
-                "name": f"line {number}",
-                "when": _when(api, body),
-                "then": _then(exchange.answer),
-            }
-            tools |= _tools(body)
+            rule, body = rule_of(exchange, f"line {number}")
+            tools |= tools_of(body)
         except INVALID_REPLY:
             print(f"line {number}: left out: {request.method} {request.target}", file=sys.stderr)
             continue
         rules.append(rule)
-    _distinguish(rules)
+    _drop_common_model(rules)
+    distinguish(rules)
     script: Json = {}
     if tools:
         script["tools"] = tools
@@ -112,23 +121,41 @@ def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
     return script
 
 
-def _tools(body: Json) -> Json:
+def rule_of(exchange: Exchange, name: str) -> tuple[Json, Json]:
+    """Returns the rule for an exchange, and the body of its request.
+
+    Raises:
+        one of INVALID_REPLY: a rule cannot answer as recorded.
+    """
+    request = exchange.request
+    api = FAMILIES[request.target.partition("?")[0]]
+    body = msgspec.json.decode(bytes_of(request.body), type=Json)
+    rule: Json = {"name": name, "when": _when(api, body), "then": _then(exchange.answer)}
+    return rule, body
+
+
+def tools_of(body: Json) -> Json:
     """Returns the schemas of the parameters of a request's tools."""
     tools: Json = {}
     for tool in body.get("tools") or ():
         function = tool.get("function") or tool
-        if function.get("parameters"):
-            tools[function["name"]] = function["parameters"]
+        schema = function.get("parameters") or function.get("input_schema")
+        if schema:
+            tools[function["name"]] = schema
     return tools
 
 
-def _distinguish(rules: Sequence[Json]) -> None:
-    """Removes the model if all rules have the same, and limits all but the last of equal rules."""
-    has_one_model = len({rule["when"]["model"] for rule in rules}) == 1
+def _drop_common_model(rules: Sequence[Json]) -> None:
+    """Removes the condition on the model if all rules have the same."""
+    if len({rule["when"]["model"] for rule in rules}) == 1:
+        for rule in rules:
+            del rule["when"]["model"]
+
+
+def distinguish(rules: Sequence[Json]) -> None:
+    """Limits all but the last of rules with equal conditions, so that they answer one by one."""
     keys: set[bytes] = set()
     for rule in reversed(rules):
-        if has_one_model:
-            del rule["when"]["model"]
         key = msgspec.json.encode(rule["when"])
         if key in keys:
             rule["times"] = 1
@@ -140,9 +167,7 @@ def _when(api: str, body: Json) -> Json:
 
     They are the user's last message, the turn, and the tool result at the end.
     """
-    turns: list[Json] = body.get("messages") or []
-    if api == "completions":
-        turns = [{"role": "user", "content": convert(body["prompt"], str)}]
+    turns = turns_of(api, body)
     texts = [text_of(turn) for turn in turns if turn.get("role") == "user"]
     user_texts = [text for text in texts if text]
     when: Json = {
@@ -171,15 +196,21 @@ def _tool_result(turns: Sequence[Json]) -> bool | dict[str, str]:
 
 
 def _then(answer: RecordedAnswer) -> Json:
-    """Returns the action of a rule: a fault, or the reply with its times."""
+    """Returns the action of a rule: a fault, or the reply with its times.
+
+    Raises:
+        one of INVALID_REPLY: the answer has no reply.
+    """
     if answer.status >= 400:
         return {"fault": _error_fault(answer)}
     reply = reply_of(answer)
+    if not (reply.finish or reply.moments or answer.is_broken):
+        raise ValueError("the answer is not a reply")
     action: Json = {}
     if reply.reasoning:
-        action["reasoning"] = _literals(reply.reasoning)
+        action["reasoning"] = literals(reply.reasoning)
     if reply.text or not reply.calls:
-        action["text"] = _literals(reply.text)
+        action["text"] = literals(reply.text)
     if reply.calls:
         action["tool_calls"] = [_call(name, arguments) for name, arguments in reply.calls]
     if reply.finish in REPLAYED_FINISHES:
@@ -206,15 +237,15 @@ def _call(name: str, arguments: str) -> Json:
         values = msgspec.json.decode(arguments or "{}", type=Json)
     except msgspec.MsgspecError:  # scripts cannot create malformed arguments
         return {"name": name, "unchecked": True}
-    return {"name": name, "arguments": _literals(values)}
+    return {"name": name, "arguments": literals(values)}
 
 
-def _literals(value: Any) -> Any:
+def literals(value: Any) -> Any:
     """Escapes template syntax in all texts of a value, so that they render unchanged."""
     if isinstance(value, dict):
-        return {name: _literals(member) for name, member in value.items()}
+        return {name: literals(member) for name, member in value.items()}
     if isinstance(value, list):
-        return [_literals(item) for item in value]
+        return [literals(item) for item in value]
     if not isinstance(value, str):
         return value
     if len(_MARK.findall(value)) > MAX_ESCAPES:

@@ -209,3 +209,63 @@ def test_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         capsys.readouterr().err
         == "error: the recording has no exchange that a script could answer\n"
     )
+
+
+def test_messages_and_responses_become_rules_with_the_tool_of_the_result() -> None:
+    blocks = [
+        {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "sun"}]}
+    ]
+    messages = [
+        {"role": "user", "content": "How is the weather?"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {}}],
+        },
+        {"role": "user", "content": blocks},
+    ]
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "How is the weather?"}]},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "sun"},
+    ]
+    of_claude = [
+        {"type": "message_start", "message": {}},
+        {"type": "content_block_start", "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Sun."}},
+        {
+            "type": "content_block_start",
+            "content_block": {"type": "tool_use", "id": "c2", "name": "map", "input": {}},
+        },
+        {
+            "type": "content_block_delta",
+            "delta": {"type": "input_json_delta", "partial_json": '{"a": 1}'},
+        },
+        {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}},
+    ]
+    output = [
+        {"type": "message", "content": [{"type": "output_text", "text": "Sun."}]},
+        {"type": "function_call", "name": "map", "arguments": '{"a": 1}'},
+    ]
+    of_responses = [
+        {"type": "response.output_text.delta", "delta": "Sun."},
+        {
+            "type": "response.incomplete",
+            "response": {"object": "response", "status": "incomplete", "output": output},
+        },
+    ]
+    rules = rules_of(
+        exchange({"model": "m", "messages": messages}, *stream(*of_claude), target="/v1/messages"),
+        exchange({"model": "m", "input": items}, *stream(*of_responses), target="/v1/responses"),
+    )
+    for rule, api in zip(rules, ("messages", "responses"), strict=True):
+        del rule["then"]["delays"]
+        assert rule["when"] == {
+            "api": api,
+            "message": {"role": "user", "exact": "How is the weather?"},
+            "tool_result": {"tool": "weather", "exact": "sun"},
+        }
+        assert rule["then"] == {
+            "text": "Sun.",
+            "tool_calls": [{"name": "map", "arguments": {"a": 1}}],
+            "finish_reason": "length",
+        }

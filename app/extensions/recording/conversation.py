@@ -1,0 +1,64 @@
+"""The conversation in a request of each API, as messages of a chat: `turns_of`."""
+
+from typing import Any, TypeAlias
+
+from msgspec import convert
+
+Json: TypeAlias = dict[str, Any]
+CALL_TYPES = ("function_call", "custom_tool_call")
+RESULT_TYPES = ("function_call_output", "custom_tool_call_output")
+
+
+def turns_of(api: str, body: Json) -> list[Json]:
+    """Returns the messages of a request; results of tools have the role `tool`.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: the body is not a request of this API.
+    """
+    if api == "completions":
+        return [{"role": "user", "content": convert(body["prompt"], str)}]
+    if api == "responses":
+        return _turns_of_input(body["input"])
+    turns: list[Json] = []
+    for message in body.get("messages") or ():
+        if api == "messages" and isinstance(message["content"], list):
+            turns += _turns_of_blocks(message["role"], message["content"])
+        else:
+            turns.append(message)
+    return turns
+
+
+def _turns_of_blocks(role: str, blocks: list[Json]) -> list[Json]:
+    """Returns the messages for one message of the Messages API."""
+    turns: list[Json] = []
+    texts: list[Json] = []
+    calls: list[Json] = []
+    for block in blocks:
+        if block["type"] == "tool_result":
+            content = block.get("content") or ""
+            turns.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content})
+        elif block["type"] == "tool_use":
+            calls.append({"id": block["id"], "function": {"name": block["name"]}})
+        elif block["type"] == "text":
+            texts.append(block)
+    if texts or calls:
+        turns.append({"role": role, "content": texts, "tool_calls": calls})
+    return turns
+
+
+def _turns_of_input(content: str | list[Json]) -> list[Json]:
+    """Returns the messages for the input of the Responses API."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    turns: list[Json] = []
+    for item in content:
+        kind = item.get("type", "message")
+        if kind == "message":
+            turns.append(item)
+        elif kind in CALL_TYPES:
+            call = {"id": item["call_id"], "function": {"name": item["name"]}}
+            turns.append({"role": "assistant", "tool_calls": [call]})
+        elif kind in RESULT_TYPES:
+            output = item["output"]
+            turns.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
+    return turns

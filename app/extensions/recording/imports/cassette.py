@@ -1,0 +1,131 @@
+"""Cassettes of VCR: recorded HTTP exchanges of vcrpy (Python) and vcr (Ruby), as YAML or JSON."""
+
+import zlib
+from base64 import b64decode
+from urllib.parse import urlsplit
+
+from app.extensions.recording.exchange import (
+    Exchange,
+    RecordedAnswer,
+    RecordedChunk,
+    RecordedRequest,
+    data_of,
+)
+from app.extensions.recording.imports.imported_script import (
+    ImportedScript,
+    ImportFormatError,
+    Json,
+    items,
+    mapping,
+)
+from app.extensions.recording.recorded_reply import INVALID_REPLY
+from app.extensions.recording.to_script import FAMILIES, rule_of, tools_of
+
+MAX_DECOMPRESSED_BYTES = 32 << 20
+UNCOMPRESSED = ("", "identity")
+
+
+def is_cassette(document: object) -> bool:
+    """Returns whether a document has the form of a cassette."""
+    if not isinstance(document, dict):
+        return False
+    return isinstance(document.get("interactions", document.get("http_interactions")), list)
+
+
+def import_cassette(document: object, script: ImportedScript) -> Json:
+    """Adds a rule for each exchange of a chat, and returns the schemas of all tools by name.
+
+    Raises:
+        ImportFormatError: the document does not have the form of a cassette.
+    """
+    file = mapping(document, "the file")
+    interactions = file.get("interactions", file.get("http_interactions"))
+    tools: Json = {}
+    for number, interaction in enumerate(items(interactions, "interactions"), 1):
+        place = f"interaction {number}"
+        try:
+            exchange = _exchange(mapping(interaction, place))
+            rule, body = rule_of(exchange, place)
+            rule["then"].pop("delays", None)  # a cassette has no times
+        except ImportFormatError as error:
+            script.leave_out(place, f"left out: {error}")
+            continue
+        except INVALID_REPLY:
+            script.leave_out(place, "left out: not an exchange that a rule can have")
+            continue
+        tools |= tools_of(body)
+        script.rules.append(rule)
+    return tools
+
+
+def _exchange(interaction: Json) -> Exchange:
+    request = mapping(interaction.get("request"), "request")
+    response = mapping(interaction.get("response"), "response")
+    uri = str(request.get("uri", request.get("url", "")))
+    path = _path(urlsplit(uri).path)
+    if path is None:
+        raise ImportFormatError(f"{request.get('method', 'GET')} {uri[:100]}")
+    status = response.get("status")
+    if isinstance(status, dict):
+        status = status.get("code")
+    headers = [(name.lower(), text) for name, text in _headers(response.get("headers") or {})]
+    body = _decompressed(
+        _body(response.get("body", b"")), dict(headers).get("content-encoding", "")
+    )
+    answer = RecordedAnswer(
+        status=int(str(status)),
+        headers=headers,
+        head_s=0.0,
+        chunks=[RecordedChunk(0.0, data_of(body))],
+        end_s=0.0,
+    )
+    recorded_request = RecordedRequest("POST", path, (), data_of(_body(request.get("body", b""))))
+    return Exchange(0.0, recorded_request, answer)
+
+
+def _path(path: str) -> str | None:
+    """Returns this server's path of an API's path, such as one with an Azure deployment."""
+    for family_path in FAMILIES:
+        if path.endswith(family_path.removeprefix("/v1")):
+            return family_path
+    return None
+
+
+def _headers(headers: Json) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for name, values in headers.items():
+        for value in values if isinstance(values, list) else [values]:
+            pairs.append((str(name), str(value)))
+    return pairs
+
+
+def _body(body: object) -> bytes:
+    """Returns the bytes of a body in each of the forms that cassettes have."""
+    if isinstance(body, dict):
+        if "base64_string" in body:
+            return b64decode(str(body["base64_string"]))
+        body = body.get("string", b"")
+    if isinstance(body, bytes):
+        return body
+    return str(body or "").encode()
+
+
+def _decompressed(body: bytes, coding: str) -> bytes:
+    """Returns a body without its content coding.
+
+    Raises:
+        ImportFormatError: the coding is unknown, or the body is too large.
+    """
+    if coding.lower() in UNCOMPRESSED or body[:1] in (b"{", b"d", b"e"):
+        return body  # vcrpy can store answers decompressed, with their header
+    if coding.lower() not in ("gzip", "deflate"):
+        raise ImportFormatError(f"content coding {coding}")
+    window_bits = zlib.MAX_WBITS | 32  # finds out whether it is gzip or zlib
+    try:
+        decompressor = zlib.decompressobj(window_bits)
+        content = decompressor.decompress(body, MAX_DECOMPRESSED_BYTES)
+    except zlib.error:
+        raise ImportFormatError(f"a body that is not {coding}") from None
+    if decompressor.unconsumed_tail:
+        raise ImportFormatError(f"a body of more than {MAX_DECOMPRESSED_BYTES >> 20} MiB")
+    return content

@@ -1,0 +1,124 @@
+"""`python -m app script import FILE...`: makes a script of other tools' fixtures.
+
+See docs/import.md.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from app.extensions.recording.imports import aimock, cassette, litellm, mock_llm, mockllm
+from app.extensions.recording.imports.imported_script import (
+    ImportedScript,
+    ImportFormatError,
+    Json,
+)
+from app.extensions.recording.to_script import distinguish, write_script
+from config import ConfigError
+from config.declaration import COMMAND
+from config.flags import FlagParser
+
+DESCRIPTION = """\
+Create a script from fixtures of aimock, mockllm or mock-llm, from VCR cassettes, or from the mocks
+of LiteLLM. Standard error lists what could not be carried over.
+"""
+MAX_FILE_BYTES = 64 << 20
+
+
+class Format(NamedTuple):
+    """A format that can be imported."""
+
+    is_format: Callable[[object], bool]
+    read: Callable[[object, ImportedScript], Json | None]
+    """Adds the rules; may return the schemas of tools."""
+
+
+FORMATS = {
+    "aimock": Format(aimock.is_aimock, aimock.import_aimock),
+    "mockllm": Format(mockllm.is_mockllm, mockllm.import_mockllm),
+    "mock-llm": Format(mock_llm.is_mock_llm, mock_llm.import_mock_llm),
+    "vcr": Format(cassette.is_cassette, cassette.import_cassette),
+    "litellm": Format(litellm.is_litellm, litellm.import_litellm),
+}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns the exit status.
+
+    Raises:
+        ConfigError: a file cannot be read or has no known format, or nothing could be imported.
+    """
+    options = _options(argv)
+    rules: list[Json] = []
+    tools: Json = {}
+    left_out: list[str] = []
+    for path in options.files:
+        script = ImportedScript()
+        try:
+            tools |= _import(path, options.format, script)
+        except ImportFormatError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        rules += script.rules
+        left_out += [f"{path}: {line}" for line in script.left_out]
+    for line in left_out:
+        print(" ".join(line.split()), file=sys.stderr)
+    print(f"{len(rules)} rules; {len(left_out)} things could not be carried over", file=sys.stderr)
+    if not rules:
+        raise ConfigError("no rule could be imported")
+    distinguish(rules)
+    for rule in rules:
+        if not rule["when"]:
+            del rule["when"]
+    document: Json = {"rules": rules}
+    if tools:
+        document = {"tools": tools, "rules": rules}
+    write_script(document, options.out, f"# Imported from {', '.join(map(str, options.files))}")
+    return 0
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    flags = FlagParser(prog=f"{COMMAND} script import", description=DESCRIPTION, allow_abbrev=False)
+    flags.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a file with fixtures")
+    flags.add_argument(
+        "--format", choices=tuple(FORMATS), help="the format of the files [found by their content]"
+    )
+    flags.add_argument(
+        "--out", type=Path, metavar="FILE", help="a new file for the script [standard output]"
+    )
+    options: argparse.Namespace = flags.parse_args(argv)
+    return options
+
+
+def _import(path: Path, name: str | None, script: ImportedScript) -> Json:
+    """Adds the rules of a file to the script, and returns the schemas of its tools."""
+    document = _document(path)
+    if name is None:
+        names = [name for name, fmt in FORMATS.items() if fmt.is_format(document)]
+        if not names:
+            raise ImportFormatError(f"is none of {', '.join(FORMATS)}")
+        name = names[0]
+    return FORMATS[name].read(document, script) or {}
+
+
+def _document(path: Path) -> object:
+    """Returns the JSON or YAML of a file."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ImportFormatError(f"has more than {MAX_FILE_BYTES >> 20} MiB")
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ImportFormatError(f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ImportFormatError("is not UTF-8") from None
+    try:
+        if path.suffix == ".json":
+            return json.loads(text)
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise ImportFormatError(f"is not valid: {first_line}") from None

@@ -1,0 +1,68 @@
+"""The result of an import: rules of a script, and a list of the losses."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
+
+
+class ImportFormatError(ValueError):
+    """A file does not have the expected format. The text is one line without the file's name."""
+
+
+@dataclass
+class ImportedScript:
+    """The rules that an import has made so far.
+
+    Attributes:
+        rules: The rules; the first that matches answers.
+        left_out: The losses: one line for each part of the fixtures that the rules do not have.
+    """
+
+    rules: list[Json] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def leave_out(self, place: str, loss: str) -> None:
+        """Adds a line to the list of losses."""
+        self.left_out.append(f"{place}: {loss}")
+
+    def leave_out_unknown(
+        self, place: str, fields: Mapping[str, Any], expected: Collection[str]
+    ) -> None:
+        """Adds a line for the fields that are not in `expected`."""
+        unknown = [str(name) for name in fields if name not in expected]
+        if unknown:
+            self.leave_out(place, f"{', '.join(unknown)} left out")
+
+
+def mapping(value: object, place: str) -> Json:
+    """Returns `value`, which has to be a mapping.
+
+    Raises:
+        ImportFormatError: it is not.
+    """
+    if not isinstance(value, dict):
+        raise ImportFormatError(f"{place} must be a mapping, got {type(value).__name__}")
+    return value
+
+
+def items(value: object, place: str) -> list[Any]:
+    """Returns `value`, which has to be a list.
+
+    Raises:
+        ImportFormatError: it is not.
+    """
+    if not isinstance(value, list):
+        raise ImportFormatError(f"{place} must be a list, got {type(value).__name__}")
+    return value
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns a duration in the syntax of settings."""
+    return f"{seconds * 1e3:.0f}ms"
+
+
+def is_number(value: object) -> bool:
+    """Returns whether a JSON value is a number of at least zero."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,37 @@
+"""Answers of mockllm (PyPI: mockllm): YAML with `responses`, a mapping of prompts to replies.
+
+A prompt is compared with the last message of the user, without regard to case. Other prompts
+get `defaults.unknown_response`.
+"""
+
+from app.extensions.recording.imports.imported_script import ImportedScript, Json, mapping
+from app.extensions.recording.to_script import literals
+
+UNKNOWN_RESPONSE = "I don't know the answer to that."
+"""The reply to other prompts in a file without `defaults`."""
+
+
+def is_mockllm(document: object) -> bool:
+    """Returns whether a document has the form of mockllm's answers."""
+    return isinstance(document, dict) and isinstance(document.get("responses"), dict)
+
+
+def import_mockllm(document: object, script: ImportedScript) -> None:
+    """Adds a rule for each prompt, and one for all others.
+
+    Raises:
+        ImportFormatError: the document does not have the form of mockllm's answers.
+    """
+    file = mapping(document, "the file")
+    responses = mapping(file.get("responses"), "responses")
+    script.leave_out_unknown("the file", file, ("responses", "defaults"))
+    for prompt, reply in responses.items():
+        if not isinstance(reply, str):
+            script.leave_out(f"responses: {prompt}", "left out: the reply is not a text")
+            continue
+        message: Json = {"role": "user", "exact": str(prompt).strip(), "ignore_case": True}
+        script.rules.append({"when": {"message": message}, "then": {"text": literals(reply)}})
+    defaults = mapping(file.get("defaults") or {}, "defaults")
+    script.leave_out_unknown("defaults", defaults, ("unknown_response",))
+    unknown = str(defaults.get("unknown_response", UNKNOWN_RESPONSE))
+    script.rules.append({"name": "unknown prompt", "when": {}, "then": {"text": literals(unknown)}})

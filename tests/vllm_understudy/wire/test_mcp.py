@@ -1,0 +1,197 @@
+"""docs/mcp.md: a scripted MCP server, over stdio and HTTP, asked by the official client."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.needs import CLIENTS_PYTHON
+from vllm_understudy import McpServer, running_mcp_server
+
+CLIENT = Path(__file__).parents[1] / "mcp_client.py"
+TRANSPORTS = ("http", "stdio")
+ROME = {"city": "Rome"}
+OSLO = {"city": "Oslo"}
+
+
+@pytest.fixture(scope="module")
+def shared_mcp() -> Iterator[McpServer]:
+    with running_mcp_server(CLIENTS_PYTHON) as server:
+        yield server
+
+
+@pytest.fixture
+def mcp(shared_mcp: McpServer) -> McpServer:
+    shared_mcp.reset()
+    return shared_mcp
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """The process of a client, whose imports take longer than its calls."""
+    errors = tmp_path_factory.mktemp("client") / "errors"
+    with (
+        errors.open("w") as file,
+        subprocess.Popen(
+            [str(CLIENTS_PYTHON), str(CLIENT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+        ) as process,
+    ):
+        yield process
+        process.kill()
+
+
+class Asking:
+    """Asks a server over one transport."""
+
+    def __init__(self, process: subprocess.Popen[str], mcp: McpServer) -> None:
+        self._process = process
+        self._mcp = mcp
+
+    def __call__(self, transport: str, *calls: tuple[str, dict[str, Any]]) -> Any:
+        """The tools, and the outcomes of calls on one connection."""
+        target = self._mcp.stdio if transport == "stdio" else self._mcp.url
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([target, calls]) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+@pytest.fixture
+def asked(client: subprocess.Popen[str], mcp: McpServer) -> Asking:
+    return Asking(client, mcp)
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_tools_return_their_results_and_calls_are_kept(
+    mcp: McpServer, asked: Asking, transport: str
+) -> None:
+    mcp.tool("get_weather", "sunny", "rain", parameters={"type": "object"})
+    mcp.tool("get_time", {"hour": 9})
+    mcp.reply("get_weather", "snow", when=OSLO, times=1)
+    weather = [("get_weather", city) for city in (OSLO, ROME, OSLO, ROME)]
+    outcomes = asked(transport, *weather, ("get_time", {}))
+    assert sorted(outcomes["tools"]) == ["get_time", "get_weather"]
+    texts = [result["text"] for result in outcomes["results"]]
+    assert texts == ["snow", "sunny", "rain", "rain", '{"hour": 9}']
+    assert outcomes["results"][-1]["structured"] == {"hour": 9}
+    assert [call.arguments for call in mcp.assert_called("get_weather", times=4)] == [
+        OSLO,
+        ROME,
+        OSLO,
+        ROME,
+    ]
+    assert mcp.assert_called("get_weather", times=2, when=ROME)[0].result == "sunny"
+    assert mcp.calls(method="initialize")
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_faults_fail_calls_and_the_next_call_succeeds(
+    mcp: McpServer, asked: Asking, transport: str
+) -> None:
+    mcp.tool("search", "found")
+    mcp.fault("error", "search", times=1, message="no network")
+    mcp.fault("protocol-error", times=1, message="out of order")
+    mcp.fault("delay", times=1, seconds=0.01)
+    outcomes = asked(transport, *[("search", {})] * 4)["results"]
+    assert (outcomes[0]["is_error"], outcomes[0]["text"]) == (True, "no network")
+    assert outcomes[1] == {"exception": "out of order"}
+    assert [outcome["text"] for outcome in outcomes[2:]] == ["found", "found"]
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize(
+    ("transport", "action"),
+    [("http", "disconnect"), ("http", "hang"), ("http", "malformed"), ("stdio", "hang")],
+)
+def test_a_call_that_gets_no_answer_ends_with_an_error_of_the_client(
+    mcp: McpServer, asked: Asking, transport: str, action: str
+) -> None:
+    mcp.tool("search", "found")
+    mcp.fault(action, times=1, seconds=0.01)
+    [outcome] = asked(transport, ("search", {}))["results"]
+    assert "exception" in outcome
+    [call] = mcp.calls()
+    assert (call.tool, call.fault, call.result) == ("search", action, None)
+
+
+@pytest.mark.clients
+def test_a_reset_server_has_no_tools_and_no_calls_at_the_same_address(
+    mcp: McpServer, asked: Asking
+) -> None:
+    mcp.tool("search", "found")
+    mcp.fault("error")
+    url = mcp.url
+    asked("http", ("search", {}))
+    mcp.reset()
+    assert mcp.calls() == []
+    mcp.tool("other", "new")
+    outcomes = asked("http", ("other", {}), ("search", {}))
+    assert mcp.url == url
+    assert outcomes["results"][0]["text"] == "new"
+    assert outcomes["results"][1]["exception"] == "Unknown tool: search"
+
+
+def test_a_server_that_ends_at_its_start_is_one_clear_line(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'error: no package mcp'\nexit 1\n")
+    program.chmod(0o755)
+    with running_mcp_server(program) as mcp, pytest.raises(RuntimeError) as error:
+        _ = mcp.url
+    assert str(error.value) == "the MCP server does not start: error: no package mcp"
+
+
+def test_a_server_that_never_answers_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 100\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("vllm_understudy.mcp_control.START_LIMIT_S", 0.1)
+    with running_mcp_server(program) as mcp, pytest.raises(RuntimeError) as error:
+        _ = mcp.url
+    assert str(error.value) == ("the MCP server does not answer within 0.1 s: its log is empty")
+
+
+def test_a_process_without_the_sdk_names_the_extra(tmp_path: Path) -> None:
+    blocked = tmp_path / "mcp.py"
+    blocked.write_text("raise ImportError('no module named mcp')")
+    command = [sys.executable, "-m", "vllm_understudy.mcp_server", str(tmp_path)]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{CLIENT.parents[2]}"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: the MCP server needs the package mcp 2 (no module named mcp): "
+        "pip install 'vllm-understudy[mcp]'"
+    ]
+
+
+def test_invalid_rules_are_rejected_when_the_test_sets_them() -> None:
+    with running_mcp_server() as mcp:
+        mcp.tool("search", "found")
+        for fields in ({"action": "explode"}, {"action": "hang", "tool": "serch"}):
+            with pytest.raises(ValueError, match="explode|serch"):
+                mcp.fault(**fields)
+        with pytest.raises(ValueError, match="unknown field 'second'"):
+            mcp.fault("hang", second=3)
+        with pytest.raises(ValueError, match="times must be at least 1"):
+            mcp.reply("search", "x", times=0)
+        with pytest.raises(AssertionError, match="expected 2 calls of search; of 0 calls 0 fit"):
+            mcp.assert_called("search", times=2)
