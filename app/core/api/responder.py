@@ -18,7 +18,15 @@ from app.core.api.writer import ResponseWriter
 from app.core.base.clock.clock import Watcher
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.client import EngineClient
-from app.core.engine.outputs import EngineOutput, Failed, Started, TakeToken, TokenBacklog, Tokens
+from app.core.engine.outputs import (
+    EngineOutput,
+    Failed,
+    Part,
+    Started,
+    TakeToken,
+    TokenBacklog,
+    Tokens,
+)
 from app.core.engine.request import EngineRequest
 from app.core.engine.sequence import Handle
 from app.core.protocol.common import encode
@@ -312,9 +320,8 @@ class EventStream(StreamingBody):
         if not self.unfinished:  # nothing follows a failed choice
             return None
         previously_unfinished = self.unfinished
-        if type(output) is Tokens:
-            if output.finish is not None:
-                self.unfinished -= 1
+        if type(output) is Tokens and output.finish is not None:
+            self.unfinished -= 1
         elif type(output) is Failed:
             self.unfinished = 0
         if self.transport is None:
@@ -331,9 +338,16 @@ class EventStream(StreamingBody):
                 self._pending.clear()
                 self.unfinished = previously_unfinished
                 raise
+        if type(output) is Tokens and output.part is not None and self.transport is not None:
+            return self._call_taker(output.index, output.part)
         if type(output) is not Started or self._keep_alive_s:
             return None
-        return self._plain_taker(output.index)
+        return self._plain_taker(output.index, None, self.writer.around_text(output.index))
+
+    def _call_taker(self, index: int, part: Part) -> TakeToken | None:
+        if part.kind != "call" or self._keep_alive_s:
+            return None
+        return self._plain_taker(index, part, self.writer.around_arguments(index, part))
 
     def _hold(self, output: EngineOutput) -> None:
         """Holds an output back for a client that lags."""
@@ -344,22 +358,28 @@ class EventStream(StreamingBody):
             self._backlog = TokenBacklog()
         self._backlog.hold(output, self._pending)
 
-    def _plain_taker(self, index: int) -> TakeToken | None:
-        text_frame = self.writer.around_text(index)
+    def _plain_taker(
+        self, index: int, part: Part | None, text_frame: tuple[bytes, bytes] | None
+    ) -> TakeToken | None:
         if text_frame is None:
             return None
         prefix, suffix = text_frame
         constant_bytes = len(prefix) + len(suffix)
         choice = self.writer.choices[index]
+        count_call = None if part is None else self.writer.count_call_token
 
         def write_token(text: str, token_id: int, at_s: float) -> None:
             transport = self.transport
             if transport is None or transport.lags or not self.unfinished:
-                self.emit(Tokens(index, [text], [token_id], at_s))
+                self.emit(Tokens(index, [text], [token_id], at_s, part=part))
                 return
+            choice.tokens += 1
+            if count_call is not None:
+                count_call()
+                if not text:  # markup
+                    return
             encoded_text = encode(text)
             length = constant_bytes + len(encoded_text)
-            choice.tokens += 1
             self.bytes_sent += length
             transport.put(b"%x\r\n%b%b%b\r\n" % (length, prefix, encoded_text, suffix))
 

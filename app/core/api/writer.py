@@ -111,6 +111,16 @@ class ResponseWriter:
         """
         return None
 
+    def around_arguments(self, index: int, part: Part) -> tuple[bytes, bytes] | None:
+        """Returns the bytes around the text in the event of a token within a tool call.
+
+        Returns None where the events differ in more than their text.
+        """
+        return None
+
+    def count_call_token(self) -> None:
+        """Counts a token whose event is made by `around_arguments`."""
+
     @property
     def reported_cached_tokens(self) -> int:
         """Cached prompt tokens of the usage: a script's number, else the engine's."""

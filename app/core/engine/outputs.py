@@ -175,7 +175,8 @@ Emit = Callable[[EngineOutput], TakeToken | None]
 """Receives an output, in the hub or in any greenlet; must not wait.
 
 The answer to a `Started` may be a `TakeToken`, which receives the choice's plain tokens from then
-on. Thousands of streams then cost no object per token.
+on. Thousands of streams then cost no object per token. The answer to `Tokens` of a tool call may be
+one for further tokens of this part, except the last one.
 """
 
 

@@ -26,6 +26,7 @@ class ReplySequence(Sequence):
         "_parts_done",
         "_position",
         "_reply",
+        "_taken_part",
         "_texts",
     )
     fills_cache = True
@@ -62,6 +63,8 @@ class ReplySequence(Sequence):
         self._parts_done = 0
         self._part_end = len(reply.texts)
         self._part: Part | None = None
+        self._taken_part: Part | None = None
+        """The part whose tokens `_take_token` receives."""
         if reply.spans:
             self._part_end, self._part = reply.spans[0]
 
@@ -99,7 +102,7 @@ class ReplySequence(Sequence):
                 cache.append(self, len(ids))
             cache.publish()
         self._account(len(ids), at_s)
-        self._emit(
+        take_token = self._emit(
             Tokens(
                 index=self.request.index,
                 texts=texts,
@@ -112,6 +115,9 @@ class ReplySequence(Sequence):
         )
         if finish is not None and not self.over:
             self._end(COUNTED_AS[finish.reason])
+        elif take_token is not None and logprobs is None and self._delays is None:
+            self._take_token = take_token
+            self._taken_part = part
         return finish is None
 
     def empty(self) -> None:

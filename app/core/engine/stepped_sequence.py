@@ -76,7 +76,7 @@ class SteppedSequence(ReplySequence):
                 and count == 1
                 and start
                 and start + 1 < self._part_end
-                and self._part is None
+                and self._part is self._taken_part
             ):
                 self._position = start + 1
                 self._recorder.decoded(1, at_s - self._last_s, at_s)

@@ -127,7 +127,9 @@ class TimedSequence(ReplySequence):
         start = self._position
         stop = start + 1
         gap_s = context.timing.constant_gap_s
-        if gap_s is None or not start or stop >= self._part_end or self._part is not None:
+        if gap_s is None or not start or stop >= self._part_end:
+            return None
+        if self._part is not self._taken_part:
             return None
         at_s = self.due_s
         next_s = at_s + gap_s

@@ -81,7 +81,7 @@ class EngineService:
         self._generator = Generator(pipeline)
         self._runner = PoolingRunner(pipeline, pipeline.settings.model)
         self.caches: Mapping[str, Bounded] = {
-            "embeddings over gRPC": self._runner.model.known_places
+            "embeddings over gRPC": self._runner.model.known_features
         }
         self._archive: bytes | None = None
         self._archive_lock = BoundedSemaphore(1)

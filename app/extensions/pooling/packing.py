@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from app.core.server.http.errors import bad_request
+from app.extensions.pooling.features import Pace
 from app.extensions.pooling.protocol import EncodedRequest
 from app.extensions.pooling.runner import PoolingJob, Rows
-from app.extensions.pooling.vectors import Pace, packing
+from app.extensions.pooling.vectors import packing
 
 
 def packed_rows(rows: Rows, request: EncodedRequest, pace: Pace) -> list[bytes]:

@@ -9,21 +9,19 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import gevent
-from msgspec import Struct, UnsetType
-from msgspec.structs import replace
+from msgspec import UnsetType
 
 from app.core.api.chat.prompt import request_template
-from app.core.api.choice_state import ChoiceState
 from app.core.api.fault import Fault
 from app.core.api.headers import priority_of
 from app.core.api.identity import ResponseMeta
 from app.core.api.pipeline import RequestPipeline
-from app.core.api.writer import WholeWriter
+from app.core.api.writer import ResponseWriter
 from app.core.base.clock.pause import Pace
 from app.core.engine.errors import (
     AbortedError,
@@ -31,6 +29,7 @@ from app.core.engine.errors import (
     QueueFullError,
     TooManyRequestsError,
 )
+from app.core.engine.outputs import EngineOutput, Tokens
 from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import Message
 from app.core.protocol.validation import check_media_options, check_prompt_length, truncate
@@ -90,8 +89,7 @@ class Comparison(NamedTuple):
     scores: list[float]
 
 
-@dataclass(frozen=True, slots=True)
-class PromptBatch:
+class PromptBatch(NamedTuple):
     """Prompts of one request, on their way to the engine."""
 
     meta: ResponseMeta
@@ -101,6 +99,29 @@ class PromptBatch:
     """Messages that scripts match, for each prompt or pair."""
     prompts: Iterator[TokenIds]
     prompt_count: int
+
+
+class PromptWriter(ResponseWriter):
+    """Notes whether prompts have run to their ends; their numbers are computed afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._is_aborted = False
+
+    def collect(self, output: EngineOutput) -> None:
+        """Notes a prompt that an operator has ended."""
+        if type(output) is Tokens and output.finish is not None:
+            self._is_aborted |= output.finish.reason == "abort"
+
+    def body(self) -> bytes:
+        """Returns an empty body.
+
+        Raises:
+            AbortedError: for a prompt that an operator has ended.
+        """
+        if self._is_aborted:
+            raise AbortedError()
+        return b""
 
 
 class PoolingRunner:
@@ -131,12 +152,13 @@ class PoolingRunner:
         """
         meta = self._admit(context, request, prefix)
         conversations = request.conversations
-        check_count(len(conversations or request.texts or request.id_lists), "input")
+        texts = request.texts
+        check_count(len(conversations or texts or request.id_lists), "input")
         inputs = [self._fit(request, ids) for ids in self.paced(self._encode_inputs(request))]
-        texts = request.texts or map(self.pipeline.tokenizer.decode, inputs)
         chats: Iterable[Sequence[Message]] = conversations
         if not conversations:
-            chats = ([{"role": "user", "content": text}] for text in texts)
+            prompts = texts or map(self.pipeline.tokenizer.decode, inputs)
+            chats = ([{"role": "user", "content": text}] for text in prompts)
         batch = PromptBatch(
             meta=meta,
             output_kind=OUTPUT_KINDS.get(task, task),
@@ -375,11 +397,10 @@ class PoolingRunner:
         adapter = None
         if meta.model in self.pipeline.models.adapters:
             adapter = meta.model
-        template = EngineRequest(
+        request_of = partial(
+            EngineRequest,
             request_id=meta.id,
-            index=0,
             model=meta.model,
-            prompt_ids=(),
             echo_text="",
             max_tokens=0,
             limited=False,
@@ -391,14 +412,16 @@ class PoolingRunner:
             observers=context.observers,
             delays=tuple(delays),
         )
-        is_first = True
-        while prompts := self._next_prompts(batch, template.adapter):
+        remaining = batch.prompt_count
+        while remaining:
+            prompts = self._next_prompts(batch, adapter)
             requests = [
-                replace(template, index=index, prompt_ids=ids) for index, ids in enumerate(prompts)
+                request_of(index=index, prompt_ids=ids) for index, ids in enumerate(prompts)
             ]
+            is_first = remaining == batch.prompt_count
             while not self._has_run(requests, is_first, context):
                 gevent.sleep(RETRY_S)
-            is_first = False
+            remaining -= len(prompts)
         return answers
 
     def _next_prompts(self, batch: PromptBatch, adapter: str | None) -> list[TokenIds]:
@@ -413,9 +436,8 @@ class PoolingRunner:
 
         Returns False where other requests have taken the room.
         """
-        writer = WholeWriter(len(requests), check_not_aborted)
         try:
-            body = self.pipeline.responder.collect(requests, writer, context.connection)
+            body = self.pipeline.responder.collect(requests, PromptWriter(), context.connection)
         except (QueueFullError, TooManyRequestsError):
             if is_first:
                 raise
@@ -444,13 +466,6 @@ class PoolingRunner:
                 )
         if numbers > MAX_NUMBERS:
             raise bad_request(f"the answer would have {numbers} numbers, more than {MAX_NUMBERS}")
-
-
-def check_not_aborted(prompts: Sequence[ChoiceState]) -> Struct:
-    """Raises AbortedError for a prompt that an operator has ended."""
-    if any(prompt.finish.reason == "abort" for prompt in prompts):
-        raise AbortedError()
-    return Struct()
 
 
 def scripted_output(answer: ScriptedAnswer | None) -> array[float] | str | None:

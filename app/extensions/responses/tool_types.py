@@ -4,6 +4,7 @@ Fields are in the answer's order. A field without a value is null in the answer.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Literal, get_args
 
 from msgspec import Struct, field
@@ -244,8 +245,12 @@ class ChosenType(Struct):
     type: ChosenTypeName
 
 
+@cache
 def tool_structs() -> Mapping[str, type[Struct]]:
-    """Returns the struct of each type of tool that the answer repeats with all its fields."""
+    """Returns the struct of each type of tool that the answer repeats with all its fields.
+
+    Only functions, also in a namespace, and custom tools are ever called.
+    """
     return {
         "function": FunctionTool,
         "mcp": Mcp,
@@ -257,6 +262,7 @@ def tool_structs() -> Mapping[str, type[Struct]]:
     }
 
 
+@cache
 def choice_structs() -> Mapping[str, type[Struct]]:
     """Returns the struct of each type of tool choice."""
     return {

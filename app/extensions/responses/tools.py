@@ -18,14 +18,10 @@ from app.core.protocol.convert import convert
 from app.core.protocol.options import FunctionDefinition
 from app.core.protocol.rules import get_field
 from app.core.server.http.errors import bad_request
-from app.extensions.responses.tool_types import FunctionTool, choice_structs, tool_structs
 
 ToolParam = JsonObject
-TOOL_STRUCTS = tool_structs()
-"""Structs by type. Only functions, also in a namespace, and custom tools are ever called."""
 TOOL_STEPS = 4
 """Work of converting a tool, in steps of `Slices`."""
-CHOICE_STRUCTS = choice_structs()
 UNCONVERTED_TYPES = frozenset(
     (
         "file_search",
@@ -69,16 +65,18 @@ def convert_tools(value: object) -> list[ToolParam]:
 
 
 def _convert_tool(index: int, tool: object) -> ToolParam:
+    from app.extensions.responses import tool_types  # few requests have tools
+
     if isinstance(tool, dict):
         kind = tool.get("type")
         if isinstance(kind, str) and kind in UNCONVERTED_TYPES:
             return tool
     try:
-        return _convert_by_type(TOOL_STRUCTS, tool)
+        return _convert_by_type(tool_types.tool_structs(), tool)
     except ConversionError:
         pass
     try:
-        convert(FunctionTool, tool)
+        convert(tool_types.FunctionTool, tool)
     except ConversionError as error:
         raise error.prefixed("FunctionTool").prefixed(index) from None
     raise AssertionError("a valid function was rejected")
@@ -92,8 +90,10 @@ def convert_tool_choice(value: object) -> str | JsonObject:
     """
     if isinstance(value, str) and value in ("none", "auto", "required"):
         return value
+    from app.extensions.responses.tool_types import choice_structs  # few requests name a tool
+
     try:
-        return _convert_by_type(CHOICE_STRUCTS, value)
+        return _convert_by_type(choice_structs(), value)
     except ConversionError:
         raise ConversionError(
             "none, auto, required, or an object that names a tool", kind="literal_error"

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.text.huggingface import default_tokenizer
+from app.extensions.pooling.features import KnownFeatures
 from app.extensions.pooling.vectors import (
     Bag,
-    KnownPlaces,
     PoolingModel,
     embedding,
     logit,
@@ -52,7 +52,7 @@ DIMENSIONS = st.sampled_from([1, 2, 5, 8, 16, 63, 64, 100, 384])
 
 
 def vector(text: str, dimensions: int = 384) -> array[float]:
-    return embedding(text, dimensions, no_pause, known_places=KnownPlaces())
+    return embedding(text, dimensions, no_pause, known_features=KnownFeatures())
 
 
 def cosine(one: str, other: str, dimensions: int = 384) -> float:
@@ -74,7 +74,7 @@ def test_a_shorter_vector_is_the_beginning_of_a_longer_one(
 ) -> None:
     short, long = sorted((short, long))
     beginning, whole = (
-        embedding(text, count, no_pause, known_places=KnownPlaces(), unit=False)
+        embedding(text, count, no_pause, known_features=KnownFeatures(), unit=False)
         for count in (short, long)
     )
     if any(whole[:short]):
@@ -99,29 +99,46 @@ def test_vectors_have_kept_their_bytes() -> None:
         " ".join(f"word{number}" for number in range(300)),
     ]
     digest = sha256()
-    known_places = KnownPlaces()
+    known_features = KnownFeatures()
     for text in texts:
         for dimensions in (1, 5, 8, 9, 63, 64, 384, 1536, 65536):
             for unit in (True, False):
                 numbers = embedding(
-                    text, dimensions, no_pause, known_places=known_places, unit=unit
+                    text, dimensions, no_pause, known_features=known_features, unit=unit
                 )
                 digest.update(numbers.tobytes())
     assert digest.hexdigest() == VECTORS_SHA256
 
 
 def test_remembered_places_do_not_change_vectors() -> None:
-    known_places = KnownPlaces()
-    for dimensions in (1024, 8, 1024, 8):
-        numbers = embedding("The quick fox", dimensions, no_pause, known_places=known_places)
+    known_features = KnownFeatures()
+    for dimensions in (1024, 8, 1024, 8, 384, 384, 384):
+        numbers = embedding("The quick fox", dimensions, no_pause, known_features=known_features)
         assert numbers == vector("The quick fox", dimensions)
+    assert known_features.words.keys() >= {("quick", 384), ("fox", 8)}
+
+
+WORDS = ("cat", "cats", "catalog", "the", "aaaa", "ox", "東", "x" * 70, "Straße", "7", "!")
+
+
+@given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=8), max_size=5))
+def test_remembered_words_that_share_features_do_not_change_vectors(texts: list[list[str]]) -> None:
+    known_features = KnownFeatures()
+    for text in [" ".join(WORDS)] * 2 + [" ".join(words) for words in texts]:
+        for dimensions in (5, 100):
+            numbers = embedding(text, dimensions, no_pause, known_features=known_features)
+            assert numbers == vector(text, dimensions)
 
 
 def test_memory_of_remembered_places_is_limited() -> None:
-    known_places = KnownPlaces(20_000)
+    known_features = KnownFeatures(places_bytes=20_000, words_bytes=10_000)
     for number in range(40):
-        embedding(f"number{number} of many", 384, no_pause, known_places=known_places)
-        assert 0 < known_places.size_bytes <= 20_000
+        for _ in range(2):
+            embedding(f"number{number} of many", 384, no_pause, known_features=known_features)
+        assert 0 < known_features.places.size_bytes <= 20_000
+        assert known_features.words.size_bytes <= 10_000
+        assert known_features.size_bytes <= known_features.limit_bytes == 30_000
+    assert known_features.words
 
 
 @pytest.mark.parametrize("dimensions", [256, 384, 1536])

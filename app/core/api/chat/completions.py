@@ -209,16 +209,32 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if start:
             chunks.append(self._render_token(output, 0))
         choice.tokens += len(output.ids[start:end])
-        shown = [text for text in texts[start:end] if text]
+        shown = list(filter(None, texts[start:end]))
         if shown:
-            before_index, before_number, before_text, choice_end = PLAIN_CALL
-            choice_start = before_index + b"%d" % output.index + before_number
-            prefix = self._head + choice_start + b"%d" % part.number + before_text
-            suffix = choice_end + self._chunk_end
+            prefix, suffix = self._call_frame(output.index, part)
             chunks.append(prefix + (suffix + prefix).join(map(encode, shown)) + suffix)
         if has_end and (len(texts) > 1 or not start):
             chunks.append(self._render_token(output, max(0, len(texts) - 1)))
         return b"".join(chunks)
+
+    def around_arguments(self, index: int, part: Part) -> tuple[bytes, bytes] | None:
+        """Returns the bytes around the text in the chunk of a token before or behind the name."""
+        if not self._calls_are_plain or self._weight_spans is not None:
+            return None
+        if part.name and self.choices[index].current_segment(part) is None:
+            return None
+        return self._call_frame(index, part)
+
+    def _call_frame(self, index: int, part: Part) -> tuple[bytes, bytes]:
+        before_index, before_number, before_text, choice_end = PLAIN_CALL
+        choice_start = before_index + b"%d" % index + before_number
+        prefix = self._head + choice_start + b"%d" % part.number + before_text
+        return prefix, choice_end + self._chunk_end
+
+    def count_call_token(self) -> None:
+        """Counts a run of the parser."""
+        if self._on_parsed is not None:
+            self._on_parsed(True, True, 1)
 
     def _build_choice(
         self, choice: ChoiceState, output: Tokens, span: slice, is_end: bool
