@@ -16,7 +16,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_understudy.control import TIMEOUT_S, Json, Server
+from vllm_understudy.control import TIMEOUT_S, Server
+from vllm_understudy.rules import Json
 from vllm_understudy.running import JOURNAL, SEED, flags
 
 if TYPE_CHECKING:
