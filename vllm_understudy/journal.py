@@ -43,7 +43,7 @@ class JournalEntry:
     arrived_s: float
     """Arrival, in Unix seconds, like all moments."""
     queued_s: float | None
-    """Time when the scheduler saw the request; known once a choice has ended, like the next ones."""
+    """Time when the scheduler saw the request; known once a choice ends, like the next ones."""
     scheduled_s: float | None
     """Time when the request began to run."""
     first_s: float | None
