@@ -363,7 +363,8 @@ def test_curves_and_steps_begin_with_what_the_server_has_kept(
         else:  # a step of a prompt computes the first token of its request
             assert decodes == 3 * 39
         until(
-            lambda: "no steps in this time" not in it.page.inner_text("#steps-last"), "no step is shown"
+            lambda: "no steps in this time" not in it.page.inner_text("#steps-last"),
+            "no step is shown",
         )
         saved = it.model("recorder.text()")
         it.page.evaluate("text => openReport(text)", saved)
