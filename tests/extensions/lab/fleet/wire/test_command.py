@@ -53,7 +53,10 @@ def are_gone(pids: Sequence[int]) -> bool:
         (["--port", "1"], "flag --port cannot be given, because the fleet sets it"),
         (["--podz", "1"], "unknown flag --podz; did you mean --pods?"),
         (["--block-size", "0"], "flag --block-size"),
-        ([*SMALL, "--pods", "1", "--dataset-path", "/nowhere.sqlite3"], "no file /nowhere.sqlite3"),
+        (
+            [*SMALL, "--pods", "1", "--dataset-path", "/nowhere.sqlite3"],
+            "file not found: /nowhere.sqlite3",
+        ),
     ],
 )
 def test_wrong_input_is_rejected_in_one_line(
