@@ -116,7 +116,7 @@ def prose(text: str, code: str = "CODE") -> str:
     """
     for pattern in (FENCE, REGION, COMMENT, TABLE, HEADING, IMAGE, INDENTED):
         text = pattern.sub("\n", text)
-    text = LINK.sub(r"\1", text)
+    text = LINK.sub(r"\1", text).replace("**", "")
     if not code:
         return text
     return CODE.sub(code, text)
