@@ -5,8 +5,9 @@
     $ python -m scripts.prose_figures --list   # the unclear phrases, and the longest sentences
     $ python -m scripts.prose_figures --sentences  # every sentence in a line, for other linters
 
-Words are counted as `wc -w` counts them, with code and tables. Generated pages, and generated
-regions of other pages, are counted separately. The exit status is 1 above a limit.
+Words are those of prose, code and tables: tokens with a letter or a digit, so that
+the bars of tables do not count. Generated pages, and generated regions of others, are counted
+separately. The exit status is 1 above a limit.
 """
 
 import re
@@ -89,18 +90,23 @@ def figures(name: str, text: str) -> PageFigures:
     """Returns the figures of a page with this text in Markdown."""
     if text.startswith(MARKER):
         return PageFigures(
-            name, words=0, generated_words=len(text.split()), sentences=(), unclear=()
+            name, words=0, generated_words=count_words(text), sentences=(), unclear=()
         )
     written = REGION.sub("", text)
-    words = len(written.split())
+    words = count_words(written)
     plain = prose(written)
     return PageFigures(
         name=name,
         words=words,
-        generated_words=len(text.split()) - words,
+        generated_words=count_words(text) - words,
         sentences=tuple(sentences(plain)),
         unclear=tuple(unclear_phrases(plain)),
     )
+
+
+def count_words(text: str) -> int:
+    """Returns the number of words of a text in Markdown."""
+    return sum(1 for token in text.split() if WORD.search(token))
 
 
 def prose(text: str, code: str = "CODE") -> str:
@@ -110,7 +116,7 @@ def prose(text: str, code: str = "CODE") -> str:
     """
     for pattern in (FENCE, REGION, COMMENT, TABLE, HEADING, IMAGE, INDENTED):
         text = pattern.sub("\n", text)
-    text = LINK.sub(r"\1", text)
+    text = LINK.sub(r"\1", text).replace("**", "")
     if not code:
         return text
     return CODE.sub(code, text)

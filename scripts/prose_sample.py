@@ -28,6 +28,7 @@ MESSAGES = 10
 HELP = "--help"
 LOG_METHODS = frozenset(("debug", "info", "warning", "error", "exception", "critical"))
 MIN_MESSAGE_WORDS = 3
+MIN_SENTENCE_WORDS = 4
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -64,10 +65,18 @@ def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yields line and source of each literal message of an exception or a log line."""
     for call in message_calls(tree):
         for argument in call.args:
-            if isinstance(argument, ast.Constant | ast.JoinedStr | ast.BinOp):
+            if _has_text(argument):
                 source = ast.unparse(argument)
                 if len(source.split()) >= MIN_MESSAGE_WORDS:
                     yield call.lineno, source
+
+
+def _has_text(argument: ast.expr) -> bool:
+    """Returns whether an argument is a literal text, or put together from one."""
+    if not isinstance(argument, ast.Constant | ast.JoinedStr | ast.BinOp):
+        return False
+    parts = ast.walk(argument)
+    return any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
 
 
 def user_sentences(chooser: random.Random) -> Iterator[tuple[str, str]]:
@@ -78,7 +87,11 @@ def user_sentences(chooser: random.Random) -> Iterator[tuple[str, str]]:
             text = path.read_text("utf-8")
             if not text.startswith(MARKER):
                 name = str(path.relative_to(ROOT))
-                page_sentences += [(name, sentence) for sentence in sentences(prose(text, code=""))]
+                page_sentences += [
+                    (name, sentence)
+                    for sentence in sentences(prose(text, code=""))
+                    if len(sentence.split()) >= MIN_SENTENCE_WORDS
+                ]
     help_sentences = [
         (HELP, sentence) for row in settings_table().rows for sentence in sentences(row.help)
     ]

@@ -6,6 +6,7 @@ Reads sources and the stored surface only, so that the environment of the site n
 import ast
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,23 @@ SURFACE = ROOT / "tests" / "surface" / "extensions.json"
 
 def extensions_page() -> Page:
     """Returns the page of all extensions."""
+    contract = import_module("app.core.extensions").Extension
     rows = []
-    for name, part in parts().items():
-        settings = ", ".join(code(setting) for setting in part.get("settings", ()))
-        rows.append((code(name), one_line(summary(name)), settings))
-    columns = ("extension", "provides", "settings")
+    for extension in import_module("app.core.built_in").present_extensions():
+        settings = parts().get(extension.name, {}).get("settings", ())
+        enablement = "depends on settings"
+        if extension.is_enabled.__func__ is contract.is_enabled.__func__:
+            enablement = "always"
+        rows.append(
+            (
+                code(extension.name),
+                one_line(summary(extension.name)),
+                ", ".join(map(code, extension.requires)),
+                enablement,
+                ", ".join(map(code, settings)),
+            )
+        )
+    columns = ("extension", "provides", "requires", "on", "settings")
     return Page("reference-extensions.md", "Extensions", [Section("All", columns, rows)])
 
 

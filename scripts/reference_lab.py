@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 from app.extensions.lab.fidelity import calibrate, record, simulate_flags
 from app.extensions.lab.fleet import fleet_flags
+from app.extensions.lab.plan import plan_flags
 from scripts.generated_page import Page, Section, code, one_line
 
 PARSERS = {
     "simulate": simulate_flags.make_parser,
+    "plan": plan_flags.make_parser,
     "record": record.make_parser,
     "calibrate": calibrate.make_parser,
     "fleet": fleet_flags.make_parser,

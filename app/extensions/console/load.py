@@ -83,15 +83,15 @@ class Generator:
         settings = self._live.current
         max_tokens = settings.model.max_model_len
         if settings.model.task != "generate":
-            raise _load_error("sends completions, which this server does not serve")
+            raise _load_error("requires a server with completions")
         if settings.tls.enabled:
             raise _load_error("does not support TLS")
         if settings.server.uds:
-            raise _load_error("sends over TCP, and this server listens on a Unix socket")
+            raise _load_error("requires a server that listens on TCP")
         if plan.prompt_tokens + plan.output_tokens > max_tokens:
-            raise _load_error(f"sends at most max-model-len tokens, {max_tokens}")
+            raise _load_error(f"must not exceed max-model-len, {max_tokens}")
         if plan.groups and plan.shared >= plan.prompt_tokens:
-            raise _load_error("needs prompts longer than what they share")
+            raise _load_error("must have prompts longer than their shared part")
 
     def stop(self) -> None:
         """Stops to send requests, and cuts off the running ones."""

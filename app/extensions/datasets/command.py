@@ -169,7 +169,7 @@ class DatasetJob(msgspec.Struct, frozen=True, kw_only=True):
             if writer.rejected:
                 rejections = f"; {writer.rejected} were cut short: {writer.rejection}"
             if not writer.recorded:
-                raise DatasetError(f"it has no question of a human with a reply{rejections}")
+                raise DatasetError(f"it has no human message with a reply{rejections}")
             parts[1].write_text(self._card(writer, tokenizer), "utf-8")
             for part, target in zip(parts, self.targets, strict=True):
                 os.replace(part, target)

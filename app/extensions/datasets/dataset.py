@@ -114,7 +114,7 @@ class Dataset:
         except DatasetError as error:
             if not self._has_warned:
                 logger.warning(
-                    "dataset %s gave no reply, sample text is used instead: %s", self.name, error
+                    "dataset %s: cannot read a reply, using sample text: %s", self.name, error
                 )
             self._has_warned = True
             return None
@@ -144,7 +144,7 @@ class Dataset:
             try:
                 row = connection.execute(self._select_reply, {"key": key}).first()
                 if row is None:
-                    raise DatasetError("a row has gone")
+                    raise DatasetError("a row was deleted")
             except BaseException:
                 connection.close()
                 raise

@@ -65,7 +65,7 @@ def prepare(settings: DatasetSettings) -> None:
         if path.exists():
             continue
         if index or settings.dataset_url is None:
-            raise DatasetError(f"setting dataset-path: there is no file {text}")
+            raise DatasetError(f"setting dataset-path: file not found: {text}")
         from app.extensions.datasets.download import download
 
         download(settings.dataset_url, path, settings.dataset_sha256)

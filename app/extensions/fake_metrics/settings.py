@@ -30,9 +30,7 @@ class FakeMetricsSettings(Section, frozen=True, kw_only=True):
     fake_metrics: Annotated[
         Json | None,
         About(live=True, simulated=True, merge=merge_fake_metrics),
-        understood_by(
-            check_fake_metrics, "must have only keys and values that docs/metrics.md describes"
-        ),
+        understood_by(check_fake_metrics, "must have only the keys and values of docs/metrics.md"),
     ] = None
     """JSON object of metrics that replace the real ones; see docs/metrics.md."""
     fake_metrics_refresh_interval: PositiveDuration = 0.1

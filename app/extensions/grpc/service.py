@@ -312,6 +312,6 @@ def track_stream(open_streams: set[RpcResponse], response: RpcResponse, max_stre
         ApiError: 429 when there are `max_streams` already.
     """
     if len(open_streams) >= max_streams:
-        raise ApiError(429, "RateLimitError", f"There are {max_streams} of these streams already.")
+        raise ApiError(429, "RateLimitError", f"The limit of {max_streams} streams is reached.")
     open_streams.add(response)
     response.on_close(partial(open_streams.discard, response))

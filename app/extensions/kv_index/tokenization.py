@@ -88,7 +88,7 @@ class Tokenization:
     def _run(self, work: Callable[[], T]) -> T:
         """Runs `work` when a worker is free, within the time limit."""
         if self._unfinished >= WORKERS + MAX_WAITING:
-            raise TokenizationBusyError("Too many prompts wait to be tokenized.")
+            raise TokenizationBusyError("Too many prompts are waiting for the tokenizer.")
         self._unfinished += 1
         try:
             with gevent.Timeout(self._timeout_s, TimeoutError), self._workers:

@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
         )
         prompts = _prompts(arguments)
         if arguments.output is not None and not prompts:
-            raise RequestError("There is no prompt whose result could be written.")
+            raise RequestError("--output requires a prompt or --file.")
         with LLM(arguments.model, arguments.device, arguments.dtype) as llm:
             _generate(llm, prompts, params, arguments)
             if arguments.stats:

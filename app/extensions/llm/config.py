@@ -75,10 +75,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
-                f"{self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly."
+                f"{self.num_heads} heads must be a multiple of the {self.num_kv_heads} KV heads."
             )
         if self.head_dim % 2:
-            raise ModelLoadError(f"Heads of {self.head_dim} numbers cannot be rotated in pairs.")
+            raise ModelLoadError(f"The size of a head must be even, got {self.head_dim}.")
 
     @property
     def kv_size(self) -> int:

@@ -68,7 +68,8 @@ class DeviceManager:
         self.int8 = dtype == "int8"
         if self.int8 and not is_cpu:
             raise ModelLoadError(
-                f"int8 is for CPUs, not for {self.device.type}: choose bfloat16 or float32."
+                f"int8 is supported on CPUs only, not on {self.device.type}: "
+                "choose bfloat16 or float32."
             )
         self.dtype = DTYPES[dtype]
         self.packs = is_cpu and not self.int8 and packing_works(self.dtype)

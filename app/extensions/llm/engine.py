@@ -182,13 +182,15 @@ class LLMEngine:
             RequestError: The structured output is invalid.
         """
         if self.tokenizer is None:
-            raise RequestError("The model has no tokenizer, so no text can have a form.")
+            raise RequestError(
+                "The model has no tokenizer, so structured outputs are not supported."
+            )
         return self._forms.matcher(form)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text`. Raises RequestError without a tokenizer."""
         if self.tokenizer is None:
-            raise RequestError("The model has no tokenizer, so texts have no tokens.")
+            raise RequestError("The model has no tokenizer, so prompts must be token ids.")
         return self.tokenizer.encode(text, add_special_tokens)
 
     def abort(self, request_id: Hashable) -> bool:
@@ -279,11 +281,12 @@ class LLMEngine:
             raise RequestError(f"The prompt has a token id outside the vocabulary of {vocab_size}.")
         if len(ids) >= self.max_tokens:
             raise RequestError(
-                f"The prompt has {len(ids)} tokens, the model takes {self.max_tokens - 1}."
+                f"The prompt has {len(ids)} tokens; "
+                f"the model accepts at most {self.max_tokens - 1}."
             )
         params.check_vocabulary(vocab_size)
         if params.stops and self.tokenizer is None:
-            raise RequestError("The model has no tokenizer, so stop strings cannot be found.")
+            raise RequestError("The model has no tokenizer, so stop strings are not supported.")
 
     def _sampling(
         self, ids: Listed[int], params: SamplingParams, index: int, form: FormMatcher | None

@@ -193,7 +193,7 @@ class EngineProcess:
                         has_ended = True
                         reason = notice.error
         raise ConfigError(
-            f"setting model: {self.options.model!r} cannot be served by engine llm: {reason}"
+            f"setting model: {self.options.model!r} cannot be used by engine llm: {reason}"
         )
 
 

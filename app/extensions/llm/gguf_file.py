@@ -63,19 +63,19 @@ class GGUFFile:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._read_head()
         except (OSError, ValueError, struct.error) as error:
-            raise ModelLoadError(f"{path} is cut off or not a GGUF file: {error}.") from error
+            raise ModelLoadError(f"{path} is truncated or not a GGUF file: {error}.") from error
 
     def content(self, name: str, size: int) -> memoryview:
         """Returns the `size` bytes of a tensor. Raises ModelLoadError if the file is cut off."""
         start = self.tensors[name].start
         if start + size > len(self._data):
-            raise ModelLoadError(f"{self.path} is cut off: it ends before the tensor {name} does.")
+            raise ModelLoadError(f"{self.path} is truncated: it ends within the tensor {name}.")
         return memoryview(self._data)[start : start + size]
 
     def _read_head(self) -> None:
         """Reads all before the tensors. Raises ValueError or struct.error for an invalid head."""
         if self._data[: len(MAGIC)] != MAGIC:
-            raise ValueError("it does not begin with GGUF")
+            raise ValueError("it does not start with GGUF")
         version = self._read_integer("I")
         if version not in VERSIONS:
             raise ValueError(f"its version is {version}")
@@ -116,7 +116,7 @@ class GGUFFile:
         if kind == TEXT:
             return self._read_texts(count)
         if kind not in NUMBER_FORMATS:
-            raise ValueError(f"it has a value of the kind {kind}")
+            raise ValueError(f"it has a value of the unknown type {kind}")
         return list(self._unpack(NUMBER_FORMATS[kind], count))
 
     def _read_text(self) -> str:

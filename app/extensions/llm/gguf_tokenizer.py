@@ -50,7 +50,7 @@ def read_tokenizer(
     if kind is None:
         return None
     if kind != "gpt2":
-        raise TokenizerLoadError(f"{path} has a tokenizer of the kind {kind}; only gpt2 is read.")
+        raise TokenizerLoadError(f"{path} has a tokenizer of type {kind}; only gpt2 is supported.")
     tokens = _list_field(fields, "tokens")
     pre_tokenizer = _pre_tokenizer(path, fields)
     merges = [tuple(merge.split(" ", 1)) for merge in _list_field(fields, "merges")]
@@ -104,6 +104,6 @@ def _pre_tokenizer(path: Path, fields: Mapping[str, object]) -> pre_tokenizers.P
     if name != "gpt-2":
         names = ", ".join((*PATTERNS, *SINGLE_DIGITS, "gpt-2"))
         raise TokenizerLoadError(
-            f"{path} cuts texts into words as {name} does; only {names} are known."
+            f"{path} splits words like {name} does; only {names} are supported."
         )
     return gpt2

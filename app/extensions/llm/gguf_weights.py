@@ -61,11 +61,11 @@ def read_gguf(path: Path) -> Checkpoint:
     scaling = file.fields.get(f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none") or "rope_freqs.weight" in file.tensors:
         raise ModelLoadError(
-            f"{file.path} scales its rotations, which is not supported in GGUF files."
+            f"{file.path} has rotary scaling, which is not supported in GGUF files."
         )
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
-        raise ModelLoadError("The weights lack the tensor token_embd.weight.")
+        raise ModelLoadError("The weights have no tensor token_embd.weight.")
     document: dict[str, object] = {}
     for hub_name, field in CONFIG_FIELDS.items():
         document[hub_name] = file.fields.get(f"{architecture}.{field}")
@@ -99,11 +99,11 @@ def read_tensor(file: GGUFFile, name: str) -> Tensor:
     if encoding is None:
         supported = ", ".join(encoding.name for encoding in encodings.values())
         raise ModelLoadError(
-            f"The tensor {name} is of type {info.kind}; only {supported} are read."
+            f"The tensor {name} is of type {info.kind}; only {supported} are supported."
         )
     if info.shape[-1] % encoding.block_size:
         raise ModelLoadError(
-            f"The tensor {name} is {list(info.shape)}, which {encoding.name} cannot be."
+            f"The tensor {name} is {list(info.shape)}, which {encoding.name} does not support."
         )
     size = math.prod(info.shape) // encoding.block_size * encoding.block_bytes
     content = torch.frombuffer(file.content(name, size), dtype=torch.uint8)

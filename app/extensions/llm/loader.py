@@ -31,7 +31,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except TokenizerLoadError as error:
         raise ModelLoadError(str(error)) from error
     if not config:
-        raise ModelLoadError(f"{path} holds no config.json.")
+        raise ModelLoadError(f"{path} has no config.json.")
     files = []
     if isinstance(index, dict):
         names = set(map(str, index.values()))
@@ -39,7 +39,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if not files:
         files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise ModelLoadError(f"{path} holds no .safetensors file.")
+        raise ModelLoadError(f"{path} has no .safetensors file.")
     eos_ids = generation.get("eos_token_id", config.get("eos_token_id"))
     if isinstance(eos_ids, int):
         eos_ids = [eos_ids]
@@ -62,7 +62,7 @@ def _safetensors(files: Sequence[Path]) -> dict[str, Callable[[], Tensor]]:
         except (SafetensorError, OSError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ModelLoadError(
-                f"{file} is cut off or not a safetensors file: {lines[0]}"
+                f"{file} is truncated or not a safetensors file: {lines[0]}"
             ) from error
         for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
             weights[name] = partial(tensors.get_tensor, name)

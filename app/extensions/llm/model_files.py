@@ -29,14 +29,16 @@ def find_model(name: str) -> Path:
         return path
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ModelLoadError(f"{path} is not a .gguf file: name the folder of other weights.")
+            raise ModelLoadError(
+                f"{path} is not a .gguf file; for other weights, give their folder."
+            )
         return path
     if name.startswith((".", "/", "~")):
-        raise ModelLoadError(f"There is nothing at {name}.")
+        raise ModelLoadError(f"Path not found: {name}.")
     model = _find_in_package(name) or _find_in_hub_cache(name)
     if model is None:
         raise ModelLoadError(
-            f"There is no model {name}: no folder, .gguf file, package, or name in the hub's "
+            f"Model not found: {name} is not a folder, .gguf file, package, or name in the hub's "
             "local cache."
         )
     return model

@@ -55,7 +55,9 @@ class ModelRunner:
         self.config: ModelConfig = checkpoint.config
         self.device = device
         if batch_invariant and device.device.type != "cpu":
-            raise ModelLoadError(f"batch_invariant is for CPUs, not for {device.device.type}.")
+            raise ModelLoadError(
+                f"batch_invariant is supported on CPUs only, not on {device.device.type}."
+            )
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._length = length
@@ -78,7 +80,7 @@ class ModelRunner:
         free = device.free_bytes()
         if free is not None and needed > free:
             raise ModelLoadError(
-                f"The weights take {needed >> 20} MiB in {device.info()['dtype']}, "
+                f"The weights take {needed >> 20} MiB in {device.info()['dtype']}; "
                 f"{free >> 20} MiB are free."
             )
         with torch.inference_mode():

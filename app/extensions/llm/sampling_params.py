@@ -53,7 +53,7 @@ class StructuredOutputsParams:
         values = (self.json, self.regex, self.choice or None, self.grammar, self.structural_tag)
         if sum(value is not None for value in values) + self.json_object != 1:
             raise RequestError(
-                "structured_outputs should name one form: json, regex, choice or another."
+                "structured_outputs should have exactly one form, such as json, regex or choice."
             )
 
     @property
@@ -199,7 +199,7 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name) or 0
             if count > size:
-                raise RequestError(f"{name}: {count} are more than the vocabulary of {size}.")
+                raise RequestError(f"{name}: {count} exceeds the vocabulary of {size}.")
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             for token_id in getattr(self, name) or ():
                 if not 0 <= token_id < size:

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = msgspec.json.decode(argv[0] if argv else "", type=EngineProcessOptions)
     except msgspec.DecodeError as error:
-        print(f"error: the options of the engine: {error}", file=sys.stderr)
+        print(f"error: invalid options of the engine: {error}", file=sys.stderr)
         return 1
     logging.basicConfig(
         level=options.log_level, format="%(asctime)s [engine %(process)d] %(message)s"

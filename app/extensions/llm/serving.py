@@ -239,7 +239,7 @@ class EngineService:
             try:
                 orders = self._decode(b"".join(frames))
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                logger.warning("a message of a worker is ignored: %s", error)
+                logger.warning("ignoring a message of a worker: %s", error)
                 continue
             for order in orders:
                 self._handle(worker, order)
@@ -260,7 +260,7 @@ class EngineService:
     def _accept(self, worker: WorkerClient, request: EngineCoreRequest) -> None:
         key = request.key
         if key in worker.keys:
-            logger.warning("request %s is ignored: its key %d is in use", request.request_id, key)
+            logger.warning("ignoring request %s: its key %d is in use", request.request_id, key)
             return
         worker.keys.add(key)
         if request.form is None:
@@ -425,7 +425,9 @@ class EngineService:
         All notices but parts of unfinished choices wait until the worker reads again.
         """
         if worker.keys:
-            logger.warning("a worker does not read: %d choices end", len(worker.keys))
+            logger.warning(
+                "a worker does not read its messages; ending %d choices", len(worker.keys)
+            )
         worker.notices = [
             notice
             for notice in worker.notices
@@ -433,10 +435,10 @@ class EngineService:
         ]
         for key in list(worker.keys):
             self._abort(worker, key)
-            self._fail(worker, key, "The server was too slow to take the reply.")
+            self._fail(worker, key, "The server did not read the reply in time.")
 
     def _forget(self, worker: WorkerClient) -> None:
-        logger.info("a worker has left, with %d choices", len(worker.keys))
+        logger.info("a worker disconnected with %d choices", len(worker.keys))
         for key in list(worker.keys):
             self._abort(worker, key)
         self._deferred_commands = [

@@ -33,7 +33,7 @@ def start_service(options: EngineProcessOptions, socket: zmq.Socket[bytes]) -> E
     length = options.max_model_len or model_length
     if length > model_length:
         raise ModelLoadError(
-            f"max_model_len is {length}, and the model was made for {model_length} tokens."
+            f"max_model_len {length} exceeds the {model_length} tokens of the model."
         )
     sizes = {name: getattr(options, name) for name in EngineSizes.__struct_fields__}
     engine_options = EngineOptions(

@@ -50,7 +50,7 @@ class Forms:
     ) -> None:
         if not eos_token_ids:
             raise RequestError(
-                "The model has no token for the end of a text, so a form could not end."
+                "The model has no end token, so structured outputs are not supported."
             )
         end_id = tokenizer.eos_token_id
         if end_id is None:
@@ -99,7 +99,7 @@ class Forms:
         for token_id in (thoughts.end_id, thoughts.begin_id or 0):
             if not 0 <= token_id < self._vocab_size:
                 raise RequestError(
-                    f"The tags of thoughts are not tokens of a vocabulary of {self._vocab_size}."
+                    f"The reasoning tags are not tokens of the vocabulary of {self._vocab_size}."
                 )
 
     def _grammar(self, form: TextForm) -> str:
@@ -116,7 +116,7 @@ class Forms:
         elif form.structural_tag is not None:
             lark = LarkWriter(self._is_special).write(form.structural_tag)
         else:
-            raise RequestError("The structured output has no form.")
+            raise RequestError("The structured output is empty.")
         return str(library.grammar_from_lark(lark))
 
     def _is_special(self, text: str) -> bool:
@@ -187,12 +187,12 @@ def _unescape(match: re.Match[str]) -> str:
 
 def _check_size(text: str) -> None:
     if len(text) > MAX_LENGTH:
-        raise RequestError(f"A form has at most {MAX_LENGTH} characters, this one {len(text)}.")
+        raise RequestError(f"A form may have at most {MAX_LENGTH} characters, got {len(text)}.")
     for count in ITEM_COUNT.findall(UNICODE_ESCAPE.sub(_unescape, text)):
         if len(count) > MAX_COUNT_DIGITS or int(count) > MAX_ITEMS:
-            raise RequestError(f"A schema counts up to {MAX_ITEMS} items, not more.")
+            raise RequestError(f"A schema may count up to {MAX_ITEMS} items.")
 
 
 def _form_error(reason: str) -> RequestError:
     line = " ".join(reason.split())[:MAX_ERROR_LENGTH]
-    return RequestError(f"No text of the form that is asked for can be written: {line}")
+    return RequestError(f"The structured output cannot be produced: {line}")

@@ -118,7 +118,7 @@ class Guard(Struct):
     ) -> Callable[P, T | None]:
         """Returns the guarded `hook`; `check` converts its results other than None."""
         if not callable(hook):
-            raise TypeError(f"gave {type(hook).__name__}, not a function")
+            raise TypeError(f"returned {type(hook).__name__}, not a function")
 
         def checked(*args: P.args, **kwargs: P.kwargs) -> T | None:
             answer = hook(*args, **kwargs)
@@ -260,7 +260,7 @@ class GuardedPolicy:
     ) -> str:
         pod = self._policy.choose(incoming, pods, in_flight)
         if pod not in pods:
-            raise ValueError(f"chose {pod!r}, which is none of the pods")
+            raise ValueError(f"chose {pod!r}, which is not a pod")
         return pod
 
     def _random_choice(
@@ -296,7 +296,7 @@ def check_seconds(*waits: float) -> None:
     """Raises ValueError for a negative number, or one that is not finite."""
     for wait_s in waits:
         if not 0 <= wait_s <= MAX_WAIT_S:
-            raise ValueError(f"gave {wait_s} seconds")
+            raise ValueError(f"returned {wait_s} seconds")
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
@@ -311,7 +311,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
 def checked_instance(value: object, kind: type[T]) -> T:
     """Returns `value`. Raises TypeError unless it is a `kind`."""
     if not isinstance(value, kind):
-        raise TypeError(f"gave {type(value).__name__}, not {kind.__name__}")
+        raise TypeError(f"returned {type(value).__name__}, not {kind.__name__}")
     return value
 
 

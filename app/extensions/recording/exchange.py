@@ -219,8 +219,8 @@ def read_header(path: str, file: BinaryIO) -> Header:
         raise RecordingError(f"{path}: is not a recording of {COMMAND} record --proxy")
     if header.version != VERSION:
         raise RecordingError(
-            f"{path}: has version {header.version} of the format; "
-            f"only version {VERSION} is supported"
+            f"{path}: has version {header.version} of the format, "
+            f"but only version {VERSION} is supported"
         )
     return header
 

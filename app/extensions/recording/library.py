@@ -268,7 +268,7 @@ class Recording:
         file = self._file
         positions = self._positions.get(key)
         if not positions or file is None:
-            raise RecordingError(f"{self.path}: was replaced by another file")
+            raise RecordingError(f"{self.path}: was replaced by a different file")
         position = positions[min(self._next[key], len(positions) - 1)]
         self._next[key] += 1
         self.use_counts[position.number] += 1

@@ -124,7 +124,7 @@ def run(argv: Sequence[str]) -> int:
         options.out.unlink()
         raise ConfigError(f"port {options.port}: {error.strerror or error}") from None
     url = f"http://{options.host}:{server.server_port}"
-    print(f"{url} passes on to {urls}, recording to {file.path}", flush=True)
+    print(f"{url} forwards to {urls} and records to {file.path}", flush=True)
     gc.collect()
     gc.freeze()  # a full collection takes tens of milliseconds, which recorded times would include
     share_loop()
@@ -134,7 +134,7 @@ def run(argv: Sequence[str]) -> int:
     stopped.wait()
     server.stop(STOP_TIMEOUT_S)
     file.close()
-    print(f"{file.path}: {file.written} exchanges, {file.dropped} not kept", flush=True)
+    print(f"{file.path}: {file.written} exchanges recorded, {file.dropped} dropped", flush=True)
     return 0
 
 

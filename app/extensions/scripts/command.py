@@ -75,7 +75,7 @@ def _try(scripts: ScriptSet, request: MatchedRequest, arguments: argparse.Namesp
                 break
             print(f"# {rule.location}: {_mismatch(rule, request)}")
     if decision is None:
-        print("no rule answers; the reply mode does")
+        print("no rule matches; the reply mode answers")
         return 1
     print(f"# {decision.rule.location}")
     print(json.dumps(_decision_to_json(decision), ensure_ascii=False, indent=2))

@@ -65,7 +65,7 @@ def read_script(path: str) -> Script:
         size = Path(path).stat().st_size
         if size > MAX_SCRIPT_BYTES:
             raise ScriptError(
-                f"script {path}: {size} bytes are more than the {MAX_SCRIPT_BYTES} of a script"
+                f"script {path}: {size} bytes exceed the limit of {MAX_SCRIPT_BYTES} bytes"
             )
         document = parse_yaml(path)
     except OSError as error:

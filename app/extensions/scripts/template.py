@@ -106,7 +106,7 @@ class Template:
         if len(source) > MAX_CHARACTERS:
             raise ScriptError(f"a text of {len(source)} characters is too long")
         if any("\ud800" <= character <= "\udfff" for character in source):
-            raise ScriptError(f"the text {source[:60]!a} has half of a character (a surrogate)")
+            raise ScriptError(f"the text {source[:60]!a} has an unpaired surrogate")
         if not any(mark in source for mark in ("{{", "{%", "{#")):
             return
         compiler = compiler or TemplateCompiler()
@@ -196,7 +196,8 @@ def _check_nodes(tree: nodes.Template, groups: frozenset[str] | None) -> None:
     unknown_names = {node.name for node in names} - allowed_names
     if unknown_names:
         raise TemplateError(
-            f"unknown name {min(unknown_names)!r}; there are {', '.join(sorted(allowed_names))}"
+            f"unknown name {min(unknown_names)!r}; "
+            f"known names are {', '.join(sorted(allowed_names))}"
         )
     for node in names:
         if node.name in FUNCTIONS and node not in callees:
@@ -209,12 +210,12 @@ def _check_node(node: nodes.Node) -> None:
     is_allowed = isinstance(node, nodes.Output | nodes.If)
     if isinstance(node, nodes.Stmt | nodes.Pow) and not is_allowed:
         raise TemplateError(
-            f"{type(node).__name__} (line {node.lineno}) is not possible in a script"
+            f"{type(node).__name__} (line {node.lineno}) is not supported in a script"
         )
     for field in ("dyn_args", "dyn_kwargs"):
         if getattr(node, field, None) is not None:
             raise TemplateError(
-                f"arguments with * (line {node.lineno}) are not possible in a script"
+                f"arguments with * (line {node.lineno}) are not supported in a script"
             )
 
 

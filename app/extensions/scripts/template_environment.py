@@ -123,10 +123,10 @@ class ScriptEnvironment(ImmutableSandboxedEnvironment):
                 raise TemplateError(f"+ makes more than {MAX_CHARACTERS} characters")
             return left + right
         if not (isinstance(left, int | float) and isinstance(right, int | float)):
-            raise TemplateError(f"{operator} is for numbers")
+            raise TemplateError(f"{operator} requires numbers")
         for operand in (left, right):
             if isinstance(operand, int) and operand.bit_length() > MAX_BITS:
-                raise TemplateError(f"{operator} is for numbers of up to {MAX_BITS} bits")
+                raise TemplateError(f"{operator} requires numbers of up to {MAX_BITS} bits")
         return BINARY_OPERATORS[operator](left, right)
 
 
@@ -211,7 +211,7 @@ def is_even(number: object) -> bool:
 def _to_number(value: object) -> float:
     """Returns a number; a text raises `TemplateError`, because `%` would format it."""
     if not isinstance(value, int | float):
-        raise TemplateError("odd and even are for numbers")
+        raise TemplateError("odd and even require numbers")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The command that prints what makes a shell complete command lines."""
+"""The command that prints completions for shells."""
 
 from collections.abc import Mapping, Sequence
 

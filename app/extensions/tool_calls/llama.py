@@ -109,11 +109,11 @@ class LlamaStream:
             if not SYNTAX.isdisjoint(self._text[end:start]):
                 odd_separators += 1
                 if odd_separators > MAX_ODD_SEPARATORS:
-                    raise ValueError("the text is no list of calls")
+                    raise ValueError("the text is not a list of calls")
                 is_open = has_open_brackets(self._text, start)
             if "parameters" in call:  # type: ignore[operator]  # TypeError ends the step
                 if "arguments" in call:  # type: ignore[operator]
-                    raise ValueError("a call has arguments and parameters")
+                    raise ValueError("a call has both arguments and parameters")
                 call["arguments"] = call["parameters"]  # type: ignore[index]
             calls.append(call)
         return calls, are_complete

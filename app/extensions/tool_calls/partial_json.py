@@ -83,7 +83,7 @@ def has_open_brackets(text: str, start: int) -> bool:
         if token in "{[":
             stack.append(token)
         elif token in PAIRS and (not stack or stack.pop() != PAIRS[token]):
-            raise ValueError("a bracket closes another one")
+            raise ValueError("mismatched brackets")
     return bool(stack)
 
 

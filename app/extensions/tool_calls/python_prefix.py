@@ -91,7 +91,7 @@ def open_brackets(text: str) -> list[str]:
         token = match[0]
         if token in OPENING:
             if not stack or stack.pop() != OPENING[token]:
-                raise ValueError("a bracket closes another one")
+                raise ValueError("mismatched brackets")
         elif token in CLOSING or not _is_closed(token):
             stack.append(token[0])
     return stack

@@ -170,7 +170,8 @@ class SpanSender(SpanProcessor):
 
     def _report_losses(self) -> None:
         if self._lost_count and self._now() >= self._next_log_s:
-            log.warning("%d spans are lost: %s", self._lost_count, self._error or "no reason given")
+            reason = self._error or "no reason given"
+            log.warning("%d spans were dropped: %s", self._lost_count, reason)
             self._lost_count = 0
             self._error = ""
             self._next_log_s = self._now() + LOG_INTERVAL_S

@@ -28,9 +28,11 @@ def usable_middleware(names: Iterable[str]) -> list[WsgiWrapper]:
     for name in names:
         middleware = load_middleware(name)
         if middleware is None:
-            log.warning("middleware %s needs a package of ASGI servers, and does not run", name)
+            log.warning("middleware %s requires a package for ASGI and is not used", name)
         elif is_asgi(middleware):
-            log.warning("middleware %s is ASGI, and does not run in a WSGI application", name)
+            log.warning(
+                "middleware %s is ASGI middleware, which a WSGI application cannot use", name
+            )
         else:
             usable.append(middleware)
     return usable

@@ -144,10 +144,10 @@ def test_existing_file_is_not_overwritten(
         (json.dumps(CONVERSATIONS).encode() + b"x", "it is not JSON: "),
         (b"[1 2]", "it is not JSON: "),
         (b'["\xff"]', "it is not JSON: "),
-        (b"[]", "it has no question of a human with a reply"),
+        (b"[]", "it has no human message with a reply"),
         (
             b'[1, {"conversations": [{"from": "system"}]}]',
-            "it has no question of a human with a reply",
+            "it has no human message with a reply",
         ),
     ],
 )

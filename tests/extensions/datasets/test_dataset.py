@@ -78,7 +78,7 @@ def test_broken_row_returns_none_and_warns_once(
         assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
         assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
     assert len(caplog.messages) == 1
-    assert "gave no reply" in caplog.text and "\n" not in caplog.messages[0]
+    assert "cannot read a reply" in caplog.text and "\n" not in caplog.messages[0]
     assert reply(dataset, 2, prompt=[5]) == RecordedReply([5, 5], ["5 ", "5 "], 0, True)
 
 

@@ -119,11 +119,11 @@ def test_unusable_file_logs_one_warning(
 def test_missing_file_other_than_first_stops_start(
     path: Path,
 ) -> None:
-    with pytest.raises(DatasetError, match=f"setting dataset-path: there is no file {path}"):
+    with pytest.raises(DatasetError, match=f"setting dataset-path: file not found: {path}"):
         prepare(DatasetSettings(dataset_path=(str(path),)))
     make_file(path, ROWS)
     missing = f"tiny={path}.other"
-    with pytest.raises(DatasetError, match="there is no file"):
+    with pytest.raises(DatasetError, match="file not found"):
         prepare(
             DatasetSettings(dataset_path=(str(path), missing), dataset_url="http://127.0.0.1:1/x")
         )

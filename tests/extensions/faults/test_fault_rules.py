@@ -39,7 +39,7 @@ from tests.extensions.faults.client import CHAT, TEXT, asking
         ({"action": "stall", "seconds": float("nan")}, "at `$.seconds`"),
         ({"action": "rate-limit", "rate": 1e-300}, "at `$.rate`"),
         ({"action": "empty", "api": "chats"}, "at `$.api`"),
-        ({"action": "empty", "name": "\ud800"}, "half of a character"),
+        ({"action": "empty", "name": "\ud800"}, "an unpaired surrogate"),
     ],
 )
 def test_a_wrong_rule_stops_the_start_with_its_number_and_flaw(rule: object, flaw: str) -> None:

@@ -23,8 +23,8 @@ def model_config(folder: Path, **changes: object) -> str:
 @pytest.mark.parametrize(
     ("argv", "error"),
     [
-        (["--profile", "auto"], "profile auto: device must be given"),
-        (["--profile", "auto", "--device", "h100"], "profile auto: model-config must be given"),
+        (["--profile", "auto"], "profile auto: device is required"),
+        (["--profile", "auto", "--device", "h100"], "profile auto: model-config is required"),
         (
             ["--profile", "auto", "--device", "h1000", "--model-config", "/nowhere"],
             "h1000|/nowhere",

@@ -133,7 +133,8 @@ def test_one_weight_at_a_time_is_float32(tmp_path: Path) -> None:
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceManager, "detect_device", staticmethod(lambda device: "cuda"))
     with pytest.raises(
-        ModelLoadError, match="int8 is for CPUs, not for cuda: choose bfloat16 or float32"
+        ModelLoadError,
+        match="int8 is supported on CPUs only, not on cuda: choose bfloat16 or float32",
     ):
         DeviceManager("cuda", "int8")
 

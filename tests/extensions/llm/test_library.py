@@ -112,7 +112,7 @@ def test_a_name_of_the_hub_is_found_in_its_cache(
     snapshot = cached_repository(tmp_path, "some-people/a-model")
     (snapshot / "config.json").write_text("{}")
     assert find_model("some-people/a-model") == snapshot
-    with pytest.raises(ModelLoadError, match="There is no model some-people/another"):
+    with pytest.raises(ModelLoadError, match="Model not found: some-people/another"):
         find_model("some-people/another")
 
 

@@ -89,5 +89,5 @@ def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
 def test_what_cannot_be_loaded_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(["--model", "/nowhere"]) == 1
     err = capsys.readouterr().err
-    assert err.endswith("error: model /nowhere: There is nothing at /nowhere.\n")
+    assert err.endswith("error: model /nowhere: Path not found: /nowhere.\n")
     assert "Traceback" not in err

@@ -201,7 +201,7 @@ def test_weights_that_are_cut_off_end_the_start_with_one_line(model: str, tmp_pa
     told = [line for line in str(ended.value).splitlines() if "INFO" not in line]
     assert len(told) == 2  # what the test says itself, and the server's line
     broken = tmp_path / "broken"
-    assert told[1].startswith(f"error: setting model: '{broken}' cannot be served by engine llm:")
+    assert told[1].startswith(f"error: setting model: '{broken}' cannot be used by engine llm:")
 
 
 @pytest.mark.shared

@@ -36,10 +36,10 @@ def test_weights_that_are_cut_off_or_wrong(broken: Path) -> None:
         (broken / WEIGHTS).write_bytes(content[:size])
         assert "cut off" in refusal(broken)
     save_file(tensors | {UP: torch.zeros(96, 63)}, broken / WEIGHTS)
-    assert refusal(broken) == f"The tensor {UP} is [96, 63], the configuration says [96, 64]."
+    assert refusal(broken) == f"The tensor {UP} is [96, 63], but the configuration has [96, 64]."
     del tensors[UP]
     save_file(tensors, broken / WEIGHTS)
-    assert refusal(broken) == f"The weights lack the tensor {UP}."
+    assert refusal(broken) == f"The weights have no tensor {UP}."
 
 
 @pytest.mark.parametrize(

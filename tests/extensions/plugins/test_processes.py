@@ -177,7 +177,7 @@ OWN_SETTINGS = "Settings = TestSettings"
         (
             hook("middleware", "{Position.INNERMOST: [3]}"),
             "",
-            "hook middleware failed at the start: TypeError: gave int, not Middleware",
+            "hook middleware failed at the start: TypeError: returned int, not Middleware",
         ),
         (
             hook("routes", "{'mine': [get('/health', print)]}"),

@@ -85,7 +85,7 @@ def recording_proxy(target: RunningServer | str, out: Path, *flags: str) -> Iter
         )
     try:
         deadline = time.monotonic() + 20
-        while "passes on to" not in log.read_text():
+        while "forwards to" not in log.read_text():
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.02)
         yield RunningServer(port, process, log)

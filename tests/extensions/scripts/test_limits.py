@@ -71,7 +71,7 @@ def error_of(client: FlaskClient, body: object) -> tuple[int, str]:
         ("{{ turn }}" * (MAX_NODES + 1), f"has more than {MAX_NODES} nodes"),
         ("{# #}" * 50_000, "has more than 4000 tokens"),
         ("{{ " + "(" * 100_000, "has more than 4000 tokens"),
-        ("{{ choose(*message) }}", "arguments with * (line 1) are not possible"),
+        ("{{ choose(*message) }}", "arguments with * (line 1) are not supported"),
     ],
 )
 def test_a_template_that_is_too_large_to_compile_is_rejected_with_its_place(
@@ -133,9 +133,9 @@ def test_a_rule_has_a_limit_of_templates(client: FlaskClient) -> None:
             "{{ [message, message, message, message, message] | string }}",
             "more than 262144 characters",
         ),
-        ("{{ '%999999999d' is odd }}", "odd and even are for numbers"),
+        ("{{ '%999999999d' is odd }}", "odd and even require numbers"),
         ("{{ user | trim(message) }}", "trim strips at most 100"),
-        ("{{ unix | date('%c' * 2) }}", "is for numbers"),
+        ("{{ unix | date('%c' * 2) }}", "requires numbers"),
         ("{{ 0 | date('" + "%c" * 101 + "') }}", "format of date has more than 200"),
         ("{{ [user.nothing] }}", "has no attribute 'nothing'"),
     ],
@@ -243,7 +243,7 @@ def test_rules_with_text_conditions_are_passed_over_when_the_time_is_used_up(
     assert said(book, asked) == "three"
     files: Any = book.report()["files"]
     assert [rule["too_slow"] for rule in files[0]["rules"]] == [0, 1, 1, 1, 1, 1, 0]
-    assert caplog.text.count("have used up the time of the request") == 1
+    assert caplog.text.count("used up the time for this request") == 1
     assert said(book, request("a")) == "two"
 
 

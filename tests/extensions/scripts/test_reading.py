@@ -35,7 +35,7 @@ WRONG = {
     "rules: [{when: {message: {regex: '('}}, then: pass}]": "rule 1: invalid regex '('",
     "rules: [{then: {text: '{{ nme }}'}}]": "then.text: template '{{ nme }}': unknown name 'nme'",
     "rules: [{then: {text: '{{ match.a }}'}}]": "there is no group 'a' in match; the rule has no regex",
-    "rules: [{then: {text: '{% for a in message %}{% endfor %}'}}]": "For (line 1) is not possible",
+    "rules: [{then: {text: '{% for a in message %}{% endfor %}'}}]": "For (line 1) is not supported",
     "rules: [{then: {json: {a: '{{ b }}'}}}]": "then.json.a: template '{{ b }}': unknown name 'b'",
     "rules: [{then: {json: 2026-01-01}}]": "then.json: date is not JSON; put it in quotes",
     "rules: [{then: {fault: {action: eror}}}]": "then.fault: unknown action 'eror'; did you mean error?",
@@ -65,7 +65,7 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path) -> Non
         read_script(str(tmp_path / "none.yaml"))
     large = tmp_path / "large.yaml"
     large.write_bytes(b"#" * (MAX_SCRIPT_BYTES + 1))
-    with pytest.raises(ScriptError, match="are more than the"):
+    with pytest.raises(ScriptError, match="exceed the limit of"):
         read_script(str(large))
 
 
@@ -137,7 +137,7 @@ EVIL = {
     "json in itself": ("rules: [{then: {json: &a [*a]}}]", "nested more than 100 levels"),
     "brackets": ("rules: " + "[" * 800, "cannot be parsed"),
     "a long number": (f"rules: [{{then: {{json: {'9' * 5_000}}}}}]", "cannot be parsed"),
-    "half a character": ('rules: [{then: {text: "\\ud800"}}]', "half of a character"),
+    "half a character": ('rules: [{then: {text: "\\ud800"}}]', "unpaired surrogate"),
     "an object of Python": ("rules: !!python/object/apply:os.system [ls]", "cannot be parsed"),
     "an infinite score": ("rules: [{then: {score: .inf}}]", "then.score: numbers must be finite"),
 }

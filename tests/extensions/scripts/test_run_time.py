@@ -142,11 +142,11 @@ def test_plain_requests_take_the_fast_path_where_rules_decide_at_once(
         ),
         (
             {"then": {"text": "{% for _ in range(9) %}{% endfor %}"}},
-            "For (line 1) is not possible in a script.",
+            "For (line 1) is not supported in a script.",
         ),
         (
             {"then": {"text": "{% macro f() %}{{ f() }}{% endmacro %}"}},
-            "Macro (line 1) is not possible",
+            "Macro (line 1) is not supported",
         ),
         (
             {"then": {"json": [[[]] * 3] * 3, "delays": {"first_token": "25h"}}},

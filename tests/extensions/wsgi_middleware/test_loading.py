@@ -39,7 +39,7 @@ def test_middleware_for_absent_asgi_packages_is_left_out(
     monkeypatch.setitem(sys.modules, "starlette", None)
     with caplog.at_level(logging.WARNING):
         assert usable_middleware(["of_an_asgi_user.Auth"]) == []
-    assert "of_an_asgi_user.Auth needs a package of ASGI servers" in caplog.text
+    assert "of_an_asgi_user.Auth requires a package for ASGI" in caplog.text
 
 
 @pytest.mark.parametrize(

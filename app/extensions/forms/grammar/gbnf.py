@@ -79,7 +79,7 @@ class GbnfParser(GrammarParser):
             return chr(point)
         name = escape[4]
         if name.isalnum() and name not in NAMED_ESCAPES:
-            raise self.error(f"an unknown escape \\{name}", token)
+            raise self.error(f"unknown escape \\{name}", token)
         return NAMED_ESCAPES.get(name, name)
 
     def _read_set(self, token: Token) -> Node:
@@ -88,5 +88,5 @@ class GbnfParser(GrammarParser):
         except SchemaError as error:
             raise self.error(f"invalid set of characters: {error}", token) from None
         if not choices:
-            raise self.error("a set without characters", token)
+            raise self.error("an empty set of characters", token)
         return Characters(choices)

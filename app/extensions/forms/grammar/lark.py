@@ -142,12 +142,12 @@ class LarkParser(GrammarParser):
     def _unescape(self, token: Token) -> str:
         for escape in ESCAPE.finditer(token.text):
             if escape[1] not in ESCAPED_CHARACTERS:
-                raise self.error("a text with an invalid escape", token)
+                raise self.error("a string with an invalid escape", token)
         try:
             text: str = literal_eval(token.text.removesuffix("i"))
             text.encode()
         except (SyntaxError, ValueError):
-            raise self.error("a text with an invalid escape", token) from None
+            raise self.error("a string with an invalid escape", token) from None
         return text
 
     def _read_pattern(self, token: Token) -> Node:

@@ -74,10 +74,10 @@ class GrammarParser:
             self.expect("define", "::= or :")
             name = token.text.lstrip("!?")
             if self._prefix + name in rules:
-                raise self.error(f"rule {name!r} comes a second time", token)
+                raise self.error(f"rule {name!r} is defined twice", token)
             rules[self._prefix + name] = self.read_options(0)
             if self.peek().kind not in ("name", "directive", "end"):
-                raise self.error("an unexpected sign")
+                raise self.error("an unexpected character")
         return rules
 
     def read_options(self, depth: int) -> Node:
@@ -162,7 +162,7 @@ class GrammarParser:
             return None
         min_count, max_count = self.parse_limits(token.text)
         if max_count is not None and max_count < min_count:
-            raise self.error("the minimum of repeats is above the maximum")
+            raise self.error("the minimum of repeats exceeds the maximum")
         return min_count, max_count
 
     def _error_at(self, message: str, position: int) -> SchemaError:

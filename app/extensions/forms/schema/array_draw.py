@@ -49,7 +49,7 @@ class ArrayDraw:
                 break
             self._append(item)
         if any(count > 0 for count in self._missing):
-            raise UnsatisfiableError("an array does not contain what it has to")
+            raise UnsatisfiableError("an array lacks a required item")
         return self._items
 
     def _draw_length(self, min_length: int) -> int:

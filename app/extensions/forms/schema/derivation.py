@@ -132,7 +132,7 @@ class Grammar:
         self._node_costs: dict[int, Cost | None] = {}
         self._solve_costs()
         if root not in self._rule_costs:
-            raise SchemaError(f"rule {root!r} of the grammar has no end")
+            raise SchemaError(f"rule {root!r} of the grammar never ends")
         if self._rule_costs[root].min_length > LENGTH_LIMIT:
             raise SchemaError("the shortest text of the grammar is too long")
 

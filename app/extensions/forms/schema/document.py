@@ -89,9 +89,7 @@ class Document:
         try:
             TopologicalSorter(graph).prepare()
         except CycleError:
-            raise SchemaError(
-                "a reference leads back to itself without going into the value"
-            ) from None
+            raise SchemaError("a reference refers to itself") from None
 
     def _solve_min_depths(self, schemas: Sequence[Keywords]) -> None:
         for _ in range(MAX_ROUNDS):

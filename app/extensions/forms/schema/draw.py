@@ -173,7 +173,7 @@ class Draw:
         self._value_count += 1
         self.budget.spend()
         if depth > MAX_DEPTH:
-            raise UnsatisfiableError("a value would have no end")
+            raise UnsatisfiableError("a value would be infinite")
         flattened = self._flattened(schemas)
         unbranched = flattened.merged
         choices = flattened.choices

@@ -233,7 +233,7 @@ class Reader:
             AttributeError,
         ):  # or a flaw on the way
             raise SchemaError(
-                f"{reference!r} leads to nothing in this schema, and others are not fetched",
+                f"{reference!r} is not in this schema, and other documents are not fetched",
                 place.path,
             ) from None
         key = id(target.contents)

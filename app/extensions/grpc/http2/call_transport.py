@@ -145,4 +145,6 @@ class CallTransport(HubConnection):
             else:
                 self._held_bytes = 0
             if self._held_bytes > MAX_HELD_BYTES:
-                raise ConnectionFailedError(ErrorCodes.ENHANCE_YOUR_CALM, "answers are not read")
+                raise ConnectionFailedError(
+                    ErrorCodes.ENHANCE_YOUR_CALM, "the client does not read its answers"
+                )

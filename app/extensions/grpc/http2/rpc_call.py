@@ -126,11 +126,12 @@ class RpcCall:
         end = self._end_of_message
         if len(body) < end:
             if self.has_request and (body or not self._has_sent_headers):
-                self.fail(RpcCode.INTERNAL, "The call has ended within a message, or without any.")
+                self.fail(RpcCode.INTERNAL, "The call ended before a complete message.")
             return None
         if body[0]:
             self.fail(
-                RpcCode.UNIMPLEMENTED, "Compressed messages are not read: send them as identity."
+                RpcCode.UNIMPLEMENTED,
+                "Compressed messages are not supported: use the encoding identity.",
             )
             return None
         message = bytes(memoryview(body)[PREFIX_BYTES:end])

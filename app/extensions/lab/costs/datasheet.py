@@ -86,7 +86,7 @@ def profile_of(
     """
     for flag, value in (("device", device), ("model-config", model_config)):
         if name == AUTO and value is None:
-            raise ConfigError(f"profile {name}: {flag} must be given, too")
+            raise ConfigError(f"profile {name}: {flag} is required, too")
         if name != AUTO and value is not None:
             raise ConfigError(f"profile {name}: {flag} can be given with profile {AUTO} only")
     if options.vllm_version and name != AUTO:
@@ -125,8 +125,8 @@ def datasheet_profile(
     device = DEVICES.get(device_name.lower())
     if device is None:
         raise ConfigError(
-            f"device {device_name}: must be one of {', '.join(DEVICES)}; for other devices"
-            " calibrate makes a profile of a recording"
+            f"device {device_name}: must be one of {', '.join(DEVICES)}; for other"
+            " devices, calibrate fits a profile to a recording"
         )
     options.check(shape, origin)
     version, version_text = measured_version(options.vllm_version)

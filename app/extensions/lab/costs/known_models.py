@@ -61,6 +61,6 @@ def _unknown_model(model: str) -> ConfigError:
     for short_name, name in short_names.items():
         text = text.replace(f" {short_name}?", f" {name}?")
     return ConfigError(
-        f"model {model}: its shape is not known{text}; give the path of its config.json, or one of"
+        f"model {model}: unknown model{text}; give the path of its config.json, or one of"
         f" {len(names)} names such as {', '.join(sorted(names)[-2:])}"
     )

@@ -72,12 +72,12 @@ def measured_version(vllm_version: str) -> tuple[list[int], str]:
     numbers = version_numbers(vllm_version)
     if numbers < OLDEST:
         raise ConfigError(
-            f"vllm-version {vllm_version}: the oldest that is known is {OLDEST[0]}.{OLDEST[1]}"
+            f"vllm-version {vllm_version}: the oldest supported version is {OLDEST[0]}.{OLDEST[1]}"
         )
     if numbers > NEWEST:
         return (
             NEWEST,
-            f"vLLM {vllm_version} is taken for {NEWEST[0]}.{NEWEST[1]}, the newest that is known",
+            f"vLLM {vllm_version} is taken for {NEWEST[0]}.{NEWEST[1]}, the newest known version",
         )
     _, minor = min((abs(measured - numbers[1]), measured) for measured in MEASURED)
     if minor == numbers[1]:

@@ -117,7 +117,7 @@ class ModelShape(Struct, kw_only=True):
         if not self.head_dim and self.hidden_size % heads:
             raise ValueError(
                 f"hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads"
-                f" ({heads}), or head_dim be given"
+                f" ({heads}), or head_dim must be given"
             )
         if self.num_key_value_heads > heads:
             raise ValueError(
@@ -130,7 +130,8 @@ class ModelShape(Struct, kw_only=True):
         self.moe_intermediate_size = self.moe_intermediate_size or self.intermediate_size
         if self.num_experts and self.num_experts_per_tok > self.num_experts:
             raise ValueError(
-                f"num_experts_per_tok ({self.num_experts_per_tok}) is more than the experts"
+                f"num_experts_per_tok ({self.num_experts_per_tok}) must not exceed the"
+                " number of experts"
             )
 
     def cached_numbers(self, devices: int) -> int:

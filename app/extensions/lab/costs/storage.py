@@ -101,7 +101,9 @@ def read_storage(config: Quantization | None, origin: str) -> StorageFormat:
     if method == "compressed-tensors" and config.config_groups:
         return _compressed_tensors(config)
     methods = f"{', '.join(FORMATS)}, awq, gptq, compressed-tensors with its groups"
-    raise ConfigError(f"{origin}: quantization_config: quant_method {kind} is none of {methods}")
+    raise ConfigError(
+        f"{origin}: quantization_config: quant_method {kind} must be one of {methods}"
+    )
 
 
 def _compressed_tensors(config: Quantization) -> StorageFormat:

@@ -52,9 +52,9 @@ def read_recordings(path: str) -> list[MeasuredRun]:
         return [read_vllm(path, part, document) for part, document in documents]
     if "input_config" in first or "aiperf_version" in first:
         raise ConfigError(
-            f"{path}: is aiperf's summary; the requests are in profile_export.jsonl beside it"
+            f"{path}: is the summary of aiperf; use profile_export.jsonl, which has the requests"
         )
-    raise ConfigError(f"{path}: is not a known file of vllm bench serve, guidellm or aiperf")
+    raise ConfigError(f"{path}: is not a result of vllm bench serve, guidellm or aiperf")
 
 
 def read_text(path: str) -> str:
@@ -95,7 +95,7 @@ def _read_csv(path: str, text: str) -> Iterator[MeasuredRequest]:
             required.insert(0, "arrival_s")
         for name in required:
             if name not in header:
-                raise ConfigError(f"{path}: line 1: there is no column {name}")
+                raise ConfigError(f"{path}: line 1: missing column {name}")
         for cells in filter(None, lines):
             location = f"{path}: line {lines.line_num}"
             if len(cells) != len(header):

@@ -89,7 +89,7 @@ class _VllmResult(Struct):
             if failure:
                 short_failure = " ".join(failure.split())[:100]
                 raise ValueError(
-                    f"request {number}: has failed ({short_failure}); all must have succeeded"
+                    f"request {number}: has failed ({short_failure}); all must succeed"
                 )
 
 
@@ -144,16 +144,14 @@ def read_guidellm(path: str, document: Document) -> list[MeasuredRun]:
 def _read_guidellm_requests(location: str, benchmark: object) -> list[MeasuredRequest]:
     failed = list_at(benchmark, "requests.errored")
     if failed:
-        raise ConfigError(
-            f"{location}: {len(failed)} requests have failed; all must have succeeded"
-        )
+        raise ConfigError(f"{location}: {len(failed)} requests failed; all must succeed")
     requests = []
     for number, request in enumerate(list_at(benchmark, "requests.successful"), 1):
         columns = {name: first_at(request, paths) for name, paths in GUIDELLM_COLUMNS.items()}
         if None in (columns["send_s"], columns["first_s"], columns["last_s"]):
             raise ConfigError(
-                f"{location}: request {number}: has no moments of its first and last token;"
-                " guidellm must stream"
+                f"{location}: request {number}: has no times of its first and last token;"
+                " run guidellm with streaming"
             )
         requests.append(read_request(f"{location}: request {number}", columns))
     return requests
@@ -166,7 +164,7 @@ def read_aiperf(path: str, documents: Sequence[tuple[str, Document]]) -> Iterato
         if first_at(document, ["metadata.benchmark_phase"]) not in (None, "profiling"):
             continue
         if document.get("error") is not None or first_at(document, ["metadata.was_cancelled"]):
-            raise ConfigError(f"{location}: the request has failed; all must have succeeded")
+            raise ConfigError(f"{location}: the request failed; all must succeed")
         start_ns = first_at(document, ["metadata.request_start_ns"])
         send_s = start_ns / 1e9 if isinstance(start_ns, int) else math.nan
         columns: dict[str, object] = {"send_s": send_s}
@@ -185,7 +183,9 @@ def _read_aiperf_metric(location: str, document: Document, column: str, send_s: 
     if not column.endswith("_s"):
         return int(value)
     if unit not in AIPERF_UNITS:
-        raise ConfigError(f"{location}: {name}: unit {unit!r} is none of {', '.join(AIPERF_UNITS)}")
+        raise ConfigError(
+            f"{location}: {name}: unit {unit!r} must be one of {', '.join(AIPERF_UNITS)}"
+        )
     return send_s + value * AIPERF_UNITS[str(unit)]
 
 

@@ -59,9 +59,7 @@ def run(argv: Sequence[str]) -> int:
     unseen_runs = _read_runs(options.check, options, start)
     for run in unseen_runs:
         if any(run.name == fitted.name or run.figures == fitted.figures for fitted in runs):
-            raise UsageError(
-                f"calibrate: {run.name} is fitted: --check takes runs that the fit never saw"
-            )
+            raise UsageError(f"calibrate: {run.name} is already fitted; --check needs other runs")
     _fit(options, make_problem(scale_start(start, runs), runs), unseen_runs)
     return 0
 
@@ -216,7 +214,7 @@ def _read_start(options: argparse.Namespace) -> Profile:
             limits=limits,
         )
     elif options.device is not None or options.model_config is not None:
-        raise UsageError("calibrate: start is given, so device and model-config must not be")
+        raise UsageError("calibrate: start cannot be combined with device and model-config")
     else:
         start = read_profile(options.start)
     return msgspec.structs.replace(start, engine=msgspec.structs.replace(start.engine, **limits))
@@ -244,7 +242,7 @@ def _read_runs(paths: Sequence[str], options: argparse.Namespace, start: Profile
     for run in runs:
         if run.name in names:
             raise ConfigError(
-                f"calibrate: two runs are called {run.name}: give the files different names"
+                f"calibrate: two runs have the name {run.name}: give the files different names"
             )
         names.add(run.name)
     return runs

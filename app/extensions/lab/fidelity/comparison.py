@@ -34,7 +34,7 @@ def run_comparison(options: Namespace, make_job: MakeJob) -> None:
     seeds = {job.plan.seed for job in jobs}
     if len(seeds) > 1:
         raise ConfigError(
-            f"--compare needs one seed for both runs, not {' and '.join(map(str, seeds))}"
+            f"--compare requires the same seed for both runs, not {' and '.join(map(str, seeds))}"
         )
     names = [str(path) for path in paths]
     if paths[0].stem != paths[1].stem:
@@ -73,7 +73,7 @@ def _check_options(options: Namespace) -> None:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name} applies to a single run and cannot be given with --compare")
     if first.resolve() == second.resolve():
-        raise UsageError(f"--compare: {second} is named twice")
+        raise UsageError(f"--compare: {second} is given twice")
     check_output_paths([options.html, json_file(options)], options.compare)
 
 

@@ -114,7 +114,7 @@ class CsvRows:
         if len(row) < self._min_width:
             if not any(row):
                 raise ValueError("is empty")
-            raise ValueError(f"has {len(row)} fields, and lacks some")
+            raise ValueError(f"has {len(row)} fields; some are missing")
         time_text, input_text, output_text = (row[index] for index in self._column_indexes)
         if self.is_public and "0" in (input_text, output_text):  # a request that failed
             load.left_out += 1
@@ -128,7 +128,7 @@ class CsvRows:
             history_tokens = load.input_tokens[earlier_turn] + load.output_tokens[earlier_turn]
             if input_tokens < history_tokens:
                 raise ValueError(
-                    f"input_tokens {input_tokens} must hold the conversation so far,"
+                    f"input_tokens {input_tokens} must include the conversation so far,"
                     f" {history_tokens} tokens"
                 )
         if self._prefix_indexes:
@@ -145,7 +145,7 @@ class CsvRows:
     def _read_arrival(self, text: str) -> None:
         arrival_s = self._read_time(self._columns[0], text)
         if arrival_s < self._arrival_s and not self.is_public:
-            raise ValueError(f"arrival_s {text} is before that of the row above")
+            raise ValueError(f"arrival_s {text} is earlier than in the previous row")
         self._arrival_s = arrival_s
 
     def _read_session(self, row: Sequence[str]) -> int | None:

@@ -15,8 +15,8 @@ def check_engine_limits(limits: EngineLimits, origin: str) -> None:
     budget = f"max-num-batched-tokens {limits.max_num_batched_tokens} must not be less than"
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise ConfigError(
-            f"{origin}: {budget} max-num-seqs {limits.max_num_seqs}, or some sequences would never"
-            " get a token"
+            f"{origin}: {budget} max-num-seqs {limits.max_num_seqs}, or some sequences never get"
+            " a token"
         )
     if limits.num_gpu_blocks < needed_blocks:
         raise ConfigError(

@@ -69,7 +69,9 @@ def read_limits(words: Sequence[str]) -> Limits:
                 f"must be [CLASS=]{'|'.join(METRICS)}:MILLISECONDS above 0, not {word[:40]!r}"
             )
         if metric in limits[class_name]:
-            raise ValueError(f"has {metric} twice" + (f" for {class_name}" if class_name else ""))
+            raise ValueError(
+                f"has two limits of {metric}" + (f" for {class_name}" if class_name else "")
+            )
         limits[class_name][metric] = milliseconds / 1000
     return dict(limits)
 

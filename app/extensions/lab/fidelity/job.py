@@ -182,7 +182,7 @@ def read_load(job: Job) -> LoadTrace:
         load = job.load(progress)
     if load.left_out:
         print(
-            f"{load.origin}: {load.left_out:,} rows without an answer are left out",
+            f"{load.origin}: {load.left_out:,} rows without an answer were skipped",
             file=sys.stderr,
         )
     return load

@@ -149,7 +149,7 @@ def _check_plan_flags(options: Namespace, swept: str) -> None:
     if swept and getattr(options, swept.replace("-", "_")) is not None:
         raise UsageError(f"--{swept} must not be given with --sweep {swept}")
     if options.turnaround is not None and options.in_flight is None and swept != IN_FLIGHT:
-        raise UsageError("--turnaround goes with --in-flight")
+        raise UsageError("--turnaround requires --in-flight")
 
 
 def _read_goodput(options: Namespace) -> Limits | None:
@@ -173,8 +173,7 @@ def _make_disaggregation(
         return None
     if kv_bytes is None:
         raise ConfigError(
-            f"profile {options.profile} does not have the bytes of a token's keys and values: give"
-            " --kv-bytes-per-token"
+            f"profile {options.profile} has no size of keys and values; give --kv-bytes-per-token"
         )
     prefill_pods = options.prefill_pods
     decode_pods = options.decode_pods
@@ -194,18 +193,21 @@ def _check_split_flags(options: Namespace, swept: str, *, is_split: bool) -> Non
     sweeps = swept == PREFILL_PODS
     flags = "--prefill-pods and --decode-pods"
     if is_split and (options.prefill_pods is None or options.decode_pods is None):
-        raise ConfigError(f"{flags} go together")
+        raise ConfigError(f"{flags} must be given together")
     if is_split and (options.pods is not None or sweeps or swept == PODS):
-        raise ConfigError(f"{flags} count all pods: --pods and --sweep of pods do not go with them")
+        raise ConfigError(
+            f"{flags} count all pods and cannot be combined with --pods or a sweep of pods"
+        )
     if sweeps and (options.pods or 0) <= options.sweep.values[-1]:
         raise ConfigError(
-            f"--sweep {swept} needs more --pods than its last value, as the other pods decode"
+            f"--sweep {swept} requires more --pods than its last value, because the"
+            " other pods decode"
         )
     transfer_flags = [
         f"--{name.replace('_', '-')}" for name in present_options(options, TRANSFER_FLAGS)
     ]
     if transfer_flags and not is_split and not sweeps:
-        raise ConfigError(f"{', '.join(transfer_flags)} only with {flags}")
+        raise ConfigError(f"{', '.join(transfer_flags)} can be given with {flags} only")
 
 
 def _make_autoscaling(
@@ -222,11 +224,11 @@ def _make_autoscaling(
     if options.autoscale is None or options.cold_start is None:
         if options.autoscale or options.cold_start or times_s:
             raise ConfigError(
-                "--autoscale and --cold-start go together; the intervals are for them only"
+                "--autoscale and --cold-start must be given together; the intervals require both"
             )
         return None
     if swept in (PODS, PREFILL_PODS) or options.prefill_pods is not None:
-        raise ConfigError("--autoscale goes with neither a sweep of pods nor --prefill-pods")
+        raise ConfigError("--autoscale cannot be combined with a sweep of pods or --prefill-pods")
     flag = "--autoscale"
     try:
         policy = read_policy(options.autoscale, plugin_policies)
@@ -277,7 +279,7 @@ def _check_synthetic_flags(flags: Set[str], arrivals: str | None, rate_is_swept:
         ),
         "--burstiness goes with --arrivals bursty": arrivals != BURSTY and "burstiness" in flags,
         "--ramp-from goes with --arrivals ramp": arrivals != RAMP and "ramp_from" in flags,
-        "--prefix-groups and --prefix-tokens go together": (
+        "--prefix-groups and --prefix-tokens must be given together": (
             len(flags & {"prefix_groups", "prefix_tokens"}) == 1
         ),
         "--think goes with --turns": "think" in flags and "turns" not in flags,

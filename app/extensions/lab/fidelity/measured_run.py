@@ -58,12 +58,12 @@ class MeasuredRequest(Struct):
         times_s = (self.arrival_s, self.send_s, self.first_s, self.last_s)
         sent = f"sent at {self.send_s:g} s"
         if not all(map(math.isfinite, times_s)):
-            raise ConfigError(f"{location}: moments must be finite numbers")
+            raise ConfigError(f"{location}: times must be finite numbers")
         if min(times_s) < 0:
-            raise ConfigError(f"{location}: moments must not be negative")
+            raise ConfigError(f"{location}: times must not be negative")
         if not (1 <= self.input_tokens <= MAX_TOKENS and 1 <= self.output_tokens <= MAX_TOKENS):
             raise ConfigError(
-                f"{location}: a request has from one to {MAX_TOKENS} tokens in and out, not"
+                f"{location}: input_tokens and output_tokens must be from 1 to {MAX_TOKENS}, not"
                 f" {self.input_tokens} and {self.output_tokens}"
             )
         if self.arrival_s > self.send_s + 1e-6:

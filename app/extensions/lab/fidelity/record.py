@@ -168,7 +168,7 @@ def read_target(url: str) -> Target:
     """
     target = Target.from_url(url)
     if target.scheme != "http":
-        raise ConfigError(f"target {url}: must be like http://host:8000 (TLS is not measured)")
+        raise ConfigError(f"target {url}: must be a URL such as http://host:8000, without TLS")
     return target
 
 
@@ -186,9 +186,7 @@ def _read_load(options: argparse.Namespace) -> LoadTrace:
         return draw_load(recipe, options.longest)
     load = read_trace(options.trace)
     if load.session:
-        raise ConfigError(
-            f"record: {options.trace} has sessions, and only simulate waits for answers"
-        )
+        raise ConfigError(f"record: {options.trace} has sessions, which only simulate supports")
     return load
 
 
@@ -229,7 +227,8 @@ class _Server(Struct):
         models = self._request("GET", "/v1/models").data
         if not models:
             raise RecordError(
-                "GET /v1/models: names no model; give --model, or the server's --api-key"
+                "GET /v1/models: returned no model; give --model, or --api-key if the server"
+                " needs a key"
             )
         return models[0].id
 

@@ -237,7 +237,7 @@ def parse_response(
     if request.output_tokens not in (0, usage.completion_tokens):
         raise RecordError(
             f"has {usage.completion_tokens} output tokens, not the {request.output_tokens} that"
-            " ignore_eos and min_tokens ask for"
+            " ignore_eos and min_tokens require"
         )
     return RecordedRequest(
         number=number,
@@ -275,11 +275,11 @@ def _events(pieces: Pieces) -> Iterable[tuple[float, Event]]:
             try:
                 event = decode(data, type=Event)
             except MsgspecError as error:
-                raise RecordError(f"an event of the stream cannot be read: {error}") from None
+                raise RecordError(f"invalid event in the stream: {error}") from None
             if event.error is not UNSET:
                 raise RecordError(f"the stream has an error: {one_line(data)}")
             yield time_s, event
-    raise RecordError("the stream broke off")
+    raise RecordError("the stream ended early")
 
 
 def one_line(text: bytes) -> str:

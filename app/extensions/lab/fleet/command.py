@@ -200,7 +200,7 @@ def _report(summaries: Sequence[PolicySummary], options: Namespace, workload: Wo
     if options.png is None:
         return
     if missing("fleet"):
-        print(f"no picture: {install('fleet')}")
+        print(f"no picture was drawn: {install('fleet')}")
         return
     pace = f"{options.concurrency} at once"
     if options.rate:

@@ -65,10 +65,10 @@ def check_flags(flags: Sequence[str]) -> None:
     """Raises UsageError for flags that are not settings, and for settings in `FLEET_SETTINGS`."""
     parsed = parse(flags, {}, settings_type())
     if parsed.version or parsed.config is not None:
-        raise UsageError("flags --config and --version cannot be given to a fleet")
+        raise UsageError("fleet does not accept --config and --version")
     for name in parsed.values:
         if name in FLEET_SETTINGS:
-            raise UsageError(f"flag --{name} cannot be given: the fleet sets it itself")
+            raise UsageError(f"flag --{name} cannot be given, because the fleet sets it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

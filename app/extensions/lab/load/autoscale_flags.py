@@ -89,7 +89,7 @@ def _read_rates(text: str) -> list[Rate]:
 def _read_schedule(values: Mapping[str, str]) -> ScalingPolicy:
     steps = sorted((SECONDS(time), PODS(pods)) for time, pods in values.items())
     if steps[0][0] or len(dict(steps)) < len(steps):
-        raise ValueError("schedule: it must begin with 0s=PODS, and have each moment once")
+        raise ValueError("schedule: must begin with 0s=PODS and have each time once")
     counts = [pods for _, pods in steps]
     return ScalingPolicy(min(counts), max(counts), _Schedule(steps).start)
 
@@ -125,7 +125,7 @@ def read_cold_start(text: str, weight_bytes: float) -> float:
             continue
         read_bytes = size_of(size) if size else weight_bytes
         if not read_bytes:
-            raise ValueError(f"{part!r} needs the size of the weights, too, such as 30GB@2GB/s")
+            raise ValueError(f"{part!r} requires the size of the weights, such as 30GB@2GB/s")
         total_s += read_bytes / size_of(bandwidth.removesuffix("/s"))
     if total_s < 0:
         raise ValueError("must not be negative")

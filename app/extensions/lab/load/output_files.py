@@ -77,19 +77,19 @@ def check_output_paths(
 
     Raises:
         ConfigError: A folder is missing, or a path is a folder or a device.
-        UsageError: A file is named twice.
+        UsageError: A file is given twice.
     """
     paths = [path for path in outputs if path is not None]
     targets = [os.path.realpath(path) for path in (*paths, *inputs) if path is not None]
     for path, target in zip(paths, map(Path, targets), strict=False):
         if not target.parent.is_dir():
-            raise ConfigError(f"{path}: there is no folder {target.parent}")
+            raise ConfigError(f"{path}: folder not found: {target.parent}")
         if target.is_dir():
             raise ConfigError(f"{path}: is a folder")
         if target.exists() and not target.is_file():
-            raise ConfigError(f"{path}: is not an ordinary file")
+            raise ConfigError(f"{path}: is not a regular file")
         if targets.count(str(target)) > 1:
-            raise UsageError(f"{path} is named twice")
+            raise UsageError(f"{path} is given twice")
 
 
 def check_picture_path(path: Path | None) -> None:
@@ -99,4 +99,6 @@ def check_picture_path(path: Path | None) -> None:
         ConfigError: The suffix is not that of a picture.
     """
     if path is not None and path.suffix.lower() not in PICTURE_SUFFIXES:
-        raise ConfigError(f"{path}: a picture's name ends with {' or '.join(PICTURE_SUFFIXES)}")
+        raise ConfigError(
+            f"{path}: the name of a picture must end with {' or '.join(PICTURE_SUFFIXES)}"
+        )

@@ -95,7 +95,7 @@ def read_lengths(text: str, direction: str) -> Lengths:
     if tokens > high:
         raise ValueError(f"{tokens} must not exceed {high}")
     if not 0 < sigma <= 5:
-        raise ValueError("SIGMA must be a number above 0, of at most 5")
+        raise ValueError("SIGMA must be above 0 and at most 5")
     if match[3]:
         return Between(max(1, tokens // 2), tokens + tokens // 2)
     if match[4]:

@@ -265,7 +265,7 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
         ),
         ("no JSON", "wrong: This file is not a recording of a single run of the console."),
         (simulated[0].read_text("utf-8"), "wrong: This file is "),
-        (json.dumps(empty), "wrong has no request that ended: there is nothing to compare"),
+        (json.dumps(empty), "wrong has no finished request to compare"),
     ):
         wrong.write_text(text)
         page.evaluate("say('')")

@@ -64,9 +64,9 @@ def test_common_terminals_are_supported() -> None:
         ("root := nope nope", "line 1"), ("", "no rule 'start'"), ("start: foo", "no rule 'foo'"),
         ("start: (((", "expected )"), ("start: /(/", "is invalid"), ('start: "b".."a"', "not a range"),
         ('start: "a"~5..2', "minimum of repeats"), (r'start: "\u12"', "invalid escape"),
-        ('start: "a"\nstart: "b"', "comes a second time"), ("start: A\n%import .files.A", "can be imported"),
+        ('start: "a"\nstart: "b"', "is defined twice"), ("start: A\n%import .files.A", "can be imported"),
         ("start: A\n%import common.NOPE -> A", "has no NOPE"), ("start: A\n%declare A", "can be imported"),
-        ("start: a{x}\na{y}: y", "an unexpected character"), ('start: A\nA: A "x"', "has no end"),
+        ("start: a{x}\na{y}: y", "an unexpected character"), ('start: A\nA: A "x"', "never ends"),
         ("start: " + "/a/ " * 400, "too many regular expressions"),
     ],
 )  # fmt: skip

@@ -93,8 +93,8 @@ def test_nested_formats() -> None:
         ({"format": {"type": "sequence", "elements": []}}, "length >= 1"),
         ({"format": TAG | {"type": "tag", "end": []}}, "length >= 1"),
         ({"structures": [], "triggers": ["<"]}, "length >= 1"),
-        ({"structures": LEGACY["structures"], "triggers": ["<other"]}, "no trigger begins"),
-        ({"structures": LEGACY["structures"], "triggers": []}, "no trigger begins"),
+        ({"structures": LEGACY["structures"], "triggers": ["<other"]}, "no trigger starts"),
+        ({"structures": LEGACY["structures"], "triggers": []}, "no trigger starts"),
         ({"structures": [{"begin": "<"}], "triggers": ["<"]}, "required field `end`"),
     ],
 )  # fmt: skip

@@ -194,9 +194,14 @@ def seconds(cost: CostConstants, tokens: int) -> float:
             "h100",
             1,
             {"quantization_config": {"quant_method": "magic"}},
-            "quant_method magic is none of",
+            "quant_method magic must be one of",
         ),
-        ("h100", 1, {"num_experts": 4, "num_experts_per_tok": 8}, "is more than the experts"),
+        (
+            "h100",
+            1,
+            {"num_experts": 4, "num_experts_per_tok": 8},
+            "must not exceed the number of experts",
+        ),
         ("h100", 1, {"kv_lora_rank": 512}, "kv_lora_rank: Qwen3ForCausalLM has latent attention"),
         (
             "h100",

@@ -154,7 +154,7 @@ def test_weights_in_16_bits_are_quantized_while_they_are_loaded() -> None:
             EngineOptions(vllm_version="0.10.2"),
             QWEN,
             "h100",
-            "vllm-version 0.10.2: the oldest that is known is 0.11",
+            "vllm-version 0.10.2: the oldest supported version is 0.11",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_what_is_not_known_is_refused_in_one_line(
     [
         ("0.14.1", "; vLLM 0.14.1 is taken for 0.15, the nearest that was measured"),
         ("0.25", "; vLLM 0.25 is taken for 0.23, the nearest that was measured"),
-        ("1.0", "; vLLM 1.0 is taken for 0.28, the newest that is known"),
+        ("1.0", "; vLLM 1.0 is taken for 0.28, the newest known version"),
     ],
 )
 def test_a_version_without_constants_names_the_nearest(version: str, text: str) -> None:

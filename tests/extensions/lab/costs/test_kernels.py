@@ -155,7 +155,7 @@ def test_a_profile_says_in_one_line_how_far_it_was_checked(
 ) -> None:
     profile = datasheet_profile(config, device, EngineOptions(tensor_parallel_size=2))
     assert made(version="99.1").checked.endswith(
-        "; vLLM 99.1 is taken for 0.28, the newest that is known"
+        "; vLLM 99.1 is taken for 0.28, the newest known version"
     )
     assert rule in profile.checked and "\n" not in profile.checked
     assert bool(profile.cost.products) == ("sum over" in profile.checked)

@@ -92,6 +92,6 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as refusal:
         read_model_config("Qwen/Qwen3-33B")
     text = str(refusal.value)
-    assert text.startswith("model Qwen/Qwen3-33B: its shape is not known; did you mean Qwen/Qwen3-")
+    assert text.startswith("model Qwen/Qwen3-33B: unknown model; did you mean Qwen/Qwen3-")
     assert "give the path of its config.json" in text
     assert "\n" not in text

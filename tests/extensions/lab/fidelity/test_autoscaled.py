@@ -105,7 +105,7 @@ def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
     assert read_cold_start("40s+2GB/s", 30e9) == 55
     assert read_cold_start("30GB@500MB/s", 1.0) == 60
     for text, rule in (
-        ("2GB/s", "needs the size"),
+        ("2GB/s", "requires the size"),
         ("soon", "must be a duration"),
         ("-1s", "negative"),
     ):
@@ -131,14 +131,14 @@ def test_an_autoscaled_load_has_a_maximum_length(
     for text in ("arrival_s,input_tokens,output_tokens\n0,10,10\n1e300,10,10\n", sessions):
         trace.write_text(text)
         told = refusal(capsys, "--trace", str(trace), *SCALED[len(LOAD) :])
-        assert told == f"{trace}, row 3: with --autoscale it must not come after 10,000,000 s"
+        assert told == f"{trace}, row 3: with --autoscale, it must not arrive after 10,000,000 s"
 
 
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        ([*LOAD, "--autoscale", HPA], "--autoscale and --cold-start go together"),
-        ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start go together"),
+        ([*LOAD, "--autoscale", HPA], "--autoscale and --cold-start must be given together"),
+        ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start must be given together"),
         ([*SCALED, "--cold-start", "9m"], "--cold-start 540 s must be shorter than the load, 57."),
         ([*SCALED, "--cold-start", "0/s"], "--cold-start '0' must be a size above 0"),
         (
@@ -153,8 +153,14 @@ def test_an_autoscaled_load_has_a_maximum_length(
             [*SCALED, "--autoscale-every", "0"],
             "argument --autoscale-every: '0' must be a duration from 100ms",
         ),
-        ([*LOAD, "--scrape-interval", "1s"], "--autoscale and --cold-start go together; "),
-        ([*SCALED, "--sweep", "pods=1:2:1"], "--autoscale goes with neither a sweep of pods nor"),
+        (
+            [*LOAD, "--scrape-interval", "1s"],
+            "--autoscale and --cold-start must be given together; ",
+        ),
+        (
+            [*SCALED, "--sweep", "pods=1:2:1"],
+            "--autoscale cannot be combined with a sweep of pods or",
+        ),
     ],
 )
 def test_wrong_flags_are_rejected_in_one_line(

@@ -216,22 +216,22 @@ def test_calibrate_can_start_from_a_data_sheet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words, rule",
     [
-        ([], "profile auto: device must be given, too"),
-        (["--start", "qwen3-14b-h100", "--device", "h100"], "start is given, so device"),
+        ([], "profile auto: device is required, too"),
+        (["--start", "qwen3-14b-h100", "--device", "h100"], "start cannot be combined with device"),
         (
             ["--start", "qwen3-14b-h100", "--num-gpu-blocks", "10"],
             "do not fit into the KV cache of 144",
         ),
-        (["--start", "qwen3-14b-h100", "--png", "/nowhere/x.png"], "there is no folder /nowhere"),
+        (["--start", "qwen3-14b-h100", "--png", "/nowhere/x.png"], "folder not found: /nowhere"),
         (["--start", "qwen3-14b-h100", "--check", "nowhere.csv"], "nowhere.csv: No such file"),
         (
             ["--start", "qwen3-14b-h100", "--check", "copy.csv"],
-            "copy is fitted: --check takes runs that",
+            "copy is already fitted; --check needs other runs",
         ),
-        (["--start", "qwen3-14b-h100", "--check", "mine.yaml"], "mine.yaml is named twice"),
+        (["--start", "qwen3-14b-h100", "--check", "mine.yaml"], "mine.yaml is given twice"),
         (
             ["run.csv", "--start", "qwen3-14b-h100"],
-            "two runs are called run: give the files different names",
+            "two runs have the name run: give the files different names",
         ),
     ],
 )

@@ -144,9 +144,7 @@ def test_profile_auto_uses_the_data_sheet(
     auto = ["--num-requests", "20", "--profile", "auto", "--model-config", str(config), "--device"]
     fast, slow = (figures(capsys, *auto, device)["duration_s"] for device in ("b200", "l40s"))
     assert fast < slow
-    assert "device must be given, too" in refusal(
-        capsys, "--num-requests", "1", "--profile", "auto"
-    )
+    assert "device is required, too" in refusal(capsys, "--num-requests", "1", "--profile", "auto")
 
 
 def test_a_sweep_of_pods_finds_the_fewest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +181,7 @@ def test_a_sweep_reports_rows_without_an_answer(
         "Timestamp,Request tokens,Response tokens\n0,9,0\n1,9,9\n"
     )
     assert run(["--trace", str(trace), "--sweep", "pods=1:2:1", "--processes", "1"]) == 0
-    assert capsys.readouterr().err == f"{trace}: 1 rows without an answer are left out\n"
+    assert capsys.readouterr().err == f"{trace}: 1 rows without an answer were skipped\n"
 
 
 def test_equal_runs_draw_equal_files(tmp_path: Path) -> None:
@@ -223,10 +221,10 @@ FAILURES: list[tuple[list[str], str]] = [
         [*FEW, "--num-requests", "1", "--input-tokens", "2000"],
         "the load, request 1: input_tokens 2000",
     ),
-    ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: there is no folder {ROOT / 'absent'}"),
+    ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: folder not found: {ROOT / 'absent'}"),
     ([*DRAWN, "--plot", "app"], "app: is a folder"),
-    ([*DRAWN, "--json", "/dev/null"], "/dev/null: is not an ordinary file"),
-    ([*DRAWN, "--plot", "x.pdf"], "x.pdf: a picture's name ends with .png or .svg"),
+    ([*DRAWN, "--json", "/dev/null"], "/dev/null: is not a regular file"),
+    ([*DRAWN, "--plot", "x.pdf"], "x.pdf: the name of a picture must end with .png or .svg"),
     (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
 ]
 """What is said of a command line that can be read; with status 1, others end with 2."""
@@ -248,9 +246,12 @@ FAILURES: list[tuple[list[str], str]] = [
             ["--rate", "1", "--num-requests", "1", "--arrivals", "ramp"],
             "--arrivals ramp needs --seconds",
         ),
-        ([*DRAWN, "--prefix-groups", "2"], "--prefix-groups and --prefix-tokens go together"),
+        (
+            [*DRAWN, "--prefix-groups", "2"],
+            "--prefix-groups and --prefix-tokens must be given together",
+        ),
         ([*DRAWN, "--think", "1s"], "--think goes with --turns"),
-        ([*DRAWN, "--turnaround", "1ms"], "--turnaround goes with --in-flight"),
+        ([*DRAWN, "--turnaround", "1ms"], "--turnaround requires --in-flight"),
         ([*DRAWN, "--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 10000"),
         ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate must not be given with --sweep rate"),
         (
@@ -274,7 +275,7 @@ FAILURES: list[tuple[list[str], str]] = [
             [*DRAWN, "--slo", "ttft=1"],
             "argument --slo: 'ttft=1' must be ttft|tpot|itl|e2e_mean|p50|p90|p95|p99|p99.9",
         ),
-        ([*DRAWN, "--json", "x", "--requests", "./x"], "x is named twice"),
+        ([*DRAWN, "--json", "x", "--requests", "./x"], "x is given twice"),
         ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),
         (["--trace", "x.csv", "--seconds", "3"], "--seconds describes a drawn load"),
         *FAILURES,

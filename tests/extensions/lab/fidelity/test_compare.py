@@ -159,9 +159,7 @@ def test_different_loads_are_reported() -> None:
 
 
 def test_runs_without_common_requests_are_rejected_in_one_line() -> None:
-    with pytest.raises(
-        ValueError, match="^idle has no request that ended: there is nothing to compare$"
-    ):
+    with pytest.raises(ValueError, match="^idle has no finished request to compare$"):
         compare(RunFigures("a", BASE), RunFigures("idle", {"requests": 3.0}))
 
 
@@ -180,7 +178,7 @@ def test_runs_without_common_requests_are_rejected_in_one_line() -> None:
             "trace: absent.csv",
             "prefix.yaml: --rate describes a drawn load and cannot be given with --trace",
         ),
-        ("seed: 5", "--compare needs one seed for both runs, not 1 and 5"),
+        ("seed: 5", "--compare requires the same seed for both runs, not 1 and 5"),
         ("pods: yes", "prefix.yaml: argument --pods: expected one argument"),
     ],
 )
@@ -200,8 +198,8 @@ def test_flags_of_a_single_run_are_rejected(
             f"{flag} applies to a single run and cannot be given with --compare"
         )
     twice = refusal(capsys, *FLEET, "--compare", both[1], f"./{Path(both[1]).name}", status=2)
-    assert twice.endswith("random.yaml is named twice")
-    assert "is named twice" in refusal(capsys, *FLEET, *both, "--html", "prefix.yaml", status=2)
+    assert twice.endswith("random.yaml is given twice")
+    assert "is given twice" in refusal(capsys, *FLEET, *both, "--html", "prefix.yaml", status=2)
     assert "No such file" in refusal(capsys, *FLEET, "--compare", "absent.yaml", both[1])
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["prefix.yaml", "random.yaml"]
 

@@ -172,22 +172,22 @@ def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        ([*LOAD, "--prefill-pods", "2"], "--prefill-pods and --decode-pods go together"),
+        ([*LOAD, "--prefill-pods", "2"], "--prefill-pods and --decode-pods must be given together"),
         (
             [*SPLIT, "--pods", "3"],
-            "--prefill-pods and --decode-pods count all pods: --pods and --sweep of",
+            "--prefill-pods and --decode-pods count all pods and cannot be combined with",
         ),
         (
             [*LOAD, "--sweep", "prefill-pods=1:2:1", "--pods", "2"],
-            "--sweep prefill-pods needs more --pods",
+            "--sweep prefill-pods requires more --pods",
         ),
         (
             [*LOAD, "--transfer-bandwidth", "5GB"],
-            "--transfer-bandwidth only with --prefill-pods and",
+            "--transfer-bandwidth can be given with --prefill-pods and",
         ),
         (
             [*SPLIT, "--profile", "./old.yaml"],
-            "profile ./old.yaml does not have the bytes of a token's keys and values",
+            "profile ./old.yaml has no size of keys and values",
         ),
     ],
 )

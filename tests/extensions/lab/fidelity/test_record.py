@@ -95,13 +95,13 @@ def test_times_are_those_of_the_first_and_last_token(size: int) -> None:
             [b"HTTP/1.1 503 Busy\r\nContent-Length: 6\r\n\r\nfull\n!"],
             "request 1: HTTP/1.1 503 Busy: full !",
         ),
-        (ANSWER[:2] + [b"0\r\n\r\n"], "request 1: the stream broke off"),
-        (ANSWER[:2], "broke off"),
+        (ANSWER[:2] + [b"0\r\n\r\n"], "request 1: the stream ended early"),
+        (ANSWER[:2], "ended early"),
         (
             ANSWER[:2] + [event({"error": {"message": "gone"}}) + b"0\r\n\r\n"],
             "the stream has an error",
         ),
-        (ANSWER[:2] + [event(b"{") + b"0\r\n\r\n"], "an event of the stream cannot be read"),
+        (ANSWER[:2] + [event(b"{") + b"0\r\n\r\n"], "invalid event in the stream"),
         (
             [*ANSWER[:2], event(SHORT) + event(b"[DONE]") + b"0\r\n\r\n"],
             "1 output tokens, not the 2 that",

@@ -115,7 +115,7 @@ def test_groups_are_numbered_and_an_empty_name_is_no_group(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (HEADER + "2,1,1\n1,1,1\n", ", row 3: arrival_s 1 is before that of the row above"),
+        (HEADER + "2,1,1\n1,1,1\n", ", row 3: arrival_s 1 is earlier than in the previous row"),
         (HEADER + "1.7e308,1,1\n", ", row 2: arrival_s '1.7e308' must be a number of seconds"),
         (
             HEADER + "nan,1,1\n",
@@ -130,10 +130,10 @@ def test_groups_are_numbered_and_an_empty_name_is_no_group(tmp_path: Path) -> No
             f", row 2: output_tokens '{'9' * 40}' must be a whole number",
         ),
         (HEADER + "1,1,1\n\n2,1,1\n", ", row 3: is empty"),
-        (HEADER + "1,1,1\n2,1\n", ", row 3: has 2 fields, and lacks some"),
+        (HEADER + "1,1,1\n2,1\n", ", row 3: has 2 fields; some are missing"),
         (HEADER + '1,1,"1\n', ", row 2: unexpected end of data"),
-        ("", ": it is empty"),
-        (HEADER, ": it has no rows"),
+        ("", ": is empty"),
+        (HEADER, ": has no rows"),
         (HEADER.replace("\n", ",class\n") + "0,1,1,\n", ", row 2: class is empty"),
         ("arrival_s,input_tokens\n", ", row 1: column output_tokens is missing"),
         ("arrival_s,arrival_s,input_tokens,output_tokens\n", ", row 1: column arrival_s is twice"),
@@ -145,7 +145,7 @@ def test_groups_are_numbered_and_an_empty_name_is_no_group(tmp_path: Path) -> No
         ),
         (
             SESSIONS + "0,9,1,a,\n,9,1,a,0\n",
-            ", row 3: input_tokens 9 must hold the conversation so far, 10",
+            ", row 3: input_tokens 9 must include the conversation so far, 10",
         ),
         (
             SESSIONS + ",9,1,a,0\n",
@@ -158,19 +158,19 @@ def test_groups_are_numbered_and_an_empty_name_is_no_group(tmp_path: Path) -> No
         ),
         (AZURE.replace("110", "-110"), ", row 4: ContextTokens '-110' must be a whole number"),
         (BURSTGPT.replace("Response tokens", "Tokens"), ", row 1: column arrival_s is missing"),
-        (BURSTGPT.splitlines()[0] + "\n1,,1,GPT-4,3,0,3,x\n", ": it has no rows with tokens"),
+        (BURSTGPT.splitlines()[0] + "\n1,,1,GPT-4,3,0,3,x\n", ": has no rows with tokens"),
         (MOONCAKE.replace("1537", '"x"'), ", row 2: Expected `int`, got `str`"),
         (
             MOONCAKE.replace("[7]", "[7, 8]"),
-            ", row 3: 2 hash_ids are more than the 1 blocks of 512 tokens",
+            ", row 3: 2 hash_ids exceed the 1 blocks of 512 tokens",
         ),
         (MOONCAKE.replace("27482", "-1"), ", row 1: Expected `float` >= 0.0"),
         (MOONCAKE + "{", ", row 6: "),
         (MOONCAKE + '{"x": ' + "[" * 10000, ", row 6: maximum recursion depth exceeded"),
-        (BENCHMARK + "\n" + BENCHMARK, ": it has 2 runs; a load must have a single run"),
-        ('{"a": 1}', "is not a known file of vllm bench serve, guidellm or aiperf"),
-        (b"\xff\xfe\x00", ": it is neither text in UTF-8"),
-        (gzip.compress(HEADER.encode(), mtime=0)[:-9], ": it cannot be unpacked"),
+        (BENCHMARK + "\n" + BENCHMARK, ": it has 2 runs; a load must be a single run"),
+        ('{"a": 1}', "is not a result of vllm bench serve, guidellm or aiperf"),
+        (b"\xff\xfe\x00", ": must be UTF-8 text"),
+        (gzip.compress(HEADER.encode(), mtime=0)[:-9], ": cannot be decompressed"),
     ],
 )
 def test_wrong_traces_are_rejected_in_one_line(

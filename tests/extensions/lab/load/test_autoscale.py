@@ -129,7 +129,7 @@ def test_histogram_quantiles_match_prometheus() -> None:
         (f"{USUAL},up=4", "hpa: up: '4' must be rates such as 100%/15s"),
         (f"{USUAL},up=4/1h", "in periods of 30m at most"),
         ("schedule:1m=2", "must begin with 0s=PODS"),
-        ("schedule:0s=2,0ms=3", "each moment once"),
+        ("schedule:0s=2,0ms=3", "each time once"),
         ("schedule:0s=0", "'0' must be a whole number from 1"),
         ("other:min=1,max=2", "'other' must be one of hpa, schedule"),
     ],

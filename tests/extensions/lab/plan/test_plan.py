@@ -190,7 +190,7 @@ def test_an_unreachable_slo_reports_the_nearest_fleet(
             "must not be less than max-num-seqs",
         ),
         (["--trace", "a.csv"], "cannot be given with --trace"),
-        (["--plot", "x.gif"], "ends with .png or .svg"),
+        (["--plot", "x.gif"], "must end with .png or .svg"),
         (["--goodput", "ttft:x"], "--goodput must be"),
     ],
 )

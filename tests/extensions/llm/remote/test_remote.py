@@ -257,7 +257,9 @@ def test_a_lost_engine_fails_its_requests_and_a_new_one_starts_afresh(
     play.peer.die()
     until(lambda: not play.engine.healthy)
     assert play.ends() == ["EngineDeadError"] and play.engine.running == 0
-    assert [it.getMessage() for it in caplog.records] == ["the engine is gone: 1 sequences fail"]
+    assert [it.getMessage() for it in caplog.records] == [
+        "the engine process ended; failing 1 sequences"
+    ]
     assert "started again" in (answer.get(timeout=DEADLINE_S).error or "")
     assert play.metric("num_requests_running") == 0
     with pytest.raises(EngineDeadError):

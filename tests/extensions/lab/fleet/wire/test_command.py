@@ -49,11 +49,14 @@ def are_gone(pids: Sequence[int]) -> bool:
             ["--rate", "2", "--concurrency", "3"],
             "argument --concurrency: not allowed with argument --rate",
         ),
-        (["--png", "/nowhere/at/all.png"], "/nowhere/at/all.png: there is no folder /nowhere/at"),
-        (["--port", "1"], "flag --port cannot be given: the fleet sets it itself"),
+        (["--png", "/nowhere/at/all.png"], "/nowhere/at/all.png: folder not found: /nowhere/at"),
+        (["--port", "1"], "flag --port cannot be given, because the fleet sets it"),
         (["--podz", "1"], "unknown flag --podz; did you mean --pods?"),
         (["--block-size", "0"], "flag --block-size"),
-        ([*SMALL, "--pods", "1", "--dataset-path", "/nowhere.sqlite3"], "no file /nowhere.sqlite3"),
+        (
+            [*SMALL, "--pods", "1", "--dataset-path", "/nowhere.sqlite3"],
+            "file not found: /nowhere.sqlite3",
+        ),
     ],
 )
 def test_wrong_input_is_rejected_in_one_line(

@@ -157,7 +157,7 @@ def test_what_the_engine_cannot_load_ends_the_start_with_one_line(peer: Peer) ->
     (peer.folder / "refusal").write_text("Its weights are cut off.")
     with pytest.raises(RuntimeError, match="status 1") as ended, served(peer):
         pass
-    line = f"error: setting model: '{peer.folder}' cannot be served by engine llm: Its weights are cut off."
+    line = f"error: setting model: '{peer.folder}' cannot be used by engine llm: Its weights are cut off."
     assert [text for text in str(ended.value).splitlines() if "error" in text.lower()][-1] == line
     assert "Traceback" not in str(ended.value)
 
