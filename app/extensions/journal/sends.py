@@ -56,9 +56,8 @@ def stamped(body: bytes | Iterable[bytes], log: SendLog) -> bytes | Iterable[byt
         return StampedStream(body, log)
     if isinstance(body, StreamingBody):
         return StampedBody(body, log)
-    if isinstance(body, bytes):
+    if isinstance(body, bytes) and body:  # it is empty if the client has left
         log.stamp()
-        return body
     return body
 
 

@@ -111,7 +111,9 @@ def _clock_line(verdict: Verdict) -> str:
     if verdict.is_same_clock:
         line = f"Clocks: tool and server have the same, within {width}"
     elif abs(difference_ms) < MAX_DIFFERENCE_MS:
-        line = f"Clocks: the server's is {difference_ms:+.2f} ms ahead, within {width}"
+        direction = "ahead of" if difference_ms > 0 else "behind"
+        line = f"Clocks: the server's is {abs(difference_ms):,.2f} ms {direction} the tool's"
+        line += f", within {width}"
     else:
         line = f"Clocks: the tool's has a zero of its own; aligned within {width}"
     if verdict.clock_drift_ppm:
@@ -122,7 +124,7 @@ def _clock_line(verdict: Verdict) -> str:
 
 
 def _failures(verdict: Verdict) -> list[str]:
-    lines = []
+    lines = list(verdict.notes)
     if verdict.not_served:
         count = len(verdict.not_served)
         lines.append(

@@ -127,16 +127,23 @@ def _read_guidellm(path: str, document: Document) -> Export:
         raise ConfigError(f"{path}: has {len(benchmarks)} benchmarks: judge one run at a time")
     [benchmark] = benchmarks
     requests = []
+    not_sent = 0
     for state in ("successful", "errored", "incomplete"):
         for number, row in enumerate(list_at(benchmark, f"requests.{state}"), 1):
-            place = f"{path}: {state} request {number}"
-            requests.append(_guidellm_request(Fields(place, row), state))
-    return Export(
+            fields = Fields(f"{path}: {state} request {number}", row)
+            if state != "successful" and fields.number(f"{GUIDELLM_TIMINGS}request_start") is None:
+                not_sent += 1
+            else:
+                requests.append(_guidellm_request(fields, state))
+    export = Export(
         tool="guidellm",
         version=str(first_at(document, ["metadata.guidellm_version"]) or ""),
         has_unix_times=True,
         requests=requests,
     )
+    if not_sent:
+        export.notes = [f"Never sent by the tool: {not_sent}"]
+    return export
 
 
 def _guidellm_request(fields: Fields, state: str) -> ToolRequest:
@@ -274,7 +281,7 @@ class _VllmResult(msgspec.Struct):
             request = ToolRequest(place=f"{path}: request {index + 1}", send_s=start_s, index=index)
             if self.errors and self.errors[index]:
                 request.error = " ".join(str(self.errors[index]).split())[:100]
-            elif self.ttfts[index] > 0:
+            elif self.ttfts[index] != 0:
                 request.first_s = start_s + self.ttfts[index]
                 request.last_s = request.first_s + sum(self.itls[index])
             if self.latencies and not request.error:

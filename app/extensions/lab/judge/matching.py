@@ -45,6 +45,9 @@ def match(path: str, export: Export, journal: Sequence[ServedRequest]) -> Matche
         method = "id"
         entries = _by_ids(export.requests, journal)
         if not entries:
+            method = "text"
+            entries = _by_texts(export.requests, journal)
+        if not entries:
             raise ConfigError(
                 f"{path}: none of the {len(export.requests)} requests is in the journal, which has"
                 f" {len(journal)} others: it is of another run"
@@ -114,6 +117,17 @@ def _by_numbers(requests: Sequence[ToolRequest], journal: Sequence[ServedRequest
     return best
 
 
+def _by_texts(requests: Sequence[ToolRequest], journal: Sequence[ServedRequest]) -> Entries:
+    """Returns the entries with the same replies, if all requests have different ones."""
+    texts = Counter(request.text for request in requests if request.text)
+    journal_texts = Counter(entry.text for entry in journal if entry.text)
+    is_unique = all(count == journal_texts[text] == 1 for text, count in texts.items())
+    if len(texts) != len(requests) or not is_unique:
+        return {}
+    by_text = {entry.text: entry for entry in journal}
+    return {position: by_text[request.text] for position, request in enumerate(requests)}
+
+
 def _without_ids(
     path: str, requests: Sequence[ToolRequest], journal: Sequence[ServedRequest]
 ) -> tuple[str, Entries]:
@@ -122,13 +136,9 @@ def _without_ids(
     Raises:
         ConfigError: The texts differ, and so does the number of requests.
     """
-    texts = Counter(request.text for request in requests if request.text)
-    journal_texts = Counter(entry.text for entry in journal if entry.text)
-    if texts.total() == len(requests) and texts <= journal_texts and max(texts.values()) == 1:
-        by_text = {entry.text: entry for entry in journal}
-        return "text", {
-            position: by_text[request.text] for position, request in enumerate(requests)
-        }
+    entries = _by_texts(requests, journal)
+    if entries:
+        return "text", entries
     if len(requests) != len(journal):
         raise ConfigError(
             f"{path}: its requests have no ids that the journal knows, and it has {len(requests)}"

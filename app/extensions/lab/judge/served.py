@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from app.core.server.http.client import Target
 from app.extensions.lab.fidelity.benchmark_files import read_text
+from app.extensions.lab.judge.tool_requests import MAX_MOMENT_S
 from config import ConfigError
 
 JOURNAL_PATH = "/admin/journal?ranks=all"
@@ -96,6 +97,10 @@ def read_journal(source: str, admin_key: str | None = None) -> list[ServedReques
         raise ConfigError(f"{source}: is not a journal with moments: {error}") from None
     if not entries:
         raise ConfigError(f"{source}: the journal is empty; it must be read before a reset")
+    for entry in entries:
+        for moment_s in (entry.arrived_s, *(entry.sends_s or ())):
+            if not abs(moment_s) <= MAX_MOMENT_S:
+                raise ConfigError(f"{source}: {moment_s:g} is not a moment in seconds")
     return sorted(entries, key=_arrival)
 
 

@@ -1,11 +1,13 @@
 """The requests of a load tool's export, in the tool's own clock."""
 
-import math
 from collections.abc import Sequence
 
 from msgspec import Struct
 
 from config import ConfigError
+
+MAX_MOMENT_S = 1e11
+"""Latest moment in seconds: a later one has another unit, such as milliseconds."""
 
 
 class ToolRequest(Struct, kw_only=True):
@@ -42,14 +44,13 @@ class ToolRequest(Struct, kw_only=True):
         """Raises ConfigError for moments that are no numbers, or not in order."""
         moments = (self.send_s, self.first_s, self.last_s, self.end_s)
         known_s = [moment_s for moment_s in moments if moment_s is not None]
-        if not all(map(math.isfinite, known_s)):
-            raise ConfigError(f"{self.place}: moments must be finite numbers")
+        for moment_s in (*known_s, self.planned_s or 0.0):
+            if not abs(moment_s) <= MAX_MOMENT_S:
+                raise ConfigError(f"{self.place}: {moment_s:g} is not a moment in seconds")
         if known_s != sorted(known_s):
             raise ConfigError(
                 f"{self.place}: its moments are not in order: sending, first token, last token, end"
             )
-        if self.planned_s is not None and not math.isfinite(self.planned_s):
-            raise ConfigError(f"{self.place}: moments must be finite numbers")
 
 
 class Export(Struct, kw_only=True):

@@ -101,6 +101,8 @@ class Verdict(Struct, kw_only=True):
     """Median of the time that the tool itself adds; None without `network_ms`."""
     slowest: str
     """The request with most added time."""
+    notes: Sequence[str]
+    """Remarks on the export."""
 
 
 def times_of(pair: Pair, alignment: Alignment) -> RequestTimes:
@@ -191,6 +193,7 @@ def judge(
         network_ms=None if network_s is None else round(1000 * network_s, 3),
         overhead_ms=overhead_ms,
         slowest=_slowest(rows),
+        notes=export.notes,
     )
     return verdict, rows
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,8 @@ def error_of(
         ('{"start_time": 1, "response_time": null}', "has no response_time"),
         ('{"start_time": 1, "response_time": -3}', "moments are not in order"),
         ('{"start_time": 1e999, "response_time": 3}', "is not a JSON object: Number out of range"),
+        ('{"start_time": 1e300, "response_time": 3}', "1e+300 is not a moment in seconds"),
+        ('{"ttfts": [-1.0], "itls": [[]], "start_times": [1.0]}', "moments are not in order"),
         ('{"metadata": {}, "metrics": {}}', "has no metadata.request_start_ns"),
         ('{"input_config": {}}', "profile_export.jsonl beside it"),
     ],
@@ -67,6 +70,7 @@ def test_wrong_export_is_one_line_with_its_place(
         ('{"entries": []}', "the journal is empty"),
         ('{"0": {"entries": []}, "1": {"entries": []}}', "the journal is empty"),
         ('{"entries": [{"id": "x", "route": "/"}]}', "missing required field `arrived_s`"),
+        ('{"entries": [{"id": "x", "route": "/", "arrived_s": 1e300}]}', "not a moment in seconds"),
     ],
 )
 def test_wrong_journal_is_one_line(
@@ -164,3 +168,31 @@ def test_too_much_added_time_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--max-added-ms", "0.5"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: the median of the added time is 1.") and "more than 0.5" in line
+
+
+def test_requests_that_guidellm_never_sent_are_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "guidellm-0.8.1.json"
+    document = json.loads((EXPORTS / name).read_text())
+    requests = document["benchmarks"][0]["requests"]
+    requests["incomplete"] = [{"request_id": "never", "info": {"timings": {}}}]
+    path = tmp_path / name
+    path.write_text(json.dumps(document))
+    assert main(["judge", str(path), "--journal", journal_of(name)]) == 0
+    text = capsys.readouterr().out
+    assert "12 of 12 requests" in text
+    assert "Never sent by the tool: 1" in text
+
+
+def test_clock_of_another_host_is_reported_with_its_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(line) for line in (EXPORTS / LOCUST).read_text().splitlines()]
+    for row in rows:
+        row["start_time"] += 3.5
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["judge", str(path), "--journal", journal_of(LOCUST)]) == 0
+    clocks = r"Clocks: the server's is 3,(499|500)\.\d\d ms behind the tool's, within 0\.\d\d ms"
+    assert re.search(clocks, capsys.readouterr().out)

@@ -79,3 +79,16 @@ def test_journal_of_another_run_is_an_error() -> None:
     others = [pair_of(number, float(number)) for number in range(7, 9)]
     with pytest.raises(ConfigError, match="none of the 3 requests .* has 2 others: .* another run"):
         match("x", export_of(tools_of(pairs)), journal_of(others))
+
+
+def test_replies_match_where_the_ids_of_the_tool_were_never_sent() -> None:
+    pairs = [pair_of(number, float(number)) for number in range(3)]
+    for number, pair in enumerate(pairs):
+        pair.tool.ids = (f"only-in-the-tool-{number}",)
+        pair.tool.text = f"reply {number}"
+        pair.served.text = f"reply {number}"
+    matches = match("x", export_of(tools_of(pairs)[::-1]), journal_of(pairs))
+    assert (matches.method, matches.pairs) == ("text", pairs[::-1])
+    pairs[0].tool.text = "reply 1"
+    with pytest.raises(ConfigError, match="another run"):
+        match("x", export_of(tools_of(pairs)), journal_of(pairs))
