@@ -91,7 +91,49 @@ class Reply:
         self.remove()
 
 
-class Scope:
+class RuleSetter:
+    """Sets replies, for a server or for a scope."""
+
+    def add_rules(
+        self, rules: Sequence[Rule], scope: str | None = None, owner: str | None = None
+    ) -> Reply:
+        """Adds rules of a script, in order."""
+        raise NotImplementedError
+
+    def reply(
+        self,
+        when: Rule | None = None,
+        *,
+        then: Rule | str,
+        name: str = "",
+        scope: str | None = None,
+        times: int | None = None,
+    ) -> Reply:
+        """Adds a rule of a script (docs/scripts.md), after earlier rules and before rules of files.
+
+        With a `scope`, it applies to requests with this header X-Understudy-Scope. With `times`, it
+        answers that many requests.
+
+        Raises:
+            ControlError: the rule is invalid, or can never answer.
+        """
+        return self.add_rules([rule_of(when, then, name, times)], scope)
+
+    def replies(
+        self, replies: Sequence[Rule | str], when: Rule | None = None, *, scope: str | None = None
+    ) -> Reply:
+        """Answers the requests that meet `when` one after another, each with the next reply.
+
+        A reply is a text, or the `then` of a rule. A request after the last reply is an error,
+        unless a later rule answers it.
+
+        Raises:
+            ControlError: a reply is invalid.
+        """
+        return self.add_rules(sequence_of(replies, when), scope)
+
+
+class Scope(RuleSetter):
     """Rules and requests of one test, as a `with` block.
 
     with understudy.scope() as scope:
@@ -134,27 +176,20 @@ class Scope:
         """The `base_url` of the Anthropic SDK, which adds /v1 itself."""
         return self._server.anthropic_base_url
 
-    def reply(
-        self,
-        when: Rule | None = None,
-        *,
-        then: Rule | str,
-        name: str = "",
-        times: int | None = None,
+    def add_rules(
+        self, rules: Sequence[Rule], scope: str | None = None, owner: str | None = None
     ) -> Reply:
-        """Adds a rule for the requests of this scope, as `Server.reply`."""
-        rule = rule_of(when, then, name, times)
-        return self._server.add_rules([rule], self.name, self.owner)
-
-    def replies(self, replies: Sequence[Rule | str], when: Rule | None = None) -> Reply:
-        """Answers the requests of this scope one after another, as `Server.replies`."""
-        return self._server.add_rules(sequence_of(replies, when), self.name, self.owner)
+        """Adds rules for the requests of this scope, as `Server.add_rules`."""
+        if scope not in (None, self.name):
+            raise ValueError(f"the scope {self.name!r} cannot set rules of the scope {scope!r}")
+        return self._server.add_rules(rules, self.name, self.owner)
 
     def fault(self, action: str, **fields: Json) -> None:
         """Adds a fault for the requests of this scope, as `Server.fault`."""
         headers = fields.pop("headers", None)
-        conditions = dict(headers) if isinstance(headers, dict) else {}
-        conditions[SCOPE_HEADER] = self.name
+        conditions: dict[str, Json] = {SCOPE_HEADER: self.name}
+        if isinstance(headers, dict):
+            conditions = {**headers, **conditions}
         self._server.fault(action, headers=conditions, **fields)
 
     def requests(self, route: str | None = None, contains: str | None = None) -> list[JournalEntry]:
@@ -220,7 +255,7 @@ class Scope:
             server.ask("DELETE", f"/admin/journal?{query}")
 
 
-class Server:
+class Server(RuleSetter):
     """A running server. Tests that share one call `reset` between them."""
 
     def __init__(
@@ -341,38 +376,6 @@ class Server:
         verdict = self.ask("GET", f"/admin/verdict?over={str(over).lower()}")
         return Verdict(verdict["clean"], verdict["clients"])
 
-    def reply(
-        self,
-        when: Rule | None = None,
-        *,
-        then: Rule | str,
-        name: str = "",
-        scope: str | None = None,
-        times: int | None = None,
-    ) -> Reply:
-        """Adds a rule of a script (docs/scripts.md), after earlier rules and before rules of files.
-
-        With a `scope`, it applies to requests with this header X-Understudy-Scope. With `times`, it
-        answers that many requests.
-
-        Raises:
-            ControlError: the rule is invalid, or can never answer.
-        """
-        return self.add_rules([rule_of(when, then, name, times)], scope)
-
-    def replies(
-        self, replies: Sequence[Rule | str], when: Rule | None = None, *, scope: str | None = None
-    ) -> Reply:
-        """Answers the requests that meet `when` one after another, each with the next reply.
-
-        A reply is a text, or the `then` of a rule. A request after the last reply is an error,
-        unless a later rule answers it.
-
-        Raises:
-            ControlError: a reply is invalid.
-        """
-        return self.add_rules(sequence_of(replies, when), scope)
-
     def add_rules(
         self, rules: Sequence[Rule], scope: str | None = None, owner: str | None = None
     ) -> Reply:
@@ -394,12 +397,12 @@ class Server:
     @contextmanager
     def allow_unmatched(self) -> Iterator[None]:
         """Lets the reply mode answer, for a `with` block, where no rule answers."""
-        before = self.settings["unmatched"]
+        previous = self.settings["unmatched"]
         self.configure(unmatched="pass")
         try:
             yield
         finally:
-            self.configure(unmatched=before)
+            self.configure(unmatched=previous)
 
     def unmatched(self, scope: str | None = None) -> list[JournalEntry]:
         """Returns the requests that no rule answered; they are then expected.

@@ -59,7 +59,7 @@ class JournalEntry:
     error: str | None = None
     """Message of an error."""
     unmatched: bool = False
-    """True if the error says that no rule answers the request; `error` names the nearest rule."""
+    """True if no rule answers the request; `error` names the nearest rule."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> JournalEntry:
@@ -75,11 +75,13 @@ class JournalEntry:
 
     def explained(self) -> str:
         """Returns the entry with a second line: the rule that answered, or the error."""
-        scope = f" (scope {self.scope!r})" if self.scope else ""
+        first = str(self)
+        if self.scope:
+            first += f" (scope {self.scope!r})"
         second = self.rule or "no rule: the reply mode answered"
         if self.status is None or self.status >= FIRST_ERROR_STATUS:
             second = self.error or self.rule or "no rule"
-        return f"  {self}{scope}\n      {second}"
+        return f"  {first}\n      {second}"
 
 
 Entries = Sequence[JournalEntry]

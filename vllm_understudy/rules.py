@@ -20,10 +20,13 @@ def query_of(fields: Mapping[str, str | None]) -> str:
     return urlencode({name: value for name, value in fields.items() if value is not None})
 
 
-def rule_of(when: Rule | None, then: Rule | str, name: str, times: int | None) -> dict[str, Json]:
-    """Returns a rule of a script."""
+def rule_of(when: Rule | None, action: Rule | str, name: str, times: int | None) -> dict[str, Json]:
+    """Returns a rule of a script; `action` is its `then`."""
     rule: dict[str, Json] = {"name": name, "when": dict(when or {})}
-    rule["then"] = then if isinstance(then, str) else dict(then)
+    if isinstance(action, str):
+        rule["then"] = action
+    else:
+        rule["then"] = dict(action)
     if times is not None:
         rule["times"] = times
     return rule
@@ -37,6 +40,7 @@ def sequence_of(replies: Sequence[Rule | str], when: Rule | None) -> list[dict[s
         raise ValueError("replies takes at least one reply")
     rules: list[dict[str, Json]] = []
     for number, reply in enumerate(replies, 1):
-        then: Rule = {"text": reply} if isinstance(reply, str) else reply
-        rules.append(rule_of(when, then, f"reply {number} of {len(replies)}", 1))
+        if isinstance(reply, str):
+            reply = {"text": reply}
+        rules.append(rule_of(when, reply, f"reply {number} of {len(replies)}", 1))
     return rules

@@ -53,7 +53,7 @@ def running_server(*arguments: str, **settings: Json) -> Iterator[Server]:
     tls = bool(settings.get("self_signed_certs") or settings.get("ssl_certfile"))
     with tempfile.NamedTemporaryFile(prefix="understudy-", suffix=".log") as log:
         is_strict = settings.get("unmatched") == "error"
-        server = Server(port, Path(log.name), admin_key, tls, is_strict)
+        server = Server(port, Path(log.name), admin_key, tls=tls, is_strict=is_strict)
         process = subprocess.Popen(
             command,
             env=_environment(),

@@ -1,6 +1,6 @@
 """Chokes the simulated engine for a while: fewer places, fewer KV blocks, or no starts at all.
 
-Start reading at `Choke`. A choke is a test's tool: nothing of it is in vLLM.
+Start reading at `Choke`. A choke is a tool for tests, which vLLM does not have.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_SECONDS = 86_400
 
 
 class ChokeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What remains of the engine; None leaves a part as it is."""
+    """The remaining capacity of the engine; None leaves a part unchanged."""
 
     places: Annotated[int, Meta(ge=1)] | None = None
     """Sequences that may run at a time."""
@@ -55,7 +55,7 @@ class RanksQuery(Struct):
 
 
 class BlockHold:
-    """Takes blocks of one engine's KV cache, so that sequences can use only `usable` of them.
+    """Takes blocks of one engine's KV cache, so that sequences can use `usable` blocks.
 
     Blocks in use are taken as soon as they are released.
     """

@@ -43,7 +43,7 @@ MAX_ERROR_BYTES = 1 << 16
 MAX_ERROR_LENGTH = 2000
 """Most characters of this message."""
 UNMATCHED = "X-Understudy-Unmatched"
-"""Header of an answer that says that no rule of a script answers the request."""
+"""Header of an error for a request that no rule of a script answers."""
 USAGE_NAMES = ("prompt_tokens", "completion_tokens", "total_tokens")
 MAX_STRANGERS = 100
 """Most entries of requests without a key, where the server has keys."""
@@ -88,7 +88,7 @@ class Entry(Struct, kw_only=True):
     error: str | None = None
     """Message of an error that was answered."""
     unmatched: bool = False
-    """True if the error says that no rule of a script answers the request."""
+    """True for the error of a request that no rule of a script answers."""
 
 
 class JournaledRequest(Struct, eq=False):

@@ -43,7 +43,7 @@ class Scripts(Extension):
 
     @classmethod
     def prepare(cls, settings: AllSettings) -> None:
-        """Checks the files of rules, and opens files for what tests set. Raises ConfigError."""
+        """Checks the files of rules, and opens the files of changes. Raises ConfigError."""
         cls.files = [TemporaryFile() for _ in settings.server.ranks]  # noqa: SIM115
         cls.opened_by = os.getpid()
         section = settings.section(ScriptSettings)
@@ -76,7 +76,7 @@ class Scripts(Extension):
         return resolver_at_start(self)
 
     def changes_file(self) -> int | None:
-        """Returns the descriptor of the file in which the workers of this rank keep changes.
+        """Returns the descriptor of the file where the workers of this rank keep changes.
 
         None in the process that has opened it, which is no worker.
         """

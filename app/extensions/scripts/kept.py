@@ -17,13 +17,13 @@ import msgspec
 
 log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 8 << 20
-"""Size above which a file is written anew with what is in force."""
+"""Size above which a file is written anew with the rules in force."""
 Record: TypeAlias = dict[str, object]
 
 
 @dataclass
-class Kept:
-    """What an earlier worker has left."""
+class EarlierChanges:
+    """The changes that an earlier worker has left."""
 
     rules: dict[int, Record] = field(default_factory=dict)
     """The rules in force by their ids, in order."""
@@ -38,23 +38,23 @@ class KeptChanges:
         self._descriptor = descriptor
         self._end = os.fstat(descriptor).st_size
         self._has_failed = False
-        self.kept = self._load()
-        self._settings = dict(self.kept.settings)
+        self.earlier = self._load()
+        self._settings = dict(self.earlier.settings)
 
     @property
     def is_too_large(self) -> bool:
         """True when the file should be written anew."""
         return self._end > MAX_FILE_BYTES
 
-    def _load(self) -> Kept:
-        kept = Kept()
+    def _load(self) -> EarlierChanges:
+        earlier = EarlierChanges()
         for line in os.pread(self._descriptor, self._end, 0).splitlines():
             try:
                 record = msgspec.json.decode(line, type=dict[str, object])
             except msgspec.DecodeError:  # the earlier worker was killed while it wrote
                 continue
-            _apply(record, kept)
-        return kept
+            _apply(record, earlier)
+        return earlier
 
     def append(self, *records: Record) -> None:
         """Adds records. A full disk is logged once, and nothing is kept then."""
@@ -62,7 +62,7 @@ class KeptChanges:
         self._write(data)
 
     def keep_rules(self, old_ids: Set[int], rules: Sequence[Record]) -> None:
-        """Keeps the rules in force after a change of those with `old_ids`."""
+        """Keeps the rules in force after a change; `old_ids` were in force before."""
         new_ids = {rule["id"] for rule in rules}
         # Rules are restored in the order of the records, so a rule in between needs a new file.
         appended = [rule for rule in rules if rule["id"] not in old_ids]
@@ -97,18 +97,18 @@ class KeptChanges:
             log.warning("rules will not survive a restart of this worker: %s", error)
 
 
-def _apply(record: Record, kept: Kept) -> None:
-    """Applies a change to what is kept."""
+def _apply(record: Record, earlier: EarlierChanges) -> None:
+    """Applies a change."""
     rule = record.get("rule")
     if isinstance(rule, dict):
-        kept.rules[rule["id"]] = rule
+        earlier.rules[rule["id"]] = rule
     removed = record.get("removed")
     if isinstance(removed, list):
         for rule_id in removed:
-            kept.rules.pop(rule_id, None)
+            earlier.rules.pop(rule_id, None)
     used = record.get("used")
-    if isinstance(used, list) and used[0] in kept.rules:
-        kept.rules[used[0]]["uses"] = used[1]
+    if isinstance(used, list) and used[0] in earlier.rules:
+        earlier.rules[used[0]]["uses"] = used[1]
     settings = record.get("settings")
     if isinstance(settings, dict):
-        kept.settings = settings
+        earlier.settings = settings

@@ -1,4 +1,4 @@
-"""Explains why no rule answers a request: names the nearest rule, and what it lacks.
+"""Explains why no rule answers a request, and names the nearest rule.
 
 Start reading at `explain_unmatched`.
 """
@@ -110,7 +110,7 @@ def count_conditions(when: When) -> int:
 
 
 def _reason(key: str, when: When, request: MatchedRequest) -> str:
-    """Returns what a condition expects, and what the request has instead."""
+    """Returns the expectation of a condition, and the value of the request."""
     name, _, part = key.partition(".")
     if name == "message":
         return f"when.{key}: {_message_reason(when, int(part or 0), request)}"
@@ -181,9 +181,9 @@ def _expectation(condition: TextIs) -> str:
 
 def _listed(texts: Texts | list[str], word: str = "and") -> str:
     shown = [_quoted(text) for text in islice(texts, MAX_LISTED_TEXTS)]
-    more = len(texts) - len(shown)
-    if more:
-        shown.append(f"{more} more")
+    omitted = len(texts) - len(shown)
+    if omitted:
+        shown.append(f"{omitted} more")
     return f" {word} ".join(shown)
 
 

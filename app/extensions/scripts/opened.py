@@ -32,7 +32,7 @@ class RuleOwner(Protocol):
 
     parts: ServerParts
     changes: KeptChanges | None
-    """What the workers of this rank keep; None until it is read."""
+    """The changes that the workers of this rank keep; None until the file is read."""
 
     def changes_file(self) -> int | None:
         """Returns the file of the changes; None without an arbiter."""
@@ -131,10 +131,10 @@ def resolver_at_start(owner: RuleOwner) -> ScriptResolver | None:
     """
     store = changes_of(owner)
     parts = owner.parts
-    if store is not None and store.kept.settings:
-        parts.live.change(store.kept.settings)
+    if store is not None and store.earlier.settings:
+        parts.live.change(store.earlier.settings)
     section = parts.live.current.section(ScriptSettings)
-    has_rules = store is not None and bool(store.kept.rules)
+    has_rules = store is not None and bool(store.earlier.rules)
     if not can_have_rules(parts) or not (section.script or section.unmatched or has_rules):
         return None
     return owner.open().resolver()

@@ -8,7 +8,7 @@ from app.extensions.scripts.script_file import RuleState
 def unreachable(rules: Sequence[RuleState], new: Sequence[RuleState]) -> str:
     """Returns a line about the first of the `new` rules that can never answer.
 
-    `rules` has all rules, in the order in which they are tried. Returns an empty text if all new
+    `rules` has all rules, in the order of their trial. Returns an empty text if all new
     rules can answer.
     """
     new_ids = {rule.uid for rule in new}

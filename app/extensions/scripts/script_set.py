@@ -421,11 +421,11 @@ class ScriptSet:
         flaw = unreachable([rule.state for rule in ordered], [rule.state for rule in new])
         if flaw:
             raise ScriptError(flaw)
-        before = self.added
+        previous = self.added
         self.added = tuple(ordered)
         self._note_counting_rules()
         if self._store is not None:
-            self._store.keep_rules({rule.id for rule in before}, self._records())
+            self._store.keep_rules({rule.id for rule in previous}, self._records())
 
     def _records(self) -> list[dict[str, object]]:
         return [rule.record() for rule in self.added]
@@ -433,10 +433,10 @@ class ScriptSet:
     def restore(self, store: KeptChanges) -> None:
         """Sets the rules in `store`, which an earlier worker has left, and keeps changes there."""
         rules: list[AddedRule] = []
-        for record in store.kept.rules.values():
+        for record in store.earlier.rules.values():
             rules += self._restored(record)
         self.use_rules(rules)
-        self._numbers = count(max(store.kept.rules, default=0) + 1)
+        self._numbers = count(max(store.earlier.rules, default=0) + 1)
         self._store = store
         if rules:
             log.info("restored %d rules that were set at run time", len(rules))
@@ -444,15 +444,15 @@ class ScriptSet:
     def _restored(self, record: Mapping[str, object]) -> list[AddedRule]:
         """Returns the rule of a record; none, which is logged, if it cannot be read."""
         document = {"rules": [record.get("document")], "seed": record.get("seed")}
-        kept = msgspec.convert(record, KeptRule)
+        fields = msgspec.convert(record, KeptRule)
         try:
-            [rule] = self._read_rules(document, kept.scope, kept.owner)
+            [rule] = self._read_rules(document, fields.scope, fields.owner)
         except ScriptError as error:
             log.error("a rule is lost: %s", error)
             return []
-        rule.id = kept.id
-        rule.state.number = kept.id
-        rule.state.use_count = kept.uses
+        rule.id = fields.id
+        rule.state.number = fields.id
+        rule.state.use_count = fields.uses
         return [rule]
 
     def _check_limits(self, rules: Sequence[AddedRule]) -> None:

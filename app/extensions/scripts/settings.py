@@ -14,8 +14,9 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
     model. A changed file is reloaded."""
 
     unmatched: Annotated[Literal["error", "pass"] | None, About(live=True, simulated=True)] = None
-    """What a request gets that no rule answers: an error that names the nearest rule, or the reply
-    of the mode. Empty is error for requests of a kind that a test has set replies for."""
+    """Answer to a request that no rule answers: an error that names the nearest rule, or (pass) the
+    reply of the mode. Empty means error where a test has set replies of this kind, otherwise
+    pass."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import requests
 import yaml
 
 import vllm_understudy
@@ -16,22 +17,31 @@ from tests.vllm_understudy.wire.conftest import PLUGIN_OPTIONS
 BY_NAME = settings_table().by_name
 
 PAGE = (ROOT / "docs" / "testing.md").read_text()
-[TESTS, BLOCK, _] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+[TESTS, BLOCK, _, REPLIES, SCOPE] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RECIPES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 
 
 def test_its_tests_pass(tmp_path: Path) -> None:
     (tmp_path / "test_client.py").write_text(TESTS)
+    (tmp_path / "test_replies.py").write_text(REPLIES)
     plugin = [*PLUGIN_OPTIONS, "-p", "no:cacheprovider", "-c", f"{ROOT}/pyproject.toml"]
     command = [sys.executable, "-m", "pytest", *plugin, "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert "3 passed" in done.stdout, done.stdout + done.stderr
+    assert "5 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_its_block_runs() -> None:
     asked: list[str] = []
     exec(BLOCK, {"run_my_client": asked.append})
     assert asked
+
+
+def test_its_scope_is_separate() -> None:
+    def ask_with(url: str, headers: dict[str, str]) -> None:
+        body = {"prompt": "hi", "max_tokens": 1}
+        assert requests.post(f"{url}/completions", json=body, headers=headers, timeout=20).ok
+
+    exec(SCOPE, {"run_my_client": ask_with, "vllm_understudy": vllm_understudy})
 
 
 def test_all_that_a_server_can_be_asked_is_there() -> None:
