@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 import yaml
 
-from app.extensions.recording.conversation import turns_of
+from app.extensions.recording.conversation import FAMILIES, turns_of
 from app.extensions.recording.exchange import Exchange, RecordedAnswer, bytes_of
 from app.extensions.recording.lines import recorded
 from app.extensions.recording.recorded_reply import INVALID_REPLY, reply_of
@@ -40,12 +40,6 @@ MIN_PAUSE_GAPS = 4
 MAX_ESCAPES = 100
 """Most expressions in an escaped text; a text with more template syntax becomes a single literal.
 """
-FAMILIES = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
-}
 _MARK = re.compile(r"\{[{%#]")
 """Start of template syntax."""
 Json: TypeAlias = dict[str, Any]

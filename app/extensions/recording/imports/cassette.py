@@ -4,6 +4,7 @@ import zlib
 from base64 import b64decode
 from urllib.parse import urlsplit
 
+from app.extensions.recording.conversation import FAMILIES
 from app.extensions.recording.exchange import (
     Exchange,
     RecordedAnswer,
@@ -19,7 +20,7 @@ from app.extensions.recording.imports.imported_script import (
     mapping,
 )
 from app.extensions.recording.recorded_reply import INVALID_REPLY
-from app.extensions.recording.to_script import FAMILIES, rule_of, tools_of
+from app.extensions.recording.to_script import rule_of, tools_of
 
 MAX_DECOMPRESSED_BYTES = 32 << 20
 UNCOMPRESSED = ("", "identity")
