@@ -13,7 +13,7 @@ FAMILIES = {
     "/v1/messages": "messages",
 }
 """APIs of conversations, by path."""
-INVALID_CONVERSATION = (AttributeError, KeyError, TypeError, ValueError)
+INVALID_CONVERSATION = (AttributeError, LookupError, TypeError, ValueError)
 """Errors of a body that is not a request of its API."""
 CALL_TYPES = ("function_call", "custom_tool_call")
 RESULT_TYPES = ("function_call_output", "custom_tool_call_output")

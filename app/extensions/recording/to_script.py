@@ -134,7 +134,7 @@ def tools_of(body: Json) -> Json:
     for tool in body.get("tools") or ():
         function = tool.get("function") or tool
         schema = function.get("parameters") or function.get("input_schema")
-        if schema:
+        if schema and isinstance(function.get("name"), str):
             tools[function["name"]] = schema
     return tools
 
@@ -226,7 +226,9 @@ def _error_fault(answer: RecordedAnswer) -> Json:
     return fault
 
 
-def _call(name: str, arguments: str) -> Json:
+def _call(name: object, arguments: str) -> Json:
+    if not isinstance(name, str):
+        raise TypeError("the name of a tool must be a text")
     try:
         values = msgspec.json.decode(arguments or "{}", type=Json)
     except msgspec.MsgspecError:  # scripts cannot create malformed arguments
