@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -80,7 +81,13 @@ class McpServer:
 
         A result is a text, or other JSON, which is sent as text and as structured content.
         `parameters` is the JSON Schema of the arguments.
+
+        Raises:
+            ValueError: an argument is invalid.
         """
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"the name of a tool must be a text, got {name!r}")
+        _check_json(f"tool {name}", [description, parameters, *results])
         schema = dict(parameters or {"type": "object"})
         tool = {"name": name, "description": description, "parameters": schema}
         others = [entry for entry in self._script["tools"] if entry["name"] != name]
@@ -109,9 +116,10 @@ class McpServer:
         The first reply that applies is the result.
 
         Raises:
-            ValueError: there is no such tool.
+            ValueError: there is no such tool, or another argument is invalid.
         """
         self._check_tool(tool)
+        _check_json(f"reply of {tool}", result)
         rule = {**self._rule(CALL, tool, when, times), "result": result}
         results = self._script["results"]
         own_count = sum("default" not in entry for entry in results)
@@ -147,7 +155,7 @@ class McpServer:
         if not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_SECONDS:
             raise ValueError(f"seconds must be a number from 0 to {MAX_SECONDS}, got {seconds!r}")
         rule = self._rule(method, tool, fields.get("when"), fields.get("times"))
-        message = fields.get("message") or f"scripted {action}"
+        message = str(fields.get("message") or f"scripted {action}")
         self._script["faults"].append(
             {**rule, "action": action, "seconds": seconds, "message": message}
         )
@@ -242,8 +250,11 @@ class McpServer:
         when: Mapping[str, Json] | None,
         times: int | None,
     ) -> dict[str, Any]:
-        if times is not None and times < 1:
-            raise ValueError(f"times must be at least 1, got {times}")
+        if times is not None and (not isinstance(times, int) or times < 1):
+            raise ValueError(f"times must be at least 1, got {times!r}")
+        if when is not None and not isinstance(when, Mapping):
+            raise ValueError(f"when must be a mapping of arguments, got {when!r}")
+        _check_json("when", when)
         self._rule_count += 1
         conditions = dict(when or {})
         return {
@@ -276,13 +287,18 @@ class McpServer:
         folder = self._folder().folder
         command = [*self.stdio["args"], "--port", str(self._port)]
         with (folder / "server.log").open("w") as log:
-            self._process = subprocess.Popen(
-                [self.python, *command],
-                env=tree.environment(os.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [self.python, *command],
+                    env=tree.environment(os.environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            except OSError as error:
+                raise RuntimeError(
+                    f"the MCP server does not start: {self.python}: {error.strerror}"
+                ) from None
         deadline = time.monotonic() + START_LIMIT_S
         while not self._is_ready():
             if self._process.poll() is not None:
@@ -322,6 +338,14 @@ def running_mcp_server(python: str | Path = sys.executable) -> Iterator[McpServe
         yield server
     finally:
         server.close()
+
+
+def _check_json(place: str, value: object) -> None:
+    """Raises `ValueError` for a value that is not JSON."""
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: is not JSON: {error}") from None
 
 
 def _is_default(rule: Mapping[str, Any]) -> bool:

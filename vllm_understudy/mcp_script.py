@@ -59,6 +59,10 @@ class ScriptFolder:
 
     def calls(self) -> list[dict[str, Any]]:
         """Returns the calls so far, from the first to the last."""
+        with self._locked():
+            return self._read_calls()
+
+    def _read_calls(self) -> list[dict[str, Any]]:
         if not self._calls.exists():
             return []
         lines = self._calls.read_text("utf-8").splitlines()
@@ -97,7 +101,7 @@ class ScriptFolder:
     ) -> dict[str, Any] | None:
         """Returns the first rule that applies to a message and may be used again."""
         uses: dict[int, int] = {}
-        for call in self.calls():
+        for call in self._read_calls():
             uses[call["rule"]] = uses.get(call["rule"], 0) + 1
         rules: list[dict[str, Any]] = self.script()[kind]
         for rule in rules:
@@ -144,7 +148,9 @@ def _applies(rule: Mapping[str, Any], method: str, params: Mapping[str, Any]) ->
         return False
     if rule["tool"] is not None and rule["tool"] != params.get("name"):
         return False
-    arguments = params.get("arguments") or {}
+    arguments = params.get("arguments")
+    if not isinstance(arguments, dict):
+        arguments = {}
     return all(
         name in arguments and arguments[name] == value for name, value in rule["when"].items()
     )

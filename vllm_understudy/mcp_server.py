@@ -10,6 +10,8 @@ import argparse
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from vllm_understudy.mcp_script import CALL, DISCOVERY, METHODS, ScriptFolder
 NAME = "understudy"
 HOST = "127.0.0.1"
 PATH = "/mcp"
+PARENT_CHECK_S = 1.0
 INTERNAL_ERROR = -32603
 UNKNOWN_TOOL = -32602
 NOT_JSON = '{"jsonrpc": "2.0", "id": 1, "result": {"content": ['
@@ -138,7 +141,7 @@ class FaultyHttp:
         body = await _body(receive)
         try:
             message = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         fault = journal_message(self._script, message)
         action = None
@@ -205,8 +208,16 @@ def serve_http(server: Any, script: ScriptFolder, port: int) -> None:
     async def health(request: Any) -> Any:
         return PlainTextResponse("ok")
 
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     application = server.streamable_http_app(custom_starlette_routes=[Route("/health", health)])
     uvicorn.run(FaultyHttp(application, script), host=HOST, port=port, log_level="warning")
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent has ended, such as a test run that was killed."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os._exit(1)
 
 
 class FaultyInput:
@@ -231,7 +242,7 @@ class FaultyInput:
         async for line in anyio.wrap_file(sys.stdin):
             try:
                 message = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 message = None
             fault = journal_message(self._script, message)
             if fault is None:

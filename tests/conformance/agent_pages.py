@@ -12,10 +12,25 @@ from tests.running_server import ROOT
 PAGE = (ROOT / "docs" / "coding-agents.md").read_text("utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FILE_NAME = re.compile(r"(?:#|//) (\S+)\n")
+AGENTS = {
+    "codex": "Codex CLI",
+    "opencode": "opencode",
+    "claude": "Claude Code",
+    "aider": "Aider",
+}
+"""Headings of the sections, by the name of the program."""
+SERVER_FLAGS = (
+    "--served-model-name",
+    "understudy",
+    "--max-model-len",
+    "262144",
+    "--journal",
+    "100",
+)
 TASK_FILE = "greet.py"
 MISSPELLED = 'print("Helo")\n'
 CORRECT = 'print("Hello")\n'
-RUN_LIMIT_S = 50.0
+RUN_LIMIT_S = 150.0
 SESSIONS = ROOT / "examples" / "sessions"
 """Recorded sessions of the agents, by the name of the program."""
 

@@ -20,6 +20,7 @@ OTHER_EXTENSIONS = {
     "openapi/test_responses.py": "responses",
     "rate_limits/test_console.py": "console",
     "recording/test_faults.py": "faults",
+    "recording/test_fork.py": "scripts",
     "recording/test_imported_scripts.py": "scripts",
     "recording/test_scripts.py": "scripts",
     "recording/wire/test_ways.py": "llm",

@@ -67,6 +67,7 @@ class Recordings(Extension):
         return {
             "record --proxy": Command(_run_proxy, "record the exchanges with a real server"),
             "drift": Command(_run_drift, "compare a recording with a live server"),
+            "fork": Command(_run_fork, "cut a recorded session, to continue it in another way"),
             "script from-recording": Command(_run_to_script, "make a script from a recording"),
             "script import": Command(_run_import, "make a script from the fixtures of other tools"),
         }
@@ -107,6 +108,12 @@ def _run_proxy(argv: Sequence[str]) -> int:
 
 def _run_drift(argv: Sequence[str]) -> int:
     from app.extensions.recording.drift import run
+
+    return run(argv)
+
+
+def _run_fork(argv: Sequence[str]) -> int:
+    from app.extensions.recording.fork import run
 
     return run(argv)
 

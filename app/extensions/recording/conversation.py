@@ -1,12 +1,63 @@
-"""The conversation in a request of each API, as messages of a chat: `turns_of`."""
+"""The conversation in a request of each API: its messages, and how many replies it has so far."""
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from msgspec import convert
+from msgspec import Struct, convert
 
 Json: TypeAlias = dict[str, Any]
+FAMILIES = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
+"""APIs of conversations, by path."""
+INVALID_CONVERSATION = (AttributeError, LookupError, TypeError, ValueError)
+"""Errors of a body that is not a request of its API."""
 CALL_TYPES = ("function_call", "custom_tool_call")
 RESULT_TYPES = ("function_call_output", "custom_tool_call_output")
+
+
+class ConversationPosition(Struct, frozen=True):
+    """The position of a request in the conversation of an agent.
+
+    Attributes:
+        reply_count: Number of replies of the model so far; calls one after the other count once.
+        has_tools: The request offers tools, unlike a request for a title or a summary.
+        is_stream: The answer is a stream.
+    """
+
+    reply_count: int
+    has_tools: bool
+    is_stream: bool
+
+
+def position_of(path: str, body: Json) -> ConversationPosition | None:
+    """Returns the position of a request; None if it is not a request of `FAMILIES`."""
+    api = FAMILIES.get(path)
+    if api is None:
+        return None
+    try:
+        roles = [turn.get("role") for turn in turns_of(api, body)]
+    except INVALID_CONVERSATION:
+        return None
+    return ConversationPosition(
+        reply_count=_reply_count(roles),
+        has_tools=bool(body.get("tools")),
+        is_stream=body.get("stream") is True,
+    )
+
+
+def _reply_count(roles: Sequence[object]) -> int:
+    """Counts the groups of neighboring messages of the model."""
+    count = 0
+    previous: object = None
+    for role in roles:
+        if role == "assistant" and previous != "assistant":
+            count += 1
+        previous = role
+    return count
 
 
 def turns_of(api: str, body: Json) -> list[Json]:

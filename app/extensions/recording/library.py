@@ -36,6 +36,7 @@ from app.extensions.recording.lines import (
 from app.extensions.recording.request_form import RequestForm, SimilarityFeatures, request_form
 from app.extensions.recording.shared_file import LOCK_TIMEOUT_S, lock_within
 
+MAX_CLIENTS = 100
 COMPARISON_BYTES = 100
 """Comparing two requests takes as long as this number of bytes: about 3 us."""
 Entry = tuple[ExchangePosition, RequestForm]
@@ -65,7 +66,9 @@ class Recording:
 
     Attributes:
         finds_similar: The index also has what is compared to find similar requests.
+        by_turn: Requests at the same position of a conversation are equal.
         use_counts: Number of times that each line was the answer.
+        clients: The recorded clients, such as `codex_exec/0.169.0`; at most `MAX_CLIENTS`.
 
     Raises:
         RecordingError: the file cannot be read (`LineReader`).
@@ -77,6 +80,7 @@ class Recording:
         finds_similar: bool = False,
         grows: bool = False,
         warns: bool = True,
+        by_turn: bool = False,
     ) -> None:
         """Reads the file, and keeps it open.
 
@@ -85,6 +89,8 @@ class Recording:
         """
         self.path = path
         self.finds_similar = finds_similar
+        self.by_turn = by_turn
+        self.clients: set[str] = set()
         self.use_counts: Counter[int] = Counter()
         self._grows = grows
         self._warns = warns
@@ -221,7 +227,10 @@ class Recording:
                 content_type=header_of(request.headers, "content-type"),
                 body=bytes_of(request.body),
                 with_features=self.finds_similar,
+                by_turn=self.by_turn,
             )
+            if len(self.clients) < MAX_CLIENTS:
+                self.clients.add(client_of(header_of(request.headers, "user-agent")))
             yield position, form
 
     def _warn(self, text: str) -> None:
@@ -288,6 +297,11 @@ class Recording:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def client_of(user_agent: str) -> str:
+    """Returns the product and the version in a User-Agent, such as `codex_exec/0.169.0`."""
+    return user_agent.partition(" ")[0]
 
 
 def _arrival_s(entry: Entry) -> float:

@@ -33,6 +33,7 @@ def open_replay(settings: Settings, warns: bool = True) -> tuple[Recording, Upst
             finds_similar=replay.replay_miss == "nearest",
             grows=upstream is not None,
             warns=warns,
+            by_turn=replay.replay_by == "turn",
         )
     except RecordingError as error:
         raise ConfigError(f"setting replay: {error}") from None

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from app.extensions.recording.exchange import RecordedAnswer, bytes_of, header_of
 
-INVALID_REPLY = (AttributeError, KeyError, TypeError, ValueError)
+INVALID_REPLY = (AttributeError, LookupError, TypeError, ValueError)
 """Errors of a body that is not a reply."""
 FINISHES_OF_STATUS = {"incomplete": "length"}
 """Finish reasons by the `status` of the Responses API; `stop` for all others."""

@@ -1,5 +1,6 @@
 """Replays a recording: sends the recorded bytes at the recorded times. Start with `Replay`."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -36,11 +37,12 @@ from app.extensions.recording.exchange import (
     sendable,
 )
 from app.extensions.recording.forwarding import check_path, target_without_root_path
-from app.extensions.recording.library import Recording
+from app.extensions.recording.library import MAX_CLIENTS, Recording, client_of
 from app.extensions.recording.recorded_reply import INVALID_REPLY, reply_of
 from app.extensions.recording.recorder import RelayedExchange, Upstream
 from app.extensions.recording.request_form import RequestForm, request_form
 
+log = logging.getLogger(__name__)
 MISS = "X-Replay-Miss"
 """Header with another `replay-miss` for its request."""
 COUNTED_PREFIXES = ("/v1/", "/v2/", "/inference/")
@@ -124,6 +126,8 @@ class Replay(Middleware):
             self._possible_misses.append("nearest")
         if upstream is not None:
             self._possible_misses.append("record")
+        self._warned_clients: set[str] = set()
+        """Clients of another version than the recorded one that the log has named."""
         self._open: WeakValueDictionary[bytes, RelayedExchange] = WeakValueDictionary()
         """Exchanges with targets by the keys of their requests."""
 
@@ -178,6 +182,8 @@ class Replay(Middleware):
                 request_s += self._read_on(form, self.upstream)
             key = self.recording.find(form, allow_similar=miss == "nearest")
             if key is not None:
+                if self.recording.by_turn:
+                    self._warn_of_other_version(context)
                 try:
                     return self._replayed(context, form, key, request_s)
                 except RecordingError as error:
@@ -195,6 +201,7 @@ class Replay(Middleware):
             content_type=context.content_type or "",
             body=masked,
             with_features=self.recording.finds_similar,
+            by_turn=self.recording.by_turn,
         )
 
     def _has_equal(self, form: RequestForm) -> bool:
@@ -273,12 +280,31 @@ class Replay(Middleware):
         """Handles a request without a recorded answer."""
         if context.method == "POST" and context.path.startswith(COUNTED_PREFIXES):
             self.missed_count += 1
+            self._warn_of_other_version(context)
             if miss == "not-found":
                 raise not_found("The recording has no answer to this request.")
         is_relayed = miss == "record" and context.path.startswith(RELAYED_PREFIXES)
         if is_relayed and self.upstream is not None:
             return self._relayed(context, target, form, self.upstream)
         return None
+
+    def _warn_of_other_version(self, context: RequestContext) -> None:
+        """Logs once that the recording was made with another version of this client."""
+        client = client_of(context.headers.get("user-agent", ""))
+        product, _, version = client.partition("/")
+        if not version or client in self.recording.clients or client in self._warned_clients:
+            return
+        versions = [name for name in self.recording.clients if name.startswith(f"{product}/")]
+        if not versions or len(self._warned_clients) >= MAX_CLIENTS:
+            return
+        self._warned_clients.add(client)
+        log.warning(
+            "%s: was recorded with %s, but the client is %s; if it does not understand the replies,"
+            " record the session again",
+            self.recording.path,
+            ", ".join(sorted(versions)),
+            client,
+        )
 
     def _relayed(
         self,

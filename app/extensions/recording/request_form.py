@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from app.core.server.middleware.masking import mask_query
+from app.extensions.recording.conversation import position_of
 
 VOLATILE = frozenset(
     (
@@ -82,13 +83,27 @@ class RequestForm(Struct, frozen=True):
 
 
 def request_form(
-    method: str, target: str, *, content_type: str, body: bytes, with_features: bool
+    method: str,
+    target: str,
+    *,
+    content_type: str,
+    body: bytes,
+    with_features: bool,
+    by_turn: bool = False,
 ) -> RequestForm:
-    """Returns the form of a request; `with_features` includes what finds similar requests."""
+    """Returns the form of a request; `with_features` includes what finds similar requests.
+
+    `by_turn`: requests at the same position of a conversation are equal.
+    """
     path, mark, query = mask_query(target).partition("?")
     query = mark + query
     route = hash_of(b"%b %b%b" % (method.encode(), comparable_path(path), query.encode()))
     fields = json_object(body)
+    if by_turn and fields is not None:
+        position = position_of(path, fields)
+        if position is not None:
+            key = digest(msgspec.structs.asdict(position), route)
+            return RequestForm(key, route, _model_name(fields), None)
     if fields is not None:
         with suppress(*UNWRITABLE):
             return _json_form(_normalized(fields), route, with_features)
@@ -101,11 +116,10 @@ def request_form(
 
 def _json_form(fields: dict[str, object], route: bytes, with_features: bool) -> RequestForm:
     key = digest(fields, route)
-    model = fields.get("model")
     return RequestForm(
         key=key,
         route=route,
-        model=model if isinstance(model, str) else None,
+        model=_model_name(fields),
         features=_features(fields) if with_features else None,
     )
 
@@ -174,7 +188,11 @@ def json_object(body: bytes) -> dict[str, object] | None:
 
 def model_of(body: bytes) -> str | None:
     """Returns the model that a JSON body names; None without one."""
-    model = (json_object(body) or {}).get("model")
+    return _model_name(json_object(body) or {})
+
+
+def _model_name(fields: dict[str, object]) -> str | None:
+    model = fields.get("model")
     return model if isinstance(model, str) else None
 
 

@@ -23,6 +23,10 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     """Handling of a request that is not in the recording. simulate: the engine replies. not-found:
     rejected with 404. nearest: the response to the most similar request. record: a target responds,
     and the response is added to the recording. The header X-Replay-Miss overrides it."""
+    replay_by: Literal["body", "turn"] = "body"
+    """How the recorded request is found. body: by an equal body. turn: by the position in the
+    conversation, whatever its texts. Agents need turn, because their requests contain dates, paths
+    and ids."""
     target: Annotated[Targets, About(secret=True, repeated=True)] = ()
     """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model. A
     key precedes the host: https://KEY@host. The flag may be repeated."""
@@ -35,3 +39,5 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
             yield "replay-miss", "must be given together with target"
         if self.target and not self.replay:
             yield "target", "must be given together with replay"
+        if self.replay_by == "turn" and self.replay_miss == "nearest":
+            yield "replay-by", "turn and replay-miss nearest exclude each other"

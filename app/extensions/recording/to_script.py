@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 import yaml
 
-from app.extensions.recording.conversation import turns_of
+from app.extensions.recording.conversation import FAMILIES, turns_of
 from app.extensions.recording.exchange import Exchange, RecordedAnswer, bytes_of
 from app.extensions.recording.lines import recorded
 from app.extensions.recording.recorded_reply import INVALID_REPLY, reply_of
@@ -40,12 +40,6 @@ MIN_PAUSE_GAPS = 4
 MAX_ESCAPES = 100
 """Most expressions in an escaped text; a text with more template syntax becomes a single literal.
 """
-FAMILIES = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
-}
 _MARK = re.compile(r"\{[{%#]")
 """Start of template syntax."""
 Json: TypeAlias = dict[str, Any]
@@ -140,7 +134,7 @@ def tools_of(body: Json) -> Json:
     for tool in body.get("tools") or ():
         function = tool.get("function") or tool
         schema = function.get("parameters") or function.get("input_schema")
-        if schema:
+        if schema and isinstance(function.get("name"), str):
             tools[function["name"]] = schema
     return tools
 
@@ -232,7 +226,9 @@ def _error_fault(answer: RecordedAnswer) -> Json:
     return fault
 
 
-def _call(name: str, arguments: str) -> Json:
+def _call(name: object, arguments: str) -> Json:
+    if not isinstance(name, str):
+        raise TypeError("the name of a tool must be a text")
     try:
         values = msgspec.json.decode(arguments or "{}", type=Json)
     except msgspec.MsgspecError:  # scripts cannot create malformed arguments

@@ -3,6 +3,8 @@
 import gzip
 import json
 from base64 import b64encode
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,12 @@ import yaml
 from app import create_app
 from app.core.cli import main
 from app.core.settings import load
+from app.extensions.recording.imports.aimock import import_aimock
+from app.extensions.recording.imports.cassette import import_cassette
+from app.extensions.recording.imports.imported_script import ImportedScript, ImportFormatError
+from app.extensions.recording.imports.litellm import import_litellm
+from app.extensions.recording.to_script import distinguish
+from app.extensions.scripts.reader import convert_script
 from tests.extensions.recording.recordings import CHAT, chat
 
 COMMAND = ("script", "import")
@@ -232,6 +240,8 @@ def test_what_is_not_carried_over_is_listed_with_its_place(
         ("a.json", "[" * 100_000, "is not valid"),
         ("a.json", '{"fixtures": []}', "no rule could be imported"),
         ("a.json", '{"llm": {"fixtures": "b.json"}}', "import its fixtures: b.json"),
+        ("a.yaml", "a: " + "[" * 50_000, "is not valid"),
+        ("a.yaml", "a: !!python/object/apply:os.getcwd []", "is not valid"),
         ("missing.json", None, "cannot be read: No such file"),
     ],
 )
@@ -249,3 +259,71 @@ def test_a_file_that_cannot_be_imported_is_one_clear_line(
     error = capsys.readouterr().err.splitlines()[-1]
     assert status == 1
     assert message in error
+
+
+CHAOTIC = {
+    "fixtures": [
+        fixture(
+            {"userMessage": "a", "systemMessage": ["b"], "toolCallId": "c", "sequenceIndex": 0},
+            {"content": "x", "toolCalls": [{"name": "w", "arguments": {"a": 1}}], "usage": {}},
+            latency=5,
+            streamingProfile={"ttft": 1, "tps": 2},
+            chaos={"dropRate": 0.5},
+        ),
+        fixture({}, {"blocks": [{"type": "text", "text": "t"}], "reasoning": "r"}),
+        fixture({"inputText": "a", "endpoint": "embedding"}, {"embedding": [0.1]}),
+        fixture({}, {"error": {"message": "m"}, "status": 429, "retryAfter": 3}),
+    ]
+}
+MOCKS = {
+    "model_list": [
+        {"model_name": "a", "litellm_params": {"mock_response": CHOICE, "mock_delay": 1}},
+        {"model_name": "b", "litellm_params": {"mock_tool_calls": [CALL]}},
+    ]
+}
+CASSETTE = {
+    "interactions": [
+        interaction("https://a/v1/chat/completions", chat("Hi"), {"string": json.dumps(CHOICE)})
+    ]
+}
+ODD_VALUES = (None, -1, 1e300, float("nan"), True, "", "\ud800", [None], {"a": 1})
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all values within a value."""
+    if place:
+        yield place
+    if isinstance(value, dict):
+        for key, member in value.items():
+            yield from places(member, (*place, key))
+    elif isinstance(value, list):
+        for index, member in enumerate(value):
+            yield from places(member, (*place, index))
+
+
+def with_value(document: Any, place: tuple[Any, ...], value: object) -> Any:
+    changed = deepcopy(document)
+    parent = changed
+    for step in place[:-1]:
+        parent = parent[step]
+    parent[place[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("read", "document"),
+    [(import_aimock, CHAOTIC), (import_litellm, MOCKS), (import_cassette, CASSETTE)],
+)
+def test_an_odd_value_anywhere_costs_at_most_its_rule(
+    read: Callable[[object, ImportedScript], object], document: Any
+) -> None:
+    for place in places(document):
+        for value in ODD_VALUES:
+            script = ImportedScript()
+            try:
+                read(with_value(document, place, value), script)
+            except ImportFormatError:
+                assert len(place) == 1, place
+            if script.rules:
+                distinguish(script.rules)
+                convert_script({"rules": script.rules}, "script")

@@ -2,13 +2,17 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import requests
 
 from tests.needs import CLIENTS_PYTHON
 from vllm_understudy import McpServer, running_mcp_server
@@ -193,5 +197,54 @@ def test_invalid_rules_are_rejected_when_the_test_sets_them() -> None:
             mcp.fault("hang", second=3)
         with pytest.raises(ValueError, match="times must be at least 1"):
             mcp.reply("search", "x", times=0)
+        with pytest.raises(ValueError, match="tool search: is not JSON"):
+            mcp.tool("search", {1, 2})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="when must be a mapping"):
+            mcp.fault("hang", when=["city"])
         with pytest.raises(AssertionError, match="expected 2 calls of search; of 0 calls 0 fit"):
             mcp.assert_called("search", times=2)
+
+
+@pytest.mark.clients
+def test_the_server_ends_with_a_test_run_that_is_killed(tmp_path: Path) -> None:
+    program = f"""
+import time, vllm_understudy
+mcp = vllm_understudy.McpServer({str(CLIENTS_PYTHON)!r})
+print(mcp.url, flush=True)
+time.sleep(100)
+"""
+    run = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=CLIENT.parents[2], stdout=subprocess.PIPE, text=True
+    )
+    assert run.stdout is not None
+    url = urlsplit(run.stdout.readline().strip())
+    run.kill()
+    run.communicate()
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", url.port or 0)).close()
+        except ConnectionRefusedError:
+            break
+        time.sleep(0.05)
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"[" * 100_000,
+        b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": [1]}',
+        b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"arguments": ["city"]}}',
+        b'{"jsonrpc": "2.0", "id": 1, "method": ["tools/call"]}',
+    ],
+)
+def test_a_malformed_request_does_not_end_the_server(mcp: McpServer, body: bytes) -> None:
+    mcp.tool("search", "found")
+    mcp.fault("hang", when=OSLO)
+    headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    answer = requests.post(mcp.url, data=body, headers=headers, timeout=20)
+    assert 400 <= answer.status_code < 500
+    assert requests.get(mcp.url.replace("/mcp", "/health"), timeout=20).text == "ok"

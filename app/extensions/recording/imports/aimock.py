@@ -7,6 +7,7 @@ The first fixture that matches answers, as the first rule does. Texts are search
 import json
 
 from app.extensions.recording.imports.imported_script import (
+    INVALID,
     ImportedScript,
     ImportFormatError,
     Json,
@@ -14,6 +15,7 @@ from app.extensions.recording.imports.imported_script import (
     items,
     mapping,
     milliseconds,
+    text,
 )
 from app.extensions.recording.imports.replies import error_action, tool_call, usage_of
 from app.extensions.recording.to_script import REPLAYED_FINISHES, literals
@@ -60,6 +62,7 @@ CHAOS_FAULTS: dict[str, Json] = {
 }
 """Failures with a probability; a rule can have one."""
 DEFAULT_ERROR_STATUS = 500
+MAX_RETRY_AFTER_S = 86_400
 
 
 def is_aimock(document: object) -> bool:
@@ -89,20 +92,23 @@ def import_aimock(document: object, script: ImportedScript) -> None:
             fixture = mapping(entry, place)
             rule = _rule(script, place, fixture, call_names)
             position = _position(mapping(fixture["match"], place))
-        except (ImportFormatError, AttributeError, KeyError, TypeError) as error:
+        except ImportFormatError as error:
             script.leave_out(place, f"left out: {error}")
+            continue
+        except INVALID:
+            script.leave_out(place, "left out: not a fixture of aimock 1.43")
             continue
         if rule is not None:
             numbered.append((number, position, rule))
-    script.rules += _in_sequence(numbered)
+    for rule in _in_sequence(numbered):
+        script.add_rule(rule["name"], rule)
 
 
 def _position(match: Json) -> int:
     """Returns the position of a fixture among those with the same match."""
     for key in ("sequenceIndex", "turnIndex"):
-        if isinstance(match.get(key), int):
-            index: int = match[key]
-            return index
+        if is_number(match.get(key)):
+            return int(match[key])
     return -1
 
 
@@ -131,9 +137,11 @@ def _call_names(fixtures: list[object]) -> dict[str, str]:
         response = fixture.get("response") if isinstance(fixture, dict) else None
         if not isinstance(response, dict):
             continue
-        for call in [*(response.get("toolCalls") or ()), *(response.get("blocks") or ())]:
-            if isinstance(call, dict) and call.get("id") and call.get("name"):
-                names[str(call["id"])] = str(call["name"])
+        for key in ("toolCalls", "blocks"):
+            calls = response.get(key)
+            for call in calls if isinstance(calls, list) else ():
+                if isinstance(call, dict) and call.get("id") and call.get("name"):
+                    names[str(call["id"])] = str(call["name"])
     return names
 
 
@@ -187,8 +195,8 @@ def _messages(match: Json) -> list[Json]:
     texts = match.get("systemMessage", [])
     if not isinstance(texts, list):
         texts = [texts]
-    for text in texts:
-        messages.append({"role": "system", "which": "any", "contains": str(text)})
+    for part in texts:
+        messages.append({"role": "system", "which": "any", "contains": str(part)})
     return messages
 
 
@@ -219,11 +227,14 @@ def _action_of(script: ImportedScript, place: str, response: Json) -> Json | Non
         return _error(response)
     action: Json = {}
     if "embedding" in response:
-        action["embedding"] = response["embedding"]
+        vector = items(response["embedding"], "embedding")
+        action["embedding"] = [float(number) for number in vector]
+        if not vector:
+            raise ImportFormatError("an empty embedding")
         return action
     texts, calls = _parts(script, place, response)
     if response.get("reasoning"):
-        action["reasoning"] = literals(response["reasoning"])
+        action["reasoning"] = literals(text(response["reasoning"], "reasoning"))
     if texts:
         action["text"] = literals("".join(texts))
     if calls:
@@ -244,14 +255,16 @@ def _parts(script: ImportedScript, place: str, response: Json) -> tuple[list[str
     texts = []
     content = response.get("content")
     if content is not None:
-        texts.append(content if isinstance(content, str) else json.dumps(content))
+        if not isinstance(content, str):
+            content = json.dumps(content)
+        texts.append(content)
     calls = [
         tool_call(script, place, call, call.get("id")) for call in response.get("toolCalls") or ()
     ]
     blocks = response.get("blocks") or ()
     if not blocks:
         return texts, calls
-    texts = [block["text"] for block in blocks if block["type"] == "text"]
+    texts = [text(block["text"], "text") for block in blocks if block["type"] == "text"]
     call_blocks = [block for block in blocks if block["type"] == "toolCall"]
     if call_blocks and texts and blocks[-1]["type"] == "text":
         script.leave_out(place, "order of blocks left out: texts come before tool calls")
@@ -260,9 +273,9 @@ def _parts(script: ImportedScript, place: str, response: Json) -> tuple[list[str
 
 def _error(response: Json) -> Json:
     status = response.get("status", DEFAULT_ERROR_STATUS)
-    action = error_action(int(status), response["error"])
-    if isinstance(response.get("retryAfter"), int):
-        action["fault"]["retry_after"] = response["retryAfter"]
+    action = error_action(status, response["error"])
+    if is_number(response.get("retryAfter")):
+        action["fault"]["retry_after"] = min(int(response["retryAfter"]), MAX_RETRY_AFTER_S)
     return action
 
 
@@ -270,10 +283,10 @@ def _add_delays(script: ImportedScript, place: str, fixture: Json, action: Json)
     delays: Json = {}
     if is_number(fixture.get("latency")):
         delays["per_token"] = milliseconds(fixture["latency"] / 1e3)
-    profile = fixture.get("streamingProfile") or {}
+    profile = mapping(fixture.get("streamingProfile") or {}, "streamingProfile")
     if is_number(profile.get("ttft")):
         delays["first_token"] = milliseconds(profile["ttft"] / 1e3)
-    if is_number(profile.get("tps")) and profile["tps"]:
+    if is_number(profile.get("tps")) and profile["tps"] > 1e-3:
         delays["per_token"] = milliseconds(1 / profile["tps"])
     script.leave_out_unknown(f"{place}: streamingProfile", profile, ("ttft", "tps"))
     timings = fixture.get("recordedTimings") or {}

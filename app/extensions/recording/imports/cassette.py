@@ -4,6 +4,7 @@ import zlib
 from base64 import b64decode
 from urllib.parse import urlsplit
 
+from app.extensions.recording.conversation import FAMILIES
 from app.extensions.recording.exchange import (
     Exchange,
     RecordedAnswer,
@@ -17,9 +18,10 @@ from app.extensions.recording.imports.imported_script import (
     Json,
     items,
     mapping,
+    status_of,
 )
 from app.extensions.recording.recorded_reply import INVALID_REPLY
-from app.extensions.recording.to_script import FAMILIES, rule_of, tools_of
+from app.extensions.recording.to_script import rule_of, tools_of
 
 MAX_DECOMPRESSED_BYTES = 32 << 20
 UNCOMPRESSED = ("", "identity")
@@ -47,14 +49,16 @@ def import_cassette(document: object, script: ImportedScript) -> Json:
             exchange = _exchange(mapping(interaction, place))
             rule, body = rule_of(exchange, place)
             rule["then"].pop("delays", None)  # a cassette has no times
+            if "fault" in rule["then"]:
+                status_of(rule["then"]["fault"].get("status", 500))
+            tools |= tools_of(body)
         except ImportFormatError as error:
             script.leave_out(place, f"left out: {error}")
             continue
         except INVALID_REPLY:
             script.leave_out(place, "left out: not an exchange that a rule can have")
             continue
-        tools |= tools_of(body)
-        script.rules.append(rule)
+        script.add_rule(place, rule)
     return tools
 
 
@@ -93,7 +97,7 @@ def _path(path: str) -> str | None:
 
 def _headers(headers: Json) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
-    for name, values in headers.items():
+    for name, values in mapping(headers, "headers").items():
         for value in values if isinstance(values, list) else [values]:
             pairs.append((str(name), str(value)))
     return pairs

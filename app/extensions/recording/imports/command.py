@@ -22,12 +22,13 @@ from app.extensions.recording.to_script import distinguish, write_script
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser
+from config.yaml_file import oversize
 
 DESCRIPTION = """\
 Create a script from fixtures of aimock, mockllm or mock-llm, from VCR cassettes, or from the mocks
 of LiteLLM. Standard error lists what could not be carried over.
 """
-MAX_FILE_BYTES = 64 << 20
+MAX_FILE_BYTES = 32 << 20
 
 
 class Format(NamedTuple):
@@ -110,15 +111,20 @@ def _document(path: Path) -> object:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ImportFormatError(f"has more than {MAX_FILE_BYTES >> 20} MiB")
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except OSError as error:
         raise ImportFormatError(f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ImportFormatError("is not UTF-8") from None
     try:
         if path.suffix == ".json":
-            return json.loads(text)
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            document = json.loads(text)
+        else:
+            document = yaml.safe_load(text)  # the loader in C crashes where the nesting is deep
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first_line = str(error).partition("\n")[0]
         raise ImportFormatError(f"is not valid: {first_line}") from None
+    flaw = oversize(document)
+    if flaw:
+        raise ImportFormatError(flaw)
+    return document

@@ -1,10 +1,16 @@
 """The result of an import: rules of a script, and a list of the losses."""
 
+import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
+MAX_NUMBER = 3_600_000
+"""Largest delay, in milliseconds: an hour."""
+INVALID = (AttributeError, LookupError, TypeError, ValueError)
+"""Errors of values that do not have the form of their format, such as ImportFormatError."""
 
 
 class ImportFormatError(ValueError):
@@ -22,6 +28,17 @@ class ImportedScript:
 
     rules: list[Json] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+
+    def add_rule(self, place: str, rule: Json) -> None:
+        """Adds a rule, unless it cannot be written as JSON."""
+        try:
+            json.dumps(rule, allow_nan=False, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            self.leave_out(place, "left out: a text that is not valid Unicode")
+        except ValueError:
+            self.leave_out(place, "left out: a number that is not finite")
+        else:
+            self.rules.append(rule)
 
     def leave_out(self, place: str, loss: str) -> None:
         """Adds a line to the list of losses."""
@@ -58,11 +75,35 @@ def items(value: object, place: str) -> list[Any]:
     return value
 
 
+def text(value: object, place: str) -> str:
+    """Returns `value`, which has to be a text.
+
+    Raises:
+        ImportFormatError: it is not.
+    """
+    if not isinstance(value, str):
+        raise ImportFormatError(f"{place} must be a text, got {type(value).__name__}")
+    return value
+
+
 def milliseconds(seconds: float) -> str:
     """Returns a duration in the syntax of settings."""
     return f"{seconds * 1e3:.0f}ms"
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a JSON value is a number of at least zero."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    """Returns whether a JSON value is a number from zero to `MAX_NUMBER`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and 0 <= value <= MAX_NUMBER
+
+
+def status_of(value: object) -> int:
+    """Returns the status of an error answer.
+
+    Raises:
+        ImportFormatError: it is no status that a rule can have.
+    """
+    if not isinstance(value, int) or not 400 <= value <= 599:
+        raise ImportFormatError(f"status {str(value)[:20]}")
+    return value

@@ -3,7 +3,9 @@
 from typing import Any
 
 from app.extensions.recording.imports.imported_script import (
+    INVALID,
     ImportedScript,
+    ImportFormatError,
     Json,
     is_number,
     items,
@@ -56,25 +58,32 @@ def import_litellm(document: object, script: ImportedScript) -> None:
     script.leave_out_unknown("the file", file, ("model_list",))
     names: set[str] = set()
     for number, entry in enumerate(models, 1):
-        model = mapping(entry, f"model {number}")
-        name = str(model.get("model_name"))
-        place = f"model {number} ({name})"
-        parameters = mapping(model.get("litellm_params") or {}, f"{place}: litellm_params")
-        if not any(key in parameters for key in MOCK_KEYS):
-            script.leave_out(place, "left out: no mock")
-            continue
-        if name in names:
-            script.leave_out(
-                place, "left out: the first deployment of a model answers all requests"
-            )
-            continue
-        names.add(name)
-        script.leave_out_unknown(place, parameters, PARAMETER_KEYS)
+        place = f"model {number}"
         try:
-            script.rules.append(_rule(script, place, name, parameters))
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError):
-            script.leave_out(place, "left out: mock_response is not an answer of a chat")
+            _add_model(script, place, mapping(entry, place), names)
+        except ImportFormatError as error:
+            script.leave_out(place, f"left out: {error}")
+        except INVALID:
+            script.leave_out(place, "left out: its mock is not an answer of a chat")
     script.rules.sort(key=_is_for_every_model)  # the first rule that matches answers
+
+
+def _add_model(script: ImportedScript, place: str, model: Json, names: set[str]) -> None:
+    """Adds the rule of a model that is not in `names`, and adds its name there."""
+    name = model.get("model_name")
+    if not isinstance(name, str):
+        raise ImportFormatError("model_name is not a text")
+    place = f"{place} ({name})"
+    parameters = mapping(model.get("litellm_params") or {}, "litellm_params")
+    if not any(key in parameters for key in MOCK_KEYS):
+        script.leave_out(place, "left out: no mock")
+        return
+    if name in names:
+        script.leave_out(place, "left out: the first deployment of a model answers all requests")
+        return
+    script.leave_out_unknown(place, parameters, PARAMETER_KEYS)
+    script.add_rule(place, _rule(script, place, name, parameters))
+    names.add(name)
 
 
 def _is_for_every_model(rule: Json) -> bool:
@@ -103,7 +112,7 @@ def _action_of(script: ImportedScript, place: str, parameters: Json) -> Json:
             "fault": {"action": "slow-first-token", "seconds": seconds},
         }
     response = parameters.get("mock_response", DEFAULT_RESPONSE)
-    calls = parameters.get("mock_tool_calls") or []
+    calls = items(parameters.get("mock_tool_calls") or [], "mock_tool_calls")
     if isinstance(response, dict):
         return chat_action(script, place, response)
     response = str(response)

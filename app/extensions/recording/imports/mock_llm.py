@@ -9,6 +9,7 @@ import json
 import re
 
 from app.extensions.recording.imports.imported_script import (
+    INVALID,
     ImportedScript,
     ImportFormatError,
     Json,
@@ -62,7 +63,7 @@ def import_mock_llm(document: object, script: ImportedScript) -> None:
         except ImportFormatError as error:
             script.leave_out(place, f"left out: {error}")
             continue
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+        except INVALID:
             script.leave_out(place, "left out: response.content is not an answer of a chat")
             continue
         key = json.dumps(imported["when"], sort_keys=True)
@@ -72,7 +73,7 @@ def import_mock_llm(document: object, script: ImportedScript) -> None:
                 script.rules.append({"sequence": key})
             sequence.append((rule["sequence"], imported))
         else:
-            script.rules.append(imported)
+            script.add_rule(place, imported)
     script.rules[:] = _with_sequences(script.rules, sequences)
 
 
@@ -100,9 +101,9 @@ def _rule(script: ImportedScript, place: str, rule: Json) -> Json:
     when: Json = {"api": api}
     _add_conditions(when, str(rule.get("match", "@")).strip())
     response = mapping(rule.get("response"), "response")
-    status = int(response.get("status", 200))
+    status = response.get("status", 200)
     answer = _answer(str(response.get("content", "{}")))
-    if status >= 400:
+    if status != 200:
         action = error_action(status, answer.get("error"))
     else:
         action = _with_templates(chat_action(script, place, answer))

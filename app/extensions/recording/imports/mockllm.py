@@ -27,11 +27,13 @@ def import_mockllm(document: object, script: ImportedScript) -> None:
     script.leave_out_unknown("the file", file, ("responses", "defaults"))
     for prompt, reply in responses.items():
         if not isinstance(reply, str):
-            script.leave_out(f"responses: {prompt}", "left out: the reply is not a text")
+            script.leave_out(f"responses: {prompt}"[:80], "left out: the reply is not a text")
             continue
         message: Json = {"role": "user", "exact": str(prompt).strip(), "ignore_case": True}
-        script.rules.append({"when": {"message": message}, "then": {"text": literals(reply)}})
+        rule: Json = {"when": {"message": message}, "then": {"text": literals(reply)}}
+        script.add_rule(f"responses: {prompt}"[:80], rule)
     defaults = mapping(file.get("defaults") or {}, "defaults")
     script.leave_out_unknown("defaults", defaults, ("unknown_response",))
     unknown = str(defaults.get("unknown_response", UNKNOWN_RESPONSE))
-    script.rules.append({"name": "unknown prompt", "when": {}, "then": {"text": literals(unknown)}})
+    rule = {"name": "unknown prompt", "when": {}, "then": {"text": literals(unknown)}}
+    script.add_rule("defaults", rule)

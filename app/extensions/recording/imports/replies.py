@@ -2,7 +2,13 @@
 
 import json
 
-from app.extensions.recording.imports.imported_script import ImportedScript, Json
+from app.extensions.recording.imports.imported_script import (
+    ImportedScript,
+    Json,
+    is_number,
+    status_of,
+    text,
+)
 from app.extensions.recording.to_script import REPLAYED_FINISHES, literals
 
 USAGE_FIELDS = ("prompt_tokens", "completion_tokens")
@@ -23,11 +29,11 @@ def chat_action(script: ImportedScript, place: str, answer: Json) -> Json:
     action: Json = {}
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if reasoning:
-        action["reasoning"] = literals(reasoning)
+        action["reasoning"] = literals(text(reasoning, "reasoning"))
     calls = message.get("tool_calls") or []
     content = message.get("content", choice.get("text"))
     if content or not calls:
-        action["text"] = literals(content or "")
+        action["text"] = literals(text(content or "", "content"))
     if calls:
         action["tool_calls"] = [
             tool_call(script, place, call.get("function") or call, call.get("id")) for call in calls
@@ -43,7 +49,7 @@ def chat_action(script: ImportedScript, place: str, answer: Json) -> Json:
 def tool_call(script: ImportedScript, place: str, call: Json, call_id: object = None) -> Json:
     """Returns a tool call of a rule; its arguments may be JSON or a mapping."""
     arguments = call.get("arguments") or {}
-    rule_call: Json = {"name": str(call["name"])}
+    rule_call: Json = {"name": text(call["name"], "name")}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -63,12 +69,19 @@ def usage_of(usage: object) -> Json:
     """Returns the token counts that a rule can replace."""
     if not isinstance(usage, dict):
         return {}
-    return {name: usage[name] for name in USAGE_FIELDS if isinstance(usage.get(name), int)}
+    counts = {name: usage.get(name) for name in USAGE_FIELDS}
+    return {
+        name: count for name, count in counts.items() if isinstance(count, int) and is_number(count)
+    }
 
 
-def error_action(status: int, error: object) -> Json:
-    """Returns the action for an error answer; `error` is the object `error` of its body."""
-    fault: Json = {"action": "error", "status": status}
+def error_action(status: object, error: object) -> Json:
+    """Returns the action for an error answer; `error` is the object `error` of its body.
+
+    Raises:
+        ImportFormatError: the status is not that of an error.
+    """
+    fault: Json = {"action": "error", "status": status_of(status)}
     if isinstance(error, dict):
         for name in ERROR_FIELDS:
             if isinstance(error.get(name), str):

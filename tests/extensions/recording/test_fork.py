@@ -1,0 +1,183 @@
+"""Replay of an agent's session by turns, and `fork`, which cuts it."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import create_app
+from app.core.cli import main
+from app.core.settings import load
+from app.extensions.recording.exchange import Exchange
+from app.extensions.recording.library import Recording
+from app.extensions.recording.lines import recorded
+from tests.extensions.recording.recordings import CHAT, chat, exchange, written
+from tests.extensions.recording.test_script import TOOLS, choice, whole
+
+CALLS = [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]
+AGENT = "agent/1.2"
+
+
+@pytest.fixture(autouse=True)
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recording]]:
+    """The recordings that servers of the test have opened; an application has no end."""
+    recordings: list[Recording] = []
+
+    class Tracked(Recording):
+        def __init__(self, *words: Any, **fields: Any) -> None:
+            super().__init__(*words, **fields)
+            recordings.append(self)
+
+    monkeypatch.setattr("app.extensions.recording.opening.Recording", Tracked)
+    yield recordings
+    for recording in recordings:
+        recording.close()
+
+
+def step(replies: int, date: str = "today", **fields: Any) -> dict[str, Any]:
+    """A request of an agent after this number of replies, with a date that always differs."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": date}]
+    messages.append({"role": "user", "content": f"Work in /tmp/{date}"})
+    for _ in range(replies):
+        messages.append({"role": "assistant", "tool_calls": CALLS})
+        messages.append({"role": "tool", "tool_call_id": "c1", "content": date})
+    return {"model": "m", "messages": messages, "tools": TOOLS, **fields}
+
+
+def session() -> list[Exchange]:
+    title = chat("A title, please")
+    texts = ("one", "two", "three")
+    steps = [whole(step(number), choice(content=text)) for number, text in enumerate(texts)]
+    return [whole(title, choice(content="title")), *steps]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return written(tmp_path / "session.jsonl", session())
+
+
+def served(recording: str, *flags: str) -> Any:
+    words = ["--force-dummy-tokenizer", "--model=m", "--replay", recording, *flags]
+    return create_app(load([*words, "--replay-by", "turn"], {})).test_client()
+
+
+def text(client: Any, body: dict[str, Any], **headers: str) -> Any:
+    answer = client.post(CHAT, json=body, headers=headers)
+    if answer.status_code != 200:
+        return answer.status_code
+    return answer.get_json()["choices"][0]["message"]["content"]
+
+
+def test_replay_by_turn_answers_by_the_number_of_replies_whatever_the_texts(file: str) -> None:
+    client = served(file, "--replay-miss", "not-found")
+    assert [text(client, step(number, "tomorrow")) for number in (2, 0, 1)] == [
+        "three",
+        "one",
+        "two",
+    ]
+    assert text(client, chat("Another title")) == "title"
+    assert text(client, step(3)) == 404
+    assert text(client, step(0, stream=True)) == 404
+
+
+def test_parallel_calls_of_one_reply_count_as_one(file: str) -> None:
+    body = step(1)
+    body["messages"].insert(2, {"role": "assistant", "content": "Let me look."})
+    assert text(served(file), body) == "two"
+
+
+def test_a_body_that_is_no_conversation_is_compared_as_a_whole(file: str) -> None:
+    with closing(Recording(file, by_turn=True)) as recording:
+        assert len(recording) == 4
+    client = served(file, "--replay-miss", "not-found")
+    answer = client.post(CHAT, json={"model": "m", "messages": [1, 2]})
+    assert answer.status_code == 404
+
+
+def test_fork_keeps_the_first_turns_and_a_script_continues(file: str, tmp_path: Path) -> None:
+    out = tmp_path / "fork.jsonl"
+    script = tmp_path / "s.yaml"
+    script.write_text("rules:\n- then: {text: another way}\n")
+    assert main(["fork", file, "--turns", "2", "--out", str(out)]) == 0
+    client = served(str(out), "--script", str(script))
+    assert [text(client, step(number)) for number in range(4)] == [
+        "one",
+        "two",
+        "another way",
+        "another way",
+    ]
+
+
+def test_fork_without_prompts_has_no_text_of_requests_and_replays_the_same(
+    file: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "fork.jsonl"
+    assert main(["fork", file, "--without-prompts", "--out", str(out)]) == 0
+    assert "today" not in out.read_text()
+    client = served(str(out))
+    assert [text(client, step(number)) for number in range(3)] == ["one", "two", "three"]
+
+
+def test_fork_without_prompts_drops_what_the_responses_api_repeats(tmp_path: Path) -> None:
+    response = {"object": "response", "instructions": "secret", "tools": TOOLS, "output": []}
+    event = json.dumps({"type": "response.created", "response": response}).encode()
+    body = b"event: response.created\ndata: " + event + b"\n\ndata: [DONE]\n\n"
+    asked = {"model": "m", "input": "secret", "instructions": "secret", "stream": True}
+    halves = ((0.1, body[:40]), (0.2, body[40:]))
+    file = written(tmp_path / "r", [exchange(asked, *halves, target="/v1/responses")])
+    out = tmp_path / "fork.jsonl"
+    assert main(["fork", file, "--without-prompts", "--out", str(out)]) == 0
+    [(_, copy)] = recorded(str(out))
+    assert "secret" not in out.read_text()
+    events = copy.answer.body().split(b"\n\n")
+    data = json.loads(events[0].partition(b"data: ")[2])
+    assert data["response"] == {**response, "instructions": None, "tools": []}
+    assert events[1:] == [b"data: [DONE]", b""]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--turns", "0"], "--turns"),
+        (["--turns", "x"], "--turns"),
+        (["--out", "/missing/fork"], "cannot be written"),
+    ],
+)
+def test_an_invalid_fork_is_one_clear_line(
+    file: str, tmp_path: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = [] if "--out" in flags else ["--out", str(tmp_path / "new")]
+    assert main(["fork", file, *flags, *out]) != 0
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture
+def of_an_agent(tmp_path: Path) -> Iterator[str]:
+    [first, *_] = session()[1:]
+    request = first.request
+    headers = [*request.headers, ("User-Agent", f"{AGENT} (linux)")]
+    named = type(request)(request.method, request.target, headers, request.body)
+    yield written(tmp_path / "agent.jsonl", [Exchange(0.0, named, first.answer)])
+
+
+def test_another_version_of_the_agent_is_one_line_in_the_log(
+    of_an_agent: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = served(of_an_agent)
+    with caplog.at_level(logging.WARNING):
+        for agent in (AGENT, "agent/1.3 (linux)", "agent/1.3 (linux)", "curl/8", "no version"):
+            assert text(client, step(0), **{"User-Agent": agent}) == "one"
+    lines = [record.getMessage() for record in caplog.records if "was recorded" in record.msg]
+    assert lines == [
+        f"{of_an_agent}: was recorded with {AGENT}, but the client is agent/1.3; "
+        "if it does not understand the replies, record the session again"
+    ]
+
+
+def test_turn_and_nearest_exclude_each_other(file: str) -> None:
+    with pytest.raises(ValueError, match="exclude each other"):
+        load(["--replay", file, "--replay-by", "turn", "--replay-miss", "nearest"], {})
