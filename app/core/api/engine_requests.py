@@ -168,9 +168,12 @@ class RequestBuilder:
         if request.tools:
             from app.core.api.chat.tools import tool_calls_of  # not for chats without tools
 
-            computes = self.real is not None
             tool_calls = tool_calls_of(
-                request, settings.tools, self.schemas, computes, self.known_tools
+                request,
+                settings.tools,
+                self.schemas,
+                computes=self.real is not None,
+                known_tools=self.known_tools,
             )
         thinks: Thinking = "no"
         parser = settings.reply.reasoning_parser
