@@ -219,7 +219,7 @@ lint-js: $(NODE_LINT)/.installed $(VENV)/.dev
 	$(NODE_LINT)/node_modules/.bin/eslint --config scripts/javascript/eslint.config.mjs --no-warn-ignored $(JAVASCRIPT_FILES)
 	$(NODE_LINT)/node_modules/.bin/prettier --config scripts/javascript/prettier.json --check $(JAVASCRIPT_FILES)
 	$(BIN)/python -m scripts.prose_figures --sentences >$(NODE_LINT)/sentences.txt
-	$(NODE_LINT)/node_modules/.bin/write-good $(NODE_LINT)/sentences.txt --cliches --so --parse
+	$(NODE_LINT)/node_modules/.bin/write-good $(NODE_LINT)/sentences.txt --cliches --illusion --so --parse
 
 format-js: $(NODE_LINT)/.installed
 	$(NODE_LINT)/node_modules/.bin/prettier --config scripts/javascript/prettier.json --write $(JAVASCRIPT_FILES)

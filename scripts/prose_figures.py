@@ -34,6 +34,8 @@ MAX_PAGE_AVERAGE = 20.0
 MAX_UNCLEAR = 0
 """Unclear phrases in all pages."""
 LONG_SENTENCE = 40
+MIN_HELP_WORDS = 4
+"""Words of a sentence of a help text; shorter ones are remarks such as "Live."."""
 
 REGION = re.compile(r"<!-- made: \S+ -->.*?<!-- end -->", re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
@@ -49,6 +51,8 @@ BLOCK_END = re.compile(r"\n\s*\n|\n(?= *(?:[*+-]|\d+\.) )")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*_]*[A-Z0-9`])")
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf)\.")
 WORD = re.compile(r"\w")
+CODE_WORD = "CODE"
+"""Word that stands for a piece of code in a sentence."""
 UNCLEAR = {
     "people": SHAPES["people"],
     "riddle": re.compile(
@@ -109,7 +113,7 @@ def count_words(text: str) -> int:
     return sum(1 for token in text.split() if WORD.search(token))
 
 
-def prose(text: str, code: str = "CODE") -> str:
+def prose(text: str, code: str = CODE_WORD) -> str:
     """Returns the text without code blocks, tables, headings, images and link addresses.
 
     A piece of inline code is replaced by `code`, and kept if that is empty.
@@ -143,12 +147,13 @@ def unclear_phrases(text: str) -> Iterator[str]:
 def help_figures(text: str) -> PageFigures:
     """Returns the figures of the help texts: the last column of a generated page."""
     cells = [row.split(" | ")[-1].strip(" |") for row in text.splitlines() if "` | " in row]
-    plain = "\n\n".join(CODE.sub("CODE", LINK.sub(r"\1", cell)) for cell in cells)
+    plain = "\n\n".join(CODE.sub(CODE_WORD, LINK.sub(r"\1", cell)) for cell in cells)
+    whole = [text for text in sentences(plain) if len(text.split()) >= MIN_HELP_WORDS]
     return PageFigures(
         name="help texts",
         words=0,
         generated_words=0,
-        sentences=tuple(sentences(plain)),
+        sentences=tuple(whole),
         unclear=tuple(unclear_phrases(plain)),
     )
 
@@ -211,9 +216,12 @@ def print_findings(read: Sequence[PageFigures]) -> None:
 
 
 def print_sentences(read: Sequence[PageFigures]) -> None:
-    """Prints each sentence as a paragraph."""
+    """Prints each sentence as a paragraph. Pieces of code are numbered, as no two are alike."""
     for page in read:
-        print("\n\n".join(page.sentences), end="\n\n")
+        for sentence in page.sentences:
+            first, *following = sentence.split(CODE_WORD)
+            numbered = [f"{CODE_WORD}{number}{text}" for number, text in enumerate(following)]
+            print(first, *numbered, sep="", end="\n\n")
 
 
 def main(arguments: Sequence[str]) -> int:

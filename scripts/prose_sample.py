@@ -66,17 +66,19 @@ def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for call in message_calls(tree):
         for argument in call.args:
             if _has_text(argument):
-                source = ast.unparse(argument)
-                if len(source.split()) >= MIN_MESSAGE_WORDS:
-                    yield call.lineno, source
+                yield call.lineno, ast.unparse(argument)
 
 
 def _has_text(argument: ast.expr) -> bool:
-    """Returns whether an argument is a literal text, or put together from one."""
+    """Returns whether an argument is a text whose literal parts have enough words."""
     if not isinstance(argument, ast.Constant | ast.JoinedStr | ast.BinOp):
         return False
-    parts = ast.walk(argument)
-    return any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
+    literals = [
+        part.value
+        for part in ast.walk(argument)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    ]
+    return len(" ".join(literals).split()) >= MIN_MESSAGE_WORDS
 
 
 def user_sentences(chooser: random.Random) -> Iterator[tuple[str, str]]:

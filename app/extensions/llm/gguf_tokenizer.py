@@ -103,7 +103,5 @@ def _pre_tokenizer(path: Path, fields: Mapping[str, object]) -> pre_tokenizers.P
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     if name != "gpt-2":
         names = ", ".join((*PATTERNS, *SINGLE_DIGITS, "gpt-2"))
-        raise TokenizerLoadError(
-            f"{path} splits words like {name} does; only {names} are supported."
-        )
+        raise TokenizerLoadError(f"{path} splits words like {name}; only {names} are supported.")
     return gpt2

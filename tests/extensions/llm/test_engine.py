@@ -181,7 +181,7 @@ def test_refusals(folder: Path) -> None:
     for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
         with pytest.raises(ModelLoadError, match=f"{name} should be at least"):
             EngineOptions(**{name: 0})
-    with pytest.raises(RequestError, match="takes 1023"):  # the model's own limit
+    with pytest.raises(RequestError, match="accepts at most 1023"):  # the model's own limit
         make_engine(folder, max_seq_length=4096).add_request("long", [1] * 1024, GREEDY)
     # 8 blocks hold 128 tokens: the longest prompt has room for one more.
     assert [len(tokens) for tokens in generate(engine, [[1] * 127])] == [1]

@@ -80,7 +80,7 @@ def test_the_form_holds_behind_thoughts_of_any_form(thinker: Path, tags: tuple[i
         assert len(text) > 20 and not set(text) <= set("ab")
         # Who does not begin to think writes the form at once.
         assert re.fullmatch(REGEX, said(thoughts, {begin: -LIKELY}, seed=1))
-        assert "tags of thoughts" in said(Thoughts(end_id=1_000_000), {}, seed=1)
+        assert "reasoning tags" in said(Thoughts(end_id=1_000_000), {}, seed=1)
 
 
 def test_a_server_tells_thoughts_and_form_apart(thinker: Path, tags: tuple[int, int]) -> None:

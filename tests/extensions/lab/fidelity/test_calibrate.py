@@ -246,7 +246,7 @@ def test_wrong_input_is_rejected_in_one_line_without_output(
         for word in words
     ]
     usage = any(
-        word in rule for word in ("start is given", "turnaround", "fitted", "whole number", "twice")
+        word in rule for word in ("start cannot", "turnaround", "fitted", "whole number", "twice")
     )
     assert calibrate.run([str(run), *words, "--out", str(out)]) == (2 if usage else 1)
     told = capsys.readouterr().err
