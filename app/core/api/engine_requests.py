@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,9 +22,11 @@ from app.core.api.headers import (
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import ChatCompletionRequest
+from app.core.text.memo import LimitedDict
 
 if TYPE_CHECKING:
     from app.core.api.chat.rules import ChatRules
+    from app.core.api.chat.tools import KnownTools
     from app.core.api.identity import ResponseMeta
     from app.core.api.models import ServedModels
     from app.core.api.sampling import RealModel
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from app.core.server.http.context import RequestContext
     from config.validation import LiveSettings
 
+KNOWN_TOOLS_BYTES = 16 << 20
+"""Maximum memory of remembered tools. Those of most clients take a tenth of their estimate."""
 REQUESTS_PER_SLICE = 1_000
 """Engine requests made between two pauses; each takes about 2 us."""
 
@@ -56,6 +61,7 @@ class RequestBuilder:
     schemas: Constraints
     chat_rules: ChatRules
     real: RealModel | None
+    known_tools: KnownTools = field(default_factory=partial(LimitedDict, KNOWN_TOOLS_BYTES))
 
     def build(
         self,
@@ -162,8 +168,13 @@ class RequestBuilder:
         if request.tools:
             from app.core.api.chat.tools import tool_calls_of  # not for chats without tools
 
-            computes = self.real is not None
-            tool_calls = tool_calls_of(request, settings.tools, self.schemas, computes)
+            tool_calls = tool_calls_of(
+                request,
+                settings.tools,
+                self.schemas,
+                computes=self.real is not None,
+                known_tools=self.known_tools,
+            )
         thinks: Thinking = "no"
         parser = settings.reply.reasoning_parser
         if parser:

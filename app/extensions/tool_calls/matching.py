@@ -75,29 +75,32 @@ class ToolMatcher:
             return []
         if calls.named:
             return [_requested(calls.tools[0], question)]
-        tools = [tool for tool in calls.tools[:MAX_TOOLS] if tool.name.strip()]
-        tool_words = [self._words_of(tool) for tool in tools]
-        question_words = words_of(question)
-        name_words = [words.name_words for words in tool_words]
-        # Most messages contain the first word of no name, and need no further reading.
-        first_words = {words[0] for words in name_words if words}
-        if not first_words.isdisjoint(question_words):
-            named = named_tools(question, tools, name_words)
+        question_words = frozenset(words_of(question))
+        tools: list[ToolFunction] = []
+        tool_words: list[ToolWords] = []
+        may_be_named = False
+        for tool in calls.tools[:MAX_TOOLS]:
+            if not tool.name.strip():
+                continue
+            words = self.tool_words.get((tool.name, tool.description)) or self._learn(tool)
+            tools.append(tool)
+            tool_words.append(words)
+            # Most messages contain the first word of no name, and need no further reading.
+            if words.name_words and words.name_words[0] in question_words:
+                may_be_named = True
+        if may_be_named:
+            named = named_tools(question, tools, [words.name_words for words in tool_words])
             if calls.first_only:
                 named = named[:1]
             if named:
                 return _calls_in_order(question, named)
-        tool = _best_tool(significant_stems(question_words), tools, tool_words)
-        if tool is None:
+        best = _best_tool(significant_stems(question_words), tools, tool_words)
+        if best is None:
             return []
-        return [_requested(tool, question)]
+        return [_requested(best, question)]
 
-    def _words_of(self, tool: ToolFunction) -> ToolWords:
-        """Returns the words of a tool, which are remembered. May pause."""
-        key = (tool.name, tool.description)
-        tool_words = self.tool_words.get(key)
-        if tool_words is not None:
-            return tool_words
+    def _learn(self, tool: ToolFunction) -> ToolWords:
+        """Remembers the words of a tool, and returns them. May pause."""
         name = tool.name[:MAX_NAME]
         description = tool.description[:MAX_DESCRIPTION]
         self._slices.spend(1 + (len(name) + len(description)) // CHARACTERS_PER_STEP)
@@ -107,7 +110,7 @@ class ToolMatcher:
             description_stems=significant_stems(words_of(description)),
         )
         size_bytes = TOOL_BYTES + CHARACTER_BYTES * (len(tool.name) + len(tool.description))
-        self.tool_words.add(key, tool_words, size_bytes)
+        self.tool_words.add((tool.name, tool.description), tool_words, size_bytes)
         return tool_words
 
 

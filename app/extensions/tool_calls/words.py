@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import filterfalse
 from typing import Final
 
 WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_A-Za-z]+")
@@ -27,7 +28,7 @@ MIN_STEM: Final = 3
 
 def words_of(text: str) -> list[str]:
     """Returns the words of a text in lower case."""
-    return [word.lower() for word in WORD.findall(text)]
+    return list(map(str.lower, WORD.findall(text)))
 
 
 def stem(word: str) -> str:
@@ -41,4 +42,4 @@ def stem(word: str) -> str:
 
 def significant_stems(words: Iterable[str]) -> frozenset[str]:
     """Returns the stems of all words that are not common."""
-    return frozenset([stem(word) for word in words if word not in COMMON_WORDS])
+    return frozenset(map(stem, filterfalse(COMMON_WORDS.__contains__, words)))

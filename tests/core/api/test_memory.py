@@ -12,6 +12,7 @@ NAMES = {
     "plain chats",
     "plain prompts",
     "texts with tools",
+    "tools",
     "words",
 }
 """Caches of the core."""

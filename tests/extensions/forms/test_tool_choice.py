@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 
 from app.core.api.chat.constraints import constraint_of
-from app.core.api.chat.tools import check_tool_choice, tool_calls_of
+from app.core.api.chat.tools import KnownTools, check_tool_choice, tool_calls_of
+from app.core.engine.constraints import CompiledSchema
 from app.core.engine.request import ToolCalls
 from app.core.protocol.options import StructuredOutputs
 from app.core.server.http.errors import ApiError
 from app.core.text.huggingface import LocalTokenizer
+from app.core.text.memo import LimitedDict
 from app.extensions.forms.constraints import FormConstraints
 from config.settings import ToolSettings
 from tests.application import app_of
@@ -147,3 +149,65 @@ def test_tools_that_cannot_fit_are_refused_before_the_chat_is_tokenized(
     monkeypatch.delattr(LocalTokenizer, "encode")
     answer = client.post(path, json=whole)
     assert answer.status_code == 400 and answer.get_json()["error"]["param"] == "input_text"
+
+
+class CountingConstraints(FormConstraints):
+    """Counts the schemas that it compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled = 0
+
+    def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
+        self.compiled += 1
+        return super().compile(schema, lenient)
+
+
+def tool(**parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "look", "parameters": parameters}}
+
+
+def test_tools_that_come_again_are_not_checked_again() -> None:
+    constraints = CountingConstraints()
+    known_tools: KnownTools = LimitedDict(1 << 20)
+    questions = []
+    for question in ("one", "two"):
+        request = chat(
+            tools=[tool(type="object")], messages=[{"role": "user", "content": question}]
+        )
+        found = tool_calls_of(request, CHOOSING, constraints, known_tools=known_tools)
+        assert found is not None and found.tools[0].schema == {"type": "object"}
+        questions.append(found.question)
+    assert questions == ["one", "two"]
+    assert constraints.compiled == 1
+    for properties in ({"a": {}, "b": {}}, {"b": {}, "a": {}}):
+        request = chat(tools=[tool(properties=properties)])
+        found = tool_calls_of(request, CHOOSING, constraints, known_tools=known_tools)
+        assert found is not None
+        assert list(found.tools[0].schema["properties"]) == [*properties]  # type: ignore[index]
+    assert constraints.compiled == 3
+
+
+def test_tools_that_were_not_checked_are_not_known_to_a_server_that_checks() -> None:
+    known_tools: KnownTools = LimitedDict(1 << 20)
+    request = chat(tools=[tool(type="no type")])
+    unchecked = ToolSettings(enable_auto_tool_choice=True, skip_tool_validation=True)
+    assert tool_calls_of(request, unchecked, FormConstraints(), known_tools=known_tools)
+    for _ in range(2):
+        with pytest.raises(ApiError, match="parameters of tool 'look'"):
+            tool_calls_of(request, CHOOSING, FormConstraints(), known_tools=known_tools)
+
+
+def test_memory_of_known_tools_is_limited() -> None:
+    known_tools: KnownTools = LimitedDict(100_000)
+    lengths = []
+    for number in range(200):
+        request = chat(tools=[tool(title=f"{number}")])
+        assert tool_calls_of(request, CHOOSING, FormConstraints(), known_tools=known_tools)
+        lengths.append(len(known_tools))
+        assert known_tools.size_bytes <= 100_000
+    assert 5 < max(lengths) < 100
+    for tools in ([tool(title="x" * 70_000)], [tool(title="many")] * 121):
+        request = chat(tools=tools)
+        assert tool_calls_of(request, CHOOSING, FormConstraints(), known_tools=known_tools)
+    assert len(known_tools) == lengths[-1], "long and many tools are not remembered"

@@ -209,7 +209,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if start:
             chunks.append(self._render_token(output, 0))
         choice.tokens += len(output.ids[start:end])
-        shown = [text for text in texts[start:end] if text]
+        shown = list(filter(None, texts[start:end]))
         if shown:
             prefix, suffix = self._call_frame(output.index, part)
             chunks.append(prefix + (suffix + prefix).join(map(encode, shown)) + suffix)

@@ -1,6 +1,9 @@
 """The tool calls that a chat allows."""
 
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
 
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.constraints import Constraints, SchemaError
@@ -10,12 +13,25 @@ from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import NamedToolChoice
 from app.core.protocol.options import Tool as ToolParam
 from app.core.server.http.errors import bad_request
+from app.core.text.memo import LimitedDict
 from config.settings import ToolSettings
 
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
 RESULT_ROLES = ("tool", "function")
 TOOLS_PER_SLICE = 120
 """Tools whose schemas are compiled between two pauses: about 4 ms."""
+MAX_KNOWN_TOOLS = 120
+"""Maximum number of tools of a request that are remembered: writing more takes long at once."""
+MAX_KNOWN_BYTES = 1 << 16
+"""Length of the longest tools, as MessagePack, that are remembered."""
+TOOLS_BYTES = 1_000
+MEMORY_PER_BYTE = 73
+"""Memory of remembered tools, and of each byte of their MessagePack; that of empty objects."""
+
+Checked = Literal["strict", "all", "none"]
+"""The tools whose schemas are checked."""
+KnownTools: TypeAlias = LimitedDict[tuple[Checked, bytes], tuple[ToolFunction, ...]]
+"""The functions of tools that have been checked, by the MessagePack of the tools."""
 
 
 def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) -> None:
@@ -42,10 +58,12 @@ def tool_calls_of(
     settings: ToolSettings,
     schemas: Constraints,
     computes: bool = False,
+    known_tools: KnownTools | None = None,
 ) -> ToolCalls | None:
     """Returns the calls that a chat allows; a null `tool_choice` is `auto`.
 
-    `computes`: a model computes the reply, so that nothing is simulated.
+    `computes`: a model computes the reply, so that nothing is simulated. Most clients send the
+    same tools again, which are remembered in `known_tools`.
 
     Raises:
         ApiError: 400 for a bad schema.
@@ -58,34 +76,25 @@ def tool_calls_of(
     if has_results:
         choice = "auto"
     lenient = settings.skip_tool_validation
+    checked: Checked = "none" if lenient else "all"
     if settings.tool_call_parser and not computes:  # vLLM's parsers check only strict tools
         lenient = True
-        _check_tools([tool for tool in tools if tool.function.strict], schemas)
-    elif not lenient:
-        _check_tools(tools, schemas)
+        checked = "strict"
+    functions = _known_functions(tools, checked, schemas, known_tools)
     min_calls = int(choice == "required" or computes and request.draws_call)
     is_named = False
     if isinstance(choice, NamedToolChoice):
         names = frozenset(choice.names())
-        tools = [tool for tool in tools if tool.function.name in names]
+        functions = tuple([tool for tool in functions if tool.name in names])
         allowed = choice.allowed_tools
         is_named = allowed is None or choice.type == "function"
         min_calls = int(allowed is None or is_named or allowed.mode == "required")
-    if is_named and len(tools) > 1:
+    if is_named and len(functions) > 1:
         raise bad_request("a named tool_choice needs exactly one tool of that name")
-    functions = [
-        ToolFunction(
-            name=tool.function.name,
-            schema=tool.function.parameters or NO_PARAMETERS,
-            description=tool.function.description or "",
-            strict=bool(tool.function.strict),
-        )
-        for tool in tools
-    ]
     is_single = is_named or request.parallel_tool_calls is False
     max_calls = 1 if is_single else len(functions)
     return ToolCalls(
-        tools=tuple(functions),
+        tools=functions,
         min_calls=min_calls,
         max_calls=0 if has_results else max_calls,
         draws_call=request.draws_call and not has_results,
@@ -107,14 +116,54 @@ def last_question(messages: Sequence[Message]) -> str:
     return ""
 
 
-def _check_tools(tools: Sequence[ToolParam], schemas: Constraints) -> None:
-    """Raises ApiError 400 for parameters with a bad schema. May pause."""
+def _known_functions(
+    tools: Sequence[ToolParam],
+    checked: Checked,
+    schemas: Constraints,
+    known_tools: KnownTools | None,
+) -> tuple[ToolFunction, ...]:
+    """Returns the functions of the tools; checks tools that are not known. May pause."""
+    if known_tools is None or len(tools) > MAX_KNOWN_TOOLS:
+        return _checked_functions(tools, checked, schemas)
+    try:
+        key = (checked, msgspec.msgpack.encode(tools))
+    except (ValueError, OverflowError, RecursionError):  # such as half a surrogate pair
+        return _checked_functions(tools, checked, schemas)
+    functions = known_tools.get(key)
+    if functions is None:
+        functions = _checked_functions(tools, checked, schemas)
+        length = len(key[1])
+        if length <= MAX_KNOWN_BYTES:
+            known_tools.add(key, functions, TOOLS_BYTES + MEMORY_PER_BYTE * length)
+    return functions
+
+
+def _checked_functions(
+    tools: Sequence[ToolParam], checked: Checked, schemas: Constraints
+) -> tuple[ToolFunction, ...]:
+    """Returns the functions of the tools.
+
+    Raises:
+        ApiError: 400 for parameters with a bad schema.
+    """
+    functions: list[ToolFunction] = []
     for number, tool in enumerate(tools, 1):
         if number % TOOLS_PER_SLICE == 0:
             pause_if_possible()
         function = tool.function
+        parameters = function.parameters or NO_PARAMETERS
         try:
-            schemas.compile(function.parameters or NO_PARAMETERS)
+            if checked == "all" or checked == "strict" and function.strict:
+                schemas.compile(parameters)
         except SchemaError as error:
             message = f"The parameters of tool {function.name!r} cannot be used: {error}."
             raise bad_request(message, None if function.strict else "tools") from None
+        functions.append(
+            ToolFunction(
+                name=function.name,
+                schema=parameters,
+                description=function.description or "",
+                strict=bool(function.strict),
+            )
+        )
+    return tuple(functions)
