@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from app.core.server.http.context import RequestContext
     from config.validation import LiveSettings
 
-KNOWN_TOOLS_BYTES = 4 << 20
-"""Memory of remembered tools: some 200 sets of ten short ones."""
+KNOWN_TOOLS_BYTES = 16 << 20
+"""Maximum memory of remembered tools. Those of most clients take a tenth of their estimate."""
 REQUESTS_PER_SLICE = 1_000
 """Engine requests made between two pauses; each takes about 2 us."""
 

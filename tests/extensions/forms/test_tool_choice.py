@@ -207,6 +207,7 @@ def test_memory_of_known_tools_is_limited() -> None:
         lengths.append(len(known_tools))
         assert known_tools.size_bytes <= 100_000
     assert 5 < max(lengths) < 100
-    long = chat(tools=[tool(title="x" * 70_000)])
-    assert tool_calls_of(long, CHOOSING, FormConstraints(), known_tools=known_tools)
-    assert len(known_tools) == lengths[-1], "long tools are not remembered"
+    for tools in ([tool(title="x" * 70_000)], [tool(title="many")] * 121):
+        request = chat(tools=tools)
+        assert tool_calls_of(request, CHOOSING, FormConstraints(), known_tools=known_tools)
+    assert len(known_tools) == lengths[-1], "long and many tools are not remembered"

@@ -20,11 +20,13 @@ NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
 RESULT_ROLES = ("tool", "function")
 TOOLS_PER_SLICE = 120
 """Tools whose schemas are compiled between two pauses: about 4 ms."""
+MAX_KNOWN_TOOLS = 120
+"""Maximum number of tools of a request that are remembered: writing more takes long at once."""
 MAX_KNOWN_BYTES = 1 << 16
-"""Length of the longest tools of a request, as MessagePack, that are remembered."""
+"""Length of the longest tools, as MessagePack, that are remembered."""
 TOOLS_BYTES = 1_000
-MEMORY_PER_BYTE = 20
-"""Memory of remembered tools, and of each byte of their MessagePack, an upper bound."""
+MEMORY_PER_BYTE = 73
+"""Memory of remembered tools, and of each byte of their MessagePack; that of empty objects."""
 
 Checked = Literal["strict", "all", "none"]
 """The tools whose schemas are checked."""
@@ -121,7 +123,7 @@ def _known_functions(
     known_tools: KnownTools | None,
 ) -> tuple[ToolFunction, ...]:
     """Returns the functions of the tools; checks tools that are not known. May pause."""
-    if known_tools is None:
+    if known_tools is None or len(tools) > MAX_KNOWN_TOOLS:
         return _checked_functions(tools, checked, schemas)
     try:
         key = (checked, msgspec.msgpack.encode(tools))

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, filterfalse
 
 from app.extensions.forms.schema.bounds import Size, UnsatisfiableError
 from app.extensions.forms.schema.formats import WORDS
@@ -40,8 +40,9 @@ class ObjectDraw:
         min_properties = self._limits.min_properties
         if min_properties > MAX_PROPERTIES:
             raise UnsatisfiableError("an object would be too large")
-        self._add([*self._limits.required])
-        optional = [name for name in declared if name not in value]
+        if self._limits.required:
+            self._add([*self._limits.required])
+        optional = list(filterfalse(value.__contains__, declared))
         if optional:
             self._add_optional(optional)
         target = min_properties
@@ -51,6 +52,8 @@ class ObjectDraw:
             self._add_until(target, chain(optional, self._invent_names(target)))
         if len(value) < min_properties:
             raise UnsatisfiableError("no more properties were found for an object")
+        if not declared:
+            return value
         return {name: value[name] for name in (*declared, *value) if name in value}
 
     def _add_optional(self, names: list[str]) -> None:

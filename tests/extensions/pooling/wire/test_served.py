@@ -101,6 +101,16 @@ def test_a_client_that_leaves_gives_its_places_back(narrow: RunningServer) -> No
     assert post(narrow, EMBED, BASE[EMBED]).status_code == 200
 
 
+def test_a_text_that_an_operator_aborts_gets_503(narrow: RunningServer) -> None:
+    with Wire(narrow.port) as wire:
+        wire.post(BASE[EMBED], EMBED)
+        wait_until(lambda: running(narrow.port) == 1)
+        assert post(narrow, "/pause", {}).status_code == 200
+        assert wire.answer().status == 503
+    assert post(narrow, "/resume", {}).status_code == 200
+    assert post(narrow, EMBED, BASE[EMBED]).status_code == 200
+
+
 def vectors(server: RunningServer, given: object, **asked: object) -> list[list[float]]:
     return [
         item["embedding"] for item in ok(post(server, EMBED, {"input": given, **asked}))["data"]
