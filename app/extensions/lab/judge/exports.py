@@ -122,19 +122,14 @@ class Fields:
 
 
 def _read_guidellm(path: str, document: Document) -> Export:
-    benchmarks = list_at(document, "benchmarks")
-    if len(benchmarks) != 1:
-        raise ConfigError(f"{path}: has {len(benchmarks)} benchmarks: judge one run at a time")
-    [benchmark] = benchmarks
     requests = []
     not_sent = 0
-    for state in ("successful", "errored", "incomplete"):
-        for number, row in enumerate(list_at(benchmark, f"requests.{state}"), 1):
-            fields = Fields(f"{path}: {state} request {number}", row)
-            if state != "successful" and fields.number(f"{GUIDELLM_TIMINGS}request_start") is None:
-                not_sent += 1
-            else:
-                requests.append(_guidellm_request(fields, state))
+    for place, state, row in _guidellm_rows(path, document):
+        fields = Fields(place, row)
+        if state != "successful" and fields.number(f"{GUIDELLM_TIMINGS}request_start") is None:
+            not_sent += 1
+        else:
+            requests.append(_guidellm_request(fields, state))
     export = Export(
         tool="guidellm",
         version=str(first_at(document, ["metadata.guidellm_version"]) or ""),
@@ -144,6 +139,16 @@ def _read_guidellm(path: str, document: Document) -> Export:
     if not_sent:
         export.notes = [f"Never sent by the tool: {not_sent}"]
     return export
+
+
+def _guidellm_rows(path: str, document: Document) -> Iterator[tuple[str, str, object]]:
+    """Yields place, state and content of each request; a sweep has several benchmarks."""
+    benchmarks = list_at(document, "benchmarks")
+    for benchmark_number, benchmark in enumerate(benchmarks, 1):
+        suffix = f" of benchmark {benchmark_number}" if len(benchmarks) > 1 else ""
+        for state in ("successful", "errored", "incomplete"):
+            for number, row in enumerate(list_at(benchmark, f"requests.{state}"), 1):
+                yield f"{path}: {state} request {number}{suffix}", state, row
 
 
 def _guidellm_request(fields: Fields, state: str) -> ToolRequest:

@@ -34,7 +34,7 @@ def error_of(
         ("[]", "has no requests"),
         ("[1]", "is not a list of JSON objects"),
         ("hello", "is not a JSON object"),
-        ('{"benchmarks": []}', "has 0 benchmarks"),
+        ('{"benchmarks": []}', "has no requests"),
         ('{"benchmarks": [{}]}', "has no requests"),
         (
             '{"benchmarks": [{"requests": {"successful": [{}]}}]}',
@@ -196,3 +196,22 @@ def test_clock_of_another_host_is_reported_with_its_difference(
     assert main(["judge", str(path), "--journal", journal_of(LOCUST)]) == 0
     clocks = r"Clocks: the server's is 3,(499|500)\.\d\d ms behind the tool's, within 0\.\d\d ms"
     assert re.search(clocks, capsys.readouterr().out)
+
+
+def test_benchmarks_of_a_sweep_are_judged_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "guidellm-0.8.1.json"
+    document = json.loads((EXPORTS / name).read_text())
+    requests = document["benchmarks"][0]["requests"]["successful"]
+    document["benchmarks"] = [
+        {"requests": {"successful": requests[:5]}},
+        {"requests": {"successful": requests[5:]}},
+    ]
+    requests[6]["response_id"] = "unknown"
+    path = tmp_path / name
+    path.write_text(json.dumps(document))
+    assert main(["judge", str(path), "--journal", journal_of(name)]) == 0
+    text = capsys.readouterr().out
+    assert "11 of 12 requests" in text
+    assert "Not in the journal: 1 (successful request 2 of benchmark 2)" in text
