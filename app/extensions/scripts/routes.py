@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from app.extensions.scripts.script_set import AddedRule, ScriptSet
 
 RULES = "/admin/script/rules"
+HEADER_VALUE = r"^([!-~]([ -~]*[!-~])?)?\Z"
+"""Printable ASCII without spaces at its ends: clients can send it as a header."""
 MAX_SCOPE_LENGTH = 256
 """Most characters of a scope; the journal stores no more."""
 
@@ -26,8 +28,8 @@ MAX_SCOPE_LENGTH = 256
 class RulesQuery(Struct, forbid_unknown_fields=True):
     """Query of rules that are set at run time."""
 
-    scope: Annotated[str, Meta(max_length=MAX_SCOPE_LENGTH)] | None = None
-    """Empty for the rules without a scope."""
+    scope: Annotated[str, Meta(max_length=MAX_SCOPE_LENGTH, pattern=HEADER_VALUE)] | None = None
+    """The value of a header; empty for the rules without a scope."""
     owner: Annotated[str, Meta(max_length=MAX_SCOPE_LENGTH)] | None = None
     """The test that sets rules of a scope, which no other test may then do."""
     id: int | None = None
