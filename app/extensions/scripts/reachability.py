@@ -1,6 +1,7 @@
 """Finds rules that can never answer, because an earlier rule answers every request."""
 
 from collections.abc import Sequence
+from itertools import product
 
 from app.extensions.scripts.script_file import RuleState
 
@@ -17,8 +18,7 @@ def unreachable(rules: Sequence[RuleState], new: Sequence[RuleState]) -> str:
     for rule in rules:
         kind = rule.action.result_kind
         if rule.uid in new_ids:
-            keys = [(scope, each) for scope in (None, rule.scope) for each in ("", kind)]
-            for key in keys:
+            for key in product((None, rule.scope), ("", kind)):
                 earlier = catch_alls.get(key)
                 if earlier is not None:
                     return (
