@@ -149,6 +149,8 @@ class Scope(RuleSetter):
         token = secrets.token_hex(4)
         test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
         self.name = name or f"scope-{token}"
+        if not self.name.isascii() or not self.name.isprintable() or self.name != self.name.strip():
+            raise ValueError(f"the name of a scope must be printable ASCII, got {name!r}")
         self.owner = f"{test or 'a test'} ({token})"[-256:]
         self._server = server
         self._unmatched = unmatched
@@ -430,7 +432,8 @@ class Server(RuleSetter):
         try:
             return f"seed {self.settings['seed']}; {all_requests(self.requests())}"
         except ControlError as error:
-            return f"the journal cannot be read: {error}"
+            reason = str(error).partition("; the server's log")[0]
+            return f"the journal cannot be read: {reason}"
 
     def requests(
         self, route: str | None = None, contains: str | None = None, scope: str | None = None

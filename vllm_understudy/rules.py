@@ -42,5 +42,9 @@ def sequence_of(replies: Sequence[Rule | str], when: Rule | None) -> list[dict[s
     for number, reply in enumerate(replies, 1):
         if isinstance(reply, str):
             reply = {"text": reply}
+        if not isinstance(reply, Mapping):
+            raise TypeError(
+                f"reply {number} must be a text or a mapping, got {type(reply).__name__}"
+            )
         rules.append(rule_of(when, reply, f"reply {number} of {len(replies)}", 1))
     return rules

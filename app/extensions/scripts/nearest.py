@@ -57,7 +57,10 @@ def explain_unmatched(
     head = "No rule answers this request."
     if count == 1:
         return f"{head} The only rule is {nearest.rule.location}: {nearest.reason}."
-    return f"{head} The nearest of {count} rules is {nearest.rule.location}: {nearest.reason}."
+    rules_text = f"{count} rules"
+    if count > MAX_COMPARED_RULES:
+        rules_text = f"the first {MAX_COMPARED_RULES} of {count} rules"
+    return f"{head} The nearest of {rules_text} is {nearest.rule.location}: {nearest.reason}."
 
 
 def _distance(candidate: Candidate) -> tuple[int, int]:

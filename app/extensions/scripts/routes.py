@@ -27,7 +27,7 @@ class RulesQuery(Struct, forbid_unknown_fields=True):
     """Query of rules that are set at run time."""
 
     scope: Annotated[str, Meta(max_length=MAX_SCOPE_LENGTH)] | None = None
-    """Empty for the rules without a scope."""
+    """The value of a header; empty for the rules without a scope."""
     owner: Annotated[str, Meta(max_length=MAX_SCOPE_LENGTH)] | None = None
     """The test that sets rules of a scope, which no other test may then do."""
     id: int | None = None
@@ -118,6 +118,8 @@ def _add_rules(
     if "rules" not in document:
         document = {"rules": [document]}
     scope = query.scope or None
+    if scope is not None:
+        _check_scope(scope)
     try:
         added = book.read_rules(document, scope, query.owner)
         _check_owner(book.added, scope, query.owner)
@@ -128,6 +130,14 @@ def _add_rules(
     except ValueError as error:
         raise bad_request(f"{str(error).rstrip('.')}.") from None
     return added
+
+
+def _check_scope(scope: str) -> None:
+    """Raises `ApiError` (400) for a scope that clients cannot send as a header."""
+    if not scope.isascii() or not scope.isprintable() or scope != scope.strip():
+        raise bad_request(
+            f"The scope {scope[:40]!r} cannot be the value of a header: it must be printable ASCII."
+        )
 
 
 def _check_owner(rules: Iterable[AddedRule], scope: str | None, owner: str | None) -> None:

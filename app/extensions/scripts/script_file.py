@@ -110,6 +110,8 @@ class RuleState:
         self._nth = nth
         self.counts_all_matches = nth is not None
         """True if the rule also counts the matching requests that another rule answers."""
+        self.counts_matches = nth is not None or not self.action.is_constant
+        """True if `nth` or a template reads the count of matches."""
         self.is_unconditional = rule.when == When() and not self.only_fails
         """True if the rule has no condition."""
         self.always_answers = (
@@ -120,7 +122,8 @@ class RuleState:
             self.is_unconditional and self.always_answers and not self.required_tools
         )
         """True if the rule answers each request that needs its kind of result."""
-        self.calls_tools = bool(outcome.tool_calls)
+        self.may_loop = bool(outcome.tool_calls) and self.is_unconditional and rule.times is None
+        """True if the rule would call tools forever, while a client sends their results."""
         self.restart(now_s)
 
     def restart(self, now_s: float) -> None:
@@ -164,9 +167,7 @@ class RuleState:
         return ""
 
     def check_loop(self, request: MatchedRequest) -> None:
-        """Raises `RuleFailureError` for a rule without conditions that would call tools forever."""
-        if not (self.calls_tools and self.is_unconditional and self.rule.times is None):
-            return
+        """Raises `RuleFailureError` if the rule, which `may_loop`, has called many tools."""
         results = len(request.by_role.get("tool", ()))
         if results >= MAX_RESULTS_WITHOUT_CONDITION:
             raise RuleFailureError(
@@ -195,12 +196,12 @@ class RuleState:
 
     def count_match(self, request: MatchedRequest, counters: Counters) -> int:
         """Counts a request that meets the conditions, and returns its number from 1."""
-        number = self.match_count(request, counters) + 1
         key = self._match_key(request)
         if key is None:
-            self._match_count = number
-        else:
-            counters[key] = number
+            self._match_count += 1
+            return self._match_count
+        number = counters.get(key, 0) + 1
+        counters[key] = number
         return number
 
     def match_count(self, request: MatchedRequest, counters: Counters) -> int:
@@ -211,10 +212,9 @@ class RuleState:
         return counters.get(key, 0)
 
     def _match_key(self, request: MatchedRequest) -> CounterKey | None:
-        if self._nth is not None and self._nth.per == "conversation":
-            return self.uid, request.conversation
-        if self._nth is not None and self._nth.per == "key":
-            return self.uid, request.client
+        if self._nth is not None and self._nth.per != "server":
+            is_per_chat = self._nth.per == "conversation"
+            return self.uid, request.conversation if is_per_chat else request.client
         if not request.scope or request.scope == self.scope:
             return None
         return self.uid, request.scope_digest

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import gevent
 import msgspec
@@ -23,6 +23,7 @@ from app.core.api.fault import Fault
 from app.core.api.reply_rules import ScriptedAnswer
 from app.core.base.clock.pause import call_off_hub
 from app.core.engine.constraints import SchemaCompiler, SchemaError
+from app.core.server.http.context import SCOPE
 from app.extensions.forms.schema import Schemas
 from app.extensions.forms.schema.keywords import JSON
 from app.extensions.scripts.action import Accepts
@@ -90,6 +91,10 @@ class RuleMatch(NamedTuple):
     rule: RuleState
     rng: Random
     groups: Groups
+
+
+Choice: TypeAlias = tuple[RuleMatch, Fault | None]
+"""The match that decides about a request, with its fault."""
 
 
 class AddedRule(Struct, eq=False):
@@ -189,7 +194,11 @@ class ScriptSet:
         Raises:
             RuleFailureError: The rule cannot answer.
         """
-        choice = self._choose(self._matches(request), request, rng)
+        choice: Choice | None
+        if self._counts_all_matches:
+            choice = self._choose(self._matches(request), request, rng)
+        else:
+            choice = self._first_choice(request, rng)
         if choice is None:
             self.unanswered += 1
             return None
@@ -197,6 +206,17 @@ class ScriptSet:
         decision = self._decision(match, request, rng or match.rng, fault)
         match.rule.counts.answered += 1
         return decision
+
+    def _first_choice(self, request: MatchedRequest, rng: Random | None) -> Choice | None:
+        """Returns the first match that decides; for rules without `nth`. May pause."""
+        for rule, rule_rng in self._candidates(request):
+            groups = self._matching_groups(rule, request)
+            if groups is not None:
+                choice = self._choice(RuleMatch(rule, rule_rng, groups), request, rng)
+                if choice is not None:
+                    return choice
+            request.pause()
+        return None
 
     def _matches(self, request: MatchedRequest) -> list[RuleMatch]:
         """Returns the rules whose conditions hold, in order, as far as they may decide. May pause.
@@ -212,14 +232,12 @@ class ScriptSet:
             if groups is not None:
                 matches.append(RuleMatch(rule, rng, groups))
                 is_decided = is_decided or rule.always_answers
-                if is_decided and not self._counts_all_matches:
-                    break
             request.pause()
         return matches
 
     def _choose(
         self, matches: Sequence[RuleMatch], request: MatchedRequest, rng: Random | None
-    ) -> tuple[RuleMatch, Fault | None] | None:
+    ) -> Choice | None:
         """Returns the match that decides, with its fault; None if no rule decides.
 
         Does not pause: counts of concurrent requests must not mix.
@@ -228,27 +246,38 @@ class ScriptSet:
             if match.rule.counts_all_matches:
                 match.groups.count = match.rule.count_match(request, self._counters)
         for match in matches:
-            rule = match.rule
-            if not rule.counts_all_matches:
-                match.groups.count = rule.count_match(request, self._counters)
+            choice = self._choice(match, request, rng)
+            if choice is not None:
+                return choice
+        return None
+
+    def _choice(
+        self, match: RuleMatch, request: MatchedRequest, rng: Random | None
+    ) -> Choice | None:
+        """Returns the match with its fault, or None if the rule does not decide. Never pauses."""
+        rule = match.rule
+        if rule.counts_matches and not rule.counts_all_matches:
+            match.groups.count = rule.count_match(request, self._counters)
+        draws = rng or match.rng
+        if not rule.always_answers:
             if not rule.is_due(match.groups.count, request, self._counters):
-                continue
-            draws = rng or match.rng
+                return None
             chance = rule.rule.when.chance
             if chance < 1 and draws.random() >= chance:
-                continue
-            fault: Fault | None = None
-            if rule.faults is not None:
-                fault = rule.faults.fault_for(request.facts, draws, self._now())
-            if rule.only_fails and fault is None:
-                continue
+                return None
+        fault: Fault | None = None
+        if rule.faults is not None:
+            fault = rule.faults.fault_for(request.facts, draws, self._now())
+        if rule.only_fails and fault is None:
+            return None
+        if rule.rule.times is not None:
             self._use(rule, request)
-            return match, fault
-        return None
+        return match, fault
 
     def _candidates(self, request: MatchedRequest) -> Iterator[tuple[RuleState, Random]]:
         """Yields the rules for a request's scope and model, in order, with their random sources."""
-        scope = request.scope if self.added else None
+        # Not `request.scope`, which costs more than the rest of the decision about a plain chat.
+        scope = request.facts.header(SCOPE) if self.added else None
         for added in self.added:
             if added.scope in (None, scope):
                 yield added.state, added.rng
@@ -259,10 +288,9 @@ class ScriptSet:
 
     def _use(self, rule: RuleState, request: MatchedRequest) -> None:
         """Counts an answer of a rule with `times`, also for the next worker."""
-        if rule.rule.times is not None:
-            rule.use(request, self._counters)
-            if self._store is not None and rule.path == RUN_TIME:
-                self._store.append({"used": [rule.number, rule.use_count]})
+        rule.use(request, self._counters)
+        if self._store is not None and rule.path == RUN_TIME:
+            self._store.append({"used": [rule.number, rule.use_count]})
 
     def _matching_groups(self, rule: RuleState, request: MatchedRequest) -> Groups | None:
         try:
@@ -279,7 +307,8 @@ class ScriptSet:
         if rule.only_fails:
             return Decision(rule, None, fault)
         try:
-            rule.check_loop(request)
+            if rule.may_loop:
+                rule.check_loop(request)
             values: dict[str, object] = {}
             if not rule.action.is_constant:
                 values = self._values(request, match.groups, rng)

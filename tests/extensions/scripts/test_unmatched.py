@@ -157,6 +157,12 @@ def test_a_rule_that_can_never_answer_is_rejected(client: FlaskClient) -> None:
     assert chat(client, X_Understudy_Scope="one").json["choices"][0]["message"]["content"] == "c"
 
 
+@pytest.mark.parametrize("scope", ["sch%C3%B6n", "a%0Ab", "%20a", "a%20", "s" * 257])
+def test_a_scope_that_no_header_can_name_is_rejected(client: FlaskClient, scope: str) -> None:
+    answer: Any = client.post(f"{RULES}?scope={scope}", json={"then": {"text": "a"}})
+    assert answer.status_code == 400 and "scope" in answer.json["error"]["message"]
+
+
 def test_a_scope_has_one_owner(client: FlaskClient) -> None:
     set_rules(client, {"times": 1, "then": {"text": "a"}}, query="?scope=one&owner=test_a")
     rule = {"times": 1, "then": {"text": "b"}}
