@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vllm_understudy import tree
 from vllm_understudy.control import Json, Server
+from vllm_understudy.ports import HOST, free_port
 
 SEED = 7
 """Default seed: replies repeat from one test run to the next."""
 JOURNAL = 1000
 """Default number of requests that a server keeps for `Server.requests`."""
-PORTS = range(16_000, 32_000)
-"""Ports below the kernel's ephemeral range, so that outgoing connections take none of these."""
-HOST = "127.0.0.1"
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 5.0
 
@@ -80,16 +76,6 @@ def _flag_values(value: Json) -> list[str]:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return [str(item) for item in value]
     return [json.dumps(value)]
-
-
-def free_port(ports: int = 1) -> int:
-    """Returns the first of `ports` neighboring TCP ports that are free now."""
-    while True:
-        first = secrets.choice(PORTS)
-        with ExitStack() as probes, suppress(OSError):
-            for port in range(first, first + ports):
-                probes.enter_context(socket.socket()).bind((HOST, port))
-            return first
 
 
 def _environment() -> dict[str, str]:
