@@ -17,8 +17,8 @@ from typing import Any
 
 from vllm_understudy import tree
 from vllm_understudy.mcp_script import ACTIONS, CALL, HANG_LIMIT_S, METHODS, Json, ScriptFolder
+from vllm_understudy.ports import HOST, free_port
 
-HOST = "127.0.0.1"
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 5.0
 POLL_S = 0.02
@@ -281,8 +281,6 @@ class McpServer:
             ScriptFolder(Path(self._temporary.name)).write(self._script)
 
     def _start(self) -> None:
-        from vllm_understudy.running import free_port
-
         self._port = free_port()
         folder = self._folder().folder
         command = [*self.stdio["args"], "--port", str(self._port)]

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vllm_understudy import tree
 from vllm_understudy.control import Server
+from vllm_understudy.ports import HOST, free_port
 from vllm_understudy.rules import ControlError, Json
 
 SEED = 7
 """Default seed: replies repeat from one test run to the next."""
 JOURNAL = 1000
 """Default number of requests that a server keeps for `Server.requests`."""
-PORTS = range(16_000, 32_000)
-"""Ports below the kernel's ephemeral range, so that outgoing connections take none of these."""
-MAX_RANKS = 64
-"""Least number of ports that each worker of pytest-xdist has to itself."""
-HOST = "127.0.0.1"
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 5.0
 
@@ -89,30 +83,6 @@ def _flag_values(value: Json) -> list[str]:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return [str(item) for item in value]
     return [json.dumps(value)]
-
-
-def free_port(ports: int = 1) -> int:
-    """Returns the first of `ports` neighboring TCP ports that are free now."""
-    own_ports = _ports_of_worker(os.environ)
-    while True:
-        first = secrets.choice(own_ports)
-        with ExitStack() as probes, suppress(OSError):
-            for port in range(first, first + ports):
-                probes.enter_context(socket.socket()).bind((HOST, port))
-            return first
-
-
-def _ports_of_worker(environ: Mapping[str, str]) -> range:
-    """Returns the ports of this process: each worker of pytest-xdist has a share of `PORTS`."""
-    worker = environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-    count = environ.get("PYTEST_XDIST_WORKER_COUNT", "")
-    if not worker.isdecimal() or not count.isdecimal():
-        return PORTS
-    share = len(PORTS) // max(1, int(count))
-    if share <= MAX_RANKS:
-        return PORTS
-    first = int(worker) % int(count) * share
-    return PORTS[first : first + share]
 
 
 def _environment() -> dict[str, str]:

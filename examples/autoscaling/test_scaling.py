@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 import vllm_understudy
 from app.extensions.lab.load.hpa import HorizontalPodAutoscaler
 from app.extensions.plugins.policies import Look
-from vllm_understudy.running import free_port
+from vllm_understudy.ports import free_port
 
 POLICY = HorizontalPodAutoscaler(min_pods=1, max_pods=3, metric="waiting", target=2)
 LOOK_S = 15.0

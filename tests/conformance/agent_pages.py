@@ -27,6 +27,8 @@ SERVER_FLAGS = (
     "--journal",
     "100",
 )
+COMMAND_LINE = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
+"""A command, which may go on in the next line behind a backslash."""
 TASK_FILE = "greet.py"
 MISSPELLED = 'print("Helo")\n'
 CORRECT = 'print("Hello")\n'
@@ -49,7 +51,7 @@ def section(heading: str) -> Section:
     parsed = Section()
     for language, block in BLOCK.findall(text):
         if language == "console":
-            parsed.commands += re.findall(r"^\$ (.*)$", block, re.MULTILINE)
+            parsed.commands += COMMAND_LINE.findall(block)
             continue
         name = FILE_NAME.match(block)
         assert name is not None, f"{heading}: a block without a file name"

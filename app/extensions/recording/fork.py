@@ -1,5 +1,6 @@
 """`python -m app fork`: the first turns of a recorded session, to be continued in another way."""
 
+import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _turns(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError("must be at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text[:20]!r}")
+    return int(text)
 
 
 def _exchanges(path: str) -> Iterator[Exchange]:

@@ -226,7 +226,7 @@ def test_what_is_not_carried_over_is_listed_with_its_place(
         f"{file}: fixture 1: match: context left out",
         f"{file}: fixture 2: left out: endpoint image",
         f"{file}: fixture 3: left out: fixture 3 must be a mapping, got str",
-        "1 rules; 4 things could not be carried over",
+        "imported rules: 1; not carried over: 4",
     ]
 
 

@@ -14,7 +14,7 @@ import requests
 
 import vllm_understudy
 from tests.running_server import ROOT
-from vllm_understudy.running import free_port
+from vllm_understudy.ports import free_port
 
 DOCS = ROOT / "docs"
 CONSOLE = re.compile(r"```console\n(.*?)```", re.DOTALL)

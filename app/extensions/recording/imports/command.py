@@ -68,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
         left_out += [f"{path}: {line}" for line in script.left_out]
     for line in left_out:
         print(" ".join(line.split()), file=sys.stderr)
-    print(f"{len(rules)} rules; {len(left_out)} things could not be carried over", file=sys.stderr)
+    print(f"imported rules: {len(rules)}; not carried over: {len(left_out)}", file=sys.stderr)
     if not rules:
         raise ConfigError("no rule could be imported")
     distinguish(rules)

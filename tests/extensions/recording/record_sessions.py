@@ -1,4 +1,4 @@
-"""Records examples/sessions anew: `python -m tests.conformance.record_sessions [NAME...]`.
+"""Records examples/sessions anew: `python -m tests.extensions.recording.record_sessions [NAME...]`.
 
 Each agent does the task of docs/coding-agents.md by the rules of its section, through a recorder.
 The prompts of the agents are left out of the recordings.
