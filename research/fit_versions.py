@@ -41,8 +41,12 @@ A_PLACE = 4
 SHIPPED = adjustments.shipped_adjustments()
 SPREADS = numpy.array([12.0, 0.10, 0.20, 2.0])
 """Prior standard deviations: launch us, log decode, log prefill, front ms."""
-BLACKWELL_FRONT_MS = 8.0
-"""The last one where hosts differ by more: one server took 85 ms, others 25."""
+BLACKWELL_FRONT_MS = 5.0
+"""The last one on B200, where hosts differ by more."""
+LAUNCHED_FRONT_MS = 15.0
+"""The last one of dense models on B200: they were served without CUDA graphs for prefills
+(FULL_DECODE_ONLY), so that the host launches every kernel of a prompt.
+"""
 STEPS = numpy.array([5.0, 0.05, 0.1, 3.0])
 NOISE = {"tpot": 0.04, "ttft": 0.12}
 OUTLIER = 1.5
@@ -106,7 +110,7 @@ def fit(key: tuple[str, str, bool, int], cells: list[Cell], folder: Path) -> Adj
     x = numpy.zeros(4)
     spreads = SPREADS.copy()
     if key[0] == "b200":
-        spreads[3] = BLACKWELL_FRONT_MS
+        spreads[3] = BLACKWELL_FRONT_MS if key[2] else LAUNCHED_FRONT_MS
 
     def loss(x: numpy.ndarray) -> tuple[float, numpy.ndarray]:
         use([make(key, x)])

@@ -21,16 +21,17 @@ COVERAGE = 0.8
 """Share of measured servers that an interval is made for."""
 UPPER_80 = NormalDist().inv_cdf(0.5 + COVERAGE / 2)
 """Half width of the interval in standard deviations."""
-NEIGHBOR_SCALE = 0.08
-"""Distance beyond the nearest neighbor at which a residual has 1/e of its weight."""
+NEIGHBOR_SCALES = {"tpot": 0.11, "ttft": 0.2}
+"""Distance beyond the nearest neighbor at which a residual has 1/e of its weight.
+
+Errors of TTFT depend more on the host than on the situation, so that more residuals count.
+"""
 NEIGHBOR_GROWTH = 0.05
 """Growth of that distance with the one of the nearest neighbor: far from all, many count."""
 CENTER_SCALE = 0.3
 """Distance of the nearest neighbor at which its bias counts 1/e."""
 WIDENING = 0.3
 """Growth of an interval with the distance of the nearest neighbor."""
-WIDTH = 1.1
-"""Factor of all widths, for groups that nothing near was measured of."""
 MIN_HALF_WIDTH = 0.03
 """Least half width, as a logarithm: repeated runs of one server differ by as much."""
 GENERATIONS = {
@@ -127,7 +128,7 @@ class ErrorModel:
             if distance < min_distance:
                 min_distance = distance
                 nearest = error.group
-        scale = NEIGHBOR_SCALE + NEIGHBOR_GROWTH * min_distance
+        scale = NEIGHBOR_SCALES[figure] + NEIGHBOR_GROWTH * min_distance
         weighted = [
             (residual, exp((min_distance - distance) / scale)) for residual, distance in distances
         ]
@@ -136,7 +137,7 @@ class ErrorModel:
         half_width = max(MIN_HALF_WIDTH, weighted_quantile(deviations, COVERAGE))
         return ErrorSpread(
             center=center,
-            half_width=half_width * WIDTH * (1 + WIDENING * min_distance),
+            half_width=half_width * (1 + WIDENING * min_distance),
             distance=min_distance,
             nearest=nearest,
         )

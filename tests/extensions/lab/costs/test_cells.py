@@ -1,0 +1,42 @@
+"""Measured cells: the options of their servers, and the mean over the client's rounds."""
+
+import pytest
+from msgspec.structs import replace
+
+from benchmarks.cells import Cell, mean_of_rounds
+
+CELL = Cell(
+    file="cells-2.csv",
+    model="minimax-m2.5",
+    device="b200",
+    tensor_parallel=4,
+    ep=1,
+    dp_attention=1,
+    input_tokens=1024,
+    output_tokens=1024,
+    concurrency=64,
+    vllm="0.19.0",
+    client="inferencemax",
+    measured="2026-04-03",
+    ttft_ms=100.0,
+    tpot_ms=10.0,
+)
+
+
+def test_the_first_round_counts_as_one_of_ten() -> None:
+    assert mean_of_rounds([10.0, 10.0, 1.0, 1.0, 1.0, 1.0], 2) == pytest.approx(1.9)
+    assert mean_of_rounds([3.0, 5.0], 2) == 4.0
+
+
+def test_servers_of_blackwell_kept_keys_in_fp8_from_019_on() -> None:
+    assert CELL.options.kv_cache_dtype == "fp8"
+    assert replace(CELL, vllm="0.17.0").options.kv_cache_dtype == "auto"
+    assert replace(CELL, device="h200").options.kv_cache_dtype == "auto"
+    assert replace(CELL, client="unknown").options.kv_cache_dtype == "auto"
+
+
+def test_ranks_of_data_parallel_attention_have_one_device() -> None:
+    ranks = replace(CELL, dp_attention=4, ep=16).options
+    assert (ranks.tensor_parallel_size, ranks.data_parallel_size) == (1, 4)
+    assert ranks.enable_expert_parallel
+    assert CELL.options.tensor_parallel_size == 4
