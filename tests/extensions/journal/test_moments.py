@@ -42,10 +42,11 @@ def test_moments_of_a_stream_are_unix_seconds_in_order(client: FlaskClient) -> N
     assert moments == sorted(moments)
     assert before_s - 0.001 <= entry["arrived_s"] and entry["last_s"] <= after_s + 0.001
     assert entry["first_s"] - entry["arrived_s"] >= 0.019
-    assert entry["last_s"] - entry["first_s"] >= 0.014
+    assert entry["last_s"] - entry["arrived_s"] >= 0.034
     assert entry["at"] == utc_text(entry["arrived_s"])
     sends = entry["sends_s"]
-    assert sends == sorted(sends) and 4 <= len(sends) <= len(events)
+    # A busy machine merges the events of several tokens into one write.
+    assert sends == sorted(sends) and 1 <= len(sends) <= len(events)
     assert entry["last_s"] <= sends[-1] <= after_s + 0.001
     assert entry["preemptions"] == 0
 

@@ -58,7 +58,7 @@ def test_each_write_precedes_its_receipt(server: RunningServer, path: str) -> No
     assert entry["arrived_s"] <= sends[0] <= received_s[0] + SLACK_S
     assert entry["last_s"] - SLACK_S <= sends[-1] <= received_s[-1] + SLACK_S
     # Each event was written before it was received; some writes have several events.
-    assert 2 <= len(sends) <= len(received_s)
+    assert 1 <= len(sends) <= len(received_s)
 
 
 def test_client_that_does_not_read_delays_the_writes(server: RunningServer) -> None:
