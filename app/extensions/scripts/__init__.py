@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, ClassVar
 
@@ -44,8 +45,9 @@ class Scripts(Extension):
     @classmethod
     def prepare(cls, settings: AllSettings) -> None:
         """Checks the files of rules, and opens the files of changes. Raises ConfigError."""
-        cls.files = [TemporaryFile() for _ in settings.server.ranks]  # noqa: SIM115
-        cls.opened_by = os.getpid()
+        with suppress(OSError):  # no folder for temporary files: nothing survives a crash
+            cls.files = [TemporaryFile() for _ in settings.server.ranks]  # noqa: SIM115
+            cls.opened_by = os.getpid()
         section = settings.section(ScriptSettings)
         if section.script:
             from app.extensions.scripts.script_set import check_scripts
