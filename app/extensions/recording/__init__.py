@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension, Position
@@ -65,11 +66,13 @@ class Recordings(Extension):
     def commands(cls) -> Mapping[str, Command]:
         """Returns commands that make recordings, compare them, and convert them."""
         return {
-            "record --proxy": Command(_run_proxy, "record the exchanges with a real server"),
-            "drift": Command(_run_drift, "compare a recording with a live server"),
-            "fork": Command(_run_fork, "cut a recorded session, to continue it in another way"),
-            "script from-recording": Command(_run_to_script, "make a script from a recording"),
-            "script import": Command(_run_import, "make a script from the fixtures of other tools"),
+            "record --proxy": _command("proxy", "record the exchanges with a real server"),
+            "drift": _command("drift", "compare a recording with a live server"),
+            "fork": _command("fork", "cut a recorded session, to continue it in another way"),
+            "script from-recording": _command("to_script", "make a script from a recording"),
+            "script import": _command(
+                "imports.command", "make a script from the fixtures of other tools"
+            ),
         }
 
     def _has_keys(self) -> bool:
@@ -100,31 +103,11 @@ class Recordings(Extension):
         return () if self._upstream is None else (self._upstream.file,)
 
 
-def _run_proxy(argv: Sequence[str]) -> int:
-    from app.extensions.recording.proxy import run
+def _command(module: str, about: str) -> Command:
+    """Returns a command whose module is imported when the command runs."""
 
-    return run(argv)
+    def run(argv: Sequence[str]) -> int:
+        status: int = import_module(f"{__package__}.{module}").run(argv)
+        return status
 
-
-def _run_drift(argv: Sequence[str]) -> int:
-    from app.extensions.recording.drift import run
-
-    return run(argv)
-
-
-def _run_fork(argv: Sequence[str]) -> int:
-    from app.extensions.recording.fork import run
-
-    return run(argv)
-
-
-def _run_to_script(argv: Sequence[str]) -> int:
-    from app.extensions.recording.to_script import run
-
-    return run(argv[1:])
-
-
-def _run_import(argv: Sequence[str]) -> int:
-    from app.extensions.recording.imports.command import run
-
-    return run(argv[1:])
+    return Command(run, about)

@@ -46,7 +46,7 @@ Json: TypeAlias = dict[str, Any]
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns the exit status.
+    """Runs the command, whose second word comes first; returns the exit status.
 
     Raises:
         ConfigError: the recording cannot be read, or the script cannot be written.
@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     flags.add_argument(
         "--out", type=Path, metavar="FILE", help="a new file for the script [standard output]"
     )
-    options = flags.parse_args(argv)
+    options = flags.parse_args(argv[1:])
     document = script_of(recorded(options.file))
     if not document["rules"]:
         raise ConfigError("the recording has no exchange that a script could answer")

@@ -30,7 +30,10 @@ from config.declaration import COMMAND
 from config.flags import FlagParser
 
 DESCRIPTION = "Check scripted replies, and try them, without a server (docs/scripts.md)."
-EPILOG = f"{COMMAND} script from-recording FILE makes a script from a recording (docs/recording.md)"
+EPILOG = f"""\
+{COMMAND} script from-recording FILE makes a script from a recording (docs/recording.md).
+{COMMAND} script import FILE makes a script from the fixtures of other tools (docs/import.md).
+"""
 FAMILIES: Sequence[str] = get_args(Family)
 ReadMessages = Callable[[Sequence[dict[str, object]]], Sequence[Message]]
 

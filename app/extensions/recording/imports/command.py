@@ -49,12 +49,12 @@ FORMATS = {
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns the exit status.
+    """Runs the command, whose second word comes first; returns the exit status.
 
     Raises:
         ConfigError: a file cannot be read or has no known format, or nothing could be imported.
     """
-    options = _options(argv)
+    options = _options(argv[1:])
     rules: list[Json] = []
     tools: Json = {}
     left_out: list[str] = []
