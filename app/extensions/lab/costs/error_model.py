@@ -143,8 +143,8 @@ class ErrorModel:
         ]
         center = exp(-min_distance / CENTER_SCALE) * weighted_quantile(weighted, 0.5)
         deviations = [(abs(residual - center), weight) for residual, weight in weighted]
-        least = MIN_HALF_WIDTH + FAR_HALF_WIDTH * max(0.0, min_distance - FAR)
-        half_width = max(least, weighted_quantile(deviations, COVERAGE))
+        min_half_width = MIN_HALF_WIDTH + FAR_HALF_WIDTH * max(0.0, min_distance - FAR)
+        half_width = max(min_half_width, weighted_quantile(deviations, COVERAGE))
         return ErrorSpread(
             center=center,
             half_width=half_width * _width_factor(min_distance),
