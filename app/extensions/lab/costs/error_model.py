@@ -30,10 +30,19 @@ NEIGHBOR_GROWTH = 0.05
 """Growth of that distance with the one of the nearest neighbor: far from all, many count."""
 CENTER_SCALE = 0.3
 """Distance of the nearest neighbor at which its bias counts 1/e."""
-WIDENING = 0.3
+WIDENING = 0.2
 """Growth of an interval with the distance of the nearest neighbor."""
+REPEATED = 0.5
+"""Factor of an interval for a situation that was measured; it is 1 from `UNKNOWN` on."""
+UNKNOWN = 0.25
+"""Distance of another parallel size of the same model and device."""
 MIN_HALF_WIDTH = 0.03
 """Least half width, as a logarithm: repeated runs of one server differ by as much."""
+NEAR = 0.5
+"""Distance beyond which a measurement is not near."""
+FAR = 1.0
+FAR_HALF_WIDTH = 0.2
+"""Growth of the least half width with the distance beyond `FAR`."""
 GENERATIONS = {
     "h100": "hopper",
     "h200": "hopper",
@@ -134,13 +143,23 @@ class ErrorModel:
         ]
         center = exp(-min_distance / CENTER_SCALE) * weighted_quantile(weighted, 0.5)
         deviations = [(abs(residual - center), weight) for residual, weight in weighted]
-        half_width = max(MIN_HALF_WIDTH, weighted_quantile(deviations, COVERAGE))
+        min_half_width = MIN_HALF_WIDTH + FAR_HALF_WIDTH * max(0.0, min_distance - FAR)
+        half_width = max(min_half_width, weighted_quantile(deviations, COVERAGE))
         return ErrorSpread(
             center=center,
-            half_width=half_width * (1 + WIDENING * min_distance),
+            half_width=half_width * _width_factor(min_distance),
             distance=min_distance,
             nearest=nearest,
         )
+
+
+def _width_factor(min_distance: float) -> float:
+    """Returns the factor of a half width by the distance of the nearest measurement.
+
+    Servers that were measured differ from the next run by less than from their neighbors.
+    """
+    newness = min(1.0, min_distance / UNKNOWN)
+    return (REPEATED + (1 - REPEATED) * newness) * (1 + WIDENING * min_distance)
 
 
 def distance_between(left: Situation, right: Situation) -> float:

@@ -8,11 +8,14 @@ from msgspec import Struct
 from app.core.engine.batch import Batch, S
 from app.core.engine.profile import Profile
 from app.core.engine.step_cost import CostModel, StepCost
-from app.extensions.lab.costs.error_model import COVERAGE, ErrorSpread, Situation, known_errors
+from app.extensions.lab.costs.error_model import (
+    COVERAGE,
+    NEAR,
+    ErrorSpread,
+    Situation,
+    known_errors,
+)
 from app.extensions.lab.fidelity.simulation import StepCosts
-
-NEAR = 0.5
-"""Greatest distance of a measurement that counts as near."""
 
 
 class FactorRange(Struct, frozen=True):

@@ -59,6 +59,14 @@ def test_intervals_grow_with_the_distance_of_the_nearest_measurement() -> None:
     assert distances == sorted(distances) and distances[0] == 0
 
 
+def test_far_from_all_measurements_an_interval_is_wide_even_if_they_agree() -> None:
+    model = ErrorModel([error(0.001), error(-0.001)])
+    far = msgspec.structs.replace(PLACE, device="mi300x", family="Gemma", has_experts=True)
+    widths = [model.spread(place, "tpot").half_width for place in (PLACE, far)]
+    assert widths[0] < 0.03
+    assert widths[1] > 0.2
+
+
 def test_the_bias_of_the_same_servers_moves_the_interval_and_that_of_others_does_not() -> None:
     biased = [error(value, device="h100") for value in (0.28, 0.3, 0.32)]
     spread = ErrorModel(biased).spread(PLACE, "tpot")
