@@ -11,16 +11,23 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = {
     "running_server": ROOT / "vllm_understudy/running.py",
     "Server": ROOT / "vllm_understudy/control.py",
+    "RuleSetter": ROOT / "vllm_understudy/control.py",
+    "Scope": ROOT / "vllm_understudy/control.py",
     "Reply": ROOT / "vllm_understudy/control.py",
     "Verdict": ROOT / "vllm_understudy/control.py",
-    "ControlError": ROOT / "vllm_understudy/control.py",
+    "ControlError": ROOT / "vllm_understudy/rules.py",
     "JournalEntry": ROOT / "vllm_understudy/journal.py",
+    "running_mcp_server": ROOT / "vllm_understudy/mcp_control.py",
+    "McpServer": ROOT / "vllm_understudy/mcp_control.py",
+    "ToolCall": ROOT / "vllm_understudy/mcp_control.py",
 }
 FIXTURES = ROOT / "vllm_understudy/pytest_plugin.py"
 TYPES = ROOT / "clients/js/index.d.ts"
 COLUMNS = ("name", "meaning")
 DECLARATION = re.compile(r"^export (interface|class|function) (\w+)(.*)$")
 COMMENT = re.compile(r"/\*\* (.*?) \*/", re.DOTALL)
+MEMBER_LINES = re.compile(r"^(  \w+(?:<\w+>)?)\(\n((?:    .*\n)+?)  \)", re.M)
+"""A member whose parameters are on lines of their own."""
 MEMBER = re.compile(r"^  [\w\[].*;$")
 
 
@@ -74,8 +81,16 @@ def javascript_page() -> Page:
 
 
 def _declarations(text: str) -> Iterator[str]:
-    """Yields the lines of a file of types; a comment of several lines is one line."""
-    yield from re.sub(r"\n +\* ?", " ", text).splitlines()
+    """Yields the lines of a file of types; a comment or a member of several lines is one line."""
+    text = re.sub(r"\n +\* ?", " ", text)
+    text = MEMBER_LINES.sub(_joined, text)
+    yield from text.splitlines()
+
+
+def _joined(member: re.Match[str]) -> str:
+    """Returns a member with its parameters on one line."""
+    parameters = " ".join(line.strip() for line in member[2].splitlines())
+    return f"{member[1]}({parameters.rstrip(',')})"
 
 
 def _definitions(path: Path) -> list[ast.FunctionDef | ast.ClassDef]:

@@ -39,7 +39,9 @@ class ToolCall:
     method: str
     """`tools/call`, `tools/list` or `initialize`."""
     tool: str | None
+    """Name of the called tool; None for other messages."""
     arguments: Any
+    """Arguments of the call."""
     fault: str | None
     """Action of the fault that the message met."""
     result: Any

@@ -101,18 +101,26 @@ export interface Reply {
 
 /** A part of a server for one test: rules and requests with its headers. */
 export interface Scope {
+  /** Name of the scope. */
   readonly name: string;
   /** The headers of its requests, such as `defaultHeaders` of SDKs. */
   readonly headers: { [name: string]: string };
+  /** The `baseURL` of SDKs; ends with `/v1`. */
   readonly baseURL: string;
+  /** The `baseURL` of the Anthropic SDK. */
   readonly anthropicBaseURL: string;
+  /** Adds a rule for requests of the scope. */
   reply(rule: Omit<RuleOptions, "scope">): Promise<Reply>;
+  /** Answers requests of the scope one after another. */
   replies(
     replies: SequenceReply[],
     options?: { when?: { [condition: string]: Json } },
   ): Promise<Reply>;
+  /** Fetches the requests of the scope. */
   requests(filter?: Omit<RequestFilter, "scope">): Promise<JournalEntry[]>;
+  /** As `verify` of the server, for the scope. */
   verify(expected?: Omit<RequestFilter, "scope"> & { times?: number }): Promise<JournalEntry[]>;
+  /** The requests of the scope that no rule has answered; they are then expected. */
   unmatched(): Promise<JournalEntry[]>;
 }
 

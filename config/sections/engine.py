@@ -249,10 +249,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv-connector nixl and a loopback address, the side channel listens only on that address."""
     kv_connector: Literal["", "none", "nixl", "mooncake", "moriio", "example", "offloading"] = ""
     """The simulated KV connector of vLLM. Empty: disaggregated prefill that always succeeds. nixl,
-    mooncake and moriio: prefill pods hold their blocks, and decode pods read them over the side
-    channel, each with the parameters of vLLM's connector of that name. none, example
-    and offloading ignore kv_transfer_params; example and offloading restore blocks that the cache
-    has evicted."""
+    mooncake, moriio: prefill pods hold their blocks, and decode pods read them over a side channel.
+    Each uses the parameters of vLLM's connector of that name. none, example and offloading ignore
+    kv_transfer_params; example and offloading restore blocks that the cache has evicted."""
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
     """Time for which a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"

@@ -91,7 +91,7 @@ def source_of(params: Mapping[str, object]) -> Source | None:
 def checked_source(
     host: object, port: object, *, engine_id: object, request_id: object
 ) -> Source | None:
-    """Returns a source with these values; None if one of them is invalid."""
+    """Returns a source with these values; None if a value is invalid."""
     if not (isinstance(host, str) and _HOST.fullmatch(host)):
         return None
     if type(port) is not int or not 0 < port <= MAX_PORT:

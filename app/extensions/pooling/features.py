@@ -50,7 +50,7 @@ FEATURE_BYTES = 350
 PLACE_BYTES = 40
 """Memory of a place of a feature, an upper bound: small numbers are shared."""
 WORDS_BYTES = 6 << 20
-"""Most memory of remembered words, about 1,500 of them."""
+"""Maximum memory of remembered words: about 1,500 words."""
 WORD_BYTES = 700
 WORD_FEATURE_BYTES = 170
 """Memory of a remembered word, and of each of its features beside their places; measured."""
