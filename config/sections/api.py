@@ -45,7 +45,7 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     """Content of replies, and optional routes."""
 
     vllm_version: VersionName = "0.32"
-    """Version of vLLM that the server simulates; docs/versions.md has the differences."""
+    """Version of vLLM that the server simulates; docs/versions.md lists the differences."""
     enable_request_id_headers: bool = False
     """Add an X-Request-Id header to responses."""
     enable_prompt_tokens_details: bool = False
@@ -80,12 +80,12 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     """Time without a chunk after which the stream of a chat or completion sends a comment; 0 sends
     no comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
-    """Form of system_fingerprint in responses. full: version, sizes of parallel groups, and hash.
-    hash: version and hash. custom: fingerprint-value. none: null."""
+    """Content of system_fingerprint in responses. full: version, sizes of parallel groups, and
+    hash. hash: version and hash. custom: fingerprint-value. none: null."""
     fingerprint_value: str | None = None
     """Fingerprint if fingerprint-mode is custom."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20
-    """Maximum number of log probabilities per token in a request; -1 is no limit."""
+    """Maximum number of log probabilities per token in a request; -1 means no limit."""
 
     @property
     def versions(self) -> tuple[str, ...]:

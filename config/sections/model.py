@@ -27,8 +27,8 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     model: NonEmpty = "understudy-tiny"
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
-    """Names that requests may use; replies have the first one. Empty is the value of model. With *,
-    a request may use any name, and its reply has the same name."""
+    """Names that requests may use; replies contain the first one. If empty, the value of model is
+    used. With *, a request may use any name, and its reply contains the same name."""
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
     """Context length: prompt and completion together. If not set, engine llm uses the model's
     context length."""
@@ -41,15 +41,15 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None
-    """Task of /pooling, as pooler-config.task of vLLM: embed and token_embed are the tasks of an
-    embedding model, classify and token_classify are the tasks of a classifier. Empty: embed or
-    classify by the task, and every task with task pooling."""
+    """Task of /pooling, like vLLM's pooler-config.task. An embedding model supports embed and
+    token_embed; a classifier supports classify and token_classify. If empty, task decides between
+    embed and classify; with task pooling, requests may use every task."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
     """Serve /v1/embeddings with chat and completions, as llm-d-inference-sim does (task
     generate)."""
     multimodal: bool | None = None
-    """Accept images, audio and video in messages; when false, the server rejects them with 400.
-    When empty, the config.json of the model decides; without that file, true."""
+    """Accept images, audio and video in messages; if false, the server rejects them with 400. If
+    empty, the model's config.json decides; without that file, they are accepted."""
     default_embedding_dimensions: Annotated[int, Meta(ge=1, le=65536)] = 384
     """Length of a vector if the request does not specify it."""
     mm_encoder_only: Annotated[bool, SIMULATED] = False
@@ -57,7 +57,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     omni: Annotated[bool, SIMULATED] = False
     """Simulate a model that can reply with images."""
     image_emission_rate: Annotated[Percent, About(simulated=True, unit="%", live=True)] = 0
-    """Probability of an image in a reply of an omni model."""
+    """Probability that a reply of an omni model includes an image."""
     tensor_parallel_size: Annotated[Count, About(unit="devices")] = 1
     """Number of devices of the model, reported in kv_transfer_params; one process simulates all of
     them."""
@@ -77,24 +77,24 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     """LoRA adapters of the base model."""
 
     lora_modules: Annotated[Objects, SIMULATED] = ()
-    """Adapters that are loaded at the start, each as name=path or as a JSON object with name, path
-    and base_model_name."""
+    """Adapters to load at startup, each as name=path or as a JSON object with name, path and
+    base_model_name."""
     max_loras: Annotated[Count, About(unit="adapters")] = 1
     """Maximum number of adapters that run at the same time."""
     prefer_resident_adapters: Annotated[bool, SIMULATED] = True
-    """Start requests whose adapter is in memory before requests whose adapter must be loaded, as
-    in llm-d-inference-sim (timing requests). When false: first come, first served, as in
+    """Start requests whose adapter is in memory before requests whose adapter must be loaded, as in
+    llm-d-inference-sim (timing requests). If false, requests start in order of arrival, as in
     vLLM."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
-    """Maximum number of adapters in CPU memory, which keeps the most recently used ones; at least
-    max-loras, which is the default. Other adapters are loaded again when a request needs them."""
+    """Maximum number of adapters in CPU memory; at least max-loras, which is the default. The most
+    recently used adapters are kept; others are loaded again when a request needs them."""
     max_lora_rank: Count = 16
     """Rank of an adapter whose path has no adapter_config.json with a rank."""
     require_lora_files: Annotated[bool, SIMULATED] = False
     """Reject adapters that are loaded at run time from a path without adapter_config.json, with
     404 as vLLM does. An existing file is always checked."""
     enable_lora: Annotated[bool, SIMULATED] = False
-    """Report adapters in the metrics even if there are none at the start."""
+    """Report adapters in the metrics even if none are loaded at startup."""
     allow_runtime_lora_updating: Annotated[
         bool, About(simulated=True, env=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",))
     ] = False
@@ -105,12 +105,14 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
     """Tokenizer and chat template."""
 
     tokenizer: Annotated[str | None, About(path=True)] = None
-    """Folder, tokenizer.json file or Hugging Face name; the embedded tokenizer when empty."""
+    """Folder, tokenizer.json file or Hugging Face name. If empty, the model's tokenizer is used. If
+    that is not available, the embedded tokenizer is used."""
     force_dummy_tokenizer: Annotated[bool, SIMULATED] = False
     """Use the embedded tokenizer even if the model's tokenizer is available."""
     tokenizers_cache_dir: Annotated[str | None, About(path=True)] = None
-    """Folder for tokenizers from the Hugging Face hub; the default cache of the hub when empty."""
+    """Folder for tokenizers from the Hugging Face hub. If empty, the hub's default cache is
+    used."""
     hf_token: Annotated[str | None, About(env=("HF_TOKEN",), secret=True)] = None
     """Access token for the Hugging Face hub."""
     chat_template: Annotated[str | None, About(path=True)] = None
-    """Jinja chat template, as a file or as text; the template of the tokenizer when empty."""
+    """Jinja chat template, as a file or as text. If empty, the tokenizer's template is used."""

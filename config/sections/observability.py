@@ -12,7 +12,7 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     """Content of the metrics."""
 
     disable_log_stats: bool = False
-    """Omit vLLM's metric families; families of HTTP and of the process remain."""
+    """Omit vLLM's metric families; HTTP and process families remain."""
     simulator_metrics: bool = False
     """Also report three families under their older names, which vLLM has removed; see
     docs/metrics.md."""

@@ -41,13 +41,13 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     grpc: Annotated[
         bool | None,
         About(
-            "Serve gRPC on the same port: vLLM's service VllmEngine; see docs/grpc.md. "
-            f"Needs an optional part: {install('grpc')}. "
-            "When empty, gRPC is served if that part is installed, without HTTPS."
+            "Serve gRPC (vLLM's service VllmEngine) on the same port; see docs/grpc.md. "
+            f"Requires an extra: {install('grpc')}. "
+            "If empty, gRPC is served when the extra is installed and HTTPS is off."
         ),
     ] = None
     grpc_port: Port | None = None
-    """Separate port for gRPC, which enables gRPC; rank k uses this port + k."""
+    """Separate port for gRPC; setting it enables gRPC. Rank k uses this port plus k."""
     max_request_body_size_mb: Annotated[int, Meta(ge=1, le=512), About(unit="MiB")] = 4
     """Maximum size of a request body; a larger body is rejected with 413."""
     max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
@@ -61,14 +61,14 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     graceful_timeout: Duration = 30.0
     """Maximum time after SIGTERM until running streams are cut, with shutdown-mode drain."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
-    """Effect of SIGTERM: drain rejects new requests with 503 after drain-duration, and lets running
-    ones end; vllm rejects new requests with 500 at once, and fails running ones after
+    """Effect of SIGTERM. drain: after drain-duration, new requests are rejected with 503; running
+    ones finish. vllm: new requests are rejected with 500 at once; running ones fail after
     shutdown-timeout."""
     shutdown_timeout: Duration = 0.0
     """Time for running requests after SIGTERM, with shutdown-mode vllm. With 0s the port closes at
     once."""
     client_timeout: PositiveDuration = 60.0
-    """Time in which a client must send a complete request, and maximum time in which it receives no
+    """Maximum time that a client takes to send a complete request, or during which it accepts no
     bytes of its response."""
     keep_alive_timeout: Duration = 75.0
     """Time after which an idle connection is closed."""
@@ -76,7 +76,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Path under which a proxy serves this server; paths of requests may begin with it."""
     fast_path: bool = True
     """Serve requests of known routes without Flask, several times faster and with the same
-    responses. When false, all requests take the path of other WSGI servers."""
+    responses. If false, all requests take the path of other WSGI servers."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
     """Number of data parallel ranks of this server."""
     data_parallel_mode: Literal["ports", "internal", "external"] = "ports"
@@ -84,28 +84,28 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     but X-data-parallel-rank counts from 0 on every port, as in vLLM. internal: all are in one
     process on one port, where each request runs on the least busy rank, as in vLLM."""
     data_parallel_rank: Rank | None = None
-    """The only rank of this server, which listens on port; data-parallel-size is then the number of
-    all ranks. Empty or negative: all ranks."""
+    """Rank of this server, when it runs only one; it listens on port, and data-parallel-size is the
+    total number of ranks. If empty or negative, this server runs all ranks."""
     data_parallel_start_rank: Annotated[int, Meta(ge=0, le=1023)] = 0
-    """First rank of this server, if it has only a part of all ranks; see
+    """First rank of this server, if it runs only some of the ranks; see
     data-parallel-size-local."""
     data_parallel_size_local: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] | None = None
-    """Number of ranks of this server; data-parallel-size is then the number of all ranks. When
-    empty, this server has all ranks."""
+    """Number of ranks that this server runs; data-parallel-size is then the total number of ranks.
+    If empty, this server runs all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
-    """Value of the response header x-inference-pod, which is sent with x-inference-port unless
-    empty."""
+    """Value of the x-inference-pod response header, which is sent with x-inference-port. If empty,
+    neither header is sent."""
     pod_ip: Annotated[str, About(env=("POD_IP", "VLLM_HOST_IP"))] = ""
-    """Address at which other servers reach this server; the host name when empty."""
+    """Address at which other servers reach this server. If empty, the host name is used."""
     pod_namespace: Annotated[str, About(env=("POD_NAMESPACE",))] = ""
-    """Value of the response header x-inference-namespace, which is sent unless empty."""
+    """Value of the x-inference-namespace response header. If empty, the header is not sent."""
     server_dev_mode: Annotated[bool, About(env=("VLLM_SERVER_DEV_MODE",))] = False
     """Serve the development routes: sleep, wake_up, reset_prefix_cache, server_info and others."""
     profiling: bool = False
-    """Serve start_profile and stop_profile, which succeed without an effect."""
+    """Serve start_profile and stop_profile, which succeed but have no effect."""
     weight_transfer: bool = False
-    """Simulate the weight updates of a trainer, which fail otherwise. They need server-dev-mode and
-    a simulated engine."""
+    """Simulate a trainer's weight updates; without this option, they fail. They need
+    server-dev-mode and a simulated engine."""
 
     @property
     def speaks_grpc(self) -> bool:
@@ -157,7 +157,7 @@ class TlsSettings(Section, frozen=True, kw_only=True):
     ssl_keyfile: Annotated[str | None, About(path=True)] = None
     """PEM private key; needs ssl-certfile."""
     self_signed_certs: bool = False
-    """Serve HTTPS with a certificate that is generated at the start."""
+    """Serve HTTPS with a certificate that is generated at startup."""
 
     @property
     def enabled(self) -> bool:
@@ -169,13 +169,14 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     """API keys, origins and rate limits of requests."""
 
     api_key: Annotated[NonEmptyItems, About(env=("VLLM_API_KEY",), live=True, secret=True)] = ()
-    """API keys: requests below /v1, /v2, /inference and /cohere, or over gRPC, need one of them.
-    When empty, requests need no key."""
+    """API keys. Requests under /v1, /v2, /inference, and /cohere, and over gRPC, require one. If
+    empty, requests need no key."""
     admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
-    """Key for requests below /admin. When empty, they need an API key, if there are any."""
+    """Key for /fake_metrics and requests under /admin. If empty, they require an API key if any is
+    set."""
     allowed_origins: tuple[str, ...] = ()
-    """Allowed origins of browsers (CORS); * allows all origins, except on /admin, the console and
-    control routes. When empty, every preflight request is rejected."""
+    """Origins that browsers may send requests from (CORS); * allows all origins, except on /admin,
+    the console, and control routes. If empty, every preflight request is rejected."""
     allowed_methods: tuple[str, ...] = ("*",)
     """Allowed methods (CORS)."""
     allowed_headers: tuple[str, ...] = ("*",)
@@ -215,6 +216,6 @@ class PluginSettings(Section, frozen=True, kw_only=True):
     """Plugins."""
 
     plugin: Annotated[NonEmptyItems, About(path=True, repeated=True)] = ()
-    """Plugins, each a module or a path to a file FILE.py. The flag may be repeated."""
+    """Plugins to load, each a module name or the path of a .py file."""
     installed_plugins: bool = True
-    """Use the plugins of installed packages, too: entry points of the group understudy."""
+    """Also load plugins of installed packages (entry points of the group understudy)."""

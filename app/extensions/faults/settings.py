@@ -35,7 +35,7 @@ class FailureSettings(Section, frozen=True, kw_only=True):
         Meta(description=f"must only have {', '.join(FAILURE_TYPES)}"),
         LIVE,
     ] = ()
-    """Kinds of injected failures; all kinds when empty."""
+    """Kinds of injected failures. If empty, all kinds are injected."""
     fault_rules: Annotated[
         Json | None,
         LIVE,

@@ -20,4 +20,4 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     at kv-side-channel-port, is the notify port."""
     moriio_read_mode: bool = False
     """Report the transfer mode READ: a router waits for the prefill before it sends the decode
-    (moriio). Otherwise WRITE."""
+    (moriio). If false, the mode is WRITE."""

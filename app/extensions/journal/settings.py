@@ -11,5 +11,5 @@ class JournalSettings(Section, frozen=True, kw_only=True):
     """The journal of requests and replies."""
 
     journal: Annotated[int, Meta(ge=0, le=100_000)] | None = None
-    """Maximum number of requests, within 16 MiB, that GET /admin/journal shows with their replies;
-    0 disables the journal. Empty is 1000 with a console or a script, otherwise 0."""
+    """Maximum number of requests that GET /admin/journal shows with their replies, up to 16 MiB in
+    total; 0 disables the journal. If empty: 1,000 with a console or a script, otherwise 0."""

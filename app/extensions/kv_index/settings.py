@@ -79,8 +79,8 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index: bool = False
     """Maintain an index of KV blocks in a server; an indexer always has the index."""
     kv_index_bind: Annotated[str, zmq_address()] = ""
-    """Address to which pods connect and send events (ZMQ SUB, bound). Empty is tcp://*:5557 for an
-    indexer without kv-index-pods, and otherwise no address."""
+    """Address to which pods connect and send events (ZMQ SUB, bound). If empty, an indexer without
+    kv-index-pods uses tcp://*:5557; otherwise no address is used."""
     kv_index_pods: tuple[str, ...] = ()
     """Publishers of pods to which the index connects: tcp://host:port, file:path (one per line;
     changes are detected), dns://name:port. Options after semicolons: replay=tcp://host:port,
@@ -88,14 +88,13 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_topic: str = "kv@"
     """Prefix of the topics to which kv-index-bind subscribes."""
     kv_index_replay_port: Port | None = None
-    """Replay port of pods for which kv-index-pods has none. It is the port of rank 0; the ports of
-    other ranks follow."""
+    """Replay port of pods whose entry in kv-index-pods has none. Rank k uses this port plus k."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
     """Storage of the index. memory: limited by blocks. cost-aware: in memory, limited by bytes.
     redis: Redis or Valkey, which several indexers can share."""
     kv_index_size: Count | None = None
     """Capacity of the index. Backend memory: copies of blocks, each a block in a tier of a pod;
-    10,000,000 when empty. Backend cost-aware: MiB; 2,048 when empty."""
+    10,000,000 if empty. Backend cost-aware: size in MiB; 2,048 if empty."""
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )
@@ -103,7 +102,7 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_ttl: Duration = 0.0
     """Time without use after which backend redis removes a block; 0 disables expiry."""
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
-    """Number of tokens of a block of the index; blocks of engines may differ."""
+    """Number of tokens per index block; engine block sizes may differ."""
     kv_index_hash_seed: str = ""
     """Seed of the block keys."""
     kv_index_tier_weights: Annotated[

@@ -13,5 +13,5 @@ class CostModelSettings(Section, frozen=True, kw_only=True):
     model_config: Annotated[str, About(simulated=True, path=True)] = ""
     """The config.json, or its folder, of the model of profile auto."""
     profile_vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
-    """Version of vLLM of profile auto; engines up to 0.13 wait for each step. Empty, or above 0.28,
-    is the newest known version."""
+    """Version of vLLM of profile auto; engines up to 0.13 wait for each step. If empty or above
+    0.28, the newest known version is used."""

@@ -13,17 +13,17 @@ class LlmSettings(Section, frozen=True, kw_only=True):
     """The real engine."""
 
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half", "int8"] = "auto"
-    """Data type of the model (engine llm). int8 has weights of 8 bits, and runs on CPUs only."""
+    """Data type of the model (engine llm). int8 uses 8-bit weights and runs only on CPUs."""
     batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
     """Make replies with a seed independent of other requests, to the last bit, at the cost of speed
     (engine llm)."""
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Number of threads of torch on a CPU (engine llm). Empty is OMP_NUM_THREADS, or else the
-    fastest number, which is measured at the start."""
+    """Number of PyTorch threads on a CPU (engine llm). If empty, OMP_NUM_THREADS is used, or else
+    the fastest number, which is measured at startup."""
     engine_step_time: Duration = 0.2
-    """Target duration of a step with a part of a prompt (engine llm): long prompts are computed in
-    parts, along with the tokens of other replies. With 0, only max-num-batched-tokens limits the
-    parts."""
+    """Target duration of a step that computes part of a prompt (engine llm). Long prompts are
+    computed in parts, along with the tokens of other replies. With 0, only max-num-batched-tokens
+    limits the parts."""
     generation_config: NonEmpty = "auto"
     """Source of generation_config.json, which has the defaults of sampling and of the maximum reply
     length (engine llm): the model (auto), no file (vllm), or a folder."""

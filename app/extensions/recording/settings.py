@@ -18,15 +18,15 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     """Replies from a recording of `record --proxy`."""
 
     replay: Annotated[str, About(path=True)] = ""
-    """Recording whose responses answer equal requests. Empty disables replay."""
+    """Recording whose responses answer equal requests. If empty, replay is disabled."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
     """Handling of a request that is not in the recording. simulate: the engine replies. not-found:
     rejected with 404. nearest: the response to the most similar request. record: a target responds,
     and the response is added to the recording. The header X-Replay-Miss overrides it."""
     replay_by: Literal["body", "turn"] = "body"
     """How the recorded request is found. body: by an equal body. turn: by the position in the
-    conversation, whatever its texts. Agents need turn, because their requests contain dates, paths
-    and ids."""
+    conversation, regardless of its text. Agents need turn, because their requests contain dates,
+    paths and ids."""
     target: Annotated[Targets, About(secret=True, repeated=True)] = ()
     """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model. A
     key precedes the host: https://KEY@host. The flag may be repeated."""

@@ -14,8 +14,8 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
     model. A changed file is reloaded."""
 
     unmatched: Annotated[Literal["error", "pass"] | None, About(live=True, simulated=True)] = None
-    """Answer to a request that no rule answers: an error that names the nearest rule, or (pass) the
-    reply of the mode. Empty means error where a test has set replies of this kind, otherwise
+    """Reply to a request that no rule answers. error: an error that names the nearest rule. pass:
+    the reply of the mode. If empty: error once a test has set replies of this kind, otherwise
     pass."""
 
     @property
