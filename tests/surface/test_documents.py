@@ -70,7 +70,7 @@ def test_every_row_says_what_is_here_and_has_three_cells() -> None:
 
 README = (ROOT / "README.md").read_text()
 README_COMMANDS = re.findall(r"(?m)^\$ (.+?)(?: {2,}#|$)", README)
-FIRST_SCREEN = README[: README.index("Begin with your job")]
+FIRST_SCREEN = README[: README.index("Start with the job")]
 JOBS = re.findall(r"(?m)^## (?!All pages)(.+)$", (ROOT / "docs" / "index.md").read_text())
 LINKS = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", README)}
 
