@@ -102,6 +102,7 @@ NEEDS = (
     Need("redis", "a Redis server", "apt-get install redis-server", REDIS_SERVER is not None),
     Need("prometheus", "Prometheus", "apt-get install prometheus", PROMETHEUS is not None),
     Need("curl", "the command curl", "apt-get install curl", shutil.which("curl") is not None),
+    Need("git", "the command git", "apt-get install git", shutil.which("git") is not None),
     Need(
         "openssl",
         "the command openssl",

@@ -14,6 +14,7 @@ import yaml
 
 from tests.running_server import ROOT, free_port
 
+pytestmark = pytest.mark.curl  # as on a runner
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS = {step["id"]: step for step in ACTION["runs"]["steps"]}
 

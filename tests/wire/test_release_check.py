@@ -42,6 +42,7 @@ def release_of(repository: Path, tmp_path: Path) -> Release:
     return Release(repository, folder, Path("uv"))
 
 
+@pytest.mark.git
 def test_files_of_the_commit_are_exported(repository: Path, tmp_path: Path) -> None:
     release = release_of(repository, tmp_path)
     assert release.version == "1.2.0"
@@ -49,6 +50,7 @@ def test_files_of_the_commit_are_exported(repository: Path, tmp_path: Path) -> N
     assert [path.name for path in release.sources.iterdir()] == ["pyproject.toml"]
 
 
+@pytest.mark.git
 @pytest.mark.parametrize("name", ["pyproject.toml", "unknown.txt"])
 def test_changed_and_unknown_files_end_the_check(
     name: str, repository: Path, tmp_path: Path

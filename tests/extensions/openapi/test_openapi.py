@@ -53,7 +53,7 @@ SESSION = (
     "/shutdown_weight_transfer_engine",
 )
 """Answer 500, as vLLM does, outside of a session: tests/extensions/devmode/test_weights.py."""
-ENDING = ("/admin/drain", "/sleep", "/pause", "/release_kv_cache_memory")
+ENDING = ("/admin/drain", "/admin/choke", "/sleep", "/pause", "/release_kv_cache_memory")
 """After them a server answers nothing more of interest; the last is 500, as vLLM's, without a
 pause.
 """

@@ -61,7 +61,7 @@ SEED = 20261120
 PART = 0.15
 """Share of the requests that every run makes."""
 SHARES = (PART, pytest.param(1.0, marks=pytest.mark.ci))
-SHUTTING = ("/admin/drain", "/sleep", "/pause", "/admin/config")
+SHUTTING = ("/admin/drain", "/sleep", "/pause", "/admin/config", "/admin/choke")
 """What keeps a server from serving what comes after it, or makes it slow."""
 OWN_500S = (
     *(
@@ -106,6 +106,7 @@ def ask_operators_routes(client: "Client", document: dict[str, Any], share: floa
         client.ask(request)
         for path in ("/resume", "/wake_up"):
             client.ask(FuzzedRequest("POST", path, {}, b""))
+        client.ask(FuzzedRequest("DELETE", "/admin/choke", {}, None))
 
 
 class Client:

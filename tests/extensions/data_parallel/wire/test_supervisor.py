@@ -113,7 +113,7 @@ def test_a_rank_that_does_not_answer_ends_the_server() -> None:
             if listening_ports(child.pid) == {server.port + 1}
         ]
         os.kill(stopped, signal.SIGSTOP)
-        wait_until(lambda: "the server ends" in server.log())
+        wait_until(lambda: "stopping the server" in server.log())
         assert status_of(supervisor) in (503, None)
         os.kill(stopped, signal.SIGCONT)
         assert server.process.wait(20) == 0
