@@ -251,5 +251,5 @@ def test_what_is_not_honoured_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_the_docs_name_each_field() -> None:
     docs = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
-    table = docs[docs.index("| field | default |") :]
+    table = docs[docs.index("| field | default | meaning |") :]
     assert [name for name in SamplingParams.__struct_fields__ if f"`{name}`" not in table] == []

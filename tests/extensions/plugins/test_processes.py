@@ -200,12 +200,15 @@ def test_a_plugin_that_cannot_be_used_is_named(
     assert line in message
 
 
-@pytest.mark.skipif(not is_present("adapters"), reason="needs a route with a variable")
-def test_a_route_that_exists_with_another_name_of_its_variable_is_refused(plugin: Write) -> None:
-    route = "Route(methods=('DELETE',), path='/adapters/{a}', handle=print)"
-    path = plugin(hook("routes", f"{{'mine': [{route}]}}"))
-    message = refusal("--plugin", path, "--allow-runtime-lora-updating")
-    assert message == "plugin mine: route DELETE /adapters/{a} exists already"
+if is_present("adapters"):  # it has a route with a variable
+
+    def test_a_route_that_exists_with_another_name_of_its_variable_is_refused(
+        plugin: Write,
+    ) -> None:
+        route = "Route(methods=('DELETE',), path='/adapters/{a}', handle=print)"
+        path = plugin(hook("routes", f"{{'mine': [{route}]}}"))
+        message = refusal("--plugin", path, "--allow-runtime-lora-updating")
+        assert message == "plugin mine: route DELETE /adapters/{a} exists already"
 
 
 def test_names_of_sections_and_settings_are_not_taken_twice(plugin: Write) -> None:
