@@ -5,4 +5,4 @@ from tests.present import is_present
 
 collect_ignore = []
 if not all(map(is_present, BUILT_IN)):
-    collect_ignore = ["test_option_page.py", "test_reference.py"]
+    collect_ignore = ["test_reference.py"]
