@@ -215,13 +215,12 @@ class Scope(RuleSetter):
         self._server.assert_matched(self.name)
 
     def __enter__(self) -> Scope:
-        for rank in self._server.ask("GET", _scope_rules(self.name)).values():
-            for rule in rank["rules"]:
-                if rule["owner"] != self.owner:
-                    raise ControlError(
-                        f"the scope {self.name!r} is in use by {rule['owner'] or 'another test'}; "
-                        "give each test its own scope, or call scope() without a name"
-                    )
+        for rule in self._rules():
+            if rule["owner"] != self.owner:
+                raise ControlError(
+                    f"the scope {self.name!r} is in use by {rule['owner'] or 'another test'}; "
+                    "give each test its own scope, or call scope() without a name"
+                )
         self._server.has_replies = True
         return self
 
@@ -239,8 +238,15 @@ class Scope(RuleSetter):
             error = AssertionError()
             raise
         finally:
-            # A failed test keeps its requests for the report.
-            self._remove(keeps_requests=error is not None)
+            # If another test has won the name, everything in the scope belongs to that test.
+            if all(rule["owner"] in (None, self.owner) for rule in self._rules()):
+                # A failed test keeps its requests for the report.
+                self._remove(keeps_requests=error is not None)
+
+    def _rules(self) -> list[dict[str, Any]]:
+        """Returns the rules with the name of this scope, on all ranks."""
+        ranks = self._server.ask("GET", _scope_rules(self.name)).values()
+        return [rule for rank in ranks for rule in rank["rules"]]
 
     def _remove(self, keeps_requests: bool) -> None:
         server = self._server
