@@ -6,8 +6,8 @@ import json
 import os
 import secrets
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from operator import attrgetter
@@ -334,8 +334,20 @@ class Server(RuleSetter):
         """
         changed = {name.replace("_", "-"): value for name, value in live.items()}
         settings = self.settings
-        self.ask("POST", "/admin/config?ranks=all", changed)
-        for name in changed:
+        try:
+            self.ask("POST", "/admin/config?ranks=all", changed)
+        except ControlError:
+            # A rank that restarts fails the call, although the others have changed.
+            with suppress(ControlError):
+                current = self.settings
+                names = [name for name in changed if current.get(name) != settings.get(name)]
+                self._keep_original(settings, names)
+            raise
+        self._keep_original(settings, changed)
+
+    def _keep_original(self, settings: SettingsView, names: Iterable[str]) -> None:
+        """Notes the values of settings that `reset` restores."""
+        for name in names:
             if name in settings:
                 self._original_settings.setdefault(name, settings[name])
 
@@ -373,8 +385,9 @@ class Server(RuleSetter):
         body: dict[str, Json] = {"places": places, "kv_blocks": kv_blocks, "paused": paused}
         body["seconds"] = seconds
         self._has_choked = True
-        self.ask("POST", CHOKE, body)
         try:
+            # In the block: if a rank that restarts fails the call, the others are choked.
+            self.ask("POST", CHOKE, body)
             yield
         finally:
             self.ask("DELETE", CHOKE)

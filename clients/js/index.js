@@ -128,8 +128,9 @@ class Server {
   /** Runs `use` while the engine has fewer `places` or `kvBlocks`, or is `paused`. */
   async choke({ places, kvBlocks, paused = false, seconds }, use) {
     this.#hasChoked = true;
-    await this.ask("POST", CHOKE, { places, kv_blocks: kvBlocks, paused, seconds });
     try {
+      // In the block: if a rank that restarts fails the call, the others are choked.
+      await this.ask("POST", CHOKE, { places, kv_blocks: kvBlocks, paused, seconds });
       return await use();
     } finally {
       await this.ask("DELETE", CHOKE);
