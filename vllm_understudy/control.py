@@ -6,8 +6,8 @@ import json
 import os
 import secrets
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from operator import attrgetter
@@ -215,13 +215,12 @@ class Scope(RuleSetter):
         self._server.assert_matched(self.name)
 
     def __enter__(self) -> Scope:
-        for rank in self._server.ask("GET", _scope_rules(self.name)).values():
-            for rule in rank["rules"]:
-                if rule["owner"] != self.owner:
-                    raise ControlError(
-                        f"the scope {self.name!r} is in use by {rule['owner'] or 'another test'}; "
-                        "give each test its own scope, or call scope() without a name"
-                    )
+        for rule in self._rules():
+            if rule["owner"] != self.owner:
+                raise ControlError(
+                    f"the scope {self.name!r} is in use by {rule['owner'] or 'another test'}; "
+                    "give each test its own scope, or call scope() without a name"
+                )
         self._server.has_replies = True
         return self
 
@@ -239,8 +238,15 @@ class Scope(RuleSetter):
             error = AssertionError()
             raise
         finally:
-            # A failed test keeps its requests for the report.
-            self._remove(keeps_requests=error is not None)
+            # If another test has won the name, everything in the scope belongs to that test.
+            if all(rule["owner"] in (None, self.owner) for rule in self._rules()):
+                # A failed test keeps its requests for the report.
+                self._remove(keeps_requests=error is not None)
+
+    def _rules(self) -> list[dict[str, Any]]:
+        """Returns the rules with the name of this scope, on all ranks."""
+        ranks = self._server.ask("GET", _scope_rules(self.name)).values()
+        return [rule for rank in ranks for rule in rank["rules"]]
 
     def _remove(self, keeps_requests: bool) -> None:
         server = self._server
@@ -328,8 +334,20 @@ class Server(RuleSetter):
         """
         changed = {name.replace("_", "-"): value for name, value in live.items()}
         settings = self.settings
-        self.ask("POST", "/admin/config?ranks=all", changed)
-        for name in changed:
+        try:
+            self.ask("POST", "/admin/config?ranks=all", changed)
+        except ControlError:
+            # A rank that restarts fails the call, although the others have changed.
+            with suppress(ControlError):
+                current = self.settings
+                names = [name for name in changed if current.get(name) != settings.get(name)]
+                self._keep_original(settings, names)
+            raise
+        self._keep_original(settings, changed)
+
+    def _keep_original(self, settings: SettingsView, names: Iterable[str]) -> None:
+        """Notes the values of settings that `reset` restores."""
+        for name in names:
             if name in settings:
                 self._original_settings.setdefault(name, settings[name])
 
@@ -367,8 +385,9 @@ class Server(RuleSetter):
         body: dict[str, Json] = {"places": places, "kv_blocks": kv_blocks, "paused": paused}
         body["seconds"] = seconds
         self._has_choked = True
-        self.ask("POST", CHOKE, body)
         try:
+            # In the block: if a rank that restarts fails the call, the others are choked.
+            self.ask("POST", CHOKE, body)
             yield
         finally:
             self.ask("DELETE", CHOKE)

@@ -98,13 +98,12 @@ class Server {
   /** Runs `use` with a part of the server, for tests that share the server at the same time. */
   async withScope(use, { name, unmatched } = {}) {
     const scope = new Scope(this, name, unmatched);
-    for (const rank of Object.values(await this.ask("GET", scope.rulesPath)))
-      for (const rule of rank.rules)
-        if (rule.owner !== scope.owner)
-          throw new ControlError(
-            `the scope ${JSON.stringify(scope.name)} is in use by ${rule.owner ?? "another test"}; ` +
-              "give each test its own scope",
-          );
+    for (const { owner } of await this.#rulesOf(scope))
+      if (owner !== scope.owner)
+        throw new ControlError(
+          `the scope ${JSON.stringify(scope.name)} is in use by ${owner ?? "another test"}; ` +
+            "give each test its own scope",
+        );
     let passed = false;
     try {
       const result = await use(scope);
@@ -112,16 +111,26 @@ class Server {
       passed = true;
       return result;
     } finally {
-      await this.ask("DELETE", scope.rulesPath);
-      if (passed) await this.ask("DELETE", scope.journalPath); // a report needs the others
+      // If another test has won the name, everything in the scope belongs to that test.
+      const rules = await this.#rulesOf(scope);
+      if (rules.every(({ owner }) => owner === null || owner === scope.owner)) {
+        await this.ask("DELETE", scope.rulesPath);
+        if (passed) await this.ask("DELETE", scope.journalPath); // a report needs the others
+      }
     }
+  }
+
+  async #rulesOf(scope) {
+    const ranks = await this.ask("GET", scope.rulesPath);
+    return Object.values(ranks).flatMap((rank) => rank.rules);
   }
 
   /** Runs `use` while the engine has fewer `places` or `kvBlocks`, or is `paused`. */
   async choke({ places, kvBlocks, paused = false, seconds }, use) {
     this.#hasChoked = true;
-    await this.ask("POST", CHOKE, { places, kv_blocks: kvBlocks, paused, seconds });
     try {
+      // In the block: if a rank that restarts fails the call, the others are choked.
+      await this.ask("POST", CHOKE, { places, kv_blocks: kvBlocks, paused, seconds });
       return await use();
     } finally {
       await this.ask("DELETE", CHOKE);

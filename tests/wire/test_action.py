@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -87,6 +88,23 @@ def test_wrong_argument_fails_the_step_with_the_log(runner: dict[str, str]) -> N
         assert "::error title=Understudy::the server did not start\n" in done.stdout
         assert "unknown flag --max-num-sqs; did you mean --max-num-seqs?" in done.stdout
         assert Path(runner["GITHUB_OUTPUT"]).read_text() == ""
+
+
+def test_another_server_at_the_port_fails_the_step(runner: dict[str, str]) -> None:
+    port = str(free_port())
+    with step("start", runner, port=port) as first:
+        assert first.returncode == 0, first.stdout
+        with step("start", runner, port=port) as second:
+            assert second.returncode == 1
+            assert f"another server answers at http://127.0.0.1:{port}\n" in second.stdout
+
+
+def test_silent_listener_at_the_port_fails_the_step(runner: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        with step("start", runner, port=port) as done:
+            assert done.returncode == 1
+            assert "::error title=Understudy::the server did not start\n" in done.stdout
 
 
 def test_value_of_an_argument_is_not_run_by_the_shell(

@@ -19,6 +19,7 @@ from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
 from app.core.protocol.common import encode_to_keep
 from app.core.server.http.context import SCOPE, RequestContext
 from app.core.server.http.response import Response
+from app.core.server.http.rpc import RpcResponse
 from app.core.server.middleware.foreign_pages import OPERATOR_PREFIXES
 from app.core.server.middleware.masking import mask_text
 from app.extensions.journal.sends import SendLog, stamped
@@ -227,7 +228,7 @@ class Entries:
         if len(body) <= request.ring.max_body_bytes:
             request.body = body
         if response.status >= FIRST_ERROR_STATUS:
-            request.entry.error = error_message(response.body)
+            request.entry.error = error_of(response)
             request.entry.unmatched = UNMATCHED in response.headers
         request.ring.grow(request, len(request.body) + getsizeof(request.entry.error))
         if context.way != GRPC:
@@ -357,6 +358,13 @@ def moments_of(request: JournaledRequest) -> list[float] | None:
     if request.sends is None:
         return None
     return [rounded(moment_s + request.offset_s) for moment_s in request.sends.moments]
+
+
+def error_of(response: Response) -> str | None:
+    """Returns the masked message of an error; None for a body of another form."""
+    if isinstance(response, RpcResponse):
+        return mask_text(response.outcome.message[:MAX_ERROR_LENGTH]) or None
+    return error_message(response.body)
 
 
 def error_message(body: object) -> str | None:

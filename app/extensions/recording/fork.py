@@ -99,7 +99,7 @@ def _without_prompts(exchange: Exchange, path: str, body: dict[str, Any]) -> Exc
         messages.append({"role": str(turn.get("role")), "content": ""})
     shortened: dict[str, Any] = {"model": body.get("model"), "stream": body.get("stream") is True}
     if body.get("tools"):
-        shortened["tools"] = [{"name": _tool_name(tool)} for tool in body["tools"]]
+        shortened["tools"] = _tool_names(body["tools"])
     shortened["input" if "input" in body else "messages"] = messages
     request = msgspec.structs.replace(
         exchange.request,
@@ -140,6 +140,14 @@ def _shortened_event(event: bytes) -> bytes:
     return head + mark + msgspec.json.encode(fields)
 
 
-def _tool_name(tool: dict[str, Any]) -> str:
-    function = tool.get("function") or tool
-    return str(function.get("name") or tool.get("type"))
+def _tool_names(tools: object) -> list[dict[str, str]]:
+    """Returns the tools of a request with their names only; a malformed one has no name."""
+    names: list[dict[str, str]] = []
+    for tool in tools if isinstance(tools, list) else [tools]:
+        name: object = None
+        if isinstance(tool, dict):
+            function = tool.get("function")
+            source = function if isinstance(function, dict) else tool
+            name = source.get("name") or tool.get("type")
+        names.append({"name": str(name or "")})
+    return names

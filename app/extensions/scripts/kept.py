@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import msgspec
 
@@ -27,6 +27,8 @@ class EarlierChanges:
 
     rules: dict[int, Record] = field(default_factory=dict)
     """The rules in force by their ids, in order."""
+    last_id: int = 0
+    """The highest id of all rules so far, which a new rule must not reuse."""
     settings: Record = field(default_factory=dict)
     """Live settings that were changed."""
 
@@ -40,6 +42,7 @@ class KeptChanges:
         self._has_failed = False
         self.earlier = self._load()
         self._settings = dict(self.earlier.settings)
+        self._last_id = self.earlier.last_id
 
     @property
     def is_too_large(self) -> bool:
@@ -63,7 +66,8 @@ class KeptChanges:
 
     def keep_rules(self, old_ids: Set[int], rules: Sequence[Record]) -> None:
         """Keeps the rules in force after a change; `old_ids` were in force before."""
-        new_ids = {rule["id"] for rule in rules}
+        new_ids = {cast(int, rule["id"]) for rule in rules}
+        self._last_id = max(self._last_id, *new_ids, *old_ids, 0)
         # Rules are restored in the order of the records, so a rule in between needs a new file.
         appended = [rule for rule in rules if rule["id"] not in old_ids]
         is_appended = list(rules[len(rules) - len(appended) :]) == appended
@@ -79,7 +83,7 @@ class KeptChanges:
         os.ftruncate(self._descriptor, 0)
         self._end = 0
         records: list[Record] = [{"rule": rule} for rule in rules]
-        self.append({"settings": self._settings}, *records)
+        self.append({"settings": self._settings, "last_id": self._last_id}, *records)
 
     def keep_settings(self, settings: Record) -> None:
         """Keeps the changed live settings, where they differ from the last call's."""
@@ -102,6 +106,10 @@ def _apply(record: Record, earlier: EarlierChanges) -> None:
     rule = record.get("rule")
     if isinstance(rule, dict):
         earlier.rules[rule["id"]] = rule
+        earlier.last_id = max(earlier.last_id, rule["id"])
+    last_id = record.get("last_id")
+    if isinstance(last_id, int):
+        earlier.last_id = max(earlier.last_id, last_id)
     removed = record.get("removed")
     if isinstance(removed, list):
         for rule_id in removed:

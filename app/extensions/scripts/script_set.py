@@ -465,7 +465,7 @@ class ScriptSet:
         for record in store.earlier.rules.values():
             rules += self._restored(record)
         self.use_rules(rules)
-        self._numbers = count(max(store.earlier.rules, default=0) + 1)
+        self._numbers = count(store.earlier.last_id + 1)
         self._store = store
         if rules:
             log.info("restored %d rules that were set at run time", len(rules))

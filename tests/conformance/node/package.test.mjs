@@ -97,6 +97,22 @@ test("scopes are apart, and end with their tests", async () => {
     ),
     /the scope "one" is in use by a test/,
   );
+  // Both have begun before one of them sets a rule: the loser leaves the winner's rules alone.
+  await server.withScope(
+    async (winner) => {
+      const loser = server.withScope(
+        async (scope) => {
+          await winner.reply({ then: { text: "won" } });
+          await scope.reply({ then: { text: "lost" } });
+        },
+        { name: "one" },
+      );
+      await assert.rejects(loser, /The scope 'one' is in use by a test/);
+      const answer = await ask("hi", winner.name);
+      assert.equal(answer.choices[0].message.content, "won");
+    },
+    { name: "one" },
+  );
   await server.withScope(
     async (scope) => {
       const answer = await fetch(`${scope.baseURL}/completions`, {

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from urllib3 import encode_multipart_formdata
 
 from app.core.server.http.response import Response
-from app.extensions.journal.entries import Entry, masked_json
+from app.core.server.http.rpc import RpcCode, RpcOutcome, RpcResponse
+from app.extensions.journal.entries import Entry, error_of, masked_json
 from app.extensions.journal.journal import Journal
 from tests.application import app_of, request
 
@@ -33,6 +34,14 @@ def entries(client: FlaskClient, **query: Any) -> Sequence[Any]:
     answer: Any = client.get(f"/admin/journal?{urlencode(query)}").json
     found: Sequence[Any] = answer["entries"]
     return found
+
+
+def test_error_of_a_grpc_call_is_its_masked_status_message() -> None:
+    outcome = RpcOutcome(RpcCode.INVALID_ARGUMENT, "No rule answers Bearer sk-1234567890abcdef.")
+    message = error_of(RpcResponse(outcome=outcome, status=400))
+    assert message is not None and message.startswith("No rule answers")
+    assert "sk-1234567890abcdef" not in message
+    assert error_of(RpcResponse(status=499)) is None
 
 
 def test_entry_has_request_and_reply() -> None:

@@ -12,7 +12,7 @@ import pytest
 from app import create_app
 from app.core.cli import main
 from app.core.settings import load
-from app.extensions.recording.exchange import Exchange
+from app.extensions.recording.exchange import Exchange, bytes_of
 from app.extensions.recording.library import Recording
 from app.extensions.recording.lines import recorded
 from tests.extensions.recording.recordings import CHAT, chat, exchange, written
@@ -120,6 +120,19 @@ def test_fork_without_prompts_has_no_text_of_requests_and_replays_the_same(
     assert "today" not in out.read_text()
     client = served(str(out))
     assert [text(client, step(number)) for number in range(3)] == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("tools", [5, "x", {"a": 1}, [None, "x", {"function": "x"}, {"type": "t"}]])
+def test_fork_without_prompts_keeps_requests_with_malformed_tools(
+    tools: object, tmp_path: Path
+) -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": "secret"}], "tools": tools}
+    file = written(tmp_path / "r", [exchange(asked, (0.1, b"{}"))])
+    out = tmp_path / "fork.jsonl"
+    assert main(["fork", file, "--without-prompts", "--out", str(out)]) == 0
+    [(_, copy)] = recorded(str(out))
+    shortened = json.loads(bytes_of(copy.request.body))
+    assert all(isinstance(tool["name"], str) for tool in shortened["tools"])
 
 
 def test_fork_without_prompts_drops_what_the_responses_api_repeats(tmp_path: Path) -> None:

@@ -151,6 +151,18 @@ def test_two_tests_that_share_a_scope(understudy):
         assert ask(first, default_headers=first.headers) == "first"
 
 
+def test_a_scope_that_loses_its_name_leaves_the_winner_alone(understudy):
+    with understudy.scope("one") as first:
+        with pytest.raises(Exception, match="The scope 'one' is in use by test_client.py::test_a"):
+            with understudy.scope("one") as second:
+                first.reply(then={"text": "first"})
+                first.fault("error", status=503, path="/v1/completions")
+                second.reply(then={"text": "second"})
+        assert ask(first, default_headers=first.headers) == "first"
+        assert [fault["status"] for fault in understudy.faults] == [503]
+    assert understudy.faults == [] and understudy.ask("GET", "/admin/script/rules")["rules"] == []
+
+
 def test_the_end_of_a_scope_checks_its_requests(understudy):
     with pytest.raises(AssertionError, match="1 request matched no rule"):
         with understudy.scope() as scope:
@@ -169,7 +181,7 @@ def test_a_strict_scope_without_rules(understudy):
 
 def test_scopes_separate_tests_that_share_a_server(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, SCOPES)
-    assert "4 passed" in output, output
+    assert "5 passed" in output, output
 
 
 XDIST = """

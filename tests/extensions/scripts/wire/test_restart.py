@@ -76,6 +76,18 @@ def test_rules_and_settings_survive_a_crash(server: vllm_understudy.Server) -> N
     assert server.ask("GET", "/admin/script/rules") == {"rules": []} and ask(server)
 
 
+def test_a_rule_after_a_crash_does_not_reuse_the_id_of_a_removed_one(
+    server: vllm_understudy.Server,
+) -> None:
+    """A rank that did not crash has later ids, and a rule has one id on all ranks."""
+    server.replies(["one", "two"]).remove()
+    crash(server)
+    crash(server)
+    server.reply({"message": "new"}, then={"text": "new"})
+    [rule] = server.ask("GET", "/admin/script/rules")["rules"]
+    assert rule["id"] == 3
+
+
 def test_a_reload_removes_the_rules(server: vllm_understudy.Server) -> None:
     server.reply(then={"text": "set"})
     assert ask(server) == "set"
