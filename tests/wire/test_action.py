@@ -90,6 +90,13 @@ def test_wrong_argument_fails_the_step_with_the_log(runner: dict[str, str]) -> N
         assert Path(runner["GITHUB_OUTPUT"]).read_text() == ""
 
 
+def test_wait_that_is_no_number_fails_the_step_before_the_start(runner: dict[str, str]) -> None:
+    with step("start", runner, **{"wait-seconds": "soon"}) as done:
+        assert done.returncode == 1
+        assert "wait-seconds must be a whole number, got soon" in done.stdout
+        assert "unbound variable" not in done.stdout
+
+
 def test_another_server_at_the_port_fails_the_step(runner: dict[str, str]) -> None:
     port = str(free_port())
     with step("start", runner, port=port) as first:
