@@ -71,14 +71,21 @@ def test_the_report_may_be_that_of_all_ranks(tmp_path: Path) -> None:
         assert answered("DELETE") == {"0": 0, "1": 0}
 
 
+def processes_of_rank(server: RunningServer, rank: int) -> list[int]:
+    """Returns the processes that listen only at the port of a rank."""
+    return [
+        child.pid
+        for child in psutil.Process(server.process.pid).children()
+        if listening_ports(child.pid) == {server.port + rank}
+    ]
+
+
 def test_rules_for_all_ranks_name_the_ranks_that_have_them() -> None:
     rule = {"name": "greet", "then": {"text": "Hello."}}
     with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "3"}, ports=3) as server:
-        [stopped] = [
-            child.pid
-            for child in psutil.Process(server.process.pid).children()
-            if listening_ports(child.pid) == {server.port + 1}
-        ]
+        # The port of rank 0 answers before the other ranks have closed the listeners of their peers.
+        wait_until(lambda: len(processes_of_rank(server, 1)) == 1)
+        [stopped] = processes_of_rank(server, 1)
         os.kill(stopped, signal.SIGSTOP)
         try:
             url = f"{server.url}/admin/script/rules"
