@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
 import gevent
 import msgspec
 from gevent import Greenlet
+from gevent.pool import Pool
 from gevent.pywsgi import WSGIServer
 from msgspec import Struct
 
-from app.core.server.http.client import exchange
+from app.core.server.http.client import HttpConnection, exchange
 
 REQUEST_TIMEOUT_S = 5.0
 """Maximum time of a request to a bootstrap server, in seconds."""
@@ -25,6 +28,12 @@ RETRY_S = 0.5
 """Seconds between two attempts to listen or to register."""
 MAX_BODY_BYTES = 4_096
 """Maximum length of a registration."""
+MAX_REGISTRATIONS = 4_096
+"""Maximum number of registered workers of a pod."""
+MAX_CONNECTIONS = 256
+"""Maximum number of open connections to a bootstrap server; further ones wait."""
+MAX_ANSWER_BYTES = 1 << 20
+"""Maximum length of the answer of another pod's bootstrap server."""
 log = logging.getLogger(__name__)
 
 WorkerAddresses = dict[str, dict[str, str]]
@@ -76,7 +85,10 @@ class BootstrapServer:
             self._server.stop(timeout=0)
 
     def _listen(self) -> None:
-        server = WSGIServer(self._address, self._respond, log=None, error_log=log)
+        connections = Pool(MAX_CONNECTIONS)
+        server = WSGIServer(
+            self._address, self._respond, log=None, error_log=log, spawn=connections
+        )
         is_logged = False
         while True:
             try:
@@ -106,9 +118,19 @@ class BootstrapServer:
                 registration = msgspec.json.decode(body, type=Registration)
             except msgspec.DecodeError as error:
                 return _answer(start, HTTPStatus.UNPROCESSABLE_ENTITY, {"detail": str(error)})
+            if self._count() >= MAX_REGISTRATIONS:
+                return _answer(start, HTTPStatus.BAD_REQUEST, {"detail": "too many workers"})
             self._add(registration)
             return _answer(start, HTTPStatus.OK, {"status": "ok"})
         return _answer(start, HTTPStatus.NOT_FOUND, {"detail": "Not Found"})
+
+    def _count(self) -> int:
+        """Returns the number of registered workers."""
+        return sum(
+            len(addresses)
+            for entry in self._entries.values()
+            for addresses in entry.worker_addr.values()
+        )
 
     def _add(self, registration: Registration) -> None:
         rank = str(registration.dp_rank)
@@ -160,7 +182,7 @@ def find_engine(bootstrap_url: str, engine_id: str, take: Callable[[str, int, st
 def _find(bootstrap_url: str, engine_id: str, take: Callable[[str, int, str], None]) -> None:
     try:
         host, port = _query(bootstrap_url, engine_id)
-    except (OSError, ValueError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, HTTPException, msgspec.DecodeError) as error:
         take("", 0, f"bootstrap server {bootstrap_url}: {error}")
         return
     take(host, port, "")
@@ -170,22 +192,33 @@ def _query(bootstrap_url: str, engine_id: str) -> tuple[str, int]:
     """Returns host and port of an engine.
 
     Raises:
-        OSError: The bootstrap server does not answer.
-        ValueError: An address is invalid, or the server does not know the engine.
+        OSError: The bootstrap server does not answer in time.
+        HTTPException: The answer is not HTTP.
+        ValueError: An address is invalid, the answer is too long, or the server does not know the
+            engine.
         msgspec.DecodeError: The answer has another form.
     """
     address = urlsplit(bootstrap_url)
     if not address.hostname or not address.port:
         raise ValueError("not an address such as http://host:8998")
-    status, body = exchange(
-        f"{address.hostname}:{address.port}", "GET", "/query", timeout_s=REQUEST_TIMEOUT_S
-    )
-    if status != HTTPStatus.OK:
-        raise ValueError(f"status {status}")
+    # A request names the address: the answer may be endless, or come a byte at a time.
+    netloc = f"{address.hostname}:{address.port}"
+    with (
+        gevent.Timeout(REQUEST_TIMEOUT_S, TimeoutError),
+        closing(HttpConnection(netloc, REQUEST_TIMEOUT_S)) as connection,
+    ):
+        connection.request("GET", "/query")
+        response = connection.getresponse()
+        body = response.read(MAX_ANSWER_BYTES + 1)
+    if response.status != HTTPStatus.OK:
+        raise ValueError(f"status {response.status}")
+    if len(body) > MAX_ANSWER_BYTES:
+        raise ValueError("the answer is too long")
     entries = msgspec.json.decode(body, type=dict[str, EngineEntry])
     for entry in entries.values():
-        if entry.engine_id == engine_id:
-            engine_address = urlsplit(entry.worker_addr["0"]["0"])
+        worker = entry.worker_addr.get("0", {}).get("0", "")
+        if entry.engine_id == engine_id and worker:
+            engine_address = urlsplit(worker)
             return engine_address.hostname or "", engine_address.port or 0
     raise ValueError(f"remote engine_id {engine_id} not found")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from app.core.engine.request import EngineRequest
 from app.core.protocol.common import KVTransferParams
@@ -17,22 +18,28 @@ LENGTH_ONLY = ("length",)
 """Finish reason with which a prefill for another connector holds its blocks: it has one token."""
 
 
-class Dialect(Protocol):
+class Dialect(ABC):
     """How a connector names the blocks of a prefill."""
 
     good_ends: tuple[str, ...]
     """Finish reasons with which a prefill holds its blocks."""
-    default_hold_s: float
-    """Time for which a prefill holds unread blocks, unless a setting decides, in seconds."""
-    comes_early: bool
-    """A decode may ask for the blocks before the prefill has ended."""
 
+    @abstractmethod
     def transfer_id(self, request: EngineRequest) -> str:
         """Returns the id of the blocks of a prefill; empty for a request without a handoff."""
 
+    @abstractmethod
     def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
         """Writes into the answer of a prefill where the engine answers."""
 
+
+class EarlyDialect(Dialect):
+    """A connector whose decodes may ask for the blocks before the prefill has ended."""
+
+    hold_s: float
+    """Time for which a prefill holds unread blocks, in seconds."""
+
+    @abstractmethod
     def locate(self, request: EngineRequest, take_source: Found) -> None:
         """Finds the blocks that the request names, now or later."""
 
@@ -41,8 +48,6 @@ class NixlDialect(Dialect):
     """NixlConnector: the router passes the answer of the prefill to the decode."""
 
     good_ends = GOOD_ENDS
-    default_hold_s = 30.0
-    comes_early = False
 
     def transfer_id(self, request: EngineRequest) -> str:
         """Returns the id in the answer."""
@@ -58,20 +63,16 @@ class NixlDialect(Dialect):
             address.remote_engine_id = engine_id
             address.remote_port = port
 
-    def locate(self, request: EngineRequest, take_source: Found) -> None:
-        """Does nothing: the parameters have the source (`messages.source_of`)."""
 
-
-class MooncakeDialect(Dialect):
+class MooncakeDialect(EarlyDialect):
     """MooncakeConnector: the router chooses the transfer id, and the answer has no parameters.
 
     The decode asks the bootstrap server of the prefill pod for the address of the engine.
     """
 
     good_ends = LENGTH_ONLY
-    default_hold_s = 480.0
+    hold_s = 480.0
     """vLLM's VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT."""
-    comes_early = True
 
     def __init__(self, find: Callable[[str, str, Callable[[str, int, str], None]], None]) -> None:
         """`find` looks up an engine at a bootstrap server.
@@ -111,7 +112,7 @@ class MooncakeDialect(Dialect):
         self._find(address, engine_id, take_address)
 
 
-class MoriioDialect(Dialect):
+class MoriioDialect(EarlyDialect):
     """MoRIIOConnector: the id of a request names both pods, or the parameters name the prefill.
 
     In mode READ the router passes the answer of the prefill to the decode. In mode WRITE it sends
@@ -119,9 +120,8 @@ class MoriioDialect(Dialect):
     """
 
     good_ends = LENGTH_ONLY
-    default_hold_s = 60.0
+    hold_s = 60.0
     """vLLM's `defer_timeout`."""
-    comes_early = True
 
     def transfer_id(self, request: EngineRequest) -> str:
         """Returns the router's id, or one that both pods derive from the id of the request."""

@@ -17,7 +17,7 @@ from app.core.engine.sequence_pool import SequencePool
 from app.core.engine.step_executor import StepExecutor
 from app.core.engine.stepped_sequence import SteppedSequence
 from app.extensions.handoff.counters import Counters, TransferCounters
-from app.extensions.handoff.dialects import Dialect, NixlDialect
+from app.extensions.handoff.dialects import Dialect, EarlyDialect, NixlDialect
 from app.extensions.handoff.early_reads import EarlyReads
 from app.extensions.handoff.late_reads import LateReads
 from app.extensions.handoff.leases import Leases
@@ -61,18 +61,19 @@ class Handoffs:
         peering: Peering,
     ) -> None:
         self.dialect = peering.dialect
-        is_nixl = isinstance(self.dialect, NixlDialect)
+        read_class = Reads
         counters = Counters()
-        hold_s = self.dialect.default_hold_s
-        if is_nixl:
-            counters = TransferCounters(parts.recorder, peering.model, peering.rank)
+        if isinstance(self.dialect, EarlyDialect):
+            hold_s = self.dialect.hold_s
+            read_class = LateReads
+        else:
             hold_s = options.kv_lease_duration
+            counters = TransferCounters(parts.recorder, peering.model, peering.rank)
         self.executor = executor
         self.recomputes = options.kv_load_failure_policy == "recompute"
         self.name = peering.name
         self.leases = Leases(wheel, parts.clock.now, hold_s, counters)
         self.early_reads = EarlyReads()
-        read_class = Reads if is_nixl else LateReads
         self.reads = read_class(
             wheel,
             parts.clock.now,
@@ -92,7 +93,7 @@ class Handoffs:
 
     def expect(self, request: EngineRequest) -> RemoteRead:
         """Returns the read of a request's blocks, whose lease is extended from now on."""
-        if isinstance(self.reads, LateReads):
+        if isinstance(self.dialect, EarlyDialect) and isinstance(self.reads, LateReads):
             return self.reads.expect_at(partial(self.dialect.locate, request))
         return self.reads.expect(source_of(request.source or {}))
 
@@ -161,7 +162,7 @@ class Handoffs:
         if question.engine_id not in ("", self.name()):
             return UNKNOWN_ENGINE
         message = question.message
-        is_early = self.dialect.comes_early and not self._holds(message)
+        is_early = isinstance(self.dialect, EarlyDialect) and not self._holds(message)
         if is_early and isinstance(message, Read):
             return self.early_reads.wait(message, send)
         if is_early and isinstance(message, Done):

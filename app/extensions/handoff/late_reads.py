@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeAlias
 
-from app.core.base.clock.timer_wheel import TimerWheel
-from app.extensions.handoff.counters import Counters
 from app.extensions.handoff.messages import PENDING, Answer, Read, Source
 from app.extensions.handoff.reads import (
     MAX_WAIT_S,
     NO_SOURCE,
-    Channel,
     Finish,
     Reads,
-    ReadSettings,
     RemoteRead,
 )
 
@@ -42,22 +38,10 @@ class LateRead(RemoteRead):
 class LateReads(Reads):
     """The reads of an engine whose prefills hold blocks without heartbeats."""
 
-    def __init__(
-        self,
-        wheel: TimerWheel,
-        now: Callable[[], float],
-        *,
-        channel: Channel,
-        counters: Counters,
-        settings: ReadSettings,
-        name: Callable[[], str],
-    ) -> None:
-        """Takes the same arguments as `Reads`."""
-        super().__init__(
-            wheel, now, channel=channel, counters=counters, settings=settings, name=name
-        )
-        self._patient: set[int] = set()
+    @cached_property
+    def _patient(self) -> set[int]:
         """Numbers of the questions with the answer `PENDING`."""
+        return set()
 
     def expect_at(self, locate: Locate) -> LateRead:
         """Returns the read of a request that has arrived."""
