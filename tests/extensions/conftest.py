@@ -9,6 +9,8 @@ OTHER_EXTENSIONS = {
     "console/wire/test_figures.py": "lab",
     "console/wire/test_server.py": "llm",
     "data_parallel/test_beam_search.py": "beam_search",
+    "data_parallel/test_pooling.py": "pooling",
+    "devmode/test_pooling.py": "pooling",
     "devmode/test_weight_versions.py": "disaggregation",
     "disaggregation/test_forms.py": "forms",
     "grpc/wire/test_faults.py": "faults",

@@ -122,16 +122,6 @@ def test_prompts_of_a_request_take_the_room_of_all_ranks(prompts: int, n: int, s
         assert complete(client, prompt=["Hello"] * 4).status_code == 200
 
 
-def test_texts_to_embed_are_balanced() -> None:
-    with in_process(INTERNAL, "--data-parallel-size=2", "--task=embed") as client:
-        texts = ["One", "Two", "Three", "Four"]
-        answer = client.post("/v1/embeddings", {"input": texts})
-        assert [item["index"] for item in answer.json()["data"]] == list(range(4))
-        page = client.get("/metrics").text
-        finished = re.findall(r"^vllm:request_prompt_tokens_count\{.*\} (\S+)$", page, re.M)
-        assert finished == ["2.0", "2.0"]
-
-
 def test_adapters_older_names_and_pooling_have_one_page_each() -> None:
     for flags in (
         ("--lora-modules=a=/a", "--enable-lora", "--simulator-metrics", "--lora-residency-metrics"),

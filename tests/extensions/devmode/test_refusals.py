@@ -16,8 +16,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "base", "messages": HELLO, "max_tokens": 2},
     "/v1/responses": {"input": "hi", "max_output_tokens": 2},
     "/inference/v1/generate": {"token_ids": [1, 2], "sampling_params": {"max_tokens": 2}},
-    "/generative_scoring": {"query": "a", "items": ["b"], "label_token_ids": [1, 2]},
 }
+if is_present("label_reads"):
+    BODIES["/generative_scoring"] = {"query": "a", "items": ["b"], "label_token_ids": [1, 2]}
 if is_present("chat_batch"):
     BODIES["/v1/chat/completions/batch"] = {"messages": [HELLO], "max_tokens": 2}
 STREAMS = {
@@ -94,15 +95,3 @@ def test_requests_are_served_after_a_resume(client: Client) -> None:
         client.post("/pause")
         client.post(path)
         client.complete(max_tokens=2)
-
-
-def test_embeddings_are_rejected_too() -> None:
-    with in_process(*FLAGS, "--task", "embed") as client:
-        client.post("/pause")
-        answer = client.post("/v1/embeddings", {"input": ["a", "b"]})
-        assert (answer.status_code, answer.json()["error"]["type"]) == (
-            503,
-            "ServiceUnavailableError",
-        )
-        client.post("/resume")
-        assert client.post("/v1/embeddings", {"input": ["a", "b"]}).status_code == 200

@@ -103,14 +103,6 @@ def test_the_policy_is_that_of_the_header_then_the_setting_then_the_replies(
     )
 
 
-def test_replies_do_not_make_embeddings_strict() -> None:
-    client = app_of("--task", "embed", "--seed", "1").test_client()
-    set_rules(client, {"when": {"message": "x"}, "then": {"text": "a"}})
-    assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200
-    set_rules(client, {"when": {"message": "x"}, "then": {"embedding": [1.0]}})
-    assert "rule 2" in message_of(client.post("/v1/embeddings", json={"input": "a"}))
-
-
 def test_the_setting_makes_a_server_without_rules_strict() -> None:
     client = app_of("--unmatched", "error").test_client()
     assert message_of(chat(client)) == "No rule answers this request: no rules are set for it."
