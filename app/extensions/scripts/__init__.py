@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from app.extensions.scripts.kept import KeptChanges
     from app.extensions.scripts.opened import OpenedScripts
     from app.extensions.scripts.resolver import ScriptResolver
+    from app.extensions.scripts.rules import Script
+    from app.extensions.scripts.script_set import Inherited
     from config import Settings as AllSettings
 
 RULES = "/admin/script/rules"
@@ -33,6 +35,10 @@ class Scripts(Extension):
     requires = ("faults", "forms")
     files: ClassVar[Sequence[IO[bytes]]] = ()
     """A file for each rank, which its workers inherit from the arbiter; see `kept.py`."""
+    uses_file: ClassVar[IO[bytes] | None] = None
+    """The answers of rules on all ranks; see `shared_uses.py`. None for a single rank."""
+    scripts: ClassVar[Mapping[str, Script]] = {}
+    """The scripts that the arbiter has read, by their paths."""
     opened_by: ClassVar[int] = 0
     """Process that has opened them; 0 before."""
 
@@ -47,12 +53,16 @@ class Scripts(Extension):
         """Checks the files of rules, and opens the files of changes. Raises ConfigError."""
         with suppress(OSError):  # no folder for temporary files: nothing survives a crash
             cls.files = [TemporaryFile() for _ in settings.server.ranks]  # noqa: SIM115
+            if len(settings.server.ranks) > 1:
+                from app.extensions.scripts.shared_uses import new_table
+
+                cls.uses_file = new_table()
             cls.opened_by = os.getpid()
         section = settings.section(ScriptSettings)
         if section.script:
             from app.extensions.scripts.script_set import check_scripts
 
-            check_scripts(section)
+            cls.scripts = check_scripts(section)
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
@@ -85,6 +95,18 @@ class Scripts(Extension):
         if self.opened_by in (0, os.getpid()):
             return None
         return self.files[self.parts.settings.server.ranks.index(self.parts.rank)].fileno()
+
+    def inherited(self) -> Inherited:
+        """Returns what this worker has from its arbiter; nothing where there is no arbiter."""
+        from app.extensions.scripts.script_set import NOTHING_INHERITED, Inherited
+
+        if self.opened_by in (0, os.getpid()):
+            return NOTHING_INHERITED
+        if self.uses_file is None:
+            return Inherited(self.scripts)
+        from app.extensions.scripts.shared_uses import SharedUses
+
+        return Inherited(self.scripts, SharedUses(self.uses_file.fileno()))
 
     def _has_kept_changes(self) -> bool:
         """Returns whether an earlier worker of this rank, which has crashed, has left changes."""

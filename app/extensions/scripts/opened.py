@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from app.core.server.http.route import Route
     from app.extensions.scripts.kept import KeptChanges
     from app.extensions.scripts.resolver import ScriptResolver
-    from app.extensions.scripts.script_set import ScriptSet
+    from app.extensions.scripts.script_set import Inherited, ScriptSet
 
 SCRIPT_MODULES = (
     "encodings.unicode_escape",
@@ -36,6 +36,9 @@ class RuleOwner(Protocol):
 
     def changes_file(self) -> int | None:
         """Returns the file of the changes; None without an arbiter."""
+
+    def inherited(self) -> Inherited:
+        """Returns what this worker has from its arbiter."""
 
     def open(self) -> OpenedScripts:
         """Returns the rules."""
@@ -63,8 +66,9 @@ class OpenedScripts:
         self.script_set = open_scripts(
             parts.settings.section(ScriptSettings),
             parts.constraints,
-            parts.streams("scripts"),
-            parts.clock.now,
+            rng=parts.streams("scripts"),
+            now=parts.clock.now,
+            inherited=owner.inherited(),
         )
         self.script_set.on_change = self.use_rules
         store = changes_of(owner)

@@ -1,7 +1,9 @@
 """A script file with its compiled rules, and the counters of each rule."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from math import inf
 from pathlib import Path
 from random import Random
@@ -26,6 +28,7 @@ from app.extensions.scripts.rules import (
     Then,
     When,
 )
+from app.extensions.scripts.shared_uses import KEY_BYTES, SharedUses
 from app.extensions.scripts.template import TemplateCompiler
 
 log = logging.getLogger(__name__)
@@ -87,6 +90,10 @@ class RuleState:
         self.uid = uid
         self.scope: str | None = None
         """Scope of all requests of a rule that a test has set; None for every scope."""
+        self.identity = ""
+        """Text that is equal for this rule on all ranks, and differs from those of other rules."""
+        self.shared_uses: SharedUses | None = None
+        """Counts the answers on all ranks; None on a server of one rank."""
         outcome = rule.then if isinstance(rule.then, Then) else Then(passes=True)
         compiler = compiler or ScriptCompiler()
         template_nodes = compiler.templates.nodes
@@ -231,18 +238,48 @@ class RuleState:
         """Returns whether `times` allows one more answer in the scope of the request."""
         return self.rule.times is None or self._uses(request, counters) < self.rule.times
 
-    def use(self, request: MatchedRequest, counters: Counters) -> None:
-        """Counts an answer of a rule with `times`."""
+    def take_answer(self, request: MatchedRequest, counters: Counters) -> bool:
+        """Counts an answer, as far as `times` limits them.
+
+        Returns False where no answer is left: another rank may have given the last one.
+        """
+        limit = self.rule.times
+        if limit is None:
+            return True
+        if self.shared_uses is not None:
+            return self.shared_uses.take(self._shared_key(request), limit)
         uses = self._uses(request, counters) + 1
-        if not request.scope or request.scope == self.scope:
+        if not self._has_own_count(request):
             self.use_count = uses
         else:
             counters[self.uid, USES + request.scope_digest] = uses
+        return uses <= limit
+
+    def forget_answers(self) -> None:
+        """Makes room for the counts of other rules, once this one is removed."""
+        if self.shared_uses is not None:
+            self.shared_uses.remove(_digest(self.identity))
 
     def _uses(self, request: MatchedRequest, counters: Counters) -> int:
-        if not request.scope or request.scope == self.scope:
+        if self.shared_uses is not None:
+            return self.shared_uses.count(self._shared_key(request))
+        if not self._has_own_count(request):
             return self.use_count
         return counters.get((self.uid, USES + request.scope_digest), 0)
+
+    def _has_own_count(self, request: MatchedRequest) -> bool:
+        """Returns whether the answers in the scope of a request are counted apart."""
+        return bool(request.scope) and request.scope != self.scope
+
+    def _shared_key(self, request: MatchedRequest) -> bytes:
+        text = self.identity
+        if self._has_own_count(request):
+            text += f" in {request.scope}"
+        return _digest(text)
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode()).digest()[:KEY_BYTES]
 
 
 class FileRules(NamedTuple):
@@ -264,6 +301,8 @@ class ScriptFile(Struct, eq=False):
     stamp: Stamp | None = None
     error: str | None = None
     """Why the newest version of the file is not used."""
+    script: Script | None = None
+    """What was last read from the file."""
 
     def read(self, uids: Iterator[int], now_s: float, rng: Random, accepts: Accepts) -> FileRules:
         """Reads and compiles the file, whose rules are not used yet.
@@ -272,24 +311,40 @@ class ScriptFile(Struct, eq=False):
             ScriptError: The file is invalid; the old rules stay in use.
         """
         self.stamp = stamp_of(self.path)
-        unchanged: dict[str, RuleState] = {repr(rule.rule): rule for rule in self.rules}
-        rules: list[RuleState] = []
         try:
             script = read_script(self.path)
-            compiler = ScriptCompiler()
-            for number, rule in enumerate(script.rules, 1):
-                state = unchanged.pop(repr(rule), None)
-                if state is None:
-                    state = RuleState(
-                        self.path, number, rule, uid=next(uids), now_s=now_s, compiler=compiler
-                    )
-                rules.append(state)
-            for number, state in enumerate(rules, 1):
-                location = rule_location(self.path, number, state.rule.name)
-                state.action.check_calls(script.tools, accepts, location)
+            file_rules = self.compile(script, uids, now_s=now_s, rng=rng, accepts=accepts)
         except ScriptError as error:
             self.error = str(error)
             raise
+        self.script = script
+        return file_rules
+
+    def compile(
+        self, script: Script, uids: Iterator[int], now_s: float, rng: Random, accepts: Accepts
+    ) -> FileRules:
+        """Compiles a script, whose rules are not used yet.
+
+        Raises:
+            ScriptError: The script is invalid.
+        """
+        unchanged: dict[str, RuleState] = {repr(rule.rule): rule for rule in self.rules}
+        equal_rules: Counter[str] = Counter()
+        rules: list[RuleState] = []
+        compiler = ScriptCompiler()
+        for number, rule in enumerate(script.rules, 1):
+            text = repr(rule)
+            state = unchanged.pop(text, None)
+            if state is None:
+                state = RuleState(
+                    self.path, number, rule, uid=next(uids), now_s=now_s, compiler=compiler
+                )
+                state.identity = f"{self.path} {equal_rules[text]} {text}"
+            equal_rules[text] += 1
+            rules.append(state)
+        for number, state in enumerate(rules, 1):
+            location = rule_location(self.path, number, state.rule.name)
+            state.action.check_calls(script.tools, accepts, location)
         unchecked = [
             state for state in rules if not script.tools.keys() >= set(state.required_tools)
         ]

@@ -38,7 +38,7 @@ from app.extensions.scripts.matching import Groups
 from app.extensions.scripts.reachability import unreachable
 from app.extensions.scripts.reader import convert_script
 from app.extensions.scripts.regexes import MAX_SCRIPT_REGEX_NODES
-from app.extensions.scripts.rules import RuleFailureError, ScriptError
+from app.extensions.scripts.rules import RuleFailureError, Script, ScriptError
 from app.extensions.scripts.script_file import (
     Counters,
     FileRules,
@@ -49,6 +49,7 @@ from app.extensions.scripts.script_file import (
     stamp_of,
 )
 from app.extensions.scripts.settings import ScriptSettings
+from app.extensions.scripts.shared_uses import SharedUses
 from app.extensions.scripts.template_environment import RandomFunctions
 from app.extensions.scripts.template_limits import BUDGET_KEY, MAX_SCRIPT_NODES, Budget
 from config.declaration import ConfigError
@@ -112,6 +113,12 @@ class AddedRule(Struct, eq=False):
     rng: Random
     state: RuleState
 
+    def use_id(self, rule_id: int) -> None:
+        """Sets the id, by which the rule also counts its answers on all ranks."""
+        self.id = rule_id
+        self.state.number = rule_id
+        self.state.identity = f"{RUN_TIME} {rule_id} {self.scope} {self.state.rule!r}"
+
     def record(self) -> dict[str, object]:
         """Returns the rule as it is kept for the next worker."""
         return {
@@ -143,6 +150,18 @@ class KeptRule(Struct):
     uses: int = 0
 
 
+class Inherited(Struct, frozen=True):
+    """What a worker has from its arbiter."""
+
+    scripts: Mapping[str, Script] = {}
+    """The scripts that the arbiter has read, by their paths."""
+    uses: SharedUses | None = None
+    """Answers of rules with `times` on all ranks; None on a server of one rank."""
+
+
+NOTHING_INHERITED = Inherited()
+
+
 class ScriptSet:
     """All scripts of a server. `now` returns monotonic seconds, `unix` Unix seconds."""
 
@@ -155,12 +174,14 @@ class ScriptSet:
         now: Callable[[], float],
         unix: Callable[[], float],
         accepts: Accepts,
+        inherited: Inherited = NOTHING_INHERITED,
     ) -> None:
         """`files` lists model (empty for all) and path, in order.
 
         Raises:
-            ScriptError: A file is invalid.
+            ScriptError: A file is invalid, and was not read before.
         """
+        self._inherited = inherited
         self._now = now
         self._unix = unix
         self._rng = rng
@@ -183,7 +204,7 @@ class ScriptSet:
         self._counts_all_matches = False
         """True if a rule also counts the matching requests that another rule answers."""
         for file in self.files:
-            file.use(self._read(file))
+            self._read_first(file)
         self._note_counting_rules()
 
     def decide(self, request: MatchedRequest, rng: Random | None = None) -> Decision | None:
@@ -270,8 +291,8 @@ class ScriptSet:
             fault = rule.faults.fault_for(request.facts, draws, self._now())
         if rule.only_fails and fault is None:
             return None
-        if rule.rule.times is not None:
-            self._use(rule, request)
+        if rule.rule.times is not None and not self._take_answer(rule, request):
+            return None
         return match, fault
 
     def _candidates(self, request: MatchedRequest) -> Iterator[tuple[RuleState, Random]]:
@@ -286,11 +307,16 @@ class ScriptSet:
                 for rule in file.rules:
                     yield rule, file.rng
 
-    def _use(self, rule: RuleState, request: MatchedRequest) -> None:
-        """Counts an answer of a rule with `times`, also for the next worker."""
-        rule.use(request, self._counters)
-        if self._store is not None and rule.path == RUN_TIME:
+    def _take_answer(self, rule: RuleState, request: MatchedRequest) -> bool:
+        """Counts an answer of a rule with `times`, also for the next worker.
+
+        Returns False where another rank has given the last one.
+        """
+        if not rule.take_answer(request, self._counters):
+            return False
+        if self._store is not None and rule.path == RUN_TIME and rule.shared_uses is None:
             self._store.append({"used": [rule.number, rule.use_count]})
+        return True
 
     def _matching_groups(self, rule: RuleState, request: MatchedRequest) -> Groups | None:
         try:
@@ -419,20 +445,20 @@ class ScriptSet:
                 )
                 state.action.check_calls(script.tools, self._accepts, state.location)
                 size_bytes = RULE_BYTES + len(msgspec.json.encode(row))
-                state.number = next(self._numbers)
                 state.scope = scope
-                added.append(
-                    AddedRule(
-                        id=state.number,
-                        scope=scope,
-                        owner=owner,
-                        seed=script.seed,
-                        document=row,
-                        size_bytes=size_bytes,
-                        rng=rng,
-                        state=state,
-                    )
+                new_rule = AddedRule(
+                    id=0,
+                    scope=scope,
+                    owner=owner,
+                    seed=script.seed,
+                    document=row,
+                    size_bytes=size_bytes,
+                    rng=rng,
+                    state=state,
                 )
+                state.shared_uses = self._inherited.uses
+                new_rule.use_id(next(self._numbers))
+                added.append(new_rule)
         except RecursionError:
             raise ScriptError(f"script {RUN_TIME}: is nested too deeply") from None
         return added
@@ -452,6 +478,10 @@ class ScriptSet:
             raise ScriptError(flaw)
         previous = self.added
         self.added = tuple(ordered)
+        remaining_ids = {rule.id for rule in ordered}
+        for rule in previous:
+            if rule.id not in remaining_ids and rule.state.rule.times is not None:
+                rule.state.forget_answers()
         self._note_counting_rules()
         if self._store is not None:
             self._store.keep_rules({rule.id for rule in previous}, self._records())
@@ -479,8 +509,7 @@ class ScriptSet:
         except ScriptError as error:
             log.error("a rule is lost: %s", error)
             return []
-        rule.id = fields.id
-        rule.state.number = fields.id
+        rule.use_id(fields.id)
         rule.state.use_count = fields.uses
         return [rule]
 
@@ -505,8 +534,37 @@ class ScriptSet:
         states += [state for file in self.files for state in file.rules]
         self._counts_all_matches = any(state.counts_all_matches for state in states)
 
+    def _read_first(self, file: ScriptFile) -> None:
+        """Uses the rules of a file.
+
+        A worker that replaces a crashed one must start, even if the file has become invalid: it
+        uses the rules that the arbiter has read.
+
+        Raises:
+            ScriptError: The file is invalid, and the arbiter has not read it.
+        """
+        try:
+            file.use(self._read(file))
+        except ScriptError as error:
+            script = self._inherited.scripts.get(file.path)
+            if script is None:
+                raise
+            log.error("%s; using the rules of the server's start", error)
+            file.use(
+                file.compile(
+                    script, self._uids, now_s=self._now(), rng=self._rng, accepts=self._accepts
+                )
+            )
+            self._share_uses(file.rules)
+            file.error = str(error)
+
+    def _share_uses(self, rules: Sequence[RuleState]) -> None:
+        for rule in rules:
+            rule.shared_uses = self._inherited.uses
+
     def _read(self, file: ScriptFile) -> FileRules:
         file_rules = file.read(self._uids, self._now(), self._rng, self._accepts)
+        self._share_uses(file_rules.rules)
         if file_rules.unchecked:
             log.warning(
                 "script %s: the tool calls of %s are checked only when requests offer the tools; "
@@ -565,6 +623,8 @@ class ScriptSet:
     def restart(self) -> None:
         """Resets all counters."""
         self._counters.clear()
+        if self._inherited.uses is not None:
+            self._inherited.uses.clear()
         self.unanswered = 0
         self._has_warned_of_budget = False
         for added in self.added:
@@ -604,7 +664,11 @@ class ScriptSet:
 
 
 def open_scripts(
-    settings: ScriptSettings, schemas: SchemaCompiler, rng: Random, now: Callable[[], float]
+    settings: ScriptSettings,
+    schemas: SchemaCompiler,
+    rng: Random,
+    now: Callable[[], float],
+    inherited: Inherited,
 ) -> ScriptSet:
     """Opens the scripts of the settings.
 
@@ -613,19 +677,34 @@ def open_scripts(
     """
     accepts = SchemaCheck(schemas)
     try:
-        return ScriptSet(settings.files, rng, now=now, unix=time.time, accepts=accepts)
+        return ScriptSet(
+            settings.files,
+            rng,
+            now=now,
+            unix=time.time,
+            accepts=accepts,
+            inherited=inherited,
+        )
     except ScriptError as error:
         raise ConfigError(f"setting script: {error}") from None
 
 
-def check_scripts(settings: ScriptSettings) -> None:
-    """Raises `ConfigError` for the first invalid script. Only `open_scripts` logs warnings."""
+def check_scripts(settings: ScriptSettings) -> dict[str, Script]:
+    """Returns the scripts by their paths. Only `open_scripts` logs warnings.
+
+    Raises:
+        ConfigError: A script is invalid.
+    """
+    scripts: dict[str, Script] = {}
     for _, path in settings.files:
         file = ScriptFile("", path, Random(0))
         try:
             file.read(count(), 0.0, Random(0), SchemaCheck(Schemas()))
         except ScriptError as error:
             raise ConfigError(f"setting script: {error}") from None
+        if file.script is not None:
+            scripts[path] = file.script
+    return scripts
 
 
 @dataclass(frozen=True, slots=True)

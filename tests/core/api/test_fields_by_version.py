@@ -13,8 +13,11 @@ HELLO = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HELLO, "max_tokens": 2},
     "/v1/completions": {"prompt": "hi", "max_tokens": 2},
-    "/v1/responses": {"input": "hi", "max_output_tokens": 2},
 }
+FLAGS: tuple[str, ...] = ()
+if is_present("responses"):
+    BODIES["/v1/responses"] = {"input": "hi", "max_output_tokens": 2}
+    FLAGS = ("--enable-responses-store",)
 if is_present("chat_batch"):
     BODIES["/v1/chat/completions/batch"] = {"messages": [HELLO], "max_tokens": 2}
 
@@ -22,7 +25,7 @@ if is_present("chat_batch"):
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("version", "status"), [("0.32", 400), ("0.33", 200)])
 def test_a_null_for_special_tokens_is_the_default(path: str, version: str, status: int) -> None:
-    client = app_of("--vllm-version", version, "--enable-responses-store").test_client()
+    client = app_of("--vllm-version", version, *FLAGS).test_client()
     answer = client.post(path, json=BODIES[path] | {"skip_special_tokens": None})
     assert answer.status_code == status
     wrong = client.post(path, json=BODIES[path] | {"skip_special_tokens": "perhaps"})

@@ -2,7 +2,7 @@
 
 from tests.client import in_process
 
-FLAGS = ("--vllm-version", "0.33", "--server-dev-mode", "--enable-scale-out", "--task", "embed")
+FLAGS = ("--vllm-version=0.33", "--server-dev-mode", "--task=embed")
 TEXTS = {"input": ["a", "b"]}
 
 

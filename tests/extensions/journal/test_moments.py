@@ -47,7 +47,8 @@ def test_moments_of_a_stream_are_unix_seconds_in_order(client: FlaskClient) -> N
     sends = entry["sends_s"]
     # A busy machine merges the events of several tokens into one write.
     assert sends == sorted(sends) and 1 <= len(sends) <= len(events)
-    assert entry["last_s"] <= sends[-1] <= after_s + 0.001
+    # The wall clock may have been read again between the two moments.
+    assert entry["last_s"] - 0.001 <= sends[-1] <= after_s + 0.001
     assert entry["preemptions"] == 0
 
 

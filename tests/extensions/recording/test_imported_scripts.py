@@ -1,6 +1,5 @@
 """Fixtures of other tools become scripts that a server accepts, and that reply as the tools do."""
 
-import gzip
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -153,48 +152,6 @@ def interaction(uri: str, asked: object, body: object, **response: Any) -> dict[
 
 
 CHOICE = {"choices": [{"index": 0, "message": {"content": "From VCR."}, "finish_reason": "stop"}]}
-MESSAGE = {
-    "type": "message",
-    "stop_reason": "end_turn",
-    "content": [{"type": "text", "text": "From Claude."}],
-}
-RESPONSE = {
-    "object": "response",
-    "status": "completed",
-    "output": [{"type": "message", "content": [{"type": "output_text", "text": "From output."}]}],
-}
-
-
-def test_a_cassette_answers_chats_messages_and_responses(tmp_path: Path) -> None:
-    gzipped = {"string": gzip.compress(json.dumps(CHOICE).encode())}
-    asked = {"model": "m", "messages": [{"role": "user", "content": "Messages?"}]}
-    document = {
-        "version": 1,
-        "interactions": [
-            interaction(
-                "https://api.openai.com/v1/chat/completions",
-                chat("Chat?"),
-                gzipped,
-                headers={"Content-Encoding": ["gzip"]},
-            ),
-            interaction(
-                "https://api.anthropic.com/v1/messages",
-                {**asked, "max_tokens": 9},
-                {"string": json.dumps(MESSAGE)},
-            ),
-            interaction(
-                "https://api.openai.com/v1/responses",
-                {"model": "m", "input": "Responses?"},
-                {"string": json.dumps(RESPONSE)},
-            ),
-        ],
-    }
-    client = imported(tmp_path, document)
-    assert text(client, "Chat?") == "From VCR."
-    answer = client.post("/v1/messages", json={**asked, "max_tokens": 99}).get_json()
-    assert answer["content"][0]["text"] == "From Claude."
-    answer = client.post("/v1/responses", json={"model": "m", "input": "Responses?"}).get_json()
-    assert answer["output"][-1]["content"][0]["text"] == "From output."
 
 
 def test_a_cassette_of_ruby_is_read(tmp_path: Path) -> None:

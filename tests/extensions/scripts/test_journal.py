@@ -1,9 +1,18 @@
-"""The journal names the rule that answered."""
+"""The journal names the rule that answered, or that none did."""
 
 from typing import Any
 
+import pytest
+from flask.testing import FlaskClient
+
 from tests.application import app_of
 from tests.extensions.scripts.test_run_time import rule, rules, said
+from tests.extensions.scripts.test_unmatched import RULES, chat, message_of, set_rules
+
+
+@pytest.fixture
+def client() -> FlaskClient:
+    return app_of("--seed", "1", "--journal", "10").test_client()
 
 
 def test_the_journal_names_a_rule_of_the_run_time() -> None:
@@ -12,3 +21,27 @@ def test_the_journal_names_a_rule_of_the_run_time() -> None:
     assert said(client) == "other"
     journal: Any = client.get("/admin/journal?limit=1").json
     assert journal["entries"][0]["rule"] == f"script at run time: rule {other['id']} (other)"
+
+
+def test_the_journal_has_the_error_of_an_unmatched_request(client: FlaskClient) -> None:
+    set_rules(client, {"name": "weather", "when": {"message": "x"}, "then": {"text": "a"}})
+    message_of(chat(client, "the news"))
+    entries: Any = client.get("/admin/journal").json
+    [entry] = entries["entries"]
+    assert entry["unmatched"]
+    assert "rule 1 (weather)" in entry["error"]
+    assert entry["rule"] is None
+
+
+def test_unscoped_rules_and_entries_are_selected_by_an_empty_scope(client: FlaskClient) -> None:
+    set_rules(client, {"then": {"text": "of one"}}, query="?scope=one")
+    set_rules(client, {"then": {"text": "of all"}})
+    chat(client, "first")
+    chat(client, "second", X_Understudy_Scope="one")
+    entries: Any = client.get("/admin/journal?scope=").json
+    assert [entry["text"] for entry in entries["entries"]] == ["of all"]
+    client.delete("/admin/journal?scope=")
+    entries = client.get("/admin/journal").json
+    assert [entry["text"] for entry in entries["entries"]] == ["of one"]
+    rows: Any = client.delete(f"{RULES}?scope=").json
+    assert [row["scope"] for row in rows["rules"]] == ["one"]

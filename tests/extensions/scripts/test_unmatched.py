@@ -14,7 +14,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture
 def client() -> FlaskClient:
-    return app_of("--seed", "1", "--journal", "10").test_client()
+    return app_of("--seed", "1").test_client()
 
 
 def set_rules(client: FlaskClient, *rules: Any, query: str = "") -> Any:
@@ -49,9 +49,6 @@ def test_an_unmatched_request_is_an_error_with_the_nearest_rule(client: FlaskCli
         "(weather): when.message: the last message of role 'user' is 'the news', not one that "
         "contains 'weather'."
     )
-    entries: Any = client.get("/admin/journal").json
-    [entry] = entries["entries"]
-    assert entry["unmatched"] and "rule 2 (weather)" in entry["error"] and entry["rule"] is None
 
 
 def test_a_used_up_sequence_names_its_last_reply(client: FlaskClient) -> None:
@@ -183,17 +180,3 @@ def test_a_rule_without_conditions_does_not_call_tools_forever(client: FlaskClie
         "has called tools until the conversation had 50 results; add times: 1"
         in (answer.json["error"]["message"])
     )
-
-
-def test_unscoped_rules_and_entries_are_selected_by_an_empty_scope(client: FlaskClient) -> None:
-    set_rules(client, {"then": {"text": "of one"}}, query="?scope=one")
-    set_rules(client, {"then": {"text": "of all"}})
-    chat(client, "first")
-    chat(client, "second", X_Understudy_Scope="one")
-    entries: Any = client.get("/admin/journal?scope=").json
-    assert [entry["text"] for entry in entries["entries"]] == ["of all"]
-    client.delete("/admin/journal?scope=")
-    entries = client.get("/admin/journal").json
-    assert [entry["text"] for entry in entries["entries"]] == ["of one"]
-    rows: Any = client.delete(f"{RULES}?scope=").json
-    assert [row["scope"] for row in rows["rules"]] == ["one"]

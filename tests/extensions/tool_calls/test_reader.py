@@ -1,17 +1,16 @@
 """Calls in constrained texts, as clients of chats, responses and messages get them."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
 import pytest
-import requests
 
 from app.core.engine.outputs import Part
 from app.core.engine.request import STOP, Reply, ToolCalls, ToolFunction
 from app.extensions.tool_calls.reader import HELD, CallReader
-from tests.client import MODEL, Client, events, in_process
+from tests.client import Client, events, in_process
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [
@@ -20,12 +19,6 @@ TOOLS = [
 ]
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
 PING = '<tool_call>{"name": "ping", "arguments": {}}</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def hermes() -> Iterator[Client]:
-    with in_process("--tool-call-parser", "hermes") as client:
-        yield client
 
 
 def texts_of(part: str) -> dict[str, Any]:
@@ -117,48 +110,6 @@ def test_chunks_of_llama_and_qwen_calls_have_no_content() -> None:
             assert calls, parser
             assert {*map(tuple, calls)} == {("tool_calls",)}, parser
             assert not {"id"} & {key for call in calls[1:] for key in call["tool_calls"][0]}
-
-
-def test_a_response_has_all_calls(hermes: Client) -> None:
-    tools = [{"type": "function", "name": "ping", "parameters": {"type": "object"}}]
-    body = {"input": "hi", "tools": tools, "structured_outputs": {"choice": [PING * 2]}}
-    output = hermes.post("/v1/responses", body).json()["output"]
-    assert [(item["type"], item["name"], item["arguments"]) for item in output] == [
-        ("function_call", "ping", "{}")
-    ] * 2
-    single = hermes.post("/v1/responses", body | {"parallel_tool_calls": False}).json()["output"]
-    assert len(single) == 1
-
-
-def test_the_stream_of_a_response_has_the_calls(hermes: Client) -> None:
-    tools = [{"type": "function", "name": "ping", "parameters": {"type": "object"}}]
-    choice = {"structured_outputs": {"choice": [f"Sure. {PING}"]}, "stream": True}
-    body = {"input": "hi", "tools": tools, **choice}
-    done = events(hermes.post("/v1/responses", body))[-1]["response"]["output"]
-    assert [item["type"] for item in done] == ["message", "function_call"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_message_has_the_call_of_a_constrained_text(stream: bool) -> None:
-    call = {"name": "ping", "parameters": {}}
-    body = {
-        "model": MODEL,
-        "max_tokens": 200,
-        "messages": [{"role": "user", "content": "hi"}],
-        "tools": [{"name": "ping", "input_schema": {"type": "object"}}],
-        "output_config": {"format": {"type": "json_schema", "schema": {"const": call}}},
-        "stream": stream,
-    }
-    with in_process("--tool-call-parser", "llama3_json") as client:
-        answer = client.post("/v1/messages", body)
-    assert answer.status_code == 200, answer.text
-    blocks = answer.json()["content"] if not stream else blocks_of(answer)
-    assert [block["name"] for block in blocks] == ["ping"]
-
-
-def blocks_of(answer: requests.Response) -> list[dict[str, Any]]:
-    starts = [event.get("content_block") for event in events(answer)]
-    return [block for block in starts if block]
 
 
 @pytest.mark.parametrize("setting", ["match", "coin"])
