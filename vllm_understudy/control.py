@@ -154,6 +154,8 @@ class Scope(RuleSetter):
         self.owner = f"{test or 'a test'} ({token})"[-256:]
         self._server = server
         self._unmatched = unmatched
+        self._fault_count = 0
+        """Faults of this name when this object last set one."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -187,12 +189,35 @@ class Scope(RuleSetter):
         return self._server.add_rules(rules, self.name, self.owner)
 
     def fault(self, action: str, **fields: Json) -> None:
-        """Adds a fault for the requests of this scope, as `Server.fault`."""
+        """Adds a fault for the requests of this scope, as `Server.fault`.
+
+        Raises:
+            ControlError: another test uses the name of this scope.
+        """
         headers = fields.pop("headers", None)
         conditions: dict[str, Json] = {SCOPE_HEADER: self.name}
         if isinstance(headers, dict):
             conditions = {**headers, **conditions}
-        self._server.fault(action, headers=conditions, **fields)
+        with self._server.fault_lock:
+            self._check_faults()
+            self._server.fault(action, headers=conditions, **fields)
+            self._fault_count = self._count_faults()
+
+    def _count_faults(self) -> int:
+        """Returns the number of faults with the name of this scope."""
+        return sum(_is_of_scope(rule, self.name) for rule in self._server.faults)
+
+    def _has_foreign_faults(self) -> bool:
+        """Returns whether another test has set faults with the name of this scope."""
+        return self._count_faults() > self._fault_count
+
+    def _check_faults(self) -> None:
+        """Raises ControlError if another test has set faults with the name of this scope."""
+        if self._has_foreign_faults():
+            raise ControlError(
+                f"the scope {self.name!r} is in use by another test, which has set faults; "
+                "give each test its own scope, or call scope() without a name"
+            )
 
     def requests(self, route: str | None = None, contains: str | None = None) -> list[JournalEntry]:
         """Fetches the requests of this scope, as `Server.requests`."""
@@ -221,6 +246,7 @@ class Scope(RuleSetter):
                     f"the scope {self.name!r} is in use by {rule['owner'] or 'another test'}; "
                     "give each test its own scope, or call scope() without a name"
                 )
+        self._check_faults()
         self._server.has_replies = True
         return self
 
@@ -239,7 +265,8 @@ class Scope(RuleSetter):
             raise
         finally:
             # If another test has won the name, everything in the scope belongs to that test.
-            if all(rule["owner"] in (None, self.owner) for rule in self._rules()):
+            is_own = all(rule["owner"] in (None, self.owner) for rule in self._rules())
+            if is_own and not self._has_foreign_faults():
                 # A failed test keeps its requests for the report.
                 self._remove(keeps_requests=error is not None)
 
@@ -290,6 +317,10 @@ class Server(RuleSetter):
         self._expected: set[tuple[str, str]] = set()
         """Id and arrival of the unmatched requests that the test expects."""
         self._has_choked = False
+        self._owner = f"a test ({secrets.token_hex(4)})"
+        """Names the rules of this object on the server."""
+        self._rule_ids: set[int] = set()
+        """Ids of the rules that were set since the last `reset`."""
         self.fault_lock = RLock()
         """Held while the list of fault rules is read and replaced, for tests in threads."""
         self.log_start = 0
@@ -401,12 +432,28 @@ class Server(RuleSetter):
         self, rules: Sequence[Rule], scope: str | None = None, owner: str | None = None
     ) -> Reply:
         """Adds rules of a script, in order; see `reply`. `owner` names the test with the scope."""
+        owner = owner or self._owner
         query = query_of({"ranks": "all", "scope": scope, "owner": owner})
         self.has_replies = True
-        ranks = self.ask(
-            "POST", f"{SCRIPT_RULES}?{query}", {"rules": [dict(rule) for rule in rules]}
-        )
-        return Reply(self, [rule["id"] for rule in next(iter(ranks.values()))["rules"]])
+        try:
+            ranks = self.ask(
+                "POST", f"{SCRIPT_RULES}?{query}", {"rules": [dict(rule) for rule in rules]}
+            )
+        except ControlError:
+            # A rank that restarts fails the call, although the others have the rules.
+            with suppress(ControlError):
+                self._remove_unknown(owner)
+            raise
+        rule_ids = [rule["id"] for rule in next(iter(ranks.values()))["rules"]]
+        self._rule_ids.update(rule_ids)
+        return Reply(self, rule_ids)
+
+    def _remove_unknown(self, owner: str) -> None:
+        """Removes the rules of `owner` that no successful call has set."""
+        ranks = self.ask("GET", f"{SCRIPT_RULES}?ranks=all").values()
+        owned = {rule["id"] for rank in ranks for rule in rank["rules"] if rule["owner"] == owner}
+        for rule_id in owned - self._rule_ids:
+            self.ask("DELETE", f"{SCRIPT_RULES}?ranks=all&id={rule_id}")
 
     def scope(self, name: str | None = None, *, unmatched: str | None = None) -> Scope:
         """Returns a part of the server for a `with` block, where tests share the server.
@@ -504,6 +551,7 @@ class Server(RuleSetter):
         self.log_start = len(self.log())
         if self.has_replies:
             self.ask("DELETE", f"{SCRIPT_RULES}?ranks=all")
+            self._rule_ids.clear()
             self.has_replies = False
         if self._has_scripts is None:
             self._has_scripts = bool(self.settings["script"])

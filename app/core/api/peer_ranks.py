@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 RANK_TIMEOUT_S = 5.0
 """Longest time that another rank may take to answer, in seconds."""
+REPEATABLE = ("GET", "PUT", "DELETE")
+"""Methods of requests that may be sent twice."""
 FORWARDED_HEADERS = ("authorization", "x-admin-key", "content-type")
 
 
@@ -83,11 +85,17 @@ class PeerRanks:
     def _ask(
         self, rank: int, method: str, url: str, *, headers: Mapping[str, str], body: bytes
     ) -> Any:
-        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import HTTPError, ProtocolError
 
         assert self._pool is not None
         try:
-            response = self._pool.request(method, url, headers=headers, body=body)
+            try:
+                response = self._pool.request(method, url, headers=headers, body=body)
+            except ProtocolError:
+                if method not in REPEATABLE:
+                    raise
+                # The worker has crashed; the next one answers.
+                response = self._pool.request(method, url, headers=headers, body=body)
             answer = response.json()
         except (HTTPError, ValueError) as error:
             raise unavailable(f"Rank {rank} does not answer: {error}.") from None

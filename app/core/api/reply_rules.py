@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from app.core.protocol.chat import Message
     from app.core.protocol.validation import GenerationRequest
     from app.core.server.http.context import RequestContext
+    from app.core.server.http.errors import ApiError
 
 Classes: TypeAlias = tuple[float, ...] | Mapping[str, float]
 """Probabilities of classes, in order or by name."""
@@ -32,8 +33,17 @@ class ScriptedAnswer(Struct, frozen=True, kw_only=True):
     classes: Classes | None = None
 
 
+class NeedsRule(Struct, frozen=True):
+    """Attached to a request that is an error unless a rule answers it."""
+
+    error: ApiError
+
+
 class ReplyRules(Protocol):
     """Decides the replies to requests before the engine gets them."""
+
+    def may_answer(self, context: RequestContext) -> bool:
+        """Returns whether a test has set rules that may answer a request to this path."""
 
     def direct(
         self,

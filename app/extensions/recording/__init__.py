@@ -11,6 +11,7 @@ from app.extensions.journal import RequestJournal
 from app.extensions.recording.settings import ReplaySettings
 
 if TYPE_CHECKING:
+    from app.core.api.reply_rules import ReplyRules
     from app.core.extensions import ServerParts
     from app.core.server.flask.application import BackgroundService
     from app.core.server.http.context import RequestContext
@@ -85,7 +86,11 @@ class Recordings(Extension):
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the replay, which answers instead of the routes."""
         self._replay.faults = self.parts.pipeline.responder.faults
+        self._replay.reply_rules = self._reply_rules
         return {Position.INNERMOST: [self._replay]}
+
+    def _reply_rules(self) -> ReplyRules | None:
+        return self.parts.pipeline.scripts
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the route of the replay's counts."""

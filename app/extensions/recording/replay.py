@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 from gevent.event import Event
 
 from app.core.api.fault import Fault, FaultInjection
+from app.core.api.reply_rules import NeedsRule, ReplyRules
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.server.http.client import KEYS
@@ -46,7 +47,10 @@ log = logging.getLogger(__name__)
 MISS = "X-Replay-Miss"
 """Header with another `replay-miss` for its request."""
 COUNTED_PREFIXES = ("/v1/", "/v2/", "/inference/")
-"""Paths with counted misses; `replay-miss: not-found` answers 404 to them."""
+"""Paths with counted misses.
+
+`replay-miss: not-found` answers 404 to them, unless a rule of a test answers.
+"""
 RELAYED_PREFIXES = (
     *COUNTED_PREFIXES,
     "/tokenize",
@@ -117,6 +121,8 @@ class Replay(Middleware):
         """Requests without a recorded answer."""
         self.faults = FaultInjection()
         """Injects faults into the answers; replaced when the pipeline exists."""
+        self.reply_rules: Callable[[], ReplyRules | None] = _no_rules
+        """Returns the rules that may answer a miss; replaced when the pipeline exists."""
         self._services = services
         self._now = services.now
         self._miss = miss
@@ -282,7 +288,11 @@ class Replay(Middleware):
             self.missed_count += 1
             self._warn_of_other_version(context)
             if miss == "not-found":
-                raise not_found("The recording has no answer to this request.")
+                error = not_found("The recording has no answer to this request.")
+                rules = self.reply_rules()
+                if rules is None or not rules.may_answer(context):
+                    raise error
+                context.keep(NeedsRule(error))
         is_relayed = miss == "record" and context.path.startswith(RELAYED_PREFIXES)
         if is_relayed and self.upstream is not None:
             return self._relayed(context, target, form, self.upstream)
@@ -419,6 +429,10 @@ class RecordedBody(StreamingBody):
     def fail(self, error: Exception) -> None:
         """Called by the wheel after an error."""
         self._end()
+
+
+def _no_rules() -> None:
+    """Returns no rules."""
 
 
 def _replayed_headers(recorded_headers: Headers) -> dict[str, str]:

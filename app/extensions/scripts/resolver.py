@@ -8,7 +8,7 @@ from random import Random
 from msgspec.structs import replace
 
 from app.core.api.chat.media import BuiltPrompt
-from app.core.api.reply_rules import ScriptedAnswer
+from app.core.api.reply_rules import NeedsRule, ScriptedAnswer
 from app.core.api.writer import ResponseWriter
 from app.core.base.clock.pause import Pace, Slices
 from app.core.engine.request import EngineRequest
@@ -16,7 +16,7 @@ from app.core.protocol.chat import ChatCompletionRequest, content_text
 from app.core.protocol.chat import Message as WireMessage
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.validation import GenerationRequest
-from app.core.server.http.context import RequestContext
+from app.core.server.http.context import SCOPE, RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.text.base import Tokenizer
 from app.extensions.faults.injector import FaultInjector, facts_of
@@ -70,6 +70,13 @@ class ScriptResolver:
     faults: FaultInjector
     unmatched: Callable[[], str | None]
     """Returns the setting `unmatched`."""
+
+    def may_answer(self, context: RequestContext) -> bool:
+        """Returns whether a test has set rules that may answer a request to this path."""
+        if context.path not in FAMILIES:
+            return False
+        scope = context.headers.get(SCOPE.lower())
+        return any(added.scope in (None, scope) for added in self.book.added)
 
     def direct(
         self,
@@ -188,7 +195,7 @@ class ScriptResolver:
 
         Raises:
             ApiError: 500, not to be retried, where the rule cannot answer; 400 where no rule
-                answers a request that must have one.
+                answers a request that must have one, or the error of a `NeedsRule`.
         """
         try:
             decision = self.book.decide(request, rng)
@@ -197,11 +204,15 @@ class ScriptResolver:
         context.rule = ""
         if decision is not None:
             context.rule = decision.rule.location
-        elif self._is_strict(request):
+            return decision
+        required = context.kept(NeedsRule)
+        if required is not None:
+            raise required.error
+        if self._is_strict(request):
             raise ApiError(
                 400, UNMATCHED_TYPE, self.book.explain_unmatched(request), headers=UNMATCHED_HEADERS
             )
-        return decision
+        return None
 
     def _is_strict(self, request: MatchedRequest) -> bool:
         """Returns whether a request that no rule answers is an error.

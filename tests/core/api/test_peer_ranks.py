@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,6 +18,28 @@ class Rank(Handler):
     def do_GET(self) -> None:
         status, _, body = self.path.lstrip("/").partition("/")
         self.reply(int(status), bytes.fromhex(body) or json.dumps(dict(self.headers)).encode())
+
+
+class RestartingRank(Handler):
+    """Ends the first connection without an answer, like a worker that crashes."""
+
+    methods: ClassVar[list[str]] = []
+
+    def do_DELETE(self) -> None:
+        self.methods.append(self.command)
+        if len(self.methods) == 1:
+            self.close_connection = True
+        else:
+            self.reply(200, b"{}")
+
+    do_POST = do_DELETE
+
+
+@pytest.fixture
+def restarting_rank() -> Iterator[str]:
+    RestartingRank.methods.clear()
+    with serving(RestartingRank) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -69,3 +91,14 @@ def test_a_rank_that_does_not_answer_or_with_no_json_is_unavailable(rank: str) -
         with pytest.raises(ApiError, match="Rank 2 does not answer") as refused:
             PeerRanks(0, [(2, url)]).ask("GET", asked, {})
         assert refused.value.status == 503
+
+
+def test_a_deletion_is_sent_again_to_a_rank_that_crashes(restarting_rank: str) -> None:
+    assert PeerRanks(0, [(1, restarting_rank)]).ask("DELETE", "/", {}) == {"1": {}}
+    assert RestartingRank.methods == ["DELETE", "DELETE"]
+
+
+def test_an_addition_is_not_sent_again(restarting_rank: str) -> None:
+    with pytest.raises(ApiError, match="Rank 1 does not answer"):
+        PeerRanks(0, [(1, restarting_rank)]).ask("POST", "/", {})
+    assert RestartingRank.methods == ["POST"]

@@ -48,3 +48,25 @@ def test_script_reproduces_the_recorded_replies(tmp_path: Path) -> None:
     assert answer["choices"][0]["message"]["content"] == "Let me {% look."
     refused = server.post(CHAT, json=chat("Hi"))
     assert (refused.status_code, refused.get_json()["error"]["message"]) == (429, "Slow down")
+
+
+def test_a_rule_of_a_test_answers_what_the_recording_does_not(tmp_path: Path) -> None:
+    recording = written(tmp_path / "r", [whole(chat("Hi"), choice(content="recorded"))])
+    flags = ["--force-dummy-tokenizer", "--model=m", f"--replay={recording}"]
+    client = create_app(load([*flags, "--replay-miss=not-found"], {})).test_client()
+
+    def reply(text: str, scope: str = "") -> tuple[int, str]:
+        headers = {"X-Understudy-Scope": scope}
+        answer = client.post(CHAT, json=chat(text), headers=headers)
+        return answer.status_code, answer.get_data(as_text=True)
+
+    rule = {"when": {"message": "Bye"}, "then": {"text": "from the test"}}
+    client.post("/admin/script/rules?scope=one", json=rule)
+    status, body = reply("Bye", "one")
+    assert (status, "from the test" in body) == (200, True)
+    status, body = reply("Hi", "one")
+    assert (status, "recorded" in body) == (200, True)
+    for text, scope in (("Other", "one"), ("Bye", "two")):
+        status, body = reply(text, scope)
+        assert (status, "The recording has no answer" in body) == (404, True)
+    assert client.post("/v1/unknown", headers={"X-Understudy-Scope": "one"}).status_code == 404

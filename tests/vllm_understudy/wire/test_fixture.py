@@ -163,6 +163,21 @@ def test_a_scope_that_loses_its_name_leaves_the_winner_alone(understudy):
     assert understudy.faults == [] and understudy.ask("GET", "/admin/script/rules")["rules"] == []
 
 
+def test_two_tests_whose_scopes_only_set_faults(understudy):
+    in_use = "the scope 'one' is in use by another test, which has set faults"
+    with understudy.scope("one") as first, understudy.scope("one") as second:
+        first.fault("error", status=503)
+        first.fault("error", status=504)
+        with pytest.raises(Exception, match=in_use):
+            second.fault("error", status=500)
+        with pytest.raises(Exception, match=in_use):
+            with understudy.scope("one"):
+                pass
+        understudy.clear_faults()
+        second.fault("error", status=500)
+    assert understudy.faults == []
+
+
 def test_the_end_of_a_scope_checks_its_requests(understudy):
     with pytest.raises(AssertionError, match="1 request matched no rule"):
         with understudy.scope() as scope:
@@ -181,7 +196,7 @@ def test_a_strict_scope_without_rules(understudy):
 
 def test_scopes_separate_tests_that_share_a_server(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, SCOPES)
-    assert "5 passed" in output, output
+    assert "6 passed" in output, output
 
 
 XDIST = """

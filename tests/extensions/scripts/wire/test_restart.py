@@ -1,9 +1,11 @@
 """What tests have set at run time survives the crash of a worker."""
 
+import json
 import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -98,3 +100,17 @@ def test_a_reload_removes_the_rules(server: vllm_understudy.Server) -> None:
     assert ask(server) != "set"
     crash(server)
     assert ask(server) != "set"
+
+
+def test_a_worker_starts_without_the_file_of_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "rules.json"
+    rule = {"when": {"message": "hi"}, "then": {"text": "from the file"}}
+    script.write_text(json.dumps({"rules": [rule]}))
+    with vllm_understudy.running_server(script=str(script)) as server:
+        script.unlink()
+        crash(server)
+        assert ask(server) == "from the file"
+        [file] = server.ask("GET", "/admin/script")["files"]
+        assert "cannot be read" in file["error"]
+        script.write_text(json.dumps({"rules": [rule | {"then": {"text": "is back"}}]}))
+        wait_until(lambda: ask(server) == "is back")

@@ -3,9 +3,12 @@
 import os
 from pathlib import Path
 
-import vllm_understudy
+import requests
+
 from app.extensions.scripts.shared_uses import SharedUses, new_table
-from tests.extensions.scripts.wire.test_restart import ask
+from tests.extensions.scripts.wire.test_server import processes_of_rank
+from tests.hostile.raw_client import wait_until
+from tests.running_server import running_gunicorn
 
 
 def test_processes_never_give_more_answers_than_allowed(tmp_path: Path) -> None:
@@ -28,7 +31,18 @@ def test_processes_never_give_more_answers_than_allowed(tmp_path: Path) -> None:
 
 
 def test_a_sequence_continues_on_the_other_rank() -> None:
-    with vllm_understudy.running_server(data_parallel_size=2) as server:
-        server.replies(["one", "two", "three", "four"])
-        texts = [ask(server, rank=rank) for rank in (0, 1, 1, 0)]
-        assert texts == ["one", "two", "three", "four"]
+    rules = [{"times": 1, "then": {"text": text}} for text in ("one", "two", "three", "four")]
+    with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "2"}, ports=2) as server:
+        for rank in (0, 1):
+            wait_until(lambda rank=rank: len(processes_of_rank(server, rank)) == 1)
+        url = f"{server.url}/admin/script/rules?ranks=all"
+        assert requests.post(url, json={"rules": rules}, timeout=20).status_code == 200
+        texts = [reply_of(server.port + rank) for rank in (0, 1, 1, 0)]
+    assert texts == ["one", "two", "three", "four"]
+
+
+def reply_of(port: int) -> str:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    answer = requests.post(url, json=body, timeout=20).json()
+    return str(answer["choices"][0]["message"]["content"])
