@@ -302,7 +302,7 @@ class ScriptFile(Struct, eq=False):
     error: str | None = None
     """Why the newest version of the file is not used."""
     script: Script | None = None
-    """What was last read from the file."""
+    """The content of the file when it was last read."""
 
     def read(self, uids: Iterator[int], now_s: float, rng: Random, accepts: Accepts) -> FileRules:
         """Reads and compiles the file, whose rules are not used yet.

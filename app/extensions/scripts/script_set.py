@@ -151,7 +151,7 @@ class KeptRule(Struct):
 
 
 class Inherited(Struct, frozen=True):
-    """What a worker has from its arbiter."""
+    """Things that a worker gets from its arbiter."""
 
     scripts: Mapping[str, Script] = {}
     """The scripts that the arbiter has read, by their paths."""
