@@ -165,8 +165,10 @@ class Harness:
             "observers": self.observers,
             **fields,
         }
-        asked = [engine_request(**given, index=index) for index in range(choices)]
-        return self.engine.submit(asked, lambda event: self.events.append((request_id, event)))
+        engine_requests = [engine_request(**given, index=index) for index in range(choices)]
+        return self.engine.submit(
+            engine_requests, lambda event: self.events.append((request_id, event))
+        )
 
     def of(self, request_id: str = "a", index: int = 0) -> list[EngineOutput]:
         return [event for name, event in self.events if name == request_id and event.index == index]

@@ -20,14 +20,14 @@ TOKENS = st.integers(0, 2000)
 
 def samples(recorder: Recorder) -> dict[str, float]:
     """`name{label="value"}` without the server's labels -> value."""
-    found = {}
+    found_samples = {}
     for family in text_string_to_metric_families(recorder.render()):
         for sample in family.samples:
             labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
-            found[sample.name + "".join(f'{{{k}="{v}"}}' for k, v in sorted(labels.items()))] = (
-                sample.value
-            )
-    return found
+            found_samples[
+                sample.name + "".join(f'{{{k}="{v}"}}' for k, v in sorted(labels.items()))
+            ] = sample.value
+    return found_samples
 
 
 @pytest.fixture
