@@ -57,5 +57,5 @@ def test_the_text_of_a_content_is_repeated_with_tool_calls_behind_it() -> None:
     assert text_with_calls({"role": "assistant", "content": "last"}) == "last"
     functions = [{"name": "f", "arguments": '{"x": 1}'}, {"name": "g", "arguments": "{}"}, None]
     calls = [*({"function": function} for function in functions), {}]
-    told = text_with_calls({"role": "assistant", "content": "so:", "tool_calls": calls})
-    assert told == 'so:[f({"x": 1})][g({})]'
+    marked_up = text_with_calls({"role": "assistant", "content": "so:", "tool_calls": calls})
+    assert marked_up == 'so:[f({"x": 1})][g({})]'

@@ -66,8 +66,8 @@ def outcome(
         assert handle.future.done()
     assert harness.is_idle() and not harness.engine._active
     outputs_by_kind = [
-        (type(it), it.index, str(it.error)) if isinstance(it, Failed) else _plain(it)
-        for it in outputs
+        (type(event), event.index, str(event.error)) if isinstance(event, Failed) else _plain(event)
+        for event in outputs
     ]
     clocked = r"(?m)^(\S+_created|vllm:lora_requests_info|vllm:e2e_request_latency_seconds_(sum|bucket))\{.*$"
     outcomes = [replace(outcome, ended_s=0.0) for outcome in outcomes]

@@ -231,7 +231,7 @@ def told_usage(text: str) -> Any:
 def test_new_and_read_blocks_are_told_apart(empty: Both) -> None:
     client, _ = empty
     for number, (path, stream) in enumerate(
-        (it, stream) for it in USAGE for stream in (False, True)
+        (family, stream) for family in USAGE for stream in (False, True)
     ):
         text = f"{number} " + "one two three four five six seven " * 30
         body: dict[str, Any] = {"model": MODEL, "stream": stream}
@@ -267,12 +267,13 @@ def test_every_rank_publishes_at_a_port_of_its_own() -> None:
         for rank in range(2):
             assert rank_of_an_event(first + rank, f"http://127.0.0.1:{server.port + rank}") == rank
         urls = [f"http://127.0.0.1:{server.port + rank}/query" for rank in (0, 1, 0)]
-        told = [requests.get(url, timeout=20).json() for url in urls]
-    assert told[0] == told[1] == told[2], (
+        rank_sources = [requests.get(url, timeout=20).json() for url in urls]
+    assert rank_sources[0] == rank_sources[1] == rank_sources[2], (
         "every rank tells all engine ids, and goes on telling them"
     )
     assert (
-        list(told[0]) == ["0", "1"] and len({UUID(it["engine_id"]) for it in told[0].values()}) == 2
+        list(rank_sources[0]) == ["0", "1"]
+        and len({UUID(event_source["engine_id"]) for event_source in rank_sources[0].values()}) == 2
     )
 
 
