@@ -78,12 +78,12 @@ def application(
     """
     stack = MiddlewareStack(middleware)
     if live is not None:
-        for one in middleware:
-            if isinstance(one, ApiKeys | ForeignPages):
-                live.follow(AccessSettings, one.on_access)
-            elif isinstance(one, HttpLog):
-                live.follow(LogSettings, one.on_log)
-            elif (on_settings := getattr(one, "on_settings", None)) is not None:
+        for middleware_part in middleware:
+            if isinstance(middleware_part, ApiKeys | ForeignPages):
+                live.follow(AccessSettings, middleware_part.on_access)
+            elif isinstance(middleware_part, HttpLog):
+                live.follow(LogSettings, middleware_part.on_log)
+            elif (on_settings := getattr(middleware_part, "on_settings", None)) is not None:
                 live.subscribe(on_settings)
         live.watch(stack.refresh)
     app = Understudy(NoEngine(), stack)
@@ -96,7 +96,7 @@ def request(
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
     source: SupportsRead[bytes] | None = None,
-    **given: Any,
+    **fields: Any,
 ) -> RequestContext:
     """The context of a request that arrived at 0 s; `headers` by lower-case names."""
     own_path = path.partition("?")[0]
@@ -108,5 +108,5 @@ def request(
         client="10.0.0.1",
         arrival_s=0.0,
         source=source,
-        **given,
+        **fields,
     )

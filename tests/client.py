@@ -102,15 +102,19 @@ class Adapter(BaseAdapter):
         self.client = app.test_client()
 
     def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
-        told = self.client.open(
+        answer_of_app = self.client.open(
             request.path_url,
             method=request.method,
             headers=[*request.headers.items()],
             data=request.body,
         )
         answer = requests.Response()
-        answer.status_code, answer._content, answer.encoding = told.status_code, told.data, "utf-8"
-        answer.headers.update(told.headers.items())
+        answer.status_code, answer._content, answer.encoding = (
+            answer_of_app.status_code,
+            answer_of_app.data,
+            "utf-8",
+        )
+        answer.headers.update(answer_of_app.headers.items())
         return answer
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ def stream(*late_ms: float, requested_ns: int = 0, itl_ms: float = 20) -> Arriva
 def events(count: int) -> bytes:
     """A chunked body of `count` events and the last one, as a server sends it."""
     body = [b'data: {"k":%d}\n\n' % k for k in range(count)] + [b"data: [DONE]\n\n"]
-    return b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in body) + b"0\r\n\r\n"
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in body) + b"0\r\n\r\n"
 
 
 def pieces(text: bytes, cuts: list[int]) -> list[bytes]:

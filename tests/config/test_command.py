@@ -17,7 +17,7 @@ PARALLEL = "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-s
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "error_text"),
     [
         (["--port", "0"], "setting port: '0' (flag --port) must be between 1 and 65535"),
         (["--prot", "1"], "unknown flag --prot; did you mean --port?"),
@@ -30,22 +30,22 @@ PARALLEL = "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-s
     ],
 )
 def test_a_wrong_setting_ends_with_status_1_and_words_that_say_nothing_with_2_both_in_one_line(
-    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], error_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_error(argv, told, capsys)
+    check_error(argv, error_text, capsys)
 
 
-def check_error(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def check_error(argv: list[str], error_text: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Asserts that a command ends with one line on stderr, and with the status of that error."""
-    assert command.main(argv) == (1 if told.startswith("setting") else 2)
-    assert capsys.readouterr() == ("", f"error: {told}\n")
+    assert command.main(argv) == (1 if error_text.startswith("setting") else 2)
+    assert capsys.readouterr() == ("", f"error: {error_text}\n")
 
 
 def test_the_help_tells_what_a_duration_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert "--max-num-seqs NUMBER" in told
-    [line] = [line for line in told.splitlines() if line.startswith("DURATION is")]
+    help_text = capsys.readouterr().out
+    assert "--max-num-seqs NUMBER" in help_text
+    [line] = [line for line in help_text.splitlines() if line.startswith("DURATION is")]
     examples = line.partition(" is ")[2].partition(" (")[0].replace(" or ", ", ").split(", ")
     assert [parse_duration(text) for text in examples] == [0.25, 1.5, 90.0]
     assert parse_duration("7") == 0.007 and line.endswith(
@@ -58,12 +58,13 @@ def test_the_help_begins_with_the_commands_a_line_each(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(argv) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("Commands")
-    assert told[1 : 1 + len(command.listed_commands())] == [
-        f"  {name:<12}{it.about}" for name, it in command.listed_commands().items()
+    help_lines = capsys.readouterr().out.splitlines()
+    assert help_lines[0].startswith("Commands")
+    assert help_lines[1 : 1 + len(command.listed_commands())] == [
+        f"  {name:<12}{listed_command.about}"
+        for name, listed_command in command.listed_commands().items()
     ]
-    heads = [line for line in told[12:] if line.endswith(":") and not line.startswith(" ")]
+    heads = [line for line in help_lines[12:] if line.endswith(":") and not line.startswith(" ")]
     assert "HTTPS:" in heads and "Others:" in heads
 
 

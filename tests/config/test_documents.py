@@ -63,8 +63,8 @@ def test_every_example_says_where_its_figures_are_from_and_keeps_to_them(path: P
         gaps = [timing.inter_token() for _ in range(400)]
         assert 1000 * sum(gaps) / len(gaps) == pytest.approx(between_ms, rel=0.15)
     prompt = (
-        int(found[1].replace(",", ""))
-        if (found := re.search(r"# ([\d,]+) prompt tokens", text))
+        int(prompt_tokens[1].replace(",", ""))
+        if (prompt_tokens := re.search(r"# ([\d,]+) prompt tokens", text))
         else 100
     )
     alone = timing_of(path, 1)

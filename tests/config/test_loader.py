@@ -25,9 +25,9 @@ Write = Callable[[str], str]
 
 
 def warnings(argv: list[str], environ: dict[str, str] | None = None) -> list[str]:
-    told: list[str] = []
-    load(argv, environ or {}, told.append)
-    return told
+    warned: list[str] = []
+    load(argv, environ or {}, warned.append)
+    return warned
 
 
 # Precedence

@@ -100,8 +100,8 @@ def test_a_wrong_command_line_is_refused_in_one_line(argv: list[str], line: str)
 )
 def test_a_wrong_yaml_file_is_refused_in_one_line(yaml_file: Write, text: str, line: str) -> None:
     path = yaml_file(text)
-    told = refusal(["--config", path])
-    assert line in told and path in told
+    message = refusal(["--config", path])
+    assert line in message and path in message
 
 
 def test_a_yaml_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

@@ -75,9 +75,9 @@ def test_the_line_of_a_real_deployment_is_taken_as_it_is() -> None:
     assert settings.tools.enable_auto_tool_choice
     assert settings.kvcache.zmq_endpoint == "tcp://*:5557"
     assert settings.kvcache.kv_connector == "nixl"
-    told = flags(*ISSUE).warnings
+    warnings = flags(*ISSUE).warnings
     ineffective = [name for name in ("--dtype", "--gpu-memory-utilization") if not is_flag(name)]
-    assert told == [f"accepted, changes nothing here: {', '.join(ineffective)}"]
+    assert warnings == [f"accepted, changes nothing here: {', '.join(ineffective)}"]
 
 
 SAMPLES = {
@@ -105,8 +105,8 @@ def test_every_option_is_taken_with_a_value_of_its_kind() -> None:
     words = {name: sample(name, facts) for name, facts in OPTIONS.items() if name not in elsewhere}
     for forms in zip_longest(*map(names_of, words)):
         line = [[form, *value] for form, value in zip(forms, words.values(), strict=True) if form]
-        given = read(["m", *chain(*line)], settings_type())[0]
-        assert {name for name, form in zip(words, forms, strict=True) if form} <= set(given)
+        read_values = read(["m", *chain(*line)], settings_type())[0]
+        assert {name for name, form in zip(words, forms, strict=True) if form} <= set(read_values)
     for name in set(words) & set(MEANINGS):
         version = OPTIONS[name].since or "0.32"
         required = []
@@ -207,10 +207,10 @@ def test_what_has_a_meaning_acts(argv: list[str], name: str, expected: object) -
 
 
 def test_what_is_expected_and_not_played_is_told() -> None:
-    told = flags(
+    warnings = flags(
         "m", "-dp", "16", "--otlp-traces-endpoint", "grpc://a:4317", "--disable-log-requests"
     ).warnings
-    assert told == [
+    assert warnings == [
         "accepted, changes nothing here: --disable-log-requests",
         "--data-parallel-size: 8 ranks of 16 are simulated",
         "--otlp-traces-endpoint: spans are sent by HTTP only, to http://collector:4318/v1/traces",

@@ -30,7 +30,9 @@ def test_options_change_only_with_supported_versions_after_the_oldest() -> None:
         name: {option.since, *option.later.values(), *option.gone.values()} - {""}
         for name, option in OPTIONS.items()
     }
-    assert {name: found for name, found in changes.items() if not found <= later_versions} == {}
+    assert {
+        name: changed_in for name, changed_in in changes.items() if not changed_in <= later_versions
+    } == {}
 
 
 def refusal(*argv: str, environ: dict[str, str] | None = None) -> str:

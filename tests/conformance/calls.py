@@ -30,12 +30,12 @@ def post(server: RunningServer, path: str, body: Any, **headers: str) -> request
     return requests.post(server.url + path, json=body, headers=headers, timeout=20)
 
 
-def chat(server: RunningServer, **asked: Any) -> dict[str, Any]:
-    return ok(post(server, CHAT, {"messages": MESSAGES, "max_tokens": 2, **asked}))
+def chat(server: RunningServer, **fields: Any) -> dict[str, Any]:
+    return ok(post(server, CHAT, {"messages": MESSAGES, "max_tokens": 2, **fields}))
 
 
-def text(server: RunningServer, **asked: Any) -> dict[str, Any]:
-    return ok(post(server, TEXT, {"prompt": "hello", "max_tokens": 2, **asked}))
+def text(server: RunningServer, **fields: Any) -> dict[str, Any]:
+    return ok(post(server, TEXT, {"prompt": "hello", "max_tokens": 2, **fields}))
 
 
 def ok(got: requests.Response) -> dict[str, Any]:
@@ -44,8 +44,10 @@ def ok(got: requests.Response) -> dict[str, Any]:
     return answer
 
 
-def text_stream(server: RunningServer, **asked: Any) -> list[Any]:
-    return events(post(server, TEXT, {"prompt": "hello", "max_tokens": 2, "stream": True, **asked}))
+def text_stream(server: RunningServer, **fields: Any) -> list[Any]:
+    return events(
+        post(server, TEXT, {"prompt": "hello", "max_tokens": 2, "stream": True, **fields})
+    )
 
 
 def events(got: requests.Response) -> list[Any]:
@@ -81,11 +83,11 @@ def named_events(got: requests.Response) -> list[dict[str, Any]]:
 
 def parsed(data: bytes) -> list[dict[str, Any]]:
     """The JSON of every event; each has a name, which is its type, and nothing else."""
-    *events, rest = data.decode().split("\n\n")
-    assert rest == ""
-    found = []
+    *events, tail = data.decode().split("\n\n")
+    assert tail == ""
+    parsed_events = []
     for event in events:
         name, line = event.split("\n")
-        found.append(json.loads(line.removeprefix("data: ")))
-        assert name == "event: " + found[-1]["type"]
-    return found
+        parsed_events.append(json.loads(line.removeprefix("data: ")))
+        assert name == "event: " + parsed_events[-1]["type"]
+    return parsed_events

@@ -43,18 +43,18 @@ class User(BaseModel):
 
 
 def users(patched: Any, model: str, number: int) -> list[dict[str, object]]:
-    found = patched.chat.completions.create(
+    created = patched.chat.completions.create(
         model=model,
         response_model=Iterable[User],
         max_retries=0,
         messages=[{"role": "user", "content": f"Name some users of group {number}."}],
     )
-    return [user.model_dump(exclude_unset=True) for user in found]
+    return [user.model_dump(exclude_unset=True) for user in created]
 
 
 def main(url: str, model: str) -> None:
     client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
-    told: dict[str, object] = {}
+    answers: dict[str, object] = {}
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         patched = instructor.from_openai(client, mode=mode)
         recipes = [
@@ -66,9 +66,9 @@ def main(url: str, model: str) -> None:
             )
             for number in range(5)
         ]
-        told[mode.name] = [recipe.model_dump(mode="json") for recipe in recipes]
-        told[f"{mode.name}_ITERABLE"] = [users(patched, model, number) for number in range(8)]
-    json.dump(told, sys.stdout)
+        answers[mode.name] = [recipe.model_dump(mode="json") for recipe in recipes]
+        answers[f"{mode.name}_ITERABLE"] = [users(patched, model, number) for number in range(8)]
+    json.dump(answers, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ LENGTHS = {"a little": 3_000, "far": 300_000}
 
 def main(url: str, model: str) -> dict[str, Any]:
     """What each kind of request got."""
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         **{
             "model": f"hosted_vllm/{model}",
             "api_base": f"{url}/v1",
@@ -28,8 +28,10 @@ def main(url: str, model: str) -> dict[str, Any]:
         },
         **{"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 6, "seed": 1},
     }
-    whole = litellm.completion(**asked)
-    chunks = list(litellm.completion(**asked, stream=True, stream_options={"include_usage": True}))
+    whole = litellm.completion(**arguments)
+    chunks = list(
+        litellm.completion(**arguments, stream=True, stream_options={"include_usage": True})
+    )
     text = litellm.text_completion(
         model=f"text-completion-openai/{model}",
         api_base=f"{url}/v1",
@@ -37,7 +39,7 @@ def main(url: str, model: str) -> dict[str, Any]:
         prompt="hello",
         max_tokens=6,
     )
-    logprobs = litellm.completion(**asked, logprobs=True, top_logprobs=2).choices[0].logprobs
+    logprobs = litellm.completion(**arguments, logprobs=True, top_logprobs=2).choices[0].logprobs
     return {
         "content": whole.choices[0].message.content,
         "finish_reason": whole.choices[0].finish_reason,
@@ -47,10 +49,10 @@ def main(url: str, model: str) -> dict[str, Any]:
         ),
         "streamed_usage": next(_usage(chunk) for chunk in chunks if getattr(chunk, "usage", None)),
         "text_tokens": text.usage.completion_tokens,
-        "choices": len(litellm.completion(**asked, n=3).choices),
+        "choices": len(litellm.completion(**arguments, n=3).choices),
         "top_logprobs": [len(token.top_logprobs) for token in logprobs.content],
-        "unknown_model": _error_of(litellm.completion, **asked | {"model": "hosted_vllm/nope"}),
-        "wrong_value": _error_of(litellm.completion, **asked, temperature=-1),
+        "unknown_model": _error_of(litellm.completion, **arguments | {"model": "hosted_vllm/nope"}),
+        "wrong_value": _error_of(litellm.completion, **arguments, temperature=-1),
     }
 
 
@@ -77,9 +79,9 @@ def _usage(answer: Any) -> list[int]:
     return [usage.prompt_tokens, usage.completion_tokens, usage.total_tokens]
 
 
-def _error_of(ask: Any, **asked: Any) -> str:
+def _error_of(ask: Any, **fields: Any) -> str:
     try:
-        ask(**asked)
+        ask(**fields)
     except Exception as error:  # each kind has a class of its own
         return type(error).__name__
     return "none"
@@ -87,7 +89,7 @@ def _error_of(ask: Any, **asked: Any) -> str:
 
 if __name__ == "__main__":
     litellm.suppress_debug_info = True
-    _, url, model, *more = sys.argv
-    lengths = LENGTHS.items() if more else ()
+    _, url, model, *flags = sys.argv
+    lengths = LENGTHS.items() if flags else ()
     long = {name: too_long(url, model, "word " * words) for name, words in lengths}
     print(json.dumps(long or main(url, model)))

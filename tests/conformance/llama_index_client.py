@@ -24,11 +24,11 @@ def weather(days: int) -> str:
 
 
 def main(url: str, model: str) -> None:
-    asked = {"api_base": url + "/v1", "api_key": "none", "max_retries": 0, "context_window": 2048}
-    talk = {"model": model, "is_chat_model": True, "is_function_calling_model": True, **asked}
+    options = {"api_base": url + "/v1", "api_key": "none", "max_retries": 0, "context_window": 2048}
+    talk = {"model": model, "is_chat_model": True, "is_function_calling_model": True, **options}
     brief = OpenAILike(max_tokens=6, additional_kwargs={"seed": 1}, **talk)
     caller = OpenAILike(max_tokens=40, **talk)
-    text = OpenAILike(max_tokens=6, model=model, is_chat_model=False, **asked)
+    text = OpenAILike(max_tokens=6, model=model, is_chat_model=False, **options)
     question = [ChatMessage(role="user", content="How is the weather?")]
     tool = FunctionTool.from_defaults(fn=weather)
     called = caller.chat_with_tools([tool], chat_history=question, tool_required=True)
@@ -38,7 +38,7 @@ def main(url: str, model: str) -> None:
     whole = brief.chat(question)
     *_, streamed = brief.stream_chat(question)
     verdict = OpenAILike(**talk).structured_predict(Verdict, PromptTemplate("Is it good?"))
-    told = {
+    results = {
         "whole": whole.message.content,
         "streamed": streamed.message.content,
         "usage": whole.raw.usage.completion_tokens,
@@ -47,13 +47,13 @@ def main(url: str, model: str) -> None:
         "calls": [
             [
                 (call.tool_name, call.tool_kwargs)
-                for call in caller.get_tool_calls_from_response(each)
+                for call in caller.get_tool_calls_from_response(reply_with_calls)
             ]
-            for each in (called, streamed_call)
+            for reply_with_calls in (called, streamed_call)
         ],
         "verdict": verdict.model_dump(),
     }
-    json.dump(told, sys.stdout)
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

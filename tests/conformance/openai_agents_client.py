@@ -59,13 +59,13 @@ async def ask(model: Model, streamed: bool) -> dict[str, object]:
 
 async def ask_all(url: str, model: str) -> dict[str, dict[str, object]]:
     set_tracing_disabled(True)
-    told: dict[str, dict[str, object]] = {}
+    results: dict[str, dict[str, object]] = {}
     async with AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
         for api in (OpenAIResponsesModel, OpenAIChatCompletionsModel):
             for streamed in (False, True):
                 agent_model = api(model=model, openai_client=client)
-                told[f"{api.__name__} {streamed}"] = await ask(agent_model, streamed)
-    return told
+                results[f"{api.__name__} {streamed}"] = await ask(agent_model, streamed)
+    return results
 
 
 if __name__ == "__main__":

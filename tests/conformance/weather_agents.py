@@ -91,5 +91,5 @@ AGENTS = {
 }
 
 if __name__ == "__main__":
-    name, *given = sys.argv[1:]
-    json.dump(AGENTS[name](*given), sys.stdout)
+    name, *arguments = sys.argv[1:]
+    json.dump(AGENTS[name](*arguments), sys.stdout)

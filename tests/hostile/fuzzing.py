@@ -182,7 +182,7 @@ class Fuzzer:
     def _mutated(self, value: Any) -> Any:
         """`value` with one place changed."""
         rng = self._rng
-        holders = [each for each in _containers(value) if each]
+        holders = [container for container in _containers(value) if container]
         if not holders or rng.random() < 0.03:
             return self._evil(value)
         holder = rng.choice(holders)
@@ -207,7 +207,7 @@ class Fuzzer:
     def _evil(self, value: Any) -> Any:
         """Something else in place of `value`, half of the time of its kind."""
         rng = self._rng
-        alike = [each for each in VALUES if type(each) is type(value)]
+        alike = [candidate for candidate in VALUES if type(candidate) is type(value)]
         if alike and rng.random() < 0.5:
             return deepcopy(rng.choice(alike))
         if rng.random() < 0.05:
@@ -218,12 +218,12 @@ class Fuzzer:
 
     def _damaged(self, body: bytes) -> bytes:
         rng = self._rng
-        at = rng.randrange(len(body) + 1)
+        position = rng.randrange(len(body) + 1)
         match rng.randrange(6):
             case 0:
-                return body[:at]
+                return body[:position]
             case 1:
-                return body[:at] + bytes([rng.randrange(256)]) + body[at:]
+                return body[:position] + bytes([rng.randrange(256)]) + body[position:]
             case 2:
                 return b"\xef\xbb\xbf" + body
             case 3:
@@ -237,7 +237,7 @@ def _containers(value: Any) -> Iterator[Any]:
     """Every list and object in `value`."""
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict | list):
-            yield one
-            waiting.extend(one.values() if isinstance(one, dict) else one)
+        container = waiting.pop()
+        if isinstance(container, dict | list):
+            yield container
+            waiting.extend(container.values() if isinstance(container, dict) else container)

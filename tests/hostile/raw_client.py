@@ -160,13 +160,13 @@ def metric(port: int, name: str, **labels: str) -> float:
     """Sum of the samples of `name` that carry `labels`."""
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
     lines = get(port, "/metrics").body.decode().splitlines()
-    found = [
+    samples = [
         line
         for line in lines
         if line.startswith((name + "{", name + " ")) and all(label in line for label in wanted)
     ]
-    assert found, f"no {name} with {labels}"
-    return sum(float(line.rpartition(" ")[2]) for line in found)
+    assert samples, f"no {name} with {labels}"
+    return sum(float(line.rpartition(" ")[2]) for line in samples)
 
 
 def running(port: int) -> float:

@@ -41,10 +41,10 @@ def compare_versions(first: str, second: str, names: Sequence[str]) -> None:
             for line in lines:
                 cases_by_line.setdefault(line, []).append(case.name)
     for line, case_names in sorted(cases_by_line.items(), key=_by_number_of_cases):
-        more = ""
+        others = ""
         if len(case_names) > MAX_NAMES:
-            more = f" and {len(case_names) - MAX_NAMES} more"
-        print(f"{line}\n    {'; '.join(case_names[:MAX_NAMES])}{more}")
+            others = f" and {len(case_names) - MAX_NAMES} more"
+        print(f"{line}\n    {'; '.join(case_names[:MAX_NAMES])}{others}")
     print(f"{changed} of {total} answers differ between {first} and {second}")
 
 

@@ -43,12 +43,12 @@ class Client:
         """Sends a case; returns the answer and the growth of its counters."""
         if not case.counters:
             return self._answer(case), {}
-        before = self._idle_counters(case.counters)
+        counters_before = self._idle_counters(case.counters)
         answer = self._answer(case)
         after = self._idle_counters(case.counters)
         counts: dict[str, float] = {}
         for name, value in after.items():
-            growth = round(value - before.get(name, 0.0), 6)
+            growth = round(value - counters_before.get(name, 0.0), 6)
             if growth:
                 counts[name] = growth
         return answer, counts

@@ -48,11 +48,11 @@ def test_cases_are_requests_with_reasons() -> None:
 
 
 def test_values_are_kept_before_they_are_used() -> None:
-    kept: set[tuple[str, str]] = set()
+    stored: set[tuple[str, str]] = set()
     for case in CATALOGUE:
         for name in _KEPT_VALUE.findall(f"{case.path} {json.dumps(case.body, default=str)}"):
-            assert (case.configuration, name) in kept, case.name
-        kept.update((case.configuration, name) for name in case.keep)
+            assert (case.configuration, name) in stored, case.name
+        stored.update((case.configuration, name) for name in case.keep)
 
 
 def test_area_adds_fields_to_those_of_every_request() -> None:
@@ -60,8 +60,8 @@ def test_area_adds_fields_to_those_of_every_request() -> None:
     area.case("more", "A reason.", {"n": 2, "model": REMOVED})
     area.each("n", "A reason.", [REMOVED, 3])
     area.get("/g", "A reason.")
-    more, absent, three, get = area.cases
-    assert more.body == {"n": 2}
+    first_case, absent, three, get = area.cases
+    assert first_case.body == {"n": 2}
     assert (absent.name, absent.body) == ("a: n absent", {"model": "m"})
     assert (three.name, three.body) == ("a: n 3", {"model": "m", "n": 3})
     expected = Case(name="a: GET /g", area="a", reason="A reason.", method="GET", path="/g")
@@ -184,9 +184,11 @@ def test_answers_to_earlier_requests_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers, "STORE", tmp_path)
-    kept, changed, added = cases_of("base")[:3]
+    unchanged, changed, added = cases_of("base")[:3]
     answer = ReceivedAnswer(200, [], b"{}")
-    stored = [answers.stored(case, run, answer, {}) for case in (kept, changed) for run in (0, 1)]
+    stored = [
+        answers.stored(case, run, answer, {}) for case in (unchanged, changed) for run in (0, 1)
+    ]
     answers.write_answers("0.32.0", "base", stored)
-    cases = [kept, replace(changed, path="/elsewhere"), added]
-    assert list(answers.current_answers("0.32.0", "base", cases)) == [kept.name]
+    cases = [unchanged, replace(changed, path="/elsewhere"), added]
+    assert list(answers.current_answers("0.32.0", "base", cases)) == [unchanged.name]

@@ -25,11 +25,11 @@ def test_all_settings_are_shown_and_every_live_one_can_be_set_to_what_it_is(clie
 
 
 def test_a_change_takes_effect_at_once(client: Client) -> None:
-    before = client.metric("vllm:time_to_first_token_seconds_bucket", le="0.02")
+    count_before = client.metric("vllm:time_to_first_token_seconds_bucket", le="0.02")
     changed = client.post("/admin/config", {"time-to-first-token": "30ms"})
     assert changed.json()["time-to-first-token"] == "30ms"
     client.complete()
-    assert client.metric("vllm:time_to_first_token_seconds_bucket", le="0.02") == before
+    assert client.metric("vllm:time_to_first_token_seconds_bucket", le="0.02") == count_before
     client.post("/admin/config", {"time-to-first-token": 0})
 
 
@@ -48,11 +48,11 @@ def test_a_change_takes_effect_at_once(client: Client) -> None:
     ],
 )
 def test_a_wrong_change_changes_nothing(client: Client, values: dict[str, Any], line: str) -> None:
-    before = client.get("/admin/config").json()
+    settings_before = client.get("/admin/config").json()
     answer = client.post("/admin/config", {"prefill-overhead": "5ms", **values})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestError")
     assert line.replace("'port'", "port") in answer.json()["error"]["message"]
-    assert client.get("/admin/config").json() == before
+    assert client.get("/admin/config").json() == settings_before
 
 
 def test_what_is_no_object_is_refused(client: Client) -> None:

@@ -237,8 +237,12 @@ def test_unusual_requests_are_answered_and_counted_as_in_vllm() -> None:
     ):
         if path in ABSENT:
             continue
-        before = counted()
-        own = headers if body is None else {"Authorization": "Bearer k"}
-        answer = client.open(path, method=method, headers=own, data=body and body.encode())
-        assert (answer.status_code, counted() - before) == (expected, counts), (method, path, body)
-        assert own.get("X-Request-Id") is None or answer.headers["X-Request-Id"] == ""
+        count_before = counted()
+        sent_headers = headers if body is None else {"Authorization": "Bearer k"}
+        answer = client.open(path, method=method, headers=sent_headers, data=body and body.encode())
+        assert (answer.status_code, counted() - count_before) == (expected, counts), (
+            method,
+            path,
+            body,
+        )
+        assert sent_headers.get("X-Request-Id") is None or answer.headers["X-Request-Id"] == ""

@@ -65,7 +65,7 @@ ROWS = [
 
 def test_every_row_says_what_is_here_and_has_three_cells() -> None:
     assert len(ROWS) > 20 and {len(row) for row in ROWS} == {3}
-    assert all(here for _, here, _ in ROWS)
+    assert all(here_text for _, here_text, _ in ROWS)
 
 
 README = (ROOT / "README.md").read_text()

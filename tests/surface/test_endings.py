@@ -25,19 +25,19 @@ def ids(client: Client) -> list[int]:
 def test_chats_and_completions_show_it(
     client: Client, ids: list[int], path: str, body: Any
 ) -> None:
-    asked = {**body, **CHOICE, "return_token_ids": True, "logprobs": 1, "max_tokens": 9}
-    whole = client.post(f"/v1/{path}", asked).json()
+    fields = {**body, **CHOICE, "return_token_ids": True, "logprobs": 1, "max_tokens": 9}
+    whole = client.post(f"/v1/{path}", fields).json()
     assert (
         whole["choices"][0]["token_ids"] == ids and whole["choices"][0]["finish_reason"] == "stop"
     )
     assert whole["usage"]["completion_tokens"] == 2
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    *_, text, last, usage = events(client.post(f"/v1/{path}", {**asked, **options}))
+    *_, text, last, usage = events(client.post(f"/v1/{path}", {**fields, **options}))
     [shown], [end] = text["choices"], last["choices"]
     assert (shown["token_ids"], shown["finish_reason"]) == (ids[:1], None)
     assert (end["token_ids"], end["finish_reason"], end["stop_reason"]) == (ids[1:], "stop", None)
     assert end["delta"] == {"content": ""} if "chat" in path else end["text"] == ""
-    full = client.post(f"/v1/{path}", {**asked, "max_tokens": 1}).json()["choices"][0]
+    full = client.post(f"/v1/{path}", {**fields, "max_tokens": 1}).json()["choices"][0]
     assert (full["token_ids"], full["finish_reason"]) == (ids[:1], "length"), (
         "a full reply has no such token"
     )

@@ -44,11 +44,11 @@ def test_every_extension_is_in_a_configuration_of_the_surface() -> None:
 def test_documents_of_seeds_name_existing_settings_commands_and_files() -> None:
     """Those of absent extensions exist in the stored surface."""
     stored = json.loads(SURFACE_FILE.read_text("utf-8"))
-    here = " ".join(cell for _, cell, _ in ROWS)
-    flags = set(re.findall(r"--([a-z][a-z-]+)", here))
+    here_column = " ".join(cell for _, cell, _ in ROWS)
+    flags = set(re.findall(r"--([a-z][a-z-]+)", here_column))
     assert flags <= set(stored["settings"]) and len(flags) > 10
-    commands = set(re.findall(r"python -m app ([a-z]+)", here))
+    commands = set(re.findall(r"python -m app ([a-z]+)", here_column))
     assert commands <= set(stored["commands"])
     for path in re.findall(r"\]\(([\w.-]+)\)", SEEDS):
         assert (ROOT / "docs" / path).exists()
-    assert all((ROOT / path).exists() for path in re.findall(r"`(deploy/\w+)`", here))
+    assert all((ROOT / path).exists() for path in re.findall(r"`(deploy/\w+)`", here_column))

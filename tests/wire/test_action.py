@@ -134,7 +134,7 @@ def test_old_python_is_an_error_that_names_the_remedy(runner: dict[str, str]) ->
 
 
 def test_inputs_reach_the_scripts_as_variables_only() -> None:
-    for each in STEPS.values():
-        assert "${{" not in each["run"]
-    used = [expression for each in STEPS.values() for expression in each["env"].values()]
+    for step in STEPS.values():
+        assert "${{" not in step["run"]
+    used = [expression for step in STEPS.values() for expression in step["env"].values()]
     assert sorted(used) == sorted(f"${{{{ inputs.{name} }}}}" for name in ACTION["inputs"])

@@ -89,10 +89,10 @@ def generate(urls: list[str]) -> None:
             )
 
 
-def _until(holds: Any, what: str) -> None:
+def _until(holds: Any, condition: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, condition
         time.sleep(0.1)
 
 

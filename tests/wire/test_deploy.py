@@ -16,29 +16,33 @@ from tests.test_deploy import OBJECTS, container, ports
 def test_a_server_starts_as_described_and_answers_its_probes(name: str, tmp_path: Path) -> None:
     only = container(name)
     fields = {"metadata.name": "pod-1", "metadata.namespace": "ns", "status.podIP": "127.0.0.1"}
-    given = {
-        each["name"]: each["value"]
-        if "value" in each
-        else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
-        for each in only["env"]
+    variables = {
+        variable["name"]: variable["value"]
+        if "value" in variable
+        else fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        for variable in only["env"]
     }
     words = only.get("args", [])
-    told = (
-        given.pop("SIM_PORT", None)
+    port_text = (
+        variables.pop("SIM_PORT", None)
         or next(w for w in words if w.startswith("--port=")).partition("=")[2]
     )
-    assert int(told) == ports(name)["http"]
-    given |= {
-        k: v.replace("understudy-indexer", "127.0.0.1") for k, v in given.items() if "ENDPOINT" in k
+    assert int(port_text) == ports(name)["http"]
+    variables |= {
+        k: v.replace("understudy-indexer", "127.0.0.1")
+        for k, v in variables.items()
+        if "ENDPOINT" in k
     }
-    if "SIM_KV_INDEX_BIND" in given:
-        assert given["SIM_KV_INDEX_BIND"] == f"tcp://*:{ports(name)['events']}"
-        given["SIM_KV_INDEX_BIND"] = f"tcp://127.0.0.1:{free_port()}"
-    if "SIM_CONFIG" in given:
-        [told_by] = [each for each in OBJECTS if each["kind"] == "ConfigMap"]
-        given["SIM_CONFIG"] = str(tmp_path / "settings.yaml")
-        Path(given["SIM_CONFIG"]).write_text(told_by["data"]["settings.yaml"])
-    with running_image(*words, env=given) if words else running_gunicorn(env=given) as server:
+    if "SIM_KV_INDEX_BIND" in variables:
+        assert variables["SIM_KV_INDEX_BIND"] == f"tcp://*:{ports(name)['events']}"
+        variables["SIM_KV_INDEX_BIND"] = f"tcp://127.0.0.1:{free_port()}"
+    if "SIM_CONFIG" in variables:
+        [told_by] = [variable for variable in OBJECTS if variable["kind"] == "ConfigMap"]
+        variables["SIM_CONFIG"] = str(tmp_path / "settings.yaml")
+        Path(variables["SIM_CONFIG"]).write_text(told_by["data"]["settings.yaml"])
+    with (
+        running_image(*words, env=variables) if words else running_gunicorn(env=variables) as server
+    ):
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert only[probe]["httpGet"]["port"] == "http"
             path = only[probe]["httpGet"]["path"]

@@ -147,12 +147,12 @@ def _copy(step: Step, stage: Stage, stages: dict[str, Stage], context: Path) -> 
     )
     *sources, target = step.words
     for source in sources:
-        found = context / source if other is None else stages[other].within(source)
+        source_path = context / source if other is None else stages[other].within(source)
         place = stage.within(target)
-        if found.is_dir():
-            shutil.copytree(found, place, symlinks=True, dirs_exist_ok=True)
+        if source_path.is_dir():
+            shutil.copytree(source_path, place, symlinks=True, dirs_exist_ok=True)
         else:
-            shutil.copy(found, place / found.name if place.is_dir() else place)
+            shutil.copy(source_path, place / source_path.name if place.is_dir() else place)
 
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -197,18 +197,18 @@ def health(image: Stage, **env: str) -> int:
 
 @pytest.mark.timeout(300)
 def test_the_image_holds_what_it_was_given_and_what_it_needs(image: Stage) -> None:
-    here = {path.name for path in image.within(".").iterdir()}
-    assert here - {"__pycache__"} == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE"}
+    entries = {path.name for path in image.within(".").iterdir()}
+    assert entries - {"__pycache__"} == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE"}
     packages = image.root / "venv" / "lib"
     assert list(packages.rglob("gunicorn/__init__.py")) and list(
         packages.rglob("opentelemetry/sdk")
     )
     assert list(image.within("app").rglob("*.pyc"))
     weight = sum(path.lstat().st_size for path in image.root.rglob("*")) / (1 << 20)
-    [told] = re.findall(
+    [size_text] = re.findall(
         r"\| all beside the base \| (\d+) \|", (ROOT / "docs" / "deployment.md").read_text()
     )
-    assert weight < 1.1 * int(told)
+    assert weight < 1.1 * int(size_text)
 
 
 @pytest.mark.timeout(300)
@@ -259,10 +259,10 @@ def test_both_stages_are_of_the_python_that_ci_tests() -> None:
     bases = {step.words[0] for step in STEPS if step.name == "FROM"}
     (base,) = bases
     assert re.fullmatch(r"python:3\.\d+-slim", base)
-    told = subprocess.run(
+    make_run = subprocess.run(
         ["make", "-n", "test-image", "IMAGE_PYTHON=it"], cwd=ROOT, capture_output=True, text=True
     )
-    assert "PYTHON=it" in told.stdout and "tests/wire/test_image.py" in told.stdout
+    assert "PYTHON=it" in make_run.stdout and "tests/wire/test_image.py" in make_run.stdout
     assert 'make -C "$copy" test-image' in (ROOT / ".ci" / "run").read_text()
 
 

@@ -40,8 +40,8 @@ def listens(address: str, port: int) -> bool:
 def plain_environment(**variables: str) -> dict[str, str]:
     """Our environment with `variables`, without settings, and without those of a make around us."""
     left_out = ("SIM_", "MAKE", "MFLAGS", "GUNICORN_")
-    own = {name: text for name, text in os.environ.items() if not name.startswith(left_out)}
-    return {**own, **variables}
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith(left_out)}
+    return {**inherited, **variables}
 
 
 @pytest.mark.parametrize(("target", "folder"), [("run", "VENV"), ("llm", "LLM")])

@@ -43,8 +43,8 @@ def test_first_command_of_the_readme_prints_the_line_below_it(server: RunningSer
     assert FIRST_CURL is not None
     command, printed = FIRST_CURL.groups()
     assert "localhost:8000" in command and '"seed"' in command and "max_tokens" not in command
-    here = command.replace("localhost:8000", f"127.0.0.1:{server.port}")
-    shell = subprocess.run(["bash", "-c", here], capture_output=True, text=True, timeout=30)
+    command_here = command.replace("localhost:8000", f"127.0.0.1:{server.port}")
+    shell = subprocess.run(["bash", "-c", command_here], capture_output=True, text=True, timeout=30)
     assert (shell.returncode, shell.stdout) == (0, printed + "\n")
     assert SENTENCES.fullmatch(json.loads(f"{{{printed}}}")["content"])
 

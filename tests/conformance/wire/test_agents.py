@@ -72,13 +72,13 @@ def server(running: vllm_understudy.Server) -> vllm_understudy.Server:
     return running
 
 
-def over_responses(server: vllm_understudy.Server, keeps: bool = False, **asked: Any) -> Told:
+def over_responses(server: vllm_understudy.Server, keeps: bool = False, **fields: Any) -> Told:
     tools: Any = [{"type": "function", "name": name, "parameters": SCHEMA} for name in RESULTS]
     items: list[Any] = [{"role": "user", "content": QUESTION}]
     called: list[tuple[str, Any]] = []
     with openai_client(server, strict=False) as client:
         for _ in range(MOST_TURNS):
-            response = client.responses.create(model="tiny", input=items, tools=tools, **asked)
+            response = client.responses.create(model="tiny", input=items, tools=tools, **fields)
             calls = [item for item in response.output if item.type == "function_call"]
             if not calls:
                 return called, response.output_text
@@ -92,7 +92,7 @@ def over_responses(server: vllm_understudy.Server, keeps: bool = False, **asked:
                 for call in calls
             ]
             if keeps:
-                items, asked["previous_response_id"] = results, response.id
+                items, fields["previous_response_id"] = results, response.id
             else:
                 items += [item.model_dump(exclude_none=True) for item in response.output] + results
     raise AssertionError("the agent never ended")
@@ -143,11 +143,11 @@ def test_an_agent_calls_one_tool_after_the_other(
 
 @pytest.mark.clients
 def test_agents_of_openai_agents_call_three_tools(server: vllm_understudy.Server) -> None:
-    told = told_by("openai_agents_client.py", server)
-    assert len(told) == 4
-    for run in told.values():
+    runs = told_by("openai_agents_client.py", server)
+    assert len(runs) == 4
+    for run in runs.values():
         assert run == {
             "calls": [[name, *arguments.values()] for name, arguments in CALLS],
             "answer": ANSWER,
         }
-    server.assert_called(times=len(told) * (len(CALLS) + 1))
+    server.assert_called(times=len(runs) * (len(CALLS) + 1))

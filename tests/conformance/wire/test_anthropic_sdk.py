@@ -58,8 +58,10 @@ def thinker(thinking: RunningServer) -> Iterator[anthropic.Anthropic]:
         yield lenient
 
 
-def create(client: anthropic.Anthropic, **asked: Any) -> Any:
-    return client.messages.create(**{"model": MODEL, "messages": [HELLO], "max_tokens": 5, **asked})
+def create(client: anthropic.Anthropic, **fields: Any) -> Any:
+    return client.messages.create(
+        **{"model": MODEL, "messages": [HELLO], "max_tokens": 5, **fields}
+    )
 
 
 def said(message: Message) -> str:
@@ -68,13 +70,13 @@ def said(message: Message) -> str:
 
 def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> None:
     whole = create(client, max_tokens=40, extra_body=REPEATABLE)
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": MODEL,
         "messages": [HELLO],
         "max_tokens": 40,
         "extra_body": REPEATABLE,
     }
-    with client.messages.stream(**asked) as stream:
+    with client.messages.stream(**fields) as stream:
         texts = list(stream.text_stream)
         final = stream.get_final_message()
     assert "".join(texts) == said(final) == said(whole)
@@ -83,7 +85,7 @@ def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"),
+    ("fields", "error"),
     [
         ({"model": "other"}, anthropic.NotFoundError),
         ({"max_tokens": 0}, anthropic.BadRequestError),
@@ -94,10 +96,10 @@ def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> N
     ],
 )
 def test_errors_have_their_classes(
-    client: anthropic.Anthropic, asked: dict[str, Any], error: type[anthropic.APIStatusError]
+    client: anthropic.Anthropic, fields: dict[str, Any], error: type[anthropic.APIStatusError]
 ) -> None:
     with pytest.raises(error) as caught:
-        create(client, stream=True, **asked)
+        create(client, stream=True, **fields)
     assert caught.value.message
 
 
@@ -110,8 +112,8 @@ def test_an_error_in_a_stream_is_raised(client: anthropic.Anthropic) -> None:
 
 
 def test_a_tool_is_used_and_its_result_answered(client: anthropic.Anthropic) -> None:
-    asked: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 200}
-    message = create(client, **asked, tool_choice={"type": "any"})
+    fields: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 200}
+    message = create(client, **fields, tool_choice={"type": "any"})
     (use,) = message.content
     assert (message.stop_reason, use.type, use.name) == ("tool_use", "tool_use", "weather")
     assert isinstance(use.input, dict)
@@ -125,7 +127,7 @@ def test_a_tool_is_used_and_its_result_answered(client: anthropic.Anthropic) -> 
         {"role": "assistant", "content": message.content},
         {"role": "user", "content": [result]},
     ]
-    assert said(create(client, **asked, messages=turns, tool_choice={"type": "none"}))
+    assert said(create(client, **fields, messages=turns, tool_choice={"type": "none"}))
 
 
 def test_a_model_thinks_before_it_answers(thinker: anthropic.Anthropic) -> None:
@@ -138,12 +140,12 @@ def test_a_model_thinks_before_it_answers(thinker: anthropic.Anthropic) -> None:
     assert said(create(thinker, max_tokens=100, messages=turns))
 
 
-def beta(client: anthropic.Anthropic, stream: bool, **asked: Any) -> Any:
+def beta(client: anthropic.Anthropic, stream: bool, **fields: Any) -> Any:
     """The reply of the beta, whole or as a stream tells it."""
-    given = {"model": MODEL, "max_tokens": 200, "extra_body": REPEATABLE, **asked}
+    body = {"model": MODEL, "max_tokens": 200, "extra_body": REPEATABLE, **fields}
     if not stream:
-        return client.beta.messages.create(**given)
-    with client.beta.messages.stream(**given) as events:
+        return client.beta.messages.create(**body)
+    with client.beta.messages.stream(**body) as events:
         return events.get_final_message()
 
 
@@ -175,8 +177,8 @@ def test_a_thread_keeps_its_history_system_and_tools(
     whole = beta(client, stream, messages=turns, **{**called, **calm})
     assert prompt_tokens(second) == prompt_tokens(whole) > prompt_tokens(first)
     assert second.content == whole.content
-    again = {"type": "continue", "previous_message_id": second.id}
-    third = beta(client, stream, messages=[HELLO], thread=again, **calm)
+    continuation = {"type": "continue", "previous_message_id": second.id}
+    third = beta(client, stream, messages=[HELLO], thread=continuation, **calm)
     assert prompt_tokens(third) > prompt_tokens(second)
 
 

@@ -16,27 +16,27 @@ from tests.conformance.test_facts import FACTS
 from tests.running_server import RunningServer
 
 
-@pytest.mark.parametrize("known", FACTS, ids=[known["name"] for known in FACTS])
-def test_the_answer_looks_like_vllm_s(known: dict[str, Any], publishing: RunningServer) -> None:
-    assert told(facts({**known, **answer(publishing, known)})) == told(known)
+@pytest.mark.parametrize("recorded", FACTS, ids=[known["name"] for known in FACTS])
+def test_the_answer_looks_like_vllm_s(recorded: dict[str, Any], publishing: RunningServer) -> None:
+    assert told(facts({**recorded, **answer(publishing, recorded)})) == told(recorded)
 
 
-def answer(server: RunningServer, known: dict[str, Any]) -> dict[str, Any]:
+def answer(server: RunningServer, recorded: dict[str, Any]) -> dict[str, Any]:
     """What `server` answers to the request of an exchange, as a recording has it."""
-    request = known["request"]
+    request = recorded["request"]
     body = request if request is None or isinstance(request, str) else json.dumps(request)
     got = requests.request(
-        known["method"],
-        server.url + known["path"],
+        recorded["method"],
+        server.url + recorded["path"],
         data=body,
-        headers=known["request_headers"],
+        headers=recorded["request_headers"],
         timeout=20,
     )
     headers = {name.lower(): value for name, value in got.headers.items()}
     return {"status": got.status_code, "headers": headers, "body": got.content.decode()}
 
 
-def told(known: dict[str, Any]) -> str:
+def told(exchange: dict[str, Any]) -> str:
     """Facts as text, which has an order; numbers of tokens only with the recorded tokenizer."""
-    text = json.dumps(known, indent=1)
+    text = json.dumps(exchange, indent=1)
     return text if TOKENIZER.exists() else re.sub(r'"tokens: .*"', '"tokens"', text)

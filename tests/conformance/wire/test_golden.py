@@ -77,5 +77,5 @@ def test_nearly_all_series_agree_after_a_known_load() -> None:
         report = subprocess.run(
             command, capture_output=True, text=True, timeout=55, check=False
         ).stdout
-    found = re.search(r"(\d+) of 475 series agree", report)
-    assert found is not None and int(found[1]) >= LEAST, report
+    agreeing = re.search(r"(\d+) of 475 series agree", report)
+    assert agreeing is not None and int(agreeing[1]) >= LEAST, report

@@ -72,7 +72,7 @@ def batch_of(layout: str) -> type[Any]:
 def published(layout: str) -> list[Any]:
     """Events of a server until there was one of each kind, decoded."""
     decoder = msgspec.msgpack.Decoder(batch_of(layout))
-    port, asked = free_port(), 0
+    port, prompt_start = free_port(), 0
     flags = (
         "--enable-kvcache",
         "--kv-cache-size",
@@ -94,9 +94,9 @@ def published(layout: str) -> list[Any]:
         end = time.monotonic() + PATIENCE_S
         while {type(event).__name__ for event in events} != KINDS:
             assert time.monotonic() < end, events
-            client.complete(prompt=[asked + 100, *PROMPT])
-            asked += 1
-            if asked % 3 == 0:
+            client.complete(prompt=[prompt_start + 100, *PROMPT])
+            prompt_start += 1
+            if prompt_start % 3 == 0:
                 client.post("/reset_prefix_cache")
             while socket.poll(50):
                 events += decoder.decode(socket.recv_multipart()[2]).events
@@ -119,10 +119,12 @@ def test_batches_are_those_of_a_real_vllm(timing: str) -> None:
                     server.url + case["path"], json=case["request"], timeout=PATIENCE_S
                 )
                 assert answer.status_code == case["status"], answer.text
-                found = []
-                while socket.poll(1000 * PATIENCE_S if len(found) < len(case["batches"]) else 100):
-                    found.append(msgspec.msgpack.decode(socket.recv_multipart()[2])[1])
-                assert found == case["batches"], case["name"]
+                batches = []
+                while socket.poll(
+                    1000 * PATIENCE_S if len(batches) < len(case["batches"]) else 100
+                ):
+                    batches.append(msgspec.msgpack.decode(socket.recv_multipart()[2])[1])
+                assert batches == case["batches"], case["name"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -37,8 +37,8 @@ def project(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("agent", ["openai", "ai", "anthropic", "agents", ""])
 def test_an_agents_loop_is_set_and_verified(agent: str, tmp_path: Path) -> None:
     environment = project(tmp_path) | {"AGENT": agent}
-    own = (HERE / "node" / "package.test.mjs").read_text()
-    (tmp_path / "a.test.mjs").write_text(EXAMPLE if agent else own)
+    test_file = (HERE / "node" / "package.test.mjs").read_text()
+    (tmp_path / "a.test.mjs").write_text(EXAMPLE if agent else test_file)
     command = [str(NODE), "--test", "--test-reporter=tap", "a.test.mjs"]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=55

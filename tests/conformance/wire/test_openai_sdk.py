@@ -33,8 +33,8 @@ def client(vllm: RunningServer) -> Iterator[openai.OpenAI]:
         yield strict
 
 
-def chat(client: openai.OpenAI, **asked: Any) -> Any:
-    return client.chat.completions.create(model=MODEL, messages=MESSAGES, **asked)
+def chat(client: openai.OpenAI, **fields: Any) -> Any:
+    return client.chat.completions.create(model=MODEL, messages=MESSAGES, **fields)
 
 
 def test_a_streamed_chat_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
@@ -61,14 +61,14 @@ def test_the_stream_helper_gathers_the_reply(client: openai.OpenAI) -> None:
 # The Responses family
 
 
-def create(client: openai.OpenAI, **asked: Any) -> Any:
-    return client.responses.create(**{"model": MODEL, "input": "Say something.", **asked})
+def create(client: openai.OpenAI, **fields: Any) -> Any:
+    return client.responses.create(**{"model": MODEL, "input": "Say something.", **fields})
 
 
 def test_a_streamed_response_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
-    asked = {"max_output_tokens": 40, "temperature": 0}
-    whole = create(client, **asked)
-    events = list(create(client, **asked, stream=True))
+    fields = {"max_output_tokens": 40, "temperature": 0}
+    whole = create(client, **fields)
+    events = list(create(client, **fields, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     types = [event.type for event in events]
     assert types[:4] == [
@@ -111,12 +111,12 @@ def test_thoughts_come_before_words(thinking: RunningServer) -> None:
         assert (thought.type, message.type) == ("reasoning", "message")
         assert thought.content[0].text
         assert response.usage.output_tokens_details.reasoning_tokens > 0
-        again = create(thinker, input=[*response.output, {"role": "user", "content": "And?"}])
-        assert again.output_text
+        answer = create(thinker, input=[*response.output, {"role": "user", "content": "And?"}])
+        assert answer.output_text
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"),
+    ("fields", "error"),
     [
         ({"model": "other"}, openai.NotFoundError),
         ({"previous_response_id": "resp_1"}, openai.NotFoundError),
@@ -125,10 +125,10 @@ def test_thoughts_come_before_words(thinking: RunningServer) -> None:
     ],
 )
 def test_errors_have_their_classes(
-    client: openai.OpenAI, asked: dict[str, Any], error: type[openai.APIStatusError]
+    client: openai.OpenAI, fields: dict[str, Any], error: type[openai.APIStatusError]
 ) -> None:
     with pytest.raises(error) as caught:
-        create(client, stream=True, **asked)
+        create(client, stream=True, **fields)
     assert caught.value.message
 
 

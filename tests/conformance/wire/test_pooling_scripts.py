@@ -67,7 +67,10 @@ def test_scores_are_those_of_the_script(server: RunningServer) -> None:
 def test_documents_are_ranked_by_the_script(server: RunningServer, path: str) -> None:
     body = {"query": "weather?", "documents": ["in Oslo", "in Rome", "in Bonn"], "top_n": 2}
     results = ok(post(server, path, body))["results"]
-    assert [(each["index"], each["relevance_score"]) for each in results] == [(1, 0.9), (0, 0.1)]
+    assert [(document["index"], document["relevance_score"]) for document in results] == [
+        (1, 0.9),
+        (0, 0.1),
+    ]
 
 
 def test_classes_have_the_names_and_probabilities_of_the_script(server: RunningServer) -> None:
@@ -78,9 +81,10 @@ def test_classes_have_the_names_and_probabilities_of_the_script(server: RunningS
 
 
 def test_pooling_gives_the_vectors_and_classes_of_the_script(server: RunningServer) -> None:
-    def pooled(given: Any, **asked: Any) -> list[Any]:
+    def pooled(inputs: Any, **fields: Any) -> list[Any]:
         return [
-            item["data"] for item in ok(post(server, "/pooling", {"input": given, **asked}))["data"]
+            item["data"]
+            for item in ok(post(server, "/pooling", {"input": inputs, **fields}))["data"]
         ]
 
     assert pooled(["cat"]) == [[1, 0, -0.5]]

@@ -29,17 +29,17 @@ LOGPROBS = {"include": ["message.output_text.logprobs"]}
 FREELY = {"max_output_tokens": None}
 
 
-def send(server: RunningServer, **asked: Any) -> requests.Response:
-    return post(server, PATH, {**ASKED, **asked})
+def send(server: RunningServer, **fields: Any) -> requests.Response:
+    return post(server, PATH, {**ASKED, **fields})
 
 
-def respond(server: RunningServer, **asked: Any) -> dict[str, Any]:
-    return ok(send(server, **asked))
+def respond(server: RunningServer, **fields: Any) -> dict[str, Any]:
+    return ok(send(server, **fields))
 
 
-def stream(server: RunningServer, **asked: Any) -> list[dict[str, Any]]:
+def stream(server: RunningServer, **fields: Any) -> list[dict[str, Any]]:
     """The JSON of each event, whose type is its name and whose number is its place."""
-    events = named_events(send(server, stream=True, **asked))
+    events = named_events(send(server, stream=True, **fields))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 
@@ -76,8 +76,8 @@ def test_custom_tools_and_functions_of_a_namespace_are_called(vllm: RunningServe
     assert [(item["name"], item["namespace"]) for item in response["output"]] == [("time", "home")]
     assert response["tool_choice"]["name"] == "home__time"
     result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
-    asked = [{"role": "user", "content": "hi"}, call, *response["output"], result]
-    assert text_of(respond(vllm, tools=[shell, home], input=asked))
+    conversation = [{"role": "user", "content": "hi"}, call, *response["output"], result]
+    assert text_of(respond(vllm, tools=[shell, home], input=conversation))
 
 
 def test_a_prompt_that_is_too_long_is_cut_on_demand(vllm: RunningServer) -> None:

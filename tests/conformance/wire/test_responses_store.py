@@ -53,13 +53,13 @@ def cancel(server: RunningServer, response_id: str) -> requests.Response:
 
 
 def status(server: RunningServer, response_id: str) -> str:
-    found: str = ok(get(server, response_id))["status"]
-    return found
+    response_status: str = ok(get(server, response_id))["status"]
+    return response_status
 
 
-def begun(server: RunningServer, **asked: Any) -> str:
+def begun(server: RunningServer, **fields: Any) -> str:
     """The id of a response that is generated in the background."""
-    response = respond(server, background=True, **asked)
+    response = respond(server, background=True, **fields)
     assert (response["status"], response["output"], response["usage"]) == ("queued", [], None)
     assert response["background"] is True
     response_id: str = response["id"]
@@ -94,8 +94,8 @@ def test_the_events_of_the_background_can_be_read_again(keeping: RunningServer) 
     events = stream(keeping, background=True, max_output_tokens=5)
     response = events[-1]["response"]
     assert ok(get(keeping, response["id"])) == response
-    again = named_events(get(keeping, response["id"], stream="true"))
-    assert again == events
+    later_events = named_events(get(keeping, response["id"], stream="true"))
+    assert later_events == events
     assert named_events(get(keeping, response["id"], stream=1, starting_after=3)) == events[4:]
     assert named_events(get(keeping, response["id"], stream=1, starting_after=10**30)) == []
     assert named_events(get(keeping, response["id"], stream=1, starting_after=-7)) == events
@@ -104,7 +104,7 @@ def test_the_events_of_the_background_can_be_read_again(keeping: RunningServer) 
 def test_what_runs_and_what_waits_in_the_background_can_be_cancelled(
     keeping: RunningServer,
 ) -> None:
-    before = aborts(keeping.port)
+    aborts_before = aborts(keeping.port)
     with slowly(keeping):
         first = begun(keeping, max_output_tokens=9)
         second = begun(keeping, max_output_tokens=9)
@@ -118,15 +118,15 @@ def test_what_runs_and_what_waits_in_the_background_can_be_cancelled(
             assert (response["status"], response["output"]) == ("cancelled", [])
             assert status(keeping, response_id) == "cancelled"
         assert (running(keeping.port), waiting(keeping.port)) == (0, 0)
-        assert aborts(keeping.port) == before + 2
+        assert aborts(keeping.port) == aborts_before + 2
         assert error_of(cancel(keeping, first)) == (400, "invalid_request_error", "response_id")
     assert text_of(respond(keeping))
 
 
-def followed(wire: Wire, server: RunningServer, **asked: Any) -> str:
+def followed(wire: Wire, server: RunningServer, **fields: Any) -> str:
     """Begin a stream in the background, read its first event, and give the id that it tells."""
     body = json.dumps(
-        {**ASKED, "background": True, "stream": True, "max_output_tokens": 9, **asked}
+        {**ASKED, "background": True, "stream": True, "max_output_tokens": 9, **fields}
     )
     wire.send(http_post(PATH, body.encode()))
     reply = wire.begin()
@@ -159,6 +159,6 @@ def test_whoever_follows_is_let_go_when_it_is_cancelled(keeping: RunningServer) 
         with other.send(path.encode()).begin() as reply:
             assert reply.readline() == b"event: response.output_item.added\n"
             ok(cancel(keeping, response_id))
-            rest = reply.read()
-        assert b"response.completed" not in rest
-        assert rest.endswith(b"\n\n")
+            remaining = reply.read()
+        assert b"response.completed" not in remaining
+        assert remaining.endswith(b"\n\n")

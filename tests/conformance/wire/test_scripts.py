@@ -58,11 +58,11 @@ def user(text: str) -> list[Any]:
 TOOL: Any = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
 
 
-def chat(client: openai.OpenAI, text: str, stream: bool, **asked: Any) -> dict[str, Any]:
+def chat(client: openai.OpenAI, text: str, stream: bool, **fields: Any) -> dict[str, Any]:
     """Text, thoughts, calls, end and usage of the answer."""
     create: Any = client.chat.completions.create
     if not stream:
-        whole = create(model="tiny", messages=user(text), **asked)
+        whole = create(model="tiny", messages=user(text), **fields)
         message = whole.choices[0].message
         calls = [
             (call.function.name, call.function.arguments, call.id)
@@ -76,7 +76,7 @@ def chat(client: openai.OpenAI, text: str, stream: bool, **asked: Any) -> dict[s
     called: dict[int, list[str]] = {}
     options = {"include_usage": True}
     for chunk in create(
-        model="tiny", messages=user(text), stream=True, stream_options=options, **asked
+        model="tiny", messages=user(text), stream=True, stream_options=options, **fields
     ):
         usage = chunk.usage or usage
         for choice in chunk.choices:
@@ -90,11 +90,11 @@ def chat(client: openai.OpenAI, text: str, stream: bool, **asked: Any) -> dict[s
     return told(said, thoughts, called.values(), finish, usage)
 
 
-def told(said: str, thoughts: str, calls: Any, finish: Any, usage: Any) -> dict[str, Any]:
+def told(text: str, thoughts: str, calls: Any, finish: Any, usage: Any) -> dict[str, Any]:
     parsed = [(name, json.loads(arguments)) for name, arguments, _ in calls]
     ids = [call_id for *_, call_id in calls]
     return {
-        **{"text": said, "thoughts": thoughts, "calls": parsed, "ids": ids},
+        **{"text": text, "thoughts": thoughts, "calls": parsed, "ids": ids},
         "finish": finish,
         "usage": usage,
     }
@@ -126,11 +126,11 @@ def test_a_chat_thinks_and_calls(
 ) -> None:
     thinking = chat(client, "think", stream)
     assert (thinking["thoughts"], thinking["text"]) == ("Let me see.", "I see.")
-    said = tokens_of(server, "Let me see.") + tokens_of(server, "I see.")
-    assert thinking["usage"].completion_tokens == said + 1
+    thought_tokens = tokens_of(server, "Let me see.") + tokens_of(server, "I see.")
+    assert thinking["usage"].completion_tokens == thought_tokens + 1
     calling = chat(client, "the weather?", stream, tools=[TOOL])
     assert calling["text"] == "Let me look."
-    assert calling["calls"] == [("get_weather", each) for each in CITIES]
+    assert calling["calls"] == [("get_weather", city) for city in CITIES]
     assert calling["finish"] == "tool_calls" and is_given(calling["ids"])
     required = chat(client, "the weather?", stream, tools=[TOOL], tool_choice="required")
     assert len(required["calls"]) == 2
@@ -174,11 +174,11 @@ def test_completions_say_the_text_and_mark_up_what_is_told_apart_in_chats(
 def test_responses_have_items_for_thought_text_and_calls(
     client: openai.OpenAI, stream: bool
 ) -> None:
-    def respond(text: str, **asked: Any) -> Any:
+    def respond(text: str, **fields: Any) -> Any:
         create: Any = client.responses.create
         if not stream:
-            return create(model="tiny", input=text, **asked)
-        *_, last = create(model="tiny", input=text, stream=True, **asked)
+            return create(model="tiny", input=text, **fields)
+        *_, last = create(model="tiny", input=text, stream=True, **fields)
         return last.response
 
     assert respond("repeat Hi.").output_text == "Hi."
@@ -201,19 +201,19 @@ def test_responses_have_items_for_thought_text_and_calls(
 def test_messages_have_blocks_for_thought_text_and_calls(
     claude: anthropic.Anthropic, stream: bool
 ) -> None:
-    def message(text: str, **asked: Any) -> Any:
-        given = {"model": "tiny", "max_tokens": 200, "messages": user(text), **asked}
+    def message(text: str, **fields: Any) -> Any:
+        body = {"model": "tiny", "max_tokens": 200, "messages": user(text), **reply}
         if not stream:
-            return claude.messages.create(**given)
-        with claude.messages.stream(**given) as events:
+            return claude.messages.create(**body)
+        with claude.messages.stream(**body) as events:
             return events.get_final_message()
 
     assert [block.text for block in message("repeat Hi.").content] == ["Hi."]
     thought, text = message("think").content
     assert (thought.thinking, text.text) == ("Let me see.", "I see.")
-    asked = message("the weather?", tools=[{"name": "get_weather", "input_schema": SCHEMA}])
-    said, *calls = asked.content
-    assert (said.text, asked.stop_reason) == ("Let me look.", "tool_use")
+    reply = message("the weather?", tools=[{"name": "get_weather", "input_schema": SCHEMA}])
+    first_block, *calls = reply.content
+    assert (first_block.text, reply.stop_reason) == ("Let me look.", "tool_use")
     assert [(call.name, call.input) for call in calls] == [("get_weather", city) for city in CITIES]
     assert is_given([call.id for call in calls])
     assert message("filter").stop_reason == "refusal"
@@ -277,5 +277,8 @@ def test_a_report_says_which_rule_answered_how_often(
 @pytest.mark.clients
 def test_an_agent_of_pydantic_ai_goes_round_its_loop() -> None:
     with running_server("--model=tiny", "--script", EXAMPLE) as server:
-        told = told_by("pydantic_ai_client.py", server)
-    assert (set(told["cities"]), set(told["answers"])) == ({"Rome"}, {"The weather: sun in Rome."})
+        results = told_by("pydantic_ai_client.py", server)
+    assert (set(results["cities"]), set(results["answers"])) == (
+        {"Rome"},
+        {"The weather: sun in Rome."},
+    )

@@ -25,9 +25,9 @@ def tool(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "look", "parameters": schema}}]
 
 
-def streamed(server: RunningServer, **asked: Any) -> list[dict[str, Any]]:
+def streamed(server: RunningServer, **fields: Any) -> list[dict[str, Any]]:
     """The choices of a chat's stream, behind the role."""
-    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, **asked}
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
     chunks = events(post(server, CHAT, body))
     assert chunks[-1] == DONE
     return choices(chunks)[1:]
@@ -61,10 +61,10 @@ def test_a_call_is_streamed_name_first_and_then_its_arguments(
 def test_a_call_that_is_cut_off_before_its_name_is_nothing_in_a_stream_and_text_in_a_whole_answer(
     vllm: RunningServer, choice: Any
 ) -> None:
-    asked = {"tools": tool(PING), "tool_choice": choice, "max_tokens": CUT}
-    (end,) = streamed(vllm, **asked)
+    fields = {"tools": tool(PING), "tool_choice": choice, "max_tokens": CUT}
+    (end,) = streamed(vllm, **fields)
     assert (end["delta"], end["finish_reason"]) == ({}, "length")
-    whole = chat(vllm, **asked)
+    whole = chat(vllm, **fields)
     message = whole["choices"][0]["message"]
     assert "tool_calls" not in message and "<tool_call>".startswith(message["content"][:11])
     assert whole["choices"][0]["finish_reason"] == "length"

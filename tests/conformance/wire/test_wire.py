@@ -49,8 +49,8 @@ def test_an_echo_with_log_probabilities_begins_with_the_prompts(vllm: RunningSer
 
 
 def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
-    asked = {"return_tokens_as_token_ids": True, "return_token_ids": True, "seed": 7}
-    choice = chat(vllm, logprobs=True, top_logprobs=1, **asked)["choices"][0]
+    fields = {"return_tokens_as_token_ids": True, "return_token_ids": True, "seed": 7}
+    choice = chat(vllm, logprobs=True, top_logprobs=1, **fields)["choices"][0]
     for entry, token_id in zip(choice["logprobs"]["content"], choice["token_ids"], strict=True):
         assert list(entry) == ["token", "logprob", "bytes", "top_logprobs"]
         assert entry["token"] == f"token_id:{token_id}"
@@ -60,14 +60,14 @@ def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
         bytes(sum((entry["bytes"] for entry in choice["logprobs"]["content"]), [])).decode()
         == content
     )
-    choice = text(vllm, logprobs=0, **asked)["choices"][0]
+    choice = text(vllm, logprobs=0, **fields)["choices"][0]
     assert choice["logprobs"]["tokens"] == [
         f"token_id:{token_id}" for token_id in choice["token_ids"]
     ]
 
 
 @pytest.mark.parametrize(
-    ("asked", "param"),
+    ("fields", "param"),
     [
         ({"logprobs": 21}, "logprobs"),
         ({"prompt": [[]]}, None),
@@ -79,23 +79,23 @@ def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
     ],
 )
 def test_what_only_the_engine_refuses_comes_inside_the_stream(
-    vllm: RunningServer, asked: Mapping[str, Any], param: str | None
+    vllm: RunningServer, fields: Mapping[str, Any], param: str | None
 ) -> None:
-    error, done = text_stream(vllm, **asked)
+    error, done = text_stream(vllm, **fields)
     assert {name: error["error"][name] for name in ("type", "param", "code")} == {
         "type": "BadRequestError",
         "param": param,
         "code": 400,
     }
     assert done == DONE
-    whole = post(vllm, TEXT, {"prompt": "hello", **asked})
+    whole = post(vllm, TEXT, {"prompt": "hello", **fields})
     assert error_of(whole) == (400, "BadRequestError", param)
 
 
 @pytest.mark.parametrize("latency", ["0s", "1ms"], ids=["joined", "paced"])
 def test_no_stream_of_any_family_is_held_back_by_a_proxy(latency: str) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
-    asked: Mapping[str, Mapping[str, Any]] = {
+    bodies: Mapping[str, Mapping[str, Any]] = {
         "/v1/chat/completions": chat,
         "/v1/completions": {"prompt": "Hi"},
         "/v1/messages": chat,
@@ -103,14 +103,14 @@ def test_no_stream_of_any_family_is_held_back_by_a_proxy(latency: str) -> None:
         "/inference/v1/generate": {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3}},
     }
     with running_server("--inter-token-latency", latency, "--enable-scale-out") as server:
-        for path, fields in asked.items():
-            for more in ({}, {"logprobs": None}):  # a field that no fast path takes
+        for path, fields in bodies.items():
+            for extra_fields in ({}, {"logprobs": None}):  # a field that no fast path takes
                 body = {
                     "model": "understudy-tiny",
                     "max_tokens": 3,
                     "stream": True,
                     **fields,
-                    **more,
+                    **extra_fields,
                 }
                 answer = post(server, path, body)
                 assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
@@ -140,7 +140,7 @@ def test_an_unknown_model_is_not_found(vllm: RunningServer, path: str) -> None:
 
 @pytest.mark.parametrize("length", [3_000, 300_000])
 @pytest.mark.parametrize(
-    ("path", "asked"),
+    ("path", "body_of"),
     [
         (CHAT, lambda text: {"messages": [{"role": "user", "content": text}]}),
         (BATCH, lambda text: {"messages": [[{"role": "user", "content": text}]]}),
@@ -153,9 +153,9 @@ def test_an_unknown_model_is_not_found(vllm: RunningServer, path: str) -> None:
     ],
 )
 def test_every_family_says_by_the_words_of_vllm_that_a_prompt_is_too_long(
-    vllm: RunningServer, path: str, asked: Any, length: int
+    vllm: RunningServer, path: str, body_of: Any, length: int
 ) -> None:
-    got = post(vllm, path, {"model": "tiny", **asked("word " * length)})
+    got = post(vllm, path, {"model": "tiny", **body_of("word " * length)})
     assert got.status_code == 400
     assert got.json()["error"]["message"].startswith(
         "This model's maximum context length is 2048 tokens"
@@ -178,9 +178,9 @@ def test_tokenize_and_detokenize_undo_each_other(vllm: RunningServer) -> None:
 
 
 def test_tokenize_counts_a_chat_as_the_chat_does(vllm: RunningServer) -> None:
-    for asked in ({}, {"add_generation_prompt": False}):
-        tokens = ok(post(vllm, TOKENIZE, {"messages": MESSAGES, **asked}))
-        answer = chat(vllm, return_token_ids=True, **asked)
+    for template_fields in ({}, {"add_generation_prompt": False}):
+        tokens = ok(post(vllm, TOKENIZE, {"messages": MESSAGES, **template_fields}))
+        answer = chat(vllm, return_token_ids=True, **template_fields)
         assert tokens["tokens"] == answer["prompt_token_ids"]
         assert tokens["token_strs"] is None
 
@@ -192,8 +192,8 @@ def test_what_is_counted_is_what_a_message_costs(vllm: RunningServer) -> None:
         {"role": "assistant", "content": blocks[:1]},
         {"role": "user", "content": blocks},
     ]
-    asked = {"model": "tiny", "max_tokens": 3, "system": blocks[:1], "messages": turns}
-    usage = ok(post(vllm, "/v1/messages", asked))["usage"]
-    counted = ok(post(vllm, "/v1/messages/count_tokens", asked))
+    body = {"model": "tiny", "max_tokens": 3, "system": blocks[:1], "messages": turns}
+    usage = ok(post(vllm, "/v1/messages", body))["usage"]
+    counted = ok(post(vllm, "/v1/messages/count_tokens", body))
     assert counted["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert counted["context_management"] == {"original_input_tokens": counted["input_tokens"]}

@@ -40,17 +40,17 @@ def logprob(token: str) -> TokenLogprob:
 def told(
     segments: Sequence[Segment],
     finish: Finish,
-    most: int = 1,
+    most_tokens: int = 1,
     cached: int = 0,
     logprobs: bool = False,
 ) -> list[EngineOutput]:
     """The events of a reply, up to `most` tokens in each; at least one has the end."""
     events: list[EngineOutput] = [Started(0, 0.5, cached)]
     for part, texts in segments or [(None, [""])]:
-        for start in range(0, len(texts), most):
-            some = texts[start : start + most]
-            entries = [logprob(text) for text in some] if logprobs else None
-            events.append(Tokens(0, some, list(range(len(some))), 1.0, entries, part=part))
+        for start in range(0, len(texts), most_tokens):
+            tokens = texts[start : start + most_tokens]
+            entries = [logprob(text) for text in tokens] if logprobs else None
+            events.append(Tokens(0, tokens, list(range(len(tokens))), 1.0, entries, part=part))
     last = events[-1]
     assert isinstance(last, Tokens)
     last.finish = finish
@@ -66,12 +66,12 @@ ARGUMENTS = st.dictionaries(TEXT, st.integers() | TEXT, max_size=3).map(json.dum
 def segments(draw: st.DrawFn) -> list[Segment]:
     """Thoughts, texts and calls in any order; calls are numbered and their markup is silent."""
     numbers = count()
-    found: list[Segment] = []
+    drawn: list[Segment] = []
     for kind in draw(st.lists(st.sampled_from(["text", "thought", "call"]), max_size=5)):
         if kind == "call":
             arguments = draw(ARGUMENTS)
             cut = draw(st.integers(0, len(arguments)))
-            found.append((call(next(numbers)), ["", "", arguments[:cut], arguments[cut:], ""]))
+            drawn.append((call(next(numbers)), ["", "", arguments[:cut], arguments[cut:], ""]))
         else:
-            found.append((THOUGHT if kind == "thought" else None, draw(TEXTS)))
-    return found
+            drawn.append((THOUGHT if kind == "thought" else None, draw(TEXTS)))
+    return drawn

@@ -57,7 +57,7 @@ REPLIES = st.lists(REPLY, min_size=1, max_size=3)
 
 
 def told(
-    replies: Sequence[Reply], most: int, rng: Random, logprobs: bool = False
+    replies: Sequence[Reply], most_tokens: int, rng: Random, logprobs: bool = False
 ) -> list[EngineOutput]:
     """The events of `replies`, interleaved, up to `most` tokens in each."""
     events: list[EngineOutput] = [Started(index, 0.5) for index in range(len(replies))]
@@ -66,7 +66,7 @@ def told(
     while open_choices:
         index = rng.choice(open_choices)
         start, reply = positions[index], replies[index]
-        positions[index] = stop = min(start + rng.randint(1, most), len(reply.texts))
+        positions[index] = stop = min(start + rng.randint(1, most_tokens), len(reply.texts))
         events.append(reply.event(index, start, stop, logprobs))
         if stop == len(reply.texts):
             open_choices.remove(index)
@@ -88,8 +88,8 @@ def streamed(
 ) -> list[dict[str, Any]]:
     """The JSON of every event of the stream; it ends with [DONE] and holds nothing but events."""
     text = (b"".join(map(answer.chunk, events)) + answer.closing()).decode()
-    *items, done, rest = text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
+    *items, done, tail = text.split("\n\n")
+    assert (done, tail) == ("data: [DONE]", "")
     return [json.loads(item.removeprefix("data: ")) for item in items]
 
 
@@ -97,12 +97,12 @@ def choices_of(chunks: Sequence[dict[str, Any]], index: int) -> list[dict[str, A
     return [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
 
 
-@given(replies=REPLIES, most=st.integers(1, 6), seed=st.integers(0, 9))
+@given(replies=REPLIES, most_tokens=st.integers(1, 6), seed=st.integers(0, 9))
 @settings(max_examples=25, deadline=None)
 def test_a_streamed_chat_says_what_a_whole_one_says(
-    replies: list[Reply], most: int, seed: int
+    replies: list[Reply], most_tokens: int, seed: int
 ) -> None:
-    events = told(replies, most, Random(seed), logprobs=True)
+    events = told(replies, most_tokens, Random(seed), logprobs=True)
     shape = {"include_usage": True, "token_ids": True, "top_logprobs": 1}
     chunks, body = streamed(chat(replies, **shape), events), whole(chat(replies, **shape), events)
     for choice in body["choices"]:
@@ -129,12 +129,12 @@ def test_a_streamed_chat_says_what_a_whole_one_says(
     assert body["usage"]["completion_tokens"] == sum(len(reply.texts) for reply in replies)
 
 
-@given(replies=REPLIES, most=st.integers(1, 6), seed=st.integers(0, 9), echo=st.booleans())
+@given(replies=REPLIES, most_tokens=st.integers(1, 6), seed=st.integers(0, 9), echo=st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_a_streamed_completion_says_what_a_whole_one_says(
-    replies: list[Reply], most: int, seed: int, echo: bool
+    replies: list[Reply], most_tokens: int, seed: int, echo: bool
 ) -> None:
-    events = told(replies, most, Random(seed), logprobs=True)
+    events = told(replies, most_tokens, Random(seed), logprobs=True)
     for event in events:
         if isinstance(event, Started) and echo:
             event.prompt_logprobs = [None, None, None]
@@ -155,17 +155,17 @@ def test_a_streamed_completion_says_what_a_whole_one_says(
     assert chunks[-1]["usage"]["completion_tokens"] == body["usage"]["completion_tokens"]
 
 
-@given(replies=REPLIES, most=st.integers(2, 8), seed=st.integers(0, 9), plain=st.booleans())
+@given(replies=REPLIES, most_tokens=st.integers(2, 8), seed=st.integers(0, 9), plain=st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_tokens_that_come_together_are_written_like_tokens_that_come_alone(
-    replies: list[Reply], most: int, seed: int, plain: bool
+    replies: list[Reply], most_tokens: int, seed: int, plain: bool
 ) -> None:
     """vLLM's clients count chunks: joined tokens are still one chunk each."""
     for make in (chat, completion):
         shape = (
             {} if plain else {"token_ids": True, "continuous_usage": True, "include_usage": True}
         )
-        joined = streamed(make(replies, **shape), told(replies, most, Random(seed)))
+        joined = streamed(make(replies, **shape), told(replies, most_tokens, Random(seed)))
         alone = streamed(make(replies, **shape), told(replies, 1, Random(seed)))
         for index in range(len(replies)):
             assert choices_of(joined, index) == choices_of(alone, index)
@@ -185,12 +185,14 @@ def test_continuous_usage_counts_each_choice_token_by_token(
     for make, skipped in ((chat, 1), (completion, 0)):
         chunks = streamed(make(replies, **shape), events)
         for index, reply in enumerate(replies):
-            own = [
+            chunks_of_choice = [
                 item for item in chunks if item["choices"] and item["choices"][0]["index"] == index
             ][skipped:]
-            counted = [item["usage"]["completion_tokens"] for item in own]
+            counted = [item["usage"]["completion_tokens"] for item in chunks_of_choice]
             assert counted == list(range(1, len(reply.texts) + 1))
-            assert all(item["usage"]["prompt_tokens"] == len(PROMPT.ids) for item in own)
+            assert all(
+                item["usage"]["prompt_tokens"] == len(PROMPT.ids) for item in chunks_of_choice
+            )
 
 
 @pytest.mark.parametrize("make", [chat, completion])

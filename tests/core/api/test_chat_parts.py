@@ -27,13 +27,13 @@ def tokens(texts: list[str], part: Part | None = None, finish: Finish | None = N
 
 def shape(**fields: Any) -> ChatResponseOptions:
     numbers = count()
-    given = {
+    options = {
         "n": 1,
         "prompt_ids": [1, 2, 3],
         "new_call_id": lambda: f"call-{next(numbers)}",
         **fields,
     }
-    return ChatResponseOptions(**given)
+    return ChatResponseOptions(**options)
 
 
 def chunks(events: list[EngineOutput], **fields: Any) -> list[dict[str, Any]]:
@@ -83,8 +83,8 @@ def calling(*calls: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_call_begins_with_its_id_and_name_and_goes_on_with_its_arguments() -> None:
-    told = deltas(MARKED_UP)
-    assert told == [
+    written = deltas(MARKED_UP)
+    assert written == [
         calling(begun(0, "look")),
         calling(more(0, '{"a"')),
         calling(more(0, ": 1}")),
@@ -92,21 +92,21 @@ def test_a_call_begins_with_its_id_and_name_and_goes_on_with_its_arguments() -> 
         calling(more(1, "{}")),
         {},
     ]
-    assert [list(delta) for delta in told[:-1]] == [["content", "tool_calls"]] * 5
-    assert list(told[0]["tool_calls"][0]) == ["id", "type", "index", "function"]
+    assert [list(delta) for delta in written[:-1]] == [["content", "tool_calls"]] * 5
+    assert list(written[0]["tool_calls"][0]) == ["id", "type", "index", "function"]
 
 
 def test_nothing_is_told_of_a_call_before_its_name_is_known() -> None:
     """A token that completes the name and begins the arguments tells both."""
-    both = calling(begun(0, "look"), more(0, '{"a"'))
-    assert deltas(NAMED, named_tool=True) == [both, calling(more(0, ": 1}"))]
+    name_and_arguments = calling(begun(0, "look"), more(0, '{"a"'))
+    assert deltas(NAMED, named_tool=True) == [name_and_arguments, calling(more(0, ": 1}"))]
     events: list[EngineOutput] = [
         tokens(["", ""], call(0, "")),
         tokens(["", "{}", ""], call(0), STOP),
     ]
     assert deltas(events) == [calling(begun(0, "look")), calling(more(0, "{}")), {}]
-    (made,) = whole(events)["choices"][0]["message"]["tool_calls"]
-    assert made["function"] == {"name": "look", "arguments": "{}"}
+    (tool_call,) = whole(events)["choices"][0]["message"]["tool_calls"]
+    assert tool_call["function"] == {"name": "look", "arguments": "{}"}
 
 
 def test_a_usage_in_the_midst_counts_the_tokens_of_markup_up_to_its_chunk() -> None:
@@ -176,8 +176,8 @@ def test_the_content_beside_nothing_but_thoughts_is_null(
 def test_a_thought_without_text_has_a_chunk_with_some_parsers() -> None:
     events: list[EngineOutput] = [tokens(["Hm", "", "."], THOUGHT), tokens([""], THOUGHT, STOP)]
     assert deltas(events, reasons=True) == [{"reasoning": "Hm"}, {"reasoning": "."}, {}]
-    told = [{"reasoning": text} for text in ("Hm", "", ".", "")]
-    assert deltas(events, reasons=True, empty_thoughts=True) == told
+    expected = [{"reasoning": text} for text in ("Hm", "", ".", "")]
+    assert deltas(events, reasons=True, empty_thoughts=True) == expected
     assert deltas(events, reasons=True, parses=True, empty_thoughts=True, show_reasoning=False) == [
         {}
     ]

@@ -111,12 +111,12 @@ TABLE: list[tuple[EngineError, int, str]] = [
 
 def test_each_error_has_its_status_type_and_text() -> None:
     for error, status, kind in TABLE:
-        known = as_api_error(error)
-        told = {"message": str(error), "type": kind, "param": None, "code": status}
+        api_error = as_api_error(error)
+        expected = {"message": str(error), "type": kind, "param": None, "code": status}
         assert str(error).endswith(".") or isinstance(error, errors.ShutdownError)
-        assert (known.status, json.loads(known.body()), known.headers) == (
+        assert (api_error.status, json.loads(api_error.body()), api_error.headers) == (
             status,
-            {"error": told},
+            {"error": expected},
             {},
         )
     engine_errors = {kind for kind in API_ERRORS if issubclass(kind, EngineError)}
@@ -124,8 +124,8 @@ def test_each_error_has_its_status_type_and_text() -> None:
 
 
 def test_an_error_for_clients_stays_what_it_is_and_of_others_nothing_is_told() -> None:
-    known = ApiError(418, "Teapot", "short and stout")
-    assert as_api_error(known) is known
-    assert as_stream_error(known) is known
+    api_error = ApiError(418, "Teapot", "short and stout")
+    assert as_api_error(api_error) is api_error
+    assert as_stream_error(api_error) is api_error
     unforeseen = as_stream_error(KeyError("secret"))
     assert (unforeseen.status, unforeseen.message) == (500, "The generation failed.")

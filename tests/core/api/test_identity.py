@@ -44,13 +44,17 @@ def test_headers_tell_which_pod_answered() -> None:
 
 
 def test_the_header_s_id_wins_over_the_body_s_and_that_over_a_fresh_one() -> None:
-    own, header = {"request_id": "own"}, {"X-Request-Id": "header"}
+    body_id, header = {"request_id": "own"}, {"X-Request-Id": "header"}
     for path, body, prefix in (
         ("/v1/completions", COMPLETION, "cmpl"),
         ("/v1/chat/completions", CHAT, "chatcmpl"),
     ):
-        assert post(body | own, path=path, headers=header).json["id"].startswith(f"{prefix}-header")
-        assert post(body | own, path=path).json["id"].startswith(f"{prefix}-own")
+        assert (
+            post(body | body_id, path=path, headers=header)
+            .json["id"]
+            .startswith(f"{prefix}-header")
+        )
+        assert post(body | body_id, path=path).json["id"].startswith(f"{prefix}-own")
         fresh = post(body, path=path).json["id"]
         assert fresh.startswith(f"{prefix}-") and len(fresh.removeprefix(f"{prefix}-")) >= 16
 
@@ -69,23 +73,25 @@ def test_the_fingerprint() -> None:
     ):
         settings = load(flags, {})
         ranks = settings.server.data_parallel_size
-        told = system_fingerprint(settings.api, settings.model, ranks)
-        assert told is None if fingerprint is None else told and re.fullmatch(fingerprint, told)
+        result = system_fingerprint(settings.api, settings.model, ranks)
+        assert (
+            result is None if fingerprint is None else result and re.fullmatch(fingerprint, result)
+        )
 
 
 def test_the_priority_is_the_headers_or_else_the_requests_own() -> None:
     assert priority_of(request(), 5) == 5
-    for given, priority in (("3", 3), ("-7", -7), (" 0 ", 0)):
-        assert priority_of(request(headers={"x-vllm-priority": given}), 5) == priority
+    for header, priority in (("3", 3), ("-7", -7), (" 0 ", 0)):
+        assert priority_of(request(headers={"x-vllm-priority": header}), 5) == priority
 
 
 def test_a_threshold_is_a_reason_to_finish_if_a_header_says_so() -> None:
     assert boolean_header(request(), CACHE_THRESHOLD_HEADER) is None
     for meant, words in ((True, ("1", "T", "true")), (False, ("0", "f", "FALSE"))):
-        for given in words:
+        for header in words:
             assert (
                 boolean_header(
-                    request(headers={CACHE_THRESHOLD_HEADER: given}), CACHE_THRESHOLD_HEADER
+                    request(headers={CACHE_THRESHOLD_HEADER: header}), CACHE_THRESHOLD_HEADER
                 )
                 is meant
             )

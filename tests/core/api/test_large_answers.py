@@ -109,11 +109,11 @@ def check_slices(
     """Asserts that a large answer is the same whether it is written in slices or at once."""
     part = THOUGHT if choices == 1 else None
     outputs = [*reply(choices, SLICE + 5, part=part)]
-    found = body_of(make(choices), outputs)
+    body = body_of(make(choices), outputs)
     for module in (logprobs, writer):
         monkeypatch.setattr(module, "SLICE", 10**9)
-    assert found == body_of(make(choices), outputs)
-    json.loads(found)
+    assert body == body_of(make(choices), outputs)
+    json.loads(body)
 
 
 def test_other_requests_have_turns_while_a_large_answer_is_written() -> None:
@@ -122,11 +122,11 @@ def test_other_requests_have_turns_while_a_large_answer_is_written() -> None:
 
 def check_turns(response_writer: ResponseWriter, *, choices: int) -> None:
     """Asserts that another greenlet runs often while a large answer is written."""
-    made: list[int] = []
+    entries_at_switch: list[int] = []
 
     def look() -> None:
         while not done:
-            made.append(Entries.made)
+            entries_at_switch.append(Entries.made)
             gevent.sleep(1e-6)
 
     done = False
@@ -134,7 +134,7 @@ def check_turns(response_writer: ResponseWriter, *, choices: int) -> None:
     body_of(response_writer, reply(choices, 3 * SLICE))
     done = True
     other.join()
-    assert max(later - before for before, later in pairwise(made)) < 4 * SLICE
+    assert max(later - earlier for earlier, later in pairwise(entries_at_switch)) < 4 * SLICE
 
 
 def test_what_takes_too_much_memory_is_refused() -> None:
@@ -142,9 +142,9 @@ def test_what_takes_too_much_memory_is_refused() -> None:
 
     def check(n: int, tokens: int, prompt_tokens: int = 1, **fields: Any) -> None:
         body = CompletionRequest(prompt="x", max_tokens=tokens, n=n, **fields)
-        asked: AcceptedRequest = ValidatedRequest(body, "m", limits)
-        asked.check_sampling([prompt_tokens])
-        check_answer_size(asked, prompt_tokens)
+        accepted: AcceptedRequest = ValidatedRequest(body, "m", limits)
+        accepted.check_sampling([prompt_tokens])
+        check_answer_size(accepted, prompt_tokens)
 
     check(16384, 85)
     check(1, 38_000, logprobs=20)

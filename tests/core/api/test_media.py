@@ -18,17 +18,17 @@ def said(*parts: Any) -> list[dict[str, Any]]:
 
 
 def test_items_share_the_prompt_evenly_and_are_named_by_what_they_are() -> None:
-    found = features(said(IMAGE, SOUND, IMAGE), range(10))
-    assert found is not None
+    media = features(said(IMAGE, SOUND, IMAGE), range(10))
+    assert media is not None
     names = [f"sim_img_{place}_{fnv1a_32(b'http://x/a.png'):x}" for place in (0, 1)]
     sound = f"sim_audio_0_{fnv1a_32(b'UklGRg=='):x}"
-    assert found["mm_hashes"] == {"image": names, "audio": [sound]}
-    assert found["mm_placeholders"] == {
+    assert media["mm_hashes"] == {"image": names, "audio": [sound]}
+    assert media["mm_placeholders"] == {
         "image": [{"offset": 0, "length": 3}, {"offset": 6, "length": 3}],
         "audio": [{"offset": 3, "length": 3}],
     }
-    assert [base64.b64decode(data).decode() for data in found["kwargs_data"]["image"]] == names
-    assert placeholders(found) == ((names[0], 0, 3), (names[1], 6, 3), (sound, 3, 3))
+    assert [base64.b64decode(data).decode() for data in media["kwargs_data"]["image"]] == names
+    assert placeholders(media) == ((names[0], 0, 3), (names[1], 6, 3), (sound, 3, 3))
     assert placeholders(None) == ()
 
 
@@ -38,8 +38,8 @@ def test_items_share_the_prompt_evenly_and_are_named_by_what_they_are() -> None:
 def test_of_a_short_prompt_everybody_has_one_token(
     tokens: int, spans: list[tuple[int, int]]
 ) -> None:
-    found = placeholders(features(said(IMAGE, IMAGE, IMAGE), range(tokens)))
-    assert [(offset, length) for _, offset, length in found] == spans
+    offsets = placeholders(features(said(IMAGE, IMAGE, IMAGE), range(tokens)))
+    assert [(offset, length) for _, offset, length in offsets] == spans
 
 
 def test_the_text_of_a_content_is_repeated_with_tool_calls_behind_it() -> None:
@@ -57,5 +57,5 @@ def test_the_text_of_a_content_is_repeated_with_tool_calls_behind_it() -> None:
     assert text_with_calls({"role": "assistant", "content": "last"}) == "last"
     functions = [{"name": "f", "arguments": '{"x": 1}'}, {"name": "g", "arguments": "{}"}, None]
     calls = [*({"function": function} for function in functions), {}]
-    told = text_with_calls({"role": "assistant", "content": "so:", "tool_calls": calls})
-    assert told == 'so:[f({"x": 1})][g({})]'
+    marked_up = text_with_calls({"role": "assistant", "content": "so:", "tool_calls": calls})
+    assert marked_up == 'so:[f({"x": 1})][g({})]'

@@ -20,9 +20,9 @@ NAMES = {
 
 def test_memory_lists_every_cache_of_the_core_with_its_limit_and_growth() -> None:
     app = app_of("--enable-kvcache")
-    before = check_caches(app, NAMES)
+    sizes_before = check_caches(app, NAMES)
     chat = {"messages": [{"role": "user", "content": "Remember me."}], "max_tokens": 4}
     assert app.test_client().post("/v1/chat/completions", json=chat).status_code == 200
     after = cache_sizes(app)
-    assert after["KV cache blocks"]["size_bytes"] >= before["KV cache blocks"]["size_bytes"]
-    assert after["words"]["size_bytes"] > before["words"]["size_bytes"]
+    assert after["KV cache blocks"]["size_bytes"] >= sizes_before["KV cache blocks"]["size_bytes"]
+    assert after["words"]["size_bytes"] > sizes_before["words"]["size_bytes"]

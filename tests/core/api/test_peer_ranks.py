@@ -54,8 +54,8 @@ def path(status: int, body: Any) -> str:
 
 def test_only_who_asks_is_passed_on(rank: str) -> None:
     headers = {"authorization": "Bearer k", "content-type": "application/json", "cookie": "c"}
-    told = PeerRanks(0, [(1, rank)]).ask("GET", "/200/", headers)["1"]
-    sent = {name.lower(): value for name, value in told.items()}
+    received_headers = PeerRanks(0, [(1, rank)]).ask("GET", "/200/", headers)["1"]
+    sent = {name.lower(): value for name, value in received_headers.items()}
     assert sent.get("authorization") == "Bearer k" and "cookie" not in sent
 
 
@@ -84,12 +84,12 @@ def test_all_ranks_are_asked_and_the_message_names_those_that_accepted(rank: str
 
 
 def test_a_rank_that_does_not_answer_or_with_no_json_is_unavailable(rank: str) -> None:
-    for url, asked in (
+    for url, path in (
         (f"http://127.0.0.1:{free_port()}", "/200/"),
         (rank, "/200/" + b"<html>".hex()),
     ):
         with pytest.raises(ApiError, match="Rank 2 does not answer") as refused:
-            PeerRanks(0, [(2, url)]).ask("GET", asked, {})
+            PeerRanks(0, [(2, url)]).ask("GET", path, {})
         assert refused.value.status == 503
 
 

@@ -41,9 +41,9 @@ def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> 
         identity=SimpleNamespace(fresh_call_id=str),
     )
     family = PlainChats if kind is PlainChat else PlainCompletions
-    found: PlainGeneration = family(pipeline, PromptMemo(prompt_ids))
-    found._names = frozenset(names)
-    return found
+    family_reader: PlainGeneration = family(pipeline, PromptMemo(prompt_ids))
+    family_reader._names = frozenset(names)
+    return family_reader
 
 
 def recognise(
@@ -55,12 +55,12 @@ def recognise(
     return reader.recognise(json.dumps(prompt | body).encode())
 
 
-def room(found: Recognised | None) -> tuple[int, bool] | None:
-    return found and (found.max_tokens, found.limited)
+def room(recognised: Recognised | None) -> tuple[int, bool] | None:
+    return recognised and (recognised.max_tokens, recognised.limited)
 
 
 @pytest.mark.parametrize(
-    ("asked", "most", "limited"),
+    ("fields", "most_tokens", "limited"),
     [
         ({}, 90, False),
         ({"max_tokens": 5}, 5, True),
@@ -72,15 +72,15 @@ def room(found: Recognised | None) -> tuple[int, bool] | None:
     ],
 )
 def test_a_chat_may_be_as_long_as_the_client_says_or_there_is_room(
-    asked: dict[str, int], most: int, limited: bool
+    fields: dict[str, int], most_tokens: int, limited: bool
 ) -> None:
-    found = recognise(**asked)
-    assert room(found) == (most, limited)
-    assert found is not None and list(found.prompt_ids) == list(range(10))
+    recognised = recognise(**fields)
+    assert room(recognised) == (most_tokens, limited)
+    assert recognised is not None and list(recognised.prompt_ids) == list(range(10))
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {"temperature": 0}, {"temperature": 2}, {"top_p": 1}, {"top_p": 0.01}, {"n": 1}, {"seed": 2**63 - 1},
         {"presence_penalty": -2, "frequency_penalty": 2}, {"presence_penalty": 2, "frequency_penalty": -2},
@@ -90,12 +90,12 @@ def test_a_chat_may_be_as_long_as_the_client_says_or_there_is_room(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
-def test_what_changes_nothing_is_plain(kind: Kind, asked: Any) -> None:
-    assert recognise(kind, **asked) is not None
+def test_what_changes_nothing_is_plain(kind: Kind, fields: Any) -> None:
+    assert recognise(kind, **fields) is not None
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {"temperature": -0.1}, {"temperature": 2.1}, {"top_p": 0}, {"top_p": 1.1}, {"n": 0}, {"n": 2},
         {"seed": 2**63}, {"presence_penalty": -2.1}, {"presence_penalty": 2.1}, {"frequency_penalty": -2.1},
@@ -109,12 +109,12 @@ def test_what_changes_nothing_is_plain(kind: Kind, asked: Any) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
-def test_whatever_else_is_left_to_the_general_way(kind: Kind, asked: Any) -> None:
-    assert recognise(kind, **asked) is None
+def test_whatever_else_is_left_to_the_general_way(kind: Kind, fields: Any) -> None:
+    assert recognise(kind, **fields) is None
 
 
 @pytest.mark.parametrize(
-    ("asked", "alternatives"),
+    ("fields", "alternatives"),
     [
         ({"logprobs": True}, 0),
         ({"logprobs": True, "top_logprobs": None}, 0),
@@ -124,22 +124,22 @@ def test_whatever_else_is_left_to_the_general_way(kind: Kind, asked: Any) -> Non
     ],
 )
 def test_few_log_probabilities_of_a_chat_are_plain(
-    asked: dict[str, Any], alternatives: int | None
+    fields: dict[str, Any], alternatives: int | None
 ) -> None:
-    found = recognise(max_tokens=16, **asked)
-    assert found is not None
-    assert found.logprobs == alternatives
-    assert found.options.top_logprobs == alternatives  # type: ignore[attr-defined]
+    recognised = recognise(max_tokens=16, **fields)
+    assert recognised is not None
+    assert recognised.logprobs == alternatives
+    assert recognised.options.top_logprobs == alternatives  # type: ignore[attr-defined]
 
 
 def test_many_log_probabilities_are_left_to_the_handler() -> None:
     length = 2 * MAX_LOGPROBS
-    asked = {"logprobs": True, "length": length}
-    assert recognise(max_tokens=MAX_LOGPROBS, **asked) is not None
-    assert recognise(max_tokens=MAX_LOGPROBS + 1, **asked) is None
-    assert recognise(max_tokens=MAX_LOGPROBS, top_logprobs=1, **asked) is None
-    assert recognise(**asked) is None
-    assert recognise(max_tokens=1, top_logprobs=21, **asked) is None
+    fields = {"logprobs": True, "length": length}
+    assert recognise(max_tokens=MAX_LOGPROBS, **fields) is not None
+    assert recognise(max_tokens=MAX_LOGPROBS + 1, **fields) is None
+    assert recognise(max_tokens=MAX_LOGPROBS, top_logprobs=1, **fields) is None
+    assert recognise(**fields) is None
+    assert recognise(max_tokens=1, top_logprobs=21, **fields) is None
 
 
 @pytest.mark.parametrize(
@@ -152,19 +152,21 @@ def test_many_log_probabilities_are_left_to_the_handler() -> None:
 def test_the_prompt_is_known_by_its_bytes_and_may_not_be_known_at_once(
     kind: Kind, body: bytes, key: bytes
 ) -> None:
-    asked: list[bytes] = []
+    looked_up: list[bytes] = []
     assert (
-        generation(kind, asked.append, LENGTH).recognise(body) is None and asked == []
+        generation(kind, looked_up.append, LENGTH).recognise(body) is None and looked_up == []
     )  # no model yet
-    assert generation(kind, asked.append, LENGTH, None).recognise(body) is None and asked == [key]
+    assert generation(kind, looked_up.append, LENGTH, None).recognise(
+        body
+    ) is None and looked_up == [key]
 
 
 def test_a_body_whose_prompt_is_known_is_read_once_within_limits() -> None:
-    asked: list[bytes] = []
-    reader = generation(PlainCompletion, lambda key: asked.append(key) or [1, 2], LENGTH, None)
-    found = [reader.recognise(b'{"prompt": "hi", "max_tokens": 7}') for _ in range(4)]
-    assert found[0] == found[1] == found[3] and found[1] is found[2] is found[3]
-    assert len(asked) == 2 and reader.recognise(b'{"prompt": "hi"}') != found[3]
+    looked_up: list[bytes] = []
+    reader = generation(PlainCompletion, lambda key: looked_up.append(key) or [1, 2], LENGTH, None)
+    results = [reader.recognise(b'{"prompt": "hi", "max_tokens": 7}') for _ in range(4)]
+    assert results[0] == results[1] == results[3] and results[1] is results[2] is results[3]
+    assert len(looked_up) == 2 and reader.recognise(b'{"prompt": "hi"}') != results[3]
     long = json.dumps({"prompt": "hi", "user": "x" * MAX_BODY_BYTES}).encode()
     assert reader.recognise(long) is not reader.recognise(long)
     for number in range(2 * MAX_BODIES):

@@ -60,8 +60,8 @@ class Responding:
 
     def soon(self, stream: bool = False, writer: Texts | None = None, choices: int = 1) -> Any:
         now_s = self.harness.clock.now()
-        asked = [engine_request(index=k, n=choices, arrival_s=now_s) for k in range(choices)]
-        return self.responder.respond_soon(asked, writer or Texts(), stream, request())
+        requests = [engine_request(index=k, n=choices, arrival_s=now_s) for k in range(choices)]
+        return self.responder.respond_soon(requests, writer or Texts(), stream, request())
 
 
 def test_what_is_ready_at_once_is_no_promise() -> None:

@@ -44,12 +44,22 @@ def test_a_request_that_says_nothing_is_sampled_as_the_model_wants() -> None:
 
 
 def test_what_a_request_says_goes_before_zeros_too() -> None:
-    said = {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.0, "repetition_penalty": 1.2}
-    more = {"presence_penalty": -1.0, "frequency_penalty": 0.5}
-    found = OWN.for_request(asked(**said, **more, bad_words=["x"], skip_special_tokens=False))
-    assert found == Sampling(**said, **more, bad_words=("x",), skip_special_tokens=False)  # type: ignore[arg-type]
+    request_sampling = {
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.0,
+        "repetition_penalty": 1.2,
+    }
+    penalties = {"presence_penalty": -1.0, "frequency_penalty": 0.5}
+    sampling = OWN.for_request(
+        asked(**request_sampling, **penalties, bad_words=["x"], skip_special_tokens=False)
+    )
+    assert sampling == Sampling(
+        **request_sampling, **penalties, bad_words=("x",), skip_special_tokens=False
+    )  # type: ignore[arg-type]
     assert plain_sampling(OWN, 0.0, 0.5, -1.0, 0.5) == Sampling(
-        temperature=0.0, top_p=0.5, top_k=20, min_p=0.1, repetition_penalty=1.05, **more
+        temperature=0.0, top_p=0.5, top_k=20, min_p=0.1, repetition_penalty=1.05, **penalties
     )
 
 
@@ -83,7 +93,7 @@ BEGUN, POSSIBLE = Thoughts(end_id=END), Thoughts(end_id=END, begin_id=BEGIN)
 
 
 def text_of(ids: Sequence[int]) -> str:
-    return "".join(TEXTS[it] for it in ids)
+    return "".join(TEXTS[token_id] for token_id in ids)
 
 
 @pytest.mark.parametrize(

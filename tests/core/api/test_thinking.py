@@ -35,16 +35,16 @@ THINKING_OFF = {"thinking": False}
 def test_how_a_model_thinks(
     parser: str, kwargs: dict[str, Any], effort: Any, expected: str
 ) -> None:
-    asked = ChatCompletionRequest(
+    chat = ChatCompletionRequest(
         messages=[], chat_template_kwargs=kwargs or None, reasoning_effort=effort
     )
-    assert thinking(asked, parser, {}) == expected
+    assert thinking(chat, parser, {}) == expected
 
 
 def test_what_a_request_says_wins_over_the_server_s_arguments_of_the_template() -> None:
-    asked = ChatCompletionRequest(messages=[])
-    assert thinking(asked, "qwen3", OFF) == "no"
-    asked.reasoning_effort = "low"
-    assert thinking(asked, "qwen3", OFF) == "first"
-    asked.chat_template_kwargs = OFF
-    assert thinking(asked, "qwen3", ON) == "no"
+    chat = ChatCompletionRequest(messages=[])
+    assert thinking(chat, "qwen3", OFF) == "no"
+    chat.reasoning_effort = "low"
+    assert thinking(chat, "qwen3", OFF) == "first"
+    chat.chat_template_kwargs = OFF
+    assert thinking(chat, "qwen3", ON) == "no"

@@ -63,8 +63,8 @@ def test_a_failing_turn_is_reported_and_does_not_stop_other_items() -> None:
         Hopeless(clock, 0.01, 5),
         Metronome(clock, 0.01, 5),
     )
-    for each in (broken, hopeless, beat):
-        wheel.add(each.due_s, each)
+    for item in (broken, hopeless, beat):
+        wheel.add(item.due_s, item)
     clock.advance(1)
     assert len(beat.turns) == 5
     assert [type(error) for error in broken.failures] == [ZeroDivisionError]

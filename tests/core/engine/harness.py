@@ -53,7 +53,7 @@ def embedded_corpus() -> Corpus:
 
 def engine_request(**fields: Any) -> EngineRequest:
     """A generation of exactly five tokens, unless `fields` say otherwise."""
-    given = {
+    request_fields = {
         "request_id": "cmpl-1",
         "index": 0,
         "model": "test",
@@ -65,7 +65,7 @@ def engine_request(**fields: Any) -> EngineRequest:
         "ignore_eos": True,
         **fields,
     }
-    return EngineRequest(**given)  # type: ignore[arg-type]
+    return EngineRequest(**request_fields)  # type: ignore[arg-type]
 
 
 def sections_of(settings: Settings) -> EngineSections:
@@ -158,15 +158,19 @@ class Harness:
 
     def ask(self, request_id: str = "a", choices: int = 1, **fields: Any) -> Handle:
         """A request of `choices` choices that arrives now."""
-        given = {
+        request_fields = {
             "request_id": request_id,
             "arrival_s": self.clock.now(),
             "n": choices,
             "observers": self.observers,
             **fields,
         }
-        asked = [engine_request(**given, index=index) for index in range(choices)]
-        return self.engine.submit(asked, lambda event: self.events.append((request_id, event)))
+        engine_requests = [
+            engine_request(**request_fields, index=index) for index in range(choices)
+        ]
+        return self.engine.submit(
+            engine_requests, lambda event: self.events.append((request_id, event))
+        )
 
     def of(self, request_id: str = "a", index: int = 0) -> list[EngineOutput]:
         return [event for name, event in self.events if name == request_id and event.index == index]

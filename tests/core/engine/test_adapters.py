@@ -31,9 +31,9 @@ def finished(served: Harness) -> list[str]:
 def play(served: Harness, arrivals: Sequence[tuple[float, str | None]]) -> list[str]:
     """Requests `0`, `1` ... at moments in seconds, each with its adapter; how they end."""
     now = NOTHING_YET
-    for number, (at, adapter) in enumerate(arrivals):
-        served.clock.advance(at - now)
-        now = at
+    for number, (arrival_s, adapter) in enumerate(arrivals):
+        served.clock.advance(arrival_s - now)
+        now = arrival_s
         served.ask(str(number), max_tokens=1, adapter=adapter)
     served.clock.advance(1000)
     assert served.is_idle()

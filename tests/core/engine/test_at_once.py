@@ -35,7 +35,7 @@ DELAYED_BEYOND_THE_END = ((10**6, 1.0),)
 
 
 def outcome(
-    asked: list[dict[str, Any]],
+    requests: list[dict[str, Any]],
     mode: str,
     fails_at: int | None,
     longer_way: bool,
@@ -56,7 +56,7 @@ def outcome(
         if len(outputs) - 1 == fails_at:
             raise ZeroDivisionError
 
-    for number, fields in enumerate(asked):
+    for number, fields in enumerate(requests):
         delays = DELAYED_BEYOND_THE_END if longer_way else ()
         request = engine_request(
             request_id=str(number), observers=(observe,), delays=delays, **fields
@@ -65,13 +65,13 @@ def outcome(
         harness.clock.advance(1)  # the longer way takes a turn for thoughts and one for the reply
         assert handle.future.done()
     assert harness.is_idle() and not harness.engine._active
-    told = [
-        (type(it), it.index, str(it.error)) if isinstance(it, Failed) else _plain(it)
-        for it in outputs
+    outputs_by_kind = [
+        (type(event), event.index, str(event.error)) if isinstance(event, Failed) else _plain(event)
+        for event in outputs
     ]
     clocked = r"(?m)^(\S+_created|vllm:lora_requests_info|vllm:e2e_request_latency_seconds_(sum|bucket))\{.*$"
     outcomes = [replace(outcome, ended_s=0.0) for outcome in outcomes]
-    return told, outcomes, re.sub(clocked, "", harness.recorder.render())
+    return outputs_by_kind, outcomes, re.sub(clocked, "", harness.recorder.render())
 
 
 def _plain(output: EngineOutput) -> Any:
@@ -83,19 +83,19 @@ def _values(output: Any) -> list[Any]:
     return [type(output).__name__, *(getattr(output, name) for name in output.__struct_fields__)]
 
 
-@example(asked=[{}, {"reasoning": True, "max_tokens": 60}], mode="random", fails_at=3)
-@example(asked=[{}], mode="random", fails_at=0)
-@example(asked=[{}], mode="random", fails_at=1)
+@example(requests=[{}, {"reasoning": True, "max_tokens": 60}], mode="random", fails_at=3)
+@example(requests=[{}], mode="random", fails_at=0)
+@example(requests=[{}], mode="random", fails_at=1)
 @given(
-    asked=st.lists(st.fixed_dictionaries(FIELDS), min_size=1, max_size=4),
+    requests=st.lists(st.fixed_dictionaries(FIELDS), min_size=1, max_size=4),
     mode=st.sampled_from(["random", "echo"]),
     fails_at=st.none() | st.integers(0, 3),
 )
 @settings(max_examples=40, deadline=None)
 def test_immediate_replies_have_the_outputs_and_metrics_of_sequences(
-    asked: list[dict[str, Any]], mode: str, fails_at: int | None
+    requests: list[dict[str, Any]], mode: str, fails_at: int | None
 ) -> None:
-    assert outcome(asked, mode, fails_at, False) == outcome(asked, mode, fails_at, True)
+    assert outcome(requests, mode, fails_at, False) == outcome(requests, mode, fails_at, True)
 
 
 def test_an_immediate_request_waits_behind_queued_ones() -> None:

@@ -74,12 +74,12 @@ def test_an_abort_at_any_stage_leaves_nothing_behind(after_s: float) -> None:
     harness = Harness(slots=1, **SLOW)
     group = harness.ask("a")
     harness.clock.advance(after_s)
-    told = len(harness.events)
+    event_count = len(harness.events)
     group.abort()
     group.abort()
     assert harness.is_idle() and aborted(harness) == 1
     harness.clock.advance(10)
-    assert len(harness.events) == told
+    assert len(harness.events) == event_count
     assert len(harness.wheel) == 0
     counts = re.findall(ENDS, harness.recorder.render(), re.M)
     assert len(counts) == 13 and set(counts) == {"0.0"}, (
@@ -92,9 +92,9 @@ def test_aborting_a_request_does_not_start_its_waiting_choices() -> None:
     harness = Harness(slots=2, inter_token_latency=0.1)
     group = harness.ask(choices=5)
     assert harness.gauges() == (2, 3)
-    told = len(harness.events)
+    event_count = len(harness.events)
     group.abort()
-    assert harness.is_idle() and len(harness.events) == told
+    assert harness.is_idle() and len(harness.events) == event_count
     assert aborted(harness) == 5
     assert harness.metric("prompt_tokens_total") == 6  # two of the five had begun
 
@@ -134,15 +134,15 @@ def test_gauges_return_to_zero_after_any_sequence_of_actions(
 ) -> None:
     harness = Harness(slots, 5, time_to_first_token=ttft, inter_token_latency=itl)
     groups: list[Any] = []
-    asked = 0
-    for what, number, choices in steps:
-        if what == "ask":
+    request_count = 0
+    for action, number, choices in steps:
+        if action == "ask":
             try:
                 groups.append(harness.ask(str(len(groups)), choices, max_tokens=number + 1))
-                asked += choices
+                request_count += choices
             except QueueFullError:
                 pass
-        elif what == "abort" and groups:
+        elif action == "abort" and groups:
             groups[number % len(groups)].abort()
         else:
             harness.clock.advance(number / 10)
@@ -153,9 +153,9 @@ def test_gauges_return_to_zero_after_any_sequence_of_actions(
         assert harness.engine.running <= slots
     harness.clock.advance(1000)
     assert harness.is_idle() and len(harness.wheel) == 0
-    assert sum(finished(harness, reason) for reason in REASONS) + aborted(harness) == asked
-    for (_, before), (_, after) in pairwise(harness.events):
-        assert not isinstance(before, Failed) and not isinstance(after, Failed)
+    assert sum(finished(harness, reason) for reason in REASONS) + aborted(harness) == request_count
+    for (_, earlier), (_, after) in pairwise(harness.events):
+        assert not isinstance(earlier, Failed) and not isinstance(after, Failed)
 
 
 def refusal(harness: Harness, choices: int = 1) -> type[EngineError]:

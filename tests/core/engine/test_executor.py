@@ -87,11 +87,11 @@ def test_a_failed_sequence_sets_the_exception() -> None:
 
 def test_a_request_gets_no_thread() -> None:
     harness = Harness(slots=100, inter_token_latency=TOKEN_S)
-    before = threading.active_count()
+    threads_before = threading.active_count()
     futures = [pool_of(harness).submit(new_sequence(harness)) for _ in range(200)]
-    assert threading.active_count() == before
+    assert threading.active_count() == threads_before
     harness.clock.advance(10)
-    assert all(future.done() for future in futures) and threading.active_count() == before
+    assert all(future.done() for future in futures) and threading.active_count() == threads_before
 
 
 def test_a_stream_creates_no_future() -> None:

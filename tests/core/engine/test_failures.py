@@ -73,10 +73,14 @@ def test_a_failing_observer_does_not_affect_others() -> None:
     def failing(outcome: SequenceOutcome) -> None:
         raise RuntimeError("broken")
 
-    told: list[EngineOutput | SequenceOutcome] = []
-    asked = engine_request(observers=[lambda request: failing, lambda request: told.append])
-    harness.engine.submit([asked], told.append)
+    notifications: list[EngineOutput | SequenceOutcome] = []
+    observed_request = engine_request(
+        observers=[lambda request: failing, lambda request: notifications.append]
+    )
+    harness.engine.submit([observed_request], notifications.append)
     harness.ask("behind")
     harness.clock.advance(30)
-    assert [isinstance(it, SequenceOutcome) for it in told].index(True) == len(told) - 1
+    assert [isinstance(notification, SequenceOutcome) for notification in notifications].index(
+        True
+    ) == len(notifications) - 1
     assert harness.finish("behind") == "length" and harness.is_idle()

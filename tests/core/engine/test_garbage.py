@@ -64,8 +64,8 @@ def leftovers(work: Callable[[], Any]) -> float:
 
 def call(app: Understudy, path: str, body: Any, **environ: Any) -> str:
     """The status of the answer, which is read to its end."""
-    given = EnvironBuilder(path=path, method="POST", json=body).get_environ() | environ
-    return copy_context().run(_answered, app, given)
+    environ_of_call = EnvironBuilder(path=path, method="POST", json=body).get_environ() | environ
+    return copy_context().run(_answered, app, environ_of_call)
 
 
 def _answered(app: Understudy, environ: Any) -> str:

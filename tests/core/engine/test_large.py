@@ -74,14 +74,16 @@ def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("logprobs", "most"), [(None, MAX_OUTPUT_TOKENS), (0, 512), (20, 46), (5000, 1)]
+    ("logprobs", "most_tokens"), [(None, MAX_OUTPUT_TOKENS), (0, 512), (20, 46), (5000, 1)]
 )
-def test_no_output_is_more_than_can_be_rendered_in_one_go(logprobs: int | None, most: int) -> None:
+def test_no_output_is_more_than_can_be_rendered_in_one_go(
+    logprobs: int | None, most_tokens: int
+) -> None:
     harness = Harness()
     harness.ask(max_tokens=2500, logprobs=logprobs)
     harness.clock.advance(10)
     counts = [len(event.ids) for event in harness.tokens()]
-    assert sum(counts) == 2500 and max(counts) == most and harness.finish() == "length"
+    assert sum(counts) == 2500 and max(counts) == most_tokens and harness.finish() == "length"
 
 
 def test_the_future_of_a_handle_is_done_with_the_last_choice() -> None:

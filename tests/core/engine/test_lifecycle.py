@@ -35,7 +35,7 @@ def test_sleep_levels_are_reported_until_wake_up(level: int) -> None:
     harness.life.sleep(level, "abort", harness.left)
     assert harness.life.is_sleeping is (level > 0) and harness.life.paused
     assert harness.cache.caching is (level == 0)
-    assert harness.state == tuple(float(it == level) for it in range(3))
+    assert harness.state == tuple(float(other_level == level) for other_level in range(3))
     harness.life.wake_up(None)
     assert (harness.life.is_sleeping, harness.life.paused, harness.state) == (
         False,
@@ -81,8 +81,8 @@ def test_a_pause_empties_the_cache_unless_told_otherwise(clears: bool) -> None:
     harness.ask("a", prompt_ids=ids)
     harness.clock.advance(5)
     harness.life.pause("keep", harness.left, clears)
-    found = harness.cache.find(Replying(harness.cache, ids), len(ids))
-    assert (not found) is clears
+    cached = harness.cache.find(Replying(harness.cache, ids), len(ids))
+    assert (not cached) is clears
 
 
 class Refusing(Operated):

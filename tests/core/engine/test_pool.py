@@ -89,11 +89,11 @@ class Line(RuleBasedStateMachine):
         if room and not self.prefers_resident:
             return min(self.line)[2] if self.line else None
         ready = [
-            it
-            for it in self.line
-            if it[2].adapter is None
-            or it[2].adapter in resident
-            or (it[0] == FRONT_OF_QUEUE and room)
+            place
+            for place in self.line
+            if place[2].adapter is None
+            or place[2].adapter in resident
+            or (place[0] == FRONT_OF_QUEUE and room)
         ]
         if not ready and room:
             ready = self.line
@@ -105,15 +105,15 @@ class Line(RuleBasedStateMachine):
         ticket = self.next()
         assert ticket is not None and self.queue.head() is ticket
         self.queue.pop(ticket)
-        self.line = [it for it in self.line if it[2] is not ticket]
+        self.line = [place for place in self.line if place[2] is not ticket]
         self.running.append(ticket)
 
     @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 9), again=st.booleans())
-    def leaves_its_place(self, which: int, again: bool) -> None:
+    @rule(which=st.integers(0, 9), returns=st.booleans())
+    def leaves_its_place(self, which: int, returns: bool) -> None:
         ticket = self.running.pop(which % len(self.running))
         self.queue.left(ticket)
-        if again:
+        if returns:
             self.queue.add(ticket)
             self.stands(ticket, self.places[ticket])
 
@@ -134,9 +134,9 @@ class Line(RuleBasedStateMachine):
     @invariant()
     def the_same_one_is_next(self) -> None:
         assert self.queue.head() is self.next()
-        assert self.queue.members == {it[2] for it in self.line}
-        kept = sum(map(len, self.queue._queues.values()))
-        assert len(self.line) <= kept <= 2 * len(self.line) + MAX_STALE
+        assert self.queue.members == {place[2] for place in self.line}
+        queued = sum(map(len, self.queue._queues.values()))
+        assert len(self.line) <= queued <= 2 * len(self.line) + MAX_STALE
 
 
 class LineOfResidents(Line):

@@ -59,11 +59,13 @@ def test_steps_without_a_profile_are_those_of_the_recorded_engine() -> None:
 
 
 def test_the_default_cache_holds_two_whole_contexts() -> None:
-    at = load([], {})
+    defaults = load([], {})
     assert (
-        (at.kvcache.kv_cache_size - 1) * at.kvcache.block_size >= at.model.max_model_len == 32_768
+        (defaults.kvcache.kv_cache_size - 1) * defaults.kvcache.block_size
+        >= defaults.model.max_model_len
+        == 32_768
     )
-    assert load(["--enable-kvcache"], {}).kvcache == replace(at.kvcache, enable_kvcache=True)
+    assert load(["--enable-kvcache"], {}).kvcache == replace(defaults.kvcache, enable_kvcache=True)
 
 
 def test_whatever_is_said_is_stronger_than_the_profile(tmp_path: Path) -> None:

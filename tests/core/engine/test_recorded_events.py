@@ -81,12 +81,17 @@ class Play:
             "num_choices": len(prompts),
             **fields,
         }
-        asked = [
-            engine_request(prompt_ids=it, index=place, **fields) for place, it in enumerate(prompts)
+        requests = [
+            engine_request(prompt_ids=prompt, index=place, **fields)
+            for place, prompt in enumerate(prompts)
         ]
-        self.engine.submit(asked, outputs.append)
+        self.engine.submit(requests, outputs.append)
         self.clock.advance(20)
-        return [(it.cached_tokens, it.created_tokens) for it in outputs if isinstance(it, Started)]
+        return [
+            (output.cached_tokens, output.created_tokens)
+            for output in outputs
+            if isinstance(output, Started)
+        ]
 
     def told(self) -> list[list[int]]:
         """The batches since the last call: blocks of each event, 0 where all are cleared."""
@@ -106,21 +111,21 @@ timings = pytest.mark.parametrize(
 def test_prompts_of_one_request_share_cached_blocks_as_recorded(profile: Profile | None) -> None:
     play, first = Play(OneToken(), profile), list(range(100))
     assert play.cache.reset() and play.told() == [], "the next step tells it"
-    asked: list[tuple[list[list[int]], dict[str, Any], list[tuple[int, int]], list[list[int]]]] = [
+    cases: list[tuple[list[list[int]], dict[str, Any], list[tuple[int, int]], list[list[int]]]] = [
         ([first], {}, [(0, 96)], [[0, 3]]),
         ([first], {}, [(96, 0)], []),
         ([first[:96]], {}, [(64, 32)], [[1]]),
         ([first], {"cache_salt": "s"}, [(0, 96)], [[3]]),
         ([first], {"prompt_logprobs": 0}, [(0, 96)], [[3]]),
         (
-            [[200 + it for it in first], [400 + it for it in first[:70]]],
+            [[200 + token for token in first], [400 + token for token in first[:70]]],
             {},
             [(0, 96), (0, 64)],
             [[3], [2]],
         ),
         ([[9] * 31], {}, [(0, 0)], []),
     ]
-    for prompts, fields, tokens, batches in asked:
+    for prompts, fields, tokens, batches in cases:
         assert (play.ask(*prompts, **fields), play.told()) == (tokens, batches), fields
     assert play.cache.reset()
     assert (play.ask([9] * 31), play.told()) == ([(0, 0)], [[0]])
@@ -142,14 +147,14 @@ def test_every_step_has_the_recorded_events(profile: Profile | None) -> None:
     for number, request in enumerate(RECORDING):
         batches.clear()
         outputs: list[Any] = []
-        asked = engine_request(
+        engine_request_of_step = engine_request(
             request_id=str(number),
             prompt_ids=request["prompt"],
             cache_salt=request["salt"],
             max_tokens=len(request["reply"]),
             arrival_s=clock.now(),
         )
-        engine.submit([asked], outputs.append)
+        engine.submit([engine_request_of_step], outputs.append)
         clock.advance(20)
         [started] = [output for output in outputs if isinstance(output, Started)]
         assert started.cached_tokens == request["cached_tokens"]

@@ -83,31 +83,31 @@ class PlainScheduler:
     def idle(self) -> bool:
         return not (self.running or self.fetching) and (self.paused or not self.waiting)
 
-    def add(self, it: Plain) -> None:
+    def add(self, sequence: Plain) -> None:
         self.arrivals += 1
-        it.arrived = self.arrivals
-        self._wait(it)
+        sequence.arrived = self.arrivals
+        self._wait(sequence)
 
-    def remove(self, it: Plain) -> None:
-        for some in (self.waiting, self.running, self.fetching):
-            if it in some:
-                some.remove(it)
-        self._release(it, 0)
-        self.free = [None if label and label[0] is it else label for label in self.free]
+    def remove(self, sequence: Plain) -> None:
+        for places in (self.waiting, self.running, self.fetching):
+            if sequence in places:
+                places.remove(sequence)
+        self._release(sequence, 0)
+        self.free = [None if label and label[0] is sequence else label for label in self.free]
 
-    def fetched(self, it: Plain) -> None:
-        self.fetching.remove(it)
-        it.computed, it.remote = it.prompt - 1, False
-        it.first = True  # those before it may want the very blocks that it has
-        self._wait(it)
+    def fetched(self, sequence: Plain) -> None:
+        self.fetching.remove(sequence)
+        sequence.computed, sequence.remote = sequence.prompt - 1, False
+        sequence.first = True  # those before it may want the very blocks that it has
+        self._wait(sequence)
 
     def complete(self) -> None:
-        for it in self.under_way.pop(0):
-            if it in self.running or it in self.waiting:
-                self.remove(it)
+        for sequence in self.under_way.pop(0):
+            if sequence in self.running or sequence in self.waiting:
+                self.remove(sequence)
 
-    def _wait(self, it: Plain) -> None:
-        self.waiting.append(it)
+    def _wait(self, sequence: Plain) -> None:
+        self.waiting.append(sequence)
         self.waiting.sort(key=lambda it: (not it.first, it.arrived))
 
     def schedule(self) -> tuple[object, ...] | None:
@@ -117,46 +117,46 @@ class PlainScheduler:
         """
         slots = self._slots
         budget, preempted = self.limits.max_num_batched_tokens, self.preemptions
-        given: dict[Plain, int] = {}
+        scheduled: dict[Plain, int] = {}
         all_of_them = len(self.running) + len(self.waiting) + len(self.fetching)
         if not all_of_them:
             return None
         self._limit(all_of_them)
         held = self._holds_prompts()
         prompts = False
-        for it in list(self.running):
-            if it not in self.running or budget <= slots:
+        for sequence in list(self.running):
+            if sequence not in self.running or budget <= slots:
                 continue
-            tokens = 0 if it.last else min(self._wanted(it), budget - slots, self._most)
-            if held and not it.decodes:
+            tokens = 0 if sequence.last else min(self._wanted(sequence), budget - slots, self._most)
+            if held and not sequence.decodes:
                 continue
             while (
                 tokens
-                and it in self.running
-                and self._lacks(it, it.computed + tokens) > len(self.free)
+                and sequence in self.running
+                and self._lacks(sequence, sequence.computed + tokens) > len(self.free)
             ):
                 victim = self._victim()
-                if victim in given:  # who is less important may stand before
-                    budget += given.pop(victim) + slots
+                if victim in scheduled:  # who is less important may stand before
+                    budget += scheduled.pop(victim) + slots
                 self._preempt(victim)
-            if it not in self.running and self.limits.rules.passes_self_preempted:
+            if sequence not in self.running and self.limits.rules.passes_self_preempted:
                 continue
-            if it not in self.running:
+            if sequence not in self.running:
                 break
             if tokens:
-                self._take(it, self._lacks(it, it.computed + tokens))
-                given[it] = tokens
+                self._take(sequence, self._lacks(sequence, sequence.computed + tokens))
+                scheduled[sequence] = tokens
                 budget -= tokens + slots
-        prompts = any(not it.decodes for it in given)
+        prompts = any(not sequence.decodes for sequence in scheduled)
         if self.preemptions == preempted and not self.paused:
-            prompts |= self._admit(given, budget, held)
-        if given:
+            prompts |= self._admit(scheduled, budget, held)
+        if scheduled:
             self.steps += 1
         if prompts:
             self.prompts_at = self.steps
         if self.preemptions == preempted and not held:
             self.backlog = bool(self.waiting)
-        step = self._computed(given)
+        step = self._computed(scheduled)
         if step is None and self.preemptions > preempted and not self.under_way:
             return self.schedule()
         return step
@@ -175,90 +175,100 @@ class PlainScheduler:
         interval = self.limits.prefill_schedule_interval
         if not self.limits.rules.spaces_prefill or self.backlog:
             return False
-        others = any(it.decodes or it.last for it in self.running)
+        others = any(sequence.decodes or sequence.last for sequence in self.running)
         return others and self.steps + 1 - self.prompts_at < interval
 
-    def _wanted(self, it: Plain) -> int:
-        drafts = min(self._drafts, it.output - it.written - 1) if it.decodes else 0
-        return it.known - it.computed + drafts
+    def _wanted(self, sequence: Plain) -> int:
+        drafts = (
+            min(self._drafts, sequence.output - sequence.written - 1) if sequence.decodes else 0
+        )
+        return sequence.known - sequence.computed + drafts
 
     def _victim(self) -> Plain:
         if self.limits.by_priority:
-            return max(self.running, key=lambda it: (it.priority, it.arrived))
+            return max(self.running, key=lambda sequence: (sequence.priority, sequence.arrived))
         return self.running[-1]
 
-    def _admit(self, given: dict[Plain, int], budget: int, held: bool) -> bool:
+    def _admit(self, scheduled: dict[Plain, int], budget: int, held: bool) -> bool:
         """Let some in; returns whether one of them has more than a token to compute."""
         prompts = False
         slots = self._slots
         while self.waiting and budget > slots and len(self.running) < self.limits.max_num_seqs:
-            it = self.waiting[0]
-            found = 0
+            sequence = self.waiting[0]
+            cached = 0
             free = len(self.free)
             if self.running:
                 free -= int(self.limits.watermark * (self._pool + 1))
-            if it.held and free < 0:
+            if sequence.held and free < 0:
                 return prompts
-            if not it.held:
-                if it.remote:
-                    known = (it for it in self.running if not it.decodes and not it.last)
-                    free -= sum(self._lacks(it, it.known) for it in known)
-                if self._blocks(it.known) > free:
+            if not sequence.held:
+                if sequence.remote:
+                    prefills = (
+                        sequence
+                        for sequence in self.running
+                        if not sequence.decodes and not sequence.last
+                    )
+                    free -= sum(self._lacks(sequence, sequence.known) for sequence in prefills)
+                if self._blocks(sequence.known) > free:
                     return prompts
-                found = self._found(it)
-                if it.remote:
+                cached = self._found(sequence)
+                if sequence.remote:
                     self.fetching.append(self.waiting.pop(0))
-                    self._find(it, found)
-                    self._take(it, self._lacks(it, it.prompt))
+                    self._find(sequence, cached)
+                    self._take(sequence, self._lacks(sequence, sequence.prompt))
                     continue
-                it.computed = found * self.size
-            more = it.computed < it.known - 1
-            if more and held:
+                sequence.computed = cached * self.size
+            is_partial = sequence.computed < sequence.known - 1
+            if is_partial and held:
                 return prompts
-            tokens = min(it.known - it.computed, self._most)
+            tokens = min(sequence.known - sequence.computed, self._most)
             if tokens > budget - slots and not self.limits.enable_chunked_prefill:
                 return prompts
-            prompts |= more
+            prompts |= is_partial
             self.running.append(self.waiting.pop(0))
-            given[it] = tokens = min(tokens, budget - slots)
+            scheduled[sequence] = tokens = min(tokens, budget - slots)
             budget -= tokens + slots
-            self._find(it, found)
-            self._take(it, self._lacks(it, it.computed + tokens))
+            self._find(sequence, cached)
+            self._take(sequence, self._lacks(sequence, sequence.computed + tokens))
         return prompts
 
-    def _computed(self, given: dict[Plain, int]) -> tuple[object, ...] | None:
+    def _computed(self, scheduled: dict[Plain, int]) -> tuple[object, ...] | None:
         """Count the step; whoever has computed all that it knew gets a token."""
-        decodes = [it for it in given if it.decodes]
-        prefills = [it for it in given if it not in decodes]
-        fetched = [it for it in prefills if it.first]
-        context = sum(it.computed for it in (*decodes, *fetched))
+        decodes = [sequence for sequence in scheduled if sequence.decodes]
+        prefills = [sequence for sequence in scheduled if sequence not in decodes]
+        fetched = [sequence for sequence in prefills if sequence.first]
+        context = sum(sequence.computed for sequence in (*decodes, *fetched))
         attention = sum(
-            given[it] * (it.computed + given[it] / 2) for it in prefills if not it.first
+            scheduled[sequence] * (sequence.computed + scheduled[sequence] / 2)
+            for sequence in prefills
+            if not sequence.first
         )
         drafted = []
-        for it in decodes:
-            right = self._accepted(given[it] - 1) if given[it] > 1 else 0
-            drafted.append((given[it] - 1, right) if given[it] > 1 else None)
-            it.computed += 1 + right
-            it.written += 1 + right
-        for it in prefills:
-            it.computed += given[it]
-        sampled = [it for it in prefills if it.computed == it.known]
-        for it in sampled:
-            it.again = False
-            it.written += 1
-        ends = [it for it in (*decodes, *sampled) if it.written >= it.output]
-        for it in ends:
-            it.last, it.written = True, max(it.written, it.output)
-        if not given:
+        for sequence in decodes:
+            right = self._accepted(scheduled[sequence] - 1) if scheduled[sequence] > 1 else 0
+            drafted.append((scheduled[sequence] - 1, right) if scheduled[sequence] > 1 else None)
+            sequence.computed += 1 + right
+            sequence.written += 1 + right
+        for sequence in prefills:
+            sequence.computed += scheduled[sequence]
+        sampled = [sequence for sequence in prefills if sequence.computed == sequence.known]
+        for sequence in sampled:
+            sequence.again = False
+            sequence.written += 1
+        ends = [
+            sequence for sequence in (*decodes, *sampled) if sequence.written >= sequence.output
+        ]
+        for sequence in ends:
+            sequence.last, sequence.written = True, max(sequence.written, sequence.output)
+        if not scheduled:
             return None
         self.under_way.append(ends)
-        tokens = sum(given.values())
-        counted = tokens, len(given), len(prefills) - len(fetched), context, attention
+        tokens = sum(scheduled.values())
+        counted = tokens, len(scheduled), len(prefills) - len(fetched), context, attention
         return (
             *counted,
             drafted,
-            *(_numbers(some) for some in (decodes, sampled, ends, self.running)),
+            *(_numbers(sequences) for sequences in (decodes, sampled, ends, self.running)),
         )
 
     # Blocks.
@@ -266,54 +276,54 @@ class PlainScheduler:
     def _blocks(self, tokens: int) -> int:
         return (tokens + self.size - 1) // self.size
 
-    def _lacks(self, it: Plain, tokens: int) -> int:
-        return max(0, self._blocks(tokens) - it.held)
+    def _lacks(self, sequence: Plain, tokens: int) -> int:
+        return max(0, self._blocks(tokens) - sequence.held)
 
-    def _found(self, it: Plain) -> int:
+    def _found(self, sequence: Plain) -> int:
         """Its blocks that nobody took meanwhile, from the first one on."""
-        found = 0
-        while (it, found) in self.free and (found + 1) * self.size < it.known:
-            found += 1
-        return found
+        cached = 0
+        while (sequence, cached) in self.free and (cached + 1) * self.size < sequence.known:
+            cached += 1
+        return cached
 
-    def _find(self, it: Plain, found: int) -> None:
+    def _find(self, sequence: Plain, cached: int) -> None:
         """Have what was found; the others of its own are like any."""
-        for place in range(found):
-            self.free.remove((it, place))
-        self.free = [None if label and label[0] is it else label for label in self.free]
-        it.held += found
+        for place in range(cached):
+            self.free.remove((sequence, place))
+        self.free = [None if label and label[0] is sequence else label for label in self.free]
+        sequence.held += cached
 
-    def _take(self, it: Plain, count: int) -> None:
+    def _take(self, sequence: Plain, count: int) -> None:
         assert len(self.free) >= count
         del self.free[:count]
-        it.held += count
+        sequence.held += count
 
-    def _release(self, it: Plain, findable: int) -> None:
+    def _release(self, sequence: Plain, findable: int) -> None:
         self.free += [
-            (it, place) if self.caching and place < findable else None
-            for place in reversed(range(it.held))
+            (sequence, place) if self.caching and place < findable else None
+            for place in reversed(range(sequence.held))
         ]
-        it.held = 0
+        sequence.held = 0
 
-    def _preempt(self, it: Plain) -> None:
+    def _preempt(self, sequence: Plain) -> None:
         """What its newest token has brought is not known while a step is under way:
 
         no block has its hash.
         """
-        computed = it.computed
-        if it.decodes and self.under_way:
-            computed = max(computed - 1, min(computed, it.prompt))
-        self.running.remove(it)
-        self._release(it, computed // self.size)
-        it.computed, it.again = 0, True
-        it.preempted += 1
+        computed = sequence.computed
+        if sequence.decodes and self.under_way:
+            computed = max(computed - 1, min(computed, sequence.prompt))
+        self.running.remove(sequence)
+        self._release(sequence, computed // self.size)
+        sequence.computed, sequence.again = 0, True
+        sequence.preempted += 1
         self.preemptions += 1
-        it.first = False
-        self._wait(it)
+        sequence.first = False
+        self._wait(sequence)
 
 
-def _numbers(some: Sequence[Plain]) -> list[int]:
-    return [it.number for it in some]
+def _numbers(sequences: Sequence[Plain]) -> list[int]:
+    return [sequence.number for sequence in sequences]
 
 
 BLOCK = 4
@@ -328,8 +338,8 @@ class Turns:
         self.drafts = drafts
         self._asked = 0
 
-    def propose(self, sequence: SequenceState, most: int) -> int:
-        return min(self.drafts, most)
+    def propose(self, sequence: SequenceState, most_drafts: int) -> int:
+        return min(self.drafts, most_drafts)
 
     def accepted(self, drafts: int) -> int:
         self._asked += 1
@@ -394,7 +404,7 @@ class Pair:
         if not self._under_way:
             return False
         batch = self._under_way.popleft()
-        self.here -= {self.all.index(it) for it in batch.ends}
+        self.here -= {self.all.index(sequence) for sequence in batch.ends}
         self.scheduler.complete(batch)
         self.plain.complete()
         return True
@@ -402,10 +412,14 @@ class Pair:
     def _told(self, batch: Batch[SequenceState] | None) -> tuple[object, ...] | None:
         if batch is None:
             return None
-        some = batch.decodes, batch.prefilled, batch.ends, self.scheduler.running
-        drafted = [batch.drafts.get(it) for it in batch.decodes]
+        groups = batch.decodes, batch.prefilled, batch.ends, self.scheduler.running
+        drafted = [batch.drafts.get(sequence) for sequence in batch.decodes]
         counted = batch.tokens, batch.sequences, batch.prefills, batch.context, batch.attention
-        return (*counted, drafted, *([self.all.index(it) for it in them] for them in some))
+        return (
+            *counted,
+            drafted,
+            *([self.all.index(sequence) for sequence in them] for them in groups),
+        )
 
 
 @settings(max_examples=100, deadline=None)

@@ -22,8 +22,12 @@ def stepped(async_scheduling: bool = True, **fields: Any) -> Harness:
 
 def phases(harness: Harness, request_id: str) -> list[Phase]:
     seen: list[Phase] = []
-    while found := [it for it in harness.engine.sequences() if it.request.request_id == request_id]:
-        phase = found[0].status().phase
+    while sequences := [
+        sequence
+        for sequence in harness.engine.sequences()
+        if sequence.request.request_id == request_id
+    ]:
+        phase = sequences[0].status().phase
         if [phase] != seen[-1:]:
             seen.append(phase)
         harness.clock.advance(0.001)

@@ -76,9 +76,9 @@ def test_late_arrivals_are_recorded() -> None:
     harness.ask("b")
     assert "understudy_late_requests_total{" in harness.recorder.render()
     [late] = [
-        it
-        for it in harness.recorder.render().splitlines()
-        if it.startswith("understudy_late_seconds_total")
+        line
+        for line in harness.recorder.render().splitlines()
+        if line.startswith("understudy_late_seconds_total")
     ]
     assert float(late.split()[-1]) == pytest.approx(
         0.1 - PROFILE.front.front - 3 * PROFILE.front.front_per_token
@@ -91,23 +91,23 @@ def test_an_abort_at_any_time_frees_everything(after_s: float) -> None:
     handle = harness.ask("a", prompt_ids=[1] * 30, max_tokens=20)
     harness.ask("b", prompt_ids=[2] * 30, max_tokens=4)
     harness.clock.advance(after_s)
-    said = len(harness.events)
+    event_count = len(harness.events)
     handle.abort()
     assert handle.future.done()
     harness.clock.advance(5)
-    assert [name for name, _ in harness.events[said:]].count("a") == 0
+    assert [name for name, _ in harness.events[event_count:]].count("a") == 0
     assert harness.finish("b") == "length"
     assert harness.is_idle() and harness.metric("kv_cache_usage_perc") == 0
     assert harness.recorder.figures().finished["abort"] == 1
 
 
-@pytest.mark.parametrize(("least", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
-def test_enough_cached_is_a_share_of_the_prompt(least: float, finish: str) -> None:
+@pytest.mark.parametrize(("threshold", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
+def test_enough_cached_is_a_share_of_the_prompt(threshold: float, finish: str) -> None:
     harness = stepped(blocks=BLOCKS)
     ids = list(range(10 * BLOCK_TOKENS))  # all but its last block is found again
     harness.ask("before", prompt_ids=ids)
     harness.clock.advance(1)
-    harness.ask("a", prompt_ids=ids, cache_hit_threshold=least)
+    harness.ask("a", prompt_ids=ids, cache_hit_threshold=threshold)
     harness.clock.advance(1)
     assert harness.finish("a") == finish and harness.is_idle()
 
@@ -156,23 +156,23 @@ def test_deliberate_delays_shift_later_tokens() -> None:
 
 def test_speculation_yields_several_tokens_per_step() -> None:
     rates = SpeculationRates(acceptance=(1.0, 1.0))
-    one, three = stepped(), stepped(profile=replace(PROFILE, speculation=rates))
-    for harness in (one, three):
+    single, three = stepped(), stepped(profile=replace(PROFILE, speculation=rates))
+    for harness in (single, three):
         harness.ask("a", max_tokens=10)
         harness.clock.advance(1)
-    assert one.said("a") == three.said("a")
-    assert one.metric("iteration_tokens_total_count") == 10
+    assert single.said("a") == three.said("a")
+    assert single.metric("iteration_tokens_total_count") == 10
     assert three.metric("iteration_tokens_total_count") == 4
     assert (
         three.metric("iteration_tokens_total_sum")
-        == one.metric("iteration_tokens_total_sum")
+        == single.metric("iteration_tokens_total_sum")
         == 3 + 10
     )
     assert len({event.at_s for event in three.tokens("a")}) == 4
     counted = {"drafts": 3, "draft_tokens": 6, "accepted_tokens": 6}
     assert {name: three.metric(f"spec_decode_num_{name}_total") for name in counted} == counted
     assert three.metric("spec_decode_num_accepted_tokens_per_pos_total", position="1") == 3
-    assert "spec_decode" not in one.recorder.render()
+    assert "spec_decode" not in single.recorder.render()
 
 
 def test_drafts_are_accepted_by_the_synthetic_law_of_vllm() -> None:
@@ -209,17 +209,17 @@ def told(harness: Harness, **fields: Any) -> list[tuple[str, str]]:
     harness.clock.advance(2)
     assert harness.finish("a") == "length" and harness.is_idle()
     return [
-        (it.part.kind if it.part else "text", text)
-        for it in harness.tokens("a")
-        for text in it.texts
+        (output.part.kind if output.part else "text", text)
+        for output in harness.tokens("a")
+        for text in output.texts
     ]
 
 
 def test_tokens_of_one_step_may_be_of_several_parts() -> None:
     rates = SpeculationRates(acceptance=(1.0, 1.0, 1.0))
-    one, several = stepped(), stepped(profile=replace(PROFILE, speculation=rates))
+    single, several = stepped(), stepped(profile=replace(PROFILE, speculation=rates))
     for tokens in (30, 31, 32, 33):  # so that thoughts end at all places of a step
-        asked = {"reasoning": True, "max_tokens": tokens, "seed": tokens}
-        assert told(one, **asked) == told(several, **asked)
-        for harness in (one, several):
+        fields = {"reasoning": True, "max_tokens": tokens, "seed": tokens}
+        assert told(single, **fields) == told(several, **fields)
+        for harness in (single, several):
             harness.events.clear()

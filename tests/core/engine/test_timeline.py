@@ -18,7 +18,7 @@ def test_choices_of_one_request_take_turns_token_by_token(gap_s: float) -> None:
     harness = Harness(slots=3, inter_token_latency=gap_s)
     harness.ask("a", choices=3, num_choices=3, max_tokens=4)
     harness.clock.advance(1)
-    turns = [it.index for _, it in harness.events if isinstance(it, Tokens)]
+    turns = [output.index for _, output in harness.events if isinstance(output, Tokens)]
     assert sorted(turns[:3]) == [0, 1, 2] and turns == turns[:3] * 4
 
 

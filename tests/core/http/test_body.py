@@ -86,7 +86,7 @@ def test_too_large_body_is_read_one_byte_past_the_limit() -> None:
 def chunked(*chunks: bytes) -> Body:
     """A chunked body as gunicorn takes it apart, read from a socket 8 KiB at a time."""
     wire = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
-    pieces = (wire[at : at + 8192] for at in range(0, len(wire), 8192))
+    pieces = (wire[start : start + 8192] for start in range(0, len(wire), 8192))
     return Body(ChunkedReader(SimpleNamespace(), IterUnreader(pieces)))
 
 

@@ -17,7 +17,7 @@ from tests.application import request
 def served(response: Response) -> tuple[str, list[tuple[str, str]], Iterable[bytes]]:
     started: list[Any] = []
 
-    def start_response(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+    def start_response(status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
         started[:] = [status, headers]
 
     body = response({}, start_response)
@@ -71,16 +71,16 @@ def test_status_line_does_not_depend_on_the_python_version() -> None:
 
 
 def test_close_callbacks_run_once_after_the_body_is_closed() -> None:
-    told: list[str] = []
+    closed: list[str] = []
     body = Closing(b"a")
     response = Response(body)
-    response.on_close(lambda: told.append(f"first, {body.closed} closed"))
-    response.on_close(lambda: told.append("second"))
+    response.on_close(lambda: closed.append(f"first, {body.closed} closed"))
+    response.on_close(lambda: closed.append("second"))
     _, _, sent = served(response)
-    assert next(iter(sent)) == b"a" and not told
+    assert next(iter(sent)) == b"a" and not closed
     for _ in range(2):
         sent.close()  # type: ignore[attr-defined]
-    assert told == ["first, 1 closed", "second"]
+    assert closed == ["first, 1 closed", "second"]
 
 
 def test_query_has_the_last_value_of_each_name() -> None:
@@ -94,19 +94,21 @@ def test_query_has_the_last_value_of_each_name() -> None:
 def test_any_encoded_query_is_decoded_to_its_values(pairs: list[tuple[str, str]]) -> None:
     context = request("/a?" + urlencode(pairs))
     for name, _ in pairs:
-        assert list(context.arguments(name)) == [value for own, value in pairs if own == name]
+        assert list(context.arguments(name)) == [
+            value for name_of_pair, value in pairs if name_of_pair == name
+        ]
 
 
 # From a WSGI environ
 
 
-def environ(path: str = "/", **given: Any) -> dict[str, Any]:
-    return EnvironBuilder(path=path, **given).get_environ()
+def environ(path: str = "/", **options: Any) -> dict[str, Any]:
+    return EnvironBuilder(path=path, **options).get_environ()
 
 
 def test_context_is_built_from_a_wsgi_environ() -> None:
     body = io.BytesIO(b"{}")
-    given = environ(
+    wsgi_environ = environ(
         "/v1/caf%C3%A9?a=1",
         method="POST",
         input_stream=body,
@@ -115,7 +117,7 @@ def test_context_is_built_from_a_wsgi_environ() -> None:
         base_url="https://example",
         environ_overrides={"REMOTE_ADDR": "10.1.2.3", "SERVER_PROTOCOL": "HTTP/1.0"},
     )
-    context = context_of(given, 12.5)
+    context = context_of(wsgi_environ, 12.5)
     assert (context.method, context.path, context.target) == (
         "POST",
         "/v1/café",

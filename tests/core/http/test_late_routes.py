@@ -26,11 +26,11 @@ def context_for(route: Route) -> RequestContext:
 
 
 def loader(
-    calls: list[str], before: Callable[[], None] = lambda: None
+    calls: list[str], before_load: Callable[[], None] = lambda: None
 ) -> Callable[[], list[Route]]:
     def load() -> list[Route]:
         calls.append("load")
-        before()
+        before_load()
         return [
             get("/a", lambda context: Response(b"a")),
             post(
@@ -71,7 +71,7 @@ def test_an_error_that_precedes_the_handler_has_the_format_of_the_late_route() -
 
 def test_requests_that_come_during_the_import_use_the_same_routes() -> None:
     calls: list[str] = []
-    a, b = late_routes(loader(calls, before=lambda: gevent.sleep(0.01)), "GET /a", "POST /b")
+    a, b = late_routes(loader(calls, before_load=lambda: gevent.sleep(0.01)), "GET /a", "POST /b")
     loads = [gevent.spawn(route.loaded) for route in (a, b, a)]
     gevent.joinall(loads, raise_error=True)
     assert len(calls) == 3

@@ -66,10 +66,10 @@ class Client:
         gevent.sleep(0)
         return self.received()
 
-    def received(self, most: int = 1 << 20) -> bytes:
+    def received(self, most_bytes: int = 1 << 20) -> bytes:
         """Returns what has come, without waiting."""
         try:
-            return self.sock.recv(most)
+            return self.sock.recv(most_bytes)
         except BlockingIOError:
             return b""
 
@@ -80,8 +80,8 @@ class Client:
             while self.transport.is_open:
                 data += self.received()
                 gevent.sleep(0)
-        while more := self.received():
-            data += more
+        while received := self.received():
+            data += received
         return data
 
     def stall(self) -> int:
@@ -132,14 +132,14 @@ def test_last_chunk_is_sent_with_the_last_piece() -> None:
 
 def test_slow_client_that_takes_each_slice_in_time_is_not_disconnected() -> None:
     with connected(write_timeout_s=4 * QUICK_S) as client:
-        given = client.stall()
+        stalled_pieces = client.stall()
         client.waiting, client.over = [PIECE] * 40, True
         data, reads = b"", 0
         while client.transport.is_open:  # a slice leaves with every few reads
             data += client.received(3000)
             reads += 1
             gevent.sleep(QUICK_S / 2)
-        assert body_of(data + client.read_until_over()) == PIECE * (given + 40)
+        assert body_of(data + client.read_until_over()) == PIECE * (stalled_pieces + 40)
         assert client.left == 0 and reads * QUICK_S / 2 > 4 * QUICK_S, (
             "longer than the limit of a slice"
         )
@@ -157,9 +157,9 @@ def test_client_receives_the_same_bytes_at_any_reading_pace(
     with connected(head=HEAD) as client:
         data = b""
         for number, piece in enumerate(pieces):
-            for before, most in reads:
-                if before == number:
-                    data += client.received(most)
+            for pieces_before, most_bytes in reads:
+                if pieces_before == number:
+                    data += client.received(most_bytes)
                     gevent.sleep(0)
             client.put(piece, last=number == len(pieces) - 1)
         data += client.read_until_over()

@@ -24,9 +24,9 @@ def small_cache(usable: int = 8, block_size: int = 4, **options: Any) -> KVCache
 class Replying(SequenceState):
     """A sequence whose reply is known as far as `reply`."""
 
-    def __init__(self, cache: KVCache, ids: list[int], *more: Any) -> None:
+    def __init__(self, cache: KVCache, ids: list[int], *options: Any) -> None:
         super().__init__(len(ids), 100)
-        self.prompt = cache.make_prompt(ids, *more)
+        self.prompt = cache.make_prompt(ids, *options)
         self.reply: list[int] = []
 
     def reply_ids(self, start: int, stop: int) -> Sequence[int]:
@@ -44,16 +44,14 @@ def admit(cache: KVCache, sequence: SequenceState, blocks: int | None = None) ->
     """
     assert sequence.prompt is not None
     tokens = len(sequence.prompt.token_ids)
-    found = cache.find(sequence, tokens)
-    if not cache.fits(sequence, tokens, found):
+    hit = cache.find(sequence, tokens)
+    if not cache.fits(sequence, tokens, hit):
         return None
-    cache.begin(
-        sequence, found, (-(-tokens // cache.block_size) if blocks is None else blocks) - found
-    )
+    cache.begin(sequence, hit, (-(-tokens // cache.block_size) if blocks is None else blocks) - hit)
     if blocks is None:
         sequence.computed = tokens
         cache.filled(sequence)
-    return found * cache.block_size
+    return hit * cache.block_size
 
 
 def begin(
@@ -84,16 +82,16 @@ def tokens(start: int, count: int) -> list[int]:
 
 def summary(events: list[KVEvent]) -> list[Any]:
     """The first token of each stored block, "-" and a hash for a removal, "clear"."""
-    found: list[Any] = []
+    summary_parts: list[Any] = []
     for event in events:
         match event:
             case BlockStored():
-                found += event.token_ids[:: event.block_size]
+                summary_parts += event.token_ids[:: event.block_size]
             case BlockRemoved():
-                found += ["-", *event.block_hashes]
+                summary_parts += ["-", *event.block_hashes]
             case AllBlocksCleared():
-                found.append("clear")
-    return found
+                summary_parts.append("clear")
+    return summary_parts
 
 
 def check(cache: KVCache) -> None:

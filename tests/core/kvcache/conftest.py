@@ -7,6 +7,6 @@ from tests.core.kvcache.sockets import Peers
 
 @pytest.fixture
 def peers() -> Iterator[Peers]:
-    made = Peers()
-    yield made
-    made.close()
+    connected = Peers()
+    yield connected
+    connected.close()

@@ -61,10 +61,10 @@ class PlainCache:
         hits: list[Room] = []
         while (len(hits) + 1) * self.size <= len(ids) - 1:
             prefix = self._prefix(owner, ids, len(hits) + 1)
-            found = [room for room in self.cached if room.prefix == prefix]
-            if not found:
+            rooms = [room for room in self.cached if room.prefix == prefix]
+            if not rooms:
                 break
-            hits.append(found[0])
+            hits.append(rooms[0])
         needed = -(-len(ids) // self.size) - len(hits)
         if needed > len(self.free) - sum(room in self.free for room in hits):
             return None
@@ -187,8 +187,10 @@ class Compared(RuleBasedStateMachine):
         theirs, self.plain.events = self.plain.events, []
         assert ours == theirs
         held = Counter(room.prefix for room in self.plain.cached)
-        known = Counter({self.prefix_of[hash_]: count for hash_, count in self.announced.items()})
-        assert +known == held
+        announced = Counter(
+            {self.prefix_of[hash_]: count for hash_, count in self.announced.items()}
+        )
+        assert +announced == held
 
     @invariant()
     def the_books_balance(self) -> None:

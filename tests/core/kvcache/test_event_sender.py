@@ -93,8 +93,8 @@ def test_waiting_events_are_sent_together_up_to_a_limit() -> None:
     queue = EventQueue(100, 2, 1.0)
     queue.put(events(40))
     queue.put(events(10, 40))
-    most = 2 * MAX_BATCHES
-    assert [queue.take(0.0), queue.take(0.0)] == [events(most), events(50 - most, most)]
+    limit = 2 * MAX_BATCHES
+    assert [queue.take(0.0), queue.take(0.0)] == [events(limit), events(50 - limit, limit)]
 
 
 def test_without_a_flush_interval_every_step_is_sent_alone() -> None:
@@ -120,10 +120,10 @@ def test_a_message_is_bounded_in_bytes_but_has_at_least_one_event() -> None:
 
 
 def test_the_event_queue_is_bounded_in_bytes() -> None:
-    one = event_bytes(BlockRemoved([0]))
-    queue = EventQueue(100, 1, 0.0, limit_bytes=3 * one)
+    event_size = event_bytes(BlockRemoved([0]))
+    queue = EventQueue(100, 1, 0.0, limit_bytes=3 * event_size)
     assert queue.put(events(4)) == 1
-    assert (len(queue), queue.size_bytes) == (3, 3 * one)
+    assert (len(queue), queue.size_bytes) == (3, 3 * event_size)
     queue.take(0.0)
     assert (len(queue), queue.size_bytes) == (0, 0)
     assert queue.put(events(4)) == 1
@@ -140,13 +140,13 @@ ADDRESSES: list[tuple[str, int, str | None, bool, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("endpoint", "rank", "own", "bound", "ipv6"), ADDRESSES)
+@pytest.mark.parametrize(("endpoint", "rank", "rank_endpoint", "bound", "ipv6"), ADDRESSES)
 def test_endpoints_decide_who_binds_and_each_rank_has_its_own(
-    endpoint: str, rank: int, own: str | None, bound: bool, ipv6: bool
+    endpoint: str, rank: int, rank_endpoint: str | None, bound: bool, ipv6: bool
 ) -> None:
     assert (is_bound(endpoint), is_ipv6(endpoint)) == (bound, ipv6)
-    if own is not None:
-        assert of_rank(endpoint, rank) == own
+    if rank_endpoint is not None:
+        assert of_rank(endpoint, rank) == rank_endpoint
         return
     with pytest.raises(ValueError):
         of_rank(endpoint, rank)

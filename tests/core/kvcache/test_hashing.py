@@ -114,12 +114,12 @@ def test_hashes_are_vllms(
 
 
 def test_v11_blocks_of_four() -> None:
-    found = hasher(block_size=4, seed="42").hashes(range(1, 9))
-    assert [block.hex() for block in found] == [
+    hashes = hasher(block_size=4, seed="42").hashes(range(1, 9))
+    assert [block.hex() for block in hashes] == [
         "0a99040f25d8a5f22275b867f403918da98c9d140eaea10f5319d4d1d84429df",
         "c415b4994e9ed1d993bc50f53dc3c4e18c5200f39d1787ce9ba2dacb65221d14",
     ]
-    assert [low64(block) for block in found] == [5988051177307384287, 11214766589215907092]
+    assert [low64(block) for block in hashes] == [5988051177307384287, 11214766589215907092]
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ def test_hashes_with_extra_keys_are_vllms(extras: list[Extra], numbers: list[int
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
 def test_a_missing_xxhash_seed_is_drawn_as_in_vllm(algorithm: Algorithm) -> None:
     seed = Random(7).randbytes(32).hex()
-    drawn, given, other = (
+    drawn, seeded, other = (
         BlockHasher(algorithm, 16, text, Random(number)).none_hash
         for text, number in ((None, 7), (seed, 0), (None, 2))
     )
-    assert drawn == given and drawn != other, "anew in every server"
+    assert drawn == seeded and drawn != other, "anew in every server"
 
 
 ids_of_any_width = st.integers(0, 300) | st.integers(60_000, 70_000) | st.integers(2**31, 2**33)
@@ -186,10 +186,10 @@ def test_the_memory_of_remembered_hashes_is_estimated_correctly(
     reckoned = ours.memo.size_bytes
     tracemalloc.start()
     try:
-        before, _ = tracemalloc.get_traced_memory()
+        memory_before, _ = tracemalloc.get_traced_memory()
         for first in range(1, 101):
             ours.hashes([first, *range(1, 16 * blocks)])
-        taken = tracemalloc.get_traced_memory()[0] - before
+        taken = tracemalloc.get_traced_memory()[0] - memory_before
     finally:
         tracemalloc.stop()
     assert taken <= ours.memo.size_bytes - reckoned < 2 * taken
@@ -217,10 +217,10 @@ spans = st.tuples(st.integers(0, 100), st.integers(0, 60))
 
 @given(st.lists(spans, max_size=6), st.integers(1, 20))
 def test_an_image_is_in_exactly_the_blocks_that_hold_one_of_its_tokens(
-    found: list[tuple[int, int]], block_size: int
+    media: list[tuple[int, int]], block_size: int
 ) -> None:
     images = [
-        Placeholder(str(n), offset, length) for n, (offset, length) in enumerate(found) if length
+        Placeholder(str(n), offset, length) for n, (offset, length) in enumerate(media) if length
     ]
     published = ExtraKeys(block_size, placeholders=images).published(0, 200)
     for image in images:

@@ -98,14 +98,14 @@ def test_clients_that_do_not_read_share_what_they_were_sent() -> None:
         replay.record(sequence, bytes(50_000))
     with zmq.Context() as context, ExitStack() as clients:
         server, address = open_socket(context, zmq.ROUTER, "tcp://127.0.0.1:*", bind=True, hwm=0)
-        before = resident_bytes()
+        memory_before = resident_bytes()
         for _ in range(20):
             client = clients.enter_context(context.socket(zmq.DEALER))
             client.rcvhwm, client.rcvbuf, client.linger = 1, 4096, 0
             client.connect(address)
             ask(client, 0)
         until(lambda: replay.serve(server) or replay.answered == 20)
-        assert resident_bytes() - before < 100 << 20, "of 200 MB"
+        assert resident_bytes() - memory_before < 100 << 20, "of 200 MB"
         server.close(linger=0)
 
 

@@ -65,8 +65,8 @@ def written(layout: LayoutName, *events: KVEvent) -> bytes:
 
 def read(layout: LayoutName, *events: KVEvent) -> Sequence[Any]:
     batch: list[Any] = msgspec.msgpack.decode(written(layout, *events))
-    found: Sequence[Any] = batch[1]
-    return found
+    stored_events: Sequence[Any] = batch[1]
+    return stored_events
 
 
 def test_vllm_0_33_writes_maps() -> None:

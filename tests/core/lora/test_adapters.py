@@ -34,42 +34,42 @@ def memory(registry: LoRARegistry, max_gpu: int = 2, max_cpu: int = 3) -> Adapte
     return AdapterMemory(registry, max_gpu, max_cpu)
 
 
-def levels(kept: AdapterMemory) -> dict[str, str]:
-    return dict(kept)
+def levels(memory_tiers: AdapterMemory) -> dict[str, str]:
+    return dict(memory_tiers)
 
 
 def test_the_latest_used_adapters_are_on_the_gpu() -> None:
     registry = LoRARegistry([Adapter("alice", "/a")])
-    kept = memory(registry)
-    assert levels(kept) == {"alice": "gpu"}
+    memory_tiers = memory(registry)
+    assert levels(memory_tiers) == {"alice": "gpu"}
     registry.load("bob", "/b")
     registry.load("carol", "/c")
-    assert levels(kept) == {"alice": "cpu", "bob": "gpu", "carol": "gpu"}
-    kept.enter("alice")
-    kept.leave("alice")
-    assert levels(kept) == {"alice": "gpu", "bob": "cpu", "carol": "gpu"}
+    assert levels(memory_tiers) == {"alice": "cpu", "bob": "gpu", "carol": "gpu"}
+    memory_tiers.enter("alice")
+    memory_tiers.leave("alice")
+    assert levels(memory_tiers) == {"alice": "gpu", "bob": "cpu", "carol": "gpu"}
     registry.load("dave", "/d")
-    assert levels(kept) == {"alice": "gpu", "carol": "cpu", "dave": "gpu"}
+    assert levels(memory_tiers) == {"alice": "gpu", "carol": "cpu", "dave": "gpu"}
     registry.unload("carol")
-    assert levels(kept) == {"alice": "gpu", "dave": "gpu"}
-    assert (kept.loads, kept.activations) == (4, 5)
-    kept.enter("bob")
-    assert levels(kept) == {"alice": "cpu", "dave": "gpu", "bob": "gpu"}
-    assert (kept.loads, kept.activations) == (5, 6)
+    assert levels(memory_tiers) == {"alice": "gpu", "dave": "gpu"}
+    assert (memory_tiers.loads, memory_tiers.activations) == (4, 5)
+    memory_tiers.enter("bob")
+    assert levels(memory_tiers) == {"alice": "cpu", "dave": "gpu", "bob": "gpu"}
+    assert (memory_tiers.loads, memory_tiers.activations) == (5, 6)
 
 
 def test_running_adapters_are_not_evicted() -> None:
     registry = LoRARegistry([Adapter(name, "/") for name in "abc"])
-    kept = memory(registry, max_gpu=2, max_cpu=2)
-    slots = LoRASlots(2, registry.__contains__, kept)
-    assert levels(kept) == {"b": "gpu", "c": "gpu"}
+    memory_tiers = memory(registry, max_gpu=2, max_cpu=2)
+    slots = LoRASlots(2, registry.__contains__, memory_tiers)
+    assert levels(memory_tiers) == {"b": "gpu", "c": "gpu"}
     assert slots.enter("b") and slots.enter("a")
-    assert levels(kept) == {"b": "gpu", "a": "gpu"}
+    assert levels(memory_tiers) == {"b": "gpu", "a": "gpu"}
     slots.leave("b")
     assert slots.enter("c")
-    assert levels(kept) == {"a": "gpu", "c": "gpu"}
+    assert levels(memory_tiers) == {"a": "gpu", "c": "gpu"}
     registry.unload("a")
-    assert levels(kept) == {"c": "gpu"}
+    assert levels(memory_tiers) == {"c": "gpu"}
     slots.leave("a")
-    assert levels(kept) == {"c": "gpu"}
-    assert not slots.enter(None) and levels(kept) == {"c": "gpu"}
+    assert levels(memory_tiers) == {"c": "gpu"}
+    assert not slots.enter(None) and levels(memory_tiers) == {"c": "gpu"}

@@ -63,8 +63,8 @@ def test_vllm_has_all_families_except_optional_older_names(older_names: bool) ->
         name.removesuffix("_total") if fact["type"] == "counter" else name
         for name, fact in FACTS.items()
     }
-    found = {name for name in scrape(new_recorder(older_names)) if name.startswith("vllm:")}
-    others = found - bases - {f"{base}_created" for base in bases | ALIASES.keys()}
+    families = {name for name in scrape(new_recorder(older_names)) if name.startswith("vllm:")}
+    others = families - bases - {f"{base}_created" for base in bases | ALIASES.keys()}
     assert others == (ALIASES.keys() if older_names else set())
 
 

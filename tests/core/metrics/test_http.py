@@ -70,7 +70,7 @@ def start(app: Understudy, path: str, method: str = "GET", body: bytes | None = 
     """Begin a request that arrives at 100 s."""
     environ = EnvironBuilder(path=path, method=method, data=body).get_environ()
     environ[CONTEXT] = context_of(environ, 100.0)
-    return app(environ, lambda status, headers, *rest: lambda data: None)
+    return app(environ, lambda status, headers, *exc_info: lambda data: None)
 
 
 def call(app: Understudy, path: str, method: str = "GET", body: bytes | None = None) -> None:
@@ -187,7 +187,7 @@ def test_a_senseless_content_length_counts_as_nothing(
     app: Understudy, metrics: HttpMetrics, length: str
 ) -> None:
     environ = EnvironBuilder(path="/nope").get_environ() | {"CONTENT_LENGTH": length}
-    end(app(environ, lambda status, headers, *rest: lambda data: None))
+    end(app(environ, lambda status, headers, *exc_info: lambda data: None))
     assert samples(metrics, "http_request_size_bytes_sum") == {("none",): 0}
 
 

@@ -20,14 +20,14 @@ TOKENS = st.integers(0, 2000)
 
 def samples(recorder: Recorder) -> dict[str, float]:
     """`name{label="value"}` without the server's labels -> value."""
-    found = {}
+    found_samples = {}
     for family in text_string_to_metric_families(recorder.render()):
         for sample in family.samples:
             labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
-            found[sample.name + "".join(f'{{{k}="{v}"}}' for k, v in sorted(labels.items()))] = (
-                sample.value
-            )
-    return found
+            found_samples[
+                sample.name + "".join(f'{{{k}="{v}"}}' for k, v in sorted(labels.items()))
+            ] = sample.value
+    return found_samples
 
 
 @pytest.fixture
@@ -65,10 +65,12 @@ def tell(recorder: Recorder, name: str, arguments: tuple[Any, ...]) -> None:
 @given(st.lists(EVENTS, max_size=10), st.integers(0, 30), st.lists(EVENTS, max_size=5))
 @settings(max_examples=25, deadline=None)
 def test_folding_rows_later_gives_the_same_text(
-    first: list[tuple[str, tuple[Any, ...]]], times: int, then: list[tuple[str, tuple[Any, ...]]]
+    first: list[tuple[str, tuple[Any, ...]]],
+    times: int,
+    later_events: list[tuple[str, tuple[Any, ...]]],
 ) -> None:
     later, at_once = (Recorder("tiny", 2048, {}, now=lambda: 1e9) for _ in range(2))
-    for events in (first * times, then):  # first often more than a block
+    for events in (first * times, later_events):  # first often more than a block
         for event in events:
             tell(later, *event)
             tell(at_once, *event)

@@ -32,12 +32,12 @@ def preflight(
     headers: str | None = None,
     network: str | None = None,
 ) -> TestResponse:
-    asked = {"Origin": origin, "Access-Control-Request-Method": method}
+    request_headers = {"Origin": origin, "Access-Control-Request-Method": method}
     if network is not None:
-        asked["Access-Control-Request-Private-Network"] = network
+        request_headers["Access-Control-Request-Private-Network"] = network
     if headers is not None:
-        asked["Access-Control-Request-Headers"] = headers
-    return client.options("/thing", headers=asked)
+        request_headers["Access-Control-Request-Headers"] = headers
+    return client.options("/thing", headers=request_headers)
 
 
 def allowed_origin(answer: TestResponse | requests.Response) -> str | None:
@@ -45,17 +45,17 @@ def allowed_origin(answer: TestResponse | requests.Response) -> str | None:
 
 
 def test_any_origin_gets_a_wildcard_or_its_name_with_credentials() -> None:
-    for credentials, told in ((False, "*"), (True, OTHER)):
+    for credentials, expected in ((False, "*"), (True, OTHER)):
         page = client(allowed_origins=("*",), allow_credentials=credentials)
         for answer in (preflight(page, OTHER), page.post("/thing", headers={"Origin": OTHER})):
-            assert (answer.status_code, allowed_origin(answer)) == (200, told)
-            given = answer.headers.get("Access-Control-Allow-Credentials")
-            assert given == ("true" if credentials else None)
+            assert (answer.status_code, allowed_origin(answer)) == (200, expected)
+            credentials_header = answer.headers.get("Access-Control-Allow-Credentials")
+            assert credentials_header == ("true" if credentials else None)
             assert credentials or "Origin" in answer.headers["Vary"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "refused"),
+    ("request_headers", "refused"),
     [
         ({"method": "POST"}, ""),
         ({"method": "DELETE"}, "method"),
@@ -67,11 +67,11 @@ def test_any_origin_gets_a_wildcard_or_its_name_with_credentials() -> None:
         ({"origin": OTHER, "method": "PUT", "headers": "x-other"}, "origin, method, headers"),
     ],
 )
-def test_preflight_lists_refused_parts(asked: dict[str, str], refused: str) -> None:
+def test_preflight_lists_refused_parts(request_headers: dict[str, str], refused: str) -> None:
     page = client(
         allowed_origins=(PAGE,), allowed_methods=("POST", "GET"), allowed_headers=("authorization",)
     )
-    answer = preflight(page, **asked)
+    answer = preflight(page, **request_headers)
     assert answer.status_code == (400 if refused else 200)
     assert answer.text == (f"Disallowed CORS {refused}" if refused else "OK")
     assert answer.headers["Access-Control-Allow-Headers"].startswith("Accept, ")
@@ -108,16 +108,16 @@ def test_wildcard_origin_does_not_open_control_paths(credentials: bool) -> None:
         page = application([route], Cors(access)).test_client()
         for origin in (PAGE, OTHER):
             headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-            asked = page.options(path, headers=headers)
+            preflight_answer = page.options(path, headers=headers)
             answered = page.post(path, headers={"Origin": origin})
             is_open = origin == PAGE or path == "/v1/models"
-            assert asked.status_code == (200 if is_open else 400)
-            assert asked.text == ("OK" if is_open else "Disallowed CORS origin")
-            for found in (asked, answered):
-                assert allowed_origin(found) in ((origin, "*") if is_open else (None,))
-                has_credentials = "Access-Control-Allow-Credentials" in found.headers
+            assert preflight_answer.status_code == (200 if is_open else 400)
+            assert preflight_answer.text == ("OK" if is_open else "Disallowed CORS origin")
+            for checked in (preflight_answer, answered):
+                assert allowed_origin(checked) in ((origin, "*") if is_open else (None,))
+                has_credentials = "Access-Control-Allow-Credentials" in checked.headers
                 assert has_credentials == (credentials and is_open)
-                assert "Origin" in found.headers["Vary"]
+                assert "Origin" in checked.headers["Vary"]
 
 
 def test_named_origin_opens_control_paths_beside_a_wildcard() -> None:
@@ -148,11 +148,11 @@ def test_admin_requires_admin_key_or_else_api_key(
 ) -> None:
     access = AccessSettings(api_key=api_key, admin_key=admin_key)
     client = keyed(LiveSettings(Settings(access=access)))
-    asked = {
+    answers = {
         key: client.get("/admin/config", headers={"Authorization": f"Bearer {key}"})
         for key in ("none", "api", "admin")
     }
-    assert {key for key, answer in asked.items() if answer.status_code == 200} == opening
+    assert {key for key, answer in answers.items() if answer.status_code == 200} == opening
     assert client.get("/health").status_code == 200
 
 
@@ -161,9 +161,9 @@ def test_only_configured_keys_are_accepted(key: str, keys: list[str]) -> None:
     guard = ApiKeys()
     guard.on_access(AccessSettings(api_key=tuple(keys)))
     header = f"Bearer {key}".encode(errors="surrogateescape").decode("latin-1")
-    asked = request("/v1/models", headers={"authorization": header})
+    request_with_key = request("/v1/models", headers={"authorization": header})
     assert guard.active == bool(keys)
-    assert (guard.begin(asked) is None) == (not keys or key in keys)
+    assert (guard.begin(request_with_key) is None) == (not keys or key in keys)
 
 
 def test_vllm_api_key_variable_sets_a_key() -> None:

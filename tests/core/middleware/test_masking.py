@@ -76,8 +76,8 @@ def test_last_word_of_a_name_marks_a_secret() -> None:
 
 
 def test_masked_headers_and_queries_keep_their_names() -> None:
-    asked = [("Authorization", "Bearer a"), ("Accept", "*/*")]
-    assert mask_headers(asked) == [("Authorization", MASK), ("Accept", "*/*")]
+    headers = [("Authorization", "Bearer a"), ("Accept", "*/*")]
+    assert mask_headers(headers) == [("Authorization", MASK), ("Accept", "*/*")]
     for query, masked in (
         ("/v1/models?api_key=a&limit=3&token=", "/v1/models?api_key=***&limit=3&token=***"),
         ("/v1/models", "/v1/models"),
@@ -99,8 +99,8 @@ def test_secret_fields_are_masked_at_any_depth(
     body = {"model": "m", name: secret, "max_tokens": 5}
     text = json.dumps({"tools": [{"headers": body}]} if nested else body, indent=indent)
     masked = json.loads(mask_text(text))
-    found = masked["tools"][0]["headers"] if nested else masked
-    assert found == {**body, name: MASK}
+    holder = masked["tools"][0]["headers"] if nested else masked
+    assert holder == {**body, name: MASK}
 
 
 @settings(max_examples=30, deadline=None)

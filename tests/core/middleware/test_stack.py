@@ -33,9 +33,9 @@ class Named(Middleware):
 def exchange(stack: MiddlewareStack, status: int = 200) -> Response | None:
     """One request, and a response of `status` that leaves unless a middleware gives one."""
     context = request()
-    given = stack.begin(context)
-    stack.end(context, given or Response(status=status))
-    return given
+    early_response = stack.begin(context)
+    stack.end(context, early_response or Response(status=status))
+    return early_response
 
 
 def test_begin_runs_until_the_first_response_and_end_in_reverse() -> None:
@@ -54,11 +54,11 @@ def test_begin_runs_until_the_first_response_and_end_in_reverse() -> None:
 def test_request_ends_with_middleware_that_was_active_at_its_begin() -> None:
     for active in (True, False):
         ran: Ran = []
-        one = Named("one", ran)
-        one.active = active
-        stack, context = MiddlewareStack([one]), request()
+        single = Named("one", ran)
+        single.active = active
+        stack, context = MiddlewareStack([single]), request()
         stack.begin(context)
-        one.active = not active
+        single.active = not active
         stack.refresh()
         stack.end(context, Response())
         assert ran == (["one begins", "one ends 200"] if active else [])

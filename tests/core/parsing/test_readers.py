@@ -28,16 +28,16 @@ WEATHER = '{"name": "weather", "arguments": {"city": "Rome", "note": "a } \\" {"
 
 def read(reader: TextReader, tokens: Sequence[str]) -> list[Piece]:
     """The pieces, joined where they are of one part."""
-    told: list[Piece] = []
+    pieces: list[Piece] = []
     for part, text in [
         *(piece for token in tokens for piece in reader.feed(token)),
         *reader.finish(),
     ]:
-        if told and told[-1][0] == part:
-            told[-1] = part, told[-1][1] + text
+        if pieces and pieces[-1][0] == part:
+            pieces[-1] = part, pieces[-1][1] + text
         else:
-            told.append((part, text))
-    return [(part, text) for part, text in told if text or part is not None]
+            pieces.append((part, text))
+    return [(part, text) for part, text in pieces if text or part is not None]
 
 
 def call(number: int, name: str, arguments: str) -> Piece:
@@ -111,14 +111,14 @@ CASES: list[tuple[str, str, list[Piece]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "text", "told"), CASES)
-def test_a_text_is_split_into_parts(kind: str, text: str, told: list[Piece]) -> None:
-    assert read(TextReader(READERS[kind]), [text]) == told
+@pytest.mark.parametrize(("kind", "text", "pieces"), CASES)
+def test_a_text_is_split_into_parts(kind: str, text: str, pieces: list[Piece]) -> None:
+    assert read(TextReader(READERS[kind]), [text]) == pieces
 
 
 def test_the_name_of_a_call_is_emitted_before_its_arguments_end() -> None:
-    told = TextReader(hermes).feed('<tool_call>{"name": "weather", "arguments": {"ci')
-    assert told == [call(0, "weather", ""), call(0, "weather", '{"ci')]
+    pieces = TextReader(hermes).feed('<tool_call>{"name": "weather", "arguments": {"ci')
+    assert pieces == [call(0, "weather", ""), call(0, "weather", '{"ci')]
 
 
 NAMED = ToolCalls(tools=(ToolFunction("f"),), min_calls=1, named=True)
@@ -126,7 +126,7 @@ BEGUN, POSSIBLE = Thoughts(end_id=2), Thoughts(end_id=2, begin_id=1)
 
 
 @pytest.mark.parametrize(
-    ("thoughts", "text", "told"),
+    ("thoughts", "text", "pieces"),
     [
         (BEGUN, "Hm</think>{}", [(Part("reasoning"), "Hm"), call(0, "f", "{}")]),
         (POSSIBLE, "<think>Hm</think>{}", [(Part("reasoning"), "Hm"), call(0, "f", "{}")]),
@@ -135,11 +135,11 @@ BEGUN, POSSIBLE = Thoughts(end_id=2), Thoughts(end_id=2, begin_id=1)
     ],
 )
 def test_a_required_call_may_follow_thoughts(
-    thoughts: Thoughts | None, text: str, told: list[Piece]
+    thoughts: Thoughts | None, text: str, pieces: list[Piece]
 ) -> None:
     form = TextForm(json_schema="{}", thoughts=thoughts)
     reader = readers("hermes")(engine_request(tool_calls=NAMED, form=form, reasoning=True))
-    assert reader is not None and read(reader, [text]) == told
+    assert reader is not None and read(reader, [text]) == pieces
 
 
 SCRAPS = st.sampled_from(
@@ -177,7 +177,7 @@ def test_parts_do_not_depend_on_how_the_text_is_cut(kind: str, data: st.DataObje
     places = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     tokens = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
     cuts = (tokens, [text], list(text))
-    cut, whole, single = (read(TextReader(READERS[kind]), some) for some in cuts)
+    cut, whole, single = (read(TextReader(READERS[kind]), cut_texts) for cut_texts in cuts)
     assert cut == whole == single
 
 
@@ -194,5 +194,5 @@ TOLD = st.text().filter(
 def test_arguments_are_emitted_verbatim(arguments: dict[str, object], tight: bool) -> None:
     separators = (",", ":") if tight else (", ", ": ")
     written = json.dumps({"name": "f", "arguments": arguments}, separators=separators)
-    [(part, told)] = read(TextReader(hermes), list(f"<tool_call>{written}</tool_call>"))
-    assert (part, json.loads(told)) == (Part("call", 0, "f"), arguments)
+    [(part, arguments_text)] = read(TextReader(hermes), list(f"<tool_call>{written}</tool_call>"))
+    assert (part, json.loads(arguments_text)) == (Part("call", 0, "f"), arguments)

@@ -29,10 +29,10 @@ def accepted(
 def check(request: GenerationRequest, *prompts: int) -> ValidatedRequest[GenerationRequest]:
     """Everything in the order in which a server does it, for prompts of so many tokens (one of 16)."""
     ids = [fit_prompt(request, [1] * tokens, CONTEXT) for tokens in prompts or (16,)]
-    asked = accepted(request)
-    asked.check_sampling([len(prompt) for prompt in ids])
-    asked.check_engine(ids)
-    return asked
+    validated = accepted(request)
+    validated.check_sampling([len(prompt) for prompt in ids])
+    validated.check_engine(ids)
+    return validated
 
 
 def refusal(request: GenerationRequest, *prompts: int) -> str | None:
@@ -124,17 +124,17 @@ def test_the_rules_are_looked_at_in_vllms_order() -> None:
 
 
 def test_what_follows_from_the_fields_is_kept() -> None:
-    asked = check(
+    validated = check(
         chat(max_completion_tokens=7, max_tokens=3, n=2, stop="end", seed=-1, temperature=0.5),
         16,
         2044,
     )
-    assert (asked.n, asked.requested, list(asked.max_tokens)) == (2, 7, [7, 4])
-    assert (asked.stop, asked.seed, asked.greedy) == (("end",), None, False)
-    asked = check(completion(temperature=0, stop=["a", "b"], seed=3, stop_token_ids=[5, 5, 6]))
-    assert (asked.n, asked.requested, list(asked.max_tokens)) == (1, 16, [16])
-    assert (asked.stop, asked.seed, asked.greedy) == (("a", "b"), 3, True)
-    assert asked.stop_token_ids == {5, 6}
+    assert (validated.n, validated.requested, list(validated.max_tokens)) == (2, 7, [7, 4])
+    assert (validated.stop, validated.seed, validated.greedy) == (("end",), None, False)
+    validated = check(completion(temperature=0, stop=["a", "b"], seed=3, stop_token_ids=[5, 5, 6]))
+    assert (validated.n, validated.requested, list(validated.max_tokens)) == (1, 16, [16])
+    assert (validated.stop, validated.seed, validated.greedy) == (("a", "b"), 3, True)
+    assert validated.stop_token_ids == {5, 6}
     assert check(chat()).requested is None
 
 
@@ -146,7 +146,7 @@ def test_a_prompt_leaves_room_for_a_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "kept"),
+    ("fields", "remaining"),
     [
         ({}, [0, 1, 2, 3]),
         ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, [0, 1]),
@@ -156,29 +156,29 @@ def test_a_prompt_leaves_room_for_a_token() -> None:
     ],
 )
 def test_a_prompt_is_truncated_at_the_side_that_was_asked_for(
-    fields: dict[str, Any], kept: list[int]
+    fields: dict[str, Any], remaining: list[int]
 ) -> None:
     context = 3 if "-1" in str(fields) else 10
-    assert fit_prompt(chat(**fields), [0, 1, 2, 3], context) == kept
+    assert fit_prompt(chat(**fields), [0, 1, 2, 3], context) == remaining
 
 
 @pytest.mark.parametrize(
-    ("fields", "kept"),
+    ("fields", "length"),
     [({}, 2), ({"max_tokens": 0}, 3), ({"max_tokens": 1}, 2), ({"max_completion_tokens": 0}, 3)],
 )
 def test_a_reserved_token_is_kept_free_unless_the_request_wants_none(
-    fields: dict[str, Any], kept: int
+    fields: dict[str, Any], length: int
 ) -> None:
     request = chat(truncate_prompt_tokens=-1, **fields)
-    assert len(fit_prompt(request, [0, 1, 2, 3], 3, reserves_reply_token=True)) == kept
+    assert len(fit_prompt(request, [0, 1, 2, 3], 3, reserves_reply_token=True)) == length
 
 
 def test_all_log_probabilities_are_as_many_as_the_vocabulary() -> None:
     everything = ModelLimits(max_model_len=CONTEXT, vocab_size=4096, max_logprobs=-1)
-    asked = accepted(chat(logprobs=True, top_logprobs=-1), everything)
-    asked.check_engine([[1]])
-    assert (asked.entries_per_token, asked.entries_per_prompt_token) == (4097, 0)
-    assert [everything.logprobs(it) for it in (None, 0, 1, 7, -1)] == [0, 0, 1, 7, 4096]
+    validated = accepted(chat(logprobs=True, top_logprobs=-1), everything)
+    validated.check_engine([[1]])
+    assert (validated.entries_per_token, validated.entries_per_prompt_token) == (4097, 0)
+    assert [everything.logprobs(count) for count in (None, 0, 1, 7, -1)] == [0, 0, 1, 7, 4096]
     everything.check_logprobs("logprobs", 4096)
     assert refused(lambda: everything.check_logprobs("logprobs", 4097))[2] == "logprobs"
 

@@ -24,10 +24,10 @@ KINDS: tuple[type[Request], ...] = (ChatCompletionRequest, CompletionRequest, De
 
 
 def kinds_below(kind: type[Request]) -> Iterator[type[Request]]:
-    for one in kind.__subclasses__():
-        if one.__module__.startswith("app.core.protocol."):
-            yield one
-        yield from kinds_below(one)
+    for subclass in kind.__subclasses__():
+        if subclass.__module__.startswith("app.core.protocol."):
+            yield subclass
+        yield from kinds_below(subclass)
 
 
 for module in pkgutil.iter_modules(app.core.protocol.__path__, "app.core.protocol."):
@@ -52,9 +52,9 @@ def decode_and_check(kind: type[Request], body: bytes, content_type: str | None 
     try:
         request = decode(body, content_type, kind)
         if isinstance(request, ChatCompletionRequest | CompletionRequest):
-            asked = ValidatedRequest(request, "model", LIMITS)
-            asked.check_sampling([16])
-            asked.check_engine([[1] * 16])
+            validated = ValidatedRequest(request, "model", LIMITS)
+            validated.check_sampling([16])
+            validated.check_engine([[1] * 16])
     except ApiError as error:
         assert error.status == 400
         json.loads(error.body())

@@ -63,12 +63,12 @@ def uses_of_numbers(code: str) -> Iterator[str]:
 
 
 def test_other_code_asks_for_features_and_knows_no_number() -> None:
-    found = [
+    comparisons = [
         f"{path.relative_to(ROOT)}, {use}"
         for path in SOURCES
         for use in uses_of_numbers(path.read_text("utf-8"))
     ]
-    assert found == []
+    assert comparisons == []
 
 
 def test_comparisons_with_a_number_are_found() -> None:

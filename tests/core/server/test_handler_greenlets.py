@@ -49,13 +49,13 @@ def test_few_idle_greenlets_are_kept_without_their_work() -> None:
             bell.wait()
 
     works = [Work() for _ in range(MAX_IDLE + 9)]
-    known = WeakSet(works)
+    remaining_works = WeakSet(works)
     in_hub(handlers, *works)
     bell.set()
     gevent.sleep(0.01)
     assert len(handlers._idle) == MAX_IDLE
     works.clear()
-    assert len(known) == 0
+    assert len(remaining_works) == 0
 
 
 def test_kill_ends_waiting_work_only() -> None:

@@ -86,8 +86,8 @@ VOCABULARY = 1000
 
 def played(sampling: dict[str, Any], **fields: Any) -> tuple[list[int], str | None]:
     harness = Harness(mode="random")
-    asked = {"limited": True, "max_tokens": 12, "ignore_eos": False, **fields}
-    harness.ask(sampling=Sampling(**sampling), **asked)
+    options = {"limited": True, "max_tokens": 12, "ignore_eos": False, **fields}
+    harness.ask(sampling=Sampling(**sampling), **options)
     harness.clock.advance(5)
     return [token for event in harness.tokens() for token in event.ids], harness.finish()
 
@@ -116,8 +116,8 @@ def test_a_forbidden_or_ignored_end_of_text_does_not_end_the_reply() -> None:
 
 
 def test_a_bias_of_minus_a_hundred_forbids() -> None:
-    own = played({"logit_bias": {VOCABULARY: -1}}, seed=5)[0]
-    forbidden = dict.fromkeys(own[:-1], -100.0)
+    unbiased = played({"logit_bias": {VOCABULARY: -1}}, seed=5)[0]
+    forbidden = dict.fromkeys(unbiased[:-1], -100.0)
     for how in ({"seed": 5}, {"greedy": True}, {}):
         assert not set(played({"logit_bias": forbidden}, **how)[0]) & set(forbidden)
 

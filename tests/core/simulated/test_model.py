@@ -55,40 +55,40 @@ def test_a_delayed_stream_returns_to_its_schedule() -> None:
 
 
 def test_a_seed_decides_a_reply_on_any_server_and_nothing_else_does() -> None:
-    one, other = Harness(seed=1), Harness(seed=2)
+    first, other = Harness(seed=1), Harness(seed=2)
     for seed in (0, 1, -5, 2**62):
-        assert said(one, seed=seed) == said(one, seed=seed) == said(other, seed=seed)
-    assert said(one, greedy=True) == said(one, greedy=True) == said(other, greedy=True)
-    replies = {said(one, seed=seed) for seed in range(50)} | {said(one) for _ in range(20)}
-    replies |= {said(one, seed=7, prompt_ids=[5, 6, last]) for last in range(8, 58)}
+        assert said(first, seed=seed) == said(first, seed=seed) == said(other, seed=seed)
+    assert said(first, greedy=True) == said(first, greedy=True) == said(other, greedy=True)
+    replies = {said(first, seed=seed) for seed in range(50)} | {said(first) for _ in range(20)}
+    replies |= {said(first, seed=7, prompt_ids=[5, 6, last]) for last in range(8, 58)}
     assert len(replies) > 115
 
 
 def test_seeded_requests_do_not_change_a_seeded_servers_replies() -> None:
-    one, other = Harness(seed=3), Harness(seed=3)
-    assert [said(one) for _ in range(10)] == [said(other) for _ in range(10)]
+    first, other = Harness(seed=3), Harness(seed=3)
+    assert [said(first) for _ in range(10)] == [said(other) for _ in range(10)]
     said(other, seed=5)
     said(other, greedy=True)
-    assert said(one) == said(other)
+    assert said(first) == said(other)
     assert said(Harness(seed=4)) != said(Harness(seed=3))
 
 
 @given(
-    most=st.integers(1, 300),
-    least=st.integers(0, 300),
+    max_tokens=st.integers(1, 300),
+    min_tokens=st.integers(0, 300),
     seed=st.integers(0, 99),
     limited=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
 def test_lengths_stay_within_the_limits_and_set_the_finish_reason(
-    most: int, least: int, seed: int, limited: bool
+    max_tokens: int, min_tokens: int, seed: int, limited: bool
 ) -> None:
-    least = min(least, most)
+    min_tokens = min(min_tokens, max_tokens)
     harness = Harness(seed=seed)
-    harness.ask(max_tokens=most, min_tokens=least, ignore_eos=False, limited=limited)
+    harness.ask(max_tokens=max_tokens, min_tokens=min_tokens, ignore_eos=False, limited=limited)
     count = sum(len(event.ids) for event in harness.tokens())
-    assert max(1, least) <= count <= most
-    assert harness.finish() == ("length" if count == most else "stop")
+    assert max(1, min_tokens) <= count <= max_tokens
+    assert harness.finish() == ("length" if count == max_tokens else "stop")
 
 
 def test_echo_returns_the_text_and_reports_a_reached_limit() -> None:

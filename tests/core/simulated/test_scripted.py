@@ -28,19 +28,19 @@ def played(script: ScriptedReply, **fields: Any) -> Harness:
 
 
 def parts(tokens: list[Tokens]) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for each in tokens:
-        kind = "text" if each.part is None else f"{each.part.kind} {each.part.name}".strip()
-        text = "".join(each.texts)
-        if found and found[-1][0] == kind:
-            found[-1] = kind, found[-1][1] + text
+    merged: list[tuple[str, str]] = []
+    for event in tokens:
+        kind = "text" if event.part is None else f"{event.part.kind} {event.part.name}".strip()
+        text = "".join(event.texts)
+        if merged and merged[-1][0] == kind:
+            merged[-1] = kind, merged[-1][1] + text
         elif text:
-            found.append((kind, text))
-    return found
+            merged.append((kind, text))
+    return merged
 
 
 def counted(tokens: list[Tokens]) -> int:
-    return sum(len(each.ids) for each in tokens)
+    return sum(len(event.ids) for event in tokens)
 
 
 def length(text: str) -> int:
@@ -59,34 +59,36 @@ def test_a_scripted_text_is_emitted_verbatim(text: str) -> None:
 def test_thoughts_text_and_calls_follow_each_other() -> None:
     script = ScriptedReply(reasoning="Hm. Rome?", text="Let me look.", calls=(CALL, ("b", "{}")))
     harness = played(script)
-    told = [
+    expected = [
         ("reasoning", "Hm. Rome?"),
         ("text", "Let me look."),
         ("call get_weather", CALL[1]),
         ("call b", "{}"),
     ]
-    assert parts(harness.tokens()) == told
+    assert parts(harness.tokens()) == expected
     assert harness.finish() == "stop"
-    markup = embedded_tokenizer().decode([token for each in harness.tokens() for token in each.ids])
+    markup = embedded_tokenizer().decode(
+        [token for event in harness.tokens() for token in event.ids]
+    )
     assert "<tool_call>" in markup and json.loads(CALL[1])["city"] in markup
 
 
 def test_parts_become_markup_where_the_response_has_no_parts() -> None:
     script = ScriptedReply(reasoning="Hm.", text="Let me look.", calls=(CALL,), in_parts=False)
     harness = played(script)
-    said = harness.said()
-    assert said.startswith("<think>\nHm.\n</think>\n\nLet me look.<tool_call>\n")
-    assert all(each.part is None for each in harness.tokens())
-    assert counted(harness.tokens()) == length(said) + 1  # the end of text
+    reply = harness.said()
+    assert reply.startswith("<think>\nHm.\n</think>\n\nLet me look.<tool_call>\n")
+    assert all(event.part is None for event in harness.tokens())
+    assert counted(harness.tokens()) == length(reply) + 1  # the end of text
 
 
 def test_a_token_limit_cuts_any_scripted_reply() -> None:
     script = ScriptedReply(reasoning="Hm. Rome?", text="Let me look.", calls=(CALL,))
     whole = counted(played(script).tokens())
-    for most in (1, 2, 3, 5, 8, 13, 20, 30, whole):
-        harness = played(script, max_tokens=most, limited=True)
-        assert counted(harness.tokens()) == min(most, whole)
-        assert harness.finish() == ("length" if most < whole else "stop")
+    for limit in (1, 2, 3, 5, 8, 13, 20, 30, whole):
+        harness = played(script, max_tokens=limit, limited=True)
+        assert counted(harness.tokens()) == min(limit, whole)
+        assert harness.finish() == ("length" if limit < whole else "stop")
     script, whole = ScriptedReply(text="Let me look."), length("Let me look.")
     full = played(script, max_tokens=whole, limited=True)
     assert (counted(full.tokens()), full.said(), full.finish()) == (whole, script.text, "length")
@@ -125,7 +127,7 @@ def test_delays_follow_the_script(timing: str) -> None:
         )
         harness.clock.advance(100)
         assert harness.said() == script.text
-        moments.append([each.at_s for each in harness.tokens()])
+        moments.append([event.at_s for event in harness.tokens()])
     plain, waited = moments
     assert len(plain) == len(waited) >= 5
     for number in range(len(waited)):
@@ -134,10 +136,10 @@ def test_delays_follow_the_script(timing: str) -> None:
 
 
 def test_a_passing_script_sets_only_the_delays() -> None:
-    own = Harness()
-    own.ask(max_tokens=4)
-    own.clock.advance(10)
+    unscripted = Harness()
+    unscripted.ask(max_tokens=4)
+    unscripted.clock.advance(10)
     harness = played(ScriptedReply(passes=True, per_token_s=1.0), max_tokens=4, limited=True)
-    assert harness.said() == own.said()
+    assert harness.said() == unscripted.said()
     first, *_, last = harness.tokens()
     assert last.at_s - first.at_s == pytest.approx(3.0)

@@ -81,22 +81,24 @@ def test_a_lossy_tokenizer_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "ranges"),
+    ("max_tokens", "ranges"),
     [
         (47, [(1, 9), (10, 18), (19, 27), (28, 36), (37, 46)]),
         (500, [(1, 20), (21, 40), (41, 60), (61, 480), (481, 499)]),
         (7, [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6)]),
     ],
 )
-def test_length_buckets_match_the_specification(most: int, ranges: list[tuple[int, int]]) -> None:
-    assert [bucket_range(most, bucket) for bucket in range(BUCKETS)] == ranges
-
-
-@given(most=st.integers(1, 5000), limited=st.booleans(), seed=st.integers(0, 2**32))
-def test_a_length_is_within_the_limit_and_one_only_where_the_limit_is(
-    most: int, limited: bool, seed: int
+def test_length_buckets_match_the_specification(
+    max_tokens: int, ranges: list[tuple[int, int]]
 ) -> None:
-    assert min(2, most) <= reply_length(most, limited, Random(seed)) <= most
+    assert [bucket_range(max_tokens, bucket) for bucket in range(BUCKETS)] == ranges
+
+
+@given(max_tokens=st.integers(1, 5000), limited=st.booleans(), seed=st.integers(0, 2**32))
+def test_a_length_is_within_the_limit_and_one_only_where_the_limit_is(
+    max_tokens: int, limited: bool, seed: int
+) -> None:
+    assert min(2, max_tokens) <= reply_length(max_tokens, limited, Random(seed)) <= max_tokens
 
 
 def test_lengths_gather_around_forty_or_use_the_limit_up_in_fifteen_per_cent() -> None:
@@ -142,7 +144,7 @@ def test_unnamed_tokens_come_last_among_the_alternatives() -> None:
 
 def test_a_client_may_name_the_alternatives_and_positions_decide_probabilities() -> None:
     for entry in reply_logprobs(embedded_tokenizer(), [9, 65], 3, (5, 9, 65)):
-        named = [each for each in (5, 9, 65) if each != entry.token_id]
+        named = [token_id for token_id in (5, 9, 65) if token_id != entry.token_id]
         assert [token for token, _, _ in entry.top] == [entry.token_id, *named]
     entries = reply_logprobs(embedded_tokenizer(), [9] * 4, 2)
     assert [entry.logprob for entry in entries] == [-1.0, -1.1, -1.2, -1.0]

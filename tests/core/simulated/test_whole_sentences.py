@@ -19,7 +19,9 @@ def sentences_of(text: str) -> list[str]:
 
 
 def test_every_sentence_of_the_prose_begins_with_a_capital_and_ends_with_a_mark() -> None:
-    assert [each for each in WHOLE if not (each[0].isupper() and each[-1] in ".!?")] == []
+    assert [
+        sentence for sentence in WHOLE if not (sentence[0].isupper() and sentence[-1] in ".!?")
+    ] == []
     assert "".join(WHOLE).isascii()
 
 
@@ -55,15 +57,15 @@ def test_a_reply_without_a_limit_is_whole_sentences_and_a_limit_still_cuts() -> 
         assert harness.finish(f"cut {number}") == "length"
 
 
-@given(room=st.integers(1, 60), least=st.integers(0, 60), seed=st.integers(0, 99))
+@given(room=st.integers(1, 60), min_tokens=st.integers(0, 60), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
 def test_a_context_that_is_almost_full_still_limits_the_reply(
-    room: int, least: int, seed: int
+    room: int, min_tokens: int, seed: int
 ) -> None:
     harness = Harness(seed=seed)
-    harness.ask(max_tokens=room, min_tokens=min(least, room), limited=False, ignore_eos=False)
+    harness.ask(max_tokens=room, min_tokens=min(min_tokens, room), limited=False, ignore_eos=False)
     count = sum(len(event.ids) for event in harness.tokens())
-    assert max(1, min(least, room)) <= count <= room
+    assert max(1, min(min_tokens, room)) <= count <= room
     assert harness.finish() == ("length" if count == room else "stop")
 
 

@@ -50,7 +50,7 @@ def sentencepiece() -> LocalTokenizer:
     content = json.loads(
         backend.to_str()
     )  # bytes are special to the trainer only: a decoder shows them
-    added = [each for each in content["added_tokens"] if not each["content"].startswith("<0x")]
+    added = [token for token in content["added_tokens"] if not token["content"].startswith("<0x")]
     folder = TokenizerFolder(tokenizer_file=Path("tokenizer.json"))
     plain = Tokenizer.from_str(json.dumps(content | {"added_tokens": added}))
     return LocalTokenizer(plain, folder, "sentencepiece")

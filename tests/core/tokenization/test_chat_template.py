@@ -344,7 +344,7 @@ def test_members_of_messages_equal_those_of_jinjas_sandbox(
 
 
 @pytest.mark.parametrize(
-    ("body", "around"),
+    ("body", "depends_on_role_alone"),
     [
         (
             "<{{ message.role }}> {{ message['content'] }}{% if message.tool_calls %}!{% endif %}",
@@ -366,7 +366,7 @@ def test_members_of_messages_equal_those_of_jinjas_sandbox(
     ],
 )
 def test_texts_around_a_single_message_are_learned_if_they_depend_on_its_role_alone(
-    body: str, around: bool
+    body: str, depends_on_role_alone: bool
 ) -> None:
     source = (
         "{% for message in messages %}"
@@ -380,8 +380,8 @@ def test_texts_around_a_single_message_are_learned_if_they_depend_on_its_role_al
             message = {"role": role, "content": text}
             whole = compiled._run([message], {**compiled.variables, "add_generation_prompt": True})
             assert templates.render([message]) == whole
-    assert compiled.wraps_content is around
-    assert bool(compiled.wrappers) is around
+    assert compiled.wraps_content is depends_on_role_alone
+    assert bool(compiled.wrappers) is depends_on_role_alone
 
 
 TOOLS_SOURCE = (

@@ -95,10 +95,10 @@ def test_tool_call_arguments_become_an_object(arguments: object, parsed: object)
     message = named(
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     )
-    before = json.dumps(message)
+    text_before = json.dumps(message)
     (result,) = parse_messages([message], "string")
     assert result["tool_calls"][0]["function"] == {"name": "f", "arguments": parsed}
-    assert json.dumps(message) == before, "the request's own objects are left alone"
+    assert json.dumps(message) == text_before, "the request's own objects are left alone"
     assert "tool_calls" not in parse_messages([said("x") | {"tool_calls": []}], "string")[0]
 
 
@@ -109,8 +109,8 @@ def test_names_call_ids_and_reasoning_are_copied() -> None:
         thought,
         {"role": "tool", "content": "c", "tool_call_id": "7"},
     ]
-    told = [messages[0], thought | {"reasoning_content": "because"}, messages[2]]
-    assert parse_messages([messages[0] | {"other": 1}, *messages[1:]], "string") == told
+    expected = [messages[0], thought | {"reasoning_content": "because"}, messages[2]]
+    assert parse_messages([messages[0] | {"other": 1}, *messages[1:]], "string") == expected
 
 
 def test_developer_messages_become_one_leading_system_message() -> None:
@@ -159,8 +159,8 @@ def test_a_medium_needs_its_url(kind: str, address: object) -> None:
         parse_messages([{"role": "user", "content": [TEXT, part]}], "openai")
     with pytest.raises(ChatTemplateError):
         parse_messages([{"role": "user", "content": [{"type": kind}]}], "string")
-    known = parse_messages([{"role": "user", "content": [part | {"uuid": "a"}]}], "openai")
-    assert known[0]["content"] == [{"type": kind.partition("_")[0]}]
+    parsed = parse_messages([{"role": "user", "content": [part | {"uuid": "a"}]}], "openai")
+    assert parsed[0]["content"] == [{"type": kind.partition("_")[0]}]
 
 
 STRANGE = {"type": "input_text", "text": "b"}
@@ -169,7 +169,7 @@ STRANGE = {"type": "input_text", "text": "b"}
 
 
 @pytest.mark.parametrize(
-    ("part", "known"),
+    ("part", "is_known"),
     [
         *(
             (part, False)
@@ -186,9 +186,9 @@ STRANGE = {"type": "input_text", "text": "b"}
     ],
 )
 @pytest.mark.parametrize("role", ["user", "developer"])
-def test_at_least_one_part_must_have_a_known_form(role: str, part: object, known: bool) -> None:
+def test_at_least_one_part_must_have_a_known_form(role: str, part: object, is_known: bool) -> None:
     refusal = pytest.raises(ChatTemplateError, match="None of the parts")
-    with nullcontext() if known else refusal:
+    with nullcontext() if is_known else refusal:
         content([part], role=role)
     assert content([STRANGE, TEXT, "c"], role=role) == "b\nhi\nc"
     assert content([STRANGE, "c"], role="critic") == "b\nc"

@@ -35,7 +35,7 @@ EMBEDDED = default_tokenizer()
 def test_any_text_survives_the_embedded_tokenizer(texts: list[str]) -> None:
     ids = EMBEDDED.encode_many(texts)
     assert ids == [EMBEDDED.encode(text) for text in texts]
-    assert [EMBEDDED.decode(each, skip_special_tokens=False) for each in ids] == texts
+    assert [EMBEDDED.decode(token_ids, skip_special_tokens=False) for token_ids in ids] == texts
 
 
 def test_a_sentence_encodes_to_the_same_ids_wherever_it_is_cut(
@@ -166,22 +166,25 @@ def test_many_ids_decode_as_in_the_library(embedded: LocalTokenizer, skip: bool)
 def test_caches_are_bounded_and_report_their_size(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "app/core/text/data", tmp_path, dirs_exist_ok=True)
     tokenizer = LocalTokenizer.from_path(tmp_path)
-    before = {name: cache.size_bytes for name, cache in tokenizer.caches.items()}
+    sizes_before = {name: cache.size_bytes for name, cache in tokenizer.caches.items()}
     ids = tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
     tokenizer.pieces(ids)
     tools = ChatOptions(tools=[{"function": {"name": "f", "description": "Returns it. " * 9}}])
     for text in ("Hello", "Bye"):
         tokenizer.encode_chat([{"role": "user", "content": text}], tools)
     names = {"chat templates", "parts of texts", "texts with tools", "words"}
-    assert before.keys() == names
+    assert sizes_before.keys() == names
     for name, cache in tokenizer.caches.items():
-        assert before[name] < cache.size_bytes < cache.limit_bytes < 40_000_000, name
+        assert sizes_before[name] < cache.size_bytes < cache.limit_bytes < 40_000_000, name
 
 
 def test_a_long_conversation_renders_like_a_short_one(embedded: LocalTokenizer) -> None:
     chat = [{"role": "user", "content": f"Number {n}"} for n in range(1_000)]
     text = embedded.render_chat(chat)
-    assert text == "".join(embedded.render_chat([each], BARE) for each in chat) + "<|assistant|>\n"
+    assert (
+        text
+        == "".join(embedded.render_chat([message], BARE) for message in chat) + "<|assistant|>\n"
+    )
     assert embedded.encode_chat(chat) == embedded.encode(text)
     with pytest.raises(TokenizerInputError, match="surrogate"):
         embedded.encode_chat([*chat, {"role": "user", "content": "\ud800"}])

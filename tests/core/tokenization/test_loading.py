@@ -132,5 +132,5 @@ def test_a_cached_repository_needs_no_network(tmp_path: Path) -> None:
     snapshot = cached_repository(tmp_path, "somebody/small")
     assert fetch("somebody/small", cache=tmp_path) == snapshot
     assert LocalTokenizer.from_path(snapshot).encode("a") != []
-    found = loaded("x", tokenizer="somebody/small", tokenizers_cache_dir=str(tmp_path))
-    assert found.name == "somebody/small"
+    tokenizer = loaded("x", tokenizer="somebody/small", tokenizers_cache_dir=str(tmp_path))
+    assert tokenizer.name == "somebody/small"

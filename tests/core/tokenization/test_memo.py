@@ -14,48 +14,48 @@ CHAT = b'[{"role": "user", "content": "Who comes again?"}]'
 
 
 def test_the_least_recently_used_prompt_is_dropped() -> None:
-    asked: list[bytes] = []
+    encoded: list[bytes] = []
 
     def encode(key: bytes) -> list[int]:
-        asked.append(key)
+        encoded.append(key)
         return TOKENIZER.encode(key.decode())
 
-    known = PromptMemo(encode, limit_bytes=10_000)
+    memo = PromptMemo(encode, limit_bytes=10_000)
     for number in range(1_000):
         for text in (str(number), str(number), "first"):
-            assert known.ids(text.encode()) == TOKENIZER.encode(text)
-        assert known.size_bytes <= known.limit_bytes
-    asked.clear()
-    assert known.ids(b"first") and known.ids(b"999") and not asked
-    assert known.ids(b"1") and asked == [b"1"]
+            assert memo.ids(text.encode()) == TOKENIZER.encode(text)
+        assert memo.size_bytes <= memo.limit_bytes
+    encoded.clear()
+    assert memo.ids(b"first") and memo.ids(b"999") and not encoded
+    assert memo.ids(b"1") and encoded == [b"1"]
 
 
 def test_the_size_equals_the_entries() -> None:
-    known = PromptMemo(lambda key: [1_000 * len(key) + k for k in range(hash(key) % 60)], 1 << 18)
+    memo = PromptMemo(lambda key: [1_000 * len(key) + k for k in range(hash(key) % 60)], 1 << 18)
     tracemalloc.start()
     try:
         for number in range(1_500):
             for _ in range(2):
-                known.ids(f"[{number}, the prompt of a chat]".encode())
+                memo.ids(f"[{number}, the prompt of a chat]".encode())
         gc.collect()
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 0.9 * known.limit_bytes < known.size_bytes <= known.limit_bytes
-    assert 0.9 * held_bytes < known.size_bytes < 1.2 * held_bytes
+    assert 0.9 * memo.limit_bytes < memo.size_bytes <= memo.limit_bytes
+    assert 0.9 * held_bytes < memo.size_bytes < 1.2 * held_bytes
 
 
 def test_a_prompt_is_remembered_from_its_second_use() -> None:
     text = "Who comes again?"
-    for known, key, expected in (
+    for memo, key, expected in (
         (text_memo(TOKENIZER), text.encode(), TOKENIZER.encode(text, True)),
         (chat_memo(TOKENIZER), CHAT, TOKENIZER.encode_chat(json.loads(CHAT))),
     ):
-        assert known.ids(key) == expected
-        assert known.size_bytes == 0, "most prompts never come again"
-        assert known.ids(key) == expected
-        assert known.size_bytes > 0
-        assert known.ids(key) is known.ids(key)
+        assert memo.ids(key) == expected
+        assert memo.size_bytes == 0, "most prompts never come again"
+        assert memo.ids(key) == expected
+        assert memo.size_bytes > 0
+        assert memo.ids(key) is memo.ids(key)
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_a_prompt_is_remembered_from_its_second_use() -> None:
     ],
 )
 def test_only_plain_conversations_are_supported(key: bytes) -> None:
-    known = chat_memo(TOKENIZER)
+    memo = chat_memo(TOKENIZER)
     for _ in range(3):
-        assert known.ids(key) is None
-    assert known.size_bytes == 0
+        assert memo.ids(key) is None
+    assert memo.size_bytes == 0
 
 
 @pytest.mark.parametrize(
     "template", ["{{ strftime_now('%S') }}", "{{ [1, 2] | random }}", "{{ lipsum(1) }}"]
 )
 def test_time_dependent_prompts_are_not_remembered(template: str) -> None:
-    known = chat_memo(default_tokenizer(template))
-    assert known.ids(CHAT) is known.ids(CHAT) is None
+    memo = chat_memo(default_tokenizer(template))
+    assert memo.ids(CHAT) is memo.ids(CHAT) is None

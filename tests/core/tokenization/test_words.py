@@ -29,7 +29,9 @@ def byte_level(
     """A byte-level BPE with a token for any two characters, so that its ids show where words begin."""
     tokenizer = Tokenizer(models.BPE(VOCABULARY, PAIRS, dropout=dropout))
     tokenizer.pre_tokenizer = pre_tokenizer or pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = [AddedToken(each, special=True) if isinstance(each, str) else each for each in added]
+    special = [
+        AddedToken(token, special=True) if isinstance(token, str) else token for token in added
+    ]
     tokenizer.add_special_tokens(special)
     return tokenizer
 

@@ -121,7 +121,7 @@ def test_additions_of_other_blueprints_do_not_matter() -> None:
 def test_receivers_of_signals_see_all_requests() -> None:
     app = application(ROUTES)
 
-    def receive(sender: Flask, **more: object) -> None:
+    def receive(sender: Flask, **arguments: object) -> None:
         """Receives nothing in this test."""
 
     with request_started.connected_to(receive):

@@ -64,11 +64,11 @@ def test_a_request_leaves_nothing_behind_that_only_a_collection_would_find() -> 
     class Mark:
         """What a context keeps."""
 
-    known: list[weakref.ref[Mark]] = []
+    marks: list[weakref.ref[Mark]] = []
 
     def pieces(context: RequestContext) -> Response:
         mark = Mark()
-        known.append(weakref.ref(mark))
+        marks.append(weakref.ref(mark))
         context.keep(mark)
         return Response(iter([b"1", b"2"]), 200)
 
@@ -78,7 +78,7 @@ def test_a_request_leaves_nothing_behind_that_only_a_collection_would_find() -> 
         client = served(get("/", pieces))
         for _ in range(5):
             assert client.get("/", environ_overrides=THREADED).data == b"12"
-        assert [each() for each in known[:-1]] == [None] * 4
+        assert [each() for each in marks[:-1]] == [None] * 4
     finally:
         gc.enable()
 
@@ -115,8 +115,8 @@ def test_a_body_is_waited_for_by_its_own_thread_alone() -> None:
         assert slow.asked.wait(PATIENCE_S)
         assert client.get("/", environ_overrides=THREADED).status_code == 200
         slow.arrived.set()
-        thread, told = answer.result(PATIENCE_S)
-    assert (told.status_code, told.json) == (200, 4)
+        thread, response = answer.result(PATIENCE_S)
+    assert (response.status_code, response.json) == (200, 4)
     assert slow.reader_threads == [thread]
 
 

@@ -58,8 +58,8 @@ def broken_body(
         break_off(context)
 
     app = application([get("/", lambda context: Response(pieces(context), 200))])
-    given = EnvironBuilder("/", environ_overrides={**shown.environ, **environ}).get_environ()
-    body: Any = app(given, lambda status, headers: None)
+    wsgi_environ = EnvironBuilder("/", environ_overrides={**shown.environ, **environ}).get_environ()
+    body: Any = app(wsgi_environ, lambda status, headers: None)
     return body
 
 
@@ -86,8 +86,8 @@ def test_several_processes_are_warned_of_once(caplog: pytest.LogCaptureFixture) 
     app, called = application([get("/", lambda context: Response(b"", 200))]), list[int]()
     with caplog.at_level(logging.WARNING):
         for several in (False, True, True):
-            given = {"wsgi.multiprocess": several, "wsgi.multithread": several}
-            environ = EnvironBuilder("/", environ_overrides=given).get_environ()
+            wsgi_flags = {"wsgi.multiprocess": several, "wsgi.multithread": several}
+            environ = EnvironBuilder("/", environ_overrides=wsgi_flags).get_environ()
             app(environ, lambda status, headers: called.append(threading.get_ident()))
     assert caplog.text.count("each is a separate server") == 1
     assert set(called) == {threading.get_ident()}

@@ -141,8 +141,8 @@ def test_functions_of_extensions_get_responses_as_flask_has_them() -> None:
     client = app.test_client()
     assert [client.get("/visits").text for _ in range(2)] == ["1", "2"]
     models = client.get("/v1/models", headers={"X-Request-Id": "mine"})
-    told = models.headers["X-Request-Id"], models.headers["X-Extension"]
-    assert (models.json, *told) == ({"other": 1}, "mine", "1")
+    headers = models.headers["X-Request-Id"], models.headers["X-Extension"]
+    assert (models.json, *headers) == ({"other": 1}, "mine", "1")
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "stream": True}
     answer = client.post("/v1/chat/completions", json=chat)
     assert answer.headers["X-Extension"] == "1" and answer.data.endswith(b"data: [DONE]\n\n")

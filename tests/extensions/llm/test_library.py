@@ -278,5 +278,5 @@ def test_the_command_tells_statistics(llm: LLM, model: str, told: Callable[..., 
     assert (alone["model_name"], alone["total_requests"]) == (model, 0)
     said, _, stats = told("--stats", "One").partition("\n{")
     assert said and json.loads("{" + stats)["completed_requests"] == 1
-    first, second, rest = told(said="Hello\nstats\nclear\nHello\nstats\n").split(text)
+    first, second, rest = told(text="Hello\nstats\nclear\nHello\nstats\n").split(text)
     assert first == "" and all(json.loads(it)["completed_requests"] == 1 for it in (second, rest))

@@ -163,7 +163,9 @@ def test_what_stands_beside_the_items() -> None:
     assert found[0]["response"]["kv_transfer_params"] is None
     assert found[-1]["response"]["kv_transfer_params"] == {"remote_host": "a"}
     assert found[-1]["response"]["ec_transfer_params"] == {"b": 1}
-    body = whole(answer(prompt_text="say hi"), told([(None, ["Hi", "!"])], Finish("stop"), most=2))
+    body = whole(
+        answer(prompt_text="say hi"), told([(None, ["Hi", "!"])], Finish("stop"), most_tokens=2)
+    )
     assert body["input_messages"] == [
         {"message": "say hi", "tokens": [5] * 16, "type": "raw_message_tokens"}
     ]

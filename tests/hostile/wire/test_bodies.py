@@ -240,7 +240,7 @@ def served(server: RunningServer) -> float:
 def test_a_body_cut_short_is_never_played_even_where_it_is_complete_json(
     server: RunningServer,
 ) -> None:
-    before = served(server)
+    served_before = served(server)
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{JSON}\r\nContent-Length: 1000\r\n\r\n".encode()
     for body in (b'{"prompt":', json.dumps(ask()).encode()):
         with Wire(server.port) as wire:
@@ -250,7 +250,7 @@ def test_a_body_cut_short_is_never_played_even_where_it_is_complete_json(
     with Wire(server.port) as wire:
         wire.send(head + b'{"prompt":')
     assert post(server.port, ask()).status == 200
-    assert served(server) == before + 1
+    assert served(server) == served_before + 1
 
 
 def test_headers_without_end_are_refused(server: RunningServer) -> None:

@@ -36,7 +36,7 @@ def request_named(name: str) -> bytes:
 def test_connections_with_their_next_request_always_ready_do_not_starve_another(
     server: RunningServer,
 ) -> None:
-    crowd, requests, before = 12, 60, server.log().count('"request_id": "greedy"')
+    crowd, requests, greedy_before = 12, 60, server.log().count('"request_id": "greedy"')
     with ExitStack() as open_wires, Wire(server.port) as modest:
         greedy = [open_wires.enter_context(Wire(server.port)) for _ in range(crowd)]
         # Each has a reader, so that the server never has to wait for a greedy one.
@@ -49,8 +49,12 @@ def test_connections_with_their_next_request_always_ready_do_not_starve_another(
         for reader in readers:
             reader.join()
     # Turns are compared, not times: the access log has one line for each.
-    wait_until(lambda: server.log().count('"request_id": "greedy"') == before + requests * crowd)
-    turns = "".join(re.findall(r'"request_id": "(g|m)(?:reedy|odest)"', server.log())[before:])
+    wait_until(
+        lambda: server.log().count('"request_id": "greedy"') == greedy_before + requests * crowd
+    )
+    turns = "".join(
+        re.findall(r'"request_id": "(g|m)(?:reedy|odest)"', server.log())[greedy_before:]
+    )
     assert max(map(len, turns.split("m")[:-1])) < requests * crowd / 2
 
 
@@ -139,9 +143,9 @@ def stream_together(port: int, clients: int, tokens: int) -> list[float]:
 def test_a_client_that_reads_nothing_is_dropped_and_its_places_are_free_again(
     server: RunningServer,
 ) -> None:
-    before = aborts(server.port)
+    aborts_before = aborts(server.port)
     with Wire(server.port, receive_buffer=4096) as stalled:
         stalled.post(hungry(32))
-        wait_until(lambda: aborts(server.port) == before + 32)
+        wait_until(lambda: aborts(server.port) == aborts_before + 32)
         assert_idle(server.port)
         stalled.seconds_until_closed()

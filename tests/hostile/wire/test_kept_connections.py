@@ -47,9 +47,9 @@ class Socket(Wire):
 
 def reload(server: RunningServer) -> None:
     """Sends SIGHUP; returns when the workers of before have ended."""
-    before = set(workers_of(server))
+    workers_before = set(workers_of(server))
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: before.isdisjoint(workers_of(server)))
+    wait_until(lambda: workers_before.isdisjoint(workers_of(server)))
 
 
 def arbiters_of(server: RunningServer) -> set[int]:
@@ -186,8 +186,8 @@ def test_a_server_that_replaces_another_loses_no_request() -> None:
         # The clients end before their server does.
         with successor_of(server), asking(lambda: Wire(server.port)) as clients:
             assert server.stop() == 0
-            before = clients.answered
-            wait_until(lambda: clients.answered > before + 10 * CLIENTS)
+            answered_before = clients.answered
+            wait_until(lambda: clients.answered > answered_before + 10 * CLIENTS)
         assert clients.closed >= 1
         assert "Traceback" not in server.log()
 
@@ -201,18 +201,18 @@ def test_a_replacement_that_is_taken_back_loses_no_request() -> None:
     ):
         wait_until(lambda: clients.answered > 20 * CLIENTS)
         end_successor(server, successor)
-        before = clients.answered
-        wait_until(lambda: clients.answered > before + 10 * CLIENTS)
+        answered_before = clients.answered
+        wait_until(lambda: clients.answered > answered_before + 10 * CLIENTS)
 
 
 def test_a_server_that_has_a_successor_stays_ready_to_the_end() -> None:
-    with running_gunicorn() as server, Wire(server.port) as kept, successor_of(server):
-        kept.send(b"GET /health/ready HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert kept.answer().status == 200
+    with running_gunicorn() as server, Wire(server.port) as idle, successor_of(server):
+        idle.send(b"GET /health/ready HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert idle.answer().status == 200
         server.process.send_signal(signal.SIGTERM)
         is_last = False
         while not is_last:
-            answer = kept.send(b"GET /health/ready HTTP/1.1\r\nHost: a\r\n\r\n").answer()
+            answer = idle.send(b"GET /health/ready HTTP/1.1\r\nHost: a\r\n\r\n").answer()
             assert answer.status == 200
             is_last = answer.headers["connection"] == "close"
         assert server.process.wait(PATIENCE_S) == 0
@@ -221,17 +221,17 @@ def test_a_server_that_has_a_successor_stays_ready_to_the_end() -> None:
 def test_requests_sent_just_before_the_end_are_answered() -> None:
     """On kept connections, on new ones, and on those that wait in the backlog."""
     with running_gunicorn(env=LONG_DRAIN) as server, ExitStack() as stack:
-        kept = [stack.enter_context(Wire(server.port)) for _ in range(4)]
+        idle = [stack.enter_context(Wire(server.port)) for _ in range(4)]
         silent = [stack.enter_context(Wire(server.port)) for _ in range(4)]
-        for wire in kept:
+        for wire in idle:
             assert wire.post(ask()).answer().status == 200
         [worker] = workers_of(server)
         with stopped(worker):
             queued = [stack.enter_context(Wire(server.port)) for _ in range(50)]
-            for wire in (*kept, *silent, *queued):
+            for wire in (*idle, *silent, *queued):
                 wire.send(COMPLETION)
             end_while_stopped(server)
-        for wire in (*kept, *silent, *queued):
+        for wire in (*idle, *silent, *queued):
             assert_last(wire)
         assert server.process.wait(PATIENCE_S) == 0
 
@@ -241,15 +241,15 @@ def test_a_kept_connection_is_served_once_more_after_the_signal_and_the_server_i
 ):
     with (
         running_gunicorn(env=LONG_DRAIN) as server,
-        Wire(server.port) as kept,
+        Wire(server.port) as idle,
         Wire(server.port) as other,
     ):
-        for wire in (kept, other):
+        for wire in (idle, other):
             assert wire.post(ask()).answer().status == 200
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: get(server.port, "/health/ready").status == 503)
         assert get(server.port, "/health").status == 200
-        assert_last(kept.post(ask()))
+        assert_last(idle.post(ask()))
         with Wire(server.port) as new:
             assert_last(new.post(ask()))
         assert_last(other.post(ask()))
@@ -338,18 +338,18 @@ def test_connections_that_were_idle_for_long_do_not_delay_the_end() -> None:
     env = {**LONG_DRAIN, "SIM_DRAIN_DURATION": "500ms"}
     with (
         running_gunicorn(env=env) as server,
-        Wire(server.port) as kept,
+        Wire(server.port) as idle,
         Wire(server.port) as silent,
     ):
-        assert kept.post(ask()).answer().status == 200
+        assert idle.post(ask()).answer().status == 200
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 0
-        assert (kept.sock.recv(1), silent.sock.recv(1)) == (b"", b"")
+        assert (idle.sock.recv(1), silent.sock.recv(1)) == (b"", b"")
 
 
 def test_a_second_signal_ends_a_draining_server_at_once() -> None:
-    with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as kept:
-        assert kept.post(ask()).answer().status == 200
+    with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as idle:
+        assert idle.post(ask()).answer().status == 200
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: get(server.port, "/health/ready").status == 503)
         started_s = time.monotonic()
@@ -364,17 +364,17 @@ def test_a_worker_that_is_ended_alone_loses_no_request() -> None:
         [worker] = workers_of(server)
         os.kill(worker, signal.SIGTERM)
         wait_until(lambda: worker not in workers_of(server))
-        before = clients.answered
-        wait_until(lambda: clients.answered > before + 10 * CLIENTS)
+        answered_before = clients.answered
+        wait_until(lambda: clients.answered > answered_before + 10 * CLIENTS)
 
 
 def test_a_server_whose_processes_are_all_signaled_drains_as_one() -> None:
     """A service manager signals the arbiter and the worker at once."""
-    with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as kept:
-        assert kept.post(ask()).answer().status == 200
+    with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as idle:
+        assert idle.post(ask()).answer().status == 200
         os.killpg(server.process.pid, signal.SIGTERM)
         wait_until(lambda: get(server.port, "/health/ready").status == 503)
-        assert_last(kept.post(ask()))
+        assert_last(idle.post(ask()))
         assert server.process.wait(PATIENCE_S) == 0
 
 

@@ -64,7 +64,7 @@ def occupied(port: int) -> Iterator[Wire]:
 def test_before_its_request_is_complete(
     server: RunningServer, leave: Callable[[Wire], None]
 ) -> None:
-    before = metric(server.port, "vllm:request_success_total")
+    served_before = metric(server.port, "vllm:request_success_total")
     request = http_post("/v1/completions", b'{"prompt": "a"}')
     # A reset in the middle of a body is a matter of test_bodies.
     stages = (0, 10, 40) if leave is LEAVE[1] else (0, 10, 40, len(request) - 5)
@@ -72,7 +72,7 @@ def test_before_its_request_is_complete(
         wire = Wire(server.port).send(request[:sent])
         get(server.port, "/health")
         leave(wire)
-    assert metric(server.port, "vllm:request_success_total") == before
+    assert metric(server.port, "vllm:request_success_total") == served_before
 
 
 @BOTH
@@ -80,12 +80,12 @@ def test_while_it_waits_for_a_place(
     server: RunningServer, leave: Callable[[Wire], None], stream: bool
 ) -> None:
     with occupied(server.port):
-        before = aborts(server.port)
+        aborts_before = aborts(server.port)
         wire = Wire(server.port).post(ask(stream=stream))
         wait_until(lambda: waiting(server.port) == 1)
         leave(wire)
         assert wait_until(lambda: waiting(server.port) == 0) < NOTICED_S
-        assert (aborts(server.port), running(server.port)) == (before + 1, 1)
+        assert (aborts(server.port), running(server.port)) == (aborts_before + 1, 1)
 
 
 @BOTH
@@ -95,39 +95,39 @@ def test_before_its_first_token_and_in_the_middle_of_its_stream(
     def counts() -> tuple[float, float]:
         return aborts(server.port), metric(server.port, "vllm:time_to_first_token_seconds_count")
 
-    before = counts()
+    counts_before = counts()
     wire = Wire(server.port).post(ask(max_tokens=1000, stream=stream))
     wait_until(lambda: running(server.port) == 1)
     leave(wire)
     assert wait_until(lambda: running(server.port) == 0) < NOTICED_S
-    assert counts() == (before[0] + 1, before[1])
+    assert counts() == (counts_before[0] + 1, counts_before[1])
     if stream:
         wire = Wire(server.port)
         next(wire.post(ask(max_tokens=1000, stream=True)).events())
         leave(wire)
         assert wait_until(lambda: running(server.port) == 0) < NOTICED_S
-        assert counts() == (before[0] + 2, before[1] + 1)
+        assert counts() == (counts_before[0] + 2, counts_before[1] + 1)
 
 
 def test_after_it_has_stopped_reading(server: RunningServer) -> None:
     with Wire(server.port, receive_buffer=2048) as wire:
         wire.post(ask(max_tokens=1000, stream=True, logprobs=5))
         wait_until(lambda: running(server.port) == 1)
-        before = metric(server.port, "vllm:generation_tokens_total")
-        wait_until(lambda: metric(server.port, "vllm:generation_tokens_total") > before + 10)
+        tokens_before = metric(server.port, "vllm:generation_tokens_total")
+        wait_until(lambda: metric(server.port, "vllm:generation_tokens_total") > tokens_before + 10)
         wire.sock.close()
         assert wait_until(lambda: running(server.port) == 0) < NOTICED_S
 
 
 def test_with_some_choices_running_and_some_waiting(server: RunningServer) -> None:
-    before = aborts(server.port), metric(server.port, "vllm:prompt_tokens_total")
+    counts_before = aborts(server.port), metric(server.port, "vllm:prompt_tokens_total")
     wire = Wire(server.port).post(ask(max_tokens=1000, n=5, stream=True, temperature=1))
     wait_until(lambda: waiting(server.port) == 4)
     wire.sock.close()
     assert wait_until(lambda: waiting(server.port) == 0) < NOTICED_S
     # None of those that waited got a turn on the way out.
     after = aborts(server.port), metric(server.port, "vllm:prompt_tokens_total")
-    assert after == (before[0] + 5, before[1])
+    assert after == (counts_before[0] + 5, counts_before[1])
 
 
 def test_a_request_sent_ahead_does_not_hide_that_the_client_has_gone(server: RunningServer) -> None:

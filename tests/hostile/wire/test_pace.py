@@ -82,7 +82,7 @@ def test_half_a_body_and_then_silence_is_answered_with_408_and_the_connection_cl
 
 
 @pytest.mark.parametrize(
-    ("begin", "more", "limit_s", "answer"),
+    ("begin", "rest_of_request", "limit_s", "answer"),
     [
         (http_post(COMPLETIONS, b" " * 1000)[:-999], b" ", 5, b"HTTP/1.1 408 "),
         (b"GET /health HTTP/1.1\r\n", b"X: y\r\n", KEEP_ALIVE_S + 2, b""),
@@ -90,7 +90,7 @@ def test_half_a_body_and_then_silence_is_answered_with_408_and_the_connection_cl
     ids=["body", "head"],
 )
 def test_what_trickles_in_gets_no_more_time(
-    server: RunningServer, begin: bytes, more: bytes, limit_s: float, answer: bytes
+    server: RunningServer, begin: bytes, rest_of_request: bytes, limit_s: float, answer: bytes
 ) -> None:
     with Wire(server.port) as wire:
         start, received = time.monotonic(), None
@@ -98,7 +98,7 @@ def test_what_trickles_in_gets_no_more_time(
         wire.sock.settimeout(0.1)
         while received is None and time.monotonic() - start < 10:
             try:
-                wire.send(more)
+                wire.send(rest_of_request)
                 received = wire.sock.recv(64)
             except TimeoutError:
                 continue

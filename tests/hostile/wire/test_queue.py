@@ -36,9 +36,9 @@ def test_who_waits_is_served_in_order_of_arrival_and_who_finds_no_seat_is_turned
         first = stack.enter_context(Wire(port)).post(LONG)
         wait_until(lambda: running(port) == 1)
         wires = []
-        for there, name in enumerate(names):
+        for position, name in enumerate(names):
             wires.append(stack.enter_context(Wire(port)).send(request_named(name)))
-            wait_until(lambda there=there: waiting(port) == there + 1)  # type: ignore[misc]
+            wait_until(lambda position=position: waiting(port) == position + 1)  # type: ignore[misc]
         for stream in (False, True):
             is_error(post(port, ask(stream=stream)), 429, "RateLimitError")
         assert (running(port), waiting(port)) == (1, 8)

@@ -104,7 +104,7 @@ def test_a_killed_rank_comes_back_on_its_port_and_one_alone_says_what_it_says_am
 def test_each_rank_has_a_worker_a_port_a_name_and_counters_of_its_own(three: RunningServer) -> None:
     ports = ports_of(three)
     assert len(workers_of(three)) == len({worker_behind(three, port) for port in ports}) == 3
-    before = [
+    counts_before = [
         metric(port, "vllm:request_success_total", engine=str(rank))
         for rank, port in enumerate(ports)
     ]
@@ -114,7 +114,7 @@ def test_each_rank_has_a_worker_a_port_a_name_and_counters_of_its_own(three: Run
         lines = get(port, "/metrics").body.decode().splitlines()
         assert not [line for line in lines if "engine=" in line and f'engine="{rank}"' not in line]
     after = [metric(port, "vllm:request_success_total") for port in ports]
-    assert [now - then for now, then in zip(after, before, strict=True)] == [0, 1, 2]
+    assert [now - earlier for now, earlier in zip(after, counts_before, strict=True)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -129,18 +129,18 @@ def test_what_does_not_fit_the_ranks_is_refused_in_one_line(
 ) -> None:
     status, output = start_refused(*arguments, SIM_DATA_PARALLEL_SIZE="3")
     assert status == 1
-    [told] = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert named in told
+    [error] = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert named in error
     assert "Traceback" not in output and "Booting worker" not in output
 
 
 def test_signals_do_not_change_the_number_of_workers(three: RunningServer) -> None:
-    before = set(workers_of(three))
-    for told, sent in enumerate((signal.SIGTTIN, signal.SIGTTOU), len(refusals(three)) + 1):
+    workers_before = set(workers_of(three))
+    for refused, sent in enumerate((signal.SIGTTIN, signal.SIGTTOU), len(refusals(three)) + 1):
         three.process.send_signal(sent)
-        wait_until(lambda told=told: len(refusals(three)) == told)  # type: ignore[misc]
+        wait_until(lambda refused=refused: len(refusals(three)) == refused)  # type: ignore[misc]
         assert "must be 3, one for each rank" in refusals(three)[-1]
-        assert set(workers_of(three)) == before
+        assert set(workers_of(three)) == workers_before
 
 
 class Reloaded:
@@ -159,11 +159,11 @@ class Reloaded:
 
         one error line that has `named` in it, and the same workers.
         """
-        workers, told = set(workers_of(self.server)), len(refusals(self.server))
+        workers, refusal_count = set(workers_of(self.server)), len(refusals(self.server))
         write(self.file, settings)
         self.server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: len(refusals(self.server)) > told)
-        [line] = refusals(self.server)[told:]
+        wait_until(lambda: len(refusals(self.server)) > refusal_count)
+        [line] = refusals(self.server)[refusal_count:]
         assert "reload rejected" in line and named in line
         assert set(workers_of(self.server)) == workers
         assert self.server.process.poll() is None
@@ -243,5 +243,5 @@ def test_the_health_check_asks_every_rank(
         return main((), {"SIM_PORT": str(three.port), "SIM_DATA_PARALLEL_SIZE": str(size)})
 
     assert (checked(3), checked(8)) == (0, 1)
-    told = capsys.readouterr().err
-    assert f":{three.port + 7}" in told and f":{three.port + 2}" not in told
+    errors = capsys.readouterr().err
+    assert f":{three.port + 7}" in errors and f":{three.port + 2}" not in errors

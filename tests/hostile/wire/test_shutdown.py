@@ -65,14 +65,14 @@ def test_a_running_stream_ends_well_while_nothing_new_is_admitted(tmp_path: Path
         server_with_exit_hook(tmp_path, **settings) as (server, witness),
         Wire(server.port) as streaming,
         Wire(server.port) as whole,
-        Wire(server.port) as known,
+        Wire(server.port) as idle,
         Wire(server.port) as staying,
     ):
         # Without it, the server might be gone before it has been asked.
         staying.post(ask(max_tokens=4000))
         events = streaming.post(ask(max_tokens=100, stream=True)).events()
         whole.post(ask(max_tokens=60))
-        assert known.post(ask()).answer().status == 200
+        assert idle.post(ask()).answer().status == 200
         next(events)
         wait_until(lambda: running(server.port) >= 2)
         server.process.send_signal(signal.SIGTERM)
@@ -82,7 +82,7 @@ def test_a_running_stream_ends_well_while_nothing_new_is_admitted(tmp_path: Path
         is_error(post(server.port, ask()), 503, "Service Unavailable")
         is_error(post(server.port, ask(stream=True)), 503, "Service Unavailable")
         # A connection that was idle is either told so, too, or closed; never left hanging.
-        assert refused_or_closed(known)
+        assert refused_or_closed(idle)
         staying.sock.close()
         assert whole.answer().json()["usage"]["completion_tokens"] == 60
         assert len(list(events)) == 99
@@ -99,8 +99,10 @@ def refused_or_closed(wire: Wire) -> bool:
 def test_a_stream_longer_than_the_graceful_timeout_is_cut_and_the_hooks_still_run(
     tmp_path: Path,
 ) -> None:
-    with server_with_exit_hook(tmp_path, graceful_timeout="2s", inter_token_latency="50ms") as both:
-        server, witness = both
+    with server_with_exit_hook(
+        tmp_path, graceful_timeout="2s", inter_token_latency="50ms"
+    ) as server_and_hook:
+        server, witness = server_and_hook
         with Wire(server.port) as streaming:
             events = streaming.post(ask(max_tokens=4000, stream=True)).events()
             next(events)
@@ -139,8 +141,8 @@ def test_waiting_requests_are_served_before_the_end(tmp_path: Path) -> None:
 def test_an_interrupt_ends_it_at_once(tmp_path: Path) -> None:
     with server_with_exit_hook(
         tmp_path, graceful_timeout="20s", inter_token_latency="50ms"
-    ) as both:
-        server, _ = both
+    ) as server_and_hook:
+        server, _ = server_and_hook
         with Wire(server.port) as streaming:
             next(streaming.post(ask(max_tokens=4000, stream=True)).events())
             server.process.send_signal(signal.SIGINT)

@@ -116,11 +116,11 @@ def test_a_crowd_that_leaves_at_every_stage_leaves_nothing_behind(
     server: RunningServer, connections: int
 ) -> None:
     counted = ("vllm:request_success_total", "vllm:request_prompt_tokens_count")
-    before = [metric(server.port, name) for name in counted]
+    values_before = [metric(server.port, name) for name in counted]
     asyncio.run(everybody_leaves(server.port, min(400, connections), Random(7)))
     assert_idle(server.port)
     finished, observed = (
-        metric(server.port, name) - past for name, past in zip(counted, before, strict=True)
+        metric(server.port, name) - past for name, past in zip(counted, values_before, strict=True)
     )
     assert finished == observed
     assert aborts(server.port) > 0
@@ -134,9 +134,9 @@ def test_without_a_free_file_descriptor_clients_wait_and_one_line_tells_of_it() 
         assert (
             post(server.port, ask(structured_outputs={"json": {"type": "integer"}})).status == 200
         )
-        _, most = resource.prlimit(worker, resource.RLIMIT_NOFILE)
+        _, hard_limit = resource.prlimit(worker, resource.RLIMIT_NOFILE)
         few = len(os.listdir(f"/proc/{worker}/fd")) + 4
-        resource.prlimit(worker, resource.RLIMIT_NOFILE, (few, most))
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, (few, hard_limit))
         with ExitStack() as clients:
             for _ in range(20):
                 clients.enter_context(Wire(server.port)).send(b"POST /v1/completions HTTP/1.1\r\n")

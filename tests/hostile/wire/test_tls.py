@@ -243,10 +243,10 @@ def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(
         "POD_IP": "10.9.8.7",
     }
     with running_gunicorn(env=env, ports=2) as server:
-        made = served_certificate(server.port)
-        assert served_certificate(server.port + 1) == made
+        certificate = served_certificate(server.port)
+        assert served_certificate(server.port + 1) == certificate
         trusted = tmp_path / "ca.pem"
-        trusted.write_text(made)
+        trusted.write_text(certificate)
         assert posted(f"https://localhost:{server.port}", str(trusted)).status_code == 200
         assert posted(f"https://127.0.0.1:{server.port + 1}", str(trusted)).status_code == 200
         for name in (
@@ -262,12 +262,12 @@ def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(
         [folder] = {
             Path(word).parent for word in server.log().split() if word.endswith("/cert.pem")
         }
-        assert (folder / "cert.pem").read_text().split() == made.split()
+        assert (folder / "cert.pem").read_text().split() == certificate.split()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
         server.process.send_signal(signal.SIGHUP)  # which does not take it away
         wait_until(lambda: server.log().count("model: ") == 2)
-        assert served_certificate(server.port) == made
+        assert served_certificate(server.port) == certificate
         assert server.stop() == 0
         assert not folder.exists()
 
@@ -313,11 +313,11 @@ def test_a_client_that_reads_nothing_loses_its_stream(secure: tuple[RunningServe
             page = requests.get(
                 f"https://localhost:{server.port}/metrics", verify=str(files.certificate)
             )
-            found = [
+            samples = [
                 it
                 for it in page.text.splitlines()
                 if it.startswith("understudy_aborted_requests_total")
             ]
-            return any(float(line.rpartition(" ")[2]) > 0 for line in found)
+            return any(float(line.rpartition(" ")[2]) > 0 for line in samples)
 
         wait_until(aborted)

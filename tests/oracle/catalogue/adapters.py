@@ -18,9 +18,9 @@ AREA = Area("adapters", configuration="lora")
 
 def _load(name: str, reason: str, body: dict[str, object]) -> None:
     merged = {"lora_name": "second", "lora_path": str(ADAPTER_FOLDER), **body}
-    kept = {field: value for field, value in merged.items() if value is not REMOVED}
+    fields = {field: value for field, value in merged.items() if value is not REMOVED}
     words = ("Success", "already been loaded", "(?i)not found", "must be provided")
-    AREA.case(f"load {name}", reason, path=LOAD, body=kept, words=words)
+    AREA.case(f"load {name}", reason, path=LOAD, body=fields, words=words)
 
 
 def _unload(name: str, reason: str, body: dict[str, object]) -> None:

@@ -46,7 +46,7 @@ COLOR_SCHEMA: dict[str, object] = {
 }
 
 
-def function_tool(name: str, properties: dict[str, object], **more: object) -> dict[str, object]:
+def function_tool(name: str, properties: dict[str, object], **options: object) -> dict[str, object]:
     """Returns a tool of a chat; all properties are required. `more` adds fields to the function."""
     parameters = {
         "type": "object",
@@ -54,7 +54,7 @@ def function_tool(name: str, properties: dict[str, object], **more: object) -> d
         "required": list(properties),
         "additionalProperties": False,
     }
-    function = {"name": name, "description": f"Call {name}.", "parameters": parameters, **more}
+    function = {"name": name, "description": f"Call {name}.", "parameters": parameters, **options}
     return {"type": "function", "function": function}
 
 

@@ -35,8 +35,8 @@ NAMED_CHOICE = {"type": "function", "function": {"name": "get_zone"}}
 
 def _function(**changes: object) -> dict[str, object]:
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}, **changes}
-    kept = {name: value for name, value in function.items() if value is not REMOVED}
-    return {"type": "function", "function": kept}
+    fields = {name: value for name, value in function.items() if value is not REMOVED}
+    return {"type": "function", "function": fields}
 
 
 AREA.variants(

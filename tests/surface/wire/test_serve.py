@@ -31,10 +31,10 @@ def test_the_line_decides(moved: RunningServer) -> None:
         ("one", "org/model", 1000),
         ("two", "org/model", 1000),
     ]
-    told = (
+    message = (
         "warning: accepted, changes nothing here: --compilation-config, --gpu-memory-utilization\n"
     )
-    assert moved.log().count(told) == 1
+    assert moved.log().count(message) == 1
 
 
 def test_the_prefix_cache_is_on_as_in_vllm(moved: RunningServer) -> None:
@@ -52,10 +52,10 @@ def test_the_other_side_of_a_prefill_is_told_what_a_real_server_would_tell(
     moved: RunningServer,
 ) -> None:
     body = {"prompt": "hi", "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
-    told = requests.post(f"{moved.url}/v1/completions", json=body, timeout=20).json()[
+    params = requests.post(f"{moved.url}/v1/completions", json=body, timeout=20).json()[
         "kv_transfer_params"
     ]
-    assert (told["remote_port"], told["tp_size"]) == (5700, 4)
+    assert (params["remote_port"], params["tp_size"]) == (5700, 4)
 
 
 def test_a_proxy_may_leave_its_path_in_front(moved: RunningServer) -> None:
@@ -79,8 +79,8 @@ def test_keys_are_asked_for_below_the_path_of_a_proxy() -> None:
 
 
 def test_the_image_takes_what_the_image_of_vllm_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    known, started = {"gunicorn", "sh", "python3"}, list[list[str]]()
-    monkeypatch.setattr(image.shutil, "which", lambda name: name if name in known else None)
+    programs, started = {"gunicorn", "sh", "python3"}, list[list[str]]()
+    monkeypatch.setattr(image.shutil, "which", lambda name: name if name in programs else None)
     monkeypatch.setattr(os, "execvp", lambda program, words: started.append([program, *words]))
     served = ["serve", "--model", "m"]
     for words, expected in (

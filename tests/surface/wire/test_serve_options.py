@@ -46,8 +46,8 @@ def server() -> Iterator[RunningServer]:
 def ask(
     server: RunningServer, path: str, body: dict[str, Any], headers: dict[str, str]
 ) -> requests.Response:
-    asked = {"max_tokens": 3, "ignore_eos": True, **body} if path != RESPONSES else body
-    answer = requests.post(server.url + path, json=asked, headers=headers, timeout=20)
+    fields = {"max_tokens": 3, "ignore_eos": True, **body} if path != RESPONSES else body
+    answer = requests.post(server.url + path, json=fields, headers=headers, timeout=20)
     assert answer.status_code == 200, answer.text
     return answer
 
@@ -95,10 +95,10 @@ def test_log_probabilities_name_ids(server: RunningServer) -> None:
         assert name.fullmatch(entry["token"]) and name.fullmatch(entry["top_logprobs"][0]["token"])
     text = ask(server, TEXT, {"prompt": "hi", "logprobs": 1}, {}).json()
     assert all(map(name.fullmatch, text["choices"][0]["logprobs"]["tokens"]))
-    own = ask(
+    answer = ask(
         server, TEXT, {"prompt": "hi", "logprobs": 1, "return_tokens_as_token_ids": False}, {}
     ).json()
-    assert not any(map(name.fullmatch, own["choices"][0]["logprobs"]["tokens"]))
+    assert not any(map(name.fullmatch, answer["choices"][0]["logprobs"]["tokens"]))
     include = {
         "include": ["message.output_text.logprobs"],
         "top_logprobs": 1,
@@ -116,17 +116,17 @@ def test_templates_of_requests_and_what_the_tokenizer_and_the_metrics_tell(
     server: RunningServer,
 ) -> None:
     body = {"messages": HELLO, "chat_template": MOOD, "return_prompt_text": True}
-    for more, text in (
+    for fields, text in (
         ({}, "calm hi"),
         ({"chat_template_kwargs": {"mood": "glad"}}, "glad hi"),
         ({"tools": [TOOL], "tool_choice": "required"}, "calm hi1"),
         ({"tools": [TOOL], "tool_choice": "none"}, "calm hi"),
     ):
-        assert ask(server, CHAT, body | more, {}).json()["prompt_text"] == text
-    told = requests.post(
+        assert ask(server, CHAT, body | fields, {}).json()["prompt_text"] == text
+    tokenized = requests.post(
         f"{server.url}/tokenize", json={"messages": HELLO, "chat_template": "x"}, timeout=20
     )
-    assert told.json()["count"] == 1
+    assert tokenized.json()["count"] == 1
     info = requests.get(f"{server.url}/tokenizer_info", timeout=20).json()
     assert list(info)[0] == "tokenizer_class" and info["eos_token"] == "<|endoftext|>"
     assert "message.role" in info["chat_template"]

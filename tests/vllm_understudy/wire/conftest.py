@@ -29,8 +29,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (programs / "pip").write_text("#!/bin/sh\n")
     for program in programs.iterdir():
         program.chmod(0o755)
-    kept = {
+    variables = {
         name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "SIM_"))
     }
-    path = f"{programs}:{kept['PATH']}"
-    return {**kept, "PATH": path, "PYTHONPATH": str(ROOT), "UNDERSTUDY": str(ROOT)}
+    path = f"{programs}:{variables['PATH']}"
+    return {**variables, "PATH": path, "PYTHONPATH": str(ROOT), "UNDERSTUDY": str(ROOT)}

@@ -31,9 +31,9 @@ def test_its_tests_pass(tmp_path: Path) -> None:
 
 
 def test_its_block_runs() -> None:
-    asked: list[str] = []
-    exec(BLOCK, {"run_my_client": asked.append})
-    assert asked
+    urls: list[str] = []
+    exec(BLOCK, {"run_my_client": urls.append})
+    assert urls
 
 
 def test_its_scope_is_separate() -> None:
@@ -45,9 +45,11 @@ def test_its_scope_is_separate() -> None:
 
 
 def test_all_that_a_server_can_be_asked_is_there() -> None:
-    told = set(re.findall(r"`(\w+)(?=[(`])", PAGE.partition("## What a server can be asked")[2]))
+    documented = set(
+        re.findall(r"`(\w+)(?=[(`])", PAGE.partition("## What a server can be asked")[2])
+    )
     public = {name for name in vars(vllm_understudy.Server) if not name.startswith("_")}
-    assert public - {"is_healthy"} <= told
+    assert public - {"is_healthy"} <= documented
 
 
 @pytest.mark.parametrize("schema", ["vendor.github-workflows", "vendor.gitlab-ci"])

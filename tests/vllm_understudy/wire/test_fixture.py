@@ -76,13 +76,13 @@ def run_pytest(folder: Path, text: str, *options: str) -> str:
     (folder / "test_client.py").write_text(CLIENT + text)
     command = [sys.executable, "-m", "pytest", *PLUGIN_OPTIONS, "-p", "no:cacheprovider", *options]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    kept = {
+    variables = {
         name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "SIM_"))
     }
     done = subprocess.run(
         [*command, "-rfE", "--rootdir", str(folder), str(folder)],
         cwd=folder,
-        env={**kept, "PYTHONPATH": path},
+        env={**variables, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=55,

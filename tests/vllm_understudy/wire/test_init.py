@@ -28,14 +28,14 @@ def commands(project: Path, workflow: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("workflow", "told"),
+    ("workflow", "expected"),
     [
         ("understudy.yml", "3 passed"),
         pytest.param("understudy-js.yml", "# pass 1", marks=pytest.mark.node),
     ],
 )
 def test_the_commands_of_its_job_pass(
-    workflow: str, told: str, project: Path, environment: dict[str, str]
+    workflow: str, expected: str, project: Path, environment: dict[str, str]
 ) -> None:
     printed = ""
     for command in commands(project, workflow):
@@ -46,7 +46,7 @@ def test_the_commands_of_its_job_pass(
         assert done.returncode == 0, done.stdout + done.stderr
         printed += done.stdout
     assert "replies.yaml: 3 rules are valid\n" in printed or "js" in workflow
-    assert told in printed
+    assert expected in printed
 
 
 def test_a_job_without_the_variable_names_it(project: Path, environment: dict[str, str]) -> None:
@@ -116,8 +116,10 @@ def test_a_folder_that_cannot_be_is_one_line(
 ) -> None:
     (tmp_path / "file").write_text("")
     assert main(["init", str(tmp_path / "file")]) == 1
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1 and "Not a directory" in told.err
+    captured = capsys.readouterr()
+    assert (
+        captured.out == "" and captured.err.count("\n") == 1 and "Not a directory" in captured.err
+    )
     place = tmp_path / "understudy"
     place.write_text("")
     assert main(["init", str(tmp_path)]) == 1

@@ -50,7 +50,7 @@ def test_a_client_retries(server: vllm_understudy.Server) -> None:
     assert ask(server, retries=2)
     verdict = server.verdict()
     assert verdict.clean, verdict
-    assert [verdict.count(of) for of in ("503", "429", "error", "once more")] == [1] * 4
+    assert [verdict.count(counter) for counter in ("503", "429", "error", "once more")] == [1] * 4
 
 
 def test_scripts_count_from_one_after_a_reset(server: vllm_understudy.Server) -> None:
@@ -151,14 +151,14 @@ def test_vllms_command_line_ranks_and_tls(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_settings_become_flags() -> None:
-    given = {
+    settings = {
         "max_num_seqs": 2,
         "enable_kvcache": True,
         "model": "m",
         "api_key": ["a", "b"],
         "seed": None,
     }
-    assert flags(given) == [
+    assert flags(settings) == [
         *("--max-num-seqs", "2", "--enable-kvcache", "true"),
         *("--model", "m", "--api-key", "a", "b"),
     ]

@@ -72,8 +72,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     need_index(run(HERE / "uv", "build", "-q", "--wheel", "-o", folder, checkout, cwd=folder))
-    [found] = folder.glob("*.whl")
-    return found
+    [wheel_file] = folder.glob("*.whl")
+    return wheel_file
 
 
 @pytest.fixture(scope="module")
@@ -176,27 +176,27 @@ def test_gunicorn_serves_it_by_its_name_and_reads_a_module_s_configuration_again
 
 def test_what_is_missing_ends_the_start_with_one_line(installed: Path, elsewhere: Path) -> None:
     extra = ": pip install 'vllm-understudy[{}]'\n"
-    for words, told in {
+    for words, message in {
         "--grpc": extra.format("grpc"),
         "generate --model tiny hello": extra.format("engine"),
         "fleet --png fleet.png": extra.format("fleet"),
     }.items():
         done = run(installed / "understudy", *words.split(), cwd=elsewhere)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-        assert done.stderr.endswith(told)
+        assert done.stderr.endswith(message)
 
 
 def test_help_names_what_an_installation_has(installed: Path, elsewhere: Path) -> None:
     for words in ((), ("serve",), ("record", "--proxy")):
-        told = run(installed / "understudy", *words, "--help", cwd=elsewhere)
-        assert told.returncode == 0
-        assert not re.search(r"python -m|install -e|gunicorn wsgi", told.stdout)
+        help_run = run(installed / "understudy", *words, "--help", cwd=elsewhere)
+        assert help_run.returncode == 0
+        assert not re.search(r"python -m|install -e|gunicorn wsgi", help_run.stdout)
 
 
 def test_it_claims_no_other_name(installed: Path, elsewhere: Path) -> None:
     code = "import vllm_understudy, app, config; app.MINE"
-    said = run(installed / "python", "-c", code, cwd=elsewhere)
-    assert said.returncode == 0, said.stderr
+    run_of_code = run(installed / "python", "-c", code, cwd=elsewhere)
+    assert run_of_code.returncode == 0, run_of_code.stderr
     names = ("app", "config", "wsgi", "understudy")
     code = f"import importlib.util as u, vllm_understudy; print([n for n in {names} if u.find_spec(n)])"
     assert run(installed / "python", "-P", "-c", code, cwd=elsewhere).stdout == "[]\n"
@@ -207,13 +207,16 @@ def test_a_clients_tests_have_the_fixture(installed: Path, elsewhere: Path) -> N
     settings = "import pytest\n@pytest.fixture(scope='session')\ndef understudy_settings():\n"
     (elsewhere / "conftest.py").write_text(f"{settings}    return {{'max_model_len': 1234}}\n")
     options = ["--strict-markers", "-W", "error", "-p", "no:cacheprovider", "-v"]
-    said = run(installed / "python", "-m", "pytest", *options, cwd=elsewhere)
-    outcomes = dict(re.findall(r"::(\w+) (PASSED|FAILED|ERROR)", said.stdout))
+    pytest_run = run(installed / "python", "-m", "pytest", *options, cwd=elsewhere)
+    outcomes = dict(re.findall(r"::(\w+) (PASSED|FAILED|ERROR)", pytest_run.stdout))
     assert [name for name, outcome in outcomes.items() if outcome != "PASSED"] == [
         "test_that_fails_shows_the_journal"
-    ], said.stdout
+    ], pytest_run.stdout
     assert len(outcomes) == 5
-    assert "requests to understudy" in said.stdout and "seed 7; 1 request, the" in said.stdout
+    assert (
+        "requests to understudy" in pytest_run.stdout
+        and "seed 7; 1 request, the" in pytest_run.stdout
+    )
 
 
 def test_the_project_that_it_writes_passes_its_tests(installed: Path, tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ def published(*flags: str, **env: str) -> Iterator[tuple[Client, Subscriber]]:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Client, Subscriber]]:
     adapters = ("--lora-modules", "first=/adapters/first", "second=/adapters/second")
-    with published("--server-dev-mode", "--kv-cache-metrics", *adapters) as both:
-        yield both
+    with published("--server-dev-mode", "--kv-cache-metrics", *adapters) as publishing:
+        yield publishing
 
 
 @pytest.fixture
@@ -170,18 +170,19 @@ def of_prompt(prompt: list[int], event: dict[str, Any], fact: dict[str, Any]) ->
     assert {k: v for k, v in event.items() if k not in of_reply} == {
         k: v for k, v in fact.items() if k not in of_reply
     }
-    known = min(end, len(prompt)) - start
-    assert event["token_ids"][:known] == prompt[start : start + known]
+    known_tokens = min(end, len(prompt)) - start
+    assert event["token_ids"][:known_tokens] == prompt[start : start + known_tokens]
 
 
 def test_the_cache_shows_in_metrics_and_answers(empty: Both) -> None:
     client, subscriber = empty
     names = ("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_cached_total")
-    before = [client.metric(f"vllm:{name}") for name in names]
+    values_before = [client.metric(f"vllm:{name}") for name in names]
     assert cached(client.complete(prompt=PROMPT)) == 0
     assert cached(client.complete(prompt=PROMPT)) == 96
     counted = [
-        client.metric(f"vllm:{name}") - so_far for name, so_far in zip(names, before, strict=True)
+        client.metric(f"vllm:{name}") - so_far
+        for name, so_far in zip(names, values_before, strict=True)
     ]
     assert counted == [200, 96, 96] and client.metric("vllm:kv_cache_usage_perc") == 0
     assert [event["type"] for event in subscriber.events(1)] == ["BlockStored"]
@@ -220,14 +221,17 @@ def told_usage(text: str) -> Any:
         for line in text.splitlines()
         if line.startswith(("data: {", "{"))
     ]
-    said = [it.get("usage") or it.get("response", {}).get("usage") for it in map(json.loads, lines)]
-    return [usage for usage in said if usage][-1]
+    usages = [
+        chunk.get("usage") or chunk.get("response", {}).get("usage")
+        for chunk in map(json.loads, lines)
+    ]
+    return [usage for usage in usages if usage][-1]
 
 
 def test_new_and_read_blocks_are_told_apart(empty: Both) -> None:
     client, _ = empty
     for number, (path, stream) in enumerate(
-        (it, stream) for it in USAGE for stream in (False, True)
+        (family, stream) for family in USAGE for stream in (False, True)
     ):
         text = f"{number} " + "one two three four five six seven " * 30
         body: dict[str, Any] = {"model": MODEL, "stream": stream}
@@ -237,11 +241,13 @@ def test_new_and_read_blocks_are_told_apart(empty: Both) -> None:
             body |= {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
         if path == "/v1/chat/completions" and stream:
             body["stream_options"] = {"include_usage": True}
-        new, again = (USAGE[path](told_usage(client.post(path, body).text)) for _ in range(2))
+        new, cached_usage = (
+            USAGE[path](told_usage(client.post(path, body).text)) for _ in range(2)
+        )
         tokens, whole = new[0], new[0] // 32 * 32
         assert new == (tokens, 0, whole) and tokens > 64, (path, stream)
-        found = (tokens - 1) // 32 * 32
-        assert again == (tokens, found, whole - found), (path, stream)
+        cached_tokens = (tokens - 1) // 32 * 32
+        assert cached_usage == (tokens, cached_tokens, whole - cached_tokens), (path, stream)
 
 
 def test_every_rank_publishes_at_a_port_of_its_own() -> None:
@@ -261,12 +267,13 @@ def test_every_rank_publishes_at_a_port_of_its_own() -> None:
         for rank in range(2):
             assert rank_of_an_event(first + rank, f"http://127.0.0.1:{server.port + rank}") == rank
         urls = [f"http://127.0.0.1:{server.port + rank}/query" for rank in (0, 1, 0)]
-        told = [requests.get(url, timeout=20).json() for url in urls]
-    assert told[0] == told[1] == told[2], (
+        rank_sources = [requests.get(url, timeout=20).json() for url in urls]
+    assert rank_sources[0] == rank_sources[1] == rank_sources[2], (
         "every rank tells all engine ids, and goes on telling them"
     )
     assert (
-        list(told[0]) == ["0", "1"] and len({UUID(it["engine_id"]) for it in told[0].values()}) == 2
+        list(rank_sources[0]) == ["0", "1"]
+        and len({UUID(event_source["engine_id"]) for event_source in rank_sources[0].values()}) == 2
     )
 
 
@@ -277,8 +284,8 @@ def rank_of_an_event(port: int, url: str) -> int:
         socket.linger = 0
         socket.subscribe("kv@")
         socket.connect(f"tcp://127.0.0.1:{port}")
-        for asked in count(1):
-            body = {"prompt": [asked] * 64, "max_tokens": 1}
+        for first_token in count(1):
+            body = {"prompt": [first_token] * 64, "max_tokens": 1}
             requests.post(f"{url}/v1/completions", json=body, timeout=20).raise_for_status()
             if socket.poll(200):
                 break
@@ -306,8 +313,8 @@ def test_a_miss_can_be_had_on_demand() -> None:
     }
     with served() as client:
         for path, body in bodies.items():
-            for told, reason in (("true", "cache_threshold"), ("F", "length")):
-                headers = {"X-Cache-Threshold-Finish-Reason": told}
+            for header, reason in (("true", "cache_threshold"), ("F", "length")):
+                headers = {"X-Cache-Threshold-Finish-Reason": header}
                 answer = client.post(
                     path, body | {"max_tokens": 1, "ignore_eos": True}, headers=headers
                 )

@@ -84,12 +84,18 @@ def test_wildcard_origin_does_not_open_the_journal(server: RunningServer) -> Non
         assert not [name for name in stranger.headers if name.startswith("access-control-")], path
         named = exchange(server, "GET", path, "Host: localhost", "Origin: https://tool.example")
         assert named.headers["access-control-allow-origin"] == "https://tool.example", path
-        asked = ("Host: localhost", "Access-Control-Request-Method: GET")
+        preflight_headers = ("Host: localhost", "Access-Control-Request-Method: GET")
         assert (
-            exchange(server, "OPTIONS", path, *asked, "Origin: https://evil.example").status == 400
+            exchange(
+                server, "OPTIONS", path, *preflight_headers, "Origin: https://evil.example"
+            ).status
+            == 400
         )
         assert (
-            exchange(server, "OPTIONS", path, *asked, "Origin: https://tool.example").status == 200
+            exchange(
+                server, "OPTIONS", path, *preflight_headers, "Origin: https://tool.example"
+            ).status
+            == 200
         )
     models = exchange(
         server, "GET", "/v1/models", "Host: localhost", "Origin: https://evil.example"

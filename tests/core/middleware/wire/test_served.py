@@ -56,8 +56,8 @@ def bearing(key: str) -> dict[str, str]:
 
 
 def is_unauthorized(answer: Whole) -> bool:
-    told = (answer.status, answer.headers["content-type"], answer.body)
-    return told == (401, "application/json", UNAUTHORIZED)
+    answer_parts = (answer.status, answer.headers["content-type"], answer.body)
+    return answer_parts == (401, "application/json", UNAUTHORIZED)
 
 
 def test_only_guarded_paths_need_a_key(guarded: RunningServer) -> None:
@@ -107,33 +107,33 @@ def test_keys_never_appear_in_answers_or_logs(guarded: RunningServer) -> None:
     refused = requests.post(f"{guarded.url}/admin/config", json=wrong, headers=admin, timeout=20)
     dump = requests.get(f"{guarded.url}/admin/config", headers=admin, timeout=20)
     assert refused.status_code == 400
-    told = guarded.log() + refused.text + dump.text
+    texts_to_search = guarded.log() + refused.text + dump.text
     assert dump.json()["api-key"] == dump.json()["admin-key"] == "***"
-    assert not any(key in told for key in (FIRST, SECOND, ADMIN))
+    assert not any(key in texts_to_search for key in (FIRST, SECOND, ADMIN))
 
 
-def post(server: RunningServer, key: str = FIRST, **asked: object) -> requests.Response:
+def post(server: RunningServer, key: str = FIRST, **fields: object) -> requests.Response:
     headers = {"Origin": PAGE, **bearing(key)}
-    return requests.post(server.url + COMPLETIONS, json=ask(**asked), headers=headers, timeout=20)
+    return requests.post(server.url + COMPLETIONS, json=ask(**fields), headers=headers, timeout=20)
 
 
 def test_answers_streams_and_errors_are_for_the_page_but_not_the_want_of_a_key(
     guarded: RunningServer,
 ) -> None:
-    for expected, key, asked in (
+    for expected, key, fields in (
         (200, FIRST, {}),
         (200, FIRST, {"stream": True}),
         (400, FIRST, {"n": 0}),
         (404, FIRST, {"model": "nope"}),
         (401, "wrong", {}),
     ):
-        got = post(guarded, key, **asked)
-        told = (
+        got = post(guarded, key, **fields)
+        headers = (
             got.status_code,
             got.headers.get("Access-Control-Allow-Origin"),
             got.headers.get("Vary"),
         )
-        assert told == (expected, *((PAGE, "Origin") if expected != 401 else (None, None)))
+        assert headers == (expected, *((PAGE, "Origin") if expected != 401 else (None, None)))
     preflight = {
         **{"Origin": PAGE, "Access-Control-Request-Method": "POST"},
         "Access-Control-Request-Headers": "authorization, x-one",
@@ -147,8 +147,8 @@ def test_answers_streams_and_errors_are_for_the_page_but_not_the_want_of_a_key(
 
 
 def test_no_page_is_allowed_by_default(server: RunningServer) -> None:
-    asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
-    preflight = requests.options(server.url + COMPLETIONS, headers=asked, timeout=20)
+    preflight_headers = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+    preflight = requests.options(server.url + COMPLETIONS, headers=preflight_headers, timeout=20)
     assert (preflight.status_code, preflight.text) == (400, "Disallowed CORS origin")
     assert preflight.headers["Access-Control-Allow-Methods"] == ", ".join(METHODS)
     assert preflight.headers["Vary"] == PREFLIGHT_VARY
@@ -158,13 +158,13 @@ def test_no_page_is_allowed_by_default(server: RunningServer) -> None:
 
 def lines(server: RunningServer) -> list[dict[str, Any]]:
     """What has been logged of exchanges, with the id of each request, but for those of the start."""
-    found = [json.loads(line) for line in server.log().splitlines()]
-    told = [
+    records = [json.loads(line) for line in server.log().splitlines()]
+    requests_logged = [
         {**json.loads(line["message"]), "id": line["request_id"]}
-        for line in found
+        for line in records
         if line["logger"] == NAME
     ]
-    return [line for line in told if line["path"] != "/health"]
+    return [line for line in requests_logged if line["path"] != "/health"]
 
 
 def test_complete_answer_is_logged_with_its_request(guarded: RunningServer) -> None:

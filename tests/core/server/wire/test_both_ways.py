@@ -118,17 +118,17 @@ HEADERS = st.lists(
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(asked=REQUESTS, headers=HEADERS)
+@given(case=REQUESTS, headers=HEADERS)
 def test_any_request_has_the_same_answer_on_both_paths(
-    twin: Twin, asked: tuple[str, dict[str, Any]], headers: list[str]
+    twin: Twin, case: tuple[str, dict[str, Any]], headers: list[str]
 ) -> None:
-    path, fields = asked
+    path, fields = case
     plain, general = twin.ask(path, json.dumps(fields).encode(), *headers)
     assert plain == general
 
 
 def test_only_plain_requests_take_the_fast_path(twin: Twin) -> None:
-    before = twin.ways()[0]
+    counts_before = twin.ways()[0]
     plain: list[tuple[str, dict[str, Any]]] = [
         (CHAT, {"messages": [{"role": "user", "content": "Hello!"}]}),
         (
@@ -156,23 +156,25 @@ def test_only_plain_requests_take_the_fast_path(twin: Twin) -> None:
         first, second = twin.ask(path, json.dumps(fields).encode())
         assert first == second
     after = twin.ways()[0]
-    assert after["fast"] - before["fast"] == len(plain)
+    assert after["fast"] - counts_before["fast"] == len(plain)
     assert twin.ways()[1]["fast"] == 0
     for path, fields in plain + others:
         first, second = twin.ask(
             path, json.dumps(fields).encode(), "endpoint-load-metrics-format: TEXT"
         )
         assert first == second
-        told = (first[0] == 200) - bool(fields.get("stream"))
-        assert first[1].get("endpoint-load-metrics", "").count("named_metrics.") == 2 * told
+        has_load_report = (first[0] == 200) - bool(fields.get("stream"))
+        assert (
+            first[1].get("endpoint-load-metrics", "").count("named_metrics.") == 2 * has_load_report
+        )
 
 
 @pytest.mark.parametrize("connection", [(), ("Connection: close",)])
 def test_probe_has_the_same_answer_on_both_paths(twin: Twin, connection: tuple[str, ...]) -> None:
     for path in ("/health", "/ping", "/version", "/load", "/ready", "/health/ready"):
-        before, answers = twin.ways()[0], []
-        for server, more in ((twin.plain, ()), (twin.general, (GENERAL,))):
-            head = "\r\n".join((f"GET {path} HTTP/1.1", "Host: test", *connection, *more))
+        counts_before, answers = twin.ways()[0], []
+        for server, extra_headers in ((twin.plain, ()), (twin.general, (GENERAL,))):
+            head = "\r\n".join((f"GET {path} HTTP/1.1", "Host: test", *connection, *extra_headers))
             with Wire(server.port) as wire:
                 answer = wire.send(f"{head}\r\n\r\n".encode()).answer()
                 answers.append((answer.status, answer.headers | {"date": ""}, answer.body))
@@ -180,7 +182,10 @@ def test_probe_has_the_same_answer_on_both_paths(twin: Twin, connection: tuple[s
                     wire.seconds_until_closed()
         assert answers[0] == answers[1]
         after = twin.ways()[0]
-        assert (after["probe"] - before["probe"], after["fast"]) == (1, before["fast"])
+        assert (after["probe"] - counts_before["probe"], after["fast"]) == (
+            1,
+            counts_before["fast"],
+        )
 
 
 def test_metrics_and_logs_are_the_same_on_both_paths(twin: Twin) -> None:
@@ -197,5 +202,5 @@ def test_metrics_and_logs_are_the_same_on_both_paths(twin: Twin) -> None:
 
 def access_lines(server: RunningServer) -> list[tuple[str, str]]:
     """Request id and line of all but the tests' own questions, without the duration."""
-    found = re.findall(r"\[([^\]]*)\] gunicorn\.access: (.*) \d+\.\d+ s$", server.log(), re.M)
-    return [line for line in found if "/metrics" not in line[1] and "/health" not in line[1]]
+    log_lines = re.findall(r"\[([^\]]*)\] gunicorn\.access: (.*) \d+\.\d+ s$", server.log(), re.M)
+    return [line for line in log_lines if "/metrics" not in line[1] and "/health" not in line[1]]

@@ -144,12 +144,12 @@ def pair() -> Iterator[Pair]:
 def test_request_has_the_same_answer_on_both_ways(
     pair: Pair, path: str, body: Mapping[str, Any]
 ) -> None:
-    before = requests_by_way(pair.direct.port)
+    counts_before = requests_by_way(pair.direct.port)
     for data in (json.dumps(body).encode(), json.dumps(body).encode()[:-1]):
         direct, general = pair.answers("POST", path, data)
         assert direct == general
     after = requests_by_way(pair.direct.port)
-    served = [after[way] - before[way] for way in ("direct", "fast", "flask")]
+    served = [after[way] - counts_before[way] for way in ("direct", "fast", "flask")]
     assert sum(served) == 3  # and one question for metrics
     assert served[2] == 0
 
@@ -159,7 +159,7 @@ def test_every_route_has_the_same_answer_on_both_ways(pair: Pair) -> None:
     document, _ = [
         json.loads(get(server.port, "/openapi.json").body) for server in (pair.direct, pair.general)
     ]
-    asked = 0
+    request_count = 0
     for path, operations in document["paths"].items():
         if "{" in path or path in ENDING:
             continue
@@ -174,14 +174,14 @@ def test_every_route_has_the_same_answer_on_both_ways(pair: Pair) -> None:
             for data in bodies:
                 direct, general = pair.answers(method.upper(), path, data)
                 assert direct == general, (method, path, data)
-                asked += 1
-    assert asked > 100
+                request_count += 1
+    assert request_count > 100
 
 
 def test_access_lines_are_the_same_on_both_ways(pair: Pair) -> None:
     lines = []
-    for server, more in ((pair.direct, ()), (pair.general, (GENERAL,))):
-        headers = ("Content-Type: application/json", "X-Request-Id: logged", *more)
+    for server, extra_headers in ((pair.direct, ()), (pair.general, (GENERAL,))):
+        headers = ("Content-Type: application/json", "X-Request-Id: logged", *extra_headers)
         with Wire(server.port) as wire:
             data = json.dumps({**CHAT, "stop": "e", "seed": 1}).encode()
             assert wire.send(http_post(CHAT_PATH, data, *headers)).answer().status == 200
@@ -205,9 +205,9 @@ def test_client_that_leaves_while_a_handler_waits_ends_the_request() -> None:
 
 def _running(server: RunningServer) -> float:
     text = get(server.port, "/metrics").body.decode()
-    found = re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+    gauge = re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", text, re.MULTILINE)
+    assert gauge is not None
+    return float(gauge[1])
 
 
 def test_stop_cuts_a_handler_that_waits_beyond_the_graceful_timeout() -> None:
@@ -376,11 +376,13 @@ def test_handler_that_fails_in_any_way_answers_500_and_keeps_the_connection(
 
 
 @pytest.mark.parametrize("header", ("X-Failing: 1", "X-Panic: 1"))
-@pytest.mark.parametrize("more", ({}, {"n": 2}, {"stream": True}, {"stream": True, "n": 2}))
+@pytest.mark.parametrize(
+    "fields_of_request", ({}, {"n": 2}, {"stream": True}, {"stream": True, "n": 2})
+)
 def test_middleware_that_fails_answers_500_and_frees_its_slot(
-    odd: RunningServer, header: str, more: Mapping[str, Any]
+    odd: RunningServer, header: str, fields_of_request: Mapping[str, Any]
 ) -> None:
-    data = json.dumps({**CHAT, **more}).encode()
+    data = json.dumps({**CHAT, **fields_of_request}).encode()
     request = http_post(CHAT_PATH, data, "Content-Type: application/json", header)
     with Wire(odd.port) as wire:
         for _ in range(2):

@@ -28,9 +28,9 @@ def exchange(port: int) -> list[int]:
 
 def access_lines(text: str) -> list[tuple[str, int]]:
     """Request line and bytes of each line but those of the wait for the start."""
-    found = [LINE.match(line) for line in text.splitlines()]
-    told = [(match[1], int(match[2])) for match in found if match is not None]
-    return [line for line in told if "/health" not in line[0]]
+    matches = [LINE.match(line) for line in text.splitlines()]
+    requests_logged = [(match[1], int(match[2])) for match in matches if match is not None]
+    return [line for line in requests_logged if "/health" not in line[0]]
 
 
 def expected(lengths: list[int]) -> list[tuple[str, int]]:
@@ -72,7 +72,8 @@ def test_gunicorn_flags_direct_logs_and_statsd_counts_every_request(
             for _ in REQUESTS:
                 packets = heard(statsd, b"request.status.200")
                 assert any(
-                    re.match(rb"mock\.gunicorn\.request\.duration:[\d.]+\|ms", it) for it in packets
+                    re.match(rb"mock\.gunicorn\.request\.duration:[\d.]+\|ms", packet)
+                    for packet in packets
                 )
                 assert b"mock.gunicorn.requests:1|c|@1.0|#a:b" in packets
             wait_until(lambda: len(access_lines(access.read_text())) == 3)
@@ -100,8 +101,8 @@ def test_syslog_gets_both_logs_and_custom_logger_class_works() -> None:
         syslog.bind(("127.0.0.1", 0))
         syslog.settimeout(20)
         where = f"udp://127.0.0.1:{syslog.getsockname()[1]}"
-        for more in ((), ("--logger-class", "gunicorn.glogging.Logger")):
-            with running_gunicorn("--log-syslog", "--log-syslog-to", where, *more) as server:
+        for arguments in ((), ("--logger-class", "gunicorn.glogging.Logger")):
+            with running_gunicorn("--log-syslog", "--log-syslog-to", where, *arguments) as server:
                 assert any(
                     b"gunicorn.wsgi.app.error: " in packet
                     for packet in heard(syslog, b"Listening at")

@@ -189,18 +189,18 @@ MOST_INDEX = {"one KV event": (44, 14, 20), "one score": (31, 11, 19)}
 
 def test_calls_and_files_per_request_stay_within_their_budgets() -> None:
     words = [sys.executable, str(ROOT / "scripts" / "trace_request.py"), "--summary"]
-    told = subprocess.run(
+    output = subprocess.run(
         words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True
     ).stdout
-    ways = {way: (tuple(map(int, figures)), again) for way, *figures, again in WAY.findall(told)}
-    assert ways.keys() == MOST.keys(), told
-    for way, (figures, again) in ways.items():
-        assert all(figure < most for figure, most in zip(figures, MOST[way], strict=True)), told
+    ways = {way: (tuple(map(int, figures)), room) for way, *figures, room in WAY.findall(output)}
+    assert ways.keys() == MOST.keys(), output
+    for way, (figures, room) in ways.items():
+        assert all(figure < limit for figure, limit in zip(figures, MOST[way], strict=True)), output
         # Plain requests are recognised before the middleware, and answered behind it.
-        assert not way.startswith("fast") or again == "core/api"
-    of_index = {way: tuple(map(int, figures)) for way, *figures in INDEX.findall(told)}
-    assert of_index.keys() == MOST_INDEX.keys(), told
+        assert not way.startswith("fast") or room == "core/api"
+    of_index = {way: tuple(map(int, figures)) for way, *figures in INDEX.findall(output)}
+    assert of_index.keys() == MOST_INDEX.keys(), output
     for way, figures in of_index.items():
-        assert all(figure < most for figure, most in zip(figures, MOST_INDEX[way], strict=True)), (
-            told
-        )
+        assert all(
+            figure < limit for figure, limit in zip(figures, MOST_INDEX[way], strict=True)
+        ), output

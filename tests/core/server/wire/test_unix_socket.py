@@ -107,11 +107,11 @@ def listening_tcp_inodes() -> set[str]:
 
 
 def sockets_of(pid: int) -> set[str]:
-    found = set()
+    sockets = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
-            found.add(str(descriptor.readlink()))
-    return found
+            sockets.add(str(descriptor.readlink()))
+    return sockets
 
 
 def test_requests_are_served_only_at_the_socket_and_survive_a_reload(folder: Path) -> None:

@@ -57,8 +57,11 @@ def test_a_conversation_renders_as_in_the_server(process: TemplateProcess) -> No
     options = {"continue_final_message": True, "add_generation_prompt": False}
     assert render(process, source + "[end]", talk, **options) == expected
     assert render(process, "{{ strftime_now('%d %B %Y') }}") == "29 February 2024"
-    given = {"mood": 2**70, "nan": float("nan")}
-    assert render(process, "{{ mood }} {{ nan }}", chat_template_kwargs=given) == f"{2**70} nan"
+    template_arguments = {"mood": 2**70, "nan": float("nan")}
+    assert (
+        render(process, "{{ mood }} {{ nan }}", chat_template_kwargs=template_arguments)
+        == f"{2**70} nan"
+    )
     assert render(process, "{{ tools | tojson }}", tools=[{"a": [1, None]}]) == '[{"a": [1, null]}]'
     assert render(process, "{{ messages | length }}", HI * 2_001) == "2001"
 
@@ -171,7 +174,7 @@ def test_a_hostile_template_is_a_400_and_the_worker_continues(
     server: RunningServer, path: str
 ) -> None:
     """Health checks are answered while the template runs, and afterwards by the same process."""
-    before = workers_of(server)
+    workers_before = workers_of(server)
     body = {"messages": HI, "chat_template": ENDLESS, "max_tokens": 1}
     with ThreadPoolExecutor(1) as pool:
         hostile = pool.submit(requests.post, server.url + path, json=body, timeout=50)
@@ -185,4 +188,4 @@ def test_a_hostile_template_is_a_400_and_the_worker_continues(
     )
     body["chat_template"] = "{{ messages[0].content }}"
     assert requests.post(server.url + path, json=body, timeout=20).status_code == 200
-    assert workers_of(server) == before
+    assert workers_of(server) == workers_before
