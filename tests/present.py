@@ -1,10 +1,8 @@
 """Which extensions the repository has, for tests of several extensions at once."""
 
-from importlib.util import find_spec
-
-from app.core.built_in import PACKAGE
+from app.core.built_in import present_extensions
 
 
 def is_present(name: str) -> bool:
-    """Returns whether the folder of an extension was not deleted."""
-    return find_spec(f"{PACKAGE}.{name}") is not None
+    """Returns whether an extension, and each one that it requires, was not deleted."""
+    return any(extension.name == name for extension in present_extensions())
