@@ -16,7 +16,7 @@ T = TypeVar("T")
 CONNECTORS = {
     "NixlConnector": "nixl",
     "NixlPullConnector": "nixl",
-    "NixlPushConnector": "nixl",
+    "NixlPushConnector": "nixl-push",
     "ExampleConnector": "example",
     "OffloadingConnector": "offloading",
     "SimpleCPUOffloadConnector": "offloading",
@@ -34,6 +34,8 @@ CONNECTORS = {
 """vLLM's connectors -> value of the setting `kv-connector`."""
 
 
+HANDOFFS = ("nixl", "nixl-push", "mooncake", "moriio")
+"""Values of `kv-connector` with a side channel between the pods."""
 MORIIO_NOTIFY_PORT = 61_005
 """vLLM's default port of notifications between the pods of a MoRIIOConnector."""
 
@@ -140,43 +142,36 @@ def kv_transfer_settings(text: str) -> FlagValues:
         _check_connector(connector)
     for connector in connectors:
         simulated = CONNECTORS.get(connector.kv_connector or "", "")
-        if simulated == "nixl":
+        if simulated in HANDOFFS:
             # The policy is that of the whole configuration, also for a MultiConnector.
-            return _nixl_settings(connector, config.kv_load_failure_policy)
-        if simulated in ("mooncake", "moriio"):
-            return _pod_settings(connector, simulated, config.kv_load_failure_policy)
+            settings = _handoff_settings(connector, simulated, config.kv_load_failure_policy)
+            if config.engine_id:
+                settings["kv-engine-id"] = config.engine_id
+            return settings
         if simulated:
             return {"kv-connector": simulated}
     return {"kv-connector": ""}
 
 
-def _nixl_settings(config: KVTransferConfig, failure_policy: str) -> FlagValues:
-    """Returns the settings of a NixlConnector. ValueError for a wrong duration."""
-    settings: FlagValues = {"kv-connector": "nixl", "kv-load-failure-policy": failure_policy}
-    lease_s = config.kv_connector_extra_config.get("kv_lease_duration")
-    if lease_s is not None:
-        if type(lease_s) not in (int, float) or lease_s <= 0:
-            raise ValueError(f"kv_lease_duration must be a positive number, got {lease_s!r}")
-        settings["kv-lease-duration"] = format_duration(lease_s)
-    return settings
-
-
-def _pod_settings(config: KVTransferConfig, connector: str, failure_policy: str) -> FlagValues:
-    """Returns the settings of a MooncakeConnector or a MoRIIOConnector."""
-    settings: FlagValues = {
-        "kv-connector": connector,
-        "kv-load-failure-policy": failure_policy,
-        "kv-role": config.kv_role or "kv_both",
-    }
-    if connector == "mooncake":
-        return settings
+def _handoff_settings(config: KVTransferConfig, connector: str, failure_policy: str) -> FlagValues:
+    """Returns the settings of a connector with a side channel. ValueError for a wrong duration."""
+    settings: FlagValues = {"kv-connector": connector, "kv-load-failure-policy": failure_policy}
     extra = config.kv_connector_extra_config
-    settings["kv-side-channel-port"] = str(extra.get("notify_port") or MORIIO_NOTIFY_PORT)
-    settings["moriio-read-mode"] = str(extra.get("read_mode", "false")).lower()
-    if extra.get("handshake_port"):
-        settings["moriio-handshake-port"] = str(extra["handshake_port"])
-    if extra.get("proxy_ip"):
-        settings["moriio-proxy"] = f"tcp://{extra['proxy_ip']}:{extra.get('proxy_ping_port')}"
+    if connector in ("mooncake", "moriio"):
+        settings["kv-role"] = config.kv_role or "kv_both"
+    else:
+        lease_s = extra.get("kv_lease_duration")
+        if lease_s is not None:
+            if type(lease_s) not in (int, float) or lease_s <= 0:
+                raise ValueError(f"kv_lease_duration must be a positive number, got {lease_s!r}")
+            settings["kv-lease-duration"] = format_duration(lease_s)
+    if connector == "moriio":
+        settings["kv-side-channel-port"] = str(extra.get("notify_port") or MORIIO_NOTIFY_PORT)
+        settings["moriio-read-mode"] = str(extra.get("read_mode", "false")).lower()
+        if extra.get("handshake_port"):
+            settings["moriio-handshake-port"] = str(extra["handshake_port"])
+        if extra.get("proxy_ip"):
+            settings["moriio-proxy"] = f"tcp://{extra['proxy_ip']}:{extra.get('proxy_ping_port')}"
     return settings
 
 

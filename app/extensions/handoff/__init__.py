@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from config import Settings as AllSettings
 
 
-CONNECTORS = ("nixl", "mooncake", "moriio")
+CONNECTORS = ("nixl", "nixl-push", "mooncake", "moriio")
 """Values of `kv-connector` with a side channel."""
 
 

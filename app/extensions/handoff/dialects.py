@@ -9,7 +9,7 @@ from typing import cast
 from app.core.engine.request import EngineRequest
 from app.core.protocol.common import KVTransferParams
 from app.extensions.handoff.late_reads import Found
-from app.extensions.handoff.messages import checked_source
+from app.extensions.handoff.messages import Source, checked_source
 from app.extensions.handoff.moriio import MoriioTransferParams, peer_of
 
 GOOD_ENDS = ("stop", "length")
@@ -23,31 +23,41 @@ class Dialect(ABC):
 
     good_ends: tuple[str, ...]
     """Finish reasons with which a prefill holds its blocks."""
+    counts_transfers = False
+    """Whether vLLM has the metrics `vllm:nixl_*` with this connector."""
 
     @abstractmethod
     def transfer_id(self, request: EngineRequest) -> str:
         """Returns the id of the blocks of a prefill; empty for a request without a handoff."""
 
-    @abstractmethod
     def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
-        """Writes into the answer of a prefill where the engine answers."""
+        """Writes the engine and its port into the answer of a prefill, if the answer has them."""
+        address = cast("KVTransferParams | None", request.address)
+        if address is not None:
+            address.remote_engine_id = engine_id
+            address.remote_port = port
 
 
 class EarlyDialect(Dialect):
     """A connector whose decodes may ask for the blocks before the prefill has ended."""
 
-    hold_s: float
-    """Time for which a prefill holds unread blocks, in seconds."""
+    hold_s: float | None = None
+    """Time for which a prefill holds unread blocks, in seconds. If None, kv-lease-duration."""
 
     @abstractmethod
     def locate(self, request: EngineRequest, take_source: Found) -> None:
         """Finds the blocks that the request names, now or later."""
+
+    def lease_source(self, request: EngineRequest) -> Source | None:
+        """Returns the blocks whose lease a waiting request extends; by default none."""
+        return None
 
 
 class NixlDialect(Dialect):
     """NixlConnector: the router passes the answer of the prefill to the decode."""
 
     good_ends = GOOD_ENDS
+    counts_transfers = True
 
     def transfer_id(self, request: EngineRequest) -> str:
         """Returns the id in the answer."""
@@ -55,13 +65,6 @@ class NixlDialect(Dialect):
         if address is None:
             return ""
         return address.remote_request_id
-
-    def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
-        """Writes the engine and its port."""
-        address = cast("KVTransferParams | None", request.address)
-        if address is not None:
-            address.remote_engine_id = engine_id
-            address.remote_port = port
 
 
 class MooncakeDialect(EarlyDialect):
@@ -89,9 +92,6 @@ class MooncakeDialect(EarlyDialect):
         if not source.get("do_remote_decode") or not isinstance(transfer_id, str):
             return ""
         return transfer_id
-
-    def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
-        """Does nothing: the bootstrap server announces the engine."""
 
     def locate(self, request: EngineRequest, take_source: Found) -> None:
         """Asks the bootstrap server that the request names."""

@@ -62,12 +62,12 @@ class Handoffs:
     ) -> None:
         self.dialect = peering.dialect
         read_class = Reads
-        counters = Counters()
+        hold_s = options.kv_lease_duration
         if isinstance(self.dialect, EarlyDialect):
-            hold_s = self.dialect.hold_s
+            hold_s = self.dialect.hold_s or hold_s
             read_class = LateReads
-        else:
-            hold_s = options.kv_lease_duration
+        counters = Counters()
+        if self.dialect.counts_transfers:
             counters = TransferCounters(parts.recorder, peering.model, peering.rank)
         self.executor = executor
         self.recomputes = options.kv_load_failure_policy == "recompute"
@@ -94,7 +94,8 @@ class Handoffs:
     def expect(self, request: EngineRequest) -> RemoteRead:
         """Returns the read of a request's blocks, whose lease is extended from now on."""
         if isinstance(self.dialect, EarlyDialect) and isinstance(self.reads, LateReads):
-            return self.reads.expect_at(partial(self.dialect.locate, request))
+            source = self.dialect.lease_source(request)
+            return self.reads.expect_at(partial(self.dialect.locate, request), source)
         return self.reads.expect(source_of(request.source or {}))
 
     def take_back(self, request: EngineRequest) -> EngineRequest:
@@ -104,7 +105,8 @@ class Handoffs:
         otherwise keep its own blocks.
         """
         source = source_of(request.source or {})
-        if source is None or source.engine_id != self.name():
+        is_early = isinstance(self.dialect, EarlyDialect)
+        if is_early or source is None or source.engine_id != self.name():
             return request
         if self.leases.release(Done(source.request_id, "")):
             return replace(request, source=None)  # the read will fail

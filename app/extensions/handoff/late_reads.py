@@ -36,16 +36,22 @@ class LateRead(RemoteRead):
 
 
 class LateReads(Reads):
-    """The reads of an engine whose prefills hold blocks without heartbeats."""
+    """The reads of an engine whose prefills may end after the arrival of the decodes."""
 
     @cached_property
     def _patient(self) -> set[int]:
         """Numbers of the questions with the answer `PENDING`."""
         return set()
 
-    def expect_at(self, locate: Locate) -> LateRead:
-        """Returns the read of a request that has arrived."""
-        return LateRead(locate, self._new_number(), self._now())
+    def expect_at(self, locate: Locate, lease_source: Source | None = None) -> LateRead:
+        """Returns the read of a request that has arrived.
+
+        Extends the lease of `lease_source` from now on.
+        """
+        read = LateRead(locate, self._new_number(), self._now())
+        if lease_source is not None:
+            self._watch(read, lease_source)
+        return read
 
     def start(self, read: RemoteRead, transfer_s: float, finish: Finish) -> None:
         """Finds the source, waits for the prefill, and calls `finish` after the transfer."""

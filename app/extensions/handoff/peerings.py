@@ -27,6 +27,7 @@ from app.extensions.handoff.moriio import (
     zmq_address,
 )
 from app.extensions.handoff.moriio import Registration as Heartbeat
+from app.extensions.handoff.push import NixlPushDialect, push_params
 from app.extensions.handoff.settings import HandoffSettings
 from config import Settings
 
@@ -116,21 +117,32 @@ class Peerings:
             if connector == "mooncake" and self._options.kv_role != "kv_consumer":
                 engine_id = self._engine_id(rank)
                 services.append(MooncakePod(self._settings, rank, engine_id, channel))
-            if connector == "moriio":
+            if connector in ("moriio", "nixl-push"):
                 services.append(OpenChannel(channel))
-                if self._options.moriio_proxy and rank == 0:
-                    services.append(self._heartbeats())
+            if connector == "moriio" and self._options.moriio_proxy and rank == 0:
+                services.append(self._heartbeats())
         return services
 
     def transfer_address(
-        self, params: Mapping[str, object], request_id: str, num_blocks: int
+        self, params: Mapping[str, object], request_id: str, address: KVTransferParams | None
     ) -> KVTransferParams | None:
-        """Returns `kv_transfer_params` of a prefill's answer for MooncakeConnector and MoRIIO."""
-        settings = self._settings
-        if settings.kvcache.kv_connector == "mooncake":
+        """Returns `kv_transfer_params` of an answer for connectors other than NixlConnector.
+
+        `address` is the answer of NixlConnector, None for a request that is not a prefill.
+        """
+        connector = self._settings.kvcache.kv_connector
+        if address is None or connector == "mooncake":
             return None
-        answer = MoriioTransferParams(
-            remote_block_ids=(tuple(range(1, num_blocks + 1)),),
+        if connector == "nixl-push":
+            return cast("KVTransferParams", push_params(address))
+        return cast("KVTransferParams", self._moriio_params(params, request_id, address))
+
+    def _moriio_params(
+        self, params: Mapping[str, object], request_id: str, address: KVTransferParams
+    ) -> MoriioTransferParams:
+        settings = self._settings
+        return MoriioTransferParams(
+            remote_block_ids=address.remote_block_ids,
             remote_engine_id="",
             remote_host=host_of(settings),
             remote_handshake_port=self._options.moriio_handshake_port,
@@ -140,7 +152,6 @@ class Peerings:
             tp_size=settings.model.tensor_parallel_size,
             transfer_id=transfer_id_of(request_id, params),
         )
-        return cast("KVTransferParams", answer)
 
     def _dialect(self) -> Dialect:
         connector = self._settings.kvcache.kv_connector
@@ -148,6 +159,8 @@ class Peerings:
             return MooncakeDialect(find_engine)
         if connector == "moriio":
             return MoriioDialect()
+        if connector == "nixl-push":
+            return NixlPushDialect()
         return NixlDialect()
 
     def _heartbeats(self) -> Heartbeats:
@@ -168,8 +181,8 @@ class Peerings:
 
     @cached_property
     def _server_id(self) -> str:
-        """An id that no other server has, not even one with the same seed."""
-        return str(uuid4())
+        """The configured id, or one that no other server has, not even one with the same seed."""
+        return self._options.kv_engine_id or str(uuid4())
 
     def _engine_id(self, rank: int) -> str:
         if self._settings.server.data_parallel_size > 1:

@@ -6,8 +6,11 @@ from config.declaration import About, Port, Section, zmq_address
 
 
 class HandoffSettings(Section, frozen=True, kw_only=True):
-    """Prefill and decode pods with kv-connector mooncake or moriio."""
+    """Prefill and decode pods with a side channel."""
 
+    kv_engine_id: str = ""
+    """Id of the engine in kv_transfer_params; rank k of several adds _dpk. If empty, a random
+    id."""
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
     """Role of this pod. A kv_consumer has no bootstrap server (mooncake); a router takes a
     kv_producer for a prefill pod, and others for decode pods (moriio)."""

@@ -75,6 +75,6 @@ def store_of(connector: str, block_size: int) -> ConnectorStore | None:
         return PromptStore(block_size)
     if connector == "offloading":
         return ConnectorStore(block_size)
-    if connector in ("nixl", "mooncake", "moriio"):
+    if connector in ("nixl", "nixl-push", "mooncake", "moriio"):
         return ConnectorStore(block_size, limit_bytes=0)
     return None
