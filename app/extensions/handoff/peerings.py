@@ -14,11 +14,11 @@ from app.extensions.handoff.bootstrap import (
     BootstrapServer,
     RankRegistration,
     Registration,
-    find_engine,
 )
 from app.extensions.handoff.channel import LOCAL_NAMES, SideChannel
 from app.extensions.handoff.dialects import Dialect, MooncakeDialect, MoriioDialect, NixlDialect
 from app.extensions.handoff.engine import HandoffEngine
+from app.extensions.handoff.engine_directory import EngineDirectory
 from app.extensions.handoff.handoffs import Peering
 from app.extensions.handoff.moriio import (
     Heartbeats,
@@ -156,7 +156,7 @@ class Peerings:
     def _dialect(self) -> Dialect:
         connector = self._settings.kvcache.kv_connector
         if connector == "mooncake":
-            return MooncakeDialect(find_engine)
+            return MooncakeDialect(EngineDirectory().find)
         if connector == "moriio":
             return MoriioDialect()
         if connector == "nixl-push":
