@@ -38,6 +38,8 @@ HANDOFFS = ("nixl", "nixl-push", "mooncake", "moriio")
 """Values of `kv-connector` with a side channel between the pods."""
 MORIIO_NOTIFY_PORT = 61_005
 """vLLM's default port of notifications between the pods of a MoRIIOConnector."""
+TIERING = "TieringOffloadingSpec"
+"""Value of `spec_name` with which an OffloadingConnector has further tiers."""
 
 
 class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -141,16 +143,24 @@ def kv_transfer_settings(text: str) -> FlagValues:
     for connector in connectors:
         _check_connector(connector)
     for connector in connectors:
-        simulated = CONNECTORS.get(connector.kv_connector or "", "")
-        if simulated in HANDOFFS:
-            # The policy is that of the whole configuration, also for a MultiConnector.
-            settings = _handoff_settings(connector, simulated, config.kv_load_failure_policy)
-            if config.engine_id:
-                settings["kv-engine-id"] = config.engine_id
+        settings = _part_settings(connector, config)
+        if settings["kv-connector"]:
             return settings
-        if simulated:
-            return {"kv-connector": simulated}
     return {"kv-connector": ""}
+
+
+def _part_settings(part: KVTransferConfig, config: KVTransferConfig) -> FlagValues:
+    """Returns the settings of one connector, which may be a part of that of `config`."""
+    simulated = CONNECTORS.get(part.kv_connector or "", "")
+    if simulated == "offloading":
+        return _offloading_settings(part)
+    if simulated not in HANDOFFS:
+        return {"kv-connector": simulated}
+    # The policy is that of the whole configuration, also for a MultiConnector.
+    settings = _handoff_settings(part, simulated, config.kv_load_failure_policy)
+    if config.engine_id:
+        settings["kv-engine-id"] = config.engine_id
+    return settings
 
 
 def _handoff_settings(config: KVTransferConfig, connector: str, failure_policy: str) -> FlagValues:
@@ -173,6 +183,22 @@ def _handoff_settings(config: KVTransferConfig, connector: str, failure_policy: 
         if extra.get("proxy_ip"):
             settings["moriio-proxy"] = f"tcp://{extra['proxy_ip']}:{extra.get('proxy_ping_port')}"
     return settings
+
+
+def _offloading_settings(config: KVTransferConfig) -> FlagValues:
+    """Returns the settings of an OffloadingConnector, which may have a tier of other pods."""
+    extra = config.kv_connector_extra_config
+    tiers = extra.get("secondary_tiers")
+    if extra.get("spec_name") != TIERING or not isinstance(tiers, list):
+        return {"kv-connector": "offloading"}
+    for tier in tiers:
+        if isinstance(tier, dict) and tier.get("type") == "p2p":
+            settings: FlagValues = {"kv-connector": "p2p"}
+            for key in ("host", "port"):
+                if tier.get(key):
+                    settings[f"kv-side-channel-{key}"] = str(tier[key])
+            return settings
+    return {"kv-connector": "offloading"}
 
 
 def ec_transfer_settings(text: str) -> FlagValues:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from config import Settings as AllSettings
 
 
-CONNECTORS = ("nixl", "nixl-push", "mooncake", "moriio")
+CONNECTORS = ("nixl", "nixl-push", "mooncake", "moriio", "p2p")
 """Values of `kv-connector` with a side channel."""
 
 

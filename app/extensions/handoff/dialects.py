@@ -8,9 +8,10 @@ from typing import cast
 
 from app.core.engine.request import EngineRequest
 from app.core.protocol.common import KVTransferParams
-from app.extensions.handoff.late_reads import Found
+from app.extensions.handoff.late_reads import Found, LateReads
 from app.extensions.handoff.messages import Source, checked_source
 from app.extensions.handoff.moriio import MoriioTransferParams, peer_of
+from app.extensions.handoff.reads import MAX_WAIT_S, Reads, RemoteRead
 
 GOOD_ENDS = ("stop", "length")
 """Finish reasons with which a prefill for NixlConnector holds its blocks."""
@@ -25,10 +26,25 @@ class Dialect(ABC):
     """Finish reasons with which a prefill holds its blocks."""
     counts_transfers = False
     """Whether vLLM has the metrics `vllm:nixl_*` with this connector."""
+    has_flags = True
+    """Whether `do_remote_prefill` marks a request that reads blocks."""
+    holds_blocks = True
+    """Whether a prefill keeps its blocks in the cache; if not, they are copied at its end."""
+    loads_parts = False
+    """Whether a read brings whole blocks of the prompt, which the pod stores, too."""
+    read_class: type[Reads] = Reads
 
     @abstractmethod
     def transfer_id(self, request: EngineRequest) -> str:
         """Returns the id of the blocks of a prefill; empty for a request without a handoff."""
+
+    def reads(self, request: EngineRequest) -> bool:
+        """Returns whether a request reads blocks of another engine."""
+        return request.remote_prefill
+
+    def problem(self, request: EngineRequest) -> str:
+        """Returns why the parameters have no effect; by default an empty text."""
+        return ""
 
     def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
         """Writes the engine and its port into the answer of a prefill, if the answer has them."""
@@ -43,6 +59,9 @@ class EarlyDialect(Dialect):
 
     hold_s: float | None = None
     """Time for which a prefill holds unread blocks, in seconds. If None, kv-lease-duration."""
+    wait_s = MAX_WAIT_S
+    """Time for which a decode waits for its prefill, in seconds."""
+    read_class = LateReads
 
     @abstractmethod
     def locate(self, request: EngineRequest, take_source: Found) -> None:
@@ -51,6 +70,9 @@ class EarlyDialect(Dialect):
     def lease_source(self, request: EngineRequest) -> Source | None:
         """Returns the blocks whose lease a waiting request extends; by default none."""
         return None
+
+    def prepare(self, read: RemoteRead, request: EngineRequest, keys: list[bytes]) -> None:
+        """Completes a read before it starts. `keys` are the hashes of the prompt's blocks."""
 
 
 class NixlDialect(Dialect):

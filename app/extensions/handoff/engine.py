@@ -5,6 +5,7 @@ Start with `HandoffEngine`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as ListOf
 from typing import Any, cast
 
@@ -22,6 +23,8 @@ from app.core.engine.step_executor import StepExecutor
 from app.core.engine.stepped_sequence import SteppedSequence
 from app.extensions.handoff.handoffs import Handoffs, Peering
 from app.extensions.handoff.sequences import HandoffPart, SteppedHandoff, TimedHandoff
+
+log = logging.getLogger(__name__)
 
 
 class HandoffEngine(Engine):
@@ -58,7 +61,13 @@ class HandoffEngine(Engine):
         awaited: bool = False,
     ) -> Handle:
         """Runs a request with known replies; see `EngineClient.submit`."""
+        dialect = self.handoffs.dialect
+        if requests[0].remote_prefill and not dialect.has_flags:
+            requests = [replace(request, remote_prefill=False) for request in requests]
         first = requests[0]
+        problem = dialect.problem(first)
+        if problem:
+            log.warning("kv_transfer_params of %s: %s", first.request_id, problem)
         if not self._is_handoff(first):
             return super().run(requests, replies, emit, awaited)
         if not self.refuses_requests:  # a request that is rejected here may come again
@@ -77,11 +86,12 @@ class HandoffEngine(Engine):
     def _needs_no_slot(
         self, pool: SequencePool, requests: ListOf[EngineRequest], replies: ListOf[Reply]
     ) -> bool:
-        hands_over = self.handoffs.dialect.transfer_id(requests[0])
-        return not hands_over and super()._needs_no_slot(pool, requests, replies)
+        is_handoff = self._is_handoff(requests[0])
+        return not is_handoff and super()._needs_no_slot(pool, requests, replies)
 
     def _is_handoff(self, request: EngineRequest) -> bool:
-        return request.remote_prefill or bool(self.handoffs.dialect.transfer_id(request))
+        dialect = self.handoffs.dialect
+        return dialect.reads(request) or bool(dialect.transfer_id(request))
 
     def _prepare(self, request: EngineRequest) -> EngineRequest:
         if request.index:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -24,13 +25,14 @@ from app.extensions.handoff.leases import Leases
 from app.extensions.handoff.messages import (
     Done,
     Heartbeat,
-    Message,
+    LeaseMessage,
+    Lookup,
     Question,
     Read,
     SendAnswer,
     source_of,
 )
-from app.extensions.handoff.reads import Channel, Reads, ReadSettings, RemoteRead
+from app.extensions.handoff.reads import MAX_WAIT_S, Channel, ReadSettings, RemoteRead
 from config.settings import KVCacheSettings
 
 UNKNOWN_ENGINE = "the side channel belongs to another engine"
@@ -61,11 +63,11 @@ class Handoffs:
         peering: Peering,
     ) -> None:
         self.dialect = peering.dialect
-        read_class = Reads
         hold_s = options.kv_lease_duration
+        wait_s = MAX_WAIT_S
         if isinstance(self.dialect, EarlyDialect):
             hold_s = self.dialect.hold_s or hold_s
-            read_class = LateReads
+            wait_s = self.dialect.wait_s
         counters = Counters()
         if self.dialect.counts_transfers:
             counters = TransferCounters(parts.recorder, peering.model, peering.rank)
@@ -74,14 +76,15 @@ class Handoffs:
         self.name = peering.name
         self.leases = Leases(wheel, parts.clock.now, hold_s, counters)
         self.early_reads = EarlyReads()
-        self.reads = read_class(
+        self.reads = self.dialect.read_class(
             wheel,
             parts.clock.now,
             channel=peering.channel,
             counters=counters,
-            settings=ReadSettings(options.kv_side_channel_timeout, hold_s),
+            settings=ReadSettings(options.kv_side_channel_timeout, hold_s, wait_s),
             name=peering.name,
         )
+        self.block_size = options.block_size
         self._cache = parts.cache
         self._channel = peering.channel
         peering.channel.serve(self._respond, self.reads.answered)
@@ -114,6 +117,19 @@ class Handoffs:
 
     def hold(self, sequence: Sequence, request_id: str) -> None:
         """Starts the lease of a sequence that ends, and takes its blocks."""
+        release: Callable[[], None] = _release_nothing
+        if self.dialect.holds_blocks:
+            release = self._take_blocks(sequence)
+        if self.early_reads.is_abandoned(request_id):
+            release()
+            return
+        self.leases.hold(request_id, release)
+        waiting = self.early_reads.take(request_id)
+        if waiting is not None:
+            waiting.reply(self.leases.respond(waiting.message))
+
+    def _take_blocks(self, sequence: Sequence) -> Callable[[], None]:
+        """Takes the blocks of a sequence that ends; returns the function that releases them."""
         held = CachedSequence(sequence.prompt_tokens)
         cache = self._cache
         if cache is not None and sequence in cache.running:
@@ -123,23 +139,19 @@ class Handoffs:
             sequence.blocks = []
         release = partial(self._release, held, sequence.held)
         sequence.held = 0
-        if self.early_reads.is_abandoned(request_id):
-            release()
-            return
-        self.leases.hold(request_id, release)
-        waiting = self.early_reads.take(request_id)
-        if waiting is not None:
-            waiting.reply(self.leases.respond(waiting.message))
+        return release
 
     def resume(self, sequence: SteppedSequence, is_complete: bool) -> None:
-        """Queues a sequence whose blocks have arrived, or one that computes its prompt."""
+        """Queues a sequence whose blocks have arrived, or one that computes missing tokens."""
         steps = cast("StepExecutor", self.executor)
         scheduler = steps.scheduler
         if is_complete:
             scheduler.fetched(sequence)
         else:
             scheduler.fetching.remove(sequence)
-            sequence.computed = sequence.cached_tokens
+            sequence.computed = sequence.cached_tokens + sequence.fetched_tokens
+            if self._cache is not None:
+                self._cache.filled(sequence)
             # The sequence holds blocks that sequences before it may need.
             scheduler.waiting.add(sequence, first=True)
         steps.wake_now()
@@ -164,6 +176,8 @@ class Handoffs:
         if question.engine_id not in ("", self.name()):
             return UNKNOWN_ENGINE
         message = question.message
+        if isinstance(message, Lookup):
+            return str(self._stored_blocks(message.keys))
         is_early = isinstance(self.dialect, EarlyDialect) and not self._holds(message)
         if is_early and isinstance(message, Read):
             return self.early_reads.wait(message, send)
@@ -171,5 +185,19 @@ class Handoffs:
             self.early_reads.abandon(message)
         return self.leases.respond(message)
 
-    def _holds(self, message: Message) -> bool:
+    def _holds(self, message: LeaseMessage) -> bool:
         return not isinstance(message, Heartbeat) and message.request_id in self.leases
+
+    def _stored_blocks(self, keys: ListOf[bytes]) -> int:
+        """Returns the number of leading keys that the connector's store has."""
+        if self._cache is None or self._cache.store is None:
+            return 0
+        memo = self._cache.store.memo
+        for number, key in enumerate(keys):
+            if memo.get(key) is None:
+                return number
+        return len(keys)
+
+
+def _release_nothing() -> None:
+    """Releases the blocks of a prefill that were copied."""

@@ -7,13 +7,7 @@ from functools import cached_property, partial
 from typing import TypeAlias
 
 from app.extensions.handoff.messages import PENDING, Answer, Read, Source
-from app.extensions.handoff.reads import (
-    MAX_WAIT_S,
-    NO_SOURCE,
-    Finish,
-    Reads,
-    RemoteRead,
-)
+from app.extensions.handoff.reads import NO_SOURCE, Finish, Reads, RemoteRead
 
 TOO_LATE = "the prefill takes too long"
 
@@ -48,10 +42,13 @@ class LateReads(Reads):
 
         Extends the lease of `lease_source` from now on.
         """
-        read = LateRead(locate, self._new_number(), self._now())
+        read = self._new_read(locate)
         if lease_source is not None:
             self._watch(read, lease_source)
         return read
+
+    def _new_read(self, locate: Locate) -> LateRead:
+        return LateRead(locate, self._new_number(), self._now())
 
     def start(self, read: RemoteRead, transfer_s: float, finish: Finish) -> None:
         """Finds the source, waits for the prefill, and calls `finish` after the transfer."""
@@ -83,8 +80,10 @@ class LateReads(Reads):
         """
         assert isinstance(read, LateRead)
         now_s = self._now()
-        if problem == PENDING and now_s - read.since_s > MAX_WAIT_S:
+        if problem == PENDING and now_s - read.since_s > self._settings.wait_s:
             problem = TOO_LATE
+            if read.source is not None:
+                self._release(read, read.source)
         if problem == PENDING:
             self._request(read)
             return

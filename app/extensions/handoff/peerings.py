@@ -27,6 +27,7 @@ from app.extensions.handoff.moriio import (
     zmq_address,
 )
 from app.extensions.handoff.moriio import Registration as Heartbeat
+from app.extensions.handoff.peers import PeerDialect
 from app.extensions.handoff.push import NixlPushDialect, push_params
 from app.extensions.handoff.settings import HandoffSettings
 from config import Settings
@@ -117,7 +118,7 @@ class Peerings:
             if connector == "mooncake" and self._options.kv_role != "kv_consumer":
                 engine_id = self._engine_id(rank)
                 services.append(MooncakePod(self._settings, rank, engine_id, channel))
-            if connector in ("moriio", "nixl-push"):
+            if connector in ("moriio", "nixl-push", "p2p"):
                 services.append(OpenChannel(channel))
             if connector == "moriio" and self._options.moriio_proxy and rank == 0:
                 services.append(self._heartbeats())
@@ -131,7 +132,7 @@ class Peerings:
         `address` is the answer of NixlConnector, None for a request that is not a prefill.
         """
         connector = self._settings.kvcache.kv_connector
-        if address is None or connector == "mooncake":
+        if address is None or connector in ("mooncake", "p2p"):
             return None
         if connector == "nixl-push":
             return cast("KVTransferParams", push_params(address))
@@ -161,6 +162,8 @@ class Peerings:
             return MoriioDialect()
         if connector == "nixl-push":
             return NixlPushDialect()
+        if connector == "p2p":
+            return PeerDialect()
         return NixlDialect()
 
     def _heartbeats(self) -> Heartbeats:

@@ -71,6 +71,8 @@ class ReadSettings(NamedTuple):
     timeout_s: float
     """Maximum time until a peer answers."""
     lease_s: float
+    wait_s: float = MAX_WAIT_S
+    """Maximum time that a read waits for its prefill."""
 
 
 class RemoteRead:

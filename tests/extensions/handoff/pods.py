@@ -11,6 +11,7 @@ from app.core.engine.batch import LoRASlots
 from app.core.engine.engine import EngineParts
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.hashing import BlockHasher
+from app.core.engine.kvcache.stores import ConnectorStore
 from app.core.engine.lora import Adapter
 from app.core.engine.outputs import EngineOutput, Failed, Tokens
 from app.core.engine.profile import read_profile
@@ -174,6 +175,7 @@ class Pod:
         lease_s: float = LEASE_S,
         start_s: float = 1000.0,
         dialect: Dialect | None = None,
+        store: ConnectorStore | None = None,
     ) -> None:
         Pod.names += 1
         self.name = f"engine-{Pod.names}"
@@ -206,6 +208,7 @@ class Pod:
                 BlockHasher("sha256_cbor", BLOCK_TOKENS, "0", Random(1)),
                 self.recorder,
                 adapter_of=lambda name: Adapter(name, "/" + name),
+                store=store,
             )
         parts = EngineParts(
             model=PlainModel(),
@@ -267,6 +270,10 @@ class Pod:
         """A decode with the parameters of another connector."""
         request = Request(self, prompt, None)
         return self._submit(request, 3, request_id, source=source, remote_prefill=True)
+
+    def complete(self, prompt: list[int], source: dict[str, object]) -> Request:
+        """A request without flags for a handoff."""
+        return self._submit(Request(self, prompt, None), 3, source=source)
 
     def _submit(
         self, request: Request, tokens: int, request_id: str = "r", **fields: Any
