@@ -24,8 +24,8 @@ CONNECTORS = {
     "ExampleHiddenStatesConnector": "",
     "FlexKVConnectorV1": "",
     "HF3FSKVConnector": "",
-    "LMCacheConnectorV1": "",
-    "LMCacheMPConnector": "",
+    "LMCacheConnectorV1": "lmcache",
+    "LMCacheMPConnector": "lmcache-mp",
     "MoRIIOConnector": "moriio",
     "MooncakeConnector": "mooncake",
     "MooncakeStoreConnector": "",
@@ -154,6 +154,8 @@ def _part_settings(part: KVTransferConfig, config: KVTransferConfig) -> FlagValu
     simulated = CONNECTORS.get(part.kv_connector or "", "")
     if simulated == "offloading":
         return _offloading_settings(part)
+    if simulated.startswith("lmcache"):
+        return {"kv-connector": simulated, "kv-role": part.kv_role or "kv_both"}
     if simulated not in HANDOFFS:
         return {"kv-connector": simulated}
     # The policy is that of the whole configuration, also for a MultiConnector.

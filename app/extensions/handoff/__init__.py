@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from config import Settings as AllSettings
 
 
-CONNECTORS = ("nixl", "nixl-push", "mooncake", "moriio", "p2p")
-"""Values of `kv-connector` with a side channel."""
+CONNECTORS = ("nixl", "nixl-push", "mooncake", "moriio", "p2p", "lmcache", "lmcache-mp")
+"""Values of `kv-connector` that this extension plays."""
 
 
 class Handoff(Extension):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 from app.core.engine.request import EngineRequest
 from app.core.protocol.common import KVTransferParams
@@ -17,6 +17,16 @@ GOOD_ENDS = ("stop", "length")
 """Finish reasons with which a prefill for NixlConnector holds its blocks."""
 LENGTH_ONLY = ("length",)
 """Finish reason with which a prefill for another connector holds its blocks: it has one token."""
+
+
+class Progress(NamedTuple):
+    """What an answer may name of a sequence with its first token."""
+
+    block_numbers: Sequence[int]
+    first_token: int
+    """Id of the first token of the reply."""
+    stored_tokens: int
+    """Prompt tokens from a store or from another engine."""
 
 
 class Dialect(ABC):
@@ -41,6 +51,20 @@ class Dialect(ABC):
     def reads(self, request: EngineRequest) -> bool:
         """Returns whether a request reads blocks of another engine."""
         return request.remote_prefill
+
+    def takes_part(self, request: EngineRequest) -> bool:
+        """Returns whether the connector does anything with a request."""
+        return self.reads(request) or bool(self.transfer_id(request))
+
+    def receiver(self, request: EngineRequest) -> Source | None:
+        """Returns the engine whose store gets the prompt at its end; by default none."""
+        return None
+
+    def complete(self, request: EngineRequest, progress: Progress) -> None:
+        """Writes into the answer what is known with the first token: here the blocks."""
+        address = cast("KVTransferParams | None", request.address)
+        if address is not None and progress.block_numbers:
+            address.remote_block_ids = (progress.block_numbers,)
 
     def problem(self, request: EngineRequest) -> str:
         """Returns why the parameters have no effect; by default an empty text."""

@@ -48,6 +48,8 @@ class HandoffEngine(Engine):
         )
         self._plain_sequence = self._sequence
         self._handoff_sequence: type[HandoffPart] = TimedHandoff
+        if parts.cache is not None and peering.store is not None:
+            parts.cache.store = peering.store
         if isinstance(self.executor, StepExecutor):
             self._handoff_sequence = SteppedHandoff
             self.executor.scheduler.on_fetch = self._fetch
@@ -90,8 +92,7 @@ class HandoffEngine(Engine):
         return not is_handoff and super()._needs_no_slot(pool, requests, replies)
 
     def _is_handoff(self, request: EngineRequest) -> bool:
-        dialect = self.handoffs.dialect
-        return dialect.reads(request) or bool(dialect.transfer_id(request))
+        return self.handoffs.dialect.takes_part(request)
 
     def _prepare(self, request: EngineRequest) -> EngineRequest:
         if request.index:

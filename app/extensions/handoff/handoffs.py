@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from functools import partial
@@ -12,6 +13,8 @@ from msgspec.structs import replace
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.engine.engine import EngineParts
 from app.core.engine.kvcache.cached_sequence import CachedSequence
+from app.core.engine.kvcache.hashing import Prompt
+from app.core.engine.kvcache.stores import ConnectorStore
 from app.core.engine.request import EngineRequest
 from app.core.engine.sequence import Sequence
 from app.core.engine.sequence_pool import SequencePool
@@ -22,6 +25,7 @@ from app.extensions.handoff.dialects import Dialect, EarlyDialect, NixlDialect
 from app.extensions.handoff.early_reads import EarlyReads
 from app.extensions.handoff.late_reads import LateReads
 from app.extensions.handoff.leases import Leases
+from app.extensions.handoff.lmcache import ChunkStore
 from app.extensions.handoff.messages import (
     Done,
     Heartbeat,
@@ -30,12 +34,15 @@ from app.extensions.handoff.messages import (
     Question,
     Read,
     SendAnswer,
+    Source,
+    Store,
     source_of,
 )
 from app.extensions.handoff.reads import MAX_WAIT_S, Channel, ReadSettings, RemoteRead
 from config.settings import KVCacheSettings
 
 UNKNOWN_ENGINE = "the side channel belongs to another engine"
+log = logging.getLogger(__name__)
 
 
 class Peering(NamedTuple):
@@ -48,6 +55,8 @@ class Peering(NamedTuple):
     """Name of the model in the metrics."""
     rank: int = 0
     dialect: Dialect = NixlDialect()
+    store: ConnectorStore | None = None
+    """The connector's store, in place of that of the cache; None to keep it."""
 
 
 class Handoffs:
@@ -178,12 +187,27 @@ class Handoffs:
         message = question.message
         if isinstance(message, Lookup):
             return str(self._stored_blocks(message.keys))
+        if isinstance(message, Store):
+            self._receive(message.keys)
+            return ""
         is_early = isinstance(self.dialect, EarlyDialect) and not self._holds(message)
         if is_early and isinstance(message, Read):
             return self.early_reads.wait(message, send)
         if is_early and isinstance(message, Done):
             self.early_reads.abandon(message)
         return self.leases.respond(message)
+
+    def send_chunks(self, receiver: Source, prompt: Prompt) -> None:
+        """Copies a prompt into the store of another engine."""
+        if self._cache is None or not isinstance(self._cache.store, ChunkStore):
+            return
+        keys = self._cache.store.keys(prompt)
+        if not self._channel.send(receiver.host, receiver.port, Question(0, "", Store(keys))):
+            log.warning("the receiver %s of a prompt cannot be reached", receiver)
+
+    def _receive(self, keys: ListOf[bytes]) -> None:
+        if self._cache is not None and isinstance(self._cache.store, ChunkStore):
+            self._cache.store.receive(keys)
 
     def _holds(self, message: LeaseMessage) -> bool:
         return not isinstance(message, Heartbeat) and message.request_id in self.leases

@@ -50,9 +50,15 @@ class Lookup(Struct, frozen=True, tag="lookup"):
     keys: list[bytes]
 
 
+class Store(Struct, frozen=True, tag="store"):
+    """Copies chunks with these keys into the store of an engine. Gets no answer."""
+
+    keys: list[bytes]
+
+
 LeaseMessage: TypeAlias = Read | Heartbeat | Done
 """A message about blocks that an engine holds."""
-Message: TypeAlias = LeaseMessage | Lookup
+Message: TypeAlias = LeaseMessage | Lookup | Store
 SendAnswer: TypeAlias = Callable[[str], None]
 """Sends an answer with the given problem, also later."""
 

@@ -20,6 +20,7 @@ from app.extensions.handoff.dialects import Dialect, MooncakeDialect, MoriioDial
 from app.extensions.handoff.engine import HandoffEngine
 from app.extensions.handoff.engine_directory import EngineDirectory
 from app.extensions.handoff.handoffs import Peering
+from app.extensions.handoff.lmcache import ChunkStore, LMCacheDialect, lmcache_answer
 from app.extensions.handoff.moriio import (
     Heartbeats,
     MoriioTransferParams,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from app.core.server.flask.application import BackgroundService
 
 ALL_ADDRESSES = "0.0.0.0"
+LISTENING = ("moriio", "nixl-push", "p2p", "lmcache")
+"""Connectors whose pods may get a message before their first prefill."""
 
 
 class OpenChannel:
@@ -100,12 +103,22 @@ class Peerings:
         channel = SideChannel(options.kv_side_channel_host, options.kv_side_channel_port + rank)
         self._channels[rank] = channel
         model = self._settings.model.served_names[0]
+        connector = options.kv_connector
+        store = None
+        if connector in ("lmcache", "lmcache-mp"):
+            store = ChunkStore(
+                options.block_size,
+                self._options.lmcache_chunk_size,
+                keeps_partial_chunks=connector == "lmcache",
+                role=self._options.kv_role,
+            )
         peering = Peering(
             channel,
             partial(self._engine_id, rank),
             model=model,
             rank=rank,
             dialect=self._dialect(),
+            store=store,
         )
         return partial(HandoffEngine, peering=peering)
 
@@ -118,7 +131,7 @@ class Peerings:
             if connector == "mooncake" and self._options.kv_role != "kv_consumer":
                 engine_id = self._engine_id(rank)
                 services.append(MooncakePod(self._settings, rank, engine_id, channel))
-            if connector in ("moriio", "nixl-push", "p2p"):
+            if connector in LISTENING:
                 services.append(OpenChannel(channel))
             if connector == "moriio" and self._options.moriio_proxy and rank == 0:
                 services.append(self._heartbeats())
@@ -132,6 +145,8 @@ class Peerings:
         `address` is the answer of NixlConnector, None for a request that is not a prefill.
         """
         connector = self._settings.kvcache.kv_connector
+        if connector in ("lmcache", "lmcache-mp"):
+            return cast("KVTransferParams | None", lmcache_answer(connector, params))
         if address is None or connector in ("mooncake", "p2p"):
             return None
         if connector == "nixl-push":
@@ -164,6 +179,8 @@ class Peerings:
             return NixlPushDialect()
         if connector == "p2p":
             return PeerDialect()
+        if connector in ("lmcache", "lmcache-mp"):
+            return LMCacheDialect()
         return NixlDialect()
 
     def _heartbeats(self) -> Heartbeats:

@@ -7,13 +7,13 @@ end.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from app.core.engine.errors import EngineFailedError
 from app.core.engine.reply_sequence import ReplySequence
 from app.core.engine.stepped_sequence import SteppedSequence
 from app.core.engine.timed_sequence import TimedSequence
-from app.extensions.handoff.dialects import EarlyDialect
+from app.extensions.handoff.dialects import EarlyDialect, Progress
 from app.extensions.handoff.peers import PeerRead
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from app.core.engine.outputs import TokenLogprob
     from app.core.engine.request import EngineRequest, Reply
     from app.core.engine.sequence import Handle
-    from app.core.protocol.common import KVTransferParams
     from app.extensions.handoff.handoffs import Handoffs
     from app.extensions.handoff.reads import Finish, RemoteRead
 
@@ -39,7 +38,6 @@ class HandoffPart(ReplySequence):
     ) -> None:
         super().__init__(handoffs.executor, request, reply, handle)
         self.handoffs = handoffs
-        self.address = cast("KVTransferParams | None", request.address)
         self.transfer_id = handoffs.dialect.transfer_id(request)
         """Id of the blocks that another engine reads; empty without one."""
         self.remote_decode = bool(self.transfer_id) and handoffs.dialect.holds_blocks
@@ -130,23 +128,28 @@ class HandoffPart(ReplySequence):
     def _start(
         self, at_s: float, prompt_logprobs: ListOf[TokenLogprob | None] | None, is_plain: bool
     ) -> None:
-        self._show_blocks()
+        self._complete_answer()
         super()._start(at_s, prompt_logprobs, is_plain)
 
-    def _show_blocks(self) -> None:
-        """Writes the numbers of the blocks into the answer; without a KV cache they have none."""
-        if self.address is not None and self.blocks:
-            self.address.remote_block_ids = (self.block_numbers(),)
+    def _complete_answer(self) -> None:
+        """Writes the numbers of the blocks, and other figures, into the answer."""
+        if self.request.address is None or not self._ids:
+            return
+        progress = Progress(self.block_numbers(), self._ids[0], self.fetched_tokens)
+        self.handoffs.dialect.complete(self.request, progress)
 
     def _end(
         self, reason: FinishReason, counted: bool = True, error: Exception | None = None
     ) -> None:
         if self.transfer_id:
             if reason in self.handoffs.dialect.good_ends and self.tokens:
-                self._show_blocks()
+                self._complete_answer()
                 self.handoffs.hold(self, self.transfer_id)
             else:
                 self.handoffs.early_reads.give_up(self.transfer_id)
+        receiver = self.handoffs.dialect.receiver(self.request)
+        if receiver is not None and reason in self.handoffs.dialect.good_ends:
+            self.handoffs.send_chunks(receiver, self.prompt)
         super()._end(reason, counted, error)
         if self.read is not None:
             self.handoffs.reads.abandon(self.read)

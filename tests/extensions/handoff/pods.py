@@ -271,9 +271,11 @@ class Pod:
         request = Request(self, prompt, None)
         return self._submit(request, 3, request_id, source=source, remote_prefill=True)
 
-    def complete(self, prompt: list[int], source: dict[str, object]) -> Request:
-        """A request without flags for a handoff."""
-        return self._submit(Request(self, prompt, None), 3, source=source)
+    def complete(
+        self, prompt: list[int], source: dict[str, object], address: object = None
+    ) -> Request:
+        """A request without flags for a handoff; `address` is the object in its answer."""
+        return self._submit(Request(self, prompt, None), 3, source=source, address=address)
 
     def _submit(
         self, request: Request, tokens: int, request_id: str = "r", **fields: Any
