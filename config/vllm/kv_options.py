@@ -36,6 +36,8 @@ CONNECTORS = {
 
 HANDOFFS = ("nixl", "nixl-push", "mooncake", "moriio")
 """Values of `kv-connector` with a side channel between the pods."""
+PEERS = (*HANDOFFS, "p2p")
+"""Values of `kv-connector` whose pods get blocks of other pods."""
 MORIIO_NOTIFY_PORT = 61_005
 """vLLM's default port of notifications between the pods of a MoRIIOConnector."""
 TIERING = "TieringOffloadingSpec"
@@ -142,10 +144,18 @@ def kv_transfer_settings(text: str) -> FlagValues:
                     connectors.append(read_config(json.dumps(item), KVTransferConfig))
     for connector in connectors:
         _check_connector(connector)
-    for connector in connectors:
-        settings = _part_settings(connector, config)
-        if settings["kv-connector"]:
-            return settings
+    parts = [_part_settings(connector, config) for connector in connectors]
+    return _united(parts)
+
+
+def _united(parts: list[FlagValues]) -> FlagValues:
+    """Returns the settings of the first part with transfers, and the store of the first other."""
+    handoffs = [part for part in parts if part["kv-connector"] in PEERS]
+    stores = [part for part in parts if part["kv-connector"] and part not in handoffs]
+    if handoffs and stores:
+        return {**stores[0], **handoffs[0], "kv-store": stores[0]["kv-connector"]}
+    for part in (*handoffs, *stores):
+        return part
     return {"kv-connector": ""}
 
 

@@ -43,6 +43,6 @@ class Handoff(Extension):
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the side channels, and the services that announce them."""
-        if self.parts.settings.kvcache.kv_connector != "nixl":
+        if self._peerings.replaces_answers:
             self.parts.pipeline.identity.transfer_address = self._peerings.transfer_address
         return self._peerings.services

@@ -67,8 +67,7 @@ class HandoffEngine(Engine):
         if requests[0].remote_prefill and not dialect.has_flags:
             requests = [replace(request, remote_prefill=False) for request in requests]
         first = requests[0]
-        problem = dialect.problem(first)
-        if problem:
+        for problem in self.handoffs.problems(first):
             log.warning("kv_transfer_params of %s: %s", first.request_id, problem)
         if not self._is_handoff(first):
             return super().run(requests, replies, emit, awaited)
@@ -92,7 +91,7 @@ class HandoffEngine(Engine):
         return not is_handoff and super()._needs_no_slot(pool, requests, replies)
 
     def _is_handoff(self, request: EngineRequest) -> bool:
-        return self.handoffs.dialect.takes_part(request)
+        return self.handoffs.takes_part(request)
 
     def _prepare(self, request: EngineRequest) -> EngineRequest:
         if request.index:

@@ -57,6 +57,8 @@ class Peering(NamedTuple):
     dialect: Dialect = NixlDialect()
     store: ConnectorStore | None = None
     """The connector's store, in place of that of the cache; None to keep it."""
+    store_dialect: Dialect | None = None
+    """The second part of a MultiConnector, which answers with figures of the store."""
 
 
 class Handoffs:
@@ -72,6 +74,10 @@ class Handoffs:
         peering: Peering,
     ) -> None:
         self.dialect = peering.dialect
+        self.parts = [peering.dialect]
+        """The connector, or the parts of a MultiConnector."""
+        if peering.store_dialect is not None:
+            self.parts.append(peering.store_dialect)
         hold_s = options.kv_lease_duration
         wait_s = MAX_WAIT_S
         if isinstance(self.dialect, EarlyDialect):
@@ -102,6 +108,15 @@ class Handoffs:
         """Writes into the answer of a prefill where this engine answers."""
         self._channel.open()
         self.dialect.announce(request, self.name(), self._channel.port)
+
+    def takes_part(self, request: EngineRequest) -> bool:
+        """Returns whether the connector does anything with a request."""
+        return any(part.takes_part(request) for part in self.parts)
+
+    def problems(self, request: EngineRequest) -> list[str]:
+        """Returns which parameters of a request have no effect."""
+        problems = [part.problem(request) for part in self.parts]
+        return [problem for problem in problems if problem]
 
     def expect(self, request: EngineRequest) -> RemoteRead:
         """Returns the read of a request's blocks, whose lease is extended from now on."""

@@ -151,12 +151,12 @@ class LMCacheDialect(Dialect):
 
     def complete(self, request: EngineRequest, progress: Progress) -> None:
         """Writes the first token, and the tokens from the store, into the answer."""
-        answer = request.address
-        params = request.source or {}
-        if isinstance(answer, FirstTokenAnswer):
-            answer.first_tok = progress.first_token
-        elif isinstance(answer, CachedTokensAnswer) and EXTRA_TOKENS in params:
-            answer.num_lmcache_extra_cached_tokens = progress.stored_tokens
+        # A MultiConnector may have added the fields of another connector.
+        fields = getattr(request.address, "__struct_fields__", ())
+        if "first_tok" in fields:
+            setattr(request.address, "first_tok", progress.first_token)  # noqa: B010
+        if EXTRA_TOKENS in fields and EXTRA_TOKENS in (request.source or {}):
+            setattr(request.address, EXTRA_TOKENS, progress.stored_tokens)
 
 
 def lmcache_answer(connector: str, params: Mapping[str, object]) -> StoreAnswer | None:

@@ -8,7 +8,10 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
 from uuid import uuid4
 
+from msgspec import Struct
+
 from app.core.engine.engine import Engine
+from app.core.engine.kvcache.stores import ConnectorStore, store_of
 from app.core.protocol.common import KVTransferParams
 from app.extensions.handoff.bootstrap import (
     BootstrapServer,
@@ -31,6 +34,7 @@ from app.extensions.handoff.moriio import Registration as Heartbeat
 from app.extensions.handoff.peers import PeerDialect
 from app.extensions.handoff.push import NixlPushDialect, push_params
 from app.extensions.handoff.settings import HandoffSettings
+from app.extensions.handoff.union import union_of
 from config import Settings
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 ALL_ADDRESSES = "0.0.0.0"
 LISTENING = ("moriio", "nixl-push", "p2p", "lmcache")
 """Connectors whose pods may get a message before their first prefill."""
+LMCACHE = ("lmcache", "lmcache-mp")
 
 
 class OpenChannel:
@@ -103,24 +108,34 @@ class Peerings:
         channel = SideChannel(options.kv_side_channel_host, options.kv_side_channel_port + rank)
         self._channels[rank] = channel
         model = self._settings.model.served_names[0]
-        connector = options.kv_connector
-        store = None
-        if connector in ("lmcache", "lmcache-mp"):
-            store = ChunkStore(
-                options.block_size,
-                self._options.lmcache_chunk_size,
-                keeps_partial_chunks=connector == "lmcache",
-                role=self._options.kv_role,
-            )
+        store_dialect = None
+        if self._options.kv_store in LMCACHE:
+            store_dialect = LMCacheDialect()
         peering = Peering(
             channel,
             partial(self._engine_id, rank),
             model=model,
             rank=rank,
             dialect=self._dialect(),
-            store=store,
+            store=self._store(),
+            store_dialect=store_dialect,
         )
         return partial(HandoffEngine, peering=peering)
+
+    def _store(self) -> ConnectorStore | None:
+        """Returns the store of LMCache's connectors, or of the second part of a MultiConnector."""
+        options = self._settings.kvcache
+        name = self._options.kv_store or options.kv_connector
+        if name in LMCACHE:
+            return ChunkStore(
+                options.block_size,
+                self._options.lmcache_chunk_size,
+                keeps_partial_chunks=name == "lmcache",
+                role=self._options.kv_role,
+            )
+        if self._options.kv_store:
+            return store_of(name, options.block_size)
+        return None
 
     @property
     def services(self) -> Sequence[BackgroundService]:
@@ -131,27 +146,45 @@ class Peerings:
             if connector == "mooncake" and self._options.kv_role != "kv_consumer":
                 engine_id = self._engine_id(rank)
                 services.append(MooncakePod(self._settings, rank, engine_id, channel))
-            if connector in LISTENING:
+            if connector in LISTENING or self._options.kv_store == "lmcache":
                 services.append(OpenChannel(channel))
             if connector == "moriio" and self._options.moriio_proxy and rank == 0:
                 services.append(self._heartbeats())
         return services
 
+    @property
+    def replaces_answers(self) -> bool:
+        """Whether answers differ from those of NixlConnector."""
+        return self._settings.kvcache.kv_connector != "nixl" or bool(self._options.kv_store)
+
     def transfer_address(
         self, params: Mapping[str, object], request_id: str, address: KVTransferParams | None
     ) -> KVTransferParams | None:
-        """Returns `kv_transfer_params` of an answer for connectors other than NixlConnector.
+        """Returns `kv_transfer_params` of an answer: those of both parts of a MultiConnector.
 
         `address` is the answer of NixlConnector, None for a request that is not a prefill.
         """
+        answer: Struct | None = None
         connector = self._settings.kvcache.kv_connector
-        if connector in ("lmcache", "lmcache-mp"):
-            return cast("KVTransferParams | None", lmcache_answer(connector, params))
-        if address is None or connector in ("mooncake", "p2p"):
-            return None
+        if connector in LMCACHE:
+            answer = lmcache_answer(connector, params)
+        elif address is not None:
+            answer = self._handoff_params(params, request_id, address)
+        if self._options.kv_store in LMCACHE:
+            answer = union_of(answer, lmcache_answer(self._options.kv_store, params))
+        return cast("KVTransferParams | None", answer)
+
+    def _handoff_params(
+        self, params: Mapping[str, object], request_id: str, address: KVTransferParams
+    ) -> Struct | None:
+        connector = self._settings.kvcache.kv_connector
+        if connector == "nixl":
+            return address
         if connector == "nixl-push":
-            return cast("KVTransferParams", push_params(address))
-        return cast("KVTransferParams", self._moriio_params(params, request_id, address))
+            return push_params(address)
+        if connector == "moriio":
+            return self._moriio_params(params, request_id, address)
+        return None
 
     def _moriio_params(
         self, params: Mapping[str, object], request_id: str, address: KVTransferParams
@@ -179,7 +212,7 @@ class Peerings:
             return NixlPushDialect()
         if connector == "p2p":
             return PeerDialect()
-        if connector in ("lmcache", "lmcache-mp"):
+        if connector in LMCACHE:
             return LMCacheDialect()
         return NixlDialect()
 

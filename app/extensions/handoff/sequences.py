@@ -136,7 +136,8 @@ class HandoffPart(ReplySequence):
         if self.request.address is None or not self._ids:
             return
         progress = Progress(self.block_numbers(), self._ids[0], self.fetched_tokens)
-        self.handoffs.dialect.complete(self.request, progress)
+        for part in self.handoffs.parts:
+            part.complete(self.request, progress)
 
     def _end(
         self, reason: FinishReason, counted: bool = True, error: Exception | None = None
@@ -147,9 +148,10 @@ class HandoffPart(ReplySequence):
                 self.handoffs.hold(self, self.transfer_id)
             else:
                 self.handoffs.early_reads.give_up(self.transfer_id)
-        receiver = self.handoffs.dialect.receiver(self.request)
-        if receiver is not None and reason in self.handoffs.dialect.good_ends:
-            self.handoffs.send_chunks(receiver, self.prompt)
+        for part in self.handoffs.parts:
+            receiver = part.receiver(self.request)
+            if receiver is not None and reason in part.good_ends:
+                self.handoffs.send_chunks(receiver, self.prompt)
         super()._end(reason, counted, error)
         if self.read is not None:
             self.handoffs.reads.abandon(self.read)

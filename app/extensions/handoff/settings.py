@@ -13,6 +13,9 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     kv_engine_id: str = ""
     """Id of the engine in kv_transfer_params; rank k of several adds _dpk. If empty, a random
     id."""
+    kv_store: Literal["", "example", "offloading", "lmcache", "lmcache-mp"] = ""
+    """Store beside the kv-connector nixl, nixl-push, mooncake, moriio or p2p, as in a
+    MultiConnector."""
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
     """Role of this pod. A kv_consumer has no bootstrap server (mooncake); a router takes a
     kv_producer for a prefill pod, and others for decode pods (moriio)."""
