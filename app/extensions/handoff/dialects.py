@@ -36,8 +36,6 @@ class Dialect(ABC):
     """Finish reasons with which a prefill holds its blocks."""
     counts_transfers = False
     """Whether vLLM has the metrics `vllm:nixl_*` with this connector."""
-    has_flags = True
-    """Whether `do_remote_prefill` marks a request that reads blocks."""
     holds_blocks = True
     """Whether a prefill keeps its blocks in the cache; if not, they are copied at its end."""
     loads_parts = False
@@ -86,6 +84,10 @@ class EarlyDialect(Dialect):
     wait_s = MAX_WAIT_S
     """Time for which a decode waits for its prefill, in seconds."""
     read_class = LateReads
+
+    def reads(self, request: EngineRequest) -> bool:
+        """Returns whether a request reads blocks of another engine."""
+        return bool((request.source or {}).get("do_remote_prefill"))
 
     @abstractmethod
     def locate(self, request: EngineRequest, take_source: Found) -> None:

@@ -64,7 +64,8 @@ class HandoffEngine(Engine):
     ) -> Handle:
         """Runs a request with known replies; see `EngineClient.submit`."""
         dialect = self.handoffs.dialect
-        if requests[0].remote_prefill and not dialect.has_flags:
+        if requests[0].remote_prefill and not dialect.counts_transfers:
+            # The core counts each remote prefill in vLLM's metrics of NixlConnector.
             requests = [replace(request, remote_prefill=False) for request in requests]
         first = requests[0]
         for problem in self.handoffs.problems(first):

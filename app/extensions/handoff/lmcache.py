@@ -112,7 +112,6 @@ class LMCacheDialect(Dialect):
     """A prompt with a `disagg_spec` is copied to the store of the receiver at its end."""
 
     good_ends = GOOD_ENDS
-    has_flags = False
     holds_blocks = False
 
     def transfer_id(self, request: EngineRequest) -> str:

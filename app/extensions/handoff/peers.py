@@ -86,7 +86,6 @@ class PeerDialect(EarlyDialect):
     """vLLM's `unbound_store_timeout_s`."""
     wait_s = 30.0
     """vLLM's timeout of a load."""
-    has_flags = False
     holds_blocks = False
     loads_parts = True
     read_class = PeerReads

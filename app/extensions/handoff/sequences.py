@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from app.core.engine.batch import Phase, SequenceStatus
 from app.core.engine.errors import EngineFailedError
 from app.core.engine.reply_sequence import ReplySequence
 from app.core.engine.stepped_sequence import SteppedSequence
@@ -76,6 +79,9 @@ class HandoffPart(ReplySequence):
         if self.handoffs.dialect.loads_parts:
             self._load_blocks(is_complete)
             return True
+        if is_complete and not self.handoffs.dialect.counts_transfers:
+            missing_tokens = self.prompt_tokens - self.cached_tokens
+            self._recorder.looked_up_in_store(missing_tokens, self.fetched_tokens, tier="p2p")
         return is_complete or self.load_failed()
 
     @property
@@ -183,6 +189,13 @@ class TimedHandoff(HandoffPart, TimedSequence):
         transfer_s = context.timing.time_to_first_token(tokens, remote=True)
         self.start_read(transfer_s, self._arrived)
         return True
+
+    def status(self) -> SequenceStatus:
+        """Returns the progress of the sequence."""
+        status = super().status()
+        if self.remote and status.phase is Phase.PREFILL:
+            return replace(status, phase=Phase.TRANSFER)
+        return status
 
     def _arrived(self, is_complete: bool) -> None:
         """Goes on with the blocks, or without."""
