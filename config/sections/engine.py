@@ -246,11 +246,25 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
     """Value of remote_host in kv_transfer_params. If empty, pod-ip is used, or the host name. With
     kv-connector nixl and a loopback address, the side channel listens only on that address."""
-    kv_connector: Literal["", "none", "nixl", "mooncake", "moriio", "example", "offloading"] = ""
+    kv_connector: Literal[
+        "",
+        "none",
+        "nixl",
+        "nixl-push",
+        "mooncake",
+        "moriio",
+        "p2p",
+        "lmcache",
+        "lmcache-mp",
+        "example",
+        "offloading",
+    ] = ""
     """The simulated KV connector of vLLM. If empty, disaggregated prefill always succeeds. nixl,
-    mooncake, moriio: prefill pods hold their blocks, and decode pods read them over a side channel.
-    Each uses the parameters of vLLM's connector of that name. none, example and offloading ignore
-    kv_transfer_params; example and offloading restore blocks that the cache has evicted."""
+    nixl-push, mooncake, moriio: prefill pods hold their blocks, and decode pods read them over a
+    side channel. Each uses the parameters of vLLM's connector of that name. p2p: the
+    OffloadingConnector with a P2P tier, whose pods copy blocks of one another. lmcache and
+    lmcache-mp keep prompts in chunks. none, example and offloading ignore kv_transfer_params;
+    example and offloading restore blocks that the cache has evicted."""
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
     """Time for which a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
@@ -291,4 +305,4 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     @property
     def transfers(self) -> bool:
         """True if requests may transfer caches from prefill to decode."""
-        return self.kv_connector in ("", "nixl", "mooncake", "moriio")
+        return self.kv_connector not in ("none", "example", "offloading")

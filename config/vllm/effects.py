@@ -32,9 +32,11 @@ def effect_of(name: str, value: str | list[str], table: Table) -> FlagValues:
     """
     if isinstance(value, str) and name in _SPECIAL_EFFECTS:
         try:
-            return _SPECIAL_EFFECTS[name](value)
+            settings = _SPECIAL_EFFECTS[name](value)
         except ValueError as error:
             raise ConfigError(f"flag --{name}: {error}") from None
+        # The settings of an extension that was removed have no effect.
+        return {name: value for name, value in settings.items() if name in table.by_name}
     option = OPTIONS[name]
     setting = table.by_name[option.setting or name].name
     if isinstance(value, list):

@@ -16,7 +16,7 @@ T = TypeVar("T")
 CONNECTORS = {
     "NixlConnector": "nixl",
     "NixlPullConnector": "nixl",
-    "NixlPushConnector": "nixl",
+    "NixlPushConnector": "nixl-push",
     "ExampleConnector": "example",
     "OffloadingConnector": "offloading",
     "SimpleCPUOffloadConnector": "offloading",
@@ -24,8 +24,8 @@ CONNECTORS = {
     "ExampleHiddenStatesConnector": "",
     "FlexKVConnectorV1": "",
     "HF3FSKVConnector": "",
-    "LMCacheConnectorV1": "",
-    "LMCacheMPConnector": "",
+    "LMCacheConnectorV1": "lmcache",
+    "LMCacheMPConnector": "lmcache-mp",
     "MoRIIOConnector": "moriio",
     "MooncakeConnector": "mooncake",
     "MooncakeStoreConnector": "",
@@ -34,8 +34,14 @@ CONNECTORS = {
 """vLLM's connectors -> value of the setting `kv-connector`."""
 
 
+HANDOFFS = ("nixl", "nixl-push", "mooncake", "moriio")
+"""Values of `kv-connector` with a side channel between the pods."""
+PEERS = (*HANDOFFS, "p2p")
+"""Values of `kv-connector` whose pods get blocks of other pods."""
 MORIIO_NOTIFY_PORT = 61_005
 """vLLM's default port of notifications between the pods of a MoRIIOConnector."""
+TIERING = "TieringOffloadingSpec"
+"""Value of `spec_name` with which an OffloadingConnector has further tiers."""
 
 
 class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -138,46 +144,73 @@ def kv_transfer_settings(text: str) -> FlagValues:
                     connectors.append(read_config(json.dumps(item), KVTransferConfig))
     for connector in connectors:
         _check_connector(connector)
-    for connector in connectors:
-        simulated = CONNECTORS.get(connector.kv_connector or "", "")
-        if simulated == "nixl":
-            # The policy is that of the whole configuration, also for a MultiConnector.
-            return _nixl_settings(connector, config.kv_load_failure_policy)
-        if simulated in ("mooncake", "moriio"):
-            return _pod_settings(connector, simulated, config.kv_load_failure_policy)
-        if simulated:
-            return {"kv-connector": simulated}
+    parts = [_part_settings(connector, config) for connector in connectors]
+    return _united(parts)
+
+
+def _united(parts: list[FlagValues]) -> FlagValues:
+    """Returns the settings of the first part with transfers, and the store of the first other."""
+    handoffs = [part for part in parts if part["kv-connector"] in PEERS]
+    stores = [part for part in parts if part["kv-connector"] and part not in handoffs]
+    if handoffs and stores:
+        return {**stores[0], **handoffs[0], "kv-store": stores[0]["kv-connector"]}
+    for part in (*handoffs, *stores):
+        return part
     return {"kv-connector": ""}
 
 
-def _nixl_settings(config: KVTransferConfig, failure_policy: str) -> FlagValues:
-    """Returns the settings of a NixlConnector. ValueError for a wrong duration."""
-    settings: FlagValues = {"kv-connector": "nixl", "kv-load-failure-policy": failure_policy}
-    lease_s = config.kv_connector_extra_config.get("kv_lease_duration")
-    if lease_s is not None:
-        if type(lease_s) not in (int, float) or lease_s <= 0:
-            raise ValueError(f"kv_lease_duration must be a positive number, got {lease_s!r}")
-        settings["kv-lease-duration"] = format_duration(lease_s)
+def _part_settings(part: KVTransferConfig, config: KVTransferConfig) -> FlagValues:
+    """Returns the settings of one connector, which may be a part of that of `config`."""
+    simulated = CONNECTORS.get(part.kv_connector or "", "")
+    if simulated == "offloading":
+        return _offloading_settings(part)
+    if simulated.startswith("lmcache"):
+        return {"kv-connector": simulated, "kv-role": part.kv_role or "kv_both"}
+    if simulated not in HANDOFFS:
+        return {"kv-connector": simulated}
+    # The policy is that of the whole configuration, also for a MultiConnector.
+    settings = _handoff_settings(part, simulated, config.kv_load_failure_policy)
+    if config.engine_id:
+        settings["kv-engine-id"] = config.engine_id
     return settings
 
 
-def _pod_settings(config: KVTransferConfig, connector: str, failure_policy: str) -> FlagValues:
-    """Returns the settings of a MooncakeConnector or a MoRIIOConnector."""
-    settings: FlagValues = {
-        "kv-connector": connector,
-        "kv-load-failure-policy": failure_policy,
-        "kv-role": config.kv_role or "kv_both",
-    }
-    if connector == "mooncake":
-        return settings
+def _handoff_settings(config: KVTransferConfig, connector: str, failure_policy: str) -> FlagValues:
+    """Returns the settings of a connector with a side channel. ValueError for a wrong duration."""
+    settings: FlagValues = {"kv-connector": connector, "kv-load-failure-policy": failure_policy}
     extra = config.kv_connector_extra_config
-    settings["kv-side-channel-port"] = str(extra.get("notify_port") or MORIIO_NOTIFY_PORT)
-    settings["moriio-read-mode"] = str(extra.get("read_mode", "false")).lower()
-    if extra.get("handshake_port"):
-        settings["moriio-handshake-port"] = str(extra["handshake_port"])
-    if extra.get("proxy_ip"):
-        settings["moriio-proxy"] = f"tcp://{extra['proxy_ip']}:{extra.get('proxy_ping_port')}"
+    if connector in ("mooncake", "moriio"):
+        settings["kv-role"] = config.kv_role or "kv_both"
+    else:
+        lease_s = extra.get("kv_lease_duration")
+        if lease_s is not None:
+            if type(lease_s) not in (int, float) or lease_s <= 0:
+                raise ValueError(f"kv_lease_duration must be a positive number, got {lease_s!r}")
+            settings["kv-lease-duration"] = format_duration(lease_s)
+    if connector == "moriio":
+        settings["kv-side-channel-port"] = str(extra.get("notify_port") or MORIIO_NOTIFY_PORT)
+        settings["moriio-read-mode"] = str(extra.get("read_mode", "false")).lower()
+        if extra.get("handshake_port"):
+            settings["moriio-handshake-port"] = str(extra["handshake_port"])
+        if extra.get("proxy_ip"):
+            settings["moriio-proxy"] = f"tcp://{extra['proxy_ip']}:{extra.get('proxy_ping_port')}"
     return settings
+
+
+def _offloading_settings(config: KVTransferConfig) -> FlagValues:
+    """Returns the settings of an OffloadingConnector, which may have a tier of other pods."""
+    extra = config.kv_connector_extra_config
+    tiers = extra.get("secondary_tiers")
+    if extra.get("spec_name") != TIERING or not isinstance(tiers, list):
+        return {"kv-connector": "offloading"}
+    for tier in tiers:
+        if isinstance(tier, dict) and tier.get("type") == "p2p":
+            settings: FlagValues = {"kv-connector": "p2p"}
+            for key in ("host", "port"):
+                if tier.get(key):
+                    settings[f"kv-side-channel-{key}"] = str(tier[key])
+            return settings
+    return {"kv-connector": "offloading"}
 
 
 def ec_transfer_settings(text: str) -> FlagValues:

@@ -209,6 +209,9 @@ def _fallbacks(values: FlagValues, environ: Mapping[str, str]) -> dict[str, str]
     fallbacks["max-model-len"] = length
     fallbacks["port"] = PORT
     fallbacks["kv-cache-size"] = str(FULL_PROMPTS * blocks_per_prompt + 1)
+    if values.get("kv-connector") == "p2p":
+        fallbacks["kv-side-channel-host"] = environ.get("VLLM_P2P_SIDE_CHANNEL_HOST", "localhost")
+        fallbacks["kv-side-channel-port"] = environ.get("VLLM_P2P_SIDE_CHANNEL_PORT", "5710")
     seconds = environ.get(KEEP_ALIVE)
     if seconds:
         fallbacks["keep-alive-timeout"] = f"{seconds}s"

@@ -79,7 +79,7 @@ class Identity:
         self.cache = cache
         self.devices = devices
         self.transfer_address: TransferAddress | None = None
-        """Returns the location of a prefill's cache; None for that of NixlConnector."""
+        """Returns the answer of another connector than NixlConnector; None for NixlConnector."""
         self._rng = rng
         self._fingerprint = fingerprint
 

@@ -45,21 +45,22 @@ def _address_of(
 ) -> KVTransferParams | None:
     """Returns where the decode side finds the cache, as vLLM's NixlConnector.
 
-    Returns None unless the request asks for it.
+    Returns None unless the request asks for it. A connector may replace the result.
     """
     cache = identity.cache
-    params = request.kv_transfer_params
-    if not cache.transfers or not params or not params.get("do_remote_decode"):
-        return None
-    num_blocks = -(-prompt_tokens // cache.block_size)
+    params = request.kv_transfer_params or {}
+    address = None
+    if cache.transfers and params.get("do_remote_decode"):
+        num_blocks = -(-prompt_tokens // cache.block_size)
+        address = KVTransferParams(
+            remote_engine_id=identity.engine_id,
+            remote_block_ids=(tuple(range(1, num_blocks + 1)),),
+            remote_request_id=f"{meta.engine_id(0)}-{identity.fresh_id()[:8]}",
+            remote_host=identity.host,
+            remote_port=cache.kv_side_channel_port,
+            tp_size=identity.devices,
+            remote_num_tokens=prompt_tokens,
+        )
     if identity.transfer_address is not None:
-        return identity.transfer_address(params, meta.engine_id(0), num_blocks)
-    return KVTransferParams(
-        remote_engine_id=identity.engine_id,
-        remote_block_ids=(tuple(range(1, num_blocks + 1)),),
-        remote_request_id=f"{meta.engine_id(0)}-{identity.fresh_id()[:8]}",
-        remote_host=identity.host,
-        remote_port=cache.kv_side_channel_port,
-        tp_size=identity.devices,
-        remote_num_tokens=prompt_tokens,
-    )
+        return identity.transfer_address(params, meta.engine_id(0), address)
+    return address

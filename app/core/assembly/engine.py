@@ -80,7 +80,7 @@ def build_recorder(parts: ServerParts, beside: Recorder | None = None) -> Record
             max_loras=lora.max_loras if shows_adapters else None,
             block_times=settings.kvcache.kv_cache_metrics,
             older_names=settings.metrics.simulator_metrics,
-            transfers=has_transfer_latency or settings.kvcache.kv_connector == "nixl",
+            transfers=has_transfer_latency or settings.kvcache.kv_connector.startswith("nixl"),
             steps=settings.steps.shared or settings.engine.is_real,
             beside=beside,
         ),

@@ -124,8 +124,10 @@ class KVTransferParams(Struct, kw_only=True):
     transfer_mode: str = "pull"
 
 
-TransferAddress = Callable[[Mapping[str, object], str, int], KVTransferParams | None]
-"""Gets `kv_transfer_params` of a request, its id in the engine, and the number of its blocks."""
+TransferAddress = Callable[
+    [Mapping[str, object], str, KVTransferParams | None], KVTransferParams | None
+]
+"""Gets `kv_transfer_params` of a request, its id in the engine, and NixlConnector's answer."""
 
 
 class WholeAnswer(Struct, kw_only=True):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from config import Settings as AllSettings
 
 
-CONNECTORS = ("nixl", "mooncake", "moriio")
-"""Values of `kv-connector` with a side channel."""
+CONNECTORS = ("nixl", "nixl-push", "mooncake", "moriio", "p2p", "lmcache", "lmcache-mp")
+"""Values of `kv-connector` that this extension plays."""
 
 
 class Handoff(Extension):
@@ -43,6 +43,6 @@ class Handoff(Extension):
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the side channels, and the services that announce them."""
-        if self.parts.settings.kvcache.kv_connector != "nixl":
+        if self._peerings.replaces_answers:
             self.parts.pipeline.identity.transfer_address = self._peerings.transfer_address
         return self._peerings.services

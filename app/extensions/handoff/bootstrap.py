@@ -1,17 +1,14 @@
-"""Mooncake's bootstrap server, which knows the engines of a prefill pod, and its clients.
+"""Mooncake's bootstrap server, which knows the engines of a prefill pod.
 
-`BootstrapServer` answers as vLLM's; `find_engine` asks one; `register` enters a rank.
+`BootstrapServer` answers as vLLM's; `RankRegistration` enters a rank.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from http import HTTPStatus
-from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
 
 import gevent
 import msgspec
@@ -20,10 +17,8 @@ from gevent.pool import Pool
 from gevent.pywsgi import WSGIServer
 from msgspec import Struct
 
-from app.core.server.http.client import HttpConnection, exchange
+from app.core.server.http.client import exchange
 
-REQUEST_TIMEOUT_S = 5.0
-"""Maximum time of a request to a bootstrap server, in seconds."""
 RETRY_S = 0.5
 """Seconds between two attempts to listen or to register."""
 MAX_BODY_BYTES = 4_096
@@ -32,8 +27,6 @@ MAX_REGISTRATIONS = 4_096
 """Maximum number of registered workers of a pod."""
 MAX_CONNECTIONS = 256
 """Maximum number of open connections to a bootstrap server; further ones wait."""
-MAX_ANSWER_BYTES = 1 << 20
-"""Maximum length of the answer of another pod's bootstrap server."""
 log = logging.getLogger(__name__)
 
 WorkerAddresses = dict[str, dict[str, str]]
@@ -168,59 +161,6 @@ class RankRegistration:
             if status == HTTPStatus.OK:
                 return
             gevent.sleep(RETRY_S)
-
-
-def find_engine(bootstrap_url: str, engine_id: str, take: Callable[[str, int, str], None]) -> None:
-    """Asks a bootstrap server for an engine, in a greenlet.
-
-    `take` gets the host and the port of the engine's side channel, and the problem, which is empty
-    if the engine was found.
-    """
-    gevent.spawn(_find, bootstrap_url, engine_id, take)
-
-
-def _find(bootstrap_url: str, engine_id: str, take: Callable[[str, int, str], None]) -> None:
-    try:
-        host, port = _query(bootstrap_url, engine_id)
-    except (OSError, ValueError, HTTPException, msgspec.DecodeError) as error:
-        take("", 0, f"bootstrap server {bootstrap_url}: {error}")
-        return
-    take(host, port, "")
-
-
-def _query(bootstrap_url: str, engine_id: str) -> tuple[str, int]:
-    """Returns host and port of an engine.
-
-    Raises:
-        OSError: The bootstrap server does not answer in time.
-        HTTPException: The answer is not HTTP.
-        ValueError: An address is invalid, the answer is too long, or the server does not know the
-            engine.
-        msgspec.DecodeError: The answer has another form.
-    """
-    address = urlsplit(bootstrap_url)
-    if not address.hostname or not address.port:
-        raise ValueError("not an address such as http://host:8998")
-    # A request names the address: the answer may be endless, or come a byte at a time.
-    netloc = f"{address.hostname}:{address.port}"
-    with (
-        gevent.Timeout(REQUEST_TIMEOUT_S, TimeoutError),
-        closing(HttpConnection(netloc, REQUEST_TIMEOUT_S)) as connection,
-    ):
-        connection.request("GET", "/query")
-        response = connection.getresponse()
-        body = response.read(MAX_ANSWER_BYTES + 1)
-    if response.status != HTTPStatus.OK:
-        raise ValueError(f"status {response.status}")
-    if len(body) > MAX_ANSWER_BYTES:
-        raise ValueError("the answer is too long")
-    entries = msgspec.json.decode(body, type=dict[str, EngineEntry])
-    for entry in entries.values():
-        worker = entry.worker_addr.get("0", {}).get("0", "")
-        if entry.engine_id == engine_id and worker:
-            engine_address = urlsplit(worker)
-            return engine_address.hostname or "", engine_address.port or 0
-    raise ValueError(f"remote engine_id {engine_id} not found")
 
 
 def _answer(start: Start, status: HTTPStatus, content: object) -> Iterable[bytes]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 from app.core.engine.request import EngineRequest
 from app.core.protocol.common import KVTransferParams
-from app.extensions.handoff.late_reads import Found
-from app.extensions.handoff.messages import checked_source
+from app.extensions.handoff.late_reads import Found, LateReads
+from app.extensions.handoff.messages import Source, checked_source
 from app.extensions.handoff.moriio import MoriioTransferParams, peer_of
+from app.extensions.handoff.reads import MAX_WAIT_S, Reads, RemoteRead
 
 GOOD_ENDS = ("stop", "length")
 """Finish reasons with which a prefill for NixlConnector holds its blocks."""
@@ -18,36 +19,93 @@ LENGTH_ONLY = ("length",)
 """Finish reason with which a prefill for another connector holds its blocks: it has one token."""
 
 
+class Progress(NamedTuple):
+    """What an answer may name of a sequence with its first token."""
+
+    block_numbers: Sequence[int]
+    first_token: int
+    """Id of the first token of the reply."""
+    stored_tokens: int
+    """Prompt tokens from a store or from another engine."""
+
+
 class Dialect(ABC):
     """How a connector names the blocks of a prefill."""
 
     good_ends: tuple[str, ...]
     """Finish reasons with which a prefill holds its blocks."""
+    counts_transfers = False
+    """Whether vLLM has the metrics `vllm:nixl_*` with this connector."""
+    holds_blocks = True
+    """Whether a prefill keeps its blocks in the cache; if not, they are copied at its end."""
+    loads_parts = False
+    """Whether a read brings whole blocks of the prompt, which the pod stores, too."""
+    read_class: type[Reads] = Reads
 
     @abstractmethod
     def transfer_id(self, request: EngineRequest) -> str:
         """Returns the id of the blocks of a prefill; empty for a request without a handoff."""
 
-    @abstractmethod
+    def reads(self, request: EngineRequest) -> bool:
+        """Returns whether a request reads blocks of another engine."""
+        return request.remote_prefill
+
+    def takes_part(self, request: EngineRequest) -> bool:
+        """Returns whether the connector does anything with a request."""
+        return self.reads(request) or bool(self.transfer_id(request))
+
+    def receiver(self, request: EngineRequest) -> Source | None:
+        """Returns the engine whose store gets the prompt at its end; by default none."""
+        return None
+
+    def complete(self, request: EngineRequest, progress: Progress) -> None:
+        """Writes into the answer what is known with the first token: here the blocks."""
+        address = cast("KVTransferParams | None", request.address)
+        if address is not None and progress.block_numbers:
+            address.remote_block_ids = (progress.block_numbers,)
+
+    def problem(self, request: EngineRequest) -> str:
+        """Returns why the parameters have no effect; by default an empty text."""
+        return ""
+
     def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
-        """Writes into the answer of a prefill where the engine answers."""
+        """Writes the engine and its port into the answer of a prefill, if the answer has them."""
+        address = cast("KVTransferParams | None", request.address)
+        if address is not None:
+            address.remote_engine_id = engine_id
+            address.remote_port = port
 
 
 class EarlyDialect(Dialect):
     """A connector whose decodes may ask for the blocks before the prefill has ended."""
 
-    hold_s: float
-    """Time for which a prefill holds unread blocks, in seconds."""
+    hold_s: float | None = None
+    """Time for which a prefill holds unread blocks, in seconds. If None, kv-lease-duration."""
+    wait_s = MAX_WAIT_S
+    """Time for which a decode waits for its prefill, in seconds."""
+    read_class = LateReads
+
+    def reads(self, request: EngineRequest) -> bool:
+        """Returns whether a request reads blocks of another engine."""
+        return bool((request.source or {}).get("do_remote_prefill"))
 
     @abstractmethod
     def locate(self, request: EngineRequest, take_source: Found) -> None:
         """Finds the blocks that the request names, now or later."""
+
+    def lease_source(self, request: EngineRequest) -> Source | None:
+        """Returns the blocks whose lease a waiting request extends; by default none."""
+        return None
+
+    def prepare(self, read: RemoteRead, request: EngineRequest, keys: list[bytes]) -> None:
+        """Completes a read before it starts. `keys` are the hashes of the prompt's blocks."""
 
 
 class NixlDialect(Dialect):
     """NixlConnector: the router passes the answer of the prefill to the decode."""
 
     good_ends = GOOD_ENDS
+    counts_transfers = True
 
     def transfer_id(self, request: EngineRequest) -> str:
         """Returns the id in the answer."""
@@ -55,13 +113,6 @@ class NixlDialect(Dialect):
         if address is None:
             return ""
         return address.remote_request_id
-
-    def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
-        """Writes the engine and its port."""
-        address = cast("KVTransferParams | None", request.address)
-        if address is not None:
-            address.remote_engine_id = engine_id
-            address.remote_port = port
 
 
 class MooncakeDialect(EarlyDialect):
@@ -89,9 +140,6 @@ class MooncakeDialect(EarlyDialect):
         if not source.get("do_remote_decode") or not isinstance(transfer_id, str):
             return ""
         return transfer_id
-
-    def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:
-        """Does nothing: the bootstrap server announces the engine."""
 
     def locate(self, request: EngineRequest, take_source: Found) -> None:
         """Asks the bootstrap server that the request names."""

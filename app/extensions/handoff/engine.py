@@ -5,6 +5,7 @@ Start with `HandoffEngine`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as ListOf
 from typing import Any, cast
 
@@ -22,6 +23,8 @@ from app.core.engine.step_executor import StepExecutor
 from app.core.engine.stepped_sequence import SteppedSequence
 from app.extensions.handoff.handoffs import Handoffs, Peering
 from app.extensions.handoff.sequences import HandoffPart, SteppedHandoff, TimedHandoff
+
+log = logging.getLogger(__name__)
 
 
 class HandoffEngine(Engine):
@@ -45,6 +48,8 @@ class HandoffEngine(Engine):
         )
         self._plain_sequence = self._sequence
         self._handoff_sequence: type[HandoffPart] = TimedHandoff
+        if parts.cache is not None and peering.store is not None:
+            parts.cache.store = peering.store
         if isinstance(self.executor, StepExecutor):
             self._handoff_sequence = SteppedHandoff
             self.executor.scheduler.on_fetch = self._fetch
@@ -58,7 +63,13 @@ class HandoffEngine(Engine):
         awaited: bool = False,
     ) -> Handle:
         """Runs a request with known replies; see `EngineClient.submit`."""
+        dialect = self.handoffs.dialect
+        if requests[0].remote_prefill and not dialect.counts_transfers:
+            # The core counts each remote prefill in vLLM's metrics of NixlConnector.
+            requests = [replace(request, remote_prefill=False) for request in requests]
         first = requests[0]
+        for problem in self.handoffs.problems(first):
+            log.warning("kv_transfer_params of %s: %s", first.request_id, problem)
         if not self._is_handoff(first):
             return super().run(requests, replies, emit, awaited)
         if not self.refuses_requests:  # a request that is rejected here may come again
@@ -77,11 +88,11 @@ class HandoffEngine(Engine):
     def _needs_no_slot(
         self, pool: SequencePool, requests: ListOf[EngineRequest], replies: ListOf[Reply]
     ) -> bool:
-        hands_over = self.handoffs.dialect.transfer_id(requests[0])
-        return not hands_over and super()._needs_no_slot(pool, requests, replies)
+        is_handoff = self._is_handoff(requests[0])
+        return not is_handoff and super()._needs_no_slot(pool, requests, replies)
 
     def _is_handoff(self, request: EngineRequest) -> bool:
-        return request.remote_prefill or bool(self.handoffs.dialect.transfer_id(request))
+        return self.handoffs.takes_part(request)
 
     def _prepare(self, request: EngineRequest) -> EngineRequest:
         if request.index:

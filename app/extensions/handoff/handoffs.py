@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -11,6 +13,8 @@ from msgspec.structs import replace
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.engine.engine import EngineParts
 from app.core.engine.kvcache.cached_sequence import CachedSequence
+from app.core.engine.kvcache.hashing import Prompt
+from app.core.engine.kvcache.stores import ConnectorStore
 from app.core.engine.request import EngineRequest
 from app.core.engine.sequence import Sequence
 from app.core.engine.sequence_pool import SequencePool
@@ -21,19 +25,24 @@ from app.extensions.handoff.dialects import Dialect, EarlyDialect, NixlDialect
 from app.extensions.handoff.early_reads import EarlyReads
 from app.extensions.handoff.late_reads import LateReads
 from app.extensions.handoff.leases import Leases
+from app.extensions.handoff.lmcache import ChunkStore
 from app.extensions.handoff.messages import (
     Done,
     Heartbeat,
-    Message,
+    LeaseMessage,
+    Lookup,
     Question,
     Read,
     SendAnswer,
+    Source,
+    Store,
     source_of,
 )
-from app.extensions.handoff.reads import Channel, Reads, ReadSettings, RemoteRead
+from app.extensions.handoff.reads import MAX_WAIT_S, Channel, ReadSettings, RemoteRead
 from config.settings import KVCacheSettings
 
 UNKNOWN_ENGINE = "the side channel belongs to another engine"
+log = logging.getLogger(__name__)
 
 
 class Peering(NamedTuple):
@@ -46,6 +55,10 @@ class Peering(NamedTuple):
     """Name of the model in the metrics."""
     rank: int = 0
     dialect: Dialect = NixlDialect()
+    store: ConnectorStore | None = None
+    """The connector's store, in place of that of the cache; None to keep it."""
+    store_dialect: Dialect | None = None
+    """The second part of a MultiConnector, which answers with figures of the store."""
 
 
 class Handoffs:
@@ -61,27 +74,32 @@ class Handoffs:
         peering: Peering,
     ) -> None:
         self.dialect = peering.dialect
-        read_class = Reads
-        counters = Counters()
+        self.parts = [peering.dialect]
+        """The connector, or the parts of a MultiConnector."""
+        if peering.store_dialect is not None:
+            self.parts.append(peering.store_dialect)
+        hold_s = options.kv_lease_duration
+        wait_s = MAX_WAIT_S
         if isinstance(self.dialect, EarlyDialect):
-            hold_s = self.dialect.hold_s
-            read_class = LateReads
-        else:
-            hold_s = options.kv_lease_duration
+            hold_s = self.dialect.hold_s or hold_s
+            wait_s = self.dialect.wait_s
+        counters = Counters()
+        if self.dialect.counts_transfers:
             counters = TransferCounters(parts.recorder, peering.model, peering.rank)
         self.executor = executor
         self.recomputes = options.kv_load_failure_policy == "recompute"
         self.name = peering.name
         self.leases = Leases(wheel, parts.clock.now, hold_s, counters)
         self.early_reads = EarlyReads()
-        self.reads = read_class(
+        self.reads = self.dialect.read_class(
             wheel,
             parts.clock.now,
             channel=peering.channel,
             counters=counters,
-            settings=ReadSettings(options.kv_side_channel_timeout, hold_s),
+            settings=ReadSettings(options.kv_side_channel_timeout, hold_s, wait_s),
             name=peering.name,
         )
+        self.block_size = options.block_size
         self._cache = parts.cache
         self._channel = peering.channel
         peering.channel.serve(self._respond, self.reads.answered)
@@ -91,10 +109,20 @@ class Handoffs:
         self._channel.open()
         self.dialect.announce(request, self.name(), self._channel.port)
 
+    def takes_part(self, request: EngineRequest) -> bool:
+        """Returns whether the connector does anything with a request."""
+        return any(part.takes_part(request) for part in self.parts)
+
+    def problems(self, request: EngineRequest) -> list[str]:
+        """Returns which parameters of a request have no effect."""
+        problems = [part.problem(request) for part in self.parts]
+        return [problem for problem in problems if problem]
+
     def expect(self, request: EngineRequest) -> RemoteRead:
         """Returns the read of a request's blocks, whose lease is extended from now on."""
         if isinstance(self.dialect, EarlyDialect) and isinstance(self.reads, LateReads):
-            return self.reads.expect_at(partial(self.dialect.locate, request))
+            source = self.dialect.lease_source(request)
+            return self.reads.expect_at(partial(self.dialect.locate, request), source)
         return self.reads.expect(source_of(request.source or {}))
 
     def take_back(self, request: EngineRequest) -> EngineRequest:
@@ -104,7 +132,8 @@ class Handoffs:
         otherwise keep its own blocks.
         """
         source = source_of(request.source or {})
-        if source is None or source.engine_id != self.name():
+        is_early = isinstance(self.dialect, EarlyDialect)
+        if is_early or source is None or source.engine_id != self.name():
             return request
         if self.leases.release(Done(source.request_id, "")):
             return replace(request, source=None)  # the read will fail
@@ -112,6 +141,19 @@ class Handoffs:
 
     def hold(self, sequence: Sequence, request_id: str) -> None:
         """Starts the lease of a sequence that ends, and takes its blocks."""
+        release: Callable[[], None] = _release_nothing
+        if self.dialect.holds_blocks:
+            release = self._take_blocks(sequence)
+        if self.early_reads.is_abandoned(request_id):
+            release()
+            return
+        self.leases.hold(request_id, release)
+        waiting = self.early_reads.take(request_id)
+        if waiting is not None:
+            waiting.reply(self.leases.respond(waiting.message))
+
+    def _take_blocks(self, sequence: Sequence) -> Callable[[], None]:
+        """Takes the blocks of a sequence that ends; returns the function that releases them."""
         held = CachedSequence(sequence.prompt_tokens)
         cache = self._cache
         if cache is not None and sequence in cache.running:
@@ -121,23 +163,19 @@ class Handoffs:
             sequence.blocks = []
         release = partial(self._release, held, sequence.held)
         sequence.held = 0
-        if self.early_reads.is_abandoned(request_id):
-            release()
-            return
-        self.leases.hold(request_id, release)
-        waiting = self.early_reads.take(request_id)
-        if waiting is not None:
-            waiting.reply(self.leases.respond(waiting.message))
+        return release
 
     def resume(self, sequence: SteppedSequence, is_complete: bool) -> None:
-        """Queues a sequence whose blocks have arrived, or one that computes its prompt."""
+        """Queues a sequence whose blocks have arrived, or one that computes missing tokens."""
         steps = cast("StepExecutor", self.executor)
         scheduler = steps.scheduler
         if is_complete:
             scheduler.fetched(sequence)
         else:
             scheduler.fetching.remove(sequence)
-            sequence.computed = sequence.cached_tokens
+            sequence.computed = sequence.cached_tokens + sequence.fetched_tokens
+            if self._cache is not None:
+                self._cache.filled(sequence)
             # The sequence holds blocks that sequences before it may need.
             scheduler.waiting.add(sequence, first=True)
         steps.wake_now()
@@ -162,6 +200,11 @@ class Handoffs:
         if question.engine_id not in ("", self.name()):
             return UNKNOWN_ENGINE
         message = question.message
+        if isinstance(message, Lookup):
+            return str(self._stored_blocks(message.keys))
+        if isinstance(message, Store):
+            self._receive(message.keys)
+            return ""
         is_early = isinstance(self.dialect, EarlyDialect) and not self._holds(message)
         if is_early and isinstance(message, Read):
             return self.early_reads.wait(message, send)
@@ -169,5 +212,31 @@ class Handoffs:
             self.early_reads.abandon(message)
         return self.leases.respond(message)
 
-    def _holds(self, message: Message) -> bool:
+    def send_chunks(self, receiver: Source, prompt: Prompt) -> None:
+        """Copies a prompt into the store of another engine."""
+        if self._cache is None or not isinstance(self._cache.store, ChunkStore):
+            return
+        keys = self._cache.store.keys(prompt)
+        if not self._channel.send(receiver.host, receiver.port, Question(0, "", Store(keys))):
+            log.warning("the receiver %s of a prompt cannot be reached", receiver)
+
+    def _receive(self, keys: ListOf[bytes]) -> None:
+        if self._cache is not None and isinstance(self._cache.store, ChunkStore):
+            self._cache.store.receive(keys)
+
+    def _holds(self, message: LeaseMessage) -> bool:
         return not isinstance(message, Heartbeat) and message.request_id in self.leases
+
+    def _stored_blocks(self, keys: ListOf[bytes]) -> int:
+        """Returns the number of leading keys that the connector's store has."""
+        if self._cache is None or self._cache.store is None:
+            return 0
+        memo = self._cache.store.memo
+        for number, key in enumerate(keys):
+            if memo.get(key) is None:
+                return number
+        return len(keys)
+
+
+def _release_nothing() -> None:
+    """Releases the blocks of a prefill that were copied."""

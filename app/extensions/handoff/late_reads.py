@@ -7,13 +7,7 @@ from functools import cached_property, partial
 from typing import TypeAlias
 
 from app.extensions.handoff.messages import PENDING, Answer, Read, Source
-from app.extensions.handoff.reads import (
-    MAX_WAIT_S,
-    NO_SOURCE,
-    Finish,
-    Reads,
-    RemoteRead,
-)
+from app.extensions.handoff.reads import NO_SOURCE, Finish, Reads, RemoteRead
 
 TOO_LATE = "the prefill takes too long"
 
@@ -36,15 +30,24 @@ class LateRead(RemoteRead):
 
 
 class LateReads(Reads):
-    """The reads of an engine whose prefills hold blocks without heartbeats."""
+    """The reads of an engine whose prefills may end after the arrival of the decodes."""
 
     @cached_property
     def _patient(self) -> set[int]:
         """Numbers of the questions with the answer `PENDING`."""
         return set()
 
-    def expect_at(self, locate: Locate) -> LateRead:
-        """Returns the read of a request that has arrived."""
+    def expect_at(self, locate: Locate, lease_source: Source | None = None) -> LateRead:
+        """Returns the read of a request that has arrived.
+
+        Extends the lease of `lease_source` from now on.
+        """
+        read = self._new_read(locate)
+        if lease_source is not None:
+            self._watch(read, lease_source)
+        return read
+
+    def _new_read(self, locate: Locate) -> LateRead:
         return LateRead(locate, self._new_number(), self._now())
 
     def start(self, read: RemoteRead, transfer_s: float, finish: Finish) -> None:
@@ -77,8 +80,10 @@ class LateReads(Reads):
         """
         assert isinstance(read, LateRead)
         now_s = self._now()
-        if problem == PENDING and now_s - read.since_s > MAX_WAIT_S:
+        if problem == PENDING and now_s - read.since_s > self._settings.wait_s:
             problem = TOO_LATE
+            if read.source is not None:
+                self._release(read, read.source)
         if problem == PENDING:
             self._request(read)
             return

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.extensions.handoff.counters import Counters
-from app.extensions.handoff.messages import Done, Heartbeat, Message, Read
+from app.extensions.handoff.messages import Done, Heartbeat, LeaseMessage, Read
 
 EXTENSION = 2 / 3
 """A heartbeat extends a lease to this share of its first duration from now, as in vLLM 0.32."""
@@ -75,7 +75,7 @@ class Leases:
         self._leases[request_id] = Lease(release, end_s)
         self._watch(request_id, end_s)
 
-    def respond(self, message: Message) -> str:
+    def respond(self, message: LeaseMessage) -> str:
         """Carries out a message of a decode pod; returns the problem, or an empty text."""
         if isinstance(message, Read):
             return self._read(message)

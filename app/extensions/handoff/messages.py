@@ -40,7 +40,25 @@ class Done(Struct, frozen=True, tag="done"):
     reader: str
 
 
-Message: TypeAlias = Read | Heartbeat | Done
+class Lookup(Struct, frozen=True, tag="lookup"):
+    """Asks how many of the blocks with these hashes, from the first on, an engine has stored.
+
+    The answer has the number in place of a problem.
+    """
+
+    request_id: str
+    keys: list[bytes]
+
+
+class Store(Struct, frozen=True, tag="store"):
+    """Copies chunks with these keys into the store of an engine. Gets no answer."""
+
+    keys: list[bytes]
+
+
+LeaseMessage: TypeAlias = Read | Heartbeat | Done
+"""A message about blocks that an engine holds."""
+Message: TypeAlias = LeaseMessage | Lookup | Store
 SendAnswer: TypeAlias = Callable[[str], None]
 """Sends an answer with the given problem, also later."""
 

@@ -8,18 +8,22 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
 from uuid import uuid4
 
+from msgspec import Struct
+
 from app.core.engine.engine import Engine
+from app.core.engine.kvcache.stores import ConnectorStore, store_of
 from app.core.protocol.common import KVTransferParams
 from app.extensions.handoff.bootstrap import (
     BootstrapServer,
     RankRegistration,
     Registration,
-    find_engine,
 )
 from app.extensions.handoff.channel import LOCAL_NAMES, SideChannel
 from app.extensions.handoff.dialects import Dialect, MooncakeDialect, MoriioDialect, NixlDialect
 from app.extensions.handoff.engine import HandoffEngine
+from app.extensions.handoff.engine_directory import EngineDirectory
 from app.extensions.handoff.handoffs import Peering
+from app.extensions.handoff.lmcache import ChunkStore, LMCacheDialect, lmcache_answer
 from app.extensions.handoff.moriio import (
     Heartbeats,
     MoriioTransferParams,
@@ -27,13 +31,19 @@ from app.extensions.handoff.moriio import (
     zmq_address,
 )
 from app.extensions.handoff.moriio import Registration as Heartbeat
+from app.extensions.handoff.peers import PeerDialect
+from app.extensions.handoff.push import NixlPushDialect, push_params
 from app.extensions.handoff.settings import HandoffSettings
+from app.extensions.handoff.union import union_of
 from config import Settings
 
 if TYPE_CHECKING:
     from app.core.server.flask.application import BackgroundService
 
 ALL_ADDRESSES = "0.0.0.0"
+LISTENING = ("moriio", "nixl-push", "p2p", "lmcache")
+"""Connectors whose pods may get a message before their first prefill."""
+LMCACHE = ("lmcache", "lmcache-mp")
 
 
 class OpenChannel:
@@ -98,14 +108,34 @@ class Peerings:
         channel = SideChannel(options.kv_side_channel_host, options.kv_side_channel_port + rank)
         self._channels[rank] = channel
         model = self._settings.model.served_names[0]
+        store_dialect = None
+        if self._options.kv_store in LMCACHE:
+            store_dialect = LMCacheDialect()
         peering = Peering(
             channel,
             partial(self._engine_id, rank),
             model=model,
             rank=rank,
             dialect=self._dialect(),
+            store=self._store(),
+            store_dialect=store_dialect,
         )
         return partial(HandoffEngine, peering=peering)
+
+    def _store(self) -> ConnectorStore | None:
+        """Returns the store of LMCache's connectors, or of the second part of a MultiConnector."""
+        options = self._settings.kvcache
+        name = self._options.kv_store or options.kv_connector
+        if name in LMCACHE:
+            return ChunkStore(
+                options.block_size,
+                self._options.lmcache_chunk_size,
+                keeps_partial_chunks=name == "lmcache",
+                role=self._options.kv_role,
+            )
+        if self._options.kv_store:
+            return store_of(name, options.block_size)
+        return None
 
     @property
     def services(self) -> Sequence[BackgroundService]:
@@ -116,21 +146,52 @@ class Peerings:
             if connector == "mooncake" and self._options.kv_role != "kv_consumer":
                 engine_id = self._engine_id(rank)
                 services.append(MooncakePod(self._settings, rank, engine_id, channel))
-            if connector == "moriio":
+            if connector in LISTENING or self._options.kv_store == "lmcache":
                 services.append(OpenChannel(channel))
-                if self._options.moriio_proxy and rank == 0:
-                    services.append(self._heartbeats())
+            if connector == "moriio" and self._options.moriio_proxy and rank == 0:
+                services.append(self._heartbeats())
         return services
 
+    @property
+    def replaces_answers(self) -> bool:
+        """Whether answers differ from those of NixlConnector."""
+        return self._settings.kvcache.kv_connector != "nixl" or bool(self._options.kv_store)
+
     def transfer_address(
-        self, params: Mapping[str, object], request_id: str, num_blocks: int
+        self, params: Mapping[str, object], request_id: str, address: KVTransferParams | None
     ) -> KVTransferParams | None:
-        """Returns `kv_transfer_params` of a prefill's answer for MooncakeConnector and MoRIIO."""
+        """Returns `kv_transfer_params` of an answer: those of both parts of a MultiConnector.
+
+        `address` is the answer of NixlConnector, None for a request that is not a prefill.
+        """
+        answer: Struct | None = None
+        connector = self._settings.kvcache.kv_connector
+        if connector in LMCACHE:
+            answer = lmcache_answer(connector, params)
+        elif address is not None:
+            answer = self._handoff_params(params, request_id, address)
+        if self._options.kv_store in LMCACHE:
+            answer = union_of(answer, lmcache_answer(self._options.kv_store, params))
+        return cast("KVTransferParams | None", answer)
+
+    def _handoff_params(
+        self, params: Mapping[str, object], request_id: str, address: KVTransferParams
+    ) -> Struct | None:
+        connector = self._settings.kvcache.kv_connector
+        if connector == "nixl":
+            return address
+        if connector == "nixl-push":
+            return push_params(address)
+        if connector == "moriio":
+            return self._moriio_params(params, request_id, address)
+        return None
+
+    def _moriio_params(
+        self, params: Mapping[str, object], request_id: str, address: KVTransferParams
+    ) -> MoriioTransferParams:
         settings = self._settings
-        if settings.kvcache.kv_connector == "mooncake":
-            return None
-        answer = MoriioTransferParams(
-            remote_block_ids=(tuple(range(1, num_blocks + 1)),),
+        return MoriioTransferParams(
+            remote_block_ids=address.remote_block_ids,
             remote_engine_id="",
             remote_host=host_of(settings),
             remote_handshake_port=self._options.moriio_handshake_port,
@@ -140,14 +201,19 @@ class Peerings:
             tp_size=settings.model.tensor_parallel_size,
             transfer_id=transfer_id_of(request_id, params),
         )
-        return cast("KVTransferParams", answer)
 
     def _dialect(self) -> Dialect:
         connector = self._settings.kvcache.kv_connector
         if connector == "mooncake":
-            return MooncakeDialect(find_engine)
+            return MooncakeDialect(EngineDirectory().find)
         if connector == "moriio":
             return MoriioDialect()
+        if connector == "nixl-push":
+            return NixlPushDialect()
+        if connector == "p2p":
+            return PeerDialect()
+        if connector in LMCACHE:
+            return LMCacheDialect()
         return NixlDialect()
 
     def _heartbeats(self) -> Heartbeats:
@@ -168,8 +234,8 @@ class Peerings:
 
     @cached_property
     def _server_id(self) -> str:
-        """An id that no other server has, not even one with the same seed."""
-        return str(uuid4())
+        """The configured id, or one that no other server has, not even one with the same seed."""
+        return self._options.kv_engine_id or str(uuid4())
 
     def _engine_id(self, rank: int) -> str:
         if self._settings.server.data_parallel_size > 1:

@@ -71,6 +71,8 @@ class ReadSettings(NamedTuple):
     timeout_s: float
     """Maximum time until a peer answers."""
     lease_s: float
+    wait_s: float = MAX_WAIT_S
+    """Maximum time that a read waits for its prefill."""
 
 
 class RemoteRead:
@@ -125,11 +127,16 @@ class Reads:
         """Returns the read of a request that has arrived; extends its lease from now on."""
         read = RemoteRead(source, self._new_number(), self._now())
         if source is not None:
-            self._waiting[read] = None
-            if not self._beats:
-                self._beats = True
-                self._wheel.call_soon(self._beat)
+            self._watch(read, source)
         return read
+
+    def _watch(self, read: RemoteRead, source: Source) -> None:
+        """Extends the lease of a read's blocks from now on."""
+        read.source = source
+        self._waiting[read] = None
+        if not self._beats:
+            self._beats = True
+            self._wheel.call_soon(self._beat)
 
     def start(self, read: RemoteRead, transfer_s: float, finish: Finish) -> None:
         """Reads the blocks, which takes at least `transfer_s`, and calls `finish` later."""

@@ -7,12 +7,17 @@ end.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from app.core.engine.batch import Phase, SequenceStatus
 from app.core.engine.errors import EngineFailedError
 from app.core.engine.reply_sequence import ReplySequence
 from app.core.engine.stepped_sequence import SteppedSequence
 from app.core.engine.timed_sequence import TimedSequence
+from app.extensions.handoff.dialects import EarlyDialect, Progress
+from app.extensions.handoff.peers import PeerRead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as ListOf
@@ -21,9 +26,8 @@ if TYPE_CHECKING:
     from app.core.engine.outputs import TokenLogprob
     from app.core.engine.request import EngineRequest, Reply
     from app.core.engine.sequence import Handle
-    from app.core.protocol.common import KVTransferParams
     from app.extensions.handoff.handoffs import Handoffs
-    from app.extensions.handoff.reads import RemoteRead
+    from app.extensions.handoff.reads import Finish, RemoteRead
 
 LOAD_FAILED = "Internal server error"
 """vLLM's message for a request whose KV cache could not be read."""
@@ -37,10 +41,12 @@ class HandoffPart(ReplySequence):
     ) -> None:
         super().__init__(handoffs.executor, request, reply, handle)
         self.handoffs = handoffs
-        self.address = cast("KVTransferParams | None", request.address)
         self.transfer_id = handoffs.dialect.transfer_id(request)
         """Id of the blocks that another engine reads; empty without one."""
-        self.remote_decode = bool(self.transfer_id)
+        self.remote_decode = bool(self.transfer_id) and handoffs.dialect.holds_blocks
+        if handoffs.dialect.reads(request):
+            self.remote = True
+            self.fetched_tokens = self.prompt_tokens
         self.read: RemoteRead | None = None
         """The read of the prompt's blocks; None before the engine has admitted the request."""
 
@@ -49,6 +55,66 @@ class HandoffPart(ReplySequence):
         if self.read is None:
             self.read = self.handoffs.expect(self.request)
         return self.read
+
+    def start_read(self, transfer_s: float, finish: Finish) -> None:
+        """Starts the read of the prompt's blocks; calls `finish` later."""
+        read = self.expect()
+        dialect = self.handoffs.dialect
+        if isinstance(dialect, EarlyDialect):
+            keys: ListOf[bytes] | None = None
+            if self._context.cache is not None:
+                keys = self.prompt.hashes
+            size = self.handoffs.block_size
+            # The last token is always computed.
+            dialect.prepare(
+                read, self.request, list(keys or ())[: (self.prompt_tokens - 1) // size]
+            )
+        self.handoffs.reads.start(read, transfer_s, finish)
+
+    def read_ended(self, is_complete: bool) -> bool:
+        """Takes the result of the read; returns whether the sequence goes on.
+
+        `remote` is true afterwards if nothing remains to be computed.
+        """
+        if self.handoffs.dialect.loads_parts:
+            self._load_blocks(is_complete)
+            return True
+        if is_complete and not self.handoffs.dialect.counts_transfers:
+            missing_tokens = self.prompt_tokens - self.cached_tokens
+            self._recorder.looked_up_in_store(missing_tokens, self.fetched_tokens, tier="p2p")
+        return is_complete or self.load_failed()
+
+    @property
+    def has_all_blocks(self) -> bool:
+        """True if a read of whole blocks has brought all of them: the rest costs no prefill."""
+        missing_tokens = self.prompt_tokens - self.cached_tokens - self.fetched_tokens
+        return self.handoffs.dialect.loads_parts and missing_tokens <= self.handoffs.block_size
+
+    def _load_blocks(self, is_complete: bool) -> None:
+        """Counts the blocks that have arrived; those of the pod's own store may be more."""
+        size = self.handoffs.block_size
+        most_blocks = (self.prompt_tokens - 1) // size
+        blocks = 0
+        if is_complete:
+            blocks = most_blocks
+            if isinstance(self.read, PeerRead) and self.read.blocks is not None:
+                blocks = min(self.read.blocks, most_blocks)
+        fetched_tokens = max(0, blocks * size - self.cached_tokens)
+        tier = "p2p"
+        cache = self._context.cache
+        if cache is not None and cache.store is not None:
+            stored_tokens = cache.store.find(self.prompt, self.cached_tokens)
+            if stored_tokens > fetched_tokens:
+                fetched_tokens = stored_tokens
+                tier = cache.store.tier
+            cache.store.keep(self.prompt)
+            if self.caches:
+                whole_tokens = self.prompt_tokens // size * size
+                self.created_tokens = whole_tokens - self.cached_tokens - fetched_tokens
+        missing_tokens = self.prompt_tokens - self.cached_tokens
+        self._recorder.looked_up_in_store(missing_tokens, fetched_tokens, tier)
+        self.fetched_tokens = fetched_tokens
+        self.remote = False
 
     def load_failed(self) -> bool:
         """Takes the failure of the read; returns whether the sequence goes on by itself."""
@@ -68,23 +134,30 @@ class HandoffPart(ReplySequence):
     def _start(
         self, at_s: float, prompt_logprobs: ListOf[TokenLogprob | None] | None, is_plain: bool
     ) -> None:
-        self._show_blocks()
+        self._complete_answer()
         super()._start(at_s, prompt_logprobs, is_plain)
 
-    def _show_blocks(self) -> None:
-        """Writes the numbers of the blocks into the answer; without a KV cache they have none."""
-        if self.address is not None and self.blocks:
-            self.address.remote_block_ids = (self.block_numbers(),)
+    def _complete_answer(self) -> None:
+        """Writes the numbers of the blocks, and other figures, into the answer."""
+        if self.request.address is None or not self._ids:
+            return
+        progress = Progress(self.block_numbers(), self._ids[0], self.fetched_tokens)
+        for part in self.handoffs.parts:
+            part.complete(self.request, progress)
 
     def _end(
         self, reason: FinishReason, counted: bool = True, error: Exception | None = None
     ) -> None:
         if self.transfer_id:
             if reason in self.handoffs.dialect.good_ends and self.tokens:
-                self._show_blocks()
+                self._complete_answer()
                 self.handoffs.hold(self, self.transfer_id)
             else:
                 self.handoffs.early_reads.give_up(self.transfer_id)
+        for part in self.handoffs.parts:
+            receiver = part.receiver(self.request)
+            if receiver is not None and reason in part.good_ends:
+                self.handoffs.send_chunks(receiver, self.prompt)
         super()._end(reason, counted, error)
         if self.read is not None:
             self.handoffs.reads.abandon(self.read)
@@ -114,8 +187,15 @@ class TimedHandoff(HandoffPart, TimedSequence):
             cache.begin(self, cached, -(-tokens // size) - cached)
         self.holds_slot = True
         transfer_s = context.timing.time_to_first_token(tokens, remote=True)
-        self.handoffs.reads.start(self.expect(), transfer_s, self._arrived)
+        self.start_read(transfer_s, self._arrived)
         return True
+
+    def status(self) -> SequenceStatus:
+        """Returns the progress of the sequence."""
+        status = super().status()
+        if self.remote and status.phase is Phase.PREFILL:
+            return replace(status, phase=Phase.TRANSFER)
+        return status
 
     def _arrived(self, is_complete: bool) -> None:
         """Goes on with the blocks, or without."""
@@ -124,10 +204,11 @@ class TimedHandoff(HandoffPart, TimedSequence):
         context = self._context
         cache = context.cache
         self.due_s = context.clock.now()
-        if not is_complete:
-            if not self.load_failed():
-                return
-            self.due_s += context.timing.time_to_first_token(self.prompt_tokens, self.cached_tokens)
+        if not self.read_ended(is_complete):
+            return
+        present_tokens = self.cached_tokens + self.fetched_tokens
+        if not self.remote and not self.has_all_blocks:
+            self.due_s += context.timing.time_to_first_token(self.prompt_tokens, present_tokens)
         if self._delays is not None:
             self.due_s += self._delays.get(0, 0.0)
         if cache is not None:
@@ -142,12 +223,12 @@ class SteppedHandoff(HandoffPart, SteppedSequence):
 
     def fetch(self, transfer_s: float) -> None:
         """Reads the blocks; the scheduler has assigned those that receive them."""
-        self.handoffs.reads.start(self.expect(), transfer_s, self._arrived)
+        self.start_read(transfer_s, self._arrived)
 
     def _arrived(self, is_complete: bool) -> None:
         """Returns the sequence to the scheduler, with the blocks or without."""
-        if not self.over and (is_complete or self.load_failed()):
-            self.handoffs.resume(self, is_complete)
+        if not self.over and self.read_ended(is_complete):
+            self.handoffs.resume(self, is_complete=self.remote)
 
     def _end(
         self, reason: FinishReason, counted: bool = True, error: Exception | None = None

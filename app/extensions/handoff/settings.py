@@ -2,15 +2,27 @@
 
 from typing import Annotated, Literal
 
+from msgspec import Meta
+
 from config.declaration import About, Port, Section, zmq_address
 
 
 class HandoffSettings(Section, frozen=True, kw_only=True):
-    """Prefill and decode pods with kv-connector mooncake or moriio."""
+    """Prefill and decode pods with a side channel."""
 
+    kv_engine_id: str = ""
+    """Id of the engine in kv_transfer_params; rank k of several adds _dpk. If empty, a random
+    id."""
+    kv_store: Literal["", "example", "offloading", "lmcache", "lmcache-mp"] = ""
+    """Store beside the kv-connector nixl, nixl-push, mooncake, moriio or p2p, as in a
+    MultiConnector."""
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
     """Role of this pod. A kv_consumer has no bootstrap server (mooncake); a router takes a
     kv_producer for a prefill pod, and others for decode pods (moriio)."""
+    lmcache_chunk_size: Annotated[
+        int, Meta(ge=1), About(env=("LMCACHE_CHUNK_SIZE",), unit="tokens")
+    ] = 256
+    """Number of tokens in a chunk of the store (lmcache, lmcache-mp)."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998
     """Port where routers and decode pods find the engines of a prefill pod (mooncake)."""
     moriio_proxy: Annotated[str, zmq_address()] = ""

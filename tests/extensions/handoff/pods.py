@@ -11,6 +11,7 @@ from app.core.engine.batch import LoRASlots
 from app.core.engine.engine import EngineParts
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.hashing import BlockHasher
+from app.core.engine.kvcache.stores import ConnectorStore
 from app.core.engine.lora import Adapter
 from app.core.engine.outputs import EngineOutput, Failed, Tokens
 from app.core.engine.profile import read_profile
@@ -174,6 +175,7 @@ class Pod:
         lease_s: float = LEASE_S,
         start_s: float = 1000.0,
         dialect: Dialect | None = None,
+        store: ConnectorStore | None = None,
     ) -> None:
         Pod.names += 1
         self.name = f"engine-{Pod.names}"
@@ -206,6 +208,7 @@ class Pod:
                 BlockHasher("sha256_cbor", BLOCK_TOKENS, "0", Random(1)),
                 self.recorder,
                 adapter_of=lambda name: Adapter(name, "/" + name),
+                store=store,
             )
         parts = EngineParts(
             model=PlainModel(),
@@ -228,7 +231,7 @@ class Pod:
         )
         self._numbers = 0
 
-    def prefill(self, prompt: list[int], delay_s: float = 0.0) -> Request:
+    def prefill(self, prompt: list[int], delay_s: float = 0.0, request_id: str = "r") -> Request:
         """A prefill for another pod; `delay_s` is between its step and its answer."""
         self._numbers += 1
         address = KVTransferParams(
@@ -240,7 +243,8 @@ class Pod:
             remote_num_tokens=len(prompt),
         )
         delays = ((0, delay_s),) if delay_s else ()
-        return self._submit(Request(self, prompt, address), 1, address=address, delays=delays)
+        request = Request(self, prompt, address)
+        return self._submit(request, 1, request_id, address=address, delays=delays)
 
     def decode(self, prefill: Request, tokens: int = 3, **changes: Any) -> Request:
         """A decode of a prefill; `changes` are wrong parameters."""
@@ -260,14 +264,24 @@ class Pod:
         """A prefill with the parameters of another connector, which answers with none."""
         return self._submit(Request(self, prompt, None), 1, source=source)
 
-    def decode_as(self, prompt: list[int], source: dict[str, object]) -> Request:
+    def decode_as(
+        self, prompt: list[int], source: dict[str, object], request_id: str = "r"
+    ) -> Request:
         """A decode with the parameters of another connector."""
         request = Request(self, prompt, None)
-        return self._submit(request, 3, source=source, remote_prefill=True)
+        return self._submit(request, 3, request_id, source=source, remote_prefill=True)
 
-    def _submit(self, request: Request, tokens: int, **fields: Any) -> Request:
+    def complete(
+        self, prompt: list[int], source: dict[str, object], address: object = None
+    ) -> Request:
+        """A request without flags for a handoff; `address` is the object in its answer."""
+        return self._submit(Request(self, prompt, None), 3, source=source, address=address)
+
+    def _submit(
+        self, request: Request, tokens: int, request_id: str = "r", **fields: Any
+    ) -> Request:
         choice = EngineRequest(
-            request_id="r",
+            request_id=request_id,
             index=0,
             model="m",
             prompt_ids=request.prompt,

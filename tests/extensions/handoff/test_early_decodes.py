@@ -84,6 +84,20 @@ def test_a_decode_that_comes_first_waits_for_its_prefill(pair: Pair) -> None:
     assert_idle(pair)
 
 
+def test_a_read_counts_as_an_external_hit_but_not_for_nixl(pair: Pair) -> None:
+    pair.begin_prefill()
+    pair.advance(0.5)
+    pair.begin_decode()
+    pair.advance(0.5)
+    assert pair.decode.hits() == (0, len(PROMPT))
+    [line] = [
+        line
+        for line in pair.decode.recorder.render().splitlines()
+        if line.startswith("vllm:prompt_tokens_cached_by_source_total") and "p2p" in line
+    ]
+    assert line.endswith(f" {len(PROMPT)}.0")
+
+
 def test_a_decode_waits_longer_than_a_question_takes(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(3.5 * TIMEOUT_S)

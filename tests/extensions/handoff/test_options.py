@@ -66,3 +66,43 @@ def test_a_moriio_connector_without_further_fields_has_the_ports_of_vllm(role: s
 def test_the_address_of_a_router_is_a_zmq_address(address: str) -> None:
     with pytest.raises(ValueError, match="moriio-proxy"):
         load(["--kv-connector", "moriio", "--moriio-proxy", address], {})
+
+
+def offloading(**tier: Any) -> Settings:
+    return settings_for(
+        kv_connector="OffloadingConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": 1,
+            "secondary_tiers": [{"type": "fs", "root_dir": "/kv"}, tier],
+        },
+    )
+
+
+def test_an_offloading_connector_with_a_p2p_tier_has_the_address_of_the_tier() -> None:
+    settings = offloading(type="p2p", host="10.0.0.7", port=5720)
+    assert settings.kvcache.kv_connector == "p2p"
+    assert settings.kvcache.kv_side_channel_host == "10.0.0.7"
+    assert settings.kvcache.kv_side_channel_port == 5720
+    assert Handoff.is_enabled(settings)
+
+
+def test_a_p2p_tier_without_an_address_has_that_of_vllm() -> None:
+    settings = offloading(type="p2p")
+    assert settings.kvcache.kv_side_channel_host == "localhost"
+    assert settings.kvcache.kv_side_channel_port == 5710
+
+
+def test_an_offloading_connector_with_other_tiers_has_no_peers() -> None:
+    settings = offloading(type="obj")
+    assert settings.kvcache.kv_connector == "offloading"
+    assert not Handoff.is_enabled(settings)
+
+
+def test_a_push_connector_has_the_id_of_its_engine() -> None:
+    settings = settings_for(
+        kv_connector="NixlPushConnector", kv_role="kv_producer", engine_id="prefill-1"
+    )
+    assert settings.kvcache.kv_connector == "nixl-push"
+    assert settings.section(HandoffSettings).kv_engine_id == "prefill-1"

@@ -173,7 +173,7 @@ class KVCache:
             sequence.cached_tokens = cached * size
             if sequence.caches:
                 whole_tokens = len(prompt.token_ids) // size * size
-                sequence.created_tokens = whole_tokens - cached * size - sequence.loaded
+                sequence.created_tokens = max(0, whole_tokens - cached * size - sequence.loaded)
 
     def grow(self, sequence: CachedSequence, count: int) -> None:
         """Assigns `count` more blocks."""

@@ -73,8 +73,8 @@ def store_of(connector: str, block_size: int) -> ConnectorStore | None:
     """Returns the store of the connector that the setting `kv-connector` names, if it has one."""
     if connector == "example":
         return PromptStore(block_size)
-    if connector == "offloading":
+    if connector in ("offloading", "p2p"):
         return ConnectorStore(block_size)
-    if connector in ("nixl", "mooncake", "moriio"):
+    if connector in ("nixl", "nixl-push", "mooncake", "moriio"):
         return ConnectorStore(block_size, limit_bytes=0)
     return None

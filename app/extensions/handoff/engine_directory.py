@@ -1,0 +1,132 @@
+"""Where the engines of MooncakeConnector answer: `EngineDirectory` asks their bootstrap servers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from http import HTTPStatus
+from http.client import HTTPException
+from typing import NamedTuple, TypeAlias
+from urllib.parse import urlsplit
+
+import gevent
+import msgspec
+
+from app.core.server.http.client import HttpConnection
+from app.extensions.handoff.bootstrap import EngineEntry
+
+REQUEST_TIMEOUT_S = 5.0
+"""Maximum time of a query, in seconds."""
+MAX_ANSWER_BYTES = 1 << 20
+"""Maximum length of the answer of another pod's bootstrap server."""
+MAX_ENGINES = 4_096
+"""Maximum number of remembered engines; the one that was used longest ago is forgotten."""
+
+TakeAddress: TypeAlias = Callable[[str, int, str], None]
+"""Takes host and port of an engine's side channel, and the problem, empty if it was found."""
+
+
+class EngineAddress(NamedTuple):
+    """The side channel of an engine."""
+
+    host: str
+    port: int
+
+
+class Lookup(NamedTuple):
+    """An engine that a request needs, with the function that gets its address."""
+
+    engine_id: str
+    take: TakeAddress
+
+
+class EngineDirectory:
+    """Remembers each engine that a bootstrap server has named, as vLLM does.
+
+    A server is asked for unknown engines only, and by one query at a time.
+    """
+
+    def __init__(self) -> None:
+        self._addresses: OrderedDict[str, EngineAddress] = OrderedDict()
+        self._lookups: dict[str, list[Lookup]] = {}
+        """Lookups that wait for an answer, by the URL of the bootstrap server."""
+
+    def find(self, bootstrap_url: str, engine_id: str, take: TakeAddress) -> None:
+        """Calls `take` with the address of an engine, now or in a greenlet."""
+        lookup = Lookup(engine_id, take)
+        if engine_id in self._addresses:
+            self._answer(lookup, "")
+        elif bootstrap_url in self._lookups:
+            self._lookups[bootstrap_url].append(lookup)
+        else:
+            self._lookups[bootstrap_url] = [lookup]
+            gevent.spawn(self._query, bootstrap_url)
+
+    def _query(self, bootstrap_url: str) -> None:
+        problem = ""
+        try:
+            self._remember(_engines_at(bootstrap_url))
+        except (OSError, ValueError, HTTPException, msgspec.DecodeError) as error:
+            problem = str(error)
+        for lookup in self._lookups.pop(bootstrap_url):
+            missing = problem or f"remote engine_id {lookup.engine_id} not found"
+            self._answer(lookup, f"bootstrap server {bootstrap_url}: {missing}")
+
+    def _answer(self, lookup: Lookup, problem: str) -> None:
+        """Passes the address on, or the problem if the engine is unknown."""
+        address = self._addresses.get(lookup.engine_id)
+        if address is None:
+            lookup.take("", 0, problem)
+            return
+        self._addresses.move_to_end(lookup.engine_id)
+        lookup.take(address.host, address.port, "")
+
+    def _remember(self, entries: Mapping[str, EngineEntry]) -> None:
+        for entry in entries.values():
+            address = _address_of(entry)
+            if address is not None:
+                self._addresses[entry.engine_id] = address
+                self._addresses.move_to_end(entry.engine_id)
+        while len(self._addresses) > MAX_ENGINES:
+            self._addresses.popitem(last=False)
+
+
+def _address_of(entry: EngineEntry) -> EngineAddress | None:
+    """Returns the address of the first worker of an engine; None if it is missing or invalid."""
+    try:
+        worker = urlsplit(entry.worker_addr.get("0", {}).get("0", ""))
+        port = worker.port
+    except ValueError:
+        return None
+    if not worker.hostname or not port:
+        return None
+    return EngineAddress(worker.hostname, port)
+
+
+def _engines_at(bootstrap_url: str) -> dict[str, EngineEntry]:
+    """Returns the engines of a bootstrap server by their ranks.
+
+    Raises:
+        OSError: The bootstrap server does not answer in time.
+        HTTPException: The answer is not HTTP.
+        ValueError: The URL is invalid, or the answer is too long.
+        msgspec.DecodeError: The answer has another form.
+    """
+    address = urlsplit(bootstrap_url)
+    if not address.hostname or not address.port:
+        raise ValueError("not an address such as http://host:8998")
+    # A request names the address: the answer may be endless, or come a byte at a time.
+    netloc = f"{address.hostname}:{address.port}"
+    with (
+        gevent.Timeout(REQUEST_TIMEOUT_S, TimeoutError),
+        closing(HttpConnection(netloc, REQUEST_TIMEOUT_S)) as connection,
+    ):
+        connection.request("GET", "/query")
+        response = connection.getresponse()
+        body = response.read(MAX_ANSWER_BYTES + 1)
+    if response.status != HTTPStatus.OK:
+        raise ValueError(f"status {response.status}")
+    if len(body) > MAX_ANSWER_BYTES:
+        raise ValueError("the answer is too long")
+    return msgspec.json.decode(body, type=dict[str, EngineEntry])
