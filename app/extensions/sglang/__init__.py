@@ -1,0 +1,61 @@
+"""The SGLang dialect: routes, metrics, KV events and errors as clients of SGLang know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from app.core.extensions import Extension, Position
+from app.core.server.http.late_routes import late_routes
+from app.extensions.sglang.settings import SglangSettings
+
+if TYPE_CHECKING:
+    from app.core.server.http.route import Route
+    from app.core.server.middleware.stack import Middleware
+    from app.extensions.sglang.loads import LoadReader
+    from config import Settings as AllSettings
+
+INFORMATION = (
+    "GET /model_info",
+    "GET /get_model_info",
+    "GET /server_info",
+    "GET /get_server_info",
+    "GET /get_load",
+    "GET /v1/loads",
+    "GET /health_generate",
+    "GET,POST /flush_cache",
+)
+
+
+class SglangDialect(Extension):
+    """Adds SGLang's native interface, and adapts the OpenAI routes."""
+
+    name = "sglang"
+    Settings = SglangSettings
+
+    @classmethod
+    def is_enabled(cls, settings: AllSettings) -> bool:
+        """Returns whether the dialect is SGLang's."""
+        return settings.section(SglangSettings).dialect == "sglang"
+
+    @cached_property
+    def _loads(self) -> LoadReader:
+        from app.extensions.sglang.loads import LoadReader
+
+        return LoadReader(self.parts)
+
+    def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
+        """Returns the middleware around the OpenAI routes."""
+        from app.extensions.sglang.middleware import DataParallelRanks
+
+        return {Position.INNERMOST: [DataParallelRanks(self.parts.body)]}
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns SGLang's native routes."""
+        return {"sglang": late_routes(self._load_information, *INFORMATION)}
+
+    def _load_information(self) -> list[Route]:
+        from app.extensions.sglang.information import information_routes
+
+        return information_routes(self.parts, self._loads)
