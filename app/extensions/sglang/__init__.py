@@ -26,6 +26,7 @@ INFORMATION = (
     "GET /health_generate",
     "GET,POST /flush_cache",
 )
+GENERATION = ("POST,PUT /generate", "POST /abort_request")
 
 
 class SglangDialect(Extension):
@@ -52,8 +53,16 @@ class SglangDialect(Extension):
         return {Position.INNERMOST: [DataParallelRanks(self.parts.body)]}
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
-        """Returns SGLang's native routes."""
-        return {"sglang": late_routes(self._load_information, *INFORMATION)}
+        """Returns SGLang's native routes; a model that embeds has no generation."""
+        routes = {"sglang": late_routes(self._load_information, *INFORMATION)}
+        if self.parts.settings.model.task == "generate":
+            routes["sglang_generate"] = late_routes(self._load_generation, *GENERATION)
+        return routes
+
+    def _load_generation(self) -> list[Route]:
+        from app.extensions.sglang.generate import generate_routes
+
+        return generate_routes(self.parts.pipeline)
 
     def _load_information(self) -> list[Route]:
         from app.extensions.sglang.information import information_routes
