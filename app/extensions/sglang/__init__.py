@@ -11,9 +11,11 @@ from app.core.server.http.late_routes import late_routes
 from app.extensions.sglang.settings import SglangSettings
 
 if TYPE_CHECKING:
+    from app.core.base.metrics.instruments import Families
     from app.core.server.http.route import Route
     from app.core.server.middleware.stack import Middleware
     from app.extensions.sglang.loads import LoadReader
+    from app.extensions.sglang.metrics import RequestMetrics
     from config import Settings as AllSettings
 
 INFORMATION = (
@@ -46,11 +48,30 @@ class SglangDialect(Extension):
 
         return LoadReader(self.parts)
 
+    @cached_property
+    def _request_metrics(self) -> RequestMetrics:
+        from app.extensions.sglang.metrics import RequestMetrics, server_labels
+
+        return RequestMetrics(server_labels(self.parts))
+
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
-        """Returns the middleware around the OpenAI routes."""
+        """Returns the middleware that observes requests, and around the OpenAI routes."""
+        from app.extensions.sglang.metrics import RequestCounts
         from app.extensions.sglang.middleware import DataParallelRanks
 
-        return {Position.INNERMOST: [DataParallelRanks(self.parts.body)]}
+        return {
+            Position.AUTHENTICATED: [RequestCounts(self._request_metrics)],
+            Position.INNERMOST: [DataParallelRanks(self.parts.body)],
+        }
+
+    def metrics(self) -> Sequence[Families]:
+        """Returns SGLang's families; none with disable-log-stats, as vLLM has none then."""
+        if self.parts.settings.metrics.disable_log_stats:
+            return ()
+        from app.extensions.sglang.metrics import LoadMetrics, server_labels
+
+        loads = LoadMetrics(self.parts, self._loads, server_labels(self.parts))
+        return (loads.render, self._request_metrics.render)
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns SGLang's native routes; a model that embeds has no generation."""
