@@ -30,6 +30,7 @@ OTHER_EXTENSIONS = {
     "scripts/test_plugins.py": "plugins",
     "scripts/test_pooling.py": "pooling",
     "scripts/test_responses.py": "responses",
+    "sglang/test_kv_index.py": "kv_index",
 }
 """File of tests -> the other extension that it needs."""
 PRESENT = {extension.name for extension in present_extensions()}

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from app.core.extensions import Extension, Position
 from app.core.server.http.late_routes import late_routes
 from app.extensions.sglang.settings import SglangSettings
 
 if TYPE_CHECKING:
     from app.core.base.metrics.instruments import Families
+    from app.core.extensions import ServerParts
     from app.core.server.http.route import Route
     from app.core.server.middleware.stack import Middleware
     from app.extensions.sglang.loads import LoadReader
@@ -36,6 +39,13 @@ class SglangDialect(Extension):
 
     name = "sglang"
     Settings = SglangSettings
+
+    def __init__(self, parts: ServerParts) -> None:
+        super().__init__(parts)
+        if parts.kv_events.layout == "map":
+            from app.extensions.sglang.kv_events import encode_batch
+
+            parts.kv_events = replace(parts.kv_events, encode=encode_batch)
 
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:
