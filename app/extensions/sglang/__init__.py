@@ -67,11 +67,14 @@ class SglangDialect(Extension):
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the middleware that observes requests, and around the OpenAI routes."""
         from app.extensions.sglang.metrics import RequestCounts
-        from app.extensions.sglang.middleware import DataParallelRanks
+        from app.extensions.sglang.openai_forms import OpenAiForms, StopNames
+        from app.extensions.sglang.ranks import DataParallelRanks
 
+        pipeline = self.parts.pipeline
+        forms = OpenAiForms(StopNames(pipeline.tokenizer.eos_token_id), pipeline.weights)
         return {
             Position.AUTHENTICATED: [RequestCounts(self._request_metrics)],
-            Position.INNERMOST: [DataParallelRanks(self.parts.body)],
+            Position.INNERMOST: [forms, DataParallelRanks(self.parts.body)],
         }
 
     def metrics(self) -> Sequence[Families]:

@@ -1,4 +1,4 @@
-"""Middleware around the OpenAI routes: ranks that requests name in their bodies."""
+"""Ranks that requests of the OpenAI routes name in their bodies."""
 
 import json
 
