@@ -60,9 +60,8 @@ class RequestMetrics:
             self._families[name] = PlainFamily(PREFIX + name, text, create, kind="histogram")
 
     def render(self) -> str:
-        """Returns the families that have series, in the Prometheus text format."""
-        families = self._families.values()
-        return "".join(family.render() for family in families if any(family.children()))
+        """Returns the families in the Prometheus text format."""
+        return "".join(family.render() for family in self._families.values())
 
     def count(self, finished: FinishedRequest, is_streaming: bool) -> None:
         """Counts a finished request."""
