@@ -112,3 +112,17 @@ def test_dp_aware_mode_uses_both_ranks_for_40_requests(tmp_path: Path) -> None:
         ask(router, "/v1/chat/completions", {**chat, "max_tokens": 2, "ignore_eos": True})
         ask(router, "/v1/chat/completions", {**chat, "max_tokens": 2, "ignore_eos": True})
         assert sorted(generated_by_rank(server)) == [20 * 3 + 2, 20 * 5 + 2]
+
+
+@pytest.mark.timeout(180)
+def test_prefill_and_decode_servers_answer(tmp_path: Path) -> None:
+    with (
+        running_image("serve", "tiny", "--dialect=sglang") as prefill,
+        running_image("serve", "tiny", "--dialect=sglang") as decode,
+        routed("sglang-router prefill-decode", tmp_path, [prefill, decode]) as router,
+    ):
+        wait_for_workers(router, 2)
+        for number in range(10):
+            ask(router, "/v1/completions", body(number, max_tokens=2))
+            ask(router, "/generate", {"text": f"Hello {number}"})
+        assert completions(prefill) == completions(decode) == 10

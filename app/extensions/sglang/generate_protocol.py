@@ -50,11 +50,11 @@ class GenerateRequest(Struct, kw_only=True):
         Raises:
             ContractError: a parameter is unknown or has a wrong type.
         """
-        given = self.sampling_params
-        if not isinstance(given, list):
-            given = [given or {}]
+        values = self.sampling_params
+        if not isinstance(values, list):
+            values = [values or {}]
         try:
-            return msgspec.convert(given, list[SamplingParams])
+            return msgspec.convert(values, list[SamplingParams])
         except msgspec.ValidationError as error:
             raise ContractError(f"sampling_params: {error}") from None
 

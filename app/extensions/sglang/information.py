@@ -1,4 +1,4 @@
-"""Routes that tell routers about the server: model, settings, loads, health; and the cache reset.
+"""Routes that describe the server to routers: model, settings, loads, health; and a cache reset.
 
 Start with `information_routes`.
 """
@@ -241,7 +241,7 @@ def generates(engine: EngineClient, probe: EngineRequest) -> bool:
 
 
 def sections_of(include: str | None) -> frozenset[str]:
-    """Returns the sections that the query `include` names; all of them by default.
+    """Returns the sections that the query `include` names; all by default.
 
     Raises:
         ApiError: 400 for an unknown section.

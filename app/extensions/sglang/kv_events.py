@@ -1,6 +1,6 @@
 """KV events in the form of SGLang: maps with signed hashes, without vLLM's own fields.
 
-The hashes are those of this server: consumers take them as names of blocks.
+The server computes its hashes as vLLM does: consumers take hashes as names of blocks.
 """
 
 from collections.abc import Sequence

@@ -137,7 +137,7 @@ class PendingCounts:
         return watch
 
     def begin(self, is_streaming: bool) -> None:
-        """Counts the sequences, and those that end later."""
+        """Counts the finished sequences. Later ones are counted when they end."""
         self._is_streaming = is_streaming
         for finished in self._finished:
             self._metrics.count(finished, is_streaming)
@@ -158,7 +158,7 @@ class RequestCounts(Middleware):
             context.observers = (*context.observers, counts.observe)
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Counts sequences from now on, as those of a stream or of a whole answer."""
+        """Counts sequences from now on: the content type shows whether the answer is a stream."""
         counts = context.kept(PendingCounts)
         if counts is not None:
             counts.begin(response.headers.get("Content-Type", "").startswith(EVENT_STREAM))

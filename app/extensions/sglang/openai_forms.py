@@ -67,7 +67,7 @@ class StopNames:
 
 
 class RenamingWriter(ResponseWriter):
-    """Writes the events of another writer, with another name in those that end a choice."""
+    """Writes the events of another writer. An event that ends a choice has another name."""
 
     def __init__(self, writer: ResponseWriter, names: StopNames) -> None:
         super().__init__(1)
