@@ -14,12 +14,17 @@ from scripts.generated_page import Page, Section, code, one_line
 from scripts.surface import EVERY_FEATURE, SCRIPT, is_flag
 
 CONFIGURATIONS = (
+    ("--dialect=sglang",),
     (*EVERY_FEATURE, "--simulator-metrics"),
     ("--task=pooling",),
 )
 METHODS = ("get", "post", "put", "patch", "delete")
 OPERATOR_PATHS = ("/admin", "/console")
 AREAS = {
+    "SGLang": (
+        r"/(generate|abort_request|(get_)?model_info|get_server_info|get_load|v1/loads|"
+        r"health_generate|flush_cache)$"
+    ),
     "OpenAI": r"/v1/(chat|completions|models|responses|embeddings)",
     "Anthropic and Cohere": r"/v1/messages|/cohere",
     "Pooling": r"/v\d/(score|rerank|embed|classify)|/(pooling|score|rerank|classify)$|/v1/rerank",
@@ -36,6 +41,7 @@ SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*?)(?:_bucket|_sum|_count)?\{(.*)\} ", re
 LABEL = re.compile(r'(\w+)="')
 GROUPS = {
     "vLLM": "vllm:",
+    "SGLang": "sglang:",
     "HTTP": "http_",
     "Understudy": "understudy_",
     "KV index": "kvcache_",

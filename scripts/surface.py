@@ -75,6 +75,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "every feature": EVERY_FEATURE,
     "pooling": ("--task=pooling",),
+    "sglang": ("--dialect=sglang",),
 }
 """Flags by the name of a configuration."""
 VARIABLE = re.compile(r"<(?:\w+:)?(\w+)>")

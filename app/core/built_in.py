@@ -44,6 +44,7 @@ BUILT_IN = {
     "kv_index": "KvIndexing",
     "llm": "RealEngine",
     "devmode": "DevelopmentRoutes",
+    "sglang": "SglangDialect",
     "console": "ServerConsole",
     "handoff": "Handoff",
     "data_parallel": "DataParallel",

@@ -36,6 +36,7 @@ OTHER_EXTENSIONS = {
     "scripts/test_plugins.py": "plugins",
     "scripts/test_pooling.py": "pooling",
     "scripts/test_responses.py": "responses",
+    "sglang/test_kv_index.py": "kv_index",
     "tool_calls/test_messages.py": "anthropic",
     "tool_calls/test_responses.py": "responses",
 }

@@ -1,4 +1,4 @@
-"""The recipes of docs/routers.md, started in front of servers on free ports."""
+"""The recipes of docs/routers.md and docs/sglang.md, started in front of servers on free ports."""
 
 import re
 import shlex
@@ -10,11 +10,11 @@ from tests.needs import CADDY, HAPROXY, NGINX, SERVERS_BIN
 from tests.running_server import ROOT, RunningServer, free_port, running_command
 from tests.servers.starts import as_somebody
 
-PAGE = (ROOT / "docs" / "routers.md").read_text("utf-8")
+PAGES = "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("routers.md", "sglang.md"))
 RECIPES: dict[str, str] = {
-    name: text for name, text in re.findall(r"```\w+ ([\w -]+)\n(.*?)```", PAGE, re.DOTALL)
+    name: text for name, text in re.findall(r"```\w+ ([\w -]+)\n(.*?)```", PAGES, re.DOTALL)
 }
-"""The blocks of the page by the name behind their language."""
+"""The blocks of the pages by the name behind their language."""
 ROUTER_PORT = 8080
 SERVER_PORTS = (8001, 8002)
 EVENT_PORTS = (5557, 5558)

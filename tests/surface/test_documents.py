@@ -18,8 +18,9 @@ OTHER_NAMES = {
 
 def routes() -> set[str]:
     paths: set[str] = set()
-    for task in ("generate", "pooling"):
-        app = app_of("--force-dummy-tokenizer", *filter(is_flag, EVERY_FEATURE), "--task", task)
+    servers = [(*EVERY_FEATURE, f"--task={task}") for task in ("generate", "pooling")]
+    for flags in (*servers, ("--dialect=sglang",)):
+        app = app_of("--force-dummy-tokenizer", *filter(is_flag, flags))
         paths |= {rule.rule for rule in app.url_map.iter_rules()}
     return {re.sub(r"<(?:\w+:)?\w+>", "{id}", path) for path in paths}
 

@@ -48,6 +48,11 @@ class EngineClient:
         raise NotImplementedError
 
     @property
+    def ranks(self) -> ListOf[EngineClient]:
+        """The engines of the ranks of this port, in order."""
+        return (self,)
+
+    @property
     def running(self) -> int:
         """Number of running sequences of this worker."""
         raise NotImplementedError

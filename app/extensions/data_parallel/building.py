@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec.structs import replace
+
 from app.core.assembly.derived import publishing
 from app.core.assembly.engine import add_cache, build_recorder, simulated_engine, simulation_of
 from app.core.base.clock.clock import LiveClock
@@ -102,7 +104,8 @@ def parts_of_rank(first: ServerParts, rank: int) -> ServerParts:
     parts.clock = LiveClock()  # a clock has one alarm, which the engine's timer wheel sets
     parts.streams = Streams(settings.reply.seed, rank)
     parts.recorder = build_recorder(parts, beside=first.recorder)
-    parts.kv_events = publishing(settings.kvcache, parts.server, settings.model.model, rank)
+    kv_events = publishing(settings.kvcache, parts.server, settings.model.model, rank)
+    parts.kv_events = replace(kv_events, encode=first.kv_events.encode)
     add_cache(parts)
     return parts
 

@@ -42,6 +42,11 @@ class BalancedEngine(EngineClient):
         """The handle of requests that end as they are submitted."""
 
     @property
+    def ranks(self) -> ListOf[EngineClient]:
+        """The engines of all ranks, in order."""
+        return self.engines
+
+    @property
     def running(self) -> int:
         """Number of running sequences of all ranks."""
         return sum(engine.running for engine in self.engines)

@@ -68,7 +68,7 @@ class EventSender:
             self._unopened["replay"] = of_rank(settings.replay_endpoint, settings.rank)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._subscribers: SubscriberWatch | None = None
-        self._encode = encoder(settings.layout)
+        self._encode = settings.encode or encoder(settings.layout)
         self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
         self.next_sequence = 0
         self._listeners: list[Listener] = []

@@ -1,5 +1,6 @@
 """Addresses of the ranks that publish KV events, and the settings of a publisher."""
 
+from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Literal, TypeAlias
 
@@ -70,6 +71,8 @@ class PublisherSettings(Struct, frozen=True, kw_only=True):
     replay_endpoint: str | None = None
     replay_batches: int = 1024
     layout: LayoutName = DEFAULT_LAYOUT
+    encode: Callable[..., bytes] | None = None
+    """Encoder of batches instead of the layout's."""
     batch_events: int = 16
     flush_s: float = 1.0
     queue_events: int = 100_000

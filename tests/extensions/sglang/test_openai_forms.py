@@ -1,0 +1,91 @@
+"""SGLang's differences on the OpenAI routes."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.client import Client, events, in_process
+
+DIALECT = "--dialect=sglang"
+HELLO = [{"role": "user", "content": "one two three"}]
+CHAT: dict[str, Any] = {"messages": HELLO}
+PATHS = ("/v1/chat/completions", "/v1/completions")
+
+
+@pytest.fixture(name="client", scope="module")
+def _client() -> Iterator[Client]:
+    with in_process(DIALECT, "--mode=echo") as client:
+        yield client
+
+
+def body(path: str, **fields: Any) -> dict[str, Any]:
+    if path.endswith("chat/completions"):
+        return {**CHAT, **fields}
+    return {"prompt": "one two three", "max_tokens": 100, **fields}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_whole_answer_names_what_ended_it(client: Client, path: str) -> None:
+    natural = client.post(path, body(path)).json()
+    [choice] = natural["choices"]
+    assert (choice["finish_reason"], choice["matched_stop"]) == ("stop", 0)
+    assert "stop_reason" not in choice
+    assert natural["metadata"] == {"weight_version": "default"}
+    [stopped] = client.post(path, body(path, stop=[" two"])).json()["choices"]
+    assert stopped["matched_stop"] == " two"
+    [cut] = client.post(path, body(path, max_tokens=1)).json()["choices"]
+    assert (cut["finish_reason"], cut["matched_stop"]) == ("length", None)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("latency", ["0", "1ms"])
+def test_the_events_of_a_stream_name_what_ended_it(path: str, latency: str) -> None:
+    with in_process(DIALECT, "--mode=echo", f"--inter-token-latency={latency}") as client:
+        told = events(client.post(path, body(path, stream=True)))
+    choices = [choice for event in told for choice in event["choices"]]
+    assert "stop_reason" not in choices[-1]
+    assert (choices[-1]["finish_reason"], choices[-1]["matched_stop"]) == ("stop", 0)
+
+
+def test_a_text_that_looks_like_a_key_is_not_changed(client: Client) -> None:
+    text = 'a ,"stop_reason":null "finish_reason":"stop","stop_reason":null b'
+    answer = client.post(PATHS[1], {"prompt": text, "max_tokens": 100}).json()
+    assert answer["choices"][0]["text"] == text
+    told = events(client.post(PATHS[1], {"prompt": text, "max_tokens": 100, "stream": True}))
+    assert "".join(event["choices"][0]["text"] for event in told) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "status", "kind"),
+    [
+        (PATHS[0], {**CHAT, "max_tokens": "few"}, 400, "Bad Request"),
+        (PATHS[0], {**CHAT, "temperature": 9}, 400, "BadRequestError"),
+        (PATHS[1], {"prompt": "a", "model": "none"}, 404, "NotFoundError"),
+    ],
+)
+def test_errors_are_flat(client: Client, path: str, wrong: Any, status: int, kind: str) -> None:
+    answer = client.post(path, wrong)
+    assert answer.status_code == status
+    told = answer.json()
+    assert sorted(told) == ["code", "message", "object", "param", "type"]
+    assert (told["object"], told["type"], told["code"]) == ("error", kind, status)
+    assert int(answer.headers["Content-Length"]) == len(answer.content)
+
+
+def test_errors_of_other_routes_keep_their_form(client: Client) -> None:
+    assert json.loads(client.post("/tokenize", {}).text)["error"]["code"] == 400
+
+
+def test_a_rank_of_the_body_must_exist() -> None:
+    ranks = ("--data-parallel-size=2", "--data-parallel-mode=internal")
+    with in_process(DIALECT, *ranks) as client:
+        for path in PATHS:
+            wrong = client.post(path, body(path, data_parallel_rank=2))
+            assert wrong.status_code == 400 and "out of range [0, 2)" in wrong.json()["message"]
+            for rank in (0, 1, None, "1", True):
+                assert client.post(path, body(path, routed_dp_rank=rank)).status_code == 200
+        before = client.metric("vllm:generation_tokens_total", engine="1")
+        client.post(PATHS[1], body(PATHS[1], max_tokens=3, ignore_eos=True, data_parallel_rank=1))
+        assert client.metric("vllm:generation_tokens_total", engine="1") == before + 3

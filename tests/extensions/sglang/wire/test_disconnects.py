@@ -1,0 +1,28 @@
+"""Clients of /generate that disconnect leave nothing behind."""
+
+import json
+import socket
+
+import pytest
+
+from tests.client import Client, served
+from tests.hostile.raw_client import wait_until
+
+
+def requests_in_flight(client: Client) -> int:
+    [load] = client.get("/get_load").json()
+    count: int = load["num_reqs"]
+    return count
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_disconnects_frees_its_slots(streams: bool) -> None:
+    body = json.dumps({"text": ["Hello", "there"], "stream": streams}).encode()
+    head = b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+    request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with served("--dialect=sglang", "--time-to-first-token=30m") as client:
+        with socket.create_connection(("127.0.0.1", client.server.port)) as connection:
+            connection.sendall(request)
+            wait_until(lambda: requests_in_flight(client) == 2)
+        wait_until(lambda: requests_in_flight(client) == 0)
+        assert client.get("/health").status_code == 200
