@@ -15,6 +15,7 @@ from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import Situation
 from app.extensions.lab.costs.known_models import read_model_config
 from app.extensions.lab.costs.situations import make_situation
+from app.extensions.lab.costs.speculation import with_acceptance
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
@@ -93,8 +94,11 @@ def make_job(options: Namespace, settings: Settings) -> Job:
 
 
 def _make_situation(options: Namespace, *, has_plugin_costs: bool) -> Situation | None:
-    """Returns the situation of profile auto; None for other profiles and costs of plugins."""
-    if options.profile != AUTO or has_plugin_costs:
+    """Returns the situation of profile auto; None where no server is comparable.
+
+    That is the case for other profiles, costs of plugins, and drafts.
+    """
+    if options.profile != AUTO or has_plugin_costs or options.speculative_config is not None:
         return None
     config = read_model_config(options.model_config)
     return make_situation(config, options.device, make_engine_options(options))
@@ -121,7 +125,11 @@ def _make_profile(options: Namespace) -> Profile:
         engine = msgspec.structs.replace(profile.engine, **limits)
         profile = msgspec.structs.replace(profile, engine=engine)
     check_engine_limits(profile.engine, f"profile {options.profile} with the flags")
-    return profile.with_drafts(options.speculative_config)
+    speculation = options.speculative_config
+    if speculation is not None and options.profile != AUTO:
+        speculation, _ = with_acceptance(speculation, profile.model)
+        profile = msgspec.structs.replace(profile, speculation=speculation.rates)
+    return profile
 
 
 def make_engine_options(options: Namespace) -> EngineOptions:
@@ -138,6 +146,8 @@ def _check_no_options(options: Namespace, engine_options: EngineOptions) -> None
     """
     defaults = EngineOptions()
     for name in EngineOptions.__struct_fields__:
+        if name == "speculative_config":  # which goes with any profile
+            continue
         if getattr(engine_options, name) != getattr(defaults, name):
             flag = name.replace("_", "-")
             raise ConfigError(

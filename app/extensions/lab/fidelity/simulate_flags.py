@@ -7,6 +7,7 @@ from pathlib import Path
 from app.core.base.cores import usable_cores
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import AUTO_DTYPE, KV_CACHE_DTYPES
+from app.extensions.lab.costs.speculation import read_speculation
 from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
@@ -15,7 +16,6 @@ from app.extensions.lab.load.synthetic import ARRIVALS, lengths
 from config.declaration import COMMAND
 from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number
 from config.sections.engine import DEFAULT_PROFILE
-from config.speculative import synthetic_drafts
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of engines, in virtual time, with the same steps as a
@@ -321,9 +321,10 @@ def _add_engine(flags: FlagParser) -> None:
         )
     add(
         "--speculative-config",
-        type=as_argument(synthetic_drafts),
+        type=as_argument(read_speculation),
         metavar="JSON",
-        help="speculative decoding with rejection_sample_method synthetic [as in the profile]",
+        help="speculative decoding, with synthetic acceptance or a model whose accepted length is"
+        " public; profile auto computes the time of drafts [as in the profile]",
     )
 
 

@@ -51,6 +51,8 @@ def run(argv: Sequence[str]) -> int:
     vars(options).update(profile=AUTO, **vars(plan_options))
     if not options.goodput and not options.slo:
         raise UsageError("an SLO is missing: give --goodput or --slo")
+    if options.confidence is not None and options.speculative_config is not None:
+        raise UsageError("--confidence: no errors of --speculative-config are known")
     check_installed("plan", "plan")
     if options.backend is not None:
         check_installed("dask", "--backend")
