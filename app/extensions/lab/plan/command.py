@@ -24,6 +24,12 @@ from app.extensions.lab.fidelity.job_flags import (
 from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.plan.backends import fleet_runner
+from app.extensions.lab.plan.over_time import (
+    over_time_figures,
+    over_time_order,
+    over_time_table,
+    plan_over_time,
+)
 from app.extensions.lab.plan.plan_flags import (
     CONSIDERED_SEQUENCES,
     CONSIDERED_TOKENS,
@@ -58,7 +64,10 @@ def run(argv: Sequence[str]) -> int:
         check_installed("dask", "--backend")
     if options.plot is not None:
         check_installed("fleet", "--plot")
-    searches, slo = _make_searches(options, load_settings(words, {}))
+    settings = load_settings(words, {})
+    if options.over_time is not None:
+        return _report_over_time(options, settings)
+    searches, slo = _make_searches(options, settings)
     _run_searches(options, searches, slo)
     return _report(options, slo, searches)
 
@@ -113,6 +122,41 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
             name = f"{load_options.rate:.12g}/s"
         searches[name] = FleetSearch(load, slo, groups, options.max_pods)
     return searches, slo
+
+
+def _report_over_time(options: Namespace, settings: Settings) -> int:
+    """Prints the accelerators over time for each load; engines have vLLM's default limits.
+
+    Raises:
+        ConfigError: No engine can be made, or none meets the SLO, or the load has sessions.
+    """
+    if options.plot is not None:
+        raise UsageError("--plot cannot be given with --over-time, whose series is in --json")
+    searches, slo = _make_searches(options, settings)
+    texts = []
+    figures = []
+    for name, search in searches.items():
+        load = search.load
+        if load.session or options.in_flight is not None:
+            raise ConfigError(f"{name}: --over-time needs arrivals that do not depend on answers")
+        plans = []
+        with progress_bar(sys.stderr, "measured", len(search.groups), "engines") as progress:
+            for number, group in enumerate(search.groups):
+                if group.engines:
+                    job = group.engines[0].job
+                    plan = plan_over_time(
+                        group.name, job, load, slo=slo, window_s=options.over_time
+                    )
+                    if plan is not None:
+                        plans.append(plan)
+                progress(number + 1)
+        if not plans:
+            raise ConfigError(f"{name}: nothing meets {slo} on a single pod at any rate")
+        plans.sort(key=over_time_order)
+        texts.append(over_time_table(name, load, slo, plans))
+        figures.append({"load": name, "engines": [over_time_figures(plan) for plan in plans]})
+    with write_results(options.json, {"slo": str(slo), "loads": figures}, "\n\n".join(texts)):
+        return 0
 
 
 def _load_flags(options: Namespace) -> list[dict[str, Any]]:

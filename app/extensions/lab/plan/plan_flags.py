@@ -10,7 +10,7 @@ from app.extensions.lab.fidelity import simulate_flags
 from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS, RATE
 from app.extensions.lab.load.loads import MAX_TOKENS
 from config.declaration import suggestion
-from config.flags import FlagParser, as_argument, number_of, whole_number
+from config.flags import FlagParser, as_argument, duration_of, number_of, whole_number
 
 ABOUT = """\
 Find the cheapest fleet that meets an SLO (docs/planning.md): device, tensor-parallel size, pods and
@@ -38,6 +38,7 @@ EXCLUDED_FLAGS = (
     "gpu-hour-price",
 )
 """Flags of simulate that plan sets or does not have."""
+DEFAULT_WINDOW_S = 60.0
 MIN_CONFIDENCE = 50
 MAX_CONFIDENCE = 99
 DASK = "dask="
@@ -71,6 +72,15 @@ def make_parser() -> FlagParser:
         metavar="PERCENT",
         help="probability with which the fleet meets the SLO, such as 90%%, by the errors of"
         " measured servers [take the simulation as exact]",
+    )
+    add(
+        "--over-time",
+        nargs="?",
+        const=DEFAULT_WINDOW_S,
+        type=duration_of(86_400, 1.0),
+        metavar="WINDOW",
+        help="print the fewest accelerators in each window of the load, as of a perfect"
+        " autoscaler, instead of a constant fleet [60s]",
     )
     add(
         "--max-pods",
