@@ -39,8 +39,8 @@ ENGINE_SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-sch
 TRACE_HELP = (
     "CSV file with the columns arrival_s, input_tokens and output_tokens; optional: prefix_group"
     " and prefix_tokens for shared prefixes, session and think_s for sessions, class for --goodput."
-    " Or a trace of Azure, BurstGPT or Mooncake, or a result of vllm bench serve, guidellm or"
-    " aiperf"
+    " Or a trace of Azure, BurstGPT or Mooncake, a result of vllm bench serve, guidellm or"
+    " aiperf, or a specification of inference-perf"
 )
 
 
