@@ -10,6 +10,7 @@ import msgspec
 
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import Situation
+from app.extensions.lab.fidelity.agent_traces import limit_conversations
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.goodput import check_classes
 from app.extensions.lab.fidelity.intervals import Errors, SlowedCosts, errors_of
@@ -39,6 +40,8 @@ class Job:
     """Options of the engine of profile auto."""
     situation: Situation | None = None
     """Facts that the errors of profile auto depend on."""
+    conversations: int | None = None
+    """Most conversations of an agent trace at a time; None is no limit."""
 
     def load(self, progress: Progress = ignore_progress) -> LoadTrace:
         """Reads or draws the load.
@@ -52,10 +55,18 @@ class Job:
         else:
             assert self.trace is not None
             load = read_trace(self.trace, progress)
+            self._limit_conversations(load)
         self._check_lengths(load)
         check_classes(self.judgement.limits or {}, load)
         self._check_cold_start(load)
         return load
+
+    def _limit_conversations(self, load: LoadTrace) -> None:
+        if self.conversations is None:
+            return
+        if not load.conversation_starts:
+            raise ConfigError(f"--conversations: {load.origin} is not an agent trace")
+        limit_conversations(load, self.conversations)
 
     def _check_lengths(self, load: LoadTrace) -> None:
         limits = self.plan.profile.engine

@@ -90,7 +90,15 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         model=options.model_config or "",
         options=make_engine_options(options),
         situation=_make_situation(options, has_plugin_costs=costs is not None),
+        conversations=_read_conversations(options),
     )
+
+
+def _read_conversations(options: Namespace) -> int | None:
+    conversations: int | None = options.conversations
+    if conversations is not None and options.trace is None:
+        raise UsageError("--conversations goes with --trace")
+    return conversations
 
 
 def _make_situation(options: Namespace, *, has_plugin_costs: bool) -> Situation | None:

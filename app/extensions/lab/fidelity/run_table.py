@@ -1,6 +1,7 @@
 """Text of a simulated run: its table, the figures of a comparison, and its requests as CSV."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from app.extensions.console import compare
@@ -173,7 +174,7 @@ def write_requests(path: Path, outcome: SimulationOutcome) -> None:
 
 def _request_rows(outcome: SimulationOutcome) -> Iterator[list[object]]:
     load = outcome.load
-    later_turns = frozenset(load.next_turns().values())
+    later_turns = frozenset(chain.from_iterable(load.followers().values()))
     for number, arrival_s in enumerate(load.arrival_s):
         row: list[object] = [
             "" if number in later_turns else f"{arrival_s:.6f}",

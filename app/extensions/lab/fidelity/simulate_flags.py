@@ -39,8 +39,8 @@ ENGINE_SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-sch
 TRACE_HELP = (
     "CSV file with the columns arrival_s, input_tokens and output_tokens; optional: prefix_group"
     " and prefix_tokens for shared prefixes, session and think_s for sessions, class for --goodput."
-    " Or a trace of Azure, BurstGPT or Mooncake, a result of vllm bench serve, guidellm or"
-    " aiperf, or a specification of inference-perf"
+    " Or a trace of Azure, BurstGPT, Mooncake or AgentX (Weka), a result of vllm bench serve,"
+    " guidellm or aiperf, or a specification of inference-perf"
 )
 
 
@@ -147,9 +147,16 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
 
 def _add_load(flags: FlagParser) -> None:
     add = flags.add_argument_group("Load from a file").add_argument
-    add("--trace", type=Path, metavar="FILE[.gz]", help=TRACE_HELP)
-
     count = whole_number(1, MAX_TOKENS)
+    add("--trace", type=Path, metavar="FILE[.gz]", help=TRACE_HELP)
+    add(
+        "--conversations",
+        type=count,
+        metavar="N",
+        help="conversations of an agent trace at a time; each place plays its share one after"
+        " another [all]",
+    )
+
     max_rate = MAX_VALUES[RATE]
     add = flags.add_argument_group("Drawn load").add_argument
     add(

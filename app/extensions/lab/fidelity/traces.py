@@ -18,6 +18,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from app.extensions.lab.fidelity.agent_traces import is_agent_trace, read_agent_traces
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from app.extensions.lab.fidelity.csv_rows import CsvRows
 from app.extensions.lab.fidelity.inference_perf import is_specification, read_specification
@@ -45,6 +46,9 @@ def read_trace(path: Path, progress: Progress = ignore_progress) -> LoadTrace:
         head = binary.peek(4096).lstrip(BLANK)
         if not head:
             raise ConfigError(f"{path}: is empty")
+        if is_agent_trace(head):
+            with io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
+                return read_agent_traces(str(path), file.read())
         is_mooncake = b'"hash_ids"' in head or b'"input_length"' in head
         if head.startswith(b"{") and not is_mooncake:
             return _read_benchmark(path)
