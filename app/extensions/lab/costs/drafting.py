@@ -68,7 +68,7 @@ class Drafter(Struct, frozen=True, kw_only=True):
     input_widths: int = 1
     """Width of the input of its attention, in widths of the model."""
     shares_tables: bool = False
-    """Embedding and output are those of the model."""
+    """The drafter uses the embedding and the output of the model."""
 
     @property
     def passes(self) -> int:

@@ -89,7 +89,7 @@ def _parts(text: str) -> Sequence[tuple[str, str]]:
 
 
 class _Reader:
-    """Appends traces to a load, with one prefix tree for all of them."""
+    """Appends traces to a load, with one prefix tree for all traces."""
 
     def __init__(self, load: LoadTrace) -> None:
         self._load = load
@@ -128,7 +128,7 @@ class _Reader:
             load.conversation_starts.pop()
 
     def _append_subagent(self, entry: _Subagent, latest: list[int]) -> list[int]:
-        """Appends the requests of a subagent; returns the numbers of those that end its branches.
+        """Appends the requests of a subagent; returns the last request of each branch.
 
         Requests that overlapped are sent in parallel.
         """
@@ -142,9 +142,11 @@ class _Reader:
         open_ends: list[int] = []
         for call in calls:
             begin_s = call.t + offset_s
-            over = [number for number in open_ends if self._ends_s[number] <= begin_s + TOLERANCE_S]
-            number = self._append_call(call, begin_s, chain, over or latest)
-            open_ends = [end for end in open_ends if end not in over]
+            finished = [
+                number for number in open_ends if self._ends_s[number] <= begin_s + TOLERANCE_S
+            ]
+            number = self._append_call(call, begin_s, chain, finished or latest)
+            open_ends = [end for end in open_ends if end not in finished]
             open_ends.append(number)
         return open_ends
 
@@ -195,6 +197,6 @@ def limit_conversations(load: LoadTrace, places: int) -> None:
     ends = [*starts[1:], len(load)]
     followed = {earlier for numbers in load.predecessors.values() for earlier in numbers}
     for index in range(places, len(starts)):
-        before = range(starts[index - places], ends[index - places])
-        last = tuple(number for number in before if number not in followed)
+        earlier_requests = range(starts[index - places], ends[index - places])
+        last = tuple(number for number in earlier_requests if number not in followed)
         load.predecessors.setdefault(starts[index], last)

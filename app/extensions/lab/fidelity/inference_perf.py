@@ -123,7 +123,7 @@ def read_specification(path: Path, text: str) -> LoadTrace:
 
 
 def _fill(load: LoadTrace, specification: _Specification) -> None:
-    """Appends the requests of all stages. Raises ValueError for what is not supported."""
+    """Appends the requests of all stages. Raises ValueError for an unsupported load."""
     section = specification.load
     _check_load(section)
     rng = Random(section.base_seed)

@@ -42,6 +42,8 @@ class Job:
     """Facts that the errors of profile auto depend on."""
     conversations: int | None = None
     """Most conversations of an agent trace at a time; None is no limit."""
+    node_devices: int = 1
+    """Devices that are rented together."""
 
     def load(self, progress: Progress = ignore_progress) -> LoadTrace:
         """Reads or draws the load.

@@ -47,6 +47,8 @@ class PodsOverTime(Struct, frozen=True, kw_only=True):
     """Accelerators of a pod."""
     price: float
     """Price of an accelerator an hour."""
+    node_devices: int = 1
+    """Accelerators that are rented together."""
     window_s: float
     pods: list[int]
     slo_share: float
@@ -57,7 +59,8 @@ class PodsOverTime(Struct, frozen=True, kw_only=True):
     @property
     def gpus(self) -> list[int]:
         """Accelerators in each window."""
-        return [self.devices * count for count in self.pods]
+        node = self.node_devices
+        return [-(-self.devices * count // node) * node for count in self.pods]
 
     @property
     def gpu_hours(self) -> float:
@@ -144,6 +147,7 @@ def plan_over_time(
         capacity=pod_rate,
         devices=profile.devices,
         price=job.judgement.gpu_hour_price or 0.0,
+        node_devices=job.node_devices,
         window_s=window_s,
         pods=pods,
         slo_share=verdict.slo_share,
