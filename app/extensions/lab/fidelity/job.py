@@ -10,6 +10,7 @@ import msgspec
 
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import Situation
+from app.extensions.lab.costs.power import DeviceWatts, energy_of
 from app.extensions.lab.fidelity.agent_traces import limit_conversations
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.goodput import check_classes
@@ -44,6 +45,8 @@ class Job:
     """Most conversations of an agent trace at a time; None is no limit."""
     node_devices: int = 1
     """Devices that are rented together."""
+    watts: DeviceWatts | None = None
+    """Power of a device; None leaves energy out."""
 
     def load(self, progress: Progress = ignore_progress) -> LoadTrace:
         """Reads or draws the load.
@@ -102,6 +105,14 @@ class Job:
         """Simulates `load`; returns the times of its requests, and the figures."""
         outcome = simulate(load, self.plan, progress, watch)
         summary = summarize(outcome, self.profile_name, self.judgement)
+        if self.watts is not None:
+            energy = energy_of(
+                self.watts,
+                running=summary.running.mean,
+                gpu_hours=summary.gpu_hours,
+                output_tokens=summary.output_tokens,
+            )
+            summary = msgspec.structs.replace(summary, energy=energy)
         errors = self.errors(summary)
         if errors is not None:
             intervals = errors.intervals(

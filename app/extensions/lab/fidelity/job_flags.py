@@ -14,6 +14,7 @@ from app.extensions.lab.costs.datasheet import profile_of
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import Situation
 from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.power import MEASURED, DeviceWatts
 from app.extensions.lab.costs.situations import make_situation
 from app.extensions.lab.costs.speculation import with_acceptance
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
@@ -30,6 +31,7 @@ from app.extensions.lab.load.synthetic import BURSTY, RAMP, Recipe
 from app.extensions.plugins import autoscalers, step_costs
 from app.extensions.plugins.policies import AutoscalerStart
 from config import ConfigError, UsageError
+from config.sections.engine import DEFAULT_PROFILE
 from config.settings import Settings
 
 TRANSFER_FLAGS = ("transfer_bandwidth", "transfer_latency", "kv_bytes_per_token")
@@ -91,7 +93,30 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         options=make_engine_options(options),
         situation=_make_situation(options, has_plugin_costs=costs is not None),
         conversations=_read_conversations(options),
+        watts=_find_watts(options),
     )
+
+
+def _find_watts(options: Namespace) -> DeviceWatts | None:
+    """Returns the power of a device, measured or as given.
+
+    Raises:
+        ConfigError: The power of the device was not measured.
+    """
+    watts: DeviceWatts | str | None = options.device_watts
+    if watts is None or isinstance(watts, DeviceWatts):
+        return watts
+    device = options.device
+    if options.profile == DEFAULT_PROFILE:
+        device = "h100"
+    measured = MEASURED.get(device or "")
+    if measured is None:
+        name = device or f"profile {options.profile}"
+        raise ConfigError(
+            f"--device-watts auto: no power of {name} was measured under load; known are"
+            f" {', '.join(MEASURED)}; give LOW-HIGH, with one request and with many"
+        )
+    return measured
 
 
 def _read_conversations(options: Namespace) -> int | None:

@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 from app.extensions.console import compare
+from app.extensions.lab.costs.power import Energy
 from app.extensions.lab.fidelity.goodput import goodput_lines
 from app.extensions.lab.fidelity.intervals import Intervals
 from app.extensions.lab.fidelity.simulation import SimulationOutcome
@@ -55,6 +56,8 @@ def run_table(summary: RunSummary, judgement: Judgement) -> str:
             f" {price.per_million_input_tokens:,.2f} in,"
             f" {price.per_million_output_tokens:,.2f} out"
         )
+    if isinstance(summary.energy, Energy):
+        lines.append(str(summary.energy))
     if isinstance(summary.fleet, FleetUse):
         lines += [_intervals_table(summary.fleet.intervals), _fleets_table(summary, summary.fleet)]
     for objective in judgement.objectives:

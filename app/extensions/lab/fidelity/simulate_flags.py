@@ -7,6 +7,7 @@ from pathlib import Path
 from app.core.base.cores import usable_cores
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import AUTO_DTYPE, KV_CACHE_DTYPES
+from app.extensions.lab.costs.power import read_watts
 from app.extensions.lab.costs.speculation import read_speculation
 from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
@@ -386,6 +387,13 @@ def _add_results(flags: FlagParser) -> None:
         type=number_of(0, 1_000_000),
         metavar="PRICE",
         help="price of an accelerator per hour; prints the price of the run",
+    )
+    add(
+        "--device-watts",
+        type=as_argument(read_watts),
+        metavar="auto|LOW-HIGH",
+        help="print energy, from the power of a device with one request and with many; auto has"
+        " measured ranges of some devices",
     )
     add(
         "--slo",

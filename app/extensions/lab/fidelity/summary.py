@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, Struct, UnsetType
 
+from app.extensions.lab.costs.power import Energy
 from app.extensions.lab.fidelity.goodput import (
     Goodput,
     Limits,
@@ -128,6 +129,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     intervals: Intervals | UnsetType = UNSET
     """Only with profile auto."""
     fleet: FleetUse | UnsetType = UNSET
+    energy: Energy | UnsetType = UNSET
     """Only with autoscaling."""
 
     def latency(self, name: str) -> Spread:
