@@ -17,10 +17,11 @@ from app.extensions.lab.fidelity.goodput import check_classes
 from app.extensions.lab.fidelity.intervals import Errors, SlowedCosts, errors_of
 from app.extensions.lab.fidelity.pod import Watch
 from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
-from app.extensions.lab.fidelity.summary import Judgement, RunSummary, summarize
+from app.extensions.lab.fidelity.summary import Judgement, RunSummary, class_figures, summarize
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
 from app.extensions.lab.fidelity.traces import read_trace
 from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.priorities import assign_classes
 from app.extensions.lab.load.progress import Progress, ignore_progress, progress_bar
 from app.extensions.lab.load.synthetic import Recipe, draw_load
 from config import ConfigError
@@ -61,6 +62,8 @@ class Job:
             assert self.trace is not None
             load = read_trace(self.trace, progress)
             self._limit_conversations(load)
+        if self.plan.priorities:
+            assign_classes(load, self.plan.priorities, self.plan.seed)
         self._check_lengths(load)
         check_classes(self.judgement.limits or {}, load)
         self._check_cold_start(load)
@@ -105,6 +108,8 @@ class Job:
         """Simulates `load`; returns the times of its requests, and the figures."""
         outcome = simulate(load, self.plan, progress, watch)
         summary = summarize(outcome, self.profile_name, self.judgement)
+        if self.plan.priorities:
+            summary = msgspec.structs.replace(summary, classes=class_figures(outcome))
         if self.watts is not None:
             energy = energy_of(
                 self.watts,

@@ -27,6 +27,7 @@ from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RA
 from app.extensions.lab.load.autoscale_flags import read_cold_start, read_policy
 from app.extensions.lab.load.autoscaler import Autoscaling
 from app.extensions.lab.load.output_files import STDOUT, check_output_paths, check_picture_path
+from app.extensions.lab.load.priorities import check_priorities
 from app.extensions.lab.load.synthetic import BURSTY, RAMP, Recipe
 from app.extensions.plugins import autoscalers, step_costs
 from app.extensions.plugins.policies import AutoscalerStart
@@ -71,6 +72,9 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         seed=options.seed,
         autoscaling=_make_autoscaling(options, swept, profile.weight_bytes, autoscalers(settings)),
     )
+    if options.priorities is not None:
+        check_priorities(options.priorities, is_drawn=options.trace is None)
+        plan = replace(plan, priorities=tuple(options.priorities))
     split = _make_disaggregation(options, swept, profile.kv_bytes_per_token)
     if split is not None:
         plan = replace(plan, disaggregation=split, pods=split.prefill_pods + split.decode_pods)

@@ -56,6 +56,8 @@ def run_table(summary: RunSummary, judgement: Judgement) -> str:
             f" {price.per_million_input_tokens:,.2f} in,"
             f" {price.per_million_output_tokens:,.2f} out"
         )
+    if isinstance(summary.classes, tuple):
+        lines += map(str, summary.classes)
     if isinstance(summary.energy, Energy):
         lines.append(str(summary.energy))
     if isinstance(summary.fleet, FleetUse):

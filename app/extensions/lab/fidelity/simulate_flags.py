@@ -13,6 +13,7 @@ from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
 from app.extensions.lab.load.policies import POLICIES, RANDOM
+from app.extensions.lab.load.priorities import read_priority
 from app.extensions.lab.load.synthetic import ARRIVALS, lengths
 from config.declaration import COMMAND
 from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number
@@ -327,6 +328,14 @@ def _add_engine(flags: FlagParser) -> None:
             action=argparse.BooleanOptionalAction,
             help=f"vLLM's option {name} [as in the profile]",
         )
+    add(
+        "--priorities",
+        nargs="+",
+        type=as_argument(read_priority),
+        metavar="CLASS=PRIORITY",
+        help="scheduling policy priority: lower numbers first, such as chat=0 batch=10 for the"
+        " classes of a trace, or chat=0@30%% batch=10@70%% for a drawn load",
+    )
     add(
         "--speculative-config",
         type=as_argument(read_speculation),

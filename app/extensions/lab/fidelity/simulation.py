@@ -35,6 +35,7 @@ from app.extensions.lab.load.policies import (
     PrefixAware,
     make_policy,
 )
+from app.extensions.lab.load.priorities import PriorityClass
 from app.extensions.lab.load.progress import Progress, ignore_progress
 from app.extensions.lab.load.statistics import latencies
 from app.extensions.plugins.policies import Sample
@@ -66,6 +67,8 @@ class SimulationPlan:
     """Splits `pods` into prefill pods, which come first, and decode pods."""
     autoscaling: Autoscaling | None = None
     """With autoscaling `pods` is the number at the start, within the bounds of the policy."""
+    priorities: tuple[PriorityClass, ...] = ()
+    """Classes of requests that the engines serve by priority."""
 
 
 class SimulationOutcome:
@@ -139,7 +142,9 @@ class Simulation:
             gaps=self.outcome.gaps,
             on_end=self._finish,
             watch=watch,
+            by_priority=bool(plan.priorities),
         )
+        self._priorities = {part.name: part.priority for part in plan.priorities}
         self.pods: list[Pod] = []
         self._request_counts: dict[int, int] = {}
         """Requests in flight, by pod."""
@@ -311,6 +316,8 @@ class Simulation:
             request.node_tokens = load.node_tokens
         if load.session:
             request.session = load.session[number]
+        if self._priorities:
+            request.priority = self._priorities[load.classes[load.kind[number]]]
         request.send_s = self._wait_for_place(arrival_s)
         if self._autoscaler is not None and request.send_s > load.arrival_s[0] + MAX_LOAD_S:
             raise ConfigError(
