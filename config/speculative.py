@@ -177,7 +177,7 @@ class DraftConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         count = self.draft_count()
         rates = self.synthetic_acceptance_rates
         if rates is None:
-            return _rates_of_length(self.synthetic_acceptance_length or 0.0, count)
+            return rates_of_length(self.synthetic_acceptance_length or 0.0, count)
         if len(rates) != count:
             raise ValueError(f"synthetic_acceptance_rates must have length {count}, got {rates}")
         if not all(0.0 <= rate <= 1.0 for rate in rates):
@@ -229,18 +229,25 @@ def synthetic_drafts(text: str, versions: Sequence[str] | None = None) -> Synthe
         ValueError: vLLM would not start; the message completes "the value ...".
     """
     try:
-        config = _read(text, versions)
+        config = read_draft_config(text, versions)
         if config.rejection_sample_method != "synthetic":
             return None
         return SyntheticDrafts(
-            acceptance=_conditional_rates(config.unconditional_rates()),
+            acceptance=conditional_rates(config.unconditional_rates()),
             slots=config.draft_slots(versions or tuple(CHANGES.own_passes.values())),
         )
     except ValueError as error:
         raise ValueError(f"must be a speculative_config of vLLM: {error}") from None
 
 
-def _read(text: str, versions: Sequence[str] | None) -> DraftConfig:
+def read_draft_config(text: str, versions: Sequence[str] | None = None) -> DraftConfig:
+    """Returns the checked fields of a `speculative_config`; `text` is JSON.
+
+    `versions` are as for `synthetic_drafts`.
+
+    Raises:
+        ValueError: A name, a type or a value is wrong.
+    """
     fields = msgspec.json.decode(text, type=dict[str, object] | None) or {}
     # vLLM accepts both spellings of a name; where both are given, the last one wins.
     named = {name.replace("-", "_"): value for name, value in fields.items()}
@@ -287,7 +294,7 @@ def _check_method(method: str, versions: Sequence[str] | None) -> None:
         raise ValueError(f"method {error}") from None
 
 
-def _rates_of_length(length: float, count: int) -> list[float]:
+def rates_of_length(length: float, count: int) -> list[float]:
     """Returns the rates with the mean `length` of accepted drafts and the next token.
 
     They have the least variance: the first drafts are always accepted, and one by chance.
@@ -298,7 +305,8 @@ def _rates_of_length(length: float, count: int) -> list[float]:
     return [min(1.0, max(0.0, accepted - position)) for position in range(count)]
 
 
-def _conditional_rates(rates: list[float]) -> tuple[float, ...]:
+def conditional_rates(rates: list[float]) -> tuple[float, ...]:
+    """Returns the chance of each draft after accepted ones; `rates` include the earlier ones."""
     conditional: list[float] = []
     previous = 1.0
     for rate in rates:

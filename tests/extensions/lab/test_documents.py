@@ -18,9 +18,16 @@ PLANS = re.findall(
 )
 
 
-SEARCHES = re.findall(
+PLAN_COMMANDS = re.findall(
     r"```console\n(?:\$ pip .*\n)?\$ python -m app (plan (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING
 )
+SEARCHES = [
+    example
+    for example in PLAN_COMMANDS
+    if "--over-time" not in example[0] and "--together" not in example[0]
+]
+TOGETHER = [example for example in PLAN_COMMANDS if "--together" in example[0]]
+SERIES = [example for example in PLAN_COMMANDS if "--over-time" in example[0]]
 SIMULATIONS = re.findall(
     r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:[^$`\s].*\n)+)```",
     (ROOT / "docs" / "simulate.md").read_text("utf-8"),
@@ -74,6 +81,39 @@ def test_planning_shows_the_table_and_the_answer_of_its_plans(
     for beginning in ("cheapest: ", "runner-up: ", "binds: "):
         assert any(line.startswith(beginning) for line in lines)
         assert any(line.startswith(beginning) for line in wanted)
+
+
+def test_planning_shows_what_its_series_print(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the load has the columns and the lines of the whole."""
+    monkeypatch.chdir(ROOT)
+    [(command, printed)] = SERIES
+    words = shlex.split(command.replace("\\\n", ""))
+    assert main([*words, "--seconds", "60", "--over-time", "20s"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wanted = printed.splitlines()
+    assert lines[0].partition(";")[2].replace("20 s", "60 s") == wanted[0].partition(";")[2]
+    assert lines[1].replace(" ", "") == wanted[1].replace(" ", "")
+    assert lines[-1].startswith("GPUs of h100 tp 2 over time: 0s=2")
+    assert wanted[-1].startswith("GPUs of h100 tp 2 over time: 0s=2")
+
+
+def test_planning_shows_the_fleets_of_models_together(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of fewer fleets has the columns of the whole, and the same price lists."""
+    monkeypatch.chdir(ROOT)
+    [(command, printed)] = TOGETHER
+    words = shlex.split(command.replace("\\\n", ""))
+    assert main([*words, *FEW_FLEETS, "--processes", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wanted = printed.splitlines()
+    heading = wanted[1].replace(" ", "")
+    assert heading in [line.replace(" ", "") for line in lines]
+    assert [line.split("tp")[0] for line in lines[-2:]] == [
+        line.split("tp")[0] for line in wanted[-2:]
+    ]
 
 
 def test_planning_has_plans_with_and_without_a_confidence() -> None:

@@ -13,6 +13,7 @@ from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Pro
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT, Adjustment, find_adjustment
 from app.extensions.lab.costs.devices import DEVICES, Device
+from app.extensions.lab.costs.drafting import Drafter, Drafting, make_drafter
 from app.extensions.lab.costs.engine_options import BF16_BYTES, CacheFormat, EngineOptions
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
 from app.extensions.lab.costs.kernel_sum import KernelSum
@@ -28,6 +29,7 @@ from app.extensions.lab.costs.memory import (
 )
 from app.extensions.lab.costs.shapes import ModelShape, model_shape
 from app.extensions.lab.costs.sheet_overheads import MEASURED_OVERHEADS, NO_OVERHEAD
+from app.extensions.lab.costs.speculation import waits_for_drafts, with_acceptance
 from app.extensions.lab.costs.storage import StorageFormat, read_storage
 from config.declaration import ConfigError
 
@@ -67,6 +69,8 @@ CHECKED = (
     "shares of the data sheet, without constants of kernels for {what}; measured servers were 29 %"
     " slower (TPOT) and 56 % (TTFT) than such profiles, dense bf16 models on H100 10 %"
 )
+
+DRAFTS_CHECKED = "no error of drafts is known"
 
 
 def profile_of(
@@ -135,7 +139,7 @@ def datasheet_profile(
     storage = replace(storage, for_marlin=pads_for_marlin(device_name.lower(), version))
     cache = options.cache_format(quantization)
     engine = ASYNCHRONOUS
-    if version <= LAST_SYNCHRONOUS:
+    if version <= LAST_SYNCHRONOUS or waits_for_drafts(options.speculative_config):
         engine = SYNCHRONOUS
     kernel_sum = _kernel_sum(
         shape, storage, device_name=device_name.lower(), options=options, cache=cache
@@ -169,6 +173,15 @@ def datasheet_profile(
             front=engine.front + adjustment.front_ms / 1000,
             front_per_token=FRONT.front_per_token + kernel_sum.delay_per_token(),
         )
+    drafting = None
+    if options.speculative_config is not None:
+        speculation, length_text = with_acceptance(options.speculative_config, origin)
+        drafting = _drafting(
+            make_drafter(speculation, shape, storage, origin), device_name.lower(), options, cache
+        )
+        cost = drafting.added_to(cost)
+        checked += f"; {speculation.draft_count} drafts by {speculation.method}, {length_text}"
+        checked += f"; {DRAFTS_CHECKED}"
     texts = [
         checked,
         *_adjustment_texts(adjustment, version),
@@ -185,7 +198,12 @@ def datasheet_profile(
         async_scheduling=engine is not SYNCHRONOUS,
     )
     memory = _Memory(
-        shape, storage, device=device, options=options, use=memory_use_of(version, options)
+        shape,
+        storage,
+        device=device,
+        options=options,
+        use=memory_use_of(version, options),
+        drafter=None if drafting is None else drafting.drafter,
     )
     engine_limits = memory.fill_in(replace(defaults, **limits), cache.bytes, origin)
     architecture = shape.architectures[0]
@@ -205,6 +223,30 @@ def datasheet_profile(
         engine=_all_ranks(replace(engine_limits, **limits), options),
         cost=cost,
         front=front,
+        speculation=None if drafting is None else drafting.drafter.speculation.rates,
+    )
+
+
+def _drafting(
+    drafter: Drafter, device_name: str, options: EngineOptions, cache: CacheFormat
+) -> Drafting:
+    """Returns the costs of a drafter on the devices of its model."""
+    device = DEVICES[device_name]
+    shape = drafter.shape
+    draft = None
+    if shape is not None:
+        kernel_sum = _kernel_sum(
+            shape, drafter.storage, device_name=device_name, options=options, cache=cache
+        )
+        devices = options.tensor_parallel_size
+        if kernel_sum is not None:
+            engine = kernel_sum.kernels.engine or ASYNCHRONOUS
+            draft = kernel_sum.constants(replace(engine, base=0.0, sequence=0.0, slowdown=0.0))
+        else:
+            sheet = _sheet_cost(shape, drafter.storage, device, devices, cache_bytes=cache.bytes)
+            draft = replace(sheet, base=sheet.base - BASE_S, per_sequence=0.0)
+    return Drafting(
+        drafter=drafter, draft=draft, device=device, devices=options.tensor_parallel_size
     )
 
 
@@ -344,7 +386,9 @@ class _Memory:
         device: Device,
         options: EngineOptions,
         use: MemoryUse,
+        drafter: Drafter | None = None,
     ) -> None:
+        self._drafter = drafter
         self._shape = shape
         self._storage = storage
         self._device = device
@@ -368,6 +412,10 @@ class _Memory:
         cached_bytes = token_bytes(
             shape, options.tensor_parallel_size, cache_bytes, options.pipeline_parallel_size
         )
+        drafter = self._drafter
+        if drafter is not None and drafter.shape is not None:
+            free_bytes -= drafter.weight_bytes / sharers
+            cached_bytes += token_bytes(drafter.shape, options.tensor_parallel_size, cache_bytes)
         blocks = int(free_bytes / (cached_bytes * limits.block_size))
         if blocks < 2:
             raise ConfigError(

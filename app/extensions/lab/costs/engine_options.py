@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from app.extensions.lab.costs.shapes import ModelShape, Quantization
+from app.extensions.lab.costs.speculation import Speculation
 from config.declaration import ConfigError
 
 AUTO_DTYPE = "auto"
@@ -39,6 +40,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     """Empty is the method of the checkpoint."""
     vllm_version: str = ""
     """Empty is the newest version that is known."""
+    speculative_config: Speculation | None = None
 
     @property
     def devices(self) -> int:

@@ -10,15 +10,18 @@ import msgspec
 
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import Situation
+from app.extensions.lab.costs.power import DeviceWatts, energy_of
+from app.extensions.lab.fidelity.agent_traces import limit_conversations
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.goodput import check_classes
 from app.extensions.lab.fidelity.intervals import Errors, SlowedCosts, errors_of
 from app.extensions.lab.fidelity.pod import Watch
 from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
-from app.extensions.lab.fidelity.summary import Judgement, RunSummary, summarize
+from app.extensions.lab.fidelity.summary import Judgement, RunSummary, class_figures, summarize
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
 from app.extensions.lab.fidelity.traces import read_trace
 from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.load.priorities import assign_classes
 from app.extensions.lab.load.progress import Progress, ignore_progress, progress_bar
 from app.extensions.lab.load.synthetic import Recipe, draw_load
 from config import ConfigError
@@ -39,6 +42,12 @@ class Job:
     """Options of the engine of profile auto."""
     situation: Situation | None = None
     """Facts that the errors of profile auto depend on."""
+    conversations: int | None = None
+    """Most conversations of an agent trace at a time; None is no limit."""
+    node_devices: int = 1
+    """Devices that are rented together."""
+    watts: DeviceWatts | None = None
+    """Power of a device; None leaves energy out."""
 
     def load(self, progress: Progress = ignore_progress) -> LoadTrace:
         """Reads or draws the load.
@@ -52,10 +61,20 @@ class Job:
         else:
             assert self.trace is not None
             load = read_trace(self.trace, progress)
+            self._limit_conversations(load)
+        if self.plan.priorities:
+            assign_classes(load, self.plan.priorities, self.plan.seed)
         self._check_lengths(load)
         check_classes(self.judgement.limits or {}, load)
         self._check_cold_start(load)
         return load
+
+    def _limit_conversations(self, load: LoadTrace) -> None:
+        if self.conversations is None:
+            return
+        if not load.conversation_starts:
+            raise ConfigError(f"--conversations: {load.origin} is not an agent trace")
+        limit_conversations(load, self.conversations)
 
     def _check_lengths(self, load: LoadTrace) -> None:
         limits = self.plan.profile.engine
@@ -89,6 +108,16 @@ class Job:
         """Simulates `load`; returns the times of its requests, and the figures."""
         outcome = simulate(load, self.plan, progress, watch)
         summary = summarize(outcome, self.profile_name, self.judgement)
+        if self.plan.priorities:
+            summary = msgspec.structs.replace(summary, classes=class_figures(outcome))
+        if self.watts is not None:
+            energy = energy_of(
+                self.watts,
+                running=summary.running.mean,
+                gpu_hours=summary.gpu_hours,
+                output_tokens=summary.output_tokens,
+            )
+            summary = msgspec.structs.replace(summary, energy=energy)
         errors = self.errors(summary)
         if errors is not None:
             intervals = errors.intervals(

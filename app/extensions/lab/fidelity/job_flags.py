@@ -14,7 +14,9 @@ from app.extensions.lab.costs.datasheet import profile_of
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import Situation
 from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.power import MEASURED, DeviceWatts
 from app.extensions.lab.costs.situations import make_situation
+from app.extensions.lab.costs.speculation import with_acceptance
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
@@ -25,10 +27,12 @@ from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RA
 from app.extensions.lab.load.autoscale_flags import read_cold_start, read_policy
 from app.extensions.lab.load.autoscaler import Autoscaling
 from app.extensions.lab.load.output_files import STDOUT, check_output_paths, check_picture_path
+from app.extensions.lab.load.priorities import check_priorities
 from app.extensions.lab.load.synthetic import BURSTY, RAMP, Recipe
 from app.extensions.plugins import autoscalers, step_costs
 from app.extensions.plugins.policies import AutoscalerStart
 from config import ConfigError, UsageError
+from config.sections.engine import DEFAULT_PROFILE
 from config.settings import Settings
 
 TRANSFER_FLAGS = ("transfer_bandwidth", "transfer_latency", "kv_bytes_per_token")
@@ -68,6 +72,9 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         seed=options.seed,
         autoscaling=_make_autoscaling(options, swept, profile.weight_bytes, autoscalers(settings)),
     )
+    if options.priorities is not None:
+        check_priorities(options.priorities, is_drawn=options.trace is None)
+        plan = replace(plan, priorities=tuple(options.priorities))
     split = _make_disaggregation(options, swept, profile.kv_bytes_per_token)
     if split is not None:
         plan = replace(plan, disaggregation=split, pods=split.prefill_pods + split.decode_pods)
@@ -89,12 +96,46 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         model=options.model_config or "",
         options=make_engine_options(options),
         situation=_make_situation(options, has_plugin_costs=costs is not None),
+        conversations=_read_conversations(options),
+        watts=_find_watts(options),
     )
 
 
+def _find_watts(options: Namespace) -> DeviceWatts | None:
+    """Returns the power of a device, measured or as given.
+
+    Raises:
+        ConfigError: The power of the device was not measured.
+    """
+    watts: DeviceWatts | str | None = options.device_watts
+    if watts is None or isinstance(watts, DeviceWatts):
+        return watts
+    device = options.device
+    if options.profile == DEFAULT_PROFILE:
+        device = "h100"
+    measured = MEASURED.get(device or "")
+    if measured is None:
+        name = device or f"profile {options.profile}"
+        raise ConfigError(
+            f"--device-watts auto: no power of {name} was measured under load; known are"
+            f" {', '.join(MEASURED)}; give LOW-HIGH, with one request and with many"
+        )
+    return measured
+
+
+def _read_conversations(options: Namespace) -> int | None:
+    conversations: int | None = options.conversations
+    if conversations is not None and options.trace is None:
+        raise UsageError("--conversations goes with --trace")
+    return conversations
+
+
 def _make_situation(options: Namespace, *, has_plugin_costs: bool) -> Situation | None:
-    """Returns the situation of profile auto; None for other profiles and costs of plugins."""
-    if options.profile != AUTO or has_plugin_costs:
+    """Returns the situation of profile auto; None where no server is comparable.
+
+    That is the case for other profiles, costs of plugins, and drafts.
+    """
+    if options.profile != AUTO or has_plugin_costs or options.speculative_config is not None:
         return None
     config = read_model_config(options.model_config)
     return make_situation(config, options.device, make_engine_options(options))
@@ -121,7 +162,11 @@ def _make_profile(options: Namespace) -> Profile:
         engine = msgspec.structs.replace(profile.engine, **limits)
         profile = msgspec.structs.replace(profile, engine=engine)
     check_engine_limits(profile.engine, f"profile {options.profile} with the flags")
-    return profile.with_drafts(options.speculative_config)
+    speculation = options.speculative_config
+    if speculation is not None and options.profile != AUTO:
+        speculation, _ = with_acceptance(speculation, profile.model)
+        profile = msgspec.structs.replace(profile, speculation=speculation.rates)
+    return profile
 
 
 def make_engine_options(options: Namespace) -> EngineOptions:
@@ -138,6 +183,8 @@ def _check_no_options(options: Namespace, engine_options: EngineOptions) -> None
     """
     defaults = EngineOptions()
     for name in EngineOptions.__struct_fields__:
+        if name == "speculative_config":  # which goes with any profile
+            continue
         if getattr(engine_options, name) != getattr(defaults, name):
             flag = name.replace("_", "-")
             raise ConfigError(

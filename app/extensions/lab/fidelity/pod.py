@@ -16,6 +16,7 @@ from app.core.engine.profile import EngineLimits, Profile
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.step_cost import CostModel, PrefillTime
 from app.core.engine.step_loop import StepLoop
+from app.core.engine.waiting_queue import WaitingQueue
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from app.extensions.lab.fidelity.timeline import Timeline
 from app.extensions.lab.fidelity.token_gaps import TokenGaps
@@ -33,6 +34,8 @@ class PodContext:
     on_end: Callable[[OfflineRequest], None]
     """Called with each request at its last token."""
     watch: Watch | None = None
+    by_priority: bool = False
+    """True if the scheduler follows priorities."""
 
 
 class Pod(StepLoop[OfflineRequest]):
@@ -55,7 +58,11 @@ class Pod(StepLoop[OfflineRequest]):
         if speculation is not None:
             drafts = Drafts(speculation.acceptance, Random(seed))
             step_limits = replace(step_limits, draft_slots=speculation.draft_slots)
-        scheduler = Scheduler(step_limits, blocks, speculation=drafts)
+        queue: WaitingQueue[OfflineRequest] | None = None
+        if context.by_priority:
+            step_limits = replace(step_limits, by_priority=True)
+            queue = WaitingQueue(by_priority=True)
+        scheduler = Scheduler(step_limits, blocks, queue, speculation=drafts)
         if limits.engine_step_time:
             scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, limits.engine_step_time)
         depth = 2 if limits.async_scheduling else 1

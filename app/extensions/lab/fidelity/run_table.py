@@ -1,9 +1,11 @@
 """Text of a simulated run: its table, the figures of a comparison, and its requests as CSV."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from app.extensions.console import compare
+from app.extensions.lab.costs.power import Energy
 from app.extensions.lab.fidelity.goodput import goodput_lines
 from app.extensions.lab.fidelity.intervals import Intervals
 from app.extensions.lab.fidelity.simulation import SimulationOutcome
@@ -54,6 +56,10 @@ def run_table(summary: RunSummary, judgement: Judgement) -> str:
             f" {price.per_million_input_tokens:,.2f} in,"
             f" {price.per_million_output_tokens:,.2f} out"
         )
+    if isinstance(summary.classes, tuple):
+        lines += map(str, summary.classes)
+    if isinstance(summary.energy, Energy):
+        lines.append(str(summary.energy))
     if isinstance(summary.fleet, FleetUse):
         lines += [_intervals_table(summary.fleet.intervals), _fleets_table(summary, summary.fleet)]
     for objective in judgement.objectives:
@@ -173,7 +179,7 @@ def write_requests(path: Path, outcome: SimulationOutcome) -> None:
 
 def _request_rows(outcome: SimulationOutcome) -> Iterator[list[object]]:
     load = outcome.load
-    later_turns = frozenset(load.next_turns().values())
+    later_turns = frozenset(chain.from_iterable(load.followers().values()))
     for number, arrival_s in enumerate(load.arrival_s):
         row: list[object] = [
             "" if number in later_turns else f"{arrival_s:.6f}",

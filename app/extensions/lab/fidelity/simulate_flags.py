@@ -7,15 +7,17 @@ from pathlib import Path
 from app.core.base.cores import usable_cores
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import AUTO_DTYPE, KV_CACHE_DTYPES
+from app.extensions.lab.costs.power import read_watts
+from app.extensions.lab.costs.speculation import read_speculation
 from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
 from app.extensions.lab.load.policies import POLICIES, RANDOM
+from app.extensions.lab.load.priorities import read_priority
 from app.extensions.lab.load.synthetic import ARRIVALS, lengths
 from config.declaration import COMMAND
 from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number
 from config.sections.engine import DEFAULT_PROFILE
-from config.speculative import synthetic_drafts
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of engines, in virtual time, with the same steps as a
@@ -39,8 +41,8 @@ ENGINE_SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-sch
 TRACE_HELP = (
     "CSV file with the columns arrival_s, input_tokens and output_tokens; optional: prefix_group"
     " and prefix_tokens for shared prefixes, session and think_s for sessions, class for --goodput."
-    " Or a trace of Azure, BurstGPT or Mooncake, or a result of vllm bench serve, guidellm or"
-    " aiperf"
+    " Or a trace of Azure, BurstGPT, Mooncake or AgentX (Weka), a result of vllm bench serve,"
+    " guidellm or aiperf, or a specification of inference-perf"
 )
 
 
@@ -147,9 +149,16 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
 
 def _add_load(flags: FlagParser) -> None:
     add = flags.add_argument_group("Load from a file").add_argument
-    add("--trace", type=Path, metavar="FILE[.gz]", help=TRACE_HELP)
-
     count = whole_number(1, MAX_TOKENS)
+    add("--trace", type=Path, metavar="FILE[.gz]", help=TRACE_HELP)
+    add(
+        "--conversations",
+        type=count,
+        metavar="N",
+        help="conversations of an agent trace at a time; each place plays its share one after"
+        " another [all]",
+    )
+
     max_rate = MAX_VALUES[RATE]
     add = flags.add_argument_group("Drawn load").add_argument
     add(
@@ -320,10 +329,19 @@ def _add_engine(flags: FlagParser) -> None:
             help=f"vLLM's option {name} [as in the profile]",
         )
     add(
+        "--priorities",
+        nargs="+",
+        type=as_argument(read_priority),
+        metavar="CLASS=PRIORITY",
+        help="scheduling policy priority: lower numbers first, such as chat=0 batch=10 for the"
+        " classes of a trace, or chat=0@30%% batch=10@70%% for a drawn load",
+    )
+    add(
         "--speculative-config",
-        type=as_argument(synthetic_drafts),
+        type=as_argument(read_speculation),
         metavar="JSON",
-        help="speculative decoding with rejection_sample_method synthetic [as in the profile]",
+        help="speculative decoding, with synthetic acceptance or a model whose accepted length is"
+        " public; profile auto computes the time of drafts [as in the profile]",
     )
 
 
@@ -378,6 +396,13 @@ def _add_results(flags: FlagParser) -> None:
         type=number_of(0, 1_000_000),
         metavar="PRICE",
         help="price of an accelerator per hour; prints the price of the run",
+    )
+    add(
+        "--device-watts",
+        type=as_argument(read_watts),
+        metavar="auto|LOW-HIGH",
+        help="print energy, from the power of a device with one request and with many; auto has"
+        " measured ranges of some devices",
     )
     add(
         "--slo",

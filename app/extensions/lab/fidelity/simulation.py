@@ -3,12 +3,12 @@
 import gc
 import math
 from array import array
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import count, groupby
+from itertools import chain, count, groupby
 from operator import itemgetter
 from random import Random
 
@@ -35,6 +35,7 @@ from app.extensions.lab.load.policies import (
     PrefixAware,
     make_policy,
 )
+from app.extensions.lab.load.priorities import PriorityClass
 from app.extensions.lab.load.progress import Progress, ignore_progress
 from app.extensions.lab.load.statistics import latencies
 from app.extensions.plugins.policies import Sample
@@ -66,6 +67,8 @@ class SimulationPlan:
     """Splits `pods` into prefill pods, which come first, and decode pods."""
     autoscaling: Autoscaling | None = None
     """With autoscaling `pods` is the number at the start, within the bounds of the policy."""
+    priorities: tuple[PriorityClass, ...] = ()
+    """Classes of requests that the engines serve by priority."""
 
 
 class SimulationOutcome:
@@ -139,7 +142,9 @@ class Simulation:
             gaps=self.outcome.gaps,
             on_end=self._finish,
             watch=watch,
+            by_priority=bool(plan.priorities),
         )
+        self._priorities = {part.name: part.priority for part in plan.priorities}
         self.pods: list[Pod] = []
         self._request_counts: dict[int, int] = {}
         """Requests in flight, by pod."""
@@ -152,8 +157,12 @@ class Simulation:
         self._policy = make_policy(
             plan.policy, self._cached_blocks, Random(f"{plan.seed}/{plan.policy}")
         )
-        self._next_turns = load.next_turns()
-        is_open_loop = plan.in_flight is None and not self._next_turns
+        self._followers = load.followers()
+        self._awaited = Counter(chain.from_iterable(self._followers.values()))
+        """Answers that each later turn waits for, as far as they are not known."""
+        self._ready_s: dict[int, float] = {}
+        """Latest known end of the answers that a later turn waits for."""
+        is_open_loop = plan.in_flight is None and not self._followers
         has_plain_fleet = plan.disaggregation is None and plan.autoscaling is None
         self._is_blind = (
             watch is None
@@ -221,7 +230,7 @@ class Simulation:
             by_pod = sorted(numbers, key=outcome.pod.__getitem__)
             for _, requests in groupby(by_pod, outcome.pod.__getitem__):
                 self._play(requests)
-        elif self._next_turns:
+        elif self._followers:
             self._play_sessions()
         else:
             self._play(range(len(self._load)))
@@ -279,7 +288,7 @@ class Simulation:
         arrival_s = self._load.arrival_s
         due = self._due
         turns = self._due_turns
-        later_turns = set(self._next_turns.values())
+        later_turns = set(self._awaited)
         first_turns = deque(number for number in range(len(arrival_s)) if number not in later_turns)
         for event in count():
             arrives_s = arrival_s[first_turns[0]] if first_turns else math.inf
@@ -307,6 +316,8 @@ class Simulation:
             request.node_tokens = load.node_tokens
         if load.session:
             request.session = load.session[number]
+        if self._priorities:
+            request.priority = self._priorities[load.classes[load.kind[number]]]
         request.send_s = self._wait_for_place(arrival_s)
         if self._autoscaler is not None and request.send_s > load.arrival_s[0] + MAX_LOAD_S:
             raise ConfigError(
@@ -400,9 +411,12 @@ class Simulation:
             heappush(self._endings, (last_s, outcome.pod[number]))
         if self._free_places is not None:
             heappush(self._free_places, last_s + self._plan.turnaround_s)
-        next_turn = self._next_turns.get(number)
-        if next_turn is not None:
-            heappush(self._due_turns, (last_s + self._load.think_s[next_turn], next_turn))
+        for turn in self._followers.get(number, ()):
+            ready_s = max(last_s, self._ready_s.get(turn, last_s))
+            self._ready_s[turn] = ready_s
+            self._awaited[turn] -= 1
+            if not self._awaited[turn]:
+                heappush(self._due_turns, (ready_s + self._load.think_s[turn], turn))
         self._finished += 1
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, Struct, UnsetType
 
+from app.extensions.lab.costs.power import Energy
 from app.extensions.lab.fidelity.goodput import (
     Goodput,
     Limits,
@@ -21,6 +22,7 @@ from app.extensions.lab.fidelity.timeline import Timeline
 from app.extensions.lab.fidelity.token_gaps import TokenGaps
 from app.extensions.lab.load.pod_lives import Interval, pod_seconds, pods_over
 from app.extensions.lab.load.statistics import quantile
+from app.extensions.lab.load.tables import milliseconds
 from config.durations import parse_duration
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
@@ -81,6 +83,24 @@ class Transferred(Struct, frozen=True):
     transferred_bytes: float
 
 
+class ClassFigures(Struct, frozen=True):
+    """Latencies of the requests of a class."""
+
+    name: str
+    priority: int
+    requests: int
+    ttft_s: Spread
+    tpot_s: Spread
+    e2e_s: Spread
+
+    def __str__(self) -> str:
+        return (
+            f"class {self.name}: {self.requests:,} requests,"
+            f" TTFT p99 {milliseconds(self.ttft_s.p99)}, TPOT p99 {milliseconds(self.tpot_s.p99)},"
+            f" E2E p99 {milliseconds(self.e2e_s.p99)}"
+        )
+
+
 class FleetUse(Struct, frozen=True):
     """Pods of an autoscaled run."""
 
@@ -128,6 +148,9 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     intervals: Intervals | UnsetType = UNSET
     """Only with profile auto."""
     fleet: FleetUse | UnsetType = UNSET
+    energy: Energy | UnsetType = UNSET
+    classes: tuple[ClassFigures, ...] | UnsetType = UNSET
+    """Only with priorities."""
     """Only with autoscaling."""
 
     def latency(self, name: str) -> Spread:
@@ -242,6 +265,35 @@ def summarize(
         price=price,
         disaggregation=_transferred(outcome, requests_per_pod),
     )
+
+
+def class_figures(outcome: SimulationOutcome) -> tuple[ClassFigures, ...]:
+    """Returns the latencies of each class with a priority, as far as it has requests."""
+    load = outcome.load
+    figures = []
+    for part in outcome.plan.priorities:
+        if part.name not in load.classes:
+            continue
+        kind = load.classes.index(part.name)
+        numbers = [number for number, other in enumerate(load.kind) if other == kind]
+        ttft_s = [outcome.first_s[number] - outcome.send_s[number] for number in numbers]
+        e2e_s = [outcome.last_s[number] - outcome.send_s[number] for number in numbers]
+        tpot_s = [
+            (outcome.last_s[number] - outcome.first_s[number]) / (load.output_tokens[number] - 1)
+            for number in numbers
+            if load.output_tokens[number] > 1
+        ]
+        figures.append(
+            ClassFigures(
+                name=part.name,
+                priority=part.priority,
+                requests=len(numbers),
+                ttft_s=_spread(ttft_s),
+                tpot_s=_spread(tpot_s),
+                e2e_s=_spread(e2e_s),
+            )
+        )
+    return tuple(figures)
 
 
 def _requests_per_pod(outcome: SimulationOutcome) -> tuple[int, ...]:

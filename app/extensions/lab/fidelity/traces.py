@@ -2,8 +2,8 @@
 
 Traces of this project are CSV files (docs/simulate.md, "Traces"). Public traces are the Azure LLM
 inference traces of 2023 and 2024, BurstGPT (both CSV), Mooncake (JSON lines), and the results of
-benchmarks, which `benchmark_files` reads. Any file may be compressed by gzip. Any mistake is a
-ConfigError, in one line with file, row and rule.
+benchmarks, which `benchmark_files` reads. A specification of inference-perf is drawn. Any file may
+be compressed by gzip. Any mistake is a ConfigError, in one line with file, row and rule.
 """
 
 import csv
@@ -18,8 +18,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from app.extensions.lab.fidelity.agent_traces import is_agent_trace, read_agent_traces
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from app.extensions.lab.fidelity.csv_rows import CsvRows
+from app.extensions.lab.fidelity.inference_perf import is_specification, read_specification
 from app.extensions.lab.fidelity.input_files import open_input
 from app.extensions.lab.load.loads import MAX_TOKENS, NO_GROUP, ROWS_PER_PROGRESS, LoadTrace
 from app.extensions.lab.load.progress import Progress, ignore_progress
@@ -44,6 +46,9 @@ def read_trace(path: Path, progress: Progress = ignore_progress) -> LoadTrace:
         head = binary.peek(4096).lstrip(BLANK)
         if not head:
             raise ConfigError(f"{path}: is empty")
+        if is_agent_trace(head):
+            with io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
+                return read_agent_traces(str(path), file.read())
         is_mooncake = b'"hash_ids"' in head or b'"input_length"' in head
         if head.startswith(b"{") and not is_mooncake:
             return _read_benchmark(path)
@@ -52,12 +57,20 @@ def read_trace(path: Path, progress: Progress = ignore_progress) -> LoadTrace:
             progress(stored.tell())
 
         with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
+            if is_specification(head):
+                return _with_requests(read_specification(path, file.read()))
             if head.startswith(b"{"):
                 _read_mooncake(file, load, report_progress)
             else:
                 _read_csv(file, load, report_progress)
     if not load:
         raise ConfigError(f"{path}: has no rows" + (" with tokens" if load.left_out else ""))
+    return load
+
+
+def _with_requests(load: LoadTrace) -> LoadTrace:
+    if not load:
+        raise ConfigError(f"{load.origin}: its stages have no requests")
     return load
 
 

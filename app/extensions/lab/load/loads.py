@@ -49,6 +49,12 @@ class LoadTrace:
     """Time from an answer until the next turn. The `arrival_s` of a later turn is that of the row
     above.
     """
+    predecessors: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Requests whose answers must end before a request is sent, `think_s` later: the turns of
+    agents, which wait for subagents. Empty for sessions whose turns are a single chain.
+    """
+    conversation_starts: list[int] = field(default_factory=list)
+    """First request of each conversation of agents."""
     kind: array[int] = field(default_factory=_ints)
     """Index of each request's class in `classes`."""
     classes: list[str] = field(default_factory=list)
@@ -88,3 +94,17 @@ class LoadTrace:
                     next_turns[latest_turn[session]] = number
                 latest_turn[session] = number
         return next_turns
+
+    def followers(self) -> dict[int, list[int]]:
+        """Returns the requests that wait for the answer of a request, by its number."""
+        followers: dict[int, list[int]] = {}
+        if self.predecessors:
+            for number, earlier_requests in self.predecessors.items():
+                for earlier in earlier_requests:
+                    followers.setdefault(earlier, []).append(number)
+            return followers
+        if self.conversation_starts:
+            return followers
+        for earlier, number in self.next_turns().items():
+            followers[earlier] = [number]
+        return followers

@@ -24,21 +24,29 @@ from app.extensions.lab.fidelity.job_flags import (
 from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.plan.backends import fleet_runner
+from app.extensions.lab.plan.over_time import (
+    over_time_figures,
+    over_time_order,
+    over_time_table,
+    plan_over_time,
+)
 from app.extensions.lab.plan.plan_flags import (
     CONSIDERED_SEQUENCES,
     CONSIDERED_TOKENS,
+    DevicePrice,
     make_parser,
 )
 from app.extensions.lab.plan.plan_report import draw_plan, plan_figures, plan_table
 from app.extensions.lab.plan.search import FleetSearch, make_group
 from app.extensions.lab.plan.slo import Slo
+from app.extensions.lab.plan.together import shared_figures, shared_fleets, shared_table
 from config import ConfigError, UsageError
 from config.declaration import check_installed
 from config.flags import as_command
 from config.settings import Settings
 
 Offers = dict[str, list[tuple[Job, float]]]
-"""Jobs and their prefill shares, by device and tensor-parallel size."""
+"""Jobs and their prefill shares, by device, model and tensor-parallel size."""
 
 
 @as_command()
@@ -49,14 +57,20 @@ def run(argv: Sequence[str]) -> int:
     )
     options = simulate_flags.make_parser().parse_args([])
     vars(options).update(profile=AUTO, **vars(plan_options))
+    options.model_config = options.model_configs[0]
     if not options.goodput and not options.slo:
         raise UsageError("an SLO is missing: give --goodput or --slo")
+    if options.confidence is not None and options.speculative_config is not None:
+        raise UsageError("--confidence: no errors of --speculative-config are known")
     check_installed("plan", "plan")
     if options.backend is not None:
         check_installed("dask", "--backend")
     if options.plot is not None:
         check_installed("fleet", "--plot")
-    searches, slo = _make_searches(options, load_settings(words, {}))
+    settings = load_settings(words, {})
+    if options.over_time is not None:
+        return _report_over_time(options, settings)
+    searches, slo = _make_searches(options, settings)
     _run_searches(options, searches, slo)
     return _report(options, slo, searches)
 
@@ -87,6 +101,7 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
     """
     load_flags = _load_flags(options)
     offers, reasons = _make_offers(options, load_flags[0], settings)
+    models = {flags["engine_name"]: flags["model_config"] for flags in _engines(options)}
     jobs = [job for group in offers.values() for job, _ in group]
     if not jobs:
         raise ConfigError(next(iter(reasons.values())))
@@ -96,21 +111,68 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
         widest.judgement.limits or {}, options.attainment, options.slo or (), options.confidence
     )
     searches = {}
-    for flags in load_flags:
+    if options.together and len(load_flags) != len(options.model_configs):
+        raise UsageError(
+            f"--together needs a load for each model: {len(options.model_configs)} models,"
+            f" {len(load_flags)} loads"
+        )
+    for number, flags in enumerate(load_flags):
         load_options = Namespace(**{**vars(options), **flags})
         check_files(load_options)
         recipe = make_recipe(load_options, rate_is_swept=False)
         load = read_load(replace(widest, trace=load_options.trace, recipe=recipe))
+        served = set(options.model_configs)
+        if options.together:
+            served = {options.model_configs[number]}
         groups = [
-            make_group(name, group, reasons.get(name, ""), load) for name, group in offers.items()
+            make_group(name, group, reasons.get(name, ""), load)
+            for name, group in offers.items()
+            if models[name] in served
         ]
         name = str(recipe)
         if load_options.trace:
             name = str(load_options.trace)
         elif load_options.rate:
             name = f"{load_options.rate:.12g}/s"
+        if options.together:
+            name = f"{options.model_configs[number]}, {name}"
         searches[name] = FleetSearch(load, slo, groups, options.max_pods)
     return searches, slo
+
+
+def _report_over_time(options: Namespace, settings: Settings) -> int:
+    """Prints the accelerators over time for each load; engines have vLLM's default limits.
+
+    Raises:
+        ConfigError: No engine can be made, or none meets the SLO, or the load has sessions.
+    """
+    if options.plot is not None:
+        raise UsageError("--plot cannot be given with --over-time, whose series is in --json")
+    searches, slo = _make_searches(options, settings)
+    texts = []
+    figures = []
+    for name, search in searches.items():
+        load = search.load
+        if load.session or options.in_flight is not None:
+            raise ConfigError(f"{name}: --over-time needs arrivals that do not depend on answers")
+        plans = []
+        with progress_bar(sys.stderr, "measured", len(search.groups), "engines") as progress:
+            for number, group in enumerate(search.groups):
+                if group.engines:
+                    job = group.engines[0].job
+                    plan = plan_over_time(
+                        group.name, job, load, slo=slo, window_s=options.over_time
+                    )
+                    if plan is not None:
+                        plans.append(plan)
+                progress(number + 1)
+        if not plans:
+            raise ConfigError(f"{name}: nothing meets {slo} on a single pod at any rate")
+        plans.sort(key=over_time_order)
+        texts.append(over_time_table(name, load, slo, plans))
+        figures.append({"load": name, "engines": [over_time_figures(plan) for plan in plans]})
+    with write_results(options.json, {"slo": str(slo), "loads": figures}, "\n\n".join(texts)):
+        return 0
 
 
 def _load_flags(options: Namespace) -> list[dict[str, Any]]:
@@ -130,7 +192,7 @@ def _make_offers(
     offers: Offers = {}
     reasons: dict[str, str] = {}
     for engine_flags in _engines(options):
-        name = f"{engine_flags['device']} tp {engine_flags['tensor_parallel_size']}"
+        name = engine_flags["engine_name"]
         group = offers.setdefault(name, [])
         job_options = Namespace(**{**vars(options), **load_flags, **engine_flags})
         try:
@@ -140,6 +202,14 @@ def _make_offers(
         except ConfigError as error:
             reasons.setdefault(name, str(error))
         else:
+            job = replace(job, node_devices=engine_flags["node_devices"])
+            if job.plan.profile.devices > job.node_devices > 1:
+                reasons.setdefault(
+                    name,
+                    f"node: a pod has {job.plan.profile.devices} devices and a node"
+                    f" {job.node_devices}",
+                )
+                continue
             group.append((job, engine_flags["prefill_share"]))
     return offers, reasons
 
@@ -149,11 +219,24 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
 
     vLLM's defaults come first, then other limits, then separate pods for prefill.
     """
-    for (device, price), size in product(options.device, options.tensor_parallel_size):
-        if dict(options.device)[device] != price:
-            raise UsageError(f"--device: {device} has two prices")
-        engine = {"device": device, "gpu_hour_price": price, "tensor_parallel_size": size}
-        defaults = DEVICES[device]
+    prices: dict[str, DevicePrice] = {}
+    for offer, model, size in product(
+        options.device, options.model_configs, options.tensor_parallel_size
+    ):
+        if prices.setdefault(offer.label, offer) != offer:
+            raise UsageError(
+                f"--device: {offer.label} has two prices; give price lists names, such as"
+                f" {offer.device}@spot=PRICE"
+            )
+        engine = {
+            "device": offer.device,
+            "gpu_hour_price": offer.price,
+            "node_devices": offer.node_devices,
+            "tensor_parallel_size": size,
+            "model_config": model,
+            "engine_name": _engine_name(offer, size, model, options.model_configs),
+        }
+        defaults = DEVICES[offer.device]
         considered_sequences = options.max_num_seqs or _with_default(
             defaults.max_num_seqs, CONSIDERED_SEQUENCES
         )
@@ -179,6 +262,14 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
             }
 
 
+def _engine_name(offer: DevicePrice, size: int, model: str, models: Sequence[str]) -> str:
+    """Returns the name of an engine, with its model if there are several."""
+    name = f"{offer.label} tp {size}"
+    if len(models) > 1:
+        name += f" {model.rstrip('/').rpartition('/')[2]}"
+    return name
+
+
 def _with_default(default: int, values: Sequence[int]) -> list[int]:
     """Returns the values with the default of the device first."""
     return [default, *(value for value in values if value != default)]
@@ -193,10 +284,14 @@ def _report(options: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -
     if len(missed) == len(searches):
         raise ConfigError("; ".join(missed))
     text = "\n\n".join(plan_table(name, slo, search) for name, search in searches.items())
-    figures = {
+    figures: dict[str, object] = {
         "slo": str(slo),
         "loads": [plan_figures(name, search) for name, search in searches.items()],
     }
+    if options.together:
+        fleets = shared_fleets(searches)
+        text += f"\n\n{shared_table(fleets)}"
+        figures["together"] = shared_figures(fleets)
     with write_results(options.json, figures, text) as files:
         if options.plot is not None:
             draw_plan(searches, files.enter_context(atomic_file(options.plot)))

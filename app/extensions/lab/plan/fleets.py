@@ -101,8 +101,15 @@ class PlannedFleet:
 
     @property
     def price(self) -> float:
-        """Price of the fleet, an hour."""
-        return round(self.engine.price * self.pods, 6)
+        """Price of the fleet, an hour; nodes are rented as a whole."""
+        job = self.engine.job
+        nodes = -(-self.devices // job.node_devices)
+        return round((job.judgement.gpu_hour_price or 0.0) * nodes * job.node_devices, 6)
+
+    @property
+    def devices(self) -> int:
+        """Devices in use."""
+        return self.engine.job.plan.profile.devices * self.pods
 
     @property
     def prefill_pods(self) -> int:

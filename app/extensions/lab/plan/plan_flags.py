@@ -1,16 +1,17 @@
 """Flags of `plan`: those of `simulate`, some with several values, some left out."""
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.fidelity import simulate_flags
 from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS, RATE
 from app.extensions.lab.load.loads import MAX_TOKENS
 from config.declaration import suggestion
-from config.flags import FlagParser, as_argument, number_of, whole_number
+from config.flags import FlagParser, as_argument, duration_of, number_of, whole_number
 
 ABOUT = """\
 Find the cheapest fleet that meets an SLO (docs/planning.md): device, tensor-parallel size, pods and
@@ -38,9 +39,11 @@ EXCLUDED_FLAGS = (
     "gpu-hour-price",
 )
 """Flags of simulate that plan sets or does not have."""
+DEFAULT_WINDOW_S = 60.0
 MIN_CONFIDENCE = 50
 MAX_CONFIDENCE = 99
 DASK = "dask="
+PRICE_LIST = re.compile(r"[a-z0-9.-]{1,40}")
 AddArgument: TypeAlias = Callable[..., argparse.Action]
 """Adds an argument to a group of flags."""
 
@@ -73,6 +76,20 @@ def make_parser() -> FlagParser:
         " measured servers [take the simulation as exact]",
     )
     add(
+        "--together",
+        action="store_true",
+        help="each model serves one of the loads, in order; all models share a fleet",
+    )
+    add(
+        "--over-time",
+        nargs="?",
+        const=DEFAULT_WINDOW_S,
+        type=duration_of(86_400, 1.0),
+        metavar="WINDOW",
+        help="print the fewest accelerators in each window of the load, as of a perfect"
+        " autoscaler, instead of a constant fleet [60s]",
+    )
+    add(
         "--max-pods",
         type=whole_number(1, MAX_VALUES[PODS]),
         default=64,
@@ -101,16 +118,19 @@ def _add_candidates(add: AddArgument) -> None:
         required=True,
         nargs="+",
         type=as_argument(_read_price),
-        metavar="DEVICE=PRICE",
-        help=f"devices to consider, with their price for an hour: {', '.join(DEVICES)}",
+        metavar="DEVICE[@LIST]=PRICE[/N]",
+        help="devices to consider, with their price for an hour: DEVICE=PRICE,"
+        " DEVICE@LIST=PRICE for a price list such as spot, and PRICE/N for nodes of N devices that"
+        f" are rented as a whole; devices are {', '.join(DEVICES)}",
     )
     add(
         "--model",
         "--model-config",
-        dest="model_config",
+        dest="model_configs",
         required=True,
+        nargs="+",
         metavar="NAME|PATH",
-        help=simulate_flags.MODEL_HELP,
+        help=f"{simulate_flags.MODEL_HELP}; of several, the cheapest is chosen",
     )
     count = whole_number(1, MAX_TOKENS)
     add(
@@ -162,15 +182,42 @@ def _reject(text: str) -> None:
     raise ValueError("cannot be given to plan, which chooses or sets it")
 
 
-def _read_price(text: str) -> tuple[str, float]:
-    name, equals, price = text.lower().partition("=")
+class DevicePrice(NamedTuple):
+    """Price of a device in a price list."""
+
+    device: str
+    price: float
+    """For an hour of one device."""
+    price_list: str = ""
+    node_devices: int = 1
+    """Devices that are rented together."""
+
+    @property
+    def label(self) -> str:
+        """Name of the device in results."""
+        if not self.price_list:
+            return self.device
+        return f"{self.device}@{self.price_list}"
+
+
+def _read_price(text: str) -> DevicePrice:
+    label, equals, price_text = text.lower().partition("=")
+    name, separator, price_list = label.partition("@")
     if name not in DEVICES:
         raise ValueError(
             f"must be DEVICE=PRICE with one of {', '.join(DEVICES)}{suggestion(name, DEVICES)}"
         )
     if not equals:
-        raise ValueError(f"has no price: give {name}=PRICE, for an hour of one device")
-    return name, number_of(0, 1_000_000)(price)
+        raise ValueError(f"has no price: give {label}=PRICE, for an hour of one device")
+    if separator and not PRICE_LIST.fullmatch(price_list):
+        raise ValueError("must have a price list of letters, digits, dots and dashes after @")
+    price, slash, node_devices = price_text.partition("/")
+    return DevicePrice(
+        device=name,
+        price=number_of(0, 1_000_000)(price),
+        price_list=price_list,
+        node_devices=whole_number(1, 1024)(node_devices) if slash else 1,
+    )
 
 
 def _read_confidence(text: str) -> float:

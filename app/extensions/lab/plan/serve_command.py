@@ -31,6 +31,8 @@ def serve_command(job: Job, *, transfers: bool) -> str:
         words += ["--gpu-memory-utilization", f"{options.gpu_memory_utilization:g}"]
     if options.enforce_eager:
         words.append("--enforce-eager")
+    if options.speculative_config is not None:
+        words += ["--speculative-config", options.speculative_config.text]
     if not limits.enable_prefix_caching:
         words.append("--no-enable-prefix-caching")
     if transfers:

@@ -1,0 +1,147 @@
+"""Speculative decoding in computed profiles: time, memory and acceptance of drafts."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.core.engine.batch import Batch
+from app.core.engine.profile import Profile
+from app.core.engine.step_cost import StepCost
+from app.extensions.lab.costs.datasheet import datasheet_profile
+from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.speculation import Speculation, read_speculation
+from benchmarks.drafts import DraftRun, drafts_of, reported_runs, simulated_gain
+from config import ConfigError
+
+SYNTHETIC = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
+GIVEN = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 3, **SYNTHETIC}
+
+
+def speculation_of(**fields: object) -> Speculation:
+    speculation = read_speculation(json.dumps(fields))
+    assert speculation is not None
+    return speculation
+
+
+def profile(speculation: Speculation | None, model: str = "Qwen/Qwen3-32B") -> Profile:
+    return datasheet_profile(
+        read_model_config(model),
+        "h200",
+        EngineOptions(speculative_config=speculation),
+        origin=f"model config {model}",
+    )
+
+
+def step_s(made: Profile, sequences: int, drafts: int) -> float:
+    step: Batch[Any] = Batch(
+        tokens=sequences * (1 + drafts), sequences=sequences, context=1000 * sequences
+    )
+    return StepCost(made.cost).seconds(step, 0.0, idle=False)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "draft_model"])
+def test_each_draft_takes_a_pass_and_a_share_of_the_memory(method: str) -> None:
+    fields = {**GIVEN, "method": method, "model": "Qwen/Qwen3-0.6B"}
+    plain = profile(None)
+    few = profile(speculation_of(**fields))
+    many = profile(speculation_of(**{**fields, "num_speculative_tokens": 6}))
+
+    assert step_s(plain, 8, 0) < step_s(few, 8, 3) < step_s(many, 8, 6)
+    assert few.engine.num_gpu_blocks < plain.engine.num_gpu_blocks
+
+
+def test_a_pass_reads_the_weights_of_the_drafter() -> None:
+    small = profile(speculation_of(**{**GIVEN, "method": "draft_model", "model": "qwen3-0.6b"}))
+    large = profile(speculation_of(**{**GIVEN, "method": "draft_model", "model": "qwen3-4b"}))
+
+    more_bytes = 2 * (4.0e9 - 0.6e9)
+    assert step_s(large, 1, 3) - step_s(small, 1, 3) > 3 * more_bytes / 4.8e12
+
+
+def test_drafts_in_parallel_take_one_pass() -> None:
+    passes = profile(speculation_of(**{**GIVEN, "num_speculative_tokens": 7}))
+    one_pass = profile(
+        speculation_of(**{**GIVEN, "num_speculative_tokens": 7, "parallel_drafting": True})
+    )
+    assert step_s(one_pass, 1, 7) < step_s(passes, 1, 7)
+
+
+def test_ngram_has_no_weights_and_waits_for_each_step() -> None:
+    made = profile(speculation_of(method="ngram", num_speculative_tokens=3, **SYNTHETIC))
+    plain = profile(None)
+
+    assert made.engine.num_gpu_blocks == plain.engine.num_gpu_blocks
+    assert not made.engine.async_scheduling
+    assert step_s(made, 1, 3) > step_s(plain, 1, 3)
+
+
+def test_public_lengths_are_the_default_of_their_model() -> None:
+    fields = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 7}
+    made = profile(speculation_of(**fields), "openai/gpt-oss-120b")
+
+    assert made.speculation is not None
+    length = 1.0
+    chance = 1.0
+    for rate in made.speculation.acceptance:
+        chance *= rate
+        length += chance
+    assert length == pytest.approx(2.56)
+    assert "accepted length 2.56 (vLLM pull request 32628, MT-Bench)" in made.checked
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"method": "eagle3", "num_speculative_tokens": 3}, "no public accepted length of eagle3"),
+        ({**GIVEN, "method": "medusa"}, "method medusa: the cost of its drafts is not known"),
+        ({**GIVEN, "method": "draft_model", "model": "qwen3-0.5b"}, "did you mean Qwen/Qwen3-0.6B"),
+    ],
+)
+def test_a_speculation_without_a_known_cost_or_length_is_refused(
+    fields: dict[str, object], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        profile(speculation_of(**fields))
+
+
+def test_a_number_of_drafts_beyond_the_public_ones_is_refused() -> None:
+    fields = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 9}
+    with pytest.raises(ConfigError, match="public accepted lengths of gpt-oss-120b are for 3 to 8"):
+        profile(speculation_of(**fields), "openai/gpt-oss-120b")
+
+
+def test_without_a_configuration_no_draft_is_made() -> None:
+    assert read_speculation("{}") is None
+    assert profile(None).speculation is None
+
+
+@pytest.mark.parametrize(
+    "run", list(reported_runs()), ids=lambda run: f"{run.draft_count} by {run.method}"
+)
+def test_the_gain_of_reported_runs_has_the_right_sign_and_size(run: DraftRun) -> None:
+    gain = simulated_gain(run, None)
+    assert (gain > 0) == (run.gain > 0)
+    if run.method == "eagle":
+        assert gain == pytest.approx(run.gain, abs=0.1)
+
+
+def test_drafts_that_are_seldom_right_lose() -> None:
+    run = next(reported_runs())
+    never = DraftRun(
+        server=run.server,
+        method="eagle3",
+        draft_count=7,
+        accepted_length=1.0,
+        tpot_ms=15.0,
+        plain_tpot_ms=7.0,
+    )
+    assert simulated_gain(never, None) < -0.2
+
+
+def test_notes_of_cells_have_drafts_and_their_acceptance() -> None:
+    assert drafts_of("drafts=7 acceptance=2.31") == (7, 2.31)
+    assert drafts_of("3 drafts, acceptance 40 %") == (3, pytest.approx(2.2))
+    assert drafts_of("moe_tp=1 batch=128") is None
+    assert drafts_of("drafts=0 acceptance=1") is None

@@ -1,0 +1,125 @@
+"""Agent traces: hashes, subagents and think times of the format that AgentX replays."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.engine.profile import CostConstants, EngineLimits, Profile
+from app.extensions.lab.fidelity.agent_traces import limit_conversations
+from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
+from app.extensions.lab.fidelity.traces import read_trace
+from app.extensions.lab.load.loads import LoadTrace
+from config import ConfigError
+
+ENGINE = EngineLimits(num_gpu_blocks=4000, block_size=16, max_num_batched_tokens=4096)
+PROFILE = Profile(
+    source="-", model="-", device="-", engine=ENGINE, cost=CostConstants(base=0.01, per_token=1e-5)
+)
+
+
+def call(t: float, hashes: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "type": "n",
+        "t": t,
+        "model": "m",
+        "in": 64 * hashes,
+        "out": 10,
+        "hash_ids": list(range(hashes)),
+        "api_time": 1.0,
+        **fields,
+    }
+
+
+def subagent(t: float, *requests: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "subagent", "t": t, "agent_id": "a", "requests": list(requests), **fields}
+
+
+def trace(*requests: dict[str, Any]) -> dict[str, Any]:
+    return {"id": "x", "models": ["m"], "block_size": 64, "requests": list(requests)}
+
+
+def read(tmp_path: Path, *traces: dict[str, Any]) -> LoadTrace:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(document) + "\n" for document in traces))
+    return read_trace(path)
+
+
+def simulated(load: LoadTrace) -> SimulationOutcome:
+    return simulate(load, SimulationPlan(profile=PROFILE))
+
+
+def test_turns_follow_their_answers_after_the_recorded_pause(tmp_path: Path) -> None:
+    load = read(tmp_path, trace(call(0, 2), call(4, 3), call(9, 4, think_time=2.5)))
+    run = simulated(load)
+
+    assert run.send_s[0] == 0.0
+    assert run.send_s[1] == pytest.approx(run.last_s[0] + 3.0)
+    assert run.send_s[2] == pytest.approx(run.last_s[1] + 2.5)
+
+
+def test_the_parent_waits_for_all_subagents_but_those_in_the_background(tmp_path: Path) -> None:
+    quick = subagent(1.5, call(1.5, 2))
+    slow = subagent(1.5, call(1.5, 2, out=900))
+    background = subagent(1.5, call(1.5, 2, out=2000), status="async_launched")
+    load = read(tmp_path, trace(call(0, 2), quick, slow, background, call(3, 3, think_time=0.0)))
+    run = simulated(load)
+    parent, first, second, third, joined = range(5)
+
+    for child in (first, second, third):
+        assert run.send_s[child] == pytest.approx(run.last_s[parent] + 0.5)
+    assert run.last_s[first] < run.last_s[second] < run.last_s[third]
+    assert run.send_s[joined] == pytest.approx(run.last_s[second])
+
+
+def test_calls_of_a_subagent_that_overlapped_are_parallel(tmp_path: Path) -> None:
+    inner = subagent(1.0, call(0.0, 2, api_time=5.0), call(1.0, 2, api_time=1.0), call(7.0, 3))
+    load = read(tmp_path, trace(call(0, 2), inner))
+
+    assert load.predecessors[1] == load.predecessors[2] == (0,)
+    assert set(load.predecessors[3]) == {1, 2}
+
+
+def test_equal_hashes_are_found_in_the_cache_within_a_trace_only(tmp_path: Path) -> None:
+    one = trace(call(0, 40), call(50, 41))
+    alone = simulated(read(tmp_path, one))
+    twice = simulated(read(tmp_path, one, one))
+
+    assert alone.cached_tokens == 40 * 64
+    assert twice.cached_tokens == 2 * alone.cached_tokens
+
+
+def test_places_bound_the_conversations_at_a_time(tmp_path: Path) -> None:
+    traces = [trace(call(0, 2), call(2, 3)) for _ in range(5)]
+    load = read(tmp_path, *traces)
+    limit_conversations(load, 2)
+    run = simulated(load)
+
+    ends = [run.last_s[2 * number + 1] for number in range(5)]
+    assert [run.send_s[0], run.send_s[2]] == [0.0, 0.0]
+    for number in (2, 3, 4):
+        assert run.send_s[2 * number] == pytest.approx(ends[number - 2])
+
+
+def test_a_single_document_may_have_several_lines(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(trace(call(0, 2), call(4, 3)), indent=2))
+    assert len(read_trace(path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("document", "error"),
+    [
+        (trace(call(-1, 2)), "Expected `float` >= 0.0"),
+        ({**trace(call(0, 2)), "hash_id_scope": "global"}, "Invalid enum value 'global'"),
+        (trace(call(0, 2, type="x")), "Invalid value 'x'"),
+        (trace(), "has no requests with tokens"),
+    ],
+)
+def test_a_wrong_trace_is_refused_in_one_line(
+    tmp_path: Path, document: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error) as raised:
+        read(tmp_path, document)
+    assert "\n" not in str(raised.value)

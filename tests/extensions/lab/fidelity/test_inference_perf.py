@@ -1,0 +1,102 @@
+"""Specifications of inference-perf as loads."""
+
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from app.extensions.lab.fidelity.traces import read_trace
+from config import ConfigError
+
+STAGES = """\
+load:
+  type: {}
+  interval: 5
+  stages:
+  - {{rate: 2, duration: 30}}
+  - {{rate: 10, duration: 60}}
+"""
+RANDOM = """\
+data:
+  type: random
+  input_distribution: {min: 10, max: 200, mean: 100, std: 20, total_count: 100}
+  output_distribution: {min: 5, max: 50, mean: 20, std_dev: 4}
+"""
+SHARED = """\
+data:
+  type: shared_prefix
+  shared_prefix: {num_groups: 3, system_prompt_len: 640, question_len: 50, output_len: 20}
+"""
+SERVER = "server:\n  type: vllm\n  base_url: http://localhost:8000\napi:\n  type: completion\n"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "specification.yml"
+    path.write_text(text)
+    return path
+
+
+def test_stages_follow_each_other_after_the_interval(tmp_path: Path) -> None:
+    load = read_trace(written(tmp_path, STAGES.format("constant") + SERVER + RANDOM))
+
+    assert len(load) == 2 * 30 + 10 * 60
+    assert list(load.arrival_s[:3]) == [0.0, 0.5, 1.0]
+    assert load.arrival_s[60] == 35.0
+    assert load.arrival_s[61] == pytest.approx(35.1)
+
+
+def test_lengths_have_the_mean_and_the_bounds_of_the_distribution(tmp_path: Path) -> None:
+    load = read_trace(written(tmp_path, SERVER + RANDOM + STAGES.format("poisson")))
+
+    assert mean(load.input_tokens) == pytest.approx(100, rel=0.05)
+    assert mean(load.output_tokens) == pytest.approx(20, rel=0.05)
+    assert min(load.input_tokens) >= 10 and max(load.input_tokens) <= 200
+    assert len(load) == pytest.approx(660, rel=0.15)
+    assert not any(30 <= arrival_s < 35 for arrival_s in load.arrival_s)
+
+
+def test_groups_share_their_system_prompt(tmp_path: Path) -> None:
+    load = read_trace(written(tmp_path, STAGES.format("constant") + SHARED))
+
+    assert set(load.group) == {0, 1, 2}
+    assert set(load.prefix_tokens) == {640}
+    assert set(load.input_tokens) == {690}
+    assert set(load.output_tokens) == {20}
+
+
+def test_the_seed_of_the_specification_decides_the_draws(tmp_path: Path) -> None:
+    text = STAGES.format("poisson") + RANDOM
+    first = read_trace(written(tmp_path, text))
+    again = read_trace(written(tmp_path, text))
+    other = read_trace(written(tmp_path, text.replace("load:\n", "load:\n  base_seed: 7\n")))
+    assert first.arrival_s == again.arrival_s
+    assert first.arrival_s != other.arrival_s
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (STAGES.format("concurrent") + RANDOM, "give --num-requests with --in-flight"),
+        (STAGES.format("trace_replay") + RANDOM, "supported are constant, poisson"),
+        (STAGES.format("constant") + "data:\n  type: billsum\n", "supported are random, shareGPT"),
+        ("load:\n  stages: []\n" + RANDOM, "load.stages is missing"),
+        ("load:\n  stages: [{rate: 1}]\n" + RANDOM, "stage 1 needs a rate and a duration"),
+        ("load:\n  stages: [{rate: -1}]\n" + RANDOM, "Expected `float`"),
+        (STAGES.format("constant"), "missing required field `data`"),
+        ("load: [\n", "is not a specification of inference-perf"),
+        (STAGES.format("constant") + RANDOM.replace("min: 10", "min: 300"), "must not exceed max"),
+        (
+            STAGES.format("constant")
+            + SHARED.replace("num_groups", "enable_multi_turn_chat: true, num_groups"),
+            "give --turns and --think",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused_in_one_line(
+    tmp_path: Path, text: str, error: str
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=error) as raised:
+        read_trace(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,104 @@
+"""`python -m app plan` with price lists, nodes, several models, and models that share a fleet."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.extensions.lab.plan.command import run
+from tests.extensions.lab.fidelity.test_command import SHAPE
+
+SLO = ["--goodput", "ttft:2000", "tpot:60", "--seconds", "3", "--prefill-share", "0"]
+ENGINE = ["--tensor-parallel-size", "1", "--max-num-seqs", "256", "--processes", "1"]
+FEW = [*SLO, *ENGINE, "--max-num-batched-tokens", "8192"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "large"
+    path.mkdir()
+    (path / "config.json").write_bytes(msgspec.json.encode(SHAPE))
+    return str(path)
+
+
+@pytest.fixture
+def small_model(tmp_path: Path) -> str:
+    path = tmp_path / "small"
+    path.mkdir()
+    shape = SHAPE | {"num_hidden_layers": SHAPE["num_hidden_layers"] // 2}
+    (path / "config.json").write_bytes(msgspec.json.encode(shape))
+    return str(path)
+
+
+def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    assert run([*argv, *FEW, "--json", "-"]) == 0
+    return msgspec.json.decode(capsys.readouterr().out)
+
+
+def test_each_price_list_has_its_own_fleets(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ["--device", "h100=2.5", "h100@spot=1"]
+    result = figures(capsys, "--model", model, "--rate", "4", *prices)["loads"][0]
+
+    assert result["cheapest"]["device"] == "h100@spot"
+    assert result["reasons"]["h100@spot tp 1"] == "cheapest"
+    assert result["reasons"]["h100 tp 1"] == "at least 150% dearer"
+
+
+def test_nodes_are_rented_as_a_whole(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ["--device", "h100=2.5", "h100@node=2/8"]
+    result = figures(capsys, "--model", model, "--rate", "4", *prices)["loads"][0]
+
+    assert result["cheapest"]["device"] == "h100"
+    on_node = [fleet for fleet in result["simulated"] if fleet["device"] == "h100@node"]
+    assert on_node and {fleet["price_per_hour"] for fleet in on_node} == {16.0}
+
+
+def test_a_pod_does_not_span_nodes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--tensor-parallel-size", "1", "4"]
+    assert run(["--model", model, "--rate", "4", "--device", "h100=2/2", *FEW, *sizes]) == 0
+    assert "a pod has 4 devices and a node 2" in capsys.readouterr().out
+
+
+def test_the_cheapest_model_is_chosen(
+    model: str, small_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--rate", "30", "--device", "h100=2.5", "--output-tokens", "400"]
+    result = figures(capsys, "--model", model, small_model, *load)["loads"][0]
+
+    assert result["reasons"]["h100 tp 1 small"] == "cheapest"
+    assert small_model in result["cheapest"]["serve_command"]
+
+
+def test_models_together_share_nodes(
+    model: str, small_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--rate", "4", "6", "--together", "--device", "h100=2.5", "h100@node=1/4"]
+    result = figures(capsys, "--model", model, small_model, *load)
+
+    names = [part["load"] for part in result["loads"]]
+    assert names == [f"{model}, 4/s", f"{small_model}, 6/s"]
+    cheapest = result["together"][0]
+    assert cheapest["device"] == "h100@node"
+    assert cheapest["devices"] <= cheapest["rented_devices"] == 4
+    assert cheapest["price_per_hour"] == 4.0
+    assert cheapest["engines"] == ["h100@node tp 1 large", "h100@node tp 1 small"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--device", "h100@=2"], "must have a price list of letters"),
+        (["--device", "h100=2/0"], "must be a whole number from 1 to 1024"),
+        (["--device", "h100=2", "h100=1/8"], "h100 has two prices; give price lists names"),
+        (["--device", "h100=2", "--together", "--rate", "1", "2"], "1 models, 2 loads"),
+    ],
+)
+def test_wrong_offers_are_rejected_in_one_line(
+    model: str, flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--model", model, "--rate", "4", *FEW, *flags]) != 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert error in err

@@ -1,0 +1,99 @@
+"""`python -m app plan --over-time`: the fewest accelerators in each window of a load."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.plan.command import run
+from app.extensions.lab.plan.over_time import window_rates
+from tests.extensions.lab.fidelity.test_command import SHAPE
+
+SLO = ["--goodput", "ttft:1000", "tpot:30"]
+ENGINE = ["--device", "h100=2.5", "--tensor-parallel-size", "1", "--prefill-share", "0"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> list[str]:
+    path = tmp_path / "config.json"
+    path.write_bytes(msgspec.json.encode(SHAPE))
+    return ["--model-config", str(path)]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Two minutes: 2 requests a second, and then 40."""
+    path = tmp_path / "load.csv"
+    rows = ["arrival_s,input_tokens,output_tokens"]
+    rows += [f"{number / 2},3000,100" for number in range(120)]
+    rows += [f"{60 + number / 40},3000,100" for number in range(2400)]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    assert run([*argv, "--json", "-"]) == 0
+    return msgspec.json.decode(capsys.readouterr().out)
+
+
+def test_each_window_has_the_pods_for_its_own_rate(
+    model: list[str], trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--trace", str(trace), "--over-time", "60s"]
+    [plan] = figures(capsys, *model, *ENGINE, *SLO, *load)["loads"][0]["engines"]
+
+    quiet, busy = plan["gpus"]
+    capacity = plan["requests_per_s_of_a_pod"]
+    assert busy - 1 < 40 / capacity <= busy
+    assert quiet - 1 < 2 / capacity <= quiet
+    assert plan["peak_gpus"] == busy > quiet
+    assert plan["gpu_hours"] == pytest.approx((60 * quiet + 60 * busy) / 3600, rel=0.01)
+    assert plan["price"] == pytest.approx(2.5 * plan["gpu_hours"])
+
+
+def test_a_pod_sustains_its_capacity_and_not_much_more(
+    model: list[str], trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--trace", str(trace), "--over-time"]
+    [plan] = figures(capsys, *model, *ENGINE, *SLO, *load)["loads"][0]["engines"]
+    rates = [str(round(share * plan["requests_per_s_of_a_pod"], 3)) for share in (0.9, 1.25)]
+
+    drawn = ["--rate", *rates, "--input-tokens", "3000", "--output-tokens", "100"]
+    one_pod = [*model, *ENGINE, *SLO, *drawn, "--seconds", "60", "--max-pods", "1"]
+    few = ["--max-num-seqs", "1024", "--max-num-batched-tokens", "8192", "--processes", "1"]
+    assert run([*one_pod, *few, "--json", "-"]) == 1
+    below, above = msgspec.json.decode(capsys.readouterr().out)["loads"]
+    assert below["cheapest"] is not None
+    assert above["cheapest"] is None
+
+
+def test_the_last_window_may_be_shorter() -> None:
+    load = LoadTrace("test")
+    for arrival_s in (0.0, 5.0, 9.0, 10.0, 11.0, 12.0):
+        load.arrival_s.append(arrival_s)
+    assert window_rates(load, 10.0) == ([0.3, 1.5], 12.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--goodput", "tpot:0.1"], "nothing meets"),
+        ([*SLO, "--plot", "over.png"], "--plot cannot be given with --over-time"),
+        ([*SLO, "--in-flight", "4"], "arrivals that do not depend on answers"),
+    ],
+)
+def test_what_has_no_series_is_refused_in_one_line(
+    model: list[str],
+    trace: Path,
+    flags: list[str],
+    error: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load = ["--trace", str(trace), "--over-time"]
+    assert run([*model, *ENGINE, *load, *flags]) != 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert error in err
