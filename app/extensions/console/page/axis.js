@@ -17,6 +17,8 @@ class TimeAxis {
 		this.marks = [];
 		this.parts = [];
 		this.tip = $("tip");
+		this.selected = null; // { from, to } of which the sums are shown
+		$("unselect").addEventListener("click", () => this.select(null));
 		$("unzoom").addEventListener("click", () => this.reset());
 	}
 
@@ -27,11 +29,16 @@ class TimeAxis {
 		if (this.zoomed && this.zoomed.to < first) this.zoomed = null;
 		this.range =
 			this.zoomed || (seconds ? { from: now.at - seconds * 1000, to: now.at } : this.whole);
-		this.left = $("requests").clientWidth < 520 ? 74 : 132;
+		this.left = $("requests").clientWidth < 520 ? 74 : 140;
 		this.at = now.at;
 		this.marks = now.marks;
 		$("unzoom").hidden = !this.zoomed;
 		$("unzoom").textContent = `${ago(this.length)} shown: reset`;
+	}
+
+	select(selected) {
+		this.selected = selected;
+		this.draw();
 	}
 
 	get length() {
@@ -151,10 +158,11 @@ class TimeAxis {
 		const line = el("i", { class: "cursor" }),
 			brush = el("i", { class: "brush" }),
 			marks = el("i", { class: "marks" }),
-			part = { place, edges, range, line, marks, labels };
+			chosen = el("i", { class: "brush" }),
+			part = { place, edges, range, line, marks, labels, chosen };
 		let begun = null;
-		for (const it of [line, brush]) it.hidden = true;
-		place.append(marks, line, brush);
+		for (const it of [line, brush, chosen]) it.hidden = true;
+		place.append(marks, line, brush, chosen);
 		place.classList.add("timed");
 		const at = (event) => {
 			const box = place.getBoundingClientRect(),
@@ -188,7 +196,10 @@ class TimeAxis {
 					capture: true,
 					once: true,
 				});
-				setTimeout(() => this.zoom(Math.min(since, now), Math.max(since, now))); // after the click
+				const range = [Math.min(since, now), Math.max(since, now)];
+				setTimeout(() =>
+					event.shiftKey ? this.select({ from: range[0], to: range[1] }) : this.zoom(...range),
+				); // after the click
 			}
 			begun = null;
 			brush.hidden = true;
@@ -256,7 +267,10 @@ class TimeAxis {
 		for (const part of this.parts) {
 			const { from, to } = part.range(),
 				[left, right] = part.edges(),
-				end = part.place.clientWidth - right;
+				end = part.place.clientWidth - right,
+				its = this.selected;
+			part.chosen.hidden = !its || its.to < from || its.from > to;
+			if (!part.chosen.hidden) this.lay(part.chosen, part, its.from, its.to);
 			let next = end;
 			part.marks.replaceChildren(
 				...this.marks

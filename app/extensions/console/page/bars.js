@@ -15,13 +15,20 @@ class BarsView {
 		this.moment = null; // of which rows were asked for
 		this.rows = [];
 		this.density = new Density();
+		this.order = null; // a column and a direction; else those that run come first, or the newest
+		this.table = new RequestTable(this);
 		axis.attach($("requests-time"), { labels: true, tell: (at, event) => this.hint(at, event) });
 		this.place.addEventListener("scroll", () => this.draw());
 		this.place.addEventListener("click", (event) => this.click(event));
 		this.place.addEventListener("keydown", (event) => this.key(event));
 		$("all-rows").addEventListener("click", () => this.list(null));
+		const columns = COLUMNS.filter((it) => it.text !== String);
+		$("order").append(...columns.map(({ key, heading }) => el("option", { value: key }, heading)));
 		for (const id of ["filter", "show", "order", "as"])
 			$(id).addEventListener("input", () => {
+				const key = $("order").value;
+				if (id === "order")
+					this.order = columns.some((it) => it.key === key) ? { key, down: true } : null;
 				if (this.model) this.render(this.model);
 			});
 		legend($("requests-legend"), []);
@@ -34,7 +41,8 @@ class BarsView {
 
 	render(model) {
 		this.model = model;
-		const text = $("filter").value.trim().toLowerCase(),
+		const text = $("filter").value.trim(),
+			fits = filterOf(text),
 			show = $("show").value,
 			{ from, to } = this.axis.range;
 		const rows = [];
@@ -49,20 +57,22 @@ class BarsView {
 			if (((over && bar.end < from) || bar.arrival > to) && !text) continue;
 			if (this.moment !== null && (bar.arrival > this.moment || (over && bar.end < this.moment)))
 				continue;
-			if (
-				text &&
-				!`${bar.id} ${bar.path} ${bar.adapter || ""} ${bar.reason}`.toLowerCase().includes(text)
-			)
-				continue;
+			if (!fits(bar, model.at)) continue;
 			rows.push(bar);
 		}
+		const as = $("as").value,
+			tabular = as === "table";
+		this.apart = as === "phases";
 		this.dense =
 			this.moment === null &&
-			($("as").value === "density" || ($("as").value === "auto" && rows.length > MOST_ROWS));
-		this.rows =
-			$("order").value === "new"
+			(this.apart || as === "density" || (as === "auto" && rows.length > MOST_ROWS));
+		this.rows = this.order
+			? sorted(rows, this.order, model.at)
+			: $("order").value === "new"
 				? rows.reverse()
 				: rows.sort((a, b) => this.rank(a) - this.rank(b) || b.number - a.number);
+		$("request-table").hidden = !tabular;
+		$("requests-time").hidden = tabular;
 		this.spacer.style.height = `${this.dense ? 0 : Math.max(0, rows.length * ROW + HEAD + 6 - this.place.clientHeight)}px`;
 		$("requests-count").textContent =
 			`${whole(live)} in progress, ${whole(rows.length)} shown${failed ? `, ${whole(failed)} failed` : ""}`;
@@ -73,7 +83,8 @@ class BarsView {
 			...PHASES.map((name) => [COLOURS[name], name]),
 			[COLOURS.failed, "failed"],
 		]);
-		this.draw();
+		if (tabular) this.table.render(this.rows, model.at);
+		else this.draw();
 	}
 
 	list(moment) {
@@ -91,7 +102,7 @@ class BarsView {
 			gutter = axis.left;
 		axis.grid(pen, width, HEAD - 4, height, 8, width - 4 - pen.measureText("took ").width);
 		if (this.dense) {
-			this.density.draw(pen, this.rows, model, axis, width, height, HEAD);
+			this.density.draw(pen, this.rows, model, axis, width, height, HEAD, this.apart);
 			return;
 		}
 		const top = this.place.scrollTop,
@@ -107,6 +118,9 @@ class BarsView {
 		pen.fillStyle = COLOURS.muted;
 		pen.textAlign = "right";
 		pen.fillText("took", width - 4, 8);
+		if (gutter > 100) pen.fillText("prompt + output", gutter - 8, 8);
+		pen.textAlign = "left";
+		pen.fillText(gutter > 100 ? "id" : "request", 8, 8);
 		if (!this.rows.length) {
 			pen.textAlign = "center";
 			pen.fillText(

@@ -80,6 +80,7 @@ class Run {
 				.map((row) => (row.last - row.first) / (row.tokens - 1)),
 			E2E: done.map((row) => row.end - row.arrival),
 		};
+		this.times = times;
 		const figures = {
 			"output tokens/s":
 				(sum(done.map((row) => row.tokens)) * per * 1000) /
@@ -171,6 +172,7 @@ class CompareView {
 			cursor: null,
 			part: parting(...runs),
 		});
+		for (const run of runs) run.figures();
 		this.length = Math.max(...runs.map((run) => run.last - run.zero), 1);
 	}
 
@@ -219,16 +221,9 @@ class CompareView {
 		const { verdict, runs } = this,
 			marks = { better: "good", worse: "bad" };
 		const rows = verdict.rows.map(([label, one, two, change, mark]) =>
-			el(
-				"tr",
-				{},
-				cell(label),
-				cell(one),
-				cell(two),
-				el("td", { class: marks[mark] || "" }, String(change)),
-			),
+			tr(label, one, two, el("td", { class: marks[mark] || "" }, String(change))),
 		);
-		this.places = ["Requests", "Both over time"].map((title, k) =>
+		this.places = ["Requests", "Differences by percentile", "Both over time"].map((title, k) =>
 			el(
 				"section",
 				{ class: "panel", "aria-label": title },
@@ -274,7 +269,7 @@ class CompareView {
 				el(
 					"section",
 					{ class: "panel", "aria-label": "Figures" },
-					table(["figure", ...runs.map((run) => run.name), "difference"], el("tbody", {}, ...rows)),
+					table(["figure", ...runs.map((run) => run.name), "difference"], rows),
 				),
 			),
 		);
@@ -309,13 +304,17 @@ class CompareView {
 				this.charts.push({
 					title,
 					high: 112,
-					place: 1,
+					place: 2,
 					series,
 					most: Math.max(1, ...series.flatMap(({ values }) => values)),
 				});
 		}
 		for (const place of this.places) place.lastChild.replaceChildren();
 		for (const chart of this.charts) this.add(chart);
+		this.quantiles = Object.keys(this.runs[0].times)
+			.map((name) => [name, quantileDifferences(...this.runs.map((run) => run.times[name]))])
+			.filter(([, rows]) => rows.length)
+			.map(([name, rows]) => new QuantileChart(this.places[1].lastChild, name, rows));
 		this.redraw();
 	}
 
@@ -368,6 +367,7 @@ class CompareView {
 	redraw() {
 		if (!this.shown) return;
 		for (const chart of this.charts) this.render(chart);
+		for (const chart of this.quantiles) chart.render();
 	}
 
 	render({ canvas, high, most, series, values }) {
@@ -424,12 +424,6 @@ class CompareView {
 				this.cursor && its[place] !== null ? short(its[place] - (less ? less[place] : 0)) : "";
 		});
 	}
-}
-
-function nice(least) {
-	// 1, 2 or 5 times a power of ten.
-	const ten = 10 ** Math.floor(Math.log10(least));
-	return [1, 2, 5, 10].find((k) => k * ten >= least * 0.999) * ten;
 }
 
 function openComparison({ comparison, runs }, text) {

@@ -28,7 +28,8 @@ class Density {
 		return { counts, failed };
 	}
 
-	draw(pen, rows, model, axis, width, height, top) {
+	draw(pen, rows, model, axis, width, height, top, apart) {
+		// All phases on each other, or each on its own: apart.
 		const left = axis.left,
 			columns = Math.max(10, Math.floor(width - left - RIGHT)),
 			{ counts, failed } = (this.counted = this.count(rows, model, axis.range, columns));
@@ -37,39 +38,41 @@ class Density {
 				Math.ceil(((model.at - axis.range.from) / axis.length) * columns),
 			),
 			order = [DECODE, PREFILL, TRANSFER, PREEMPTED, QUEUED];
-		let most = 1;
-		for (let k = 0; k < until; k++)
-			most = Math.max(
-				most,
-				counts.reduce((total, row) => total + row[k], 0),
-			);
-		const low = height - 6,
-			high = low - top - 14,
-			base = new Float64Array(columns);
-		for (const phase of order) {
-			pen.fillStyle = phaseColour(phase);
-			for (let k = 0; k < until; k++) {
-				const tall = (counts[phase][k] / most) * high;
-				if (tall > 0.01) pen.fillRect(left + k, low - base[k] - tall, 1, tall);
-				base[k] += tall;
+		let lanes = apart ? order.filter((phase) => counts[phase].some((n) => n > 0.01)) : [];
+		lanes = lanes.length ? lanes.reverse().map((phase) => [phase]) : [order];
+		const tall = (height - 6 - top) / lanes.length;
+		lanes.forEach((phases, lane) => {
+			const low = top + tall * (lane + 1),
+				high = tall - 18,
+				base = new Float64Array(columns);
+			let most = 1;
+			for (let k = 0; k < until; k++)
+				most = Math.max(
+					most,
+					phases.reduce((total, phase) => total + counts[phase][k], 0),
+				);
+			for (const phase of phases) {
+				pen.fillStyle = phaseColour(phase);
+				for (let k = 0; k < until; k++) {
+					const part = (counts[phase][k] / most) * high;
+					if (part > 0.01) pen.fillRect(left + k, low - base[k] - part, 1, part);
+					base[k] += part;
+				}
 			}
-		}
+			pen.textAlign = "right";
+			for (const value of ticksTo(most, Math.max(1, Math.min(4, Math.floor(high / 40))))) {
+				const y = Math.round(low - (high * value) / most);
+				pen.fillStyle = COLOURS.line;
+				pen.fillRect(left, y, width - left - RIGHT, 1);
+				pen.fillStyle = COLOURS.muted;
+				pen.fillText(whole(value), left - 8, Math.min(y, low - 4));
+			}
+			pen.fillText(apart ? PHASES[phases[0]] : "requests", left - 8, low - tall + 7);
+		});
 		pen.fillStyle = COLOURS.failed;
 		failed.forEach((count, k) => {
-			if (count) pen.fillRect(left + k - 1, low, 2, 5);
+			if (count) pen.fillRect(left + k - 1, height - 6, 2, 5);
 		});
-		pen.fillStyle = COLOURS.muted;
-		pen.strokeStyle = COLOURS.line;
-		pen.textAlign = "right";
-		for (const share of [1, 0.5]) {
-			const y = Math.round(low - high * share) + 0.5;
-			pen.fillText(whole(most * share), left - 8, y);
-			pen.beginPath();
-			pen.moveTo(left, y);
-			pen.lineTo(width - RIGHT, y);
-			pen.stroke();
-		}
-		pen.fillText("requests", left - 8, low - high * 0.75);
 	}
 
 	tell(at, axis) {

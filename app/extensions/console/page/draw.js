@@ -19,24 +19,9 @@ const COLOURS = {};
 
 function readColours() {
 	const style = getComputedStyle(document.documentElement);
-	for (const name of [
-		"bg",
-		"panel",
-		"line",
-		"text",
-		"muted",
-		"accent",
-		"queued",
-		"prefill",
-		"transfer",
-		"decode",
-		"preempted",
-		"failed",
-		"cached",
-		"free",
-	]) {
-		COLOURS[name] = style.getPropertyValue(`--${name}`).trim();
-	}
+	const names =
+		"bg panel line text muted accent queued prefill transfer decode preempted failed cached free";
+	for (const name of names.split(" ")) COLOURS[name] = style.getPropertyValue(`--${name}`).trim();
 	COLOURS.dark = style.getPropertyValue("--dark").trim() === "1";
 }
 

@@ -141,12 +141,17 @@ function begin() {
 		overview: new Overview(axis),
 		curves: [],
 		spreads: new Spreads(),
+		routes: new RoutesView(),
 		detail: new Detail(),
 	};
 	for (const id of ["tiles", "charts"]) $(id).replaceChildren();
 	axis.parts = axis.parts.filter((part) => part.place.isConnected);
-	axis.zoomed = null;
-	Object.assign(views, { tiles: new Tiles(), curves: CURVES.map((it) => new Chart(axis, it)) });
+	axis.zoomed = axis.selected = null;
+	Object.assign(views, {
+		tiles: new Tiles(),
+		curves: CURVES.map((it) => new Chart(axis, it)),
+		heats: HEATS.map((it) => new Heat(axis, it)),
+	});
 	views.detail.ask = report ? null : ask;
 	views.bars.moment = null;
 	panels = new Panels(report ? null : ask, model);
@@ -209,7 +214,10 @@ function render() {
 	views.blocks.render(now);
 	views.spreads.render(latency);
 	for (const chart of views.curves) chart.render(points);
+	for (const heat of views.heats) heat.render(recorder.ends, now.at);
 	views.overview.render(recorder.points);
+	views.routes.render(now, axis);
+	showSums(then, axis);
 	axis.render();
 	strip.render(model);
 	panels.render(now);
@@ -318,7 +326,8 @@ function key(event) {
 	if (event.key === " " && event.target.tagName !== "BUTTON") {
 		event.preventDefault();
 		stop(stopped === null ? model.at : null);
-	} else if (event.key === "+" || event.key === "-") axis.scale(event.key === "+" ? 0.5 : 2);
+	} else if ("+-ws".includes(event.key)) axis.scale("+w".includes(event.key) ? 0.5 : 2);
+	else if (event.key === "a" || event.key === "d") axis.pan(event.key === "a" ? -0.25 : 0.25);
 	else if (event.shiftKey && /^Arrow(Left|Right)$/.test(event.key))
 		axis.pan(event.key === "ArrowLeft" ? -0.25 : 0.25);
 	else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
@@ -327,7 +336,9 @@ function key(event) {
 		event.preventDefault();
 		$("filter").focus();
 	} else if (event.key === "Escape" && views) {
-		if (!views.detail.hide() && !axis.reset() && views.bars.moment !== null) views.bars.list(null);
+		if (views.detail.hide() || axis.reset()) return;
+		if (axis.selected) axis.select(null);
+		else if (views.bars.moment !== null) views.bars.list(null);
 	} else if (event.key === "t") $("theme").click();
 	else if (event.key === "?") $("help").showModal();
 	else if (event.key === "p" && !report && model)

@@ -366,17 +366,7 @@ class Panels {
 			last = rows[0];
 			body.replaceChildren(
 				...rows.map(([at, kind, number, blocks, tokens, hash, adapter]) =>
-					el(
-						"tr",
-						{},
-						cell(`-${ago(model.at - at)}`),
-						cell(number),
-						cell(kind),
-						cell(blocks),
-						cell(tokens || ""),
-						cell(hash),
-						cell(adapter),
-					),
+					tr(`-${ago(model.at - at)}`, number, kind, blocks, tokens || "", hash, adapter),
 				),
 			);
 		});
@@ -402,11 +392,7 @@ class Panels {
 					: scores.length
 						? table(
 								["pod", "score"],
-								el(
-									"tbody",
-									{},
-									...scores.map(([pod, value]) => el("tr", {}, cell(pod), cell(value))),
-								),
+								scores.map(([pod, value]) => tr(pod, value)),
 							)
 						: el(
 								"p",
@@ -437,19 +423,13 @@ class Panels {
 				),
 				table(
 					["pod", "model", "rank", "last message", "behind"],
-					el(
-						"tbody",
-						{},
-						...streams.map((it) =>
-							el(
-								"tr",
-								{},
-								cell(it.pod),
-								cell(it.model),
-								cell(it.rank),
-								cell(it.last_sequence),
-								cell(it.lag_seconds === null ? "" : ms(it.lag_seconds * 1000)),
-							),
+					streams.map((it) =>
+						tr(
+							it.pod,
+							it.model,
+							it.rank,
+							it.last_sequence,
+							it.lag_seconds === null ? "" : ms(it.lag_seconds * 1000),
 						),
 					),
 				),
@@ -488,24 +468,16 @@ class Panels {
 				clients.length
 					? table(
 							["client", "requests", "errors", "faults", "left", "findings"],
-							el(
-								"tbody",
-								{},
-								...clients.map(([name, it]) =>
-									el(
-										"tr",
-										{},
-										cell(name),
-										cell(it.requests),
-										cell(counts(it.errors)),
-										cell(counts(it.faults)),
-										cell(it.disconnects),
-										cell(
-											it.findings
-												.map((found) => `${found.kind} ${found.count}×: ${found.what}`)
-												.join(" "),
-										),
-									),
+							clients.map(([name, it]) =>
+								tr(
+									name,
+									it.requests,
+									counts(it.errors),
+									counts(it.faults),
+									it.disconnects,
+									it.findings
+										.map((found) => `${found.kind} ${found.count}×: ${found.what}`)
+										.join(" "),
 								),
 							),
 						)
@@ -537,16 +509,11 @@ class Panels {
 	async scripts() {
 		const place = el("div"),
 			told = el("p", { role: "status" });
-		const row = (rule) =>
-			el(
-				"tr",
-				{ class: rule.answered ? "" : "muted" },
-				cell(rule.rule),
-				cell(rule.name),
-				cell(whole(rule.answered)),
-				bad(rule.failed),
-				bad(rule.too_slow),
-			);
+		const row = ({ rule, name, answered, failed, too_slow: slow }) => {
+			const made = tr(rule, name, whole(answered), bad(failed), bad(slow));
+			made.className = answered ? "" : "muted";
+			return made;
+		};
 		const file = (it) =>
 			el(
 				"section",
@@ -555,10 +522,7 @@ class Panels {
 				it.error
 					? el("p", { class: "bad" }, `${it.error}; the previous rules stay in force`)
 					: null,
-				table(
-					["rule", "name", "answered", "failed", "too slow"],
-					el("tbody", {}, ...it.rules.slice(0, 500).map(row)),
-				),
+				table(["rule", "name", "answered", "failed", "too slow"], it.rules.slice(0, 500).map(row)),
 			);
 		const look = async () => {
 			const answer = await this.ask("GET", "/admin/script");
@@ -606,14 +570,12 @@ class Panels {
 				...waiting
 					.slice(0, 100)
 					.map((bar) =>
-						el(
-							"tr",
-							{},
-							cell(bar.id),
-							cell(ago(model.at - bar.parts[bar.parts.length - 1][1])),
-							cell(why(model, bar)),
-							cell(bar.adapter),
-							cell(whole(bar.prompt)),
+						tr(
+							bar.id,
+							ago(model.at - bar.parts[bar.parts.length - 1][1]),
+							why(model, bar),
+							bar.adapter,
+							whole(bar.prompt),
 						),
 					),
 			);
@@ -641,14 +603,7 @@ class Panels {
 			line.textContent = `${Object.keys(model.adapters).length} of ${model.server.adapter_slots} adapter slots are in use.`;
 			body.replaceChildren(
 				...[...rows].map(([name, it]) =>
-					el(
-						"tr",
-						{},
-						cell(name),
-						cell(it.here ? "in memory" : "not loaded yet"),
-						cell(it.running),
-						cell(it.waiting),
-					),
+					tr(name, it.here ? "in memory" : "not loaded yet", it.running, it.waiting),
 				),
 			);
 		});
@@ -664,16 +619,14 @@ class Panels {
 			if (answer.status !== 200) return;
 			body.replaceChildren(
 				...Object.entries(answer.body).map(([rank, it]) =>
-					el(
-						"tr",
-						{},
-						cell(rank),
-						cell(this.server.ranks[rank]),
-						cell(it.state),
-						cell(it.running),
-						cell(it.waiting),
-						cell(`${(it.cache_usage * 100).toFixed(1)} %`),
-						cell(whole(it.generated)),
+					tr(
+						rank,
+						this.server.ranks[rank],
+						it.state,
+						it.running,
+						it.waiting,
+						`${(it.cache_usage * 100).toFixed(1)} %`,
+						whole(it.generated),
 					),
 				),
 			);
@@ -717,17 +670,14 @@ function group(name, ...parts) {
 function cell(text) {
 	return el("td", {}, text === null || text === undefined ? "" : String(text));
 }
-function table(names, body) {
-	return el(
-		"div",
-		{ class: "table", tabIndex: 0 },
-		el(
-			"table",
-			{},
-			el("thead", {}, el("tr", {}, ...names.map((name) => el("th", {}, name)))),
-			body,
-		),
-	);
+function tr(...values) {
+	return el("tr", {}, ...values.map((it) => (it instanceof Node ? it : cell(it))));
+}
+function table(names, rows) {
+	// Rows, or the body that gets them.
+	const heads = el("tr", {}, ...names.map((name) => el("th", {}, name))),
+		body = rows instanceof Node ? rows : el("tbody", {}, ...rows);
+	return el("div", { class: "table", tabIndex: 0 }, el("table", {}, el("thead", {}, heads), body));
 }
 function sum(of) {
 	return typeof of === "number" ? of : Object.values(of).reduce((total, count) => total + count, 0);

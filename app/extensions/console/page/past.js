@@ -14,8 +14,7 @@ function pastOf(model, from) {
 	const running = row(),
 		waiting = row();
 	const later = { generated: row(), prompt: row(), cached: row(), queries: row(), hits: row() };
-	for (const name of ["stop", "length", "abort", "error", "repetition", "refused"])
-		later[name] = row();
+	for (const name of [...FINISHES, "refused"]) later[name] = row();
 	const between = (counts, begin, end) => {
 		counts[slot(begin)] += 1;
 		counts[slot(end)] -= 1;

@@ -3,7 +3,9 @@
 
 const RECORD_MS = 300000,
 	MOST_BYTES = 48 << 20,
-	COPY_EVERY_MS = 20000;
+	COPY_EVERY_MS = 20000,
+	MEAN_MS = 5000;
+const FINISHES = ["stop", "length", "abort", "error", "repetition"];
 
 class Recorder {
 	constructor() {
@@ -15,7 +17,8 @@ class Recorder {
 		this.frames = []; // {at, text}
 		this.copies = []; // {at, model}: the state after the frame of that moment
 		this.points = []; // {at, figures, rates, pods}
-		this.samples = []; // {at, ttft, itl}: latencies in tenths of a millisecond and their counts, flat
+		this.samples = []; // {at, ttft, itl, e2e}: latencies in tenths of a millisecond and their counts, flat
+		this.ends = []; // of each choice that ended: when, its path, what it took
 		this.bytes = 0;
 		this.summary = undefined; // of a simulation
 	}
@@ -28,11 +31,16 @@ class Recorder {
 	goOn(model, text) {
 		// From a whole picture, which is kept for what came since the last frame; its bars know the first tokens.
 		const last = this.points.length ? this.points[this.points.length - 1].at : -Infinity;
-		const missed = [...model.bars.values()]
-			.filter((bar) => bar.first > last && bar.first !== null)
-			.sort((a, b) => a.first - b.first);
-		for (const bar of missed)
-			this.samples.push({ at: bar.first, ttft: [Math.round((bar.first - bar.arrival) * 10), 1] });
+		const bars = [...model.bars.values()],
+			missed = bars
+				.filter((bar) => bar.first > last && bar.first !== null)
+				.map((bar) => ({ at: bar.first, ttft: [tenths(bar.first - bar.arrival), 1] }));
+		for (const end of this.take(
+			bars.filter((bar) => bar.end > last && bar.end !== null),
+			model,
+		))
+			missed.push({ at: end.at, e2e: e2eOf(end) });
+		this.samples.push(...missed.sort((a, b) => a.at - b.at));
 		this.remember(model, last);
 		this.shown = null;
 		if (text) this.frames.push({ at: model.at, text });
@@ -50,13 +58,31 @@ class Recorder {
 
 	add(frame, text, model) {
 		this.frames.push({ at: model.at, text });
-		if (frame.ttft || frame.itl)
-			this.samples.push({ at: frame.at, ttft: frame.ttft, itl: frame.itl });
+		const ended = (frame.ended || []).map(([number]) => model.bars.get(number)).filter(Boolean),
+			e2e = this.take(ended, model).flatMap(e2eOf);
+		if (frame.ttft || frame.itl || e2e.length)
+			this.samples.push({ at: frame.at, ttft: frame.ttft, itl: frame.itl, e2e });
 		this.bytes += text.length;
 		if (model.at - this.copies[this.copies.length - 1].at >= this.spacing)
 			this.copies.push({ at: model.at, model: model.clone() });
 		this.point(model);
 		if (!this.endless) this.forget(model.at);
+	}
+
+	take(bars, model) {
+		// Notes the bars that have ended, in the order of their ends; returns what was noted.
+		const ends = bars.map((bar) => ({
+			at: bar.end,
+			path: bar.path,
+			took: bar.end - bar.arrival,
+			prompt: bar.prompt,
+			tokens: bar.tokens,
+			failed: model.failed(bar),
+			weight: model.server.requests_per_bar || 1,
+		}));
+		ends.sort((a, b) => a.at - b.at);
+		this.ends.push(...ends);
+		return ends;
 	}
 
 	get spacing() {
@@ -66,17 +92,18 @@ class Recorder {
 	point(model) {
 		const figures = { ...model.figures },
 			last = this.points[this.points.length - 1];
-		const seconds = last ? (model.at - last.at) / 1000 : 0;
-		const rate = (name) =>
-			seconds > 0 ? Math.max(0, figures[name] - last.figures[name]) / seconds : 0;
-		const rates = {};
-		for (const name of ["generated", "prompt", "preemptions", "refused", "abort", "error"])
-			rates[name] = rate(name);
-		rates.ended = rates.abort + rates.error + rate("stop") + rate("length") + rate("repetition");
+		const since = (point, names) =>
+			point ? rateSince(figures, point.figures, names, (model.at - point.at) / 1000) : 0;
+		const rates = { ended: since(last, FINISHES) };
+		for (const name of ["generated", "prompt", "preemptions", "refused", ...FINISHES])
+			rates[name] = since(last, [name]);
+		const before = this.points[Math.max(0, after(this.points, model.at - MEAN_MS) - 1)],
+			mean = { generated: since(before, ["generated"]), ended: since(before, FINISHES) };
+		for (const name of ["refused", ...FINISHES]) mean[name] = since(before, [name]);
 		for (const name of ["ttft", "itl"])
 			rates[name] = this.middle(name, model) ?? (last ? last.rates[name] : 0);
 		if (model.past) rates.itl = null; // not kept
-		this.points.push({ at: model.at, figures, rates, pods: model.pods });
+		this.points.push({ at: model.at, figures, rates, mean, pods: model.pods });
 	}
 
 	middle(name, model) {
@@ -105,6 +132,8 @@ class Recorder {
 		if (old > 40) this.points.splice(0, old);
 		old = after(this.samples, first);
 		if (old > 40) this.samples.splice(0, old);
+		old = after(this.ends, first);
+		if (old > 40) this.ends.splice(0, old);
 	}
 
 	get known() {
@@ -204,8 +233,18 @@ class Spread {
 	constructor(counts, waits = [], weight = 1) {
 		const rows = [...counts].map(([value, count]) => [value / 10, count]);
 		for (const wait of waits) rows.push([wait, weight]);
+		this.take(rows);
+	}
+
+	take(rows) {
 		this.rows = rows.sort((a, b) => a[0] - b[0]);
 		this.total = rows.reduce((sum, row) => sum + row[1], 0);
+	}
+
+	get mean() {
+		return this.total
+			? this.rows.reduce((sum, row) => sum + row[0] * row[1], 0) / this.total
+			: null;
 	}
 
 	quantile(share) {
@@ -220,14 +259,13 @@ class Spread {
 			this.rows.reduce((sum, [value, count]) => sum + (value <= limit ? count : 0), 0) / this.total
 		);
 	}
+}
 
-	buckets(bounds) {
-		const counts = Array(bounds.length + 1).fill(0);
-		let k = 0;
-		for (const [value, count] of this.rows) {
-			while (k < bounds.length && value > bounds[k]) k++;
-			counts[k] += count;
-		}
-		return counts;
-	}
+function tenths(value) {
+	return Math.round(value * 10);
+}
+
+function e2eOf(end) {
+	// A latency and its count, flat; none of what has failed.
+	return end.failed ? [] : [tenths(end.took), end.weight];
 }

@@ -43,18 +43,21 @@ async function save() {
 		const shell = recorded ? recorded.shell : await page("console/report.html"),
 			at = shell.indexOf(PLACE) + PLACE.length;
 		// Escaping "<", which JSON has only within strings, keeps the recording from closing its element.
-		const blob = new Blob([shell.slice(0, at), text.replaceAll("<", "\\u003c"), shell.slice(at)], {
-			type: "text/html",
-		});
-		const link = el("a", {
-			href: URL.createObjectURL(blob),
-			download: `console-${new Date().toISOString().slice(0, 19).replaceAll(":", "")}.html`,
-		});
-		link.click();
-		setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+		const blob = [shell.slice(0, at), text.replaceAll("<", "\\u003c"), shell.slice(at)].join("");
+		saveAs(
+			blob,
+			"text/html",
+			`console-${new Date().toISOString().slice(0, 19).replaceAll(":", "")}.html`,
+		);
 	} catch {
 		warn("the server does not answer; nothing was saved");
 	}
+}
+
+function saveAs(text, type, download) {
+	const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download });
+	link.click();
+	setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 async function page(path) {

@@ -29,7 +29,6 @@ class StepsView {
 		const y = (tokens) => low - high * Math.sqrt(tokens / most),
 			x = (at) => Math.max(this.axis.left, Math.min(end, this.axis.x(at, width)));
 		this.axis.grid(pen, width, 4, low);
-		this.lines(pen, most, y, end);
 		const columns = this.columns(rows, x);
 		for (const [left, wide, , prompts, decodes] of columns) {
 			pen.fillStyle = COLOURS.decode;
@@ -38,8 +37,8 @@ class StepsView {
 			pen.fillStyle = COLOURS.prefill;
 			pen.fillRect(left, y(prompts + decodes), wide, y(decodes) - y(prompts + decodes));
 		}
+		this.lines(pen, most, y, end);
 		if (shared) this.costs(pen, columns, low, high, width);
-		this.labels(pen, most, y);
 		this.tell(model, rows);
 	}
 
@@ -143,23 +142,23 @@ class StepsView {
 	}
 
 	lines(pen, most, y, width) {
-		pen.strokeStyle = COLOURS.line;
-		for (const share of [1, 0.25, 0.0625]) {
-			const at = Math.round(y(most * share)) + 0.5;
-			pen.setLineDash(share === 1 ? [4, 3] : []);
+		// Round numbers of tokens, and the budget.
+		const { budget } = this.model.server;
+		pen.textAlign = "right";
+		for (const tokens of [...rootTicks(most), budget].filter(Boolean)) {
+			const at = Math.round(y(tokens)) + 0.5,
+				is = tokens === budget;
+			pen.setLineDash(is ? [4, 3] : []);
+			pen.strokeStyle = is ? COLOURS.muted : COLOURS.line;
 			pen.beginPath();
 			pen.moveTo(this.axis.left, at);
 			pen.lineTo(width, at);
 			pen.stroke();
+			pen.fillStyle = COLOURS.muted;
+			if (!is) pen.fillText(whole(tokens), this.axis.left - 8, at);
 		}
 		pen.setLineDash([]);
-	}
-
-	labels(pen, most, y) {
-		pen.textAlign = "right";
-		pen.fillStyle = COLOURS.muted;
-		for (const share of [1, 0.25, 0.0625])
-			pen.fillText(whole(most * share), this.axis.left - 8, y(most * share));
+		pen.fillText("tokens", this.axis.left - 8, 6);
 	}
 
 	costs(pen, columns, low, high, width) {
@@ -175,7 +174,11 @@ class StepsView {
 		pen.lineWidth = 1;
 		pen.fillStyle = COLOURS.muted;
 		pen.textAlign = "right";
-		if (columns.length) pen.fillText(brief(most / 1.15), width - 4, low - high / 1.15);
+		pen.fillText("duration", width - 2, 6);
+		pen.textAlign = "left";
+		if (columns.length)
+			for (const took of ticksTo(most, 2))
+				pen.fillText(brief(took), width - RIGHT + 6, low - high * (took / most));
 	}
 
 	tell(model, rows) {
@@ -196,8 +199,11 @@ class StepsView {
 			shared
 				? [
 						...items,
-						[COLOURS.preempted, "duration"],
-						["transparent", "dashed: the budget (square-root scale)"],
+						[COLOURS.preempted, "duration (right axis)"],
+						[
+							"transparent",
+							`dashed: the budget of ${whole(model.server.budget)} (square-root scale)`,
+						],
 					]
 				: items,
 		);

@@ -15,20 +15,20 @@ function summaryOf(points, samples) {
 	for (const tile of TILES.filter((it) => it.sum)) {
 		const [mean, peak] = tile.latency
 			? ofLatencies(samples, tile.latency)
-			: ofCurve(points, tile.curve);
+			: ofCurve(points, tile.curve, tile.spark);
 		if (peak !== null) lines[tile.name] = [`mean ${tile.sum(mean)}`, `peak ${tile.sum(peak)}`];
 	}
 	return lines;
 }
 
-function ofCurve(points, curve) {
-	// The mean over time, in which each point counts with the time since the one before, and the peak.
+function ofCurve(points, curve, spark = curve) {
+	// The mean over time, in which each point counts with the time since the one before, and the peak of what a tile shows.
 	let total = 0,
 		peak = null;
 	for (let k = 1; k < points.length; k++) {
 		const value = curve(points[k]);
 		total += value * (points[k].at - points[k - 1].at);
-		peak = Math.max(peak ?? value, value);
+		peak = Math.max(peak ?? 0, spark(points[k]));
 	}
 	return [total / (points[points.length - 1].at - points[0].at), peak];
 }

@@ -123,19 +123,13 @@ function stepsTable(bar, why, told) {
 		el("h3", {}, `${count(why.steps, "step")} in total; the longest`),
 		table(
 			["after", "took", "prefill", "decode", told ? "prompts" : ""].filter(Boolean),
-			el(
-				"tbody",
-				{},
-				...longest.map((it) =>
-					el(
-						"tr",
-						{},
-						cell(ms(it.from_ms)),
-						cell(ms(it.to_ms - it.from_ms)),
-						cell(whole(it.prompt_tokens)),
-						cell(whole(it.decodes)),
-						told ? cell(others(it)) : null,
-					),
+			longest.map((it) =>
+				tr(
+					ms(it.from_ms),
+					ms(it.to_ms - it.from_ms),
+					whole(it.prompt_tokens),
+					whole(it.decodes),
+					...(told ? [others(it)] : []),
 				),
 			),
 		),
