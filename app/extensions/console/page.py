@@ -43,6 +43,7 @@ SCRIPTS = (
     "panels.js",
     "share.js",
     "quantiles.js",
+    "lessons.js",
     "compare.js",
     "main.js",
 )

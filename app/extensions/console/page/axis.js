@@ -138,7 +138,8 @@ class TimeAxis {
 			pen.textAlign = "center";
 			if (!labels) continue;
 			const text = this.label(at);
-			pen.fillText(text, Math.min(x, end - pen.measureText(text).width / 2), labels);
+			const half = pen.measureText(text).width / 2;
+			pen.fillText(text, Math.max(this.left + half - 6, Math.min(x, end - half)), labels);
 		}
 	}
 

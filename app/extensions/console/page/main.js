@@ -13,6 +13,7 @@ let recorder = new Recorder(),
 	quiet = { rest: "", since: 0, drawn: 0 },
 	report = false,
 	asked = 0,
+	asking = null,
 	said = 0;
 
 const headers = () =>
@@ -259,15 +260,17 @@ function stop(moment) {
 }
 
 function askKey() {
-	return new Promise((done) => {
+	asking ??= new Promise((done) => {
 		const dialog = $("key");
-		if (!dialog.open) dialog.showModal();
+		dialog.showModal();
 		dialog.onclose = () => {
 			sessionStorage.setItem("key", $("key-text").value.trim());
 			$("key-text").value = "";
+			asking = null;
 			done();
 		};
 	});
+	return asking;
 }
 
 function theme(next) {
@@ -384,7 +387,7 @@ function start() {
 		if (compared && !compared.shown) compared.show();
 		else $("compare-files").click();
 	});
-	$("compare").hidden = !!recorded;
+	$("compare").hidden = $("lessons-link").hidden = !!recorded;
 	$("compare-files").addEventListener("change", async () => {
 		await compareFiles([...$("compare-files").files]);
 		$("compare-files").value = "";
@@ -405,7 +408,10 @@ function start() {
 		soon();
 	});
 	if (recorded) openReport(recorded.text);
-	else follow();
+	else {
+		follow();
+		new Lessons().route();
+	}
 }
 
 function localStorageGet(name) {

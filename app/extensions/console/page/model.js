@@ -9,7 +9,7 @@ const QUEUED = 0,
 	DECODE = 3,
 	PREEMPTED = 4;
 const MOST_OVER = 2500,
-	MOST_STEPS = 6000,
+	MOST_STEPS = 27000,
 	MOST_EVENTS = 200,
 	MOST_MARKS = 200,
 	FLASH_MS = 1000,
@@ -35,6 +35,7 @@ class Model {
 		this.failures = new Map(); // reason -> requests
 		this.adapters = {};
 		this.load = null;
+		this.past = picture.past;
 		this.marks = []; // [moment, kind, text]: what began
 		this.since = picture.since || -Infinity; // what was before is not all known any more
 		const blocks = this.server.numbered ? Math.min(this.server.blocks + 1, MOST_BLOCKS) : 0;

@@ -51,7 +51,7 @@ class Recorder {
 
 	remember(model, last) {
 		// Fills the curves, and the steps of a server that has none, with what the picture knows of the time before.
-		const past = pastOf(model, Math.max(0, model.since, model.at - RECORD_MS));
+		const past = pastOf(model);
 		for (const point of past) if (point.at > last) this.point(point);
 		if (!model.server.shared_steps && !model.steps.length) model.steps = stepsOf([...past, model]);
 	}
@@ -163,7 +163,10 @@ class Recorder {
 		// A file of lines: a picture, then the frames behind it, and pictures where frames were lost.
 		const first = this.copies[0];
 		const later = this.frames.filter((frame) => frame.at > first.at).map((frame) => frame.text);
-		return [JSON.stringify(first.model.picture()), ...later].join("\n");
+		const past = this.points
+			.filter((point) => point.at < first.at)
+			.map(({ at, figures }) => [at, ...first.model.names.map((name) => figures[name])]);
+		return [JSON.stringify({ ...first.model.picture(), past }), ...later].join("\n");
 	}
 
 	read(text) {

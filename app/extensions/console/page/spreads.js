@@ -83,7 +83,7 @@ class Spreads {
 			y = (count) => low - ((low - 18) * count) / most;
 		pen.fillStyle = COLOURS.muted;
 		pen.textAlign = "left";
-		pen.fillText(`${SPREADS[name][1]} per ${ms(width)}`, 0, 6);
+		pen.fillText(`${SPREADS[name][1]} per ${short(width)} ms`, 0, 6);
 		pen.textAlign = "right";
 		for (const count of ticksTo(most, 2)) {
 			pen.fillStyle = COLOURS.line;
@@ -105,7 +105,7 @@ class Spreads {
 		const last = width * (bins - 1),
 			ticks = ticksTo(last, Math.max(2, Math.floor(wide / 80)));
 		for (const value of ticks)
-			if (x(value) < wide - 62) pen.fillText(short(value), x(value), low + 9);
+			if (x(value) < wide - 90) pen.fillText(short(value), x(value), low + 9);
 		pen.textAlign = "right";
 		pen.fillText(`> ${short(last)} ms`, wide, low + 9);
 		const line = total

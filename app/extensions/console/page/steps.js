@@ -29,6 +29,7 @@ class StepsView {
 		const y = (tokens) => low - high * Math.sqrt(tokens / most),
 			x = (at) => Math.max(this.axis.left, Math.min(end, this.axis.x(at, width)));
 		this.axis.grid(pen, width, 4, low);
+		this.lines(pen, most, y, end);
 		const columns = this.columns(rows, x);
 		for (const [left, wide, , prompts, decodes] of columns) {
 			pen.fillStyle = COLOURS.decode;
@@ -37,7 +38,6 @@ class StepsView {
 			pen.fillStyle = COLOURS.prefill;
 			pen.fillRect(left, y(prompts + decodes), wide, y(decodes) - y(prompts + decodes));
 		}
-		this.lines(pen, most, y, end);
 		if (shared) this.costs(pen, columns, low, high, width);
 		this.tell(model, rows);
 	}
