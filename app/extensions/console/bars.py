@@ -312,7 +312,7 @@ class RequestBars:
         return since_ms
 
     def known_since(self, oldest_ms: float) -> tuple[list[Bar], float]:
-        """Returns the live bars and those that ended at `oldest_ms` or later, as far as known.
+        """Returns the live bars, and the known bars that ended at `oldest_ms` or later.
 
         The second value is the time in milliseconds from which on no bar is missing.
         """

@@ -1,4 +1,4 @@
-"""The lessons of the console: six small loads, each with two sentences on what it shows.
+"""The lessons of the console: six small loads, each explained in two sentences.
 
 `lesson_engine` plays a lesson. Each has the limits of an engine that make its effect visible, and
 its requests.
@@ -38,7 +38,7 @@ class EngineSize(Struct, frozen=True, kw_only=True):
 
 
 class Lesson(Struct, frozen=True, kw_only=True):
-    """A load, and what it shows."""
+    """A load, and its explanation."""
 
     name: str
     """Part of the lesson's address."""

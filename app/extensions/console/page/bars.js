@@ -30,6 +30,7 @@ class BarsView {
 				if (id === "order")
 					this.order = columns.some((it) => it.key === key) ? { key, down: true } : null;
 				if (this.model) this.render(this.model);
+				soon();
 			});
 		legend($("requests-legend"), []);
 	}

@@ -18,7 +18,7 @@ const CURVES = [
 	{
 		title: "Throughput",
 		unit: "tokens/s",
-		right: "prompts/s",
+		right: "prompt tokens/s",
 		series: [
 			["output tokens", "decode", (p) => p.rates.generated],
 			["prompt tokens", "prefill", (p) => p.rates.prompt, true],

@@ -62,7 +62,9 @@ class Heat {
 		const every = Math.ceil(14 / high);
 		for (let k = 0; k < rows; k += every)
 			pen.fillText(
-				`${short(2 ** (bottom + k))}–${short(2 ** (bottom + k + 1) - 1)}`,
+				axis.left < 100
+					? `≥ ${short(2 ** (bottom + k))}`
+					: `${short(2 ** (bottom + k))}–${short(2 ** (bottom + k + 1) - 1)}`,
 				axis.left - 8,
 				low - high * (k + 0.5),
 			);

@@ -16,7 +16,7 @@ class Lessons {
 			if (!this.place.hidden) location.reload();
 			return;
 		}
-		clearInterval(this.timer);
+		this.halt();
 		this.all = this.all || (await this.get("lessons"));
 		if (!this.all) return;
 		this.place.hidden = false;
@@ -97,15 +97,20 @@ class Lessons {
 	play() {
 		// From the beginning to the end, as fast as it was, until the moment is moved by hand.
 		const begun = performance.now() - recorder.first;
-		clearInterval(this.timer);
+		this.halt();
 		stop(recorder.first);
 		let at = stopped;
 		this.timer = setInterval(() => {
 			const over = at >= recorder.last;
-			if (over || stopped !== at) clearInterval(this.timer);
+			if (over || stopped !== at) this.halt();
 			else stop(performance.now() - begun);
 			at = stopped;
 		}, LESSON_FRAME_MS);
+	}
+
+	halt() {
+		clearInterval(this.timer);
+		this.timer = 0;
 	}
 
 	button(text, onclick, label) {

@@ -9,6 +9,7 @@ let recorder = new Recorder(),
 	views = null,
 	panels = null,
 	strip = null,
+	lessons = null,
 	stopped = null,
 	quiet = { rest: "", since: 0, drawn: 0 },
 	report = false,
@@ -410,7 +411,8 @@ function start() {
 	if (recorded) openReport(recorded.text);
 	else {
 		follow();
-		new Lessons().route();
+		lessons = new Lessons();
+		lessons.route();
 	}
 }
 

@@ -9,9 +9,9 @@ function nice(least) {
 	return [1, 2, 5, 10].find((k) => k * ten >= least * 0.999) * ten;
 }
 
-function ticksTo(most, count = 3) {
-	// Round values from 0 up to the greatest one.
-	const step = nice(most / count),
+function ticksTo(most, count = 3, least = 0) {
+	// Round values from 0 up to the greatest one, at least so far apart.
+	const step = Math.max(least, nice(most / count)),
 		ticks = [];
 	for (let k = 0; k * step <= most * 1.0001; k++) ticks.push(k * step);
 	return ticks;

@@ -85,7 +85,7 @@ class Spreads {
 		pen.textAlign = "left";
 		pen.fillText(`${SPREADS[name][1]} per ${short(width)} ms`, 0, 6);
 		pen.textAlign = "right";
-		for (const count of ticksTo(most, 2)) {
+		for (const count of ticksTo(most, 2, 1)) {
 			pen.fillStyle = COLOURS.line;
 			pen.fillRect(left, Math.round(y(count)), wide - left, 1);
 			pen.fillStyle = COLOURS.muted;

@@ -31,7 +31,7 @@ const TILES = [
 	{
 		name: "Output",
 		value: (p) => short(p.mean.generated),
-		of: () => "tokens per second",
+		of: () => "tokens/s",
 		curve: (p) => p.rates.generated,
 		spark: (p) => p.mean.generated,
 		sum: short,
