@@ -118,6 +118,8 @@ class Console(Middleware):
             get(f"{ROOT}/figures", self._figures),
             get(f"{ROOT}/requests/{{number}}", self._request),
             get(f"{ROOT}/knobs", self._knobs),
+            get(f"{ROOT}/lessons", self._lessons),
+            get(f"{ROOT}/lessons/{{name}}", self._lesson),
             get("/admin/requests/{id}", self._why),
             post(f"{ROOT}/compare", self._compare),
             post(f"{ROOT}/load", self._begin_load),
@@ -209,6 +211,33 @@ class Console(Middleware):
             if setting["live"] or setting["value"] != setting["default"]:
                 settings.append(setting)
         return json_response(settings)
+
+    def _lessons(self, context: RequestContext) -> Response:
+        """The lessons: names, titles, texts, and flags of a server with the same engine."""
+        from app.extensions.console.lessons import LESSONS  # few pages ask for them
+
+        lessons: list[dict[str, str]] = []
+        for lesson in LESSONS:
+            lessons.append(
+                {
+                    "name": lesson.name,
+                    "title": lesson.title,
+                    "text": lesson.text,
+                    "flags": lesson.engine.flags(),
+                }
+            )
+        return json_response(lessons)
+
+    def _lesson(self, context: RequestContext) -> Response:
+        """Plays a lesson on a private small engine, and returns the recording."""
+        from app.extensions.console.lesson_engine import LessonEngine
+        from app.extensions.console.lessons import find_lesson
+
+        name = context.params["name"]
+        lesson = find_lesson(name)
+        if lesson is None:
+            raise not_found(f"There is no lesson {name[:20]}.")
+        return json_response(LessonEngine(lesson).play())
 
     def _begin_load(self, context: RequestContext) -> Response:
         """Starts to send requests to this server, in place of any earlier plan."""

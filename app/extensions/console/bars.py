@@ -311,6 +311,15 @@ class RequestBars:
             frame.held += (bar.number, bar.held)
         return since_ms
 
+    def known_since(self, oldest_ms: float) -> tuple[list[Bar], float]:
+        """Returns the live bars, and the known bars that ended at `oldest_ms` or later.
+
+        The second value is the time in milliseconds from which on no bar is missing.
+        """
+        since_ms = max(oldest_ms, self._past.dropped_ms)
+        ended = [bar for bar in self._past.values() if bar.end_ms >= since_ms]
+        return [*ended, *self._live.values()], since_ms
+
     def live(self) -> list[Bar]:
         """Returns the bars of requests that wait or run."""
         return list(self._live.values())

@@ -42,6 +42,8 @@ StepRow = tuple[float, float, int, int, int] | tuple[float, float, int, int, int
 """Start, duration, prefill tokens, decode tokens, sequences; in a simulated fleet also the pod."""
 PodRow = tuple[int, int, float, float, str]
 """Running and waiting requests, used share of the KV cache, cached share of prompts, state."""
+PastRow = list[float | None]
+"""Time, then `Frame.figures` of that time; None for a figure that is not kept."""
 MarkRow = tuple[float, str, str]
 """Time, kind (`setting`, `fault`, `pause`, `load`, `scale`), description."""
 EventRow = tuple[str, int, int, int, str, str]
@@ -101,6 +103,8 @@ class Picture(Struct, kw_only=True):
     itl_bounds: Iterable[float]
     since: float = 0.0
     """`frame` has every request that ended at this time or later."""
+    past: list[PastRow] = []
+    """The time before, as far as it is kept."""
     frame: Frame
     """The whole state, as one frame."""
 

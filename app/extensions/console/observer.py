@@ -22,9 +22,9 @@ from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch
 from app.core.engine.lifecycle import Operations
 from app.core.engine.sequence import Sequence
 from app.core.engine.step_executor import StepExecutor
-from app.extensions.console.bars import Bar, RequestBars
+from app.extensions.console.bars import PAST_S, Bar, RequestBars
 from app.extensions.console.block_map import BlockMap
-from app.extensions.console.frames import FIGURES, EventRow, Frame, Picture, StepRow, to_ms
+from app.extensions.console.frames import FIGURES, EventRow, Frame, PastRow, Picture, StepRow, to_ms
 from app.extensions.explanation.delays import DelayLog, Step
 from app.extensions.explanation.explanation import Explanation, explain
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MAX_EXPLAINED_CHOICES = 32
 """Most choices of a request that are explained; beam search has one for each beam and token."""
-MAX_PAST_STEPS = 6000
+MAX_PAST_STEPS = 27_000
 """Most steps of a picture: as many as the page keeps."""
 MAX_STEPS = 400
 """Most steps of a frame."""
@@ -313,6 +313,7 @@ class Observer:
         `server` goes into the picture unchanged.
         """
         past_steps = self._past_steps()
+        past = self._past_figures()
         figures = self._last_figures or self._engine.recorder.figures()
         frame = self._head(figures)
         frame.steps = past_steps
@@ -326,6 +327,7 @@ class Observer:
             ttft_bounds=FIRST_TOKEN,
             itl_bounds=INTER_TOKEN,
             since=since_ms,
+            past=past,
             frame=frame,
         )
 
@@ -343,6 +345,18 @@ class Observer:
             rows.append(self._step_row(step))
             pause()
         return rows
+
+    def _past_figures(self) -> list[PastRow]:
+        """Returns the figures of the last minutes, from the requests. May pause."""
+        from app.extensions.console.history import History  # only a new page needs it
+
+        at_ms = to_ms(self._now() - self._began_s)
+        figures = self._last_figures or self._engine.recorder.figures()
+        bars, since_ms = self.bars.known_since(max(0.0, at_ms - PAST_S * 1000))
+        named = dict(zip(FIGURES, self._numbers(figures), strict=True))
+        history = History(named, since_ms, at_ms, self._began_s)
+        history.add(bars, Pace(self._now))
+        return history.rows()
 
     def _numbers(self, figures: Figures) -> list[float]:
         counts: dict[str, float] = {**figures.finished, "refused": self.bars.refusals}

@@ -27,8 +27,8 @@ Cause = Literal["", "places", "budget", "blocks", "adapter", "priority", "paused
 """Lack of a waiting sequence, "" if unknown. `step`: the end of the steps under way."""
 CauseAndDetail = tuple[Cause, str]
 
-MAX_STEPS = 20_000
-"""Maximum logged steps (about five minutes), and maximum prompts in all logged steps."""
+MAX_STEPS = 27_000
+"""Maximum logged steps (five minutes of 11 ms each), and maximum prompts in all logged steps."""
 MAX_CHUNKS = 64
 """Maximum logged prompts of a step."""
 MAX_ENTRIES = 10_000

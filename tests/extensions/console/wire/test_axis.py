@@ -162,7 +162,7 @@ def test_what_is_dragged_on_one_part_is_zoomed_in_all(report: Page) -> None:
         "axis.parts.filter(it => it.place.id !== 'overview').map(it => it.line.hidden ? null :"
         " it.line.getBoundingClientRect().x)"
     )
-    assert len(lines) == 6 and max(lines) - min(lines) < 1, "one cursor through all parts"
+    assert len(lines) == 9 and max(lines) - min(lines) < 1, "one cursor through all parts"
     moment = "recorder.points.filter(p => p.at <= axis.cursor).pop().figures.running"
     assert report.inner_text("#charts b >> nth=0") == str(report.evaluate(moment))
     report.keyboard.press("+")

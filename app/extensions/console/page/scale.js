@@ -1,0 +1,47 @@
+"use strict";
+// Numbers for axes: round steps, ticks, bins of equal width.
+
+const BINS_SHOWN = 32;
+
+function nice(least) {
+	// 1, 2 or 5 times a power of ten.
+	const ten = 10 ** Math.floor(Math.log10(least));
+	return [1, 2, 5, 10].find((k) => k * ten >= least * 0.999) * ten;
+}
+
+function ticksTo(most, count = 3, least = 0) {
+	// Round values from 0 up to the greatest one, at least so far apart.
+	const step = Math.max(least, nice(most / count)),
+		ticks = [];
+	for (let k = 0; k * step <= most * 1.0001; k++) ticks.push(k * step);
+	return ticks;
+}
+
+function rootTicks(most, gap = 0.17) {
+	// Round values on a square-root scale, from the greatest one down; a gap is a share of the height.
+	const ticks = [];
+	let last = Infinity;
+	for (let ten = 10 ** Math.ceil(Math.log10(most)); ten >= 1; ten /= 10)
+		for (const value of [5 * ten, 2 * ten, ten]) {
+			const at = Math.sqrt(value / most);
+			if (value > most || last - at < gap || at < gap / 2) continue;
+			ticks.push(value);
+			last = at;
+		}
+	return ticks;
+}
+
+function binsOf(rows, top) {
+	// Counts of sorted rows [value, count] in bins of equal, round width; the last bin has what is greater.
+	const width = nice(top / BINS_SHOWN),
+		counts = Array(Math.max(1, Math.ceil((top / width) * 0.999)) + 1).fill(0);
+	for (const [value, count] of rows)
+		counts[Math.min(counts.length - 1, Math.max(0, Math.ceil(value / width - 1e-9) - 1))] += count;
+	return { width, counts };
+}
+
+function rateSince(figures, before, names, seconds) {
+	// Change of the sum of some figures per second; 0 without time.
+	const change = names.reduce((sum, name) => sum + figures[name] - before[name], 0);
+	return seconds > 0 ? Math.max(0, change) / seconds : 0;
+}

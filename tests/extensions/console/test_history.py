@@ -1,0 +1,86 @@
+"""A new page gets the figures of the last minutes, also of requests that it does not get itself."""
+
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.extensions.console import bars
+from app.extensions.console.bars import Origin
+from app.extensions.console.frames import FIGURES, PastRow
+from app.extensions.console.history import STEP_MS
+from tests.extensions.console.watched import Watched
+from tests.extensions.explanation.explained import quick_profile
+
+EXACT = ("running", "waiting", "prompt", "queries", "length", "refused")
+
+
+def unseen(**options: Any) -> Watched:
+    it = Watched(seen=False, **options)
+    it.harness.observers.append(partial(it.observer.bars.watch, Origin("/v1/completions")))
+    return it
+
+
+def past_of(it: Watched) -> list[dict[str, float | None]]:
+    it.observer.start()
+    it.observer.frame()
+    rows: list[PastRow] = it.observer.picture({}).past
+    return [dict(zip(("at", *FIGURES), row, strict=True)) for row in rows]
+
+
+def played(it: Watched, seconds: float) -> dict[float, list[float]]:
+    """Random requests, and what the engine's figures were at each half second."""
+    rng = Random(5)
+    seen: dict[float, list[float]] = {}
+    for turn in range(int(seconds * 1000 / STEP_MS)):
+        it.harness.clock.advance(0.1)
+        for number in range(rng.randrange(3)):
+            it.ask(
+                f"r{turn}-{number}",
+                prompt_ids=list(range(rng.randrange(5, 90))),
+                max_tokens=rng.randrange(2, 60),
+            )
+        it.harness.clock.advance(STEP_MS / 1000 - 0.1)
+        seen[(turn + 1) * STEP_MS] = it.observer.frame().figures
+    return seen
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["requests", "steps"])
+def test_past_figures_are_those_that_the_engine_had(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bars, "MAX_PAST_BARS", 3)
+    options: dict[str, Any] = {"time_to_first_token": 0.3, "inter_token_latency": 0.02}
+    if shared:
+        options = {"profile": quick_profile()}
+    it = unseen(slots=3, max_waiting=1000, blocks=500, **options)
+    seen = played(it, seconds=20)
+    past = past_of(it)
+    assert [row["at"] for row in past] == list(seen)[:-1]
+    for row in past:
+        expected = dict(zip(FIGURES, seen[row["at"] or 0.0], strict=True))
+        for name in EXACT:
+            assert row[name] == pytest.approx(expected[name]), (name, row["at"])
+        assert row["generated"] == pytest.approx(expected["generated"], abs=6)
+        assert row["cache_usage"] is None
+
+
+def test_past_figures_begin_where_requests_have_been_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bars, "MAX_ENDED_BYTES", 3 * bars.BAR_BYTES)
+    it = unseen(slots=8, inter_token_latency=0.01)
+    for number in range(6):
+        it.ask(f"r{number}", max_tokens=2)
+        it.harness.clock.advance(5)
+    past = past_of(it)
+    assert past[0]["at"] == pytest.approx(30_000 - len(past) * STEP_MS)
+    assert past[0]["length"] in (3, 4) and past[-1]["length"] == 6
+
+
+def test_past_figures_go_back_five_minutes() -> None:
+    it = unseen(slots=8, inter_token_latency=0.01)
+    it.harness.clock.advance(1000)
+    past = past_of(it)
+    assert len(past) * STEP_MS == pytest.approx(bars.PAST_S * 1000, abs=STEP_MS)

@@ -1,0 +1,228 @@
+"""Lessons, the table of requests, selections, routes and percentiles: the page in a real Chromium."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.extensions.console.conftest import until
+from tests.extensions.console.wire.test_browser import Seen, complete
+from tests.running_server import RunningServer, running_server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+LESSONS = (
+    *("kv-cache-full", "preemption", "chunked-prefill"),
+    *("prefix-hit", "long-prompt", "prefill-decode-apart"),
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """A server without a profile or a KV cache, as `make run` starts it."""
+    with running_server("--console") as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Browser, server: RunningServer) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1280, "height": 1000})
+    seen = Seen(context.new_page(), server)
+    yield seen.page
+    seen.is_over()
+
+
+def opened(page: Page, server: RunningServer, name: str) -> None:
+    page.goto(f"{server.url}/console#lesson-{name}")
+    until(
+        lambda: page.locator("#lessons code").count() and page.inner_text("#state") == "report",
+        "the lesson does not open",
+    )
+
+
+def violations(page: Page) -> list[Any]:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(page).response["violations"]
+    return [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
+
+
+def test_the_page_of_lessons_links_to_six_which_play_at_a_click(
+    page: Page, server: RunningServer
+) -> None:
+    page.goto(f"{server.url}/console")
+    until(lambda: page.inner_text("#state") == "serving", "it is not there")
+    page.get_by_role("link", name="Lessons").click()
+    until(lambda: page.locator("#lessons article").count() == 6, "no lessons are shown")
+    links = page.locator("#lessons h2 a")
+    hashes = [link.get_attribute("href") for link in links.all()]
+    assert hashes == [f"#lesson-{name}" for name in LESSONS]
+    assert page.is_hidden("#tiles")
+    page.get_by_role("button", name="Play: Preemption").click()
+    until(lambda: page.inner_text("#state") == "report", "it does not open")
+    assert page.evaluate("location.hash") == "#lesson-preemption"
+    moments = "stopped !== null && stopped > recorder.first && stopped < recorder.last"
+    until(lambda: page.evaluate(moments), "it does not play")
+    preempted = "[...shown().bars.values()].some(bar => bar.phase === PREEMPTED)"
+    until(lambda: page.evaluate(preempted), "nothing is preempted")
+    until(lambda: page.evaluate("stopped === recorder.last"), "it does not end")
+    page.get_by_role("link", name="Next").click()
+    until(lambda: "Chunked" in page.inner_text("#lessons h2"), "the next one does not open")
+    page.get_by_role("link", name="Back to live").click()
+    until(lambda: page.inner_text("#state") == "serving", "it is not live again")
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_each_lesson_has_a_link_and_two_sentences(
+    page: Page, server: RunningServer, name: str
+) -> None:
+    opened(page, server, name)
+    assert page.evaluate("model.bars.size === model.over.length && model.over.length > 8")
+    assert page.inner_text("#lessons p >> nth=0").count(". ") == 1
+    assert page.is_visible("#requests")
+    assert page.is_visible("#tiles")
+
+
+def test_moving_the_time_by_hand_ends_the_play(page: Page, server: RunningServer) -> None:
+    opened(page, server, "long-prompt")
+    page.get_by_role("button", name="Play: A long prompt beside streams").click()
+    until(lambda: page.evaluate("stopped > recorder.first"), "it does not play")
+    page.evaluate("stop(1000)")
+    until(lambda: page.evaluate("lessons.timer") == 0, "it plays on")
+    assert page.evaluate("stopped") == 1000
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_axe_finds_nothing_in_lessons_tables_and_sums(
+    browser: Browser, server: RunningServer, theme: Any, width: int
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=theme)
+    page.goto(f"{server.url}/console#lessons")
+    until(lambda: page.locator("#lessons article").count() == 6, "no lessons are shown")
+    assert violations(page) == []
+    opened(page, server, "prefix-hit")
+    page.select_option("#as", "table")
+    page.evaluate("axis.select({ from: 1000, to: 2000 })")
+    assert page.is_visible("#sums")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert violations(page) == []
+    page.close()
+
+
+def test_on_a_phone_the_chart_is_above_the_fold_and_nothing_is_cut_off(
+    browser: Browser, server: RunningServer
+) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(f"{server.url}/console")
+    until(lambda: page.locator(".tile").count() == 10, "no tiles are shown")
+    fold = page.evaluate("$('bottom').getBoundingClientRect().top")
+    assert page.evaluate("$('requests').getBoundingClientRect().bottom") <= fold
+    assert page.is_visible("#model")
+    rows = page.evaluate(
+        "[...document.querySelectorAll('.tile')].map(it => it.getBoundingClientRect().top)"
+    )
+    assert sorted(rows.count(top) for top in set(rows)) == [5, 5], "no tile stands alone"
+    cut = (
+        "[...document.querySelectorAll('.tile strong, .tile span, #strip button, #model')]"
+        ".filter(it => it.offsetWidth && it.scrollWidth > it.clientWidth + 1 && it.clientWidth)"
+        ".map(it => it.textContent)"
+    )
+    assert page.evaluate(cut) == []
+    page.close()
+
+
+def test_headings_of_the_table_sort_and_words_filter(page: Page, server: RunningServer) -> None:
+    opened(page, server, "prefix-hit")
+    page.select_option("#as", "table")
+    heading = page.locator("#request-table th button", has_text="first token")
+    heading.click()
+    column = (
+        "[...document.querySelectorAll('#request-table tbody tr')]"
+        ".map(row => row.children[8].textContent)"
+    )
+    values = page.evaluate(column)
+    assert len(values) == 12
+    numbers = [float(value.split()[0]) for value in values]
+    assert numbers == sorted(numbers, reverse=True)
+    heading.click()
+    assert page.evaluate(column) == values[::-1]
+    page.fill("#filter", "cached>100")
+    until(lambda: len(page.evaluate(column)) == 6, "it is not filtered")
+    page.locator("#request-table tbody button").first.click()
+    assert page.is_visible("#detail")
+
+
+def test_a_selection_is_summed_and_keys_zoom_and_move(page: Page, server: RunningServer) -> None:
+    opened(page, server, "long-prompt")
+    box = page.locator("#steps-time").bounding_box()
+    assert box is not None
+    page.keyboard.down("Shift")
+    page.mouse.move(box["x"] + 300, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 400, box["y"] + 50, steps=4)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    until(lambda: page.is_visible("#sums"), "no sums are shown")
+    assert page.evaluate("axis.zoomed") is None
+    start, end = page.evaluate("[axis.selected.from, axis.selected.to]")
+    # Eight streams decode all the time, or the long prompt is computed.
+    decode = f"sumsOf(model, {start}, {end}).phases.find(row => row[0] === 'decode')[2]"
+    assert page.evaluate(decode) == pytest.approx(8 * (end - start), rel=0.15)
+    assert "decode" in page.inner_text("#sums-rows")
+    page.keyboard.press("Escape")
+    until(lambda: page.is_hidden("#sums"), "the sums stay")
+    length = page.evaluate("axis.length")
+    page.keyboard.press("w")
+    assert page.evaluate("axis.length") == pytest.approx(length / 2)
+    first = page.evaluate("axis.range.from")
+    page.keyboard.press("a")
+    assert page.evaluate("axis.range.from") == pytest.approx(first - length / 8)
+    page.keyboard.press("d")
+    assert page.evaluate("axis.range.from") == pytest.approx(first)
+    page.keyboard.press("s")
+    assert page.evaluate("axis.length") == pytest.approx(length)
+
+
+def test_routes_are_counted_and_downloaded(
+    page: Page, server: RunningServer, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        complete(server, max_tokens=3)
+    page.goto(f"{server.url}/console")
+    until(lambda: "/v1/completions" in page.inner_text("#routes"), "no route is shown")
+    with page.expect_download() as download:
+        page.click("#routes-csv")
+    download.value.save_as(file := tmp_path / "routes.csv")
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [row["route"] for row in rows] == ["/v1/completions", "total"]
+    assert {row["requests"] for row in rows} == {"3"}
+    assert {row["failed"] for row in rows} == {"0"}
+
+
+def test_a_comparison_has_the_differences_by_percentile(
+    page: Page, server: RunningServer, tmp_path: Path
+) -> None:
+    files: list[str] = []
+    for name in ("chunked-prefill", "long-prompt"):
+        opened(page, server, name)
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text(page.evaluate("recorder.text()"))
+        files.append(str(file))
+        page.goto("about:blank")
+    page.goto(f"{server.url}/console")
+    until(lambda: page.inner_text("#state") == "serving", "it is not there")
+    page.set_input_files("#compare-files", files)
+    until(lambda: page.inner_text("#state") == "comparison", "nothing is compared")
+    section = page.locator("section[aria-label='Differences by percentile']")
+    assert section.locator("canvas").count() == 3
+    assert "p50: " in section.inner_text()
+    rows = page.evaluate("compared.quantiles.find(it => it.name === 'E2E').rows")
+    one, two = rows[49][1:3]
+    assert rows[49][3] == pytest.approx(two - one)
+    assert violations(page) == []
