@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.known_models import read_model_config
 from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
 from app.extensions.lab.load.loads import LoadTrace
 from benchmarks.recipes import recipe_of
@@ -47,6 +48,8 @@ TURNAROUND_S = 0.001
 MAX_IN_FLIGHT = 512
 MIN_OUTPUT_TOKENS = 500
 """Least output of a cell whose client is not documented: its TPOT hardly depends on the client."""
+KIMI_NVFP4 = "nvidia/Kimi-K2.5-NVFP4"
+KIMI_INT4 = "moonshotai/Kimi-K2.5"
 MISLABELED = frozenset([("llama-3.1-8b-fp8", "h200", ""), ("gpt-oss-120b", "h100", "512")])
 """Model, device and concurrency (empty for all) that cannot be what their label says."""
 
@@ -68,6 +71,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     measured: str
     ttft_ms: float | None
     tpot_ms: float | None
+    source: str = ""
 
     @property
     def group(self) -> str:
@@ -138,6 +142,7 @@ def read_cell(file: str, row: dict[str, str]) -> Cell:
         measured=row.get("measured", ""),
         ttft_ms=number_or_none(row["ttft_ms"]),
         tpot_ms=number_or_none(row["tpot_ms"]),
+        source=row.get("source", ""),
     )
 
 
@@ -188,7 +193,10 @@ def simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]:
     Raises:
         ConfigError: The model, the device or the options are refused.
     """
-    question = msgspec.structs.replace(cell, file="", measured="", ttft_ms=None, tpot_ms=None)
+    source = "int4" if is_in_int4(cell) else ""
+    question = msgspec.structs.replace(
+        cell, file="", measured="", ttft_ms=None, tpot_ms=None, source=source
+    )
     return _simulated_ms(folder, a_place, question)
 
 
@@ -199,7 +207,7 @@ def forget_simulations() -> None:
 
 @cache
 def _simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]:
-    config = json.loads((folder / "models" / f"{cell.model}.json").read_text())
+    config = read_config(folder, cell)
     places = cell.concurrency
     recipe = recipe_of(cell)
     limits = {
@@ -218,6 +226,18 @@ def _simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]
     spans = zip(run.first_s, run.last_s, trace.output_tokens, strict=True)
     gaps_s = [(last - first) / (tokens - 1) for first, last, tokens in spans]
     return 1000 * mean_of_rounds(gaps_s, places), 1000 * mean_of_rounds(ttft_s, places)
+
+
+def read_config(folder: Path, cell: Cell) -> object:
+    """Returns the content of the `config.json` of a cell's model."""
+    if cell.model == "kimi-k2.5":  # the file of the folder lacks the format of the weights
+        return read_model_config(KIMI_INT4 if is_in_int4(cell) else KIMI_NVFP4)
+    return json.loads((folder / "models" / f"{cell.model}.json").read_text())
+
+
+def is_in_int4(cell: Cell) -> bool:
+    """Returns whether a cell's model had weights of 4-bit integers, by the name of its source."""
+    return "int4" in cell.source
 
 
 def mean_of_rounds(values: Sequence[float], places: int) -> float:

@@ -22,7 +22,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from app.extensions.lab.costs.devices import DEVICES
@@ -35,8 +35,22 @@ FOLDERS = {
     "b200": "b200_sxm",
     "a100": "a100_sxm",
     "l40s": "l40s",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "rtx-pro-6000": "rtx_pro_6000_server",
 }
-PROCESSORS = {"h100": 132, "h200": 132, "b200": 148, "a100": 108, "l40s": 142}
+PROCESSORS = {
+    "h100": 132,
+    "h200": 132,
+    "b200": 148,
+    "a100": 108,
+    "l40s": 142,
+    "b300": 148,
+    "gb200": 152,
+    "gb300": 152,
+    "rtx-pro-6000": 188,
+}
 PRODUCTS: Mapping[str, Format] = {
     "bfloat16": "bf16",
     "fp8": "fp8",
@@ -45,10 +59,24 @@ PRODUCTS: Mapping[str, Format] = {
 }
 EXPERTS: Mapping[str, Format] = {
     "bfloat16": "bf16",
+    "fp8": "fp8",
     "fp8_block": "fp8-block",
+    "nvfp4": "nvfp4",
     "w4a16_mxfp4": "mxfp4",
+    "int4_wo": "int4",
 }
+DRAWN_LOADS = "power_law_1.01"
+"""Rows whose experts are drawn: about as many are in use as `ExpertLayer` expects. In balanced
+tables few rows use as many experts as they can.
+"""
 MOST_ROWS, LEAST_WIDTH = 8192, 1024
+ANY = (1e-9, 1e9)
+FIXED, SHARE, EXPONENT, WEIGHT = (0.01, 60.0), (0.1, 1.0), (1.0, 16.0), (0.01, 1.0)
+"""Ranges of a fixed time in us, of a share of a rate, of an exponent and of a weight."""
+LAUNCHED_S = 600e-6
+"""Products of fp8 in blocks are launched without a CUDA graph in the tables: only rows that take
+longer show what the device needs.
+"""
 SAMPLE = 2500
 """Rows of a table that are fitted, drawn with a seed."""
 US = 1e-6
@@ -68,9 +96,16 @@ class Fit(Struct, frozen=True):
 
 
 def fit(
-    model: Model, start: Sequence[float], rows: Sequence[Row], shape: Callable[[Row], object]
+    model: Model,
+    start: Sequence[float],
+    rows: Sequence[Row],
+    shape: Callable[[Row], object],
+    limits: Sequence[tuple[float, float]] = (),
 ) -> Fit:
-    """Fits positive constants to latencies, on logarithms; a fifth of the shapes is kept back."""
+    """Fits positive constants to latencies, on logarithms; a fifth of the shapes is kept back.
+
+    `limits` are the least and greatest value of the first constants.
+    """
     rng = Random(1)
     shapes = sorted({repr(shape(row)) for row in rows})
     unseen = set(rng.sample(shapes, max(1, len(shapes) // 5)))
@@ -85,7 +120,14 @@ def fit(
 
     from scipy.optimize import least_squares  # help works without these packages
 
-    found = least_squares(misfits, [log(value) for value in start], loss="soft_l1", f_scale=0.1)
+    ranges = [*limits, *[ANY] * (len(start) - len(limits))]
+    found = least_squares(
+        misfits,
+        [log(value) for value in start],
+        bounds=([log(least) for least, _ in ranges], [log(greatest) for _, greatest in ranges]),
+        loss="soft_l1",
+        f_scale=0.1,
+    )
     constants = [exp(value) for value in found.x]
     errors = sorted(abs(model(constants, row) / (row["latency"] / 1000) - 1) for row in kept)
     return Fit(constants, median(errors), errors[int(0.9 * len(errors))])
@@ -109,7 +151,9 @@ class Tables:
 
     def at(self, kind: Format) -> Rates:
         sheet = self.sheet
-        flops = sheet.flops if kind in ("bf16", "mxfp4") else sheet.flops_8bit or sheet.flops
+        flops = sheet.flops_8bit or sheet.flops
+        if kind in ("bf16", "mxfp4", "int4"):
+            flops = sheet.flops
         return Rates(sheet.bandwidth, flops * (2 if kind == "nvfp4" else 1), self.processors)
 
 
@@ -124,13 +168,29 @@ def products(tables: Tables) -> Iterator[tuple[str, Fit]]:
             and min(row["n"], row["k"]) >= LEAST_WIDTH
         ]
         at, size = tables.at(kind), BYTES[kind]
+        known = KERNELS["b200"].products[kind]
 
         def model(x: Sequence[float], row: Row, at: Rates = at, size: float = size) -> float:
             return Product(*x).seconds(row["m"], row["n"], row["k"], weight_bytes=size, rates=at)
 
-        if own:
+        def share(
+            x: Sequence[float], row: Row, at: Rates = at, known: Product = known, size: float = size
+        ) -> float:
+            product = structs.replace(known, compute=x[0])
+            return product.seconds(row["m"], row["n"], row["k"], weight_bytes=size, rates=at)
+
+        if kind == "fp8-block":
+            own = [row for row in own if row["latency"] / 1000 > LAUNCHED_S]
+            if own:
+                yield f"{kind}, share of arithmetic, else as B200", fit(share, (0.4,), own, columns)
+        elif own:
             start = (4.0, 0.8, 0.6, 4.0, 0.3, 0.2)
-            yield kind, fit(model, start, own, lambda row: (row["n"], row["k"]))
+            limits = (FIXED, SHARE, (0.1, 1.6), EXPONENT, WEIGHT, WEIGHT)
+            yield kind, fit(model, start, own, columns, limits)
+
+
+def columns(row: Row) -> tuple[int, int]:
+    return row["n"], row["k"]
 
 
 def experts(tables: Tables) -> Iterator[tuple[str, Fit]]:
@@ -141,7 +201,8 @@ def experts(tables: Tables) -> Iterator[tuple[str, Fit]]:
             for row in rows
             if row["moe_dtype"] == name
             and row["moe_ep_size"] == 1
-            and row["distribution"] == "balanced"
+            and row["distribution"] == DRAWN_LOADS
+            and (kind != "mxfp4" or "gptoss" in row["kernel_source"])
         ]
         at, size = tables.at(kind), BYTES[kind]
 
@@ -162,6 +223,7 @@ def experts(tables: Tables) -> Iterator[tuple[str, Fit]]:
                     (30.0, 0.8, 0.4, 1.5, 1.0),
                     own,
                     lambda row: (row["hidden_size"], chosen(row)),
+                    ((0.01, 300.0), SHARE, SHARE, EXPONENT),
                 ),
             )
 
@@ -170,16 +232,22 @@ def chosen(row: Row) -> tuple[int, int, float]:
     return row["num_experts"], row["topk"], row["inter_size"] / row["moe_tp_size"]
 
 
-def decodes(tables: Tables) -> Fit:
-    """Attention of decodes with 16-bit keys:
+def decodes(tables: Tables, keys: str) -> Fit | None:
+    """Attention of decodes: fixed time, share of bandwidth, time of each sequence.
 
-    fixed time, share of bandwidth, time of each sequence.
+    `keys` is their format, `bfloat16` or `fp8`.
     """
+    key_bytes = 2 if keys == "bfloat16" else 1
 
     def model(x: Sequence[float], row: Row) -> float:
         fixed_us, memory, sequence_us = x
         read = (
-            4 * row["num_key_value_heads"] * row["head_dim"] * row["batch_size"] * (row["step"] + 1)
+            2
+            * key_bytes
+            * row["num_key_value_heads"]
+            * row["head_dim"]
+            * row["batch_size"]
+            * (row["step"] + 1)
         )
         return (fixed_us + sequence_us * row["batch_size"]) * US + read / (
             tables.sheet.bandwidth * memory
@@ -188,9 +256,11 @@ def decodes(tables: Tables) -> Fit:
     rows = [
         row
         for row in tables.rows("attention", "generation_attention_perf.parquet")
-        if row["kv_cache_dtype"] == "bfloat16" and row["head_dim"] == 128 and not row["window_size"]
+        if row["kv_cache_dtype"] == keys and row["head_dim"] == 128 and not row.get("window_size")
         if row["num_heads"] >= row["num_key_value_heads"] and row["batch_size"] <= 512
     ]
+    if not rows:
+        return None
     return fit(
         model, (10.0, 0.8, 0.05), rows, lambda row: (row["num_heads"], row["num_key_value_heads"])
     )
@@ -208,7 +278,8 @@ def prefills(tables: Tables) -> Fit:
     rows = [
         row
         for row in tables.rows("attention", "context_attention_perf.parquet")
-        if row["kv_cache_dtype"] == "bfloat16" and row["head_dim"] == 128 and not row["window_size"]
+        if row["kv_cache_dtype"] == "bfloat16" and row["head_dim"] == 128
+        if not row.get("window_size")
         if row["isl"] >= 128 and row["num_heads"] >= 4
     ]
     return fit(model, (15.0, 0.5), rows, lambda row: (row["num_heads"], row["num_key_value_heads"]))
@@ -245,7 +316,8 @@ def main() -> None:
         print(f"product {kind}: {found}", flush=True)
     for kind, found in experts(tables):
         print(f"experts {kind}: {found}", flush=True)
-    print(f"decodes (fixed us, share of bandwidth, us a sequence): {decodes(tables)}")
+    for keys in ("bfloat16", "fp8"):
+        print(f"decodes, {keys} (fixed us, share of bandwidth, us a row): {decodes(tables, keys)}")
     print(f"prefills (fixed us, share of arithmetic): {prefills(tables)}")
     for devices, found in all_reduce(tables):
         print(f"all-reduce over {devices} (once us, factor, ring us, factor): {found}")

@@ -25,12 +25,14 @@ from app.extensions.lab.costs.memory import (
     memory_use_of,
     pads_for_marlin,
     reserved_bytes,
+    state_bytes,
     token_bytes,
 )
 from app.extensions.lab.costs.shapes import ModelShape, model_shape
 from app.extensions.lab.costs.sheet_overheads import MEASURED_OVERHEADS, NO_OVERHEAD
 from app.extensions.lab.costs.speculation import waits_for_drafts, with_acceptance
 from app.extensions.lab.costs.storage import StorageFormat, read_storage
+from app.extensions.lab.costs.text_configs import has_encoder
 from config.declaration import ConfigError
 
 BANDWIDTH_SHARE = 0.85
@@ -65,6 +67,10 @@ CHECKED_KERNELS: Mapping[tuple[Format, bool], str] = {
 """Format and whether the model has experts -> how far such profiles were checked (medians of
 `python -m benchmarks.cells`).
 """
+CHECKED_LATENT: Mapping[tuple[Format, bool], str] = {
+    ("nvfp4", False): "Kimi-K2.5 on B300 is within 8 % (TPOT) and 13 % (TTFT)",
+}
+"""The same for latent attention: format, and whether a query sees chosen tokens alone."""
 CHECKED = (
     "shares of the data sheet, without constants of kernels for {what}; measured servers were 29 %"
     " slower (TPOT) and 56 % (TTFT) than such profiles, dense bf16 models on H100 10 %"
@@ -166,7 +172,7 @@ def datasheet_profile(
         )
     else:
         engine = kernel_sum.kernels.engine or engine
-        checked = _checked(shape, kernel_sum.weights, device)
+        checked = _checked(shape, kernel_sum, device)
         cost = kernel_sum.constants(engine)
         front = replace(
             FRONT,
@@ -188,6 +194,8 @@ def datasheet_profile(
         f"keys and values in {cache.reason}",
         *_unmeasured(options),
     ]
+    if has_encoder(config):
+        texts.append("the text model alone, without its encoder of images")
     if version_text:
         texts.append(version_text)
     tokens = limits.get("max_num_batched_tokens", device.max_num_batched_tokens)
@@ -318,11 +326,23 @@ def _kernel_sum(
         has_few_experts = weights == "bf16" and shape.num_experts <= MAX_FEW_EXPERTS
         if has_few_experts or weights not in kernels.experts:
             return None
-    if weights != "mxfp4" and weights not in kernels.products:
+    attention_weights = storage.attention_kernels
+    network_weights = storage.network_kernels
+    for kind in (attention_weights, network_weights):
+        if kind not in kernels.products:
+            return None
+    if shape.latent is not None:
+        latent = kernels.sparse_latent if shape.latent.top_tokens else kernels.latent
+        if latent is None:
+            return None
+    if shape.recurrent is not None and kernels.recurrence is None:
         return None
+    assert attention_weights is not None and network_weights is not None
     return KernelSum(
         shape=shape,
         weights=weights,
+        attention_weights=attention_weights,
+        network_weights=network_weights,
         kernels=kernels,
         device=DEVICES[device_name],
         options=options,
@@ -330,16 +350,26 @@ def _kernel_sum(
     )
 
 
-def _checked(shape: ModelShape, weights: Format, device: Device) -> str:
+def _checked(shape: ModelShape, kernel_sum: KernelSum, device: Device) -> str:
     """Returns how far a sum over kernels was checked for such models and this device."""
     device_name = device.name.split()[0]
+    weights = kernel_sum.weights
     comparison = CHECKED_KERNELS.get((weights, shape.num_experts > 0))
+    if shape.latent is not None:
+        comparison = CHECKED_LATENT.get((weights, shape.latent.top_tokens > 0))
+    if shape.recurrent is not None:
+        comparison = "no model with a state in its layers was compared with a server"
     if comparison is None:
         kind = "mixture" if shape.num_experts else "dense model"
-        comparison = f"no {kind} in {weights} was compared with a server"
+        attention = "with latent attention " if shape.latent is not None else ""
+        comparison = f"no {kind} {attention}in {weights} was compared with a server"
     elif device_name not in comparison:
         comparison += f"; none on {device_name} was compared"
-    return f"a sum over kernels; {comparison}"
+    kernels = "a sum over kernels"
+    if kernel_sum.kernels.scaled:
+        source = DEVICES[kernel_sum.kernels.scaled].name.split()[0]
+        kernels += f" with {source}'s shares of the data sheet"
+    return f"{kernels}; {comparison}"
 
 
 def _sheet_cost(
@@ -348,7 +378,7 @@ def _sheet_cost(
     """Returns costs as shares of the data sheet's figures."""
     read_rate = device.bandwidth * BANDWIDTH_SHARE * devices
     flops = (storage.in_8bit and device.flops_8bit) or device.flops
-    layers = shape.num_hidden_layers
+    layers = shape.layers
     shared, expert = shape.weights()
     output_bytes = BF16_BYTES * shape.vocab_size * shape.hidden_size
     token_operations = 2 * (shared + expert * shape.num_experts_per_tok)
@@ -357,8 +387,9 @@ def _sheet_cost(
     overhead = MEASURED_OVERHEADS.get(device.name, NO_OVERHEAD)
     reduced_bytes = all_reduces * BF16_BYTES * shape.hidden_size
     reduced_s = reduced_bytes * 2 * (devices - 1) / devices / device.link
-    cached_bytes = cache_bytes * shape.cached_numbers(devices) * layers
-    attention_operations = 4 * shape.num_attention_heads * shape.head_dim * layers
+    cached_bytes = shape.cached_bytes(devices, cache_bytes) * shape.attention_layers
+    attention_operations = shape.pair_operations * shape.attention_layers
+    state_read_bytes = 2 * state_bytes(shape, devices)
     expert_share = 0.0
     if shape.num_experts:
         expert_share = shape.num_experts_per_tok / shape.num_experts
@@ -372,6 +403,7 @@ def _sheet_cost(
         per_context=cached_bytes / (device.bandwidth * BANDWIDTH_SHARE),
         per_attention=attention_operations / (device.flops * ATTENTION_FLOPS_SHARE * devices),
         per_sequence=PER_SEQUENCE_S + overhead.sequence_s,
+        per_decode=state_read_bytes / (device.bandwidth * BANDWIDTH_SHARE),
     )
 
 
@@ -416,6 +448,9 @@ class _Memory:
         if drafter is not None and drafter.shape is not None:
             free_bytes -= drafter.weight_bytes / sharers
             cached_bytes += token_bytes(drafter.shape, options.tensor_parallel_size, cache_bytes)
+        if shape.recurrent is not None:
+            # Each running sequence has a state; half of the memory is for tokens at least.
+            free_bytes -= min(free_bytes / 2, limits.max_num_seqs * state_bytes(shape, sharers))
         blocks = int(free_bytes / (cached_bytes * limits.block_size))
         if blocks < 2:
             raise ConfigError(

@@ -103,4 +103,70 @@ DEVICES: Mapping[str, Device] = {
         " and BF16 half of it, 1,440 GB, NVLink 14.4 TB/s",
         max_num_batched_tokens=16384,
     ),
+    "b300": Device(
+        name="B300 SXM 288 GB",
+        bandwidth=7.75 * TERA,
+        flops=2250 * TERA,
+        flops_8bit=4500 * TERA,
+        memory=268.5 * GIB,
+        link=0.9 * TERA,
+        sheet="NVIDIA DGX B300, data sheet (eight of them): 62 TB/s, FP8 72 PFLOPS with sparsity"
+        " and BF16 half of it, 2.1 TB, NVLink 14.4 TB/s",
+        max_num_batched_tokens=16384,
+    ),
+    "gb200": Device(
+        name="GB200 186 GB",
+        bandwidth=8 * TERA,
+        flops=2500 * TERA,
+        flops_8bit=5000 * TERA,
+        memory=185 * GIB,
+        link=0.9 * TERA,
+        sheet="NVIDIA GB200 NVL72, data sheet (72 of them): 576 TB/s, FP8 720 PFLOPS with sparsity"
+        " and BF16 half of it, 13.4 TB, NVLink 130 TB/s",
+        max_num_batched_tokens=16384,
+    ),
+    "gb300": Device(
+        name="GB300 288 GB",
+        bandwidth=8 * TERA,
+        flops=2500 * TERA,
+        flops_8bit=5000 * TERA,
+        memory=277.5 * GIB,
+        link=0.9 * TERA,
+        sheet="NVIDIA GB300 NVL72, data sheet (72 of them): 576 TB/s, FP8 720 PFLOPS with sparsity"
+        " and BF16 half of it, 20 TB, NVLink 130 TB/s",
+        max_num_batched_tokens=16384,
+    ),
+    "rtx-pro-6000": Device(
+        name="RTX PRO 6000 Blackwell Server 96 GB",
+        bandwidth=1.597 * TERA,
+        flops=500 * TERA,
+        flops_8bit=1000 * TERA,
+        memory=95.5 * GIB,
+        link=0.064 * TERA,
+        sheet="NVIDIA RTX PRO 6000 Blackwell Server Edition, data sheet: 1,597 GB/s, FP4 4"
+        " PFLOPS with sparsity, FP8 half and BF16 a quarter of it, PCIe Gen5 x16 128 GB/s",
+    ),
+    "l4": Device(
+        name="L4 24 GB",
+        bandwidth=0.3 * TERA,
+        flops=121 * TERA,
+        flops_8bit=242.5 * TERA,
+        memory=22.4 * GIB,
+        link=0.032 * TERA,
+        sheet="NVIDIA L4, data sheet: 300 GB/s, BF16 242 and FP8 485 TFLOPS with sparsity, PCIe"
+        " Gen4 x16 64 GB/s",
+        max_num_batched_tokens=2048,
+        max_num_seqs=256,
+    ),
+    "mi355x": Device(
+        name="MI355X 288 GB",
+        bandwidth=8 * TERA,
+        flops=2516.6 * TERA,
+        flops_8bit=5033.2 * TERA,
+        memory=287.9 * GIB,
+        link=0.538 * TERA,
+        sheet="AMD Instinct MI355X, data sheet: 8 TB/s, BF16 2,516.6 and FP8 5,033.2 TFLOPS,"
+        " Infinity Fabric 1,075 GB/s",
+        max_num_batched_tokens=16384,
+    ),
 }

@@ -6,6 +6,8 @@ Apache-2.0); what the engine adds was fitted to measured servers. No constant be
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from app.extensions.lab.costs.kernels import (
     AllReduce,
     Attention,
@@ -14,17 +16,25 @@ from app.extensions.lab.costs.kernels import (
     Kernels,
     Product,
 )
+from app.extensions.lab.costs.layer_constants import LATENT, RECURRENCE, SPARSE_LATENT
+from app.extensions.lab.costs.newer_constants import (
+    B300,
+    DRAWN,
+    FUSED,
+    GB200,
+    GB300,
+    RTX_PRO_6000,
+)
 
 ASYNCHRONOUS = EngineOverhead(base=0.6e-3, sequence=12e-6)
 SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)
 """vLLM up to 0.13, which schedules a step when the one before has ended."""
-FUSED = EngineOverhead(
-    base=0.16e-3, sequence=28e-6, front=25e-3, layer_us=5.2, casts=0, slowdown=0.09
-)
 HOPPER = {"prefill": 1.6, "routed_ns": 120.0}
 """Prefill with experts at measured servers; the tables of operators load all experts alike."""
+HOPPER_FP8_EXPERTS = Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER)
+"""As in blocks: the table has a kernel that is slower than the one that vLLM chooses for most."""
 HOPPER_RING_US = (7.0, 10.2, 16.3)
-KERNELS: Mapping[str, Kernels] = {
+_FITTED: Mapping[str, Kernels] = {
     "h100": Kernels(
         multiprocessors=132,
         products={
@@ -36,6 +46,8 @@ KERNELS: Mapping[str, Kernels] = {
             "bf16": Experts(t0_us=31, memory=0.8, compute=0.55, p=1.8, token_ns=9, **HOPPER),
             "mxfp4": Experts(t0_us=33, memory=0.99, compute=0.46, p=1.03, **HOPPER),
             "fp8-block": Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER),
+            "fp8": HOPPER_FP8_EXPERTS,
+            "int4": Experts(t0_us=49.5, memory=1, compute=0.285, p=1.12, token_ns=127, **HOPPER),
         },
         attention=Attention(
             decode_us=10,
@@ -58,6 +70,8 @@ KERNELS: Mapping[str, Kernels] = {
             "bf16": Experts(t0_us=34, memory=0.8, compute=0.59, p=1.6, token_ns=9, **HOPPER),
             "mxfp4": Experts(t0_us=33, memory=0.69, compute=0.46, p=1.03, **HOPPER),
             "fp8-block": Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER),
+            "fp8": HOPPER_FP8_EXPERTS,
+            "int4": Experts(t0_us=48.1, memory=0.83, compute=0.28, p=1, token_ns=124, **HOPPER),
         },
         attention=Attention(
             decode_us=10,
@@ -86,6 +100,9 @@ KERNELS: Mapping[str, Kernels] = {
             ),
             # No table of operators has them: as fp8 in blocks, of a format half as wide.
             "nvfp4": Experts(t0_us=56, memory=0.7, compute=0.3, p=1.9, prefill=1.2, routed_ns=60),
+            "bf16": Experts(t0_us=18.3, memory=0.983, compute=0.499, p=1, token_ns=3.12, **DRAWN),
+            "fp8": Experts(t0_us=23, memory=0.975, compute=0.691, p=1, token_ns=15.5, **DRAWN),
+            "int4": Experts(t0_us=47.8, memory=0.604, compute=0.129, p=1, token_ns=114, **DRAWN),
         },
         attention=Attention(
             decode_us=9,
@@ -105,7 +122,7 @@ KERNELS: Mapping[str, Kernels] = {
         products={
             "bf16": Product(t0_us=5.4, memory=0.794, compute=0.83, p=2.1, tile=0.36, wave=0.13)
         },
-        experts={},
+        experts={"bf16": Experts(t0_us=40, memory=0.901, compute=0.394, p=1.0, token_ns=38.5)},
         attention=Attention(
             decode_us=18, memory=0.72, fp8_rate=0, sequence_us=0.06, compute=0.52, prefill_us=20
         ),
@@ -118,8 +135,16 @@ KERNELS: Mapping[str, Kernels] = {
         products={
             "bf16": Product(t0_us=0, memory=0.789, compute=0.645, p=2.5, tile=0.46, wave=0.01),
             "fp8": Product(t0_us=2.2, memory=0.884, compute=0.613, p=1.0, tile=0.37, wave=0),
+            # The table times products with their launch: the fixed time is that of H100.
+            "fp8-block": Product(t0_us=14.5, memory=0.884, compute=0.374, p=8, tile=1.0, wave=0.7),
         },
-        experts={},
+        experts={
+            "bf16": Experts(t0_us=12.9, memory=0.9, compute=0.921, p=1, token_ns=67.1),
+            "fp8": Experts(t0_us=12.1, memory=0.892, compute=0.851, p=1, token_ns=70.1),
+            "fp8-block": Experts(t0_us=4.66, memory=0.887, compute=0.598, p=1.27, token_ns=55.9),
+            "mxfp4": Experts(t0_us=14.6, memory=0.884, compute=0.547, p=1.39, token_ns=79.6),
+            "int4": Experts(t0_us=8.94, memory=1, compute=0.582, p=1.91, token_ns=121),
+        },
         attention=Attention(
             decode_us=9.6, memory=0.91, fp8_rate=0, sequence_us=0.021, compute=0.42, prefill_us=15
         ),
@@ -131,4 +156,28 @@ KERNELS: Mapping[str, Kernels] = {
             ring=(1.67, 12.5, 27.3),
         ),
     ),
+    "b300": B300,
+    "gb200": GB200,
+    "gb300": GB300,
+    "rtx-pro-6000": RTX_PRO_6000,
 }
+_L4 = replace(_FITTED["l40s"], multiprocessors=58, scaled="l40s")
+"""No table has L4: L40S's shares of its data sheet."""
+SAME_LAYERS = {"l4": "l40s"}
+
+
+def _with_layers(device: str, kernels: Kernels) -> Kernels:
+    """Returns the constants of a device with those of its latent attention and states."""
+    device = SAME_LAYERS.get(device, device)
+    return replace(
+        kernels,
+        latent=LATENT.get(device),
+        sparse_latent=SPARSE_LATENT.get(device),
+        recurrence=RECURRENCE.get(device),
+    )
+
+
+KERNELS: Mapping[str, Kernels] = {
+    device: _with_layers(device, kernels) for device, kernels in {**_FITTED, "l4": _L4}.items()
+}
+"""Device -> its constants."""

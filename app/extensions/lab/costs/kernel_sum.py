@@ -1,6 +1,11 @@
 """Cost of a model's steps on a device: a sum over kernels (docs/how-timing-works.md, "Kernels")."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.engine.profile import CostConstants
 from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT, Adjustment
@@ -18,12 +23,18 @@ from app.extensions.lab.costs.kernels import (
     Kernels,
     Rates,
 )
+from app.extensions.lab.costs.layer_shapes import LatentShape
 from app.extensions.lab.costs.shapes import ModelShape
+
+ProductSeconds: TypeAlias = Callable[[float, float, float], float]
+"""Rows, columns and depth of a product -> seconds."""
 
 TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, *range(128, 4096, 128), *range(4096, 16385, 256))
 """Tokens of a step for which the products are computed; between them the cost is linear."""
 SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Sequences of a step for which the output layer is computed."""
+UNPACKED = frozenset(("bf16", "mxfp4", "int4"))
+"""Formats that are computed with in bf16."""
 ROUTER_US = 2.5
 HOT_TOKENS = 8192
 """Tokens of a step at which a device gets hot."""
@@ -46,6 +57,10 @@ class KernelSum(Struct, frozen=True, kw_only=True):
 
     shape: ModelShape
     weights: Format
+    """Format of the experts, or of all products in a dense model."""
+    attention_weights: Format
+    network_weights: Format
+    """Format of dense networks and shared experts."""
     kernels: Kernels
     device: Device
     options: EngineOptions
@@ -65,32 +80,93 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         A step of the profile is a step of all ranks, or a round through all stages of a pipeline.
         """
         shape = self.shape
-        device = self.device
-        attention = self.kernels.attention
-        layers = shape.num_hidden_layers
-        cache_rate = device.bandwidth * attention.memory
-        if self.cache_bytes < 2 and attention.fp8_rate:
-            cache_rate = min(cache_rate, attention.fp8_rate)
-        pair_operations = 4 * shape.num_attention_heads * shape.head_dim / self.devices
+        layers = shape.layers
         casts = engine.casts if self.weights in EIGHT_BITS else 0
         # A hot device computes at a lower clock; its links to the others are as fast as before.
         link_share = layers * self._all_reduces(HOT_TOKENS) / self._layers(HOT_TOKENS)
         parts = self.options.parallel_batches
-        context_bytes = layers * shape.cached_numbers(self.devices) * self.cache_bytes
-        return CostConstants(
+        constants = CostConstants(
             base=engine.base + layers * (engine.layer_us + casts * engine.cast_us) * US,
             products=tuple((count, self._step(count)) for count in TOKENS),
             outputs=tuple((count, self._output(max(1, count / parts))) for count in SEQUENCES),
             per_sequence=engine.sequence / self.options.data_parallel_size,
-            decodes=layers * attention.decode_us * US,
-            per_decode=layers * attention.sequence_us * US / parts,
-            per_context=context_bytes / cache_rate / parts,
-            prefills=layers * attention.prefill_us * US,
-            per_attention=layers * pair_operations / (device.flops * attention.compute) / parts,
-            window=shape.window,
-            window_share=shape.sliding_share,
             slowdown=engine.slowdown * (1 - link_share),
             tau=engine.tau,
+        )
+        attention = self._attention(parts)
+        if shape.latent is not None:
+            attention = self._latent_attention(shape.latent, parts)
+        constants = replace(constants, **attention)
+        return self._with_states(constants, parts)
+
+    def _attention(self, parts: int) -> dict[str, float]:
+        """Returns the costs of attention with keys and values of each head."""
+        shape = self.shape
+        device = self.device
+        attention = self.kernels.attention
+        layers = shape.attention_layers
+        cache_rate = device.bandwidth * attention.memory
+        if self.cache_bytes < 2 and attention.fp8_rate:
+            cache_rate = min(cache_rate, attention.fp8_rate)
+        pair_operations = shape.pair_operations / self.devices
+        context_bytes = layers * shape.cached_numbers(self.devices) * self.cache_bytes
+        return {
+            "decodes": layers * attention.decode_us * US,
+            "per_decode": layers * attention.sequence_us * US / parts,
+            "per_context": context_bytes / cache_rate / parts,
+            "prefills": layers * attention.prefill_us * US,
+            "per_attention": layers * pair_operations / (device.flops * attention.compute) / parts,
+            "window": shape.window,
+            "window_share": shape.sliding_share,
+        }
+
+    def _latent_attention(self, latent: LatentShape, parts: int) -> dict[str, float]:
+        """Returns the costs of latent attention.
+
+        Where a query sees chosen tokens alone, these are the window of the profile, and ranking all
+        tokens is the share without a window.
+        """
+        shape = self.shape
+        kernel = self.kernels.sparse_latent if latent.top_tokens else self.kernels.latent
+        assert kernel is not None  # without these constants there is no sum over kernels
+        layers = shape.attention_layers
+        rates = self._rates("bf16")
+        seen = kernel.token_seconds(
+            latent,
+            heads=shape.num_attention_heads / self.devices,
+            number_bytes=self.cache_bytes,
+            rates=rates,
+        )
+        ranked = 0.0
+        pair_operations = shape.pair_operations / self.devices
+        if latent.top_tokens:
+            ranked = kernel.index_seconds(latent, rates)
+            # Of a prompt all tokens are ranked; `_attention_products` has the rest.
+            pair_operations = 2 * latent.index_heads * latent.index_width
+        return {
+            "decodes": layers * kernel.decode_us * US,
+            "per_decode": layers * kernel.sequence_us * US / parts,
+            "per_context": layers * (seen + ranked) / parts,
+            "prefills": layers * kernel.prefill_us * US,
+            "per_attention": layers * pair_operations / (rates.flops * kernel.compute) / parts,
+            "window": latent.top_tokens,
+            "window_share": seen / (seen + ranked) if latent.top_tokens else 0.0,
+        }
+
+    def _with_states(self, constants: CostConstants, parts: int) -> CostConstants:
+        """Returns the costs with those of layers with a state."""
+        recurrent = self.shape.recurrent
+        kernel = self.kernels.recurrence
+        if recurrent is None or kernel is None:
+            return constants
+        layers = self.shape.recurrent_layers
+        moved_bytes = 2 * recurrent.sequence_bytes / self.devices
+        moving = moved_bytes / (self.device.bandwidth * kernel.memory)
+        return replace(
+            constants,
+            decodes=constants.decodes + layers * kernel.decode_us * US,
+            per_decode=constants.per_decode + layers * moving / parts,
+            prefills=constants.prefills + layers * kernel.prefill_us * US,
         )
 
     def delay_per_token(self) -> float:
@@ -112,7 +188,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         hops = options.pipeline_parallel_size - 1
         seconds += hops * (SEND_US * US + sent_bytes / self.device.link)
         if self.options.enforce_eager:
-            launches = self.shape.num_hidden_layers * EAGER_LAYER_US * US
+            launches = self.shape.layers * EAGER_LAYER_US * US
             seconds = max(seconds, launches)
         return seconds
 
@@ -121,18 +197,16 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         shape = self.shape
         if expert_tokens is None:
             expert_tokens = tokens
-        width = shape.hidden_size
-        query_width = shape.num_attention_heads * shape.head_dim / self.devices
         layer = (
-            self._product(tokens, query_width + shape.cached_numbers(self.devices), width)
-            + self._product(tokens, width, query_width)
+            self._mixing(tokens)
             + self._all_reduces(tokens)
-            + ELEMENTWISE_BYTES * tokens * width / self.device.bandwidth
+            + ELEMENTWISE_BYTES * tokens * shape.hidden_size / self.device.bandwidth
         )
         sparse_layers = shape.sparse_layers
-        dense_layers = shape.num_hidden_layers - sparse_layers
-        seconds = shape.num_hidden_layers * layer
-        seconds += dense_layers * self._network(tokens, shape.intermediate_size / self.devices)
+        seconds = shape.layers * layer
+        seconds += shape.dense_layers * self._network(
+            tokens, shape.intermediate_size / self.devices
+        )
         if sparse_layers:
             seconds += sparse_layers * self._experts(expert_tokens)
         shared_width = shape.shared_expert_intermediate_size
@@ -141,7 +215,52 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         adjustment = self.adjustment
         share = large_share(expert_tokens)
         seconds *= adjustment.decode + (adjustment.prefill - adjustment.decode) * share
-        return max(0.0, seconds + shape.num_hidden_layers * adjustment.launch_us * US)
+        return max(0.0, seconds + shape.layers * adjustment.launch_us * US)
+
+    def _mixing(self, tokens: float) -> float:
+        """Returns the seconds of the products of attention or state, of an average layer."""
+        shape = self.shape
+        recurrent = shape.recurrent
+        if recurrent is None:
+            return self._attention_products(tokens)
+        width = shape.hidden_size
+        weights = self.attention_weights
+        state = self._product(tokens, recurrent.columns / self.devices, width, weights)
+        state += self._product(tokens, width, recurrent.inner_width / self.devices, weights)
+        kernel = self.kernels.recurrence
+        if kernel is not None:
+            operations = tokens * recurrent.token_operations / self.devices
+            scan = operations / (self.device.flops * kernel.compute)
+            state += scan * large_share(tokens)
+        seconds = shape.recurrent_layers * state
+        seconds += shape.attention_layers * self._attention_products(tokens)
+        return seconds / shape.layers
+
+    def _attention_products(self, tokens: float) -> float:
+        shape = self.shape
+        width = shape.hidden_size
+        weights = self.attention_weights
+        if shape.latent is not None:
+            heads = shape.num_attention_heads / self.devices
+            seconds = latent_products(
+                partial(self._product, weights=weights),
+                partial(self._product, weights="bf16"),
+                latent=shape.latent,
+                rows=tokens,
+                width=width,
+                heads=heads,
+            )
+            kernel = self.kernels.sparse_latent
+            if shape.latent.top_tokens and kernel is not None:
+                chosen = kernel.chosen_seconds(shape.latent, heads, self._rates("bf16"))
+                seconds += tokens * chosen * large_share(tokens)
+            return seconds
+        query_width = shape.num_attention_heads * shape.head_dim / self.devices
+        columns = query_width + shape.cached_numbers(self.devices)
+        if shape.attn_output_gate:
+            columns += query_width
+        into = self._product(tokens, columns, width, weights)
+        return into + self._product(tokens, width, query_width, weights)
 
     def _all_reduces(self, tokens: float) -> float:
         """Returns the seconds of a layer's two sums over the devices."""
@@ -154,22 +273,17 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         A device has `inner_width` numbers of a token between its products.
         """
         width = self.shape.hidden_size
-        into = self._product(tokens, (self.shape.matrices - 1) * inner_width, width)
-        return into + self._product(tokens, width, inner_width)
+        weights = self.network_weights
+        columns = (self.shape.matrices - 1) * inner_width
+        into = self._product(tokens, columns, width, weights)
+        return into + self._product(tokens, width, inner_width, weights)
 
     def _output(self, sequences: float) -> float:
         columns = self.shape.vocab_size / self.devices
         return self._product(sequences, columns, self.shape.hidden_size, "bf16")
 
-    def _product(
-        self, rows: float, columns: float, depth: float, weights: Format | None = None
-    ) -> float:
-        """Returns the seconds of a product, by default in the format of the model's weights.
-
-        In a model in MXFP4 only the experts have this format.
-        """
-        if weights is None:
-            weights = "bf16" if self.weights == "mxfp4" else self.weights
+    def _product(self, rows: float, columns: float, depth: float, weights: Format) -> float:
+        """Returns the seconds of a product with weights of a format."""
         return self.kernels.products[weights].seconds(
             rows, columns, depth, weight_bytes=BYTES[weights], rates=self._rates(weights)
         )
@@ -185,6 +299,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             experts=shape.num_experts,
             experts_per_row=shape.num_experts_per_tok,
             ranks=self.options.expert_ranks,
+            matrices=shape.matrices,
         )
         seconds = constants.seconds(
             tokens,
@@ -205,11 +320,38 @@ class KernelSum(Struct, frozen=True, kw_only=True):
 
     def _rates(self, weights: Format) -> Rates:
         flops = self.device.flops_8bit or self.device.flops
-        if weights in ("bf16", "mxfp4"):  # mxfp4 is unpacked before it is computed with
+        if weights in UNPACKED:
             flops = self.device.flops
         elif weights == "nvfp4":
             flops *= 2
         return Rates(self.device.bandwidth, flops, self.kernels.multiprocessors)
+
+
+def latent_products(
+    product: ProductSeconds,
+    heads_product: ProductSeconds,
+    *,
+    latent: LatentShape,
+    rows: float,
+    width: int,
+    heads: float,
+) -> float:
+    """Returns the seconds of a layer's products with latent attention.
+
+    Each device compresses for itself. `heads_product` multiplies by the weights between the
+    compressed vector and the heads, which are kept in 16 bits.
+    """
+    into = product(rows, latent.query_rank + latent.cached, width)
+    query_depth = latent.query_rank or width
+    queries = product(rows, heads * (latent.key + latent.rope), query_depth)
+    keys = heads_product(rows, latent.rank, heads * latent.key)
+    values = heads_product(rows, heads * latent.value, latent.rank)
+    out = product(rows, width, heads * latent.value)
+    index = 0.0
+    if latent.top_tokens:
+        index = product(rows, latent.index_heads * latent.index_width, query_depth)
+        index += heads_product(rows, latent.index_heads + latent.index_width, width)
+    return into + queries + keys + values + out + index
 
 
 def large_share(tokens: float) -> float:

@@ -11,24 +11,31 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from app.extensions.lab.costs.layer_shapes import LatentShape
+
 US = 1e-6
 NS = 1e-9
 TILE = 128
 """Rows and columns of a tile of a matrix product."""
 MAX_UNFINISHED_WAVE = 3
 """Greatest additional share of work in an unfinished wave of tiles."""
+LATENT_P = 8
+"""Exponent of the norm of reading and computing in latent attention: nearly the greater one."""
 EXPERT_WIDTH = 4096
 """Numbers of a row to which the constants of experts refer."""
 
-Format: TypeAlias = Literal["bf16", "fp8", "fp8-block", "nvfp4", "mxfp4"]
+Format: TypeAlias = Literal["bf16", "fp8", "fp8-block", "nvfp4", "mxfp4", "int4"]
 BYTES: Mapping[Format, float] = {
     "bf16": 2,
     "fp8": 1,
     "fp8-block": 1,
     "nvfp4": 0.5625,
     "mxfp4": 0.53125,
+    "int4": 0.5625,
 }
-"""Bytes of a weight, with its share of scales; fp8-block has a scale for each 128 x 128 weights."""
+"""Bytes of a weight, with its share of scales; fp8-block has a scale for each 128 x 128 weights,
+int4 one of 16 bits for each 32.
+"""
 EIGHT_BITS = frozenset(("fp8", "fp8-block", "nvfp4"))
 """Formats whose activations are cast before each product."""
 
@@ -79,6 +86,8 @@ class ExpertLayer(Struct, frozen=True, kw_only=True):
     experts_per_row: int
     ranks: int = 1
     """Devices that hold different experts; the one with the most work decides."""
+    matrices: int = 3
+    """Matrices of an expert."""
 
     def busiest(self, count: float) -> float:
         """Returns the share of `count` experts or rows that the busiest device has.
@@ -116,9 +125,9 @@ class Experts(Struct, frozen=True):
         unused_share = (1 - layer.experts_per_row / layer.experts) ** rows
         used_experts = layer.busiest(layer.experts * (1 - unused_share))
         used_experts = min(used_experts, layer.experts / layer.ranks)
-        weights = 3 * width * layer.inner_width
+        weights = layer.matrices * width * layer.inner_width
         chosen = layer.busiest(rows * layer.experts_per_row)
-        activation_bytes = 2 * chosen * (2 * width + 3 * layer.inner_width)
+        activation_bytes = 2 * chosen * (2 * width + layer.matrices * layer.inner_width)
         read_bytes = weight_bytes * used_experts * weights + activation_bytes
         operations = 2 * chosen * weights
         reading = read_bytes / (rates.bandwidth * self.memory)
@@ -140,6 +149,70 @@ class Attention(Struct, frozen=True):
     """Time of each decode."""
     compute: float
     """Share of the arithmetic."""
+    prefill_us: float
+    """Fixed time of prefills."""
+
+
+class LatentAttention(Struct, frozen=True, kw_only=True):
+    """Attention of a layer whose heads share a compressed vector, without its products."""
+
+    decode_us: float
+    """Fixed time of decodes."""
+    memory: float
+    """Share of the bandwidth, with 16-bit numbers in the cache."""
+    fp8_memory: float
+    """The same with fp8."""
+    decode_compute: float
+    """Share of the arithmetic in decodes, where each head reads the whole vector."""
+    sequence_us: float
+    """Time of each decode."""
+    compute: float
+    """Share of the arithmetic in prefills."""
+    prefill_us: float
+    """Fixed time of prefills."""
+    index_memory: float = 1.0
+    """Share of the bandwidth of choosing the tokens that a query sees."""
+    least_heads: int = 1
+    """Heads that a device computes for chosen tokens of a prompt, even if it has fewer."""
+
+    def chosen_seconds(self, latent: LatentShape, heads: float, rates: Rates) -> float:
+        """Returns the seconds for a token of a prompt that sees chosen tokens.
+
+        The kernel computes with all places of the list of chosen tokens, also with empty ones.
+        """
+        heads = max(heads, self.least_heads)
+        operations = 2 * heads * (latent.cached + latent.rank) * latent.top_tokens
+        return operations / (rates.flops * self.compute)
+
+    def token_seconds(
+        self, latent: LatentShape, *, heads: float, number_bytes: float, rates: Rates
+    ) -> float:
+        """Returns the seconds for each token in the context of a decode."""
+        share = self.memory
+        if number_bytes < 2:
+            share = self.fp8_memory
+        read_bytes = latent.token_bytes(number_bytes) - latent.index_bytes
+        operations = 2 * heads * (latent.cached + latent.rank)
+        return norm(
+            read_bytes / (rates.bandwidth * share),
+            operations / (rates.flops * self.decode_compute),
+            LATENT_P,
+        )
+
+    def index_seconds(self, latent: LatentShape, rates: Rates) -> float:
+        """Returns the seconds for each token that is ranked for a query."""
+        return latent.index_bytes / (rates.bandwidth * self.index_memory)
+
+
+class Recurrence(Struct, frozen=True, kw_only=True):
+    """A layer with a state of fixed size, without its products."""
+
+    decode_us: float
+    """Fixed time of decodes."""
+    memory: float
+    """Share of the bandwidth of reading and writing the states of decodes."""
+    compute: float
+    """Share of the arithmetic of prompts."""
     prefill_us: float
     """Fixed time of prefills."""
 
@@ -188,6 +261,12 @@ class Kernels(Struct, frozen=True, kw_only=True):
     experts: Mapping[Format, Experts]
     attention: Attention
     all_reduce: AllReduce
+    latent: LatentAttention | None = None
+    sparse_latent: LatentAttention | None = None
+    """Latent attention that sees chosen tokens alone."""
+    recurrence: Recurrence | None = None
+    scaled: str = ""
+    """The device whose constants are taken, where this device has no table; empty for its own."""
     engine: EngineOverhead | None = None
     """Overhead where it depends on the device: Blackwell has fused all-reduce and norms."""
 

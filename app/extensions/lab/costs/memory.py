@@ -136,8 +136,15 @@ def token_bytes(shape: ModelShape, devices: int, cache_bytes: float, stages: int
     Layers with a window share the blocks of other layers. A number has `cache_bytes`, and a device
     has the layers of one of `stages` stages.
     """
-    layers = max(1, round(shape.num_hidden_layers / stages * (1 - shape.sliding_share)))
-    return cache_bytes * shape.cached_numbers(devices) * layers
+    layers = max(1, round(shape.attention_layers / stages * (1 - shape.sliding_share)))
+    return shape.cached_bytes(devices, cache_bytes) * layers
+
+
+def state_bytes(shape: ModelShape, sharers: int) -> float:
+    """Returns the bytes of a sequence's states on one of `sharers` devices."""
+    if shape.recurrent is None:
+        return 0.0
+    return shape.recurrent_layers * shape.recurrent.sequence_bytes / sharers
 
 
 def reserved_bytes(shape: ModelShape, devices: int, limits: EngineLimits, use: MemoryUse) -> float:

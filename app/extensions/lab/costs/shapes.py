@@ -1,55 +1,20 @@
 """Shapes of models: the facts of a `config.json` that a computed profile is made of."""
 
-from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
+from app.extensions.lab.costs.layer_shapes import LatentShape, RecurrentShape
+from app.extensions.lab.costs.text_configs import MATRICES, text_fields
 from config.declaration import ConfigError
 
-UNKNOWN_PARTS: Mapping[str, str] = {
-    "kv_lora_rank": "latent attention",
-    "vision_config": "an encoder of images",
-    "audio_config": "an encoder of audio",
-    "linear_num_key_heads": "linear attention",
-    "mamba_d_state": "state-space layers",
-    "mamba_expand": "state-space layers",
-    "ssm_state_size": "state-space layers",
-    "state_size": "state-space layers",
-}
-"""Field of a `config.json` -> part of the model whose cost is not known."""
-KNOWN_LAYERS = frozenset(("full_attention", "sliding_attention"))
-GATED_NETWORKS = (
-    "Llama",
-    "Mistral",
-    "Mixtral",
-    "Qwen2",
-    "Qwen2Moe",
-    "Qwen3",
-    "Qwen3Moe",
-    "Gemma",
-    "Gemma2",
-    "Gemma3",
-    "GptOss",
-    "Granite",
-    "GraniteMoe",
-    "MiniMaxM2",
-    "Olmo2",
-    "Olmoe",
-    "Phi3",
-    "SmolLM3",
-)
-"""Architectures whose feed-forward network has three matrices in each layer."""
-PLAIN_NETWORKS = ("GPTNeoX", "Phi", "Starcoder2")
-"""Architectures whose feed-forward network has two matrices in each layer."""
-MATRICES: Mapping[str, int] = {
-    **{f"{name}ForCausalLM": 3 for name in GATED_NETWORKS},
-    **{f"{name}ForCausalLM": 2 for name in PLAIN_NETWORKS},
-}
-"""Architecture -> matrices of a layer's feed-forward network."""
-
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 24)]
+
+
+NEAR_LAYERS = frozenset(("sliding_attention", "chunked_attention"))
+"""Layers whose attention sees the tokens of a window."""
 
 
 class _Scheme(Struct):
@@ -73,6 +38,30 @@ class Quantization(Struct):
     kv_cache_scheme: _Scheme | str | None = None
     kv_cache_quant_algo: str | None = None
     weight_block_size: list[int] | None = None
+    ignore: list[str] = []
+    modules_to_not_convert: list[str] = []
+
+    @property
+    def keeps_attention(self) -> bool:
+        """True if the projections of attention are in 16 bits."""
+        return self._keeps("self_attn")
+
+    @property
+    def keeps_networks(self) -> bool:
+        """True if dense networks and shared experts are in 16 bits."""
+        return self._keeps("shared_experts")
+
+    def _keeps(self, module: str) -> bool:
+        """Returns whether a module of all layers is in the list of what is not quantized.
+
+        A list names a module with a pattern, or once for each layer; a single layer does not count.
+        """
+        names = [
+            name.removeprefix("re:").rstrip("*.$")
+            for name in (*self.ignore, *self.modules_to_not_convert)
+        ]
+        matches = [name for name in names if name.endswith(module)]
+        return len(matches) > 1 or any("*" in name for name in matches)
 
     @property
     def has_8bit_cache(self) -> bool:
@@ -106,6 +95,39 @@ class ModelShape(Struct, kw_only=True):
     sliding_window: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
     layer_types: list[str] = []
     quantization_config: Quantization | None = None
+    sliding_window_pattern: Count = 0
+    """One in so many layers has no window, where `layer_types` is absent."""
+    attention_chunk_size: Count = 0
+    attn_output_gate: bool = False
+    n_routed_experts: Annotated[int, Meta(ge=0, le=4096)] = 0
+    n_shared_experts: Annotated[int, Meta(ge=0, le=64)] = 0
+    moe_shared_expert_intermediate_size: Count = 0
+    first_k_dense_replace: Count = 0
+    interleave_moe_layer_step: Count = 0
+    intermediate_size_mlp: Count = 0
+    kv_lora_rank: Count = 0
+    q_lora_rank: Count = 0
+    qk_nope_head_dim: Count = 128
+    qk_rope_head_dim: Count = 64
+    v_head_dim: Count = 128
+    index_topk: Count = 0
+    index_n_heads: Count = 0
+    index_head_dim: Count = 0
+    full_attention_interval: Count = 0
+    linear_num_key_heads: Count = 0
+    linear_num_value_heads: Count = 0
+    linear_key_head_dim: Count = 0
+    linear_value_head_dim: Count = 0
+    linear_conv_kernel_dim: Count = 4
+    mamba_ssm_dtype: str = ""
+    hybrid_override_pattern: str = ""
+    """Layers of Nemotron-H: M has a state, * attention, E experts and - a network."""
+    mamba_num_heads: Count = 0
+    mamba_head_dim: Count = 0
+    mamba_ssm_cache_dtype: str = ""
+    n_groups: Count = 1
+    ssm_state_size: Count = 0
+    conv_kernel: Count = 4
 
     def __post_init__(self) -> None:
         """Fills in absent fields.
@@ -126,26 +148,135 @@ class ModelShape(Struct, kw_only=True):
             )
         self.head_dim = self.head_dim or self.hidden_size // heads
         self.num_key_value_heads = self.num_key_value_heads or heads
-        self.num_experts = self.num_experts or self.num_local_experts
+        self.num_experts = self.num_experts or self.num_local_experts or self.n_routed_experts
         self.moe_intermediate_size = self.moe_intermediate_size or self.intermediate_size
+        self._fill_in_networks()
+        if self.attention_chunk_size:
+            self.sliding_window = self.attention_chunk_size
         if self.num_experts and self.num_experts_per_tok > self.num_experts:
             raise ValueError(
                 f"num_experts_per_tok ({self.num_experts_per_tok}) must not exceed the"
                 " number of experts"
             )
 
-    def cached_numbers(self, devices: int) -> int:
-        """Returns the keys and values of a token in a layer, on one of `devices`.
+    def _fill_in_networks(self) -> None:
+        """Fills in the widths of shared experts and of dense layers, whose names differ."""
+        shared_width = self.n_shared_experts * self.moe_intermediate_size
+        if self.moe_shared_expert_intermediate_size:
+            shared_width = self.moe_shared_expert_intermediate_size
+        if self.intermediate_size_mlp:  # Llama 4, whose dense layers are wider than its experts
+            shared_width = self.intermediate_size
+            self.intermediate_size = self.intermediate_size_mlp
+        self.shared_expert_intermediate_size = self.shared_expert_intermediate_size or shared_width
 
-        Heads are replicated if there are fewer than devices.
+    @property
+    def latent(self) -> LatentShape | None:
+        """Sizes of latent attention; None for keys and values of each head."""
+        if not self.kv_lora_rank:
+            return None
+        return LatentShape(
+            rank=self.kv_lora_rank,
+            rope=self.qk_rope_head_dim,
+            query_rank=self.q_lora_rank,
+            key=self.qk_nope_head_dim,
+            value=self.v_head_dim,
+            top_tokens=self.index_topk,
+            index_heads=self.index_n_heads,
+            index_width=self.index_head_dim,
+        )
+
+    @property
+    def recurrent(self) -> RecurrentShape | None:
+        """Sizes of layers with a state; None without such layers."""
+        if self.linear_num_value_heads:
+            keys = self.linear_num_key_heads * self.linear_key_head_dim
+            heads = self.linear_num_value_heads
+            values = heads * self.linear_value_head_dim
+            return RecurrentShape(
+                columns=2 * keys + 2 * values + 2 * heads,
+                inner_width=values,
+                state=values * self.linear_key_head_dim,
+                state_format=self.mamba_ssm_dtype,
+                convolved=(2 * keys + values) * (self.linear_conv_kernel_dim - 1),
+            )
+        if self.mamba_num_heads:
+            inner = self.mamba_num_heads * self.mamba_head_dim
+            groups = 2 * self.n_groups * self.ssm_state_size
+            return RecurrentShape(
+                columns=2 * inner + groups + self.mamba_num_heads,
+                inner_width=inner,
+                state=inner * self.ssm_state_size,
+                state_format=self.mamba_ssm_cache_dtype,
+                convolved=(inner + groups) * (self.conv_kernel - 1),
+            )
+        return None
+
+    @property
+    def layers(self) -> float:
+        """Pairs of a layer's two parts: the one that mixes tokens, and the network."""
+        if self.hybrid_override_pattern:
+            return self.num_hidden_layers / 2
+        return self.num_hidden_layers
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers with attention."""
+        if self.hybrid_override_pattern:
+            return self.hybrid_override_pattern.count("*")
+        if self.recurrent is None:
+            return self.num_hidden_layers
+        if self.layer_types:
+            return self.layer_types.count("full_attention")
+        return self.num_hidden_layers // max(1, self.full_attention_interval)
+
+    @property
+    def recurrent_layers(self) -> int:
+        """Number of layers with a state."""
+        if self.hybrid_override_pattern:
+            return self.hybrid_override_pattern.count("M")
+        return self.num_hidden_layers - self.attention_layers
+
+    @property
+    def dense_layers(self) -> int:
+        """Number of layers with a network without experts."""
+        if self.hybrid_override_pattern:
+            return self.hybrid_override_pattern.count("-")
+        return self.num_hidden_layers - self.sparse_layers
+
+    def cached_numbers(self, devices: int) -> int:
+        """Returns the numbers of a token in the cache of a layer, on one of `devices`.
+
+        Heads are replicated if there are fewer than devices, and a latent vector always.
         """
+        if self.latent is not None:
+            return self.latent.cached
         return 2 * -(-self.num_key_value_heads // devices) * self.head_dim
+
+    def cached_bytes(self, devices: int, number_bytes: float) -> float:
+        """Returns the bytes of a token in the cache of a layer, on one of `devices`."""
+        if self.latent is not None:
+            return self.latent.token_bytes(number_bytes)
+        return number_bytes * self.cached_numbers(devices)
+
+    @property
+    def pair_operations(self) -> int:
+        """Operations of a layer's attention for each pair of tokens in a prompt."""
+        if self.latent is not None:
+            latent = self.latent
+            return 2 * self.num_attention_heads * (latent.key + latent.rope + latent.value)
+        return 4 * self.num_attention_heads * self.head_dim
 
     @property
     def sparse_layers(self) -> int:
         """Number of layers with experts."""
         if not self.num_experts:
             return 0
+        if self.hybrid_override_pattern:
+            return self.hybrid_override_pattern.count("E")
+        if self.interleave_moe_layer_step:
+            return self.num_hidden_layers // self.interleave_moe_layer_step
+        if self.first_k_dense_replace:
+            return self.num_hidden_layers - self.first_k_dense_replace
         return sum(
             (layer + 1) % self.decoder_sparse_step == 0
             for layer in range(self.num_hidden_layers)
@@ -157,7 +288,10 @@ class ModelShape(Struct, kw_only=True):
         """Share of the layers whose attention sees `sliding_window` tokens."""
         if not self.sliding_window:
             return 0.0
-        return self.layer_types.count("sliding_attention") / max(1, len(self.layer_types))
+        if not self.layer_types and self.sliding_window_pattern:
+            return 1 - 1 / self.sliding_window_pattern
+        windows = sum(kind in NEAR_LAYERS for kind in self.layer_types)
+        return windows / max(1, len(self.layer_types))
 
     @property
     def window(self) -> int:
@@ -182,76 +316,44 @@ class ModelShape(Struct, kw_only=True):
 
         Both are summed over all layers.
         """
+        expert = self.matrices * self.hidden_size * self.moe_intermediate_size
+        return self.mixing_weights + self.network_weights, self.sparse_layers * expert
+
+    @property
+    def mixing_weights(self) -> int:
+        """Weights of all layers' attention and states."""
         width = self.hidden_size
         query_width = self.num_attention_heads * self.head_dim
         key_value_width = 2 * self.num_key_value_heads * self.head_dim
         attention = width * (query_width + key_value_width) + query_width * width
+        if self.attn_output_gate:
+            attention += width * query_width
+        if self.latent is not None:
+            attention = self.latent.weights(width, self.num_attention_heads)
+        weights = self.attention_layers * attention
+        if self.recurrent is not None:
+            weights += self.recurrent_layers * self.recurrent.weights(width)
+        return weights
+
+    @property
+    def network_weights(self) -> int:
+        """Weights of all layers' networks without the experts of which a token chooses some."""
+        width = self.hidden_size
         dense_network = self.matrices * width * self.intermediate_size
         router = width * self.num_experts
         shared_expert = self.matrices * width * self.shared_expert_intermediate_size
-        expert = self.matrices * width * self.moe_intermediate_size
-        sparse_layers = self.sparse_layers
-        dense_layers = self.num_hidden_layers - sparse_layers
-        shared = self.num_hidden_layers * attention + dense_layers * dense_network
-        return shared + sparse_layers * (router + shared_expert), sparse_layers * expert
+        return self.dense_layers * dense_network + self.sparse_layers * (router + shared_expert)
 
 
 def model_shape(document: object, origin: str = "model config") -> ModelShape:
-    """Converts the content of a `config.json`.
+    """Converts the content of a `config.json`, of which the text model counts.
 
     Raises:
         ConfigError: The model is unknown, or a field is wrong; the message begins with `origin`.
     """
     if isinstance(document, dict):
-        document = {field: value for field, value in document.items() if value is not None}
-        architectures = document.get("architectures")
-        architecture = None
-        if isinstance(architectures, list) and architectures:
-            architecture = architectures[0]
-        _check_parts(document, origin, architecture)
-        # Checked before other fields, whose names may differ in an unknown architecture.
-        _check_architecture(architecture, origin)
+        document = text_fields(document, origin)
     try:
         return msgspec.convert(document, ModelShape)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{origin}: {error}") from None
-
-
-def _check_architecture(architecture: object, origin: str) -> None:
-    if not isinstance(architecture, str) or architecture in MATRICES:
-        return
-    kinds = ", ".join(name.removesuffix("ForCausalLM") for name in MATRICES)
-    hint = f"; known are {kinds}, each with ForCausalLM"
-    for name in MATRICES:
-        if name.lower() == architecture.lower():
-            hint = f"; did you mean {name}?"
-    raise ConfigError(
-        f"{origin}: architectures: {architecture} is not supported by profile auto{hint}"
-    )
-
-
-def _check_parts(document: Mapping[str, object], origin: str, architecture: object) -> None:
-    """Raises ConfigError for a part of a model whose cost is not known."""
-    text_config = document.get("text_config")
-    parts = [document]
-    if isinstance(text_config, dict):
-        parts.append(text_config)
-    for fields in parts:
-        for field, part in UNKNOWN_PARTS.items():
-            if fields.get(field):
-                raise _unknown_part(field, part, origin, architecture)
-        layer_types = fields.get("layer_types")
-        if not isinstance(layer_types, list):
-            continue
-        for kind in layer_types:
-            if isinstance(kind, str) and kind not in KNOWN_LAYERS:
-                raise _unknown_part("layer_types", f"layers of {kind}", origin, architecture)
-    if text_config:
-        part = "an encoder beside its text model"
-        raise _unknown_part("text_config", part, origin, architecture)
-
-
-def _unknown_part(field: str, part: str, origin: str, architecture: object) -> ConfigError:
-    return ConfigError(
-        f"{origin}: {field}: {architecture} has {part}, and the cost of its kernels is not known"
-    )

@@ -30,6 +30,27 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
     """Format of the kernels that compute with these weights; None without constants for them."""
     for_marlin: bool = False
     """Experts in MXFP4 have the layout of Marlin's kernels."""
+    keeps_attention: bool = False
+    """The projections of attention are in 16 bits."""
+    keeps_networks: bool = False
+    """Dense networks and shared experts are in 16 bits."""
+
+    @property
+    def attention_kernels(self) -> Format | None:
+        """Format of the kernels of attention's projections.
+
+        In a model in MXFP4 only the experts have this format.
+        """
+        if self.keeps_attention or self.kernels == "mxfp4":
+            return "bf16"
+        return self.kernels
+
+    @property
+    def network_kernels(self) -> Format | None:
+        """Format of the kernels of dense networks and shared experts."""
+        if self.keeps_networks or self.kernels == "mxfp4":
+            return "bf16"
+        return self.kernels
 
     def model_bytes(self, shape: ModelShape) -> float:
         """Returns the bytes of all weights."""
@@ -40,11 +61,20 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
 
         In a model in MXFP4 only the experts have 4 bits.
         """
-        shared, _ = shape.weights()
-        projection_bytes = self.weight_bytes
+        mixing_bytes = self.weight_bytes
+        network_bytes = self.weight_bytes
+        if self.keeps_attention:
+            mixing_bytes = BF16_BYTES
+        if self.keeps_networks:
+            network_bytes = BF16_BYTES
         if self.kernels == "mxfp4" and shape.num_experts:
-            projection_bytes = BF16_BYTES
-        return BF16_BYTES * shape.table_weights + projection_bytes * shared
+            mixing_bytes = BF16_BYTES
+            network_bytes = BF16_BYTES
+        return (
+            BF16_BYTES * shape.table_weights
+            + mixing_bytes * shape.mixing_weights
+            + network_bytes * shape.network_weights
+        )
 
     def expert_bytes(self, shape: ModelShape) -> float:
         """Returns the bytes of all experts, 0 for a dense model."""
@@ -89,7 +119,12 @@ def read_storage(config: Quantization | None, origin: str) -> StorageFormat:
     method = config.quant_method.lower().removesuffix("_marlin")
     kind = f"{method} {config.quant_algo}".strip()
     if kind in FORMATS:
-        storage = replace(FORMATS[kind], kind=kind)
+        storage = replace(
+            FORMATS[kind],
+            kind=kind,
+            keeps_attention=config.keeps_attention,
+            keeps_networks=config.keeps_networks,
+        )
         if storage.kernels == "fp8" and config.weight_block_size:
             return replace(storage, kernels="fp8-block")
         return storage
@@ -114,9 +149,16 @@ def _compressed_tensors(config: Quantization) -> StorageFormat:
     if weights.group_size and weights.group_size > 0:  # a group shares a scale of 2 bytes
         weight_bytes += 2 / weights.group_size
     in_8bit = activations is not None and activations.num_bits == 8
+    kernels: Format | None = None
+    if in_8bit and weights.num_bits == 8:
+        kernels = "fp8"
+    elif weights.num_bits == 4 and config.keeps_attention and config.keeps_networks:
+        kernels = "int4"  # there are kernels of experts with 4-bit integers alone
     return StorageFormat(
         weight_bytes=weight_bytes,
         in_8bit=in_8bit,
         kind=f"compressed-tensors {weights.num_bits} bits",
-        kernels="fp8" if in_8bit and weights.num_bits == 8 else None,
+        kernels=kernels,
+        keeps_attention=config.keeps_attention,
+        keeps_networks=config.keeps_networks,
     )

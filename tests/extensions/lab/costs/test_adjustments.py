@@ -23,6 +23,8 @@ def layers_s(adjustment: Adjustment, tokens: int) -> float:
     kernel_sum = KernelSum(
         shape=model_shape(QWEN),
         weights="bf16",
+        attention_weights="bf16",
+        network_weights="bf16",
         kernels=KERNELS["h100"],
         device=DEVICES["h100"],
         options=EngineOptions(),

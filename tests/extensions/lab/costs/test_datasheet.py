@@ -107,7 +107,7 @@ def test_limits_are_the_defaults_of_vllm_on_the_device(device: str, batch: tuple
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_device_makes_a_profile_that_says_how_far_it_was_checked(device: str) -> None:
-    profile = made(MIXTRAL, device, 4)
+    profile = made(MIXTRAL, device, 8)
     assert f"mixture of few experts, on {DEVICES[device].name}" in profile.checked
     assert DEVICES[device].sheet in profile.source and "\n" not in profile.checked
     assert profile.cost.weights > 0 and profile.engine.num_gpu_blocks > 2
@@ -177,7 +177,8 @@ def seconds(cost: CostConstants, tokens: int) -> float:
             "h10",
             1,
             {},
-            "device h10: must be one of h100, h200, a100, l40s, mi300x, b200; for other",
+            "device h10: must be one of h100, h200, a100, l40s, mi300x, b200, b300, gb200, gb300,"
+            " rtx-pro-6000, l4, mi355x; for other",
         ),
         ("h100", 3, {}, "tensor-parallel-size 3: it must divide the 40 attention heads"),
         ("h100", 1, {"architectures": ["Qwen3ForCausalLm"]}, "did you mean Qwen3ForCausalLM?"),
@@ -202,19 +203,23 @@ def seconds(cost: CostConstants, tokens: int) -> float:
             {"num_experts": 4, "num_experts_per_tok": 8},
             "must not exceed the number of experts",
         ),
-        ("h100", 1, {"kv_lora_rank": 512}, "kv_lora_rank: Qwen3ForCausalLM has latent attention"),
         (
             "h100",
             1,
-            {"vision_config": {"depth": 32}},
-            "vision_config: Qwen3ForCausalLM has an encoder",
+            {"audio_config": {"depth": 32}},
+            "audio_config: Qwen3ForCausalLM has an encoder of audio",
         ),
-        ("h100", 1, {"text_config": QWEN}, "text_config: Qwen3ForCausalLM has an encoder beside"),
         (
             "h100",
             1,
-            {"text_config": {"kv_lora_rank": 512}},
-            "kv_lora_rank: Qwen3ForCausalLM has latent",
+            {"text_config": {**QWEN, "moe_latent_size": 512}},
+            "moe_latent_size: Qwen3ForCausalLM has experts of a compressed vector",
+        ),
+        (
+            "h100",
+            1,
+            {"ssm_state_size": 128},
+            "ssm_state_size: Qwen3ForCausalLM has state-space layers",
         ),
         (
             "h100",

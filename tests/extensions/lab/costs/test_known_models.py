@@ -70,7 +70,7 @@ def test_every_model_makes_a_profile(name: str) -> None:
     heads = model_shape(config).num_attention_heads
     devices = next(count for count in (8, 4, 2) if heads % count == 0)
     options = EngineOptions(tensor_parallel_size=devices)
-    assert datasheet_profile(config, "b200", options).engine.num_gpu_blocks > 1000
+    assert datasheet_profile(config, "b300", options).engine.num_gpu_blocks > 1000
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-32B", "qwen/qwen3-32b", "Qwen3-32B"])

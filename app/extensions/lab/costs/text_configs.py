@@ -1,0 +1,169 @@
+"""The part of a `config.json` that describes a text model, with the defaults of its family."""
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+from config.declaration import ConfigError
+
+Fields: TypeAlias = Mapping[str, object]
+
+UNKNOWN_PARTS: Mapping[str, str] = {
+    "audio_config": "an encoder of audio",
+    "moe_latent_size": "experts of a compressed vector",
+    "mamba_d_state": "state-space layers of another kind",
+    "mamba_expand": "state-space layers of another kind",
+    "state_size": "state-space layers of another kind",
+}
+"""Field of a `config.json` -> part of the model whose cost is not known."""
+KNOWN_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+GATED_NETWORKS = (
+    "Llama",
+    "Mistral",
+    "Mixtral",
+    "Qwen2",
+    "Qwen2Moe",
+    "Qwen3",
+    "Qwen3Moe",
+    "Qwen3Next",
+    "Gemma",
+    "Gemma2",
+    "Gemma3",
+    "GptOss",
+    "Granite",
+    "GraniteMoe",
+    "MiniMaxM2",
+    "Olmo2",
+    "Olmoe",
+    "Phi3",
+    "SmolLM3",
+    "Glm4",
+    "Glm4Moe",
+    "GlmMoeDsa",
+    "DeepseekV2",
+    "DeepseekV3",
+    "DeepseekV32",
+)
+"""Architectures whose feed-forward network has three matrices in each layer."""
+PLAIN_NETWORKS = ("GPTNeoX", "Phi", "Starcoder2", "NemotronH")
+"""Architectures whose feed-forward network has two matrices in each layer."""
+ENCODER_NETWORKS = (
+    "Gemma3",
+    "KimiK25",
+    "Llama4",
+    "Mistral3",
+    "Qwen2_5_VL",
+    "Qwen3VL",
+    "Qwen3VLMoe",
+    "Qwen3_5",
+    "Qwen3_5Moe",
+)
+"""Architectures with an encoder of images beside a text model of three matrices in each layer."""
+MATRICES: Mapping[str, int] = {
+    **{f"{name}ForCausalLM": 3 for name in GATED_NETWORKS},
+    **{f"{name}ForCausalLM": 2 for name in PLAIN_NETWORKS},
+    **{f"{name}ForConditionalGeneration": 3 for name in ENCODER_NETWORKS},
+}
+"""Architecture -> matrices of a layer's feed-forward network."""
+DEFAULTS: Mapping[str, Fields] = {
+    "Gemma3": {
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3Next": {"attn_output_gate": True, "full_attention_interval": 4},
+    "Qwen3_5": {"attn_output_gate": True, "full_attention_interval": 4},
+    "Qwen3_5Moe": {
+        "attn_output_gate": True,
+        "full_attention_interval": 4,
+        "intermediate_size": 1,  # all layers have experts
+    },
+    "Llama4": {"sliding_window_pattern": 4},
+}
+"""Family -> fields that its `config.json` may leave out, from its class in transformers."""
+HYBRID_ONLY = "hybrid_override_pattern"
+"""Field of Nemotron-H, whose layers each have one part."""
+
+
+def family_of(architecture: str) -> str:
+    """Returns the name of an architecture without its suffix."""
+    return architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
+
+
+def text_fields(document: Mapping[str, object], origin: str) -> dict[str, object]:
+    """Returns the fields of the text model of a `config.json`.
+
+    Raises:
+        ConfigError: The architecture, or a part of the model, is unknown.
+    """
+    document = _present(document)
+    architectures = document.get("architectures")
+    architecture: object = None
+    if isinstance(architectures, list) and architectures:
+        architecture = architectures[0]
+    fields = dict(document)
+    text_config = document.get("text_config")
+    if isinstance(text_config, dict):
+        fields |= _present(text_config)
+        fields["architectures"] = architectures
+    _check_parts(fields, origin, architecture)
+    # Checked before other fields, whose names may differ in an unknown architecture.
+    _check_architecture(architecture, origin)
+    if isinstance(architecture, str):
+        fields = {**DEFAULTS.get(family_of(architecture), {}), **fields}
+    return fields
+
+
+def has_encoder(document: object) -> bool:
+    """Returns whether a `config.json` describes an encoder of images, too."""
+    return isinstance(document, dict) and bool(document.get("vision_config"))
+
+
+def _present(fields: Fields) -> dict[str, object]:
+    return {field: value for field, value in fields.items() if value is not None}
+
+
+def _check_architecture(architecture: object, origin: str) -> None:
+    if not isinstance(architecture, str) or architecture in MATRICES:
+        return
+    hint = f"; known are {', '.join(_kinds())}"
+    for name in MATRICES:
+        if name.lower() == architecture.lower():
+            hint = f"; did you mean {name}?"
+    raise ConfigError(
+        f"{origin}: architectures: {architecture} is not supported by profile auto{hint}"
+    )
+
+
+def _kinds() -> Iterator[str]:
+    """Yields the families, and how their names end."""
+    for suffix in ("ForCausalLM", "ForConditionalGeneration"):
+        names = [name.removesuffix(suffix) for name in MATRICES if name.endswith(suffix)]
+        yield f"{', '.join(names)}, each with {suffix}"
+
+
+def _check_parts(fields: Fields, origin: str, architecture: object) -> None:
+    """Raises ConfigError for a part of a model whose cost is not known."""
+    for field, part in UNKNOWN_PARTS.items():
+        if fields.get(field):
+            raise _unknown_part(field, part, origin, architecture)
+    if fields.get("ssm_state_size") and not fields.get(HYBRID_ONLY):
+        raise _unknown_part("ssm_state_size", "state-space layers", origin, architecture)
+    layer_types = fields.get("layer_types")
+    if not isinstance(layer_types, list):
+        return
+    kinds = KNOWN_LAYERS
+    if fields.get("linear_num_value_heads"):
+        kinds |= {"linear_attention"}
+    for kind in layer_types:
+        if isinstance(kind, str) and kind not in kinds:
+            raise _unknown_part("layer_types", f"layers of {kind}", origin, architecture)
+
+
+def _unknown_part(field: str, part: str, origin: str, architecture: object) -> ConfigError:
+    return ConfigError(
+        f"{origin}: {field}: {architecture} has {part}, and the cost of its kernels is not known"
+    )
