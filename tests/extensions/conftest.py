@@ -19,6 +19,7 @@ OTHER_EXTENSIONS = {
     "grpc/wire/test_faults.py": "faults",
     "journal/test_console.py": "console",
     "journal/test_forms.py": "forms",
+    "lab/drills/test_fault_flags.py": "faults",
     "llm/test_grpc.py": "grpc",
     "llm/test_rehearse.py": "lab",
     "openapi/test_kv_index.py": "kv_index",

@@ -54,6 +54,11 @@ JSON_OPTIONS = ("pods", "requests", "groups", "prefix_tokens", "concurrency", "r
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     options, flags = read_flags(argv)
+    if options.drill is not None:
+        from app.extensions.lab.drills.command import run_drill  # drills import the fleet
+
+        with _interrupted_by_signals():
+            return run_drill(options, flags)
     check_flags(flags)
     settings = load(flags, {}, warn=_warn)
     policies = policies_of(options.policies, routing_policies(settings))

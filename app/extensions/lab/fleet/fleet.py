@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -84,17 +84,21 @@ class FleetPlan:
     seed: int
 
 
-def pod_flags(plan: FleetPlan) -> list[str]:
+def pod_flags(
+    plan: FleetPlan,
+    latency_flags: Mapping[str, str] = LATENCY_FLAGS,
+    reply_tokens: int = REPLY_TOKENS,
+) -> list[str]:
     """Returns the flags that all pods have in common."""
     workload = plan.workload
     block_size = plan.settings.kvcache.block_size
-    max_tokens = workload.longest_tokens + REPLY_TOKENS
+    max_tokens = workload.longest_tokens + reply_tokens
     # A pod's part of the workload, but room for two prompts at least, and the block that is never
     # used.
     workload_blocks = math.ceil(workload.distinct_tokens / CACHE_SHARE / plan.pods / block_size)
     cache_blocks = 1 + max(workload_blocks, 2 * math.ceil(max_tokens / block_size))
     values = {
-        **LATENCY_FLAGS,
+        **latency_flags,
         "log-level": "warning",
         "graceful-timeout": "1s",
         "max-model-len": str(max(4096, max_tokens * 5 // 4)),

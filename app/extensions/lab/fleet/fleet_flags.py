@@ -1,12 +1,14 @@
 """Flags of the command `fleet`."""
 
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.core.server.http.client import Target
 from app.core.settings import settings_type
 from app.extensions.lab.load.output_files import check_output_paths, check_picture_path
 from app.extensions.lab.load.policies import POLICIES
+from config import ConfigError, UsageError
 from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, number_of, whole_number
 
@@ -16,6 +18,18 @@ the time to first token with each routing policy (docs/fleet.md). Settings of th
 too, and apply to the pods and the indexer.
 """
 MAX_PODS = 64
+FILE_FLAGS = (
+    "--pods",
+    "--requests",
+    "--groups",
+    "--prefix-tokens",
+    "--concurrency",
+    "--rate",
+    "--serve",
+)
+"""Flags that a drill replaces by fields of its file."""
+DRILL_OPTIONS = ("router", "router_url", "router_retries", "pod_ports", "same_as")
+"""Options that have an effect on a drill only."""
 
 
 def read_flags(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
@@ -26,6 +40,7 @@ def read_flags(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
         UsageError: A flag is wrong.
     """
     options, server_flags = make_parser().parse_beside_settings(argv, settings_type())
+    _check_drill_flags(options, argv)
     if options.png is not None:
         check_installed("fleet", "--png")
     check_output_paths([options.json, options.png])
@@ -35,7 +50,7 @@ def read_flags(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
     if options.no_png:
         options.png = None
     elif options.png is None:
-        options.png = Path("fleet.png")
+        options.png = Path("fleet.png" if options.drill is None else "drill.png")
     return options, server_flags
 
 
@@ -114,5 +129,92 @@ def make_parser() -> FlagParser:
         metavar="FILE",
         help="write the figures as JSON, with the TTFT of each request",
     )
+    _add_drill_flags(flags)
     add("--serve", action="store_true", help="send no load; print the URLs and serve until Ctrl-C")
     return flags
+
+
+def _add_drill_flags(flags: FlagParser) -> None:
+    add = flags.add_argument
+    add(
+        "--drill",
+        type=Path,
+        metavar="FILE.yaml",
+        help="play the failures of this file, and score the router (docs/drills.md)",
+    )
+    add_router = flags.add_mutually_exclusive_group().add_argument
+    add_router(
+        "--router",
+        metavar="COMMAND",
+        help="router of a drill, a command with {port} and {pods} [a policy of our own]",
+    )
+    add_router(
+        "--router-url",
+        type=_router_target,
+        metavar="URL",
+        help="URL of a running router, which has the pods at --pod-ports",
+    )
+    add(
+        "--router-retries",
+        metavar="URL#COUNTER",
+        help="counter of retries in the router's metrics, such as"
+        " http://127.0.0.1:{port2}/metrics#vllm_router_retries_total",
+    )
+    add(
+        "--pod-ports",
+        type=whole_number(1, 65535),
+        nargs="+",
+        default=(),
+        metavar="PORT",
+        help="ports of the pods of a drill [free ports]",
+    )
+    add(
+        "--same-as",
+        type=Path,
+        metavar="FILE.json",
+        help="exit with status 1 unless a drill has the figures of this earlier --json file",
+    )
+
+
+def _router_target(text: str) -> Target:
+    try:
+        return Target.from_url(text)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _check_drill_flags(options: Namespace, argv: Sequence[str]) -> None:
+    """Raises UsageError for flags that have no effect, or contradict each other."""
+    forms = {word.partition("=")[0] for word in argv}
+    if options.drill is None:
+        for name in DRILL_OPTIONS:
+            if getattr(options, name):
+                raise UsageError(f"argument --{name.replace('_', '-')}: needs --drill")
+        return
+    for flag in FILE_FLAGS:
+        if flag in forms:
+            raise UsageError(f"argument {flag}: not allowed with --drill")
+    options.seed_given = options.seed if "--seed" in forms else None
+    if options.router is None and options.router_url is None:
+        _check_own_router(options)
+    else:
+        _check_other_router(options)
+    duplicates = [port for port in options.pod_ports if options.pod_ports.count(port) > 1]
+    if duplicates:
+        raise UsageError(f"argument --pod-ports: {duplicates[0]} is given twice")
+
+
+def _check_own_router(options: Namespace) -> None:
+    if len(options.policies) > 1:
+        raise UsageError("argument --policies: a drill has one policy")
+    if options.router_retries is not None:
+        raise UsageError("argument --router-retries: needs --router or --router-url")
+
+
+def _check_other_router(options: Namespace) -> None:
+    if options.policies:
+        raise UsageError("argument --policies: not allowed with a router")
+    if options.router_url is not None and not options.pod_ports:
+        raise UsageError("argument --router-url: needs --pod-ports, which the router uses")
+    if options.router_retries is not None and "#" not in options.router_retries:
+        raise UsageError("argument --router-retries: must be like http://host/metrics#counter")

@@ -1,0 +1,15 @@
+"""Faults of a drill are those of its file."""
+
+import pytest
+
+from app.extensions.lab.fleet import command
+from tests.running_server import ROOT
+
+EXAMPLE = ROOT / "examples" / "drills" / "ten-minutes.yaml"
+
+
+def test_fault_rules_are_rejected_because_the_drill_sets_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command.run(["--drill", str(EXAMPLE), "--no-png", "--fault-rules", "[]"]) == 2
+    assert "flag --fault-rules cannot be given" in capsys.readouterr().err

@@ -1,0 +1,123 @@
+"""Gates in front of pods: what passes in each state, and which requests are noted."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import gevent
+import gevent.socket
+import pytest
+
+from app.core.server.http.client import exchange
+from app.extensions.lab.drills.gate import Attempt, Gate
+from app.extensions.lab.fleet.processes import Processes
+from tests import stubs
+
+COMPLETIONS = "/v1/completions"
+BODY = b'{"user": "drill-000007"}'
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+STILL_S = 0.05
+"""Time in which nothing must come; what came wrongly would fail the test, never the load."""
+
+
+@contextmanager
+def gate_before(application: Callable[..., object]) -> Iterator[tuple[Gate, list[Attempt]]]:
+    """An open gate in front of a pod, and what it notes."""
+    attempts: list[Attempt] = []
+    processes = Processes()
+    with stubs.serving(application) as address:
+        gate = Gate(
+            3,
+            processes.port(),
+            int(address.rpartition(":")[2]),
+            now=float,
+            note=attempts.append,
+        )
+        gate.open()
+        try:
+            yield gate, attempts
+        finally:
+            gate.close()
+            processes.close()
+
+
+def connect(gate: Gate) -> gevent.socket.socket:
+    return gevent.socket.create_connection(("127.0.0.1", gate.port), stubs.PATIENCE_S)
+
+
+def ids(attempts: list[Attempt]) -> list[str]:
+    return [attempt.request_id for attempt in attempts]
+
+
+def test_an_open_gate_passes_requests_and_notes_their_ids() -> None:
+    with gate_before(stubs.Pod("one")) as (gate, attempts):
+        status, text = exchange(gate.address, "POST", COMPLETIONS, BODY)
+        assert (status, text) == (201, b"one")
+        assert attempts == [Attempt("drill-000007", 3, 0.0)]
+        assert not gate.probed.is_set()
+        exchange(gate.address, "GET", "/health")
+        assert gate.probed.is_set()
+        assert len(attempts) == 1
+
+
+def test_an_id_is_noted_once_per_request_of_a_connection_also_in_pieces() -> None:
+    with gate_before(stubs.Pod("one")) as (gate, attempts):
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
+        with closing(connect(gate)) as sock:
+            for name in (b"drill-000001", b"drill-000001", b"drill-000002"):
+                sock.sendall(head + b"x-request-id: " + name[:9])
+                gevent.sleep(0)
+                sock.sendall(name[9:] + b"\r\nx-again: " + name + b"\r\n\r\n{}")
+                assert b"201 Created" in sock.recv(4096)
+        assert ids(attempts) == ["drill-000001", "drill-000001", "drill-000002"]
+
+
+def test_a_closed_gate_refuses_and_breaks_connections_and_opens_again() -> None:
+    with gate_before(stubs.Pod("one")) as (gate, attempts):
+        with closing(connect(gate)) as sock:
+            sock.sendall(HEALTH)
+            assert b"201 Created" in sock.recv(4096)
+            gate.close()
+            with pytest.raises(OSError), gevent.Timeout(stubs.PATIENCE_S):
+                if not sock.recv(4096):
+                    raise ConnectionResetError
+        with pytest.raises(ConnectionRefusedError):
+            exchange(gate.address, "GET", "/health")
+        gate.open()
+        assert exchange(gate.address, "GET", "/health")[0] == 201
+
+
+def test_a_cut_gate_holds_requests_until_it_heals() -> None:
+    pod = stubs.Pod("one")
+    with gate_before(pod) as (gate, attempts):
+        gate.cut()
+        request = gevent.spawn(exchange, gate.address, "POST", COMPLETIONS, BODY)
+        gevent.sleep(STILL_S)
+        assert not pod.asked
+        assert not attempts
+        gate.heal()
+        assert request.get(timeout=stubs.PATIENCE_S) == (201, b"one")
+        assert ids(attempts) == ["drill-000007"]
+
+
+def test_a_stuck_engine_answers_its_health_and_holds_what_it_generates() -> None:
+    pod = stubs.Pod("one")
+    with gate_before(pod) as (gate, _):
+        gate.hold_answers()
+        request = gevent.spawn(exchange, gate.address, "POST", COMPLETIONS, BODY)
+        stubs.eventually(lambda: pod.asked)
+        assert exchange(gate.address, "GET", "/health")[0] == 201
+        assert not request.ready()
+        gate.pass_answers()
+        assert request.get(timeout=stubs.PATIENCE_S) == (201, b"one")
+
+
+def test_a_pod_that_is_down_behind_an_open_gate_breaks_connections() -> None:
+    processes = Processes()
+    gate = Gate(0, processes.port(), processes.port(), now=float, note=print)
+    gate.open()
+    try:
+        with pytest.raises(OSError):
+            exchange(gate.address, "GET", "/health")
+    finally:
+        gate.close()
+        processes.close()

@@ -1,0 +1,126 @@
+"""Scores of drills: counts by phase, their hash, what differs, and how near a run was to that."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app.extensions.lab.drills.drill_file import Drill
+from app.extensions.lab.drills.load import Outcome
+from app.extensions.lab.drills.report import read_figures
+from app.extensions.lab.drills.reusable import reusable_tokens
+from app.extensions.lab.drills.schedule import PlayedStep, Step, phases_of
+from app.extensions.lab.drills.score import Figures, differences, measure, score
+from config import ConfigError
+
+DRILL = msgspec.convert(
+    {"duration": "10s", "pods": 2, "failures": [{"action": "kill", "at": "4s", "pod": 1}]}, Drill
+)
+
+
+def outcome(
+    number: int, latency_s: float = 1.0, error: str = "", pods: tuple[int, ...] = (0,)
+) -> Outcome:
+    return Outcome(
+        number=number,
+        due_s=float(number),
+        sent_s=number + 0.01,
+        end_s=number + 0.01 + latency_s,
+        error=error,
+        prompt_tokens=100,
+        cached_tokens=40,
+        reusable_tokens=80,
+        pods=pods,
+    )
+
+
+def outcomes() -> list[Outcome]:
+    run = [outcome(number, pods=(number % 2,)) for number in range(5)]
+    run += [outcome(5, pods=(1, 0)), outcome(6, 2.5), outcome(7, error="timeout", pods=(1,))]
+    run += [outcome(8, error="status 502", pods=()), outcome(9)]
+    return run
+
+
+def figures(retry_counts: tuple[int, ...] = ()) -> Figures:
+    return score(DRILL, phases_of(DRILL), outcomes(), retry_counts)
+
+
+def test_requests_count_in_the_phase_in_which_they_are_due() -> None:
+    before, killed = figures().phases
+    assert (before.name, before.sent, before.answered, before.lost) == ("before", 5, 5, 0)
+    assert (killed.name, killed.sent, killed.answered, killed.lost) == ("kill 1", 5, 3, 2)
+    assert (killed.retried, killed.slow) == (1, 1)
+    assert killed.errors == {"status 502": 1, "timeout": 1}
+    total = figures().total
+    assert (total.sent, total.answered, total.lost) == (10, 8, 2)
+    assert figures().answered_by_pod == (6, 2)
+
+
+def test_tokens_of_lost_requests_do_not_count_as_kept() -> None:
+    killed = figures().phases[1]
+    assert (killed.prompt_tokens, killed.cached_tokens, killed.reusable_tokens) == (300, 120, 240)
+    assert killed.cached_share == pytest.approx(0.4)
+    assert killed.kept_share == pytest.approx(0.5)
+
+
+def test_retries_of_the_router_are_the_growth_of_its_counter_in_a_phase() -> None:
+    counted = figures((7, 7, 12))
+    assert [phase.router_retries for phase in counted.phases] == [0, 5]
+    assert counted.total.router_retries == 5
+    assert figures().total.router_retries is None
+
+
+def test_equal_counts_have_equal_hashes_and_measured_times_do_not_matter() -> None:
+    later = [msgspec.structs.replace(each, end_s=each.end_s + 0.2) for each in outcomes()]
+    again = score(DRILL, phases_of(DRILL), later)
+    assert again.digest == figures().digest
+    assert differences(again, figures()) == []
+
+
+def test_a_count_that_differs_changes_the_hash_and_is_named() -> None:
+    run = outcomes()
+    run[6] = outcome(6)
+    changed = score(DRILL, phases_of(DRILL), run)
+    assert changed.digest != figures().digest
+    assert differences(changed, figures()) == [
+        "kill 1, at 4.5 s: slow 1 -> 0",
+        "total, at 0 s: slow 1 -> 0",
+    ]
+
+
+def test_the_phases_of_another_drill_are_not_compared() -> None:
+    quiet = msgspec.structs.replace(DRILL, failures=())
+    other = score(quiet, phases_of(quiet), outcomes())
+    [line] = differences(other, figures())
+    assert "different drills" in line
+
+
+def test_margins_are_those_of_the_nearest_request_at_the_failing_pod() -> None:
+    run = [outcome(3, 1.3, pods=(1,)), outcome(4, 0.2, pods=(0,)), outcome(4, 0.9, pods=(1,))]
+    played = [PlayedStep(Step(4.5, 1, "kill", 1), 0.0, 0.02)]
+    margins = measure(DRILL, run, played).margins
+    assert margins.failure_s == pytest.approx(4.5 - 4.31)
+    assert margins.slow_s == pytest.approx(0.7)
+    assert margins.timeout_s == pytest.approx(8.7)
+
+
+def test_a_run_without_answers_has_no_times() -> None:
+    times = measure(DRILL, [outcome(1, error="timeout")], [])
+    assert times.p50_s is None
+    assert times.margins.slow_s is None
+
+
+def test_figures_are_read_back_from_a_report(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(msgspec.json.encode({"figures": figures(), "digest": "x"}))
+    assert read_figures(path) == figures()
+    path.write_text('{"figures": 3}')
+    with pytest.raises(ConfigError, match="is not the report of a drill"):
+        read_figures(path)
+
+
+def test_reusable_tokens_are_full_blocks_that_an_earlier_prompt_begins_with() -> None:
+    first = list(range(10))
+    prompts = [first, first, [*range(8), 99, 98, 97], [7, *range(1, 10)], list(range(8))]
+    # The last token of a prompt is always computed, so eight tokens have one block of four.
+    assert reusable_tokens(prompts, 4) == [0, 8, 8, 0, 4]
