@@ -282,7 +282,7 @@ class Replay(Middleware):
             self.missed_count += 1
             self._warn_of_other_version(context)
             if miss == "not-found":
-                raise not_found("The recording has no answer to this request.")
+                raise not_found("The recording does not contain a response to this request.")
         is_relayed = miss == "record" and context.path.startswith(RELAYED_PREFIXES)
         if is_relayed and self.upstream is not None:
             return self._relayed(context, target, form, self.upstream)

@@ -155,9 +155,9 @@ def test_fork_without_prompts_drops_what_the_responses_api_repeats(tmp_path: Pat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--turns", "0"], "--turns: must be a whole number from 1 on, got '0'"),
+        (["--turns", "0"], "--turns: must be a whole number of at least 1, got '0'"),
         (["--turns", "-x"], "--turns"),
-        (["--turns", "1.5"], "--turns: must be a whole number from 1 on, got '1.5'"),
+        (["--turns", "1.5"], "--turns: must be a whole number of at least 1, got '1.5'"),
         (["--out", "/missing/fork"], "cannot be written"),
     ],
 )

@@ -207,7 +207,7 @@ def test_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main([*COMMAND, written(tmp_path / "e", [])]) == 1
     assert (
         capsys.readouterr().err
-        == "error: the recording has no exchange that a script could answer\n"
+        == "error: the recording does not contain an exchange that a script can replay\n"
     )
 
 

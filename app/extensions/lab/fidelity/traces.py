@@ -43,7 +43,7 @@ def read_trace(path: Path, progress: Progress = ignore_progress) -> LoadTrace:
     with open_input(path) as (stored, binary):
         head = binary.peek(4096).lstrip(BLANK)
         if not head:
-            raise ConfigError(f"{path}: is empty")
+            raise ConfigError(f"{path} is empty")
         is_mooncake = b'"hash_ids"' in head or b'"input_length"' in head
         if head.startswith(b"{") and not is_mooncake:
             return _read_benchmark(path)
@@ -57,14 +57,14 @@ def read_trace(path: Path, progress: Progress = ignore_progress) -> LoadTrace:
             else:
                 _read_csv(file, load, report_progress)
     if not load:
-        raise ConfigError(f"{path}: has no rows" + (" with tokens" if load.left_out else ""))
+        raise ConfigError(f"{path} has no rows" + (" with tokens" if load.left_out else ""))
     return load
 
 
 def _read_benchmark(path: Path) -> LoadTrace:
     runs = read_recordings(str(path))
     if len(runs) > 1:
-        raise ConfigError(f"{path}: it has {len(runs)} runs; a load must be a single run")
+        raise ConfigError(f"{path} contains {len(runs)} runs, but a load must be a single run")
     return replace(runs[0].load, origin=str(path))
 
 

@@ -66,11 +66,12 @@ def _status(verdict: Verdict, max_added_ms: float | None) -> int:
         return 0
     comparison = verdict.latencies.get("TTFT") or verdict.latencies.get("E2E")
     if comparison is None:
-        raise ConfigError("--max-added-ms: the export has no latencies")
+        raise ConfigError("--max-added-ms: the export does not contain latencies")
     if comparison.added.p50 <= max_added_ms:
         return 0
     raise ConfigError(
-        f"the median of the added time is {comparison.added.p50:g} ms, more than {max_added_ms:g}"
+        f"the median of the added time is {comparison.added.p50:g} ms, which exceeds "
+        f"{max_added_ms:g} ms"
     )
 
 

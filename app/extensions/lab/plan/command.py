@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     options = simulate_flags.make_parser().parse_args([])
     vars(options).update(profile=AUTO, **vars(plan_options))
     if not options.goodput and not options.slo:
-        raise UsageError("an SLO is missing: give --goodput or --slo")
+        raise UsageError("an SLO is required: use --goodput or --slo")
     check_installed("plan", "plan")
     if options.backend is not None:
         check_installed("dask", "--backend")
@@ -151,7 +151,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
     """
     for (device, price), size in product(options.device, options.tensor_parallel_size):
         if dict(options.device)[device] != price:
-            raise UsageError(f"--device: {device} has two prices")
+            raise UsageError(f"--device: {device} has more than one price")
         engine = {"device": device, "gpu_hour_price": price, "tensor_parallel_size": size}
         defaults = DEVICES[device]
         considered_sequences = options.max_num_seqs or _with_default(

@@ -159,7 +159,7 @@ def _add_loads(add: AddArgument) -> None:
 
 
 def _reject(text: str) -> None:
-    raise ValueError("cannot be given to plan, which chooses or sets it")
+    raise ValueError("cannot be used, because plan sets its value")
 
 
 def _read_price(text: str) -> tuple[str, float]:
@@ -169,7 +169,9 @@ def _read_price(text: str) -> tuple[str, float]:
             f"must be DEVICE=PRICE with one of {', '.join(DEVICES)}{suggestion(name, DEVICES)}"
         )
     if not equals:
-        raise ValueError(f"has no price: give {name}=PRICE, for an hour of one device")
+        raise ValueError(
+            f"does not have a price; add one as {name}=PRICE, for an hour of one device"
+        )
     return name, number_of(0, 1_000_000)(price)
 
 
