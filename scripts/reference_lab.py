@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from app.extensions.lab.fidelity import calibrate, record, simulate_flags
 from app.extensions.lab.fleet import fleet_flags
+from app.extensions.lab.judge import command as judge_command
 from app.extensions.lab.plan import plan_flags
 from scripts.generated_page import Page, Section, code, one_line
 
@@ -18,6 +19,7 @@ PARSERS = {
     "record": record.make_parser,
     "calibrate": calibrate.make_parser,
     "fleet": fleet_flags.make_parser,
+    "judge": judge_command.make_parser,
 }
 """Command -> function that makes its parser."""
 DEFAULT = re.compile(r" \[([^\[\]]+)\]$")

@@ -42,4 +42,4 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
         if self.target and not self.replay:
             yield "target", "must be used together with replay"
         if self.replay_by == "turn" and self.replay_miss == "nearest":
-            yield "replay-by", "turn cannot be combined with replay-miss nearest"
+            yield "replay-by", "cannot be combined with replay-miss nearest"

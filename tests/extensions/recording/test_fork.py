@@ -193,5 +193,5 @@ def test_another_version_of_the_agent_is_one_line_in_the_log(
 
 
 def test_turn_and_nearest_exclude_each_other(file: str) -> None:
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         load(["--replay", file, "--replay-by", "turn", "--replay-miss", "nearest"], {})

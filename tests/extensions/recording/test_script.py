@@ -202,7 +202,7 @@ def test_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.startswith(text)
     assert main([*COMMAND, file, *out]) == 1
     assert (
-        capsys.readouterr().err == f"error: {tmp_path / 's.yaml'}: cannot be written: File exists\n"
+        capsys.readouterr().err == f"error: {tmp_path / 's.yaml'} cannot be written: File exists\n"
     )
     assert main([*COMMAND, written(tmp_path / "e", [])]) == 1
     assert (
