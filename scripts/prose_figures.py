@@ -6,8 +6,9 @@
     $ python -m scripts.prose_figures --sentences  # every sentence in a line, for other linters
 
 Words are those of prose, code and tables: tokens with a letter or a digit, so that
-the bars of tables do not count. The second count, that of `wc -w`, includes the bars. Generated pages, and generated regions of others, are counted
-separately. The exit status is 1 above a limit.
+the bars of tables do not count. The second count, that of `wc -w`, includes the bars.
+Generated pages, and generated regions of others, are counted separately. The exit status is 1
+above a limit.
 """
 
 import re

@@ -39,7 +39,7 @@ def lab_page() -> Page:
 def _rows(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
     """Yields a row for each option of a parser."""
     for action in parser._actions:
-        if isinstance(action, argparse._HelpAction):
+        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
         meaning, default = _meaning_and_default(action)
         yield _names(action), default, meaning
