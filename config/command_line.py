@@ -59,7 +59,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], base: type[Settings])
     table = table_of(kind)
     values, others = read_words(argv, setting_flags(table))
     if others:
-        raise UsageError(f"unexpected argument {others[0]!r}: settings are given as --name value")
+        raise UsageError(
+            f"unexpected argument {others[0]!r}: settings must be written as --name value"
+        )
     flags = flags_of(values, kind)
     for name, value in flags.values.items():
         if isinstance(value, list) and table.by_name[name].kind is LIST:

@@ -105,7 +105,7 @@ def check_installed(extra: Extra, wanted_by: str) -> None:
     """
     names = missing(extra)
     if names:
-        raise ConfigError(f"{wanted_by}: needs {' and '.join(names)}: {install(extra)}")
+        raise ConfigError(f"{wanted_by}: requires {' and '.join(names)}: {install(extra)}")
 
 
 class Section(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -229,12 +229,12 @@ def port_of(endpoint: str) -> int | None:
     """
     scheme, _, address = endpoint.partition("://")
     if scheme not in ("tcp", "ipc", "inproc") or not address:
-        raise ValueError(f"not a ZMQ address of tcp, ipc or inproc: {endpoint!r}")
+        raise ValueError(f"must be a ZMQ address with tcp, ipc or inproc, got {endpoint!r}")
     if scheme != "tcp":
         return None
     host, _, port = address.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and int(port) < PORTS):
-        raise ValueError(f"not a ZMQ address of tcp with a port: {endpoint!r}")
+        raise ValueError(f"must be a ZMQ address with tcp and a port, got {endpoint!r}")
     return int(port)
 
 

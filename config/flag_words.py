@@ -111,11 +111,11 @@ def _value_words(
     if text is None:
         words = _next_values(flag, waiting, by_form)
     elif flag.takes == "nothing":
-        raise UsageError(f"flag {form} takes no value")
+        raise UsageError(f"flag {form} does not accept a value")
     else:
         words = [text]
     if not words and flag.takes in ("one", "some"):
-        raise UsageError(f"flag {form} needs a value")
+        raise UsageError(f"flag {form} requires a value")
     return words
 
 

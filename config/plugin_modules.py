@@ -42,7 +42,7 @@ def settings_with(
     sections: dict[str, type[Section]] = {}
     for plugin in plugins:
         if plugin.group in used_groups:
-            raise _plugin_error(plugin, "this name is taken")
+            raise _plugin_error(plugin, "this name is already in use")
         used_groups.add(plugin.group)
         if plugin.settings is not None:
             try:
@@ -66,7 +66,7 @@ def _check_setting_names(kind: type[Settings]) -> None:
         names = {*row.names, *row.env, *(f"no-{name}" for name in row.names if row.kind is SWITCH)}
         duplicates = sorted(names & used_names)
         if row.group in by_group and duplicates:
-            raise _plugin_error(by_group[row.group], f"setting {duplicates[-1]} exists already")
+            raise _plugin_error(by_group[row.group], f"the setting {duplicates[-1]} already exists")
         used_names |= names
 
 
@@ -96,7 +96,7 @@ def _imported(named: PluginSettings, installed: bool) -> Iterator[Plugin]:
             yield plugin
         elif first.extension is not plugin.extension:
             raise ConfigError(
-                f"plugin {plugin.name}: two plugins have this name: "
+                f"plugin {plugin.name}: two plugins have the same name: "
                 f"{first.origin} and {plugin.origin}"
             )
 
@@ -136,12 +136,12 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
     extension = getattr(module, "EXTENSION", None)
     if extension is None:
         raise ConfigError(
-            f"plugin {name} ({origin}): has no EXTENSION, a subclass of app.plugins.Plugin"
+            f"plugin {name} ({origin}): does not define EXTENSION, a subclass of app.plugins.Plugin"
         )
     name = str(getattr(extension, "name", ""))
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"plugin {name!r} ({origin}): a name is made of a-z, digits and single dashes"
+            f"plugin {name!r} ({origin}): a name must consist of a-z, digits and single dashes"
         )
     settings = getattr(extension, "Settings", None)
     plugin = Plugin(

@@ -90,9 +90,9 @@ def _conflicts(settings: Settings) -> Conflicts:
 def _certificate_conflicts(settings: Settings) -> Conflicts:
     tls = settings.tls
     if (tls.ssl_certfile is None) != (tls.ssl_keyfile is None):
-        yield "ssl-certfile", "must be given together with ssl-keyfile"
+        yield "ssl-certfile", "must be used together with ssl-keyfile"
     if tls.self_signed_certs and tls.ssl_certfile:
-        yield "self-signed-certs", "must not be given together with ssl-certfile"
+        yield "self-signed-certs", "cannot be combined with ssl-certfile"
 
 
 def _step_conflicts(settings: Settings) -> Conflicts:
@@ -206,7 +206,7 @@ class LiveSettings:
                     f"unknown setting {name!r}{suggestion(name, names=table.by_name)}"
                 )
             if not row.about.live:
-                raise ConfigError(f"setting {name}: cannot change while the server runs")
+                raise ConfigError(f"setting {name}: cannot be changed while the server is running")
             changes[name] = read(row, raw, "change")
         changed = self.current.changed(changes)
         check(changed, dict.fromkeys(values, "change"))

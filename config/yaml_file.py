@@ -26,7 +26,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if str(key.value) in seen:
-                self._reject(f"{key.value} is given twice", node)
+                self._reject(f"{key.value} is specified twice", node)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -50,9 +50,9 @@ def parse_yaml(path: str) -> object:
         text = Path(path).read_text("utf-8")
         document: object = yaml.load(text, _Loader)
     except OSError as error:
-        raise ConfigError(f"YAML file {path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"YAML file {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"YAML file {path}: cannot be parsed: {error}") from None
+        raise ConfigError(f"YAML file {path} cannot be parsed: {error}") from None
     flaw = oversize(document)
     if flaw:
         raise ConfigError(f"YAML file {path}: {flaw}")

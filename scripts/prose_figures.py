@@ -6,8 +6,9 @@
     $ python -m scripts.prose_figures --sentences  # every sentence in a line, for other linters
 
 Words are those of prose, code and tables: tokens with a letter or a digit, so that
-the bars of tables do not count. Generated pages, and generated regions of others, are counted
-separately. The exit status is 1 above a limit.
+the bars of tables do not count. The second count, that of `wc -w`, includes the bars.
+Generated pages, and generated regions of others, are counted separately. The exit status is 1
+above a limit.
 """
 
 import re
@@ -73,6 +74,8 @@ class PageFigures:
 
     name: str
     words: int
+    all_tokens: int
+    """Words as `wc -w` counts them, generated ones excluded."""
     generated_words: int
     sentences: tuple[str, ...]
     unclear: tuple[str, ...]
@@ -94,7 +97,12 @@ def figures(name: str, text: str) -> PageFigures:
     """Returns the figures of a page with this text in Markdown."""
     if text.startswith(MARKER):
         return PageFigures(
-            name, words=0, generated_words=count_words(text), sentences=(), unclear=()
+            name,
+            words=0,
+            all_tokens=0,
+            generated_words=count_words(text),
+            sentences=(),
+            unclear=(),
         )
     written = REGION.sub("", text)
     words = count_words(written)
@@ -102,6 +110,7 @@ def figures(name: str, text: str) -> PageFigures:
     return PageFigures(
         name=name,
         words=words,
+        all_tokens=len(written.split()),
         generated_words=count_words(text) - words,
         sentences=tuple(sentences(plain)),
         unclear=tuple(unclear_phrases(plain)),
@@ -152,6 +161,7 @@ def help_figures(text: str) -> PageFigures:
     return PageFigures(
         name="help texts",
         words=0,
+        all_tokens=0,
         generated_words=0,
         sentences=tuple(whole),
         unclear=tuple(unclear_phrases(plain)),
@@ -238,7 +248,8 @@ def main(arguments: Sequence[str]) -> int:
     longest = max(counted, key=_words)
     print(
         f"{sum(map(_words, counted)):,} words in {len(counted)} pages"
-        f" (generated: {sum(page.generated_words for page in counted):,});"
+        f" ({sum(page.all_tokens for page in counted):,} by wc -w;"
+        f" generated: {sum(page.generated_words for page in counted):,});"
         f" longest page {longest.name} with {longest.words:,};"
         f" {average_of(read):.1f} words per sentence"
     )

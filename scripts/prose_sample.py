@@ -6,6 +6,9 @@
 The fifty sentences are from the documentation, the help texts and the messages of errors and logs,
 in this proportion: 30, 10, 10. The hash of the commit, or of HEAD, seeds the choice, so that a
 reviewer draws the same ones.
+
+A `ConversionError` has only the end of a message, such as "a list of messages". It is shown as in
+the response, which begins with "Input should be".
 """
 
 import ast
@@ -29,6 +32,8 @@ HELP = "--help"
 LOG_METHODS = frozenset(("debug", "info", "warning", "error", "exception", "critical"))
 MIN_MESSAGE_WORDS = 3
 MIN_SENTENCE_WORDS = 4
+PREFIXES = {"ConversionError": "Input should be "}
+"""Beginning of a message that has only its end in the code (app/core/protocol/decoding.py)."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -64,9 +69,14 @@ def _is_log_method(function: ast.expr) -> bool:
 def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yields line and source of each literal message of an exception or a log line."""
     for call in message_calls(tree):
+        prefix = PREFIXES.get(_name_of(call.func), "")
         for argument in call.args:
             if _has_text(argument):
-                yield call.lineno, ast.unparse(argument)
+                yield call.lineno, prefix + ast.unparse(argument)
+
+
+def _name_of(function: ast.expr) -> str:
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _has_text(argument: ast.expr) -> bool:

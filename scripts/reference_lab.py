@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from app.extensions.lab.fidelity import calibrate, record, simulate_flags
 from app.extensions.lab.fleet import fleet_flags
+from app.extensions.lab.judge import command as judge_command
 from app.extensions.lab.plan import plan_flags
 from scripts.generated_page import Page, Section, code, one_line
 
@@ -18,6 +19,7 @@ PARSERS = {
     "record": record.make_parser,
     "calibrate": calibrate.make_parser,
     "fleet": fleet_flags.make_parser,
+    "judge": judge_command.make_parser,
 }
 """Command -> function that makes its parser."""
 DEFAULT = re.compile(r" \[([^\[\]]+)\]$")
@@ -37,7 +39,7 @@ def lab_page() -> Page:
 def _rows(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
     """Yields a row for each option of a parser."""
     for action in parser._actions:
-        if isinstance(action, argparse._HelpAction):
+        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
         meaning, default = _meaning_and_default(action)
         yield _names(action), default, meaning

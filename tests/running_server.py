@@ -202,7 +202,7 @@ def _wait_until_healthy(server: RunningServer, limit_s: float) -> None:
     while not _is_healthy(server.port):
         if server.process.poll() is not None:
             raise RuntimeError(
-                f"the server ended with status {server.process.returncode}:\n{server.log()}"
+                f"the server exited with status {server.process.returncode}:\n{server.log()}"
             )
         if time.monotonic() > deadline:
             raise RuntimeError(f"the server is not healthy after {limit_s:g} s:\n{server.log()}")

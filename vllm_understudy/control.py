@@ -185,7 +185,7 @@ class Scope(RuleSetter):
     ) -> Reply:
         """Adds rules for the requests of this scope, as `Server.add_rules`."""
         if scope not in (None, self.name):
-            raise ValueError(f"the scope {self.name!r} cannot set rules of the scope {scope!r}")
+            raise ValueError(f"the scope {self.name!r} cannot set rules in the scope {scope!r}")
         return self._server.add_rules(rules, self.name, self.owner)
 
     def fault(self, action: str, **fields: Json) -> None:

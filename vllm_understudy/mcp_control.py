@@ -88,7 +88,7 @@ class McpServer:
             ValueError: an argument is invalid.
         """
         if not isinstance(name, str) or not name:
-            raise ValueError(f"the name of a tool must be a text, got {name!r}")
+            raise ValueError(f"the name of a tool must be a string, got {name!r}")
         _check_json(f"tool {name}", [description, parameters, *results])
         schema = dict(parameters or {"type": "object"})
         tool = {"name": name, "description": description, "parameters": schema}
@@ -270,7 +270,9 @@ class McpServer:
     def _check_tool(self, name: str) -> None:
         names = [tool["name"] for tool in self._script["tools"]]
         if name not in names:
-            raise ValueError(f"there is no tool {name!r}, only {', '.join(names) or 'none'}")
+            raise ValueError(
+                f"the tool {name!r} does not exist; the tools are {', '.join(names) or 'none'}"
+            )
 
     def _folder(self) -> ScriptFolder:
         if self._temporary is None:
@@ -297,16 +299,16 @@ class McpServer:
                 )
             except OSError as error:
                 raise RuntimeError(
-                    f"the MCP server does not start: {self.python}: {error.strerror}"
+                    f"the MCP server cannot start: {self.python}: {error.strerror}"
                 ) from None
         deadline = time.monotonic() + START_LIMIT_S
         while not self._is_ready():
             if self._process.poll() is not None:
-                raise RuntimeError(f"the MCP server does not start: {_last_line(self.log())}")
+                raise RuntimeError(f"the MCP server cannot start: {_last_line(self.log())}")
             if time.monotonic() > deadline:
                 self._stop()
                 raise RuntimeError(
-                    f"the MCP server does not answer within {START_LIMIT_S:g} s: "
+                    f"the MCP server did not respond within {START_LIMIT_S:g} s: "
                     f"{_last_line(self.log())}"
                 )
             time.sleep(POLL_S)
@@ -345,7 +347,7 @@ def _check_json(place: str, value: object) -> None:
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{place}: is not JSON: {error}") from None
+        raise ValueError(f"{place} is not valid JSON: {error}") from None
 
 
 def _is_default(rule: Mapping[str, Any]) -> bool:

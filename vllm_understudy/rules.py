@@ -35,16 +35,16 @@ def rule_of(when: Rule | None, action: Rule | str, name: str, times: int | None)
 def sequence_of(replies: Sequence[Rule | str], when: Rule | None) -> list[dict[str, Json]]:
     """Returns a rule for each reply, which answers once. A text is short for `{"text": ...}`."""
     if isinstance(replies, str):
-        raise TypeError(f"replies takes a list of replies, not a text: replies([{replies!r}])")
+        raise TypeError(f"replies accepts a list of replies, not a string: replies([{replies!r}])")
     if not replies:
-        raise ValueError("replies takes at least one reply")
+        raise ValueError("replies requires at least one reply")
     rules: list[dict[str, Json]] = []
     for number, reply in enumerate(replies, 1):
         if isinstance(reply, str):
             reply = {"text": reply}
         if not isinstance(reply, Mapping):
             raise TypeError(
-                f"reply {number} must be a text or a mapping, got {type(reply).__name__}"
+                f"reply {number} must be a string or a mapping, got {type(reply).__name__}"
             )
         rules.append(rule_of(when, reply, f"reply {number} of {len(replies)}", 1))
     return rules

@@ -95,7 +95,7 @@ def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes]) -> Non
     while not server.is_healthy():
         if process.poll() is not None:
             raise RuntimeError(
-                f"the server ended with status {process.returncode}:\n{server.log()}"
+                f"the server exited with status {process.returncode}:\n{server.log()}"
             )
         if time.monotonic() > deadline:
             raise RuntimeError(

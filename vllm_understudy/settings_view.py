@@ -10,7 +10,7 @@ class SettingsView(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if "_" not in name:
-            raise KeyError(f"no setting {name!r} (docs/configuration.md)")
+            raise KeyError(f"the setting {name!r} does not exist (see docs/configuration.md)")
         return self[name.replace("_", "-")]
 
     def __contains__(self, name: object) -> bool:

@@ -78,7 +78,7 @@ def present_extensions() -> tuple[type[Extension], ...]:
             extensions[name] = import_extension(name)
         else:
             missing.add(name)
-            log.warning("extension %s is off: it requires %s", name, requirement)
+            log.warning("extension %s is disabled because it requires %s", name, requirement)
     return tuple(extensions.values())
 
 

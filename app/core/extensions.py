@@ -178,7 +178,7 @@ class ServerParts:
         """Returns the enabled extension of class `kind`. LookupError if it is off."""
         extension = self.find(kind)
         if extension is None:
-            raise LookupError(f"extension {kind.name} is off")
+            raise LookupError(f"extension {kind.name} is disabled")
         return extension
 
 

@@ -34,7 +34,9 @@ def chosen_profile(settings: Settings, decided: Collection[str]) -> Profile:
     needs_lab = {"profile": steps.profile == AUTO, "device": steps.device not in VLLM_DEVICES}
     for name, is_needed in needs_lab.items():
         if is_needed:
-            raise ConfigError(f"setting {name}: needs the extension lab, which this server lacks")
+            raise ConfigError(
+                f"setting {name}: requires the extension 'lab', which this server does not have"
+            )
     from app.core.engine.profile import read_profile  # imports YAML
 
     return read_profile(steps.profile)

@@ -34,9 +34,9 @@ def effort_map(text: str) -> dict[str, str]:
     efforts: dict[str, str] = {}
     for effort, replacement in json_object(text).items():
         if effort not in EFFORTS:
-            raise ValueError(f"{effort!r} is none of the efforts {', '.join(EFFORTS)}")
+            raise ValueError(f"{effort!r} must be one of the efforts {', '.join(EFFORTS)}")
         if not isinstance(replacement, str):
-            raise ValueError(f"the value of {effort} is not a text")
+            raise ValueError(f"the value of {effort} is not a string")
         efforts[effort] = replacement
     return efforts
 
@@ -45,47 +45,48 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     """Content of replies, and optional routes."""
 
     vllm_version: VersionName = "0.32"
-    """Version of vLLM that the server simulates; docs/versions.md lists the differences."""
+    """vLLM version that the server simulates; docs/versions.md lists the differences."""
     enable_request_id_headers: bool = False
     """Add an X-Request-Id header to responses."""
     enable_prompt_tokens_details: bool = False
-    """Report cached prompt tokens in usage."""
+    """Report the number of cached prompt tokens in usage."""
     enable_force_include_usage: bool = False
     """End every stream with its usage, even if the request does not ask for it."""
     enable_server_load_tracking: bool = False
     """Count the running requests for GET /load."""
     enable_per_request_metrics: bool = False
-    """Report a request's times in its response; a stream has them with its usage."""
+    """Report the timings of a request in its response; a stream reports them with its usage."""
     return_tokens_as_token_ids: bool = False
-    """Name tokens token_id:N in log probabilities, unless the request overrides it."""
+    """Show tokens as token_id:N in log probabilities, unless the request specifies otherwise."""
     response_role: str = "assistant"
-    """Role of the message in a chat response."""
+    """Role of the message in chat responses."""
     trust_request_chat_template: bool = False
-    """Render conversations with the chat template of the request, if any, in a process with limits
-    on time and memory."""
+    """Render conversations with the chat template of the request, if it has one, in a process with
+    time and memory limits."""
     default_chat_template_kwargs: Annotated[
         Json | None, understood_by(json_object, "must be a JSON object")
     ] = None
-    """JSON object of arguments for chat templates; arguments of a request take precedence."""
+    """JSON object with arguments for chat templates; arguments in a request take precedence."""
     reasoning_effort_map: Annotated[
         Json | None, understood_by(effort_map, "must be a JSON object of efforts to texts")
     ] = None
-    """JSON object that replaces the reasoning effort of requests in the chat template's variables,
-    such as {"medium": "low"} (serve: from vLLM 0.33)."""
+    """JSON object that replaces reasoning efforts of requests in the variables of chat templates,
+    such as {"medium": "low"} (serve: since vLLM 0.33)."""
     exclude_tools_when_tool_choice_none: bool = False
     """Omit tools from the prompt if tool_choice is none."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve GET /tokenizer_info."""
     sse_keep_alive_interval: Annotated[int, About(unit="s")] = 0
-    """Time without a chunk after which the stream of a chat or completion sends a comment; 0 sends
-    no comments."""
+    """Time without a chunk after which the stream of a chat or completion sends a comment; 0
+    disables comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
     """Content of system_fingerprint in responses. full: version, sizes of parallel groups, and
     hash. hash: version and hash. custom: fingerprint-value. none: null."""
     fingerprint_value: str | None = None
-    """Fingerprint if fingerprint-mode is custom."""
+    """Fingerprint for fingerprint-mode custom."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20
-    """Maximum number of log probabilities per token in a request; -1 means no limit."""
+    """Maximum number of log probabilities per token that a request can ask for; -1 means no
+    limit."""
 
     @property
     def versions(self) -> tuple[str, ...]:

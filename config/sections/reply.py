@@ -20,11 +20,11 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     """Content of replies. random: sample sentences of random length. echo: the text of the last
     message."""
     seed: int | None = None
-    """Seed of all random values. If empty, it differs at every start."""
+    """Seed of all random values. If empty, each start uses a different seed."""
     reasoning_parser: str = ""
     """With any name, replies begin with reasoning, in the field `reasoning`. If empty, replies have
-    no reasoning. With engine llm, the reasoning is the text up to </think>. The name selects the
-    template argument that turns reasoning off, as with vLLM's parsers."""
+    no reasoning. With engine llm, the reasoning is the text before </think>. The name determines
+    which template argument turns reasoning off, as with vLLM's parsers."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
@@ -55,9 +55,9 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     ] = 50
     """Probability that an optional field of a nested object is included."""
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
-    """Probability of another call after each call, up to one call per tool."""
+    """Probability that another call follows each call, up to one call per tool."""
     tool_call_parser: str = ""
-    """Format of tool calls in texts: hermes, llama3_json, mistral, pythonic or qwen3_coder; engine
+    """Format of tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder; engine
     llm supports the first two. If empty or any other name, hermes is used. If set, a simulated
     engine validates tools as vLLM does."""
     enable_auto_tool_choice: bool = True

@@ -37,11 +37,11 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     port: Annotated[Port, About(env=("PORT",))] = 8000
     """TCP port to listen on."""
     uds: Annotated[NonEmpty | None, About(path=True, created=True)] = None
-    """Unix socket to listen on instead of a TCP port; host and port have no effect."""
+    """Unix socket to listen on instead of a TCP port; host and port are then ignored."""
     grpc: Annotated[
         bool | None,
         About(
-            "Serve gRPC (vLLM's service VllmEngine) on the same port; see docs/grpc.md. "
+            "Serve gRPC (vLLM's VllmEngine service) on the same port; see docs/grpc.md. "
             f"Requires an extra: {install('grpc')}. "
             "If empty, gRPC is served when the extra is installed and HTTPS is off."
         ),
@@ -49,63 +49,62 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     grpc_port: Port | None = None
     """Separate port for gRPC; setting it enables gRPC. Rank k uses this port plus k."""
     max_request_body_size_mb: Annotated[int, Meta(ge=1, le=512), About(unit="MiB")] = 4
-    """Maximum size of a request body; a larger body is rejected with 413."""
+    """Maximum size of a request body; larger bodies are rejected with status 413."""
     max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
-    """Maximum number of commas and opening brackets in a request body; a body with more is rejected
-    with 413."""
+    """Maximum number of commas and opening brackets in a request body; bodies with more are
+    rejected with status 413."""
     startup_duration: Duration = 0.0
-    """Time after the start during which the server reports that it is not ready."""
+    """Time after startup during which the server reports that it is not ready."""
     drain_duration: Duration = 1.0
-    """Time after SIGTERM during which the server accepts new requests but reports that it is not
-    ready; ends early when no client is connected. Part of graceful-timeout."""
+    """Time after SIGTERM during which the server still accepts requests but reports that it is not
+    ready. It ends early when no client is connected, and counts toward graceful-timeout."""
     graceful_timeout: Duration = 30.0
-    """Maximum time after SIGTERM until running streams are cut, with shutdown-mode drain."""
+    """Time after SIGTERM after which running streams are cut off (shutdown-mode drain)."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
-    """Effect of SIGTERM. drain: after drain-duration, new requests are rejected with 503; running
-    ones finish. vllm: new requests are rejected with 500 at once; running ones fail after
-    shutdown-timeout."""
+    """Effect of SIGTERM. drain: after drain-duration, new requests are rejected with 503, while
+    running requests finish. vllm: new requests are rejected with 500 immediately, and running
+    requests fail after shutdown-timeout."""
     shutdown_timeout: Duration = 0.0
-    """Time for running requests after SIGTERM, with shutdown-mode vllm. With 0s the port closes at
-    once."""
+    """Time that running requests have after SIGTERM (shutdown-mode vllm). With 0s, the port closes
+    immediately."""
     client_timeout: PositiveDuration = 60.0
-    """Maximum time that a client takes to send a complete request, or during which it accepts no
-    bytes of its response."""
+    """Maximum time for a client to send a complete request, and maximum time during which it reads
+    none of its response."""
     keep_alive_timeout: Duration = 75.0
     """Time after which an idle connection is closed."""
     root_path: RootPath = ""
-    """Path under which a proxy serves this server; paths of requests may begin with it."""
+    """Path prefix under which a proxy serves this server; request paths may begin with it."""
     fast_path: bool = True
-    """Serve requests of known routes without Flask, several times faster and with the same
-    responses. If false, all requests take the path of other WSGI servers."""
+    """Serve requests for known routes without Flask, which is several times faster. Responses are
+    the same. If false, all requests take the path that other WSGI servers use."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
     """Number of data parallel ranks of this server."""
     data_parallel_mode: Literal["ports", "internal", "external"] = "ports"
-    """Ports of the ranks. ports: each is a separate process, on port + rank. external: the same,
-    but X-data-parallel-rank counts from 0 on every port, as in vLLM. internal: all are in one
-    process on one port, where each request runs on the least busy rank, as in vLLM."""
+    """Ports of the ranks. ports: each rank is a separate process, on port + rank. external: the
+    same, but X-data-parallel-rank counts from 0 on every port, as in vLLM. internal: all ranks
+    share one process and one port, and each request runs on the least busy rank, as in vLLM."""
     data_parallel_rank: Rank | None = None
-    """Rank of this server, when it runs only one; it listens on port, and data-parallel-size is the
-    total number of ranks. If empty or negative, this server runs all ranks."""
+    """Rank of this server if it runs only one rank; it listens on port, and data-parallel-size is
+    the total number of ranks. If empty or negative, this server runs all ranks."""
     data_parallel_start_rank: Annotated[int, Meta(ge=0, le=1023)] = 0
-    """First rank of this server, if it runs only some of the ranks; see
-    data-parallel-size-local."""
+    """First rank of this server if it runs only some of the ranks; see data-parallel-size-local."""
     data_parallel_size_local: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] | None = None
     """Number of ranks that this server runs; data-parallel-size is then the total number of ranks.
     If empty, this server runs all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
-    """Value of the x-inference-pod response header, which is sent with x-inference-port. If empty,
-    neither header is sent."""
+    """Value of the x-inference-pod response header, which is sent together with x-inference-port.
+    If empty, neither header is sent."""
     pod_ip: Annotated[str, About(env=("POD_IP", "VLLM_HOST_IP"))] = ""
     """Address at which other servers reach this server. If empty, the host name is used."""
     pod_namespace: Annotated[str, About(env=("POD_NAMESPACE",))] = ""
     """Value of the x-inference-namespace response header. If empty, the header is not sent."""
     server_dev_mode: Annotated[bool, About(env=("VLLM_SERVER_DEV_MODE",))] = False
-    """Serve the development routes: sleep, wake_up, reset_prefix_cache, server_info and others."""
+    """Serve the development routes, such as sleep, wake_up, reset_prefix_cache and server_info."""
     profiling: bool = False
     """Serve start_profile and stop_profile, which succeed but have no effect."""
     weight_transfer: bool = False
-    """Simulate a trainer's weight updates; without this option, they fail. They need
-    server-dev-mode and a simulated engine."""
+    """Simulate weight updates from a trainer; if false, they fail. Requires server-dev-mode and a
+    simulated engine."""
 
     @property
     def speaks_grpc(self) -> bool:
@@ -153,9 +152,9 @@ class TlsSettings(Section, frozen=True, kw_only=True):
     """HTTPS."""
 
     ssl_certfile: Annotated[str | None, About(path=True)] = None
-    """PEM certificate chain, which is reloaded when it changes; needs ssl-keyfile."""
+    """PEM certificate chain, reloaded when it changes; requires ssl-keyfile."""
     ssl_keyfile: Annotated[str | None, About(path=True)] = None
-    """PEM private key; needs ssl-certfile."""
+    """PEM private key; requires ssl-certfile."""
     self_signed_certs: bool = False
     """Serve HTTPS with a certificate that is generated at startup."""
 
@@ -169,24 +168,24 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     """API keys, origins and rate limits of requests."""
 
     api_key: Annotated[NonEmptyItems, About(env=("VLLM_API_KEY",), live=True, secret=True)] = ()
-    """API keys. Requests under /v1, /v2, /inference, and /cohere, and over gRPC, require one. If
-    empty, requests need no key."""
+    """API keys. Requests under /v1, /v2, /inference, and /cohere, and over gRPC, must send one of
+    them. If empty, no key is required."""
     admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
-    """Key for /fake_metrics and requests under /admin. If empty, they require an API key if any is
-    set."""
+    """Key for /fake_metrics and requests under /admin. If empty, these requests require an API key,
+    if one is set."""
     allowed_origins: tuple[str, ...] = ()
     """Origins that browsers may send requests from (CORS); * allows all origins, except on /admin,
     the console, and control routes. If empty, every preflight request is rejected."""
     allowed_methods: tuple[str, ...] = ("*",)
-    """Allowed methods (CORS)."""
+    """Methods that CORS requests may use."""
     allowed_headers: tuple[str, ...] = ("*",)
-    """Allowed headers (CORS)."""
+    """Headers that CORS requests may send."""
     allow_credentials: bool = False
     """Allow CORS requests with credentials."""
     allowed_hosts: ReachedAs = ()
-    """Public host names of this server. Without a key, /admin, the console and control routes
-    reject other names that a public DNS could resolve to this server; * accepts every name. See
-    docs/access.md."""
+    """Public host names of this server. If no key is set, /admin, the console, and control routes
+    reject any other name that a public DNS server could resolve to this server; * accepts every
+    name. See docs/access.md."""
 
     @property
     def named_hosts(self) -> tuple[str, ...]:
@@ -218,4 +217,4 @@ class PluginSettings(Section, frozen=True, kw_only=True):
     plugin: Annotated[NonEmptyItems, About(path=True, repeated=True)] = ()
     """Plugins to load, each a module name or the path of a .py file."""
     installed_plugins: bool = True
-    """Also load plugins of installed packages (entry points of the group understudy)."""
+    """Also load the plugins of installed packages (entry points in the group understudy)."""

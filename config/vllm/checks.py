@@ -70,7 +70,7 @@ def is_headless(values: FlagValues) -> bool:
     if server_count is not None and not has_no_server:
         raise ConfigError(
             f"flag --api-server-count: {server_count} cannot be used with --headless, "
-            "which starts no API server"
+            "which does not start an API server"
         )
     return True
 
@@ -130,7 +130,7 @@ def _check_ports_of_ranks(values: FlagValues) -> None:
     last_port = first_port + local_size - 1
     if first_port <= supervisor_port <= last_port:
         raise ConfigError(
-            f"flag --data-parallel-supervisor-port: {supervisor_port} is among the ports of the "
+            f"flag --data-parallel-supervisor-port: {supervisor_port} is one of the ports of the "
             f"ranks, {first_port} to {last_port}"
         )
 

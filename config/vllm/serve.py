@@ -112,7 +112,7 @@ def _check_forms(words: Iterable[str], options: Mapping[str, Option]) -> None:
         form = word.partition("=")[0].replace("_", "-")
         if form in since_by_form:
             since = since_by_form[form]
-            raise UsageError(f"unknown flag {form}: vLLM {since} has it (--{VERSION} {since})")
+            raise UsageError(f"unknown flag {form}: requires vLLM {since} (--{VERSION} {since})")
 
 
 def read(
@@ -142,7 +142,9 @@ def read(
         if name.startswith(PREFIX):
             option_values[name.removeprefix(PREFIX)] = values.pop(name)
     if len(models) > 1:
-        raise UsageError(f"unexpected argument {models[1]!r}: settings are given as --name value")
+        raise UsageError(
+            f"unexpected argument {models[1]!r}: settings must be written as --name value"
+        )
     if models:
         option_values["model"] = models[0]
     return option_values, flags_of(values, kind)
@@ -168,7 +170,7 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
         ConfigError: vLLM would reject the command line.
     """
     if sum(word.partition("=")[0] == CONFIG for word in argv) > 1:
-        raise UsageError(f"flag {CONFIG}: only one file can be given")
+        raise UsageError(f"flag {CONFIG}: only one file is allowed")
     kind = find_settings_kind(argv, environ, base)
     table = table_of(kind)
     available = options_of(simulated_versions(argv, environ, table))

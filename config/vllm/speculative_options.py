@@ -34,5 +34,5 @@ def merge_short_options(options: FlagValues) -> None:
         raise ConfigError(f"flag --{CONFIG}: must be an object")
     for name, field in FIELDS.items():
         if field in values and field in config:
-            raise ConfigError(f"flag --{name}: must not be given with {field} in --{CONFIG}")
+            raise ConfigError(f"flag --{name}: cannot be combined with {field} in --{CONFIG}")
     options[CONFIG] = json.dumps(config | values)

@@ -19,7 +19,7 @@ def file_words(path: str) -> Iterator[str]:
     """
     document = parse_yaml(path)
     if not isinstance(document, Mapping):
-        raise UsageError(f"YAML file {path}: must be a mapping of options to values")
+        raise UsageError(f"YAML file {path} must be a mapping of options to values")
     for key, value in document.items():
         yield from _option_words(str(key), value)
 
@@ -58,7 +58,7 @@ def without_dots(words: Iterable[str]) -> Iterator[str]:
             continue
         value = text if equals else next(remaining, None)
         if value is None:
-            raise UsageError(f"flag {name} needs a value")
+            raise UsageError(f"flag {name} requires a value")
         flag, *keys = name.removesuffix("+").split(".")
         nested: object = _dotted_value(name, value)
         for key in reversed(keys):

@@ -21,7 +21,7 @@ PARALLEL = "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-s
     [
         (["--port", "0"], "setting port: '0' (flag --port) must be between 1 and 65535"),
         (["--prot", "1"], "unknown flag --prot; did you mean --port?"),
-        (["--port", "1", "x"], "unexpected argument 'x': settings are given as --name value"),
+        (["--port", "1", "x"], "unexpected argument 'x': settings must be written as --name value"),
         (["serve", "--tensor-paralel-size", "2"], PARALLEL),
         (
             ["completion", "csh"],

@@ -299,11 +299,11 @@ def test_a_file_is_weaker_than_the_line(yaml_file: Write) -> None:
             ["--kv-transfer-config.kv_role", "both"],
             "flag --kv-transfer-config: Invalid enum value 'both'",
         ),
-        (["--enforce-eager=true"], "flag --enforce-eager takes no value"),
+        (["--enforce-eager=true"], "flag --enforce-eager does not accept a value"),
         (["--max-n", "1"], "ambiguous option: --max-n could match --max-num-"),
         (["two"], "unexpected argument 'two'"),
-        (["--config", "/nowhere"], "YAML file /nowhere: cannot be read"),
-        (["--config", "/a", "--config=/b"], "flag --config: only one file can be given"),
+        (["--config", "/nowhere"], "YAML file /nowhere cannot be read"),
+        (["--config", "/a", "--config=/b"], "flag --config: only one file is allowed"),
     ],
 )
 def test_what_is_wrong_is_refused_in_one_line_that_names_it(argv: list[str], line: str) -> None:

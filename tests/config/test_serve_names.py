@@ -140,7 +140,7 @@ def test_a_connector_from_a_module_may_have_any_name() -> None:
 
 def test_a_connector_without_a_role_is_refused() -> None:
     argv = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
-    assert "kv_role is missing: it must be kv_producer, kv_consumer or kv_both" in refusal(*argv)
+    assert "kv_role is required; it must be kv_producer, kv_consumer or kv_both" in refusal(*argv)
 
 
 # --ec-transfer-config, --mm-processor-kwargs
@@ -159,7 +159,7 @@ def test_a_producer_of_encodings_only_encodes(role: str, encodes_only: bool) -> 
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (("--ec-transfer-config", '{"ec_connector": "x"}'), "ec_role is missing"),
+        (("--ec-transfer-config", '{"ec_connector": "x"}'), "ec_role is required"),
         (("--ec-transfer-config", '{"ec_role": "encoder"}'), "Invalid enum value 'encoder'"),
         (("--ec-transfer-config", '{"ec_rolle": "ec_both"}'), "did you mean ec_role?"),
         (("--mm-processor-kwargs", "[1]"), "Expected `object`, got `array`"),
@@ -247,7 +247,7 @@ def test_ranks_with_separate_ports_are_checked_as_by_vllm(argv: tuple[str, ...],
 def test_the_supervisor_needs_a_port_beside_those_of_the_ranks() -> None:
     argv = ("-dp", "2", "-dpl", "2", "--data-parallel-multi-port-external-lb", "--port", "9255")
     line = (
-        "flag --data-parallel-supervisor-port: 9256 is among the ports of the ranks, 9255 to 9256"
+        "flag --data-parallel-supervisor-port: 9256 is one of the ports of the ranks, 9255 to 9256"
     )
     assert refusal(*argv) == line
 

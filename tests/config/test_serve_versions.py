@@ -47,7 +47,7 @@ def test_an_option_of_a_later_version_is_unknown_and_the_error_names_the_version
 ) -> None:
     since = LATER[name]
     text = refusal(*WORDS[name])
-    assert text == f"unknown flag --{name}: vLLM {since} has it (--vllm-version {since})"
+    assert text == f"unknown flag --{name}: requires vLLM {since} (--vllm-version {since})"
     settings_of(["model", "--vllm-version", since, *WORDS[name]], {}, settings_type())
 
 
@@ -132,8 +132,8 @@ def test_the_reasoning_effort_map_changes_the_effort_that_the_template_reads() -
 @pytest.mark.parametrize(
     ("text", "flaw"),
     [
-        ('{"medium": 1}', "the value of medium is not a text"),
-        ('{"some": "low"}', "'some' is none of the efforts"),
+        ('{"medium": 1}', "the value of medium is not a string"),
+        ('{"some": "low"}', "'some' must be one of the efforts"),
         ("[]", "not a JSON object"),
     ],
 )

@@ -128,7 +128,7 @@ def test_short_options_complete_the_configuration() -> None:
 
 
 def test_short_options_must_not_repeat_the_configuration() -> None:
-    with pytest.raises(ConfigError, match="flag --spec-tokens: must not be given with"):
+    with pytest.raises(ConfigError, match="flag --spec-tokens: cannot be combined with"):
         settings_of(
             ["model", "--spec-tokens", "3", "-sc", '{"num_speculative_tokens": 3}'],
             {},

@@ -36,7 +36,7 @@ def test_a_change_takes_effect_at_once(client: Client) -> None:
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"port": 1}, "setting port: cannot change while the server runs"),
+        ({"port": 1}, "setting port: cannot be changed while the server is running"),
         ({"prot": 1}, "unknown setting 'prot'; did you mean 'port'?"),
         ({"inter-token-latency": "fast"}, "must be a duration"),
         (

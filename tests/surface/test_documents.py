@@ -81,8 +81,8 @@ LINK_TO_HEADING = re.compile(r"\]\(([\w./-]+\.md|)#([\w-]+)\)")
 def test_the_first_screen_says_what_it_is_for_whom_and_how_to_start() -> None:
     assert {"mock", "simulator", "vLLM"} <= {*re.findall(r"\w+", FIRST_SCREEN.splitlines()[2])}
     for text in (
-        "For whom",
-        "Not for whom",
+        "Who it is for",
+        "Who it is not for",
         "git clone",
         "make run",
         "pip install .",

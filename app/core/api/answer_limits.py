@@ -26,7 +26,7 @@ def check_answer_size(accepted: ValidatedRequest[GenerationRequest], prompt_toke
         raise bad_request(
             f"n={n * len(accepted.max_tokens)} choices of up to {tokens} tokens and {entries} "
             f"log probabilities together would take {size >> 20} MiB, "
-            f"more than {MAX_ANSWER_BYTES >> 20}. Ask for less, or for a stream."
+            f"more than {MAX_ANSWER_BYTES >> 20}. Lower one of them, or set stream."
         )
 
 
@@ -37,7 +37,7 @@ def check_repeated(param: str, values: int, entries: int = 0) -> None:
     """
     if values > MAX_REPEATED or entries > MAX_REPEATED_LOGPROBS:
         raise bad_request(
-            f"Of its prompts a stream repeats at most {MAX_REPEATED} token ids and characters, "
+            f"A stream can repeat at most {MAX_REPEATED} token ids and characters of its prompts, "
             f"and {MAX_REPEATED_LOGPROBS} log probabilities.",
             param,
         )

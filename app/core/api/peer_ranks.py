@@ -98,7 +98,7 @@ class PeerRanks:
                 response = self._pool.request(method, url, headers=headers, body=body)
             answer = response.json()
         except (HTTPError, ValueError) as error:
-            raise unavailable(f"Rank {rank} does not answer: {error}.") from None
+            raise unavailable(f"Rank {rank} does not respond: {error}.") from None
         if response.status == 200:
             return answer
         details = None

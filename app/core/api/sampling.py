@@ -158,7 +158,7 @@ class RealModel(Struct, frozen=True, kw_only=True):
         """Raises ApiError 400 for features that only a simulation or vLLM's engine supports."""
         if has_media:
             raise bad_request(
-                f"{request.model or 'The model'} is not a multimodal model: it reads text alone."
+                f"{request.model or 'The model'} is not a multimodal model: it accepts only text."
             )
         unsupported = [name for name in SIMULATED_FIELDS if getattr(request, name)]
         transfer = request.kv_transfer_params or {}

@@ -110,4 +110,4 @@ class Constraints:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise SchemaError("this server was built without the extension forms")
+        raise SchemaError("this server was built without the extension 'forms'")

@@ -177,7 +177,7 @@ class Engine(EngineClient):
 
     def _search(self, requests: ListOf[EngineRequest], emit: Emit) -> Handle:
         if self._beam_search is None:
-            raise RequestRejectedError("this server was built without the extension beam_search")
+            raise RequestRejectedError("this server was built without the extension 'beam_search'")
         return self._beam_search(self, requests, emit)
 
     def run(
@@ -298,7 +298,7 @@ def emit_immediately(
             emit(output)
         reason = COUNTED_AS[reply.finish.reason]
     except Exception as error:
-        log.exception("a sequence failed at its start")
+        log.exception("a sequence failed to start")
         reason = "error"
         failure = error
     e2e_s = context.clock.now() - at_s

@@ -86,7 +86,9 @@ class LoRARegistry:
                 "load_inplace."
             )
         if len(name) + len(path) > MAX_NAME:
-            raise AdapterError(f"Name and path of an adapter have at most {MAX_NAME} characters.")
+            raise AdapterError(
+                f"The name and the path of an adapter must not exceed {MAX_NAME} characters."
+            )
         adapter_id = next(self._ids) if previous is None else previous.id
         self._adapters[name] = Adapter(name, path, adapter_id)
         if self.memory is not None:
@@ -128,7 +130,9 @@ def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
                 f"setting lora-modules: {module.name!r} is for another model, {other!r}"
             )
         if module.name in model.served_names:
-            raise ConfigError(f"setting lora-modules: {module.name!r} is a name of the base model")
+            raise ConfigError(
+                f"setting lora-modules: {module.name!r} is already a name of the base model"
+            )
     return LoRARegistry([Adapter(module.name, module.path or module.name) for module in modules])
 
 
@@ -148,7 +152,7 @@ def _module(item: str) -> LoraModule:
             )
             raise ConfigError(f"{message}: {error}") from None
     if not module.name:
-        raise ConfigError(f"setting lora-modules: {item!r} has no name")
+        raise ConfigError(f"setting lora-modules: {item!r} does not have a name")
     return module
 
 

@@ -86,7 +86,7 @@ class SteppedSequence(ReplySequence):
             elif self._delays is None or not self._postpone(self._delays, at_s, count):
                 self._emit_parts(at_s, count)
         except Exception as error:
-            log.exception("a token could not be handed out")
+            log.exception("a token could not be delivered")
             self.fail(error)
 
     def _postpone(self, delays: Mapping[int, float], at_s: float, count: int) -> bool:

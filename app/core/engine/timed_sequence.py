@@ -74,7 +74,7 @@ class TimedSequence(ReplySequence):
             if self.due_s <= now_s:
                 next_s = self.run_due(now_s)
         except Exception as error:
-            log.exception("a sequence failed at its start")
+            log.exception("a sequence failed to start")
             self.fail(error)
             return False
         if self.over or next_s is None:

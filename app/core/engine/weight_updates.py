@@ -35,7 +35,7 @@ class WeightUpdates:
     def disconnect(self) -> None:
         """Disconnects the trainer."""
         if self._updating:
-            raise CommandFailedError("A trainer cannot leave during a weight update.")
+            raise CommandFailedError("The trainer cannot disconnect during a weight update.")
         self._connected = False
 
     def start(self) -> None:
@@ -43,14 +43,14 @@ class WeightUpdates:
         self._check_configured()
         if self._updating:
             raise CommandFailedError(
-                "A weight update is active already: call finish_weight_update first."
+                "A weight update is already active; call finish_weight_update first."
             )
         self._updating = True
 
     def start_draft(self) -> None:
         """Always raises CommandFailedError: there is no draft model to update."""
         self._check_configured()
-        raise CommandFailedError("There is no draft model whose weights could be updated.")
+        raise CommandFailedError("The engine has no draft model to update.")
 
     def update(self) -> None:
         """Replaces weights; a failing call ends the update."""
@@ -58,7 +58,7 @@ class WeightUpdates:
         if not self._connected:
             self._updating = False
             raise CommandFailedError(
-                "Weight transfer is not initialized: call init_weight_transfer_engine first."
+                "Weight transfer is not initialized; call init_weight_transfer_engine first."
             )
         self._content += " updated"
         self._content = blake2b(self._content.encode(), digest_size=8).hexdigest()
@@ -90,12 +90,12 @@ class WeightUpdates:
     def _check_configured(self) -> None:
         if not self._transfers:
             raise CommandFailedError(
-                "Weight transfer is not configured: set weight_transfer_config."
+                "Weight transfer is not configured; set weight_transfer_config."
             )
 
     def _check_updating(self, name: str) -> None:
         self._check_configured()
         if not self._updating:
             raise CommandFailedError(
-                f"No weight update is active: start_weight_update comes before {name}."
+                f"No weight update is active; call start_weight_update before {name}."
             )

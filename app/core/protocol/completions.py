@@ -66,7 +66,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
                 continue
             if not set(map(type, value)) <= {int, bool}:
                 raise bad_request(
-                    f"at most {MAX_PROMPTS} of {name} fit into one request, got {len(value)}", name
+                    f"a request can have at most {MAX_PROMPTS} of {name}, got {len(value)}", name
                 )
         if self.prompt in (None, "", []) and self.prompt_embeds in (None, []):
             raise bad_request(
@@ -80,7 +80,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
             problem = "logprob_token_ids need tokens, echo with max_tokens=0 makes none"
             raise bad_request(problem, "logprob_token_ids")
         if self.logprob_token_ids and self.logprobs is None:
-            raise bad_request("logprob_token_ids need logprobs", "logprob_token_ids")
+            raise bad_request("logprob_token_ids requires logprobs", "logprob_token_ids")
         rules.check_logprobs(self, "logprobs")
         rules.check_structured_outputs(self.structured_outputs, "structured_outputs")
         rules.check_shared_fields(self)
@@ -88,9 +88,9 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 def _check_beam_search(request: CompletionRequest | RawRequest) -> None:
     if request.logprob_token_ids:
-        raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
+        raise bad_request("logprob_token_ids cannot be used with beam search", "logprob_token_ids")
     if request.echo and request.logprobs is not None:
-        raise bad_request("echo with logprobs does not go with beam search", "echo")
+        raise bad_request("echo with logprobs cannot be used with beam search", "echo")
 
 
 class CompletionChoice(Struct):

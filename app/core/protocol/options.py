@@ -77,7 +77,7 @@ class StructuredOutputs(Struct, kw_only=True):
         constraints = (self.json, self.regex, self.choice, self.grammar, self.json_object)
         count = sum(constraint is not None for constraint in (*constraints, self.structural_tag))
         if count != 1:
-            raise bad_request(f"structured_outputs takes exactly one constraint, {count} are given")
+            raise bad_request(f"structured_outputs must have exactly one constraint, got {count}")
 
 
 class RepetitionDetection(Struct, kw_only=True):
@@ -90,7 +90,7 @@ class RepetitionDetection(Struct, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.min_pattern_size <= self.max_pattern_size:
             raise bad_request(
-                "repetition_detection needs 0 <= min_pattern_size <= max_pattern_size"
+                "repetition_detection requires 0 <= min_pattern_size <= max_pattern_size"
             )
         if self.max_pattern_size > 0 and self.min_count < 2:
             raise bad_request("repetition_detection.min_count must be at least 2")

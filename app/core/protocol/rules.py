@@ -28,10 +28,10 @@ def check_shared_fields(request: Any) -> None:
     kind = response_format and get_field(response_format, "type")
     if kind == "json_schema" and get_field(response_format, "json_schema") is None:
         raise bad_request(
-            "response_format of type json_schema needs json_schema", "response_format"
+            "response_format of type json_schema requires json_schema", "response_format"
         )
     if kind == "structural_tag" and not _is_structural_tag(response_format):
-        raise bad_request("response_format is no valid structural tag", "response_format")
+        raise bad_request("response_format is not a valid structural tag", "response_format")
     check_cache_salt(request.cache_salt)
     check_thinking_budget(request.thinking_token_budget)
 
@@ -53,7 +53,7 @@ def check_cache_salt(salt: object) -> None:
     if salt is None:
         return
     if not isinstance(salt, str) or not salt:
-        raise bad_request("cache_salt must be a string that is not empty", "cache_salt")
+        raise bad_request("cache_salt must be a non-empty string", "cache_salt")
     if len(salt) > MAX_CACHE_SALT_CHARS or not FORBIDDEN_IN_CACHE_SALT.isdisjoint(salt):
         raise bad_request(
             f"cache_salt takes at most {MAX_CACHE_SALT_CHARS} characters, "
@@ -68,7 +68,7 @@ def check_thinking_budget(budget: object) -> None:
         return
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < -1:
         raise bad_request(
-            "thinking_token_budget must be an integer, 0 or more, or -1", "thinking_token_budget"
+            "thinking_token_budget must be -1, 0 or a positive integer", "thinking_token_budget"
         )
 
 
@@ -85,10 +85,10 @@ def check_structured_outputs(
     count = sum(get_field(constraints, name) is not None for name in ("json", "regex", "choice"))
     if count > 1:
         raise bad_request(
-            "structured outputs take only one kind of constraints: json, regex or choice", param
+            "structured outputs accept only one kind of constraint: json, regex or choice", param
         )
     if count and tool_choice not in ("none", "auto", "required"):
-        raise bad_request("structured_outputs and a named tool exclude each other")
+        raise bad_request("structured_outputs and a named tool cannot be combined")
     tag = get_field(constraints, "structural_tag")
     try:
         is_valid = tag is None or isinstance(tag, str) and isinstance(json.loads(tag), dict)
@@ -103,7 +103,7 @@ def check_structured_outputs(
 def check_stream_options(options: object, stream: object) -> None:
     """Allows `stream_options` only for a stream."""
     if options and not stream:
-        raise bad_request("stream_options only go with stream=true", "stream_options")
+        raise bad_request("stream_options requires stream=true", "stream_options")
 
 
 def check_continuation(continue_final_message: object, add_generation_prompt: object) -> None:
@@ -153,7 +153,7 @@ def check_unicode(value: object) -> None:
 def check_tools(tools: object, choice: object) -> None:
     """Checks that a chat's `tool_choice` fits its tools."""
     if tools == []:
-        raise bad_request("tools must not be empty: leave it out or name a tool", "tools")
+        raise bad_request("tools must not be empty; omit it, or include a tool", "tools")
     if choice is None or choice == "none":
         return
     if tools is None:
@@ -162,7 +162,8 @@ def check_tools(tools: object, choice: object) -> None:
         return
     if isinstance(choice, str | int | float | list):
         raise bad_request(
-            "tool_choice is none, auto, required or an object that names a tool", "tool_choice"
+            "tool_choice must be none, auto, required, or an object that names a tool",
+            "tool_choice",
         )
     if get_field(choice, "type") == "allowed_tools":
         _check_allowed_tools(tools, choice)
@@ -173,22 +174,22 @@ def check_tools(tools: object, choice: object) -> None:
 def _check_allowed_tools(tools: object, choice: object) -> None:
     allowed_tools = get_field(get_field(choice, "allowed_tools"), "tools")
     if not isinstance(allowed_tools, list) or not allowed_tools:
-        raise bad_request("tool_choice.allowed_tools needs tools", "tool_choice.allowed_tools")
+        raise bad_request("tool_choice.allowed_tools requires tools", "tool_choice.allowed_tools")
     if not _function_names(allowed_tools) <= _function_names(tools):
-        raise bad_request("tool_choice allows a tool that is not among tools", "tool_choice")
+        raise bad_request("tool_choice allows a tool that is not in tools", "tool_choice")
 
 
 def _check_named_tool(tools: object, choice: object) -> None:
     function = get_field(choice, "function")
     if function is None or isinstance(function, str | int | float | list):
-        raise bad_request("tool_choice needs a function object", "tool_choice.function")
+        raise bad_request("tool_choice requires a function object", "tool_choice.function")
     name = get_field(function, "name")
     if not isinstance(name, str) or not name:
-        raise bad_request("tool_choice.function needs a name", "tool_choice.function.name")
+        raise bad_request("tool_choice.function requires a name", "tool_choice.function.name")
     if not isinstance(tools, list) or not all(map(_has_function, tools)):
         raise bad_request("tools must be a list of objects")
     if name not in _function_names(tools):
-        raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
+        raise bad_request("tool_choice names a tool that is not in tools", "tool_choice")
 
 
 def _function_names(tools: object) -> set[str | None]:
@@ -208,9 +209,9 @@ def _has_function(tool: object) -> bool:
 def check_chat_logprobs(request: Any) -> None:
     """Checks the fields of a chat about log probabilities."""
     if request.logprob_token_ids and request.use_beam_search:
-        raise bad_request("logprob_token_ids do not go with beam search", "logprob_token_ids")
+        raise bad_request("logprob_token_ids cannot be used with beam search", "logprob_token_ids")
     if request.logprob_token_ids and not request.logprobs:
-        raise bad_request("logprob_token_ids need logprobs=true", "logprob_token_ids")
+        raise bad_request("logprob_token_ids requires logprobs=true", "logprob_token_ids")
     check_logprobs(request, "top_logprobs")
     if request.top_logprobs and not request.logprobs:
         raise bad_request(

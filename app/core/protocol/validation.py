@@ -159,7 +159,7 @@ def check_media_options(request: Struct) -> None:
     """Raises `ApiError` for options of media: the served model takes text only."""
     for option in ("mm_processor_kwargs", "media_io_kwargs"):
         if getattr(request, option, None):
-            raise bad_request(f"{option} is for models that take more than text.", option)
+            raise bad_request(f"{option} requires a multimodal model.", option)
 
 
 def check_depth(schema: object, levels: int = MAX_SCHEMA_DEPTH) -> None:
@@ -168,7 +168,9 @@ def check_depth(schema: object, levels: int = MAX_SCHEMA_DEPTH) -> None:
         schema = list(schema.values())
     if isinstance(schema, list):
         if levels == 0:
-            raise bad_request(f"a JSON schema nests at most {MAX_SCHEMA_DEPTH} levels")
+            raise bad_request(
+                f"a JSON schema must not have more than {MAX_SCHEMA_DEPTH} nested levels"
+            )
         for item in schema:
             check_depth(item, levels - 1)
 
@@ -389,7 +391,7 @@ class ValidatedRequest(Generic[R]):
         limits = self._limits
         if request.use_beam_search:
             if request.allowed_token_ids is not None:
-                raise bad_request("A beam search cannot be limited to allowed_token_ids.")
+                raise bad_request("Beam search does not support allowed_token_ids.")
             # Each step of the search needs this many candidates.
             limits.check_logprobs("logprobs", 2 * self.n)
             check_ranges(request)
@@ -398,16 +400,18 @@ class ValidatedRequest(Generic[R]):
         if self.structured_outputs is not None:
             check_constraint(self.structured_outputs)
         if request.thinking_token_budget is not None and not limits.reasons:
-            raise bad_request("thinking_token_budget needs --reasoning-parser")
+            raise bad_request("thinking_token_budget requires --reasoning-parser")
         for number, prompt_ids in enumerate(prompts):
             limits.check_prompt(prompt_ids)
             if request.routed_experts_prompt_start > len(prompt_ids):
                 name = "routed_experts_prompt_start"
-                raise bad_request(f"{name} lies behind the prompt", name)
+                raise bad_request(f"{name} is beyond the end of the prompt", name)
             if not number and not all(map(str.strip, request.bad_words)):
-                raise bad_request("each of bad_words needs at least one token", "bad_words")
+                raise bad_request(
+                    "each entry of bad_words must have at least one token", "bad_words"
+                )
             if not number and len(set(request.bad_words)) > MAX_BAD_WORDS:
-                raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are possible", "bad_words")
+                raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are allowed", "bad_words")
 
     def _check_token_ids(self) -> None:
         request = self.request
@@ -417,7 +421,7 @@ class ValidatedRequest(Generic[R]):
             limits.check_logprobs("logprobs", self.logprobs)
         if logprob_ids and len(logprob_ids) > MAX_LOGPROB_TOKEN_IDS:
             raise bad_request(
-                f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are possible, "
+                f"at most {MAX_LOGPROB_TOKEN_IDS} logprob_token_ids are allowed, "
                 f"got {len(logprob_ids)}",
                 "logprob_token_ids",
             )
@@ -505,7 +509,7 @@ def check_constraint(constraints: StructuredOutputs) -> None:
             raise bad_request(f"structured_outputs.{name} must not be empty")
     check_depth(constraints.json)
     if constraints.json_object is False:
-        raise bad_request("structured_outputs.json_object is true or absent")
+        raise bad_request("structured_outputs.json_object must be true or absent")
     if constraints.regex is not None and "\0" in constraints.regex:
         raise bad_request("structured_outputs.regex must not contain NUL")
 
@@ -520,7 +524,7 @@ def check_extra_arguments(request: GenerationRequest) -> None:
     while pending:
         value = pending.pop()
         if isinstance(value, int) and not INT64_MIN <= value < UINT64_END:
-            raise bad_request("integers of extra arguments must fit 64 bits", "extra_args")
+            raise bad_request("integers in extra arguments must fit in 64 bits", "extra_args")
         if isinstance(value, dict):
             pending.extend(value.values())
         elif isinstance(value, list):

@@ -141,5 +141,5 @@ class ChatTemplates:
             return self._sources[DEFAULT_TEMPLATE]
         except KeyError:
             raise ChatTemplateError(
-                "The tokenizer has no chat template, and the request none."
+                "Neither the tokenizer nor the request has a chat template."
             ) from None

@@ -108,7 +108,7 @@ class CompiledTemplate:
         """
         if options.continue_final_message and options.add_generation_prompt:
             raise ChatTemplateError(
-                "continue_final_message and add_generation_prompt exclude each other."
+                "continue_final_message and add_generation_prompt cannot be combined."
             )
         conversation = parse_messages(messages, self.content_format, self.takes_media)
         if not self.has_developer_role:
@@ -121,7 +121,7 @@ class CompiledTemplate:
         mark = END_MARK.strip()
         if mark not in rendered or final_text.strip() not in rendered:
             raise ChatTemplateError(
-                "continue_final_message: the template does not show the final message."
+                "continue_final_message: the template does not render the final message."
             )
         prompt = rendered[: rendered.rindex(mark)]
         if rendered.startswith(END_MARK, len(prompt)):
@@ -193,10 +193,10 @@ class CompiledTemplate:
         try:
             return "".join(template.root_render_func(context))
         except MemoryError as error:
-            raise ChatTemplateError("The chat template needs too much memory.") from error
+            raise ChatTemplateError("The chat template requires too much memory.") from error
         except Exception as error:  # a template is a program, and may fail in any way
             raise ChatTemplateError(
-                f"The chat template refused the conversation: {error}"
+                f"The chat template rejected the conversation: {error}"
             ) from error
 
 
@@ -287,4 +287,4 @@ def _mark_final_text(conversation: Conversation) -> tuple[str, Conversation]:
             marked = part | {"text": part["text"] + END_MARK}
             message["content"] = [*content[:index], marked, *content[index + 1 :]]
             return part["text"], [*conversation[:-1], message]
-    raise ChatTemplateError("continue_final_message needs a final message with text in it.")
+    raise ChatTemplateError("continue_final_message requires a final message that contains text.")

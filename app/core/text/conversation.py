@@ -77,7 +77,7 @@ def parse_messages(
             or a tool call is invalid.
     """
     if not messages:
-        raise ChatTemplateError("A chat needs at least one message: there is nothing to render.")
+        raise ChatTemplateError("A chat must have at least one message.")
     return [_parse_message(message, content_format, takes_media) for message in messages]
 
 
@@ -124,9 +124,7 @@ def _parse_message(
     # vLLM requires one known part at least in a message of OpenAI's kinds.
     has_parts = parts and not isinstance(content, str)
     if has_parts and _is_openai_message(message) and not any(map(_is_known_part, parts)):
-        raise ChatTemplateError(
-            "None of the parts of a message's content has a form that is known."
-        )
+        raise ChatTemplateError("All parts of the message's content have an unknown form.")
     parsed: dict[str, object] = {
         "role": role,
         "content": _parse_content(parts, content_format, takes_media),
@@ -214,13 +212,15 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
     has_type = part.get("type") is not None and part.get("uuid") is None
     kind = part["type"] if has_type else _type_by_field(part)
     if not isinstance(kind, str):
-        raise ChatTemplateError("A part of a message's content needs its type, a string.", "type")
+        raise ChatTemplateError(
+            "A part of a message's content must have a type, which is a string.", "type"
+        )
     if kind in TEXT_FIELDS:
         return _parse_text_part(part, kind)
     if kind == "tool_reference":
         return {"type": kind, "name": part.get("name")}
     if kind == "prompt_embeds":
-        raise ChatTemplateError("Prompts as embeddings are not enabled.", kind)
+        raise ChatTemplateError("Prompt embeddings are not enabled.", kind)
     if kind not in MODALITIES:
         raise ChatTemplateError(
             f"Unsupported chat content part type: {kind!r}, not one of {PART_TYPES}.", "type"
@@ -228,7 +228,7 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
     if has_type:
         _check_url(part, kind)
     if not takes_media:
-        raise ChatTemplateError("The served model is not a multimodal model: it reads text alone.")
+        raise ChatTemplateError("The served model is not a multimodal model: it accepts only text.")
     return {"type": MODALITIES[kind]}
 
 
@@ -242,7 +242,7 @@ def _parse_text_part(part: Part, kind: str) -> Part | None:
     if text is None:
         return None
     if not isinstance(text, str):
-        raise ChatTemplateError(f"A part of type {kind!r} needs its {field}, a string.")
+        raise ChatTemplateError(f"A part of type {kind!r} must have the string {field}.")
     return _text_part(text)
 
 
@@ -251,7 +251,7 @@ def _check_url(part: Part, kind: str) -> None:
         return
     address = part.get(kind)
     if not isinstance(address, dict) or not isinstance(address.get("url"), str):
-        raise ChatTemplateError(f"A part of type {kind!r} needs {kind}.url, a string.")
+        raise ChatTemplateError(f"A part of type {kind!r} must have the string {kind}.url.")
 
 
 def _text_part(text: str) -> Part:

@@ -137,9 +137,9 @@ def read_json(file: Path) -> dict[str, object]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TokenizerLoadError(f"{file} is not readable JSON: {error}.") from error
+        raise TokenizerLoadError(f"{file} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
-        raise TokenizerLoadError(f"{file} should hold a JSON object.")
+        raise TokenizerLoadError(f"{file} must contain a JSON object.")
     return content
 
 
@@ -211,4 +211,4 @@ def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Pat
             folder = Path(snapshot)
             if (folder / "tokenizer.json").is_file():
                 return folder
-    raise TokenizerLoadError(f"{name} is neither in the local cache nor on the hub: {reason}")
+    raise TokenizerLoadError(f"{name} was not found in the local cache or on the hub: {reason}")

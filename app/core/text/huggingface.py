@@ -337,7 +337,7 @@ def load_tokenizer(
     except TokenizerLoadError as error:
         if settings.tokenizer is not None:
             raise
-        logger.warning("no tokenizer for %s, using the embedded one: %s", source, error)
+        logger.warning("no tokenizer for %s; using the embedded one: %s", source, error)
     return default_tokenizer(chat_template, takes_media)
 
 
@@ -347,7 +347,7 @@ def _tokenizer_path(source: str, settings: TokenizerSettings) -> Path | None:
     if path.exists():
         return path
     if source.startswith((".", "/", "~")):
-        raise TokenizerLoadError(f"There is nothing at {source}.")
+        raise TokenizerLoadError(f"File or folder not found: {source}.")
     if settings.tokenizer is None and "/" not in source:  # a model such as `tiny`
         return None
     cache = None

@@ -56,7 +56,7 @@ class TemplateWorker:
                 error=str(error)[:MAX_ERROR_LENGTH], param=error.param, is_last=is_last
             )
         except MemoryError:
-            return RenderAnswer(error="The chat template needs too much memory.", is_last=True)
+            return RenderAnswer(error="The chat template requires too much memory.", is_last=True)
         if len(prompt) > prompt_limit(len(data)):
             return RenderAnswer(
                 error=f"The chat template makes a prompt of {len(prompt)} bytes: too long."

@@ -85,18 +85,19 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
         """Applies vLLM's rules that come before the schema, and limits the conversations."""
         if isinstance(self.messages, list) and len(self.messages) > MAX_PROMPTS:
             raise bad_request(
-                f"at most {MAX_PROMPTS} conversations fit into one request, "
-                f"got {len(self.messages)}",
+                f"a request can have at most {MAX_PROMPTS} conversations, got {len(self.messages)}",
                 "messages",
             )
         if self.use_beam_search:
-            raise bad_request("A batch does not go with beam search.", "use_beam_search")
+            raise bad_request("A batch cannot be used with beam search.", "use_beam_search")
         rules.check_chat_logprobs(self)
         if get_field(self.kv_transfer_params, "prompt_token_ids") is not None:
             param = "kv_transfer_params.prompt_token_ids"
-            raise bad_request("One prompt of token ids cannot serve several conversations.", param)
+            raise bad_request(
+                "A prompt of token ids cannot be used for several conversations.", param
+            )
         if self.n not in (None, 1):
-            raise bad_request("Every conversation of a batch has one choice: n must be 1.", "n")
+            raise bad_request("In a batch, n must be 1.", "n")
         rules.check_tools(self.tools, "none")
         rules.check_stream_options(self.stream_options, self.stream)
         for conversation in self.messages if isinstance(self.messages, list) else ():

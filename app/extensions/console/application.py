@@ -192,7 +192,7 @@ class Console(Middleware):
         if number.isdecimal() and len(number) <= MAX_BAR_DIGITS:
             bar = self.observer.bars.find(int(number))
         if bar is None:
-            raise not_found(f"No request {number[:20]} is known any more.")
+            raise not_found(f"Request {number[:20]} is no longer stored.")
         why = self.observer.explain_choice(bar, bar.sequence)
         return json_response({**describe_choice(bar, self._parts.tokenizer), "why": why})
 
@@ -200,7 +200,7 @@ class Console(Middleware):
         """Why a request took as long as it did: phases with their causes, and one sentence."""
         report = self.observer.explain(context.params["id"])
         if report is None:
-            raise not_found("No request of this id is known any more.")
+            raise not_found("The request with this id is no longer stored.")
         return json_response(report)
 
     def _knobs(self, context: RequestContext) -> Response:

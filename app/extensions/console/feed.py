@@ -112,7 +112,7 @@ class Feed:
             ApiError: Status 503 if there are `MAX_CONSOLES` already.
         """
         if len(self._clients) >= MAX_CONSOLES:
-            raise unavailable(f"There are {MAX_CONSOLES} consoles already; close one of them.")
+            raise unavailable(f"There are already {MAX_CONSOLES} consoles; close one of them.")
         client = ClientQueue(self._remove, connection)
         self._clients.append(client)
         if not self._observer.is_open:
@@ -137,7 +137,7 @@ class Feed:
             try:
                 self._send()
             except Exception:
-                log.exception("cannot encode a frame of the console")
+                log.exception("a frame of the console could not be encoded")
                 self.close()
             gevent.sleep(self._interval_s)
         self._greenlet = None

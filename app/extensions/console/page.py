@@ -86,7 +86,7 @@ def routes() -> list[Route]:
             return Response(page_with(()).encode(), 200, HEADERS, CONTENT_TYPES[".html"])
         path = files.get(context.params["file"])
         if path is None:
-            raise not_found("The console has no such file.")
+            raise not_found("The console does not have this file.")
         return serve_file(path, context)
 
     return [get("/console", page), get("/console/{file}", file)]

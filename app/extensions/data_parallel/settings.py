@@ -15,12 +15,11 @@ class SupervisorSettings(Section, frozen=True, kw_only=True):
 
     data_parallel_supervisor_port: Port | None = None
     """Port of the supervisor, which reports the health of ranks with separate ports at /health,
-    /ready and /readyz. With serve, the default is 9256 if --data-parallel-multi-port-external-lb is
-    set, otherwise none."""
+    /ready, and /readyz. With serve, the default is 9256 if --data-parallel-multi-port-external-lb
+    is set; otherwise, there is no default."""
     dp_supervisor_probe_interval_s: Seconds = 5.0
     """Time between two probes of the ranks by the supervisor."""
     dp_supervisor_probe_timeout_s: Seconds = 5.0
-    """Time that the supervisor waits for the answer of a rank."""
+    """Time that the supervisor waits for a rank to respond."""
     dp_supervisor_probe_failure_threshold: Count = 3
-    """Number of consecutive unanswered probes of a rank after which the supervisor stops the
-    server."""
+    """Number of consecutive failed probes of a rank after which the supervisor stops the server."""

@@ -83,7 +83,7 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
     table: str = options.table_name or settings.section(DatasetSettings).dataset_table_name
     if not table.isidentifier():
         raise ConfigError(
-            f"argument --table-name: {table!r} must be a name of letters, digits and underscores"
+            f"argument --table-name: {table!r} must consist of letters, digits and underscores"
         )
     job = DatasetJob(
         input=options.input,
@@ -148,7 +148,7 @@ class DatasetJob(msgspec.Struct, frozen=True, kw_only=True):
         """Raises DatasetError if the output cannot have its name, or exists."""
         output, page = self.targets
         if output == page:
-            raise DatasetError(f"{output} must end with .sqlite3, not with {output.suffix}")
+            raise DatasetError(f"{output} must end with .sqlite3, not {output.suffix}")
         for target in self.targets:
             if target.exists():
                 raise DatasetError(f"{target} already exists and is not overwritten")
@@ -207,7 +207,7 @@ def read_conversations(file: BinaryIO) -> Iterator[object]:
         message = error.args[0]
         if isinstance(message, bytes):
             message = message.decode(errors="replace")
-        raise DatasetError(f"it is not JSON: {str(message).splitlines()[0]}") from error
+        raise DatasetError(f"it is not valid JSON: {str(message).splitlines()[0]}") from error
 
 
 class Exchange(NamedTuple):

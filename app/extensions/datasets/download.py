@@ -53,7 +53,7 @@ def download(url: str, path: Path, sha256: str | None = None) -> None:
         ) from error
     except KeyboardInterrupt:
         raise DatasetError(
-            "the download of the dataset was interrupted; the next start resumes it"
+            "the download of the dataset was interrupted; the next start continues it"
         ) from None
 
 
@@ -78,7 +78,7 @@ class _Download:
         while failure is not None:
             size = self._part_size()
             if size <= received:
-                raise self._error(f"{failure}; the next start resumes after {size} bytes")
+                raise self._error(f"{failure}; the next start continues after {size} bytes")
             received = size
             failure = self._fetch()
         if not self._part_size():
@@ -116,7 +116,7 @@ class _Download:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != sha256:
             self._discard()
-            raise self._error(f"its SHA-256 is {digest}, not {sha256}")
+            raise self._error(f"the file's SHA-256 is {digest}, not {sha256}")
 
     def _receive(self, response: urllib3.BaseHTTPResponse, offset: int) -> str | None:
         """Appends the bytes from `offset`. Returns None on success, else what failed."""

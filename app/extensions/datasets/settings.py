@@ -17,9 +17,7 @@ Sha256 = Annotated[
 ]
 Identifier = Annotated[
     str,
-    Meta(
-        pattern=r"\A[^\W\d]\w*\Z", description="must be a name of letters, digits and underscores"
-    ),
+    Meta(pattern=r"\A[^\W\d]\w*\Z", description="must consist of letters, digits and underscores"),
 ]
 """Name of a SQL table that needs no quotes."""
 ONE_FILE_PER_MODEL = "must not name two files for the same model"
@@ -45,9 +43,9 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
     dataset_url: Annotated[DatasetUrl | None, SIMULATED] = None
     """URL from which the first file is downloaded if it does not exist."""
     dataset_sha256: Sha256 | None = None
-    """Expected SHA-256 (hexadecimal) of the downloaded file."""
+    """Expected SHA-256 hash of the downloaded file, in hexadecimal."""
     dataset_in_memory: Annotated[bool, SIMULATED] = False
-    """Load the files into memory at the start."""
+    """Load the files into memory at startup."""
     dataset_table_name: Identifier = "llmd"
     """Name of the table with the replies."""
 
@@ -61,4 +59,4 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
         if self.dataset_path and settings.reply.mode == "echo":
             yield "dataset-path", "must be empty in mode echo"
         if self.dataset_url is not None and not self.dataset_path:
-            yield "dataset-url", "must be given together with dataset-path"
+            yield "dataset-url", "must be used together with dataset-path"

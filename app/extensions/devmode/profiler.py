@@ -29,11 +29,11 @@ class StartProfileRequest(Request, kw_only=True):
                 problem = f"Input should be of type {field_type.__name__}"
                 raise invalid_field(f"{field_type.__name__}_type", f"body.{name}", problem)
             if isinstance(value, int) and value < 0:
-                raise bad_request(f"{name} must be 0 or more")
+                raise bad_request(f"{name} must not be negative")
         if self.profile_prefix is not None and not PREFIX.fullmatch(self.profile_prefix):
             raise bad_request(
-                "profile_prefix must be up to 128 letters, digits and ._-, "
-                "and start with a letter or a digit"
+                "profile_prefix must start with a letter or digit, and have at most 128 letters, "
+                "digits, dots, underscores and dashes"
             )
 
 

@@ -172,7 +172,7 @@ class WeightHandlers:
             raise malformed("the body must be a JSON object")
         method = body.get("method")
         if method is None:
-            raise malformed("the body has no 'method'")
+            raise malformed("the body must have a 'method'")
         if not isinstance(body.get("args", ()), list | tuple | str | dict):
             raise bad_request("the body's 'args' must be a list")
         if not isinstance(method, str):

@@ -30,7 +30,7 @@ def check_chat(pipeline: RequestPipeline, chat: ChatCompletionRequest | None) ->
     """Raises ApiError 400 if a parser needs the chat that was answered."""
     if pipeline.limits.parses and chat is None:
         raise bad_request(
-            "chat_request is needed beside a parser: the reply would show its markup."
+            "chat_request is required with a parser; otherwise, the reply would contain markup."
         )
 
 
@@ -38,7 +38,7 @@ def check_length(pipeline: RequestPipeline, tokens: int) -> None:
     """Raises ApiError 400 for more tokens than the context has."""
     max_model_len = pipeline.limits.max_model_len
     if tokens > max_model_len:
-        raise bad_request(f"there are more tokens than max_model_len, {max_model_len}")
+        raise bad_request(f"the tokens exceed max_model_len, {max_model_len}")
 
 
 def reader_of(

@@ -196,7 +196,9 @@ class DerenderCompletionRequest(DerenderRequest, kw_only=True):
         for name in ("prompt_tokens", "prompt_token_ids"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.generate_responses):
-                raise malformed(f"body: {name} must be as many as generate_responses", "body")
+                raise malformed(
+                    f"body: {name} must have as many items as generate_responses", "body"
+                )
         super().check_converted()
 
 

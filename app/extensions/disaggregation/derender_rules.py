@@ -108,8 +108,9 @@ def check_streamed_stops(pipeline: RequestPipeline, request: AnsweredRequest) ->
     """Raises ApiError 400 for a stream of a request with stop strings, if they are followed."""
     if pipeline.version.has(Feature.DERENDER_AS_GENERATED) and request is not None and request.stop:
         raise bad_request(
-            "stop strings are not supported by streaming derender: text that has been sent cannot "
-            "be cut. Derender the whole answer, or generate with output_mode=text."
+            "streaming derender does not support stop strings, because text cannot be withdrawn "
+            "once "
+            "sent. Derender the complete response, or generate with output_mode=text."
         )
 
 

@@ -59,7 +59,7 @@ def chat_event(
     check_chat(pipeline, request.chat_request)
     if pipeline.limits.parses and request.prompt_token_ids is None:
         raise bad_request(
-            "prompt_token_ids are needed beside a parser: thoughts may begin in the prompt."
+            "prompt_token_ids is required with a parser, because reasoning can begin in the prompt."
         )
     state = checked_state(pipeline, request)
     choices: list[derender.ChatEventChoice] = []
@@ -161,9 +161,7 @@ def checked_state(
     """
     choices = request.generate_chunk.choices
     if len(choices) > 1:
-        raise bad_request(
-            f"An event has at most one choice, got {len(choices)}: one state is for one choice."
-        )
+        raise bad_request(f"An event must have at most one choice, got {len(choices)}.")
     state = request.stream_state or derender.StreamState()
     tokens = len(request.prompt_token_ids or ()) + len(state.output_token_ids)
     tokens += sum(len(choice.token_ids or ()) for choice in choices)

@@ -70,10 +70,10 @@ class SamplingParams(Struct, kw_only=True):
     def check(self) -> None:
         """Raises `ApiError` for invalid parameters."""
         if self.stop and not self.detokenize:
-            raise bad_request("stop needs detokenize")
+            raise bad_request("stop requires detokenize")
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) < -1:
-                raise bad_request(f"{name} must be 0 or more, or -1", name)
+                raise bad_request(f"{name} must be -1 or at least 0", name)
         if self.stream_interval is not None and self.stream_interval < 1:
             raise bad_request("stream_interval must be at least 1", "stream_interval")
         rules.check_thinking_budget(self.thinking_token_budget)
@@ -157,7 +157,8 @@ class MediaFeatures(Struct, kw_only=True):
         for lists in (self.mm_placeholders, self.kwargs_data, self.mm_metadata):
             if lists is not None and _lengths(lists) != lengths:
                 raise malformed(
-                    "body.features: all lists need the same modalities and lengths", "body.features"
+                    "body.features: all lists must have the same modalities and lengths",
+                    "body.features",
                 )
         spans: list[tuple[int, int]] = []
         for placeholders in self.mm_placeholders.values():
@@ -167,7 +168,7 @@ class MediaFeatures(Struct, kw_only=True):
         if any(end > next_start for (_, end), (next_start, _) in pairwise(spans)):
             raise malformed("body.features: mm_placeholders overlap", "body.features")
         if any(end > prompt_tokens for _, end in spans):
-            raise malformed("body: mm_placeholders lie beyond token_ids", "body")
+            raise malformed("body: mm_placeholders are beyond the end of token_ids", "body")
 
 
 def _lengths(lists: Mapping[str, Sized]) -> dict[str, int]:
@@ -214,21 +215,21 @@ class GenerateRequest(Request, kw_only=True):
         if self.features is not None:
             self.features.check(len(self.token_ids))
         if self.content_parts and self.features:
-            raise malformed("body: content_parts and features exclude each other", "body")
+            raise malformed("body: content_parts and features cannot be combined", "body")
         if self.output_mode != "tokens" and not self.sampling_params.detokenize:
             raise malformed(
-                f"body: output_mode {self.output_mode} needs sampling_params.detokenize", "body"
+                f"body: output_mode {self.output_mode} requires sampling_params.detokenize", "body"
             )
         context_fields = (self.parse_context or {}).keys()
         unknown_fields = sorted(context_fields - set(ParseContext.__struct_fields__))
         if unknown_fields and self.output_mode == "derender":
             raise malformed(
-                f"body: Unknown parse_context fields {unknown_fields}: this server is older than "
-                "the one that rendered the request.",
+                f"body: Unknown parse_context fields {unknown_fields}; this server is older than "
+                "the server that rendered the request.",
                 "body",
             )
         if self.stream and self.sampling_params.prompt_logprob_token_ids is not None:
-            raise bad_request("prompt_logprob_token_ids do not go with stream=true")
+            raise bad_request("prompt_logprob_token_ids cannot be used with stream=true")
         self.sampling_params.check()
 
     @property

@@ -172,7 +172,7 @@ class RenderHandlers:
     def _validate(self, request: GenerationRequest) -> ValidatedRequest[GenerationRequest]:
         model = self._pipeline.models.resolve(request.model)
         if request.use_beam_search:
-            raise bad_request("Beam search cannot be rendered.")
+            raise bad_request("Requests with beam search cannot be rendered.")
         return ValidatedRequest(request, model, self._pipeline.limits)
 
     def _generate_request(

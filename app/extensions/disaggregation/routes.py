@@ -87,8 +87,8 @@ class ScaleOutGate:
             return
         if not self._has_warned:
             self._has_warned = True
-            log.warning("%s is rejected: it needs --enable-scale-out", context.path)
-        raise forbidden("Scale-out endpoints need --enable-scale-out.")
+            log.warning("%s is rejected: it requires --enable-scale-out", context.path)
+        raise forbidden("Scale-out endpoints require --enable-scale-out.")
 
 
 class GenerateHandlers:
@@ -110,13 +110,13 @@ class GenerateHandlers:
         accepted = pipeline.admit(completion, context)
         max_num_seqs = pipeline.settings.scheduling.max_num_seqs
         if accepted.n > max_num_seqs:
-            raise bad_request(f"n is at most max-num-seqs, {max_num_seqs}, got {accepted.n}")
+            raise bad_request(f"n must not exceed max-num-seqs, {max_num_seqs}, got {accepted.n}")
         if self._tokens_only:
             check_needs_no_tokenizer(body)
         reader = self._message_reader(body)
         has_media = any(part.get("type") in MEDIA_PARTS for part in body.content_parts or ())
         if has_media and not pipeline.settings.model.multimodal:
-            raise bad_request("The served model is not a multimodal model: it reads text alone.")
+            raise bad_request("The served model is not a multimodal model: it accepts only text.")
         meta = pipeline.identity.response_meta(
             "generate-tokens", context, body.request_id, accepted.model
         )
@@ -154,7 +154,7 @@ class GenerateHandlers:
             if body.parse_context is None:
                 raise bad_request(
                     "output_mode='derender' requires parse_context on a server with a tool or "
-                    "reasoning parser: send the one that /render returned."
+                    "reasoning parser; send the parse_context that /render returned."
                 )
             chat = chat_of(convert(wire.ParseContext, body.parse_context))
         return MessageReader(self._pipeline, chat, body.token_ids)
@@ -205,11 +205,11 @@ def check_needs_no_tokenizer(body: wire.GenerateRequest) -> None:
     """Raises ApiError 400 for a request whose answer needs texts of tokens, with tokens-only."""
     if body.sampling_params.stop:
         raise bad_request(
-            "This server runs with --tokens-only, which does not support stop strings: use "
-            "stop_token_ids, or look for stop strings where the tokens become text."
+            "This server runs with --tokens-only, which does not support stop strings; use "
+            "stop_token_ids, or search for stop strings after decoding the tokens."
         )
     if body.output_mode != "tokens":
         raise bad_request(
             f"output_mode {body.output_mode} requires a tokenizer, which this server does not have "
-            "(--tokens-only): use output_mode tokens."
+            "(--tokens-only); use output_mode tokens."
         )

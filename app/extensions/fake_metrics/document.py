@@ -112,9 +112,9 @@ class FakeMetrics(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unkn
         hits = self.prefix_cache_hits
         queries = self.prefix_cache_queries
         if (hits is None) != (queries is None):
-            raise ValueError("prefix-cache-hits must be given together with prefix-cache-queries")
+            raise ValueError("prefix-cache-hits requires prefix-cache-queries")
         if hits is not None and queries is not None and hits > queries:
-            raise ValueError("prefix-cache-hits must not be more than prefix-cache-queries")
+            raise ValueError("prefix-cache-hits must not exceed prefix-cache-queries")
 
 
 def parse(text: str | None) -> FakeMetrics | None:
@@ -141,7 +141,9 @@ def merged(current: str | None, update: object) -> str:
     """
     document = _document(current)
     if document is None:
-        raise FakeMetricsError("fake-metrics cannot change: the server was started without them")
+        raise FakeMetricsError(
+            "fake-metrics cannot be changed, because the server was started without them"
+        )
     changes = _document(update) or {}
     for counts, total in _TOTALS.items():
         if counts in changes and total not in changes:
@@ -171,7 +173,7 @@ def _document(source: object) -> dict[str, object] | None:
         if name not in keys:
             raise FakeMetricsError(f"{key!r} is not a fake metric{suggestion(name, names=keys)}")
         if name in document:
-            raise FakeMetricsError(f"{name} is given twice")
+            raise FakeMetricsError(f"{name} is specified twice")
         document[name] = value
     return {name: value for name, value in document.items() if value is not None}
 

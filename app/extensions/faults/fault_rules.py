@@ -206,5 +206,5 @@ def read_fault_rule(item: object, strict: bool = True) -> FaultRule:
     except msgspec.ValidationError as error:
         raise ValueError(f"{action}: {error}") from None
     except UnicodeEncodeError:
-        raise ValueError(f"{action}: a text has an unpaired surrogate") from None
+        raise ValueError(f"{action}: the text contains an unpaired surrogate") from None
     return rule

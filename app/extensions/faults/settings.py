@@ -29,13 +29,13 @@ class FailureSettings(Section, frozen=True, kw_only=True):
     """Injected errors."""
 
     failure_injection_rate: Annotated[Percent, About(unit="%", live=True)] = 0
-    """Share of generating requests that fail."""
+    """Share of generation requests that fail."""
     failure_types: Annotated[
         tuple[FailureType, ...],
         Meta(description=f"must only have {', '.join(FAILURE_TYPES)}"),
         LIVE,
     ] = ()
-    """Kinds of injected failures. If empty, all kinds are injected."""
+    """Types of injected failures. If empty, all types are injected."""
     fault_rules: Annotated[
         Json | None,
         LIVE,

@@ -54,7 +54,7 @@ class Generator:
         """Returns the reply to a prompt, whole or as a stream."""
         pipeline = self._pipeline
         if pipeline.settings.model.task != "generate":
-            raise not_implemented("This model pools; it does not generate.")
+            raise not_implemented("This model supports pooling only, not generation.")
         request = completion_of(message, pipeline.limits.max_model_len)
         accepted = pipeline.admit(request, context)
         if message.HasField("data_parallel_rank"):
@@ -76,7 +76,8 @@ class Generator:
             return local_engine(requested_rank, server)
         if requested_rank != pipeline.rank:
             raise bad_request(
-                f"data_parallel_rank is {requested_rank}, but this is rank {pipeline.rank}.",
+                f"data_parallel_rank is {requested_rank}, but this port serves rank "
+                f"{pipeline.rank} only.",
                 "data_parallel_rank",
             )
         return None
@@ -102,7 +103,7 @@ def completion_of(message: Proto, max_model_len: int) -> CompletionRequest:
     input_kind = message.WhichOneof("input")
     input_ids = message.tokenized.input_ids
     if input_kind is None or input_kind == "tokenized" and not input_ids:
-        raise bad_request("a prompt is needed: tokenized, or text", "input")
+        raise bad_request("a prompt is required, either tokenized or as text", "input")
     fields = _shared_fields(params)
     prompt_tokens = 0
     if fields["truncate_prompt_tokens"] is None:
@@ -145,10 +146,10 @@ def _check_sampling_params(params: Proto, fields: dict[str, Proto]) -> None:
             raise bad_request(f"{name} must be at least {minimum}, got {fields[name]}", name)
     if len(params.stop) > MAX_STOP_STRINGS:
         raise bad_request(
-            f"stop has {len(params.stop)} texts, at most {MAX_STOP_STRINGS} are possible", "stop"
+            f"stop has {len(params.stop)} texts, at most {MAX_STOP_STRINGS} are allowed", "stop"
         )
     if any(map(isnan, params.logit_bias.values())):
-        raise bad_request("logit_bias has a value that is no number", "logit_bias")
+        raise bad_request("logit_bias has a value that is not a number", "logit_bias")
 
 
 def _structured_outputs_of(params: Proto) -> StructuredOutputs | None:
@@ -176,7 +177,7 @@ def _transfer_of(message: Proto) -> JsonObject | None:
             return msgspec.json.decode(message.kv_transfer_params_json, type=JsonObject)
         except (msgspec.DecodeError, RecursionError):
             field = "kv_transfer_params_json"
-            raise bad_request(f"{field} is no JSON object", field) from None
+            raise bad_request(f"{field} is not a JSON object", field) from None
     if message.HasField("kv_transfer_params"):
         params = message.kv_transfer_params
         return {
@@ -196,14 +197,14 @@ def features_of(message: Proto, prompt_tokens: int) -> Features | None:
     """
     if message.HasField("media_refs"):
         raise bad_request(
-            "media_refs need a media processor, and this server has none.", "media_refs"
+            "media_refs requires a media processor, which this server does not have.", "media_refs"
         )
     batches: list[Proto] = []
     if message.HasField("mm_inputs"):
         batches.append(message.mm_inputs)
     batches += message.extra_mm_inputs
     if batches and message.WhichOneof("input") != "tokenized":
-        raise bad_request("mm_inputs need tokenized input", "mm_inputs")
+        raise bad_request("mm_inputs requires tokenized input", "mm_inputs")
     features: Features = {"mm_hashes": {}, "mm_placeholders": {}, "kwargs_data": {}}
     for batch in batches:
         _add_media(features, batch, prompt_tokens)
@@ -216,9 +217,9 @@ def _add_media(features: Features, batch: Proto, prompt_tokens: int) -> None:
     """Adds a batch of media. Items without hashes get hashes of the whole batch."""
     tensors = (batch.pixel_values, *batch.model_specific_tensors.values())
     if any(tensor.WhichOneof("payload") == "remote" for tensor in tensors):
-        raise bad_request("tensors of mm_inputs cannot be fetched from elsewhere", "mm_inputs")
+        raise bad_request("tensors of mm_inputs cannot be fetched from other servers", "mm_inputs")
     if batch.modality >= len(MODALITIES):
-        raise bad_request(f"mm_inputs.modality {batch.modality} is unknown", "mm_inputs")
+        raise bad_request(f"the modality {batch.modality} of mm_inputs is unknown", "mm_inputs")
     modality = MODALITIES[batch.modality]
     places = batch.mm_placeholders
     hashes = list(batch.mm_hashes)
@@ -230,7 +231,7 @@ def _add_media(features: Features, batch: Proto, prompt_tokens: int) -> None:
             f"mm_inputs has {len(hashes)} hashes and {len(places)} placeholders", "mm_inputs"
         )
     if any(not place.length or place.offset + place.length > prompt_tokens for place in places):
-        raise bad_request("a placeholder of mm_inputs is not within the prompt", "mm_inputs")
+        raise bad_request("a placeholder of mm_inputs is outside the prompt", "mm_inputs")
     spans = features["mm_placeholders"].setdefault(modality, [])
     spans += [{"offset": place.offset, "length": place.length} for place in places]
     features["mm_hashes"].setdefault(modality, []).extend(hashes)

@@ -46,7 +46,7 @@ def read(context: RequestContext, message_type: type[Message]) -> Proto:
         return message_type.FromString(data)
     except DecodeError:
         name = message_type.DESCRIPTOR.full_name
-        raise bad_request(f"The message is no {name}.") from None
+        raise bad_request(f"The message is not a valid {name}.") from None
 
 
 def check_size(data: bytes, descriptor: Proto) -> None:
@@ -55,8 +55,8 @@ def check_size(data: bytes, descriptor: Proto) -> None:
     scan.run()
     if scan.fields > MAX_FIELDS or scan.other_bytes > MAX_OTHER_BYTES:
         raise bad_request(
-            f"A message has at most {MAX_FIELDS} fields, "
-            f"and {MAX_OTHER_BYTES} bytes beside tensors."
+            f"A message can have at most {MAX_FIELDS} fields, "
+            f"and {MAX_OTHER_BYTES} bytes besides tensors."
         )
 
 
@@ -96,9 +96,9 @@ class SizeScan:
         elif wire_type in FIXED_BYTES:
             size = FIXED_BYTES[wire_type]
         else:
-            raise bad_request("The message is broken.")
+            raise bad_request("The message is malformed.")
         if position + size > end:
-            raise bad_request("The message is broken.")
+            raise bad_request("The message is malformed.")
         field = descriptor.fields_by_number.get(tag >> 3)
         if field is not None and field.type == FieldDescriptor.TYPE_MESSAGE:
             self._spans.append((position, position + size, field.message_type))
@@ -114,7 +114,7 @@ def _varint(data: bytes, start: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
             return value, start + place + 1
-    raise bad_request("The message is broken.")
+    raise bad_request("The message is malformed.")
 
 
 def framed_message(message: Message) -> bytes:

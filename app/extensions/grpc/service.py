@@ -118,9 +118,9 @@ class EngineService:
         """Returns the vector that POST /v1/embeddings returns for the same tokens."""
         token_ids = request.tokenized.input_ids
         if EMBEDDINGS not in served_paths(self._pipeline.settings.model):
-            raise not_implemented("This model does not embed: that needs --task embed.")
+            raise not_implemented("Embeddings require --task embed.")
         if not token_ids:
-            raise bad_request("tokenized input is needed", "tokenized")
+            raise bad_request("tokenized input is required", "tokenized")
         check_prompt_length(len(token_ids), self._pipeline.limits.max_model_len)
         embedding_request = EmbeddingRequest(input=list(token_ids), request_id=request.request_id)
         job = self._runner.run(context, embedding_request, "", "embed")
@@ -250,7 +250,7 @@ class EngineService:
             raise ApiError(
                 412,
                 "PreconditionFailed",
-                f"Batch {start} is not kept; the next one is {publisher.next_sequence}.",
+                f"Batch {start} is not available; the next one is {publisher.next_sequence}.",
                 "start_sequence_number",
             )
         subscription = Subscription()
@@ -271,7 +271,7 @@ class EngineService:
     def _check(self, request: Proto, context: RequestContext) -> Message:
         status = self._status(request.service)
         if status == health.HealthCheckResponse.SERVICE_UNKNOWN:
-            raise not_found("No such service is known here.")
+            raise not_found("This service is not available.")
         return health.HealthCheckResponse(status=status)
 
     def _watch(self, request: Proto, context: RequestContext) -> RpcResponse:
@@ -312,6 +312,8 @@ def track_stream(open_streams: set[RpcResponse], response: RpcResponse, max_stre
         ApiError: 429 when there are `max_streams` already.
     """
     if len(open_streams) >= max_streams:
-        raise ApiError(429, "RateLimitError", f"The limit of {max_streams} streams is reached.")
+        raise ApiError(
+            429, "RateLimitError", f"The limit of {max_streams} streams has been reached."
+        )
     open_streams.add(response)
     response.on_close(partial(open_streams.discard, response))

@@ -165,7 +165,7 @@ class SideChannel:
                 reply = partial(_reply, socket, frames[0], question.number)
                 reply(self._respond(question, reply))
             except Exception:  # one request must not stop the others
-                log.exception("side channel: a question could not be answered")
+                log.exception("side channel: a request could not be answered")
             answered += 1
             if answered % PAUSE_EVERY == 0:
                 pause_if_possible()
@@ -176,7 +176,7 @@ class SideChannel:
             try:
                 self._take_answer(decode_answer(frames[-1]))
             except Exception:
-                log.exception("side channel: an answer could not be handled")
+                log.exception("side channel: a response could not be processed")
 
 
 def _reply(socket: zmq.Socket[bytes], peer: bytes, number: int, problem: str) -> None:
@@ -188,7 +188,7 @@ def _reply(socket: zmq.Socket[bytes], peer: bytes, number: int, problem: str) ->
         except (
             zmq.ZMQError
         ) as error:  # a late answer belongs to a request that ends: it must not fail
-            log.warning("side channel: an answer could not be sent: %s", error)
+            log.warning("side channel: a response could not be sent: %s", error)
 
 
 def _bracketed(host: str) -> str:

@@ -150,5 +150,5 @@ class Leases:
     def _expire(self, request_id: str) -> None:
         lease = self._leases.pop(request_id)
         self._counters.expired()
-        log.warning("the lease of request %s expired; its blocks are released", request_id)
+        log.warning("the lease of request %s has expired; its blocks are released", request_id)
         lease.release()

@@ -123,6 +123,8 @@ class Heartbeats:
                     is_reachable = True
                 except zmq.Again:
                     if is_reachable:
-                        log.warning("MoRIIO: the router at %s takes no heartbeats", self._endpoint)
+                        log.warning(
+                            "MoRIIO: the router at %s does not accept heartbeats", self._endpoint
+                        )
                     is_reachable = False
                 gevent.sleep(PING_INTERVAL_S)

@@ -17,19 +17,20 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Store beside the kv-connector nixl, nixl-push, mooncake, moriio or p2p, as in a
     MultiConnector."""
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
-    """Role of this pod. A kv_consumer has no bootstrap server (mooncake); a router takes a
-    kv_producer for a prefill pod, and others for decode pods (moriio)."""
+    """Role of this pod. mooncake: a kv_consumer does not run a bootstrap server. moriio: a router
+    treats a kv_producer as a prefill pod, and all others as decode pods."""
     lmcache_chunk_size: Annotated[
         int, Meta(ge=1), About(env=("LMCACHE_CHUNK_SIZE",), unit="tokens")
     ] = 256
     """Number of tokens in a chunk of the store (lmcache, lmcache-mp)."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998
-    """Port where routers and decode pods find the engines of a prefill pod (mooncake)."""
+    """Port at which routers and decode pods find the engines of a prefill pod (mooncake)."""
     moriio_proxy: Annotated[str, zmq_address()] = ""
-    """ZMQ address of the router that receives heartbeats (moriio); empty sends none."""
+    """ZMQ address of the router that receives heartbeats (moriio). If empty, no heartbeats are
+    sent."""
     moriio_handshake_port: Port = 6301
-    """Handshake port in heartbeats and answers (moriio). Nothing listens there: the side channel,
-    at kv-side-channel-port, is the notify port."""
+    """Handshake port reported in heartbeats and responses (moriio). Nothing listens on it;
+    notifications use kv-side-channel-port."""
     moriio_read_mode: bool = False
-    """Report the transfer mode READ: a router waits for the prefill before it sends the decode
-    (moriio). If false, the mode is WRITE."""
+    """Report the transfer mode READ, in which a router waits for the prefill before it sends the
+    decode request (moriio). If false, the mode is WRITE."""

@@ -31,7 +31,7 @@ def journal_routes(journal: Journal, siblings: PeerRanks, release: str) -> list[
         """The last requests with their replies, by `route`, text in the body, and `scope`."""
         query = decode_query(context.query(), JournalQuery)
         if not journal.active:
-            raise bad_request("There is no journal; start the server with --journal 1000.")
+            raise bad_request("The journal is disabled; start the server with --journal 1000.")
         rows = journal.rows(query.route, query.contains, query.scope, query.limit)
         return siblings.answers(context, {"vllm_version": release, "entries": rows})
 

@@ -103,7 +103,7 @@ def decode(payload: Data | None) -> PodBatch:
         BatchTooLargeError: the batch has too many events, or `payload` is None.
     """
     if payload is None:
-        raise BatchTooLargeError("a batch has too many bytes")
+        raise BatchTooLargeError("the batch has too many bytes")
     batch: EventBatch | ArrayBatch
     try:
         batch = _MAP_BATCH.decode(payload)
@@ -123,7 +123,7 @@ def _decode_one_by_one(payload: Data) -> PodBatch:
         rank = msgspec.msgpack.decode(raw.data_parallel_rank, type=int | None) or 0
         head = bytes(memoryview(raw.events)[:5])
         if int.from_bytes(head[1 : 1 + COUNT_BYTES.get(head[0], 0)], "big") > MAX_EVENTS:
-            raise BatchTooLargeError("a batch has too many events")
+            raise BatchTooLargeError("the batch has too many events")
         raw_events = _RAW_EVENTS.decode(raw.events)
     except INVALID_DATA as error:
         raise UnreadableBatchError(str(error)) from None

@@ -158,7 +158,7 @@ class Holders:
     def _register(self, holder: EngineGroup) -> int:
         number = self._free[0] if self._free else len(self._holders)
         if number >= self._max_holders:
-            raise HolderLimitError(f"the limit of {self._max_holders} holders is reached")
+            raise HolderLimitError(f"the limit of {self._max_holders} holders has been reached")
         if self._free:
             heapq.heappop(self._free)
         else:

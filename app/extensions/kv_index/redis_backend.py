@@ -128,7 +128,7 @@ class RedisBackend(Backend):
             self.loss_count += 1
             raise BackendUnavailableError("Redis has lost its data")
         if result == b"full":
-            raise HolderLimitError(f"the limit of {self._max_holders} holders is reached")
+            raise HolderLimitError(f"the limit of {self._max_holders} holders has been reached")
         outcome = Outcome(*counts) if result == b"applied" else Outcome(applied=False)
         is_cleared = any(isinstance(operation, Clear) for operation in operations)
         if stamp is not None and stamp.restart:
@@ -156,7 +156,7 @@ class RedisBackend(Backend):
             if version == known_version:
                 return Lookup(parse_copies(rows), holders, tiers)
             self._read_holders()
-        raise BackendUnavailableError("the holders in Redis change continuously")
+        raise BackendUnavailableError("the holders in Redis keep changing")
 
     def position(self, source: IndexedEngine) -> Stamp | None:
         """See `Backend`."""
@@ -230,7 +230,7 @@ class RedisBackend(Backend):
         """Calls Redis in a native thread.
 
         Raises:
-            BackendUnavailableError: Redis does not answer in time.
+            BackendUnavailableError: Redis does not respond in time.
         """
         # The client's timeouts do not cover the lookup of the host name, which may take half a
         # minute.
@@ -238,11 +238,11 @@ class RedisBackend(Backend):
             try:
                 return wait_off_hub(call)
             except UNAVAILABLE_ERRORS as error:
-                raise BackendUnavailableError(f"Redis does not answer: {error}") from error
+                raise BackendUnavailableError(f"Redis does not respond: {error}") from error
             except gevent.Timeout as error:
                 if error is not timeout:
                     raise
-                raise BackendUnavailableError("Redis does not answer in time") from error
+                raise BackendUnavailableError("Redis does not respond in time") from error
 
 
 def redis_url(url: str) -> str:

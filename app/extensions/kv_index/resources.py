@@ -89,7 +89,11 @@ def wait_for_backend(error: BackendUnavailableError, previous_wait_s: float | No
     `previous_wait_s` is None for the first wait of an outage, which is logged.
     """
     if previous_wait_s is None:
-        log.warning("KV index backend is unavailable; events wait, scores return 503: %s", error)
+        log.warning(
+            "the KV index backend is unavailable: events are held back, and score routes return "
+            "503: %s",
+            error,
+        )
         wait_s = MIN_BACKOFF_S
     else:
         wait_s = min(2 * previous_wait_s, MAX_BACKOFF_S)

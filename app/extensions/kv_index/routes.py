@@ -47,7 +47,7 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
             except TokenizationTimeoutError as error:
                 raise timed_out(str(error)) from None
             except BackendUnavailableError as error:
-                raise unavailable(f"The index cannot be asked now: {error}.") from None
+                raise unavailable(f"The index is temporarily unavailable: {error}.") from None
 
         return post(path, handle, docs=docs)
 

@@ -47,9 +47,9 @@ def tier_weights(items: Sequence[str]) -> dict[str, float]:
         try:
             weight = float(text)
         except ValueError:
-            raise ValueError(f"{tier}={text} is not tier=weight") from None
+            raise ValueError(f"{tier}={text} must have the form tier=weight") from None
         if not 0 <= weight < float("inf"):
-            raise ValueError(f"{tier}={text} is not a tier and a weight of 0 or more")
+            raise ValueError(f"the weight in {tier}={text} must be a number of at least 0")
         weights[tier.lower()] = weight
     return weights
 
@@ -65,7 +65,7 @@ def tokenizer_sources(items: Sequence[str]) -> tuple[dict[str, str], str | None,
     """
     folders = [item for item in items if "=" not in item and item != HUB]
     if len(folders) > 1:
-        raise ValueError(f"{folders[1]!r} is a second folder")
+        raise ValueError(f"only one folder is allowed, got a second one: {folders[1]!r}")
     sources = pairs([item for item in items if "=" in item], "model=source")
     folder = next(iter(folders), None)
     return sources, folder, HUB in items
@@ -75,40 +75,43 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """The index of the KV blocks of pods."""
 
     role: Annotated[Literal["server", "indexer"], SIMULATED] = "server"
-    """Role of this process. server: a simulated vLLM. indexer: only the index and its routes."""
+    """Role of this process. server: a simulated vLLM server. indexer: only the index and its
+    routes."""
     kv_index: bool = False
-    """Maintain an index of KV blocks in a server; an indexer always has the index."""
+    """Maintain an index of KV blocks in a server; an indexer always has one."""
     kv_index_bind: Annotated[str, zmq_address()] = ""
     """Address to which pods connect and send events (ZMQ SUB, bound). If empty, an indexer without
-    kv-index-pods uses tcp://*:5557; otherwise no address is used."""
+    kv-index-pods uses tcp://*:5557; otherwise, no address is bound."""
     kv_index_pods: tuple[str, ...] = ()
-    """Publishers of pods to which the index connects: tcp://host:port, file:path (one per line;
-    changes are detected), dns://name:port. Options after semicolons: replay=tcp://host:port,
-    pod=name, model=name."""
+    """Event publishers of the pods, to which the index connects: tcp://host:port, file:path (one
+    per line; changes are detected), or dns://name:port. Options follow after semicolons:
+    replay=tcp://host:port, pod=name, model=name."""
     kv_index_topic: str = "kv@"
     """Prefix of the topics to which kv-index-bind subscribes."""
     kv_index_replay_port: Port | None = None
-    """Replay port of pods whose entry in kv-index-pods has none. Rank k uses this port plus k."""
+    """Replay port of pods whose entry in kv-index-pods does not specify one. Rank k uses this port
+    plus k."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Storage of the index. memory: limited by blocks. cost-aware: in memory, limited by bytes.
-    redis: Redis or Valkey, which several indexers can share."""
+    """Storage of the index. memory: in memory, limited by the number of blocks. cost-aware: in
+    memory, limited by bytes. redis: Redis or Valkey, which several indexers can share."""
     kv_index_size: Count | None = None
-    """Capacity of the index. Backend memory: copies of blocks, each a block in a tier of a pod;
-    10,000,000 if empty. Backend cost-aware: size in MiB; 2,048 if empty."""
+    """Capacity of the index. Backend memory: number of copies of blocks, where each tier of each
+    pod counts separately; 10,000,000 if empty. Backend cost-aware: size in MiB; 2,048 if empty."""
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )
-    """URL of backend redis: redis://, rediss://, valkey://, valkeys:// or unix://."""
+    """URL for backend redis: redis://, rediss://, valkey://, valkeys://, or unix://."""
     kv_index_ttl: Duration = 0.0
     """Time without use after which backend redis removes a block; 0 disables expiry."""
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
-    """Number of tokens per index block; engine block sizes may differ."""
+    """Number of tokens per index block; the block sizes of engines may differ."""
     kv_index_hash_seed: str = ""
     """Seed of the block keys."""
     kv_index_tier_weights: Annotated[
         tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
     ] = ("gpu=1.0", "cpu=0.8")
-    """Weight of a block in a score by its storage tier, as tier=weight; 0.5 for other tiers."""
+    """Weight of a block in a score, by its storage tier, as tier=weight; other tiers have the
+    weight 0.5."""
     kv_index_tokenizers: Annotated[
         tuple[str, ...],
         About(path=True),
@@ -116,12 +119,12 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
             tokenizer_sources, "must be a list of model=source, with one folder and hub at most"
         ),
     ] = ()
-    """Tokenizers of the models of pods, as model=SOURCE, where SOURCE is a folder, a file or a name
-    on the hub. An item without = is a folder with the tokenizers of other models, by path or as in
-    the hub's cache. The item hub fetches all others from the hub."""
+    """Tokenizers of the pods' models, as model=SOURCE, where SOURCE is a folder, a file, or a name
+    on the hub. An item without = is a folder with the tokenizers of other models, by path or in the
+    layout of the hub's cache. The item hub downloads all others from the hub."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"
     """Response of /score_chat_completions. scores: only the scores. templated: podScores and
-    templated_messages, as llm-d's kv-cache manager up to 0.4."""
+    templated_messages, as in llm-d's kv-cache manager up to 0.4."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Yields the conflicts with several ranks."""

@@ -171,7 +171,7 @@ class EngineStream:
             except BackendUnavailableError as error:
                 wait_s = wait_for_backend(error, wait_s)
             except Exception:
-                log.exception("skipping a message of pod %s", self._source.pod)
+                log.exception("skipped a message of pod %s", self._source.pod)
                 self._index.metrics.skip_message("failed")
                 message, _ = self.waiting.pop(0)
                 self._count_waiting(-message.size_bytes)

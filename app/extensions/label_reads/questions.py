@@ -102,7 +102,7 @@ def read_question(name: str, fields: JsonObject) -> Question:
     if len({option for option, _ in options}) < len(options):
         raise bad_request(f"question {name!r}: two options have the same name")
     if len(options) > max_options:
-        raise bad_request(f"question {name!r}: at most {max_options} options are possible")
+        raise bad_request(f"question {name!r}: at most {max_options} options are allowed")
     return Question(question_type, fields.get("instructions"), options)
 
 

@@ -83,7 +83,7 @@ def question_prompt(
     options = ChatOptions(chat_template_kwargs=template_kwargs)
     ids = pipeline.tokenizer.encode_chat(messages, options)
     if ids[len(ids) - len(tail) :] != tail:
-        raise bad_request("the labels' tokens are not known for the end of this prompt")
+        raise bad_request("the tokens of the labels are unknown for the end of this prompt")
     return ids
 
 
@@ -91,5 +91,5 @@ def check_joint(joint: bool) -> None:
     """Raises ApiError 400 for questions that are to be read together: no model here can."""
     if joint:
         raise bad_request(
-            "joint: this model reads each question on its own; joint reads need DiffusionGemma"
+            "joint: this model reads each question separately; joint reads require DiffusionGemma"
         )

@@ -193,7 +193,7 @@ def _scoring_prompts(
         all_tokens += min(len(prompt), max_prompt_tokens)
         if all_tokens > MAX_PROMPT_TOKENS:
             raise bad_request(
-                f"The prompts of all items have more than {MAX_PROMPT_TOKENS} tokens together.",
+                f"The prompts of all items together exceed {MAX_PROMPT_TOKENS} tokens.",
                 "items",
             )
         prompts.append(prompt[:max_prompt_tokens])
@@ -210,15 +210,15 @@ def _decide(
     ids_by_label, tail = label_ids
     accepted = pipeline.admit(request.as_completion(list(ids_by_label.values())), context)
     if not request.questions:
-        raise bad_request("questions: at least one question is needed")
+        raise bad_request("questions: at least one question is required")
     if len(request.questions) > MAX_QUESTIONS:
         raise bad_request(
-            f"questions: at most {MAX_QUESTIONS} are possible, got {len(request.questions)}"
+            f"questions: at most {MAX_QUESTIONS} are allowed, got {len(request.questions)}"
         )
     questions = {name: read_question(name, fields) for name, fields in request.questions.items()}
     for name in ("images", "audio", "videos"):
         if getattr(request, name):
-            raise bad_request(f"This model does not take {name}.")
+            raise bad_request(f"This model does not support {name}.")
     joint: None | UnsetType = UNSET
     if isinstance(request, JointDecisionRequest):
         check_joint(request.joint)
@@ -261,7 +261,7 @@ def _decision_prompt(
     """
     template_options = {**TEMPLATE_DEFAULTS, **(request.chat_template_kwargs or {})}
     if template_options["enable_thinking"]:
-        raise bad_request("thinking must be off: a label is the first token of a reply")
+        raise bad_request("thinking must be off, because the label is the first token of the reply")
     state = request.state
     if not isinstance(state, str):
         state = json.dumps(state, ensure_ascii=False)

@@ -65,12 +65,12 @@ class Builder:
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Returns the tensor `name`."""
         if name not in self._weights:
-            raise ModelLoadError(f"The weights have no tensor {name}.")
+            raise ModelLoadError(f"The weights do not contain the tensor {name}.")
         tensor = self._weights[name]()
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
-                f"The tensor {name} is {list(tensor.shape)}, "
-                f"but the configuration has {list(shape)}."
+                f"The tensor {name} has the shape {list(tensor.shape)}, "
+                f"but the configuration requires {list(shape)}."
             )
         return tensor.to(device=self.device, dtype=self._dtype)
 

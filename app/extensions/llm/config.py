@@ -75,10 +75,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
-                f"{self.num_heads} heads must be a multiple of the {self.num_kv_heads} KV heads."
+                f"The number of heads, {self.num_heads}, must be a multiple of the number of KV "
+                f"heads, {self.num_kv_heads}."
             )
         if self.head_dim % 2:
-            raise ModelLoadError(f"The size of a head must be even, got {self.head_dim}.")
+            raise ModelLoadError(f"The head size must be even, got {self.head_dim}.")
 
     @property
     def kv_size(self) -> int:
@@ -137,7 +138,7 @@ def read_config(document: Mapping[str, object]) -> ModelConfig:
     try:
         return msgspec.convert(fields, ModelConfig)
     except msgspec.ValidationError as error:
-        raise ModelLoadError(f"The model's configuration: {error}.") from error
+        raise ModelLoadError(f"The model's configuration is invalid: {error}.") from error
 
 
 def _architecture(fields: Mapping[str, object]) -> str:
@@ -161,5 +162,5 @@ def _rope_parameters(fields: Mapping[str, object]) -> dict[str, object]:
         rope.update(parameters)
     kind = rope.setdefault("rope_type", rope.get("type", "default"))
     if kind not in ROPE_TYPES:
-        raise ModelLoadError(f"Rope of type {kind} is not supported, only {', '.join(ROPE_TYPES)}.")
+        raise ModelLoadError(f"RoPE of type {kind} is not supported, only {', '.join(ROPE_TYPES)}.")
     return rope

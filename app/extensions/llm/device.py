@@ -64,11 +64,11 @@ class DeviceManager:
         if dtype not in DTYPES:
             raise ModelLoadError(f"The dtype {dtype} is not supported, only {', '.join(DTYPES)}.")
         if dtype == "float16" and is_cpu:
-            raise ModelLoadError("float16 is not supported on a CPU: choose float32 or bfloat16.")
+            raise ModelLoadError("float16 is not supported on CPUs; choose float32 or bfloat16.")
         self.int8 = dtype == "int8"
         if self.int8 and not is_cpu:
             raise ModelLoadError(
-                f"int8 is supported on CPUs only, not on {self.device.type}: "
+                f"int8 is supported only on CPUs, not on {self.device.type}; "
                 "choose bfloat16 or float32."
             )
         self.dtype = DTYPES[dtype]
@@ -89,7 +89,7 @@ class DeviceManager:
         index = index or "0"
         if index.isdecimal() and int(index) < counts.get(name, 0):
             return device
-        logger.warning("the device %s is not available, using the CPU", device)
+        logger.warning("the device %s is not available; using the CPU", device)
         return "cpu"
 
     def optimize_for_device(self, model: torch.nn.Module) -> torch.nn.Module:

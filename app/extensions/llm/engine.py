@@ -129,7 +129,7 @@ class LLMEngine:
             QueueFull: The request `is_limited`, and too many requests wait.
         """
         if request_id in self._choices:
-            raise RequestError(f"The request id {request_id} is in use.")
+            raise RequestError(f"The request id {request_id} is already in use.")
         if isinstance(prompt, str):
             ids = self.encode(prompt)
         else:
@@ -140,7 +140,9 @@ class LLMEngine:
         waiting_count = len(self._waiting.members)
         queue_size = self.options.max_queue_size
         if is_limited and waiting_count + params.n > max(queue_size, params.n):
-            raise QueueFull(f"{waiting_count} requests wait, of at most {queue_size}.")
+            raise QueueFull(
+                f"The queue is full: {waiting_count} requests are waiting, of at most {queue_size}."
+            )
         queued_s = self._now()
         deadline_s = math.inf
         if max_wait_s is not None:
@@ -183,14 +185,14 @@ class LLMEngine:
         """
         if self.tokenizer is None:
             raise RequestError(
-                "The model has no tokenizer, so structured outputs are not supported."
+                "The model does not have a tokenizer, so structured outputs are not supported."
             )
         return self._forms.matcher(form)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text`. Raises RequestError without a tokenizer."""
         if self.tokenizer is None:
-            raise RequestError("The model has no tokenizer, so prompts must be token ids.")
+            raise RequestError("The model does not have a tokenizer, so prompts must be token ids.")
         return self.tokenizer.encode(text, add_special_tokens)
 
     def abort(self, request_id: Hashable) -> bool:
@@ -278,7 +280,9 @@ class LLMEngine:
         if not ids:
             raise RequestError("The prompt is empty.")
         if min(ids) < 0 or max(ids) >= vocab_size:
-            raise RequestError(f"The prompt has a token id outside the vocabulary of {vocab_size}.")
+            raise RequestError(
+                f"The prompt contains a token id outside the vocabulary of {vocab_size} tokens."
+            )
         if len(ids) >= self.max_tokens:
             raise RequestError(
                 f"The prompt has {len(ids)} tokens; "
@@ -286,7 +290,9 @@ class LLMEngine:
             )
         params.check_vocabulary(vocab_size)
         if params.stops and self.tokenizer is None:
-            raise RequestError("The model has no tokenizer, so stop strings are not supported.")
+            raise RequestError(
+                "The model does not have a tokenizer, so stop strings are not supported."
+            )
 
     def _sampling(
         self, ids: Listed[int], params: SamplingParams, index: int, form: FormMatcher | None

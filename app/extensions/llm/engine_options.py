@@ -41,7 +41,7 @@ class EngineOptions(EngineSizes, frozen=True, kw_only=True):
         for name, minimum in MINIMUMS.items():
             value = getattr(self, name)
             if value < minimum:
-                raise ModelLoadError(f"{name} should be at least {minimum}, got {value}.")
+                raise ModelLoadError(f"{name} must be at least {minimum}, got {value}.")
 
 
 class EngineStats(Struct):

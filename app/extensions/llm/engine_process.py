@@ -98,7 +98,7 @@ class EngineProcess:
             self._kill_if_hanging(now_s)
         else:
             self._log.error(
-                "The engine process has ended. Restarting it in %.1f s.", RESTART_DELAY_S
+                "The engine process has exited. Restarting it in %.1f s.", RESTART_DELAY_S
             )
             self._restart_s = now_s + RESTART_DELAY_S
 
@@ -211,5 +211,5 @@ def private_folder() -> str:
         ) from None
     if len(os.fsencode(folder)) + len("/engine") > MAX_PATH_BYTES:
         os.rmdir(folder)
-        raise ConfigError(f"TMPDIR: {os.path.dirname(folder)} is too long for the path of a socket")
+        raise ConfigError(f"TMPDIR: {os.path.dirname(folder)} is too long for a socket path")
     return folder

@@ -75,10 +75,10 @@ class GGUFFile:
     def _read_head(self) -> None:
         """Reads all before the tensors. Raises ValueError or struct.error for an invalid head."""
         if self._data[: len(MAGIC)] != MAGIC:
-            raise ValueError("it does not start with GGUF")
+            raise ValueError("the file does not start with GGUF")
         version = self._read_integer("I")
         if version not in VERSIONS:
-            raise ValueError(f"its version is {version}")
+            raise ValueError(f"the version is {version}")
         tensor_count = self._read_integer("Q")
         field_count = self._read_integer("Q")
         for _ in range(field_count):
@@ -90,7 +90,7 @@ class GGUFFile:
             infos[name] = self._read_tensor_info()
         alignment = self.fields.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
-            raise ValueError(f"its alignment is {alignment}")
+            raise ValueError(f"the alignment is {alignment}")
         data_start = -(-self._position // alignment) * alignment
         for name, info in infos.items():
             self.tensors[name] = TensorInfo(info.shape, info.kind, data_start + info.start)
@@ -100,7 +100,7 @@ class GGUFFile:
         dimensions = self._read_integer("I")
         shape = [self._read_integer("Q") for _ in range(dimensions)]
         if not shape or min(shape) < 1:
-            raise ValueError(f"it has a tensor of the shape {shape}")
+            raise ValueError(f"a tensor has the shape {shape}")
         kind = self._read_integer("I")
         start = self._read_integer("Q")
         return TensorInfo(tuple(reversed(shape)), kind, start)
@@ -116,7 +116,7 @@ class GGUFFile:
         if kind == TEXT:
             return self._read_texts(count)
         if kind not in NUMBER_FORMATS:
-            raise ValueError(f"it has a value of the unknown type {kind}")
+            raise ValueError(f"a value has the unknown type {kind}")
         return list(self._unpack(NUMBER_FORMATS[kind], count))
 
     def _read_text(self) -> str:
@@ -133,7 +133,7 @@ class GGUFFile:
             position += 8 + size
             texts.append(str(data[position - size : position], "utf-8"))
         if position > len(data):
-            raise ValueError("a text is longer than the file")
+            raise ValueError("a string is longer than the file")
         self._position = position
         return texts
 

@@ -65,7 +65,7 @@ def read_tokenizer(
         backend.decoder = decoders.ByteLevel()
         backend.add_tokens(added)
     except Exception as error:  # the library raises bare Exception
-        raise TokenizerLoadError(f"{path} has no tokenizer that can be used: {error}.") from error
+        raise TokenizerLoadError(f"{path} does not have a usable tokenizer: {error}.") from error
     backend.pre_tokenizer = pre_tokenizer
     special_tokens = {}
     for role, name in SPECIAL_TOKENS.items():

@@ -61,11 +61,11 @@ def read_gguf(path: Path) -> Checkpoint:
     scaling = file.fields.get(f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none") or "rope_freqs.weight" in file.tensors:
         raise ModelLoadError(
-            f"{file.path} has rotary scaling, which is not supported in GGUF files."
+            f"{file.path} uses rotary scaling, which is not supported in GGUF files."
         )
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
-        raise ModelLoadError("The weights have no tensor token_embd.weight.")
+        raise ModelLoadError("The weights do not contain the tensor token_embd.weight.")
     document: dict[str, object] = {}
     for hub_name, field in CONFIG_FIELDS.items():
         document[hub_name] = file.fields.get(f"{architecture}.{field}")
@@ -103,7 +103,8 @@ def read_tensor(file: GGUFFile, name: str) -> Tensor:
         )
     if info.shape[-1] % encoding.block_size:
         raise ModelLoadError(
-            f"The tensor {name} is {list(info.shape)}, which {encoding.name} does not support."
+            f"The tensor {name} has the shape {list(info.shape)}, which {encoding.name} does not "
+            "support."
         )
     size = math.prod(info.shape) // encoding.block_size * encoding.block_bytes
     content = torch.frombuffer(file.content(name, size), dtype=torch.uint8)

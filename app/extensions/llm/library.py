@@ -114,7 +114,7 @@ def pair_params(prompts: Prompts, params: ParamsList) -> list[tuple[Prompt, Para
         params_list = [params] * len(prompt_list)
     if len(params_list) != len(prompt_list):
         raise RequestError(
-            f"{len(params_list)} sampling_params were given for {len(prompt_list)} prompts."
+            f"{len(params_list)} sampling_params were provided for {len(prompt_list)} prompts."
         )
     return list(zip(prompt_list, params_list, strict=True))
 
@@ -289,7 +289,7 @@ class Library:
         """
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
-            raise RequestError("The model has no tokenizer: prompts are token ids.")
+            raise RequestError("The model does not have a tokenizer, so prompts are token ids.")
         if system_prompt is not None:
             messages = [{"role": "system", "content": system_prompt}, *messages]
         try:

@@ -31,7 +31,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except TokenizerLoadError as error:
         raise ModelLoadError(str(error)) from error
     if not config:
-        raise ModelLoadError(f"{path} has no config.json.")
+        raise ModelLoadError(f"{path} does not contain config.json.")
     files = []
     if isinstance(index, dict):
         names = set(map(str, index.values()))
@@ -39,7 +39,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if not files:
         files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise ModelLoadError(f"{path} has no .safetensors file.")
+        raise ModelLoadError(f"{path} does not contain a .safetensors file.")
     eos_ids = generation.get("eos_token_id", config.get("eos_token_id"))
     if isinstance(eos_ids, int):
         eos_ids = [eos_ids]

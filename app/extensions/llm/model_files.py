@@ -30,7 +30,7 @@ def find_model(name: str) -> Path:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelLoadError(
-                f"{path} is not a .gguf file; for other weights, give their folder."
+                f"{path} is not a .gguf file; for other weights, specify their folder."
             )
         return path
     if name.startswith((".", "/", "~")):

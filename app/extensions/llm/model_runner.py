@@ -56,7 +56,7 @@ class ModelRunner:
         self.device = device
         if batch_invariant and device.device.type != "cpu":
             raise ModelLoadError(
-                f"batch_invariant is supported on CPUs only, not on {device.device.type}."
+                f"batch_invariant is supported only on CPUs, not on {device.device.type}."
             )
         self._num_blocks = num_blocks
         self._block_size = block_size
@@ -73,7 +73,7 @@ class ModelRunner:
         """
         device = self.device
         if checkpoint.config != self.config:
-            raise ModelLoadError("The model's configuration has changed since the start.")
+            raise ModelLoadError("The model's configuration has changed since the server started.")
         needed = self.config.num_parameters
         if not device.int8:
             needed *= device.dtype.itemsize

@@ -115,7 +115,8 @@ def model_tokenizer(settings: Settings) -> Tokenizer:
         raise ConfigError(f"setting model: {error}") from None
     if tokenizer is None:
         raise ConfigError(
-            f"setting model: {path} has no tokenizer.json; name one with the setting tokenizer"
+            f"setting model: {path} does not contain tokenizer.json; specify one with the setting "
+            "tokenizer"
         )
     return tokenizer
 
@@ -211,6 +212,6 @@ def _read_generation_config(settings: Settings, source: str) -> dict[str, object
     except (FileNotFoundError, NotADirectoryError):  # a .gguf file is not a folder
         if source == OWN_DEFAULTS:
             return {}
-        raise ConfigError(f"setting generation-config: there is no {file}") from None
+        raise ConfigError(f"setting generation-config: file not found: {file}") from None
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"setting generation-config: {file} cannot be read: {error}") from None

@@ -44,7 +44,7 @@ class RemoteLifecycle:
     def release_cache(self) -> None:
         """Always raises CommandFailedError: the engine frees its cache only asleep."""
         raise CommandFailedError(
-            "This engine frees the memory of its KV cache when it sleeps at level 1 or 2."
+            "This engine can free its KV cache only by sleeping at level 1 or 2."
         )
 
     def wake_up(self, tags: Collection[str] | None) -> bool:

@@ -53,7 +53,8 @@ class StructuredOutputsParams:
         values = (self.json, self.regex, self.choice or None, self.grammar, self.structural_tag)
         if sum(value is not None for value in values) + self.json_object != 1:
             raise RequestError(
-                "structured_outputs should have exactly one form, such as json, regex or choice."
+                "structured_outputs must have exactly one constraint, such as json, regex or "
+                "choice."
             )
 
     @property
@@ -135,17 +136,22 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         ]
         for name, is_valid, expected in rules:
             if not is_valid:
-                raise RequestError(f"{name} should be {expected}, got {getattr(self, name)!r}.")
+                raise RequestError(f"{name} must be {expected}, got {getattr(self, name)!r}.")
         self._check_support()
 
     def _check_support(self) -> None:
         if self.use_beam_search or self.num_beams != 1 or self.length_penalty != 1.0:
-            raise RequestError("Beam search is not supported: num_beams and length_penalty stay 1.")
+            raise RequestError(
+                "Beam search is not supported: num_beams and length_penalty must be 1."
+            )
         if not self.use_cache:
-            raise RequestError("use_cache=False is not supported: every reply uses the KV cache.")
+            raise RequestError(
+                "use_cache=False is not supported, because every reply uses the KV cache."
+            )
         if self.cache_precision is not None:
             raise RequestError(
-                "cache_precision is not supported: the KV cache has the dtype of the model."
+                "cache_precision is not supported, because the KV cache uses the dtype of the "
+                "model."
             )
 
     @property
@@ -199,10 +205,10 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name) or 0
             if count > size:
-                raise RequestError(f"{name}: {count} exceeds the vocabulary of {size}.")
+                raise RequestError(f"{name}: {count} exceeds the vocabulary of {size} tokens.")
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             for token_id in getattr(self, name) or ():
                 if not 0 <= token_id < size:
                     raise RequestError(
-                        f"{name}: token id {token_id} is outside the vocabulary of {size}."
+                        f"{name}: token id {token_id} is outside the vocabulary of {size} tokens."
                     )

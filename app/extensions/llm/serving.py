@@ -239,7 +239,7 @@ class EngineService:
             try:
                 orders = self._decode(b"".join(frames))
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                logger.warning("ignoring a message of a worker: %s", error)
+                logger.warning("ignoring a message from a worker: %s", error)
                 continue
             for order in orders:
                 self._handle(worker, order)
@@ -260,7 +260,9 @@ class EngineService:
     def _accept(self, worker: WorkerClient, request: EngineCoreRequest) -> None:
         key = request.key
         if key in worker.keys:
-            logger.warning("ignoring request %s: its key %d is in use", request.request_id, key)
+            logger.warning(
+                "ignoring request %s: its key %d is already in use", request.request_id, key
+            )
             return
         worker.keys.add(key)
         if request.form is None:
@@ -426,7 +428,7 @@ class EngineService:
         """
         if worker.keys:
             logger.warning(
-                "a worker does not read its messages; ending %d choices", len(worker.keys)
+                "a worker does not read its messages; ending its %d choices", len(worker.keys)
             )
         worker.notices = [
             notice
@@ -438,7 +440,7 @@ class EngineService:
             self._fail(worker, key, "The server did not read the reply in time.")
 
     def _forget(self, worker: WorkerClient) -> None:
-        logger.info("a worker disconnected with %d choices", len(worker.keys))
+        logger.info("a worker with %d running choices disconnected", len(worker.keys))
         for key in list(worker.keys):
             self._abort(worker, key)
         self._deferred_commands = [

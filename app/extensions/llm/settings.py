@@ -15,20 +15,21 @@ class LlmSettings(Section, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half", "int8"] = "auto"
     """Data type of the model (engine llm). int8 uses 8-bit weights and runs only on CPUs."""
     batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
-    """Make replies with a seed independent of other requests, to the last bit, at the cost of speed
-    (engine llm)."""
+    """Make replies with a seed independent of other requests, down to the last bit, at the cost of
+    speed (engine llm)."""
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Number of PyTorch threads on a CPU (engine llm). If empty, OMP_NUM_THREADS is used, or else
-    the fastest number, which is measured at startup."""
+    """Number of PyTorch threads on a CPU (engine llm). If empty, OMP_NUM_THREADS is used; if that
+    is not set, the fastest number is measured at startup."""
     engine_step_time: Duration = 0.2
     """Target duration of a step that computes part of a prompt (engine llm). Long prompts are
     computed in parts, along with the tokens of other replies. With 0, only max-num-batched-tokens
-    limits the parts."""
+    limits these parts."""
     generation_config: NonEmpty = "auto"
-    """Source of generation_config.json, which has the defaults of sampling and of the maximum reply
-    length (engine llm): the model (auto), no file (vllm), or a folder."""
+    """Source of generation_config.json, which contains the defaults for sampling and for the
+    maximum reply length (engine llm): the model (auto), no file (vllm), or a folder."""
     override_generation_config: Json | None = None
-    """Values that replace or extend generation-config (engine llm): {"temperature": 0.5}."""
+    """Values that replace or extend generation-config, such as {"temperature": 0.5} (engine
+    llm)."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Yields the settings of the core that a real engine does not support."""

@@ -33,7 +33,7 @@ def start_service(options: EngineProcessOptions, socket: zmq.Socket[bytes]) -> E
     length = options.max_model_len or model_length
     if length > model_length:
         raise ModelLoadError(
-            f"max_model_len {length} exceeds the {model_length} tokens of the model."
+            f"max_model_len {length} exceeds the context length of the model, {model_length}."
         )
     sizes = {name: getattr(options, name) for name in EngineSizes.__struct_fields__}
     engine_options = EngineOptions(
@@ -47,7 +47,7 @@ def start_service(options: EngineProcessOptions, socket: zmq.Socket[bytes]) -> E
         if options.kv_events is not None:
             events = EventSender(options.kv_events)
     except ValueError as error:
-        raise ModelLoadError(f"The KV events cannot be published: {error}.") from error
+        raise ModelLoadError(f"KV events cannot be published: {error}.") from error
     engine = assemble(path, checkpoint, options.device, options.dtype, options=engine_options)
     return EngineService(
         engine,

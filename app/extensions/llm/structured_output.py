@@ -50,7 +50,7 @@ class Forms:
     ) -> None:
         if not eos_token_ids:
             raise RequestError(
-                "The model has no end token, so structured outputs are not supported."
+                "The model does not have an end token, so structured outputs are not supported."
             )
         end_id = tokenizer.eos_token_id
         if end_id is None:
@@ -99,7 +99,8 @@ class Forms:
         for token_id in (thoughts.end_id, thoughts.begin_id or 0):
             if not 0 <= token_id < self._vocab_size:
                 raise RequestError(
-                    f"The reasoning tags are not tokens of the vocabulary of {self._vocab_size}."
+                    "The reasoning tags are not tokens of the vocabulary, which has "
+                    f"{self._vocab_size} tokens."
                 )
 
     def _grammar(self, form: TextForm) -> str:
@@ -116,7 +117,7 @@ class Forms:
         elif form.structural_tag is not None:
             lark = LarkWriter(self._is_special).write(form.structural_tag)
         else:
-            raise RequestError("The structured output is empty.")
+            raise RequestError("The constraint of the structured output is empty.")
         return str(library.grammar_from_lark(lark))
 
     def _is_special(self, text: str) -> bool:
@@ -187,10 +188,12 @@ def _unescape(match: re.Match[str]) -> str:
 
 def _check_size(text: str) -> None:
     if len(text) > MAX_LENGTH:
-        raise RequestError(f"A form may have at most {MAX_LENGTH} characters, got {len(text)}.")
+        raise RequestError(
+            f"A constraint can have at most {MAX_LENGTH} characters, got {len(text)}."
+        )
     for count in ITEM_COUNT.findall(UNICODE_ESCAPE.sub(_unescape, text)):
         if len(count) > MAX_COUNT_DIGITS or int(count) > MAX_ITEMS:
-            raise RequestError(f"A schema may count up to {MAX_ITEMS} items.")
+            raise RequestError(f"A schema can require at most {MAX_ITEMS} items.")
 
 
 def _form_error(reason: str) -> RequestError:

@@ -260,7 +260,7 @@ class GuardedPolicy:
     ) -> str:
         pod = self._policy.choose(incoming, pods, in_flight)
         if pod not in pods:
-            raise ValueError(f"chose {pod!r}, which is not a pod")
+            raise ValueError(f"chose {pod!r}, which is not one of the pods")
         return pod
 
     def _random_choice(
@@ -305,7 +305,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
         is_text = isinstance(name, str) and isinstance(value, str)
         text = f"{name}{value}"
         if not (is_text and text.isprintable() and text.isascii()):
-            raise ValueError(f"header {name!r} has a value that cannot be sent")
+            raise ValueError(f"header {name!r} has an invalid value")
 
 
 def checked_instance(value: object, kind: type[T]) -> T:

@@ -90,7 +90,9 @@ class PluginRegistry:
             )
         overridden = [hook for hook in HOOKS if getattr(kind, hook) is not getattr(Plugin, hook)]
         if not overridden and kind.Settings is None:
-            raise ConfigError(f"plugin {name} ({origin}): {kind.__name__} overrides no hook")
+            raise ConfigError(
+                f"plugin {name} ({origin}): {kind.__name__} does not override any hook"
+            )
         with _as_config_error(name, "__init__"):
             self._plugins[name] = kind(self._parts)
         self.guards[name] = {hook: Guard(name, hook) for hook in overridden}
@@ -224,7 +226,9 @@ class PluginRegistry:
         def convert(guard: Guard, makers: Mapping[str, object]) -> None:
             for name, make in makers.items():
                 if name in built_in or name in policies:
-                    raise ConfigError(f"plugin {guard.plugin}: {kind} policy {name} exists already")
+                    raise ConfigError(
+                        f"plugin {guard.plugin}: the {kind} policy {name} already exists"
+                    )
                 policies[name] = partial(guarded, guard, make)
 
         self._collect(hook, convert)
@@ -270,7 +274,7 @@ def _as_config_error(plugin: str, hook: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"plugin {plugin}: hook {hook} failed at the start: {reason}") from None
+        raise ConfigError(f"plugin {plugin}: hook {hook} failed at startup: {reason}") from None
 
 
 def _checked_route(guard: Guard, route: Route, seen: set[tuple[str, str]]) -> Route:
@@ -282,10 +286,10 @@ def _checked_route(guard: Guard, route: Route, seen: set[tuple[str, str]]) -> Ro
     plugin = guard.plugin
     answered = _answered(route)
     if not route.path.startswith("/"):
-        raise ConfigError(f"plugin {plugin}: path {route.path!r} must begin with a slash")
+        raise ConfigError(f"plugin {plugin}: the path {route.path!r} must begin with a slash")
     if answered & seen:
         shown = f"{route.methods[0]} {route.path}"
-        raise ConfigError(f"plugin {plugin}: route {shown} exists already")
+        raise ConfigError(f"plugin {plugin}: the route {shown} already exists")
     seen |= answered
     return guard.route(route)
 
@@ -313,7 +317,7 @@ def _guarded_decisions(guard: Guard, start: AutoscalerStart, pods: int) -> Decid
 
 
 def _fail(hook: str, *args: object) -> NoReturn:
-    raise ConfigError(f"hook {hook} of a plugin failed; the previous line has the reason")
+    raise ConfigError(f"hook {hook} of a plugin failed; see the previous line for the reason")
 
 
 # What other processes get: functions of settings as JSON types, which can be pickled.

@@ -70,7 +70,7 @@ def typed_vectors(
         return [b64encode(pack(vector)).decode() for vector in vectors]
     width = len(vectors[0])
     if width % 8:
-        raise bad_request(f"binary embeddings need a multiple of 8 dimensions, got {width}")
+        raise bad_request(f"binary embeddings require a multiple of 8 dimensions, got {width}")
     offset = -128 if embedding_type == "binary" else 0
     packed = []
     for vector in vectors:

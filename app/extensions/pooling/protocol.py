@@ -137,11 +137,9 @@ class ClassificationRequest(PoolingFields, kw_only=True):
     def check_rules(self: "ClassificationRequest | RawRequest") -> None:
         """Applies vLLM's rules that come before the schema."""
         if self.normalize is not UNSET:
-            raise bad_request(
-                "normalize is no longer known: use_activation has taken its place", "normalize"
-            )
+            raise bad_request("normalize is no longer supported; use use_activation", "normalize")
         if isinstance(self.task, str) and self.task in REMOVED_TASKS:
-            raise bad_request(f"task {self.task!r} is no longer known", "task")
+            raise bad_request(f"task {self.task!r} is no longer supported", "task")
         PoolingFields.check_rules(self)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
 
@@ -338,7 +336,7 @@ class CohereEmbedRequest(Request, kw_only=True):
         if self.truncate != "NONE":
             max_tokens = -1 if self.max_tokens is None else self.max_tokens
         if max_tokens is not None and max_tokens < -1:
-            raise bad_request(f"max_tokens must be -1 or more, got {max_tokens}")
+            raise bad_request(f"max_tokens must be at least -1, got {max_tokens}")
         request = EmbeddingRequest(
             model=self.model,
             input=[instruction + text for text in self.texts or [""]],

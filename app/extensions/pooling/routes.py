@@ -132,7 +132,7 @@ class PoolingHandlers:
         """The output of the model's head for each text or for the conversation."""
         request = self._pipeline.decode(context, wire.PoolingRequest)
         if request.dimensions is not None:
-            raise bad_request("dimensions are for /v1/embeddings only", "dimensions")
+            raise bad_request("dimensions is supported only by /v1/embeddings", "dimensions")
         task = self._tasks.select(request.task)
         job = self._runner.run(context, request, "pooling", task)
         return self._respond_vectors(context, request, job, task)
@@ -199,9 +199,7 @@ class PoolingHandlers:
         longest = max(map(len, job.inputs))
         max_tokens = request.max_tokens
         if request.truncate == "NONE" and max_tokens is not None and longest > max_tokens:
-            raise bad_request(
-                f"an input of {longest} tokens is longer than max_tokens={max_tokens}"
-            )
+            raise bad_request(f"an input of {longest} tokens exceeds max_tokens={max_tokens}")
         rows = self._runner.rows(embedding_request, job, "embed")
         vectors = [vector for input_rows in rows for vector in input_rows]
         requested_types = request.embedding_types or ["float"]

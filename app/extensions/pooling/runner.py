@@ -185,7 +185,7 @@ class PoolingRunner:
         documents, document_ids = self._encode_side(request, right, "max_tokens_per_doc")
         if len(queries) not in (1, len(documents)) or not documents:
             raise bad_request(
-                "one text goes with one or many, many with as many; there must be at least one"
+                "there must be one query or one for each document, and at least one document"
             )
         repetitions = len(documents) // len(queries)
         parts: list[tuple[TokenIds, TokenIds]] = [(ids, []) for ids in (*query_ids, *document_ids)]
@@ -277,7 +277,7 @@ class PoolingRunner:
         width: int | None = getattr(request, "dimensions", None)
         if width is not None and not self._is_matryoshka:
             raise bad_request(
-                "The served model has no Matryoshka embeddings: dimensions must be unset."
+                "The served model does not support Matryoshka embeddings; do not set dimensions."
             )
         if width is not None and not 1 <= width <= wire.MAX_DIMENSIONS:
             raise bad_request(f"dimensions must be from 1 to {wire.MAX_DIMENSIONS}, got {width}")
@@ -338,7 +338,7 @@ class PoolingRunner:
         items = inputs if isinstance(inputs, list) else [inputs]
         texts = [text for text in items if isinstance(text, str)]
         if len(texts) < len(items):
-            raise bad_request("parts of content are for models that take more than text")
+            raise bad_request("parts of content require a multimodal model")
         check_count(len(texts), "documents")
         limit = getattr(request, limit_field)
         if limit < 0:
@@ -363,7 +363,7 @@ class PoolingRunner:
         fitted = truncate(ids, max_tokens, request.truncation_side)
         check_prompt_length(len(fitted), self._max_tokens, is_text=True)
         if not fitted:
-            raise bad_request("an input has no tokens")
+            raise bad_request("an input does not have tokens")
         return fitted
 
     def _run_batch(
@@ -462,10 +462,10 @@ class PoolingRunner:
             numbers += len(output)
             if width is not None and len(output) != width:
                 raise bad_request(
-                    f"A script gives a vector of other dimensions than {width}.", "dimensions"
+                    f"The embedding of a script must have {width} dimensions.", "dimensions"
                 )
         if numbers > MAX_NUMBERS:
-            raise bad_request(f"the answer would have {numbers} numbers, more than {MAX_NUMBERS}")
+            raise bad_request(f"the response would have {numbers} numbers, more than {MAX_NUMBERS}")
 
 
 def scripted_output(answer: ScriptedAnswer | None) -> array[float] | str | None:
@@ -484,8 +484,8 @@ def scripted_output(answer: ScriptedAnswer | None) -> array[float] | str | None:
 def check_count(count: int, param: str) -> None:
     """Raises ApiError 400 for no inputs, or for more than one request may have."""
     if not count:
-        raise bad_request("at least one input is needed")
+        raise bad_request("at least one input is required")
     if count > wire.MAX_INPUTS:
         raise bad_request(
-            f"at most {wire.MAX_INPUTS} inputs fit into one request, got {count}", param
+            f"a request can have at most {wire.MAX_INPUTS} inputs, got {count}", param
         )

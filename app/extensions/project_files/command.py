@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     files = _files(Path(arguments.folder), folders)
     for path in files:
         if path.exists() and not arguments.force:
-            raise ConfigError(f"{path} already exists; --force overwrites it")
+            raise ConfigError(f"{path} already exists; use --force to overwrite it")
     # All folders come first: a folder that cannot be made ends the command before any file.
     for folder in {path.parent for path in files}:
         folder.mkdir(parents=True, exist_ok=True)

@@ -182,7 +182,7 @@ def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:
         HiddenSecretsError: the body has a content `coding`.
     """
     if any(pieces) and coding.strip().lower() not in ("", "identity"):
-        raise HiddenSecretsError(f"secrets in its {coding} body could not be masked")
+        raise HiddenSecretsError(f"secrets in the {coding} body could not be masked")
     # Latin-1 maps each byte to one character, so parts may end anywhere and no byte is lost.
     # Characters decoded from JSON escapes become escapes again.
     masked = mask_pieces([piece.decode("latin-1") for piece in pieces])
@@ -202,7 +202,7 @@ def open_recording(path: str) -> BinaryIO:
     try:
         return open(path, "rb")
     except OSError as error:
-        raise RecordingError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise RecordingError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def read_header(path: str, file: BinaryIO) -> Header:
@@ -216,10 +216,10 @@ def read_header(path: str, file: BinaryIO) -> Header:
     except msgspec.MsgspecError:
         header = Header("", 0)
     if header.format != FORMAT:
-        raise RecordingError(f"{path}: is not a recording of {COMMAND} record --proxy")
+        raise RecordingError(f"{path} is not a recording of {COMMAND} record --proxy")
     if header.version != VERSION:
         raise RecordingError(
-            f"{path}: has version {header.version} of the format, "
+            f"{path} has version {header.version} of the format, "
             f"but only version {VERSION} is supported"
         )
     return header

@@ -71,19 +71,19 @@ def run(argv: Sequence[str]) -> int:
             exchange = _without_prompts(exchange, path, body)
         lines.append(line_of(exchange))
     if len(lines) == 1:
-        raise ConfigError(f"{options.file}: has no request of a conversation")
+        raise ConfigError(f"{options.file} does not contain a request of a conversation")
     try:
         with options.out.open("xb") as file:
             file.writelines(lines)
     except OSError as error:
-        raise ConfigError(f"{options.out}: cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"{options.out} cannot be written: {error.strerror or error}") from None
     print(f"{options.out}: {len(lines) - 1} of {total} exchanges")
     return 0
 
 
 def _turns(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text[:20]!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text[:20]!r}")
     return int(text)
 
 

@@ -167,7 +167,7 @@ class Recording:
                 if self._grows and isinstance(error, FileNotFoundError):
                     return FileTail(LineReader(self.path))
                 reason = error.strerror or error
-                raise RecordingError(f"{self.path}: cannot be read: {reason}") from None
+                raise RecordingError(f"{self.path} cannot be read: {reason}") from None
             status = os.fstat(file.fileno())
             open_file: BinaryIO = file
             reader = LineReader(self.path, is_tolerant=self._grows)
@@ -277,7 +277,7 @@ class Recording:
         file = self._file
         positions = self._positions.get(key)
         if not positions or file is None:
-            raise RecordingError(f"{self.path}: was replaced by a different file")
+            raise RecordingError(f"{self.path} was replaced by a different file")
         position = positions[min(self._next[key], len(positions) - 1)]
         self._next[key] += 1
         self.use_counts[position.number] += 1

@@ -80,7 +80,7 @@ class LineReader:
             if self.number > MAX_EXCHANGES + 1:
                 if self._is_tolerant:
                     return
-                raise RecordingError(f"{self._path}: has more than {MAX_EXCHANGES} exchanges")
+                raise RecordingError(f"{self._path} exceeds {MAX_EXCHANGES} exchanges")
             start = self.start
             number = self.number
             line = file.readline(MAX_LINE_BYTES)

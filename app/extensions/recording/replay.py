@@ -288,7 +288,7 @@ class Replay(Middleware):
             self.missed_count += 1
             self._warn_of_other_version(context)
             if miss == "not-found":
-                error = not_found("The recording has no answer to this request.")
+                error = not_found("The recording does not contain a response to this request.")
                 rules = self.reply_rules()
                 if rules is None or not rules.may_answer(context):
                     raise error

@@ -18,26 +18,28 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     """Replies from a recording of `record --proxy`."""
 
     replay: Annotated[str, About(path=True)] = ""
-    """Recording whose responses answer equal requests. If empty, replay is disabled."""
+    """Recording with the responses to replay for the same requests. If empty, replay is
+    disabled."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
     """Handling of a request that is not in the recording. simulate: the engine replies. not-found:
-    rejected with 404. nearest: the response to the most similar request. record: a target responds,
-    and the response is added to the recording. The header X-Replay-Miss overrides it."""
+    the request is rejected with 404. nearest: the response to the most similar request is sent.
+    record: a target responds, and its response is added to the recording. The header X-Replay-Miss
+    overrides this setting."""
     replay_by: Literal["body", "turn"] = "body"
-    """How the recorded request is found. body: by an equal body. turn: by the position in the
-    conversation, regardless of its text. Agents need turn, because their requests contain dates,
-    paths and ids."""
+    """How a recorded request is found. body: by an equal body. turn: by its position in the
+    conversation, regardless of the text. Use turn for agents, because their requests contain dates,
+    paths, and ids."""
     target: Annotated[Targets, About(secret=True, repeated=True)] = ()
-    """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model. A
-    key precedes the host: https://KEY@host. The flag may be repeated."""
+    """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model.
+    To send a key, write it before the host: https://KEY@host. The flag may be repeated."""
     target_timeout: PositiveDuration = 300.0
     """Maximum time to wait for the response of a target, or for its next part."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Yields the conflicts of targets without a recording, and the other way round."""
         if self.replay_miss == "record" and not self.target:
-            yield "replay-miss", "must be given together with target"
+            yield "replay-miss", "must be used together with target"
         if self.target and not self.replay:
-            yield "target", "must be given together with replay"
+            yield "target", "must be used together with replay"
         if self.replay_by == "turn" and self.replay_miss == "nearest":
-            yield "replay-by", "turn and replay-miss nearest exclude each other"
+            yield "replay-by", "cannot be combined with replay-miss nearest"

@@ -108,7 +108,7 @@ class SharedFile:
                 line = b"\n" + line  # a last line that was cut off must not spoil this one
             try:
                 if self._file.write(line) != len(line):
-                    raise OSError("no space left for the exchange")
+                    raise OSError("there is no space left for the exchange")
             except OSError:
                 with suppress(OSError):
                     self._file.truncate(end)
@@ -177,4 +177,4 @@ class SharedFile:
         self.began_s = self._now()
         if self._file.write(line) != len(line):
             self._file.truncate(0)
-            raise OSError("no space left for the header")
+            raise OSError("there is no space left for the header")

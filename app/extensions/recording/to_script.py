@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
     options = flags.parse_args(argv[1:])
     document = script_of(recorded(options.file))
     if not document["rules"]:
-        raise ConfigError("the recording has no exchange that a script could answer")
+        raise ConfigError("the recording does not contain an exchange that a script can replay")
     write_script(document, options.out, "# From a recording")
     return 0
 
@@ -87,7 +87,7 @@ def write_script(document: Json, out: Path | None, title: str) -> None:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"{out} cannot be written: {error.strerror or error}") from None
 
 
 def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
@@ -199,7 +199,7 @@ def _then(answer: RecordedAnswer) -> Json:
         return {"fault": _error_fault(answer)}
     reply = reply_of(answer)
     if not (reply.finish or reply.moments or answer.is_broken):
-        raise ValueError("the answer is not a reply")
+        raise ValueError("the response is not a reply")
     action: Json = {}
     if reply.reasoning:
         action["reasoning"] = literals(reply.reasoning)
@@ -228,7 +228,7 @@ def _error_fault(answer: RecordedAnswer) -> Json:
 
 def _call(name: object, arguments: str) -> Json:
     if not isinstance(name, str):
-        raise TypeError("the name of a tool must be a text")
+        raise TypeError("the name of a tool must be a string")
     try:
         values = msgspec.json.decode(arguments or "{}", type=Json)
     except msgspec.MsgspecError:  # scripts cannot create malformed arguments

@@ -87,7 +87,7 @@ class RecordingFile:
         except FileExistsError:
             raise RecordingError(f"{path}: already exists") from None
         except OSError as error:
-            raise RecordingError(f"{path}: cannot be written: {error.strerror or error}") from None
+            raise RecordingError(f"{path} cannot be written: {error.strerror or error}") from None
 
     @property
     def waiting(self) -> int:

@@ -9,10 +9,11 @@ class RenderServiceSettings(Section, frozen=True, kw_only=True):
     """Render service, which tokenizes prompts."""
 
     render_url: Annotated[str | None, SIMULATED] = None
-    """Base URL of a vLLM render service, which tokenizes instead of this process."""
+    """Base URL of a vLLM render service, which tokenizes in place of this process."""
     render_timeout: PositiveDuration = 30.0
-    """Maximum time to wait for a response of the render service."""
+    """Maximum time to wait for a response from the render service."""
     mm_render_timeout: PositiveDuration = 60.0
-    """Maximum time to wait for a response to messages with images, which the service fetches."""
+    """Maximum time to wait for the render service if messages contain images, because the service
+    fetches them."""
     render_only: bool = False
     """Run as a render service, which only tokenizes and renders, as vllm launch render does."""

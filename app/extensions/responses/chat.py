@@ -71,14 +71,14 @@ def chat_request(request: ResponsesRequest) -> ResponsesChat:
     _set_tools(chat, request)
     if request.logprobs is not None:
         if request.logprobs < -1:
-            raise bad_request("logprobs must be 0 or more, or -1", "logprobs")
+            raise bad_request("logprobs must be -1 or at least 0", "logprobs")
         chat.logprobs = True
         chat.top_logprobs = request.logprobs
     text_format = request.text.format if request.text else None
     if text_format is not None:
         if request.structured_outputs is not None:
             raise bad_request(
-                "structured_outputs and text.format exclude each other", "structured_outputs"
+                "structured_outputs and text.format cannot be combined", "structured_outputs"
             )
         chat.response_format = _response_format(text_format)
     chat.check_rules()
@@ -186,7 +186,7 @@ def _message(item: InputItem) -> Message:
         }
     if item.kind == "reasoning":
         if item.encrypted_content:
-            raise bad_request("encrypted reasoning cannot be read here", "input")
+            raise bad_request("encrypted reasoning is not supported", "input")
         return {"role": "assistant", "reasoning": _first_text(item.content or item.summary)}
     if item.role == "assistant":
         return {"role": item.role, "content": _first_text(item.content)}
@@ -241,7 +241,7 @@ def _set_tools(chat: ResponsesChat, request: ResponsesRequest) -> None:
     must_call = request.tool_choice == "required"
     must_call = must_call or response_tools.is_named_choice(request.tool_choice)
     if request.tools and not functions and must_call:
-        raise bad_request("tool_choice asks for a call, and no tool can be called", "tool_choice")
+        raise bad_request("tool_choice requires a call, but no tool can be called", "tool_choice")
     chat.tools = None
     chat.tool_choice = "none"
     if functions:

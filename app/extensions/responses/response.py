@@ -30,7 +30,7 @@ def new_response(
         ApiError: 400 for nulls that a response cannot repeat.
     """
     if request.background is None or request.truncation is None:
-        raise bad_request("The response cannot repeat a null: leave background and truncation out.")
+        raise bad_request("background and truncation must not be null; omit them.")
     text_format = request.text and request.text.format and request.text.format.to_json()
     text = request.text and {"format": text_format, "verbosity": request.text.verbosity}
     # Raw, because these may be nested deeply, and a stream repeats them three times.

@@ -178,7 +178,7 @@ class ResponseHandlers:
         if not query.stream:
             return json_response(stored.body)
         if stored.events is None:
-            raise bad_request("no events are kept of this response", "response_id")
+            raise bad_request("no events are stored for this response", "response_id")
         events = stored.follow(max(0, query.starting_after + 1), context.connection)
         return Response(events, 200, self._pipeline.responder.headers, EVENT_STREAM)
 
@@ -199,14 +199,14 @@ def prepend_conversation(
     """
     if request.background and not store.enabled:
         raise invalid(
-            "background needs kept responses, and enable-responses-store is off on this server.",
+            "background requires enable-responses-store, which is off on this server.",
             "background",
         )
     if request.previous_response_id is None:
         return
     if request.previous_input_messages:
         raise invalid(
-            "previous_input_messages and previous_response_id exclude each other.",
+            "previous_input_messages and previous_response_id cannot be combined.",
             "previous_response_id",
         )
     previous = store.get(request.previous_response_id)

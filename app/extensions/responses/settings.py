@@ -9,7 +9,7 @@ class ResponsesSettings(Section, frozen=True, kw_only=True):
     """The Responses API."""
 
     enable_responses_store: Annotated[bool, About(env=("VLLM_ENABLE_RESPONSES_API_STORE",))] = False
-    """Store responses of /v1/responses, so that clients can read, cancel and continue them."""
+    """Store responses of /v1/responses so that clients can read, cancel, and continue them."""
     responses_dialect: Literal["vllm", "open"] = "vllm"
-    """Response format of /v1/responses: vLLM's, or that of the Open Responses specification, which
-    requires additional keys and events."""
+    """Response format of /v1/responses: that of vLLM, or that of the Open Responses specification,
+    which requires additional keys and events."""

@@ -79,7 +79,7 @@ def _convert_tool(index: int, tool: object) -> ToolParam:
         convert(tool_types.FunctionTool, tool)
     except ConversionError as error:
         raise error.prefixed("FunctionTool").prefixed(index) from None
-    raise AssertionError("a valid function was rejected")
+    raise AssertionError("the server rejected a valid function")
 
 
 def convert_tool_choice(value: object) -> str | JsonObject:
@@ -200,14 +200,14 @@ def check_tool_use(tools: object, choice: object) -> None:
         raise bad_request("tools must be a list")
     if not tools:
         if is_named_choice(choice) or choice == "required":
-            raise bad_request("tool_choice asks for a call, and there are no tools", "tool_choice")
+            raise bad_request("tool_choice requires a call, but there are no tools", "tool_choice")
         return
     for tool in tools if isinstance(tools, list) else ():
         if not isinstance(tool, dict) or tool.get("type") != "custom":
             continue
         input_format = tool.get("format")
         if isinstance(input_format, dict) and input_format.get("type") == "grammar":
-            raise bad_request("Custom tools take free text here, no grammar.", "tools")
+            raise bad_request("Custom tools support only free text, not a grammar.", "tools")
     if is_named_choice(choice):
         resolve_choice(choice, tools)
 
@@ -237,7 +237,7 @@ def resolve_choice(choice: JsonObject, tools: object) -> JsonObject:
     if name and name in full_names:
         return choice
     if not name or not matches_in_namespaces:
-        raise bad_request("tool_choice names a tool that is not among tools", "tool_choice")
+        raise bad_request("tool_choice names a tool that is not in tools", "tool_choice")
     if len(matches_in_namespaces) > 1:
         listed = ", ".join(matches_in_namespaces)
         raise bad_request(

@@ -15,7 +15,7 @@ class SageMakerSettings(Section, frozen=True, kw_only=True):
     sagemaker_enable_stateful_sessions: Annotated[
         bool, About(simulated=True, env=("SAGEMAKER_ENABLE_STATEFUL_SESSIONS",))
     ] = False
-    """Open and close sessions on /invocations, as SageMaker's hosting standards do in vLLM."""
+    """Open and close sessions on /invocations, as vLLM does with SageMaker's hosting standards."""
     sagemaker_sessions_expiration: Annotated[
         int,
         Meta(ge=1, le=TEN_YEARS_S),

@@ -190,7 +190,7 @@ def is_finite_number(value: object) -> bool:
 def _check_numbers(outcome: Then) -> None:
     embedding = outcome.embedding
     if isinstance(embedding, tuple) and len(embedding) > MAX_EMBEDDING_NUMBERS:
-        raise ScriptError(f"then.embedding: at most {MAX_EMBEDDING_NUMBERS} numbers")
+        raise ScriptError(f"then.embedding: must have at most {MAX_EMBEDDING_NUMBERS} numbers")
     for key in NUMBER_KEYS:
         try:
             json.dumps(getattr(outcome, key), allow_nan=False)

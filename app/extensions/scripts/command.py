@@ -136,7 +136,7 @@ def _request(arguments: argparse.Namespace, read: ReadMessages) -> MatchedReques
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
-        raise ValueError("--messages: must be a text, or a JSON list of messages")
+        raise ValueError("--messages: must be a string or a JSON list of messages")
     headers: dict[str, str] = {}
     for header in arguments.header:
         name, _, value = header.partition(":")

@@ -35,12 +35,10 @@ class JsonTemplate:
             self.constant_text = json.dumps(self._constant, ensure_ascii=False)
         elif size_of(value) > MAX_CHARACTERS:
             raise ScriptError(
-                f"then.{key}: has templates, and more than {MAX_CHARACTERS} characters"
+                f"then.{key}: has templates and more than {MAX_CHARACTERS} characters"
             )
         elif self._value_count > MAX_FILLED_VALUES:
-            raise ScriptError(
-                f"then.{key}: has templates, and more than {MAX_FILLED_VALUES} values"
-            )
+            raise ScriptError(f"then.{key}: has templates and more than {MAX_FILLED_VALUES} values")
 
     def fill(self, values: Values) -> tuple[object, str]:
         """Returns the value and its JSON.
@@ -71,7 +69,9 @@ class JsonTemplate:
             return [self._compile(item, key) for item in value]
         is_finite = isinstance(value, float) and math.isfinite(value)
         if not is_finite and not isinstance(value, bool | int | None):
-            raise ScriptError(f"then.{key}: {type(value).__name__} is not JSON; put it in quotes")
+            raise ScriptError(
+                f"then.{key}: {type(value).__name__} is not valid in JSON; put the value in quotes"
+            )
         return value
 
 

@@ -98,7 +98,7 @@ class KeptChanges:
             self._end += os.pwrite(self._descriptor, data, self._end)
         except OSError as error:
             self._has_failed = True
-            log.warning("rules will not survive a restart of this worker: %s", error)
+            log.warning("rules will be lost when this worker restarts: %s", error)
 
 
 def _apply(record: Record, earlier: EarlierChanges) -> None:

@@ -57,7 +57,7 @@ class OpenedScripts:
         parts = owner.parts
         if not can_have_rules(parts):
             raise bad_request(
-                "Rules for replies need the simulated engine, and a model that generates text."
+                "Rules for replies require the simulated engine and a model that generates text."
             )
         import_modules(*SCRIPT_MODULES)
         from app.extensions.scripts.script_set import open_scripts

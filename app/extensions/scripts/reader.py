@@ -69,12 +69,12 @@ def read_script(path: str) -> Script:
             )
         document = parse_yaml(path)
     except OSError as error:
-        raise ScriptError(f"script {path}: cannot be read: {error.strerror}") from None
+        raise ScriptError(f"script {path} cannot be read: {error.strerror}") from None
     except ConfigError as error:
         raise ScriptError(str(error).replace("YAML file", "script", 1)) from None
     if not isinstance(document, dict):
         raise ScriptError(
-            f"script {path}: must be a mapping with rules, got {type(document).__name__}"
+            f"script {path} must be a mapping with rules, got {type(document).__name__}"
         )
     return convert_script(document, path)
 
@@ -120,9 +120,9 @@ def _flaw_of(outcome: str | Then) -> str:
     if outcome.passes:
         return _flaw_of_pass(outcome, keys)
     if {"text", "json"} <= set(keys):
-        return "text and json exclude each other"
+        return "text and json cannot be combined"
     if len(keys) > 1 and keys[-1] in NUMBER_KEYS:
-        return f"{keys[0]} and {keys[-1]} exclude each other: no request gets both"
+        return f"{keys[0]} and {keys[-1]} cannot be combined, because no request gets both"
     if not keys and not outcome.fault:
         return f"has no reply; add a text, or {PASS}: true"
     return ""

@@ -38,7 +38,7 @@ class RegexCompiler:
             ScriptError: The regex is invalid or too large.
         """
         if len(source) > MAX_REGEX_CHARACTERS:
-            raise ScriptError(f"a regex of {len(source)} characters is too long")
+            raise ScriptError(f"the regex is too long: it has {len(source)} characters")
         nodes = unrolled_nodes(source)
         if nodes > MAX_REGEX_NODES:
             raise ScriptError(
@@ -47,7 +47,7 @@ class RegexCompiler:
             )
         self.nodes += nodes
         if self.nodes > MAX_SCRIPT_REGEX_NODES:
-            raise ScriptError(f"the regexes have more than {MAX_SCRIPT_REGEX_NODES} parts together")
+            raise ScriptError(f"the regexes together have more than {MAX_SCRIPT_REGEX_NODES} parts")
         try:
             flags = regex.IGNORECASE if ignore_case else 0
             return regex.compile(source, flags, cache_pattern=False)
@@ -67,7 +67,9 @@ def unrolled_nodes(source: str) -> int:
     """
     is_verbose = VERBOSE_FLAG.search(source) is not None
     if is_verbose and SPLIT_COUNT.search(source):
-        raise ScriptError(f"the regex {source[:60]!r} has a blank or a comment inside a count")
+        raise ScriptError(
+            f"the regex {source[:60]!r} contains a space or a comment inside a repeat count"
+        )
     nodes = 0
     counted_to = 0
     for repeat in COUNTED_REPEAT.finditer(source):

@@ -460,7 +460,7 @@ class ScriptSet:
                 new_rule.use_id(next(self._numbers))
                 added.append(new_rule)
         except RecursionError:
-            raise ScriptError(f"script {RUN_TIME}: is nested too deeply") from None
+            raise ScriptError(f"script {RUN_TIME} is nested too deeply") from None
         return added
 
     def use_rules(self, rules: Sequence[AddedRule], new: Sequence[AddedRule] = ()) -> None:
@@ -498,7 +498,7 @@ class ScriptSet:
         self._numbers = count(store.earlier.last_id + 1)
         self._store = store
         if rules:
-            log.info("restored %d rules that were set at run time", len(rules))
+            log.info("restored %d rules that were added at run time", len(rules))
 
     def _restored(self, record: Mapping[str, object]) -> list[AddedRule]:
         """Returns the rule of a record; none, which is logged, if it cannot be read."""
@@ -507,7 +507,7 @@ class ScriptSet:
         try:
             [rule] = self._read_rules(document, fields.scope, fields.owner)
         except ScriptError as error:
-            log.error("a rule is lost: %s", error)
+            log.error("a rule was lost: %s", error)
             return []
         rule.use_id(fields.id)
         rule.state.use_count = fields.uses
@@ -517,16 +517,16 @@ class ScriptSet:
         """Raises `ScriptError` if the rules are too large together."""
         if sum(rule.size_bytes for rule in rules) > MAX_ADDED_BYTES:
             raise ScriptError(
-                f"script {RUN_TIME}: the rules have more than {MAX_ADDED_BYTES >> 20} MiB together"
+                f"script {RUN_TIME}: the rules together exceed {MAX_ADDED_BYTES >> 20} MiB"
             )
         if sum(rule.state.template_nodes for rule in rules) > MAX_SCRIPT_NODES:
             raise ScriptError(
-                f"script {RUN_TIME}: the templates have more than {MAX_SCRIPT_NODES} nodes together"
+                f"script {RUN_TIME}: the templates together have more than {MAX_SCRIPT_NODES} nodes"
             )
         if sum(rule.state.regex_nodes for rule in rules) > MAX_SCRIPT_REGEX_NODES:
             raise ScriptError(
-                f"script {RUN_TIME}: the regexes have more than {MAX_SCRIPT_REGEX_NODES} parts "
-                "together"
+                f"script {RUN_TIME}: the regexes together have more than {MAX_SCRIPT_REGEX_NODES} "
+                "parts"
             )
 
     def _note_counting_rules(self) -> None:
@@ -722,7 +722,7 @@ class SchemaCheck:
         try:
             return self.schemas.compile(schema, lenient=True).accepts(cast(JSON, value))
         except SchemaError as error:
-            raise ScriptError(f"a schema of a tool cannot be used: {error}") from None
+            raise ScriptError(f"the schema of a tool is invalid: {error}") from None
 
 
 def _list_rules(rules: Sequence[RuleState]) -> str:

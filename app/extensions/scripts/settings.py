@@ -11,12 +11,12 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
 
     script: Annotated[ModelFiles, About(simulated=True, path=True)] = ()
     """YAML files with rules for replies, each as path, or as model=path for the requests of one
-    model. A changed file is reloaded."""
+    model. A file is reloaded when it changes."""
 
     unmatched: Annotated[Literal["error", "pass"] | None, About(live=True, simulated=True)] = None
-    """Reply to a request that no rule answers. error: an error that names the nearest rule. pass:
-    the reply of the mode. If empty: error once a test has set replies of this kind, otherwise
-    pass."""
+    """Response to a request that matches no rule. error: an error that names the closest rule.
+    pass: the reply of the mode. If empty, error applies once a test has set replies of this kind,
+    and pass before that."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:

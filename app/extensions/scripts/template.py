@@ -72,7 +72,7 @@ class TemplateCompiler:
         tree = environment.parse(source)
         self.nodes += _count_nodes(tree)
         if self.nodes > MAX_SCRIPT_NODES:
-            raise TemplateError(f"the templates have more than {MAX_SCRIPT_NODES} nodes together")
+            raise TemplateError(f"the templates together have more than {MAX_SCRIPT_NODES} nodes")
         _check_nodes(tree, groups)
         tree = OperationLimiter().visit(tree)
         is_expression = False
@@ -104,16 +104,16 @@ class Template:
         self._program: jinja2.Template | None = None
         self._is_expression = False
         if len(source) > MAX_CHARACTERS:
-            raise ScriptError(f"a text of {len(source)} characters is too long")
+            raise ScriptError(f"the text is too long: it has {len(source)} characters")
         if any("\ud800" <= character <= "\udfff" for character in source):
-            raise ScriptError(f"the text {source[:60]!a} has an unpaired surrogate")
+            raise ScriptError(f"the text {source[:60]!a} contains an unpaired surrogate")
         if not any(mark in source for mark in ("{{", "{%", "{#")):
             return
         compiler = compiler or TemplateCompiler()
         try:
             self._program, self._is_expression = compiler.compile(source, groups)
         except (RecursionError, MemoryError):
-            raise ScriptError(f"template {source[:60]!r}: is nested too deeply") from None
+            raise ScriptError(f"template {source[:60]!r} is nested too deeply") from None
         except (TemplateError, SyntaxError, ValueError, OverflowError) as error:
             # ValueError: for example, a number of 5,000 digits.
             reason = getattr(error, "message", "") or error
@@ -202,7 +202,7 @@ def _check_nodes(tree: nodes.Template, groups: frozenset[str] | None) -> None:
     for node in names:
         if node.name in FUNCTIONS and node not in callees:
             raise TemplateError(
-                f"{node.name} (line {node.lineno}) is a function: write {node.name}(...)"
+                f"{node.name} (line {node.lineno}) is a function; write {node.name}(...)"
             )
 
 
@@ -210,12 +210,12 @@ def _check_node(node: nodes.Node) -> None:
     is_allowed = isinstance(node, nodes.Output | nodes.If)
     if isinstance(node, nodes.Stmt | nodes.Pow) and not is_allowed:
         raise TemplateError(
-            f"{type(node).__name__} (line {node.lineno}) is not supported in a script"
+            f"{type(node).__name__} is not supported in a script (line {node.lineno})"
         )
     for field in ("dyn_args", "dyn_kwargs"):
         if getattr(node, field, None) is not None:
             raise TemplateError(
-                f"arguments with * (line {node.lineno}) are not supported in a script"
+                f"arguments with * are not supported in a script (line {node.lineno})"
             )
 
 
@@ -235,7 +235,7 @@ def _check_group(node: nodes.Getattr | nodes.Getitem, groups: frozenset[str] | N
         hint = "the rule has no regex"
         if groups:
             hint = f"there are {', '.join(sorted(groups))}"
-        raise TemplateError(f"there is no group {str(group)!r} in match; {hint}")
+        raise TemplateError(f"match does not have a group {str(group)!r}; {hint}")
 
 
 def _limit_length(pieces: Iterator[str]) -> Iterator[str]:
@@ -261,7 +261,7 @@ def _to_json(value: object, budget: Budget) -> object:
         if isinstance(member, dict):
             pending.extend(member.values())
             if not all(isinstance(key, str | int | float | bool | None) for key in member):
-                raise TemplateError("a key of an object must be a text or a number")
+                raise TemplateError("a key of an object must be a string or a number")
         elif isinstance(member, list | tuple):
             pending.extend(member)
         else:

@@ -120,7 +120,7 @@ class ScriptEnvironment(ImmutableSandboxedEnvironment):
         are_lists = isinstance(left, list) and isinstance(right, list)
         if operator == "+" and (are_texts or are_lists):
             if size > MAX_CHARACTERS:
-                raise TemplateError(f"+ makes more than {MAX_CHARACTERS} characters")
+                raise TemplateError(f"the result of + exceeds {MAX_CHARACTERS} characters")
             return left + right
         if not (isinstance(left, int | float) and isinstance(right, int | float)):
             raise TemplateError(f"{operator} requires numbers")
@@ -219,7 +219,7 @@ def replace_text(text: object, old: str, new: str) -> str:
     """Replaces every `old` in a text by `new`."""
     text = str(text)
     if len(text) + (text.count(old) * len(new)) > MAX_CHARACTERS:
-        raise TemplateError(f"replace makes more than {MAX_CHARACTERS} characters")
+        raise TemplateError(f"the result of replace exceeds {MAX_CHARACTERS} characters")
     return text.replace(old, new)
 
 
@@ -231,7 +231,7 @@ def round_number(number: float, digits: int = 0) -> float:
 def trim(text: object, characters: str | None = None) -> str:
     """Strips blanks, or any of `characters`, from both ends of a text."""
     if characters is not None and len(characters) > MAX_STRIPPED:
-        raise TemplateError(f"trim strips at most {MAX_STRIPPED} different characters")
+        raise TemplateError(f"trim can strip at most {MAX_STRIPPED} different characters")
     return str(text).strip(characters)
 
 
@@ -243,7 +243,7 @@ def encode_json(value: object) -> str:
 def format_date(unix_s: float, form: str = "%Y-%m-%d") -> str:
     """Formats Unix seconds in UTC."""
     if len(form) > MAX_DATE_FORMAT:
-        raise TemplateError(f"the format of date has more than {MAX_DATE_FORMAT} characters")
+        raise TemplateError(f"the format of date exceeds {MAX_DATE_FORMAT} characters")
     if PADDED_DIRECTIVE.search(form):
         raise TemplateError(f"date does not support {form[:40]!r}")
     return datetime.fromtimestamp(unix_s, UTC).strftime(form)

@@ -68,7 +68,7 @@ class Budget:
         self._remaining -= characters
         if self._remaining < 0:
             raise TemplateError(
-                f"the rule's templates work through more than {MAX_WORK} characters"
+                f"the templates of the rule process more than {MAX_WORK} characters"
             )
         self._pause()
 

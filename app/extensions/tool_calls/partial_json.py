@@ -67,7 +67,7 @@ def loads_first(
     start = _skip_blanks(certain_text, start)
     completion = _complete(certain_text, start, allow_cut_text, is_top=True)
     if completion is None:
-        raise ValueError("no part of the value is certain")
+        raise ValueError("no part of the value is complete")
     return json.loads(certain_text[start : completion.end] + (completion.suffix or "")), len(text)
 
 
@@ -169,7 +169,7 @@ def _complete_container(text: str, start: int, allow_cut_text: bool) -> _Complet
         if not separator:
             return _Completion(certain_end, close)
         if separator != ",":
-            raise ValueError("no comma between two items")
+            raise ValueError("there is no comma between two items")
         position += 1
 
 
@@ -188,7 +188,7 @@ def _value_start(text: str, position: int) -> int | None:
     if position >= len(text):
         return None
     if text[position] != '"':
-        raise ValueError("a field has no name")
+        raise ValueError("a field does not have a name")
     name = _complete_text(text, position, allow_cut_text=False)
     if name is None:
         return None
@@ -196,5 +196,5 @@ def _value_start(text: str, position: int) -> int | None:
     if position >= len(text):
         return None
     if text[position] != ":":
-        raise ValueError("a field has no colon")
+        raise ValueError("a field is not followed by a colon")
     return _skip_blanks(text, position + 1)

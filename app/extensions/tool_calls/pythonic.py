@@ -65,7 +65,7 @@ def _dotted_name(function: ast.expr) -> str:
         return f"{_dotted_name(function.value)}.{function.attr}"
     if isinstance(function, ast.Name):
         return function.id
-    raise ValueError("a function has no plain name")
+    raise ValueError("the name of a function is not an identifier")
 
 
 def literal(value: ast.expr) -> object:
@@ -100,7 +100,7 @@ def _literal_object(value: ast.Dict) -> dict[object, object]:
 def _signed_number(value: ast.UnaryOp) -> object:
     number = literal(value.operand)
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ValueError("a sign belongs to a number")
+        raise ValueError("a sign must be followed by a number")
     if isinstance(value.op, ast.USub):
         return -number
     if isinstance(value.op, ast.UAdd):

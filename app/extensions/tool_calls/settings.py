@@ -9,5 +9,6 @@ class ToolCallSettings(Section, frozen=True, kw_only=True):
     """Which tools the simulated model calls."""
 
     tool_choice_auto: Annotated[Literal["match", "coin"], LIVE] = "match"
-    """Tools to call with tool_choice auto. match: the tools that the last user message asks for, by
-    their names and descriptions. coin: each call is drawn with tool-call-extra-call-probability."""
+    """Tools that replies call with tool_choice auto. match: the tools whose names and descriptions
+    match the last user message. coin: each call is random, with the probability
+    tool-call-extra-call-probability."""

@@ -30,9 +30,7 @@ def usable_middleware(names: Iterable[str]) -> list[WsgiWrapper]:
         if middleware is None:
             log.warning("middleware %s requires a package for ASGI and is not used", name)
         elif is_asgi(middleware):
-            log.warning(
-                "middleware %s is ASGI middleware, which a WSGI application cannot use", name
-            )
+            log.warning("middleware %s is ASGI middleware, which is not supported", name)
         else:
             usable.append(middleware)
     return usable

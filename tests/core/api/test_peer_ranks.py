@@ -79,7 +79,7 @@ def test_all_ranks_are_asked_and_the_message_names_those_that_accepted(rank: str
     ranks = PeerRanks(0, [(1, closed), (2, rank), (3, closed)])
     with pytest.raises(ApiError) as refused:
         ranks.ask("GET", "/200/", {}, first={"0": {}})
-    assert refused.value.message.startswith("Rank 1 does not answer: ")
+    assert refused.value.message.startswith("Rank 1 does not respond: ")
     assert refused.value.message.endswith(". Accepted by rank: 0, 2.")
 
 
@@ -88,7 +88,7 @@ def test_a_rank_that_does_not_answer_or_with_no_json_is_unavailable(rank: str) -
         (f"http://127.0.0.1:{free_port()}", "/200/"),
         (rank, "/200/" + b"<html>".hex()),
     ):
-        with pytest.raises(ApiError, match="Rank 2 does not answer") as refused:
+        with pytest.raises(ApiError, match="Rank 2 does not respond") as refused:
             PeerRanks(0, [(2, url)]).ask("GET", path, {})
         assert refused.value.status == 503
 
@@ -99,6 +99,6 @@ def test_a_deletion_is_sent_again_to_a_rank_that_crashes(restarting_rank: str) -
 
 
 def test_an_addition_is_not_sent_again(restarting_rank: str) -> None:
-    with pytest.raises(ApiError, match="Rank 1 does not answer"):
+    with pytest.raises(ApiError, match="Rank 1 does not respond"):
         PeerRanks(0, [(1, restarting_rank)]).ask("POST", "/", {})
     assert RestartingRank.methods == ["POST"]

@@ -137,7 +137,9 @@ def test_start_without_the_lab_names_the_setting_that_needs_it(
     others = [extension for extension in present_extensions() if extension.name != "lab"]
     monkeypatch.setattr(profiles, "present_extensions", lambda: others)
     assert main(argv) == 1
-    error = f"error: setting {name}: needs the extension lab, which this server lacks\n"
+    error = (
+        f"error: setting {name}: requires the extension 'lab', which this server does not have\n"
+    )
     assert capsys.readouterr() == ("", error)
 
 

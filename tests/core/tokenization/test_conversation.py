@@ -68,7 +68,7 @@ def named(call: object) -> dict[str, object]:
         *((said([TEXT, part]), ".", "type") for part in ({}, TEXT | {"uuid": "u"},
         {"type": "image_url", "uuid": "u"})),
         (said([TEXT, {"type": "prompt_embeds", "data": "AA=="}]), ".", "prompt_embeds"),
-        (said([TEXT, {"type": "text", "text": 5}]), "a string", ...),
+        (said([TEXT, {"type": "text", "text": 5}]), "the string text", ...),
         *((said([TEXT, {"type": "image_url", "image_url": url}]), "image_url.url", None) for url in ("x",
             {"url": 5})),
         *((named(call), "function", ...) for call in ("f", {"type": "custom", "function": {}},
@@ -187,7 +187,7 @@ STRANGE = {"type": "input_text", "text": "b"}
 )
 @pytest.mark.parametrize("role", ["user", "developer"])
 def test_at_least_one_part_must_have_a_known_form(role: str, part: object, is_known: bool) -> None:
-    refusal = pytest.raises(ChatTemplateError, match="None of the parts")
+    refusal = pytest.raises(ChatTemplateError, match="All parts of the message")
     with nullcontext() if is_known else refusal:
         content([part], role=role)
     assert content([STRANGE, TEXT, "c"], role=role) == "b\nhi\nc"

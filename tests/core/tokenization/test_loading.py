@@ -111,7 +111,7 @@ def test_a_model_without_a_tokenizer_falls_back_with_one_warning(
     assert name_of(model=str(tmp_path)) == "embedded"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "no tokenizer.json" in caplog.text
-    places = dict.fromkeys(["/nowhere/at/all", "./nowhere", "~/nowhere-at-all"], "nothing at")
+    places = dict.fromkeys(["/nowhere/at/all", "./nowhere", "~/nowhere-at-all"], "not found")
     for name, flaw in (places | {str(tmp_path): "no tokenizer.json"}).items():
         with pytest.raises(TokenizerLoadError, match=flaw):
             loaded("x", tokenizer=name)

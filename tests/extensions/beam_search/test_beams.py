@@ -166,5 +166,5 @@ def test_a_pause_that_waits_refuses_the_next_step_of_a_beam_search() -> None:
 
 
 def test_a_search_is_rejected_without_the_extension() -> None:
-    with pytest.raises(RequestRejectedError, match="without the extension beam_search"):
+    with pytest.raises(RequestRejectedError, match="without the extension 'beam_search'"):
         beams(Harness(mode="random"))

@@ -140,10 +140,13 @@ def test_existing_file_is_not_overwritten(
         (b"", "it is not a JSON array of conversations"),
         (b'{"conversations": []}', "it is not a JSON array of conversations"),
         (b"\x1f\x8b\x08", "it is not a JSON array of conversations"),
-        (json.dumps(CONVERSATIONS).encode()[:-20], "it is not JSON: parse error: premature EOF"),
-        (json.dumps(CONVERSATIONS).encode() + b"x", "it is not JSON: "),
-        (b"[1 2]", "it is not JSON: "),
-        (b'["\xff"]', "it is not JSON: "),
+        (
+            json.dumps(CONVERSATIONS).encode()[:-20],
+            "it is not valid JSON: parse error: premature EOF",
+        ),
+        (json.dumps(CONVERSATIONS).encode() + b"x", "it is not valid JSON: "),
+        (b"[1 2]", "it is not valid JSON: "),
+        (b'["\xff"]', "it is not valid JSON: "),
         (b"[]", "it has no human message with a reply"),
         (
             b'[1, {"conversations": [{"from": "system"}]}]',
@@ -181,7 +184,7 @@ def test_invalid_input_prints_one_line_and_leaves_no_partial_file(
         ),
         (
             ["--input", "a", "--output", "b", "--table-name", "a b"],
-            "'a b' must be a name of letters",
+            "'a b' must consist of letters",
             1,
         ),
         (

@@ -69,7 +69,7 @@ def test_invalid_dataset_is_an_error(
     path.write_bytes(b"This is not a database. " * 500)
     assert "not a database" in trouble(path, in_memory, tokenizer)
     path.write_bytes(b"")
-    assert "no table" in trouble(path, in_memory, tokenizer)
+    assert "not have a table" in trouble(path, in_memory, tokenizer)
     make_file(path, [])
     assert "empty" in trouble(path, in_memory, tokenizer)
     path.unlink()
@@ -102,7 +102,7 @@ def test_any_file_name_and_table_without_primary_key_work(
     tmp_path: Path, name: str, table: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
     path = make_file(tmp_path / name, [row([1], [1, 1]), *ROWS], table, "talks")
-    assert trouble(path, in_memory, tokenizer) == "it has no table llmd"
+    assert trouble(path, in_memory, tokenizer) == "it does not have a table llmd"
     with closing(Dataset(path, "talks", in_memory, tokenizer)) as dataset:
         found = dataset.reply(PROMPT, (), 1, 5, Random(1))
     assert found is not None and found.ids == [1, 2]
@@ -168,7 +168,7 @@ def test_model_uses_its_file_and_others_the_default(
             "must begin with http:// or https://",
         ),
         (["--dataset-path", "a", "--dataset-sha256", "abc"], "must be 64 hexadecimal digits"),
-        (["--dataset-url", "http://b"], "must be given together with dataset-path"),
+        (["--dataset-url", "http://b"], "must be used together with dataset-path"),
         (["--dataset-path", "a", "--mode", "echo"], "must be empty in mode echo"),
         (["--dataset-path", "a", "--dataset-table-name", "a b"], "letters, digits and underscores"),
     ],

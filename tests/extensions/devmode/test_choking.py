@@ -7,5 +7,5 @@ def test_a_choke_of_blocks_needs_a_cache(client: Client) -> None:
     answer = client.post("/admin/choke", {"kv_blocks": 1})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == (
-        "kv_blocks needs a KV cache: start the server with --enable-kvcache or a profile."
+        "kv_blocks requires a KV cache; start the server with --enable-kvcache or a profile."
     )

@@ -27,7 +27,7 @@ def test_routes_that_are_off_are_refused_and_the_first_time_is_logged(
             assert error_type(client, f"/inference/v1/{path}") == (403, "PermissionDeniedError")
         for family in ("chat/completions", "completions"):
             assert error_type(client, f"/v1/{family}/render") == (403, "PermissionDeniedError")
-    line = "/inference/v1/abort_requests is rejected: it needs --enable-scale-out"
+    line = "/inference/v1/abort_requests is rejected: it requires --enable-scale-out"
     assert [record.getMessage() for record in caplog.records] == [line]
 
 

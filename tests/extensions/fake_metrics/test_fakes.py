@@ -162,7 +162,7 @@ LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period
             {"runing-requests": 1},
             "'runing-requests' is not a fake metric; did you mean running-requests?",
         ),
-        ({"running-requests": 1, "running_requests": 2}, "running-requests is given twice"),
+        ({"running-requests": 1, "running_requests": 2}, "running-requests is specified twice"),
         ({"running-requests": -1}, f"running-requests: Expected `float` >= 0.0{LEVEL}"),
         ({"waiting-requests": True}, f"waiting-requests: {WANTED}, got `bool`{LEVEL}"),
         ({"waiting-requests": "many"}, f"waiting-requests: {WANTED}, got `str`{LEVEL}"),
@@ -206,11 +206,11 @@ LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period
         ),
         (
             {"prefix-cache-hits": 1},
-            "prefix-cache-hits must be given together with prefix-cache-queries",
+            "prefix-cache-hits requires prefix-cache-queries",
         ),
         (
             {"prefix-cache-hits": 3, "prefix-cache-queries": 2},
-            "prefix-cache-hits must not be more than prefix-cache-queries",
+            "prefix-cache-hits must not exceed prefix-cache-queries",
         ),
         ({"loras": ["lora1"]}, "loras[0]: Expected `object`, got `str`"),
         ({"loras": [{"runing": "a"}]}, "loras[0]: Object contains unknown field `runing`"),
@@ -496,7 +496,7 @@ def test_a_total_is_derived_unless_the_update_contains_it(
         (b'{"kv-cache-usage": 2}', "kv-cache-usage: Expected `float` <= 1.0"),
         (
             b'{"prefix-cache-hits": 11}',
-            "prefix-cache-hits must not be more than prefix-cache-queries",
+            "prefix-cache-hits must not exceed prefix-cache-queries",
         ),
         (
             b'{"running-requests": 5, "ttft-buckets-values": [-1]}',

@@ -121,9 +121,9 @@ def test_a_server_may_leave_no_choice(
 @pytest.mark.parametrize(
     ("wanted", "word"),
     [
-        (StructuredOutputs(json="{"), "no JSON"),
-        (StructuredOutputs(json="[" * 100_000), "no JSON"),
-        (StructuredOutputs(json='{"items": ' * 65 + "{}" + "}" * 65), "nests at most 64"),
+        (StructuredOutputs(json="{"), "not valid JSON"),
+        (StructuredOutputs(json="[" * 100_000), "not valid JSON"),
+        (StructuredOutputs(json='{"items": ' * 65 + "{}" + "}" * 65), "more than 64 nested levels"),
         (StructuredOutputs(json={"type": "thing"}), "schema of the reply"),
         (StructuredOutputs(grammar="root ::= ("), "Invalid grammar specification"),
         (StructuredOutputs(json={"type": "array", "uniqueItems": True}), "uniqueItems"),

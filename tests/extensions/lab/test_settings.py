@@ -23,20 +23,20 @@ def model_config(folder: Path, **changes: object) -> str:
 @pytest.mark.parametrize(
     ("argv", "error"),
     [
-        (["--profile", "auto"], "profile auto: device is required"),
-        (["--profile", "auto", "--device", "h100"], "profile auto: model-config is required"),
+        (["--profile", "auto"], "profile auto: device is also required"),
+        (["--profile", "auto", "--device", "h100"], "profile auto: model-config is also required"),
         (
             ["--profile", "auto", "--device", "h1000", "--model-config", "/nowhere"],
             "h1000|/nowhere",
         ),
-        (["--profile", NAME, "--device", "h100"], "device can be given with profile auto only"),
+        (["--profile", NAME, "--device", "h100"], "device requires profile auto"),
         (
             ["--profile", NAME, "--model-config", "/nowhere"],
-            "model-config can be given with profile auto only",
+            "model-config requires profile auto",
         ),
         (
             ["--timing", "steps", "--profile-vllm-version", "0.13"],
-            f"profile {NAME}: profile-vllm-version can be given with profile auto only",
+            f"profile {NAME}: profile-vllm-version requires profile auto",
         ),
     ],
 )

@@ -165,4 +165,4 @@ def test_prompts_with_too_many_tokens_together_are_rejected() -> None:
     answer = client.post(SCORING, json=body)
     error = answer.get_json()["error"]
     assert (answer.status_code, error["param"]) == (400, "items")
-    assert "tokens together" in error["message"]
+    assert "together exceed" in error["message"]

@@ -124,7 +124,7 @@ def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
         ("def f(:", "cannot be imported: SyntaxError: "),
         ("API = 1", "is written for API 1; this server has API 2, see docs/plugins.md"),
         ("", "does not name its API; this server has API 2, see docs/plugins.md"),
-        ("API = 2", "has no EXTENSION, a subclass of app.plugins.Plugin"),
+        ("API = 2", "does not define EXTENSION, a subclass of app.plugins.Plugin"),
         (
             "API = 2\nclass EXTENSION:\n    name = 'mine'",
             "EXTENSION must be a subclass of app.plugins.Plugin",
@@ -159,30 +159,30 @@ OWN_SETTINGS = "Settings = TestSettings"
         (
             OWN_SETTINGS,
             settings_class(options=", env=('SIM_PORT',)"),
-            "setting SIM_PORT exists already",
+            "the setting SIM_PORT already exists",
         ),
-        ("", "", "TestPlugin overrides no hook"),
-        (hook("reply", "{}['key']"), "", "hook reply failed at the start: KeyError: 'key'"),
+        ("", "", "TestPlugin does not override any hook"),
+        (hook("reply", "{}['key']"), "", "hook reply failed at startup: KeyError: 'key'"),
         (
             hook("reply", "None", "self, model"),
             "",
-            "hook reply failed at the start: TypeError: ",
+            "hook reply failed at startup: TypeError: ",
         ),
-        (hook("__init__", "1 / 0", "self, parts") + REPLY, "", "hook __init__ failed at the start"),
+        (hook("__init__", "1 / 0", "self, parts") + REPLY, "", "hook __init__ failed at startup"),
         (
             hook("routes", "{'mine': [1]}"),
             "",
-            "hook routes failed at the start: AttributeError: ",
+            "hook routes failed at startup: AttributeError: ",
         ),
         (
             hook("middleware", "{Position.INNERMOST: [3]}"),
             "",
-            "hook middleware failed at the start: TypeError: returned int, not Middleware",
+            "hook middleware failed at startup: TypeError: returned int, not Middleware",
         ),
         (
             hook("routes", "{'mine': [get('/health', print)]}"),
             "",
-            "route GET /health exists already",
+            "the route GET /health already exists",
         ),
         (
             hook("routes", "{'mine': [get('x', print)]}"),
@@ -208,26 +208,26 @@ if is_present("adapters"):  # it has a route with a variable
         route = "Route(methods=('DELETE',), path='/adapters/{a}', handle=print)"
         path = plugin(hook("routes", f"{{'mine': [{route}]}}"))
         message = refusal("--plugin", path, "--allow-runtime-lora-updating")
-        assert message == "plugin mine: route DELETE /adapters/{a} exists already"
+        assert message == "plugin mine: the route DELETE /adapters/{a} already exists"
 
 
 def test_names_of_sections_and_settings_are_not_taken_twice(plugin: Write) -> None:
     server = plugin(REPLY, "server")
-    assert refusal("--plugin", server).endswith("this name is taken")
+    assert refusal("--plugin", server).endswith("this name is already in use")
     other = plugin(OWN_SETTINGS, "max", before=settings_class("num_seqs"))
-    assert refusal("--plugin", other).endswith("setting max-num-seqs exists already")
+    assert refusal("--plugin", other).endswith("the setting max-num-seqs already exists")
 
 
 def test_two_plugins_of_one_name_are_refused(plugin: Write, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     one, other = plugin(REPLY), plugin(REPLY, file="sub/mine")
     assert refusal("--plugin", one, "--plugin", other) == (
-        f"plugin mine: two plugins have this name: {one} and {other}"
+        f"plugin mine: two plugins have the same name: {one} and {other}"
     )
 
 
 def test_a_name_that_is_no_flag_is_refused(plugin: Write) -> None:
-    assert "a name is made of a-z, digits and single dashes" in refusal(
+    assert "a name must consist of a-z, digits and single dashes" in refusal(
         "--plugin", plugin(REPLY, "my plug")
     )
 

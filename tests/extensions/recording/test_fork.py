@@ -155,9 +155,9 @@ def test_fork_without_prompts_drops_what_the_responses_api_repeats(tmp_path: Pat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--turns", "0"], "--turns: must be a whole number from 1 on, got '0'"),
+        (["--turns", "0"], "--turns: must be a whole number of at least 1, got '0'"),
         (["--turns", "-x"], "--turns"),
-        (["--turns", "1.5"], "--turns: must be a whole number from 1 on, got '1.5'"),
+        (["--turns", "1.5"], "--turns: must be a whole number of at least 1, got '1.5'"),
         (["--out", "/missing/fork"], "cannot be written"),
     ],
 )
@@ -193,5 +193,5 @@ def test_another_version_of_the_agent_is_one_line_in_the_log(
 
 
 def test_turn_and_nearest_exclude_each_other(file: str) -> None:
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         load(["--replay", file, "--replay-by", "turn", "--replay-miss", "nearest"], {})

@@ -152,7 +152,7 @@ def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[
         (
             10,
             OK + b"Content-Encoding: gzip\r\n\r\nhi",
-            "secrets in its gzip body could not be masked",
+            "secrets in the gzip body could not be masked",
         ),
     ],
     ids=["request", "answer", "pieces", "coding"],
@@ -335,6 +335,6 @@ def test_full_disk_leaves_other_lines_intact(
             stubs.eventually(lambda n=number: recorder._file.written + recorder._file.dropped > n)
         kept = recorder.kept(4)
     assert [json.loads(bytes_of(one.request.body))["number"] for one in kept] == [2, 3]
-    why = ("no space left for the exchange", "No space left on device")
+    why = ("there is no space left for the exchange", "No space left on device")
     assert recorder.told == [f"not kept: POST /v1/completions: {each}" for each in why]
     assert capfd.readouterr().err == ""

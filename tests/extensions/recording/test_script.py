@@ -202,12 +202,12 @@ def test_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.startswith(text)
     assert main([*COMMAND, file, *out]) == 1
     assert (
-        capsys.readouterr().err == f"error: {tmp_path / 's.yaml'}: cannot be written: File exists\n"
+        capsys.readouterr().err == f"error: {tmp_path / 's.yaml'} cannot be written: File exists\n"
     )
     assert main([*COMMAND, written(tmp_path / "e", [])]) == 1
     assert (
         capsys.readouterr().err
-        == "error: the recording has no exchange that a script could answer\n"
+        == "error: the recording does not contain an exchange that a script can replay\n"
     )
 
 

@@ -68,5 +68,5 @@ def test_a_rule_of_a_test_answers_what_the_recording_does_not(tmp_path: Path) ->
     assert (status, "recorded" in body) == (200, True)
     for text, scope in (("Other", "one"), ("Bye", "two")):
         status, body = reply(text, scope)
-        assert (status, "The recording has no answer" in body) == (404, True)
+        assert (status, "The recording does not contain a response" in body) == (404, True)
     assert client.post("/v1/unknown", headers={"X-Understudy-Scope": "one"}).status_code == 404

@@ -132,7 +132,7 @@ def test_file_that_is_not_a_recording_is_not_appended_to(tmp_path: Path) -> None
         path.unlink()
         recording.record("two")
     assert recording.warnings == [
-        f"not kept: POST /v1/chat/completions: {path}: is not a recording of python -m app record --proxy"
+        f"not kept: POST /v1/chat/completions: {path} is not a recording of python -m app record --proxy"
     ]
     assert (recording.file.written, recording.file.dropped) == (1, 1)
     assert texts_of(path) == ["two"]

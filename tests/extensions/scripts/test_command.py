@@ -73,7 +73,7 @@ def test_each_try_has_the_whole_time_for_matching(
     ("arguments", "line"),
     [
         (["--messages", "[{"], "--messages: invalid JSON"),
-        (["--messages", "[1]"], "--messages: must be a text, or a JSON list of messages"),
+        (["--messages", "[1]"], "--messages: must be a string or a JSON list of messages"),
         (["--messages", "a", "--tools", "[1]"], "--tools: must be a JSON list of tools"),
         (["--messages", "@/nowhere"], "No such file"),
         (

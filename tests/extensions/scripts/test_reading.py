@@ -30,17 +30,18 @@ WRONG = {
     "rules: [{then: pas}]": "then: must be 'pass' or a mapping, got 'pas'",
     "rules: [{then: {}}]": "then: is empty",
     "rules: [{then: {pass: true, text: a}}]": "then: pass leaves the reply to the reply mode, so text",
-    "rules: [{then: {text: a, embedding: [1]}}]": "then: text and embedding exclude each other",
+    "rules: [{then: {text: a, embedding: [1]}}]": "then: text and embedding cannot be combined",
     "rules: [{then: {tool_calls: [{arguments: {}}]}}]": "then.tool_calls.0: Object missing required field",
     "rules: [{when: {message: {regex: '('}}, then: pass}]": "rule 1: invalid regex '('",
     "rules: [{then: {text: '{{ nme }}'}}]": "then.text: template '{{ nme }}': unknown name 'nme'",
-    "rules: [{then: {text: '{{ match.a }}'}}]": "there is no group 'a' in match; the rule has no regex",
-    "rules: [{then: {text: '{% for a in message %}{% endfor %}'}}]": "For (line 1) is not supported",
+    "rules: [{then: {text: '{{ match.a }}'}}]": "match does not have a group 'a'; the rule has no regex",
+    "rules: "
+    "[{then: {text: '{% for a in message %}{% endfor %}'}}]": "For is not supported in a script (line 1)",
     "rules: [{then: {json: {a: '{{ b }}'}}}]": "then.json.a: template '{{ b }}': unknown name 'b'",
-    "rules: [{then: {json: 2026-01-01}}]": "then.json: date is not JSON; put it in quotes",
+    "rules: [{then: {json: 2026-01-01}}]": "then.json: date is not valid in JSON; put the value in quotes",
     "rules: [{then: {fault: {action: eror}}}]": "then.fault: unknown action 'eror'; did you mean error?",
     "rules: [{then: {text: a, delays: {per_token: soon}}}]": "then.delays.per_token: must be a duration",
-    "{rules: [{then: pass}], rules: []}": "rules is given twice",
+    "{rules: [{then: pass}], rules: []}": "rules is specified twice",
 }
 
 
@@ -57,7 +58,7 @@ def test_what_is_wrong_is_said_in_one_line_with_its_place(tmp_path: Path, text: 
         compile_rules(read_script(str(path)), str(path))
     line = str(raised.value)
     assert WRONG[text] in line
-    assert line.startswith(f"script {path}: ") and "\n" not in line
+    assert line.startswith(f"script {path}") and "\n" not in line
 
 
 def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path) -> None:

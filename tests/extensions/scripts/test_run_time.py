@@ -142,11 +142,11 @@ def test_plain_requests_take_the_fast_path_where_rules_decide_at_once(
         ),
         (
             {"then": {"text": "{% for _ in range(9) %}{% endfor %}"}},
-            "For (line 1) is not supported in a script.",
+            "For is not supported in a script (line 1).",
         ),
         (
             {"then": {"text": "{% macro f() %}{{ f() }}{% endmacro %}"}},
-            "Macro (line 1) is not supported",
+            "Macro is not supported in a script (line 1)",
         ),
         (
             {"then": {"json": [[[]] * 3] * 3, "delays": {"first_token": "25h"}}},
@@ -154,7 +154,7 @@ def test_plain_requests_take_the_fast_path_where_rules_decide_at_once(
         ),
         (
             {"rules": [{"then": {"text": "x" * 250_000}}] * 9},
-            "the rules have more than 2 MiB together",
+            "the rules together exceed 2 MiB",
         ),
         (
             {
@@ -191,11 +191,13 @@ def test_a_text_that_grows_without_end_is_one_line(client: FlaskClient) -> None:
     body = {"messages": [{"role": "user", "content": "a"}]}
     answer: Any = client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 500
-    assert answer.json["error"]["message"].endswith("replace makes more than 262144 characters.")
+    assert answer.json["error"]["message"].endswith(
+        "the result of replace exceeds 262144 characters."
+    )
 
 
 def test_a_server_without_a_simulated_text_refuses_rules() -> None:
     client = app_of("--mm-encoder-only").test_client()
     for method in ("GET", "PUT", "POST", "DELETE"):
         told: Any = client.open(RULES, method=method, json=rule("one")).json
-        assert told["error"]["message"].startswith("Rules for replies need the simulated engine")
+        assert told["error"]["message"].startswith("Rules for replies require the simulated engine")

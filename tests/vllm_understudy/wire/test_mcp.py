@@ -153,7 +153,7 @@ def test_a_server_that_ends_at_its_start_is_one_clear_line(tmp_path: Path) -> No
     program.chmod(0o755)
     with running_mcp_server(program) as mcp, pytest.raises(RuntimeError) as error:
         _ = mcp.url
-    assert str(error.value) == "the MCP server does not start: error: no package mcp"
+    assert str(error.value) == "the MCP server cannot start: error: no package mcp"
 
 
 def test_a_server_that_never_answers_is_one_clear_line(
@@ -165,7 +165,7 @@ def test_a_server_that_never_answers_is_one_clear_line(
     monkeypatch.setattr("vllm_understudy.mcp_control.START_LIMIT_S", 0.1)
     with running_mcp_server(program) as mcp, pytest.raises(RuntimeError) as error:
         _ = mcp.url
-    assert str(error.value) == ("the MCP server does not answer within 0.1 s: its log is empty")
+    assert str(error.value) == ("the MCP server did not respond within 0.1 s: its log is empty")
 
 
 def test_a_process_without_the_sdk_names_the_extra(tmp_path: Path) -> None:

@@ -62,12 +62,14 @@ def _schema_of(source: str | JsonObject, schemas: Constraints) -> JsonSchema:
         try:
             schema = json.loads(source)
         except (ValueError, RecursionError):
-            raise bad_request("structured_outputs.json is no JSON") from None
+            raise bad_request("structured_outputs.json is not valid JSON") from None
         check_depth(schema)
     try:
         keyword = schemas.compile(schema).refused_keyword
     except SchemaError as error:
-        raise bad_request(f"The schema of the reply cannot be used: {error}.") from None
+        raise bad_request(f"The schema of the reply is not supported: {error}.") from None
     if keyword is not None:
-        raise bad_request(f"The schema of the reply cannot be used: {keyword} is not implemented.")
+        raise bad_request(
+            f"The schema of the reply is not supported: {keyword} is not implemented."
+        )
     return cast(JsonSchema, schema)

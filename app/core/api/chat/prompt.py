@@ -89,7 +89,7 @@ def _forwarded_ids(
         or not ids
         or any(type(token_id) is not int or token_id < 0 for token_id in ids)
     ):
-        raise bad_request(f"{param} must be a list of token ids that is not empty", param)
+        raise bad_request(f"{param} must be a non-empty list of token ids", param)
     pipeline.limits.check_vocabulary(param, ids)
     return ids
 
@@ -104,7 +104,7 @@ def request_template(
     """
     has_template = template is not None or (kwargs or {}).get("chat_template") is not None
     if has_template and not rules.trusts_templates:
-        raise bad_request("A chat template in the request needs --trust-request-chat-template.")
+        raise bad_request("A chat template in the request requires --trust-request-chat-template.")
     return template or None
 
 

@@ -42,7 +42,7 @@ def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) ->
     is_enabled = settings.enable_auto_tool_choice
     is_allowed_tools = isinstance(choice, NamedToolChoice) and choice.type == "allowed_tools"
     if is_allowed_tools and (settings.tool_call_parser or not is_enabled):
-        raise bad_request("tool_choice needs a function object", "tool_choice.function")
+        raise bad_request("tool_choice requires a function object", "tool_choice.function")
     if is_enabled:
         return
     if choice == "auto":
@@ -90,7 +90,7 @@ def tool_calls_of(
         is_named = allowed is None or choice.type == "function"
         min_calls = int(allowed is None or is_named or allowed.mode == "required")
     if is_named and len(functions) > 1:
-        raise bad_request("a named tool_choice needs exactly one tool of that name")
+        raise bad_request("a named tool_choice requires exactly one tool with that name")
     is_single = is_named or request.parallel_tool_calls is False
     max_calls = 1 if is_single else len(functions)
     return ToolCalls(

@@ -24,7 +24,7 @@ class TokenBucket:
         self.per_minute = per_minute
         self.burst = per_minute if burst is None else burst
         if not (self.per_minute > 0 and self.burst > 0):
-            raise ValueError("a token bucket needs a positive rate and burst")
+            raise ValueError("a token bucket requires a positive rate and burst")
         self._token_s = 60.0 / per_minute
         self._full_at_s = now_s
 

@@ -54,7 +54,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, on_evict: Callable[[Sequence[bytes]], None]) -> None:
         if num_blocks <= NULL_BLOCKS:
-            raise ValueError(f"a pool needs more than {NULL_BLOCKS} block")
+            raise ValueError(f"a pool requires more than {NULL_BLOCKS} block")
         self.capacity = num_blocks - NULL_BLOCKS
         self.free = self.capacity
         """Number of blocks that no sequence uses, including cached ones."""
@@ -114,7 +114,7 @@ class BlockPool:
             IndexError: Too few blocks are free.
         """
         if count > self.free:
-            raise IndexError(f"{self.free} blocks are free, {count} are wanted")
+            raise IndexError(f"{count} blocks were requested, but only {self.free} are free")
         self.free -= count
         blocks = []
         evicted = []

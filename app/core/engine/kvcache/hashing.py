@@ -91,7 +91,7 @@ class BlockHasher:
             ValueError: The algorithm is unknown, or the block size is not positive.
         """
         if block_size < 1:
-            raise ValueError("a block has at least one token")
+            raise ValueError("a block must have at least one token")
         self.block_size = block_size
         self._digest = _digest(algorithm)
         self._serialize = _serializer(algorithm)
@@ -141,7 +141,7 @@ class BlockHasher:
             packed_ids.fromlist(ids if isinstance(ids, list) else list(ids))
         except OverflowError:
             if min(ids) < 0:
-                raise ValueError("token ids are not negative") from None
+                raise ValueError("token ids must not be negative") from None
             return self._hash(parent, ids, extras)  # no vocabulary has ids beyond 32 bits
         packed = packed_ids.tobytes()
         key = parent, packed, extras and tuple(extras)

@@ -25,7 +25,7 @@ def of_rank(endpoint: str, rank: int) -> str:
     port = port_of(endpoint)
     if port is not None:
         if port + rank >= PORTS:
-            raise ValueError(f"no port is left for rank {rank}: {endpoint!r}")
+            raise ValueError(f"there is no port left for rank {rank}: {endpoint!r}")
         return f"{endpoint.rpartition(':')[0]}:{port and port + rank}"
     if rank and endpoint.startswith("ipc://"):
         raise ValueError(f"ranks cannot share one ipc address: {endpoint!r}")

@@ -75,7 +75,8 @@ class Corpus:
         self._whole_sentences: WholeSentences | None = None
         if not any(self._openings.all()) or not any(self._followers.all()):
             raise TokenizerError(
-                f"The tokenizer {tokenizer.name!r} encodes none of the sample sentences losslessly."
+                f"The tokenizer {tokenizer.name!r} cannot encode any of the sample sentences "
+                "losslessly."
             )
 
     def whole_sentences(self) -> WholeSentences:

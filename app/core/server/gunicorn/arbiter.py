@@ -140,7 +140,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         if self.certificate is not None:
             try:
                 if self.certificate.refresh():
-                    self.log.info("loaded the changed certificate for new connections")
+                    self.log.info("the changed certificate is used for new connections")
             except CertificateError as error:
                 self.log.error("%s; keeping the old certificate", error)
 
@@ -257,20 +257,23 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         settings = ranks.with_address(settings, self.cfg.address)
         if ranks.addresses(settings.server) != ranks.addresses(self.settings.server):
             raise ConfigError(
-                "host, ports and the number of ranks cannot change while the server runs"
+                "host, ports and the number of ranks cannot be changed while the server is running"
             )
         if self.cfg.preload_app and settings.dump(masked=False) != self.settings.dump(masked=False):
-            raise ConfigError("with preload_app, settings cannot change while the server runs")
+            raise ConfigError(
+                "with preload_app, settings cannot be changed while the server is running"
+            )
         if settings.tls.ssl_certfile:
             from app.core.server.gunicorn.certificates import check_pair
 
             check_pair(settings.tls.ssl_certfile, settings.tls.ssl_keyfile)
         if settings.engine.is_real != self.settings.engine.is_real:
-            raise ConfigError("setting engine: cannot change while the server runs")
+            raise ConfigError("setting engine: cannot be changed while the server is running")
         if self.engine is not None:
             if self.checks.engine_options(settings) != self.engine.options:
                 raise ConfigError(
-                    "model and limits of engine llm cannot change while the server runs"
+                    "the model and the limits of engine llm cannot be changed while the server is "
+                    "running"
                 )
             settings = self.engine.completed(settings)
         self.checks.prepare(settings)
@@ -331,16 +334,16 @@ def check_options(arbiter: Arbiter, server: ServerSettings) -> None:
     addresses = ranks.addresses(server)
     if size > 1 and arbiter.cfg.preload_app:
         raise ConfigError(
-            "preload_app: must be off with several ranks: each rank has a separate application"
+            "preload_app: must be off with several ranks, because each has its own application"
         )
     parsed_addresses = [parse_address(address) for address in addresses]
     if len(addresses) > 1 and arbiter.cfg.address != parsed_addresses:
         raise ConfigError(
-            "bind: must be left to the settings host, port and grpc-port when there are several"
+            "bind: cannot be set for several addresses; use the settings host, port and grpc-port"
         )
     if server.uds is not None and (size > 1 or server.grpc_port is not None):
         raise ConfigError(
-            "bind: a Unix socket serves one rank, and cannot be combined with grpc-port"
+            "bind: a Unix socket serves only one rank and cannot be combined with grpc-port"
         )
 
 

@@ -158,7 +158,7 @@ class FastConnection(HubConnection):
             try:
                 request = plain.recognise(body)
             except BaseException:  # the handler of the route fails likewise, and answers
-                log.debug("a request could not be recognized", exc_info=True)
+                log.debug("a request could not be parsed", exc_info=True)
         if request is not None:
             way = PLAIN_LABELS[head.method]
         arrival_s = time.monotonic()
@@ -241,7 +241,7 @@ class FastConnection(HubConnection):
             try:
                 self.path.middleware.end(context, response)
             except Exception:
-                log.exception("an answer could not be finished")
+                log.exception("a response could not be completed")
             self._abandon_answer(context, response)
 
     def _wait_for(self, pending: PendingResponse) -> None:
@@ -297,7 +297,7 @@ class FastConnection(HubConnection):
             try:
                 self._begin_stream(body)
             except Exception:  # only closing can signal the error
-                log.exception("an answer broke off")
+                log.exception("a response ended early")
                 self.close()
         else:
             self._send_pieces(context, response, head)
@@ -316,9 +316,9 @@ class FastConnection(HubConnection):
                 head = b""
         except BaseException as error:  # the client may have a part: only closing can signal it
             if isinstance(error, OSError | GreenletExit):
-                log.debug("a connection with %s has ended: %s", self.address, error)
+                log.debug("the connection to %s has ended: %s", self.address, error)
             else:
-                log.exception("an answer broke off")
+                log.exception("a response ended early")
             self._abandon_answer(context, response)
             return
         self._all_sent = None
@@ -369,7 +369,7 @@ class FastConnection(HubConnection):
             self._all_sent.clear()
             self._all_sent.wait()
         if not self.is_open:
-            raise OSError(errno.EPIPE, "the client has gone, or takes no bytes")
+            raise OSError(errno.EPIPE, "the client has disconnected or does not read its response")
 
     def lag(self) -> None:
         """Waits for room in the socket; reads no request meanwhile."""
@@ -500,4 +500,4 @@ def _close(response: Response) -> None:
     try:
         response.close()
     except Exception:
-        log.exception("an answer could not be closed")
+        log.exception("a response could not be closed")

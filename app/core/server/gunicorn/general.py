@@ -249,7 +249,7 @@ class GeneralPath:
             if not response.headers_sent or isinstance(error, OSError):
                 raise
             # Part of the answer has been sent: only closing can signal the error.
-            self._worker.log.exception("an answer broke off")
+            self._worker.log.exception("a response ended early")
             raise StopIteration from None
         finally:
             if body is not None and self._worker.log.access_log_enabled:

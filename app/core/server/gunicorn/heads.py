@@ -161,7 +161,7 @@ def response_head(response: Response, closes: bool) -> bytes:
     for name, value in headers.items():
         lines += f"{name}: {value}\r\n"
     if not lines.count("\n") == lines.count("\r") == len(headers):
-        raise ValueError("a header of the answer has a line break")
+        raise ValueError("a response header contains a line break")
     head = _default_head(status, int(time.time()), closes, is_chunked)
     return f"{head}{lines}\r\n".encode("latin-1")
 

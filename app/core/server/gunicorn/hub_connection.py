@@ -85,7 +85,7 @@ class HubConnection(StreamTransport):
         except (BlockingIOError, SSLWantReadError, SSLWantWriteError):
             return b""
         except OSError as error:
-            log.debug("a connection with %s has ended: %s", self.address, error)
+            log.debug("the connection to %s has ended: %s", self.address, error)
             data = b""
         if not data:
             self.end_of_requests()

@@ -54,7 +54,7 @@ class ClientServer(StreamServer):  # type: ignore[misc]
             now_s = time.monotonic()
             if now_s >= self._silent_until_s:
                 self._silent_until_s = now_s + LOG_INTERVAL_S
-                log.error("clients wait, no more connections can be accepted: %s", error.strerror)
+                log.error("cannot accept more connections; clients are waiting: %s", error.strerror)
             raise gevent.GreenletExit from None
 
     def do_handle(self, *args: Any) -> None:

@@ -28,7 +28,7 @@ def log_model(log: Logger, settings: Settings) -> None:
 def log_console(log: Logger, settings: Settings) -> None:
     """Logs the URLs of the console, or how to enable it."""
     if not settings.get("console", False):
-        log.info("console: none; --console serves one")
+        log.info("console: off; enable it with --console")
         return
     path = settings.server.root_path.rstrip("/") + "/console"
     if settings.server.uds is None:

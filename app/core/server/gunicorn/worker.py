@@ -100,7 +100,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
         max_connections = max_files - min(RESERVED_FILES, max_files // 2)
         if max_files != resource.RLIM_INFINITY and self.worker_connections > max_connections:
             self.log.warning(
-                "%d open files allow %d connections at a time", max_files, max_connections
+                "the limit of %d open files allows %d simultaneous connections",
+                max_files,
+                max_connections,
             )
             self.worker_connections = max_connections
         super().init_process()
@@ -232,7 +234,9 @@ class Worker(GeventWorker):  # type: ignore[misc]
         running = sum(connection.busy for connection in self._connections)
         if running:
             self.log.warning(
-                "Worker %s cuts %d requests: the graceful timeout is over", self.pid, running
+                "Worker %s cuts off %d requests: the graceful timeout has expired",
+                self.pid,
+                running,
             )
         self._greenlets.join(timeout=JOIN_TIMEOUT_S)
         self._greenlets.kill(timeout=JOIN_TIMEOUT_S)

@@ -165,7 +165,7 @@ class Target(Struct, frozen=True):
             raise ConfigError(f"target {url_without_key}: {error}") from None
         if not port or not parts.hostname or parts.scheme not in PORTS:
             raise ConfigError(
-                f"target {url_without_key}: must be like http://host:8000 or https://host"
+                f"target {url_without_key}: must be a URL such as http://host:8000 or https://host"
             )
         return cls(
             scheme=parts.scheme,
@@ -191,7 +191,7 @@ class Target(Struct, frozen=True):
                 url = item
             if model in targets:
                 raise ConfigError(
-                    f"target {item.rpartition('@')[2]}: another target has the same models"
+                    f"target {item.rpartition('@')[2]}: another target serves the same models"
                 )
             targets[model] = cls.from_url(url)
         return targets

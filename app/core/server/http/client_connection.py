@@ -107,7 +107,7 @@ def break_off(connection: ClientConnection | None) -> NoReturn:
     """
     if connection is not None:
         connection.shut()
-    raise BrokenOffError(errno.ECONNRESET, "connection broken by a fault")
+    raise BrokenOffError(errno.ECONNRESET, "connection closed by an injected fault")
 
 
 def reset_when_closed(sock: socket.socket) -> None:

@@ -202,7 +202,7 @@ class BodyLimits:
         if max(length, len(body)) > self.max_bytes:
             raise self._too_large()
         if len(body) < length:
-            raise malformed(f"body: {len(body)} of {declared} bytes arrived", "body")
+            raise malformed(f"body: received {len(body)} of {declared} bytes", "body")
         # Commas and brackets within strings count, too.
         if len(body) > self.max_values and sum(map(body.count, b",[{")) > self.max_values:
             raise too_large(
@@ -245,7 +245,7 @@ class BodyLimits:
                     if not has_ended:
                         pause()
         except (OSError, ParseException) as error:
-            raise malformed(f"body: it broke off: {error}", "body") from error
+            raise malformed(f"body: ended early: {error}", "body") from error
         except BodyTooLargeError:
             raise self._too_large() from None
         finally:

@@ -53,7 +53,7 @@ class RouteGroup:
         routes = {(route.methods, route.path): route for route in self._load()}
         difference = routes.keys() ^ self._operations
         if difference:
-            raise LookupError(f"late routes that are either not declared or missing: {difference}")
+            raise LookupError(f"late routes that are not declared or do not exist: {difference}")
         return routes
 
 

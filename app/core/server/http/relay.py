@@ -61,7 +61,7 @@ def pieces_of(response: HTTPResponse, timeout_s: float = READ_TIMEOUT_S) -> Iter
         # For this errno the server closes the connection without a log entry and without the body's
         # end.
         raise ConnectionResetError(
-            errno.ECONNRESET, f"the pod's answer broke off: {reason}"
+            errno.ECONNRESET, f"the pod's response ended early: {reason}"
         ) from cause
 
 

@@ -210,7 +210,7 @@ class StreamTransport(ClientConnection):
         try:
             data, has_more, last = self._source.next_slice()
         except Exception:  # rendering failed after the head was sent: only closing is left
-            log.exception("an answer broke off")
+            log.exception("a response ended early")
             self.break_off()
             return False
         self.write(data, last)

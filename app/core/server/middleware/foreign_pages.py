@@ -102,14 +102,14 @@ class ForeignPages(Middleware):
             return
         if not self._needs_key(path) and not self._hosts.accepts(context.host):
             raise forbidden(
-                f"The Host header {context.host[:MAX_QUOTED_LENGTH]!r} names neither this server "
-                "nor one of its allowed-hosts. Add the name to --allowed-hosts "
+                f"The Host header {context.host[:MAX_QUOTED_LENGTH]!r} is not a name of this "
+                "server or one of its allowed-hosts. Add the name to --allowed-hosts "
                 "(SIM_ALLOWED_HOSTS), or set an API key or admin key."
             )
         if context.method in SAFE_METHODS:
             return
         if self._is_foreign(context):
-            raise forbidden("A web page of another origin may not do this.")
+            raise forbidden("Pages of other origins cannot send this request.")
         is_operator_path = path.startswith(OPERATOR_PREFIXES)
         if is_operator_path and _has_body(context) and not is_json(context.content_type):
             raise ApiError(

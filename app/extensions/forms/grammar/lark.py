@@ -82,7 +82,7 @@ class LarkParser(GrammarParser):
             return {}
         match = IMPORT.fullmatch(line)
         if match is None:
-            raise self.error("only terminals of Lark's library common can be imported", token)
+            raise self.error("terminals can be imported only from Lark's library 'common'", token)
         terminal, alias, terminal_list = match.groups()
         if terminal:
             imported = {alias or terminal: terminal}
@@ -90,7 +90,7 @@ class LarkParser(GrammarParser):
             imported = {name: name for name in re.findall(r"\w+", terminal_list)}
         unknown = set(imported.values()) - COMMON_TERMINALS.keys()
         if unknown:
-            raise self.error(f"Lark's library common has no {min(unknown)}", token)
+            raise self.error(f"Lark's library 'common' does not have {min(unknown)}", token)
         rules: dict[str, Node] = {}
         for name, terminal in imported.items():
             rules[self._prefix + name] = as_node(Pattern(COMMON_TERMINALS[terminal]))
@@ -142,18 +142,18 @@ class LarkParser(GrammarParser):
     def _unescape(self, token: Token) -> str:
         for escape in ESCAPE.finditer(token.text):
             if escape[1] not in ESCAPED_CHARACTERS:
-                raise self.error("a string with an invalid escape", token)
+                raise self.error("a string contains an invalid escape", token)
         try:
             text: str = literal_eval(token.text.removesuffix("i"))
             text.encode()
         except (SyntaxError, ValueError):
-            raise self.error("a string with an invalid escape", token) from None
+            raise self.error("a string contains an invalid escape", token) from None
         return text
 
     def _read_pattern(self, token: Token) -> Node:
         self._pattern_count += 1
         if self._pattern_count > MAX_PATTERNS:
-            raise self.error("too many regular expressions", token)
+            raise self.error("there are too many regular expressions", token)
         source, _, flags = token.text[1:].rpartition("/")
         inline = "".join(flag for flag in PATTERN_FLAGS if flag in flags)
         if inline:

@@ -21,7 +21,7 @@ def parse_grammar(source: str, prefix: str = "") -> tuple[dict[str, Node], str]:
         SchemaError: The grammar has a mistake, with line and column, or is too long.
     """
     if len(source) > MAX_LENGTH:
-        raise SchemaError(f"a grammar of {len(source)} characters is too long")
+        raise SchemaError(f"the grammar is too long: it has {len(source)} characters")
     if is_gbnf(source):
         return GbnfParser(source, prefix).rules(), prefix + "root"
     return LarkParser(source, prefix).rules(), prefix + "start"

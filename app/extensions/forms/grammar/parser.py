@@ -77,13 +77,13 @@ class GrammarParser:
                 raise self.error(f"rule {name!r} is defined twice", token)
             rules[self._prefix + name] = self.read_options(0)
             if self.peek().kind not in ("name", "directive", "end"):
-                raise self.error("an unexpected character")
+                raise self.error("found an unexpected character")
         return rules
 
     def read_options(self, depth: int) -> Node:
         """Reads alternatives, separated by ``|``."""
         if depth > MAX_DEPTH:
-            raise self.error("too many nested brackets")
+            raise self.error("there are too many nested brackets")
         options = [self._read_series(depth)]
         while self.take_sign("|"):
             options.append(self._read_series(depth))
@@ -175,7 +175,7 @@ class GrammarParser:
         while position < len(self._source):
             match = self.token_pattern.match(self._source, position)
             if match is None:
-                raise self._error_at("an unexpected character", position)
+                raise self._error_at("found an unexpected character", position)
             if match.lastgroup != "blank":
                 yield Token(str(match.lastgroup), match.group(), position)
             position = match.end()

@@ -23,7 +23,7 @@ def read_structural_tag(source: str) -> Format:
         ValueError: `source` is not a structural tag.
     """
     if len(source) > MAX_LENGTH:
-        raise ValueError(f"{len(source)} characters exceed the limit")
+        raise ValueError(f"its {len(source)} characters exceed the limit")
     try:
         tag = msgspec.json.decode(source, type=_StructuralTag)
     except RecursionError:
@@ -31,7 +31,7 @@ def read_structural_tag(source: str) -> Format:
     if tag.structures is not None:
         return TriggeredTags(tag.triggers, [structure.tag() for structure in tag.structures])
     if tag.format is None:
-        raise ValueError("it has no format")
+        raise ValueError("it does not have a format")
     return tag.format
 
 

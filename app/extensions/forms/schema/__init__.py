@@ -105,9 +105,9 @@ def _canonical_json(schema: object) -> bytes:
     try:
         text = msgspec.json.encode(schema)
     except (ValueError, TypeError):  # such as half a surrogate pair
-        raise SchemaError("the schema cannot be written as JSON") from None
+        raise SchemaError("the schema cannot be converted to JSON") from None
     except RecursionError:
         raise SchemaError("the schema is too deep") from None
     if len(text) > MAX_SCHEMA_BYTES:
-        raise SchemaError(f"a schema of more than {MAX_SCHEMA_BYTES} bytes is too large")
+        raise SchemaError(f"the schema exceeds {MAX_SCHEMA_BYTES} bytes")
     return text

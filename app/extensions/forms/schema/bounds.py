@@ -53,7 +53,7 @@ class WorkBudget:
         self.left -= steps
         if self.left < self._pause_at:
             if self.left < 0:
-                raise WorkExhaustedError("the schema takes too much work to satisfy")
+                raise WorkExhaustedError("satisfying the schema takes too much work")
             self._pause_at = self.left - STEPS_PER_PAUSE
             pause_if_possible()
 

@@ -121,7 +121,7 @@ class CompiledSchema:
             if not fallbacks:
                 raise
         if not fallbacks:
-            raise UnsatisfiableError("no value was found that satisfies the schema")
+            raise UnsatisfiableError("found no value that satisfies the schema")
         return fallbacks[0]
 
     @cached_property
@@ -215,7 +215,7 @@ class Draw:
         for example in merged.examples():
             if self.accepts(example, *schemas):
                 return example
-        raise UnsatisfiableError("no value was found that satisfies the schema")
+        raise UnsatisfiableError("found no value that satisfies the schema")
 
     def _follow_branches(
         self, merged: MergedSchema, choices: Sequence[Choice], depth: int
@@ -316,7 +316,7 @@ class Draw:
                 return option
             if self.accepts(option, *schemas):
                 return option
-        raise UnsatisfiableError("no option of the enum satisfies the schema")
+        raise UnsatisfiableError("no value of the enum satisfies the schema")
 
     def _ordered_kinds(self, merged: MergedSchema, depth: int, prefer_suggested: bool) -> list[str]:
         """Returns the types to try, in order.

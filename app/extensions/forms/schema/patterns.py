@@ -65,7 +65,7 @@ class Pattern(str):
     def __new__(cls, source: str) -> "Pattern":
         """Compiles `source`, a pattern of JSON Schema."""
         if len(source) > MAX_PATTERN_LENGTH:
-            raise SchemaError(f"a pattern of {len(source)} characters is too long")
+            raise SchemaError(f"the pattern is too long: it has {len(source)} characters")
         translated = translate(source)
         pattern = super().__new__(cls, translated)
         pattern.source = source
@@ -74,7 +74,7 @@ class Pattern(str):
             pattern._tokens = _parser.parse(translated, re.ASCII)
             pattern.min_length = pattern._tokens.getwidth()[0]
             if expanded_size(pattern._tokens) > MAX_EXPANDED_SIZE:
-                raise SchemaError(f"the pattern {_shorten(source)} repeats too much")
+                raise SchemaError(f"the pattern {_shorten(source)} has too many repeats")
             pattern._engine = regex.compile(
                 _without_search_tables(translated), regex.ASCII, cache_pattern=False
             )

@@ -90,7 +90,7 @@ class TextDraw:
             self._budget.spend(1 + len(text) // CHARACTERS_PER_STEP)
             if self._accepts(text):
                 return text
-        raise UnsatisfiableError("no text was found that satisfies the schema")
+        raise UnsatisfiableError("found no text that satisfies the schema")
 
     def _accepts(self, text: str) -> bool:
         if not self._min_length <= len(text) <= self._max_length:

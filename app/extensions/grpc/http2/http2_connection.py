@@ -127,7 +127,7 @@ class Http2Connection(CallTransport):
         _, _, kind, flags, _ = FRAME_HEAD.unpack_from(data, len(PREFACE))
         if kind != SETTINGS or flags & ACK:
             raise ConnectionFailedError(
-                ErrorCodes.PROTOCOL_ERROR, "the first frame is not SETTINGS"
+                ErrorCodes.PROTOCOL_ERROR, "the first frame must be SETTINGS"
             )
         self._has_preface = True
 

@@ -64,7 +64,7 @@ class HeaderDecoder(Decoder):
             HPACKDecodingError: the block is not valid, or matches TABLE_SIZES.
         """
         if TABLE_SIZES.match(data):
-            raise HPACKDecodingError("too many changes of the table's size")
+            raise HPACKDecodingError("too many changes of the size of the header table")
         return super().decode(data, raw)
 
 

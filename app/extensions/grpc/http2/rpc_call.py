@@ -198,7 +198,7 @@ class RpcCall:
     def _call_method(self, context: RequestContext) -> RpcResponse:
         method = self._method
         if method is None:
-            raise not_implemented(f"There is no method {context.path[:200]}.")
+            raise not_implemented(f"The method {context.path[:200]} does not exist.")
         if method.answers_each:
             return RpcResponse(MessageFeed(self._answers(method)))
         return method.handle(context)
@@ -219,7 +219,7 @@ class RpcCall:
         except BrokenOffError:
             self._connection.close()
         except Exception:  # rendering failed
-            log.exception("an answer broke off")
+            log.exception("a response ended early")
             self.fail(RpcCode.INTERNAL, "The answer broke off.")
 
     def _answers(self, method: RpcMethod) -> Iterator[bytes]:

@@ -96,13 +96,11 @@ def profile_of(
     """
     for flag, value in (("device", device), ("model-config", model_config)):
         if name == AUTO and value is None:
-            raise ConfigError(f"profile {name}: {flag} is required, too")
+            raise ConfigError(f"profile {name}: {flag} is also required")
         if name != AUTO and value is not None:
-            raise ConfigError(f"profile {name}: {flag} can be given with profile {AUTO} only")
+            raise ConfigError(f"profile {name}: {flag} requires profile {AUTO}")
     if options.vllm_version and name != AUTO:
-        raise ConfigError(
-            f"profile {name}: profile-vllm-version can be given with profile {AUTO} only"
-        )
+        raise ConfigError(f"profile {name}: profile-vllm-version requires profile {AUTO}")
     if device is None or model_config is None:
         return read_profile(name)
     return datasheet_profile(
@@ -136,7 +134,7 @@ def datasheet_profile(
     if device is None:
         raise ConfigError(
             f"device {device_name}: must be one of {', '.join(DEVICES)}; for other"
-            " devices, calibrate fits a profile to a recording"
+            " devices, use calibrate to fit a profile to a recording"
         )
     options.check(shape, origin)
     version, version_text = measured_version(options.vllm_version)
@@ -274,7 +272,7 @@ def _check_sheet_options(options: EngineOptions, storage: StorageFormat, device:
             names = ", ".join(KERNELS)
             raise ConfigError(
                 f"{name}: its cost is not known without constants of kernels for {storage.kind} on"
-                f" {device.name}; devices with constants are {names}"
+                f" {device.name}; the devices with constants are {names}"
             )
 
 

@@ -83,11 +83,9 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         layers = shape.num_hidden_layers
         stages = self.pipeline_parallel_size
         if not 1 <= stages <= layers:
-            raise ConfigError(
-                f"pipeline-parallel-size {stages}: {origin} has {layers} layers to divide"
-            )
+            raise ConfigError(f"pipeline-parallel-size {stages}: {origin} has only {layers} layers")
         if self.enable_expert_parallel and not shape.num_experts:
-            raise ConfigError(f"enable-expert-parallel: {origin} has no experts")
+            raise ConfigError(f"enable-expert-parallel: {origin} does not have experts")
         if shape.num_experts % self.expert_ranks:
             raise ConfigError(
                 f"enable-expert-parallel: {self.expert_ranks} devices must divide the"

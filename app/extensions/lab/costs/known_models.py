@@ -40,9 +40,9 @@ def read_model_config(model: str) -> object:
     try:
         return msgspec.json.decode(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"model config {model}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"model config {model} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"model config {model}: is not JSON: {error}") from None
+        raise ConfigError(f"model config {model} is not valid JSON: {error}") from None
 
 
 def full_name(model: str) -> str | None:

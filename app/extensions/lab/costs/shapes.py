@@ -143,7 +143,7 @@ class ModelShape(Struct, kw_only=True):
             )
         if self.num_key_value_heads > heads:
             raise ValueError(
-                f"num_key_value_heads ({self.num_key_value_heads}) must not be more than"
+                f"num_key_value_heads ({self.num_key_value_heads}) must not exceed"
                 " num_attention_heads"
             )
         self.head_dim = self.head_dim or self.hidden_size // heads

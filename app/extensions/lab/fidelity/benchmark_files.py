@@ -52,9 +52,10 @@ def read_recordings(path: str) -> list[MeasuredRun]:
         return [read_vllm(path, part, document) for part, document in documents]
     if "input_config" in first or "aiperf_version" in first:
         raise ConfigError(
-            f"{path}: is the summary of aiperf; use profile_export.jsonl, which has the requests"
+            f"{path} is the summary of aiperf; use profile_export.jsonl, which contains the "
+            "requests"
         )
-    raise ConfigError(f"{path}: is not a result of vllm bench serve, guidellm or aiperf")
+    raise ConfigError(f"{path} is not a result of vllm bench serve, guidellm or aiperf")
 
 
 def read_text(path: str) -> str:
@@ -63,9 +64,9 @@ def read_text(path: str) -> str:
         content = file.read(MAX_BYTES + 1)
         text = content.decode("utf-8-sig")
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path}: must not be larger than {MAX_BYTES >> 20} MiB")
+        raise ConfigError(f"{path} must not be larger than {MAX_BYTES >> 20} MiB")
     if not text.strip():
-        raise ConfigError(f"{path}: is empty")
+        raise ConfigError(f"{path} is empty")
     return text
 
 
@@ -81,7 +82,7 @@ def read_documents(path: str, text: str) -> Iterator[tuple[str, Document]]:
         try:
             yield part, msgspec.json.decode(line, type=dict[str, object])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise ConfigError(f"{location_of(path, part)}: is not a JSON object: {error}") from None
+            raise ConfigError(f"{location_of(path, part)} is not a JSON object: {error}") from None
 
 
 def _read_csv(path: str, text: str) -> Iterator[MeasuredRequest]:
@@ -99,7 +100,7 @@ def _read_csv(path: str, text: str) -> Iterator[MeasuredRequest]:
         for cells in filter(None, lines):
             location = f"{path}: line {lines.line_num}"
             if len(cells) != len(header):
-                raise ConfigError(f"{location}: has {len(cells)} cells, the header {len(header)}")
+                raise ConfigError(f"{location} has {len(cells)} cells, the header {len(header)}")
             request = read_request(location, dict(zip(header, cells, strict=True)))
             if request.arrival_s < last_arrival_s:
                 raise ConfigError(f"{location}: rows must be in order of arrival")

@@ -21,7 +21,7 @@ from config import ConfigError
 Document = Mapping[str, object]
 
 VLLM_REQUIRED = {
-    "ttfts": "has no times of requests: run vllm bench serve with --save-detailed",
+    "ttfts": "does not contain times of requests; run vllm bench serve with --save-detailed",
     "start_times": "has no start_times: vllm bench serve writes them from vLLM 0.15 on",
 }
 """Error messages by missing key."""
@@ -88,9 +88,7 @@ class _VllmResult(Struct):
         for number, failure in enumerate(self.errors, 1):
             if failure:
                 short_failure = " ".join(failure.split())[:100]
-                raise ValueError(
-                    f"request {number}: has failed ({short_failure}); all must succeed"
-                )
+                raise ValueError(f"request {number} has failed ({short_failure}); all must succeed")
 
 
 def read_vllm(path: str, part: str, document: Document) -> MeasuredRun:
@@ -128,7 +126,7 @@ def read_guidellm(path: str, document: Document) -> list[MeasuredRun]:
     """Reads a report of guidellm, which may have several benchmarks."""
     benchmarks = list_at(document, "benchmarks")
     if not benchmarks:
-        raise ConfigError(f"{path}: has no benchmarks")
+        raise ConfigError(f"{path} does not contain benchmarks")
     runs = []
     for number, benchmark in enumerate(benchmarks, 1):
         part = f"benchmark {number}" if len(benchmarks) > 1 else ""
@@ -150,7 +148,7 @@ def _read_guidellm_requests(location: str, benchmark: object) -> list[MeasuredRe
         columns = {name: first_at(request, paths) for name, paths in GUIDELLM_COLUMNS.items()}
         if None in (columns["send_s"], columns["first_s"], columns["last_s"]):
             raise ConfigError(
-                f"{location}: request {number}: has no times of its first and last token;"
+                f"{location}: request {number} does not have times for its first and last token;"
                 " run guidellm with streaming"
             )
         requests.append(read_request(f"{location}: request {number}", columns))
@@ -179,7 +177,7 @@ def _read_aiperf_metric(location: str, document: Document, column: str, send_s: 
     unit = first_at(document, [f"metrics.{name}.unit"])
     if not isinstance(value, int | float):
         hint = "; aiperf must run with --streaming" if column == "first_s" else ""
-        raise ConfigError(f"{location}: has no {name}{hint}")
+        raise ConfigError(f"{location} has no {name}{hint}")
     if not column.endswith("_s"):
         return int(value)
     if unit not in AIPERF_UNITS:

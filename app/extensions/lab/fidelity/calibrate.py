@@ -59,7 +59,9 @@ def run(argv: Sequence[str]) -> int:
     unseen_runs = _read_runs(options.check, options, start)
     for run in unseen_runs:
         if any(run.name == fitted.name or run.figures == fitted.figures for fitted in runs):
-            raise UsageError(f"calibrate: {run.name} is already fitted; --check needs other runs")
+            raise UsageError(
+                f"calibrate: {run.name} is already used for fitting; --check requires other runs"
+            )
     _fit(options, make_problem(scale_start(start, runs), runs), unseen_runs)
     return 0
 
@@ -214,7 +216,7 @@ def _read_start(options: argparse.Namespace) -> Profile:
             limits=limits,
         )
     elif options.device is not None or options.model_config is not None:
-        raise UsageError("calibrate: start cannot be combined with device and model-config")
+        raise UsageError("calibrate: --start cannot be combined with --device and --model-config")
     else:
         start = read_profile(options.start)
     return msgspec.structs.replace(start, engine=msgspec.structs.replace(start.engine, **limits))
@@ -241,9 +243,7 @@ def _read_runs(paths: Sequence[str], options: argparse.Namespace, start: Profile
     names = set()
     for run in runs:
         if run.name in names:
-            raise ConfigError(
-                f"calibrate: two runs have the name {run.name}: give the files different names"
-            )
+            raise ConfigError(f"calibrate: two runs are named {run.name}; rename one of the files")
         names.add(run.name)
     return runs
 
@@ -254,6 +254,6 @@ def _check_requests(recording: MeasuredRun, cache_tokens: int) -> None:
         tokens = input_tokens + output_tokens
         if tokens > cache_tokens:
             raise ConfigError(
-                f"{recording.name}: request {number}: {tokens} tokens do not fit into the KV cache"
-                f" of {cache_tokens}; num-gpu-blocks sets it"
+                f"{recording.name}: request {number}: {tokens} tokens do not fit in the KV cache"
+                f" of {cache_tokens} tokens; increase num-gpu-blocks"
             )

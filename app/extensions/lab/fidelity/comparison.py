@@ -71,9 +71,9 @@ def _check_options(options: Namespace) -> None:
     first, second = options.compare
     for name in ("sweep", "requests", "plot"):
         if getattr(options, name) is not None:
-            raise UsageError(f"--{name} applies to a single run and cannot be given with --compare")
+            raise UsageError(f"--{name} applies to a single run and cannot be used with --compare")
     if first.resolve() == second.resolve():
-        raise UsageError(f"--compare: {second} is given twice")
+        raise UsageError(f"--compare: {second} is specified twice")
     check_output_paths([options.html, json_file(options)], options.compare)
 
 
@@ -85,7 +85,7 @@ def _job_of_file(path: Path, make_job: MakeJob) -> Job:
     """
     document = parse_yaml(str(path))
     if not isinstance(document, Mapping):
-        raise ConfigError(f"{path}: must be a mapping of options to values")
+        raise ConfigError(f"{path} must be a mapping of options to values")
     words = []
     for name, value in document.items():
         if name in SHARED_OPTIONS:

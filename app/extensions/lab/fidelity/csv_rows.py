@@ -33,7 +33,7 @@ def read_utc_seconds(name: str, text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{name} {text[:40]!r} must be a date and a time") from None
+        raise ValueError(f"{name} {text[:40]!r} must be a date with a time") from None
     if not moment.tzinfo:
         moment = moment.replace(tzinfo=UTC)
     return moment.timestamp()
@@ -88,7 +88,9 @@ class CsvRows:
         for name in required:
             if names.count(name) != 1:
                 problem = "twice" if name in names else "missing"
-                raise ValueError(f"column {name} is {problem}; needed are {', '.join(required)}")
+                raise ValueError(
+                    f"column {name} is {problem}; the required columns are {', '.join(required)}"
+                )
         self._column_indexes = [names.index(name) for name in self._columns]
         self._prefix_indexes = [names.index(name) for name in prefix_columns]
         self._session_indexes = [names.index(name) for name in session_columns]
@@ -114,7 +116,7 @@ class CsvRows:
         if len(row) < self._min_width:
             if not any(row):
                 raise ValueError("is empty")
-            raise ValueError(f"has {len(row)} fields; some are missing")
+            raise ValueError(f"has {len(row)} fields, but more are required")
         time_text, input_text, output_text = (row[index] for index in self._column_indexes)
         if self.is_public and "0" in (input_text, output_text):  # a request that failed
             load.left_out += 1
@@ -128,8 +130,8 @@ class CsvRows:
             history_tokens = load.input_tokens[earlier_turn] + load.output_tokens[earlier_turn]
             if input_tokens < history_tokens:
                 raise ValueError(
-                    f"input_tokens {input_tokens} must include the conversation so far,"
-                    f" {history_tokens} tokens"
+                    f"input_tokens {input_tokens} must include the {history_tokens} tokens"
+                    " of the conversation so far"
                 )
         if self._prefix_indexes:
             self._read_prefix(row, input_tokens, earlier_turn)

@@ -138,7 +138,9 @@ def check_classes(limits: Limits, load: LoadTrace) -> None:
             classes = ", and no column class"
             if load.classes:
                 classes = f"; known are {', '.join(load.classes)}"
-            raise ConfigError(f"--goodput: {load.origin} has no requests of class {name}{classes}")
+            raise ConfigError(
+                f"--goodput: {load.origin} does not have requests of class {name}{classes}"
+            )
 
 
 def goodput_lines(result: Goodput, limits: Limits) -> list[str]:

@@ -187,14 +187,12 @@ def _check_no_options(options: Namespace, engine_options: EngineOptions) -> None
             continue
         if getattr(engine_options, name) != getattr(defaults, name):
             flag = name.replace("_", "-")
-            raise ConfigError(
-                f"profile {options.profile}: {flag} can be given with profile {AUTO} only"
-            )
+            raise ConfigError(f"profile {options.profile}: {flag} requires profile {AUTO}")
 
 
 def _check_plan_flags(options: Namespace, swept: str) -> None:
     if swept and getattr(options, swept.replace("-", "_")) is not None:
-        raise UsageError(f"--{swept} must not be given with --sweep {swept}")
+        raise UsageError(f"--{swept} cannot be combined with --sweep {swept}")
     if options.turnaround is not None and options.in_flight is None and swept != IN_FLIGHT:
         raise UsageError("--turnaround requires --in-flight")
 
@@ -220,7 +218,8 @@ def _make_disaggregation(
         return None
     if kv_bytes is None:
         raise ConfigError(
-            f"profile {options.profile} has no size of keys and values; give --kv-bytes-per-token"
+            f"profile {options.profile} does not specify the size of keys and values; set "
+            "--kv-bytes-per-token"
         )
     prefill_pods = options.prefill_pods
     decode_pods = options.decode_pods
@@ -240,21 +239,21 @@ def _check_split_flags(options: Namespace, swept: str, *, is_split: bool) -> Non
     sweeps = swept == PREFILL_PODS
     flags = "--prefill-pods and --decode-pods"
     if is_split and (options.prefill_pods is None or options.decode_pods is None):
-        raise ConfigError(f"{flags} must be given together")
+        raise ConfigError(f"{flags} must be used together")
     if is_split and (options.pods is not None or sweeps or swept == PODS):
         raise ConfigError(
-            f"{flags} count all pods and cannot be combined with --pods or a sweep of pods"
+            f"{flags} define all pods and cannot be combined with --pods or a sweep of pods"
         )
     if sweeps and (options.pods or 0) <= options.sweep.values[-1]:
         raise ConfigError(
-            f"--sweep {swept} requires more --pods than its last value, because the"
+            f"--sweep {swept} requires --pods to exceed the last value, because the"
             " other pods decode"
         )
     transfer_flags = [
         f"--{name.replace('_', '-')}" for name in present_options(options, TRANSFER_FLAGS)
     ]
     if transfer_flags and not is_split and not sweeps:
-        raise ConfigError(f"{', '.join(transfer_flags)} can be given with {flags} only")
+        raise ConfigError(f"{', '.join(transfer_flags)} requires {flags}")
 
 
 def _make_autoscaling(
@@ -271,7 +270,7 @@ def _make_autoscaling(
     if options.autoscale is None or options.cold_start is None:
         if options.autoscale or options.cold_start or times_s:
             raise ConfigError(
-                "--autoscale and --cold-start must be given together; the intervals require both"
+                "--autoscale and --cold-start must be used together; the intervals require both"
             )
         return None
     if swept in (PODS, PREFILL_PODS) or options.prefill_pods is not None:
@@ -298,7 +297,9 @@ def make_recipe(options: Namespace, *, rate_is_swept: bool) -> Recipe | None:
             flag = "--sweep rate"
             if not rate_is_swept:
                 flag = "--" + next(iter(values)).replace("_", "-")
-            raise UsageError(f"{flag} describes a drawn load and cannot be given with --trace")
+            raise UsageError(
+                f"{flag} describes a generated load and cannot be combined with --trace"
+            )
         return None
     _check_synthetic_flags(values.keys(), values.get("arrivals"), rate_is_swept)
     if rate_is_swept:
@@ -312,24 +313,24 @@ def make_recipe(options: Namespace, *, rate_is_swept: bool) -> Recipe | None:
 def _check_synthetic_flags(flags: Set[str], arrivals: str | None, rate_is_swept: bool) -> None:
     has_rate = rate_is_swept or "rate" in flags
     violations = {
-        "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests": (
+        "a load is missing: use --trace FILE, or --rate with --seconds, or --num-requests": (
             not has_rate and "num_requests" not in flags
         ),
-        "--seconds and --arrivals go with --rate": (
+        "--seconds and --arrivals require --rate": (
             not has_rate and not flags.isdisjoint({"seconds", "arrivals"})
         ),
-        "a load with only a rate never ends: give --seconds or --num-requests": (
+        "a load with only a rate never ends; add --seconds or --num-requests": (
             flags.isdisjoint({"seconds", "num_requests"})
         ),
-        "--arrivals ramp needs --seconds, at the end of which --rate is reached": (
+        "--arrivals ramp requires --seconds, at the end of which --rate is reached": (
             arrivals == RAMP and "seconds" not in flags
         ),
-        "--burstiness goes with --arrivals bursty": arrivals != BURSTY and "burstiness" in flags,
-        "--ramp-from goes with --arrivals ramp": arrivals != RAMP and "ramp_from" in flags,
-        "--prefix-groups and --prefix-tokens must be given together": (
+        "--burstiness requires --arrivals bursty": arrivals != BURSTY and "burstiness" in flags,
+        "--ramp-from requires --arrivals ramp": arrivals != RAMP and "ramp_from" in flags,
+        "--prefix-groups and --prefix-tokens must be used together": (
             len(flags & {"prefix_groups", "prefix_tokens"}) == 1
         ),
-        "--think goes with --turns": "think" in flags and "turns" not in flags,
+        "--think requires --turns": "think" in flags and "turns" not in flags,
     }
     for rule, is_violated in violations.items():
         if is_violated:
@@ -350,7 +351,7 @@ def check_files(options: Namespace) -> None:
     """
     for name in ("requests", "html"):
         if options.sweep is not None and getattr(options, name) is not None:
-            raise UsageError(f"--{name} applies to a single run and cannot be given with --sweep")
+            raise UsageError(f"--{name} applies to a single run and cannot be used with --sweep")
     check_output_paths(
         [options.requests, options.plot, options.html, json_file(options)],
         [options.trace, options.model_config, options.profile],

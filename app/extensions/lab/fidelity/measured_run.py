@@ -108,11 +108,11 @@ def make_run(
     """
     rows = sorted(requests, key=lambda request: request.arrival_s)
     if not rows:
-        raise ConfigError(f"{location_of(path, part)}: has no requests")
+        raise ConfigError(f"{location_of(path, part)} does not contain requests")
     if all(row.output_tokens == 1 for row in rows):
         raise ConfigError(
-            f"{location_of(path, part)}: no request has more than one output token, so none has an"
-            " ITL"
+            f"{location_of(path, part)}: no request has more than one output token, so there"
+            " are no ITLs"
         )
     start_s = rows[0].arrival_s
     name = Path(path).name.partition(".")[0]

@@ -174,7 +174,7 @@ def read_target(url: str) -> Target:
 
 def _read_load(options: argparse.Namespace) -> LoadTrace:
     if (options.trace is None) == (options.rate is None):
-        raise ConfigError("record: either trace or rate must be given")
+        raise ConfigError("record: either --trace or --rate is required")
     if options.trace is None:
         recipe = Recipe(
             input_tokens=options.input_tokens,
@@ -186,7 +186,9 @@ def _read_load(options: argparse.Namespace) -> LoadTrace:
         return draw_load(recipe, options.longest)
     load = read_trace(options.trace)
     if load.session:
-        raise ConfigError(f"record: {options.trace} has sessions, which only simulate supports")
+        raise ConfigError(
+            f"record: {options.trace} contains sessions, which only simulate supports"
+        )
     return load
 
 
@@ -227,8 +229,8 @@ class _Server(Struct):
         models = self._request("GET", "/v1/models").data
         if not models:
             raise RecordError(
-                "GET /v1/models: returned no model; give --model, or --api-key if the server"
-                " needs a key"
+                "GET /v1/models returned no model; use --model, or --api-key if the server"
+                " requires a key"
             )
         return models[0].id
 

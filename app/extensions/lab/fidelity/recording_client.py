@@ -232,7 +232,7 @@ def parse_response(
             text_s = time_s
         usage = event.usage or usage
     if not token_times_s or usage is None:
-        raise RecordError("the stream has no tokens, or no usage")
+        raise RecordError("the stream does not contain tokens or does not contain usage")
     last_s = token_times_s[-1]
     if request.output_tokens not in (0, usage.completion_tokens):
         raise RecordError(
@@ -277,7 +277,7 @@ def _events(pieces: Pieces) -> Iterable[tuple[float, Event]]:
             except MsgspecError as error:
                 raise RecordError(f"invalid event in the stream: {error}") from None
             if event.error is not UNSET:
-                raise RecordError(f"the stream has an error: {one_line(data)}")
+                raise RecordError(f"the stream contains an error: {one_line(data)}")
             yield time_s, event
     raise RecordError("the stream ended early")
 

@@ -321,7 +321,8 @@ class Simulation:
         request.send_s = self._wait_for_place(arrival_s)
         if self._autoscaler is not None and request.send_s > load.arrival_s[0] + MAX_LOAD_S:
             raise ConfigError(
-                f"{load.row(number)}: with --autoscale, it must not arrive after {MAX_LOAD_S:,} s"
+                f"{load.row(number)}: with --autoscale, a request must not arrive after "
+                f"{MAX_LOAD_S:,} s"
             )
         self._run_until(request.send_s)
         self._send(request)

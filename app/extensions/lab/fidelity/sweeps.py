@@ -60,7 +60,7 @@ def read_sweep(text: str) -> Sweep:
     except ValueError:
         raise ValueError(f"must be {name}=FROM:TO:STEP with numbers") from None
     if not (1e-6 <= low <= high < math.inf and 0 < step < math.inf):
-        raise ValueError("must rise from a number above 0 in steps above 0")
+        raise ValueError("must begin above 0 and increase in steps above 0")
     if (high - low) / step >= MAX_POINTS:
         raise ValueError(f"must have at most {MAX_POINTS} points")
     count = int((high - low) / step + 1e-9) + 1

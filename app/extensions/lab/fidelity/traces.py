@@ -45,7 +45,7 @@ def read_trace(path: Path, progress: Progress = ignore_progress) -> LoadTrace:
     with open_input(path) as (stored, binary):
         head = binary.peek(4096).lstrip(BLANK)
         if not head:
-            raise ConfigError(f"{path}: is empty")
+            raise ConfigError(f"{path} is empty")
         if is_agent_trace(head):
             with io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
                 return read_agent_traces(str(path), file.read())
@@ -64,7 +64,7 @@ def read_trace(path: Path, progress: Progress = ignore_progress) -> LoadTrace:
             else:
                 _read_csv(file, load, report_progress)
     if not load:
-        raise ConfigError(f"{path}: has no rows" + (" with tokens" if load.left_out else ""))
+        raise ConfigError(f"{path} has no rows" + (" with tokens" if load.left_out else ""))
     return load
 
 
@@ -77,7 +77,7 @@ def _with_requests(load: LoadTrace) -> LoadTrace:
 def _read_benchmark(path: Path) -> LoadTrace:
     runs = read_recordings(str(path))
     if len(runs) > 1:
-        raise ConfigError(f"{path}: it has {len(runs)} runs; a load must be a single run")
+        raise ConfigError(f"{path} contains {len(runs)} runs, but a load must be a single run")
     return replace(runs[0].load, origin=str(path))
 
 

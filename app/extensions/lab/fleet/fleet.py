@@ -68,7 +68,7 @@ def check_flags(flags: Sequence[str]) -> None:
         raise UsageError("fleet does not accept --config and --version")
     for name in parsed.values:
         if name in FLEET_SETTINGS:
-            raise UsageError(f"flag --{name} cannot be given, because the fleet sets it")
+            raise UsageError(f"flag --{name} cannot be used, because the fleet sets it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class Fleet:
                 scores = self.indexer.scores(mark)
             except IndexerError as error:
                 processes.check()
-                raise FleetError(f"the indexer gives no scores: {error}") from error
+                raise FleetError(f"the indexer did not return scores: {error}") from error
             missing = [pod for pod in self.pods if pod not in scores]
 
 
@@ -227,9 +227,9 @@ def _post(pod: str, path: str, body: bytes) -> bytes:
     try:
         status, answer = exchange(pod, "POST", path, body, timeout_s=POST_TIMEOUT_S)
     except OSError as error:
-        raise FleetError(f"pod {pod} does not answer: {error}") from error
+        raise FleetError(f"pod {pod} does not respond: {error}") from error
     if status != 200:
         raise FleetError(
-            f"pod {pod} answers {path} with status {status}: {answer.decode(errors='replace')}"
+            f"pod {pod} returned status {status} for {path}: {answer.decode(errors='replace')}"
         )
     return answer

@@ -53,16 +53,16 @@ class Indexer(Struct, frozen=True):
                 self.address, "POST", path, msgspec.json.encode(body), timeout_s=self.timeout_s
             )
         except OSError as error:
-            raise IndexerError(f"{path} was not answered: {error}") from error
+            raise IndexerError(f"{path} did not respond: {error}") from error
         if status != 200:
-            raise IndexerError(f"{path} was answered with status {status}")
+            raise IndexerError(f"{path} returned status {status}")
         try:
             if path == "/score_tokens":
                 pod_scores = msgspec.json.decode(answer, type=_TokenScores).scores or {}
                 return {pod: pod_score.score for pod, pod_score in pod_scores.items()}
             return msgspec.json.decode(answer, type=dict[str, float] | None) or {}
         except msgspec.MsgspecError as error:
-            raise IndexerError(f"{path}: the answer has no scores: {error}") from error
+            raise IndexerError(f"{path}: the response does not contain scores: {error}") from error
 
 
 def _score_request(incoming: Incoming) -> tuple[str, dict[str, object]] | None:

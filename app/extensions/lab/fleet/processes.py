@@ -70,7 +70,7 @@ class ServerProcess:
         status = self.process.poll()
         if status is not None:
             raise FleetError(
-                f"{self.name} ({self.address}) ended with status {status}: {self.last_line()}"
+                f"{self.name} ({self.address}) exited with status {status}: {self.last_line()}"
             )
 
     def last_line(self) -> str:

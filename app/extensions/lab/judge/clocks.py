@@ -56,7 +56,7 @@ def align(path: str, pairs: Sequence[Pair], has_unix_times: bool) -> Alignment:
     """
     uppers, lowers = _bounds(pairs)
     if not lowers:
-        raise ConfigError(f"{path}: no request was answered, so there is nothing to compare")
+        raise ConfigError(f"{path}: no request was completed, so there is nothing to compare")
     zero_s = min(bound.moment_s for bound in uppers)
     drift = 0.0
     if _width(uppers, lowers, drift, zero_s) < -TOLERANCE_S:
@@ -70,7 +70,7 @@ def align(path: str, pairs: Sequence[Pair], has_unix_times: bool) -> Alignment:
     lower = max(lowers, key=difference)
     if width_s < -TOLERANCE_S:
         raise ConfigError(
-            f"{path}: the clocks of the export and of the journal do not fit: {_name(upper)} and"
+            f"{path}: the clocks of the export and the journal do not match: {_name(upper)} and"
             f" {_name(lower)} contradict each other by {-1000 * width_s:.1f} ms"
         )
     upper_s = _at_zero(upper, drift, zero_s)

@@ -39,7 +39,7 @@ MAX_NAMES = 5
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns 1 if the tool added more than `--max-added-ms`."""
-    options = _make_parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     outputs = [options.out]
     if options.json != STDOUT:
         outputs.append(options.json)
@@ -66,11 +66,12 @@ def _status(verdict: Verdict, max_added_ms: float | None) -> int:
         return 0
     comparison = verdict.latencies.get("TTFT") or verdict.latencies.get("E2E")
     if comparison is None:
-        raise ConfigError("--max-added-ms: the export has no latencies")
+        raise ConfigError("--max-added-ms: the export does not contain latencies")
     if comparison.added.p50 <= max_added_ms:
         return 0
     raise ConfigError(
-        f"the median of the added time is {comparison.added.p50:g} ms, more than {max_added_ms:g}"
+        f"the median of the added time is {comparison.added.p50:g} ms, which exceeds "
+        f"{max_added_ms:g} ms"
     )
 
 
@@ -186,29 +187,40 @@ def _shown(milliseconds: float) -> str:
     return f"{milliseconds:.2f}"
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command."""
     parser = FlagParser(prog=f"{COMMAND} judge", description=ABOUT, allow_abbrev=False)
     add = parser.add_argument
-    add("export", metavar="EXPORT", help="file of the load tool")
+    add("export", metavar="EXPORT", help="file of the load tool, optionally compressed by gzip")
     add(
         "--journal",
         default=DEFAULT_SERVER,
         metavar="URL_OR_FILE",
-        help=f"the server, or the answer of GET /admin/journal [{DEFAULT_SERVER}]",
+        help=f"the server, or a stored response of GET /admin/journal [{DEFAULT_SERVER}]",
     )
-    add("--admin-key", metavar="KEY", help="key of the server's routes below /admin")
+    add("--admin-key", metavar="KEY", help="key for the routes under /admin")
     add(
         "--rtt-ms",
         type=number_of(0, 1e6),
         metavar="MS",
-        help="round trip from the tool to the server [measured, if --journal is a URL]",
+        help="round trip between tool and server [the fastest of 20 TCP connections to the URL]",
     )
-    add("--out", type=Path, metavar="FILE.csv[.gz]", help="write the times of each request")
-    add("--json", type=Path, metavar="FILE", help="write the verdict as JSON; - prints it")
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE.csv[.gz]",
+        help="write the times of each request in seconds, one line per request",
+    )
+    add(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the result as JSON; - prints it instead of the text",
+    )
     add(
         "--max-added-ms",
         type=number_of(0, 1e6),
         metavar="MS",
-        help="fail if the median of the time that tool and network add is longer",
+        help="exit with status 1 if the median of the added time is longer",
     )
     return parser

@@ -44,20 +44,21 @@ def read_export(path: str) -> Export:
         return _checked(path, _read_aiperf(path, documents))
     if "ttfts" in first or "total_output_tokens" in first:
         if len(documents) > 1:
-            raise ConfigError(f"{path}: has several results: judge one run at a time")
+            raise ConfigError(f"{path} contains several results; judge one run at a time")
         return _checked(path, _read_vllm(path, first))
     if "response_time" in first and "start_time" in first:
         return _checked(path, _read_locust(path, documents))
     if "input_config" in first or "aiperf_version" in first:
         raise ConfigError(
-            f"{path}: is aiperf's summary; the requests are in profile_export.jsonl beside it"
+            f"{path} is the summary of aiperf; use profile_export.jsonl, which contains the "
+            "requests"
         )
-    raise ConfigError(f"{path}: is not a known export of {KNOWN}")
+    raise ConfigError(f"{path} is not a known export of {KNOWN}")
 
 
 def _checked(path: str, export: Export) -> Export:
     if not export.requests:
-        raise ConfigError(f"{path}: has no requests")
+        raise ConfigError(f"{path} does not contain requests")
     for request in export.requests:
         request.check()
     return export
@@ -67,7 +68,7 @@ def _objects(path: str, text: str) -> list[Document]:
     try:
         documents: list[Document] = msgspec.json.decode(text, type=list[dict[str, object]])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not a list of JSON objects: {error}") from None
+        raise ConfigError(f"{path} is not a list of JSON objects: {error}") from None
     return documents
 
 
@@ -88,13 +89,13 @@ class Fields:
         try:
             return value * unit_s
         except OverflowError:
-            raise ConfigError(f"{self.place}: moments must be finite numbers") from None
+            raise ConfigError(f"{self.place}: times must be finite numbers") from None
 
     def moment(self, path: str, unit_s: float = 1.0) -> float:
         """Returns a number that must be there."""
         value = self.number(path, unit_s)
         if value is None:
-            raise ConfigError(f"{self.place}: has no {path}")
+            raise ConfigError(f"{self.place} has no {path}")
         return value
 
     def text(self, path: str) -> str | None:
@@ -102,7 +103,7 @@ class Fields:
         value = first_at(self._document, [path])
         if value is None or isinstance(value, str):
             return value
-        raise ConfigError(f"{self.place}: {path} must be a text")
+        raise ConfigError(f"{self.place}: {path} must be a string")
 
     def numbers(self, path: str) -> list[float]:
         """Returns a list of numbers; an empty one if it is missing."""
@@ -156,7 +157,7 @@ def _guidellm_request(fields: Fields, state: str) -> ToolRequest:
     send_s = fields.number(f"{timings}request_start")
     if send_s is None:
         raise ConfigError(
-            f"{fields.place}: has no {timings}request_start; guidellm writes it from 0.6 on"
+            f"{fields.place} has no {timings}request_start; guidellm writes it from 0.6 on"
         )
     error = ""
     if state != "successful":
@@ -216,7 +217,7 @@ def _aiperf_moment(fields: Fields, metric: str, send_s: float) -> float | None:
     unit = fields.text(f"metrics.{metric}.unit") or ""
     if unit not in AIPERF_UNITS:
         units = ", ".join(AIPERF_UNITS)
-        raise ConfigError(f"{fields.place}: {metric}: unit {unit!r} is none of {units}")
+        raise ConfigError(f"{fields.place}: {metric}: unit {unit!r} must be one of {units}")
     return send_s + value * AIPERF_UNITS[unit]
 
 
@@ -303,7 +304,7 @@ class _VllmResult(msgspec.Struct):
 def _read_vllm(path: str, document: Mapping[str, object]) -> Export:
     if "ttfts" not in document:
         raise ConfigError(
-            f"{path}: has no times of requests: run vllm bench serve with --save-detailed"
+            f"{path} does not contain times of requests; run vllm bench serve with --save-detailed"
         )
     try:
         result = msgspec.convert(document, _VllmResult)

@@ -50,7 +50,7 @@ def match(path: str, export: Export, journal: Sequence[ServedRequest]) -> Matche
         if not entries:
             raise ConfigError(
                 f"{path}: none of the {len(export.requests)} requests is in the journal, which has"
-                f" {len(journal)} others: it is of another run"
+                f" {len(journal)} other requests: they belong to different runs"
             )
     elif any(request.index is not None for request in export.requests):
         method = "number"

@@ -85,7 +85,7 @@ def read_journal(source: str, admin_key: str | None = None) -> list[ServedReques
     try:
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"{source}: the journal is not JSON: {error}") from None
+        raise ConfigError(f"{source}: the journal is not valid JSON: {error}") from None
     ranks: Sequence[object] = [document]
     if isinstance(document, dict) and "entries" not in document:
         ranks = list(document.values())
@@ -94,13 +94,13 @@ def read_journal(source: str, admin_key: str | None = None) -> list[ServedReques
             entry for rank in ranks for entry in msgspec.convert(rank, _Rank, strict=True).entries
         ]
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: is not a journal with moments: {error}") from None
+        raise ConfigError(f"{source} is not a journal with times: {error}") from None
     if not entries:
-        raise ConfigError(f"{source}: the journal is empty; it must be read before a reset")
+        raise ConfigError(f"{source}: the journal is empty; read it before a reset")
     for entry in entries:
         for moment_s in (entry.arrived_s, *(entry.sends_s or ())):
             if not abs(moment_s) <= MAX_MOMENT_S:
-                raise ConfigError(f"{source}: {moment_s:g} is not a moment in seconds")
+                raise ConfigError(f"{source}: {moment_s:g} is not a time in seconds")
     return sorted(entries, key=_arrival)
 
 
@@ -124,7 +124,7 @@ def _fetch(url: str, admin_key: str | None) -> bytes:
         connection.close()
     if response.status != 200:
         reason = body.decode(errors="replace")[:200]
-        raise ConfigError(f"{target.url}: the journal answered {response.status}: {reason}")
+        raise ConfigError(f"{target.url}: the journal returned status {response.status}: {reason}")
     return body
 
 
@@ -142,7 +142,7 @@ def round_trip_s(url: str) -> float:
         try:
             connection.connect()
         except OSError as error:
-            raise ConfigError(f"{target.url}: cannot be reached: {error}") from None
+            raise ConfigError(f"{target.url} cannot be reached: {error}") from None
         finally:
             connection.close()
         fastest_s = min(fastest_s, time.perf_counter() - start_s)

@@ -36,7 +36,7 @@ def read_policy(text: str, plugin_policies: Mapping[str, AutoscalerStart]) -> Po
     for part in values_text.split(","):
         key, equals, value = part.strip().partition("=")
         if not equals or key in values:
-            raise ValueError(f"{name}: {part[:40]!r} must be NAME=VALUE, each name once")
+            raise ValueError(f"{name}: {part[:40]!r} must be NAME=VALUE, with each name once")
         values[key] = value
     if name == "schedule":
         return _read_schedule(values)
@@ -81,7 +81,7 @@ def _read_rates(text: str) -> list[Rate]:
         match = re.fullmatch(r"([1-9]\d{0,4})(%?)/(\w+)", part, re.ASCII)
         period_s = parse_duration(match[3]) if match else 0.0
         if not match or not 0 < period_s <= MAX_PERIOD_S:
-            raise ValueError("must be rates such as 100%/15s+4/15s, in periods of 30m at most")
+            raise ValueError("must be rates such as 100%/15s+4/15s, with periods of at most 30m")
         rates.append((int(match[1]), bool(match[2]), period_s))
     return rates
 
@@ -89,7 +89,7 @@ def _read_rates(text: str) -> list[Rate]:
 def _read_schedule(values: Mapping[str, str]) -> ScalingPolicy:
     steps = sorted((SECONDS(time), PODS(pods)) for time, pods in values.items())
     if steps[0][0] or len(dict(steps)) < len(steps):
-        raise ValueError("schedule: must begin with 0s=PODS and have each time once")
+        raise ValueError("schedule: must begin with 0s=PODS and specify each time once")
     counts = [pods for _, pods in steps]
     return ScalingPolicy(min(counts), max(counts), _Schedule(steps).start)
 
@@ -125,7 +125,7 @@ def read_cold_start(text: str, weight_bytes: float) -> float:
             continue
         read_bytes = size_of(size) if size else weight_bytes
         if not read_bytes:
-            raise ValueError(f"{part!r} requires the size of the weights, such as 30GB@2GB/s")
+            raise ValueError(f"{part!r} requires the size of the weights, as in 30GB@2GB/s")
         total_s += read_bytes / size_of(bandwidth.removesuffix("/s"))
     if total_s < 0:
         raise ValueError("must not be negative")

@@ -43,7 +43,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         yield partial
         os.replace(partial, target)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
     finally:
         partial.unlink(missing_ok=True)
 
@@ -85,11 +85,11 @@ def check_output_paths(
         if not target.parent.is_dir():
             raise ConfigError(f"{path}: folder not found: {target.parent}")
         if target.is_dir():
-            raise ConfigError(f"{path}: is a folder")
+            raise ConfigError(f"{path} is a folder")
         if target.exists() and not target.is_file():
-            raise ConfigError(f"{path}: is not a regular file")
+            raise ConfigError(f"{path} is not a regular file")
         if targets.count(str(target)) > 1:
-            raise UsageError(f"{path} is given twice")
+            raise UsageError(f"{path} is specified twice")
 
 
 def check_picture_path(path: Path | None) -> None:
@@ -100,5 +100,5 @@ def check_picture_path(path: Path | None) -> None:
     """
     if path is not None and path.suffix.lower() not in PICTURE_SUFFIXES:
         raise ConfigError(
-            f"{path}: the name of a picture must end with {' or '.join(PICTURE_SUFFIXES)}"
+            f"{path}: the file name of a picture must end with {' or '.join(PICTURE_SUFFIXES)}"
         )

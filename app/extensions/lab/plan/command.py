@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     vars(options).update(profile=AUTO, **vars(plan_options))
     options.model_config = options.model_configs[0]
     if not options.goodput and not options.slo:
-        raise UsageError("an SLO is missing: give --goodput or --slo")
+        raise UsageError("an SLO is required: use --goodput or --slo")
     if options.confidence is not None and options.speculative_config is not None:
         raise UsageError("--confidence: no errors of --speculative-config are known")
     check_installed("plan", "plan")

@@ -179,7 +179,7 @@ def _add_loads(add: AddArgument) -> None:
 
 
 def _reject(text: str) -> None:
-    raise ValueError("cannot be given to plan, which chooses or sets it")
+    raise ValueError("cannot be used, because plan sets its value")
 
 
 class DevicePrice(NamedTuple):
@@ -208,7 +208,9 @@ def _read_price(text: str) -> DevicePrice:
             f"must be DEVICE=PRICE with one of {', '.join(DEVICES)}{suggestion(name, DEVICES)}"
         )
     if not equals:
-        raise ValueError(f"has no price: give {label}=PRICE, for an hour of one device")
+        raise ValueError(
+            f"does not have a price; add one as {label}=PRICE, for an hour of one device"
+        )
     if separator and not PRICE_LIST.fullmatch(price_list):
         raise ValueError("must have a price list of letters, digits, dots and dashes after @")
     price, slash, node_devices = price_text.partition("/")

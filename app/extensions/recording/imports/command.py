@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
         print(" ".join(line.split()), file=sys.stderr)
     print(f"imported rules: {len(rules)}; not carried over: {len(left_out)}", file=sys.stderr)
     if not rules:
-        raise ConfigError("no rule could be imported")
+        raise ConfigError("could not import any rule")
     distinguish(rules)
     for rule in rules:
         if not rule["when"]:
@@ -101,7 +101,7 @@ def _import(path: Path, name: str | None, script: ImportedScript) -> Json:
     if name is None:
         names = [name for name, fmt in FORMATS.items() if fmt.is_format(document)]
         if not names:
-            raise ImportFormatError(f"is none of {', '.join(FORMATS)}")
+            raise ImportFormatError(f"must be one of {', '.join(FORMATS)}")
         name = names[0]
     return FORMATS[name].read(document, script) or {}
 
@@ -110,7 +110,7 @@ def _document(path: Path) -> object:
     """Returns the JSON or YAML of a file."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ImportFormatError(f"has more than {MAX_FILE_BYTES >> 20} MiB")
+            raise ImportFormatError(f"exceeds {MAX_FILE_BYTES >> 20} MiB")
         text = path.read_text("utf-8-sig")
     except OSError as error:
         raise ImportFormatError(f"cannot be read: {error.strerror or error}") from None

@@ -82,7 +82,7 @@ def text(value: object, place: str) -> str:
         ImportFormatError: it is not.
     """
     if not isinstance(value, str):
-        raise ImportFormatError(f"{place} must be a text, got {type(value).__name__}")
+        raise ImportFormatError(f"{place} must be a string, got {type(value).__name__}")
     return value
 
 

@@ -72,7 +72,7 @@ def _add_model(script: ImportedScript, place: str, model: Json, names: set[str])
     """Adds the rule of a model that is not in `names`, and adds its name there."""
     name = model.get("model_name")
     if not isinstance(name, str):
-        raise ImportFormatError("model_name is not a text")
+        raise ImportFormatError("model_name is not a string")
     place = f"{place} ({name})"
     parameters = mapping(model.get("litellm_params") or {}, "litellm_params")
     if not any(key in parameters for key in MOCK_KEYS):

@@ -215,5 +215,5 @@ def test_bind_to_a_socket_serves_only_one_rank(folder: Path) -> None:
     assert ended.returncode == 1
     assert (
         ended.stderr
-        == "error: bind: a Unix socket serves one rank, and cannot be combined with grpc-port\n"
+        == "error: bind: a Unix socket serves only one rank and cannot be combined with grpc-port\n"
     )

@@ -107,7 +107,7 @@ def test_a_choke_leaves_the_pause_of_an_operator(client: Client) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ({}, "A choke needs places, kv_blocks or paused."),
+        ({}, "A choke requires places, kv_blocks or paused."),
         ({"places": 0}, "places"),
         ({"kv_blocks": -1}, "kv_blocks"),
         ({"seats": 1}, "seats"),

@@ -22,7 +22,7 @@ dict : "{" [pair ("," pair)*] "}"
 pair : string ":" value
 string : ESCAPED_STRING
 %import common.ESCAPED_STRING
-%import common.INT -> SIGNED_NUMBER  // a zero in front is no JSON
+%import common.INT -> SIGNED_NUMBER  // a zero in front is not valid JSON
 %import common (WS, NUMBER)
 %ignore WS
 """
@@ -61,13 +61,15 @@ def test_common_terminals_are_supported() -> None:
 @pytest.mark.parametrize(
     ("source", "flaw"),
     [
-        ("root := nope nope", "line 1"), ("", "no rule 'start'"), ("start: foo", "no rule 'foo'"),
+        ("root := nope nope", "line 1"), ("", "not have a rule 'start'"),
+        ("start: foo", "not have a rule 'foo'"),
         ("start: (((", "expected )"), ("start: /(/", "is invalid"), ('start: "b".."a"', "not a range"),
         ('start: "a"~5..2', "minimum of repeats"), (r'start: "\u12"', "invalid escape"),
         ('start: "a"\nstart: "b"', "is defined twice"), ("start: A\n%import .files.A", "can be imported"),
-        ("start: A\n%import common.NOPE -> A", "has no NOPE"), ("start: A\n%declare A", "can be imported"),
-        ("start: a{x}\na{y}: y", "an unexpected character"), ('start: A\nA: A "x"', "never ends"),
-        ("start: " + "/a/ " * 400, "too many regular expressions"),
+        ("start: A\n%import common.NOPE -> A", "does not have NOPE"),
+        ("start: A\n%declare A", "can be imported"),
+        ("start: a{x}\na{y}: y", "found an unexpected character"), ('start: A\nA: A "x"', "never terminates"),
+        ("start: " + "/a/ " * 400, "there are too many regular expressions"),
     ],
 )  # fmt: skip
 def test_invalid_grammar_is_rejected(source: str, flaw: str) -> None:

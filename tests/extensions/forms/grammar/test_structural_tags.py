@@ -83,7 +83,7 @@ def test_nested_formats() -> None:
 @pytest.mark.parametrize(
     ("value", "flaw"),
     [
-        ([], "Expected `object`"), ({}, "has no format"), ({"format": {}}, "required field `type`"),
+        ([], "Expected `object`"), ({}, "does not have a format"), ({"format": {}}, "required field `type`"),
         ({"format": {"type": ["tag"]}}, "$.format.type"),
         ({"format": {"type": "poem"}}, "Invalid value 'poem'"),
         ({"format": {"type": "const_string"}}, "required field `value`"),

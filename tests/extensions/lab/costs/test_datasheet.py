@@ -189,7 +189,7 @@ def seconds(cost: CostConstants, tokens: int) -> float:
             {"head_dim": None, "hidden_size": 5121},
             "must be a multiple of num_attention_heads",
         ),
-        ("h100", 1, {"num_key_value_heads": 80}, "num_key_value_heads (80) must not be more"),
+        ("h100", 1, {"num_key_value_heads": 80}, "num_key_value_heads (80) must not exceed"),
         ("l40s", 1, {"num_hidden_layers": 80}, "leave no room for a KV cache"),
         (
             "h100",
@@ -253,8 +253,8 @@ def test_what_cannot_be_is_told_in_one_line(
     "content, rule",
     [
         (None, "cannot be read"),
-        ("{", "is not JSON"),
-        ("[" * 99999, "is not JSON"),
+        ("{", "is not valid JSON"),
+        ("[" * 99999, "is not valid JSON"),
         ("[]", "Expected `object`"),
     ],
 )

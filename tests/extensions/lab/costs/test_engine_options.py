@@ -111,13 +111,13 @@ def test_weights_in_16_bits_are_quantized_while_they_are_loaded() -> None:
             EngineOptions(pipeline_parallel_size=41),
             QWEN,
             "h100",
-            "pipeline-parallel-size 41: model config has 40 layers",
+            "pipeline-parallel-size 41: model config has only 40 layers",
         ),
         (
             EngineOptions(enable_expert_parallel=True),
             QWEN,
             "h100",
-            "enable-expert-parallel: model config has no experts",
+            "enable-expert-parallel: model config does not have experts",
         ),
         (
             EngineOptions(enable_expert_parallel=True, data_parallel_size=3),

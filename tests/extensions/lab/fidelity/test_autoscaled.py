@@ -131,14 +131,17 @@ def test_an_autoscaled_load_has_a_maximum_length(
     for text in ("arrival_s,input_tokens,output_tokens\n0,10,10\n1e300,10,10\n", sessions):
         trace.write_text(text)
         told = refusal(capsys, "--trace", str(trace), *SCALED[len(LOAD) :])
-        assert told == f"{trace}, row 3: with --autoscale, it must not arrive after 10,000,000 s"
+        assert (
+            told
+            == f"{trace}, row 3: with --autoscale, a request must not arrive after 10,000,000 s"
+        )
 
 
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        ([*LOAD, "--autoscale", HPA], "--autoscale and --cold-start must be given together"),
-        ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start must be given together"),
+        ([*LOAD, "--autoscale", HPA], "--autoscale and --cold-start must be used together"),
+        ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start must be used together"),
         ([*SCALED, "--cold-start", "9m"], "--cold-start 540 s must be shorter than the load, 57."),
         ([*SCALED, "--cold-start", "0/s"], "--cold-start '0' must be a size above 0"),
         (
@@ -155,7 +158,7 @@ def test_an_autoscaled_load_has_a_maximum_length(
         ),
         (
             [*LOAD, "--scrape-interval", "1s"],
-            "--autoscale and --cold-start must be given together; ",
+            "--autoscale and --cold-start must be used together; ",
         ),
         (
             [*SCALED, "--sweep", "pods=1:2:1"],

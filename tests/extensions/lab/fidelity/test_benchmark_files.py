@@ -82,7 +82,7 @@ def test_results_of_vllm_bench_serve_are_read(tmp_path: Path) -> None:
             {"start_times": None},
             "has no start_times: vllm bench serve writes them from vLLM 0.15 on",
         ),
-        ({"errors": ["", "timed\nout"]}, "request 2: has failed (timed out)"),
+        ({"errors": ["", "timed\nout"]}, "request 2 has failed (timed out)"),
         (
             {"output_lens": [3, 0]},
             "request 2: input_tokens and output_tokens must be from 1 to 1073741824, not",
@@ -90,8 +90,8 @@ def test_results_of_vllm_bench_serve_are_read(tmp_path: Path) -> None:
         ({"output_lens": [3, 1 << 31]}, ", not 200 and 2147483648"),
         ({"itls": [[0.02, 0.03]]}, "differ in length"),
         ({"ttfts": [0.2, "soon"]}, "Expected `float`, got `str` - at `$.ttfts[1]`"),
-        ({"output_lens": [1, 1]}, "none has an ITL"),
-        (dict.fromkeys(LISTS, []), "no requests"),
+        ({"output_lens": [1, 1]}, "there are no ITLs"),
+        (dict.fromkeys(LISTS, []), "does not contain requests"),
     ],
 )
 def test_wrong_results_of_vllm_bench_serve_are_rejected(
@@ -114,7 +114,7 @@ def test_reports_of_all_guidellm_versions_are_read(tmp_path: Path) -> None:
     assert (run.first_s, run.last_s) == ([0.5], [1.0])
     assert "1 requests failed" in refused(tmp_path, guidellm(timings, errored=[{}]))
     no_stream = refused(tmp_path, guidellm({"request_start": 1.0}))
-    assert "request 1: has no times of its first and last token" in no_stream
+    assert "request 1 does not have times for its first and last token" in no_stream
 
 
 def test_exports_of_aiperf_are_read(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_exports_of_aiperf_are_read(tmp_path: Path) -> None:
     "changes, rule",
     [
         ({"error": {"code": 500}}, "line 2: the request failed"),
-        ({"metrics": {}}, "line 2: has no time_to_first_token; aiperf must run with --streaming"),
+        ({"metrics": {}}, "line 2 has no time_to_first_token; aiperf must run with --streaming"),
         (
             {"metrics": {"time_to_first_token": {"value": 1, "unit": "weeks"}}},
             "unit 'weeks' must be one of",
@@ -160,9 +160,9 @@ def test_csv_files_may_be_compressed_and_lack_arrival_or_send(tmp_path: Path) ->
     "text, rule",
     [
         ("", "is empty"),
-        (CSV, "has no requests"),
+        (CSV, "does not contain requests"),
         ("arrival_s,input_tokens,output_tokens,first_s\n", "line 1: missing column last_s"),
-        (CSV + "0,10,3,0,1\n", "line 2: has 5 cells, the header 6"),
+        (CSV + "0,10,3,0,1\n", "line 2 has 5 cells, the header 6"),
         (
             CSV + "0,10,3,0,1,2\n0,ten,3,0,1,2\n",
             "line 3: Expected `int`, got `str` - at `$.input_tokens`",

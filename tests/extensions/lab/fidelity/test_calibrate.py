@@ -216,22 +216,25 @@ def test_calibrate_can_start_from_a_data_sheet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words, rule",
     [
-        ([], "profile auto: device is required, too"),
-        (["--start", "qwen3-14b-h100", "--device", "h100"], "start cannot be combined with device"),
+        ([], "profile auto: device is also required"),
+        (
+            ["--start", "qwen3-14b-h100", "--device", "h100"],
+            "--start cannot be combined with --device",
+        ),
         (
             ["--start", "qwen3-14b-h100", "--num-gpu-blocks", "10"],
-            "do not fit into the KV cache of 144",
+            "do not fit in the KV cache of 144",
         ),
         (["--start", "qwen3-14b-h100", "--png", "/nowhere/x.png"], "folder not found: /nowhere"),
         (["--start", "qwen3-14b-h100", "--check", "nowhere.csv"], "nowhere.csv: No such file"),
         (
             ["--start", "qwen3-14b-h100", "--check", "copy.csv"],
-            "copy is already fitted; --check needs other runs",
+            "copy is already used for fitting; --check requires other runs",
         ),
-        (["--start", "qwen3-14b-h100", "--check", "mine.yaml"], "mine.yaml is given twice"),
+        (["--start", "qwen3-14b-h100", "--check", "mine.yaml"], "mine.yaml is specified twice"),
         (
             ["run.csv", "--start", "qwen3-14b-h100"],
-            "two runs have the name run: give the files different names",
+            "two runs are named run; rename one of the files",
         ),
     ],
 )
@@ -246,7 +249,7 @@ def test_wrong_input_is_rejected_in_one_line_without_output(
         for word in words
     ]
     usage = any(
-        word in rule for word in ("start cannot", "turnaround", "fitted", "whole number", "twice")
+        word in rule for word in ("start cannot", "turnaround", "fitting", "whole number", "twice")
     )
     assert calibrate.run([str(run), *words, "--out", str(out)]) == (2 if usage else 1)
     told = capsys.readouterr().err

@@ -144,7 +144,7 @@ def test_profile_auto_uses_the_data_sheet(
     auto = ["--num-requests", "20", "--profile", "auto", "--model-config", str(config), "--device"]
     fast, slow = (figures(capsys, *auto, device)["duration_s"] for device in ("b200", "l40s"))
     assert fast < slow
-    assert "device is required, too" in refusal(capsys, "--num-requests", "1", "--profile", "auto")
+    assert "device is also required" in refusal(capsys, "--num-requests", "1", "--profile", "auto")
 
 
 def test_a_sweep_of_pods_finds_the_fewest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,10 +206,13 @@ def test_prefix_aware_routing_finds_more_cached_prefixes(
 FAILURES: list[tuple[list[str], str]] = [
     (["--rate", "1e6", "--seconds", "1e6"], "the load would have more than 100,000,000 requests"),
     (["--num-requests", "1000000000"], "the load would have more than 100,000,000 requests"),
-    (["--rate", "1e-6", "--seconds", "1"], "a load of 1e-06 requests/s has no request in 1 s"),
+    (
+        ["--rate", "1e-6", "--seconds", "1"],
+        "a load of 1e-06 requests/s does not have a request in 1 s",
+    ),
     (
         [*DRAWN, "--tensor-parallel-size", "2"],
-        "tensor-parallel-size can be given with profile auto only",
+        "tensor-parallel-size requires profile auto",
     ),
     ([*DRAWN, "--profile", "none"], "profile none: neither a file nor one of"),
     (
@@ -222,9 +225,9 @@ FAILURES: list[tuple[list[str], str]] = [
         "the load, request 1: input_tokens 2000",
     ),
     ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: folder not found: {ROOT / 'absent'}"),
-    ([*DRAWN, "--plot", "app"], "app: is a folder"),
-    ([*DRAWN, "--json", "/dev/null"], "/dev/null: is not a regular file"),
-    ([*DRAWN, "--plot", "x.pdf"], "x.pdf: the name of a picture must end with .png or .svg"),
+    ([*DRAWN, "--plot", "app"], "app is a folder"),
+    ([*DRAWN, "--json", "/dev/null"], "/dev/null is not a regular file"),
+    ([*DRAWN, "--plot", "x.pdf"], "x.pdf: the file name of a picture must end with .png or .svg"),
     (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
 ]
 """What is said of a command line that can be read; with status 1, others end with 2."""
@@ -233,30 +236,30 @@ FAILURES: list[tuple[list[str], str]] = [
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        ([], "a load is missing: give --trace FILE, or --rate with --seconds, or --num-requests"),
+        ([], "a load is missing: use --trace FILE, or --rate with --seconds, or --num-requests"),
         (
             ["--rate", "5"],
-            "a load with only a rate never ends: give --seconds or --num-requests",
+            "a load with only a rate never ends; add --seconds or --num-requests",
         ),
-        (["--num-requests", "5", "--seconds", "5"], "--seconds and --arrivals go with --rate"),
+        (["--num-requests", "5", "--seconds", "5"], "--seconds and --arrivals require --rate"),
         (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number above 0"),
-        ([*DRAWN, "--burstiness", "2"], "--burstiness goes with --arrivals bursty"),
-        ([*DRAWN, "--ramp-from", "2"], "--ramp-from goes with --arrivals ramp"),
+        ([*DRAWN, "--burstiness", "2"], "--burstiness requires --arrivals bursty"),
+        ([*DRAWN, "--ramp-from", "2"], "--ramp-from requires --arrivals ramp"),
         (
             ["--rate", "1", "--num-requests", "1", "--arrivals", "ramp"],
-            "--arrivals ramp needs --seconds",
+            "--arrivals ramp requires --seconds",
         ),
         (
             [*DRAWN, "--prefix-groups", "2"],
-            "--prefix-groups and --prefix-tokens must be given together",
+            "--prefix-groups and --prefix-tokens must be used together",
         ),
-        ([*DRAWN, "--think", "1s"], "--think goes with --turns"),
+        ([*DRAWN, "--think", "1s"], "--think requires --turns"),
         ([*DRAWN, "--turnaround", "1ms"], "--turnaround requires --in-flight"),
         ([*DRAWN, "--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 10000"),
-        ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate must not be given with --sweep rate"),
+        ([*DRAWN, "--sweep", "rate=1:2:1"], "--rate cannot be combined with --sweep rate"),
         (
             [*DRAWN, "--sweep", "pods=1:2:1", "--pods", "2"],
-            "--pods must not be given with --sweep pods",
+            "--pods cannot be combined with --sweep pods",
         ),
         (["--rate", "1e-320", "--seconds", "5"], "'1e-320' must be a number above 0"),
         (
@@ -275,9 +278,9 @@ FAILURES: list[tuple[list[str], str]] = [
             [*DRAWN, "--slo", "ttft=1"],
             "argument --slo: 'ttft=1' must be ttft|tpot|itl|e2e_mean|p50|p90|p95|p99|p99.9",
         ),
-        ([*DRAWN, "--json", "x", "--requests", "./x"], "x is given twice"),
+        ([*DRAWN, "--json", "x", "--requests", "./x"], "x is specified twice"),
         ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),
-        (["--trace", "x.csv", "--seconds", "3"], "--seconds describes a drawn load"),
+        (["--trace", "x.csv", "--seconds", "3"], "--seconds describes a generated load"),
         *FAILURES,
     ],
 )

@@ -168,15 +168,15 @@ def test_runs_without_common_requests_are_rejected_in_one_line() -> None:
     [
         ("polcy: random", "prefix.yaml: unknown flag --polcy; did you mean --policy?"),
         ("policy: fastest", "prefix.yaml: argument --policy: invalid choice: 'fastest'"),
-        ("policy: [random", "prefix.yaml: cannot be parsed: while parsing a flow sequence"),
-        ("[1, 2]", "prefix.yaml: must be a mapping of options to values"),
+        ("policy: [random", "prefix.yaml cannot be parsed: while parsing a flow sequence"),
+        ("[1, 2]", "prefix.yaml must be a mapping of options to values"),
         ("policy:", "prefix.yaml: policy must be a value, or a list of values"),
         ("pods: {a: 1}", "prefix.yaml: pods must be a value, or a list of values"),
         ("help: true", "prefix.yaml: help applies to the whole comparison, not to a single run"),
         ("html: x.html", "prefix.yaml: html applies to the whole comparison, not to a single run"),
         (
             "trace: absent.csv",
-            "prefix.yaml: --rate describes a drawn load and cannot be given with --trace",
+            "prefix.yaml: --rate describes a generated load and cannot be combined with --trace",
         ),
         ("seed: 5", "--compare requires the same seed for both runs, not 1 and 5"),
         ("pods: yes", "prefix.yaml: argument --pods: expected one argument"),
@@ -195,11 +195,11 @@ def test_flags_of_a_single_run_are_rejected(
     both = ["--compare", *files(tmp_path, "", "")]
     for flag, value in (("--plot", "x.png"), ("--requests", "x.csv"), ("--sweep", "pods=1:2:1")):
         assert refusal(capsys, *FLEET, *both, flag, value, status=2) == (
-            f"{flag} applies to a single run and cannot be given with --compare"
+            f"{flag} applies to a single run and cannot be used with --compare"
         )
     twice = refusal(capsys, *FLEET, "--compare", both[1], f"./{Path(both[1]).name}", status=2)
-    assert twice.endswith("random.yaml is given twice")
-    assert "is given twice" in refusal(capsys, *FLEET, *both, "--html", "prefix.yaml", status=2)
+    assert twice.endswith("random.yaml is specified twice")
+    assert "is specified twice" in refusal(capsys, *FLEET, *both, "--html", "prefix.yaml", status=2)
     assert "No such file" in refusal(capsys, *FLEET, "--compare", "absent.yaml", both[1])
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["prefix.yaml", "random.yaml"]
 

@@ -172,22 +172,22 @@ def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        ([*LOAD, "--prefill-pods", "2"], "--prefill-pods and --decode-pods must be given together"),
+        ([*LOAD, "--prefill-pods", "2"], "--prefill-pods and --decode-pods must be used together"),
         (
             [*SPLIT, "--pods", "3"],
-            "--prefill-pods and --decode-pods count all pods and cannot be combined with",
+            "--prefill-pods and --decode-pods define all pods and cannot be combined with",
         ),
         (
             [*LOAD, "--sweep", "prefill-pods=1:2:1", "--pods", "2"],
-            "--sweep prefill-pods requires more --pods",
+            "--sweep prefill-pods requires --pods to exceed",
         ),
         (
             [*LOAD, "--transfer-bandwidth", "5GB"],
-            "--transfer-bandwidth can be given with --prefill-pods and",
+            "--transfer-bandwidth requires --prefill-pods and",
         ),
         (
             [*SPLIT, "--profile", "./old.yaml"],
-            "profile ./old.yaml has no size of keys and values",
+            "profile ./old.yaml does not specify the size of keys and values",
         ),
     ],
 )

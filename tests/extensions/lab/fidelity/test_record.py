@@ -99,7 +99,7 @@ def test_times_are_those_of_the_first_and_last_token(size: int) -> None:
         (ANSWER[:2], "ended early"),
         (
             ANSWER[:2] + [event({"error": {"message": "gone"}}) + b"0\r\n\r\n"],
-            "the stream has an error",
+            "the stream contains an error",
         ),
         (ANSWER[:2] + [event(b"{") + b"0\r\n\r\n"], "invalid event in the stream"),
         (
@@ -125,7 +125,7 @@ def test_a_target_is_a_url_that_may_end_with_v1() -> None:
     "words, rule",
     [
         (["--rate", "1"], "127.0.0.1:1: "),
-        ([], "either trace or rate must be given"),
+        ([], "either --trace or --rate is required"),
         (["--rate", "0"], "must be a number above 0"),
         (["--rate", "1", "--input-tokens", "many"], "--input-tokens: 'many'"),
         (["--trace", "nothing.csv"], "nothing.csv"),

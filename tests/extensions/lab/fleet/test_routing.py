@@ -121,7 +121,7 @@ def test_an_invalid_answer_of_the_indexer_is_an_error(answer: object) -> None:
 
 
 def test_an_unreachable_or_silent_indexer_is_an_error() -> None:
-    with pytest.raises(IndexerError, match="not answered"):
+    with pytest.raises(IndexerError, match="not respond"):
         Indexer(stubs.unused_address()).scores(Incoming(COMPLETIONS, b'{"prompt": "Once"}'))
     talker = stubs.Talker(b"")
     with stubs.talking(talker) as address, pytest.raises(IndexerError):

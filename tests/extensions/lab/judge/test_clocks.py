@@ -48,7 +48,7 @@ def test_clock_that_was_set_during_the_run_is_an_error_that_names_two_requests()
         pair_of(number, float(number), difference_s=SERVER_ZERO_S + 5) for number in range(10, 20)
     ]
     with pytest.raises(
-        ConfigError, match=r"clocks .* do not fit: request \d+ and request \d+ .*ms"
+        ConfigError, match=r"clocks .* do not match: request \d+ and request \d+ .*ms"
     ):
         align("x.json", pairs, has_unix_times=False)
 
@@ -57,7 +57,7 @@ def test_failed_requests_do_not_bound_the_clocks() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     for pair in pairs:
         pair.tool.error = "timeout"
-    with pytest.raises(ConfigError, match="no request was answered"):
+    with pytest.raises(ConfigError, match="no request was completed"):
         align("x.json", pairs, has_unix_times=False)
-    with pytest.raises(ConfigError, match="no request was answered"):
+    with pytest.raises(ConfigError, match="no request was completed"):
         align("x.json", [], has_unix_times=False)

@@ -31,26 +31,26 @@ def error_of(
     [
         ("", "is empty"),
         ("{}", "is not a known export of guidellm, aiperf, inference-perf, vllm bench serve or"),
-        ("[]", "has no requests"),
+        ("[]", "does not contain requests"),
         ("[1]", "is not a list of JSON objects"),
         ("hello", "is not a JSON object"),
-        ('{"benchmarks": []}', "has no requests"),
-        ('{"benchmarks": [{}]}', "has no requests"),
+        ('{"benchmarks": []}', "does not contain requests"),
+        ('{"benchmarks": [{}]}', "does not contain requests"),
         (
             '{"benchmarks": [{"requests": {"successful": [{}]}}]}',
             "has no info.timings.request_start",
         ),
-        ('{"ttfts": [], "itls": [], "start_times": []}', "has no requests"),
+        ('{"ttfts": [], "itls": [], "start_times": []}', "does not contain requests"),
         ('{"ttfts": [1.0], "itls": [], "start_times": [1.0]}', "1 requests, itls has 0"),
         ('{"total_output_tokens": 3}', "--save-detailed"),
         ('{"start_time": "x", "response_time": 3}', "line 1: start_time must be a number"),
         ('{"start_time": 1, "response_time": null}', "has no response_time"),
-        ('{"start_time": 1, "response_time": -3}', "moments are not in order"),
+        ('{"start_time": 1, "response_time": -3}', "times are not in the order"),
         ('{"start_time": 1e999, "response_time": 3}', "is not a JSON object: Number out of range"),
-        ('{"start_time": 1e300, "response_time": 3}', "1e+300 is not a moment in seconds"),
-        ('{"ttfts": [-1.0], "itls": [[]], "start_times": [1.0]}', "moments are not in order"),
+        ('{"start_time": 1e300, "response_time": 3}', "1e+300 is not a time in seconds"),
+        ('{"ttfts": [-1.0], "itls": [[]], "start_times": [1.0]}', "times are not in the order"),
         ('{"metadata": {}, "metrics": {}}', "has no metadata.request_start_ns"),
-        ('{"input_config": {}}', "profile_export.jsonl beside it"),
+        ('{"input_config": {}}', "use profile_export.jsonl"),
     ],
 )
 def test_wrong_export_is_one_line_with_its_place(
@@ -59,18 +59,18 @@ def test_wrong_export_is_one_line_with_its_place(
     path = tmp_path / "export.json"
     path.write_text(content)
     line = error_of(capsys, path)
-    assert line.startswith(f"error: {path}: ") and reason in line
+    assert line.startswith(f"error: {path}") and reason in line
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{", "is not JSON"),
-        ("[]", "is not a journal with moments"),
+        ("{", "is not valid JSON"),
+        ("[]", "is not a journal with times"),
         ('{"entries": []}', "the journal is empty"),
         ('{"0": {"entries": []}, "1": {"entries": []}}', "the journal is empty"),
         ('{"entries": [{"id": "x", "route": "/"}]}', "missing required field `arrived_s`"),
-        ('{"entries": [{"id": "x", "route": "/", "arrived_s": 1e300}]}', "not a moment in seconds"),
+        ('{"entries": [{"id": "x", "route": "/", "arrived_s": 1e300}]}', "not a time in seconds"),
     ],
 )
 def test_wrong_journal_is_one_line(
@@ -79,7 +79,7 @@ def test_wrong_journal_is_one_line(
     path = tmp_path / "journal.json"
     path.write_text(content)
     line = error_of(capsys, EXPORTS / LOCUST, journal=str(path))
-    assert line.startswith(f"error: {path}: ") and reason in line
+    assert line.startswith(f"error: {path}") and reason in line
 
 
 def test_missing_files_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +118,7 @@ def test_clock_that_was_set_during_the_run_is_one_line(
     path = tmp_path / "export.json"
     path.write_text(json.dumps(document))
     line = error_of(capsys, path, journal=journal_of(VLLM))
-    assert "clocks of the export and of the journal do not fit" in line
+    assert "clocks of the export and the journal do not match" in line
 
 
 def test_failed_requests_are_counted_and_not_compared(
@@ -167,7 +167,7 @@ def test_too_much_added_time_fails(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main([*arguments, "--max-added-ms", "0.5"]) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: the median of the added time is 1.") and "more than 0.5" in line
+    assert line.startswith("error: the median of the added time is 1.") and "exceeds 0.5" in line
 
 
 def test_requests_that_guidellm_never_sent_are_a_note(

@@ -77,7 +77,9 @@ def test_order_matches_requests_without_ids_and_texts_only_if_their_numbers_are_
 def test_journal_of_another_run_is_an_error() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     others = [pair_of(number, float(number)) for number in range(7, 9)]
-    with pytest.raises(ConfigError, match="none of the 3 requests .* has 2 others: .* another run"):
+    with pytest.raises(
+        ConfigError, match="none of the 3 requests .* has 2 other requests: .* different runs"
+    ):
         match("x", export_of(tools_of(pairs)), journal_of(others))
 
 
@@ -90,5 +92,5 @@ def test_replies_match_where_the_ids_of_the_tool_were_never_sent() -> None:
     matches = match("x", export_of(tools_of(pairs)[::-1]), journal_of(pairs))
     assert (matches.method, matches.pairs) == ("text", pairs[::-1])
     pairs[0].tool.text = "reply 1"
-    with pytest.raises(ConfigError, match="another run"):
+    with pytest.raises(ConfigError, match="different runs"):
         match("x", export_of(tools_of(pairs)), journal_of(pairs))

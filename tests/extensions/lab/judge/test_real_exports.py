@@ -114,7 +114,7 @@ def test_truncated_export_is_one_clear_line(
     captured = capsys.readouterr()
     assert captured.out == ""
     [line] = captured.err.splitlines()
-    assert line.startswith(f"error: {path}: ") and "truncated" in line
+    assert line.startswith(f"error: {path}") and "truncated" in line
 
 
 @pytest.mark.parametrize("name", ALL)

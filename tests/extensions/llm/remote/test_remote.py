@@ -258,7 +258,7 @@ def test_a_lost_engine_fails_its_requests_and_a_new_one_starts_afresh(
     until(lambda: not play.engine.healthy)
     assert play.ends() == ["EngineDeadError"] and play.engine.running == 0
     assert [it.getMessage() for it in caplog.records] == [
-        "the engine process ended; failing 1 sequences"
+        "the engine process exited; 1 sequences fail"
     ]
     assert "started again" in (answer.get(timeout=DEADLINE_S).error or "")
     assert play.metric("num_requests_running") == 0
@@ -338,7 +338,7 @@ def test_invalid_messages_do_not_affect_other_requests(
     )
     until(lambda: play.aborted == [bad])
     assert [type(it) for _, it in play.outputs][:1] == [Started] and play.ends("good") == []
-    assert "invalid message" in caplog.text and "could not be emitted" in caplog.text
+    assert "invalid message" in caplog.text and "could not be delivered" in caplog.text
     play.says(good, "b", finish="stop")
     assert play.ends("good") == ["stop"]
 

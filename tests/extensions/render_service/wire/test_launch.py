@@ -63,5 +63,5 @@ def test_a_server_tokenizes_with_it(service: RunningServer) -> None:
 
 
 def test_other_components_are_refused() -> None:
-    with pytest.raises(UsageError, match="launch supports the component render only"):
+    with pytest.raises(UsageError, match="launch supports only the component render"):
         launch(["engine", "tiny"])

@@ -99,5 +99,5 @@ def test_templates_that_work_without_end_fail_for_their_request(server: RunningS
     body = {"messages": [{"role": "user", "content": '"' * 60_000}]}
     answer = answered_beside_health(server, "POST", CHAT, body)
     assert answer.status_code == 500
-    assert "the rule's templates work through more than" in answer.json()["error"]["message"]
+    assert "the templates of the rule process more than" in answer.json()["error"]["message"]
     requests.delete(server.url + RULES, timeout=20)

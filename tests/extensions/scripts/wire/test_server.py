@@ -94,7 +94,7 @@ def test_rules_for_all_ranks_name_the_ranks_that_have_them() -> None:
             os.kill(stopped, signal.SIGCONT)
         assert answer.status_code == 503
         message = answer.json()["error"]["message"]
-        assert message.startswith("Rank 1 does not answer: ")
+        assert message.startswith("Rank 1 does not respond: ")
         assert message.endswith(" Accepted by rank: 0, 2.")
         last = requests.get(f"http://127.0.0.1:{server.port + 2}/admin/script/rules", timeout=20)
         assert [row["name"] for row in last.json()["rules"]] == ["greet"]

@@ -50,7 +50,7 @@ def are_gone(pids: Sequence[int]) -> bool:
             "argument --concurrency: not allowed with argument --rate",
         ),
         (["--png", "/nowhere/at/all.png"], "/nowhere/at/all.png: folder not found: /nowhere/at"),
-        (["--port", "1"], "flag --port cannot be given, because the fleet sets it"),
+        (["--port", "1"], "flag --port cannot be used, because the fleet sets it"),
         (["--podz", "1"], "unknown flag --podz; did you mean --pods?"),
         (["--block-size", "0"], "flag --block-size"),
         (

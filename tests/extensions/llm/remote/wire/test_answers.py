@@ -57,7 +57,7 @@ def test_rules_for_replies_are_refused_with_one_line(remote: RunningServer) -> N
         refused = get(remote.port, path)
         assert refused.status == 400
         assert refused.json()["error"]["message"].startswith(
-            "Rules for replies need the simulated engine"
+            "Rules for replies require the simulated engine"
         )
     rule = {"rules": [{"then": {"text": "no"}}]}
     is_error(post(remote.port, rule, "/admin/script/rules"), 400, "BadRequestError")

@@ -145,7 +145,7 @@ def test_a_folder_too_long_for_a_socket_is_refused(
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    with pytest.raises(ConfigError, match="too long for the path of a socket"):
+    with pytest.raises(ConfigError, match="too long for a socket path"):
         private_folder()
     assert not any(folder.iterdir())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
