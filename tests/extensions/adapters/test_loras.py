@@ -14,9 +14,9 @@ def names(client: Client) -> list[str]:
 
 
 def error(answer: Any) -> tuple[int, str, str | None]:
-    told = answer.json()["error"]
-    assert told["code"] == answer.status_code
-    return answer.status_code, told["type"], told["param"]
+    error_body = answer.json()["error"]
+    assert error_body["code"] == answer.status_code
+    return answer.status_code, error_body["type"], error_body["param"]
 
 
 def test_an_adapter_serves_as_a_model_from_its_loading_to_its_unloading(client: Client) -> None:

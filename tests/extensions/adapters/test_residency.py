@@ -32,20 +32,20 @@ def test_metric_families_report_adapter_levels(tmp_path: Path) -> None:
         lambda: 0.0,
     )
     text = residency.render()
-    of, same = 'engine="0"', 'model_name="m",pinned="false"'
+    engine_label, same = 'engine="0"', 'model_name="m",pinned="false"'
     for line in (
-        f'vllm:lora_adapter_loaded{{adapter_name="a",{of},level="cpu",{same},rank="64"}} 1.0',
-        f'vllm:lora_adapter_loaded{{adapter_name="b",{of},level="gpu",{same},rank="16"}} 1.0',
-        f'vllm:num_gpu_loaded_lora_adapters{{{of},model_name="m"}} 1.0',
-        f'vllm:num_cpu_loaded_lora_adapters{{{of},model_name="m"}} 2.0',
-        f'vllm:max_gpu_lora_adapters{{{of},model_name="m"}} 1.0',
-        f'vllm:lora_adapter_load_seconds_count{{{of},model_name="m",transition="load"}} 2.0',
-        f'vllm:lora_adapter_load_seconds_count{{{of},model_name="m",transition="activate"}} 2.0',
+        f'vllm:lora_adapter_loaded{{adapter_name="a",{engine_label},level="cpu",{same},rank="64"}} 1.0',
+        f'vllm:lora_adapter_loaded{{adapter_name="b",{engine_label},level="gpu",{same},rank="16"}} 1.0',
+        f'vllm:num_gpu_loaded_lora_adapters{{{engine_label},model_name="m"}} 1.0',
+        f'vllm:num_cpu_loaded_lora_adapters{{{engine_label},model_name="m"}} 2.0',
+        f'vllm:max_gpu_lora_adapters{{{engine_label},model_name="m"}} 1.0',
+        f'vllm:lora_adapter_load_seconds_count{{{engine_label},model_name="m",transition="load"}} 2.0',
+        f'vllm:lora_adapter_load_seconds_count{{{engine_label},model_name="m",transition="activate"}} 2.0',
     ):
         assert f"{line}\n" in text
     registry.unload("b")
     text = residency.render()
     assert (
         'adapter_name="b"' not in text
-        and f'num_cpu_loaded_lora_adapters{{{of},model_name="m"}} 1.0' in text
+        and f'num_cpu_loaded_lora_adapters{{{engine_label},model_name="m"}} 1.0' in text
     )

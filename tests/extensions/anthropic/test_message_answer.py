@@ -84,12 +84,12 @@ REASONS = st.sampled_from(["stop", "length"])
 FINISH = st.builds(Finish, REASONS, st.none() | st.just("END") | st.integers(0, 9))
 
 
-@given(segments=segments(), finish=FINISH, most=st.integers(1, 6), cached=st.integers(0, 16))
+@given(segments=segments(), finish=FINISH, most_tokens=st.integers(1, 6), cached=st.integers(0, 16))
 @settings(max_examples=25, deadline=None)
 def test_a_streamed_message_says_what_a_whole_one_says(
-    segments: list[Segment], finish: Finish, most: int, cached: int
+    segments: list[Segment], finish: Finish, most_tokens: int, cached: int
 ) -> None:
-    events = told(segments, finish, most, cached)
+    events = told(segments, finish, most_tokens, cached)
     body = whole(answer(True), events)
     if body["content"] == [{"type": "text", "text": ""}]:
         body["content"] = []  # which only a whole message fills
@@ -121,8 +121,8 @@ def test_why_a_message_ended(
     assert (body.get("stop_reason"), body.get("stop_sequence")) == (reason, sequence)
 
 
-def tool_use(number: int, name: str, given: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"chatcmpl-tool-{number}", "name": name, "input": given}
+def tool_use(number: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"chatcmpl-tool-{number}", "name": name, "input": arguments}
 
 
 def test_a_call_is_a_block_that_opens_with_its_name_before_it_has_arguments() -> None:

@@ -24,8 +24,10 @@ def decoded(**fields: Any) -> MessagesRequest:
     return decode(json.dumps(body).encode(), "application/json", MessagesRequest)
 
 
-def chat_request(asked: AnthropicRequest, merges: bool = False) -> ChatCompletionRequest:
-    return to_chat(asked, lambda: merges, lambda: "none")
+def chat_request(
+    anthropic_request: AnthropicRequest, merges: bool = False
+) -> ChatCompletionRequest:
+    return to_chat(anthropic_request, lambda: merges, lambda: "none")
 
 
 def chat(**fields: Any) -> ChatCompletionRequest:
@@ -44,8 +46,8 @@ def assistant(*blocks: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": list(blocks)}
 
 
-def text(said: str) -> dict[str, Any]:
-    return {"type": "text", "text": said}
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
 
 
 def refusal(**fields: Any) -> tuple[int, str, str | None]:
@@ -89,11 +91,13 @@ def test_sampling_limits_and_forms_keep_their_values() -> None:
         },
     }
     form = {"type": "json_schema", "schema": {"type": "object"}}
-    asked = chat(**same, stop_sequences=["END"], output_config={"format": form})
-    assert {name: getattr(asked, name) for name in same} == same
-    assert (asked.stop, asked.max_completion_tokens) == (["END"], 7)
-    assert asked.response_format is not None and asked.response_format.json_schema is not None
-    assert asked.response_format.json_schema.json_schema == form["schema"]
+    converted = chat(**same, stop_sequences=["END"], output_config={"format": form})
+    assert {name: getattr(converted, name) for name in same} == same
+    assert (converted.stop, converted.max_completion_tokens) == (["END"], 7)
+    assert (
+        converted.response_format is not None and converted.response_format.json_schema is not None
+    )
+    assert converted.response_format.json_schema.json_schema == form["schema"]
 
 
 def test_system_turns_stay_unless_the_template_wants_all_of_them_first() -> None:
@@ -101,12 +105,17 @@ def test_system_turns_stay_unless_the_template_wants_all_of_them_first() -> None
         {"role": "system", "content": "Now be long."},
         [text(f"{BILLING_HEADER}: cc=1"), text("!")],
     )
-    asked = decoded(
+    converted = decoded(
         messages=[note, HELLO, {"role": "system", "content": blocks}], system="Be brief. "
     )
     first = {"role": "system", "content": "Be brief. "}
-    assert chat_request(asked).messages == [first, note, HELLO, {"role": "system", "content": "!"}]
-    assert chat_request(asked, merges=True).messages == [
+    assert chat_request(converted).messages == [
+        first,
+        note,
+        HELLO,
+        {"role": "system", "content": "!"},
+    ]
+    assert chat_request(converted, merges=True).messages == [
         {"role": "system", "content": "Be brief. Now be long.!"},
         HELLO,
     ]
@@ -185,8 +194,8 @@ def test_a_choice_among_tools_keeps_its_meaning(choice: dict[str, Any] | None, w
 def test_thinking_is_bounded_by_a_budget_and_switched_off_by_effort_none(
     fields: dict[str, Any], effort: str | None, budget: int | None
 ) -> None:
-    asked = chat(**fields)
-    assert (asked.reasoning_effort, asked.thinking_token_budget) == (effort, budget)
+    converted = chat(**fields)
+    assert (converted.reasoning_effort, converted.thinking_token_budget) == (effort, budget)
 
 
 ASKED = text("What is it?")

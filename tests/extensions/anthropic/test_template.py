@@ -10,16 +10,16 @@ from app.extensions.anthropic.routes import probe_disabled_effort, template_merg
 class Template:
     """A tokenizer whose chat template knows some variables, and perhaps wants system turns first."""
 
-    def __init__(self, *known: str, refuses: str = "", system_first: bool = False) -> None:
-        self.known, self.refuses, self.system_first = known, refuses, system_first
+    def __init__(self, *known_names: str, refuses: str = "", system_first: bool = False) -> None:
+        self.known, self.refuses, self.system_first = known_names, refuses, system_first
 
     def render_chat(self, messages: list[Message], options: ChatOptions) -> str:
-        given = options.chat_template_kwargs or {}
+        arguments = options.chat_template_kwargs or {}
         if self.system_first and any(message["role"] == "system" for message in messages[1:]):
             raise ChatTemplateError("System message must be at the beginning.")
-        if self.refuses and given.get("reasoning_effort") == self.refuses:
+        if self.refuses and arguments.get("reasoning_effort") == self.refuses:
             raise ChatTemplateError("Unknown effort.")
-        return str([given.get(name) for name in self.known])
+        return str([arguments.get(name) for name in self.known])
 
 
 def test_disabled_thoughts_are_the_least_that_the_template_can_say() -> None:

@@ -11,7 +11,7 @@ CHAT: dict[str, Any] = {"messages": [HELLO]}
 
 
 def test_a_beam_is_one_chunk(client: Client) -> None:
-    asked = {
+    fields = {
         **CHAT,
         "use_beam_search": True,
         "n": 2,
@@ -19,12 +19,12 @@ def test_a_beam_is_one_chunk(client: Client) -> None:
         "ignore_eos": True,
         "logprobs": True,
     }
-    told = events(client.post("/v1/chat/completions", {**asked, "stream": True}))
-    beams = [event["choices"][0] for event in told if event["choices"][0]["finish_reason"]]
-    assert [beam["index"] for beam in beams] == [0, 1] and len(told) == 4
+    chunks = events(client.post("/v1/chat/completions", {**fields, "stream": True}))
+    beams = [event["choices"][0] for event in chunks if event["choices"][0]["finish_reason"]]
+    assert [beam["index"] for beam in beams] == [0, 1] and len(chunks) == 4
     for beam in beams:
         assert [token["bytes"] for token in beam["logprobs"]["content"]] == [None] * 3
-    usage = client.post("/v1/chat/completions", asked).json()["usage"]
+    usage = client.post("/v1/chat/completions", fields).json()["usage"]
     assert (usage["completion_tokens"], usage["prompt_tokens_details"]) == (6, None)
 
 

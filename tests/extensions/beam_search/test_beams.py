@@ -56,8 +56,8 @@ def test_beams_of_a_prompt_are_distinct_and_the_likeliest_comes_first(
     fields: dict[str, Any],
 ) -> None:
     harness = searching(mode=fields.get("mode", "random"))
-    asked = {name: value for name, value in fields.items() if name != "mode"}
-    beams(harness, choices=9, logprobs=3, **asked)
+    sampling = {name: value for name, value in fields.items() if name != "mode"}
+    beams(harness, choices=9, logprobs=3, **sampling)
     harness.clock.advance(60)
     replies = [harness.tokens(index=index)[0] for index in range(9)]
     texts = ["".join(reply.texts) for reply in replies]
@@ -134,10 +134,10 @@ def test_a_step_of_many_beams_yields_to_other_work(
     harness = searching(mode="random")
     run, soon, submitted = harness.engine.run, harness.engine.wheel.call_soon, [0]
 
-    def slow_run(*asked: Any) -> Any:
+    def slow_run(*arguments: Any) -> Any:
         harness.clock._now += 0.003  # what a long prompt costs
         submitted[-1] += 1
-        return run(*asked)
+        return run(*arguments)
 
     def call_soon(work: Callable[[], None]) -> None:
         submitted.append(0)

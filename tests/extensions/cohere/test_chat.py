@@ -45,36 +45,36 @@ def events(client: Client, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_an_answer_is_a_message_of_blocks(client: Client) -> None:
-    told = answer(client, max_tokens=4)
-    assert told["message"]["role"] == "assistant"
-    [block] = told["message"]["content"]
+    body = answer(client, max_tokens=4)
+    assert body["message"]["role"] == "assistant"
+    [block] = body["message"]["content"]
     assert block["type"] == "text" and block["text"]
-    assert told["finish_reason"] in ("COMPLETE", "MAX_TOKENS")
-    usage = told["usage"]
+    assert body["finish_reason"] in ("COMPLETE", "MAX_TOKENS")
+    usage = body["usage"]
     assert usage["billed_units"] == usage["tokens"]
     assert 0 < usage["tokens"]["output_tokens"] <= 4
-    assert told["id"].startswith("chatcmpl-")
-    assert "logprobs" not in told
+    assert body["id"].startswith("chatcmpl-")
+    assert "logprobs" not in body
 
 
 def test_log_probabilities_are_a_list_of_tokens(client: Client) -> None:
-    told = answer(client, max_tokens=3, logprobs=True)
-    texts = [entry["text"] for entry in told["logprobs"]]
-    assert len(texts) == told["usage"]["tokens"]["output_tokens"]
-    assert all(len(entry["token_ids"]) == len(entry["logprobs"]) == 1 for entry in told["logprobs"])
+    body = answer(client, max_tokens=3, logprobs=True)
+    texts = [entry["text"] for entry in body["logprobs"]]
+    assert len(texts) == body["usage"]["tokens"]["output_tokens"]
+    assert all(len(entry["token_ids"]) == len(entry["logprobs"]) == 1 for entry in body["logprobs"])
 
 
 def test_a_stream_has_the_events_of_a_message(client: Client) -> None:
-    told = events(client, max_tokens=4)
-    types = [event["type"] for event in told]
+    event_list = events(client, max_tokens=4)
+    types = [event["type"] for event in event_list]
     assert types[:3] == ["message-start", "content-start", "content-delta"]
     assert types[-2:] == ["content-end", "message-end"]
-    assert told[0]["delta"] == {"message": {"role": "assistant"}}
-    assert told[1]["delta"]["message"]["content"] == {"type": "text", "text": ""}
-    assert {event["index"] for event in told[1:-1]} == {0}
+    assert event_list[0]["delta"] == {"message": {"role": "assistant"}}
+    assert event_list[1]["delta"]["message"]["content"] == {"type": "text", "text": ""}
+    assert {event["index"] for event in event_list[1:-1]} == {0}
     text = "".join(
         event["delta"]["message"]["content"]["text"]
-        for event in told
+        for event in event_list
         if event["type"] == "content-delta"
     )
     whole = answer(client, max_tokens=4, seed=1)["message"]["content"][0]["text"]
@@ -84,15 +84,15 @@ def test_a_stream_has_the_events_of_a_message(client: Client) -> None:
         for event in seeded
         if event["type"] == "content-delta"
     )
-    assert told[-1]["id"] == told[0]["id"]
-    assert told[-1]["delta"]["usage"]["tokens"]["input_tokens"] > 0
+    assert event_list[-1]["id"] == event_list[0]["id"]
+    assert event_list[-1]["delta"]["usage"]["tokens"]["input_tokens"] > 0
 
 
 def test_tool_calls_have_events_and_a_finish_reason(client: Client) -> None:
     fields = {"tools": [TOOL], "tool_choice": "REQUIRED", "strict_tools": True}
-    told = answer(client, **fields)
-    assert told["finish_reason"] == "TOOL_CALL"
-    call = told["message"]["tool_calls"][0]
+    body = answer(client, **fields)
+    assert body["finish_reason"] == "TOOL_CALL"
+    call = body["message"]["tool_calls"][0]
     assert (call["type"], call["function"]["name"]) == ("function", "weather")
     json.loads(call["function"]["arguments"])
     streamed = events(client, **fields)
@@ -113,13 +113,13 @@ def test_reasoning_is_a_block_or_the_plan_of_the_calls(is_reasoning: bool, types
     if not is_reasoning:
         flags.append("--no-cohere-is-reasoning-model")
     with in_process(*flags) as client:
-        told = answer(client, tools=[TOOL], tool_choice="REQUIRED")["message"]
+        message = answer(client, tools=[TOOL], tool_choice="REQUIRED")["message"]
         streamed = events(client, tools=[TOOL], tool_choice="REQUIRED")
     if types == "tool_plan":
-        assert told["tool_plan"] and "content" not in told
+        assert message["tool_plan"] and "content" not in message
         assert any(event["type"] == "tool-plan-delta" for event in streamed)
     else:
-        assert told["content"][0]["type"] == "thinking" and "tool_plan" not in told
+        assert message["content"][0]["type"] == "thinking" and "tool_plan" not in message
         kinds = [
             event["delta"]["message"]["content"]["type"]
             for event in streamed

@@ -25,8 +25,8 @@ def client() -> Iterator[Client]:
 
 def generated(client: Client) -> Counter[int]:
     """Generated tokens of each rank."""
-    found = TOKENS.findall(client.get("/metrics").text)
-    return Counter({int(rank): int(float(tokens)) for rank, tokens in found})
+    rows = TOKENS.findall(client.get("/metrics").text)
+    return Counter({int(rank): int(float(tokens)) for rank, tokens in rows})
 
 
 def complete(client: Client, rank: object = None, **fields: Any) -> Any:

@@ -24,12 +24,12 @@ class Shop:
     asked: list[dict[str, str]] = field(default_factory=list)
     """Headers of each request, with names in small letters."""
 
-    def part(self, asked: dict[str, str]) -> tuple[int, int]:
+    def part(self, headers: dict[str, str]) -> tuple[int, int]:
         """Status and first byte."""
         if self.statuses:
             return self.statuses.pop(0), 0
-        wanted = asked.get("range")
-        current = asked.get("if-range") in (None, self.etag)
+        wanted = headers.get("range")
+        current = headers.get("if-range") in (None, self.etag)
         if wanted is None or not self.ranges or not current:
             return 200, 0
         start = int(wanted.removeprefix("bytes=").removesuffix("-"))
@@ -40,9 +40,9 @@ class ShopHandler(Handler):
     shop: Shop
 
     def do_GET(self) -> None:
-        asked = {name.lower(): value for name, value in self.headers.items()}
-        self.shop.asked.append(asked)
-        status, start = self.shop.part(asked)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.shop.asked.append(headers)
+        status, start = self.shop.part(headers)
         body = self.shop.content[start:] if status in (200, 206) else b"no"
         self.send_response(status)
         for name, value in self.described(status, start, body):

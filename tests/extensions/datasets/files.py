@@ -20,7 +20,7 @@ Row = tuple[Any, Any, Any]
 
 def row(prompt_ids: Sequence[int], ids: Sequence[int], strings: Sequence[str] | None = None) -> Row:
     """A row as today's tool writes it; string k is `k ` if none are given."""
-    texts = [f"{each} " for each in ids] if strings is None else strings
+    texts = [f"{token_id} " for token_id in ids] if strings is None else strings
     tokens = {"Tokens": list(ids), "Strings": list(texts)}
     return ids_hash(prompt_ids), json.dumps(tokens).encode(), len(ids)
 

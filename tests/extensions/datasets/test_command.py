@@ -26,10 +26,10 @@ class Done(NamedTuple):
     stderr: str
 
 
-def turns(*said: tuple[str, Any]) -> dict[str, Any]:
+def turns(*spoken: tuple[str, Any]) -> dict[str, Any]:
     return {
         "id": "1",
-        "conversations": [{"from": speaker, "value": text} for speaker, text in said],
+        "conversations": [{"from": speaker, "value": text} for speaker, text in spoken],
     }
 
 
@@ -69,7 +69,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_command_writes_dataset_that_server_reads(
@@ -80,8 +80,8 @@ def test_command_writes_dataset_that_server_reads(
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{output}: 6 records of 4 conversations\n"
     assert names(output.parent) == ["replies.md", "replies.sqlite3"]
-    said = [("user", "Who are you?"), ("assistant", "A stand-in. 🌳"), ("user", "For whom?")]
-    chat = [{"role": role, "content": text} for role, text in said]
+    spoken = [("user", "Who are you?"), ("assistant", "A stand-in. 🌳"), ("user", "For whom?")]
+    chat = [{"role": role, "content": text} for role, text in spoken]
     prompts = {
         "A stand-in. 🌳": tokenizer.encode_chat(chat[:1]),
         "For a model that is not here.": tokenizer.encode_chat(chat),
@@ -89,16 +89,16 @@ def test_command_writes_dataset_that_server_reads(
     }
     with closing(Dataset(output, "llmd", False, tokenizer)) as dataset:
         for text, ids in prompts.items():
-            found = dataset.reply(ids, (), 1, 100, Random(1))
-            assert found is not None
-            assert ("".join(found.texts), found.ids) == (text, tokenizer.encode(text))
+            reply = dataset.reply(ids, (), 1, 100, Random(1))
+            assert reply is not None
+            assert ("".join(reply.texts), reply.ids) == (text, tokenizer.encode(text))
     with closing(sqlite3.connect(output)) as connection:
         columns = connection.execute("SELECT name, type FROM pragma_table_info('llmd')").fetchall()
         rows = connection.execute("SELECT * FROM llmd ORDER BY id").fetchall()
     assert " ".join(map(" ".join, columns)) == (
         "id INTEGER prompt_hash BLOB gen_tokens JSON n_gen_tokens INTEGER"
     )
-    assert [each[0] for each in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row[0] for row in rows] == [1, 2, 3, 4, 5, 6]
     for _, digest, text, count in rows:
         tokens = json.loads(text)
         assert (len(digest), list(tokens)) == (32, ["Tokens", "Strings"])
@@ -118,8 +118,8 @@ def test_command_reads_flags_variables_and_relative_paths(
     assert done == (0, "out.sqlite3: 4 records of 1 conversations\n", "")
     assert names(tmp_path) == ["out.md", "out.sqlite3", "talks.json"]
     page = (tmp_path / "out.md").read_text("utf-8")
-    for told in ("# out\n", "`talks.json`", "`embedded`", "| 1 |", "| 4 |", "## Table `talks`"):
-        assert told in page
+    for expected in ("# out\n", "`talks.json`", "`embedded`", "| 1 |", "| 4 |", "## Table `talks`"):
+        assert expected in page
 
 
 @pytest.mark.parametrize("taken", ["out.sqlite3", "out.md"])
@@ -135,7 +135,7 @@ def test_existing_file_is_not_overwritten(
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "it is not a JSON array of conversations"),
         (b'{"conversations": []}', "it is not a JSON array of conversations"),
@@ -155,18 +155,18 @@ def test_existing_file_is_not_overwritten(
     ],
 )
 def test_invalid_input_prints_one_line_and_leaves_no_partial_file(
-    run: Run, tmp_path: Path, content: bytes, told: str
+    run: Run, tmp_path: Path, content: bytes, message: str
 ) -> None:
     source = tmp_path / "talks.json"
     source.write_bytes(content)
     done = run("--input", str(source), "--output", str(tmp_path / "out.sqlite3"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: {source}: {told}") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {source}: {message}") and done.stderr.count("\n") == 1
     assert names(tmp_path) == ["talks.json"]
 
 
 @pytest.mark.parametrize(
-    ("argv", "told", "status"),
+    ("argv", "message", "status"),
     [
         ([], "the following arguments are required: --input, --output", 2),
         (["--input", "/nowhere", "--output", "{}/x.db"], "/nowhere: No such file or directory", 1),
@@ -195,13 +195,13 @@ def test_invalid_input_prints_one_line_and_leaves_no_partial_file(
     ],
 )
 def test_invalid_command_prints_one_line(
-    run: Run, source: Path, argv: list[str], told: str, status: int
+    run: Run, source: Path, argv: list[str], message: str, status: int
 ) -> None:
     folder = str(source.parent)
-    done = run(*(each.replace("{}", folder) for each in argv))
+    done = run(*(argument.replace("{}", folder) for argument in argv))
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert told.replace("{}", folder) in done.stderr
+    assert message.replace("{}", folder) in done.stderr
 
 
 class Picky(LocalTokenizer):
@@ -227,7 +227,7 @@ def test_conversations_are_read_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "spoken",
     [
         [("human", "q2")],
         [("system", "x"), ("gpt", "a2"), ("human", "q3"), ("gpt", "a3")],
@@ -237,10 +237,10 @@ def test_conversations_are_read_one_by_one() -> None:
     ],
 )
 def test_conversation_ends_at_first_turn_of_wrong_speaker(
-    said: list[tuple[str, Any]],
+    spoken: list[tuple[str, Any]],
 ) -> None:
     begun = ("human", "q1"), ("gpt", "a1")
-    assert [question for question, *_ in exchanges(turns(*begun, *said))] == ["q1"]
+    assert [question for question, *_ in exchanges(turns(*begun, *spoken))] == ["q1"]
 
 
 def test_invalid_conversation_has_no_exchanges() -> None:

@@ -29,11 +29,15 @@ UNKNOWN = [9, 9]
 
 
 def reply(
-    dataset: Dataset, most: int, least: int = 1, prompt: list[int] = PROMPT, seed: int = 1
+    dataset: Dataset,
+    most_tokens: int,
+    least_tokens: int = 1,
+    prompt: list[int] = PROMPT,
+    seed: int = 1,
 ) -> RecordedReply:
-    found = dataset.reply(prompt, (), least, most, Random(seed))
-    assert found is not None
-    return found
+    recorded = dataset.reply(prompt, (), least_tokens, most_tokens, Random(seed))
+    assert recorded is not None
+    return recorded
 
 
 def test_recorded_prompt_gets_its_reply_cut_to_limit(opened: Opener) -> None:
@@ -64,9 +68,9 @@ def test_older_files_are_matched_by_text_hash(opened: Opener, tokenizer: LocalTo
     old = (text_hash(turns), json.dumps(tokenizer.pieces(ids)), len(ids))
     dataset = opened([old, *(row([number], [number] * len(ids)) for number in range(20))])
     for seed in range(10):
-        found = dataset.reply(UNKNOWN, turns, 1, 50, Random(seed))
-        assert found is not None
-        assert (found.ids, "".join(found.texts)) == (ids, "A stand-in.")
+        recorded = dataset.reply(UNKNOWN, turns, 1, 50, Random(seed))
+        assert recorded is not None
+        assert (recorded.ids, "".join(recorded.texts)) == (ids, "A stand-in.")
 
 
 def test_broken_row_returns_none_and_warns_once(
@@ -90,7 +94,7 @@ def file(tmp_path: Path) -> Path:
 def test_locked_file_and_deleted_row_return_none(
     file: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = file.read_bytes()
+    content_before = file.read_bytes()
     dataset = Dataset(file, "llmd", False, tokenizer)
     with closing(dataset), closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -98,8 +102,8 @@ def test_locked_file_and_deleted_row_return_none(
         assert "locked" in caplog.text
         other.execute("ROLLBACK")
         assert reply(dataset, 5).ids == [1, 2]
-        assert file.read_bytes() == before
-        assert sorted(each.name for each in file.parent.iterdir()) == [file.name]
+        assert file.read_bytes() == content_before
+        assert sorted(path.name for path in file.parent.iterdir()) == [file.name]
         other.execute("DELETE FROM llmd")
         assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
 
@@ -124,15 +128,18 @@ limits = st.tuples(st.integers(1, 14), st.integers(1, 14)).map(sorted)
 def test_catalogue_prefers_fitting_then_longer_then_shorter_rows(
     rows: Rows, limits: list[int]
 ) -> None:
-    least, most = limits
+    least_tokens, most_tokens = limits
     catalogue = Catalogue(rows)
     same = [(length, key) for digest, length, key in rows if digest == HASHES[0]]
-    fitting = {key for length, key in same if least <= length <= most}
-    longer = {key for length, key in same if length > most}
-    drawn = {catalogue.find_recorded(HASHES[0], least, most, Random(seed)) for seed in range(20)}
+    fitting = {key for length, key in same if least_tokens <= length <= most_tokens}
+    longer = {key for length, key in same if length > most_tokens}
+    drawn = {
+        catalogue.find_recorded(HASHES[0], least_tokens, most_tokens, Random(seed))
+        for seed in range(20)
+    }
     assert drawn <= (fitting or longer or {key for _, key in same} or {None})
-    fitting = {key for _, length, key in rows if least <= length <= most}
-    drawn = {catalogue.find_any(least, most, Random(seed)) for seed in range(20)}
+    fitting = {key for _, length, key in rows if least_tokens <= length <= most_tokens}
+    drawn = {catalogue.find_any(least_tokens, most_tokens, Random(seed)) for seed in range(20)}
     assert drawn <= (fitting or {key for _, _, key in rows})
 
 
@@ -150,7 +157,9 @@ def test_rows_without_tokens_are_skipped_and_rows_without_hash_match_no_prompt()
 
 @given(st.lists(st.integers(0, 2**32 - 1)))
 def test_ids_are_hashed_as_little_endian_words(ids: list[int]) -> None:
-    assert ids_hash(ids) == sha256(b"".join(struct.pack("<I", each) for each in ids)).digest()
+    assert (
+        ids_hash(ids) == sha256(b"".join(struct.pack("<I", token_id) for token_id in ids)).digest()
+    )
 
 
 def test_text_hash_covers_all_turns_and_renames_other_roles() -> None:
@@ -194,7 +203,7 @@ def test_value_without_reply_is_rejected(raw: object) -> None:
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text()), min_size=1, max_size=8))
 @settings(max_examples=20, deadline=None)
 def test_encoded_tokens_decode_to_same_value(pairs: list[tuple[int, str]]) -> None:
-    tokens = RecordedTokens([each for each, _ in pairs], [text for _, text in pairs])
+    tokens = RecordedTokens([token_id for token_id, _ in pairs], [text for _, text in pairs])
     assert decode(encode(tokens)) == tokens
 
 
@@ -213,6 +222,6 @@ def test_missing_ids_or_strings_are_completed(tokenizer: LocalTokenizer) -> None
 
 def test_strings_with_other_token_boundaries_are_preserved(tokenizer: LocalTokenizer) -> None:
     strings = ["T", "he ", "", "gardengardengarden"]
-    made = complete(RecordedTokens([], strings), tokenizer)
-    assert made.strings == strings
-    assert made.ids == [tokenizer.encode(each)[0] if each else MISSING_ID for each in strings]
+    completed = complete(RecordedTokens([], strings), tokenizer)
+    assert completed.strings == strings
+    assert completed.ids == [tokenizer.encode(text)[0] if text else MISSING_ID for text in strings]

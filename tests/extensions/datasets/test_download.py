@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 def files(path: Path) -> list[str]:
     """What is in the folder, but for the lock."""
-    return sorted(each.name for each in path.parent.iterdir() if not each.name.endswith(".lock"))
+    return sorted(entry.name for entry in path.parent.iterdir() if not entry.name.endswith(".lock"))
 
 
 def trouble(shop: Shop, path: Path, sha256: str | None = None) -> str:
@@ -45,7 +45,7 @@ def trouble(shop: Shop, path: Path, sha256: str | None = None) -> str:
 def test_download_creates_folders_and_leaves_only_the_file(shop: Shop, path: Path) -> None:
     download(shop.url, path, SHA256.upper())
     assert path.read_bytes() == CONTENT
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     assert len(shop.asked) == 1
 
 
@@ -63,8 +63,16 @@ def test_broken_connection_is_resumed(shop: Shop, path: Path) -> None:
     shop.cuts = [100_000, 50_000]
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT
-    assert [asked.get("range") for asked in shop.asked] == [None, "bytes=100000-", "bytes=150000-"]
-    assert [asked.get("if-range") for asked in shop.asked] == [None, '"first"', '"first"']
+    assert [request_headers.get("range") for request_headers in shop.asked] == [
+        None,
+        "bytes=100000-",
+        "bytes=150000-",
+    ]
+    assert [request_headers.get("if-range") for request_headers in shop.asked] == [
+        None,
+        '"first"',
+        '"first"',
+    ]
 
 
 def test_later_start_resumes_failed_download(shop: Shop, path: Path) -> None:
@@ -122,15 +130,15 @@ def test_wrong_checksum_or_empty_file_is_an_error_and_discarded(shop: Shop, path
     assert files(path) == []
 
 
-@pytest.mark.parametrize(("status", "kept"), [(404, False), (503, True), (429, True)])
+@pytest.mark.parametrize(("status", "remains"), [(404, False), (503, True), (429, True)])
 def test_partial_file_survives_transient_errors(
-    shop: Shop, path: Path, status: int, kept: bool
+    shop: Shop, path: Path, status: int, remains: bool
 ) -> None:
     shop.cuts = [1000, 0]
     trouble(shop, path)
     shop.statuses = [status]
     trouble(shop, path)
-    assert bool(files(path)) is kept
+    assert bool(files(path)) is remains
 
 
 def test_unreachable_server_error_hides_secrets_of_url(path: Path) -> None:

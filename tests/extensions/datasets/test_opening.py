@@ -38,7 +38,7 @@ def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
 
 @kinds
 @pytest.mark.parametrize(
-    ("right", "wrong", "told"),
+    ("right", "wrong", "message"),
     [
         ("prompt_hash BLOB", "prompt_hash TEXT", f"prompt_hash {MISDECLARED} TEXT, not BLOB"),
         ("gen_tokens JSON", "gen_tokens BLOB", f"gen_tokens {MISDECLARED} BLOB, not JSON"),
@@ -51,10 +51,10 @@ def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
     ],
 )
 def test_column_of_wrong_type_is_an_error(
-    path: Path, right: str, wrong: str, told: str, in_memory: bool, tokenizer: LocalTokenizer
+    path: Path, right: str, wrong: str, message: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
     make_file(path, ROWS, TABLE.replace(right, wrong))
-    assert told in trouble(path, in_memory, tokenizer)
+    assert message in trouble(path, in_memory, tokenizer)
 
 
 @kinds
@@ -104,8 +104,8 @@ def test_any_file_name_and_table_without_primary_key_work(
     path = make_file(tmp_path / name, [row([1], [1, 1]), *ROWS], table, "talks")
     assert trouble(path, in_memory, tokenizer) == "it does not have a table llmd"
     with closing(Dataset(path, "talks", in_memory, tokenizer)) as dataset:
-        found = dataset.reply(PROMPT, (), 1, 5, Random(1))
-    assert found is not None and found.ids == [1, 2]
+        recorded = dataset.reply(PROMPT, (), 1, 5, Random(1))
+    assert recorded is not None and recorded.ids == [1, 2]
 
 
 def test_unusable_file_logs_one_warning(
@@ -131,26 +131,26 @@ def test_missing_file_other_than_first_stops_start(
 
 def said(datasets: Mapping[str, Dataset], model: str) -> list[str] | None:
     dataset = dataset_of(datasets, model)
-    found = None if dataset is None else dataset.reply(PROMPT, (), 1, 5, Random(1))
-    return None if found is None else list(found.texts)
+    recorded = None if dataset is None else dataset.reply(PROMPT, (), 1, 5, Random(1))
+    return None if recorded is None else list(recorded.texts)
 
 
 def test_model_uses_its_file_and_others_the_default(
     tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
-    general, own = (
+    general, own_file = (
         make_file(tmp_path / name, [row(PROMPT, [1], [name])]) for name in ("general", "own")
     )
     for paths, replies in (
-        ((f"org/tiny={own}", str(general)), (["own"], ["general"])),
-        ((f"org/tiny={own}",), (["own"], None)),
+        ((f"org/tiny={own_file}", str(general)), (["own"], ["general"])),
+        ((f"org/tiny={own_file}",), (["own"], None)),
     ):
         datasets = open_datasets(DatasetSettings(dataset_path=paths), tokenizer)
         assert datasets and (said(datasets, "org/tiny"), said(datasets, "other")) == replies
         for dataset in datasets.values():
             dataset.close()
-    own.write_bytes(b"broken" * 1000)
-    settings = DatasetSettings(dataset_path=(f"org/tiny={own}", str(general)))
+    own_file.write_bytes(b"broken" * 1000)
+    settings = DatasetSettings(dataset_path=(f"org/tiny={own_file}", str(general)))
     datasets = open_datasets(settings, tokenizer)
     assert said(datasets, "org/tiny") == ["general"]
     for dataset in datasets.values():

@@ -10,8 +10,8 @@ from tests.application import handed_over
 def test_paths_become_absolute_behind_the_names_of_their_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
+    folder = tmp_path / "here"
+    folder.mkdir()
     monkeypatch.chdir(tmp_path)
     words = ["--dataset-path", "here", "m=here", "o=nowhere.sqlite3"]
-    assert handed_over(words) == {"SIM_DATASET_PATH": f"{here},m={here},o=nowhere.sqlite3"}
+    assert handed_over(words) == {"SIM_DATASET_PATH": f"{folder},m={folder},o=nowhere.sqlite3"}

@@ -25,8 +25,8 @@ def test_a_server_sleeps_until_it_is_woken(client: Client) -> None:
 def test_parts_wake_one_by_one(client: Client) -> None:
     client.post("/sleep")
     for tags in (["weights"], ["everything"], ["weights", "kv_cache"]):
-        told = client.post("/wake_up", params={"tags": tags}).json()
-        assert told == {"status": "sleeping", "tags": tags}
+        body = client.post("/wake_up", params={"tags": tags}).json()
+        assert body == {"status": "sleeping", "tags": tags}
         assert state(client) == (True, True)
     assert client.post("/wake_up?tags=kv_cache").json() == {"status": "awake", "tags": ["kv_cache"]}
     assert state(client) == (False, False)
@@ -103,8 +103,8 @@ def test_the_small_routes_answer(client: Client) -> None:
     assert (
         client.post("/start_profile").status_code == client.post("/stop_profile").status_code == 200
     )
-    told = client.get("/server_info?config_format=json").json()["vllm_config"]
-    assert told["model"] == "base"
+    shown_config = client.get("/server_info?config_format=json").json()["vllm_config"]
+    assert shown_config["model"] == "base"
     assert "model='base'" in client.get("/server_info").json()["vllm_config"]
 
 

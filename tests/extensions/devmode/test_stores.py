@@ -25,16 +25,16 @@ def served(connector: str, *flags: str) -> Understudy:
     return app_of(*line, *shown)
 
 
-def cached(app: Understudy, prompt: list[int], reset: bool = True, **more: Any) -> int:
+def cached(app: Understudy, prompt: list[int], reset: bool = True, **fields: Any) -> int:
     client = app.test_client()
     if reset:
         assert client.post("/reset_prefix_cache").get_json() == {"success": True}
-    told = client.post(
-        "/v1/completions", json={"prompt": prompt, "max_tokens": 1, **more}
+    body = client.post(
+        "/v1/completions", json={"prompt": prompt, "max_tokens": 1, **fields}
     ).get_json()
-    if "do_remote_decode" not in more.get("kv_transfer_params", ()):
-        assert told["kv_transfer_params"] is None
-    return told["usage"]["prompt_tokens_details"]["cached_tokens"]  # type: ignore[no-any-return]
+    if "do_remote_decode" not in fields.get("kv_transfer_params", ()):
+        assert body["kv_transfer_params"] is None
+    return body["usage"]["prompt_tokens_details"]["cached_tokens"]  # type: ignore[no-any-return]
 
 
 def metric(app: Understudy, name: str) -> float:
@@ -55,30 +55,35 @@ CASES = [
 
 
 @pytest.mark.parametrize("flags", [(), STEPS], ids=["alone", "steps"])
-@pytest.mark.parametrize(("connector", "prompt", "found"), CASES)
+@pytest.mark.parametrize(("connector", "prompt", "cached_count"), CASES)
 def test_a_store_outlives_a_reset(
-    connector: str, prompt: list[int], found: int, flags: tuple[str, ...]
+    connector: str, prompt: list[int], cached_count: int, flags: tuple[str, ...]
 ) -> None:
     app = served(connector, *flags)
     assert cached(app, LONG, reset=False) == 0
-    assert cached(app, prompt) == found
+    assert cached(app, prompt) == cached_count
     queried = len(LONG) + len(prompt) if connector != "none" else 0
     assert metric(app, "vllm:external_prefix_cache_queries_total") == queried
-    assert metric(app, "vllm:external_prefix_cache_hits_total") == found
+    assert metric(app, "vllm:external_prefix_cache_hits_total") == cached_count
     tier = "host" if connector == "offloading" else "external_unspecified"
     labels = f'engine="0",model_name="understudy-tiny",source="{tier}"'
     label = f"vllm:prompt_tokens_cached_by_source_total{{{labels}"
-    assert metric(app, label) == found
-    assert metric(app, "vllm:prompt_tokens_cached_total") == found
+    assert metric(app, label) == cached_count
+    assert metric(app, "vllm:prompt_tokens_cached_total") == cached_count
     assert metric(app, "vllm:nixl_xfer_time_seconds_count") == 0
 
 
-@pytest.mark.parametrize(("more", "told"), [({}, 120), ({"remote_prefill_cached_tokens": 7}, 7)])
+@pytest.mark.parametrize(
+    ("fields", "expected"), [({}, 120), ({"remote_prefill_cached_tokens": 7}, 7)]
+)
 def test_a_decode_tells_what_was_fetched_or_what_the_prefill_had_cached(
-    more: dict[str, int], told: int
+    fields: dict[str, int], expected: int
 ) -> None:
     app = served("")
-    assert cached(app, LONG, False, kv_transfer_params={"do_remote_prefill": True, **more}) == told
+    assert (
+        cached(app, LONG, False, kv_transfer_params={"do_remote_prefill": True, **fields})
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,10 +102,10 @@ def test_transfer_parameters_may_stand_at_the_top(path: str, body: dict[str, Any
     flat = client.post(
         path, json={**body, "do_remote_decode": True, "remote_host": None}
     ).get_json()
-    own = {name: flat["kv_transfer_params"].pop(name) for name in ("remote_request_id",)}
+    moved = {name: flat["kv_transfer_params"].pop(name) for name in ("remote_request_id",)}
     inside["kv_transfer_params"].pop("remote_request_id")
     assert flat["kv_transfer_params"] == inside["kv_transfer_params"]
-    assert own["remote_request_id"].startswith(flat["id"])
+    assert moved["remote_request_id"].startswith(flat["id"])
     assert flat["choices"][0]["finish_reason"] == "length"
     off = client.post(path, json={**body, "do_remote_decode": False, "remote_port": "x"}).get_json()
     assert off["kv_transfer_params"] is None

@@ -31,8 +31,8 @@ def ask(client: FlaskClient, path: str, body: object = None) -> tuple[int, Any]:
     return got.status_code, got.get_json()
 
 
-def refused(told: tuple[int, Any]) -> tuple[int, str, str | None]:
-    return told[0], told[1]["error"]["type"], told[1]["error"]["param"]
+def refused(answer: tuple[int, Any]) -> tuple[int, str, str | None]:
+    return answer[0], answer[1]["error"]["type"], answer[1]["error"]["param"]
 
 
 REFUSALS: list[tuple[str, object, tuple[int, str, str | None]]] = [
@@ -84,7 +84,7 @@ def test_a_session_of_updates() -> None:
     assert refused(ask(client, "/finish_weight_update")) == failed
     initialized = {"message": "Weight transfer initialized"}
     assert ask(client, "/init_weight_transfer_engine", {"init_info": {}}) == (200, initialized)
-    before = ask(client, "/weight_checker", {"action": "checksum"})[1]["checksums"]
+    checksums_before = ask(client, "/weight_checker", {"action": "checksum"})[1]["checksums"]
     ask(client, "/start_weight_update")
     assert ask(client, "/update_weights", {"update_info": [{}, {}]}) == (
         200,
@@ -93,8 +93,10 @@ def test_a_session_of_updates() -> None:
     finished = {"message": "Weight update finished"}
     assert ask(client, "/finish_weight_update", {"weight_version": "7"}) == (200, finished)
     assert client.get("/weight_info").get_json() == {"weight_version": "7"}
-    compared = ask(client, "/weight_checker", {"action": "compare", "baseline": before})[1]
-    assert compared == {"match": False, "mismatches": sorted(before)}
+    compared = ask(client, "/weight_checker", {"action": "compare", "baseline": checksums_before})[
+        1
+    ]
+    assert compared == {"match": False, "mismatches": sorted(checksums_before)}
     assert refused(ask(client, "/start_draft_weight_update")) == failed
     shut = {"message": "Weight transfer shut down"}
     assert ask(client, "/shutdown_weight_transfer_engine") == (200, shut)

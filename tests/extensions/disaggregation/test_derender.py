@@ -31,10 +31,10 @@ def ids_of(text: str) -> list[int]:
     return post("/tokenize", {"prompt": text}).get_json()["tokens"]  # type: ignore[no-any-return]
 
 
-def answer(ids: list[int], **more: Any) -> dict[str, Any]:
+def answer(ids: list[int], **fields: Any) -> dict[str, Any]:
     return {
         "request_id": "r",
-        "choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop", **more}],
+        "choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop", **fields}],
     }
 
 
@@ -57,8 +57,10 @@ def test_a_text_comes_back(text: str) -> None:
 
 
 def test_a_parser_finds_calls() -> None:
-    ids, more = ids_of(CALL), {"chat_request": REQUEST}
-    [choice] = post(CHAT, {"generate_response": answer(ids), **more}, *PARSER).get_json()["choices"]
+    ids, chat_fields = ids_of(CALL), {"chat_request": REQUEST}
+    [choice] = post(CHAT, {"generate_response": answer(ids), **chat_fields}, *PARSER).get_json()[
+        "choices"
+    ]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "stop")
     assert choice["message"]["tool_calls"][0]["function"] == {
         "name": "ping",
@@ -69,16 +71,22 @@ def test_a_parser_finds_calls() -> None:
 def test_log_probabilities_get_their_texts() -> None:
     ids = ids_of("Hello there")
     entries = [
-        {"token_id": it, "logprob": -1.0, "top_logprobs": [{"token_id": it, "logprob": -1.0}]}
-        for it in ids
+        {
+            "token_id": token_id,
+            "logprob": -1.0,
+            "top_logprobs": [{"token_id": token_id, "logprob": -1.0}],
+        }
+        for token_id in ids
     ]
-    told = answer(ids, logprobs={"content": entries})
-    chat = post(CHAT, {"generate_response": told}).get_json()["choices"][0]["logprobs"]["content"]
+    generated = answer(ids, logprobs={"content": entries})
+    chat = post(CHAT, {"generate_response": generated}).get_json()["choices"][0]["logprobs"][
+        "content"
+    ]
     assert "".join(entry["token"] for entry in chat) == "Hello there"
     assert (
         bytes(chat[0]["bytes"]).decode() == chat[0]["token"] == chat[0]["top_logprobs"][0]["token"]
     )
-    text = post(TEXT, {"generate_responses": [told]}).get_json()["choices"][0]["logprobs"]
+    text = post(TEXT, {"generate_responses": [generated]}).get_json()["choices"][0]["logprobs"]
     assert text["text_offset"][:2] == [0, len(chat[0]["token"])]
 
 
@@ -124,8 +132,8 @@ def test_the_last_token_of_a_character_is_named_with_it_and_parts_have_no_name()
         }
         for token in ids
     ]
-    told = answer(ids, logprobs={"content": entries})
-    content = post(CHAT, {"generate_response": told}).get_json()["choices"][0]["logprobs"][
+    generated = answer(ids, logprobs={"content": entries})
+    content = post(CHAT, {"generate_response": generated}).get_json()["choices"][0]["logprobs"][
         "content"
     ]
     assert "".join(entry["token"] for entry in content) == "a \N{WAVING HAND SIGN}"

@@ -191,7 +191,7 @@ def test_parsed_events_join_to_the_message_of_the_whole_answer(
     )
     functions = [call["function"] for call in expected["tool_calls"]]
     assert [call[1:] for call in message["calls"]] == [
-        [it["name"], it["arguments"]] for it in functions
+        [function["name"], function["arguments"]] for function in functions
     ]
     assert len({call[0] for call in message["calls"]}) == 2
     assert all(call[0].startswith("chatcmpl-tool-") for call in message["calls"])
@@ -298,9 +298,9 @@ def test_no_state_of_a_client_fails_the_server(
     state: Json, ids: list[int], has_parser: bool
 ) -> None:
     flags = PARSER if has_parser else ()
-    more = {"chat_request": REQUEST, "prompt_token_ids": PROMPT}
+    fields = {"chat_request": REQUEST, "prompt_token_ids": PROMPT}
     body = {"stream": True, "generate_chunk": event(ids), "stream_state": state}
-    assert post(CHAT, {**body, **more}, *flags).status_code in (200, 400)
+    assert post(CHAT, {**body, **fields}, *flags).status_code in (200, 400)
     assert post(TEXT, body, *flags).status_code in (200, 400)
 
 

@@ -22,25 +22,25 @@ def test_the_other_families_count_it(client: Client, ids: list[int]) -> None:
     forced = {"input": "hi", "logit_bias": {str(ids[1]): 100}}
     response = client.post("/v1/responses", forced).json()
     assert response["usage"]["output_tokens"] == 1 and response["status"] == "completed"
-    asked = {**CHAT, "model": "base", "max_tokens": 300}
-    message = client.post("/v1/messages", asked).json()
+    fields = {**CHAT, "model": "base", "max_tokens": 300}
+    message = client.post("/v1/messages", fields).json()
     text = message["content"][0]["text"]
-    said = len(client.post("/tokenize", {"prompt": text}).json()["tokens"])
+    text_tokens = len(client.post("/tokenize", {"prompt": text}).json()["tokens"])
     ends = message["stop_reason"] == "end_turn"
-    assert message["usage"]["output_tokens"] == said + ends
+    assert message["usage"]["output_tokens"] == text_tokens + ends
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_biases_decide_in_every_family(client: Client, ids: list[int], n: int) -> None:
     for steered in ({"logit_bias": {str(ids[0]): 100}}, {"allowed_token_ids": ids[:1]}):
-        asked = {**steered, "n": n, "max_tokens": 4}
-        chat = client.post("/v1/chat/completions", {**CHAT, **asked}).json()
+        fields = {**steered, "n": n, "max_tokens": 4}
+        chat = client.post("/v1/chat/completions", {**CHAT, **fields}).json()
         assert [choice["message"]["content"] for choice in chat["choices"]] == ["xxxx"] * n
-        text = client.post("/v1/completions", {"prompt": "hi", **asked}).json()
+        text = client.post("/v1/completions", {"prompt": "hi", **fields}).json()
         assert [choice["text"] for choice in text["choices"]] == ["xxxx"] * n
         generated = client.post(
-            "/inference/v1/generate", {"token_ids": [1], "sampling_params": asked}
+            "/inference/v1/generate", {"token_ids": [1], "sampling_params": fields}
         )
         assert [choice["token_ids"] for choice in generated.json()["choices"]] == [ids[:1] * 4] * n
-    asked = {"input": "hi", "max_output_tokens": 4, "logit_bias": {str(ids[0]): 100}}
-    assert client.post("/v1/responses", asked).json()["output"][0]["content"][0]["text"] == "xxxx"
+    fields = {"input": "hi", "max_output_tokens": 4, "logit_bias": {str(ids[0]): 100}}
+    assert client.post("/v1/responses", fields).json()["output"][0]["content"][0]["text"] == "xxxx"

@@ -25,12 +25,12 @@ def test_tools_that_must_be_called_are_a_structural_tag(
     choice: Any, form: dict[str, Any] | None
 ) -> None:
     body = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice}
-    told = rendered("/v1/chat/completions/render", body)["sampling_params"]
-    assert told["skip_special_tokens"] is False
+    sampling = rendered("/v1/chat/completions/render", body)["sampling_params"]
+    assert sampling["skip_special_tokens"] is False
     if form is None:
-        assert "structured_outputs" not in told
+        assert "structured_outputs" not in sampling
         return
-    tag = json.loads(told["structured_outputs"]["structural_tag"])["format"]
+    tag = json.loads(sampling["structured_outputs"]["structural_tag"])["format"]
     assert form.items() <= tag.items() and '"ping"' in tag["tags"][0]["begin"]
-    sent = {"token_ids": [5], "sampling_params": told, "output_mode": "text"}
+    sent = {"token_ids": [5], "sampling_params": sampling, "output_mode": "text"}
     assert rendered("/inference/v1/generate", sent)["choices"][0]["text"].startswith("<tool_call>")

@@ -42,12 +42,16 @@ def test_what_is_asked_for_by_tokens_is_a_completion_of_the_same() -> None:
         request = decode(json.dumps(body).encode(), "application/json", GenerateRequest)
         return request.as_completion(64)
 
-    told = completion({**sampling, **extra}, **fields)
-    assert {name: getattr(told, name) for name in sampling} == sampling
-    assert told.stream_options.include_usage
+    converted = completion({**sampling, **extra}, **fields)
+    assert {name: getattr(converted, name) for name in sampling} == sampling
+    assert converted.stream_options.include_usage
     plain = {name: value for name, value in fields.items() if name != "stream_options"}
-    assert {name: getattr(told, name) for name in plain} == plain
-    assert (told.prompt, told.kv_transfer_params, told.ignore_eos) == ([1, 2], {"a": 1}, False)
+    assert {name: getattr(converted, name) for name in plain} == plain
+    assert (converted.prompt, converted.kv_transfer_params, converted.ignore_eos) == (
+        [1, 2],
+        {"a": 1},
+        False,
+    )
     assert completion(extra, kv_transfer_params={"b": 2}).kv_transfer_params == {"b": 2}
     assert (
         completion({}, ignore_eos=True).ignore_eos and completion({"ignore_eos": True}).ignore_eos

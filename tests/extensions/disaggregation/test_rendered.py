@@ -38,8 +38,8 @@ def rendered(path: str, body: dict[str, Any]) -> Any:
 
 
 def sampling(**fields: Any) -> dict[str, Any]:
-    [told] = rendered("/v1/completions/render", {"prompt": "hi", "max_tokens": 5, **fields})
-    params: dict[str, Any] = told["sampling_params"]
+    [body] = rendered("/v1/completions/render", {"prompt": "hi", "max_tokens": 5, **fields})
+    params: dict[str, Any] = body["sampling_params"]
     return params
 
 
@@ -49,7 +49,7 @@ def test_what_a_request_leaves_out_has_a_default_or_is_left_out() -> None:
 
 
 def test_what_a_request_says_is_told_zeros_too() -> None:
-    said = {
+    values = {
         "seed": 0, "top_k": 3, "logprobs": 0, "ignore_eos": True, "min_tokens": 2, "presence_penalty": -1.0,
         "frequency_penalty": 0.5, "repetition_penalty": 1.2, "temperature": 0.5, "top_p": 0.5, "min_p": 0.1,
         "stop": ["a", "b"], "stop_token_ids": [7], "bad_words": ["x"], "logit_bias": {"5": 3.0},
@@ -58,24 +58,26 @@ def test_what_a_request_says_is_told_zeros_too() -> None:
         "structured_outputs": {"regex": "a+"}, "vllm_xargs": {"a": 1}, "watermarking": False,
         "repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 2},
     }  # fmt: skip
-    told = sampling(**said, kv_transfer_params={"do_remote_decode": True})
-    assert told.pop("extra_args") == {"a": 1, "kv_transfer_params": {"do_remote_decode": True}}
-    assert told.pop("structured_outputs")["regex"] == "a+"
-    assert told.pop("skip_reading_prefix_cache") is True
-    wanted = {name: said[name] for name in said if name not in ("structured_outputs", "vllm_xargs")}
-    assert told == {name: DEFAULTS[name] for name in DEFAULTS if name in told} | wanted
+    params = sampling(**values, kv_transfer_params={"do_remote_decode": True})
+    assert params.pop("extra_args") == {"a": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    assert params.pop("structured_outputs")["regex"] == "a+"
+    assert params.pop("skip_reading_prefix_cache") is True
+    wanted = {
+        name: values[name] for name in values if name not in ("structured_outputs", "vllm_xargs")
+    }
+    assert params == {name: DEFAULTS[name] for name in DEFAULTS if name in params} | wanted
 
 
 def test_what_vllm_makes_of_a_value() -> None:
-    made: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"stop": "abc"}, {"stop": ["abc"], "output_text_buffer_length": 2}),
         ({"temperature": 0, "top_p": 0.5, "top_k": 3}, {"temperature": 0.0}),
         ({"temperature": 0.001}, {"temperature": 0.01}),
         ({"logit_bias": {"5": 300}}, {"logit_bias": {"5": 100.0}}),
         ({"stream": True}, {"output_kind": 1}),
     ]
-    for said, told in made:
-        assert sampling(**said) == DEFAULTS | told
+    for fields, params in cases:
+        assert sampling(**fields) == DEFAULTS | params
     # So it is in vLLM's dump, where 16 is the default of the sampling parameters.
     assert "max_tokens" not in sampling(max_tokens=None) | sampling(max_tokens=16)
 
@@ -90,9 +92,11 @@ def test_each_family_is_rendered_as_the_chat_that_it_is() -> None:
         {"model": "understudy-tiny", "messages": MESSAGES, "max_tokens": 5, "stream": True},
     )
     response = rendered("/v1/responses/render", {"input": "hi", "max_output_tokens": 5})
-    for told, prefix in ((chat, "chatcmpl-"), (message, "chatcmpl-"), (response, "resp_")):
-        assert told["token_ids"] == chat["token_ids"] and told["request_id"].startswith(prefix)
-        assert told["sampling_params"]["max_tokens"] == 5
+    for generated, prefix in ((chat, "chatcmpl-"), (message, "chatcmpl-"), (response, "resp_")):
+        assert generated["token_ids"] == chat["token_ids"] and generated["request_id"].startswith(
+            prefix
+        )
+        assert generated["sampling_params"]["max_tokens"] == 5
     assert message["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert (
         response["sampling_params"]["extra_args"] == {}
@@ -107,14 +111,16 @@ def test_each_family_is_rendered_as_the_chat_that_it_is() -> None:
 
 
 def test_prompts_have_numbers_and_tokens_their_places() -> None:
-    told = rendered(
+    prompts = rendered(
         "/v1/completions/render", {"prompt": ["Hello there", "Hi"], "return_token_offsets": True}
     )
-    assert [it["request_id"][-2:] for it in told] == ["-0", "-1"]
-    for it, text in zip(told, ("Hello there", "Hi"), strict=True):
-        places = it["token_offsets"]
+    assert [prompt["request_id"][-2:] for prompt in prompts] == ["-0", "-1"]
+    for prompt, text in zip(prompts, ("Hello there", "Hi"), strict=True):
+        places = prompt["token_offsets"]
         assert (
-            len(places) == len(it["token_ids"]) and places[0][0] == 0 and places[-1][1] == len(text)
+            len(places) == len(prompt["token_ids"])
+            and places[0][0] == 0
+            and places[-1][1] == len(text)
         )
     [ids] = rendered("/v1/completions/render", {"prompt": [3], "return_token_offsets": True})
     assert ids["token_offsets"] is None

@@ -22,11 +22,11 @@ def generate(client: Client, **fields: Any) -> Any:
 
 
 def test_tokens_come_for_tokens_and_their_text_on_request(client: Client) -> None:
-    told = generate(client, request_id="mine", output_mode="text")
-    assert told["request_id"] == "generate-tokens-mine"
-    (choice,) = told["choices"]
+    body = generate(client, request_id="mine", output_mode="text")
+    assert body["request_id"] == "generate-tokens-mine"
+    (choice,) = body["choices"]
     assert (len(choice["token_ids"]), choice["finish_reason"]) == (4, "length")
-    assert (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]) == (3, 4)
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (3, 4)
     assert (
         choice["text"]
         == client.post("/detokenize", {"tokens": choice["token_ids"]}).json()["prompt"]
@@ -42,11 +42,11 @@ def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client)
             "stream": True,
             "stream_options": options,
         }
-        found = events(client.post(GENERATE, body))
-        assert [len(event["choices"][0]["token_ids"]) for event in found[:3]] == [1, 1, 1]
-        reasons = [event["choices"][0]["finish_reason"] for event in found[:3]]
+        chunks = events(client.post(GENERATE, body))
+        assert [len(event["choices"][0]["token_ids"]) for event in chunks[:3]] == [1, 1, 1]
+        reasons = [event["choices"][0]["finish_reason"] for event in chunks[:3]]
         assert reasons == [None, None, "length"]
-        assert [event["usage"]["completion_tokens"] for event in found[3:]] == (
+        assert [event["usage"]["completion_tokens"] for event in chunks[3:]] == (
             [3] if options else []
         )
 
@@ -101,19 +101,19 @@ def media(*spans: tuple[int, int]) -> dict[str, Any]:
 
 
 def test_what_is_no_generate_request(client: Client) -> None:
-    one = {"token_ids": [1], "sampling_params": {}}
+    valid = {"token_ids": [1], "sampling_params": {}}
     for body, param in (
         ({"sampling_params": {}}, "body.token_ids"),
         ({"token_ids": [1]}, "body.sampling_params"),
-        *(({**one, "token_ids": ids}, "body.token_ids") for ids in ([], [-1], "x")),
-        ({**one, "sampling_params": {"max_tokens": "x"}}, "body.sampling_params"),
-        ({**one, "sampling_params": {"temperature": 3}}, "temperature"),
-        ({**one, "sampling_params": {"detokenize": False}, "output_mode": "text"}, "body"),
+        *(({**valid, "token_ids": ids}, "body.token_ids") for ids in ([], [-1], "x")),
+        ({**valid, "sampling_params": {"max_tokens": "x"}}, "body.sampling_params"),
+        ({**valid, "sampling_params": {"temperature": 3}}, "temperature"),
+        ({**valid, "sampling_params": {"detokenize": False}, "output_mode": "text"}, "body"),
         ({**TWO, "features": {"mm_hashes": {}}}, "body.features.mm_placeholders"),
         ({**TWO, "features": media((0, 2), (1, 1))}, "body.features"),
         ({**TWO, "features": media((1, 2))}, "body"),
         ({**TWO, "features": NO_MEDIA, "content_parts": [{}]}, "body"),
-        ({**one, "reasoning_parser_kwargs": {"x": 1}}, "body.reasoning_parser_kwargs.x"),
+        ({**valid, "reasoning_parser_kwargs": {"x": 1}}, "body.reasoning_parser_kwargs.x"),
         ({"token_ids": [1] * 40_000, "sampling_params": {"max_tokens": 5}}, None),
     ):
         answer = client.post(GENERATE, body)
@@ -144,8 +144,8 @@ def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
     ]
     body = {"messages": [{"role": "user", "content": content}]}
     rendered = client.post("/v1/chat/completions/render", body).json()
-    told = rendered["features"]
-    assert {kind: len(names) for kind, names in told["mm_hashes"].items()} == {
+    features = rendered["features"]
+    assert {kind: len(names) for kind, names in features["mm_hashes"].items()} == {
         "image": 2,
         "audio": 1,
     }
@@ -154,12 +154,12 @@ def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
         is None
     )
     chat = client.post("/v1/chat/completions", {**body, "max_tokens": 1}).json()
-    told = chat["usage"]["prompt_tokens_details"]["multimodal_tokens"]
-    assert set(told) == {"image", "audio"}
+    features = chat["usage"]["prompt_tokens_details"]["multimodal_tokens"]
+    assert set(features) == {"image", "audio"}
     alone = {"messages": [{"role": "user", "content": content[:1]}], "max_tokens": 1}
     texts = client.post("/v1/chat/completions", alone)
     assert (
-        sum(told.values())
+        sum(features.values())
         == chat["usage"]["prompt_tokens"] - texts.json()["usage"]["prompt_tokens"]
         > 0
     )
@@ -168,16 +168,16 @@ def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
 def test_a_model_of_text_takes_no_media_by_any_route() -> None:
     address = "https://example.com/a.png"
     block = {"type": "image", "source": {"type": "url", "url": address}}
-    said = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}}]}]
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}}]}]
     item = {"role": "user", "content": [{"type": "input_image", "image_url": address}]}
     with in_process("--multimodal", "false", "--enable-scale-out") as client:
         for path, body in (
-            ("/v1/chat/completions", {"messages": said}),
-            ("/v1/chat/completions/render", {"messages": said}),
+            ("/v1/chat/completions", {"messages": messages}),
+            ("/v1/chat/completions/render", {"messages": messages}),
             ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [block]}]}),
             ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [block]}]}),
             ("/v1/responses", {"input": [item]}),
-            ("/tokenize", {"messages": said}),
+            ("/tokenize", {"messages": messages}),
         ):
             answer = client.post(path, {"model": MODEL, **body})
             error = answer.json()["error"]
@@ -190,13 +190,18 @@ def test_a_model_of_text_takes_no_media_by_any_route() -> None:
 
 
 def test_a_prefill_says_where_its_cache_is_and_a_decode_takes_it_from_there(client: Client) -> None:
-    asked = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None}
+    prefill_params = {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+    }
     for prefilled in (
-        client.chat(max_tokens=1, kv_transfer_params=asked),
-        client.complete(kv_transfer_params=asked),
-        generate(client, kv_transfer_params=asked),
+        client.chat(max_tokens=1, kv_transfer_params=prefill_params),
+        client.complete(kv_transfer_params=prefill_params),
+        generate(client, kv_transfer_params=prefill_params),
         generate(
-            client, sampling_params={"max_tokens": 1, "extra_args": {"kv_transfer_params": asked}}
+            client,
+            sampling_params={"max_tokens": 1, "extra_args": {"kv_transfer_params": prefill_params}},
         ),
     ):
         params = prefilled["kv_transfer_params"]
@@ -266,21 +271,21 @@ def test_an_encoder_says_exclamation_marks_and_where_its_media_are() -> None:
 
 def test_an_omni_model_draws_when_it_is_told_to() -> None:
     with in_process("--omni", "--model", MODEL) as client:
-        asked = {"messages": MESSAGES, "max_tokens": 2}
-        plain = client.post("/v1/chat/completions", asked).json()
+        fields = {"messages": MESSAGES, "max_tokens": 2}
+        plain = client.post("/v1/chat/completions", fields).json()
         assert isinstance(plain["choices"][0]["message"]["content"], str)
-        drawn = client.post("/v1/chat/completions", asked, headers={"X-Send-Image": "true"}).json()
+        drawn = client.post("/v1/chat/completions", fields, headers={"X-Send-Image": "true"}).json()
         kinds = [block["type"] for block in drawn["choices"][0]["message"]["content"]]
         assert kinds == ["text", "image_url"]
-        wrong = client.post("/v1/chat/completions", asked, headers={"X-Send-Image": "perhaps"})
+        wrong = client.post("/v1/chat/completions", fields, headers={"X-Send-Image": "perhaps"})
         assert wrong.status_code == 400
         assert client.post("/admin/config", {"image-emission-rate": 101}).status_code == 400
         client.post("/admin/config", {"image-emission-rate": 100})
-        always = client.post("/v1/chat/completions", asked).json()["choices"][0]["message"][
+        always = client.post("/v1/chat/completions", fields).json()["choices"][0]["message"][
             "content"
         ]
         assert always[-1]["image_url"]["url"].startswith("data:image/png;base64,")
-        none = client.post("/v1/chat/completions", asked, headers={"X-Send-Image": "false"}).json()
+        none = client.post("/v1/chat/completions", fields, headers={"X-Send-Image": "false"}).json()
         assert isinstance(none["choices"][0]["message"]["content"], str)
 
 

@@ -11,7 +11,7 @@ from config.settings import StepSettings
 from tests.extensions.explanation.explained import Explained, quick_profile
 
 SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.1}
-both = pytest.mark.parametrize("timing", ["requests", "steps"])
+both_timings = pytest.mark.parametrize("timing", ["requests", "steps"])
 
 
 def engine(timing: str, budget: int = 8192, **options: Any) -> Explained:
@@ -21,9 +21,9 @@ def engine(timing: str, budget: int = 8192, **options: Any) -> Explained:
     return Explained(profile=quick_profile(), sections={"steps": steps}, **options)
 
 
-def why(it: Explained, request_id: str) -> Explanation:
+def why(explained: Explained, request_id: str) -> Explanation:
     """The explanation of a request with one choice, whose phases cover its time without a gap."""
-    choice = it.why(request_id)
+    choice = explained.why(request_id)
     assert msgspec.json.decode(msgspec.json.encode(choice), type=Explanation) == choice
     moments = [0.0, *(moment for phase in choice.phases for moment in (phase.from_ms, phase.to_ms))]
     ends = [*moments, choice.total_ms]
@@ -33,86 +33,88 @@ def why(it: Explained, request_id: str) -> Explanation:
 
 def waited(choice: Explanation, cause: str) -> float:
     """Seconds in the queue for one cause."""
-    return sum(it.to_ms - it.from_ms for it in choice.phases if it.cause == cause) / 1000
+    return (
+        sum(phase.to_ms - phase.from_ms for phase in choice.phases if phase.cause == cause) / 1000
+    )
 
 
-@both
+@both_timings
 def test_an_adapter_waits_while_others_hold_all_slots(timing: str) -> None:
-    it = engine(timing, slots=4, adapters=("chat", "sql", "new"), max_loras=2)
+    explained = engine(timing, slots=4, adapters=("chat", "sql", "new"), max_loras=2)
     for name in ("chat", "sql"):
-        it.ask(name, adapter=name, max_tokens=200)
-    it.ask("late", adapter="new")
-    it.ask("base")
-    it.clock.advance(1.0)
-    assert why(it, "late").status == "waiting"
-    assert "(so far)." in why(it, "late").sentence
-    it.clock.advance(100)
-    late = why(it, "late")
+        explained.ask(name, adapter=name, max_tokens=200)
+    explained.ask("late", adapter="new")
+    explained.ask("base")
+    explained.clock.advance(1.0)
+    assert why(explained, "late").status == "waiting"
+    assert "(so far)." in why(explained, "late").sentence
+    explained.clock.advance(100)
+    late = why(explained, "late")
     assert (
         late.sentence.startswith("Waited ")
         and "for an adapter slot: 2 of 2 held by chat, sql" in late.sentence
     )
     assert waited(late, "adapter") == pytest.approx(late.total_ms / 1000, rel=0.1)
-    assert not waited(why(it, "base"), "adapter")
+    assert not waited(why(explained, "base"), "adapter")
 
 
-@both
+@both_timings
 def test_a_full_cache_keeps_a_prompt_waiting(timing: str) -> None:
-    it = engine(timing, slots=4, blocks=40)
-    it.ask("first", prompt_ids=list(range(250)), max_tokens=30)
-    it.clock.advance(0.1)
-    it.ask("late", prompt_ids=list(range(1000, 1200)))
-    it.clock.advance(100)
-    late = why(it, "late")
+    explained = engine(timing, slots=4, blocks=40)
+    explained.ask("first", prompt_ids=list(range(250)), max_tokens=30)
+    explained.clock.advance(0.1)
+    explained.ask("late", prompt_ids=list(range(1000, 1200)))
+    explained.clock.advance(100)
+    late = why(explained, "late")
     assert "for KV blocks: the next request needs 25 of 39, and fewer are free" in late.sentence
     assert waited(late, "blocks") > 0.6 * late.total_ms / 1000
 
 
-@both
+@both_timings
 def test_a_long_prompt_ahead_is_named(timing: str) -> None:
     """Without steps it holds the only place, in steps it takes their budget."""
     options = {"slots": 1, "time_to_first_token": 0, "prefill_time_per_token": 0.001}
-    it = engine(timing, budget=2048, **(options if timing == "requests" else {}))
-    it.ask("long", prompt_ids=list(range(20_000)), max_tokens=3)
-    it.clock.advance(0.02)
-    it.ask("late", max_tokens=3)
-    it.clock.advance(100)
-    late, cause = why(it, "late"), "places" if timing == "requests" else "budget"
+    explained = engine(timing, budget=2048, **(options if timing == "requests" else {}))
+    explained.ask("long", prompt_ids=list(range(20_000)), max_tokens=3)
+    explained.clock.advance(0.02)
+    explained.ask("late", max_tokens=3)
+    explained.clock.advance(100)
+    late, cause = why(explained, "late"), "places" if timing == "requests" else "budget"
     assert "the prompt of long (20,000 tokens)" in late.sentence
     assert waited(late, cause) > 0.6 * late.total_ms / 1000
     if timing == "steps":
-        (prefill,) = (phase for phase in why(it, "long").phases if phase.phase == "prefill")
+        (prefill,) = (phase for phase in why(explained, "long").phases if phase.phase == "prefill")
         assert [tokens for _, _, tokens in prefill.chunks] == [2048] * 9 + [20_000 - 9 * 2048]
         assert ["long", 2048] in [
-            list(prompt) for step in why(it, "long").longest_steps for prompt in step.prompts
+            list(prompt) for step in why(explained, "long").longest_steps for prompt in step.prompts
         ]
 
 
-@both
+@both_timings
 def test_requests_of_higher_priority_go_first(timing: str) -> None:
-    it = engine(timing, slots=1, by_priority=True)
-    it.ask("first", max_tokens=20)
-    it.clock.advance(0.05)
-    it.ask("low", priority=5)
+    explained = engine(timing, slots=1, by_priority=True)
+    explained.ask("first", max_tokens=20)
+    explained.clock.advance(0.05)
+    explained.ask("low", priority=5)
     for name in ("high", "higher"):
-        it.clock.advance(0.05)
-        it.ask(name, max_tokens=40)
-    it.clock.advance(100)
-    low = why(it, "low")
+        explained.clock.advance(0.05)
+        explained.ask(name, max_tokens=40)
+    explained.clock.advance(100)
+    low = why(explained, "low")
     assert (
         "behind higher priority: 2 requests went first, for a slot too: 1 of 1 taken"
         in low.sentence
     )
     assert waited(low, "priority") > waited(low, "places") > 0
-    assert not waited(why(it, "higher"), "priority")
+    assert not waited(why(explained, "higher"), "priority")
 
 
-@both
+@both_timings
 def test_a_cache_of_another_engine_is_awaited(timing: str) -> None:
-    it = engine(timing, slots=2, blocks=100, kv_cache_transfer_latency=2.0)
-    it.ask("moved", prompt_ids=list(range(60)), remote_prefill=True)
-    it.clock.advance(100)
-    moved = why(it, "moved")
+    explained = engine(timing, slots=2, blocks=100, kv_cache_transfer_latency=2.0)
+    explained.ask("moved", prompt_ids=list(range(60)), remote_prefill=True)
+    explained.clock.advance(100)
+    moved = why(explained, "moved")
     assert moved.sentence.startswith(
         "Waited 2.0 s for the KV cache of its prefill on another engine"
     )
@@ -124,48 +126,48 @@ def test_a_cache_of_another_engine_is_awaited(timing: str) -> None:
     ("first", "reason"), [("high", "held most blocks"), ("low", "needed its blocks")]
 )
 def test_a_preempted_request_names_the_one_that_took_its_blocks(first: str, reason: str) -> None:
-    it = engine("steps", slots=4, blocks=40, by_priority=True)
+    explained = engine("steps", slots=4, blocks=40, by_priority=True)
     asks = {"low": (list(range(140)), 1), "high": (list(range(1000, 1140)), 0)}
     for name in sorted(asks, key=lambda name: name != first):
-        it.ask(name, prompt_ids=asks[name][0], max_tokens=100, priority=asks[name][1])
-        it.clock.advance(0.05)
-    it.clock.advance(100)
-    low = why(it, "low")
+        explained.ask(name, prompt_ids=asks[name][0], max_tokens=100, priority=asks[name][1])
+        explained.clock.advance(0.05)
+    explained.clock.advance(100)
+    low = why(explained, "low")
     assert low.preemptions == 1 and f"as KV blocks had run out: high {reason}" in low.sentence
-    assert [it.phase for it in low.phases][-3:] == ["decode", "preempted", "decode"]
+    assert [explained.phase for explained in low.phases][-3:] == ["decode", "preempted", "decode"]
 
 
 def test_a_slow_decode_names_the_prompt_beside_it() -> None:
-    it = engine("steps", slots=4)
-    it.ask("short", max_tokens=60)
-    it.clock.advance(0.05)
-    it.ask("long", prompt_ids=list(range(16_000)))
-    it.clock.advance(100)
+    explained = engine("steps", slots=4)
+    explained.ask("short", max_tokens=60)
+    explained.clock.advance(0.05)
+    explained.ask("long", prompt_ids=list(range(16_000)))
+    explained.clock.advance(100)
     assert (
         "of it in steps with other prompts: 7,809 tokens of the prompt of long"
-        in why(it, "short").sentence
+        in why(explained, "short").sentence
     )
 
 
-@both
+@both_timings
 def test_a_fault_that_slows_a_reply_is_told(timing: str) -> None:
-    it = engine(timing)
-    it.ask("slowed", delays=((0, 3.0), (2, 4.0)))
-    it.clock.advance(20)
-    sentence = why(it, "slowed").sentence
+    explained = engine(timing)
+    explained.ask("slowed", delays=((0, 3.0), (2, 4.0)))
+    explained.clock.advance(20)
+    sentence = why(explained, "slowed").sentence
     assert ", 3.0 s of it on purpose (a fault or a script); 5 tokens" in sentence
     assert sentence.endswith(", 4.0 s of it on purpose (a fault or a script).")
 
 
-@both
+@both_timings
 def test_a_pause_is_told(timing: str) -> None:
-    it = engine(timing)
-    it.engine.executor.pause()
-    it.ask("late")
-    it.clock.advance(5)
-    it.engine.executor.resume()
-    it.clock.advance(10)
-    assert why(it, "late").sentence.startswith("Waited 5.0 s while the engine was paused")
+    explained = engine(timing)
+    explained.engine.executor.pause()
+    explained.ask("late")
+    explained.clock.advance(5)
+    explained.engine.executor.resume()
+    explained.clock.advance(10)
+    assert why(explained, "late").sentence.startswith("Waited 5.0 s while the engine was paused")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -177,29 +179,33 @@ def test_phases_cover_any_request_at_any_moment(seed: int) -> None:
         "blocks": rng.choice([None, 60]),
         "by_priority": seed % 3 == 0,
     }
-    more = {"adapters": ("x", "y"), "kv_cache_transfer_latency": 1.0, "max_waiting": 100}
-    it = engine("steps" if seed % 2 else "requests", rng.choice([256, 8192]), **shape, **more)
-    executor = it.engine.executor
+    options = {"adapters": ("x", "y"), "kv_cache_transfer_latency": 1.0, "max_waiting": 100}
+    explained = engine(
+        "steps" if seed % 2 else "requests", rng.choice([256, 8192]), **shape, **options
+    )
+    executor = explained.engine.executor
     for place, name in enumerate(names):
         prompt = [rng.randrange(1000) for _ in range(rng.choice([3, 50, 400]))]
         fields = {"adapter": rng.choice([None, "x", "y"]), "remote_prefill": rng.random() < 0.1}
-        handle = it.ask(name, prompt_ids=prompt, max_tokens=30, priority=rng.randrange(3), **fields)
-        it.clock.advance(rng.choice([0, 0.01, 0.3]))
+        handle = explained.ask(
+            name, prompt_ids=prompt, max_tokens=30, priority=rng.randrange(3), **fields
+        )
+        explained.clock.advance(rng.choice([0, 0.01, 0.3]))
         for act, chance in ((handle.abort, 0.05), (executor.pause, 0.05), (executor.resume, 0.2)):
             if rng.random() < chance:
                 act()
-        why(it, rng.choice(names[: place + 1]))
+        why(explained, rng.choice(names[: place + 1]))
     executor.resume()
-    it.clock.advance(300)
-    assert {why(it, name).status for name in names} <= {"length", "abort"}
+    explained.clock.advance(300)
+    assert {why(explained, name).status for name in names} <= {"length", "abort"}
 
 
 def test_thousands_of_steps_stay_within_the_bound() -> None:
-    it = engine("steps", slots=8)
-    it.ask("a", max_tokens=5000, prompt_ids=list(range(20)))
+    explained = engine("steps", slots=8)
+    explained.ask("a", max_tokens=5000, prompt_ids=list(range(20)))
     for number in range(200):
-        it.ask(f"r{number}", prompt_ids=list(range(30)), max_tokens=3)
-        it.clock.advance(0.2)
-    log = it.delays
+        explained.ask(f"r{number}", prompt_ids=list(range(30)), max_tokens=3)
+        explained.clock.advance(0.2)
+    log = explained.delays
     assert 0 < log.size_bytes <= log.limit_bytes
-    assert len(why(it, "a").longest_steps) == 20
+    assert len(why(explained, "a").longest_steps) == 20

@@ -43,9 +43,9 @@ class Faked:
     """`keys` are the fake metrics of the start; None starts without."""
 
     def __init__(self, keys: dict[str, Any] | None, *flags: str) -> None:
-        given = [] if keys is None else ["--fake-metrics", json.dumps(keys)]
+        flags_of_keys = [] if keys is None else ["--fake-metrics", json.dumps(keys)]
         self.clock = VirtualClock()
-        self.live = LiveSettings(load([*given, *flags], {}))
+        self.live = LiveSettings(load([*flags_of_keys, *flags], {}))
         self.recorder = Recorder("tiny", 1024, {})
         fakes = FakeFamilies(
             {"model_name": "tiny", "engine": "0"}, 1024, {}, 2, clock=self.clock.now, now=self._now
@@ -77,7 +77,7 @@ class Faked:
 
     def samples(self, name: str) -> list[str]:
         """The sample lines of one name, without `vllm:` and the server's labels."""
-        found = (
+        matches = (
             line.removeprefix("vllm:")
             for line in self.lines()
             if re.match(rf"vllm:{name}[{{ ]", line)
@@ -86,7 +86,7 @@ class Faked:
             re.sub(r'engine="0",|model_name="tiny",?|,(?=})', "", line)
             .replace("{}", "")
             .replace(",}", "}")
-            for line in found
+            for line in matches
         ]
 
     def value(self, name: str) -> float:
@@ -283,9 +283,9 @@ SERVER = 'engine="0",model_name="tiny"'
     ],
 )
 def test_a_number_is_shown_unchanged(keys: dict[str, Any], lines: list[str]) -> None:
-    told = Faked(keys).lines()
+    shown = Faked(keys).lines()
     assert [line % SERVER for line in lines] == [
-        line % SERVER for line in lines if line % SERVER in told
+        line % SERVER for line in lines if line % SERVER in shown
     ]
 
 
@@ -360,9 +360,9 @@ def test_requests_are_whole_and_the_usage_is_not() -> None:
             "kv-cache-usage": "ramp:0:1:8s",
         }
     )
-    told = []
+    counts = []
     for _ in range(6):
-        told.append(
+        counts.append(
             tuple(
                 map(
                     faked.value,
@@ -371,7 +371,7 @@ def test_requests_are_whole_and_the_usage_is_not() -> None:
             )
         )
         faked.clock.advance(1)
-    assert told == [
+    assert counts == [
         (2, 0, 0),
         (5, 2, 0.125),
         (2, 5, 0.25),
@@ -383,11 +383,11 @@ def test_requests_are_whole_and_the_usage_is_not() -> None:
 
 def test_a_value_changes_only_with_the_refresh_interval() -> None:
     faked = Faked({"running-requests": "ramp:0:100:100s"}, "--fake-metrics-refresh-interval", "10s")
-    told = []
+    values = []
     for _ in range(5):
-        told.append(faked.value("num_requests_running"))
+        values.append(faked.value("num_requests_running"))
         faked.clock.advance(6)
-    assert told == [0, 0, 10, 10, 20]
+    assert values == [0, 0, 10, 10, 20]
 
 
 def test_a_function_starts_when_it_is_set() -> None:
@@ -441,11 +441,11 @@ def test_an_empty_list_or_object_makes_a_family_disappear(update: Update) -> Non
 @WAYS
 def test_null_and_missing_values_change_nothing(update: Update) -> None:
     faked = Faked({"running-requests": 1, "loras": [ADAPTER], "request-prompt-tokens": [3]})
-    before = faked.lines()
+    lines_before = faked.lines()
     faked.clock.advance(10)
     update(faked)
     update(faked, running_requests=None, loras=None, request_prompt_tokens=None)
-    assert faked.lines() == before
+    assert faked.lines() == lines_before
 
 
 @WAYS
@@ -514,12 +514,12 @@ def test_a_total_is_derived_unless_the_update_contains_it(
 )
 def test_an_invalid_update_is_rejected_and_changes_nothing(body: bytes, message: str) -> None:
     faked = Faked({"running-requests": 1, "prefix-cache-hits": 1, "prefix-cache-queries": 10})
-    before = faked.lines()
+    lines_before = faked.lines()
     status, answer = post(faked, body)
     assert (status, answer["error"]["type"]) == (400, "BadRequestError")
     assert answer["error"]["param"] == "fake-metrics"
     assert answer["error"]["message"].startswith(message)
-    assert faked.lines() == before
+    assert faked.lines() == lines_before
 
 
 def test_a_server_serves_requests_and_counts_none_of_them() -> None:
@@ -530,9 +530,9 @@ def test_a_server_serves_requests_and_counts_none_of_them() -> None:
     def told() -> list[str]:
         return [line for line in client.get("/metrics").text.splitlines() if "vllm:" in line]
 
-    before = told()
+    counters_before = told()
     assert client.post("/v1/completions", json={"prompt": "Hello"}).status_code == 200
-    assert told() == before
+    assert told() == counters_before
     assert client.post("/fake_metrics", json={"running-requests": 7}).status_code == 204
     assert any(re.match(r"vllm:num_requests_running\{.*\} 7.0", line) for line in told())
     true = app_of("--force-dummy-tokenizer").test_client()

@@ -32,8 +32,8 @@ class Got:
 
 def question(path: str, stream: bool, **fields: Any) -> dict[str, Any]:
     """A request whose reply has exactly `TOKENS` tokens."""
-    asked = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
-    return {**asked, "max_tokens": TOKENS, "ignore_eos": True, "stream": stream, **fields}
+    body = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
+    return {**body, "max_tokens": TOKENS, "ignore_eos": True, "stream": stream, **fields}
 
 
 class StrictTLSSocket(ssl.SSLSocket):
@@ -119,8 +119,8 @@ def ask(
 ) -> Got | None:
     """One request with an X-Fault of `fault` on a connection of its own."""
     with Asker(port) as asker:
-        asked = {"X_Fault": fault, **headers} if fault else headers
-        return asker.send(path, question(path, stream), version, **asked).answer()
+        headers_sent = {"X_Fault": fault, **headers} if fault else headers
+        return asker.send(path, question(path, stream), version, **headers_sent).answer()
 
 
 def got(
@@ -143,5 +143,7 @@ def asking(
     **headers: str,
 ) -> RequestFacts:
     """A request; `X_Fault=...` is its header X-Fault."""
-    known = {name.replace("_", "-").lower(): value for name, value in headers.items()}
-    return RequestFacts(path, model, lambda name: known.get(name.lower()), lambda: client, tokens)
+    known_headers = {name.replace("_", "-").lower(): value for name, value in headers.items()}
+    return RequestFacts(
+        path, model, lambda name: known_headers.get(name.lower()), lambda: client, tokens
+    )

@@ -142,9 +142,10 @@ def script(*rules: dict[str, Any]) -> FaultScript:
     return FaultScript(parse_fault_rules(json.dumps(rules)), 0.0)
 
 
-def struck(at: FaultScript, *requests: RequestFacts, now_s: float = 0.0) -> list[bool]:
+def struck(fault_script: FaultScript, *requests: RequestFacts, now_s: float = 0.0) -> list[bool]:
     return [
-        bool((fault := at.fault_for(request, RNG, now_s)) and fault.name) for request in requests
+        bool((fault := fault_script.fault_for(request, RNG, now_s)) and fault.name)
+        for request in requests
     ]
 
 

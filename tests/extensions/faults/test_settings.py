@@ -17,8 +17,8 @@ from tests.client import Client
 def test_a_wrong_change_of_failures_changes_nothing(
     client: Client, values: dict[str, Any], line: str
 ) -> None:
-    before = client.get("/admin/config").json()
+    settings_before = client.get("/admin/config").json()
     answer = client.post("/admin/config", {"prefill-overhead": "5ms", **values})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestError")
     assert line in answer.json()["error"]["message"]
-    assert client.get("/admin/config").json() == before
+    assert client.get("/admin/config").json() == settings_before

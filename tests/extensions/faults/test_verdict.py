@@ -99,9 +99,9 @@ CONDUCT = {
 }
 
 
-@pytest.mark.parametrize("what", CONDUCT)
-def test_conduct_is_judged(what: str) -> None:
-    client, findings = CONDUCT[what]
+@pytest.mark.parametrize("case", CONDUCT)
+def test_conduct_is_judged(case: str) -> None:
+    client, findings = CONDUCT[case]
     assert client.found(10 * RETRY_WINDOW_S).keys() == findings
 
 
@@ -118,9 +118,9 @@ def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
     client = Client().ask(cut_off=True)
     assert client.found(RETRY_WINDOW_S - 0.1) == {} and client.report().awaiting_retry == 1
     for _ in range(2):
-        found = client.found(RETRY_WINDOW_S)["truncated_stream_not_retried"]
-    assert found.count == 1 and found.example_request_id == "r1"
-    assert "cannot be seen from here" in found.what and client.report().awaiting_retry == 0
+        finding = client.found(RETRY_WINDOW_S)["truncated_stream_not_retried"]
+    assert finding.count == 1 and finding.example_request_id == "r1"
+    assert "cannot be seen from here" in finding.what and client.report().awaiting_retry == 0
 
 
 def test_what_is_remembered_is_bounded_whatever_clients_do() -> None:

@@ -14,14 +14,14 @@ REQUEST = st.fixed_dictionaries({**FIELDS, "tool_calls": st.sampled_from([None, 
 
 
 @given(
-    asked=st.lists(REQUEST, min_size=1, max_size=4),
+    requests=st.lists(REQUEST, min_size=1, max_size=4),
     mode=st.sampled_from(["random", "echo"]),
     fails_at=st.none() | st.integers(0, 3),
 )
 @settings(max_examples=40, deadline=None)
 def test_immediate_calls_have_the_outputs_and_metrics_of_sequences(
-    asked: list[dict[str, Any]], mode: str, fails_at: int | None
+    requests: list[dict[str, Any]], mode: str, fails_at: int | None
 ) -> None:
     schemas = FormConstraints()
-    shorter = outcome(asked, mode, fails_at, longer_way=False, schemas=schemas)
-    assert shorter == outcome(asked, mode, fails_at, longer_way=True, schemas=schemas)
+    shorter = outcome(requests, mode, fails_at, longer_way=False, schemas=schemas)
+    assert shorter == outcome(requests, mode, fails_at, longer_way=True, schemas=schemas)

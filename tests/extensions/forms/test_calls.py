@@ -76,9 +76,14 @@ def test_required_calls_have_valid_arguments_and_markup() -> None:
 
 
 def test_the_number_of_calls_follows_the_probability_of_an_extra_call() -> None:
-    for least, chance, counts in ((0, 0, {0}), (1, 0, {1}), (0, 100, {3}), (1, 45, {1, 2, 3})):
+    for least_calls, chance, counts in (
+        (0, 0, {0}),
+        (1, 0, {1}),
+        (0, 100, {3}),
+        (1, 45, {1, 2, 3}),
+    ):
         calls, chances = (
-            ToolCalls(tools=TOOLS[:1] * 3, min_calls=least, max_calls=3),
+            ToolCalls(tools=TOOLS[:1] * 3, min_calls=least_calls, max_calls=3),
             {EXTRA_CALL: chance},
         )
         replies = [played(calls, chances, server_seed=seed) for seed in range(25)]
@@ -86,9 +91,9 @@ def test_the_number_of_calls_follows_the_probability_of_an_extra_call() -> None:
 
 
 def test_a_small_limit_cuts_off_a_call_with_unbounded_text() -> None:
-    for most in range(1, 96, 7):
-        events = played(ToolCalls(tools=TOOLS[:1], min_calls=1), limited=True, max_tokens=most)
-        assert sum(len(event.ids) for event in events) == most
+    for limit in range(1, 96, 7):
+        events = played(ToolCalls(tools=TOOLS[:1], min_calls=1), limited=True, max_tokens=limit)
+        assert sum(len(event.ids) for event in events) == limit
         assert events[-1].finish is not None and events[-1].finish.reason == "length"
         assert {event.part and event.part.raw for event in events} == {raw(events)}
         begun = OPENING + '{"name": "get_weather", "arguments": {"city": "'
@@ -142,18 +147,20 @@ def test_the_same_seed_makes_the_same_call() -> None:
     assert len({raw(played(calls, server_seed=seed)) for seed in range(8)}) > 1
 
 
-@given(most=st.integers(1, 60), seed=st.integers(0, 99))
+@given(limit=st.integers(1, 60), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_a_structured_reply_is_valid_or_ends_with_length(most: int, seed: int) -> None:
-    events = played(constraint=Constraint(schema=WEATHER), limited=True, max_tokens=most, seed=seed)
+def test_a_structured_reply_is_valid_or_ends_with_length(limit: int, seed: int) -> None:
+    events = played(
+        constraint=Constraint(schema=WEATHER), limited=True, max_tokens=limit, seed=seed
+    )
     finish = events[-1].finish
     assert finish is not None
     count = sum(len(event.ids) for event in events)
     if finish.reason == "stop":
         jsonschema.validate(json.loads(raw(events)), WEATHER)
     else:
-        assert (finish.reason, count) == ("length", most)
-    assert count <= most
+        assert (finish.reason, count) == ("length", limit)
+    assert count <= limit
 
 
 def test_an_unsatisfiable_schema_is_rejected() -> None:

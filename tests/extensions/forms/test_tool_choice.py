@@ -28,12 +28,12 @@ def calls(settings: ToolSettings = CHOOSING, **fields: Any) -> ToolCalls | None:
     return tool_calls_of(chat(**fields), settings, FormConstraints())
 
 
-def told(found: ToolCalls | None) -> tuple[list[str], int, int, bool] | None:
-    return found and (
-        [tool.name for tool in found.tools],
-        found.min_calls,
-        found.max_calls,
-        found.named,
+def told(calls: ToolCalls | None) -> tuple[list[str], int, int, bool] | None:
+    return calls and (
+        [tool.name for tool in calls.tools],
+        calls.min_calls,
+        calls.max_calls,
+        calls.named,
     )
 
 
@@ -108,12 +108,12 @@ CLOSED, PARSED = (
 def test_a_server_may_leave_no_choice(
     settings: ToolSettings, choice: object, refused: str | None
 ) -> None:
-    asked = chat(tools=TOOLS, tool_choice=choice)
+    request = chat(tools=TOOLS, tool_choice=choice)
     if refused is None:
-        check_tool_choice(asked, settings)
+        check_tool_choice(request, settings)
         return
     with pytest.raises(ApiError) as caught:
-        check_tool_choice(asked, settings)
+        check_tool_choice(request, settings)
     assert caught.value.status == 400 and refused in caught.value.message
     assert caught.value.param == ("tool_choice.function" if refused == "function" else None)
 
@@ -144,8 +144,8 @@ def test_tools_that_cannot_fit_are_refused_before_the_chat_is_tokenized(
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "max_tokens": 1}
     client, path = app_of("--max-model-len", "64").test_client(), "/v1/chat/completions"
     whole = {**body, "tool_choice": "none"}
-    kept = client.post(path, json={**whole, "truncate_prompt_tokens": 8}).get_json()
-    assert kept["usage"]["prompt_tokens"] == 8
+    truncated = client.post(path, json={**whole, "truncate_prompt_tokens": 8}).get_json()
+    assert truncated["usage"]["prompt_tokens"] == 8
     monkeypatch.delattr(LocalTokenizer, "encode")
     answer = client.post(path, json=whole)
     assert answer.status_code == 400 and answer.get_json()["error"]["param"] == "input_text"
@@ -175,16 +175,16 @@ def test_tools_that_come_again_are_not_checked_again() -> None:
         request = chat(
             tools=[tool(type="object")], messages=[{"role": "user", "content": question}]
         )
-        found = tool_calls_of(request, CHOOSING, constraints, known_tools=known_tools)
-        assert found is not None and found.tools[0].schema == {"type": "object"}
-        questions.append(found.question)
+        calls = tool_calls_of(request, CHOOSING, constraints, known_tools=known_tools)
+        assert calls is not None and calls.tools[0].schema == {"type": "object"}
+        questions.append(calls.question)
     assert questions == ["one", "two"]
     assert constraints.compiled == 1
     for properties in ({"a": {}, "b": {}}, {"b": {}, "a": {}}):
         request = chat(tools=[tool(properties=properties)])
-        found = tool_calls_of(request, CHOOSING, constraints, known_tools=known_tools)
-        assert found is not None
-        assert list(found.tools[0].schema["properties"]) == [*properties]  # type: ignore[index]
+        calls = tool_calls_of(request, CHOOSING, constraints, known_tools=known_tools)
+        assert calls is not None
+        assert list(calls.tools[0].schema["properties"]) == [*properties]  # type: ignore[index]
     assert constraints.compiled == 3
 
 

@@ -27,15 +27,15 @@ TAGGED = re.compile(r"[^<]*(?:<f=x>[12]</f>[^<]*)+", re.DOTALL)
 
 def test_the_parser_s_work_is_counted(client: Client) -> None:
     name = "vllm:tool_call_parser_invocations_total"
-    asked = {
+    body = {
         "messages": [{"role": "user", "content": "Hi"}],
         "tools": [TOOL],
         "tool_choice": "required",
     }
     for mode, stream in (("non_streaming", False), ("streaming", True)):
-        before = client.metric(name, mode=mode, outcome="tool_call")
-        assert client.post("/v1/chat/completions", {**asked, "stream": stream}).status_code == 200
-        assert client.metric(name, mode=mode, outcome="tool_call") > before
+        count_before = client.metric(name, mode=mode, outcome="tool_call")
+        assert client.post("/v1/chat/completions", {**body, "stream": stream}).status_code == 200
+        assert client.metric(name, mode=mode, outcome="tool_call") > count_before
 
 
 CONSTRAINTS: list[tuple[dict[str, Any], Callable[[str], object]]] = [
@@ -54,24 +54,24 @@ CONSTRAINTS: list[tuple[dict[str, Any], Callable[[str], object]]] = [
 
 def test_vllm_s_own_constraints_hold_in_both_families(client: Client) -> None:
     for wanted, fits in CONSTRAINTS:
-        said = client.chat(structured_outputs=wanted)["choices"][0]["message"]["content"]
-        assert fits(said), said
-        asked = {"prompt": "x", "max_tokens": 200, "structured_outputs": wanted}
-        assert fits(client.post("/v1/completions", asked).json()["choices"][0]["text"])
+        reply = client.chat(structured_outputs=wanted)["choices"][0]["message"]["content"]
+        assert fits(reply), reply
+        body = {"prompt": "x", "max_tokens": 200, "structured_outputs": wanted}
+        assert fits(client.post("/v1/completions", body).json()["choices"][0]["text"])
     grammar = {"grammar": 'root ::= "ab" | "ab" root'}
     for limit in (1, 2, 5, 20):
-        asked = {"prompt": "x", "max_tokens": limit, "structured_outputs": grammar}
-        choice = client.post("/v1/completions", asked).json()["choices"][0]
+        body = {"prompt": "x", "max_tokens": limit, "structured_outputs": grammar}
+        choice = client.post("/v1/completions", body).json()["choices"][0]
         assert choice["finish_reason"] == "stop" or limit == 1
         assert re.fullmatch("(ab)+", choice["text"]) or limit == 1
 
 
 def test_thoughts_are_told_apart() -> None:
     with in_process("--reasoning-parser", "qwen3") as client:
-        told = client.chat(max_tokens=60, ignore_eos=True)
-        message = told["choices"][0]["message"]
+        answer = client.chat(max_tokens=60, ignore_eos=True)
+        message = answer["choices"][0]["message"]
         assert message["reasoning"] and message["content"]
-        assert 12 <= told["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 36
+        assert 12 <= answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 36
         hidden = client.chat(max_tokens=60, ignore_eos=True, include_reasoning=False)
         assert hidden["choices"][0]["message"]["reasoning"] is None
         for off in (

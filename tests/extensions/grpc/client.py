@@ -25,10 +25,10 @@ class Engine:
 
     def refusal(self, request: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
         try:
-            said = self.said(request, **options)
+            messages = self.said(request, **options)
         except grpc.RpcError as error:
             return error.code(), error.details()
-        raise AssertionError(f"it was answered: {said}")
+        raise AssertionError(f"it was answered: {messages}")
 
     def running(self) -> int:
         """Sequences that run or wait."""
@@ -42,20 +42,20 @@ class Engine:
 def failure(method: Callable[..., Any], request: Any) -> grpc.StatusCode:
     """How a call fails, which a stream does when it is read."""
     try:
-        said = method(request, timeout=LIMIT_S)
-        if isinstance(said, Iterator):
-            said = list(said)
+        answer = method(request, timeout=LIMIT_S)
+        if isinstance(answer, Iterator):
+            answer = list(answer)
     except grpc.RpcError as error:
         code: grpc.StatusCode = error.code()
         return code
-    raise AssertionError(f"it was answered: {said}")
+    raise AssertionError(f"it was answered: {answer}")
 
 
 @contextmanager
 def connected(port: int, *options: tuple[str, Any]) -> Iterator[Engine]:
     """A client of the server on `port`, with a connection of its own."""
-    own = ("grpc.use_local_subchannel_pool", 1)
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[own, *options]) as channel:
+    own_pool = ("grpc.use_local_subchannel_pool", 1)
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[own_pool, *options]) as channel:
         yield Engine(channel)
 
 
@@ -71,11 +71,11 @@ def varint(number: int) -> bytes:
     return head + varint(number >> 7) if head else bytes([number])
 
 
-def tokens_of(said: Sequence[Any], index: int = 0) -> list[int]:
-    chunks = [message.chunk for message in said if message.HasField("chunk")]
+def tokens_of(messages: Sequence[Any], index: int = 0) -> list[int]:
+    chunks = [message.chunk for message in messages if message.HasField("chunk")]
     return [token for chunk in chunks if chunk.index == index for token in chunk.token_ids]
 
 
-def ends_of(said: Sequence[Any]) -> list[Any]:
+def ends_of(messages: Sequence[Any]) -> list[Any]:
     """How each choice ended, in the order in which it was told."""
-    return [message.complete for message in said if message.HasField("complete")]
+    return [message.complete for message in messages if message.HasField("complete")]

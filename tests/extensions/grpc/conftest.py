@@ -29,8 +29,8 @@ def served() -> Iterator[RunningServer]:
 def engine(served: RunningServer) -> Iterator[Engine]:
     from tests.extensions.grpc.client import connected
 
-    with connected(served.port) as made:
-        yield made
+    with connected(served.port) as connected_engine:
+        yield connected_engine
 
 
 @pytest.fixture(scope="session")
@@ -39,5 +39,5 @@ def impatient() -> Iterator[tuple[RunningServer, Engine]]:
     from tests.extensions.grpc.client import connected
 
     flags = ["--client-timeout", "1s", "--max-num-seqs", "1"]
-    with running_server("--grpc", *flags) as running, connected(running.port) as made:
-        yield running, made
+    with running_server("--grpc", *flags) as running, connected(running.port) as connected_engine:
+        yield running, connected_engine

@@ -58,9 +58,9 @@ def encode(headers: Mapping[str, str] | list[tuple[str, str]]) -> bytes:
     return block
 
 
-def headers(path: str = GENERATE, **more: str) -> bytes:
+def headers(path: str = GENERATE, **additional: str) -> bytes:
     usual = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "a"}
-    return encode({**usual, "content-type": "application/grpc", **more})
+    return encode({**usual, "content-type": "application/grpc", **additional})
 
 
 def opening(stream: int = 1, block: bytes | None = None, flags: int = END_HEADERS) -> bytes:
@@ -109,21 +109,21 @@ class RawClient:
             self._data += data
 
     def frames(self) -> Iterator[Frame]:
-        while (one := self.frame()) is not None:
-            yield one
+        while (received := self.frame()) is not None:
+            yield received
 
     def until_reset(self) -> Iterator[Frame]:
-        for one in self.frames():
-            yield one
-            if one[0] == RST_STREAM:
+        for received in self.frames():
+            yield received
+            if received[0] == RST_STREAM:
                 return
 
     def reason(self) -> ErrorCodes | None:
-        found = None
+        error_code = None
         for kind, _, _, payload in self.frames():
             if kind == GOAWAY:
-                found = ErrorCodes(struct.unpack_from(">L", payload, 4)[0])
-        return found
+                error_code = ErrorCodes(struct.unpack_from(">L", payload, 4)[0])
+        return error_code
 
     def reason_of(self, stream: int) -> ErrorCodes:
         for kind, _, number, payload in self.frames():

@@ -32,8 +32,8 @@ def chat(client: FlaskClient, text: str, scope: str = "", **fields: Any) -> Any:
 
 def entries(client: FlaskClient, **query: Any) -> Sequence[Any]:
     answer: Any = client.get(f"/admin/journal?{urlencode(query)}").json
-    found: Sequence[Any] = answer["entries"]
-    return found
+    rows: Sequence[Any] = answer["entries"]
+    return rows
 
 
 def test_error_of_a_grpc_call_is_its_masked_status_message() -> None:
@@ -46,18 +46,18 @@ def test_error_of_a_grpc_call_is_its_masked_status_message() -> None:
 
 def test_entry_has_request_and_reply() -> None:
     client = client_of("--journal", "10")
-    told = chat(client, 'A "café"', api_key="sk-1")
+    reply = chat(client, 'A "café"', api_key="sk-1")
     chat(client, "again", "one", stream=True)
     client.post("/v1/completions", data=b"{", content_type="application/json")
     first, second, broken = entries(client)
     assert sorted(first) == sorted(Entry.__struct_fields__)
-    assert (first["route"], first["model"], first["status"]) == (CHAT, told["model"], 200)
+    assert (first["route"], first["model"], first["status"]) == (CHAT, reply["model"], 200)
     assert (
         first["request"]["messages"][0]["content"] == 'A "café"'
         and first["request"]["api_key"] == "***"
     )
-    assert first["text"] == told["choices"][0]["message"]["content"]
-    assert first["usage"].items() <= told["usage"].items()
+    assert first["text"] == reply["choices"][0]["message"]["content"]
+    assert first["usage"].items() <= reply["usage"].items()
     assert (second["scope"], second["usage"]["completion_tokens"]) == ("one", 4) and second["text"]
     assert (broken["status"], broken["request"], broken["text"], broken["usage"]) == (
         400,
@@ -74,13 +74,13 @@ def test_entries_are_filtered_by_route_text_and_scope_and_cleared() -> None:
     for text, scope in (('say "Rome"', "a"), ("Rome", "b"), ("Oslo", "a")):
         chat(client, text, scope)
     assert len(entries(client, route=CHAT)) == 3 and not entries(client, route="/v1/completions")
-    assert [each["scope"] for each in entries(client, contains="Rome")] == ["a", "b"]
+    assert [entry["scope"] for entry in entries(client, contains="Rome")] == ["a", "b"]
     assert len(entries(client, contains='"Rome"')) == 1
-    assert [each["request"]["messages"][0]["content"] for each in entries(client, limit=1)] == [
+    assert [entry["request"]["messages"][0]["content"] for entry in entries(client, limit=1)] == [
         "Oslo"
     ]
     client.delete("/admin/journal?scope=a")
-    assert [each["scope"] for each in entries(client)] == ["b"]
+    assert [entry["scope"] for entry in entries(client)] == ["b"]
     client.delete("/admin/journal")
     assert entries(client) == []
     wrong: Any = client.get("/admin/journal?contain=x").json
@@ -99,7 +99,7 @@ def test_journal_is_limited_by_number_and_bytes() -> None:
     client = client_of("--journal", "3")
     for number in range(5):
         chat(client, str(number))
-    assert [each["request"]["messages"][0]["content"] for each in entries(client)] == [
+    assert [entry["request"]["messages"][0]["content"] for entry in entries(client)] == [
         "2",
         "3",
         "4",
@@ -107,10 +107,12 @@ def test_journal_is_limited_by_number_and_bytes() -> None:
     client = client_of("--journal", "100000")
     for number in range(30):
         chat(client, f"{number} " + "x" * 3_000_000)
-    kept: Any = client.get("/admin/memory").json
-    size = kept["caches"]["journal"]
+    memory: Any = client.get("/admin/memory").json
+    size = memory["caches"]["journal"]
     assert 9_000_000 < size["size_bytes"] < size["limit_bytes"] == 16 << 20
-    assert [each["request"]["messages"][0]["content"][:3] for each in entries(client)][-1] == "29 "
+    assert [entry["request"]["messages"][0]["content"][:3] for entry in entries(client)][
+        -1
+    ] == "29 "
 
 
 def test_hundred_thousand_entries_stay_within_the_limit_and_are_searchable() -> None:
@@ -136,8 +138,8 @@ def keyed_client(*flags: str) -> FlaskClient:
 
 def kept(client: FlaskClient, **query: Any) -> Sequence[Any]:
     answer: Any = client.get(f"/admin/journal?{urlencode(query)}", headers=KEY).json
-    found: Sequence[Any] = answer["entries"]
-    return found
+    rows: Sequence[Any] = answer["entries"]
+    return rows
 
 
 def test_requests_without_a_key_do_not_evict_keyed_requests() -> None:

@@ -76,17 +76,17 @@ def test_one_port_is_open(server: RunningServer) -> None:
 def test_requests_in_turn_go_to_the_ranks_in_turn(
     server: RunningServer, client: openai.OpenAI
 ) -> None:
-    before = finished(server)
+    finished_before = finished(server)
     for _ in range(2 * RANKS):
         complete(client)
-    assert finished(server) - before == Counter({rank: 2 for rank in range(RANKS)})
+    assert finished(server) - finished_before == Counter({rank: 2 for rank in range(RANKS)})
 
 
 def test_requests_at_once_go_to_all_ranks(server: RunningServer, client: openai.OpenAI) -> None:
-    before = finished(server)
+    finished_before = finished(server)
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(lambda _: complete(client), range(12)))
-    spread = finished(server) - before
+    spread = finished(server) - finished_before
     assert spread.total() == 12 and len(spread) == RANKS
 
 
@@ -109,12 +109,12 @@ def test_streams_of_all_ranks_go_on_side_by_side(timing: str) -> None:
 def test_the_header_pins_a_request(
     server: RunningServer, client: openai.OpenAI, rank: int, stream: bool
 ) -> None:
-    before = finished(server)
+    finished_before = finished(server)
     for _ in range(2):
         answer = complete(client, rank, stream=stream)
         if stream:
             list(answer)
-    assert finished(server) - before == Counter({rank: 2})
+    assert finished(server) - finished_before == Counter({rank: 2})
 
 
 @pytest.mark.parametrize("rank", [RANKS, -1, 10**30])
@@ -190,12 +190,12 @@ def hit_tokens(server: RunningServer) -> Counter[int]:
 
 def test_a_prompt_is_cached_on_its_rank_only(server: RunningServer, client: openai.OpenAI) -> None:
     prompt = [7] * 64
-    before = hit_tokens(server)
+    hits_before = hit_tokens(server)
     for rank in (0, 0, 1, 1, 2):
         client.completions.create(
             model="tiny", prompt=prompt, max_tokens=1, extra_headers={RANK: str(rank)}
         )
-    assert hit_tokens(server) - before == Counter({0: 48, 1: 48})
+    assert hit_tokens(server) - hits_before == Counter({0: 48, 1: 48})
 
 
 def post(server: RunningServer, path: str, **fields: Any) -> requests.Response:

@@ -19,13 +19,13 @@ OLDER = ["Grey", ",", " of", " old", "."]
 
 def chat(client: Client, *turns: tuple[str, str]) -> str:
     messages = [{"role": role, "content": text} for role, text in turns]
-    told = client.post("/v1/chat/completions", {"messages": messages, "max_tokens": 100}).json()
-    return str(told["choices"][0]["message"]["content"])
+    body = client.post("/v1/chat/completions", {"messages": messages, "max_tokens": 100}).json()
+    return str(body["choices"][0]["message"]["content"])
 
 
 def text(client: Client, prompt: str) -> str:
-    told = client.post("/v1/completions", {"prompt": prompt, "max_tokens": 100}).json()
-    return str(told["choices"][0]["text"])
+    body = client.post("/v1/completions", {"prompt": prompt, "max_tokens": 100}).json()
+    return str(body["choices"][0]["text"])
 
 
 def test_a_known_prompt_gets_its_recorded_reply_and_another_some_recorded_one(
@@ -34,12 +34,15 @@ def test_a_known_prompt_gets_its_recorded_reply_and_another_some_recorded_one(
     file, source, path = (tmp_path / name for name in ("made.sqlite3", "chats.json", "new.sqlite3"))
     turns = [("human", ASKED), ("gpt", ANSWERED), ("human", LATER), ("gpt", ANSWERED_LATER)]
     source.write_text(
-        json.dumps([{"conversations": [{"from": who, "value": said} for who, said in turns]}])
+        json.dumps(
+            [{"conversations": [{"from": speaker, "value": spoken} for speaker, spoken in turns]}]
+        )
     )
     assert main(["dataset", "--input", str(source), "--output", str(file), "--model", MODEL]) == 0
     old = [("user", "An older file?")]  # whose hashes are of the turns, and a text is one of them
     rows = [
-        (text_hash(said), json.dumps(OLDER), len(OLDER)) for said in (old, [*old, ("user", "Yes?")])
+        (text_hash(spoken), json.dumps(OLDER), len(OLDER))
+        for spoken in (old, [*old, ("user", "Yes?")])
     ]
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.executemany(
@@ -55,13 +58,13 @@ def test_a_known_prompt_gets_its_recorded_reply_and_another_some_recorded_one(
                 choice = client.chat(ASKED)["choices"][0]
                 assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWERED, "stop")
             assert (chat(client, *TURNS), text(client, ASKED)) == (ANSWERED_LATER, ANSWERED)
-            known = {ANSWERED, ANSWERED_LATER, "".join(OLDER)}
-            assert {chat(client, ("user", str(number))) for number in range(12)} <= known
+            recorded_texts = {ANSWERED, ANSWERED_LATER, "".join(OLDER)}
+            assert {chat(client, ("user", str(number))) for number in range(12)} <= recorded_texts
             assert chat(client, *old, ("user", "Yes?")) == text(client, old[0][1]) == "".join(OLDER)
             cut, filled = (client.chat(ASKED, max_tokens=n, ignore_eos=True) for n in (3, 60))
             assert ANSWERED.startswith(cut["choices"][0]["message"]["content"])
             assert filled["choices"][0]["message"]["content"].startswith(ANSWERED)
-            for told, count in ((cut, 3), (filled, 60)):
-                assert told["choices"][0]["finish_reason"] == "length"
-                assert told["usage"]["completion_tokens"] == count
+            for answer, count in ((cut, 3), (filled, 60)):
+                assert answer["choices"][0]["finish_reason"] == "length"
+                assert answer["usage"]["completion_tokens"] == count
     assert path.read_bytes() == content

@@ -79,11 +79,11 @@ def test_nothing_starts_until_the_engine_is_let_go(client: Client, choke: dict[s
 def test_fewer_places_serve_one_after_another(client: Client) -> None:
     with ThreadPoolExecutor(6) as pool, choked(client, places=1):
         futures = [pool.submit(client.complete, max_tokens=50) for _ in range(6)]
-        most = 0.0
+        most_running = 0.0
         while not all(future.done() for future in futures):
-            most = max(most, client.get(CHOKE).json()["running"])
+            most_running = max(most_running, client.get(CHOKE).json()["running"])
         check_answers(futures)
-    assert 1 <= most <= engine_count(client)
+    assert 1 <= most_running <= engine_count(client)
 
 
 def test_a_choke_ends_by_itself(client: Client) -> None:

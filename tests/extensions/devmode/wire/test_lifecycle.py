@@ -71,14 +71,17 @@ def test_a_sleep_that_waits_is_not_put_off_by_those_who_come_meanwhile() -> None
         ) as client,
         ThreadPoolExecutor(40) as pool,
     ):
-        asked = [pool.submit(client.complete, max_tokens=10) for _ in range(40)]
+        completions = [pool.submit(client.complete, max_tokens=10) for _ in range(40)]
         wait_until(lambda: client.metric(WAITING) > 20)
         client.post("/sleep?mode=wait")
-        assert not all(one.done() for one in asked)
+        assert not all(completion.done() for completion in completions)
         assert client.get("/is_sleeping").json() == {"is_sleeping": True}
         # Who came meanwhile is served: a server that sleeps at level 1 has no weights to miss.
         pace(client, "0s")
-        assert all(one.result(20)["choices"][0]["finish_reason"] == "length" for one in asked)
+        assert all(
+            completion.result(20)["choices"][0]["finish_reason"] == "length"
+            for completion in completions
+        )
 
 
 def test_nobody_falls_asleep_for_a_caller_who_has_left(client: Client) -> None:
@@ -127,8 +130,10 @@ def test_a_draining_server_finishes_what_it_has_and_takes_no_more() -> None:
         next(staying.post(ask(max_tokens=4000, stream=True)).events())
         events = running.post(ask(max_tokens=10, stream=True)).events()
         next(events)
-        told = client.post("/admin/drain").json()
-        assert (told["status"], told["waiting"]) == ("draining", 0) and told["running"] in (1, 2)
+        drained = client.post("/admin/drain").json()
+        assert (drained["status"], drained["waiting"]) == ("draining", 0) and drained[
+            "running"
+        ] in (1, 2)
         assert client.get("/health/ready").status_code == 503
         assert client.get("/health").status_code == 200
         refused = client.post("/v1/completions", ask())
@@ -158,8 +163,8 @@ def test_a_change_for_all_ranks_reaches_them_all_or_none() -> None:
 
         client.post("/admin/config", {"inter-token-latency": "1ms"})
         assert [itl(rank) for rank in range(3)] == ["1ms", "0s", "0s"]
-        told = client.post("/admin/config?ranks=all", {"inter-token-latency": "5ms"}).json()
-        assert [told[str(rank)]["inter-token-latency"] for rank in range(3)] == ["5ms"] * 3
+        changed = client.post("/admin/config?ranks=all", {"inter-token-latency": "5ms"}).json()
+        assert [changed[str(rank)]["inter-token-latency"] for rank in range(3)] == ["5ms"] * 3
         assert [itl(rank) for rank in range(3)] == ["5ms"] * 3
         client.post("/admin/config", {"inter-token-latency": "50ms"})
         # Less than 30 % of the first rank's 50 ms, more than that of the others' 5 ms.

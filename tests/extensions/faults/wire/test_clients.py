@@ -25,27 +25,27 @@ def sdk(faulty: RunningServer) -> Iterator[openai.OpenAI]:
 def verdict(server: RunningServer, over: bool = False) -> dict[str, Any]:
     report = requests.get(server.url + "/admin/verdict", params={"over": over}, timeout=20)
     report.raise_for_status()
-    told: dict[str, Any] = report.json()
-    return told
+    body: dict[str, Any] = report.json()
+    return body
 
 
 def conduct(server: RunningServer, over: bool = False) -> dict[str, Any]:
     (only,) = verdict(server, over)["clients"].values()
-    told: dict[str, Any] = only
-    return told
+    counters: dict[str, Any] = only
+    return counters
 
 
 def kinds(server: RunningServer, over: bool = False) -> set[str]:
     return {finding["kind"] for finding in conduct(server, over)["findings"]}
 
 
-def chat(client: openai.OpenAI, fault: str, **asked: Any) -> Any:
+def chat(client: openai.OpenAI, fault: str, **fields: Any) -> Any:
     return client.chat.completions.create(
         model="understudy-tiny",
         messages=MESSAGES,
         max_tokens=TOKENS,
         extra_headers={"X-Fault": fault},
-        **asked,
+        **fields,
     )
 
 

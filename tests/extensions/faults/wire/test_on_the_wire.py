@@ -69,8 +69,8 @@ def test_a_stream_ends_early_as_if_that_were_all(
     assert answer.whole and len(answer.chunks) == 2 and all(map(is_json, answer.chunks))
     answer = got(faulty.port, path, True, "truncated-json; chunk=3", version)
     assert answer.whole and len(answer.chunks) == 2 and all(map(is_json, answer.chunks))
-    rest = answer.body.rpartition(b"\n\n")[2].decode()
-    assert rest.startswith("data: {") and not is_json(rest)
+    tail = answer.body.rpartition(b"\n\n")[2].decode()
+    assert tail.startswith("data: {") and not is_json(tail)
     answer = got(faulty.port, path, True, "missing-done", version)
     assert (
         answer.whole and DONE not in answer.chunks and len(answer.chunks) == len(usual.chunks) - 1
@@ -159,12 +159,12 @@ def test_errors_on_purpose_come_after_decoding_and_before_the_model_check(
         assert answer and answer.status == 400
         answer = asker.send(TEXT, unknown, X_Fault="disconnect").answer()
         assert answer and answer.status == 404
-        for path, asked in (
+        for path, body in (
             ("/tokenize", {"prompt": "hi"}),
             ("/v1/messages/count_tokens", {"model": "understudy-tiny", "messages": HI}),
             ("/v1/chat/completions/render", {"model": "understudy-tiny", "messages": HI}),
         ):
-            answer = asker.send(path, asked, X_Fault="error", X_Return_Error="500").answer()
+            answer = asker.send(path, body, X_Fault="error", X_Return_Error="500").answer()
             assert answer and answer.status == 200, "only requests for generation go wrong"
 
 
@@ -188,11 +188,11 @@ def test_a_quota_is_told_in_headers_and_refuses_what_is_too_much(faulty: Running
         answers = [
             asker.send(TEXT, question(TEXT, False), X_Fault=fault).answer() for _ in range(3)
         ]
-    told = [answer.headers for answer in answers if answer]
+    header_sets = [answer.headers for answer in answers if answer]
     assert [answer.status for answer in answers if answer] == [200, 200, 429]
-    assert [headers["x-ratelimit-remaining-requests"] for headers in told] == ["1", "0", "0"]
-    assert {headers["x-ratelimit-limit-requests"] for headers in told} == {"2"}
-    assert 110 <= int(told[2]["retry-after"]) <= 120 and told[2][
+    assert [headers["x-ratelimit-remaining-requests"] for headers in header_sets] == ["1", "0", "0"]
+    assert {headers["x-ratelimit-limit-requests"] for headers in header_sets} == {"2"}
+    assert 110 <= int(header_sets[2]["retry-after"]) <= 120 and header_sets[2][
         "x-ratelimit-reset-requests"
     ].startswith("3m5")
     assert json.loads(answers[2].body)["error"]["type"] == "RateLimitError"  # type: ignore[union-attr]
@@ -221,7 +221,7 @@ STOP = "event: message_stop"
 
 
 def of_family(server: RunningServer, path: str, stream: bool, fault: str) -> Got:
-    asked = {
+    body = {
         MESSAGES: {
             "model": "understudy-tiny",
             "messages": HI,
@@ -236,7 +236,7 @@ def of_family(server: RunningServer, path: str, stream: bool, fault: str) -> Got
         BATCH: {"messages": [HI, HI], "max_tokens": TOKENS},
     }[path]
     with Asker(server.port) as asker:
-        answer = asker.send(path, asked, X_Fault=fault).answer()
+        answer = asker.send(path, body, X_Fault=fault).answer()
         assert answer is not None
         return answer
 
@@ -252,8 +252,8 @@ def test_messages_keep_their_form(faulty: RunningServer) -> None:
     assert answer.chunks[-1].startswith(STOP)
     answer = of_family(faulty, MESSAGES, False, "error; status=429; retry_after=3; message=later")
     assert (answer.status, answer.headers["retry-after"]) == (429, "3")
-    told = {"type": "RateLimitError", "message": "later"}
-    assert json.loads(answer.body) == {"type": "error", "error": told}
+    error = {"type": "RateLimitError", "message": "later"}
+    assert json.loads(answer.body) == {"type": "error", "error": error}
 
 
 @pytest.mark.parametrize("path", [MESSAGES, GENERATE, BATCH])
@@ -304,13 +304,13 @@ def test_places_and_connections_come_back_after_hundreds_of_faults() -> None:
             for _ in range(REQUESTS)
         ]
         with ThreadPoolExecutor(8) as clients:
-            list(clients.map(lambda one: ask_and_be_cut(server.port, *one), wanted))
+            list(clients.map(lambda arguments: ask_and_be_cut(server.port, *arguments), wanted))
         wait_until(lambda: running(server.port) == 0)
         (worker,) = workers_of(server)
-        before = open_files(worker)
+        files_before = open_files(worker)
         for _ in range(100):
             ask(server.port, PATHS[0], True, "disconnect; after=1")
-        wait_until(lambda: open_files(worker) <= before)
+        wait_until(lambda: open_files(worker) <= files_before)
         assert all(got(server.port, path, True).chunks[-1] == "data: [DONE]" for path in PATHS)
 
 

@@ -22,11 +22,13 @@ def tag(value: Any) -> Grammar:
     return compile_structural_tag(json.dumps(value), Schemas())
 
 
-def texts(of: Grammar, seeds: int = 25) -> Iterator[str]:
+def texts(source: Grammar, seeds: int = 25) -> Iterator[str]:
     for seed in range(seeds):
         for size in SIZES:
-            yield text(of, size, seed)
+            yield text(source, size, seed)
 
 
-def text(of: Grammar, size: int = 0, seed: int = 1) -> str:
-    return write(of, size, Random(seed), ToolSettings(), lambda most, rng: (SPOKEN * 9)[:most])
+def text(source: Grammar, size: int = 0, seed: int = 1) -> str:
+    return write(
+        source, size, Random(seed), ToolSettings(), lambda length, rng: (SPOKEN * 9)[:length]
+    )

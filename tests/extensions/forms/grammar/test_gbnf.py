@@ -33,8 +33,8 @@ ws ::= | " " | "\n" [ \t]{0,20}
 
 
 def test_json_grammar_derives_valid_json() -> None:
-    found = [json.loads(each) for each in texts(grammar(JSON), seeds=60)]
-    assert {} in found and any(len(each) > 1 for each in found)
+    values = [json.loads(derived) for derived in texts(grammar(JSON), seeds=60)]
+    assert {} in values and any(len(derived) > 1 for derived in values)
 
 
 def test_rules_derive_expected_sentences() -> None:
@@ -60,13 +60,13 @@ def test_rules_derive_expected_sentences() -> None:
     ],
 )
 def test_operators_have_regular_expression_meaning(body: str, pattern: str) -> None:
-    for each in texts(grammar(f"root ::= {body}")):
-        assert re.fullmatch(pattern, each, re.DOTALL), each
+    for derived in texts(grammar(f"root ::= {body}")):
+        assert re.fullmatch(pattern, derived, re.DOTALL), derived
 
 
 def test_recursive_rules_terminate() -> None:
     left = grammar('root ::= root "+" root | [0-9]')
-    assert all(re.fullmatch(r"\d(\+\d)*", each) for each in texts(left))
+    assert all(re.fullmatch(r"\d(\+\d)*", derived) for derived in texts(left))
     assert {text(left, 0, seed) for seed in range(50)} <= set("0123456789")
     assert set(text(grammar('root ::= root root | "x" | ""'), 50)) <= {"x"}
     assert text(grammar("root ::= (root)*"), 50) == ""

@@ -29,8 +29,8 @@ string : ESCAPED_STRING
 
 
 def test_json_grammar_derives_almost_valid_json() -> None:
-    for each in texts(grammar(JSON), seeds=60):
-        json.loads(re.sub(r"\b0+(?=\d)", "", each))
+    for derived in texts(grammar(JSON), seeds=60):
+        json.loads(re.sub(r"\b0+(?=\d)", "", derived))
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,16 @@ def test_json_grammar_derives_almost_valid_json() -> None:
     ],
 )
 def test_operators_have_lark_meaning(source: str, pattern: str) -> None:
-    for each in texts(grammar(source)):
-        assert re.fullmatch(pattern, each, re.DOTALL), each
+    for derived in texts(grammar(source)):
+        assert re.fullmatch(pattern, derived, re.DOTALL), derived
 
 
 def test_common_terminals_are_supported() -> None:
     for name in COMMON_TERMINALS:
         read = grammar(f"start: THIS\n%import common.{name} -> THIS")
-        assert all(re.fullmatch(COMMON_TERMINALS[name], each) for each in texts(read, seeds=5))
+        assert all(
+            re.fullmatch(COMMON_TERMINALS[name], derived) for derived in texts(read, seeds=5)
+        )
 
 
 @pytest.mark.parametrize(

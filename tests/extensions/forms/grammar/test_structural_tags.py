@@ -34,15 +34,15 @@ TAG = {"begin": "<t>", "content": {"type": "json_schema", "json_schema": WEATHER
 
 def test_legacy_form_writes_schema_values_inside_tags() -> None:
     seen = set()
-    for each in texts(tag(LEGACY)):
-        found = re.findall(r"<function=(\w+)>(.*?)</function>", each)
-        assert found
-        for name, inside in found:
+    for derived in texts(tag(LEGACY)):
+        calls = re.findall(r"<function=(\w+)>(.*?)</function>", derived)
+        assert calls
+        for name, inside in calls:
             seen.add(name)
             jsonschema.validate(
                 json.loads(inside), WEATHER if name == "weather" else {"const": "now"}
             )
-        outside = re.sub(r"<function=\w+>.*?</function>", "", each)
+        outside = re.sub(r"<function=\w+>.*?</function>", "", derived)
         assert set(outside) <= set(SPOKEN)
     assert seen == {"weather", "time"}
 
@@ -68,15 +68,15 @@ def test_legacy_form_writes_schema_values_inside_tags() -> None:
     ],
 )
 def test_each_format_derives_matching_texts(form: dict[str, Any], pattern: str) -> None:
-    for each in texts(tag({"type": "structural_tag", "format": form})):
-        assert re.fullmatch(pattern, each, re.DOTALL), each
+    for derived in texts(tag({"type": "structural_tag", "format": form})):
+        assert re.fullmatch(pattern, derived, re.DOTALL), derived
 
 
 def test_nested_formats() -> None:
-    both = {"type": "grammar", "grammar": 'root ::= item "," item\nitem ::= "i"'}
+    pair = {"type": "grammar", "grammar": 'root ::= item "," item\nitem ::= "i"'}
     other = {"type": "grammar", "grammar": 'root ::= item\nitem ::= "j"'}
     choice = {"type": "or", "elements": [other, {"type": "const_string", "value": "k"}]}
-    form = {"type": "sequence", "elements": [both, choice]}
+    form = {"type": "sequence", "elements": [pair, choice]}
     assert {text(tag({"format": form}), 5, seed) for seed in range(30)} == {"i,ij", "i,ik"}
 
 

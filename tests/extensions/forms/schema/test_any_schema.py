@@ -52,7 +52,9 @@ def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
             "allOf": schemas,
             **dict.fromkeys(("additionalProperties", "propertyNames", "items", "contains"), inner),
             **dict.fromkeys(("not", "if", "then", "else"), inner),
-            **dict.fromkeys((f"{end}{of}" for end in ("min", "max") for of in COUNTED), COUNTS),
+            **dict.fromkeys(
+                (f"{end}{counted}" for end in ("min", "max") for counted in COUNTED), COUNTS
+            ),
             **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), SMALL),
             "multipleOf": st.sampled_from([1, 2, 3, 0.5, 0.1]),
             "format": st.sampled_from(["date", "email", "uuid", "int32"]),
@@ -64,8 +66,8 @@ def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
 def _fewer(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     if len(schema) <= 3:
         return st.just(schema)
-    kept = st.lists(st.sampled_from(sorted(schema)), min_size=1, max_size=4, unique=True)
-    return kept.map(lambda names: {name: schema[name] for name in names})
+    kept_names = st.lists(st.sampled_from(sorted(schema)), min_size=1, max_size=4, unique=True)
+    return kept_names.map(lambda names: {name: schema[name] for name in names})
 
 
 SCHEMAS = st.recursive(st.booleans() | keywords(st.booleans()), keywords, max_leaves=5)

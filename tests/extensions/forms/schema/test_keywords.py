@@ -121,8 +121,11 @@ PARTS = [schema for schema in SATISFIABLE if "$" not in str(schema)]
 
 def tool_parameters(rng: Random) -> dict[str, Any]:
     """A schema of type object as tools have it, of schemas that can be satisfied."""
-    one, other, third, fourth = rng.sample(PARTS, 4)
-    inner = {"type": "object", "properties": {"a": one, "b": {"anyOf": [other, {"type": "null"}]}}}
+    first, other, third, fourth = rng.sample(PARTS, 4)
+    inner = {
+        "type": "object",
+        "properties": {"a": first, "b": {"anyOf": [other, {"type": "null"}]}},
+    }
     properties = {"inner": inner, "list": {"type": "array", "items": third}, "c": fourth}
     return {
         "type": "object",
@@ -258,5 +261,5 @@ def test_value_valid_only_with_format_assertions_is_rejected(schema: dict[str, A
     """A validator that does not assert formats accepts no value of these schemas."""
     with pytest.raises(UnsatisfiableError):
         sample(schema, Random(1), ToolSettings())
-    either = {"anyOf": [schema, {"const": 7}]}
-    assert sample(either, Random(1), ToolSettings()) == 7
+    union = {"anyOf": [schema, {"const": 7}]}
+    assert sample(union, Random(1), ToolSettings()) == 7

@@ -78,8 +78,8 @@ def test_an_object_is_not_left_empty_by_chance() -> None:
     }
     schema = {"type": "object", "properties": {"users": users}, "$defs": {"user": user}}
     drawn = draws(schema, ToolSettings())
-    assert all(found["users"] for found in drawn)
-    names = {tuple(each) for found in drawn for each in found["users"]}
+    assert all(value["users"] for value in drawn)
+    names = {tuple(name) for value in drawn for name in value["users"]}
     assert names == {("name",), ("age",), ("name", "age")}
 
 

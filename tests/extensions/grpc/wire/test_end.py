@@ -82,7 +82,9 @@ def test_reloads_lose_no_call() -> None:
         for _ in range(2):
             answered = callers.answered
             wait_until(lambda answered=answered: callers.answered > answered)  # type: ignore[misc]
-            before = set(workers_of(server))
+            workers_before = set(workers_of(server))
             server.process.send_signal(signal.SIGHUP)
-            wait_until(lambda before=before: before.isdisjoint(workers_of(server)))  # type: ignore[misc]
+            wait_until(
+                lambda workers_before=workers_before: workers_before.isdisjoint(workers_of(server))
+            )  # type: ignore[misc]
     assert callers.failures == []

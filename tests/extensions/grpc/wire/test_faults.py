@@ -34,8 +34,8 @@ def test_a_stream_can_end_too_early(engine: Engine) -> None:
         ("empty", []),
         ("missing-done", ["chunk"] * 5),
     ):
-        said = engine.said(generate(ignore_eos=True), metadata=[("x-fault", rule)])
-        assert [message.WhichOneof("response") for message in said] == kinds
+        messages = engine.said(generate(ignore_eos=True), metadata=[("x-fault", rule)])
+        assert [message.WhichOneof("response") for message in messages] == kinds
 
 
 def bytes_said(
@@ -51,11 +51,11 @@ def bytes_said(
 
 @pytest.mark.parametrize("rule", ["malformed-chunk; chunk=2", "truncated-json; chunk=2"])
 def test_a_message_can_be_none(engine: Engine, rule: str) -> None:
-    said = list(bytes_said(engine, generate(ignore_eos=True), ("x-fault", rule)))
-    assert messages.GenerateResponse.FromString(said[0]).HasField("chunk")
+    raw_messages = list(bytes_said(engine, generate(ignore_eos=True), ("x-fault", rule)))
+    assert messages.GenerateResponse.FromString(raw_messages[0]).HasField("chunk")
     with pytest.raises(Exception, match="parsing"):
-        messages.GenerateResponse.FromString(said[1])
-    assert len(said) == (6 if rule.startswith("malformed") else 2)
+        messages.GenerateResponse.FromString(raw_messages[1])
+    assert len(raw_messages) == (6 if rule.startswith("malformed") else 2)
 
 
 def test_a_connection_can_break(served: RunningServer) -> None:
@@ -83,11 +83,11 @@ def test_a_failure_by_chance_has_the_message_of_http() -> None:
 
 def test_a_client_may_leave_a_damaged_stream(served: RunningServer, engine: Engine) -> None:
     request = generate(max_tokens=1200, ignore_eos=True)
-    before = len(served.log())
+    length_before = len(served.log())
     for _ in range(3):
         rule = ("x-fault", "truncate; after=900")
         call = engine.stub.Generate(request, timeout=LIMIT_S, metadata=[rule])
         next(call)
         call.cancel()
     engine.wait_for(0)
-    assert "Traceback" not in served.log()[before:]
+    assert "Traceback" not in served.log()[length_before:]

@@ -54,13 +54,13 @@ def http_choices(
 def grpc_choices(
     engine: Engine, ids: list[int], sampling: dict[str, Any], stream: bool
 ) -> list[tuple[Any, ...]]:
-    said = engine.said(generate(ids, stream, **sampling))
-    found = []
-    for end in sorted(ends_of(said), key=lambda end: end.index):
+    messages = engine.said(generate(ids, stream, **sampling))
+    choices = []
+    for end in sorted(ends_of(messages), key=lambda end: end.index):
         stop = end.WhichOneof("matched_stop")
-        told = tokens_of(said, end.index) if stream else list(end.output_ids)
-        found.append((told, end.finish_reason, getattr(end, stop) if stop else None))
-    return found
+        tokens = tokens_of(messages, end.index) if stream else list(end.output_ids)
+        choices.append((tokens, end.finish_reason, getattr(end, stop) if stop else None))
+    return choices
 
 
 def test_many_streams_say_what_http_says(served: RunningServer, engine: Engine) -> None:
@@ -95,13 +95,15 @@ def test_a_prompt_that_is_cut_has_room_for_a_reply(engine: Engine) -> None:
 
 
 def test_log_probabilities_are_those_of_http(served: RunningServer, engine: Engine) -> None:
-    said = engine.said(generate(range(1, 20), seed=4, logprobs=2, prompt_logprobs=1))
+    messages = engine.said(generate(range(1, 20), seed=4, logprobs=2, prompt_logprobs=1))
     sampling = {"seed": 4, "max_tokens": 5, "logprobs": 2, "prompt_logprobs": 1}
     body = {"token_ids": list(range(1, 20)), "sampling_params": sampling}
     answer = requests.post(f"{served.url}/inference/v1/generate", json=body, timeout=LIMIT_S).json()
-    chunks = [message.chunk for message in said if message.HasField("chunk")]
-    told = [pytest.approx(chunk.output_logprobs.token_logprobs[0], rel=1e-5) for chunk in chunks]
-    assert told == [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
+    chunks = [message.chunk for message in messages if message.HasField("chunk")]
+    logprobs = [
+        pytest.approx(chunk.output_logprobs.token_logprobs[0], rel=1e-5) for chunk in chunks
+    ]
+    assert logprobs == [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
     assert {len(chunk.output_logprobs.top_logprobs[0].token_ids) for chunk in chunks} == {2}
     first = chunks[0].input_logprobs
     assert list(first.token_ids) == list(range(1, 20))
@@ -118,11 +120,11 @@ def test_whoever_prefills_tells_where_the_cache_is(engine: Engine) -> None:
     request = generate(range(1, 33), False)
     request.kv_transfer_params_json = '{"do_remote_decode": true}'
     [end] = ends_of(engine.said(request))
-    told = json.loads(end.kv_transfer_params_json)
-    assert (told["remote_block_ids"], told["do_remote_prefill"]) == ([[1, 2]], True)
+    params = json.loads(end.kv_transfer_params_json)
+    assert (params["remote_block_ids"], params["do_remote_prefill"]) == ([[1, 2]], True)
     assert (end.kv_transfer_params.remote_host, end.kv_transfer_params.remote_port) == (
-        told["remote_host"],
-        told["remote_port"],
+        params["remote_host"],
+        params["remote_port"],
     )
 
 
@@ -191,19 +193,23 @@ def test_every_other_field_is_taken(engine: Engine) -> None:
     assert end.prompt_tokens == 4
 
 
-@pytest.mark.parametrize(("most", "finish"), [(128, "stop"), (3, "length")])
+@pytest.mark.parametrize(("most_tokens", "finish"), [(128, "stop"), (3, "length")])
 def test_a_request_with_the_fields_of_llm_ds_simulator_is_understood(
-    most: int, finish: str
+    most_tokens: int, finish: str
 ) -> None:
     request = messages.GenerateRequest(
         request_id="a", stream=True, tokenized={"input_ids": [5, 6, 7, 8]}
     )
-    request.sampling_params.max_tokens = most
+    request.sampling_params.max_tokens = most_tokens
     with running_server("--grpc", "--mode", "echo") as server, connected(server.port) as engine:
         said = engine.said(request)
         request.stream = False
         [whole] = ends_of(engine.said(request))
-    told = [5, 6, 7, 8] + ([0] if finish == "stop" else [])  # the end of text
-    assert tokens_of(said) == list(whole.output_ids) == told
+    expected_tokens = [5, 6, 7, 8] + ([0] if finish == "stop" else [])  # the end of text
+    assert tokens_of(said) == list(whole.output_ids) == expected_tokens
     [end] = ends_of(said)
-    assert (end.finish_reason, end.prompt_tokens, len(said)) == (finish, 4, len(told) + 1)
+    assert (end.finish_reason, end.prompt_tokens, len(said)) == (
+        finish,
+        4,
+        len(expected_tokens) + 1,
+    )

@@ -79,7 +79,7 @@ def test_a_message_that_is_none_ends_its_call(raw: RawClient, sent: bytes, statu
 
 def test_megabytes_that_never_end_are_not_kept(served: RunningServer) -> None:
     [worker] = psutil.Process(served.process.pid).children()
-    before = worker.memory_info().rss
+    memory_before = worker.memory_info().rss
     raw = RawClient(served.port)
     begin = b"\0" + (4 << 20).to_bytes(4, "big")
     with raw.sock:
@@ -88,7 +88,7 @@ def test_megabytes_that_never_end_are_not_kept(served: RunningServer) -> None:
         with suppress(OSError):
             for stream in [*range(1, 41, 2)] * 200:
                 raw.send(frame(frames.DATA, 0, stream, bytes(1 << 14)))
-        assert worker.memory_info().rss - before < 100 << 20
+        assert worker.memory_info().rss - memory_before < 100 << 20
 
 
 def test_resets_are_borne_up_to_a_flood(served: RunningServer) -> None:
@@ -197,8 +197,8 @@ def test_rubbish_is_borne(served: RunningServer, seed: int) -> None:
 
 
 def question(symbol: str = "vllm.grpc.engine.VllmEngine") -> bytes:
-    asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
-    return message(asked.SerializeToString())
+    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
+    return message(request.SerializeToString())
 
 
 def test_answers_that_are_not_taken_are_not_made(served: RunningServer, engine: Engine) -> None:
@@ -206,27 +206,27 @@ def test_answers_that_are_not_taken_are_not_made(served: RunningServer, engine: 
     raw = RawClient(served.port)
     with raw.sock:
         raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: 0}), opening(1, headers(REFLECTION)))
-        before = worker.memory_info().rss
+        memory_before = worker.memory_info().rss
         many = question() * (16_000 // len(question()))
         raw.send(*[frame(frames.DATA, 0, 1, many)] * 8)
         assert raw.ends(1)["grpc-status"] == "8"
-        assert worker.memory_info().rss - before < 10 << 20
+        assert worker.memory_info().rss - memory_before < 10 << 20
     assert ends_of(engine.said(generate()))
 
 
 def test_headers_of_calls_that_do_not_go_on_are_bounded(served: RunningServer) -> None:
     [worker] = psutil.Process(served.process.pid).children()
-    before = worker.memory_info().rss
+    memory_before = worker.memory_info().rss
     raw = RawClient(served.port)
     with raw.sock:
-        kept = (
+        endless_headers = (
             b"\x40\x01x" + b"\x7f\xbd\x1d" + b"y" * 3900
         )  # 127 + 3773 bytes, and from now on one byte
-        raw.send(opening(1, headers() + kept))
+        raw.send(opening(1, headers() + endless_headers))
         block = headers() + b"\xbe" * 7
         raw.send(*(opening(stream, block) for stream in range(3, 4001, 2)))
         assert raw.reason_of(3999) == Reason.REFUSED_STREAM
-        assert worker.memory_info().rss - before < 200 << 20
+        assert worker.memory_info().rss - memory_before < 200 << 20
 
 
 def test_half_a_frame_does_not_hold_up_the_end_of_the_server() -> None:
@@ -257,7 +257,7 @@ def test_a_stream_that_is_too_late_has_one_line_in_the_log_which_shows_no_key() 
 
 def test_a_subscriber_that_reads_late_has_every_batch() -> None:
     """The room for its answer is used up at the first batch, and comes back after the last."""
-    subscribe, asked = "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", message(b"")
+    subscribe, request = "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", message(b"")
     firsts = (1000, 2000, 3000)
     with (
         running_server("--grpc", "--enable-kvcache", "true") as server,
@@ -268,7 +268,7 @@ def test_a_subscriber_that_reads_late_has_every_batch() -> None:
             raw.send(
                 settings_frame({frames.INITIAL_WINDOW_SIZE: 9}), opening(1, headers(subscribe))
             )
-            raw.send(frame(frames.DATA, frames.END_STREAM, 1, asked))
+            raw.send(frame(frames.DATA, frames.END_STREAM, 1, request))
             wait_until(lambda: (raw.frame() or (None,))[0] == frames.HEADERS)
             for first in firsts:
                 engine.said(generate(range(first, first + 33), max_tokens=2))

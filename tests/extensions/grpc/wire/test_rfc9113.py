@@ -331,11 +331,11 @@ def _read(client: RawClient, seen: Seen, ended: int, marked: bool = False) -> No
         return bool(ended and ended not in seen.ended) or (marked and (ACK, MARK) not in seen.pings)
 
     while not seen.is_over and lacks():
-        one = client.frame()
-        if one is None:
+        received = client.frame()
+        if received is None:
             seen.is_over = True
         else:
-            seen.add(*one)
+            seen.add(*received)
 
 
 def test_there_are_a_hundred() -> None:
@@ -379,8 +379,8 @@ def test_a_frame_that_is_too_long_is_refused_by_its_head(served: RunningServer) 
 def test_a_preface_may_come_byte_by_byte(served: RunningServer) -> None:
     client = RawClient(served.port, PREFACE[:3])
     with closing(client.sock):
-        for at in range(3, len(PREFACE)):
-            client.send(PREFACE[at : at + 1])
+        for position in range(3, len(PREFACE)):
+            client.send(PREFACE[position : position + 1])
         client.send(settings_frame({}), frame(PING, 0, 0, MARK))
         kinds = [kind for kind, *_ in _until(client, PING)]
     assert kinds[0] == SETTINGS
@@ -432,16 +432,16 @@ def test_no_more_is_sent_than_windows_allow(served: RunningServer) -> None:
 
 def test_the_window_of_the_connection_holds_for_all_streams(served: RunningServer) -> None:
     request = generate(max_tokens=4000, ignore_eos=True)
-    client, told = RawClient(served.port), 0
+    client, received_bytes = RawClient(served.port), 0
     with closing(client.sock):
         client.send(settings_frame({INITIAL_WINDOW_SIZE: 1 << 20}))
         client.send(*(call(request, stream) for stream in (1, 3)))
-        while told < 65_535:
-            one = client.frame()
-            assert one is not None
-            told += len(one[3]) if one[0] == DATA else 0
+        while received_bytes < 65_535:
+            received = client.frame()
+            assert received is not None
+            received_bytes += len(received[3]) if received[0] == DATA else 0
         client.send(frame(PING, 0, 0, MARK))
-        assert (told, _data_until_ping(client)) == (65_535, 0)
+        assert (received_bytes, _data_until_ping(client)) == (65_535, 0)
         client.send(window_update(0, 1 << 20))
         while not all("grpc-status" in client.headers.get(stream, ()) for stream in (1, 3)):
             assert client.frame() is not None
@@ -453,19 +453,23 @@ def test_large_messages_come_in_frames_that_are_not_too_large(served: RunningSer
     with closing(client.sock):
         client.send(settings_frame({INITIAL_WINDOW_SIZE: 1 << 24}), window_update(0, 1 << 24))
         client.send(call(request))
-        sizes = [len(one[3]) for one in _until(client, HEADERS, stream_ends=True) if one[0] == DATA]
+        sizes = [
+            len(received[3])
+            for received in _until(client, HEADERS, stream_ends=True)
+            if received[0] == DATA
+        ]
     assert sum(sizes) > max(sizes) == MOST
 
 
 def _until(
     client: RawClient, kind: int, payload: bytes | None = None, stream_ends: bool = False
 ) -> Iterator[tuple[int, int, int, bytes]]:
-    for one in client.frames():
-        yield one
+    for received in client.frames():
+        yield received
         if (
-            one[0] == kind
-            and payload in (None, one[3])
-            and (not stream_ends or one[1] & END_STREAM)
+            received[0] == kind
+            and payload in (None, received[3])
+            and (not stream_ends or received[1] & END_STREAM)
         ):
             return
 

@@ -168,9 +168,11 @@ def test_health_is_told_in_both_ways(engine: Engine) -> None:
     assert engine.stub.HealthCheck(messages.HealthCheckRequest(), timeout=LIMIT_S).healthy
     health = health_pb2_grpc.HealthStub(engine.channel)
     for service in ("", "vllm.grpc.engine.VllmEngine"):
-        asked = health_pb2.HealthCheckRequest(service=service)
-        assert health.Check(asked, timeout=LIMIT_S).status == health_pb2.HealthCheckResponse.SERVING
-        watch = health.Watch(asked, timeout=LIMIT_S)
+        request = health_pb2.HealthCheckRequest(service=service)
+        assert (
+            health.Check(request, timeout=LIMIT_S).status == health_pb2.HealthCheckResponse.SERVING
+        )
+        watch = health.Watch(request, timeout=LIMIT_S)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         watch.cancel()
     assert failure(health.Check, health_pb2.HealthCheckRequest(service="other")) == Code.NOT_FOUND
@@ -193,24 +195,24 @@ def test_a_watch_sees_a_server_become_ready() -> None:
 
 
 def test_reflection_tells_of_the_service(engine: Engine) -> None:
-    found = ProtoReflectionDescriptorDatabase(engine.channel)
-    assert "vllm.grpc.engine.VllmEngine" in found.get_services()
-    file = found.FindFileContainingSymbol("vllm.grpc.engine.VllmEngine.Generate")
+    database = ProtoReflectionDescriptorDatabase(engine.channel)
+    assert "vllm.grpc.engine.VllmEngine" in database.get_services()
+    file = database.FindFileContainingSymbol("vllm.grpc.engine.VllmEngine.Generate")
     [service] = file.service
     assert "SubscribeKvEvents" in {method.name for method in service.method}
-    assert found.FindFileByName("common.proto").package == "smg.grpc.common"
+    assert database.FindFileByName("common.proto").package == "smg.grpc.common"
     with pytest.raises(KeyError):
-        found.FindFileContainingSymbol("nobody.knows.This")
+        database.FindFileContainingSymbol("nobody.knows.This")
 
 
 def test_a_pooling_model_embeds_as_over_http() -> None:
     with running_server("--grpc", "--task", "embed") as server, connected(server.port) as engine:
         request = messages.EmbedRequest(request_id="a", tokenized={"input_ids": [4, 5, 6]})
-        told = engine.stub.Embed(request, timeout=LIMIT_S)
+        embedded = engine.stub.Embed(request, timeout=LIMIT_S)
         body = {"model": "understudy-tiny", "input": [4, 5, 6]}
         answer = requests.post(f"{server.url}/v1/embeddings", json=body, timeout=LIMIT_S).json()
-        assert list(told.embedding) == pytest.approx(answer["data"][0]["embedding"], rel=1e-5)
-        assert (told.prompt_tokens, told.embedding_dim) == (3, len(told.embedding))
+        assert list(embedded.embedding) == pytest.approx(answer["data"][0]["embedding"], rel=1e-5)
+        assert (embedded.prompt_tokens, embedded.embedding_dim) == (3, len(embedded.embedding))
         assert engine.refusal(generate())[0] == Code.UNIMPLEMENTED
         assert failure(engine.stub.Embed, messages.EmbedRequest()) == Code.INVALID_ARGUMENT
 
@@ -235,22 +237,28 @@ def test_metrics_count_calls_as_they_count_requests(served: RunningServer, engin
         return [ways, metric(served.port, "vllm:generation_tokens_total"), calls]
 
     engine.said(generate(max_tokens=3, ignore_eos=True))
-    before = counted()
+    counts_before = counted()
     engine.said(generate(max_tokens=3, ignore_eos=True))
-    assert [now - then for now, then in zip(counted(), before, strict=True)] == [1, 3, 1]
+    assert [now - earlier for now, earlier in zip(counted(), counts_before, strict=True)] == [
+        1,
+        3,
+        1,
+    ]
 
 
 def test_every_rank_has_a_port_for_grpc_of_its_own() -> None:
     port = free_port(2)
     flags = ["--grpc-port", str(port), "--data-parallel-size", "2"]
     with running_server(*flags) as server:
-        for rank, at in ((0, port), (1, port + 1), (0, server.port), (1, server.port + 1)):
-            with connected(at) as engine:
+        for rank, rank_port in ((0, port), (1, port + 1), (0, server.port), (1, server.port + 1)):
+            with connected(rank_port) as engine:
                 request = generate()
                 request.data_parallel_rank = rank
                 assert ends_of(engine.said(request))
                 assert (
-                    requests.get(f"http://127.0.0.1:{at}/health", timeout=LIMIT_S).status_code
+                    requests.get(
+                        f"http://127.0.0.1:{rank_port}/health", timeout=LIMIT_S
+                    ).status_code
                     == 200
                 )
                 request.data_parallel_rank = 1 - rank
@@ -323,11 +331,11 @@ def test_a_server_that_ends_lets_streams_end_but_endless_ones_and_takes_no_more(
         events = engine.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
         events.initial_metadata()
         call = engine.stub.Generate(generate(max_tokens=40, ignore_eos=True), timeout=LIMIT_S)
-        said = [next(call)]
+        messages = [next(call)]
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: refused_by(server.port) == Code.UNAVAILABLE)
-        said += call
-        assert len(tokens_of(said)) == 40
+        messages += call
+        assert len(tokens_of(messages)) == 40
         assert server.process.wait(LIMIT_S) == 0
         for endless in (watch, events):
             with pytest.raises(grpc.RpcError) as ended:
