@@ -76,13 +76,13 @@ def test_the_same_questions_have_the_same_answers() -> None:
 def test_usage_counts_the_prompts_of_all_questions() -> None:
     text = "It is a long text about the sky. " * 20
     first = decided(input=text, cache_salt="a salt")["usage"]
-    again = decided(input=text, cache_salt="a salt")["usage"]
+    second_usage = decided(input=text, cache_salt="a salt")["usage"]
     assert first["output_tokens"] == 3
     assert first["total_tokens"] == first["input_tokens"] + 3
     assert first["output_tokens_details"] == {"reasoning_tokens": 0}
-    before, after = first["input_tokens_details"], again["input_tokens_details"]
-    assert after["cached_tokens"] > before["cached_tokens"]
-    assert after["cache_write_tokens"] < before["cache_write_tokens"]
+    first_details, after = first["input_tokens_details"], second_usage["input_tokens_details"]
+    assert after["cached_tokens"] > first_details["cached_tokens"]
+    assert after["cache_write_tokens"] < first_details["cache_write_tokens"]
 
 
 def with_choices(*values: object) -> dict[str, Any]:

@@ -24,19 +24,19 @@ def client_of(*flags: str) -> FlaskClient:
 
 
 def ok(path: str, body: object) -> Any:
-    told = client_of().post(path, json=body)
-    assert told.status_code == 200, told.text
-    return told.get_json()
+    response = client_of().post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.get_json()
 
 
 def decide(**question: object) -> Any:
     """The answer to one question, whose diagnostics agree with it."""
-    told = ok(
+    answer_body = ok(
         DECISIONS,
         {"state": {"animal": "cat"}, "questions": {"q": question}, "instructions": "Judge."},
     )
-    assert told["usage"]["output_tokens"] == 1 and told["usage"]["input_tokens"] > 10
-    answer, seen = told["answers"]["q"], told["diagnostics"]["q"]
+    assert answer_body["usage"]["output_tokens"] == 1 and answer_body["usage"]["input_tokens"] > 10
+    answer, seen = answer_body["answers"]["q"], answer_body["diagnostics"]["q"]
     assert sum(answer["probabilities"].values()) == pytest.approx(1)
     likeliest = max(answer["probabilities"].values())
     assert answer["confidence"] == pytest.approx(likeliest * seen["label_mass"])
@@ -45,30 +45,34 @@ def decide(**question: object) -> Any:
 
 
 def test_a_score_is_the_first_label_s_share() -> None:
-    first, again = ok(SCORING, SCORE), ok(SCORING, SCORE)
-    assert first["data"] == again["data"] and first["id"].startswith("generative-scoring-")
+    first, repeated = ok(SCORING, SCORE), ok(SCORING, SCORE)
+    assert first["data"] == repeated["data"] and first["id"].startswith("generative-scoring-")
     assert list(first) == ["id", "object", "created", "model", "data", "usage"]
     usage = first["usage"]
     assert usage["completion_tokens"] == 2 and usage["total_tokens"] == usage["prompt_tokens"] + 2
     turned = ok(SCORING, {**SCORE, "label_token_ids": [6, 5]})["data"]
-    for one, other in zip(first["data"], turned, strict=True):
-        assert list(one) == ["index", "object", "score"]
-        assert one["score"] + other["score"] == pytest.approx(1)
+    for result, other in zip(first["data"], turned, strict=True):
+        assert list(result) == ["index", "object", "score"]
+        assert result["score"] + other["score"] == pytest.approx(1)
     whole = ok(SCORING, {**SCORE, "apply_softmax": False})["data"]
-    assert all(own["score"] < one["score"] for own, one in zip(whole, first["data"], strict=True))
+    assert all(
+        own["score"] < result["score"] for own, result in zip(whole, first["data"], strict=True)
+    )
 
 
 def test_each_label_that_is_read_is_a_token_generated() -> None:
     def generated() -> float:
         lines = client_of().get("/metrics").text.splitlines()
         return sum(
-            float(it.split()[-1]) for it in lines if it.startswith("vllm:generation_tokens_total{")
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("vllm:generation_tokens_total{")
         )
 
-    before = generated()
+    generated_before = generated()
     ok(SCORING, SCORE)
     ok(DECISIONS, question(type="noul", instructions="Is it alive?"))
-    assert generated() == before + 3
+    assert generated() == generated_before + 3
 
 
 def test_tokens_and_texts_in_either_order_are_prompts() -> None:
@@ -96,8 +100,8 @@ def test_questions_of_each_type() -> None:
     )
 
 
-def question(**given: object) -> dict[str, object]:
-    return {"state": "a cat", "questions": {"q": given}}
+def question(**fields: object) -> dict[str, object]:
+    return {"state": "a cat", "questions": {"q": fields}}
 
 
 NOUL = {"type": "noul"}
@@ -134,9 +138,9 @@ REFUSALS: list[tuple[str, object, str, str | None]] = [
 
 def test_refusals() -> None:
     for path, body, kind, param in REFUSALS:
-        told = client_of().post(path, json=body)
-        error = told.get_json()["error"]
-        assert (told.status_code, error["type"], error["param"]) == (400, kind, param), body
+        response = client_of().post(path, json=body)
+        error = response.get_json()["error"]
+        assert (response.status_code, error["type"], error["param"]) == (400, kind, param), body
     unknown = {**SCORE, "items": [], "state": 1, "questions": {}, "model": "other"}
     for path in (SCORING, DECISIONS):  # an unknown model comes before the rules
         assert client_of().post(path, json=unknown).status_code == 404
@@ -146,8 +150,11 @@ def test_models_that_decide_nothing(tmp_path: Path) -> None:
     """Those that make no tokens, and architectures that vLLM does not know how to ask."""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     for flags in (("--task", "embed"), ("--model", str(tmp_path))):
-        told = client_of(*flags).post(DECISIONS, json=question(**NOUL))
-        assert (told.status_code, told.get_json()["error"]["type"]) == (501, "NotImplementedError")
+        response = client_of(*flags).post(DECISIONS, json=question(**NOUL))
+        assert (response.status_code, response.get_json()["error"]["type"]) == (
+            501,
+            "NotImplementedError",
+        )
         assert client_of(*flags).post(DECISIONS, json={}).status_code == 400
 
 

@@ -78,19 +78,19 @@ class Worker:
 
     def greet(self) -> wire.Ready:
         self.order(wire.Hello())
-        before = len(self.ready)
-        self.until(lambda: len(self.ready) > before)
+        ready_before = len(self.ready)
+        self.until(lambda: len(self.ready) > ready_before)
         return self.ready[-1]
 
     def generate(
-        self, key: int, prompt_ids: Sequence[int], max_tokens: int = 16, **more: object
+        self, key: int, prompt_ids: Sequence[int], max_tokens: int = 16, **fields: object
     ) -> None:
         plain = {
             "sampling": GREEDY,
             "ignore_eos": True,
             "request_id": str(key),
             "arrival_s": 0.0,
-            **more,
+            **fields,
         }
         self.order(
             wire.EngineCoreRequest(
@@ -101,12 +101,12 @@ class Worker:
     def abort(self, *keys: int) -> None:
         self.order(wire.Abort(list(keys)))
 
-    def command(self, name: str, **more: object) -> wire.CommandResult:
-        return self.answer(self.ask(name, **more))
+    def command(self, name: str, **fields: object) -> wire.CommandResult:
+        return self.answer(self.ask(name, **fields))
 
-    def ask(self, name: str, **more: object) -> int:
+    def ask(self, name: str, **fields: object) -> int:
         self._numbers += 1
-        self.order(wire.EngineCommand(number=self._numbers, name=name, **more))  # type: ignore[arg-type]
+        self.order(wire.EngineCommand(number=self._numbers, name=name, **fields))  # type: ignore[arg-type]
         return self._numbers
 
     def answer(self, number: int) -> wire.CommandResult:
@@ -144,9 +144,9 @@ class Worker:
     def whole(self, key: int) -> tuple[list[int], str]:
         """Tokens and text of a choice, which is waited for and then forgotten."""
         self.wait(key)
-        said = self.said.pop(key)
-        return [it for part in said for it in part.ids], "".join(
-            text for part in said for text in part.texts
+        outputs = self.said.pop(key)
+        return [token_id for part in outputs for token_id in part.ids], "".join(
+            text for part in outputs for text in part.texts
         )
 
     def close(self) -> None:

@@ -32,8 +32,8 @@ Alone = tuple[Path, str, list[Exact]]
 
 
 def exact(outputs: list[Output]) -> Exact:
-    told = [one for output in outputs for one in output.update.logprobs or ()]
-    return [(one.token_id, one.logprob) for one in told]
+    entries = [entry for output in outputs for entry in output.update.logprobs or ()]
+    return [(entry.token_id, entry.logprob) for entry in entries]
 
 
 def replies(engine: LLMEngine, numbers: list[int], apart: int) -> dict[int, Exact]:
@@ -53,10 +53,13 @@ def alone(
 ) -> tuple[Path, str, list[Exact]]:
     folder = tmp_path_factory.mktemp("model")
     make_model(folder, Shape("qwen3"))
-    each = range(len(WANTED))
+    numbers = range(len(WANTED))
     options: dict[str, Any] = {"batch_invariant": True, "block_size": 8}
-    own = [replies(make_engine(folder, request.param, **options), [it], 0)[it] for it in each]
-    return folder, request.param, own
+    unbatched = [
+        replies(make_engine(folder, request.param, **options), [number], 0)[number]
+        for number in numbers
+    ]
+    return folder, request.param, unbatched
 
 
 @settings(
@@ -64,7 +67,7 @@ def alone(
 )
 @given(st.permutations(range(len(WANTED))), st.data())
 def test_no_schedule_changes_a_bit(alone: Alone, order: list[int], data: st.DataObject) -> None:
-    folder, dtype, own = alone
+    folder, dtype, unbatched = alone
     engine = make_engine(
         folder,
         dtype,
@@ -74,9 +77,9 @@ def test_no_schedule_changes_a_bit(alone: Alone, order: list[int], data: st.Data
         max_num_seqs=data.draw(st.integers(1, 6)),
         max_num_batched_tokens=data.draw(st.sampled_from([7, 23, 200])),
     )
-    assert replies(engine, order, data.draw(st.integers(0, 5))) == dict(enumerate(own))
+    assert replies(engine, order, data.draw(st.integers(0, 5))) == dict(enumerate(unbatched))
     assert replies(engine, order[:2], 0) == {
-        number: own[number] for number in order[:2]
+        number: unbatched[number] for number in order[:2]
     }  # found in the cache
 
 

@@ -32,13 +32,13 @@ PENALISED = SamplingParams(
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes that were read from the device; all numbers there are 0."""
     shapes: list[torch.Size] = []
-    own = torch.Tensor.tolist
+    original = torch.Tensor.tolist
 
     def tolist(tensor: torch.Tensor) -> list[object]:
         if tensor.device.type == "meta":
             shapes.append(tensor.shape)
             tensor = torch.zeros_like(tensor, device="cpu")
-        return own(tensor)
+        return original(tensor)
 
     monkeypatch.setattr(torch.Tensor, "tolist", tolist)
     monkeypatch.setattr(DeviceManager, "detect_device", staticmethod(lambda device: "meta"))

@@ -101,8 +101,8 @@ def note(outputs: list[Output], tokens: dict[str, list[int]]) -> None:
 
 def test_seeds_repeat_and_choices_differ(folder: Path) -> None:
     engine = make_engine(folder)
-    first, again = (generate(engine, WANTED[:1], SAMPLED)[0] for _ in range(2))
-    assert first == again
+    first, repeated = (generate(engine, WANTED[:1], SAMPLED)[0] for _ in range(2))
+    assert first == repeated
     assert first != generate(engine, WANTED[:1], replace(SAMPLED, seed=6))[0]
     outputs: dict[str, list[Output]] = {}
     engine.add_request("n", WANTED[0], replace(SAMPLED, n=3))
@@ -120,14 +120,14 @@ def test_ends(folder: Path) -> None:
     end = free[10]
     place = free.index(end)
     engine.eos_token_ids = frozenset([end])
-    for more, count, reason, stop in (
+    for ending, count, reason, stop in (
         ({}, place + 1, "stop", None),
         ({"ignore_eos": True, "max_tokens": 30}, 30, "length", None),
         ({"ignore_eos": True, "stop_token_ids": [end]}, place + 1, "stop", end),
         ({"max_tokens": place}, place, "length", None),
         ({"max_tokens": None, "ignore_eos": True}, 512 - len(prompt), "length", None),
     ):
-        engine.add_request("one", prompt, SamplingParams(temperature=0.0, **more))  # type: ignore[arg-type]
+        engine.add_request("one", prompt, SamplingParams(temperature=0.0, **ending))  # type: ignore[arg-type]
         outputs: dict[str, list[Output]] = {}
         tokens = run_all(engine, outputs)["one"]
         last = outputs["one"][-1].update
@@ -195,8 +195,8 @@ def test_who_shares_keys_that_are_no_numbers_ends_too(tmp_path: Path) -> None:
     first, clean = WANTED[0][:16], list(range(16))
     fine = {"same first block": [*first, *clean, 3], "nothing in common": [*clean, *clean, 4]}
     apart = {name: generate(engine, [prompt])[0] for name, prompt in fine.items()}
-    said = {it for tokens in (*fine.values(), *apart.values()) for it in tokens}
-    spoiled = [poison := min({*range(VOCABULARY)} - said), *clean[1:]]
+    generated = {token_id for tokens in (*fine.values(), *apart.values()) for token_id in tokens}
+    spoiled = [poison := min({*range(VOCABULARY)} - generated), *clean[1:]]
     failing = {"first": [*first, *spoiled, 1], "still in its prompt": [*first, *spoiled, *[2] * 60]}
     assert engine.cache.reset()
     with torch.inference_mode():
@@ -221,14 +221,22 @@ def test_logprobs_of_prompts_and_replies(folder: Path) -> None:
     )
     engine.add_request("one", prompt, params)
     tokens = run_all(engine, outputs)["one"]
-    told = [it for output in outputs["one"] for it in output.update.logprobs or ()]
-    before = outputs["one"][0].update.prompt_logprobs
-    assert before is not None and before[0] is None and len(before) == len(prompt)
+    generated_entries = [
+        entry for output in outputs["one"] for entry in output.update.logprobs or ()
+    ]
+    prompt_logprobs = outputs["one"][0].update.prompt_logprobs
+    assert (
+        prompt_logprobs is not None
+        and prompt_logprobs[0] is None
+        and len(prompt_logprobs) == len(prompt)
+    )
     with torch.no_grad():
         model = LlamaForCausalLM.from_pretrained(folder)
-        own = model(torch.tensor([[*prompt, *tokens]])).logits[0].log_softmax(-1)
-    for place, logprob in enumerate([*before[1:], *told], 1):
+        reference = model(torch.tensor([[*prompt, *tokens]])).logits[0].log_softmax(-1)
+    for place, logprob in enumerate([*prompt_logprobs[1:], *generated_entries], 1):
         assert logprob is not None
         assert logprob.token_id == [*prompt, *tokens][place]
-        assert logprob.logprob == pytest.approx(float(own[place - 1, logprob.token_id]), abs=1e-3)
-    assert [len(it.top) for it in told] == [3] * 5
+        assert logprob.logprob == pytest.approx(
+            float(reference[place - 1, logprob.token_id]), abs=1e-3
+        )
+    assert [len(entry.top) for entry in generated_entries] == [3] * 5

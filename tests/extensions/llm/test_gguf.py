@@ -23,7 +23,7 @@ pytestmark = pytest.mark.engine
 HEADS, KV_HEADS = 4, 2
 
 
-GGUF_PARTS = {hub: own for own, hub in HUB_NAMES.items()}
+GGUF_PARTS = {hub: own_name for own_name, hub in HUB_NAMES.items()}
 
 
 def gguf_name(name: str) -> str:
@@ -148,7 +148,7 @@ def test_a_file_that_is_spoiled_is_read_or_refused(
 def test_refusals(tmp_path: Path) -> None:
     make_model(tmp_path)
     file, name = tmp_path / "model.gguf", "model.layers.0.mlp.down_proj.weight"
-    for kind, changes, told in (
+    for kind, changes, message in (
         ("llama", {"leave_out": name}, rf"have no tensor {name}"),
         ("gemma", {}, "The architecture gemma is not supported"),
         (
@@ -159,7 +159,7 @@ def test_refusals(tmp_path: Path) -> None:
         ("llama", {"feed_forward": 95}, r"mlp.gate_proj.weight is \[96, 64\], .* has \[95, 64\]"),
     ):
         write(tmp_path, file, kind, **changes)
-        with pytest.raises(ModelLoadError, match=told):
+        with pytest.raises(ModelLoadError, match=message):
             make_engine(file)
     for content in (b"", b"GGUF" + bytes(200), b"no such file" * 50, file.read_bytes()[:-100]):
         file.write_bytes(content)
@@ -170,7 +170,10 @@ def test_refusals(tmp_path: Path) -> None:
 def write_tokenizer(path: Path, words: str, merges: list[str] | None = None) -> None:
     described = json.loads((EMBEDDED / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = described["model"]["vocab"]
-    own = [" ".join(it) if isinstance(it, list) else it for it in described["model"]["merges"]]
+    lines = [
+        " ".join(merge) if isinstance(merge, list) else merge
+        for merge in described["model"]["merges"]
+    ]
     special = {token["content"] for token in described["added_tokens"]}
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     writer = gguf.GGUFWriter(path, "llama")
@@ -178,7 +181,7 @@ def write_tokenizer(path: Path, words: str, merges: list[str] | None = None) -> 
     writer.add_tokenizer_pre(words)
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in special else 1 for token in tokens])
-    writer.add_token_merges(own if merges is None else merges)
+    writer.add_token_merges(lines if merges is None else merges)
     writer.add_eos_token_id(vocabulary["<|endoftext|>"])
     writer.add_chat_template("{{ messages[0].content }}{{ eos_token }}")
     finish(writer)

@@ -38,14 +38,14 @@ def test_the_model_says_what_it_says_over_http(
 ) -> None:
     server, engine = served
     sampling = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True, "logit_bias": {5: 1.0}}
-    said = engine.said(generate(range(5, 40), stream, **sampling))
+    messages = engine.said(generate(range(5, 40), stream, **sampling))
     body = {
         "token_ids": list(range(5, 40)),
         "sampling_params": {**sampling, "logit_bias": {"5": 1.0}},
     }
     answer = requests.post(f"{server.url}/inference/v1/generate", json=body, timeout=LIMIT_S).json()
-    [end] = ends_of(said)
-    assert (tokens_of(said) if stream else list(end.output_ids)) == answer["choices"][0][
+    [end] = ends_of(messages)
+    assert (tokens_of(messages) if stream else list(end.output_ids)) == answer["choices"][0][
         "token_ids"
     ]
     assert (end.finish_reason, end.prompt_tokens) == ("length", 35)

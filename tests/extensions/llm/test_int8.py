@@ -87,7 +87,7 @@ def test_models_are_near_those_of_float32(kind: str, tmp_path: Path) -> None:
     make_model(tmp_path, Shape(kind, tied=kind == "qwen2"))
     wide, narrow = make_engine(tmp_path), make_engine(tmp_path, dtype="int8")
     texts = [
-        prompt + said for prompt, said in zip(prompts(), generate(wide, prompts()), strict=True)
+        prompt + reply for prompt, reply in zip(prompts(), generate(wide, prompts()), strict=True)
     ]
     (likeliest, logprobs), (near, rounded) = told(wide, texts), told(narrow, texts)
     assert sum(a == b for a, b in zip(likeliest, near, strict=True)) > 0.9 * len(near)
@@ -122,8 +122,8 @@ def test_one_weight_at_a_time_is_float32(tmp_path: Path) -> None:
         return tensor
 
     weights = {name: partial(watched, name) for name in checkpoint.weights}
-    own = replace(checkpoint, weights=weights)
-    build = Builder(own, torch.float32, torch.device("cpu"), packed=False, int8=True)
+    copy = replace(checkpoint, weights=weights)
+    build = Builder(copy, torch.float32, torch.device("cpu"), packed=False, int8=True)
     with torch.inference_mode():
         Layer(0, build)
         build.table("model.embed_tokens.weight", 320, 64)

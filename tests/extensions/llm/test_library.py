@@ -69,21 +69,26 @@ def test_streams_say_what_batches_say(llm: LLM) -> None:
 
 
 def test_each_prompt_may_have_parameters_of_its_own(llm: LLM, model: str) -> None:
-    own = [SamplingParams(max_tokens=count, seed=count, ignore_eos=True) for count in (3, 5, 4)]
-    results = llm.generate(PROMPTS[:3], own, progress=False)
-    assert [it["tokens_generated"] for it in results] == [3, 5, 4]
-    alone = [llm.generate_single(prompt, one) for prompt, one in zip(PROMPTS, own, strict=False)]
-    assert [it["token_ids"] for it in alone] == [it["token_ids"] for it in results]
+    params = [SamplingParams(max_tokens=count, seed=count, ignore_eos=True) for count in (3, 5, 4)]
+    results = llm.generate(PROMPTS[:3], params, progress=False)
+    assert [result["tokens_generated"] for result in results] == [3, 5, 4]
+    alone = [
+        llm.generate_single(prompt, prompt_params)
+        for prompt, prompt_params in zip(PROMPTS, params, strict=False)
+    ]
+    assert [result["token_ids"] for result in alone] == [result["token_ids"] for result in results]
     with pytest.raises(RequestError, match="2 sampling_params were given for 1 prompts"):
-        llm.generate("Hello", own[:2])
+        llm.generate("Hello", params[:2])
 
     async def talk() -> list[dict[str, object]]:
         async with AsyncLLM(model, num_blocks=64, max_seq_length=512) as llm:
             with pytest.raises(RequestError, match="sampling_params"):
-                await llm.generate_async(PROMPTS[:3], own[:2])
-            return await llm.generate_batch(PROMPTS[:3], own, batch_size=2)
+                await llm.generate_async(PROMPTS[:3], params[:2])
+            return await llm.generate_batch(PROMPTS[:3], params, batch_size=2)
 
-    assert [it["token_ids"] for it in asyncio.run(talk())] == [it["token_ids"] for it in results]
+    assert [result["token_ids"] for result in asyncio.run(talk())] == [
+        result["token_ids"] for result in results
+    ]
 
 
 def test_what_fails_is_told_and_others_live(llm: LLM) -> None:
@@ -97,7 +102,7 @@ def test_what_fails_is_told_and_others_live(llm: LLM) -> None:
 def test_more_prompts_than_may_wait(model: str) -> None:
     with LLM(model, num_blocks=64, max_seq_length=512, max_queue_size=2, max_num_seqs=2) as llm:
         assert [
-            it["tokens_generated"] for it in llm.generate(["a"] * 9, GREEDY, progress=False)
+            result["tokens_generated"] for result in llm.generate(["a"] * 9, GREEDY, progress=False)
         ] == [24] * 9
         stats = llm.get_stats()
         assert (stats["completed_requests"], stats["success_rate"]) == (9, 1.0)
@@ -126,7 +131,7 @@ def test_presets(llm: LLM) -> None:
         assert (params.to_dict()["max_tokens"], params.is_greedy) == (5, name == "greedy")
         assert SamplingParams(**params.to_dict()) == params
         results = getattr(llm, f"generate_{name}")(["One", "Two"], max_tokens=3)
-        assert [it["tokens_generated"] for it in results] == [3, 3]
+        assert [result["tokens_generated"] for result in results] == [3, 3]
 
 
 def test_asyncio_answers_what_the_library_does(llm: LLM, model: str) -> None:
@@ -244,9 +249,9 @@ def told(
     """Runs the command, in this process; what it prints."""
     words = ["--model", model, "--temperature", "0", "--max-tokens", "5", "--device", "cpu"]
 
-    def run(*more: str, said: str = "", status: int = 0) -> str:
-        monkeypatch.setattr("sys.stdin", io.StringIO(said))
-        assert command.run([*words, *more]) == status
+    def run(*flags: str, stdin: str = "", status: int = 0) -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        assert command.run([*words, *flags]) == status
         printed = capsys.readouterr()
         return printed.err if status else printed.out
 
@@ -276,7 +281,9 @@ def test_the_command_tells_statistics(llm: LLM, model: str, told: Callable[..., 
     text = text_of(llm.chat(HELLO, FIVE)) + "\n"
     alone = json.loads(told("--stats"))
     assert (alone["model_name"], alone["total_requests"]) == (model, 0)
-    said, _, stats = told("--stats", "One").partition("\n{")
-    assert said and json.loads("{" + stats)["completed_requests"] == 1
-    first, second, rest = told(text="Hello\nstats\nclear\nHello\nstats\n").split(text)
-    assert first == "" and all(json.loads(it)["completed_requests"] == 1 for it in (second, rest))
+    first_reply, _, stats = told("--stats", "One").partition("\n{")
+    assert first_reply and json.loads("{" + stats)["completed_requests"] == 1
+    first, second, last_stats = told(stdin="Hello\nstats\nclear\nHello\nstats\n").split(text)
+    assert first == "" and all(
+        json.loads(stats_text)["completed_requests"] == 1 for stats_text in (second, last_stats)
+    )

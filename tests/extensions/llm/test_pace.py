@@ -64,11 +64,11 @@ class Machine:
         run = runner.run
 
         def layer_s(parts: list[Chunk]) -> float:
-            pairs = sum(len(it.tokens) * (it.start + len(it.tokens) / 2) for it in parts)
+            pairs = sum(len(part.tokens) * (part.start + len(part.tokens) / 2) for part in parts)
             slower = SLOWER if len(self.steps) in slow_steps else 1.0
             return (
                 slower
-                * seconds(sum(len(it.tokens) for it in parts), pairs)
+                * seconds(sum(len(part.tokens) for part in parts), pairs)
                 / runner.config.num_layers
             )
 
@@ -79,7 +79,11 @@ class Machine:
                 self.now_s += layer_s([*decodes, *chunks]) if done else 0.0
                 return is_late(done)
 
-            begun_s, tokens, count = self.now_s, sum(len(it.tokens) for it in chunks), len(chunks)
+            begun_s, tokens, count = (
+                self.now_s,
+                sum(len(part.tokens) for part in chunks),
+                len(chunks),
+            )
             logits = run(decodes, chunks, asked)
             self.now_s += layer_s([*decodes, *chunks])
             self.steps.append((len(decodes), tokens, self.now_s - begun_s))
@@ -99,8 +103,8 @@ class Machine:
             self.step()
 
     def step(self) -> None:
-        for sequence, said in self.engine.step():
-            self.replies[sequence.request_id] += said.ids
+        for sequence, output in self.engine.step():
+            self.replies[sequence.request_id] += output.ids
 
 
 def test_a_long_prompt_holds_no_stream_and_its_chunks_fill_the_time(folder: Path) -> None:
@@ -183,10 +187,10 @@ def test_a_step_that_was_stopped_for_long_changes_little() -> None:
     times = StepTimes(TARGET_S)
     for number in range(20):
         times.add(150, 1e4 * number, 0.2 + 1e-7 * number)
-    before = times.max_prompt_tokens(0, 0, 1000)
+    limit_before = times.max_prompt_tokens(0, 0, 1000)
     times.add(150, 1e5, 60.0)
     after = times.max_prompt_tokens(0, 0, 1000)
-    assert 0.9 * before < after <= before
+    assert 0.9 * limit_before < after <= limit_before
 
 
 @settings(max_examples=25, deadline=None)
@@ -251,9 +255,9 @@ def test_on_many_cores_the_best_count_is_found_and_each_kind_of_step_has_its_own
 
 def test_cores_are_those_of_affinity_and_of_both_versions_of_cgroups(tmp_path: Path) -> None:
     assert usable_cores() >= 1
-    own = tmp_path / "cgroup"
-    own.write_text("4:cpu,cpuacct:/a/b\n2:memory:/a\n0::/unit\n")
-    assert cgroup_cores(tmp_path, own) == inf
+    cgroup_file = tmp_path / "cgroup"
+    cgroup_file.write_text("4:cpu,cpuacct:/a/b\n2:memory:/a\n0::/unit\n")
+    assert cgroup_cores(tmp_path, cgroup_file) == inf
     for name, text in {
         "cpu,cpuacct/a/cpu.cfs_quota_us": "350000",
         "cpu,cpuacct/a/cpu.cfs_period_us": "100000",
@@ -263,9 +267,9 @@ def test_cores_are_those_of_affinity_and_of_both_versions_of_cgroups(tmp_path: P
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert cgroup_cores(tmp_path, own) == 3.5
+    assert cgroup_cores(tmp_path, cgroup_file) == 3.5
     (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert cgroup_cores(tmp_path, own) == 1.5
+    assert cgroup_cores(tmp_path, cgroup_file) == 1.5
     assert cgroup_cores(tmp_path, tmp_path / "nowhere") == inf
 
 

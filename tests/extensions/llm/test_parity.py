@@ -126,7 +126,7 @@ def test_most_likely_tokens_are_those_of_float32(kind: str, tmp_path: Path) -> N
     make_model(tmp_path, Shape(kind))
     wide, narrow = make_engine(tmp_path), make_engine(tmp_path, dtype="bfloat16")
     texts = [
-        prompt + said for prompt, said in zip(prompts(), generate(wide, prompts()), strict=True)
+        prompt + reply for prompt, reply in zip(prompts(), generate(wide, prompts()), strict=True)
     ]
     (likeliest, logprobs), (near, rounded) = told(wide, texts), told(narrow, texts)
     assert len(near) > 1000

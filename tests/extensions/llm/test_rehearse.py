@@ -42,10 +42,12 @@ def test_a_rehearsal_from_the_command_line(
     out = tmp_path / "new" / "out"
     document = json.loads((out / "rehearsal.json").read_text())
     assert document["within"] == (status == 0)
-    assert [it["in_flight"] for it in document["loads"]] == [2, 5]
-    assert all(it["same_steps"] and it["requests"] == 8 for it in document["loads"])
+    assert [load["in_flight"] for load in document["loads"]] == [2, 5]
+    assert all(load["same_steps"] and load["requests"] == 8 for load in document["loads"])
     assert all(
-        figure["simulated_s"] > 0 for it in document["loads"] for figure in it["figures"].values()
+        figure["simulated_s"] > 0
+        for load in document["loads"]
+        for figure in load["figures"].values()
     )
     with (out / "steps.csv").open() as file:
         assert len(list(csv.DictReader(file))) == document["fitted_steps"]
@@ -83,7 +85,7 @@ def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
         real = play_on(
             engine, load, in_flight, Clock(lambda: float(next(ticks)), lambda seconds: None)
         )
-        assert [it.held for it in real.steps] == [it.held for it in simulated.steps]
+        assert [step.held for step in real.steps] == [step.held for step in simulated.steps]
 
 
 def test_what_cannot_be_loaded_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,8 +39,8 @@ def oracle(logits: Numbers, params: SamplingParams) -> Numbers:
     if params.top_k > 0:
         shares[order[params.top_k :]] = 0
     shares /= shares.sum()
-    before = np.cumsum(shares[order]) - shares[order]
-    shares[order[before >= params.top_p]] = 0
+    cumulative = np.cumsum(shares[order]) - shares[order]
+    shares[order[cumulative >= params.top_p]] = 0
     return shares / shares.sum()
 
 
@@ -68,10 +68,12 @@ def test_each_row_keeps_what_the_oracle_keeps(
     seed: int, size: int, params: list[SamplingParams]
 ) -> None:
     rows = np.random.default_rng(seed).normal(0, 3, (len(params), size))
-    temperatures = torch.tensor([[it.temperature] for it in params], dtype=torch.float64)
+    temperatures = torch.tensor(
+        [[row_params.temperature] for row_params in params], dtype=torch.float64
+    )
     shares = limit(torch.from_numpy(rows) / temperatures, params).softmax(-1)
-    for row, logits, one in zip(shares.numpy(), rows, params, strict=True):
-        np.testing.assert_allclose(row, oracle(logits, one), atol=1e-9)
+    for row, logits, row_params in zip(shares.numpy(), rows, params, strict=True):
+        np.testing.assert_allclose(row, oracle(logits, row_params), atol=1e-9)
 
 
 def test_equal_tokens_are_kept_together() -> None:
@@ -111,10 +113,10 @@ def test_a_draw_depends_on_its_row_alone(
     ]
     together = draw(logits, states).tolist()
     order = data.draw(st.permutations(range(count)))
-    assert draw(logits[order], [states[it] for it in order]).tolist() == [
-        together[it] for it in order
+    assert draw(logits[order], [states[row] for row in order]).tolist() == [
+        together[row] for row in order
     ]
-    assert [draw(logits[it : it + 1], [states[it]]).item() for it in range(count)] == together
+    assert [draw(logits[row : row + 1], [states[row]]).item() for row in range(count)] == together
 
 
 FLAT = np.zeros(130)
@@ -133,11 +135,12 @@ def drawn(
 
 def chi_square(seen: Numbers, expected: Numbers) -> float:
     """In standard deviations above its mean."""
-    here = expected > 1
+    is_expected = expected > 1
     assert not seen[expected == 0].any()
-    degrees = max(1, int(here.sum()) - 1)
+    degrees = max(1, int(is_expected.sum()) - 1)
     return float(
-        (((seen - expected)[here] ** 2 / expected[here]).sum() - degrees) / np.sqrt(2 * degrees)
+        (((seen - expected)[is_expected] ** 2 / expected[is_expected]).sum() - degrees)
+        / np.sqrt(2 * degrees)
     )
 
 
@@ -152,7 +155,7 @@ def test_frequencies_are_those_of_the_oracle(
     logits: Numbers, params: SamplingParams, along: str
 ) -> None:
     count = 20_000
-    places = [(it, 3) if along == "seeds" else (3, it) for it in range(count)]
+    places = [(number, 3) if along == "seeds" else (3, number) for number in range(count)]
     shares = (
         limit(torch.from_numpy(logits)[None] / params.temperature, [params]).softmax(-1)[0].numpy()
     )
@@ -164,10 +167,12 @@ def test_frequencies_are_those_of_the_oracle(
 def test_neighbouring_draws_are_independent(step: tuple[int, int]) -> None:
     """Of the next position, of the next choice, of both, and of a seed with the same lower word."""
     size, count = 9, 20_000
-    here = [(seed, position) for seed in range(200) for position in range(1, count // 200 + 1)]
-    there = [(seed + step[0], position + step[1]) for seed, position in here]
+    first_places = [
+        (seed, position) for seed in range(200) for position in range(1, count // 200 + 1)
+    ]
+    second_places = [(seed + step[0], position + step[1]) for seed, position in first_places]
     params, logits = SamplingParams(), np.linspace(0, 1, size)
-    pairs = drawn(logits, params, here) * size + drawn(logits, params, there)
+    pairs = drawn(logits, params, first_places) * size + drawn(logits, params, second_places)
     shares = np.outer(softmax(logits), softmax(logits)).ravel()
     assert chi_square(np.bincount(pairs, minlength=size * size).astype(float), shares * count) < 4
 
@@ -203,15 +208,19 @@ def test_penalties_and_bias() -> None:
 
 def test_logprobs_are_of_the_models_own_logits() -> None:
     row = torch.tensor([1.0, 3.0, 2.0, 0.0])
-    told, other = logprobs_of(torch.stack((row, row.flip(0))), [2, 0], [2, 1])
-    assert (other.rank, other.top) == (4, [(2, told.top[0][1])])
-    own = np.log(softmax(row.double().numpy()))
-    assert (told.token_id, told.rank, [token for token, _ in told.top]) == (2, 2, [1, 2])
-    assert told.logprob == pytest.approx(own[2], abs=1e-6)
+    first_entry, other = logprobs_of(torch.stack((row, row.flip(0))), [2, 0], [2, 1])
+    assert (other.rank, other.top) == (4, [(2, first_entry.top[0][1])])
+    reference = np.log(softmax(row.double().numpy()))
+    assert (first_entry.token_id, first_entry.rank, [token for token, _ in first_entry.top]) == (
+        2,
+        2,
+        [1, 2],
+    )
+    assert first_entry.logprob == pytest.approx(reference[2], abs=1e-6)
     params = SamplingParams(temperature=0.0, logit_bias={3: 100.0}, logprobs=0)
     [sampled] = sample(row[None], [state(params)])
     assert (sampled.token_id, sampled.logprobs.rank, sampled.logprobs.top) == (3, 4, [])
-    assert sampled.logprobs.logprob == pytest.approx(own[3], abs=1e-6)
+    assert sampled.logprobs.logprob == pytest.approx(reference[3], abs=1e-6)
 
 
 def test_only_allowed_tokens_come_and_no_bad_words() -> None:
@@ -227,7 +236,10 @@ def test_only_allowed_tokens_come_and_no_bad_words() -> None:
 def test_logits_that_are_no_numbers_spoil_their_row_alone(broken: list[float]) -> None:
     rows = torch.tensor([[0.0, 1.0], broken, [1.0, 0.0]])
     for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_p=0.1)):
-        assert [it.token_id for it in sample(rows, [state(params) for _ in range(3)])] == [
+        assert [
+            sampled_token.token_id
+            for sampled_token in sample(rows, [state(params) for _ in range(3)])
+        ] == [
             1,
             None,
             0,

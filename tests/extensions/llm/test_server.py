@@ -93,11 +93,13 @@ def test_only_the_engines_process_has_torch_and_the_context_is_the_models_own(
 
 def test_greedy_replies_are_those_of_the_library(server: RunningServer, model: str) -> None:
     prompt = [3, 14, 15, 92, 65]
-    asked = {"prompt": prompt, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
-    told = post(server.port, asked | {"return_token_ids": True}).json()["choices"][0]["token_ids"]
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    token_ids = post(server.port, body | {"return_token_ids": True}).json()["choices"][0][
+        "token_ids"
+    ]
     with LLM(model, device="cpu") as llm:
         params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-        assert llm.generate_single(prompt, params)["token_ids"] == told
+        assert llm.generate_single(prompt, params)["token_ids"] == token_ids
     assert b"spec_decode" not in get(server.port, "/metrics").body
 
 
@@ -126,9 +128,9 @@ def test_chats_whole_streamed_and_with_log_probabilities(server: RunningServer) 
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
         assert text == whole.choices[0].message.content
         assert last.usage == whole.usage and 0 < last.usage.completion_tokens <= 12
-        told = create(**ASKED, logprobs=True, top_logprobs=3).choices[0].logprobs
-        assert told and told.content
-        for token in told.content:
+        logprobs = create(**ASKED, logprobs=True, top_logprobs=3).choices[0].logprobs
+        assert logprobs and logprobs.content
+        for token in logprobs.content:
             best = [other.logprob for other in token.top_logprobs]
             assert token.logprob == max(best) <= 0 and best == sorted(best, reverse=True)
         with pytest.raises(openai.BadRequestError, match="max_tokens"):
@@ -143,16 +145,16 @@ def test_anthropics_messages_are_read_whole_and_streamed(server: RunningServer) 
         timeout=20,
         _strict_response_validation=True,
     ) as client:
-        asked = {name: ASKED[name] for name in ("model", "messages", "max_tokens")}
-        greedy = asked | {"extra_body": {"temperature": 0}}
+        fields = {name: ASKED[name] for name in ("model", "messages", "max_tokens")}
+        greedy = fields | {"extra_body": {"temperature": 0}}
         whole = client.messages.create(**greedy)
         with client.messages.stream(**greedy) as stream:
             streamed = stream.get_final_message()
-    said = [
-        [(block.type, getattr(block, "text", "")) for block in it.content]
-        for it in (whole, streamed)
+    blocks = [
+        [(block.type, getattr(block, "text", "")) for block in message.content]
+        for message in (whole, streamed)
     ]
-    assert said[0] == said[1]
+    assert blocks[0] == blocks[1]
     assert whole.usage.output_tokens == streamed.usage.output_tokens > 0
 
 
@@ -168,18 +170,18 @@ def test_what_ran_for_a_worker_that_is_killed_runs_no_more(server: RunningServer
 
 
 def test_an_engine_that_is_killed_has_a_successor(server: RunningServer) -> None:
-    before = engine_of(server)
+    engine_before = engine_of(server)
     with Wire(server.port) as wire:
         events = wire.post(LONG, CHATS).events()
         next(events)
-        os.kill(before, signal.SIGKILL)
+        os.kill(engine_before, signal.SIGKILL)
         assert get(server.port, "/health").status == 503  # while the kernel still frees its memory
         assert post(server.port, LONG, CHATS).status == 503
         *_, last = events
     assert last["error"]["code"] == 500
     wait_until(lambda: get(server.port, "/health").status == 200)
     assert chat(server, max_tokens=4)["usage"]["completion_tokens"] == 4
-    assert engine_of(server) != before
+    assert engine_of(server) != engine_before
 
 
 def test_an_engine_that_hangs_is_not_healthy_until_it_goes_on(server: RunningServer) -> None:
@@ -198,10 +200,10 @@ def test_weights_that_are_cut_off_end_the_start_with_one_line(model: str, tmp_pa
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(RuntimeError, match="status 1") as ended, serving(tmp_path / "broken"):
         pass
-    told = [line for line in str(ended.value).splitlines() if "INFO" not in line]
-    assert len(told) == 2  # what the test says itself, and the server's line
+    lines = [line for line in str(ended.value).splitlines() if "INFO" not in line]
+    assert len(lines) == 2  # what the test says itself, and the server's line
     broken = tmp_path / "broken"
-    assert told[1].startswith(f"error: setting model: '{broken}' cannot be used by engine llm:")
+    assert lines[1].startswith(f"error: setting model: '{broken}' cannot be used by engine llm:")
 
 
 @pytest.mark.shared

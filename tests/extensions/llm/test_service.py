@@ -38,19 +38,19 @@ def engine(folder: Path) -> Iterator[EngineProcess]:
 
 @pytest.fixture
 def worker(engine: EngineProcess) -> Iterator[Worker]:
-    with Worker(engine.options.endpoint) as made:
-        made.greet()
-        made.command("resume")
-        yield made
-        made.command("wake_up")
+    with Worker(engine.options.endpoint) as connected:
+        connected.greet()
+        connected.command("resume")
+        yield connected
+        connected.command("wake_up")
     assert engine.process.poll() is None, engine.log.read_text()
 
 
 @pytest.fixture
 def other(engine: EngineProcess) -> Iterator[Worker]:
-    with Worker(engine.options.endpoint) as made:
-        made.greet()
-        yield made
+    with Worker(engine.options.endpoint) as connected:
+        connected.greet()
+        yield connected
 
 
 def test_two_workers_hear_what_the_engine_is_and_each_what_it_ordered(
@@ -61,32 +61,40 @@ def test_two_workers_hear_what_the_engine_is_and_each_what_it_ordered(
     assert (ready.max_model_len, ready.num_blocks, ready.block_size) == (1024, 256, 16)
     for key, prompt in enumerate(WANTED):
         (worker if key % 2 else other).generate(key // 2, prompt)
-    said = [(worker if key % 2 else other).whole(key // 2) for key in range(len(WANTED))]
+    replies_of_workers = [
+        (worker if key % 2 else other).whole(key // 2) for key in range(len(WANTED))
+    ]
     assert not worker.said and not other.said
     for key, prompt in enumerate(WANTED):
         worker.generate(key, prompt)
-        assert worker.whole(key) == said[key]
+        assert worker.whole(key) == replies_of_workers[key]
 
 
 def test_each_step_is_one_message_with_moments(worker: Worker) -> None:
-    before = time.monotonic()
+    started_s = time.monotonic()
     worker.generate(1, WANTED[0], logprobs=2, prompt_logprobs=1)
     worker.wait(1)
-    said = worker.said[1]
-    moments = [it.at_s for it in said]
-    assert [len(it.ids) for it in said] == [1] * 16 == [len(it.texts) for it in said]
+    outputs = worker.said[1]
+    moments = [output.at_s for output in outputs]
+    assert (
+        [len(output.ids) for output in outputs]
+        == [1] * 16
+        == [len(output.texts) for output in outputs]
+    )
     assert moments == sorted(set(moments)) and moments[-1] <= time.monotonic()
-    assert said[0].queued_s is not None and said[0].scheduled_s is not None
-    assert before <= said[0].queued_s <= said[0].scheduled_s <= moments[0]
-    assert said[0].prompt_logprobs is not None and len(said[0].prompt_logprobs) == len(WANTED[0])
-    assert [it.logprobs is not None and len(it.logprobs) for it in said] == [1] * 16
-    assert [it.finish for it in said] == [None] * 15 + ["length"]
+    assert outputs[0].queued_s is not None and outputs[0].scheduled_s is not None
+    assert started_s <= outputs[0].queued_s <= outputs[0].scheduled_s <= moments[0]
+    assert outputs[0].prompt_logprobs is not None and len(outputs[0].prompt_logprobs) == len(
+        WANTED[0]
+    )
+    assert [output.logprobs is not None and len(output.logprobs) for output in outputs] == [1] * 16
+    assert [output.finish for output in outputs] == [None] * 15 + ["length"]
 
 
 def test_an_abort_frees_blocks_and_is_the_last_word(worker: Worker) -> None:
     for key in range(6):
         worker.generate(key, WANTED[key], LONG)
-    worker.until(lambda: [(it.running, it.waiting) for it in worker.loads[-1:]] == [(4, 2)])
+    worker.until(lambda: [(load.running, load.waiting) for load in worker.loads[-1:]] == [(4, 2)])
     for key in range(6, 11):
         worker.generate(key, [1], LONG)
     [last] = worker.wait(10)  # that more may not wait is no fault of the request
@@ -237,15 +245,15 @@ def test_kv_events_are_those_of_the_cache_and_can_be_had_again(
     folder: Path, tmp_path: Path
 ) -> None:
     """Prompts and replies, by the hashes with which an index looks for them."""
-    where, again, topic = f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/again", "kv@pod@tiny"
-    kept = PublisherSettings(
-        endpoint=where, topic=topic, flush_s=0.0, batch_events=1, replay_endpoint=again
+    where, replay_endpoint, topic = f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/again", "kv@pod@tiny"
+    publisher = PublisherSettings(
+        endpoint=where, topic=topic, flush_s=0.0, batch_events=1, replay_endpoint=replay_endpoint
     )
-    more = {"prefix_caching_hash_algo": "sha256_cbor", "hash_seed": "0"}
+    options = {"prefix_caching_hash_algo": "sha256_cbor", "hash_seed": "0"}
     events: list[KVEvent] = []
     numbers: list[int] = []
     with (
-        engine_process(folder, kv_events=msgspec.to_builtins(kept), **more) as engine,
+        engine_process(folder, kv_events=msgspec.to_builtins(publisher), **options) as engine,
         Worker(engine.options.endpoint) as worker,
         zmq.Context() as context,
         context.socket(zmq.SUB) as subscriber,
@@ -279,11 +287,14 @@ def test_kv_events_are_those_of_the_cache_and_can_be_had_again(
         stored = [event for event in events if isinstance(event, BlockStored)]
         assert events[-1] == AllBlocksCleared()
         hasher = BlockHasher("sha256_cbor", 16, "0", Random())
-        hashes = [low64(it) for it in hasher.hashes([*prompt, *ids[:-1]])]
-        assert [it for event in stored for it in event.block_hashes] == hashes
-        assert [it for event in stored for it in event.token_ids] == [*prompt, *ids][:80]
+        hashes = [low64(hash_or_value) for hash_or_value in hasher.hashes([*prompt, *ids[:-1]])]
+        assert [hash_or_value for event in stored for hash_or_value in event.block_hashes] == hashes
+        assert [hash_or_value for event in stored for hash_or_value in event.token_ids] == [
+            *prompt,
+            *ids,
+        ][:80]
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
-        asking.connect(again)
+        asking.connect(replay_endpoint)
         asking.send_multipart([b"", bytes(8)])
         assert asking.poll(20_000)
         _, told, _, payload = asking.recv_multipart()

@@ -126,13 +126,13 @@ def test_it_gives_a_sign_of_life_before_each_layer_and_is_heard_now_and_then(fol
         worker.generate(1, [1], 3)
         turns.until(lambda: worker.is_over(1), worker)
         assert len(beats) == 3 * turns.engine.runner.config.num_layers
-        told = len(worker.loads)
+        loads_before = len(worker.loads)
         for _ in range(5):
             turns.turn()
             worker.hear(0.02)
-        assert len(worker.loads) == told
+        assert len(worker.loads) == loads_before
         turns.now_s += IDLE_SECONDS
-        turns.until(lambda: len(worker.loads) == told + 1, worker)
+        turns.until(lambda: len(worker.loads) == loads_before + 1, worker)
 
 
 def test_a_worker_that_left_while_nothing_ran_is_forgotten(folder: Path) -> None:
@@ -150,12 +150,13 @@ def test_sleep_gives_memory_back(folder: Path) -> None:
     with serving(folder) as turns:
         engine, service = turns.engine, turns.service
         expected = generate(engine, wanted)
-        kept = [
-            weakref.ref(it) for it in (engine.runner.model.embedding, *engine.runner.store.layers)
+        layers = [
+            weakref.ref(layer)
+            for layer in (engine.runner.model.embedding, *engine.runner.store.layers)
         ]
-        kept.append(weakref.ref(engine.runner.model.layers[0]))
+        layers.append(weakref.ref(engine.runner.model.layers[0]))
         service.sleep(1)
-        assert [it() for it in kept] == [None] * len(kept)
+        assert [layer() for layer in layers] == [None] * len(layers)
         service.sleep(2)
         assert service.sleep_level == 2
         service.wake_up(None)

@@ -30,8 +30,8 @@ PROMPTS = [
     TEXT
     + (
         "Tell me about {}." if number % 2 else "What do people who know nothing of {} get wrong?"
-    ).format(it)
-    for number, it in enumerate(TOPICS)
+    ).format(topic)
+    for number, topic in enumerate(TOPICS)
 ]
 
 
@@ -55,8 +55,8 @@ def test_tokens_of_transformers_however_they_are_scheduled() -> None:
         LLMEngine(runner, None, EngineOptions(num_blocks=256, max_seq_length=512)), wanted
     )
     theirs = model_of_transformers(path, torch.float32)
-    for prompt, said in zip(wanted, tokens, strict=True):
-        assert len(said) == 64 and greedy_after(theirs, prompt, said) == said
+    for prompt, reply in zip(wanted, tokens, strict=True):
+        assert len(reply) == 64 and greedy_after(theirs, prompt, reply) == reply
     options = EngineOptions(num_blocks=40, max_seq_length=512, max_num_batched_tokens=37)
     engine = LLMEngine(runner, None, options)
     assert generate(engine, wanted) == tokens

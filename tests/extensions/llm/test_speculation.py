@@ -56,9 +56,9 @@ KINDS: list[dict[str, Any]] = [
 """Of requests: what the text repeats, and what has a state that grows with each token."""
 
 
-def longest_first(ids: list[int], least: int, most: int, count: int) -> list[int]:
+def longest_first(ids: list[int], least_length: int, most_length: int, count: int) -> list[int]:
     """By the words of vLLM's documentation: each length, then each place."""
-    for size in range(most, least - 1, -1):
+    for size in range(most_length, least_length - 1, -1):
         for start in range(len(ids) - size):
             if ids[start : start + size] == ids[len(ids) - size :]:
                 return ids[start + size :][:count]
@@ -72,10 +72,10 @@ def longest_first(ids: list[int], least: int, most: int, count: int) -> list[int
     st.integers(0, 8),
 )
 def test_the_longest_match_is_found_and_of_equals_the_first(
-    ids: list[int], least: int, more: int, count: int
+    ids: list[int], least_length: int, extra_length: int, count: int
 ) -> None:
-    found = look_up(numpy.array(ids, numpy.int32), least, least + more, count)
-    assert found == longest_first(ids, least, least + more, count)
+    draft = look_up(numpy.array(ids, numpy.int32), least_length, least_length + extra_length, count)
+    assert draft == longest_first(ids, least_length, least_length + extra_length, count)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), max_size=30), st.data())
@@ -89,23 +89,23 @@ def test_drafts_follow_what_is_new(
     )
     sequence = Sequence(request, 0, blockless_prompt, state, detokenizer=None)
     lookup = PromptLookup(CONFIG)
-    known = 0
-    while known < len(reply):
-        known = data.draw(st.integers(known, len(reply)))
-        sequence.output_ids[:] = reply[:known]
+    known_tokens = 0
+    while known_tokens < len(reply):
+        known_tokens = data.draw(st.integers(known_tokens, len(reply)))
+        sequence.output_ids[:] = reply[:known_tokens]
         count = lookup.propose(sequence, 3)
-        assert sequence.drafts == longest_first(prompt + reply[:known], 1, 3, 3) and count == len(
-            sequence.drafts
-        )
-        known += 1
+        assert sequence.drafts == longest_first(
+            prompt + reply[:known_tokens], 1, 3, 3
+        ) and count == len(sequence.drafts)
+        known_tokens += 1
 
 
 def said(engine: LLMEngine, order: list[int], pauses: list[int]) -> dict[str, list[object]]:
     """All that each choice of `WANTED` is told, but for how it is cut into outputs."""
     outputs: dict[str, list[Output]] = {}
 
-    def note(some: list[Output]) -> None:
-        for output in some:
+    def note(outputs_of_step: list[Output]) -> None:
+        for output in outputs_of_request:
             outputs.setdefault(f"{output.sequence.request_id} {output.sequence.index}", []).append(
                 output
             )
@@ -116,17 +116,17 @@ def said(engine: LLMEngine, order: list[int], pauses: list[int]) -> dict[str, li
             note(engine.step())
     while engine.has_work:
         note(engine.step())
-    told = {}
-    for name, some in outputs.items():
-        each = [it.update for it in some]
+    summaries = {}
+    for name, outputs_of_request in outputs.items():
+        updates = [entry.update for entry in outputs_of_request]
         logprobs = [
-            (it.token_id, it.rank, round(it.logprob, 3))
-            for one in each
-            for it in one.logprobs or ()
+            (entry.token_id, entry.rank, round(entry.logprob, 3))
+            for update in updates
+            for entry in update.logprobs or ()
         ]
-        ids = [token for one in each for token in one.ids]
-        told[name] = [ids, logprobs, each[-1].finish, each[-1].stop_reason]
-    return told
+        ids = [token for update in updates for token in update.ids]
+        summaries[name] = [ids, logprobs, updates[-1].finish, updates[-1].stop_reason]
+    return summaries
 
 
 @pytest.fixture(scope="module")
@@ -178,13 +178,13 @@ def test_blocks_of_accepted_drafts_are_found_again(folder: Path) -> None:
     engine = make_engine(folder, speculative_config=CONFIG, kv_events=True, block_size=4)
     plain = make_engine(folder, kv_events=True, block_size=4)
     events = []
-    for one in (engine, plain):
-        [ids] = generate(one, WANTED[:1], replace(PLAIN, allowed_token_ids=[5, 6]))
-        stored = [it for it in one.cache.take_events() if hasattr(it, "block_hashes")]
-        events.append([name for it in stored for name in it.block_hashes])
-        again = [*WANTED[0], *ids, 7]
-        assert generate(one, [again]) == generate(make_engine(folder), [again])
-        assert one.stats.prefix_hits == (len(again) - 2) // 4 * 4
+    for tested in (engine, plain):
+        [ids] = generate(tested, WANTED[:1], replace(PLAIN, allowed_token_ids=[5, 6]))
+        stored = [event for event in tested.cache.take_events() if hasattr(event, "block_hashes")]
+        events.append([name for event in stored for name in event.block_hashes])
+        longer_prompt = [*WANTED[0], *ids, 7]
+        assert generate(tested, [longer_prompt]) == generate(make_engine(folder), [longer_prompt])
+        assert tested.stats.prefix_hits == (len(longer_prompt) - 2) // 4 * 4
     assert events[0] == events[1]
 
 
@@ -201,7 +201,7 @@ def test_flaws_of_the_configuration_are_told(folder: Path) -> None:
 
 def test_texts_and_forms_are_those_without_drafts(model: str) -> None:
     schema = {"type": "array", "items": {"enum": ["abcabc", "abcd"]}, "minItems": 4, "maxItems": 6}
-    asked = [
+    param_sets = [
         SamplingParams(
             structured_outputs=StructuredOutputsParams(json=schema), temperature=1.0, seed=2
         ),
@@ -211,18 +211,20 @@ def test_texts_and_forms_are_those_without_drafts(model: str) -> None:
         SamplingParams(temperature=0.0, max_tokens=40, bad_words=["th"], logit_bias={5: 9.0}),
     ]
     with LLM(model, "cpu") as plain, LLM(model, "cpu", speculative_config=LOOKUP) as llm:
-        for params in asked:
-            one, other = (it.generate_single("abc abc abcd", params) for it in (plain, llm))
-            assert {**one, "request_id": 0} == {**other, "request_id": 0}
-            text = str(one["generated_text"])
+        for params in param_sets:
+            first, other = (
+                tested.generate_single("abc abc abcd", params) for tested in (plain, llm)
+            )
+            assert {**first, "request_id": 0} == {**other, "request_id": 0}
+            text = str(first["generated_text"])
             stop = text[len(text) // 2 :][:5]
             ended = [
-                it.generate_single("abc abc abcd", replace(params, stop=stop))
-                for it in (plain, llm)
+                tested.generate_single("abc abc abcd", replace(params, stop=stop))
+                for tested in (plain, llm)
             ]
             assert ended[0]["generated_text"] == ended[1]["generated_text"]
         assert llm.engine.stats.accepted.total() > 10
-        for item in llm.generate_stream("abc abc abcd", asked[1]):
+        for item in llm.generate_stream("abc abc abcd", param_sets[1]):
             assert str(item["text"]).endswith(str(item["token"]))
         assert run_all(llm.engine) == {}
 
@@ -234,19 +236,21 @@ def test_a_server_counts_drafts_and_gaps_between_steps(model: str) -> None:
         "ignore_eos": True,
         "allowed_token_ids": [40, 41],
     }
-    asked: dict[str, Any] = {"prompt": WANTED[0], **params}
+    body: dict[str, Any] = {"prompt": WANTED[0], **params}
     with LLM(model, "cpu") as llm:
         plain = llm.generate_single(WANTED[0], SamplingParams(**params))["generated_text"]  # type: ignore[arg-type]
     with serving(model, "--speculative-config", json.dumps(LOOKUP)) as server:
-        assert post(server.port, asked).json()["choices"][0]["text"] == plain
+        assert post(server.port, body).json()["choices"][0]["text"] == plain
         with Wire(server.port) as wire:
-            more = {
+            options = {
                 "stream": True,
                 "stream_options": {"include_usage": True},
                 "return_token_ids": True,
             }
-            *chunks, usage = wire.post(asked | more).events()
-        sizes = [len(it["choices"][0]["token_ids"] or ()) for it in chunks if it["choices"]]
+            *chunks, usage = wire.post(body | options).events()
+        sizes = [
+            len(chunk["choices"][0]["token_ids"] or ()) for chunk in chunks if chunk["choices"]
+        ]
         assert usage["usage"]["completion_tokens"] == 60 == sum(sizes) and max(sizes) == 1
         names = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
         drafts, drafted, right, by_place = (

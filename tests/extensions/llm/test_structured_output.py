@@ -26,8 +26,8 @@ NAMES = st.sampled_from(["a", "b", "long name", "ä"])
 NUMBERS = st.integers(0, 5)
 
 
-def text_of(least: int, more: int) -> Schema:
-    return {"type": "string", "minLength": least, "maxLength": least + more}
+def text_of(least_length: int, extra_length: int) -> Schema:
+    return {"type": "string", "minLength": least_length, "maxLength": least_length + extra_length}
 
 
 LEAVES: st.SearchStrategy[Schema] = st.one_of(
@@ -46,8 +46,13 @@ LEAVES: st.SearchStrategy[Schema] = st.one_of(
 
 
 def nested(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    def array(items: Schema, least: int, more: int) -> Schema:
-        return {"type": "array", "items": items, "minItems": least, "maxItems": least + more}
+    def array(items: Schema, least_items: int, extra_items: int) -> Schema:
+        return {
+            "type": "array",
+            "items": items,
+            "minItems": least_items,
+            "maxItems": least_items + extra_items,
+        }
 
     def an_object(properties: Schema, count: int) -> Schema:
         required = list(properties)[:count]
@@ -65,8 +70,8 @@ SCHEMAS = st.recursive(LEAVES, nested, max_leaves=6)
 
 @pytest.fixture(scope="module")
 def llm(model: str) -> Iterator[LLM]:
-    with LLM(model, "cpu", num_blocks=256, max_seq_length=900) as made:
-        yield made
+    with LLM(model, "cpu", num_blocks=256, max_seq_length=900) as opened:
+        yield opened
 
 
 def say(llm: LLM, seed: int = 0, **form: object) -> tuple[str, object]:
@@ -152,8 +157,8 @@ def literal(value: str) -> Schema:
     return {"type": "const_string", "value": value}
 
 
-def triggered(**more: object) -> Schema:
-    return {"type": "triggered_tags", "triggers": ["<f="], "tags": [tagged(NUMBER)], **more}
+def triggered(**fields: object) -> Schema:
+    return {"type": "triggered_tags", "triggers": ["<f="], "tags": [tagged(NUMBER)], **fields}
 
 
 @pytest.mark.parametrize(
@@ -205,7 +210,7 @@ def test_structural_tags(llm: LLM, format: Schema, right: list[str], wrong: list
 
 def test_older_structural_tags(llm: LLM) -> None:
     text, _ = say(llm, structural_tag=json.dumps({"structures": [TAG], "triggers": ["<f="]}))
-    assert all(re.match(r"a>\d{1,2}(</f>|$)", rest) for rest in text.split("<f=")[1:])
+    assert all(re.match(r"a>\d{1,2}(</f>|$)", tail) for tail in text.split("<f=")[1:])
 
 
 def may_be_said(llm: LLM, form: TextForm, text: str) -> bool:
@@ -259,9 +264,9 @@ def test_ends_of_all_kinds(llm: LLM) -> None:
     ignored.
     """
 
-    def ended(pattern: str, **more: Any) -> tuple[object, object]:
+    def ended(pattern: str, **options: Any) -> tuple[object, object]:
         params = SamplingParams(
-            seed=3, structured_outputs=StructuredOutputsParams(regex=pattern), **more
+            seed=3, structured_outputs=StructuredOutputsParams(regex=pattern), **options
         )
         result = llm.generate_single("Say it:", params)
         return result["generated_text"], result["finish_reason"]
@@ -284,7 +289,7 @@ def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> No
     form = StructuredOutputsParams(regex="[a-z ]{60,70}")
     formed = SamplingParams(temperature=1.0, seed=5, structured_outputs=form)
     alone, tight = (make_engine(model, "cpu", num_blocks=blocks) for blocks in (256, 10))
-    told = []
+    replies = []
     for engine in (alone, tight):
         texts = {"free": "", "formed": ""}
         engine.add_request("free", [5] * 60, free, priority=-1)
@@ -292,9 +297,9 @@ def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> No
         while engine.has_work:
             for output in engine.step():
                 texts[output.sequence.request_id] += "".join(output.update.texts)
-        told.append(texts)
+        replies.append(texts)
     assert tight.scheduler.preemptions and not alone.scheduler.preemptions
-    assert told[0] == told[1] and re.fullmatch("[a-z ]{60,70}", told[0]["formed"])
+    assert replies[0] == replies[1] and re.fullmatch("[a-z ]{60,70}", replies[0]["formed"])
 
 
 HEAVY = [{"type": "string", "pattern": f"(a|b){{{least},{least + 500}}}"} for least in range(1, 30)]

@@ -84,7 +84,7 @@ def test_the_form_holds_behind_thoughts_of_any_form(thinker: Path, tags: tuple[i
 
 
 def test_a_server_tells_thoughts_and_form_apart(thinker: Path, tags: tuple[int, int]) -> None:
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "messages": [{"role": "user", "content": "What is this"}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}},
         "logit_bias": {str(tag): LIKELY for tag in tags},
@@ -97,7 +97,7 @@ def test_a_server_tells_thoughts_and_form_apart(thinker: Path, tags: tuple[int, 
             ({"enable_thinking": False}, False),
         ):
             answer = post(
-                server.port, asked | {"chat_template_kwargs": kwargs}, "/v1/chat/completions"
+                server.port, body | {"chat_template_kwargs": kwargs}, "/v1/chat/completions"
             )
             assert answer.status == 200, answer.body
             choices = answer.json()["choices"]

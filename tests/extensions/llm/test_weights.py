@@ -43,7 +43,7 @@ def test_weights_that_are_cut_off_or_wrong(broken: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
@@ -57,9 +57,9 @@ def test_weights_that_are_cut_off_or_wrong(broken: Path) -> None:
     ],
     ids=str,
 )
-def test_configuration(broken: Path, changes: dict[str, object], said: str) -> None:
+def test_configuration(broken: Path, changes: dict[str, object], message: str) -> None:
     edit_config(broken, **changes)
-    assert said in refusal(broken)
+    assert message in refusal(broken)
 
 
 def test_files_that_are_missing_or_no_json(broken: Path) -> None:
@@ -78,14 +78,14 @@ def test_files_that_are_missing_or_no_json(broken: Path) -> None:
 def test_a_model_that_is_larger_than_the_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for free_bytes, said in (
+    for free_bytes, message in (
         (80 << 20, r"8 MiB.* 80 MiB are free: num_blocks=\d+ fits"),
         (100 << 10, "The weights take 0 MiB in float32; 0 MiB are free"),
     ):
         monkeypatch.setattr(
             DeviceManager, "free_bytes", lambda self, free_bytes=free_bytes: free_bytes
         )
-        with pytest.raises(ModelLoadError, match=said):
+        with pytest.raises(ModelLoadError, match=message):
             make_engine(folder, num_blocks=10_000)
 
 

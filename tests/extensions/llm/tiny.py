@@ -93,9 +93,9 @@ def prompts(count: int = 16, seed: int = 3, shared: int = 0) -> list[list[int]]:
 def greedy_tokens(model: PreTrainedModel, prompt: list[int], count: int = 64) -> list[int]:
     ids = torch.tensor([prompt])
     with torch.no_grad():
-        own = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         whole = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **own
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **options
         )
     return whole[0, len(prompt) :].tolist()
 
@@ -141,8 +141,10 @@ def told(engine: LLMEngine, texts: list[list[int]]) -> tuple[list[int], torch.Te
     for number, text in enumerate(texts):
         engine.add_request(str(number), text, params)
     run_all(engine, outputs)
-    said = [outputs[str(number)][0].update.prompt_logprobs or () for number in range(len(texts))]
-    places = [place for one in said for place in one if place is not None]
+    logprobs = [
+        outputs[str(number)][0].update.prompt_logprobs or () for number in range(len(texts))
+    ]
+    places = [place for text_logprobs in logprobs for place in text_logprobs if place is not None]
     return [place.top[0][0] for place in places], torch.tensor([place.logprob for place in places])
 
 

@@ -81,9 +81,9 @@ def described(kind: str) -> Any:
 def operations(kind: str) -> dict[str, Any]:
     paths = described(kind)["paths"].items()
     return {
-        f"{method.upper()} {path}": told
+        f"{method.upper()} {path}": operation
         for path, methods in paths
-        for method, told in methods.items()
+        for method, operation in methods.items()
     }
 
 
@@ -97,15 +97,17 @@ def test_every_route_is_described_and_the_document_is_whole(kind: str) -> None:
     served = {
         f"{method} {route.path}" for route in routes for method in route.methods if method != "HEAD"
     }
-    whole, found = described(kind), operations(kind)
-    assert set(found) == served
+    whole, described_operations = described(kind), operations(kind)
+    assert set(described_operations) == served
     assert (whole["openapi"], whole["info"]["version"]) == ("3.1.0", VERSION)
     for schema in whole["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
     referred = json.dumps(whole).split("#/components/schemas/")[1:]
     assert {text.partition('"')[0] for text in referred} == set(whole["components"]["schemas"])
-    assert len({operation["operationId"] for operation in found.values()}) == len(found)
-    assert all(operation["summary"] for operation in found.values())
+    assert len({operation["operationId"] for operation in described_operations.values()}) == len(
+        described_operations
+    )
+    assert all(operation["summary"] for operation in described_operations.values())
 
 
 def test_fields_that_vllm_declares_are_described() -> None:
@@ -116,14 +118,17 @@ def test_fields_that_vllm_declares_are_described() -> None:
             continue
         kind = "generate" if route in operations("generate") else "pooling"
         operation, schemas = operations(kind)[route], described(kind)["components"]["schemas"]
-        assert {given["name"] for given in operation["parameters"]} >= set(
+        assert {parameter["name"] for parameter in operation["parameters"]} >= set(
             fields.get("query", ())
         ), route
         if body := fields.get("body"):
             schema = operation["requestBody"]["content"]["application/json"]["schema"]
-            names = [each["$ref"].rpartition("/")[2] for each in schema.get("anyOf", [schema])]
-            known = {field for name in names for field in schemas[name]["properties"]}
-            assert set(body) - known == set(), route
+            names = [
+                alternative["$ref"].rpartition("/")[2]
+                for alternative in schema.get("anyOf", [schema])
+            ]
+            known_fields = {field for name in names for field in schemas[name]["properties"]}
+            assert set(body) - known_fields == set(), route
 
 
 ADAPTER = {"lora_name": "sql", "lora_path": "/sql"}
@@ -140,10 +145,10 @@ BEFORE: Mapping[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_example_is_taken_and_answered_as_it_is_described(kind: str) -> None:
     whole = described(kind)
-    for told, operation in operations(kind).items():
-        method, path = told.split()
+    for name, operation in operations(kind).items():
+        method, path = name.split()
         kinds_before = takewhile(lambda other: other != kind, KINDS)
-        if path in NEEDS_MORE + SESSION or any(told in operations(other) for other in kinds_before):
+        if path in NEEDS_MORE + SESSION or any(name in operations(other) for other in kinds_before):
             continue
         app = application(kind) if path not in ENDING else app_of("--server-dev-mode")
         client = app.test_client()
@@ -155,10 +160,10 @@ def test_every_example_is_taken_and_answered_as_it_is_described(kind: str) -> No
             example = content["example"]
             is_valid(example, content["schema"], whole)
         answer = client.open(path, method=method, json=example)
-        assert answer.status_code < 300, (told, answer.text)
+        assert answer.status_code < 300, (name, answer.text)
         contents = operation["responses"][str(answer.status_code)].get("content", {})
         kind_of = answer.headers.get("Content-Type", "text/plain").partition(";")[0]
-        assert not answer.data or kind_of in contents, told
+        assert not answer.data or kind_of in contents, name
         if kind_of == "application/json":
             is_valid(answer.get_json(), contents[kind_of]["schema"], whole)
 
@@ -204,27 +209,34 @@ def test_people_may_read_it_behind_a_proxy_too() -> None:
         "application/json",
     )
     for path in ("/docs", "/redoc"):
-        told, head = client.get(path), client.head(path)
-        assert told.text.count("/one/openapi.json") == 3
+        page, head = client.get(path), client.head(path)
+        assert page.text.count("/one/openapi.json") == 3
         assert (
-            told.headers["Content-Type"]
+            page.headers["Content-Type"]
             == head.headers["Content-Type"]
             == "text/html; charset=utf-8"
         )
-        assert (head.data, head.headers["Content-Length"]) == (b"", str(len(told.data)))
+        assert (head.data, head.headers["Content-Length"]) == (b"", str(len(page.data)))
         assert client.post(path).headers["Allow"] == "GET, HEAD"
 
 
 def test_the_root_says_what_this_is_and_where_to_look() -> None:
     client = application("generate").test_client()
-    told = client.get("/").get_json()
-    assert (told["name"], told["version"], told["plays"]) == ("understudy", VERSION, "vLLM 0.32.0")
-    assert told["models"] == ["understudy-tiny"]
+    description = client.get("/").get_json()
+    assert (description["name"], description["version"], description["plays"]) == (
+        "understudy",
+        VERSION,
+        "vLLM 0.32.0",
+    )
+    assert description["models"] == ["understudy-tiny"]
     expected = {"GET /health", "POST /v1/chat/completions"}
     if is_present("adapters"):
         expected.add("DELETE /adapters/{adapter_name}")
-    assert expected <= set(told["routes"])
-    assert all(f"GET {told[name]}" in told["routes"] for name in ("openapi", "health", "metrics"))
+    assert expected <= set(description["routes"])
+    assert all(
+        f"GET {description[name]}" in description["routes"]
+        for name in ("openapi", "health", "metrics")
+    )
     for method in ("POST", "PUT", "OPTIONS", "HEAD"):
         other = client.open("/", method=method)
         assert other.status_code == 404 and other.data in (b'{"detail":"Not Found"}', b"")

@@ -59,7 +59,7 @@ def test_thoughts_and_calls_of_a_plugin_are_told_apart(plugin: Write) -> None:
 
 def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> None:
     path = plugin(
-        f"Settings = TestSettings\n{SAYING.format(text='x')}", before=settings_class("size", 4)
+        f"Settings = TestSettings\n{SAYING.format(text='x')}", preamble=settings_class("size", 4)
     )
     words = ["some/model", "--plugin", path, "--mine-size", "8", "--max-num-seqs", "3"]
     flags = serve.settings_of(words, {}, settings_type())
@@ -143,7 +143,7 @@ OWN_SETTINGS = "Settings = TestSettings"
 
 
 @pytest.mark.parametrize(
-    ("body", "before", "line"),
+    ("body", "preamble", "line"),
     [
         ("Settings = 3", "", "its Settings must be a config.declaration.Section"),
         (
@@ -192,9 +192,9 @@ OWN_SETTINGS = "Settings = TestSettings"
     ],
 )
 def test_a_plugin_that_cannot_be_used_is_named(
-    plugin: Write, body: str, before: str, line: str
+    plugin: Write, body: str, preamble: str, line: str
 ) -> None:
-    path = plugin(body, before=before)
+    path = plugin(body, preamble=preamble)
     message = refusal("--plugin", path)
     assert message.startswith(("plugin mine: ", f"plugin mine ({path}): "))
     assert line in message
@@ -214,15 +214,15 @@ if is_present("adapters"):  # it has a route with a variable
 def test_names_of_sections_and_settings_are_not_taken_twice(plugin: Write) -> None:
     server = plugin(REPLY, "server")
     assert refusal("--plugin", server).endswith("this name is already in use")
-    other = plugin(OWN_SETTINGS, "max", before=settings_class("num_seqs"))
+    other = plugin(OWN_SETTINGS, "max", preamble=settings_class("num_seqs"))
     assert refusal("--plugin", other).endswith("the setting max-num-seqs already exists")
 
 
 def test_two_plugins_of_one_name_are_refused(plugin: Write, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    one, other = plugin(REPLY), plugin(REPLY, file="sub/mine")
-    assert refusal("--plugin", one, "--plugin", other) == (
-        f"plugin mine: two plugins have the same name: {one} and {other}"
+    first, other = plugin(REPLY), plugin(REPLY, file="sub/mine")
+    assert refusal("--plugin", first, "--plugin", other) == (
+        f"plugin mine: two plugins have the same name: {first} and {other}"
     )
 
 
@@ -243,7 +243,7 @@ def test_a_module_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_values_of_its_settings_are_checked_as_all_others(plugin: Write) -> None:
-    path = plugin(f"{OWN_SETTINGS}\n{REPLY}", before=settings_class("size", 4))
+    path = plugin(f"{OWN_SETTINGS}\n{REPLY}", preamble=settings_class("size", 4))
     assert started("--plugin", path, "--mine-size", "7").dump()["mine-size"] == 7
     assert refusal("--plugin", path, "--mine-size", "0") == (
         "setting mine-size: '0' (flag --mine-size) must be at least 1"
@@ -259,7 +259,7 @@ def test_values_of_its_settings_are_checked_as_all_others(plugin: Write) -> None
 
 
 def test_a_yaml_file_may_name_plugins_and_their_settings(plugin: Write, tmp_path: Path) -> None:
-    path = plugin(f"{OWN_SETTINGS}\n{REPLY}", before=settings_class("size", 4))
+    path = plugin(f"{OWN_SETTINGS}\n{REPLY}", preamble=settings_class("size", 4))
     file = tmp_path / "settings.yaml"
     file.write_text(f"plugin: [{path}]\nmine-size: 9\n")
     assert started("--config", str(file)).dump()["mine-size"] == 9

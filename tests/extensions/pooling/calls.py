@@ -36,24 +36,24 @@ def client_of(*flags: str) -> FlaskClient:
     return app_of(*FLAGS, *flags).test_client()
 
 
-def told(path: str, task: str = "pooling", **asked: Any) -> Any:
-    answer = client_of(f"--task={task}").post(path, json=asked)
+def told(path: str, task: str = "pooling", **fields: Any) -> Any:
+    answer = client_of(f"--task={task}").post(path, json=fields)
     assert answer.status_code == 200, answer.text
     return answer.get_json()
 
 
-def refused(path: str, asked: object, *flags: str) -> tuple[int, str, str | None]:
-    answer = client_of(*flags).post(path, json=asked)
+def refused(path: str, body: object, *flags: str) -> tuple[int, str, str | None]:
+    answer = client_of(*flags).post(path, json=body)
     error = answer.get_json()["error"]
     return answer.status_code, error["type"], error["param"]
 
 
-def vectors(given: Any, **asked: Any) -> list[list[float]]:
-    return [item["embedding"] for item in told(EMBED, input=given, **asked)["data"]]
+def vectors(texts: Any, **fields: Any) -> list[list[float]]:
+    return [item["embedding"] for item in told(EMBED, input=texts, **fields)["data"]]
 
 
-def scores(**asked: Any) -> list[float]:
-    return [item["score"] for item in told(SCORE, **asked)["data"]]
+def scores(**fields: Any) -> list[float]:
+    return [item["score"] for item in told(SCORE, **fields)["data"]]
 
 
 def token_ids(prompt: str) -> list[int]:

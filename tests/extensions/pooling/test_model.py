@@ -55,9 +55,9 @@ def vector(text: str, dimensions: int = 384) -> array[float]:
     return embedding(text, dimensions, no_pause, known_features=KnownFeatures())
 
 
-def cosine(one: str, other: str, dimensions: int = 384) -> float:
+def cosine(text: str, other: str, dimensions: int = 384) -> float:
     return sum(
-        a * b for a, b in zip(vector(one, dimensions), vector(other, dimensions), strict=True)
+        a * b for a, b in zip(vector(text, dimensions), vector(other, dimensions), strict=True)
     )
 
 

@@ -48,9 +48,9 @@ TEXT_KINDS = (EmbeddingRequest, PoolingRequest, ClassificationRequest)
 
 def test_memory_lists_the_features_of_embedded_texts() -> None:
     app = app_of("--task=embed")
-    before = check_caches(app, {"embeddings"})["embeddings"]
+    sizes_before = check_caches(app, {"embeddings"})["embeddings"]
     assert app.test_client().post("/v1/embeddings", json={"input": "a fox"}).status_code == 200
-    assert cache_sizes(app)["embeddings"]["size_bytes"] > before["size_bytes"] == 0
+    assert cache_sizes(app)["embeddings"]["size_bytes"] > sizes_before["size_bytes"] == 0
 
 
 def decoded(kind: type[Request], **body: Any) -> Any:
@@ -59,7 +59,7 @@ def decoded(kind: type[Request], **body: Any) -> Any:
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)
 @pytest.mark.parametrize(
-    ("given", "texts", "id_lists"),
+    ("value", "texts", "id_lists"),
     [
         ("a", ["a"], []),
         (["a", "b"], ["a", "b"], []),
@@ -69,20 +69,20 @@ def decoded(kind: type[Request], **body: Any) -> Any:
     ],
 )
 def test_input_comes_in_four_forms(
-    kind: type[Request], given: Any, texts: list[str], id_lists: list[list[int]]
+    kind: type[Request], value: Any, texts: list[str], id_lists: list[list[int]]
 ) -> None:
-    for more in ({}, {"priority": "1"}):  # the second is decoded the lax way
-        asked = decoded(kind, input=given, **more)
-        assert (asked.texts, asked.id_lists, asked.conversations) == (texts, id_lists, [])
-        assert asked.add_special_tokens is True
+    for extra in ({}, {"priority": "1"}):  # the second is decoded the lax way
+        parsed = decoded(kind, input=value, **extra)
+        assert (parsed.texts, parsed.id_lists, parsed.conversations) == (texts, id_lists, [])
+        assert parsed.add_special_tokens is True
 
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)
 def test_messages_are_one_conversation_and_win_over_input(kind: type[Request]) -> None:
-    for more in ({}, {"input": "a"}, {"input": 5}, {"input": MESSAGES, "priority": "1"}):
-        asked = decoded(kind, messages=MESSAGES, **more)
-        assert (asked.conversations, asked.texts) == ([MESSAGES], [])
-        assert (asked.add_special_tokens, asked.add_generation_prompt) == (False, False)
+    for extra in ({}, {"input": "a"}, {"input": 5}, {"input": MESSAGES, "priority": "1"}):
+        parsed = decoded(kind, messages=MESSAGES, **extra)
+        assert (parsed.conversations, parsed.texts) == ([MESSAGES], [])
+        assert (parsed.add_special_tokens, parsed.add_generation_prompt) == (False, False)
 
 
 SEVERAL: list[dict[str, Any]] = [
@@ -107,9 +107,9 @@ def test_the_sides_of_a_score_have_four_pairs_of_names() -> None:
         ("data_1", "data_2"),
         ("text_1", "text_2"),
     ):
-        for more in ({}, {"priority": "1"}):
-            asked = decoded(ScoreRequest, **{names[0]: "a", names[1]: ["b", "c"]}, **more)
-            assert (asked.queries, asked.documents) == ("a", ["b", "c"])
+        for extra in ({}, {"priority": "1"}):
+            parsed = decoded(ScoreRequest, **{names[0]: "a", names[1]: ["b", "c"]}, **extra)
+            assert (parsed.queries, parsed.documents) == ("a", ["b", "c"])
 
 
 REFUSED: list[tuple[type[Request], dict[str, Any], str]] = [
@@ -161,7 +161,7 @@ PATHS = TASK_PATHS["pooling"]
 
 
 @pytest.mark.parametrize(
-    ("task", "more", "expected"),
+    ("task", "settings", "expected"),
     [
         ("pooling", {}, set(TASK_PATHS["pooling"])),
         ("score", {}, set(TASK_PATHS["score"])),
@@ -171,12 +171,12 @@ PATHS = TASK_PATHS["pooling"]
     ],
 )
 def test_a_task_has_the_routes_that_vllm_gives_it(
-    task: str, more: dict[str, bool], expected: set[str]
+    task: str, settings: dict[str, bool], expected: set[str]
 ) -> None:
-    client = create_app(settings_type()(model=ModelSettings(task=task, **more))).test_client()
-    told = {path: client.post(path, json={}) for path in (*PATHS, CHAT, TEXT)}
-    assert {path for path, answer in told.items() if answer.status_code != 404} == expected
-    assert all(told[path].json == {"detail": "Not Found"} for path in told.keys() - expected)
+    client = create_app(settings_type()(model=ModelSettings(task=task, **settings))).test_client()
+    answers = {path: client.post(path, json={}) for path in (*PATHS, CHAT, TEXT)}
+    assert {path for path, answer in answers.items() if answer.status_code != 404} == expected
+    assert all(answers[path].json == {"detail": "Not Found"} for path in answers.keys() - expected)
 
 
 def test_embeddings_may_stand_beside_chat_and_completions() -> None:
@@ -221,24 +221,24 @@ RULES: list[tuple[str, dict[str, Any], str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "asked", "param"), RULES)
+@pytest.mark.parametrize(("path", "fields", "param"), RULES)
 def test_a_broken_rule_is_a_bad_request_error(
-    path: str, asked: dict[str, Any], param: str | None
+    path: str, fields: dict[str, Any], param: str | None
 ) -> None:
-    told = refused(path, {**BASE[path], **asked}, "--task=pooling")
-    assert told == (400, "BadRequestError", param)
+    refusal = refused(path, {**BASE[path], **fields}, "--task=pooling")
+    assert refusal == (400, "BadRequestError", param)
 
 
 def test_a_cross_encoder_needs_room_for_both_texts() -> None:
-    asked = {"text_1": "a " * 40, "text_2": "a " * 40}
-    assert client_of("--task=pooling").post(SCORE, json=asked).status_code == 200
-    assert refused(SCORE, asked, "--task=score") == (400, "BadRequestError", "input_tokens")
+    body = {"text_1": "a " * 40, "text_2": "a " * 40}
+    assert client_of("--task=pooling").post(SCORE, json=body).status_code == 200
+    assert refused(SCORE, body, "--task=score") == (400, "BadRequestError", "input_tokens")
 
 
 @pytest.mark.parametrize("path", BASE)
 def test_an_unknown_model_is_not_found(path: str) -> None:
-    asked = {**BASE[path], "model": "nope"}
-    assert refused(path, asked, "--task=pooling") == (404, "NotFoundError", None)
+    body = {**BASE[path], "model": "nope"}
+    assert refused(path, body, "--task=pooling") == (404, "NotFoundError", None)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,11 @@ def test_every_form_of_input_gives_the_same_vectors_in_order() -> None:
     ids = [token_ids(text) for text in texts]
     wanted = vectors(texts)
     assert wanted == vectors(ids)
-    assert wanted == [vectors(text)[0] for text in texts] == [vectors(each)[0] for each in ids]
+    assert (
+        wanted
+        == [vectors(text)[0] for text in texts]
+        == [vectors(ids_of_text)[0] for ids_of_text in ids]
+    )
     assert wanted[0] == wanted[3] != wanted[1]
     assert {len(vector) for vector in wanted} == {DIMENSIONS}
 
@@ -279,8 +283,8 @@ def test_a_conversation_is_embedded_as_its_prompt() -> None:
 def test_an_input_of_the_whole_context_is_taken_and_a_longer_one_truncated() -> None:
     assert told(EMBED, input=[1] * 64)["usage"]["prompt_tokens"] == 64
     for keep, used in ((-1, 64), (5, 5), (64, 64)):
-        asked = {"input": [list(range(100)), [7]], "truncate_prompt_tokens": keep}
-        assert told(EMBED, **asked)["usage"]["prompt_tokens"] == used + 1
+        body = {"input": [list(range(100)), [7]], "truncate_prompt_tokens": keep}
+        assert told(EMBED, **body)["usage"]["prompt_tokens"] == used + 1
     (begin,) = vectors(list(range(100)), truncate_prompt_tokens=3)
     (end,) = vectors(list(range(100)), truncate_prompt_tokens=3, truncation_side="left")
     assert [begin, end] == vectors([[0, 1, 2], [97, 98, 99]])

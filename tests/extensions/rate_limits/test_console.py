@@ -10,9 +10,9 @@ from tests.application import app_of
 @pytest.mark.parametrize("flags", [(), ("--profile", "qwen3-14b-h100")], ids=["requests", "steps"])
 def test_a_quota_is_told_with_its_reason(flags: tuple[str, ...]) -> None:
     quota = ("--requests-per-minute", "1", "--admin-key", "secret")
-    asked = app_of("--console", "--force-dummy-tokenizer", *quota, *flags).test_client()
+    limited_client = app_of("--console", "--force-dummy-tokenizer", *quota, *flags).test_client()
     answers = [
-        asked.post(
+        limited_client.post(
             "/v1/completions",
             json={"prompt": "Hi", "max_tokens": 1},
             headers={"X-Request-Id": name},
@@ -22,7 +22,7 @@ def test_a_quota_is_told_with_its_reason(flags: tuple[str, ...]) -> None:
     assert [answer.status_code for answer in answers] == [200, 429]
 
     def report(request_id: str) -> Any:
-        return asked.get(
+        return limited_client.get(
             f"/admin/requests/{request_id}", headers={"X-Admin-Key": "secret"}
         ).get_json()
 
@@ -33,5 +33,8 @@ def test_a_quota_is_told_with_its_reason(flags: tuple[str, ...]) -> None:
     assert report("second")["choices"] == []
     assert report(answers[0].get_json()["id"])["choices"][0]["status"] == "length"
     assert report("first")["choices"][0]["phases"]
-    assert asked.get("/admin/requests/first").status_code == 401
-    assert asked.get("/admin/requests/third", headers={"X-Admin-Key": "secret"}).status_code == 404
+    assert limited_client.get("/admin/requests/first").status_code == 401
+    assert (
+        limited_client.get("/admin/requests/third", headers={"X-Admin-Key": "secret"}).status_code
+        == 404
+    )

@@ -41,26 +41,26 @@ class Limited:
         self.group: Any = None
 
     def _generate(self, context: RequestContext) -> Response:
-        asked = json.loads(BodyLimits(1000, 1.0).read(context) or b"{}")
-        if asked.get("max_tokens") != 0:
-            self.group = self.harness.ask(**asked, observers=context.observers)
+        body = json.loads(BodyLimits(1000, 1.0).read(context) or b"{}")
+        if body.get("max_tokens") != 0:
+            self.group = self.harness.ask(**body, observers=context.observers)
         return json_response({})
 
     def post(
-        self, key: str = "key", path: str = COMPLETIONS, address: str = "", **asked: Any
+        self, key: str = "key", path: str = COMPLETIONS, address: str = "", **fields: Any
     ) -> TestResponse:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         base = {"REMOTE_ADDR": address} if address else {}
-        return self.client.post(path, headers=headers, json=asked, environ_overrides=base)
+        return self.client.post(path, headers=headers, json=fields, environ_overrides=base)
 
     def advance(self, seconds: float) -> None:
         self.harness.clock.advance(seconds)
 
 
-def told(answer: TestResponse, what: str) -> tuple[str, str, str]:
+def told(answer: TestResponse, unit: str) -> tuple[str, str, str]:
     """Limit, remaining and reset of `requests` or `tokens`."""
     limit, remaining, reset = (
-        answer.headers[f"x-ratelimit-{name}-{what}"] for name in ("limit", "remaining", "reset")
+        answer.headers[f"x-ratelimit-{name}-{unit}"] for name in ("limit", "remaining", "reset")
     )
     return limit, remaining, reset
 
@@ -127,8 +127,8 @@ def test_disconnected_client_is_charged_for_generated_tokens() -> None:
 def test_limits_apply_per_key_or_else_per_address() -> None:
     limited = Limited(requests_per_minute=1)
     assert [limited.post(key).status_code for key in ("one", "two", "one")] == [200, 200, 429]
-    asked = [limited.post("", address=f"10.0.0.{host}").status_code for host in (1, 2, 1)]
-    assert asked == [200, 200, 429]
+    statuses = [limited.post("", address=f"10.0.0.{host}").status_code for host in (1, 2, 1)]
+    assert statuses == [200, 200, 429]
 
 
 def test_requests_that_generate_nothing_are_not_limited() -> None:

@@ -39,17 +39,17 @@ def chat(*texts: str, **fields: Any) -> dict[str, Any]:
 
 
 def exchange(
-    asked: object,
+    sent: object,
     *chunks: tuple[float, bytes],
     target: str = CHAT,
     at_s: float = 0.0,
     **answer: Any,
 ) -> Exchange:
     """An exchange whose answer is a stream of `chunks`, each with its moment."""
-    body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
+    body = sent if isinstance(sent, bytes) else json.dumps(sent).encode()
     pieces = [RecordedChunk(moment_s, data_of(data)) for moment_s, data in chunks]
     end_s = chunks[-1][0] if chunks else 0.0
-    given: dict[str, Any] = {
+    request_fields: dict[str, Any] = {
         "headers": STREAM_HEADERS,
         "status": 200,
         "head_s": 0.0,
@@ -58,7 +58,7 @@ def exchange(
     return Exchange(
         at_s,
         RecordedRequest("POST", target, JSON_HEADERS, data_of(body)),
-        RecordedAnswer(chunks=pieces, **given | answer),
+        RecordedAnswer(chunks=pieces, **request_fields | answer),
     )
 
 

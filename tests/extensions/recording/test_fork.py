@@ -126,8 +126,8 @@ def test_fork_without_prompts_has_no_text_of_requests_and_replays_the_same(
 def test_fork_without_prompts_keeps_requests_with_malformed_tools(
     tools: object, tmp_path: Path
 ) -> None:
-    asked = {"model": "m", "messages": [{"role": "user", "content": "secret"}], "tools": tools}
-    file = written(tmp_path / "r", [exchange(asked, (0.1, b"{}"))])
+    body = {"model": "m", "messages": [{"role": "user", "content": "secret"}], "tools": tools}
+    file = written(tmp_path / "r", [exchange(body, (0.1, b"{}"))])
     out = tmp_path / "fork.jsonl"
     assert main(["fork", file, "--without-prompts", "--out", str(out)]) == 0
     [(_, copy)] = recorded(str(out))

@@ -26,7 +26,7 @@ RESPONSE = {
 
 def test_a_cassette_answers_chats_messages_and_responses(tmp_path: Path) -> None:
     gzipped = {"string": gzip.compress(json.dumps(CHOICE).encode())}
-    asked = {"model": "m", "messages": [{"role": "user", "content": "Messages?"}]}
+    body = {"model": "m", "messages": [{"role": "user", "content": "Messages?"}]}
     document = {
         "version": 1,
         "interactions": [
@@ -38,7 +38,7 @@ def test_a_cassette_answers_chats_messages_and_responses(tmp_path: Path) -> None
             ),
             interaction(
                 "https://api.anthropic.com/v1/messages",
-                {**asked, "max_tokens": 9},
+                {**body, "max_tokens": 9},
                 {"string": json.dumps(MESSAGE)},
             ),
             interaction(
@@ -50,7 +50,7 @@ def test_a_cassette_answers_chats_messages_and_responses(tmp_path: Path) -> None
     }
     client = imported(tmp_path, document)
     assert text(client, "Chat?") == "From VCR."
-    answer = client.post("/v1/messages", json={**asked, "max_tokens": 99}).get_json()
+    answer = client.post("/v1/messages", json={**body, "max_tokens": 99}).get_json()
     assert answer["content"][0]["text"] == "From Claude."
     answer = client.post("/v1/responses", json={"model": "m", "input": "Responses?"}).get_json()
     assert answer["output"][-1]["content"][0]["text"] == "From output."

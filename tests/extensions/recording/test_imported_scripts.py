@@ -143,9 +143,9 @@ def test_litellm_mocks_answer_for_their_models(tmp_path: Path) -> None:
     assert calls[0]["function"] == {"name": "weather", "arguments": '{"a": 1}'}
 
 
-def interaction(uri: str, asked: object, body: object, **response: Any) -> dict[str, Any]:
+def interaction(uri: str, sent: object, body: object, **response: Any) -> dict[str, Any]:
     return {
-        "request": {"method": "POST", "uri": uri, "body": json.dumps(asked), "headers": {}},
+        "request": {"method": "POST", "uri": uri, "body": json.dumps(sent), "headers": {}},
         "response": {"status": {"code": 200, "message": "OK"}, "headers": {}, "body": body}
         | response,
     }

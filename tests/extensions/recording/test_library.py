@@ -157,7 +157,7 @@ def text_of(answer: RecordedAnswer) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer"),
+    ("sent", "answer"),
     [
         (chat("What is the weather in Rome?"), b"1"),
         (chat("What is the weather in Bonn today?"), b"2"),
@@ -167,7 +167,7 @@ def text_of(answer: RecordedAnswer) -> bytes:
         (chat("What is the weather in Rome?", temperature=2), b"1"),
     ],
 )
-def test_most_similar_request_is_found(tmp_path: Path, asked: Any, answer: bytes) -> None:
+def test_most_similar_request_is_found(tmp_path: Path, sent: Any, answer: bytes) -> None:
     recorded = [
         exchange(chat("What is the weather in Rome?"), (0, b"1")),
         exchange(chat("What is the weather in Bonn?"), (0, b"2")),
@@ -175,7 +175,7 @@ def test_most_similar_request_is_found(tmp_path: Path, asked: Any, answer: bytes
         exchange(chat("Stream!", stream=True), (0, b"4")),
     ]
     with closing(Recording(written(tmp_path / "r", recorded), finds_similar=True)) as recording:
-        assert found(recording, asked) == answer
+        assert found(recording, sent) == answer
 
 
 def test_requests_of_other_routes_or_stream_modes_are_not_similar(

@@ -57,13 +57,13 @@ def test_every_whole_line_before_a_cut_is_read(cut: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(len(HEADER) - 1, len(CONTENT)), st.integers(0, len(CONTENT)))
-def test_growing_file_with_a_cut_line_is_read_to_its_end(cut: int, more: int) -> None:
+def test_growing_file_with_a_cut_line_is_read_to_its_end(cut: int, extra: int) -> None:
     """What a reader saw of a file in the middle of a write never hides what comes next."""
     begun = CONTENT[:cut]
     first, reader, _ = read(begun)
-    later, reader, _ = read(CONTENT[: max(cut, more)], reader)
-    rest, _, warnings = read(CONTENT, reader)
-    assert first + later + rest == [float(number) for number in range(len(TEXTS))]
+    later, reader, _ = read(CONTENT[: max(cut, extra)], reader)
+    last, _, warnings = read(CONTENT, reader)
+    assert first + later + last == [float(number) for number in range(len(TEXTS))]
     assert warnings == []
 
 

@@ -36,14 +36,14 @@ def saying(answer: bytes) -> Any:
 class Recorder:
     """A proxy in this process, its file, and the lines that it told."""
 
-    def __init__(self, path: Path, address: str, **given: Any) -> None:
+    def __init__(self, path: Path, address: str, **settings: Any) -> None:
         self.told: list[str] = []
         self.port = 0
-        most_held = given.pop("max_held_bytes", 1 << 20)
+        most_held = settings.pop("max_held_bytes", 1 << 20)
         self._path = path
         self._file = RecordingFile(path, address, max_held_bytes=most_held, warn=self.told.append)
-        targets = given.pop("targets", {"": Target.from_url(f"http://{address}")})
-        self._proxy = RecordingProxy(Upstream(targets, self._file, **given))
+        targets = settings.pop("targets", {"": Target.from_url(f"http://{address}")})
+        self._proxy = RecordingProxy(Upstream(targets, self._file, **settings))
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -59,9 +59,9 @@ class Recorder:
 
 
 @contextmanager
-def recording(path: Path, address: str, **given: Any) -> Iterator[tuple[str, Recorder]]:
+def recording(path: Path, address: str, **settings: Any) -> Iterator[tuple[str, Recorder]]:
     """The address of a recorder before the server at `address`, and the recorder."""
-    recorder = Recorder(path / "recording", address, **given)
+    recorder = Recorder(path / "recording", address, **settings)
     with recorder.running() as proxy:
         yield proxy, recorder
 
@@ -73,23 +73,23 @@ def body_of(exchange: Exchange) -> bytes:
 def test_exchange_is_forwarded_unchanged_and_recorded_without_secrets(tmp_path: Path) -> None:
     pod = stubs.Pod('{"api_key": "K2", "text": "ö"}')
     headers = {"Authorization": "Bearer K1", "X-Request-Id": "7", "Accept-Encoding": "gzip"}
-    asked = {"prompt": "ü", "hf_token": "K3"}
+    body = {"prompt": "ü", "hf_token": "K3"}
     with stubs.serving(pod) as address, recording(tmp_path, address) as (proxy, recorder):
-        with stubs.posted(proxy, asked, "/v1/%63hat?beta=1&api_key=K4", **headers) as response:
+        with stubs.posted(proxy, body, "/v1/%63hat?beta=1&api_key=K4", **headers) as response:
             assert (response.status, response.read()) == (201, pod.name.encode())
             assert response.getheader("x-pod") == pod.name
-        [kept] = recorder.kept(1)
-    assert pod.asked == [("POST", "/v1/chat", json.dumps(asked).encode())]
+        [recorded] = recorder.kept(1)
+    assert pod.asked == [("POST", "/v1/chat", json.dumps(body).encode())]
     assert pod.headers[0]["HTTP_AUTHORIZATION"] == "Bearer K1"
     assert pod.headers[0]["HTTP_ACCEPT_ENCODING"] == "identity"
     text = (tmp_path / "recording").read_text()
     assert not [
         secret for secret in ("K1", "K2", "K3", "K4") if secret in text.replace("K2", "", 1)
     ]
-    assert kept.request.target == "/v1/%63hat?beta=1&api_key=***"
-    assert json.loads(bytes_of(kept.request.body)) == {"prompt": "ü", "hf_token": "***"}
-    assert json.loads(body_of(kept)) == {"api_key": "***", "text": "ö"}
-    assert (kept.answer.status, kept.answer.is_broken) == (201, False)
+    assert recorded.request.target == "/v1/%63hat?beta=1&api_key=***"
+    assert json.loads(bytes_of(recorded.request.body)) == {"prompt": "ü", "hf_token": "***"}
+    assert json.loads(body_of(recorded)) == {"api_key": "***", "text": "ö"}
+    assert (recorded.answer.status, recorded.answer.is_broken) == (201, False)
     assert recorder.told == []
 
 
@@ -110,10 +110,14 @@ def test_chunks_are_forwarded_at_once_and_recorded_with_their_times(tmp_path: Pa
             gevent.sleep(0.05)
             go_on.set()
             assert response.read() == "data: ü\n\n".encode()
-        [kept] = recorder.kept(1)
-    pieces = [bytes_of(chunk.data) for chunk in kept.answer.chunks]
+        [recorded] = recorder.kept(1)
+    pieces = [bytes_of(chunk.data) for chunk in recorded.answer.chunks]
     assert pieces == [b"data: 1\n\n", "data: ü".encode()[:-1], "ü\n\n".encode()[1:]]
-    moments = [kept.answer.head_s, *(chunk.at_s for chunk in kept.answer.chunks), kept.answer.end_s]
+    moments = [
+        recorded.answer.head_s,
+        *(chunk.at_s for chunk in recorded.answer.chunks),
+        recorded.answer.end_s,
+    ]
     assert moments == sorted(moments)
     assert moments[2] - moments[1] >= 0.05
 
@@ -144,7 +148,7 @@ def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer", "why"),
+    ("size", "answer", "why"),
     [
         (3 << 20, OK + b"Content-Length: 2\r\n\r\nhi", "its request is larger than 2 MiB"),
         (10, OK + b"\r\n" + bytes(3 << 20), "its answer is larger than 2 MiB"),
@@ -158,7 +162,7 @@ def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[
     ids=["request", "answer", "pieces", "coding"],
 )
 def test_huge_or_compressed_body_is_forwarded_but_not_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int, answer: bytes, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, answer: bytes, why: str
 ) -> None:
     monkeypatch.setattr("app.extensions.recording.recorder.MAX_PIECES", 500)
     with (
@@ -168,7 +172,7 @@ def test_huge_or_compressed_body_is_forwarded_but_not_recorded(
             recorder,
         ),
     ):
-        with stubs.posted(proxy, bytes(asked)) as response:
+        with stubs.posted(proxy, bytes(size)) as response:
             assert response.read().strip(b"h\0") in (b"", b"i")
         assert recorder.kept(1) == []
     assert recorder.told == [f"not kept: POST /v1/completions: {why}"]
@@ -199,10 +203,10 @@ def test_chunked_request_is_forwarded_in_chunks(tmp_path: Path) -> None:
                 "POST", "/v1/completions", iter([b'{"a"', b": 1}"]), JSON, encode_chunked=True
             )
             assert connection.getresponse().read() == b"one"
-        [kept] = recorder.kept(1)
+        [recorded] = recorder.kept(1)
     assert pod.asked == [("POST", "/v1/completions", b'{"a": 1}')]
     assert pod.headers[0]["HTTP_TRANSFER_ENCODING"] == "chunked"
-    assert kept.request.body == '{"a": 1}'
+    assert recorded.request.body == '{"a": 1}'
 
 
 @pytest.mark.parametrize(
@@ -230,10 +234,10 @@ def test_unusual_answer_is_forwarded_and_recorded(
         with stubs.posted(proxy, {"a": 1}) as response:
             assert response.read() == body
             status = response.status
-        [kept] = recorder.kept(1)
-    assert (kept.answer.status, kept.answer.is_broken) == (status, False)
-    assert body_of(kept) == body
-    assert json.loads(bytes_of(kept.request.body)) == {"a": 1}
+        [recorded] = recorder.kept(1)
+    assert (recorded.answer.status, recorded.answer.is_broken) == (status, False)
+    assert body_of(recorded) == body
+    assert json.loads(bytes_of(recorded.request.body)) == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -274,30 +278,30 @@ def test_broken_body_breaks_off_for_the_client_and_is_recorded_as_broken(
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
         with stubs.posted(proxy, {}) as response, pytest.raises((HTTPException, OSError)):
             response.read()
-        [kept] = recorder.kept(1)
-    assert kept.answer.is_broken and body_of(kept) in (b"hello", b"")
+        [recorded] = recorder.kept(1)
+    assert recorded.answer.is_broken and body_of(recorded) in (b"hello", b"")
 
 
 def test_targets_by_model_get_their_requests_and_keys(tmp_path: Path) -> None:
     first, second = stubs.Pod("first"), stubs.Pod("second")
-    with stubs.serving(first) as one, stubs.serving(second) as two:
-        targets = Target.by_model([f"a/b:c=http://K%21@{one}/v1", f"http://{two}"])
-        with recording(tmp_path, one, targets=targets) as (proxy, recorder):
-            asked = [{"model": "a/b:c"}, {"model": "other"}, {"prompt": "Hi"}]
+    with stubs.serving(first) as first_port, stubs.serving(second) as two:
+        targets = Target.by_model([f"a/b:c=http://K%21@{first_port}/v1", f"http://{two}"])
+        with recording(tmp_path, first_port, targets=targets) as (proxy, recorder):
+            bodies = [{"model": "a/b:c"}, {"model": "other"}, {"prompt": "Hi"}]
             names = []
-            for body in asked:
+            for body in bodies:
                 with stubs.posted(proxy, body, Authorization="Bearer K2") as response:
                     names.append(response.read().decode())
             assert names == ["first", "second", "second"]
-            kept = recorder.kept(3)
-    assert sorted(str(each.request.body) for each in kept) == sorted(
-        json.dumps(body) for body in asked
+            recorded = recorder.kept(3)
+    assert sorted(str(each.request.body) for each in recorded) == sorted(
+        json.dumps(body) for body in bodies
     )
     assert [pod.headers[0]["HTTP_AUTHORIZATION"] for pod in (first, second)] == [
         "Bearer K!",
         "Bearer K2",
     ]
-    assert first.asked[0][2] == json.dumps(asked[0]).encode()
+    assert first.asked[0][2] == json.dumps(bodies[0]).encode()
 
 
 class FullDisk:
@@ -333,8 +337,11 @@ def test_full_disk_leaves_other_lines_intact(
             with stubs.posted(proxy, {"number": number}) as response:
                 assert response.read() == b"one"
             stubs.eventually(lambda n=number: recorder._file.written + recorder._file.dropped > n)
-        kept = recorder.kept(4)
-    assert [json.loads(bytes_of(one.request.body))["number"] for one in kept] == [2, 3]
+        recorded = recorder.kept(4)
+    assert [json.loads(bytes_of(exchange.request.body))["number"] for exchange in recorded] == [
+        2,
+        3,
+    ]
     why = ("there is no space left for the exchange", "No space left on device")
     assert recorder.told == [f"not kept: POST /v1/completions: {each}" for each in why]
     assert capfd.readouterr().err == ""

@@ -28,19 +28,19 @@ SLOT_S = 1 / SLOTS_PER_S
 
 @contextmanager
 def replaying(
-    path: Path, exchanges: Sequence[Exchange], clock: VirtualClock, **given: Any
+    path: Path, exchanges: Sequence[Exchange], clock: VirtualClock, **options: Any
 ) -> Iterator[Replay]:
     """A middleware that answers from `exchanges`; settings are `given`."""
     file = written(path / "recording", exchanges)
-    recording = Recording(file, given.get("replay_miss") == "nearest")
+    recording = Recording(file, options.get("replay_miss") == "nearest")
     services = ReplayServices(
         body_limits=BodyLimits.from_settings(ServerSettings()),
         wheel=TimerWheel(clock),
         now=clock.now,
-        journal=given.get("journal", Journal(0)),
+        journal=options.get("journal", Journal(0)),
         has_keys=lambda: False,
     )
-    replay = Replay(recording, services, given.get("replay_miss", "simulate"))
+    replay = Replay(recording, services, options.get("replay_miss", "simulate"))
     try:
         yield replay
     finally:
@@ -163,7 +163,7 @@ def test_journal_has_text_and_usage_of_recorded_answers(tmp_path: Path) -> None:
         {"choices": [], "usage": usage}
     ]
     stream = (
-        b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in events)
+        b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
         + b"data: [DONE]\n\n"
     )
     whole = {
@@ -200,11 +200,11 @@ def test_broken_recorded_answer_breaks_off(tmp_path: Path) -> None:
         assert response is not None
         pieces = iter(response.body)
         assert [next(pieces), next(pieces)] == [b"", b"1"]  # type: ignore[list-item]
-        rest = gevent.spawn(next, pieces, None)
+        remaining = gevent.spawn(next, pieces, None)
         gevent.sleep(0)
         clock.advance(1.01)
         with pytest.raises(ConnectionResetError):
-            rest.get(timeout=5)
+            remaining.get(timeout=5)
         response.close()
 
 

@@ -29,9 +29,9 @@ def stream(*events: object, gap_s: float = 0.01) -> list[tuple[float, bytes]]:
     return [(number * gap_s, f"data: {text}\n\n".encode()) for number, text in enumerate(data, 1)]
 
 
-def whole(asked: object, answer: object, target: str = CHAT, **given: Any) -> Exchange:
+def whole(sent: object, answer: object, target: str = CHAT, **options: Any) -> Exchange:
     body = json.dumps(answer).encode()
-    return exchange(asked, (0.5, body), target=target, headers=JSON_HEADERS, **given)
+    return exchange(sent, (0.5, body), target=target, headers=JSON_HEADERS, **options)
 
 
 def rules_of(*exchanges: Exchange) -> list[dict[str, Any]]:
@@ -86,8 +86,8 @@ def test_tool_loop_becomes_two_rules_and_a_tool_schema() -> None:
     }
 
 
-def delta(**given: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": given}]}
+def delta(**fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": fields}]}
 
 
 def call(index: int, **function: str) -> dict[str, Any]:
@@ -123,13 +123,13 @@ STREAMS = [
 ]
 
 
-@pytest.mark.parametrize(("target", "asked", "events", "then"), STREAMS)
+@pytest.mark.parametrize(("target", "sent", "events", "action"), STREAMS)
 def test_stream_becomes_a_rule(
-    target: str, asked: Any, events: list[Any], then: dict[str, Any]
+    target: str, sent: Any, events: list[Any], action: dict[str, Any]
 ) -> None:
-    [rule] = rules_of(exchange(asked, *stream(*events), target=target))
+    [rule] = rules_of(exchange(sent, *stream(*events), target=target))
     delays = rule["then"].pop("delays")
-    assert rule["then"] == then
+    assert rule["then"] == action
     assert rule["when"]["message"] == {"role": "user", "exact": "Hi"}
     first = "20ms" if target == CHAT else "10ms"
     assert delays["first_token"] == first, "the first event that says something"
@@ -174,8 +174,8 @@ def test_rules_of_equal_requests_answer_in_recorded_order() -> None:
 
 
 def test_rules_match_the_model_only_if_models_differ() -> None:
-    asked = [chat("Hi"), {**chat("Hi"), "model": "other"}]
-    rules = rules_of(*(whole(each, choice(content="A")) for each in asked))
+    chats = [chat("Hi"), {**chat("Hi"), "model": "other"}]
+    rules = rules_of(*(whole(body, choice(content="A")) for body in chats))
     assert [rule["when"]["model"] for rule in rules] == ["m", "other"]
     assert ["nth" in rule["when"] for rule in rules] == [False, False]
 
@@ -186,10 +186,10 @@ def test_unsupported_exchanges_are_left_out(capsys: pytest.CaptureFixture[str]) 
         rules_of(*(whole(chat("Hi"), {}, path) for path in others), whole(chat("Hi"), "no choices"))
         == []
     )
-    told = [
+    messages = [
         f"line {number}: left out: POST {path}" for number, path in enumerate((*others, CHAT), 2)
     ]
-    assert capsys.readouterr().err.splitlines() == told
+    assert capsys.readouterr().err.splitlines() == messages
 
 
 def test_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

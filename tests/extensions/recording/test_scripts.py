@@ -32,9 +32,9 @@ def test_script_that_the_command_writes_passes_the_check_of_scripts(tmp_path: Pa
 
 
 def test_script_reproduces_the_recorded_replies(tmp_path: Path) -> None:
-    asked = chat("How is the weather?", tools=TOOLS)
+    body = chat("How is the weather?", tools=TOOLS)
     recorded = [
-        exchange(asked, *stream(delta(content="Let me "), delta(content="{% look."), gap_s=0.001)),
+        exchange(body, *stream(delta(content="Let me "), delta(content="{% look."), gap_s=0.001)),
         whole(
             chat("Hi"), {"error": {"message": "Slow down", "type": "RateLimitError"}}, status=429
         ),
@@ -44,7 +44,7 @@ def test_script_reproduces_the_recorded_replies(tmp_path: Path) -> None:
     server = create_app(
         load(["--force-dummy-tokenizer", "--model=m", "--script", str(path)], {})
     ).test_client()
-    answer = server.post(CHAT, json=asked).get_json()
+    answer = server.post(CHAT, json=body).get_json()
     assert answer["choices"][0]["message"]["content"] == "Let me {% look."
     refused = server.post(CHAT, json=chat("Hi"))
     assert (refused.status_code, refused.get_json()["error"]["message"]) == (429, "Slow down")

@@ -59,11 +59,11 @@ def shared_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @contextmanager
 def recorder(path: Path) -> Iterator[Recorder]:
-    made = Recorder(path)
+    opened = Recorder(path)
     try:
-        yield made
+        yield opened
     finally:
-        made.file.close()
+        opened.file.close()
 
 
 @contextmanager
@@ -75,18 +75,18 @@ def locked_by_another(path: Path) -> Iterator[None]:
 
 
 def texts_of(path: Path) -> list[str]:
-    return [str(each.answer.chunks[0].data) for each in exchanges_of(path)]
+    return [str(exchange.answer.chunks[0].data) for exchange in exchanges_of(path)]
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_line_without_newline_is_terminated_before_appending(tmp_path: Path, whole: bool) -> None:
     path = tmp_path / "r"
     last = line_of(exchange(chat("last"), (0, b"last")))[: -1 if whole else -50]
-    before = Path(written(path, [], last)).read_bytes()
+    content_before = Path(written(path, [], last)).read_bytes()
     with recorder(path) as recording:
         recording.record("new")
     new = line_of(Ended("new").recorded)
-    assert path.read_bytes() == before + b"\n" + new
+    assert path.read_bytes() == content_before + b"\n" + new
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, len(HEADER) - 2])

@@ -39,15 +39,15 @@ class Service(Handler):
             return int(status), text.encode()
         if self.path.endswith("/v1/completions/render"):
             prompts = [prompt] if isinstance(prompt, str) else prompt or []
-            found: Any = [
+            service_answer: Any = [
                 {"token_ids": TOKENIZER.encode(each), "features": None} for each in prompts
             ]
         elif self.path.endswith("/v1/chat/completions/render"):
             options = ChatOptions(add_generation_prompt=body.get("add_generation_prompt", True))
-            found = {"token_ids": TOKENIZER.encode_chat(body["messages"], options)}
+            service_answer = {"token_ids": TOKENIZER.encode_chat(body["messages"], options)}
         else:
-            found = {"prompt": TOKENIZER.decode(body["tokens"], skip_special_tokens=False)}
-        return 200, json.dumps(found).encode()
+            service_answer = {"prompt": TOKENIZER.decode(body["tokens"], skip_special_tokens=False)}
+        return 200, json.dumps(service_answer).encode()
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_rejection_by_the_service_is_an_input_error(service: RenderTokenizer) 
     with pytest.raises(TokenizerInputError, match="^too strange$"):
         service.encode('!400 {"error": {"message": "too strange", "code": 400}}')
     assert [
-        service.encode(f"!200 {each}") for each in ('{"token_ids": [1]}', '[{"token_ids": [3]}]')
+        service.encode(f"!200 {body}") for body in ('{"token_ids": [1]}', '[{"token_ids": [3]}]')
     ] == [
         [1],
         [3],

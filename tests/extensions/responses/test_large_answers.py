@@ -35,6 +35,6 @@ def test_other_requests_have_turns_while_a_large_response_is_written() -> None:
 
 
 def test_a_response_is_kept_as_it_was_written() -> None:
-    kept: list[ResponseObject] = []
-    written = body_of(response(1, kept.append), reply(1, 3 * SLICE))
-    assert [encode(state) for state in kept] == [written]
+    stored: list[ResponseObject] = []
+    written = body_of(response(1, stored.append), reply(1, 3 * SLICE))
+    assert [encode(state) for state in stored] == [written]

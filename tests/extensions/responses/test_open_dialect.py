@@ -76,16 +76,16 @@ def client() -> Iterator[Client]:
 def events_of(answer: requests.Response) -> list[dict[str, Any]]:
     """The events of a stream, whose names are their types, and which ends with `[DONE]`."""
     assert answer.status_code == 200, answer.text
-    *events, done, rest = answer.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    found = []
+    *events, done, tail = answer.text.split("\n\n")
+    assert (done, tail) == ("data: [DONE]", "")
+    parsed = []
     for event in events:
         name, data = event.split("\n")
         fields = json.loads(data.removeprefix("data: "))
         assert name == f"event: {fields['type']}"
-        found.append(fields)
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    return found
+        parsed.append(fields)
+    assert [event["sequence_number"] for event in parsed] == list(range(len(parsed)))
+    return parsed
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -111,8 +111,8 @@ def test_events_have_the_keys_of_the_specification(client: Client, name: str) ->
 
 def test_answers_in_the_form_of_vllm_lack_keys() -> None:
     with in_process() as client:
-        found = flaws(client.post(PATH, {"input": "hi"}).json(), RESPONSE)
-        missing = [flaw for flaw in found if "is a required property" in flaw]
+        found_flaws = flaws(client.post(PATH, {"input": "hi"}).json(), RESPONSE)
+        missing = [flaw for flaw in found_flaws if "is a required property" in flaw]
         assert {flaw.split("'")[1] for flaw in missing} == {
             *("completed_at", "error", "store", "safety_identifier", "prompt_cache_key")
         }

@@ -142,14 +142,16 @@ SAME = {
 
 
 def test_sampling_and_limits_keep_their_values() -> None:
-    asked = chat(**SAME, max_output_tokens=7, reasoning={"effort": "low"}, instructions="Be brief.")
-    assert {name: getattr(asked, name) for name in SAME} == SAME
-    assert (asked.max_completion_tokens, asked.max_tokens, asked.reasoning_effort) == (
+    converted = chat(
+        **SAME, max_output_tokens=7, reasoning={"effort": "low"}, instructions="Be brief."
+    )
+    assert {name: getattr(converted, name) for name in SAME} == SAME
+    assert (converted.max_completion_tokens, converted.max_tokens, converted.reasoning_effort) == (
         7,
         None,
         "low",
     )
-    assert asked.messages == [{"role": "system", "content": "Be brief."}, HELLO]
+    assert converted.messages == [{"role": "system", "content": "Be brief."}, HELLO]
 
 
 def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
@@ -158,8 +160,8 @@ def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
         "summary": [],
         "content": [{"type": "reasoning_text", "text": "Hm"}],
     }
-    said = {"role": "assistant", "content": "I look."}
-    assert messages(HELLO, thought, said, CALL, {**CALL, "call_id": "c2"}, RESULT) == [
+    message = {"role": "assistant", "content": "I look."}
+    assert messages(HELLO, thought, message, CALL, {**CALL, "call_id": "c2"}, RESULT) == [
         HELLO,
         {
             "role": "assistant",
@@ -184,12 +186,15 @@ def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
 def test_an_unfinished_message_or_thought_is_continued(
     last: dict[str, Any], continued: bool
 ) -> None:
-    asked = chat(input=[HELLO, last])
-    assert (asked.continue_final_message, asked.add_generation_prompt) == (continued, not continued)
+    converted = chat(input=[HELLO, last])
+    assert (converted.continue_final_message, converted.add_generation_prompt) == (
+        continued,
+        not continued,
+    )
 
 
 @pytest.mark.parametrize(
-    ("items", "said"),
+    ("items", "echoed"),
     [
         ("hi", "hi"),
         ([HELLO, CALL], 'weather({"city": "Oslo"})'),
@@ -205,22 +210,22 @@ def test_an_unfinished_message_or_thought_is_continued(
         ),
     ],
 )
-def test_echo_says_the_last_item(items: Any, said: str) -> None:
-    assert echo_text(decoded(input=items).input) == said
+def test_echo_says_the_last_item(items: Any, echoed: str) -> None:
+    assert echo_text(decoded(input=items).input) == echoed
 
 
 def test_functions_of_namespaces_and_custom_tools_may_be_called_and_no_others() -> None:
     search = {"type": "web_search", "search_context_size": "low"}
     assert decoded(tools=[search]).tool_choice == "auto"
     assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
-    asked = chat(tools=[search, WEATHER, CUSTOM, SPACE])
-    assert (asked.tool_choice, asked.draws_call) == ("auto", True)
-    assert [tool.function.name for tool in asked.tools or ()] == [
+    converted = chat(tools=[search, WEATHER, CUSTOM, SPACE])
+    assert (converted.tool_choice, converted.draws_call) == ("auto", True)
+    assert [tool.function.name for tool in converted.tools or ()] == [
         "weather",
         "shell",
         "home__weather",
     ]
-    assert (asked.tools or ())[1].function.parameters == CUSTOM_PARAMETERS
+    assert (converted.tools or ())[1].function.parameters == CUSTOM_PARAMETERS
     assert called_tools(decoded(tools=[WEATHER, CUSTOM, SPACE]).tools) == {
         "weather": CalledTool("weather"),
         "shell": CalledTool("shell", None, True),
@@ -242,7 +247,7 @@ def test_a_function_of_a_namespace_may_be_chosen_by_its_own_name(
 
 
 @pytest.mark.parametrize(
-    ("choice", "told", "meant"),
+    ("choice", "repeated", "meant"),
     [
         (None, "auto", "auto"),
         ("required", "required", "required"),
@@ -255,24 +260,24 @@ def test_a_function_of_a_namespace_may_be_chosen_by_its_own_name(
     ],
 )
 def test_a_choice_is_repeated_as_it_was_asked_and_auto_draws_a_call(
-    choice: Any, told: Any, meant: str
+    choice: Any, repeated: Any, meant: str
 ) -> None:
     fields = {"tools": [WEATHER], **({} if choice is None else {"tool_choice": choice})}
-    asked = chat(**fields)
-    assert (decoded(**fields).tool_choice, asked.tool_choice) == (told, meant)
-    assert asked.draws_call is (choice is None)
-    assert asked.parallel_tool_calls is False
+    converted = chat(**fields)
+    assert (decoded(**fields).tool_choice, converted.tool_choice) == (repeated, meant)
+    assert converted.draws_call is (choice is None)
+    assert converted.parallel_tool_calls is False
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}])
 def test_after_a_result_no_call_is_forced_until_the_next_question(choice: Any) -> None:
     later = [HELLO, CALL, RESULT, {"role": "assistant", "content": "Rain."}, HELLO]
     for conversation in (later[:3], later[:4]):
-        asked = chat(tools=[WEATHER], tool_choice=choice, input=conversation)
-        assert (asked.tool_choice, asked.after_results) == ("auto", True)
-    asked = chat(tools=[WEATHER], tool_choice=choice, input=later)
+        converted = chat(tools=[WEATHER], tool_choice=choice, input=conversation)
+        assert (converted.tool_choice, converted.after_results) == ("auto", True)
+    converted = chat(tools=[WEATHER], tool_choice=choice, input=later)
     first = chat(tools=[WEATHER], tool_choice=choice, input=[HELLO])
-    assert (asked.tool_choice, asked.after_results) == (first.tool_choice, False)
+    assert (converted.tool_choice, converted.after_results) == (first.tool_choice, False)
     assert chat(tools=[WEATHER], tool_choice="none", input=later).tool_choice == "none"
 
 
@@ -309,33 +314,33 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.parametrize("given", GIVEN, ids=lambda given: given["type"])
+@pytest.mark.parametrize("tool_fields", GIVEN, ids=lambda given: given["type"])
 def test_a_tool_is_repeated_with_all_its_fields_or_refused_as_by_the_sdk(
-    given: dict[str, Any],
+    tool_fields: dict[str, Any],
 ) -> None:
     wrong = [
-        {**given, key: value}
-        for key in given
+        {**tool_fields, key: value}
+        for key in tool_fields
         for value in (None, 5, "x", [], {}, [5], {"type": "x"})
     ]
-    for tool in (given, *wrong):
+    for tool in (tool_fields, *wrong):
         try:
             expected = TOOLS.validate_python(tool).model_dump(mode="json", by_alias=True)
         except ValueError:
             with pytest.raises(ConversionError) as caught:
                 convert_tools([tool])
-            assert tool is not given and caught.value.path[:2] == (0, "FunctionTool")
+            assert tool is not tool_fields and caught.value.path[:2] == (0, "FunctionTool")
             continue
-        (told,) = convert_tools([tool])
-        assert tool is not given or list(told.items()) == list(expected.items())
+        (converted,) = convert_tools([tool])
+        assert tool is not tool_fields or list(converted.items()) == list(expected.items())
 
 
 def test_a_tool_of_another_type_is_repeated_as_it_is_given() -> None:
-    given = [{"type": "shell", "environment": 5}, {"type": "file_search"}]
-    assert convert_tools(given) == given
+    tools = [{"type": "shell", "environment": 5}, {"type": "file_search"}]
+    assert convert_tools(tools) == tools
 
 
-@pytest.mark.parametrize("given", CHOSEN, ids=lambda given: given["type"])
-def test_a_choice_is_repeated_with_all_its_fields(given: dict[str, Any]) -> None:
-    expected = CHOICES.validate_python(given).model_dump(mode="json", by_alias=True)
-    assert list(convert_tool_choice(given).items()) == list(expected.items())
+@pytest.mark.parametrize("choice", CHOSEN, ids=lambda given: given["type"])
+def test_a_choice_is_repeated_with_all_its_fields(choice: dict[str, Any]) -> None:
+    expected = CHOICES.validate_python(choice).model_dump(mode="json", by_alias=True)
+    assert list(convert_tool_choice(choice).items()) == list(expected.items())

@@ -36,22 +36,24 @@ class Choice:
         order, place = self.order, self.said
         self.said += 1
         token_id = FIRST_ID + place
-        said = wire.EngineCoreOutput(
+        output = wire.EngineCoreOutput(
             key=order.key, ids=[token_id], texts=[self.texts[place]], at_s=time.monotonic()
         )
         if order.logprobs is not None:
             top = [(token_id + rank, -0.5 - rank) for rank in range(order.logprobs)]
-            said.logprobs = [wire.WireLogprob(token_id, -0.5, 1, top)]
+            output.logprobs = [wire.WireLogprob(token_id, -0.5, 1, top)]
         if not place:
-            said.scheduled_s, said.cached_tokens = time.monotonic(), 16
+            output.scheduled_s, output.cached_tokens = time.monotonic(), 16
             if order.prompt_logprobs is not None:
-                rest = [wire.WireLogprob(it, -9.0, 7, [(1, -0.1)]) for it in order.prompt_ids[1:]]
-                said.prompt_logprobs = [None, *rest]
+                logprobs = [
+                    wire.WireLogprob(it, -9.0, 7, [(1, -0.1)]) for it in order.prompt_ids[1:]
+                ]
+                output.prompt_logprobs = [None, *logprobs]
         if self.said == len(self.texts):
-            said.finish = "stop"
+            output.finish = "stop"
         elif self.said == order.max_tokens:
-            said.finish = "length"
-        return said
+            output.finish = "length"
+        return output
 
 
 class Engine:
@@ -92,10 +94,10 @@ class Engine:
             timeout_ms = 0
 
     def take(self, worker: bytes, order: wire.Order) -> None:
-        told = self.notices[worker]
+        notices = self.notices[worker]
         match order:
             case wire.Hello():
-                told.append(self.ready())
+                notices.append(self.ready())
                 if order.kv_events:
                     self.listeners.add(worker)
             case wire.Abort():
@@ -106,15 +108,20 @@ class Engine:
                 self.paused = order.name in ("pause", "sleep") or (
                     self.paused and order.name != "resume"
                 )
-                told.append(wire.CommandResult(number=order.number, value=True))
+                notices.append(wire.CommandResult(number=order.number, value=True))
             case wire.EngineCoreRequest() if (self.folder / "error").exists():
-                said = wire.EngineCoreOutput(key=order.key, at_s=time.monotonic(), finish="error")
-                said.error, said.is_refused = (self.folder / "error").read_text(), order.seed == 400
-                told.append(said)
+                refusal_output = wire.EngineCoreOutput(
+                    key=order.key, at_s=time.monotonic(), finish="error"
+                )
+                refusal_output.error, refusal_output.is_refused = (
+                    (self.folder / "error").read_text(),
+                    order.seed == 400,
+                )
+                notices.append(refusal_output)
             case wire.EngineCoreRequest():
                 self.choices[worker, order.key] = Choice(order, (self.folder / "text").read_text())
                 if worker in self.listeners:
-                    told.append(
+                    notices.append(
                         wire.PublishedEvents(TOPIC, 0, (self.folder / "blocks").read_bytes())
                     )
 
@@ -130,9 +137,9 @@ class Engine:
     def step(self) -> None:
         time.sleep(float((self.folder / "pace").read_text()))
         for (worker, key), choice in list(self.choices.items()):
-            said = choice.step()
-            self.notices[worker].append(said)
-            if said.finish is not None:
+            output = choice.step()
+            self.notices[worker].append(output)
+            if output.finish is not None:
                 del self.choices[worker, key]
         self.computed += 16
         self.tell(8)
@@ -141,14 +148,14 @@ class Engine:
         load = wire.EngineLoad(running=len(self.choices), cache_usage=0.25 if self.choices else 0.0)
         load.step_tokens, load.paused, load.preemptions = step_tokens, self.paused, 3
         load.prefix_queries, load.prefix_hits = 2 * self.computed, self.computed
-        for told in self.notices.values():
-            told.append(load)
+        for notices in self.notices.values():
+            notices.append(load)
 
     def send(self) -> None:
-        for worker, told in self.notices.items():
-            if told:
-                self.socket.send_multipart([worker, msgspec.msgpack.encode(told)])
-                told.clear()
+        for worker, notices in self.notices.items():
+            if notices:
+                self.socket.send_multipart([worker, msgspec.msgpack.encode(notices)])
+                notices.clear()
 
 
 def main() -> int:

@@ -106,11 +106,13 @@ class Worker:
         until(lambda: self.engine.healthy)
 
     def ask(self, name: str = "a", choices: int = 1, **fields: Any) -> Any:
-        asked = [
+        engine_requests = [
             engine_request(request_id=name, index=index, n=choices, arrival_s=START_S, **fields)
             for index in range(choices)
         ]
-        return self.engine.submit(asked, lambda output: self.outputs.append((name, output)))
+        return self.engine.submit(
+            engine_requests, lambda output: self.outputs.append((name, output))
+        )
 
     def keys(self, count: int) -> list[int]:
         """Of the choices that were ordered, of which there are `count`."""
@@ -135,32 +137,38 @@ class Worker:
 
     def hears(self, *notices: wire.Notice) -> None:
         """The engine says them, and the worker has taken them."""
-        before = len(self.commands)
+        commands_before = len(self.commands)
         heard = self.engine.command(wire.EngineCommand(name="stats"))
-        until(lambda: len(self.commands) > before)
+        until(lambda: len(self.commands) > commands_before)
         self.peer.say(*notices, wire.CommandResult(number=self.commands[-1].number, value=True))
         heard.get(timeout=DEADLINE_S)
 
     def says(self, key: int, *texts: str, **fields: Any) -> None:
-        said = wire.EngineCoreOutput(
+        output = wire.EngineCoreOutput(
             key=key, ids=list(range(len(texts))), texts=list(texts), at_s=START_S + 1, **fields
         )
-        self.hears(said)
+        self.hears(output)
 
     def ends(self, name: str = "a") -> list[str]:
         """How the choices of a request ended, those that have."""
-        told = [output for whose, output in self.outputs if whose == name]
-        errors = [type(it.error).__name__ for it in told if isinstance(it, Failed)]
+        own_outputs = [output for output_name, output in self.outputs if output_name == name]
+        errors = [
+            type(output_of_request.error).__name__
+            for output_of_request in own_outputs
+            if isinstance(output_of_request, Failed)
+        ]
         return errors + [
-            it.finish.reason for it in told if isinstance(it, Tokens) and it.finish is not None
+            output_of_request.finish.reason
+            for output_of_request in own_outputs
+            if isinstance(output_of_request, Tokens) and output_of_request.finish is not None
         ]
 
     def metric(self, name: str, labels: str = "") -> float:
         lines = self.recorder.render().splitlines()
         return sum(
-            float(it.split()[-1])
-            for it in lines
-            if it.startswith(f"vllm:{name}{{") and labels in it
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith(f"vllm:{name}{{") and labels in line
         )
 
     def loads(self, **fields: Any) -> None:
@@ -185,8 +193,8 @@ T = TypeVar("T")
 
 @pytest.fixture
 def play(tmp_path: Path) -> Iterator[Worker]:
-    with worker(tmp_path, max_num_seqs=2, max_waiting_queue_length=1) as made:
-        yield made
+    with worker(tmp_path, max_num_seqs=2, max_waiting_queue_length=1) as greeted:
+        yield greeted
 
 
 def test_a_choice_waits_until_the_engine_has_begun_it_and_runs_to_its_end(play: Worker) -> None:
@@ -195,7 +203,7 @@ def test_a_choice_waits_until_the_engine_has_begun_it_and_runs_to_its_end(play: 
     assert (play.engine.waiting, play.engine.running, handle.future.done()) == (1, 0, False)
     play.says(key, "a")
     assert (play.engine.waiting, play.engine.running) == (0, 1)
-    assert [it.key for it in play.engine.sequences()] == [key]
+    assert [sequence.key for sequence in play.engine.sequences()] == [key]
     play.says(key, "b", finish="stop")
     assert (play.engine.waiting, play.engine.running, handle.future.done()) == (0, 0, True)
     assert play.ends() == ["stop"] and not play.aborted and not [*play.engine.sequences()]
@@ -257,7 +265,7 @@ def test_a_lost_engine_fails_its_requests_and_a_new_one_starts_afresh(
     play.peer.die()
     until(lambda: not play.engine.healthy)
     assert play.ends() == ["EngineDeadError"] and play.engine.running == 0
-    assert [it.getMessage() for it in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "the engine process exited; 1 sequences fail"
     ]
     assert "started again" in (answer.get(timeout=DEADLINE_S).error or "")
@@ -349,9 +357,9 @@ class Operated:
 
     def does(self, act: Callable[[], T], value: bool | None = True, error: str | None = None) -> T:
         """What `act` gives when the engine answers so."""
-        before = len(self.play.commands)
+        commands_before = len(self.play.commands)
         acting = gevent.spawn(act)
-        until(lambda: len(self.play.commands) > before)
+        until(lambda: len(self.play.commands) > commands_before)
         self.play.peer.say(
             wire.CommandResult(number=self.play.commands[-1].number, value=value, error=error)
         )

@@ -21,8 +21,8 @@ THOUGHT = Part("reasoning")
 
 def words(text: str, ended: bool) -> list[Piece]:
     """Keeps a word until it is whole; one in brackets is a thought."""
-    *said, kept = text.split(" ")
-    whole = [*said, kept] if ended and kept else said
+    *words_before, last_word = text.split(" ")
+    whole = [*words_before, last_word] if ended and last_word else words_before
     return [(THOUGHT, word[1:-1]) if word.startswith("[") else (None, word) for word in whole]
 
 
@@ -39,7 +39,7 @@ class Play:
         engine: Any = SimpleNamespace(
             recorder=self.recorder,
             clock=VirtualClock(NOW_S),
-            names=lambda ids: [f"<{it}>" for it in ids],
+            names=lambda ids: [f"<{token_id}>" for token_id in ids],
             reader_of=lambda request: reader,
             leave=lambda choice: self.left.append(choice.is_computed),
         )
@@ -60,15 +60,18 @@ class Play:
         )
 
     def tokens(self) -> list[tuple[list[str], int, Part | None, Finish | None]]:
-        found = (it for it in self.outputs if isinstance(it, Tokens))
-        return [(list(it.texts), len(it.ids), it.part, it.finish) for it in found]
+        token_outputs = (output for output in self.outputs if isinstance(output, Tokens))
+        return [
+            (list(output.texts), len(output.ids), output.part, output.finish)
+            for output in token_outputs
+        ]
 
     def metric(self, name: str, labels: str = "") -> float:
         lines = self.recorder.render().splitlines()
         return sum(
-            float(it.split()[-1])
-            for it in lines
-            if it.startswith(f"vllm:{name}{{") and labels in it
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith(f"vllm:{name}{{") and labels in line
         )
 
 

@@ -67,13 +67,13 @@ def test_its_snippet_fits_whichever_model_is_served(
 
 
 def test_make_says_what_it_does_while_pip_is_quiet() -> None:
-    told = subprocess.run(
+    output_lines = subprocess.run(
         ["make", "-n", "run", "VENV=.venv-none", "PYTHON=python3"],
         cwd=ROOT,
         capture_output=True,
         text=True,
     ).stdout.splitlines()
-    quiet = [k for k, line in enumerate(told) if "--quiet" in line or " -m venv " in line]
+    quiet = [k for k, line in enumerate(output_lines) if "--quiet" in line or " -m venv " in line]
     assert len(quiet) == 2
-    assert all(told[k - 1].startswith("echo ") for k in quiet)
-    assert "Installing requirements.txt into .venv-none, once" in told[quiet[1] - 1]
+    assert all(output_lines[k - 1].startswith("echo ") for k in quiet)
+    assert "Installing requirements.txt into .venv-none, once" in output_lines[quiet[1] - 1]

@@ -25,9 +25,9 @@ def example(name: str) -> tuple[str, str]:
 
 
 def chat(
-    server: RunningServer, text: str, headers: dict[str, str] | None = None, **more: Any
+    server: RunningServer, text: str, headers: dict[str, str] | None = None, **fields: Any
 ) -> Any:
-    body = {"messages": [{"role": "user", "content": text}], **more}
+    body = {"messages": [{"role": "user", "content": text}], **fields}
     return requests.post(
         f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=20
     )
@@ -39,7 +39,7 @@ def said(server: RunningServer, text: str, headers: dict[str, str] | None = None
 
 def report(server: RunningServer) -> dict[str, Any]:
     answer = requests.get(f"{server.url}/admin/plugins", timeout=20).json()
-    return {one["name"]: one for one in answer["plugins"]}
+    return {plugin_row["name"]: plugin_row for plugin_row in answer["plugins"]}
 
 
 def test_every_hook_has_an_example() -> None:
@@ -127,7 +127,9 @@ def test_middleware_may_refuse_a_request(counting: RunningServer) -> None:
 
 def test_a_reply_has_as_many_tokens_as_the_plugin_says(counting: RunningServer) -> None:
     usage = [chat(counting, "word " * words).json()["usage"] for words in (5, 20)]
-    assert [at["completion_tokens"] for at in usage] == [2 * at["prompt_tokens"] for at in usage]
+    assert [counts["completion_tokens"] for counts in usage] == [
+        2 * counts["prompt_tokens"] for counts in usage
+    ]
     limited = chat(counting, "word " * 20, max_tokens=7).json()
     assert limited["usage"]["completion_tokens"] == 7
     assert limited["choices"][0]["finish_reason"] == "length"
@@ -157,8 +159,8 @@ def command(*words: str) -> str:
 def simulated(*flags: str) -> dict[str, Any]:
     """One request, with 100 tokens in a step each, in `python -m app simulate`."""
     load_flags = ("--num-requests", "1", "--input-tokens", "50", "--output-tokens", "100")
-    found: dict[str, Any] = json.loads(command("simulate", *load_flags, "--json", "-", *flags))
-    return found
+    simulation: dict[str, Any] = json.loads(command("simulate", *load_flags, "--json", "-", *flags))
+    return simulation
 
 
 def test_a_step_cost_of_ones_own_is_that_of_simulate_and_of_each_of_its_pods(
@@ -166,13 +168,13 @@ def test_a_step_cost_of_ones_own_is_that_of_simulate_and_of_each_of_its_pods(
 ) -> None:
     table = tmp_path / "table.csv"
     table.write_text(TABLE)
-    own = simulated(*example("step_table"), "--step-table-file", str(table))
-    assert own["itl_s"]["p50"] == pytest.approx(0.01, abs=1e-6)
+    with_table = simulated(*example("step_table"), "--step-table-file", str(table))
+    assert with_table["itl_s"]["p50"] == pytest.approx(0.01, abs=1e-6)
     table.write_text(TABLE.replace(",10", ",30"))
     slower = simulated(*example("step_table"), "--step-table-file", str(table))
     assert slower["itl_s"]["p50"] == pytest.approx(0.03, abs=1e-6)
-    assert slower["e2e_s"]["mean"] - own["e2e_s"]["mean"] == pytest.approx(0.02 * 100)
-    assert own["profile"] == "qwen3-14b-h100, steps by step-table"
+    assert slower["e2e_s"]["mean"] - with_table["e2e_s"]["mean"] == pytest.approx(0.02 * 100)
+    assert with_table["profile"] == "qwen3-14b-h100, steps by step-table"
     assert simulated()["itl_s"]["p50"] not in (0.01, 0.03)
     flags = (
         *example("step_table"),
@@ -196,6 +198,6 @@ def test_a_routing_policy_of_ones_own_is_one_of_a_fleets(tmp_path: Path) -> None
 
 
 def test_the_command_tells_hooks_and_settings() -> None:
-    told = command("plugins", *example("tenants"), "--no-tenants-required")
-    assert "    hooks: keeps_fast_path, middleware, routes, metrics" in told.splitlines()
-    assert "--tenants-most (whole number, SIM_TENANTS_MOST; now '100')" in told
+    output = command("plugins", *example("tenants"), "--no-tenants-required")
+    assert "    hooks: keeps_fast_path, middleware, routes, metrics" in output.splitlines()
+    assert "--tenants-most (whole number, SIM_TENANTS_MOST; now '100')" in output

@@ -78,7 +78,7 @@ def step_cost(self, profile):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     path = tmp_path_factory.mktemp("plugins") / "wrong.py"
-    path.write_text(plugin_module(WRONG, "wrong", before=MIDDLEWARE))
+    path.write_text(plugin_module(WRONG, "wrong", preamble=MIDDLEWARE))
     with running_server("--plugin", str(path), "--profile", "qwen3-14b-h100") as running:
         yield running
 
@@ -97,28 +97,28 @@ def hook(server: RunningServer, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("text", ["raise", "exit", "wrong", "calls", "waits"])
 def test_a_reply_that_fails_is_the_modes(server: RunningServer, text: str) -> None:
-    before = hook(server, "reply")["errors"]
+    errors_before = hook(server, "reply")["errors"]
     answer = chat(server, text)
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3
-    assert hook(server, "reply")["errors"] == before + 1
+    assert hook(server, "reply")["errors"] == errors_before + 1
 
 
 def test_a_plugin_may_refuse_a_request(server: RunningServer) -> None:
-    before = hook(server, "reply")["errors"]
+    errors_before = hook(server, "reply")["errors"]
     refused = chat(server, "refuse")
     assert (refused.status_code, refused.json()["error"]["message"]) == (418, "No coffee.")
-    assert hook(server, "reply")["errors"] == before
+    assert hook(server, "reply")["errors"] == errors_before
 
 
 @pytest.mark.parametrize("header", ["x_begin", "x_given"])
 def test_a_middleware_that_fails_fails_its_own_request(server: RunningServer, header: str) -> None:
     failed = chat(server, "Hi", **{header: "1"})
-    told = {
+    error = {
         "message": "The plugin wrong failed to handle the request.",
         "type": "InternalServerError",
     }
     assert failed.status_code == 500
-    assert failed.json()["error"] == {**told, "param": None, "code": 500}
+    assert failed.json()["error"] == {**error, "param": None, "code": 500}
     answer = chat(server, "Hi", x_end="1")  # which goes out without what cannot be sent
     assert answer.status_code == 200 and "X-Split" not in answer.headers
 
@@ -142,10 +142,10 @@ def test_other_hooks_that_fail_give_nothing(server: RunningServer) -> None:
 
 
 def test_a_long_hold_and_an_error_are_counted_and_logged_once(server: RunningServer) -> None:
-    before = hook(server, "reply")["long_holds"]
+    holds_before = hook(server, "reply")["long_holds"]
     assert chat(server, "hold").status_code == chat(server, "hold").status_code == 200
     held = hook(server, "reply")
-    assert held["long_holds"] >= before + 2 and held["longest_hold_ms"] >= 90
+    assert held["long_holds"] >= holds_before + 2 and held["longest_hold_ms"] >= 90
     assert server.log().count("plugin wrong: hook reply held the event loop") == 1
     for _ in range(2):
         chat(server, "raise")
@@ -157,7 +157,7 @@ def test_a_reply_off_the_loop_may_block(tmp_path: Path) -> None:
     """While one waits for a file, without gevent's knowledge, another request is answered."""
     ready = tmp_path / "ready"
     path = tmp_path / "slow.py"
-    before = "from pathlib import Path\nfrom gevent.monkey import get_original\n"
+    preamble = "from pathlib import Path\nfrom gevent.monkey import get_original\n"
     body = f"""
 def reply(self):
     return off_loop(self.wait)
@@ -167,7 +167,7 @@ def wait(self, request, rng):
         get_original("time", "sleep")(0.01)
     return f"waited, {{self.request().path}}"
 """
-    path.write_text(plugin_module(body, "slow", before))
+    path.write_text(plugin_module(body, "slow", preamble))
     with running_server("--plugin", str(path)) as server, ThreadPoolExecutor() as pool:
         waiting = pool.submit(chat, server, "Hi")
         while not hook(server, "reply")["calls"]:
@@ -183,7 +183,7 @@ def test_a_middleware_on_the_fast_path_fails_its_own_request_and_cannot_wait(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "fast.py"
-    before = """
+    preamble = """
 import time
 
 class Picky(Middleware):
@@ -194,7 +194,7 @@ class Picky(Middleware):
             time.sleep(0.01)
 """
     body = "def middleware(self):\n    return {Position.AUTHENTICATED: [Picky()]}\n"
-    path.write_text(plugin_module(body, "fast", before))
+    path.write_text(plugin_module(body, "fast", preamble))
     with running_server("--plugin", str(path)) as server:
         assert chat(server, "Hi").status_code == 200
         assert [
@@ -224,10 +224,10 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING)
-def test_any_result_of_a_plugin_becomes_a_reply_or_none(given: Any) -> None:
+def test_any_result_of_a_plugin_becomes_a_reply_or_none(result: Any) -> None:
     guard = Guard("any", "reply")
-    reply = guard.reply(lambda request, rng: given)(REQUEST, Random(1))
-    assert (reply is None) == (given is None or guard.errors > 0)
+    reply = guard.reply(lambda request, rng: result)(REQUEST, Random(1))
+    assert (reply is None) == (result is None or guard.errors > 0)
     assert reply is None or isinstance(reply, ScriptedReply)
-    length = Guard("any", "reply_length").length(lambda request, rng: given)(REQUEST, Random(1))
+    length = Guard("any", "reply_length").length(lambda request, rng: result)(REQUEST, Random(1))
     assert length is None or type(length) is int

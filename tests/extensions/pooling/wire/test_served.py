@@ -111,9 +111,9 @@ def test_a_text_that_an_operator_aborts_gets_503(narrow: RunningServer) -> None:
     assert post(narrow, EMBED, BASE[EMBED]).status_code == 200
 
 
-def vectors(server: RunningServer, given: object, **asked: object) -> list[list[float]]:
+def vectors(server: RunningServer, given: object, **fields: object) -> list[list[float]]:
     return [
-        item["embedding"] for item in ok(post(server, EMBED, {"input": given, **asked}))["data"]
+        item["embedding"] for item in ok(post(server, EMBED, {"input": given, **fields}))["data"]
     ]
 
 
@@ -126,8 +126,12 @@ def test_ten_thousand_texts_are_embedded_in_order_while_others_are_served(
         assert get(every.port, "/health").status == 200
         items = wire.answer().json()["data"]
     assert [item["index"] for item in items] == list(range(10_000))
-    found = [item["embedding"] for item in items]
-    assert found[:700] == found[700:1400] == vectors(every, texts[:700], dimensions=256)
+    vectors_found = [item["embedding"] for item in items]
+    assert (
+        vectors_found[:700]
+        == vectors_found[700:1400]
+        == vectors(every, texts[:700], dimensions=256)
+    )
 
 
 def test_a_client_that_leaves_a_large_answer_hurts_nobody(every: RunningServer) -> None:

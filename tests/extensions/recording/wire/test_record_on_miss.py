@@ -37,8 +37,8 @@ def asked(server: RunningServer) -> list[dict[str, Any]]:
 
 
 def report(server: RunningServer) -> dict[str, Any]:
-    found: dict[str, Any] = requests.get(server.url + "/admin/replay", timeout=20).json()
-    return found
+    report_body: dict[str, Any] = requests.get(server.url + "/admin/replay", timeout=20).json()
+    return report_body
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_the_openai_sdk_is_answered_by_the_target_once_and_then_by_the_file(
     tmp_path: Path, upstream: RunningServer
 ) -> None:
     file = tmp_path / "grows"
-    before = len(asked(upstream))
+    count_before = len(asked(upstream))
     flags = (*FLAGS, "--replay", str(file), "--target", upstream.url, "--journal", "100")
     with running_server(*flags) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="theirs")
@@ -101,11 +101,11 @@ def test_the_openai_sdk_is_answered_by_the_target_once_and_then_by_the_file(
         first = texts()
         assert [entry["text"] for entry in asked(server)] == first, "as soon as they are answered"
         assert texts() == first
-        assert len(asked(upstream)) - before == 2
+        assert len(asked(upstream)) - count_before == 2
         assert [model.id for model in client.models.list()] == ["m"]
         wait_until(lambda: report(server)["recorded"] == 3)  # the list of models, too
-        found = report(server)
-        assert (found["equal"], found["missed"]) == (2, 2)
+        counts = report(server)
+        assert (counts["equal"], counts["missed"]) == (2, 2)
     assert "theirs" not in file.read_text()
     with running_server(
         "--force-dummy-tokenizer", "--replay", str(file), "--replay-miss", "not-found"
@@ -301,8 +301,8 @@ def test_transient_failures_are_forwarded_but_not_recorded(
             assert settings["target"] == "***"
             assert TARGET_KEY not in server.log()
             assert server.stop() == 0
-    kept = exchanges_of(file)
-    assert sorted(each.answer.status for each in kept) == [200, 400]
+    recorded = exchanges_of(file)
+    assert sorted(exchange.answer.status for exchange in recorded) == [200, 400]
     text = file.read_text()
     assert TARGET_KEY not in text and KEY not in text
 
@@ -319,10 +319,10 @@ def test_header_overrides_the_setting_for_one_request(
                 server.url + CHAT, json=chat(text, max_tokens=1), headers=headers, timeout=20
             )
 
-        before = len(asked(upstream))
+        count_before = len(asked(upstream))
         assert answer("new", "not-found").status_code == 404
         assert answer("new", "simulate").ok
-        assert len(asked(upstream)) == before
+        assert len(asked(upstream)) == count_before
         refused = answer("new", "nearest")
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]
@@ -331,7 +331,7 @@ def test_header_overrides_the_setting_for_one_request(
             == "X-Replay-Miss must be one of simulate, not-found, record here, got 'nearest'."
         )
         assert answer("new", "record").ok
-        assert len(asked(upstream)) == before + 1
+        assert len(asked(upstream)) == count_before + 1
         assert answer("new", "not-found").ok, "it is recorded now"
 
 
@@ -351,7 +351,7 @@ def test_ranks_share_the_file(tmp_path: Path, upstream: RunningServer) -> None:
     file = tmp_path / "r"
     flags = ("--replay", str(file), "--target", upstream.url, "--data-parallel-size", "2")
     with running_server(*FLAGS, *flags) as server:
-        before, ports = len(asked(upstream)), (server.port, server.port + 1)
+        count_before, ports = len(asked(upstream)), (server.port, server.port + 1)
         bodies = [post(port, chat(f"from {port}", max_tokens=2), CHAT).body for port in ports]
         assert [
             post(port, chat(f"from {port}", max_tokens=2), CHAT).body for port in ports[::-1]
@@ -366,7 +366,7 @@ def test_ranks_share_the_file(tmp_path: Path, upstream: RunningServer) -> None:
                 post(port, chat(f"from {ports[port == ports[0]]}", max_tokens=2), CHAT).body
                 in bodies
             )
-        assert len(asked(upstream)) == before + 42
+        assert len(asked(upstream)) == count_before + 42
     assert len(exchanges_of(file)) == 42
 
 
@@ -387,14 +387,16 @@ def test_cut_recording_continues_to_grow(tmp_path: Path, upstream: RunningServer
     file = written(
         tmp_path / "r", [exchange(chat("known"), (0, b"1"))], tail=b'{"at_s": 0.1, "requ'
     )
-    before = Path(file).read_bytes()
+    content_before = Path(file).read_bytes()
     with running_server(*FLAGS, "--replay", file, "--target", upstream.url) as server:
         assert post(server.port, chat("known"), CHAT).body == b"1"
         body = post(server.port, chat("new", max_tokens=1), CHAT).body
         assert post(server.port, chat("new", max_tokens=1), CHAT).body == body
     after = Path(file).read_bytes()
-    assert after.startswith(before + b"\n"), "nothing is taken away, and the next line is a line"
-    [new] = after.removeprefix(before + b"\n").splitlines(keepends=True)
+    assert after.startswith(content_before + b"\n"), (
+        "nothing is taken away, and the next line is a line"
+    )
+    [new] = after.removeprefix(content_before + b"\n").splitlines(keepends=True)
     assert bytes_of(read_exchange(new).answer.chunks[0].data) == body
 
 

@@ -87,8 +87,8 @@ def test_recorder_that_cannot_start_prints_the_reason(
         (("http://x", "--out", "none/r"), "error: none/r: cannot be written"),
     ):
         assert main(["record", "--proxy", "--target", *words]) == 1
-        told = capsys.readouterr().err
-        assert told.startswith(line) and told.count("\n") == 1
+        errors = capsys.readouterr().err
+        assert errors.startswith(line) and errors.count("\n") == 1
 
 
 def test_port_in_use_leaves_no_file(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_drift_reports_different_answers(
         with recording_proxy(server, recorded) as proxy:
             for stream in (False, True):
                 headers = {"Authorization": f"Bearer {KEY}"}
-                asked = chat("Hi", stream=stream, max_tokens=3)
-                assert requests.post(proxy.url + CHAT, json=asked, headers=headers, timeout=20).ok
+                body = chat("Hi", stream=stream, max_tokens=3)
+                assert requests.post(proxy.url + CHAT, json=body, headers=headers, timeout=20).ok
         for words, code, line in (
             ((), 1, "status 200 in the recorded answer, status 401 in the live"),
             ((*key, "--model", "other"), 1, "recorded answer, status 404 in the live answer"),
@@ -200,7 +200,7 @@ def said(exchange: Exchange) -> tuple[object, ...]:
     headers = sorted((name.lower(), value) for name, value in answer.headers)
     return (
         answer.status,
-        [each for each in headers if each[0] not in ("date", "server")],
+        [header for header in headers if header[0] not in ("date", "server")],
         b"".join(bytes_of(chunk.data) for chunk in answer.chunks),
         answer.is_broken,
     )
@@ -229,5 +229,7 @@ def test_the_loop_of_an_agent_is_replayed_byte_by_byte(
         assert told(python, client, proxy) == heard
     recorded, replayed = exchanges_of(first), exchanges_of(second)
     assert len(recorded) == 4 * len(TOWNS), "each loop asks twice"
-    assert [one.request.body for one in replayed] == [one.request.body for one in recorded]
+    assert [exchange.request.body for exchange in replayed] == [
+        exchange.request.body for exchange in recorded
+    ]
     assert [*map(said, replayed)] == [*map(said, recorded)]

@@ -75,8 +75,8 @@ def say(server: RunningServer, text: str) -> str:
 
 
 def report(server: RunningServer) -> dict[str, Any]:
-    found: dict[str, Any] = get(server.port, "/admin/replay").json()
-    return found
+    report_body: dict[str, Any] = get(server.port, "/admin/replay").json()
+    return report_body
 
 
 def questions_of(file: Path) -> list[str]:
@@ -243,17 +243,19 @@ def test_kill_9_while_writing_loses_no_written_line(tmp_path: Path, target: Targ
                 confirmed = whole_questions_of(file)
                 os.killpg(victim.process.pid, signal.SIGKILL)
                 victim.process.wait()
-                for each in asked:
-                    each.exception()
+                for future in asked:
+                    future.exception()
             assert say(survivor, "after") == "after"
             wait_until(lambda: report(survivor)["recorded"] == 1)
-        kept = whole_questions_of(file)
-        assert not Counter(confirmed) - Counter(kept), "a whole line is gone"
-        assert kept[-1] == "after"
+        written_questions = whole_questions_of(file)
+        assert not Counter(confirmed) - Counter(written_questions), "a whole line is gone"
+        assert written_questions[-1] == "after"
         lines = file.read_bytes().splitlines()[1:]
-        assert len(lines) - len(kept) <= 1, "only the line that was being written may be cut"
+        assert len(lines) - len(written_questions) <= 1, (
+            "only the line that was being written may be cut"
+        )
         with running_server(*flags) as server:
-            assert report(server)["exchanges"] == len(kept)
+            assert report(server)["exchanges"] == len(written_questions)
             assert say(server, "after") == "after"
         assert target.asked["after"] == 1
 

@@ -75,8 +75,8 @@ def test_a_recording_is_made_and_replayed_over_tls(
             assert body_of(proxy.port, "stream") == BYTES
             with pytest.raises((IncompleteRead, ConnectionResetError)):
                 body_of(proxy.port, "broken")
-    kept, broken = exchanges_of(first)
-    assert [chunk.data for chunk in kept.answer.chunks] == [data.decode() for _, data in STREAM]
+    complete, broken = exchanges_of(first)
+    assert [chunk.data for chunk in complete.answer.chunks] == [data.decode() for _, data in STREAM]
     assert broken.answer.is_broken
     with running_server(*flags, "--replay", str(first)) as server:
         assert body_over_tls(server.port, "stream") == BYTES

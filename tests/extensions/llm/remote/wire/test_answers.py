@@ -42,12 +42,12 @@ def events(server: RunningServer, **fields: Any) -> list[Any]:
 
 
 def test_statistics_count_what_was_served(remote: RunningServer, peer: Peer) -> None:
-    before = get(remote.port, "/stats").json()
+    stats_before = get(remote.port, "/stats").json()
     tokens = chat(remote)["usage"]["completion_tokens"]
     after = get(remote.port, "/stats").json()
     assert (after["queue_length"], after["active_requests"]) == (0, 0)
-    assert after["requests_served"] == before["requests_served"] + 1
-    assert after["total_tokens_generated"] == before["total_tokens_generated"] + tokens
+    assert after["requests_served"] == stats_before["requests_served"] + 1
+    assert after["total_tokens_generated"] == stats_before["total_tokens_generated"] + tokens
     assert 0 < after["average_response_time"] < 60
     assert "/stats" in get(remote.port, "/openapi.json").json()["paths"]
 
@@ -68,11 +68,11 @@ def test_a_simulation_has_no_statistics_as_vllm_has_none() -> None:
 
 
 def test_a_chat_is_what_the_engine_says(remote: RunningServer, peer: Peer) -> None:
-    told = chat(remote)
-    [choice] = told["choices"]
+    answer = chat(remote)
+    [choice] = answer["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (SENTENCE, "stop")
-    assert told["usage"]["completion_tokens"] == -(-len(SENTENCE) // 4)
-    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+    assert answer["usage"]["completion_tokens"] == -(-len(SENTENCE) // 4)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
 
 
 def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None:
@@ -89,12 +89,12 @@ def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None
         "skip_special_tokens": False,
     }
     asked = {"min_tokens": 2, "max_tokens": 9, "ignore_eos": True, "seed": 11, "priority": 3}
-    more = {"stop": ["x", "y"], "stop_token_ids": [4], "include_stop_str_in_output": True}
+    stops = {"stop": ["x", "y"], "stop_token_ids": [4], "include_stop_str_in_output": True}
     chat(
         remote,
         **sampling,
         **asked,
-        **more,
+        **stops,
         logit_bias={"9": -2.5},
         cache_salt="s",
         prompt_logprobs=1,
@@ -133,10 +133,10 @@ def test_the_form_of_a_text_arrives_as_it_was_written(
 def test_log_probabilities_are_the_engines(remote: RunningServer, peer: Peer) -> None:
     [first, *_] = chat(remote, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
     assert [entry["logprob"] for entry in first["top_logprobs"]] == [-0.5, -1.5]
-    asked = {"prompt": "Hello there", "max_tokens": 1, "prompt_logprobs": 1}
-    told = post(remote.port, asked).json()["choices"][0]["prompt_logprobs"]
-    assert told[0] is None
-    assert sorted((entry["rank"], entry["logprob"]) for entry in told[1].values()) == [
+    body = {"prompt": "Hello there", "max_tokens": 1, "prompt_logprobs": 1}
+    logprobs = post(remote.port, body).json()["choices"][0]["prompt_logprobs"]
+    assert logprobs[0] is None
+    assert sorted((entry["rank"], entry["logprob"]) for entry in logprobs[1].values()) == [
         (1, -0.1),
         (7, -9.0),
     ]
@@ -151,14 +151,14 @@ def test_calls_of_tools_are_read_as_they_come(remote: RunningServer, peer: Peer)
     assert [call["function"] for call in message["tool_calls"]] == [
         {"name": "weather", "arguments": '{"city": "Rome"}'}
     ]
-    told = [event["choices"][0] for event in events(remote, tools=[WEATHER])]
+    choices = [event["choices"][0] for event in events(remote, tools=[WEATHER])]
     calls = [
-        call["function"] for choice in told for call in choice["delta"].get("tool_calls") or ()
+        call["function"] for choice in choices for call in choice["delta"].get("tool_calls") or ()
     ]
     assert calls[0] == {"name": "weather"}
     assert "".join(call["arguments"] for call in calls[1:]) == '{"city": "Rome"}'
     assert len(calls) > 3
-    assert told[-1]["finish_reason"] == "tool_calls"
+    assert choices[-1]["finish_reason"] == "tool_calls"
 
 
 def test_a_forced_call_has_the_form_that_the_engine_has_to_keep(
@@ -222,10 +222,10 @@ def test_a_client_that_leaves_ends_its_request(remote: RunningServer, peer: Peer
 def test_the_metrics_are_the_engines(remote: RunningServer, peer: Peer) -> None:
     def value(name: str) -> float:
         text = get(remote.port, "/metrics").body.decode()
-        [told] = re.findall(rf"^vllm:{name}{{[^}}]*}} (\S+)$", text, re.M)
-        return float(told)
+        [number] = re.findall(rf"^vllm:{name}{{[^}}]*}} (\S+)$", text, re.M)
+        return float(number)
 
-    before = value("generation_tokens_total"), value("time_to_first_token_seconds_count")
+    values_before = value("generation_tokens_total"), value("time_to_first_token_seconds_count")
     peer.says(SENTENCE, pace_s=0.4)
     with Wire(remote.port) as wire:
         stream = wire.post(HELLO | {"stream": True}, CHATS).events()
@@ -235,8 +235,8 @@ def test_the_metrics_are_the_engines(remote: RunningServer, peer: Peer) -> None:
         peer.talks_at(0.0)
         assert len([*stream]) > 5
     wait_until(lambda: value("num_requests_running") == 0)
-    tokens = value("generation_tokens_total") - before[0]
-    assert (tokens, value("time_to_first_token_seconds_count") - before[1]) == (11, 1)
+    tokens = value("generation_tokens_total") - values_before[0]
+    assert (tokens, value("time_to_first_token_seconds_count") - values_before[1]) == (11, 1)
     assert value("num_preemptions_total") == 3
     assert value("prefix_cache_queries_total") == 2 * value("prefix_cache_hits_total") > 0
     assert value("iteration_tokens_total_sum") == 8 * value("iteration_tokens_total_count") > 0
@@ -267,10 +267,10 @@ def test_the_engines_blocks_are_found(tmp_path: Path) -> None:
     stored = BlockStored([11, 12], None, TOKENS, 16, None)
     (peer.folder / "blocks").write_bytes(encoder("map")(EventBatch(1.0, [stored])))
     with served(peer, kv_index="true", kv_index_block_size="16", zmq_endpoint="") as server:
-        asked = {"tokens": [*TOKENS, 99], "model": "tiny"}
+        body = {"tokens": [*TOKENS, 99], "model": "tiny"}
 
         def scores() -> dict[str, float]:
-            answer = post(server.port, asked, "/score_tokens")
+            answer = post(server.port, body, "/score_tokens")
             assert answer.status == 200, answer.body
             return {pod: score["matched"] for pod, score in answer.json()["scores"].items()}
 

@@ -30,9 +30,9 @@ def peer(tmp_path: Path) -> Peer:
     return peer
 
 
-def write(folder: Path, told: object) -> None:
+def write(folder: Path, content: object) -> None:
     folder.mkdir(exist_ok=True)
-    (folder / "generation_config.json").write_text(json.dumps(told))
+    (folder / "generation_config.json").write_text(json.dumps(content))
 
 
 def ordered(server: RunningServer, peer: Peer, **fields: Any) -> tuple[Sampling, int]:
@@ -45,14 +45,14 @@ def test_the_models_own_defaults_hold_where_a_request_says_nothing(peer: Peer) -
     with served(peer) as server:
         for way in ({}, {"n": 1, "top_logprobs": None}):  # the fast way, and the general one
             assert ordered(server, peer, **way) == (Sampling(**TOLD), 7)
-        asked = {
+        defaults = {
             "temperature": 0.1,
             "top_p": 0.2,
             "top_k": 3,
             "min_p": 0.4,
             "repetition_penalty": 1.1,
         }
-        assert ordered(server, peer, **asked, max_tokens=5) == (Sampling(**asked), 5)
+        assert ordered(server, peer, **defaults, max_tokens=5) == (Sampling(**defaults), 5)
 
 
 def test_they_may_be_another_folders_or_nobodys(peer: Peer, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_they_may_be_another_folders_or_nobodys(peer: Peer, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("content", "reason"),
     [
         ({"temperature": -1}, "temperature"),
         ({"top_p": "much"}, "top_p"),
@@ -75,9 +75,9 @@ def test_they_may_be_another_folders_or_nobodys(peer: Peer, tmp_path: Path) -> N
     ],
 )
 def test_what_they_cannot_be_ends_the_start_with_one_line(
-    peer: Peer, told: object, reason: str
+    peer: Peer, content: object, reason: str
 ) -> None:
-    write(peer.folder, told)
+    write(peer.folder, content)
     with (
         pytest.raises(
             RuntimeError, match=rf"error: setting generation-config: .*{reason}"

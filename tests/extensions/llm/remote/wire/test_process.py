@@ -100,9 +100,9 @@ def test_two_workers_share_one_engine_and_the_successor_of_a_killed_one_finds_it
 ) -> None:
     with served(peer, ports=2, data_parallel_size="2") as server:
         assert says(server, server.port) == says(server, server.port + 1) == SENTENCE
-        before = children(server.process.pid) - set(peer.pids)
-        os.kill(min(before), signal.SIGKILL)
-        wait_until(lambda: bool(children(server.process.pid) - {*peer.pids, *before}))
+        children_before = children(server.process.pid) - set(peer.pids)
+        os.kill(min(children_before), signal.SIGKILL)
+        wait_until(lambda: bool(children(server.process.pid) - {*peer.pids, *children_before}))
         for port in (server.port, server.port + 1):
             wait_until(lambda port=port: get(port, "/health").status == 200)  # type: ignore[misc]
             assert says(server, port) == SENTENCE
@@ -189,8 +189,8 @@ def test_a_reload_keeps_the_engine_and_refuses_another_one(peer: Peer, tmp_path:
 def test_without_torch_the_server_says_what_to_install(peer: Peer) -> None:
     env = {"SIM_ENGINE": "llm", "SIM_MODEL": str(peer.folder)}
     hidden = {"PYTHONPATH": str(peer.folder / "nowhere")}
-    told = r"pip install -e '\.\[engine\]'"
-    with pytest.raises(RuntimeError, match=told), running_gunicorn(env=env | hidden):
+    message = r"pip install -e '\.\[engine\]'"
+    with pytest.raises(RuntimeError, match=message), running_gunicorn(env=env | hidden):
         pass
 
 
