@@ -123,7 +123,7 @@ class LMCacheDialect(Dialect):
         return False
 
     def takes_part(self, request: EngineRequest) -> bool:
-        """Returns whether the request has a receiver, or an answer with figures of it."""
+        """Returns whether the request has a receiver, or an answer to be completed."""
         return request.address is not None or self.receiver(request) is not None
 
     def problem(self, request: EngineRequest) -> str:

@@ -154,7 +154,7 @@ class Peerings:
 
     @property
     def replaces_answers(self) -> bool:
-        """Whether answers differ from those of NixlConnector."""
+        """True if answers have other fields than NixlConnector's."""
         return self._settings.kvcache.kv_connector != "nixl" or bool(self._options.kv_store)
 
     def transfer_address(

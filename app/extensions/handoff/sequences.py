@@ -86,7 +86,7 @@ class HandoffPart(ReplySequence):
 
     @property
     def has_all_blocks(self) -> bool:
-        """True if a read of whole blocks has brought all of them: the rest costs no prefill."""
+        """True if a read of whole blocks was complete: the last tokens cost no prefill."""
         missing_tokens = self.prompt_tokens - self.cached_tokens - self.fetched_tokens
         return self.handoffs.dialect.loads_parts and missing_tokens <= self.handoffs.block_size
 
