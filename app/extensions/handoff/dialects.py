@@ -55,7 +55,7 @@ class Dialect(ABC):
         return self.reads(request) or bool(self.transfer_id(request))
 
     def receiver(self, request: EngineRequest) -> Source | None:
-        """Returns the engine whose store gets the prompt at its end; by default none."""
+        """Returns the engine whose store gets the computed prompt; by default none."""
         return None
 
     def complete(self, request: EngineRequest, progress: Progress) -> None:

@@ -110,7 +110,7 @@ class Peerings:
         model = self._settings.model.served_names[0]
         store_dialect = None
         if self._options.kv_store in LMCACHE:
-            store_dialect = LMCacheDialect()
+            store_dialect = LMCacheDialect(self._options.lmcache_receiver)
         peering = Peering(
             channel,
             partial(self._engine_id, rank),
@@ -213,7 +213,7 @@ class Peerings:
         if connector == "p2p":
             return PeerDialect()
         if connector in LMCACHE:
-            return LMCacheDialect()
+            return LMCacheDialect(self._options.lmcache_receiver)
         return NixlDialect()
 
     def _heartbeats(self) -> Heartbeats:

@@ -153,3 +153,10 @@ def test_the_flags_of_other_connectors_have_no_effect(steps: bool) -> None:
     advance(pods.network, pods.pods, 0.5)
     assert (request.end, fetched_tokens(request)) == ("length", 0)
     assert pods.pods[0].is_idle
+
+
+def test_a_sender_copies_each_prompt_to_its_receiver(steps: bool) -> None:
+    pods = Pods(steps, "lmcache", "kv_producer", "kv_consumer")
+    pods.pods[0].engine.handoffs.parts[:] = [LMCacheDialect("pod:2")]
+    pods.complete(0, PROMPT)
+    assert fetched_tokens(pods.complete(1, PROMPT)) == len(PROMPT) - 1
