@@ -24,7 +24,7 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     ] = 256
     """Number of tokens in a chunk of the store (lmcache, lmcache-mp)."""
     lmcache_receiver: Annotated[
-        str, Meta(pattern=r"^([\w.-]+:\d+)?$", description="must be HOST:PORT")
+        str, Meta(pattern=r"^([\w.-]+:\d{1,5})?$", description="must be HOST:PORT")
     ] = ""
     """Side channel of the pod that gets a copy of each prompt (lmcache)."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998
