@@ -105,8 +105,7 @@ def test_a_prefill_answers_with_the_union(
     try:
         answer = answers(app, do_remote_decode=True, **params)
     finally:
-        for service in app.services:
-            service.close()
+        app.end()
     assert set(answer) == {*NIXL_FIELDS, *fields}
     assert all(answer[name] is not None for name in fields)
     assert answer["remote_engine_id"]
