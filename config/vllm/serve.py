@@ -214,6 +214,11 @@ def _fallbacks(values: FlagValues, environ: Mapping[str, str]) -> dict[str, str]
     if values.get("kv-connector") == "p2p":
         fallbacks["kv-side-channel-host"] = environ.get("VLLM_P2P_SIDE_CHANNEL_HOST", "localhost")
         fallbacks["kv-side-channel-port"] = environ.get("VLLM_P2P_SIDE_CHANNEL_PORT", "5710")
+    config_file = environ.get("LMCACHE_CONFIG_FILE")
+    if config_file and "lmcache" in (values.get("kv-connector"), values.get("kv-store")):
+        from config.vllm.lmcache_file import lmcache_fallbacks  # imports YAML
+
+        fallbacks |= lmcache_fallbacks(config_file)
     seconds = environ.get(KEEP_ALIVE)
     if seconds:
         fallbacks["keep-alive-timeout"] = f"{seconds}s"

@@ -20,7 +20,7 @@ LENGTH_ONLY = ("length",)
 
 
 class Progress(NamedTuple):
-    """What an answer may name of a sequence with its first token."""
+    """Figures of a sequence with its first token, for its answer."""
 
     block_numbers: Sequence[int]
     first_token: int
@@ -35,11 +35,11 @@ class Dialect(ABC):
     good_ends: tuple[str, ...]
     """Finish reasons with which a prefill holds its blocks."""
     counts_transfers = False
-    """Whether vLLM has the metrics `vllm:nixl_*` with this connector."""
+    """True if vLLM has the metrics `vllm:nixl_*` with this connector."""
     holds_blocks = True
-    """Whether a prefill keeps its blocks in the cache; if not, they are copied at its end."""
+    """True if a prefill keeps its blocks in the cache; otherwise they are copied at its end."""
     loads_parts = False
-    """Whether a read brings whole blocks of the prompt, which the pod stores, too."""
+    """True if a read brings whole blocks of the prompt, which the pod stores, too."""
     read_class: type[Reads] = Reads
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Dialect(ABC):
         return self.reads(request) or bool(self.transfer_id(request))
 
     def receiver(self, request: EngineRequest) -> Source | None:
-        """Returns the engine whose store gets the prompt at its end; by default none."""
+        """Returns the engine whose store gets the computed prompt; by default none."""
         return None
 
     def complete(self, request: EngineRequest, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Where the engines of MooncakeConnector answer: `EngineDirectory` asks their bootstrap servers."""
+"""Addresses of the engines of MooncakeConnector: `EngineDirectory` asks bootstrap servers."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from app.extensions.handoff.late_reads import LateReads
 from app.extensions.handoff.leases import Leases
 from app.extensions.handoff.lmcache import ChunkStore
 from app.extensions.handoff.messages import (
+    MAX_KEYS,
     Done,
     Heartbeat,
     LeaseMessage,
@@ -217,7 +218,11 @@ class Handoffs:
         if self._cache is None or not isinstance(self._cache.store, ChunkStore):
             return
         keys = self._cache.store.keys(prompt)
-        if not self._channel.send(receiver.host, receiver.port, Question(0, "", Store(keys))):
+        is_sent = True
+        for start in range(0, len(keys), MAX_KEYS):
+            part = Store(keys[start : start + MAX_KEYS])
+            is_sent &= self._channel.send(receiver.host, receiver.port, Question(0, "", part))
+        if not is_sent:
             log.warning("the receiver %s of a prompt cannot be reached", receiver)
 
     def _receive(self, keys: ListOf[bytes]) -> None:

@@ -109,10 +109,17 @@ class ChunkStore(ConnectorStore):
 
 
 class LMCacheDialect(Dialect):
-    """A prompt with a `disagg_spec` is copied to the store of the receiver at its end."""
+    """A prompt is copied to the receiver in its `disagg_spec`, or to the configured one."""
 
     good_ends = GOOD_ENDS
     holds_blocks = False
+
+    def __init__(self, receiver: str = "") -> None:
+        """`receiver` gets the other prompts: a host and a port, or an empty text."""
+        host, _, port = receiver.rpartition(":")
+        self._receiver: Source | None = None
+        if port:
+            self._receiver = checked_source(host, int(port), engine_id="", request_id=receiver)
 
     def transfer_id(self, request: EngineRequest) -> str:
         """Returns an empty id: no decode reads blocks."""
@@ -123,13 +130,12 @@ class LMCacheDialect(Dialect):
         return False
 
     def takes_part(self, request: EngineRequest) -> bool:
-        """Returns whether the request has a receiver, or an answer with figures of it."""
+        """Returns whether the request has a receiver, or an answer to be completed."""
         return request.address is not None or self.receiver(request) is not None
 
     def problem(self, request: EngineRequest) -> str:
         """Returns whether a `disagg_spec` is incomplete."""
-        params = request.source or {}
-        if DISAGG_SPEC in params and self.receiver(request) is None:
+        if DISAGG_SPEC in (request.source or {}) and self.receiver(request) is None:
             fields = ", ".join(SPEC_FIELDS)
             return f"{DISAGG_SPEC} needs {fields}: the prompt is not copied"
         return ""
@@ -139,7 +145,10 @@ class LMCacheDialect(Dialect):
 
     def receiver(self, request: EngineRequest) -> Source | None:
         """Returns the pod whose store gets the chunks of the prompt."""
-        spec = (request.source or {}).get(DISAGG_SPEC)
+        params = request.source or {}
+        if DISAGG_SPEC not in params:
+            return self._receiver
+        spec = params[DISAGG_SPEC]
         if not isinstance(spec, Mapping) or any(name not in spec for name in SPEC_FIELDS):
             return None
         port = spec["receiver_init_port"]

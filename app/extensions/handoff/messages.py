@@ -13,6 +13,10 @@ from typing import TypeAlias
 from msgspec import Struct, msgpack
 
 MAX_PORT = 65_535
+MAX_DIGITS = 9
+"""Maximum length of a number in a text. Python rejects texts of thousands of digits."""
+MAX_KEYS = 20_000
+"""Maximum number of keys in a message, whose length is limited."""
 MAX_ID_CHARS = 4_096
 """Maximum length of the id of an engine or of a request."""
 _HOST = re.compile(r"[\w.:%-]{1,253}")
@@ -88,6 +92,13 @@ class Source(Struct, frozen=True):
     port: int
     engine_id: str
     request_id: str
+
+
+def number_in(text: str) -> int | None:
+    """Returns the number in a text of at most nine digits; None for another text."""
+    if len(text) <= MAX_DIGITS and text.isdecimal():
+        return int(text)
+    return None
 
 
 encode = msgpack.Encoder().encode

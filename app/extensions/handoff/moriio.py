@@ -12,6 +12,7 @@ from gevent import Greenlet
 from msgspec import Struct, msgpack
 
 from app.core.engine.kvcache.sockets import IO_THREADS, end_context
+from app.extensions.handoff.messages import number_in
 
 PING_INTERVAL_S = 3.0
 """Seconds between two heartbeats, as in vLLM."""
@@ -83,10 +84,7 @@ def peer_of(request_id: str, params: Mapping[str, object]) -> tuple[object, obje
     for part in match[1].split(","):
         key, _, value = part.partition(":")
         fields[key.strip()] = value.strip()
-    port = fields.get("notify", "")
-    if not port.isdecimal():
-        return None, None, transfer_id
-    return fields.get("host"), int(port), transfer_id
+    return fields.get("host"), number_in(fields.get("notify", "")), transfer_id
 
 
 class Heartbeats:

@@ -110,7 +110,7 @@ class Peerings:
         model = self._settings.model.served_names[0]
         store_dialect = None
         if self._options.kv_store in LMCACHE:
-            store_dialect = LMCacheDialect()
+            store_dialect = LMCacheDialect(self._options.lmcache_receiver)
         peering = Peering(
             channel,
             partial(self._engine_id, rank),
@@ -154,7 +154,7 @@ class Peerings:
 
     @property
     def replaces_answers(self) -> bool:
-        """Whether answers differ from those of NixlConnector."""
+        """True if answers have other fields than NixlConnector's."""
         return self._settings.kvcache.kv_connector != "nixl" or bool(self._options.kv_store)
 
     def transfer_address(
@@ -213,7 +213,7 @@ class Peerings:
         if connector == "p2p":
             return PeerDialect()
         if connector in LMCACHE:
-            return LMCacheDialect()
+            return LMCacheDialect(self._options.lmcache_receiver)
         return NixlDialect()
 
     def _heartbeats(self) -> Heartbeats:

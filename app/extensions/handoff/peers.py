@@ -13,7 +13,7 @@ from app.core.base.clock.timer_wheel import ScheduledCall
 from app.core.engine.request import EngineRequest
 from app.extensions.handoff.dialects import GOOD_ENDS, EarlyDialect
 from app.extensions.handoff.late_reads import Found, LateRead, LateReads, Locate
-from app.extensions.handoff.messages import Lookup, Source, checked_source
+from app.extensions.handoff.messages import MAX_KEYS, Lookup, Source, checked_source, number_in
 from app.extensions.handoff.reads import RemoteRead
 
 DECODER = "remote_decoder"
@@ -59,10 +59,11 @@ class PeerReads(LateReads):
         """Copies the blocks that the peer has; `answer` is their number, or a problem."""
         if read.is_over:
             return
-        if not answer.isdecimal():
+        blocks = number_in(answer)
+        if blocks is None:
             self._fail(read, answer)
             return
-        read.blocks = int(answer)
+        read.blocks = blocks
         read.ready_s = self._now()
         if read.blocks:
             read.ready_s += read.transfer_s
@@ -119,7 +120,7 @@ class PeerDialect(EarlyDialect):
         """Lets a symmetric reader look up its blocks."""
         params = request.source or {}
         if isinstance(read, PeerRead) and params.get(PREFILLER) is None:
-            read.keys = keys
+            read.keys = keys[:MAX_KEYS]
 
 
 def _role(request: EngineRequest, name: str) -> Mapping[str, object]:
@@ -144,7 +145,7 @@ def _source_of(request: EngineRequest) -> Source | None:
         name = PREFILLER
     role = _role(request, name)
     port = role.get("remote_port")
-    if isinstance(port, str) and port.isdecimal():
-        port = int(port)
+    if isinstance(port, str):
+        port = number_in(port)
     request_id = _text(role, "kv_request_id")
     return checked_source(role.get("remote_host"), port, engine_id="", request_id=request_id)

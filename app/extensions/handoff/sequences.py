@@ -86,7 +86,7 @@ class HandoffPart(ReplySequence):
 
     @property
     def has_all_blocks(self) -> bool:
-        """True if a read of whole blocks has brought all of them: the rest costs no prefill."""
+        """True if a read of whole blocks was complete: the last tokens cost no prefill."""
         missing_tokens = self.prompt_tokens - self.cached_tokens - self.fetched_tokens
         return self.handoffs.dialect.loads_parts and missing_tokens <= self.handoffs.block_size
 
@@ -135,7 +135,15 @@ class HandoffPart(ReplySequence):
         self, at_s: float, prompt_logprobs: ListOf[TokenLogprob | None] | None, is_plain: bool
     ) -> None:
         self._complete_answer()
+        self._send_chunks()
         super()._start(at_s, prompt_logprobs, is_plain)
+
+    def _send_chunks(self) -> None:
+        """Copies the prompt to its receiver, before the answer: a decode may follow at once."""
+        for part in self.handoffs.parts:
+            receiver = part.receiver(self.request)
+            if receiver is not None:
+                self.handoffs.send_chunks(receiver, self.prompt)
 
     def _complete_answer(self) -> None:
         """Writes the numbers of the blocks, and other figures, into the answer."""
@@ -154,10 +162,6 @@ class HandoffPart(ReplySequence):
                 self.handoffs.hold(self, self.transfer_id)
             else:
                 self.handoffs.early_reads.give_up(self.transfer_id)
-        for part in self.handoffs.parts:
-            receiver = part.receiver(self.request)
-            if receiver is not None and reason in part.good_ends:
-                self.handoffs.send_chunks(receiver, self.prompt)
         super()._end(reason, counted, error)
         if self.read is not None:
             self.handoffs.reads.abandon(self.read)

@@ -23,6 +23,10 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
         int, Meta(ge=1), About(env=("LMCACHE_CHUNK_SIZE",), unit="tokens")
     ] = 256
     """Number of tokens in a chunk of the store (lmcache, lmcache-mp)."""
+    lmcache_receiver: Annotated[
+        str, Meta(pattern=r"^([\w.-]+:\d{1,5})?$", description="must be HOST:PORT")
+    ] = ""
+    """Side channel of the pod that gets a copy of each prompt (lmcache)."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998
     """Port at which routers and decode pods find the engines of a prefill pod (mooncake)."""
     moriio_proxy: Annotated[str, zmq_address()] = ""

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.extensions.handoff import handoffs
 from app.extensions.handoff.lmcache import ChunkStore, LMCacheDialect, lmcache_answer
 from tests.extensions.handoff.pods import BLOCK_TOKENS, TIMEOUT_S, Network, Pod, Request, advance
 
@@ -153,3 +154,17 @@ def test_the_flags_of_other_connectors_have_no_effect(steps: bool) -> None:
     advance(pods.network, pods.pods, 0.5)
     assert (request.end, fetched_tokens(request)) == ("length", 0)
     assert pods.pods[0].is_idle
+
+
+def test_a_sender_copies_each_prompt_to_its_receiver(steps: bool) -> None:
+    pods = Pods(steps, "lmcache", "kv_producer", "kv_consumer")
+    pods.pods[0].engine.handoffs.parts[:] = [LMCacheDialect("pod:2")]
+    pods.complete(0, PROMPT)
+    assert fetched_tokens(pods.complete(1, PROMPT)) == len(PROMPT) - 1
+
+
+def test_a_copy_is_sent_in_parts(steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handoffs, "MAX_KEYS", 1)
+    pods = Pods(steps, "lmcache", "kv_producer", "kv_consumer")
+    pods.complete(0, PROMPT, disagg_spec=SPEC)
+    assert fetched_tokens(pods.complete(1, PROMPT)) == len(PROMPT) - 1

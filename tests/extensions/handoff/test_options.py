@@ -1,6 +1,7 @@
 """`--kv-transfer-config` with MooncakeConnector and MoRIIOConnector."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from app.core.settings import load, resolve, settings_type
 from app.extensions.handoff import Handoff
 from app.extensions.handoff.settings import HandoffSettings
 from config import Settings
+from config.declaration import ConfigError
 from config.vllm.serve import settings_of
 
 
@@ -106,3 +108,39 @@ def test_a_push_connector_has_the_id_of_its_engine() -> None:
     )
     assert settings.kvcache.kv_connector == "nixl-push"
     assert settings.section(HandoffSettings).kv_engine_id == "prefill-1"
+
+
+def lmcache(path: Path, text: str) -> Settings:
+    """The settings of an LMCacheConnectorV1 with a configuration file."""
+    file = path / "lmcache.yaml"
+    file.write_text(text, "utf-8")
+    config = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_producer"}
+    options = ["tiny", "--kv-transfer-config", json.dumps(config)]
+    environ = {"LMCACHE_CONFIG_FILE": str(file)}
+    return resolve(settings_of(options, environ, settings_type()), environ, lambda text: None)
+
+
+def test_an_lmcache_sender_copies_to_the_peer_in_its_file(tmp_path: Path) -> None:
+    text = "nixl_role: sender\nnixl_peer_host: localhost\nnixl_peer_port: 55555\nchunk_size: 64\n"
+    options = lmcache(tmp_path, text).section(HandoffSettings)
+    assert (options.lmcache_receiver, options.lmcache_chunk_size) == ("localhost:55555", 64)
+    assert options.kv_role == "kv_producer"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nixl_role: receiver\nnixl_peer_host: localhost\nnixl_peer_port: 55555\n",
+        "pd_role: receiver\npd_peer_init_port: [55555]\n",
+    ],
+)
+def test_an_lmcache_receiver_listens_at_the_port_in_its_file(tmp_path: Path, text: str) -> None:
+    settings = lmcache(tmp_path, text)
+    assert settings.kvcache.kv_side_channel_port == 55_555
+    assert settings.section(HandoffSettings).lmcache_receiver == ""
+
+
+@pytest.mark.parametrize("text", ["- 5", "a: [", "chunk_size: many"])
+def test_a_wrong_lmcache_file_is_rejected(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="lmcache.yaml|lmcache-chunk-size"):
+        lmcache(tmp_path, text)

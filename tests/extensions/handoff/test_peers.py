@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from app.core.engine.kvcache.stores import ConnectorStore
+from app.extensions.handoff import peers
+from app.extensions.handoff.messages import Answer
 from app.extensions.handoff.peers import PeerDialect
 from tests.extensions.handoff.pods import (
     BLOCK_TOKENS,
@@ -192,6 +194,7 @@ def test_copied_blocks_are_kept_in_the_own_store(cached_pair: Pair) -> None:
         {"remote_prefiller": {**PEER, "kv_request_id": 7}},
         {"remote_kv_source": {**PEER, "remote_host": None}},
         {"remote_kv_source": {**PEER, "remote_port": 0}},
+        {"remote_kv_source": {**PEER, "remote_port": "1" * 5000}},
         {"remote_decoder": {}},
         {"remote_decoder": None},
     ],
@@ -213,3 +216,22 @@ def test_the_flags_of_other_connectors_have_no_effect(pair: Pair) -> None:
     pair.advance(0.5)
     assert (request.end, fetched_tokens(request)) == ("length", 0)
     assert_idle(pair)
+
+
+def test_a_lookup_with_an_odd_answer_computes_its_prompt(pair: Pair) -> None:
+    decode = pair.begin_decode("remote_kv_source")
+    pair.network.messages.clear()
+    pair.decode.engine.handoffs.reads.answered(Answer(2, "1" * 5000))
+    pair.advance(0.5)
+    assert (decode.end, fetched_tokens(decode)) == ("length", 0)
+    assert pair.decode.is_idle
+
+
+def test_a_lookup_has_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "MAX_KEYS", 1)
+    pair = pods(steps=True)
+    pair.begin_prefill(PROMPT, unrelated=True)
+    pair.advance(0.5)
+    decode = pair.begin_decode("remote_kv_source")
+    pair.advance(0.5)
+    assert fetched_tokens(decode) == BLOCK_TOKENS

@@ -15,6 +15,7 @@ from app.extensions.handoff.settings import HandoffSettings
 from app.extensions.handoff.union import union_of
 from config import Settings
 from config.vllm.serve import settings_of
+from tests.running_server import free_port
 
 PROMPT = list(range(100, 148))
 """Three blocks."""
@@ -95,9 +96,16 @@ def answers(app: Any, **params: Any) -> Any:
 def test_a_prefill_answers_with_the_union(
     store: str, params: dict[str, object], fields: set[str]
 ) -> None:
-    flags = ("--kv-side-channel-host=127.0.0.1", "--force-dummy-tokenizer")
+    flags = (
+        "--force-dummy-tokenizer",
+        "--kv-side-channel-host=127.0.0.1",
+        f"--kv-side-channel-port={free_port()}",
+    )
     app = create_app(settings_for("NixlConnector", store, flags=flags))
-    answer = answers(app, do_remote_decode=True, **params)
+    try:
+        answer = answers(app, do_remote_decode=True, **params)
+    finally:
+        app.end()
     assert set(answer) == {*NIXL_FIELDS, *fields}
     assert all(answer[name] is not None for name in fields)
     assert answer["remote_engine_id"]

@@ -228,5 +228,7 @@ def test_a_moriio_decode_finds_its_prefill_by_the_id_of_the_request(moriio: Mori
 def test_a_moriio_decode_without_an_address_fails(moriio: MoriioPods) -> None:
     failed = decode(moriio.decode, transfer_id="nowhere")
     assert (failed.status_code, json.loads(failed.text)["error"]["code"]) == (500, 500)
-    odd = {"X-Request-Id": "___prefill_addr_host:h,notify:x___decode_addr_d_" + "0" * 32}
-    assert decode(moriio.decode, odd, transfer_id="nowhere").status_code == 500
+    for port in ("x", "1" * 5000):
+        request_id = f"___prefill_addr_host:h,notify:{port}___decode_addr_d_" + "0" * 32
+        odd = {"X-Request-Id": request_id}
+        assert decode(moriio.decode, odd, transfer_id="nowhere").status_code == 500

@@ -241,6 +241,7 @@ def pods(connector: str) -> Iterator[Pods]:
     flags = (
         *("--enable-kvcache", "--kv-cache-size", "65", "--max-model-len", "512"),
         *("--kv-connector", connector, "--kv-side-channel-host", "127.0.0.1"),
+        *("--kv-side-channel-timeout", "60s"),
     )
     prefill_flags = (
         *("--kv-side-channel-port", str(side_port), "--kv-role", "kv_producer"),
