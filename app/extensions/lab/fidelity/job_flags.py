@@ -21,6 +21,7 @@ from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
 from app.extensions.lab.fidelity.job import Job
+from app.extensions.lab.fidelity.kv_tiers import KvTier
 from app.extensions.lab.fidelity.simulation import SimulationPlan
 from app.extensions.lab.fidelity.summary import Judgement
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
@@ -72,6 +73,8 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         seed=options.seed,
         autoscaling=_make_autoscaling(options, swept, profile.weight_bytes, autoscalers(settings)),
     )
+    if options.kv_tiers is not None:
+        plan = replace(plan, tiers=_check_tiers(options, plan))
     if options.priorities is not None:
         check_priorities(options.priorities, is_drawn=options.trace is None)
         plan = replace(plan, priorities=tuple(options.priorities))
@@ -99,6 +102,28 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         conversations=_read_conversations(options),
         watts=_find_watts(options),
     )
+
+
+def _check_tiers(options: Namespace, plan: SimulationPlan) -> tuple[KvTier, ...]:
+    """Returns the tiers of the KV cache.
+
+    Raises:
+        ConfigError: A tier cannot be simulated with the other flags.
+    """
+    tiers: list[KvTier] = options.kv_tiers
+    names = [tier.name for tier in tiers]
+    if len(set(names)) < len(names):
+        raise ConfigError("--kv-tiers: each tier must be named once")
+    kv_bytes = options.kv_bytes_per_token or plan.profile.kv_bytes_per_token
+    if kv_bytes is None:
+        raise ConfigError(
+            f"profile {options.profile} has no size of keys and values; --kv-tiers needs one"
+        )
+    if not plan.profile.engine.enable_prefix_caching:
+        raise ConfigError("--kv-tiers needs prefix caching")
+    if options.prefill_pods is not None or options.sweep is not None:
+        raise ConfigError("--kv-tiers cannot be combined with --prefill-pods or --sweep")
+    return tuple(tiers)
 
 
 def _find_watts(options: Namespace) -> DeviceWatts | None:

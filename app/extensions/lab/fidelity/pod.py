@@ -17,6 +17,7 @@ from app.core.engine.scheduler import Scheduler
 from app.core.engine.step_cost import CostModel, PrefillTime
 from app.core.engine.step_loop import StepLoop
 from app.core.engine.waiting_queue import WaitingQueue
+from app.extensions.lab.fidelity.kv_tiers import KvTier, LoadingCosts, TieredBlocks
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from app.extensions.lab.fidelity.timeline import Timeline
 from app.extensions.lab.fidelity.token_gaps import TokenGaps
@@ -34,6 +35,8 @@ class PodContext:
     on_end: Callable[[OfflineRequest], None]
     """Called with each request at its last token."""
     watch: Watch | None = None
+    tiers: tuple[KvTier, ...] = ()
+    """Tiers that keep evicted blocks."""
     by_priority: bool = False
     """True if the scheduler follows priorities."""
 
@@ -45,7 +48,15 @@ class Pod(StepLoop[OfflineRequest]):
         profile = context.profile
         limits = profile.engine
         self.blocks: CountedBlocks | PrefixBlocks
-        if context.shares_prefixes and limits.enable_prefix_caching:
+        if context.tiers and profile.kv_bytes_per_token is not None:
+            self.blocks = TieredBlocks(
+                limits.num_gpu_blocks,
+                limits.block_size,
+                tiers=context.tiers,
+                block_bytes=limits.block_size * profile.kv_bytes_per_token,
+            )
+            cost = LoadingCosts(cost, self.blocks)
+        elif context.shares_prefixes and limits.enable_prefix_caching:
             self.blocks = PrefixBlocks(limits.num_gpu_blocks, limits.block_size)
         else:
             self.blocks = CountedBlocks(
