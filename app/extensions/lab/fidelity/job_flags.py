@@ -1,5 +1,6 @@
 """Makes the job of the flags of simulate and plan, and checks their combinations."""
 
+import math
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
@@ -11,12 +12,16 @@ import msgspec
 from app.core.engine.profile import EngineLimits, Profile
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.datasheet import profile_of
+from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import Situation
 from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.lora import lora_costs
 from app.extensions.lab.costs.power import MEASURED, DeviceWatts
+from app.extensions.lab.costs.shapes import model_shape
 from app.extensions.lab.costs.situations import make_situation
 from app.extensions.lab.costs.speculation import with_acceptance
+from app.extensions.lab.fidelity.adapters import AdapterPlan
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
@@ -51,6 +56,9 @@ SYNTHETIC_FLAGS = (
     "turns",
     "think",
 )
+DEFAULT_MAX_LORAS = 1
+DEFAULT_LORA_RANK = 16
+"""vLLM's defaults."""
 DEFAULT_BANDWIDTH = 50e9
 """Bytes per second of a port of 400 Gbit/s."""
 
@@ -73,6 +81,10 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         seed=options.seed,
         autoscaling=_make_autoscaling(options, swept, profile.weight_bytes, autoscalers(settings)),
     )
+    if options.loras is not None:
+        plan = _with_adapters(options, plan)
+    elif options.max_loras is not None or options.max_lora_rank is not None:
+        raise UsageError("--max-loras and --max-lora-rank go with --loras")
     if options.kv_tiers is not None:
         plan = replace(plan, tiers=_check_tiers(options, plan))
     if options.priorities is not None:
@@ -102,6 +114,36 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         conversations=_read_conversations(options),
         watts=_find_watts(options),
     )
+
+
+def _with_adapters(options: Namespace, plan: SimulationPlan) -> SimulationPlan:
+    """Returns the plan with LoRA adapters, whose slots take memory from the KV cache.
+
+    Raises:
+        ConfigError: The shape of the model is not known, or the slots leave no memory.
+    """
+    profile = plan.profile
+    if options.profile != AUTO or profile.kv_bytes_per_token is None:
+        raise ConfigError(f"profile {options.profile}: --loras can be given with {AUTO} only")
+    if options.prefill_pods is not None or options.sweep is not None:
+        raise ConfigError("--loras cannot be combined with --prefill-pods or --sweep")
+    engine_options = make_engine_options(options)
+    costs = lora_costs(
+        model_shape(read_model_config(options.model_config)),
+        DEVICES[options.device.lower()],
+        options.max_lora_rank or DEFAULT_LORA_RANK,
+        engine_options.tensor_parallel_size,
+    )
+    max_loras = options.max_loras or DEFAULT_MAX_LORAS
+    block_bytes = profile.kv_bytes_per_token * profile.engine.block_size
+    slot_blocks = math.ceil(max_loras * costs.adapter_bytes / block_bytes)
+    engine = msgspec.structs.replace(
+        profile.engine, num_gpu_blocks=max(2, profile.engine.num_gpu_blocks - slot_blocks)
+    )
+    check_engine_limits(engine, f"profile {options.profile} with --max-loras {max_loras}")
+    adapters = AdapterPlan(adapters=options.loras, max_loras=max_loras, costs=costs)
+    changed = msgspec.structs.replace(profile, engine=engine)
+    return replace(plan, profile=changed, adapters=adapters)
 
 
 def _check_tiers(options: Namespace, plan: SimulationPlan) -> tuple[KvTier, ...]:

@@ -51,7 +51,7 @@ def read_tier(text: str) -> KvTier:
 
     Raises:
         ValueError: The text has another form; the message completes "the value ...".
-        ArgumentTypeError: A size is wrong; the message says which.
+        ArgumentTypeError: A size is wrong, which the message names.
     """
     match = PATTERN.fullmatch(text)
     if match is None:
@@ -79,7 +79,7 @@ class TieredBlocks(PrefixBlocks):
         self.pool = BlockPool(num_blocks, on_evict=self._offload)
         self.block_bytes = block_bytes
         self.levels = [_Level(tier, block_bytes) for tier in tiers]
-        self._found: dict[OfflineRequest, list[tuple[_Level, bytes]]] = {}
+        self._tier_blocks: dict[OfflineRequest, list[tuple[_Level, bytes]]] = {}
         """Blocks that the latest `find` found in tiers, by request."""
         self._loading_s = 0.0
 
@@ -100,14 +100,14 @@ class TieredBlocks(PrefixBlocks):
                 break
             in_tiers.append((level, key))
         if in_tiers:
-            self._found[sequence] = in_tiers
+            self._tier_blocks[sequence] = in_tiers
         else:
-            self._found.pop(sequence, None)
+            self._tier_blocks.pop(sequence, None)
         return cached + len(in_tiers)
 
     def begin(self, sequence: OfflineRequest, cached: int, count: int) -> None:
         """Assigns the blocks that `find` found, loads those of tiers, and assigns new ones."""
-        in_tiers = self._found.pop(sequence, [])
+        in_tiers = self._tier_blocks.pop(sequence, [])
         super().begin(sequence, cached, count + len(in_tiers))
         first = cached - len(in_tiers)
         for block, (level, key) in zip(sequence.blocks[first:cached], in_tiers, strict=True):

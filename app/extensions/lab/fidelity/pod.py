@@ -17,6 +17,7 @@ from app.core.engine.scheduler import Scheduler
 from app.core.engine.step_cost import CostModel, PrefillTime
 from app.core.engine.step_loop import StepLoop
 from app.core.engine.waiting_queue import WaitingQueue
+from app.extensions.lab.fidelity.adapters import AdapterCosts, AdapterPlan
 from app.extensions.lab.fidelity.kv_tiers import KvTier, LoadingCosts, TieredBlocks
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from app.extensions.lab.fidelity.timeline import Timeline
@@ -37,6 +38,7 @@ class PodContext:
     watch: Watch | None = None
     tiers: tuple[KvTier, ...] = ()
     """Tiers that keep evicted blocks."""
+    adapters: AdapterPlan | None = None
     by_priority: bool = False
     """True if the scheduler follows priorities."""
 
@@ -70,9 +72,12 @@ class Pod(StepLoop[OfflineRequest]):
             drafts = Drafts(speculation.acceptance, Random(seed))
             step_limits = replace(step_limits, draft_slots=speculation.draft_slots)
         queue: WaitingQueue[OfflineRequest] | None = None
-        if context.by_priority:
-            step_limits = replace(step_limits, by_priority=True)
-            queue = WaitingQueue(by_priority=True)
+        if context.by_priority or context.adapters is not None:
+            step_limits = replace(step_limits, by_priority=context.by_priority)
+            slots = None if context.adapters is None else context.adapters.slots()
+            queue = WaitingQueue(slots, context.by_priority)
+        if context.adapters is not None:
+            cost = AdapterCosts(cost, context.adapters)
         scheduler = Scheduler(step_limits, blocks, queue, speculation=drafts)
         if limits.engine_step_time:
             scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, limits.engine_step_time)

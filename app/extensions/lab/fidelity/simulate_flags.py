@@ -329,6 +329,20 @@ def _add_engine(flags: FlagParser) -> None:
             action=argparse.BooleanOptionalAction,
             help=f"vLLM's option {name} [as in the profile]",
         )
+    adapters = whole_number(1, 10_000)
+    add(
+        "--loras",
+        type=adapters,
+        metavar="N",
+        help="LoRA adapters, of which each request has one at random, for profile auto",
+    )
+    add("--max-loras", type=adapters, metavar="N", help="adapters of one step, as in vLLM [1]")
+    add(
+        "--max-lora-rank",
+        type=whole_number(1, 1024),
+        metavar="N",
+        help="rank of the adapters [16]",
+    )
     add(
         "--kv-tiers",
         nargs="+",

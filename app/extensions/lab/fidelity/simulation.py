@@ -14,6 +14,7 @@ from random import Random
 
 from app.core.engine.profile import Profile
 from app.core.engine.step_cost import CostModel, StepCost
+from app.extensions.lab.fidelity.adapters import AdapterPlan
 from app.extensions.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggregation, Transfers
 from app.extensions.lab.fidelity.kv_tiers import KvTier, TieredBlocks, TierUse
 from app.extensions.lab.fidelity.pod import Pod, PodContext, Watch
@@ -70,6 +71,7 @@ class SimulationPlan:
     """With autoscaling `pods` is the number at the start, within the bounds of the policy."""
     tiers: tuple[KvTier, ...] = ()
     """Tiers that keep the blocks that a pod evicts; each pod has its own."""
+    adapters: AdapterPlan | None = None
     priorities: tuple[PriorityClass, ...] = ()
     """Classes of requests that the engines serve by priority."""
 
@@ -147,8 +149,14 @@ class Simulation:
             on_end=self._finish,
             watch=watch,
             tiers=plan.tiers,
+            adapters=plan.adapters,
             by_priority=bool(plan.priorities),
         )
+        self._adapters: list[str] = []
+        """Adapter of each request; empty without adapters."""
+        if plan.adapters is not None:
+            rng = Random(f"{plan.seed}/adapters")
+            self._adapters = [str(rng.randrange(plan.adapters.adapters)) for _ in load.arrival_s]
         self._priorities = {part.name: part.priority for part in plan.priorities}
         self.pods: list[Pod] = []
         self._request_counts: dict[int, int] = {}
@@ -338,6 +346,8 @@ class Simulation:
             request.node_tokens = load.node_tokens
         if load.session:
             request.session = load.session[number]
+        if self._adapters:
+            request.adapter = self._adapters[number]
         if self._priorities:
             request.priority = self._priorities[load.classes[load.kind[number]]]
         request.send_s = self._wait_for_place(arrival_s)
