@@ -18,6 +18,7 @@ class AdapterPlan(Struct, frozen=True, kw_only=True):
     """Adapters, one for each request, chosen at random."""
     max_loras: int
     """Adapters of one step, as vLLM's option."""
+    max_rank: int
     costs: LoraCosts
 
     def slots(self) -> LoRASlots:

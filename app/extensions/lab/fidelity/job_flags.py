@@ -41,6 +41,8 @@ from config import ConfigError, UsageError
 from config.sections.engine import DEFAULT_PROFILE
 from config.settings import Settings
 
+UNMEASURED_FLAGS = ("speculative_config", "loras", "kv_tiers")
+"""Flags that no measured server had."""
 TRANSFER_FLAGS = ("transfer_bandwidth", "transfer_latency", "kv_bytes_per_token")
 SYNTHETIC_FLAGS = (
     "rate",
@@ -128,10 +130,11 @@ def _with_adapters(options: Namespace, plan: SimulationPlan) -> SimulationPlan:
     if options.prefill_pods is not None or options.sweep is not None:
         raise ConfigError("--loras cannot be combined with --prefill-pods or --sweep")
     engine_options = make_engine_options(options)
+    max_rank = options.max_lora_rank or DEFAULT_LORA_RANK
     costs = lora_costs(
         model_shape(read_model_config(options.model_config)),
         DEVICES[options.device.lower()],
-        options.max_lora_rank or DEFAULT_LORA_RANK,
+        max_rank,
         engine_options.tensor_parallel_size,
     )
     max_loras = options.max_loras or DEFAULT_MAX_LORAS
@@ -141,7 +144,9 @@ def _with_adapters(options: Namespace, plan: SimulationPlan) -> SimulationPlan:
         profile.engine, num_gpu_blocks=max(2, profile.engine.num_gpu_blocks - slot_blocks)
     )
     check_engine_limits(engine, f"profile {options.profile} with --max-loras {max_loras}")
-    adapters = AdapterPlan(adapters=options.loras, max_loras=max_loras, costs=costs)
+    adapters = AdapterPlan(
+        adapters=options.loras, max_loras=max_loras, max_rank=max_rank, costs=costs
+    )
     changed = msgspec.structs.replace(profile, engine=engine)
     return replace(plan, profile=changed, adapters=adapters)
 
@@ -200,9 +205,9 @@ def _read_conversations(options: Namespace) -> int | None:
 def _make_situation(options: Namespace, *, has_plugin_costs: bool) -> Situation | None:
     """Returns the situation of profile auto; None where no server is comparable.
 
-    That is the case for other profiles, costs of plugins, and drafts.
+    That is the case for other profiles, costs of plugins, and what no measured server had.
     """
-    if options.profile != AUTO or has_plugin_costs or options.speculative_config is not None:
+    if options.profile != AUTO or has_plugin_costs or present_options(options, UNMEASURED_FLAGS):
         return None
     config = read_model_config(options.model_config)
     return make_situation(config, options.device, make_engine_options(options))
