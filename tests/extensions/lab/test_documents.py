@@ -28,11 +28,12 @@ SEARCHES = [
 ]
 TOGETHER = [example for example in PLAN_COMMANDS if "--together" in example[0]]
 SERIES = [example for example in PLAN_COMMANDS if "--over-time" in example[0]]
+SIMULATE = (ROOT / "docs" / "simulate.md").read_text("utf-8")
 SIMULATIONS = re.findall(
-    r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:[^$`\s].*\n)+)```",
-    (ROOT / "docs" / "simulate.md").read_text("utf-8"),
+    r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:[^$`\s].*\n)+)```", SIMULATE
 )
 """Commands of docs/simulate.md with their whole output."""
+EXAMPLE_LOADS = re.findall(r"^\$ python -m app (simulate --trace examples/.*)", SIMULATE, re.M)
 FEW_FLEETS = ["--seconds", "3", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192"]
 """Flags that make a plan quick; later flags win."""
 
@@ -129,8 +130,19 @@ def test_simulate_page_shows_what_its_commands_print(
     assert capsys.readouterr().out == printed
 
 
-def test_simulate_page_has_a_run_and_a_sweep() -> None:
+@pytest.mark.parametrize("command", EXAMPLE_LOADS)
+def test_simulate_page_reads_the_loads_of_the_examples(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command)
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith(f"qwen3-14b-h100: trace {words[2]}\n")
+
+
+def test_simulate_page_has_a_run_a_sweep_and_two_examples() -> None:
     assert ["--sweep" in command for command, _ in SIMULATIONS] == [False, True]
+    assert [Path(command.split()[2]).suffix for command in EXAMPLE_LOADS] == [".yml", ".jsonl"]
 
 
 def test_reference_of_options_is_that_of_the_parsers() -> None:

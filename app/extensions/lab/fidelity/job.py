@@ -108,6 +108,8 @@ class Job:
         """Simulates `load`; returns the times of its requests, and the figures."""
         outcome = simulate(load, self.plan, progress, watch)
         summary = summarize(outcome, self.profile_name, self.judgement)
+        if self.plan.tiers:
+            summary = msgspec.structs.replace(summary, tiers=tuple(outcome.tier_uses))
         if self.plan.priorities:
             summary = msgspec.structs.replace(summary, classes=class_figures(outcome))
         if self.watts is not None:

@@ -1,5 +1,6 @@
 """Makes the job of the flags of simulate and plan, and checks their combinations."""
 
+import math
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
@@ -11,16 +12,21 @@ import msgspec
 from app.core.engine.profile import EngineLimits, Profile
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.datasheet import profile_of
+from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import Situation
 from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.lora import lora_costs
 from app.extensions.lab.costs.power import MEASURED, DeviceWatts
+from app.extensions.lab.costs.shapes import model_shape
 from app.extensions.lab.costs.situations import make_situation
 from app.extensions.lab.costs.speculation import with_acceptance
+from app.extensions.lab.fidelity.adapters import AdapterPlan
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
 from app.extensions.lab.fidelity.job import Job
+from app.extensions.lab.fidelity.kv_tiers import KvTier
 from app.extensions.lab.fidelity.simulation import SimulationPlan
 from app.extensions.lab.fidelity.summary import Judgement
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
@@ -35,6 +41,8 @@ from config import ConfigError, UsageError
 from config.sections.engine import DEFAULT_PROFILE
 from config.settings import Settings
 
+UNMEASURED_FLAGS = ("speculative_config", "loras", "kv_tiers")
+"""Flags that no measured server had."""
 TRANSFER_FLAGS = ("transfer_bandwidth", "transfer_latency", "kv_bytes_per_token")
 SYNTHETIC_FLAGS = (
     "rate",
@@ -50,6 +58,9 @@ SYNTHETIC_FLAGS = (
     "turns",
     "think",
 )
+DEFAULT_MAX_LORAS = 1
+DEFAULT_LORA_RANK = 16
+"""vLLM's defaults."""
 DEFAULT_BANDWIDTH = 50e9
 """Bytes per second of a port of 400 Gbit/s."""
 
@@ -72,6 +83,12 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         seed=options.seed,
         autoscaling=_make_autoscaling(options, swept, profile.weight_bytes, autoscalers(settings)),
     )
+    if options.loras is not None:
+        plan = _with_adapters(options, plan)
+    elif options.max_loras is not None or options.max_lora_rank is not None:
+        raise UsageError("--max-loras and --max-lora-rank go with --loras")
+    if options.kv_tiers is not None:
+        plan = replace(plan, tiers=_check_tiers(options, plan))
     if options.priorities is not None:
         check_priorities(options.priorities, is_drawn=options.trace is None)
         plan = replace(plan, priorities=tuple(options.priorities))
@@ -99,6 +116,61 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         conversations=_read_conversations(options),
         watts=_find_watts(options),
     )
+
+
+def _with_adapters(options: Namespace, plan: SimulationPlan) -> SimulationPlan:
+    """Returns the plan with LoRA adapters, whose slots take memory from the KV cache.
+
+    Raises:
+        ConfigError: The shape of the model is not known, or the slots leave no memory.
+    """
+    profile = plan.profile
+    if options.profile != AUTO or profile.kv_bytes_per_token is None:
+        raise ConfigError(f"profile {options.profile}: --loras can be given with {AUTO} only")
+    if options.prefill_pods is not None or options.sweep is not None:
+        raise ConfigError("--loras cannot be combined with --prefill-pods or --sweep")
+    engine_options = make_engine_options(options)
+    max_rank = options.max_lora_rank or DEFAULT_LORA_RANK
+    costs = lora_costs(
+        model_shape(read_model_config(options.model_config)),
+        DEVICES[options.device.lower()],
+        max_rank,
+        engine_options.tensor_parallel_size,
+    )
+    max_loras = options.max_loras or DEFAULT_MAX_LORAS
+    block_bytes = profile.kv_bytes_per_token * profile.engine.block_size
+    slot_blocks = math.ceil(max_loras * costs.adapter_bytes / block_bytes)
+    engine = msgspec.structs.replace(
+        profile.engine, num_gpu_blocks=max(2, profile.engine.num_gpu_blocks - slot_blocks)
+    )
+    check_engine_limits(engine, f"profile {options.profile} with --max-loras {max_loras}")
+    adapters = AdapterPlan(
+        adapters=options.loras, max_loras=max_loras, max_rank=max_rank, costs=costs
+    )
+    changed = msgspec.structs.replace(profile, engine=engine)
+    return replace(plan, profile=changed, adapters=adapters)
+
+
+def _check_tiers(options: Namespace, plan: SimulationPlan) -> tuple[KvTier, ...]:
+    """Returns the tiers of the KV cache.
+
+    Raises:
+        ConfigError: A tier cannot be simulated with the other flags.
+    """
+    tiers: list[KvTier] = options.kv_tiers
+    names = [tier.name for tier in tiers]
+    if len(set(names)) < len(names):
+        raise ConfigError("--kv-tiers: each tier must be named once")
+    kv_bytes = options.kv_bytes_per_token or plan.profile.kv_bytes_per_token
+    if kv_bytes is None:
+        raise ConfigError(
+            f"profile {options.profile} has no size of keys and values; --kv-tiers needs one"
+        )
+    if not plan.profile.engine.enable_prefix_caching:
+        raise ConfigError("--kv-tiers needs prefix caching")
+    if options.prefill_pods is not None or options.sweep is not None:
+        raise ConfigError("--kv-tiers cannot be combined with --prefill-pods or --sweep")
+    return tuple(tiers)
 
 
 def _find_watts(options: Namespace) -> DeviceWatts | None:
@@ -133,9 +205,9 @@ def _read_conversations(options: Namespace) -> int | None:
 def _make_situation(options: Namespace, *, has_plugin_costs: bool) -> Situation | None:
     """Returns the situation of profile auto; None where no server is comparable.
 
-    That is the case for other profiles, costs of plugins, and drafts.
+    That is the case for other profiles, costs of plugins, and what no measured server had.
     """
-    if options.profile != AUTO or has_plugin_costs or options.speculative_config is not None:
+    if options.profile != AUTO or has_plugin_costs or present_options(options, UNMEASURED_FLAGS):
         return None
     config = read_model_config(options.model_config)
     return make_situation(config, options.device, make_engine_options(options))

@@ -17,6 +17,8 @@ from app.core.engine.scheduler import Scheduler
 from app.core.engine.step_cost import CostModel, PrefillTime
 from app.core.engine.step_loop import StepLoop
 from app.core.engine.waiting_queue import WaitingQueue
+from app.extensions.lab.fidelity.adapters import AdapterCosts, AdapterPlan
+from app.extensions.lab.fidelity.kv_tiers import KvTier, LoadingCosts, TieredBlocks
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from app.extensions.lab.fidelity.timeline import Timeline
 from app.extensions.lab.fidelity.token_gaps import TokenGaps
@@ -34,6 +36,9 @@ class PodContext:
     on_end: Callable[[OfflineRequest], None]
     """Called with each request at its last token."""
     watch: Watch | None = None
+    tiers: tuple[KvTier, ...] = ()
+    """Tiers that keep evicted blocks."""
+    adapters: AdapterPlan | None = None
     by_priority: bool = False
     """True if the scheduler follows priorities."""
 
@@ -45,7 +50,15 @@ class Pod(StepLoop[OfflineRequest]):
         profile = context.profile
         limits = profile.engine
         self.blocks: CountedBlocks | PrefixBlocks
-        if context.shares_prefixes and limits.enable_prefix_caching:
+        if context.tiers and profile.kv_bytes_per_token is not None:
+            self.blocks = TieredBlocks(
+                limits.num_gpu_blocks,
+                limits.block_size,
+                tiers=context.tiers,
+                block_bytes=limits.block_size * profile.kv_bytes_per_token,
+            )
+            cost = LoadingCosts(cost, self.blocks)
+        elif context.shares_prefixes and limits.enable_prefix_caching:
             self.blocks = PrefixBlocks(limits.num_gpu_blocks, limits.block_size)
         else:
             self.blocks = CountedBlocks(
@@ -59,9 +72,12 @@ class Pod(StepLoop[OfflineRequest]):
             drafts = Drafts(speculation.acceptance, Random(seed))
             step_limits = replace(step_limits, draft_slots=speculation.draft_slots)
         queue: WaitingQueue[OfflineRequest] | None = None
-        if context.by_priority:
-            step_limits = replace(step_limits, by_priority=True)
-            queue = WaitingQueue(by_priority=True)
+        if context.by_priority or context.adapters is not None:
+            step_limits = replace(step_limits, by_priority=context.by_priority)
+            slots = None if context.adapters is None else context.adapters.slots()
+            queue = WaitingQueue(slots, context.by_priority)
+        if context.adapters is not None:
+            cost = AdapterCosts(cost, context.adapters)
         scheduler = Scheduler(step_limits, blocks, queue, speculation=drafts)
         if limits.engine_step_time:
             scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, limits.engine_step_time)

@@ -12,6 +12,7 @@ class OfflineRequest(SequenceState):
     """A request with its times in seconds, and the prefix that it shares with other prompts."""
 
     __slots__ = (
+        "adapter",
         "arrival_s",
         "first_s",
         "keys",
@@ -32,6 +33,7 @@ class OfflineRequest(SequenceState):
     ) -> None:
         super().__init__(prompt_tokens, output_tokens)
         self.number = number
+        self.adapter: str | None = None
         self.arrival_s = arrival_s
         """Time planned by the load."""
         self.send_s = arrival_s

@@ -43,6 +43,7 @@ def run_table(summary: RunSummary, judgement: Judgement) -> str:
     if summary.cached_tokens:
         share = summary.cached_tokens / summary.input_tokens
         lines.append(f"cached: {share:.1%} of the prompts' tokens")
+    lines += _optional_lines(summary)
     if isinstance(summary.disaggregation, Transferred):
         lines += _transfer_lines(summary.disaggregation)
     elif len(pods) > 1:
@@ -56,15 +57,23 @@ def run_table(summary: RunSummary, judgement: Judgement) -> str:
             f" {price.per_million_input_tokens:,.2f} in,"
             f" {price.per_million_output_tokens:,.2f} out"
         )
-    if isinstance(summary.classes, tuple):
-        lines += map(str, summary.classes)
-    if isinstance(summary.energy, Energy):
-        lines.append(str(summary.energy))
     if isinstance(summary.fleet, FleetUse):
         lines += [_intervals_table(summary.fleet.intervals), _fleets_table(summary, summary.fleet)]
     for objective in judgement.objectives:
         lines.append(f"{objective}: {'met' if objective.is_met(summary) else 'not met'}")
     return "\n".join(lines)
+
+
+def _optional_lines(summary: RunSummary) -> list[str]:
+    """Returns lines about tiers, classes and energy, as far as a run has them."""
+    lines = []
+    if isinstance(summary.tiers, tuple):
+        lines += [str(tier) for tier in summary.tiers]
+    if isinstance(summary.classes, tuple):
+        lines += [str(part) for part in summary.classes]
+    if isinstance(summary.energy, Energy):
+        lines.append(str(summary.energy))
+    return lines
 
 
 def _latency_table(summary: RunSummary) -> str:

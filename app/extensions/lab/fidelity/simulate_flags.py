@@ -9,6 +9,7 @@ from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import AUTO_DTYPE, KV_CACHE_DTYPES
 from app.extensions.lab.costs.power import read_watts
 from app.extensions.lab.costs.speculation import read_speculation
+from app.extensions.lab.fidelity.kv_tiers import read_tier
 from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
@@ -328,6 +329,28 @@ def _add_engine(flags: FlagParser) -> None:
             action=argparse.BooleanOptionalAction,
             help=f"vLLM's option {name} [as in the profile]",
         )
+    adapters = whole_number(1, 10_000)
+    add(
+        "--loras",
+        type=adapters,
+        metavar="N",
+        help="LoRA adapters, of which each request has one at random, for profile auto",
+    )
+    add("--max-loras", type=adapters, metavar="N", help="adapters of one step, as in vLLM [1]")
+    add(
+        "--max-lora-rank",
+        type=whole_number(1, 1024),
+        metavar="N",
+        help="rank of the adapters [16]",
+    )
+    add(
+        "--kv-tiers",
+        nargs="+",
+        type=as_argument(read_tier),
+        metavar="NAME=SIZE@BANDWIDTH/s",
+        help="tiers of each pod that keep evicted blocks of prefixes, the nearest first, such as"
+        " cpu=200GB@50GB/s disk=2TB@6GB/s",
+    )
     add(
         "--priorities",
         nargs="+",

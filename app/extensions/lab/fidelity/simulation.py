@@ -14,7 +14,9 @@ from random import Random
 
 from app.core.engine.profile import Profile
 from app.core.engine.step_cost import CostModel, StepCost
+from app.extensions.lab.fidelity.adapters import AdapterPlan
 from app.extensions.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggregation, Transfers
+from app.extensions.lab.fidelity.kv_tiers import KvTier, TieredBlocks, TierUse
 from app.extensions.lab.fidelity.pod import Pod, PodContext, Watch
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, shared_keys
 from app.extensions.lab.fidelity.timeline import Timeline
@@ -67,6 +69,9 @@ class SimulationPlan:
     """Splits `pods` into prefill pods, which come first, and decode pods."""
     autoscaling: Autoscaling | None = None
     """With autoscaling `pods` is the number at the start, within the bounds of the policy."""
+    tiers: tuple[KvTier, ...] = ()
+    """Tiers that keep the blocks that a pod evicts; each pod has its own."""
+    adapters: AdapterPlan | None = None
     priorities: tuple[PriorityClass, ...] = ()
     """Classes of requests that the engines serve by priority."""
 
@@ -89,6 +94,7 @@ class SimulationOutcome:
         self.gaps: TokenGaps = TokenGaps()
         self.transfers: Transfers | None = None
         """Only with disaggregation; `pod` is the decode pod then."""
+        self.tier_uses: list[TierUse] = []
         self.lives: list[Life] = []
         """Pods of an autoscaled fleet, by number."""
 
@@ -142,8 +148,15 @@ class Simulation:
             gaps=self.outcome.gaps,
             on_end=self._finish,
             watch=watch,
+            tiers=plan.tiers,
+            adapters=plan.adapters,
             by_priority=bool(plan.priorities),
         )
+        self._adapters: list[str] = []
+        """Adapter of each request; empty without adapters."""
+        if plan.adapters is not None:
+            rng = Random(f"{plan.seed}/adapters")
+            self._adapters = [str(rng.randrange(plan.adapters.adapters)) for _ in load.arrival_s]
         self._priorities = {part.name: part.priority for part in plan.priorities}
         self.pods: list[Pod] = []
         self._request_counts: dict[int, int] = {}
@@ -240,10 +253,27 @@ class Simulation:
         if self._transfers is not None:
             prefill_pods = self.pods[: len(self._routable_pods)]
         outcome.cached_tokens = sum(pod.cached_tokens for pod in prefill_pods)
+        if self._plan.tiers:
+            outcome.tier_uses = self._tier_uses()
         if self._autoscaler is not None:
             by_end = sorted(zip(outcome.pod, outcome.last_s, strict=True), key=itemgetter(1))
             outcome.lives = self._autoscaler.finish(max(outcome.last_s), dict(by_end))
         return outcome
+
+    def _tier_uses(self) -> list[TierUse]:
+        """Returns what the tiers of all pods have provided."""
+        totals: dict[str, TierUse] = {}
+        for pod in self.pods:
+            if not isinstance(pod.blocks, TieredBlocks):
+                continue
+            for use in pod.blocks.uses():
+                total = totals.get(use.name, TierUse(name=use.name, tokens=0, bytes=0.0))
+                totals[use.name] = TierUse(
+                    name=use.name,
+                    tokens=total.tokens + use.tokens,
+                    bytes=total.bytes + use.bytes,
+                )
+        return list(totals.values())
 
     def _add_pod(self) -> None:
         plan = self._plan
@@ -316,6 +346,8 @@ class Simulation:
             request.node_tokens = load.node_tokens
         if load.session:
             request.session = load.session[number]
+        if self._adapters:
+            request.adapter = self._adapters[number]
         if self._priorities:
             request.priority = self._priorities[load.classes[load.kind[number]]]
         request.send_s = self._wait_for_place(arrival_s)

@@ -17,6 +17,7 @@ from app.extensions.lab.fidelity.goodput import (
     goodput,
 )
 from app.extensions.lab.fidelity.intervals import Intervals
+from app.extensions.lab.fidelity.kv_tiers import TierUse
 from app.extensions.lab.fidelity.simulation import SimulationOutcome
 from app.extensions.lab.fidelity.timeline import Timeline
 from app.extensions.lab.fidelity.token_gaps import TokenGaps
@@ -149,6 +150,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Only with profile auto."""
     fleet: FleetUse | UnsetType = UNSET
     energy: Energy | UnsetType = UNSET
+    tiers: tuple[TierUse, ...] | UnsetType = UNSET
     classes: tuple[ClassFigures, ...] | UnsetType = UNSET
     """Only with priorities."""
     """Only with autoscaling."""

@@ -17,9 +17,11 @@ from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.job import Job, read_load
 from app.extensions.lab.fidelity.job_flags import (
     TRANSFER_FLAGS,
+    UNMEASURED_FLAGS,
     check_files,
     make_job,
     make_recipe,
+    present_options,
 )
 from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.progress import progress_bar
@@ -60,8 +62,10 @@ def run(argv: Sequence[str]) -> int:
     options.model_config = options.model_configs[0]
     if not options.goodput and not options.slo:
         raise UsageError("an SLO is required: use --goodput or --slo")
-    if options.confidence is not None and options.speculative_config is not None:
-        raise UsageError("--confidence: no errors of --speculative-config are known")
+    unmeasured = present_options(options, UNMEASURED_FLAGS)
+    if options.confidence is not None and unmeasured:
+        flag = next(iter(unmeasured)).replace("_", "-")
+        raise UsageError(f"--confidence: no errors of --{flag} are known")
     check_installed("plan", "plan")
     if options.backend is not None:
         check_installed("dask", "--backend")

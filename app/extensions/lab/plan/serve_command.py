@@ -3,9 +3,11 @@
 import shlex
 from pathlib import Path
 
+from app.extensions.lab.costs.devices import GIB
 from app.extensions.lab.costs.engine_options import AUTO_DTYPE, EngineOptions
 from app.extensions.lab.costs.known_models import full_name
 from app.extensions.lab.fidelity.job import Job
+from app.extensions.lab.fidelity.simulation import SimulationPlan
 
 CONNECTOR = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 """`--kv-transfer-config` of pods that only prefill, and of the pods that continue their prompts."""
@@ -35,9 +37,23 @@ def serve_command(job: Job, *, transfers: bool) -> str:
         words += ["--speculative-config", options.speculative_config.text]
     if not limits.enable_prefix_caching:
         words.append("--no-enable-prefix-caching")
+    words += _feature_flags(job.plan)
     if transfers:
         words += ["--kv-transfer-config", CONNECTOR]
     return shlex.join(words)
+
+
+def _feature_flags(plan: SimulationPlan) -> list[str]:
+    """Returns the flags of adapters, priorities and offloaded keys and values."""
+    words = []
+    if plan.adapters is not None:
+        words += ["--enable-lora", "--max-loras", str(plan.adapters.max_loras)]
+        words += ["--max-lora-rank", str(plan.adapters.max_rank)]
+    if plan.priorities:
+        words += ["--scheduling-policy", "priority"]
+    if plan.tiers:
+        words += ["--kv-offloading-size", f"{plan.tiers[0].size / GIB:.4g}"]
+    return words
 
 
 def _parallel_flags(options: EngineOptions) -> list[str]:

@@ -62,3 +62,34 @@ def test_pods_that_transfer_have_a_connector_and_a_file_stands_for_any_model(
     assert commands[0] == f"vllm serve MODEL {limits}"
     assert commands[1].startswith(f"vllm serve {tmp_path} {limits} --kv-transfer-config '{{")
     assert '"kv_connector":"NixlConnector"' in commands[1]
+
+
+def test_the_command_has_drafts_adapters_priorities_and_offloading(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    drafts = (
+        '{"method":"eagle3","model":"drafter","num_speculative_tokens":2,'
+        '"rejection_sample_method":"synthetic","synthetic_acceptance_length":2}'
+    )
+    argv = ["--model", "Qwen/Qwen3-8B", "--device", "h100=2", "--prefill-share", "0", *LOAD]
+    argv += ["--tensor-parallel-size", "1", "--speculative-config", drafts, "--loras", "2"]
+    argv += ["--max-loras", "2", "--priorities", "chat=0@50%", "batch=1@50%"]
+    answer = figures(capsys, *argv, "--kv-tiers", "cpu=200GB@50GB/s")["loads"][0]["cheapest"]
+
+    command = answer["serve_command"]
+    assert f"--speculative-config '{drafts}'" in command
+    assert "--enable-lora --max-loras 2 --max-lora-rank 16" in command
+    assert "--scheduling-policy priority" in command
+    assert "--kv-offloading-size 186.3" in command
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [(["--loras", "2"], "loras"), (["--kv-tiers", "cpu=1GB@1GB/s"], "kv-tiers")],
+)
+def test_a_confidence_needs_known_errors(
+    flags: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--model", "Qwen/Qwen3-8B", "--device", "h100=2", *LOAD, "--confidence", "90%"]
+    assert run([*argv, *flags]) != 0
+    assert f"--confidence: no errors of --{name} are known" in capsys.readouterr().err

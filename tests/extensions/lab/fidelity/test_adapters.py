@@ -1,0 +1,61 @@
+"""LoRA adapters of simulated engines."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.extensions.lab.fidelity.simulate import run
+
+ENGINE = ["--profile", "auto", "--device", "h100", "--model", "Qwen/Qwen3-8B"]
+LOAD = ["--rate", "6", "--seconds", "60", "--json", "-"]
+
+
+def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    assert run([*ENGINE, *LOAD, *argv]) == 0
+    return msgspec.json.decode(capsys.readouterr().out)
+
+
+def test_adapters_make_steps_slower(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = figures(capsys)
+    one = figures(capsys, "--loras", "1")
+    many = figures(capsys, "--loras", "16", "--max-loras", "16", "--max-lora-rank", "64")
+
+    assert plain["tpot_s"]["mean"] < one["tpot_s"]["mean"] < many["tpot_s"]["mean"]
+    assert many["tpot_s"]["mean"] < 1.6 * plain["tpot_s"]["mean"]
+
+
+def test_requests_wait_for_a_slot(capsys: pytest.CaptureFixture[str]) -> None:
+    few = figures(capsys, "--loras", "8", "--max-loras", "1")
+    enough = figures(capsys, "--loras", "8", "--max-loras", "8")
+
+    assert few["ttft_s"]["p90"] > 3 * enough["ttft_s"]["p90"]
+    assert few["running"]["mean"] < few["requests"]
+
+
+def test_slots_take_memory_of_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    small = figures(capsys, "--loras", "1")
+    large = figures(capsys, "--loras", "1", "--max-loras", "32", "--max-lora-rank", "256")
+    assert large["kv_cache_usage"]["mean"] > 1.05 * small["kv_cache_usage"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--max-loras", "2"], "go with --loras"),
+        (["--loras", "4", "--max-loras", "4000", "--max-lora-rank", "512"], "--max-loras 4000"),
+    ],
+)
+def test_wrong_adapters_are_refused_in_one_line(
+    flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*ENGINE, *LOAD, *flags]) != 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert error in err
+
+
+def test_adapters_need_the_shape_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*LOAD, "--loras", "2"]) != 0
+    assert "--loras can be given with auto only" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""Tiers of a simulated KV cache."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.extensions.lab.fidelity.simulate import run
+
+LOAD = ["--rate", "2", "--seconds", "120", "--input-tokens", "200", "--output-tokens", "20"]
+SMALL = [*LOAD, "--prefix-groups", "40", "--prefix-tokens", "4000", "--json", "-"]
+CACHE = ["--num-gpu-blocks-override", "2000", "--max-model-len", "8192"]
+
+
+def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    assert run(argv) == 0
+    return msgspec.json.decode(capsys.readouterr().out)
+
+
+def test_a_large_tier_saves_what_the_devices_evict(capsys: pytest.CaptureFixture[str]) -> None:
+    without = figures(capsys, *SMALL, *CACHE)
+    tiered = figures(capsys, *SMALL, *CACHE, "--kv-tiers", "cpu=200GB@50GB/s")
+    roomy = figures(capsys, *SMALL)
+
+    [tier] = tiered["tiers"]
+    assert without["cached_tokens"] < tiered["cached_tokens"] == roomy["cached_tokens"]
+    assert tier["tokens"] > 0
+    assert tier["bytes"] == pytest.approx(tier["tokens"] * 163_840)
+    assert tiered["ttft_s"]["mean"] < without["ttft_s"]["mean"]
+
+
+def test_loading_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
+    fast = figures(capsys, *SMALL, *CACHE, "--kv-tiers", "cpu=200GB@500GB/s")
+    slow = figures(capsys, *SMALL, *CACHE, "--kv-tiers", "cpu=200GB@2GB/s")
+
+    moved_s = 4000 * 163_840 / 2e9
+    assert slow["ttft_s"]["p90"] > fast["ttft_s"]["p90"] + 0.5 * moved_s
+
+
+def test_a_full_tier_hands_its_blocks_to_the_next(capsys: pytest.CaptureFixture[str]) -> None:
+    both = ["--kv-tiers", "cpu=5GB@50GB/s", "disk=1TB@5GB/s"]
+    tiered = figures(capsys, *SMALL, *CACHE, *both)
+
+    cpu, disk = tiered["tiers"]
+    assert cpu["tokens"] > 0 and disk["tokens"] > 0
+    assert tiered["cached_tokens"] == figures(capsys, *SMALL)["cached_tokens"]
+
+
+def test_a_tier_without_room_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    without = figures(capsys, *SMALL, *CACHE)
+    tiered = figures(capsys, *SMALL, *CACHE, "--kv-tiers", "cpu=1B@50GB/s")
+
+    assert tiered.pop("tiers")[0]["tokens"] == 0
+    assert tiered == without
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--kv-tiers", "cpu=200GB"], "must be NAME=SIZE@BANDWIDTH/s"),
+        (["--kv-tiers", "cpu=1GB@1GB/s", "cpu=2GB@1GB/s"], "each tier must be named once"),
+        (["--kv-tiers", "cpu=1GB@1GB/s", "--no-enable-prefix-caching"], "needs prefix caching"),
+        (["--kv-tiers", "cpu=many@1GB/s"], "many"),
+    ],
+)
+def test_wrong_tiers_are_refused_in_one_line(
+    flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--rate", "1", "--seconds", "2", *flags]) != 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert error in err
