@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from app.core.extensions import Position
 from app.core.server.http.late_routes import late_routes
 from app.extensions.sglang import SglangDialect
+from app.extensions.sglang.keys import NativeKeys
 from app.extensions.sglang.kv_events import encode_batch
 from app.extensions.sglang.loads import LoadReader
 from app.extensions.sglang.metrics import LoadMetrics, RequestCounts, RequestMetrics, server_labels
@@ -57,7 +58,10 @@ class Dialect(SglangDialect):
         pipeline = self.parts.pipeline
         forms = OpenAiForms(StopNames(pipeline.tokenizer.eos_token_id), pipeline.weights)
         return {
-            Position.AUTHENTICATED: [RequestCounts(self._request_metrics)],
+            Position.AUTHENTICATED: [
+                NativeKeys(self.parts.keys),
+                RequestCounts(self._request_metrics),
+            ],
             Position.INNERMOST: [forms, DataParallelRanks(self.parts.body)],
         }
 

@@ -163,3 +163,14 @@ def test_an_engine_that_makes_no_token_is_unhealthy(monkeypatch: pytest.MonkeyPa
         assert client.get("/health_generate").status_code == 503
         assert client.get("/get_load").json()[0]["num_reqs"] == 0, "the probe has ended"
         assert client.get("/health").status_code == 200
+
+
+def test_native_routes_but_the_health_check_need_an_api_key() -> None:
+    with in_process(DIALECT, "--api-key=secret") as client:
+        for path in PATHS:
+            status = 200 if path == "/health_generate" else 401
+            assert client.get(path).status_code == status, path
+            bearer = {"Authorization": "Bearer secret"}
+            assert client.get(path, headers=bearer).status_code == 200, path
+        answer = client.post("/generate", {"text": "Hello"})
+        assert (answer.status_code, answer.json()) == (401, {"error": "Unauthorized"})
