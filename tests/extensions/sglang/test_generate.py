@@ -222,6 +222,7 @@ def test_fields_without_effect_and_nulls_are_accepted(client: Client, fields: An
         ({**HELLO, "lora_path": "none"}, "`none` does not exist"),
         ({**HELLO, "routed_dp_rank": 2}, "out of range [0, 2)"),
         ({**HELLO, "return_logprob": True, "logprob_start_len": 9}, "logprob_start_len 9"),
+        ({"text": ["a", "b"], "cache_salt": ["x"]}, "length of cache_salt, 1"),
         ({**HELLO, "return_logprob": True, "token_ids_logprob": [10**9]}, "out-of-vocab"),
     ],
 )
@@ -268,6 +269,22 @@ def test_an_invalid_body_is_a_flat_error(client: Client, body: bytes) -> None:
     fields = answer.json()
     assert fields.pop("message").startswith("The body is invalid")
     assert fields == {"object": "error", "type": "Bad Request", "param": None, "code": 400}
+
+
+def test_salts_separate_the_cached_prompts_of_a_batch() -> None:
+    with in_process(DIALECT, "--enable-kvcache") as client:
+        fields = {"input_ids": [[1] * 40, [1] * 40], "cache_salt": ["a", "b"]}
+        for cached in (0, 32):
+            answers = generate(client, **fields)
+            assert [answer["meta_info"]["cached_tokens"] for answer in answers] == [cached] * 2
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_server_that_drains_refuses_before_it_streams(streams: bool) -> None:
+    with in_process(DIALECT) as client:
+        client.post("/admin/drain")
+        answer = client.post("/generate", {**HELLO, "stream": streams})
+        assert (answer.status_code, answer.json()["code"]) == (503, 503)
 
 
 def test_a_full_queue_is_503_and_an_aborted_event_of_a_stream() -> None:
