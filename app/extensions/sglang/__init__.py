@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class SglangDialect(Extension):
-    """Adds SGLang's native interface, and adapts the OpenAI routes.
+    """Decides about the dialect, whose parts only servers that have it import.
 
-    An instance is a `Dialect`, whose module only servers with the dialect import.
+    Calling the class returns the extension with the parts.
     """
 
     name = "sglang"
@@ -26,8 +26,8 @@ class SglangDialect(Extension):
         """Returns whether the dialect is SGLang's."""
         return settings.section(SglangSettings).dialect == "sglang"
 
-    def __new__(cls, parts: ServerParts) -> SglangDialect:
-        """Makes a `Dialect`."""
+    def __new__(cls, parts: ServerParts) -> Extension:  # type: ignore[misc]
+        """Returns a `Dialect`."""
         from app.extensions.sglang.dialect import Dialect
 
-        return object.__new__(Dialect)
+        return Dialect(parts)

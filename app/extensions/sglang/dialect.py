@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from app.core.extensions import Position
+from app.core.extensions import Extension, Position
 from app.core.server.http.late_routes import late_routes
-from app.extensions.sglang import SglangDialect
 from app.extensions.sglang.keys import NativeKeys
 from app.extensions.sglang.kv_events import encode_batch
 from app.extensions.sglang.loads import LoadReader
@@ -37,8 +36,10 @@ INFORMATION = (
 GENERATION = ("POST,PUT /generate", "POST /abort_request")
 
 
-class Dialect(SglangDialect):
-    """Creates the routes, metrics and middleware of the dialect."""
+class Dialect(Extension):
+    """Adds SGLang's native interface, and adapts the OpenAI routes."""
+
+    name = "sglang"
 
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)
