@@ -30,7 +30,9 @@ OTHER_EXTENSIONS = {
     "scripts/test_plugins.py": "plugins",
     "scripts/test_pooling.py": "pooling",
     "scripts/test_responses.py": "responses",
+    "sglang/test_forms.py": "forms",
     "sglang/test_kv_index.py": "kv_index",
+    "sglang/test_ranks.py": "data_parallel",
 }
 """File of tests -> the other extension that it needs."""
 PRESENT = {extension.name for extension in present_extensions()}
