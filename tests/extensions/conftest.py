@@ -37,7 +37,9 @@ OTHER_EXTENSIONS = {
     "scripts/test_plugins.py": "plugins",
     "scripts/test_pooling.py": "pooling",
     "scripts/test_responses.py": "responses",
+    "sglang/test_forms.py": "forms",
     "sglang/test_kv_index.py": "kv_index",
+    "sglang/test_ranks.py": "data_parallel",
     "tool_calls/test_messages.py": "anthropic",
     "tool_calls/test_responses.py": "responses",
 }

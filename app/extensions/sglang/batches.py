@@ -40,6 +40,7 @@ class PromptItem(Struct, kw_only=True):
     logprob_ids: list[int]
     """Token ids with log probabilities at each position."""
     adapter: str | None
+    cache_salt: str | None
 
     def check(self) -> None:
         """Raises ApiError 400 for wrong numbers of log probabilities."""
@@ -55,11 +56,12 @@ class PromptItem(Struct, kw_only=True):
         if temperature is not None:
             temperature = min(temperature, MAX_TEMPERATURE)
         top_k = params.top_k
-        if top_k is not None and top_k in (-1, TOP_K_ALL):
+        if top_k is not None and not 0 < top_k < TOP_K_ALL:
             top_k = None
         has_prompt_logprobs = self.logprobs and self.logprob_start >= 0
         request = CompletionRequest(
             model=self.adapter,
+            cache_salt=self.cache_salt,
             temperature=temperature,
             top_p=params.top_p,
             top_k=top_k,
@@ -116,6 +118,7 @@ def batch_of(request: GenerateRequest, sampling: Sequence[SamplingParams]) -> Ba
     starts = spread("logprob_start_len", request.logprob_start_len, size, -1)
     tops = spread("top_logprobs_num", request.top_logprobs_num, size, 0)
     adapters: list[str | None] = spread("lora_path", request.lora_path, size, None)
+    salts: list[str | None] = spread("cache_salt", request.cache_salt, size, None)
     logprob_ids = logprob_ids_of(request, size)
     items: list[PromptItem] = []
     for number, prompt in enumerate(prompts):
@@ -128,6 +131,7 @@ def batch_of(request: GenerateRequest, sampling: Sequence[SamplingParams]) -> Ba
             top_logprobs=tops[number],
             logprob_ids=logprob_ids[number],
             adapter=adapters[number],
+            cache_salt=salts[number] or None,
         )
         item.check()
         items += [item] * n

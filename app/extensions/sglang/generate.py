@@ -16,7 +16,7 @@ from app.core.api.answer_limits import (
 )
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.completions import completion_prompt
-from app.core.api.headers import local_engine
+from app.core.api.headers import RANK_HEADER, local_engine, pinned_engine
 from app.core.api.identity import ResponseMeta
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import Constraint
@@ -59,6 +59,7 @@ class Generation:
         body = decode_generate(pipeline.body.read(context), context.content_type)
         sampling = body.sampling()
         pipeline.responder.faults.inject(context, None)
+        pipeline.responder.engine.check_accepting(1)
         try:
             return self._respond(body, batch_of(body, sampling), context)
         except Exception as error:
@@ -77,10 +78,11 @@ class Generation:
         items = batch.items
         pipeline = self._pipeline
         engine = pipeline.responder.engine
-        engine.check_accepting(len(items))
         rank = None
         if body.rank is not None:
             rank = local_engine(body.rank, pipeline.settings.server)
+        elif RANK_HEADER in context.headers:
+            rank = pinned_engine(context, pipeline.settings.server, pipeline.rank)
         options = self._options(body, context)
         choices: list[Choice] = []
         prepared: list[PreparedPrompt] = []
@@ -110,8 +112,6 @@ class Generation:
         pipeline = self._pipeline
         request = item.as_completion()
         request.priority = body.priority or 0
-        if isinstance(body.cache_salt, str) and body.cache_salt:
-            request.cache_salt = body.cache_salt
         request.stream = body.stream
         try:
             model = pipeline.models.resolve(item.adapter, "lora_path")

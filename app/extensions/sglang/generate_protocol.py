@@ -5,6 +5,7 @@ from msgspec import Struct
 
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import check_content_type
+from app.core.protocol.options import Int64
 from app.core.server.http.errors import malformed
 from app.extensions.sglang.errors import ContractError
 from app.extensions.sglang.sampling_params import SamplingParams
@@ -29,8 +30,8 @@ class GenerateRequest(Struct, kw_only=True):
     stream: bool = False
     lora_path: str | list[str | None] | None = None
     return_prompt_token_ids: bool = False
-    priority: int | None = None
-    cache_salt: str | list[str] | None = None
+    priority: Int64 | None = None
+    cache_salt: str | list[str | None] | None = None
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
     bootstrap_host: str | list[str | None] | None = None

@@ -10,12 +10,11 @@ from tests.client import Client, in_process
 
 DIALECT = "--dialect=sglang"
 HELLO: dict[str, Any] = {"text": "Hello there"}
-TWO_RANKS = ("--data-parallel-size=2", "--data-parallel-mode=internal")
 
 
 @pytest.fixture(name="client", scope="module")
 def _client() -> Iterator[Client]:
-    with in_process(DIALECT, *TWO_RANKS, "--max-model-len=4096") as client:
+    with in_process(DIALECT, "--max-model-len=4096") as client:
         yield client
 
 
@@ -170,13 +169,6 @@ def test_the_prompt_is_shown_on_request(client: Client) -> None:
     assert generate(client, **fields)["prompt_token_ids"] == [7, 8]
 
 
-@pytest.mark.parametrize("field", ["routed_dp_rank", "data_parallel_rank"])
-def test_a_request_chooses_its_rank(client: Client, field: str) -> None:
-    before = client.metric("vllm:generation_tokens_total", engine="1")
-    generate(client, **HELLO, **params(max_new_tokens=2), **{field: 1})
-    assert client.metric("vllm:generation_tokens_total", engine="1") == before + 2
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -220,8 +212,9 @@ def test_fields_without_effect_and_nulls_are_accepted(client: Client, fields: An
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "Duplicate request IDs"),
         ({"text": ["a"] * 4097}, "at most 4096 prompts"),
         ({**HELLO, "lora_path": "none"}, "`none` does not exist"),
-        ({**HELLO, "routed_dp_rank": 2}, "out of range [0, 2)"),
+        ({**HELLO, "routed_dp_rank": 2}, "out of range [0, 1)"),
         ({**HELLO, "return_logprob": True, "logprob_start_len": 9}, "logprob_start_len 9"),
+        ({"text": ["a", "b"], "cache_salt": ["x"]}, "length of cache_salt, 1"),
         ({**HELLO, "return_logprob": True, "token_ids_logprob": [10**9]}, "out-of-vocab"),
     ],
 )
@@ -238,7 +231,7 @@ def test_a_broken_rule_is_an_error_with_a_message(
         body = error(client, **fields)
         assert list(body) == ["error"] and list(body["error"]) == ["message"]
         assert words in body["error"]["message"]
-    assert [load["num_reqs"] for load in client.get("/get_load").json()] == [0, 0]
+    assert [load["num_reqs"] for load in client.get("/get_load").json()] == [0]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -268,6 +261,22 @@ def test_an_invalid_body_is_a_flat_error(client: Client, body: bytes) -> None:
     fields = answer.json()
     assert fields.pop("message").startswith("The body is invalid")
     assert fields == {"object": "error", "type": "Bad Request", "param": None, "code": 400}
+
+
+def test_salts_separate_the_cached_prompts_of_a_batch() -> None:
+    with in_process(DIALECT, "--enable-kvcache") as client:
+        fields = {"input_ids": [[1] * 40, [1] * 40], "cache_salt": ["a", "b"]}
+        for cached in (0, 32):
+            answers = generate(client, **fields)
+            assert [answer["meta_info"]["cached_tokens"] for answer in answers] == [cached] * 2
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_server_that_drains_refuses_before_it_streams(streams: bool) -> None:
+    with in_process(DIALECT) as client:
+        client.post("/admin/drain")
+        answer = client.post("/generate", {**HELLO, "stream": streams})
+        assert (answer.status_code, answer.json()["code"]) == (503, 503)
 
 
 def test_a_full_queue_is_503_and_an_aborted_event_of_a_stream() -> None:

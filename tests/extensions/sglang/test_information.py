@@ -9,7 +9,6 @@ from app.extensions.sglang import information
 from tests.client import MODEL, Client, in_process
 
 DIALECT = "--dialect=sglang"
-TWO_RANKS = ("--data-parallel-size=2", "--data-parallel-mode=internal")
 CACHE = ("--enable-kvcache", "--enable-prompt-tokens-details")
 PATHS = (
     "/model_info",
@@ -23,7 +22,7 @@ PATHS = (
 
 @pytest.fixture(name="client", scope="module")
 def _client() -> Iterator[Client]:
-    with in_process(DIALECT, *TWO_RANKS, *CACHE) as client:
+    with in_process(DIALECT, *CACHE) as client:
         yield client
 
 
@@ -42,19 +41,19 @@ def test_the_model_is_described(client: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-def test_the_server_is_described_with_its_ranks(client: Client, path: str) -> None:
+def test_the_server_is_described(client: Client, path: str) -> None:
     info = client.get(path).json()
-    assert (info["dp_size"], info["tp_size"], info["page_size"]) == (2, 1, 16)
+    assert (info["dp_size"], info["tp_size"], info["page_size"]) == (1, 1, 16)
     assert (info["status"], info["disaggregation_mode"]) == ("ready", "null")
     assert info["max_total_num_tokens"] == 4096 * 16
-    assert len(info["internal_states"]) == 2
+    assert len(info["internal_states"]) == 1
     assert info["kv_events"] == {
         "publisher": "zmq",
         "endpoint_host": "127.0.0.1",
         "endpoint_port_base": 5557,
         "topic": f"kv@127.0.0.1:8000@{MODEL}",
         "block_size": 16,
-        "dp_size": 2,
+        "dp_size": 1,
     }
 
 
@@ -63,9 +62,9 @@ def test_kv_events_without_an_endpoint_are_not_described() -> None:
         assert client.get("/server_info").json()["kv_events"] is None
 
 
-def test_loads_of_idle_ranks_are_zero(client: Client) -> None:
-    no_load = {"num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
-    assert client.get("/get_load").json() == [{"dp_rank": rank, **no_load} for rank in (0, 1)]
+def test_the_load_of_an_idle_server_is_zero(client: Client) -> None:
+    no_load = {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
+    assert client.get("/get_load").json() == [no_load]
 
 
 def test_the_load_counts_tokens_of_running_and_of_waiting_requests() -> None:
@@ -94,12 +93,12 @@ def unread_stream(client: Client, prompt_tokens: int) -> TestResponse:
 
 def test_sections_of_loads_are_chosen_by_the_query(client: Client) -> None:
     whole = client.get("/v1/loads").json()
-    assert [load["dp_rank"] for load in whole["loads"]] == [0, 1]
+    assert [load["dp_rank"] for load in whole["loads"]] == [0]
     assert whole["loads"][0]["queues"]["waiting"] == 0
     assert whole["loads"][0]["memory"]["token_capacity"] == 4096 * 16
-    core = client.get("/v1/loads?include=core&dp_rank=1").json()["loads"]
+    core = client.get("/v1/loads?include=core&dp_rank=0").json()["loads"]
     [load] = core
-    assert load["dp_rank"] == 1 and load["max_running_requests"] == 256
+    assert load["dp_rank"] == 0 and load["max_running_requests"] == 256
     assert {"memory", "queues", "disaggregation"}.isdisjoint(load)
     queues = client.get("/v1/loads?include=queues,%20disagg").json()["loads"][0]
     assert "queues" in queues and "disaggregation" in queues and "memory" not in queues
@@ -109,7 +108,7 @@ def test_sections_of_loads_are_chosen_by_the_query(client: Client) -> None:
 def test_loads_are_gauges_on_request(client: Client) -> None:
     lines = client.get("/v1/loads?format=prometheus").text.splitlines()
     assert "# TYPE sglang_num_running_reqs gauge" in lines
-    assert 'sglang_num_running_reqs{dp_rank="1"} 0' in lines
+    assert 'sglang_num_running_reqs{dp_rank="0"} 0' in lines
     assert 'sglang_queues_waiting{dp_rank="0"} 0' in lines
     assert not any(line.startswith("sglang_dp_rank") for line in lines)
 
@@ -145,7 +144,7 @@ def test_a_server_that_drains_is_not_healthy() -> None:
 
 def test_the_cache_is_flushed(client: Client) -> None:
     def cached() -> int:
-        usage = client.complete(prompt="Hello " * 100, data_parallel_rank=0)["usage"]
+        usage = client.complete(prompt="Hello " * 100)["usage"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
     cached()
@@ -163,3 +162,14 @@ def test_an_engine_that_makes_no_token_is_unhealthy(monkeypatch: pytest.MonkeyPa
         assert client.get("/health_generate").status_code == 503
         assert client.get("/get_load").json()[0]["num_reqs"] == 0, "the probe has ended"
         assert client.get("/health").status_code == 200
+
+
+def test_native_routes_but_the_health_check_need_an_api_key() -> None:
+    with in_process(DIALECT, "--api-key=secret") as client:
+        for path in PATHS:
+            status = 200 if path == "/health_generate" else 401
+            assert client.get(path).status_code == status, path
+            bearer = {"Authorization": "Bearer secret"}
+            assert client.get(path, headers=bearer).status_code == 200, path
+        answer = client.post("/generate", {"text": "Hello"})
+        assert (answer.status_code, answer.json()) == (401, {"error": "Unauthorized"})

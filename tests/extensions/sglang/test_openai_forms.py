@@ -76,16 +76,3 @@ def test_errors_are_flat(client: Client, path: str, wrong: Any, status: int, kin
 
 def test_errors_of_other_routes_keep_their_form(client: Client) -> None:
     assert json.loads(client.post("/tokenize", {}).text)["error"]["code"] == 400
-
-
-def test_a_rank_of_the_body_must_exist() -> None:
-    ranks = ("--data-parallel-size=2", "--data-parallel-mode=internal")
-    with in_process(DIALECT, *ranks) as client:
-        for path in PATHS:
-            wrong = client.post(path, body(path, data_parallel_rank=2))
-            assert wrong.status_code == 400 and "out of range [0, 2)" in wrong.json()["message"]
-            for rank in (0, 1, None, "1", True):
-                assert client.post(path, body(path, routed_dp_rank=rank)).status_code == 200
-        before = client.metric("vllm:generation_tokens_total", engine="1")
-        client.post(PATHS[1], body(PATHS[1], max_tokens=3, ignore_eos=True, data_parallel_rank=1))
-        assert client.metric("vllm:generation_tokens_total", engine="1") == before + 3

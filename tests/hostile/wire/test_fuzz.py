@@ -54,6 +54,13 @@ SERVERS = {
         ),
     ),
     "pooling": (1300, (*EVERYTHING, "--task", "pooling", "--fast-path=false")),
+    "sglang": (
+        500,
+        (
+            *("--dialect=sglang", "--force-dummy-tokenizer", "--max-model-len=1024"),
+            *("--enable-kvcache", "--data-parallel-size=2", "--data-parallel-mode=internal"),
+        ),
+    ),
     "indexer": (700, ("--force-dummy-tokenizer",)),
 }
 """How many requests each gets, and its flags."""

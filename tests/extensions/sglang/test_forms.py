@@ -1,0 +1,46 @@
+"""Replies of /generate with a required form."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.client import Client, in_process
+
+
+@pytest.fixture(name="client", scope="module")
+def _client() -> Iterator[Client]:
+    with in_process("--dialect=sglang") as client:
+        yield client
+
+
+def text(client: Client, **params: Any) -> str:
+    answer = client.post("/generate", {"text": "Hello", "sampling_params": params})
+    assert answer.status_code == 200, answer.text
+    reply: str = answer.json()["text"]
+    return reply
+
+
+def test_the_reply_matches_a_pattern(client: Client) -> None:
+    before = client.metric("sglang:num_so_requests_total")
+    assert re.fullmatch("[ab]{3}", text(client, regex="[ab]{3}"))
+    assert client.metric("sglang:num_so_requests_total") == before + 1
+
+
+def test_the_reply_is_json(client: Client) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert isinstance(json.loads(text(client, json_schema=json.dumps(schema)))["a"], int)
+    assert isinstance(json.loads(text(client, json_schema="$$ANY$$")), dict)
+
+
+def test_the_reply_follows_a_grammar(client: Client) -> None:
+    assert text(client, ebnf='root ::= "yes" | "no"') in ("yes", "no")
+
+
+@pytest.mark.parametrize("wrong", [{"regex": "("}, {"json_schema": "{"}, {"ebnf": "root"}])
+def test_an_invalid_form_is_an_error(client: Client, wrong: Any) -> None:
+    answer = client.post("/generate", {"text": "Hello", "sampling_params": wrong})
+    assert answer.status_code == 400
+    assert list(answer.json()["error"]) == ["message"]
