@@ -52,7 +52,7 @@ class Quantization(Struct):
         return self._keeps("shared_experts")
 
     def _keeps(self, module: str) -> bool:
-        """Returns whether a module of all layers is in the list of what is not quantized.
+        """Returns whether a module of all layers is in the list of unquantized modules.
 
         A list names a module with a pattern, or once for each layer; a single layer does not count.
         """
@@ -337,7 +337,7 @@ class ModelShape(Struct, kw_only=True):
 
     @property
     def network_weights(self) -> int:
-        """Weights of all layers' networks without the experts of which a token chooses some."""
+        """Weights of all layers' networks, without experts that a token chooses."""
         width = self.hidden_size
         dense_network = self.matrices * width * self.intermediate_size
         router = width * self.num_experts
@@ -346,7 +346,7 @@ class ModelShape(Struct, kw_only=True):
 
 
 def model_shape(document: object, origin: str = "model config") -> ModelShape:
-    """Converts the content of a `config.json`, of which the text model counts.
+    """Converts the content of a `config.json`, whose text model counts.
 
     Raises:
         ConfigError: The model is unknown, or a field is wrong; the message begins with `origin`.
