@@ -47,7 +47,7 @@ _FITTED: Mapping[str, Kernels] = {
             "mxfp4": Experts(t0_us=33, memory=0.99, compute=0.46, p=1.03, **HOPPER),
             "fp8-block": Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER),
             "fp8": HOPPER_FP8_EXPERTS,
-            "int4": Experts(t0_us=49.5, memory=1, compute=0.285, p=1.12, token_ns=127, **HOPPER),
+            "int4": Experts(t0_us=49.5, memory=1, compute=0.285, p=1.12, token_ns=127, **DRAWN),
         },
         attention=Attention(
             decode_us=10,
@@ -71,7 +71,7 @@ _FITTED: Mapping[str, Kernels] = {
             "mxfp4": Experts(t0_us=33, memory=0.69, compute=0.46, p=1.03, **HOPPER),
             "fp8-block": Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER),
             "fp8": HOPPER_FP8_EXPERTS,
-            "int4": Experts(t0_us=48.1, memory=0.83, compute=0.28, p=1, token_ns=124, **HOPPER),
+            "int4": Experts(t0_us=48.1, memory=0.83, compute=0.28, p=1, token_ns=124, **DRAWN),
         },
         attention=Attention(
             decode_us=10,
