@@ -43,7 +43,7 @@ MODELS = (
     Model(
         "Llama-4-Scout",
         (
-            "nvidia/Llama-4-Scout-17B-16E-Instruct-FP8",
+            "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic",
             "meta-llama/Llama-4-Scout-17B-16E-Instruct",
         ),
     ),

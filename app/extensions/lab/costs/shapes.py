@@ -44,15 +44,15 @@ class Quantization(Struct):
     @property
     def keeps_attention(self) -> bool:
         """True if the projections of attention are in 16 bits."""
-        return self._keeps("self_attn")
+        return self._keeps("self_attn", "self_attn.q_proj", "self_attn.q_b_proj")
 
     @property
     def keeps_networks(self) -> bool:
         """True if dense networks and shared experts are in 16 bits."""
         return self._keeps("shared_experts")
 
-    def _keeps(self, module: str) -> bool:
-        """Returns whether a module of all layers is in the list of unquantized modules.
+    def _keeps(self, *modules: str) -> bool:
+        """Returns whether one of the modules of all layers is in the unquantized list.
 
         A list names a module with a pattern, or once for each layer; a single layer does not count.
         """
@@ -60,7 +60,7 @@ class Quantization(Struct):
             name.removeprefix("re:").rstrip("*.$")
             for name in (*self.ignore, *self.modules_to_not_convert)
         ]
-        matches = [name for name in names if name.endswith(module)]
+        matches = [name for name in names if name.endswith(modules)]
         return len(matches) > 1 or any("*" in name for name in matches)
 
     @property
