@@ -120,7 +120,7 @@ class ModelShape(Struct, kw_only=True):
     linear_value_head_dim: Count = 0
     linear_conv_kernel_dim: Count = 4
     mamba_ssm_dtype: str = ""
-    hybrid_override_pattern: str = ""
+    hybrid_override_pattern: Annotated[str, Meta(pattern=r"^[ME*-]*$")] = ""
     """Layers of Nemotron-H: M has a state, * attention, E experts and - a network."""
     mamba_num_heads: Count = 0
     mamba_head_dim: Count = 0
@@ -146,6 +146,8 @@ class ModelShape(Struct, kw_only=True):
                 f"num_key_value_heads ({self.num_key_value_heads}) must not be more than"
                 " num_attention_heads"
             )
+        if len(self.hybrid_override_pattern) not in (0, self.num_hidden_layers):
+            raise ValueError("hybrid_override_pattern must have a letter for each hidden layer")
         self.head_dim = self.head_dim or self.hidden_size // heads
         self.num_key_value_heads = self.num_key_value_heads or heads
         self.num_experts = self.num_experts or self.num_local_experts or self.n_routed_experts

@@ -143,6 +143,14 @@ def test_a_layer_of_nemotron_has_one_part() -> None:
     assert (shape.dense_layers, shape.layers) == (0, 26)
 
 
+def test_newer_files_of_nemotron_list_the_layers_by_name() -> None:
+    config = dict(read_model_config("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"))  # type: ignore[call-overload]
+    pattern = config.pop("hybrid_override_pattern")
+    names = {"M": "mamba", "E": "moe", "*": "attention"}
+    listed = {**config, "layers_block_type": [names[layer] for layer in pattern]}
+    assert model_shape(listed).hybrid_override_pattern == pattern
+
+
 @pytest.mark.parametrize(
     ("name", "attention", "networks", "experts"),
     [
