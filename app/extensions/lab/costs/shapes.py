@@ -1,5 +1,6 @@
 """Shapes of models: the facts of a `config.json` that a computed profile is made of."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -15,6 +16,20 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 24)]
 
 NEAR_LAYERS = frozenset(("sliding_attention", "chunked_attention"))
 """Layers whose attention sees the tokens of a window."""
+
+
+NEEDED_SIZES: Mapping[str, Sequence[str]] = {
+    "kv_lora_rank": ("qk_nope_head_dim", "v_head_dim"),
+    "index_topk": ("kv_lora_rank", "q_lora_rank", "index_n_heads", "index_head_dim"),
+    "linear_num_value_heads": (
+        "linear_num_key_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+    ),
+    "mamba_num_heads": ("mamba_head_dim", "ssm_state_size", "conv_kernel"),
+}
+"""Field -> fields that must not be 0 beside it."""
 
 
 class _Scheme(Struct):
@@ -146,6 +161,10 @@ class ModelShape(Struct, kw_only=True):
                 f"num_key_value_heads ({self.num_key_value_heads}) must not be more than"
                 " num_attention_heads"
             )
+        for field, names in NEEDED_SIZES.items():
+            for name in names:
+                if getattr(self, field) and not getattr(self, name):
+                    raise ValueError(f"{name} must not be 0 beside {field}")
         if len(self.hybrid_override_pattern) not in (0, self.num_hidden_layers):
             raise ValueError("hybrid_override_pattern must have a letter for each hidden layer")
         self.head_dim = self.head_dim or self.hidden_size // heads

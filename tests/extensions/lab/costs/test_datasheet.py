@@ -230,6 +230,12 @@ def seconds(cost: CostConstants, tokens: int) -> float:
         (
             "h100",
             1,
+            {"kv_lora_rank": 512, "index_topk": 2048, "q_lora_rank": 1536},
+            "index_n_heads must not be 0 beside index_topk",
+        ),
+        (
+            "h100",
+            1,
             {"hybrid_override_pattern": "M*"},
             "hybrid_override_pattern must have a letter for each hidden layer",
         ),
