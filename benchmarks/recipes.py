@@ -58,6 +58,8 @@ def recipe_of(cell: Cell) -> Recipe:
             max_num_seqs=1024,
             has_single_ranks=cell.dp_attention > 1,
         )
+    if cell.model.startswith("kimi"):
+        return Recipe(has_single_ranks=cell.dp_attention > 1)
     if cell.model.startswith("gpt-oss") and is_blackwell:
         return Recipe(kv_cache_dtype="fp8", max_num_seqs=512)
     if cell.model.startswith("llama") and is_blackwell:

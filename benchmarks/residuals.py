@@ -9,7 +9,6 @@ The result is app/extensions/lab/costs/known_errors.json; `python -m benchmarks.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from math import log
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 
 from app.extensions.lab.costs.error_model import TABLE, KnownError, Situation
 from app.extensions.lab.costs.situations import make_situation
-from benchmarks.cells import Cell
+from benchmarks.cells import Cell, read_config
 
 FAMILIES = {"minimax": "MiniMaxM2"}
 """Beginning of a model's name -> family, where the file of its shape declares another one."""
@@ -48,11 +47,11 @@ def residuals(path: Path, folder: Path) -> Iterator[KnownError]:
 
 def situation_of(cell: JudgedCell, folder: Path) -> Situation:
     """Returns the situation of a cell."""
-    config = json.loads((folder / "models" / f"{cell.model}.json").read_text())
+    config = read_config(folder, cell)
+    situation = make_situation(config, cell.device, cell.options)
     for prefix, family in FAMILIES.items():
         if cell.model.startswith(prefix):
-            config["architectures"] = [f"{family}ForCausalLM"]
-    situation = make_situation(config, cell.device, cell.options)
+            situation = msgspec.structs.replace(situation, family=family)
     return msgspec.structs.replace(
         situation, concurrency=float(cell.concurrency), input_tokens=float(cell.input_tokens)
     )

@@ -13,7 +13,6 @@ stays near the kernels.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from math import copysign, exp, log, sqrt
@@ -26,10 +25,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import msgspec
 
 from app.extensions.lab.costs import adjustments
-from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT, TABLE, Adjustment
+from app.extensions.lab.costs.adjustments import TABLE, Adjustment
 from app.extensions.lab.costs.kernel_constants import KERNELS
 from app.extensions.lab.costs.situations import make_situation
-from benchmarks.cells import Cell, forget_simulations, read_cells, simulated_ms
+from benchmarks.cells import (
+    Cell,
+    forget_simulations,
+    read_cells,
+    read_config,
+    simulated_ms,
+)
 from config import ConfigError
 
 MIN_CELLS = 4
@@ -55,7 +60,7 @@ ITERATIONS = 2
 
 
 def key_of(cell: Cell, folder: Path) -> tuple[str, str, bool, int]:
-    config = json.loads((folder / "models" / f"{cell.model}.json").read_text())
+    config = read_config(folder, cell)
     place = make_situation(config, cell.device, cell.options)
     return place.device, place.weights, place.has_experts, place.version
 

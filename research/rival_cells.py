@@ -29,6 +29,7 @@ MODELS = {
     "gpt-oss-120b": ("openai/gpt-oss-120b", {}),
     "minimax-m2.5": ("MiniMaxAI/MiniMax-M2.5", {}),
     "minimax-m2.5-nvfp4": ("nvidia/MiniMax-M2.5-NVFP4", {"kvcache_quant_mode": "fp8"}),
+    "kimi-k2.5": ("nvidia/Kimi-K2.5-NVFP4", {"kvcache_quant_mode": "fp8"}),
     "qwen3-32b": ("Qwen/Qwen3-32B", {}),
     "qwen3-32b-fp8": ("Qwen/Qwen3-32B-FP8", {}),
     "qwen3-235b-fp8": ("Qwen/Qwen3-235B-A22B-FP8", {}),
@@ -39,7 +40,7 @@ def estimate(cell: dict) -> tuple[float, float]:
     """Returns mean TPOT and TTFT in ms."""
     model, formats = MODELS[cell["model"]]
     formats = dict(formats)
-    if cell["device"] == "b200" and cell["model"].startswith(("gpt-oss", "minimax")):
+    if cell["device"] in ("b200", "b300") and cell["model"].startswith(("gpt-oss", "minimax")):
         formats["kvcache_quant_mode"] = "fp8"
     share = 0.9 if cell["client"] == "inferencemax" else 1.0
     tp = cell["tensor_parallel"]
@@ -47,7 +48,7 @@ def estimate(cell: dict) -> tuple[float, float]:
     if ranks > 1 and cell["model"].startswith("minimax"):
         tp = 1
     experts = {}
-    if cell["model"].startswith(("gpt-oss", "minimax", "qwen3-235b")):
+    if cell["model"].startswith(("gpt-oss", "kimi", "minimax", "qwen3-235b")):
         name = "moe_ep_size" if cell["ep"] > 1 else "moe_tp_size"
         experts[name] = tp * ranks
     result = cli_estimate(

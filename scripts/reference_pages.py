@@ -24,6 +24,12 @@ def lab_page() -> Page:
     return page
 
 
+def coverage_page() -> Page:
+    """Returns the page of models and devices of computed profiles, if the lab is present."""
+    page: Page = import_module("scripts.reference_coverage").coverage_page()
+    return page
+
+
 PAGES: tuple[Callable[[], Page], ...] = (
     settings_tables.settings_page,
     settings_tables.options_page,
@@ -34,6 +40,7 @@ PAGES: tuple[Callable[[], Page], ...] = (
     reference_keys.scripts_page,
     reference_keys.events_page,
     lab_page,
+    coverage_page,
     reference_clients.python_page,
     reference_clients.javascript_page,
     reference_extensions.extensions_page,

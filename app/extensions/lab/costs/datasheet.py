@@ -67,8 +67,13 @@ CHECKED_KERNELS: Mapping[tuple[Format, bool], str] = {
 """Format and whether the model has experts -> how far such profiles were checked (medians of
 `python -m benchmarks.cells`).
 """
+SUM_OVER_KERNELS = "a sum over kernels;"
+"""How `Profile.checked` begins where all constants are from tables of the device."""
 CHECKED_LATENT: Mapping[tuple[Format, bool], str] = {
-    ("nvfp4", False): "Kimi-K2.5 on B300 is within 8 % (TPOT) and 13 % (TTFT)",
+    (
+        "nvfp4",
+        False,
+    ): "Kimi-K2.5 on B300 is within 8 % (TPOT) and 13 % (TTFT), on B200 11 and 24 %",
 }
 """The same for latent attention: format, and whether a query sees chosen tokens alone."""
 CHECKED = (
@@ -149,13 +154,15 @@ def datasheet_profile(
         shape, storage, device_name=device_name.lower(), options=options, cache=cache
     )
     adjustment = NO_ADJUSTMENT
-    if kernel_sum is not None:
+    # Corrections were fitted to models with keys and values of each head in all layers.
+    if kernel_sum is not None and shape.latent is None and shape.recurrent is None:
         adjustment = find_adjustment(
             device_name.lower(),
             kernel_sum.weights,
             has_experts=shape.num_experts > 0,
             version=version[1],
         )
+    if kernel_sum is not None:
         kernel_sum = replace(kernel_sum, adjustment=adjustment)
     front = FRONT
     if kernel_sum is None:
@@ -363,11 +370,10 @@ def _checked(shape: ModelShape, kernel_sum: KernelSum, device: Device) -> str:
         comparison = f"no {kind} {attention}in {weights} was compared with a server"
     elif device_name not in comparison:
         comparison += f"; none on {device_name} was compared"
-    kernels = "a sum over kernels"
     if kernel_sum.kernels.scaled:
         source = DEVICES[kernel_sum.kernels.scaled].name.split()[0]
-        kernels += f" with {source}'s shares of the data sheet"
-    return f"{kernels}; {comparison}"
+        return f"a sum over kernels with {source}'s shares of the data sheet; {comparison}"
+    return f"{SUM_OVER_KERNELS} {comparison}"
 
 
 def _sheet_cost(

@@ -30,7 +30,7 @@ NEIGHBOR_GROWTH = 0.05
 """Growth of that distance with the one of the nearest neighbor: far from all, many count."""
 CENTER_SCALE = 0.3
 """Distance of the nearest neighbor at which its bias counts 1/e."""
-WIDENING = 0.2
+WIDENING = 0.4
 """Growth of an interval with the distance of the nearest neighbor."""
 REPEATED = 0.5
 """Factor of an interval for a situation that was measured; it is 1 from `UNKNOWN` on."""
@@ -47,9 +47,15 @@ GENERATIONS = {
     "h100": "hopper",
     "h200": "hopper",
     "b200": "blackwell",
+    "b300": "blackwell",
+    "gb200": "blackwell",
+    "gb300": "blackwell",
+    "rtx-pro-6000": "blackwell of workstations",
     "a100": "ampere",
     "l40s": "ada",
+    "l4": "ada",
     "mi300x": "cdna",
+    "mi355x": "cdna",
 }
 
 

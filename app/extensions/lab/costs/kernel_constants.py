@@ -32,7 +32,7 @@ SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)
 HOPPER = {"prefill": 1.6, "routed_ns": 120.0}
 """Prefill with experts at measured servers; the tables of operators load all experts alike."""
 HOPPER_FP8_EXPERTS = Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER)
-"""As in blocks: the table has a kernel that is slower than the one that vLLM chooses for most."""
+"""The constants of fp8 in blocks: the table has a slow kernel that few checkpoints get."""
 HOPPER_RING_US = (7.0, 10.2, 16.3)
 _FITTED: Mapping[str, Kernels] = {
     "h100": Kernels(
@@ -47,7 +47,7 @@ _FITTED: Mapping[str, Kernels] = {
             "mxfp4": Experts(t0_us=33, memory=0.99, compute=0.46, p=1.03, **HOPPER),
             "fp8-block": Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER),
             "fp8": HOPPER_FP8_EXPERTS,
-            "int4": Experts(t0_us=49.5, memory=1, compute=0.285, p=1.12, token_ns=127, **HOPPER),
+            "int4": Experts(t0_us=49.5, memory=1, compute=0.285, p=1.12, token_ns=127, **DRAWN),
         },
         attention=Attention(
             decode_us=10,
@@ -71,7 +71,7 @@ _FITTED: Mapping[str, Kernels] = {
             "mxfp4": Experts(t0_us=33, memory=0.69, compute=0.46, p=1.03, **HOPPER),
             "fp8-block": Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER),
             "fp8": HOPPER_FP8_EXPERTS,
-            "int4": Experts(t0_us=48.1, memory=0.83, compute=0.28, p=1, token_ns=124, **HOPPER),
+            "int4": Experts(t0_us=48.1, memory=0.83, compute=0.28, p=1, token_ns=124, **DRAWN),
         },
         attention=Attention(
             decode_us=10,
@@ -98,8 +98,7 @@ _FITTED: Mapping[str, Kernels] = {
             "fp8-block": Experts(
                 t0_us=56, memory=0.94, compute=0.35, p=1.9, prefill=1.2, routed_ns=60
             ),
-            # No table of operators has them: as fp8 in blocks, of a format half as wide.
-            "nvfp4": Experts(t0_us=56, memory=0.7, compute=0.3, p=1.9, prefill=1.2, routed_ns=60),
+            "nvfp4": Experts(t0_us=19.5, memory=0.872, compute=0.709, p=1, token_ns=16.6, **DRAWN),
             "bf16": Experts(t0_us=18.3, memory=0.983, compute=0.499, p=1, token_ns=3.12, **DRAWN),
             "fp8": Experts(t0_us=23, memory=0.975, compute=0.691, p=1, token_ns=15.5, **DRAWN),
             "int4": Experts(t0_us=47.8, memory=0.604, compute=0.129, p=1, token_ns=114, **DRAWN),
@@ -167,7 +166,7 @@ SAME_LAYERS = {"l4": "l40s"}
 
 
 def _with_layers(device: str, kernels: Kernels) -> Kernels:
-    """Returns the constants of a device with those of its latent attention and states."""
+    """Returns the constants of a device, including its latent attention and states."""
     device = SAME_LAYERS.get(device, device)
     return replace(
         kernels,

@@ -154,7 +154,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         }
 
     def _with_states(self, constants: CostConstants, parts: int) -> CostConstants:
-        """Returns the costs with those of layers with a state."""
+        """Adds the costs of layers with a state."""
         recurrent = self.shape.recurrent
         kernel = self.kernels.recurrence
         if recurrent is None or kernel is None:

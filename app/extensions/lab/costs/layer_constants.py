@@ -1,7 +1,7 @@
 """Constants of latent attention and of layers with a state, by device.
 
-`python research/fit_layers.py DEVICE` fitted them to tables of operators of vLLM 0.24, except what
-a comment says. A device without such a table is absent.
+`python research/fit_layers.py DEVICE` fitted them to tables of operators of vLLM 0.24, unless a
+comment has another source. A device without such a table is absent.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from app.extensions.lab.costs.kernels import LatentAttention, Recurrence
 
 UNFUSED_US = 50.0
-"""Time by which older tables exceed newer ones: their norms, rotations and copies are not fused.
+"""Additional time in older tables, whose norms, rotations and copies are not fused.
 
 B200 and GB300 have newer tables of latent attention, 13.8 and 12.5 us, and B300 and GB200 older
-ones, 62 and 64 us. It is taken off the older tables, which are those of the other devices.
+ones, 62 and 64 us. The difference is subtracted from all older tables.
 """
 HOPPER_HEADS = 64
 BLACKWELL_HEADS = 128

@@ -31,7 +31,7 @@ class LatentShape(Struct, frozen=True, kw_only=True):
     """Most tokens that a query sees; 0 if it sees all."""
     index_heads: int
     index_width: int
-    """Numbers of a token by which the seen tokens are chosen."""
+    """Numbers of a token that decide whether a query sees the token."""
 
     @property
     def cached(self) -> int:

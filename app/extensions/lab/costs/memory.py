@@ -26,6 +26,8 @@ NEWEST = [0, 28]
 """Newest version of vLLM with a log that was compared."""
 LAST_TRITON_EXPERTS = [0, 16]
 """Last version of vLLM whose experts in MXFP4 have the layout of Triton's kernels on Hopper."""
+TENSORRT_EXPERTS = frozenset(("b200", "b300", "gb200", "gb300"))
+"""Devices with TensorRT's kernels for experts in MXFP4."""
 MEASURED = (11, 12, 15, 16, 17, 18, 19, 21, 22, 23, 28)
 """Versions 0.N of vLLM whose servers or logs were compared."""
 
@@ -125,7 +127,7 @@ def memory_use_of(numbers: list[int], options: EngineOptions) -> MemoryUse:
 
 def pads_for_marlin(device_name: str, numbers: list[int]) -> bool:
     """Returns whether experts in MXFP4 have the layout of Marlin's kernels on a device."""
-    if device_name == "b200":
+    if device_name in TENSORRT_EXPERTS:
         return False
     return device_name not in ("h100", "h200") or numbers > LAST_TRITON_EXPERTS
 

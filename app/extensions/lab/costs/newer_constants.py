@@ -1,6 +1,6 @@
 """Constants of kernels of devices that were added with tables of operators of vLLM 0.24.
 
-`python research/fit_device.py DEVICE` fitted them, except what a comment says.
+`python research/fit_device.py DEVICE` fitted them, unless a comment has another source.
 """
 
 from msgspec.structs import replace
@@ -22,13 +22,13 @@ BLACKWELL_RING = (1.8, 2.3, 2.5)
 BLACKWELL = {"prefill": 1.2, "routed_ns": 60.0}
 """Prefill with experts at measured servers with B200, beside tables with even loads."""
 DRAWN = {"routed_ns": 45.0}
-"""The same beside tables with drawn loads."""
+"""The same beside tables with drawn loads, which are as uneven as those of servers."""
 B200_BLOCKS = Product(t0_us=10.4, memory=0.66, compute=0.37, p=8, tile=0.64, wave=0.84)
 """Newer tables time products of fp8 in blocks with their launch: only the share of arithmetic is
 known, and is that of B200 times the ratio of the two devices in these tables.
 """
 B200_BLOCK_EXPERTS = Experts(t0_us=56, memory=0.94, compute=0.35, p=1.9, **BLACKWELL)
-"""As B200 with measured servers; the tables of the devices differ from B200's by 5 % at most."""
+"""B200's, from measured servers; the tables of the devices differ from B200's by 5 % at most."""
 B200_MXFP4_EXPERTS = Experts(
     t0_us=23.8, memory=1.0, compute=0.59, p=1.06, prefill=0.3, routed_ns=60
 )

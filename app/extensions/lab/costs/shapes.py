@@ -1,5 +1,6 @@
 """Shapes of models: the facts of a `config.json` that a computed profile is made of."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -15,6 +16,20 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 24)]
 
 NEAR_LAYERS = frozenset(("sliding_attention", "chunked_attention"))
 """Layers whose attention sees the tokens of a window."""
+
+
+NEEDED_SIZES: Mapping[str, Sequence[str]] = {
+    "kv_lora_rank": ("qk_nope_head_dim", "v_head_dim"),
+    "index_topk": ("kv_lora_rank", "q_lora_rank", "index_n_heads", "index_head_dim"),
+    "linear_num_value_heads": (
+        "linear_num_key_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+    ),
+    "mamba_num_heads": ("mamba_head_dim", "ssm_state_size", "conv_kernel"),
+}
+"""Field -> fields that must not be 0 beside it."""
 
 
 class _Scheme(Struct):
@@ -44,15 +59,15 @@ class Quantization(Struct):
     @property
     def keeps_attention(self) -> bool:
         """True if the projections of attention are in 16 bits."""
-        return self._keeps("self_attn")
+        return self._keeps("self_attn", "self_attn.q_proj", "self_attn.q_b_proj")
 
     @property
     def keeps_networks(self) -> bool:
         """True if dense networks and shared experts are in 16 bits."""
         return self._keeps("shared_experts")
 
-    def _keeps(self, module: str) -> bool:
-        """Returns whether a module of all layers is in the list of what is not quantized.
+    def _keeps(self, *modules: str) -> bool:
+        """Returns whether one of the modules of all layers is in the unquantized list.
 
         A list names a module with a pattern, or once for each layer; a single layer does not count.
         """
@@ -60,7 +75,7 @@ class Quantization(Struct):
             name.removeprefix("re:").rstrip("*.$")
             for name in (*self.ignore, *self.modules_to_not_convert)
         ]
-        matches = [name for name in names if name.endswith(module)]
+        matches = [name for name in names if name.endswith(modules)]
         return len(matches) > 1 or any("*" in name for name in matches)
 
     @property
@@ -120,7 +135,7 @@ class ModelShape(Struct, kw_only=True):
     linear_value_head_dim: Count = 0
     linear_conv_kernel_dim: Count = 4
     mamba_ssm_dtype: str = ""
-    hybrid_override_pattern: str = ""
+    hybrid_override_pattern: Annotated[str, Meta(pattern=r"^[ME*-]*$")] = ""
     """Layers of Nemotron-H: M has a state, * attention, E experts and - a network."""
     mamba_num_heads: Count = 0
     mamba_head_dim: Count = 0
@@ -146,6 +161,12 @@ class ModelShape(Struct, kw_only=True):
                 f"num_key_value_heads ({self.num_key_value_heads}) must not exceed"
                 " num_attention_heads"
             )
+        for field, names in NEEDED_SIZES.items():
+            for name in names:
+                if getattr(self, field) and not getattr(self, name):
+                    raise ValueError(f"{name} must not be 0 beside {field}")
+        if len(self.hybrid_override_pattern) not in (0, self.num_hidden_layers):
+            raise ValueError("hybrid_override_pattern must have a letter for each hidden layer")
         self.head_dim = self.head_dim or self.hidden_size // heads
         self.num_key_value_heads = self.num_key_value_heads or heads
         self.num_experts = self.num_experts or self.num_local_experts or self.n_routed_experts
@@ -337,7 +358,7 @@ class ModelShape(Struct, kw_only=True):
 
     @property
     def network_weights(self) -> int:
-        """Weights of all layers' networks without the experts of which a token chooses some."""
+        """Weights of all layers' networks, without experts that a token chooses."""
         width = self.hidden_size
         dense_network = self.matrices * width * self.intermediate_size
         router = width * self.num_experts
@@ -346,7 +367,7 @@ class ModelShape(Struct, kw_only=True):
 
 
 def model_shape(document: object, origin: str = "model config") -> ModelShape:
-    """Converts the content of a `config.json`, of which the text model counts.
+    """Converts the content of a `config.json`, whose text model counts.
 
     Raises:
         ConfigError: The model is unknown, or a field is wrong; the message begins with `origin`.

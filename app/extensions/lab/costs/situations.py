@@ -5,6 +5,7 @@ from app.extensions.lab.costs.error_model import Situation, situation_version
 from app.extensions.lab.costs.memory import measured_version
 from app.extensions.lab.costs.shapes import model_shape
 from app.extensions.lab.costs.storage import read_storage
+from app.extensions.lab.costs.text_configs import family_of
 
 
 def make_situation(config: object, device_name: str, options: EngineOptions) -> Situation:
@@ -18,7 +19,7 @@ def make_situation(config: object, device_name: str, options: EngineOptions) -> 
     storage = read_storage(quantization, "model config")
     version, _ = measured_version(options.vllm_version)
     return Situation(
-        family=shape.architectures[0].removesuffix("ForCausalLM"),
+        family=family_of(shape.architectures[0]),
         weights=storage.kernels or storage.kind,
         has_experts=shape.num_experts > 0,
         device=device_name.lower(),

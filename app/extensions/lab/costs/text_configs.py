@@ -15,6 +15,8 @@ UNKNOWN_PARTS: Mapping[str, str] = {
     "state_size": "state-space layers of another kind",
 }
 """Field of a `config.json` -> part of the model whose cost is not known."""
+SHARED_INDEX = "index_topk_freq"
+"""Layers that share an index; 1 if each has its own."""
 KNOWN_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 GATED_NETWORKS = (
     "Llama",
@@ -84,8 +86,10 @@ DEFAULTS: Mapping[str, Fields] = {
     "Llama4": {"sliding_window_pattern": 4},
 }
 """Family -> fields that its `config.json` may leave out, from its class in transformers."""
-HYBRID_ONLY = "hybrid_override_pattern"
+HYBRID_PATTERN = "hybrid_override_pattern"
 """Field of Nemotron-H, whose layers each have one part."""
+HYBRID_LAYERS = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+"""Layers of Nemotron-H in `layers_block_type`, which newer files have in place of the pattern."""
 
 
 def family_of(architecture: str) -> str:
@@ -109,6 +113,10 @@ def text_fields(document: Mapping[str, object], origin: str) -> dict[str, object
     if isinstance(text_config, dict):
         fields |= _present(text_config)
         fields["architectures"] = architectures
+    hybrid_layers = fields.get("layers_block_type")
+    if isinstance(hybrid_layers, list):
+        names = [str(layer) for layer in hybrid_layers]
+        fields[HYBRID_PATTERN] = "".join(HYBRID_LAYERS.get(name, "?") for name in names)
     _check_parts(fields, origin, architecture)
     # Checked before other fields, whose names may differ in an unknown architecture.
     _check_architecture(architecture, origin)
@@ -150,14 +158,18 @@ def _check_parts(fields: Fields, origin: str, architecture: object) -> None:
     for field, part in UNKNOWN_PARTS.items():
         if fields.get(field):
             raise _unknown_part(field, part, origin, architecture)
-    if fields.get("ssm_state_size") and not fields.get(HYBRID_ONLY):
+    if fields.get("ssm_state_size") and not fields.get(HYBRID_PATTERN):
         raise _unknown_part("ssm_state_size", "state-space layers", origin, architecture)
+    if fields.get(SHARED_INDEX, 1) != 1:
+        raise _unknown_part(SHARED_INDEX, "an index that layers share", origin, architecture)
     layer_types = fields.get("layer_types")
     if not isinstance(layer_types, list):
         return
     kinds = KNOWN_LAYERS
     if fields.get("linear_num_value_heads"):
         kinds |= {"linear_attention"}
+    if fields.get("index_topk"):
+        kinds |= {"deepseek_sparse_attention"}
     for kind in layer_types:
         if isinstance(kind, str) and kind not in kinds:
             raise _unknown_part("layer_types", f"layers of {kind}", origin, architecture)

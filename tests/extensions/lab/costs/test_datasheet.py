@@ -224,6 +224,30 @@ def seconds(cost: CostConstants, tokens: int) -> float:
         (
             "h100",
             1,
+            {"kv_lora_rank": 512, "index_topk": 2048, "index_topk_freq": 4},
+            "index_topk_freq: Qwen3ForCausalLM has an index that layers share",
+        ),
+        (
+            "h100",
+            1,
+            {"kv_lora_rank": 512, "index_topk": 2048, "q_lora_rank": 1536},
+            "index_n_heads must not be 0 beside index_topk",
+        ),
+        (
+            "h100",
+            1,
+            {"hybrid_override_pattern": "M*"},
+            "hybrid_override_pattern must have a letter for each hidden layer",
+        ),
+        (
+            "h100",
+            1,
+            {"layers_block_type": ["mamba", {}] * 20},
+            "Expected `str` matching regex",
+        ),
+        (
+            "h100",
+            1,
             {"mamba_d_state": 16},
             "mamba_d_state: Qwen3ForCausalLM has state-space layers",
         ),

@@ -143,6 +143,14 @@ def test_a_layer_of_nemotron_has_one_part() -> None:
     assert (shape.dense_layers, shape.layers) == (0, 26)
 
 
+def test_newer_files_of_nemotron_list_the_layers_by_name() -> None:
+    config = dict(read_model_config("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"))  # type: ignore[call-overload]
+    pattern = config.pop("hybrid_override_pattern")
+    names = {"M": "mamba", "E": "moe", "*": "attention"}
+    listed = {**config, "layers_block_type": [names[layer] for layer in pattern]}
+    assert model_shape(listed).hybrid_override_pattern == pattern
+
+
 @pytest.mark.parametrize(
     ("name", "attention", "networks", "experts"),
     [
@@ -181,7 +189,7 @@ def test_weights_of_published_checkpoints_have_their_size() -> None:
 @pytest.mark.parametrize(
     ("name", "device", "rule"),
     [
-        ("nvidia/Kimi-K2.5-NVFP4", "b300", "Kimi-K2.5 on B300 is within"),
+        ("nvidia/Kimi-K2.5-NVFP4", "b300", "on B200 11 and 24 %"),
         ("nvidia/Kimi-K2.5-NVFP4", "gb200", "none on GB200 was compared"),
         ("deepseek-ai/DeepSeek-V3.2", "h200", "with latent attention in fp8-block was compared"),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "h100", "no model with a state in its layers"),

@@ -1,0 +1,48 @@
+"""The table of models and devices: where the constants of each pair come from."""
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from scripts.reference_coverage import AMD, MODELS, SHOWN, Answers, answers
+
+
+@cache
+def table() -> Answers:
+    return answers()
+
+
+def test_160_of_200_pairs_answer_from_tables_of_their_device() -> None:
+    assert (len(MODELS), len(SHOWN)) == (20, 10)
+    kinds = Counter(result.kind for (_, device), result in table().items() if device in SHOWN)
+    assert kinds.total() == 200
+    assert kinds["measured"] + kinds["tables"] >= 160
+
+
+@pytest.mark.parametrize("device", ["l4", *AMD])
+def test_a_device_without_a_table_is_scaled_or_refused(device: str) -> None:
+    kinds = {table()[model.name, device].kind for model in MODELS}
+    assert kinds <= {"scaled", "refused"}
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "kind"),
+    [
+        ("gpt-oss-120b", "h100", "measured"),
+        ("Kimi-K2.5", "b300", "measured"),
+        ("MiniMax-M2.5", "b300", "measured"),
+        ("gpt-oss-120b", "b300", "tables"),
+        ("DeepSeek-R1", "gb200", "tables"),
+        ("gpt-oss-120b", "a100", "scaled"),  # no table has its experts on A100
+        ("DeepSeek-R1", "l40s", "refused"),
+    ],
+)
+def test_a_pair_has_the_kind_of_its_constants(model: str, device: str, kind: str) -> None:
+    assert table()[model, device].kind == kind
+
+
+def test_a_refusal_says_that_the_weights_do_not_fit() -> None:
+    for result in table().values():
+        if result.kind == "refused":
+            assert "leave no room for a KV cache" in result.detail
