@@ -226,6 +226,20 @@ test("percentiles are exact, and waits count", () => {
   assert.equal(spread.mean, 132.5);
 });
 
+test("figures of the time before come from the picture, and gaps are known from the frames on", () => {
+  const past = [[-500, ...figures({ generated: 10 })]];
+  const frame = { at: 250, figures: figures({ generated: 30 }), itl: [120, 3] };
+  const lines = [{ ...picture(), past }, frame].map((line) => JSON.stringify(line)),
+    recorder = new (of("Recorder"))();
+  recorder.read(lines.join("\n"));
+  assert.deepEqual(plain(recorder.points.map((point) => [point.at, point.figures.generated])), [
+    [-500, 10],
+    [0, 0],
+    [250, 30],
+  ]);
+  assert.deepEqual(plain(recorder.points.map((point) => point.rates.itl)), [null, null, 12]);
+});
+
 test("a saved recording shows the same when it is opened again", () => {
   const [recorder, model] = recording([
     { at: 500, figures: figures({ running: 1 }), new: [bar(1, 0)], phases: [[1, 3, 200, 0]] },
