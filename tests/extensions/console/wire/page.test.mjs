@@ -54,9 +54,10 @@ function bar(number, arrival, more = {}) {
 }
 
 test("ticks are round and end at or below the greatest value", () => {
-  assert.deepEqual(call("ticksTo", 76), [0, 50]);
-  assert.deepEqual(call("ticksTo", 100), [0, 50, 100]);
-  assert.deepEqual(call("ticksTo", 6, 3), [0, 2, 4, 6]);
+  assert.deepEqual(call("niceBelow", 76), 50);
+  assert.deepEqual(call("niceBelow", 0.2), 0.2);
+  assert.deepEqual(call("ticksTo", 100, call("niceBelow", 100 / 2)), [0, 50, 100]);
+  assert.deepEqual(call("ticksTo", 76, call("niceBelow", 76 / 2)), [0, 20, 40, 60]);
   assert.deepEqual(call("rootTicks", 8192), [5000, 2000, 500]);
 });
 
