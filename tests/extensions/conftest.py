@@ -8,6 +8,7 @@ OTHER_EXTENSIONS = {
     "console/wire/test_compare.py": "lab",
     "console/wire/test_figures.py": "lab",
     "console/wire/test_server.py": "llm",
+    "console/wire/test_views.py": "lab",
     "data_parallel/test_beam_search.py": "beam_search",
     "data_parallel/test_event_sources.py": "disaggregation",
     "data_parallel/test_pooling.py": "pooling",

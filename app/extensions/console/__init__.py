@@ -42,4 +42,5 @@ class ServerConsole(Extension):
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the requests that the page shows."""
-        return {"console requests": self._console.observer.bars}
+        bars = self._console.observer.bars
+        return {"console requests": bars, "console history": bars.recent_ends}

@@ -21,6 +21,7 @@ from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
 from app.core.engine.sequence import Sequence
 from app.core.server.http.context import RequestContext, client_name
 from app.extensions.console.frames import EndRow, Frame, NewBar, to_ms
+from app.extensions.console.history import EndedRequest, RecentEnds
 
 MAX_ENDED_BYTES = 32 << 20
 """Memory for ended requests, whose details the page can get."""
@@ -144,6 +145,8 @@ class RequestBars:
         self._counts_blocks = False
         self._live: dict[int, Bar] = {}
         """Bars by `id(request)`; each bar keeps its request alive."""
+        self.recent_ends = RecentEnds()
+        """Figures of ended requests, also of dropped bars."""
         self._past = EndedBars()
         """Ended requests, also those that ran while no page was open."""
         self._numbers = count(1)
@@ -223,6 +226,9 @@ class RequestBars:
 
     def _end(self, bar: Bar, end: EndRow) -> None:
         bar.end = end
+        request = bar.request
+        arrival_ms = self._ms(request.arrival_s)
+        self.recent_ends.add(EndedRequest(arrival_ms, len(request.prompt_ids), end))
         with suppress(ValueError):  # larger than the whole cache
             self._past[bar.number] = bar
         if self._is_open:
@@ -310,15 +316,6 @@ class RequestBars:
             frame.computed += (bar.number, bar.computed)
             frame.held += (bar.number, bar.held)
         return since_ms
-
-    def known_since(self, oldest_ms: float) -> tuple[list[Bar], float]:
-        """Returns the live bars, and the known bars that ended at `oldest_ms` or later.
-
-        The second value is the time in milliseconds from which on no bar is missing.
-        """
-        since_ms = max(oldest_ms, self._past.dropped_ms)
-        ended = [bar for bar in self._past.values() if bar.end_ms >= since_ms]
-        return [*ended, *self._live.values()], since_ms
 
     def live(self) -> list[Bar]:
         """Returns the bars of requests that wait or run."""

@@ -1,14 +1,66 @@
-"""Figures of the time before a page was opened, from the requests that the server has kept."""
+"""Figures of the time before a page was opened, computed from requests when a page is opened."""
 
+from __future__ import annotations
+
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
 
-from app.extensions.console.bars import Bar
-from app.extensions.console.frames import FIGURES, PastRow, to_ms
+from app.extensions.console.frames import FIGURES, EndRow, PastRow, to_ms
+
+if TYPE_CHECKING:
+    from app.extensions.console.bars import Bar
 
 STEP_MS = 500.0
 """Interval between two rows."""
+PAST_MS = 300_000.0
+"""Greatest age of requests that count."""
+MAX_REQUESTS = 50_000
+"""Most ended requests that are kept."""
+REQUEST_BYTES = 400
+"""Estimated memory of an ended request."""
+
+
+class EndedRequest(NamedTuple):
+    """The moments and tokens of a choice that has ended; times are milliseconds."""
+
+    arrival_ms: float
+    prompt_tokens: int
+    end: EndRow
+
+
+class RecentEnds:
+    """The choices that ended in the last five minutes, without their texts, in order."""
+
+    limit_bytes = MAX_REQUESTS * REQUEST_BYTES
+
+    def __init__(self) -> None:
+        self._ended: deque[EndedRequest] = deque()
+        self._dropped_ms = 0.0
+        """End of the last request that was dropped."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory."""
+        return len(self._ended) * REQUEST_BYTES
+
+    def add(self, ended: EndedRequest) -> None:
+        """Keeps a request, and drops old ones."""
+        requests = self._ended
+        requests.append(ended)
+        oldest_ms = ended.end[2] - PAST_MS
+        while len(requests) > MAX_REQUESTS or requests[0].end[2] < oldest_ms:
+            self._dropped_ms = requests.popleft().end[2]
+
+    def since(self, oldest_ms: float) -> tuple[list[EndedRequest], float]:
+        """Returns the requests that ended at `oldest_ms` or later, as far as known.
+
+        The second value is the time in milliseconds from which on no request is missing.
+        """
+        since_ms = max(oldest_ms, self._dropped_ms)
+        return [request for request in self._ended if request.end[2] >= since_ms], since_ms
 
 
 class History:
@@ -31,31 +83,37 @@ class History:
         """Returns the number of the first row at this time or later."""
         return max(0, min(self._count, ceil((at_ms - self._first_ms) / STEP_MS)))
 
-    def add(self, bars: Iterable[Bar], pause: Callable[[], None]) -> None:
-        """Counts requests. Calls `pause` after each."""
-        for bar in bars:
-            self._add(bar)
+    def add(
+        self, ended: Iterable[EndedRequest], live: Iterable[Bar], pause: Callable[[], None]
+    ) -> None:
+        """Counts requests. Calls `pause` after each ended one."""
+        for bar in live:
+            self._add_live(bar)
+        for request in ended:
+            self._add_ended(request)
             pause()
 
-    def _add(self, bar: Bar) -> None:
-        arrival_ms = to_ms(bar.request.arrival_s - self._began_s)
-        if bar.end is None:
-            self._add_live(bar, arrival_ms)
-            return
-        _, reason, end_ms, _, _, running_ms, first_ms, last_ms = bar.end
+    def _add_ended(self, request: EndedRequest) -> None:
+        _, reason, end_ms, tokens, cached_tokens, running_ms, first_ms, last_ms = request.end
         if reason.startswith("status"):
             self._later["refused"][self._row(end_ms)] += 1
             return
         if reason in self._later:
             self._later[reason][self._row(end_ms)] += 1
+        self._add_lookup(running_ms, request.prompt_tokens, cached_tokens)
         if running_ms is None:
             running_ms = end_ms
-        self._span(self._waiting, arrival_ms, running_ms)
+        self._span(self._waiting, request.arrival_ms, running_ms)
         self._span(self._running, running_ms, end_ms)
-        self._add_lookup(bar, bar.end[5], bar.end[4])
-        self._add_tokens(bar, first_ms, last_ms)
+        if first_ms is not None:
+            self._later["prompt"][self._row(first_ms)] += request.prompt_tokens
+            self._later["cached"][self._row(first_ms)] += cached_tokens
+            self._add_tokens(tokens, first_ms, last_ms)
 
-    def _add_live(self, bar: Bar, arrival_ms: float) -> None:
+    def _add_live(self, bar: Bar) -> None:
+        """Counts a request that waits or runs; its tokens are counted until the last row."""
+        arrival_ms = to_ms(bar.request.arrival_s - self._began_s)
+        prompt_tokens = len(bar.request.prompt_ids)
         running_ms: float | None = None
         first_ms: float | None = None
         if bar.sequence is not None:
@@ -66,14 +124,16 @@ class History:
                 first_ms = to_ms(status.first_s - self._began_s)
         self._span(self._waiting, arrival_ms, running_ms)
         self._span(self._running, running_ms, None)
-        self._add_lookup(bar, running_ms, 0)
-        self._add_tokens(bar, first_ms, None)
+        self._add_lookup(running_ms, prompt_tokens, 0)
+        if first_ms is not None:
+            self._later["prompt"][self._row(first_ms)] += prompt_tokens
+            self._add_tokens(bar.tokens, first_ms, None)
 
-    def _add_lookup(self, bar: Bar, running_ms: float | None, hits: int) -> None:
+    def _add_lookup(self, running_ms: float | None, prompt_tokens: int, hits: int) -> None:
         """Counts the lookup of a prompt in the prefix cache, at the start of the request."""
         if running_ms is not None:
             row = self._row(running_ms)
-            self._later["queries"][row] += len(bar.request.prompt_ids)
+            self._later["queries"][row] += prompt_tokens
             self._later["hits"][row] += hits
 
     def _span(self, counts: list[int], start_ms: float | None, end_ms: float | None) -> None:
@@ -84,25 +144,18 @@ class History:
         if end_ms is not None:
             counts[self._row(end_ms)] -= 1
 
-    def _add_tokens(self, bar: Bar, first_ms: float | None, last_ms: float | None) -> None:
-        """Counts the prompt at the first token, and the tokens evenly until the last one."""
-        if first_ms is None:
-            return
-        later = self._later
-        first_row = self._row(first_ms)
-        later["prompt"][first_row] += len(bar.request.prompt_ids)
-        if bar.end is not None:
-            later["cached"][first_row] += bar.end[4]
-        generated = later["generated"]
+    def _add_tokens(self, tokens: int, first_ms: float, last_ms: float | None) -> None:
+        """Counts the tokens evenly from the first to the last one."""
+        generated = self._later["generated"]
         if last_ms is None:
             last_ms = self._first_ms + self._count * STEP_MS
-        gap_ms = max(last_ms - first_ms, 0.001) / max(1, bar.tokens - 1)
+        gap_ms = max(last_ms - first_ms, 0.001) / max(1, tokens - 1)
         counted = 0
-        for row in range(first_row, self._row(last_ms) + 1):
+        for row in range(self._row(first_ms), self._row(last_ms) + 1):
             at_ms = self._first_ms + row * STEP_MS
-            written = min(bar.tokens, 1 + int((at_ms - first_ms) / gap_ms))
+            written = min(tokens, 1 + int((at_ms - first_ms) / gap_ms))
             if row == self._count or at_ms >= last_ms:
-                written = bar.tokens
+                written = tokens
             generated[row] += written - counted
             counted = written
 

@@ -22,9 +22,10 @@ from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch
 from app.core.engine.lifecycle import Operations
 from app.core.engine.sequence import Sequence
 from app.core.engine.step_executor import StepExecutor
-from app.extensions.console.bars import PAST_S, Bar, RequestBars
+from app.extensions.console.bars import Bar, RequestBars
 from app.extensions.console.block_map import BlockMap
 from app.extensions.console.frames import FIGURES, EventRow, Frame, PastRow, Picture, StepRow, to_ms
+from app.extensions.console.history import PAST_MS, History
 from app.extensions.explanation.delays import DelayLog, Step
 from app.extensions.explanation.explanation import Explanation, explain
 
@@ -348,14 +349,12 @@ class Observer:
 
     def _past_figures(self) -> list[PastRow]:
         """Returns the figures of the last minutes, from the requests. May pause."""
-        from app.extensions.console.history import History  # only a new page needs it
-
         at_ms = to_ms(self._now() - self._began_s)
         figures = self._last_figures or self._engine.recorder.figures()
-        bars, since_ms = self.bars.known_since(max(0.0, at_ms - PAST_S * 1000))
+        ended, since_ms = self.bars.recent_ends.since(max(0.0, at_ms - PAST_MS))
         named = dict(zip(FIGURES, self._numbers(figures), strict=True))
         history = History(named, since_ms, at_ms, self._began_s)
-        history.add(bars, Pace(self._now))
+        history.add(ended, self.bars.live(), Pace(self._now))
         return history.rows()
 
     def _numbers(self, figures: Figures) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.extensions.console import bars
+from app.extensions.console import bars, history
 from app.extensions.console.bars import Origin
 from app.extensions.console.frames import FIGURES, PastRow
 from app.extensions.console.history import STEP_MS
@@ -69,18 +69,46 @@ def test_past_figures_are_those_that_the_engine_had(
 def test_past_figures_begin_where_requests_have_been_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bars, "MAX_ENDED_BYTES", 3 * bars.BAR_BYTES)
+    monkeypatch.setattr(history, "MAX_REQUESTS", 3)
     it = unseen(slots=8, inter_token_latency=0.01)
     for number in range(6):
         it.ask(f"r{number}", max_tokens=2)
         it.harness.clock.advance(5)
     past = past_of(it)
     assert past[0]["at"] == pytest.approx(30_000 - len(past) * STEP_MS)
-    assert past[0]["length"] in (3, 4) and past[-1]["length"] == 6
+    assert past[0]["length"] == 3
+    assert past[-1]["length"] == 6
 
 
 def test_past_figures_go_back_five_minutes() -> None:
     it = unseen(slots=8, inter_token_latency=0.01)
     it.harness.clock.advance(1000)
     past = past_of(it)
-    assert len(past) * STEP_MS == pytest.approx(bars.PAST_S * 1000, abs=STEP_MS)
+    assert len(past) * STEP_MS == pytest.approx(history.PAST_MS, abs=STEP_MS)
+
+
+def test_past_figures_are_known_also_of_requests_whose_texts_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bars, "MAX_ENDED_BYTES", 1)
+    it = unseen(slots=8, inter_token_latency=0.01)
+    for number in range(20):
+        it.ask(f"r{number}", max_tokens=2)
+        it.harness.clock.advance(1)
+    past = past_of(it)
+    assert it.observer.bars.size_bytes == 0
+    assert past[0]["length"] == 1
+    assert past[-1]["length"] == 20
+
+
+def test_ended_requests_are_kept_for_five_minutes() -> None:
+    it = unseen(slots=8, inter_token_latency=0.01)
+    it.ask("old", max_tokens=2)
+    it.harness.clock.advance(200)
+    it.ask("young", max_tokens=2)
+    it.harness.clock.advance(200)
+    it.ask("new", max_tokens=2)
+    it.harness.clock.advance(1)
+    ends = it.observer.bars.recent_ends
+    assert ends.size_bytes == 2 * history.REQUEST_BYTES
+    assert ends.size_bytes < ends.limit_bytes

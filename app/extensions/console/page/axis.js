@@ -29,7 +29,7 @@ class TimeAxis {
 		if (this.zoomed && this.zoomed.to < first) this.zoomed = null;
 		this.range =
 			this.zoomed || (seconds ? { from: now.at - seconds * 1000, to: now.at } : this.whole);
-		this.left = $("charts").clientWidth < 520 ? 74 : 140;
+		this.left = $("charts").clientWidth < 520 ? 74 : 150;
 		this.at = now.at;
 		this.marks = now.marks;
 		$("unzoom").hidden = !this.zoomed;

@@ -121,7 +121,7 @@ class BarsView {
 		pen.fillText("took", width - 4, 8);
 		if (gutter > 100) pen.fillText("prompt + output", gutter - 8, 8);
 		pen.textAlign = "left";
-		pen.fillText("request", 8, 8);
+		pen.fillText(gutter > 100 ? "id" : "request", 8, 8);
 		if (!this.rows.length) {
 			pen.textAlign = "center";
 			pen.fillText(

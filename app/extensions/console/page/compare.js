@@ -228,7 +228,7 @@ class CompareView {
 				"section",
 				{ class: "panel", "aria-label": title },
 				el("h2", {}, title),
-				el("div", { class: k ? "overlaid" : "" }),
+				el("div", { class: ["", "thirds", "overlaid"][k] }),
 			),
 		);
 		$("comparison").replaceChildren(

@@ -84,7 +84,7 @@ class Chart {
 		if (side) pen.textAlign = "right";
 		pen.fillText(side ? this.right : this.unit, side ? width - 2 : place, 6);
 		if (side) pen.textAlign = "left";
-		for (const value of ticksTo(most, 2)) {
+		for (const value of ticksTo(most, niceBelow(most / 2))) {
 			pen.fillStyle = side ? COLOURS[series[0][1]] : COLOURS.muted;
 			pen.fillText(short(value), place, y(value));
 			if (side) continue;

@@ -60,7 +60,8 @@ class Density {
 				}
 			}
 			pen.textAlign = "right";
-			for (const value of ticksTo(most, Math.max(1, Math.min(4, Math.floor(high / 40))), 1)) {
+			const step = Math.max(1, niceBelow(most / (apart ? 1 : 2.5)));
+			for (const value of ticksTo(most, step)) {
 				const y = Math.round(low - (high * value) / most);
 				pen.fillStyle = COLOURS.line;
 				pen.fillRect(left, y, width - left - RIGHT, 1);

@@ -12,7 +12,7 @@ const COLUMNS = [
 	["output", "output", (bar) => bar.tokens, whole],
 	["waited", "waited", waitOf, ms],
 	["ttft", "first token", (bar) => (bar.first === null ? null : bar.first - bar.arrival), ms],
-	["gap", "between tokens", (bar) => bar.itl ?? null, ms],
+	["gap", "gap", (bar) => bar.itl ?? null, ms],
 	["took", "took", (bar, now) => (bar.end ?? now) - bar.arrival, ms],
 ].map(([key, heading, value, text = String]) => ({ key, heading, value, text }));
 

@@ -35,7 +35,7 @@ class Model {
 		this.failures = new Map(); // reason -> requests
 		this.adapters = {};
 		this.load = null;
-		this.past = picture.past;
+		this.before = picture.past || []; // figures of the time before
 		this.marks = []; // [moment, kind, text]: what began
 		this.since = picture.since || -Infinity; // what was before is not all known any more
 		const blocks = this.server.numbered ? Math.min(this.server.blocks + 1, MOST_BLOCKS) : 0;

@@ -5,7 +5,7 @@ const PAST_STEP_MS = 500;
 
 function pastOf(model) {
 	// Points before that of a model, each with figures. How full the KV cache was is not kept: null.
-	return (model.past || []).map(([at, ...values]) => ({
+	return model.before.map(([at, ...values]) => ({
 		at,
 		figures: Object.fromEntries(model.names.map((name, k) => [name, values[k]])),
 		pods: [],

@@ -60,7 +60,11 @@ class RoutesView {
 		// Of the selected or zoomed time, else of all that is recorded.
 		const { from, to } = selected || zoomed || { from: all.from - 1, to: now.at },
 			key = `${from} ${to} ${recorder.ends.length}`;
-		if (key === this.key || (Math.abs(now.at - this.at) < 1000 && stopped === null)) return;
+		if (
+			key === this.key ||
+			(Math.abs(now.at - this.at) < Math.max(1000, recorder.ends.length / 20) && stopped === null)
+		)
+			return;
 		this.key = key;
 		this.at = now.at;
 		this.rows = routesOf(recorder.ends, from, Math.min(to, now.at), now.at);

@@ -9,12 +9,15 @@ function nice(least) {
 	return [1, 2, 5, 10].find((k) => k * ten >= least * 0.999) * ten;
 }
 
-function ticksTo(most, count = 3, least = 0) {
-	// Round values from 0 up to the greatest one, at least so far apart.
-	const step = Math.max(least, nice(most / count)),
-		ticks = [];
-	for (let k = 0; k * step <= most * 1.0001; k++) ticks.push(k * step);
-	return ticks;
+function niceBelow(most) {
+	// The greatest such number up to a limit.
+	const ten = 10 ** Math.floor(Math.log10(most * 1.001));
+	return [5, 2, 1].find((k) => k * ten <= most * 1.001) * ten;
+}
+
+function ticksTo(most, step) {
+	// Multiples of a step, from 0 up to the greatest value.
+	return Array.from({ length: Math.floor((most / step) * 1.0001) + 1 }, (_, k) => k * step);
 }
 
 function rootTicks(most, gap = 0.17) {

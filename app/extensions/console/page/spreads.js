@@ -85,7 +85,7 @@ class Spreads {
 		pen.textAlign = "left";
 		pen.fillText(`${SPREADS[name][1]} per ${short(width)} ms`, 0, 6);
 		pen.textAlign = "right";
-		for (const count of ticksTo(most, 2, 1)) {
+		for (const count of ticksTo(most, Math.max(1, niceBelow(most)))) {
 			pen.fillStyle = COLOURS.line;
 			pen.fillRect(left, Math.round(y(count)), wide - left, 1);
 			pen.fillStyle = COLOURS.muted;
@@ -103,7 +103,7 @@ class Spreads {
 		pen.fillStyle = COLOURS.muted;
 		pen.textAlign = "center";
 		const last = width * (bins - 1),
-			ticks = ticksTo(last, Math.max(2, Math.floor(wide / 80)));
+			ticks = ticksTo(last, nice(last / Math.max(2, Math.floor(wide / 80))));
 		for (const value of ticks)
 			if (x(value) < wide - 90) pen.fillText(short(value), x(value), low + 9);
 		pen.textAlign = "right";

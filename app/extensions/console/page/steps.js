@@ -177,7 +177,7 @@ class StepsView {
 		pen.fillText("duration", width - 2, 6);
 		pen.textAlign = "left";
 		if (columns.length)
-			for (const took of ticksTo(most, 2))
+			for (const took of ticksTo(most, niceBelow(most / 2)))
 				pen.fillText(brief(took), width - RIGHT + 6, low - high * (took / most));
 	}
 

@@ -54,9 +54,10 @@ function bar(number, arrival, more = {}) {
 }
 
 test("ticks are round and end at or below the greatest value", () => {
-  assert.deepEqual(call("ticksTo", 76), [0, 50]);
-  assert.deepEqual(call("ticksTo", 100), [0, 50, 100]);
-  assert.deepEqual(call("ticksTo", 6, 3), [0, 2, 4, 6]);
+  assert.deepEqual(call("niceBelow", 76), 50);
+  assert.deepEqual(call("niceBelow", 0.2), 0.2);
+  assert.deepEqual(call("ticksTo", 100, call("niceBelow", 100 / 2)), [0, 50, 100]);
+  assert.deepEqual(call("ticksTo", 76, call("niceBelow", 76 / 2)), [0, 20, 40, 60]);
   assert.deepEqual(call("rootTicks", 8192), [5000, 2000, 500]);
 });
 
@@ -224,6 +225,20 @@ test("percentiles are exact, and waits count", () => {
   assert.deepEqual([spread.quantile(0.5), spread.quantile(0.9), spread.total], [10, 500, 4]);
   assert.equal(spread.within(10), 0.75);
   assert.equal(spread.mean, 132.5);
+});
+
+test("figures of the time before come from the picture, and gaps are known from the frames on", () => {
+  const past = [[-500, ...figures({ generated: 10 })]];
+  const frame = { at: 250, figures: figures({ generated: 30 }), itl: [120, 3] };
+  const lines = [{ ...picture(), past }, frame].map((line) => JSON.stringify(line)),
+    recorder = new (of("Recorder"))();
+  recorder.read(lines.join("\n"));
+  assert.deepEqual(plain(recorder.points.map((point) => [point.at, point.figures.generated])), [
+    [-500, 10],
+    [0, 0],
+    [250, 30],
+  ]);
+  assert.deepEqual(plain(recorder.points.map((point) => point.rates.itl)), [null, null, 12]);
 });
 
 test("a saved recording shows the same when it is opened again", () => {
