@@ -109,6 +109,8 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
         tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
     ] = ("gpu=1.0", "cpu=0.8")
     """Weight of a block in a score by its storage tier, as tier=weight; 0.5 for other tiers."""
+    kv_index_routed_lifetime: Duration = 2.0
+    """Time that the blocks of a routed prompt count as cached before their event arrives."""
     kv_index_tokenizers: Annotated[
         tuple[str, ...],
         About(path=True),
