@@ -89,7 +89,8 @@ class Index:
                 part = events[start : start + max_events]
                 operations = self._ingest.operations(source, part, losses)
                 outcome.merge(self.backend.apply(source, operations, stamp))
-                self._confirm(source, operations, is_restart=restart and not start)
+                if self.speculation.prompts:
+                    self._confirm(source, operations, is_restart=restart and not start)
         except HolderLimitError:
             self.metrics.skip_message("too_many_pods")
             return None
@@ -186,7 +187,8 @@ class Index:
             scores = score_prefixes(
                 lookup, blocks=len(keys), candidates=candidates, weights=self._weights
             )
-            scores = self.speculation.complete(scores, keys, pods)
+            if self.speculation.prompts:
+                scores = self.speculation.complete(scores, keys, pods)
             log.log(TRACE, "score %s: keys %s, scores %s", model, keys, scores)
         matched = scores[0].matched if scores else 0
         self.metrics.record_lookup(time.perf_counter() - started_s, matched)

@@ -10,7 +10,7 @@ from app.extensions.kv_index.indexer_proto import (
     GetPodScoresResponse,
     Proto,
 )
-from app.extensions.kv_index.routes import KvIndexHandlers, index_errors
+from app.extensions.kv_index.routes import INDEX_ERRORS, KvIndexHandlers, api_error
 from app.extensions.kv_index.service import KvIndex
 from config.settings import Settings
 
@@ -40,11 +40,13 @@ class IndexerRpc:
             pods=list(request.pod_identifiers),
         )
         answer = GetPodScoresResponse()
-        with index_errors():
+        try:
             for score in self._handlers.text_scores(body) or ():
                 entry = answer.scores.add(pod=score.pod, score=score.score)
                 if self._has_ranks(score.pod):
                     entry.data_parallel_rank = score.rank
+        except INDEX_ERRORS as error:
+            raise api_error(error) from None
         return answer
 
     def _has_ranks(self, pod: str) -> bool:

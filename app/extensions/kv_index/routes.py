@@ -1,7 +1,6 @@
 """Routes of the index of KV blocks: its state, and scores of the pods for a prompt."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Annotated, TypeVar
 
@@ -14,7 +13,7 @@ from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.decoding import Request, decode
 from app.core.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.core.server.http.context import BodyLimits, RequestContext
-from app.core.server.http.errors import bad_request, not_found, timed_out, unavailable
+from app.core.server.http.errors import ApiError, bad_request, not_found, timed_out, unavailable
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get, post
 from app.core.text.base import TokenizerLoadError
@@ -58,6 +57,14 @@ class RoutedTokensRequest(ScoreTokensRequest, kw_only=True):
     """Data parallel rank of this pod."""
 
 
+INDEX_ERRORS = (
+    UnknownModelError,
+    TokenizerLoadError,
+    TokenizationBusyError,
+    TokenizationTimeoutError,
+    BackendUnavailableError,
+)
+"""Errors of the index that are answered with a status."""
 RoutedRequest = RoutedTextRequest | RoutedChatRequest | RoutedTokensRequest
 
 
@@ -72,8 +79,10 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
         @wraps(score)
         def handle(context: RequestContext) -> Response:
             request = decode(body.read(context), context.content_type, request_type)
-            with index_errors():
+            try:
                 return json_response(score(request))
+            except INDEX_ERRORS as error:
+                raise api_error(error) from None
 
         return post(path, handle, docs=docs)
 
@@ -92,19 +101,15 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
     ]
 
 
-@contextmanager
-def index_errors() -> Iterator[None]:
-    """Raises ApiError for the errors of the index in the block."""
-    try:
-        yield
-    except UnknownModelError as error:
-        raise not_found(str(error), "model") from None
-    except (TokenizerLoadError, TokenizationBusyError) as error:
-        raise unavailable(str(error)) from None
-    except TokenizationTimeoutError as error:
-        raise timed_out(str(error)) from None
-    except BackendUnavailableError as error:
-        raise unavailable(f"The index cannot be asked now: {error}.") from None
+def api_error(error: Exception) -> ApiError:
+    """Returns the response to one of `INDEX_ERRORS`."""
+    if isinstance(error, UnknownModelError):
+        return not_found(str(error), "model")
+    if isinstance(error, TokenizationTimeoutError):
+        return timed_out(str(error))
+    if isinstance(error, BackendUnavailableError):
+        return unavailable(f"The index cannot be asked now: {error}.")
+    return unavailable(str(error))
 
 
 class KvIndexHandlers:
@@ -123,7 +128,10 @@ class KvIndexHandlers:
 
     def score_text(self, request: ScoreTextRequest) -> object:
         """The score of every pod that has the beginning of a text."""
-        return by_pod(self.text_scores(request))
+        tokens = self._index.tokenization.encode(
+            self._tokenizer_model(request), request.prompt, request.add_special_tokens
+        )
+        return by_pod(self._scores(request, tokens))
 
     def text_scores(self, request: ScoreTextRequest) -> list[PodScore] | None:
         """Returns the scores for a text, the best first; None without a full block."""
@@ -179,7 +187,8 @@ class KvIndexHandlers:
         """Returns the scores, the best first; None for a prompt without a full block."""
         if len(tokens) < self._index.index.block_size:
             return None
-        self._add_routed(request, tokens, media)
+        if isinstance(request, RoutedRequest) and request.routed_to:
+            self._add_routed(request.routed_to, request, tokens, media)
         return self._index.index.score(
             self._base_model(request),
             tokens,
@@ -190,15 +199,17 @@ class KvIndexHandlers:
         )
 
     def _add_routed(
-        self, request: ScoreRequest, tokens: Sequence[int], media: Sequence[Placeholder]
+        self,
+        pod: str,
+        request: RoutedRequest,
+        tokens: Sequence[int],
+        media: Sequence[Placeholder],
     ) -> None:
-        """Notes the pod that the request's prompt was routed to, if it names one.
+        """Counts the blocks of the prompt as cached on a pod.
 
         Raises:
             ApiError: 400 if routed prompts are not kept.
         """
-        if not isinstance(request, RoutedRequest) or not request.routed_to:
-            return
         index = self._index.index
         if not index.speculation.lifetime_s:
             raise bad_request("Routed prompts are off: kv-index-routed-lifetime is 0.", "routed_to")
@@ -210,7 +221,7 @@ class KvIndexHandlers:
             salt=request.cache_salt,
             media=media,
         )
-        index.add_routed(model, keys, pod=request.routed_to, rank=request.routed_rank)
+        index.add_routed(model, keys, pod=pod, rank=request.routed_rank)
 
 
 def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:

@@ -49,7 +49,7 @@ class Speculation:
         self.lifetime_s = lifetime_s
         self._weight = weight
         self._now = now
-        self._prompts: OrderedDict[PromptId, RoutedPrompt] = OrderedDict()
+        self.prompts: OrderedDict[PromptId, RoutedPrompt] = OrderedDict()
         """All prompts, the one that expires first at the beginning."""
         self._by_first_key: dict[int, dict[PromptId, None]] = {}
         self.size_bytes = 0
@@ -58,7 +58,7 @@ class Speculation:
         """Most memory, in bytes."""
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self.prompts)
 
     def add(self, pod: str, rank: int, keys: Sequence[int]) -> None:
         """Counts the blocks of a prompt as cached; a repeated prompt starts its lifetime again."""
@@ -66,21 +66,21 @@ class Speculation:
             return
         prompt_id = (pod, rank, keys[-1])
         self._discard(prompt_id)
-        self._prompts[prompt_id] = RoutedPrompt(keys, self._now() + self.lifetime_s)
+        self.prompts[prompt_id] = RoutedPrompt(keys, self._now() + self.lifetime_s)
         self._by_first_key.setdefault(keys[0], {})[prompt_id] = None
         self.size_bytes += _prompt_bytes(keys)
         while self.size_bytes > self.limit_bytes:
-            self._discard(next(iter(self._prompts)))
+            self._discard(next(iter(self.prompts)))
 
     def confirm(self, source: IndexedEngine, keys: Iterable[int]) -> None:
         """Forgets prompts of an engine whose last block has been stored by an event."""
-        if self._prompts:
+        if self.prompts:
             for key in keys:
                 self._discard((source.pod, source.rank, key))
 
     def drop(self, pod: str, rank: int | None = None) -> None:
         """Forgets all prompts of a pod, or of one of its ranks."""
-        for prompt_id in list(self._prompts):
+        for prompt_id in list(self.prompts):
             if prompt_id[0] == pod and rank in (None, prompt_id[1]):
                 self._discard(prompt_id)
 
@@ -128,20 +128,20 @@ class Speculation:
             pod, rank, _ = prompt_id
             if pods and pod not in pods:
                 continue
-            length = common_prefix(self._prompts[prompt_id].keys, keys)
+            length = common_prefix(self.prompts[prompt_id].keys, keys)
             lengths[pod, rank] = max(length, lengths.get((pod, rank), 0))
         return lengths
 
     def _expire(self) -> None:
         now_s = self._now()
-        while self._prompts:
-            prompt_id = next(iter(self._prompts))
-            if self._prompts[prompt_id].expires_s > now_s:
+        while self.prompts:
+            prompt_id = next(iter(self.prompts))
+            if self.prompts[prompt_id].expires_s > now_s:
                 return
             self._discard(prompt_id)
 
     def _discard(self, prompt_id: PromptId) -> None:
-        prompt = self._prompts.pop(prompt_id, None)
+        prompt = self.prompts.pop(prompt_id, None)
         if prompt is None:
             return
         self.size_bytes -= _prompt_bytes(prompt.keys)
