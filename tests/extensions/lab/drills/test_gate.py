@@ -9,7 +9,7 @@ import pytest
 
 from app.core.server.http.client import exchange
 from app.extensions.lab.drills.gate import Attempt, Gate
-from app.extensions.lab.fleet.processes import Processes
+from app.extensions.lab.fleet.processes import FleetError, Processes
 from tests import stubs
 
 COMPLETIONS = "/v1/completions"
@@ -109,6 +109,14 @@ def test_a_stuck_engine_answers_its_health_and_holds_what_it_generates() -> None
         assert not request.ready()
         gate.pass_answers()
         assert request.get(timeout=stubs.PATIENCE_S) == (201, b"one")
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with gate_before(stubs.Pod("one")) as (gate, _):
+        second = Gate(5, gate.port, 1, now=float, note=print)
+        with pytest.raises(FleetError, match=f"port {gate.port} of pod 5: Address already in use"):
+            second.open()
+        second.close()
 
 
 def test_a_pod_that_is_down_behind_an_open_gate_breaks_connections() -> None:
