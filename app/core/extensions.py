@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from app.core.server.gunicorn.arbiter import EngineProcess
     from app.core.server.http.context import BodyLimits
     from app.core.server.http.route import Route
-    from app.core.server.http.rpc import RpcService
+    from app.core.server.http.rpc import RpcHandlers, RpcService
     from app.core.server.middleware.api_keys import ApiKeys
     from app.core.server.middleware.stack import Middleware
     from app.core.text.base import Tokenizer
@@ -362,6 +362,10 @@ class Extension:
 
     def rpc(self) -> RpcService | None:
         """Returns gRPC methods."""
+        return None
+
+    def rpc_handlers(self) -> RpcHandlers | None:
+        """Returns gRPC methods for the service of another extension."""
         return None
 
     def services(self) -> Sequence[BackgroundService]:

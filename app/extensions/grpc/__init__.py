@@ -11,6 +11,7 @@ from config.declaration import missing
 if TYPE_CHECKING:
     from app.core.base import Bounded
     from app.core.extensions import ServerParts
+    from app.core.server.flask.application import Understudy
     from app.core.server.gunicorn.hub_connection import FastPath
     from app.core.server.http.rpc import RpcService
     from app.extensions.grpc.service import EngineService
@@ -37,6 +38,14 @@ class Grpc(Extension):
         if server.grpc is None and server.fast_path and not settings.tls.enabled:
             return not missing("grpc")
         return server.speaks_grpc
+
+    @classmethod
+    def describe(cls, app: Understudy, settings: Settings) -> None:
+        """Serves the methods of an application with another role."""
+        from app.extensions.grpc.late import LateMethods
+
+        if app.rpc_handlers is not None:
+            app.rpc = LateMethods(app.rpc_handlers, settings.server)  # type: ignore[assignment]
 
     def rpc(self) -> Any:
         """Returns the service. Without a setting, returns this object: workers read `upgrade`."""
@@ -69,7 +78,8 @@ class Grpc(Extension):
                 self._cache_usage,
                 parts.publisher,
             )
-            self._methods = self._service.methods()
+            handlers = [extension.rpc_handlers() for extension in parts.extensions]
+            self._methods = self._service.methods(handlers)
         return self._methods
 
     def _cache_usage(self) -> float:

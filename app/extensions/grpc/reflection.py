@@ -1,5 +1,7 @@
 """Reflection: names of services, and the files that declare them, for clients such as `grpcurl`."""
 
+from collections.abc import Sequence
+
 from google.protobuf import descriptor_pool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -25,15 +27,15 @@ def input_type(service: str, method: str) -> type[Message]:
     return message_type
 
 
-def reflect(request: Proto, context: RequestContext) -> Message:
-    """Answers one question: names of services, or the files that declare a symbol or a file."""
+def reflect(services: Sequence[str], request: Proto, context: RequestContext) -> Message:
+    """Answers one question: names of `services`, or the files that declare a symbol or a file."""
     kind = request.WhichOneof("message_request")
     name = getattr(request, kind or "host")
     response = reflection.ServerReflectionResponse(
         valid_host=request.host, original_request=request
     )
     if kind == "list_services":
-        for service in (SERVICE, HEALTH, *REFLECTIONS):
+        for service in services:
             response.list_services_response.service.add(name=service)
         return response
     files: dict[str, bytes] = {}

@@ -2,11 +2,10 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import gevent
 from gevent.lock import BoundedSemaphore
@@ -22,19 +21,12 @@ from app.core.protocol.validation import check_prompt_length
 from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, not_found, not_implemented
-from app.core.server.http.rpc import MessageFeed, RpcMethod, RpcResponse, RpcService
+from app.core.server.http.rpc import MessageFeed, RpcHandlers, RpcResponse, RpcService
 from app.extensions.grpc.generate import Generator
-from app.extensions.grpc.http2.http2_connection import Http2Connection
 from app.extensions.grpc.kv_events import Subscription
-from app.extensions.grpc.messages import (
-    MAX_MESSAGE_BYTES,
-    Proto,
-    common,
-    engine,
-    framed_message,
-    read,
-)
-from app.extensions.grpc.reflection import HEALTH, REFLECTIONS, SERVICE, input_type, reflect
+from app.extensions.grpc.messages import Proto, common, engine, framed_message
+from app.extensions.grpc.methods import Answer, service_of
+from app.extensions.grpc.reflection import HEALTH, SERVICE
 from app.extensions.grpc.tokenizer_archive import archive_messages
 from app.extensions.pooling.paths import EMBEDDINGS, served_paths
 from app.extensions.pooling.protocol import EmbeddingRequest
@@ -53,8 +45,6 @@ HEALTH_CHECK_INTERVAL_S = 0.2
 """Seconds between two checks of a watched health."""
 MAX_FLUSH_WAIT_S = 60.0
 """Longest wait, in seconds, until a server is idle and its cache can be flushed."""
-
-Answer: TypeAlias = Message | RpcResponse
 
 
 class EngineService:
@@ -88,8 +78,8 @@ class EngineService:
         self._watchers: set[RpcResponse] = set()
         self._subscribers: set[RpcResponse] = set()
 
-    def methods(self) -> RpcService:
-        """Returns all methods, and the limit of their messages."""
+    def methods(self, further_handlers: Iterable[RpcHandlers | None] = ()) -> RpcService:
+        """Returns all methods, including further ones, and the limit of their messages."""
         handlers: dict[str, Callable[[Proto, RequestContext], Answer]] = {
             f"{SERVICE}/Generate": self._generator.generate,
             f"{SERVICE}/Embed": self._embed,
@@ -105,14 +95,11 @@ class EngineService:
             f"{SERVICE}/StopProfile": self._profile,
             f"{HEALTH}/Check": self._check,
             f"{HEALTH}/Watch": self._watch,
-            **{f"{service}/ServerReflectionInfo": reflect for service in REFLECTIONS},
         }
-        max_body_bytes = self._pipeline.settings.server.max_request_body_size_mb << 20
-        return RpcService(
-            methods={f"/{name}": rpc_method(name, handler) for name, handler in handlers.items()},
-            max_message_bytes=min(MAX_MESSAGE_BYTES, max_body_bytes),
-            upgrade=Http2Connection,
-        )
+        for load_handlers in further_handlers:
+            if load_handlers is not None:
+                handlers |= load_handlers()
+        return service_of(handlers, self._pipeline.settings.server)
 
     def _embed(self, request: Proto, context: RequestContext) -> Message:
         """Returns the vector that POST /v1/embeddings returns for the same tokens."""
@@ -289,20 +276,6 @@ class EngineService:
                 last_status = status
                 yield framed_message(health.HealthCheckResponse(status=status))
             gevent.sleep(HEALTH_CHECK_INTERVAL_S)
-
-
-def rpc_method(name: str, handler: Callable[[Proto, RequestContext], Answer]) -> RpcMethod:
-    """Returns the method that reads the message which its service declares."""
-    service, _, method = name.partition("/")
-    message_type = input_type(service, method)
-
-    def handle(context: RequestContext) -> RpcResponse:
-        answer = handler(read(context, message_type), context)
-        if isinstance(answer, RpcResponse):
-            return answer
-        return RpcResponse(framed_message(answer))
-
-    return RpcMethod(f"/{name}", handle, answers_each=service in REFLECTIONS)
 
 
 def track_stream(open_streams: set[RpcResponse], response: RpcResponse, max_streams: int) -> None:

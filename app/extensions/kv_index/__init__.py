@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.core.extensions import Extension
 from app.extensions.kv_index.settings import KVIndexSettings
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from app.core.base.metrics.instruments import Families
     from app.core.server.flask.application import BackgroundService, Understudy
     from app.core.server.http.route import Route
+    from app.core.server.http.rpc import RpcHandlers
     from app.core.text.base import Tokenizer
     from app.extensions.kv_index.service import KvIndex
     from config import Settings as AllSettings
@@ -60,6 +61,16 @@ class KvIndexing(Extension):
         from app.extensions.kv_index.routes import routes
 
         return {"kv_index": routes(self._index, self.parts.settings)}
+
+    def rpc_handlers(self) -> RpcHandlers:
+        """Returns llm-d's gRPC service of scores."""
+
+        def handlers() -> Mapping[str, Any]:
+            from app.extensions.kv_index.indexer_rpc import indexer_handlers
+
+            return indexer_handlers(self._index, self.parts.settings)
+
+        return handlers
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the index, which subscribes to the events of pods."""

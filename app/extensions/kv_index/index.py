@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from app.core.base import Bounded
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache.hashing import Placeholder
-from app.extensions.kv_index.backend import Backend, Outcome, Stamp
+from app.extensions.kv_index.backend import Backend, Clear, Operation, Outcome, Stamp, Store
 from app.extensions.kv_index.decoding import PodBatch, field_losses
 from app.extensions.kv_index.features import requested_features
 from app.extensions.kv_index.holders import HolderLimitError, IndexedEngine
@@ -17,6 +17,7 @@ from app.extensions.kv_index.ingest import Ingest
 from app.extensions.kv_index.keys import PrefixKeyCache, RequestKeys
 from app.extensions.kv_index.metrics import IndexMetrics
 from app.extensions.kv_index.scorer import DEFAULT_WEIGHTS, PodScore, score_prefixes
+from app.extensions.kv_index.speculation import Speculation
 from config.sections.observability import TRACE
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,9 @@ class Index:
         block_size: int = 16,
         seed: str = "",
         weights: Mapping[str, float] = DEFAULT_WEIGHTS,
+        speculation: Speculation | None = None,
     ) -> None:
+        """Without a `speculation`, only events count."""
         self.backend = backend
         self.block_size = block_size
         self.metrics = IndexMetrics(field_losses())
@@ -43,6 +46,9 @@ class Index:
         self._keys = RequestKeys(block_size, seed)
         self._ingest = Ingest(backend, self._keys)
         self._prefix_keys = PrefixKeyCache(self._keys)
+        if speculation is None:
+            speculation = Speculation(0.0)
+        self.speculation = speculation
 
     @property
     def caches(self) -> Mapping[str, Bounded]:
@@ -51,6 +57,7 @@ class Index:
             "index tails": self._ingest.tails,
             "index key roots": self._keys.roots,
             "index keys": self._prefix_keys.parts,
+            "index routed prompts": self.speculation,
         }
 
     def ingest(
@@ -82,6 +89,8 @@ class Index:
                 part = events[start : start + max_events]
                 operations = self._ingest.operations(source, part, losses)
                 outcome.merge(self.backend.apply(source, operations, stamp))
+                if self.speculation.prompts:
+                    self._confirm(source, operations, is_restart=restart and not start)
         except HolderLimitError:
             self.metrics.skip_message("too_many_pods")
             return None
@@ -96,9 +105,38 @@ class Index:
 
     def clear(self, pod: str) -> int:
         """Removes a pod; returns its number of copies of blocks. Pauses during long work."""
+        self.speculation.drop(pod)
         removed = self.backend.clear(pod)
         self.metrics.removed.inc(removed)
         return removed
+
+    def _confirm(
+        self, source: IndexedEngine, operations: Sequence[Operation], is_restart: bool
+    ) -> None:
+        """Forgets routed prompts that events have confirmed or removed."""
+        if is_restart:
+            self.speculation.drop(source.pod, source.rank)
+        for operation in operations:
+            if isinstance(operation, Store):
+                self.speculation.confirm(source, operation.request_keys)
+            elif isinstance(operation, Clear):
+                self.speculation.drop(source.pod, source.rank)
+
+    def add_routed(self, model: str, keys: Sequence[int], *, pod: str, rank: int = 0) -> None:
+        """Counts blocks as cached on a pod that has just received their prompt.
+
+        Without effect if the pod has them all, because no event would confirm them.
+
+        Raises:
+            BackendUnavailableError: the backend does not answer.
+        """
+        lookup = self.backend.lookup(keys)
+        candidates = lookup.holders.candidates(model, [pod])
+        scores = score_prefixes(
+            lookup, blocks=len(keys), candidates=candidates, weights=self._weights
+        )
+        if not any(score.rank == rank and score.matched == len(keys) for score in scores):
+            self.speculation.add(pod, rank, keys)
 
     def block_keys(
         self,
@@ -149,6 +187,8 @@ class Index:
             scores = score_prefixes(
                 lookup, blocks=len(keys), candidates=candidates, weights=self._weights
             )
+            if self.speculation.prompts:
+                scores = self.speculation.complete(scores, keys, pods)
             log.log(TRACE, "score %s: keys %s, scores %s", model, keys, scores)
         matched = scores[0].matched if scores else 0
         self.metrics.record_lookup(time.perf_counter() - started_s, matched)

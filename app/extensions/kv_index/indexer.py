@@ -1,6 +1,8 @@
 """The application of an indexer: only the routes of the index, probes, metrics and memory."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from app.core.api import admin, health
 from app.core.api.responder import ServerLoad
@@ -19,7 +21,7 @@ from app.core.server.middleware.http_metrics import HttpMetrics
 from app.core.server.middleware.stack import Middleware, MiddlewareStack
 from app.core.text.base import Tokenizer
 from app.extensions.kv_index.routes import routes
-from app.extensions.kv_index.service import build_index
+from app.extensions.kv_index.service import KvIndex, build_index
 from config import Settings
 from config.settings import AccessSettings, LogSettings
 from config.validation import LiveSettings
@@ -72,6 +74,7 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
 
     app.caches.append(caches)
     app.add_routes("kv_index", routes(index, settings))
+    app.rpc_handlers = partial(_rpc_handlers, index, settings)
     is_ready = health.readiness(engine, LiveClock(), settings.server.startup_duration)
     app.add_routes("memory", admin.memory_routes(app.caches))
     release = simulated_version(settings.api).release
@@ -79,6 +82,14 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     exposition = Exposition([index.metrics_text, http_metrics.text], http_metrics.process_text)
     app.add_routes("metrics", health.metrics_routes(exposition))
     return app
+
+
+def _rpc_handlers(
+    index: KvIndex, settings: Settings
+) -> Mapping[str, Callable[[Any, RequestContext], Any]]:
+    from app.extensions.kv_index.indexer_rpc import indexer_handlers  # needs protobuf
+
+    return indexer_handlers(index, settings)
 
 
 def _middleware(live: LiveSettings, http_metrics: HttpMetrics, engine: NoEngine) -> MiddlewareStack:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from msgspec import Meta
 
 from app.core.api.chat.prompt import chat_options
 from app.core.api.chat.rules import ChatRules
@@ -11,7 +13,7 @@ from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.decoding import Request, decode
 from app.core.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.core.server.http.context import BodyLimits, RequestContext
-from app.core.server.http.errors import not_found, timed_out, unavailable
+from app.core.server.http.errors import ApiError, bad_request, not_found, timed_out, unavailable
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get, post
 from app.core.text.base import TokenizerLoadError
@@ -25,6 +27,45 @@ from config.settings import Settings
 
 T = TypeVar("T", bound=Request)
 ScoreRequest = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
+Rank = Annotated[int, Meta(ge=0, le=65_535)]
+
+
+class RoutedTextRequest(ScoreTextRequest, kw_only=True):
+    """The body of ``POST /score_completions``."""
+
+    routed_to: str | None = None
+    """Pod that has just received the prompt."""
+    routed_rank: Rank = 0
+    """Data parallel rank of this pod."""
+
+
+class RoutedChatRequest(ScoreChatRequest, kw_only=True):
+    """The body of ``POST /score_chat_completions``."""
+
+    routed_to: str | None = None
+    """Pod that has just received the prompt."""
+    routed_rank: Rank = 0
+    """Data parallel rank of this pod."""
+
+
+class RoutedTokensRequest(ScoreTokensRequest, kw_only=True):
+    """The body of ``POST /score_tokens``."""
+
+    routed_to: str | None = None
+    """Pod that has just received the prompt."""
+    routed_rank: Rank = 0
+    """Data parallel rank of this pod."""
+
+
+INDEX_ERRORS = (
+    UnknownModelError,
+    TokenizerLoadError,
+    TokenizationBusyError,
+    TokenizationTimeoutError,
+    BackendUnavailableError,
+)
+"""Errors of the index that are answered with a status."""
+RoutedRequest = RoutedTextRequest | RoutedChatRequest | RoutedTokensRequest
 
 
 def routes(index: KvIndex, settings: Settings) -> list[Route]:
@@ -40,30 +81,35 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
             request = decode(body.read(context), context.content_type, request_type)
             try:
                 return json_response(score(request))
-            except UnknownModelError as error:
-                raise not_found(str(error), "model") from None
-            except (TokenizerLoadError, TokenizationBusyError) as error:
-                raise unavailable(str(error)) from None
-            except TokenizationTimeoutError as error:
-                raise timed_out(str(error)) from None
-            except BackendUnavailableError as error:
-                raise unavailable(f"The index is temporarily unavailable: {error}.") from None
+            except INDEX_ERRORS as error:
+                raise api_error(error) from None
 
         return post(path, handle, docs=docs)
 
     text_docs = RouteDocs(
-        body=(ScoreTextRequest,),
+        body=(RoutedTextRequest,),
         example={"prompt": "hello"},
         answer=dict[str, float] | None,
     )
-    chat_docs = RouteDocs(body=(ScoreChatRequest,), example={"messages": EXAMPLE_CHAT})
-    token_docs = RouteDocs(body=(ScoreTokensRequest,), example={"tokens": [1, 2, 3]})
+    chat_docs = RouteDocs(body=(RoutedChatRequest,), example={"messages": EXAMPLE_CHAT})
+    token_docs = RouteDocs(body=(RoutedTokensRequest,), example={"tokens": [1, 2, 3]})
     return [
         get("/kv/index", handlers.kv_index),
-        score_route("/score_completions", ScoreTextRequest, handlers.score_text, text_docs),
-        score_route("/score_chat_completions", ScoreChatRequest, handlers.score_chat, chat_docs),
-        score_route("/score_tokens", ScoreTokensRequest, handlers.score_tokens, token_docs),
+        score_route("/score_completions", RoutedTextRequest, handlers.score_text, text_docs),
+        score_route("/score_chat_completions", RoutedChatRequest, handlers.score_chat, chat_docs),
+        score_route("/score_tokens", RoutedTokensRequest, handlers.score_tokens, token_docs),
     ]
+
+
+def api_error(error: Exception) -> ApiError:
+    """Returns the response to one of `INDEX_ERRORS`."""
+    if isinstance(error, UnknownModelError):
+        return not_found(str(error), "model")
+    if isinstance(error, TokenizationTimeoutError):
+        return timed_out(str(error))
+    if isinstance(error, BackendUnavailableError):
+        return unavailable(f"The index is temporarily unavailable: {error}.")
+    return unavailable(str(error))
 
 
 class KvIndexHandlers:
@@ -86,6 +132,13 @@ class KvIndexHandlers:
             self._tokenizer_model(request), request.prompt, request.add_special_tokens
         )
         return by_pod(self._scores(request, tokens))
+
+    def text_scores(self, request: ScoreTextRequest) -> list[PodScore] | None:
+        """Returns the scores for a text, the best first; None without a full block."""
+        tokens = self._index.tokenization.encode(
+            self._tokenizer_model(request), request.prompt, request.add_special_tokens
+        )
+        return self._scores(request, tokens)
 
     def score_chat(self, request: ScoreChatRequest) -> object:
         """The score of every pod that has the beginning of a conversation."""
@@ -134,6 +187,8 @@ class KvIndexHandlers:
         """Returns the scores, the best first; None for a prompt without a full block."""
         if len(tokens) < self._index.index.block_size:
             return None
+        if isinstance(request, RoutedRequest) and request.routed_to:
+            self._add_routed(request.routed_to, request, tokens, media)
         return self._index.index.score(
             self._base_model(request),
             tokens,
@@ -142,6 +197,31 @@ class KvIndexHandlers:
             salt=request.cache_salt,
             media=media,
         )
+
+    def _add_routed(
+        self,
+        pod: str,
+        request: RoutedRequest,
+        tokens: Sequence[int],
+        media: Sequence[Placeholder],
+    ) -> None:
+        """Counts the blocks of the prompt as cached on a pod.
+
+        Raises:
+            ApiError: 400 if routed prompts are not kept.
+        """
+        index = self._index.index
+        if not index.speculation.lifetime_s:
+            raise bad_request("Routed prompts are off: kv-index-routed-lifetime is 0.", "routed_to")
+        model = self._base_model(request)
+        keys = index.block_keys(
+            model,
+            tokens,
+            lora=request.lora,
+            salt=request.cache_salt,
+            media=media,
+        )
+        index.add_routed(model, keys, pod=pod, rank=request.routed_rank)
 
 
 def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:

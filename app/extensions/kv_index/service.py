@@ -27,6 +27,7 @@ from app.extensions.kv_index.messages import PublishedMessage, parse_topic
 from app.extensions.kv_index.pods import TargetSource, target_sources
 from app.extensions.kv_index.pool import Pool
 from app.extensions.kv_index.settings import KVIndexSettings, tier_weights, tokenizer_sources
+from app.extensions.kv_index.speculation import SPECULATIVE, Speculation
 from app.extensions.kv_index.subscriber import REFRESH_S, Context, Subscriber, SubscriberSettings
 from app.extensions.kv_index.tokenization import Tokenization
 from app.extensions.kv_index.tokenizers import TokenizerLibrary, TokenizerSources
@@ -253,6 +254,9 @@ def build_index(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
             block_size=index_settings.kv_index_block_size,
             seed=index_settings.kv_index_hash_seed,
             weights=weights,
+            speculation=Speculation(
+                index_settings.kv_index_routed_lifetime, weights.get(SPECULATIVE, 1.0)
+            ),
         )
         return KvIndex(
             index,

@@ -112,6 +112,8 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     ] = ("gpu=1.0", "cpu=0.8")
     """Weight of a block in a score, by its storage tier, as tier=weight; other tiers have the
     weight 0.5."""
+    kv_index_routed_lifetime: Duration = 2.0
+    """Time that the blocks of a routed prompt count as cached before their event arrives."""
     kv_index_tokenizers: Annotated[
         tuple[str, ...],
         About(path=True),

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from app.core.api.health import Drains
     from app.core.server.flask.asgi import AsgiRefusal, Receive, Scope, Send
     from app.core.server.flask.other_server import OtherServer
-    from app.core.server.http.rpc import RpcService
+    from app.core.server.http.rpc import RpcHandlers, RpcService
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +153,8 @@ class Understudy(Flask):
         self.prefix = prefix
         self.rpc: RpcService | None = None
         """gRPC methods, if the server has any."""
+        self.rpc_handlers: RpcHandlers | None = None
+        """gRPC methods of an application with another role; `rpc` then has them."""
         self._routes: dict[str, Route] = {}
         """Routes by endpoint."""
         self.services: list[BackgroundService] = []

@@ -14,6 +14,8 @@ from app.core.server.http.response import Response, StreamingBody
 
 PREFIX_BYTES = 5
 """Size of a message's prefix: a flag for compression and the message's size."""
+RpcHandlers = Callable[[], Mapping[str, Callable[[Any, RequestContext], Any]]]
+"""Returns handlers by name (PACKAGE.SERVICE/METHOD), from the request's message to the answer's."""
 Upgrade = Callable[[Any, Any, tuple[str, int], bytes], object]
 """Takes the worker's `FastPath`, a socket, the client's address, and the bytes read so far."""
 CODE_NAMES: Mapping[int, str] = {

@@ -42,7 +42,7 @@ from app.extensions.lab.fleet.fleet import (
     pod_flags,
 )
 from app.extensions.lab.fleet.indexer import Indexer
-from app.extensions.lab.fleet.processes import HOST, Processes
+from app.extensions.lab.fleet.processes import HOST, FleetError, Processes
 from app.extensions.lab.fleet.workload import Workload, make_workload
 from app.extensions.lab.load.policies import PREFIX_AWARE, policies_of
 from app.extensions.lab.load.progress import progress_bar
@@ -349,15 +349,13 @@ def _run_load(fleet: DrillFleet, router: RunningRouter, workload: Workload) -> R
         sleep_until=clock.sleep_until,
     )
     retry_counts: list[int] = []
-    helpers = [gevent.spawn(player.play)]
+    caller = gevent.getcurrent()
+    helpers = [gevent.spawn(run_guarded, player.play, caller)]
     if router.count_retries is not None:
         sample = partial(
             _sample, router.count_retries, drill=drill, clock=clock, counts=retry_counts
         )
-        helpers.append(gevent.spawn(sample))
-    abort = partial(_abort, gevent.getcurrent())
-    for helper in helpers:
-        helper.link_exception(abort)
+        helpers.append(gevent.spawn(run_guarded, sample, caller))
     try:
         with progress_bar(sys.stderr, "drill", drill.requests, "requests") as progress:
             outcomes = client.run(workload.prompts, drill.interval_s, progress)
@@ -383,6 +381,9 @@ def _sample(
         counts.append(count_retries())
 
 
-def _abort(caller: gevent.Greenlet, player: gevent.Greenlet) -> None:
-    """Ends the load when the player has failed."""
-    gevent.kill(caller, player.exception)
+def run_guarded(work: Callable[[], None], caller: gevent.Greenlet) -> None:
+    """Runs `work` in a greenlet beside `caller`, which gets its FleetError."""
+    try:
+        work()
+    except FleetError as error:
+        gevent.kill(caller, error)

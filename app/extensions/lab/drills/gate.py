@@ -5,15 +5,19 @@ partition, and holds the answers of generating requests while the engine is stuc
 which requests have reached the pod.
 """
 
+import os
 import re
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 
 import gevent
+import gevent.socket
 from gevent.event import Event
 from gevent.server import StreamServer
 from msgspec import Struct
+
+from app.extensions.lab.fleet.processes import FleetError
 
 HOST = "127.0.0.1"
 ID_PREFIX = "drill-"
@@ -21,6 +25,7 @@ REQUEST_ID = re.compile(rb"drill-\d{6}", re.ASCII)
 ID_BYTES = len(ID_PREFIX) + 6
 PIECE_BYTES = 65_536
 CONNECT_TIMEOUT_S = 5.0
+BACKLOG = 256
 GENERATES = re.compile(rb"POST /v1/", re.ASCII)
 PROBES = re.compile(rb"GET /health[ ?]", re.ASCII)
 LINGER_RESET = b"\x01\x00\x00\x00\x00\x00\x00\x00"
@@ -111,10 +116,24 @@ class Gate:
         return f"{HOST}:{self.port}"
 
     def open(self) -> None:
-        """Listens, if the gate is closed."""
-        if self._server is None:
-            self._server = StreamServer((HOST, self.port), self._serve)
-            self._server.start()
+        """Listens, if the gate is closed.
+
+        Raises:
+            FleetError: The port is in use, or must not be used.
+        """
+        if self._server is not None:
+            return
+        listener = gevent.socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, self.port))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            reason = os.strerror(error.errno or 0)
+            raise FleetError(f"port {self.port} of pod {self.number}: {reason}") from None
+        self._server = StreamServer(listener, self._serve)
+        self._server.start()
 
     def close(self) -> None:
         """Refuses connections, and breaks open ones."""

@@ -98,6 +98,7 @@ def _lines(report: DrillReport) -> Iterator[str]:
     margins = times.margins
     yield (
         f"margins: {_seconds(margins.failure_s)} between a request and a failure,"
+        f" {_seconds(margins.order_s)} between the end of a request and the start of another,"
         f" {_seconds(margins.slow_s)} to slow-after, {_seconds(margins.timeout_s)} to timeout"
     )
 

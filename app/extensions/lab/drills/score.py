@@ -1,6 +1,7 @@
 """The score of a drill: counts by phase, which repeat, and times, which do not exactly."""
 
 import hashlib
+from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
 
@@ -79,6 +80,11 @@ class Margins(Struct, frozen=True, kw_only=True):
 
     failure_s: float | None
     """Shortest time between a step of a failure and the start or end of a request."""
+    order_s: float | None
+    """Shortest time between the end of a request and the start of another one.
+
+    A router that counts running requests may choose other pods if these change places.
+    """
     slow_s: float | None
     """Smallest difference between a latency and `slow-after`."""
     timeout_s: float | None
@@ -159,6 +165,7 @@ def measure(drill: Drill, outcomes: Sequence[Outcome], played: Sequence[PlayedSt
         max_step_late_s=max((step.end_late_s for step in played), default=0.0),
         margins=Margins(
             failure_s=_failure_margin(outcomes, played),
+            order_s=_order_margin(outcomes),
             slow_s=min(
                 (abs(latency_s - drill.slow_after_s) for latency_s in latencies_s), default=None
             ),
@@ -182,6 +189,19 @@ def _failure_margin(outcomes: Sequence[Outcome], played: Sequence[PlayedStep]) -
             margins_s.append(_distance(outcome.sent_s, begin_s, end_s))
             if not outcome.error and outcome.end_s < begin_s:
                 margins_s.append(begin_s - outcome.end_s)
+    return min(margins_s, default=None)
+
+
+def _order_margin(outcomes: Sequence[Outcome]) -> float | None:
+    """Returns the shortest time between the end of a request and the start of another one."""
+    starts_s = sorted(outcome.sent_s for outcome in outcomes)
+    margins_s = []
+    for outcome in outcomes:
+        place = bisect(starts_s, outcome.end_s)
+        # The neighbors are starts of other requests, unless the request took no time at all.
+        for neighbor_s in starts_s[max(0, place - 1) : place + 1]:
+            if neighbor_s != outcome.sent_s:
+                margins_s.append(abs(outcome.end_s - neighbor_s))
     return min(margins_s, default=None)
 
 

@@ -24,7 +24,7 @@ def written(folder: Path, text: str) -> Path:
 def test_the_example_has_every_failure_and_ranks_that_wait() -> None:
     drill = read_drill(EXAMPLE)
     assert drill.duration_s == 600
-    assert drill.requests == 600
+    assert drill.requests == 300
     verbs = {failure.verb for failure in drill.failures}
     assert verbs == {"kill", "restart", "stop", "flap", "slow", "partition", "stuck"}
     assert drill.peers(2) == (3,)

@@ -9,7 +9,7 @@ import pytest
 
 from app.core.server.http.client import exchange
 from app.extensions.lab.drills.gate import Attempt, Gate
-from app.extensions.lab.fleet.processes import Processes
+from app.extensions.lab.fleet.processes import FleetError, Processes
 from tests import stubs
 
 COMPLETIONS = "/v1/completions"
@@ -44,6 +44,16 @@ def connect(gate: Gate) -> gevent.socket.socket:
     return gevent.socket.create_connection(("127.0.0.1", gate.port), stubs.PATIENCE_S)
 
 
+def read_answer(sock: gevent.socket.socket) -> bytes:
+    """The whole answer of `stubs.Pod("one")`."""
+    received = b""
+    while not received.endswith(b"\r\n\r\none"):
+        piece = sock.recv(4096)
+        assert piece, received
+        received += piece
+    return received
+
+
 def ids(attempts: list[Attempt]) -> list[str]:
     return [attempt.request_id for attempt in attempts]
 
@@ -67,7 +77,7 @@ def test_an_id_is_noted_once_per_request_of_a_connection_also_in_pieces() -> Non
                 sock.sendall(head + b"x-request-id: " + name[:9])
                 gevent.sleep(0)
                 sock.sendall(name[9:] + b"\r\nx-again: " + name + b"\r\n\r\n{}")
-                assert b"201 Created" in sock.recv(4096)
+                assert b"201 Created" in read_answer(sock)
         assert ids(attempts) == ["drill-000001", "drill-000001", "drill-000002"]
 
 
@@ -75,7 +85,7 @@ def test_a_closed_gate_refuses_and_breaks_connections_and_opens_again() -> None:
     with gate_before(stubs.Pod("one")) as (gate, attempts):
         with closing(connect(gate)) as sock:
             sock.sendall(HEALTH)
-            assert b"201 Created" in sock.recv(4096)
+            assert b"201 Created" in read_answer(sock)
             gate.close()
             with pytest.raises(OSError), gevent.Timeout(stubs.PATIENCE_S):
                 if not sock.recv(4096):
@@ -109,6 +119,14 @@ def test_a_stuck_engine_answers_its_health_and_holds_what_it_generates() -> None
         assert not request.ready()
         gate.pass_answers()
         assert request.get(timeout=stubs.PATIENCE_S) == (201, b"one")
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with gate_before(stubs.Pod("one")) as (gate, _):
+        second = Gate(5, gate.port, 1, now=float, note=print)
+        with pytest.raises(FleetError, match=f"port {gate.port} of pod 5: Address already in use"):
+            second.open()
+        second.close()
 
 
 def test_a_pod_that_is_down_behind_an_open_gate_breaks_connections() -> None:

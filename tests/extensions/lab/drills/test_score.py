@@ -104,6 +104,13 @@ def test_margins_are_those_of_the_nearest_request_at_the_failing_pod() -> None:
     assert margins.timeout_s == pytest.approx(8.7)
 
 
+def test_the_order_of_ends_and_starts_has_a_margin() -> None:
+    run = [outcome(0, 0.6), outcome(1, 0.75), outcome(2, 1.7)]
+    margins = measure(DRILL, run, []).margins
+    assert margins.order_s == pytest.approx(0.25)  # 1.76 is the end, and 2.01 the next start
+    assert measure(DRILL, run[:1], []).margins.order_s is None
+
+
 def test_a_run_without_answers_has_no_times() -> None:
     times = measure(DRILL, [outcome(1, error="timeout")], [])
     assert times.p50_s is None

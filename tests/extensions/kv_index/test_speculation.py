@@ -1,0 +1,159 @@
+"""Routed prompts count as cached until an event confirms them, or their lifetime ends."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from app.core.engine.kvcache.events import AllBlocksCleared
+from app.extensions.kv_index.backend import Backend
+from app.extensions.kv_index.decoding import PodBatch
+from app.extensions.kv_index.holders import IndexedEngine
+from app.extensions.kv_index.index import Index
+from app.extensions.kv_index.speculation import Speculation, common_prefix
+from tests.extensions.kv_index.engines import PROMPT, block, ingest, removed, stored
+
+BLOCKS = len(PROMPT) // 4
+LIFETIME_S = 2.0
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [100.0]
+
+
+@pytest.fixture
+def index(backend: Backend, clock: list[float]) -> Iterator[Index]:
+    speculation = Speculation(LIFETIME_S, now=partial(clock.__getitem__, 0))
+    yield Index(backend, block_size=4, speculation=speculation)
+
+
+def route(index: Index, pod: str, tokens: list[int] = PROMPT, rank: int = 0) -> None:
+    index.add_routed("m", index.block_keys("m", tokens), pod=pod, rank=rank)
+
+
+def matched(index: Index, tokens: list[int] = PROMPT, *pods: str) -> dict[str, int]:
+    return {score.pod: score.matched for score in index.score("m", tokens, pods=pods)}
+
+
+def test_a_routed_prompt_counts_at_once_and_only_for_its_lifetime(
+    index: Index, clock: list[float]
+) -> None:
+    assert matched(index) == {}
+    route(index, "a")
+    [score] = index.score("m", PROMPT)
+    assert (score.pod, score.rank, score.score) == ("a", 0, BLOCKS)
+    assert (score.matched, score.match_ratio) == (BLOCKS, 1.0)
+    assert score.tiers == {"speculative": BLOCKS}
+    clock[0] += LIFETIME_S - 0.01
+    assert matched(index) == {"a": BLOCKS}
+    clock[0] += 0.01
+    assert matched(index) == {}
+    assert len(index.speculation) == 0
+    assert index.speculation.size_bytes == 0
+
+
+def test_only_the_common_beginning_of_two_prompts_counts(index: Index) -> None:
+    route(index, "a")
+    other = [*PROMPT[:12], 1, 2, 3, 4]
+    assert matched(index, other) == {"a": 3}
+    assert matched(index, PROMPT[:8]) == {"a": 2}
+    assert matched(index, [7, *PROMPT[1:]]) == {}
+    assert index.score("another model", PROMPT) == []
+
+
+def test_speculative_blocks_add_to_those_of_events_and_sort_the_pods(index: Index) -> None:
+    ingest(index, "a", block(0), block(1))
+    ingest(index, "b", block(0), block(1), block(2))
+    assert list(matched(index)) == ["b", "a"]
+    route(index, "a")
+    best, second = index.score("m", PROMPT)
+    assert (best.pod, best.score, second.pod) == ("a", BLOCKS, "b")
+    assert best.tiers == {"gpu": 2, "speculative": BLOCKS - 2}
+
+
+def test_an_event_confirms_the_prompt_and_later_removals_count(
+    index: Index, clock: list[float]
+) -> None:
+    route(index, "a")
+    ingest(index, "a", stored(range(1, BLOCKS + 1), PROMPT))
+    assert len(index.speculation) == 0
+    clock[0] += 2 * LIFETIME_S
+    assert matched(index) == {"a": BLOCKS}
+    ingest(index, "a", removed([2]))
+    assert matched(index) == {"a": 1}
+
+
+def test_an_event_of_a_part_another_pod_or_another_rank_does_not_confirm(index: Index) -> None:
+    route(index, "a")
+    ingest(index, "a", block(0))
+    ingest(index, "b", stored(range(1, BLOCKS + 1), PROMPT))
+    ingest(index, "a", stored(range(1, BLOCKS + 1), PROMPT), rank=1)
+    assert len(index.speculation) == 1
+
+
+def test_a_prompt_that_the_pod_has_is_not_kept(index: Index) -> None:
+    """No event will come for blocks that are cached, and the pod may remove them."""
+    ingest(index, "a", stored(range(1, BLOCKS + 1), PROMPT))
+    route(index, "a")
+    assert len(index.speculation) == 0
+    route(index, "a", rank=1)
+    assert len(index.speculation) == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda index: ingest(index, "a", AllBlocksCleared()),
+        lambda index: index.clear("a"),
+        lambda index: index.ingest(
+            IndexedEngine("a", "m", 0), PodBatch(9.0, 0, ()), sequence=1, restart=True
+        ),
+    ],
+    ids=["cleared", "gone", "restarted"],
+)
+def test_a_pod_that_loses_its_cache_loses_its_routed_prompts(
+    index: Index, end: Callable[[Index], object]
+) -> None:
+    ingest(index, "a", stored([77], [9, 9, 9, 9]))
+    route(index, "a")
+    route(index, "b")
+    end(index)
+    assert matched(index) == {"b": BLOCKS}
+
+
+def test_the_filter_by_pods_applies_to_routed_prompts(index: Index) -> None:
+    route(index, "a")
+    route(index, "b")
+    assert matched(index, PROMPT, "b", "c") == {"b": BLOCKS}
+
+
+def test_a_repeated_prompt_starts_its_lifetime_again(index: Index, clock: list[float]) -> None:
+    route(index, "a")
+    clock[0] += LIFETIME_S - 0.5
+    route(index, "a")
+    clock[0] += LIFETIME_S - 0.5
+    assert matched(index) == {"a": BLOCKS}
+
+
+def test_the_oldest_prompts_are_dropped_above_the_limit() -> None:
+    speculation = Speculation(LIFETIME_S, limit_bytes=3000)
+    for number in range(1, 9):
+        speculation.add("a", 0, [number, number + 100])
+    assert 0 < speculation.size_bytes <= 3000
+    assert len(speculation) == 4
+    assert speculation.complete([], [1, 101], ()) == []
+    assert len(speculation.complete([], [8, 108], ())) == 1
+
+
+def test_without_a_lifetime_nothing_is_kept() -> None:
+    speculation = Speculation(0.0)
+    speculation.add("a", 0, [1, 2])
+    assert len(speculation) == 0
+
+
+@pytest.mark.parametrize("length", range(6))
+def test_the_common_prefix_of_two_prompts_is_found(length: int) -> None:
+    keys = list(range(5))
+    other = [*keys[:length], *range(90, 95 - length)]
+    assert common_prefix(keys, other) == min(length, 5)
