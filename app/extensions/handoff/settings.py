@@ -9,8 +9,8 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Prefill and decode pods with kv-connector mooncake or moriio."""
 
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
-    """Role of this pod. mooncake: a kv_consumer does not run a bootstrap server. moriio: a router
-    treats a kv_producer as a prefill pod, and all others as decode pods."""
+    """Role of this pod. With mooncake, a kv_consumer does not run a bootstrap server. With moriio,
+    a router treats a kv_producer as a prefill pod, and all others as decode pods."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998
     """Port at which routers and decode pods find the engines of a prefill pod (mooncake)."""
     moriio_proxy: Annotated[str, zmq_address()] = ""
