@@ -79,7 +79,9 @@ def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _name_of(function: ast.expr) -> str:
-    return function.id if isinstance(function, ast.Name) else ""
+    if isinstance(function, ast.Name):
+        return function.id
+    return ""
 
 
 def _has_text(argument: ast.expr) -> bool:

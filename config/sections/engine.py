@@ -256,8 +256,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
     """Time for which a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """What happens if a decode pod cannot read the blocks of its prefill pod (nixl). With fail, the
-    request fails; with recompute, the decode pod computes the prompt."""
+    """Handling of a request whose decode pod cannot read the blocks of its prefill pod (nixl). With
+    fail, the request fails; with recompute, the decode pod computes the prompt."""
     kv_side_channel_timeout: PositiveDuration = 5.0
     """Time after which a decode pod considers an unresponsive prefill pod unreachable (nixl)."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
