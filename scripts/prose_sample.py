@@ -13,6 +13,7 @@ the response, which begins with "Input should be".
 
 import ast
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ MIN_MESSAGE_WORDS = 3
 MIN_SENTENCE_WORDS = 4
 PREFIXES = {"ConversionError": "Input should be "}
 """Beginning of a message that has only its end in the code (app/core/protocol/decoding.py)."""
+OPENING_QUOTE = re.compile(r"""(f?['"])""")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -72,11 +74,14 @@ def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
         prefix = PREFIXES.get(_name_of(call.func), "")
         for argument in call.args:
             if _has_text(argument):
-                yield call.lineno, prefix + ast.unparse(argument)
+                text = ast.unparse(argument)
+                yield call.lineno, OPENING_QUOTE.sub(rf"\1{prefix}", text, count=1)
 
 
 def _name_of(function: ast.expr) -> str:
-    return function.id if isinstance(function, ast.Name) else ""
+    if isinstance(function, ast.Name):
+        return function.id
+    return ""
 
 
 def _has_text(argument: ast.expr) -> bool:

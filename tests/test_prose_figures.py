@@ -68,6 +68,7 @@ def test_each_exceeded_limit_is_named() -> None:
     long_page = PageFigures(
         name="long.md",
         words=MAX_PAGE_WORDS + 1,
+        all_tokens=MAX_PAGE_WORDS + 1,
         generated_words=0,
         sentences=(" ".join(["word"] * 30),),
         unclear=("riddle: x",),

@@ -21,7 +21,7 @@ def json_object(text: str) -> dict[str, object]:
     """
     content = json.loads(text)
     if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
+        raise ValueError("must be a JSON object")
     return content
 
 
@@ -80,8 +80,8 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     """Time without a chunk after which the stream of a chat or completion sends a comment; 0
     disables comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
-    """Content of system_fingerprint in responses. full: version, sizes of parallel groups, and
-    hash. hash: version and hash. custom: fingerprint-value. none: null."""
+    """Content of system_fingerprint in responses: version, sizes of parallel groups, and hash
+    (full), version and hash (hash), the value of fingerprint-value (custom), or null (none)."""
     fingerprint_value: str | None = None
     """Fingerprint for fingerprint-mode custom."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20

@@ -121,23 +121,23 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     max_waiting_queue_length: Annotated[
         NotNegative, About(unit="requests", also=("max-queue-size",))
     ] = 1000
-    """Maximum number of waiting requests; further requests are rejected with status 429. With 0, no
-    request can wait."""
+    """Maximum number of waiting requests; further requests are rejected with status 429. With 0,
+    requests cannot wait."""
     max_num_queued_reqs: Annotated[NotNegative | None, About(unit="sequences")] = None
     """Maximum number of running and waiting sequences; further requests are rejected with status
     503. If empty, there is no limit."""
     scheduling_policy: Annotated[Literal["fcfs", "priority"], About(live=True)] = "fcfs"
-    """Order in which requests start. fcfs: first come, first served. priority: lowest priority
-    number first."""
+    """Order in which requests start: first come, first served (fcfs), or lowest priority number
+    first (priority)."""
 
 
 class StepSettings(Section, frozen=True, kw_only=True):
     """Engine steps that requests share, as in vLLM (timing steps)."""
 
     timing: Annotated[Literal["", "requests", "steps"], SIMULATED] = ""
-    """Source of latencies. requests: each request has its own latencies, from the latency settings.
-    steps: all requests share the steps of one engine, which a profile describes. If empty, steps is
-    used with a profile, and requests otherwise."""
+    """Source of latencies. With requests, each request has its own latencies, from the latency
+    settings. With steps, all requests share the steps of one engine, which a profile describes. If
+    empty, steps is used with a profile, and requests otherwise."""
     profile: Annotated[str, About(simulated=True, path=True)] = ""
     """Profile with the costs of an engine's steps, and with limits for settings that are not set.
     The value is a file, the name of a built-in profile, or auto, which computes a profile from data
@@ -173,9 +173,9 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Latencies of tokens, for timing requests."""
 
     latency_calculator: Annotated[Literal["", "constant", "per-token"], LATENCY] = ""
-    """Source of the time to first token. constant: time-to-first-token. per-token: the length of
-    the prompt. If empty, constant is used if time-to-first-token or its deviation is set, and
-    per-token otherwise."""
+    """Source of the time to first token: time-to-first-token (constant), or the length of the
+    prompt (per-token). If empty, constant is used if time-to-first-token or its deviation is set,
+    and per-token otherwise."""
     inter_token_latency: Annotated[Duration, LATENCY] = 0.0
     """Time between two tokens of a reply."""
     inter_token_latency_std_dev: Annotated[
@@ -260,17 +260,17 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         "example",
         "offloading",
     ] = ""
-    """The simulated KV connector of vLLM. If empty, disaggregated prefill always succeeds. nixl,
-    nixl-push, mooncake, moriio: prefill pods hold their blocks, and decode pods read them over a
-    side channel. Each connector uses the parameters of its vLLM counterpart. p2p: the
+    """The simulated KV connector of vLLM. If empty, disaggregated prefill always succeeds. With
+    nixl, nixl-push, mooncake, and moriio, prefill pods hold their blocks, and decode pods read them
+    over a side channel. Each connector uses the parameters of its vLLM counterpart. p2p is the
     OffloadingConnector with a P2P tier, whose pods copy blocks from each other. lmcache and
-    lmcache-mp keep prompts in chunks. none, example, offloading: kv_transfer_params is ignored;
-    example and offloading restore blocks that the cache has evicted."""
+    lmcache-mp keep prompts in chunks. With none, example, and offloading, kv_transfer_params is
+    ignored; example and offloading restore blocks that the cache has evicted."""
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
     """Time for which a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """What happens if a decode pod cannot read the blocks of its prefill pod (nixl). fail: the
-    request fails. recompute: the decode pod computes the prompt."""
+    """Handling of a request whose decode pod cannot read the blocks of its prefill pod (nixl). With
+    fail, the request fails; with recompute, the decode pod computes the prompt."""
     kv_side_channel_timeout: PositiveDuration = 5.0
     """Time after which a decode pod considers an unresponsive prefill pod unreachable (nixl)."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
@@ -287,7 +287,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Layout of events: maps, as in vLLM 0.24 and later (map); arrays, as in a given vLLM version
     and later; or arrays, as in llm-d-inference-sim."""
     use_vllm_map_event_format: bool | None = None
-    """Option of llm-d-inference-sim; if false, kv-events-format map becomes llm-d-inference-sim."""
+    """Option of llm-d-inference-sim; if false, it changes kv-events-format from map to
+    llm-d-inference-sim."""
     kv_events_topic: str = "kv@{address}:{port}@{model}"
     """Topic of events; {address}, {port}, and {model} are replaced with the values of this
     server."""

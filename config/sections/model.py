@@ -36,8 +36,9 @@ class ModelSettings(Section, frozen=True, kw_only=True):
         "generate"
     )
     """Purpose of the model. Tasks other than generate serve pooling routes instead of chat and
-    completions. embed: embeddings, score, rerank, and pooling. score: classify, score, rerank, and
-    pooling. classify: classify and pooling. pooling: all of these routes."""
+    completions. With embed, the routes are embeddings, score, rerank, and pooling; with score, they
+    are classify, score, rerank, and pooling; with classify, they are classify and pooling. With
+    pooling, all of these routes are served."""
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None

@@ -17,8 +17,8 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     """Content of replies."""
 
     mode: Annotated[Literal["random", "echo"], SIMULATED] = "random"
-    """Content of replies. random: sample sentences of random length. echo: the text of the last
-    message."""
+    """Content of replies: sample sentences of random length (random), or the text of the last
+    message (echo)."""
     seed: int | None = None
     """Seed of all random values. If empty, each start uses a different seed."""
     reasoning_parser: str = ""

@@ -61,8 +61,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     graceful_timeout: Duration = 30.0
     """Time after SIGTERM after which running streams are cut off (shutdown-mode drain)."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
-    """Effect of SIGTERM. drain: after drain-duration, new requests are rejected with 503, while
-    running requests finish. vllm: new requests are rejected with 500 immediately, and running
+    """Effect of SIGTERM. With drain, new requests are rejected with 503 after drain-duration, and
+    running requests finish. With vllm, new requests are rejected with 500 immediately, and running
     requests fail after shutdown-timeout."""
     shutdown_timeout: Duration = 0.0
     """Time that running requests have after SIGTERM (shutdown-mode vllm). With 0s, the port closes
@@ -80,9 +80,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
     """Number of data parallel ranks of this server."""
     data_parallel_mode: Literal["ports", "internal", "external"] = "ports"
-    """Ports of the ranks. ports: each rank is a separate process, on port + rank. external: the
-    same, but X-data-parallel-rank counts from 0 on every port, as in vLLM. internal: all ranks
-    share one process and one port, and each request runs on the least busy rank, as in vLLM."""
+    """How ranks share ports. With ports, each rank is a separate process, on port + rank. With
+    external, X-data-parallel-rank also counts from 0 on every port, as in vLLM. With internal, all
+    ranks share one process and one port, and each request runs on the least busy rank, as in
+    vLLM."""
     data_parallel_rank: Rank | None = None
     """Rank of this server if it runs only one rank; it listens on port, and data-parallel-size is
     the total number of ranks. If empty or negative, this server runs all ranks."""

@@ -32,12 +32,12 @@ def _size(text: str) -> int:
     """Parses a whole number, or a size such as 8k (8,000), 25.6k or 8K (8,192), as vLLM does."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise ValueError("not a size")
+        raise ValueError("must be a size")
     number, fraction, unit = match.groups()
     if fraction is None:
         return int(number) * UNITS[unit]
     if not unit.islower():
-        raise ValueError("not a size")
+        raise ValueError("must be a size")
     return int(float(number + fraction) * UNITS[unit])
 
 
@@ -48,7 +48,7 @@ def _size_or_auto(text: str) -> int:
 
 def _whole(text: str) -> int:
     if _size(text) != int(text):
-        raise ValueError("not a whole number")
+        raise ValueError("must be a whole number")
     return int(text)
 
 

@@ -134,7 +134,7 @@ def test_the_reasoning_effort_map_changes_the_effort_that_the_template_reads() -
     [
         ('{"medium": 1}', "the value of medium is not a string"),
         ('{"some": "low"}', "'some' must be one of the efforts"),
-        ("[]", "not a JSON object"),
+        ("[]", "must be a JSON object"),
     ],
 )
 def test_a_wrong_effort_map_stops_the_start(text: str, flaw: str) -> None:

@@ -180,7 +180,7 @@ def read_profile(name_or_path: str) -> Profile:
         path = str(shipped)
     if not Path(path).is_file():
         names = ", ".join(shipped_profiles())
-        raise ConfigError(f"profile {name_or_path}: neither a file nor one of {names}")
+        raise ConfigError(f"profile {name_or_path}: must be a file or one of {names}")
     try:
         return msgspec.convert(parse_yaml(path), Profile)
     except msgspec.ValidationError as error:

@@ -266,7 +266,9 @@ def _tagged_converter(structs: Iterable[type[Struct]]) -> Converter:
         tag = value.get(tag_field) if isinstance(value, dict) else None
         if not isinstance(tag, str) or tag not in converters:
             tags = ", ".join(map(str, converters))
-            raise ConversionError(f"{tag_field} to be one of {tags}", kind="union_tag_invalid")
+            raise ConversionError(
+                f"an object whose {tag_field} is one of {tags}", kind="union_tag_invalid"
+            )
         try:
             return converters[tag](value)
         except ConversionError as error:
@@ -305,7 +307,9 @@ def _struct_converter(kind: type[Struct]) -> Converter:
                 if key in value:
                     arguments[field.name] = convert_field(value[key])
                 elif field.required:
-                    failures.append(ConversionError("a value, it is missing", key, kind="missing"))
+                    failures.append(
+                        ConversionError("a value, which is missing", key, kind="missing")
+                    )
             except ConversionError as error:
                 failures.append(error.prefixed(key))
         if kind.__struct_config__.forbid_unknown_fields:

@@ -133,7 +133,7 @@ class _Download:
         if status not in (OK, PARTIAL_CONTENT):
             if status not in TRANSIENT_STATUSES:
                 self._discard()
-            raise self._error(f"the server answered with status {status}")
+            raise self._error(f"the server returned status {status}")
         if status == OK:
             self._discard()
             offset = 0

@@ -96,7 +96,7 @@ def convert_natural_numbers(value: object) -> object:
     """
     numbers = convert_value(list[int] | None, value)
     if isinstance(numbers, list) and numbers and min(numbers) < 0:
-        raise ConversionError("no negative numbers", kind="greater_than_equal")
+        raise ConversionError("non-negative numbers", kind="greater_than_equal")
     return numbers
 
 
@@ -104,7 +104,7 @@ def convert_token_ids(value: object) -> object:
     """Converts a list of at least one token id, or raises `ConversionError`."""
     token_ids = convert_natural_numbers(value)
     if not token_ids:
-        raise ConversionError("a list that is not empty", kind="too_short")
+        raise ConversionError("a non-empty list", kind="too_short")
     return token_ids
 
 

@@ -17,8 +17,8 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Store beside the kv-connector nixl, nixl-push, mooncake, moriio or p2p, as in a
     MultiConnector."""
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
-    """Role of this pod. mooncake: a kv_consumer does not run a bootstrap server. moriio: a router
-    treats a kv_producer as a prefill pod, and all others as decode pods."""
+    """Role of this pod. With mooncake, a kv_consumer does not run a bootstrap server. With moriio,
+    a router treats a kv_producer as a prefill pod, and all others as decode pods."""
     lmcache_chunk_size: Annotated[
         int, Meta(ge=1), About(env=("LMCACHE_CHUNK_SIZE",), unit="tokens")
     ] = 256

@@ -156,7 +156,7 @@ class RedisBackend(Backend):
             if version == known_version:
                 return Lookup(parse_copies(rows), holders, tiers)
             self._read_holders()
-        raise BackendUnavailableError("the holders in Redis keep changing")
+        raise BackendUnavailableError("the set of holders in Redis keeps changing")
 
     def position(self, source: IndexedEngine) -> Stamp | None:
         """See `Backend`."""

@@ -75,8 +75,8 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """The index of the KV blocks of pods."""
 
     role: Annotated[Literal["server", "indexer"], SIMULATED] = "server"
-    """Role of this process. server: a simulated vLLM server. indexer: only the index and its
-    routes."""
+    """Role of this process: a simulated vLLM server (server), or only the index and its routes
+    (indexer)."""
     kv_index: bool = False
     """Maintain an index of KV blocks in a server; an indexer always has one."""
     kv_index_bind: Annotated[str, zmq_address()] = ""
@@ -92,8 +92,9 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """Replay port of pods whose entry in kv-index-pods does not specify one. Rank k uses this port
     plus k."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Storage of the index. memory: in memory, limited by the number of blocks. cost-aware: in
-    memory, limited by bytes. redis: Redis or Valkey, which several indexers can share."""
+    """Storage of the index. With memory, it is in memory and limited by the number of blocks. With
+    cost-aware, it is in memory and limited by bytes. With redis, it is in Redis or Valkey, which
+    several indexers can share."""
     kv_index_size: Count | None = None
     """Capacity of the index. Backend memory: number of copies of blocks, where each tier of each
     pod counts separately; 10,000,000 if empty. Backend cost-aware: size in MiB; 2,048 if empty."""
@@ -125,8 +126,8 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     on the hub. An item without = is a folder with the tokenizers of other models, by path or in the
     layout of the hub's cache. The item hub downloads all others from the hub."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"
-    """Response of /score_chat_completions. scores: only the scores. templated: podScores and
-    templated_messages, as in llm-d's kv-cache manager up to 0.4."""
+    """Response of /score_chat_completions: only the scores (scores), or podScores and
+    templated_messages, as in llm-d's kv-cache manager up to 0.4 (templated)."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Yields the conflicts with several ranks."""

@@ -26,7 +26,7 @@ def convert_boolean(value: object) -> object:
 def convert_choice_value(value: object) -> object:
     """Returns a string or a boolean, or raises `ConversionError`."""
     if not isinstance(value, str | bool):
-        raise ConversionError("a string, or true or false", "str")
+        raise ConversionError("a string, true or false", "str")
     return value
 
 

@@ -176,7 +176,7 @@ class RemoteSequence(Sequence):
     ) -> None:
         """Emits tokens through the reader; ids of held text are sent with the text that follows."""
         if len(output.ids) != len(output.texts):
-            raise ValueError("the engine sent a different number of texts than tokens")
+            raise ValueError("the engine sent different numbers of texts and tokens")
         texts = output.texts or [""]
         for place, text in enumerate(texts):
             if place < len(output.ids):

@@ -184,9 +184,7 @@ def _convert_prompts(value: object) -> Prompts:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise ConversionError(
-            "a text, texts, token ids or lists of them", "input", kind="string_type"
-        )
+        raise ConversionError("a text, a list of texts, or token ids", "input", kind="string_type")
     prompts: Prompts | TokenIds = value
     if set(map(type, value)) != {str}:
         try:
@@ -222,7 +220,7 @@ class ContentPart(Struct):
 
     def __post_init__(self) -> None:
         if getattr(self, self.type) is None:
-            raise ConversionError(f"{self.type} beside its type", kind="missing")
+            raise ConversionError(f"an object with {self.type}", kind="missing")
 
 
 class MixedInput(Struct):
@@ -315,9 +313,7 @@ class CohereEmbedRequest(Request, kw_only=True):
     def __post_init__(self) -> None:
         inputs = [items for items in (self.texts, self.images, self.inputs) if items is not None]
         if len(inputs) != 1 or not inputs[0]:
-            raise ConversionError(
-                "exactly one of texts, images and inputs, and it must not be empty"
-            )
+            raise ConversionError("exactly one non-empty list of texts, images or inputs")
 
     @property
     def has_images(self) -> bool:

@@ -21,14 +21,14 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     """Recording with the responses to replay for the same requests. If empty, replay is
     disabled."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
-    """Handling of a request that is not in the recording. simulate: the engine replies. not-found:
-    the request is rejected with 404. nearest: the response to the most similar request is sent.
-    record: a target responds, and its response is added to the recording. The header X-Replay-Miss
-    overrides this setting."""
+    """Handling of a request that is not in the recording. With simulate, the engine replies. With
+    not-found, the request is rejected with 404. With nearest, the response to the most similar
+    request is sent. With record, a target responds, and its response is added to the recording. The
+    header X-Replay-Miss overrides this setting."""
     replay_by: Literal["body", "turn"] = "body"
-    """How a recorded request is found. body: by an equal body. turn: by its position in the
-    conversation, regardless of the text. Use turn for agents, because their requests contain dates,
-    paths, and ids."""
+    """How a recorded request is found: by an equal body (body), or by its position in the
+    conversation, regardless of the text (turn). Use turn for agents, because their requests contain
+    dates, paths, and ids."""
     target: Annotated[Targets, About(secret=True, repeated=True)] = ()
     """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model.
     To send a key, write it before the host: https://KEY@host. The flag may be repeated."""

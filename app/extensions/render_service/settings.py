@@ -16,4 +16,4 @@ class RenderServiceSettings(Section, frozen=True, kw_only=True):
     """Maximum time to wait for the render service if messages contain images, because the service
     fetches them."""
     render_only: bool = False
-    """Run as a render service, which only tokenizes and renders, as vllm launch render does."""
+    """Run as a render service that only tokenizes and renders, like vllm launch render."""

@@ -80,7 +80,7 @@ class RenderTokenizer(Tokenizer):
             return ""
         answer = self._post("/detokenize", {"tokens": list(ids)})
         if not isinstance(answer, dict) or not isinstance(answer.get("prompt"), str):
-            raise self._unusable("/detokenize", "no prompt text")
+            raise self._unusable("/detokenize", "the response does not contain a prompt")
         return str(answer["prompt"])
 
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
@@ -123,12 +123,12 @@ class RenderTokenizer(Tokenizer):
         answer = self._post(path, fields, timeout_s)
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) < count:
-            raise self._unusable(path, f"{len(answers)} answers to {count} prompts")
+            raise self._unusable(path, f"got {len(answers)} responses for {count} prompts")
         prompts: list[list[int]] = []
         for item in answers[:count]:
             ids = item.get("token_ids") if isinstance(item, dict) else None
             if not isinstance(ids, list) or any(type(token_id) is not int for token_id in ids):
-                raise self._unusable(path, "no list of token_ids")
+                raise self._unusable(path, "the response does not contain a list of token_ids")
             prompts.append(ids)
         return prompts
 
@@ -150,7 +150,7 @@ class RenderTokenizer(Tokenizer):
                 f"The tokenizer service {self.name} {_describe_failure(error)}."
             ) from error
         if len(data) > MAX_RESPONSE_BYTES:
-            raise self._unusable(path, f"more than {MAX_RESPONSE_BYTES >> 20} MiB")
+            raise self._unusable(path, f"the response exceeds {MAX_RESPONSE_BYTES >> 20} MiB")
         if status in (400, 422):
             raise TokenizerInputError(_reason(data))
         if not 200 <= status < 300:
@@ -158,7 +158,7 @@ class RenderTokenizer(Tokenizer):
         try:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._unusable(path, "no JSON") from error
+            raise self._unusable(path, "the response is not valid JSON") from error
 
     def _request(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         """Returns status and body, cut soon after `MAX_RESPONSE_BYTES`.
@@ -186,9 +186,10 @@ class RenderTokenizer(Tokenizer):
                     raise TimeoutError
         return response.status, bytes(data)
 
-    def _unusable(self, path: str, content: str) -> TokenizerServiceError:
+    def _unusable(self, path: str, problem: str) -> TokenizerServiceError:
         return TokenizerServiceError(
-            f"The tokenizer service {self.name} answered {path} with {content}."
+            f"The tokenizer service {self.name} returned an unusable response for {path}: "
+            f"{problem}."
         )
 
 

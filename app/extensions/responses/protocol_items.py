@@ -136,7 +136,7 @@ class InputItem(Struct, kw_only=True):
         for field_name in REQUIRED_FIELDS[self.kind]:
             if getattr(self, field_name) is None:
                 raise ConversionError(
-                    "a value, it is missing",
+                    "a value, which is missing",
                     "input" if field_name == "payload" else field_name,
                     kind="missing",
                 )
@@ -196,7 +196,7 @@ def convert_input(value: object) -> str | list[InputItem]:
         except ConversionError as error:
             param = format_param(("input", index, *error.path))
             raise ConversionError(
-                f"a text or a list of items, and at {param} {error.expected}", kind=error.kind
+                f"a text or a list of items; {param} should be {error.expected}", kind=error.kind
             ) from None
     if unsupported_types:
         raise bad_request(f"Unsupported input item type: {unsupported_types[0]}", "input")

@@ -103,7 +103,7 @@ def convert_tool_choice(value: object) -> str | JsonObject:
 def _convert_by_type(structs: Mapping[str, type[Struct]], value: object) -> JsonObject:
     kind = get_field(value, "type")
     if not isinstance(kind, str) or kind not in structs:
-        raise ConversionError("a type that is known", kind="literal_error")
+        raise ConversionError("a known type", kind="literal_error")
     repeated = _repeat(convert(structs[kind], value), value)
     assert isinstance(repeated, dict)
     return repeated

@@ -14,8 +14,8 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
     model. A file is reloaded when it changes."""
 
     unmatched: Annotated[Literal["error", "pass"] | None, About(live=True, simulated=True)] = None
-    """Response to a request that matches no rule. error: an error that names the closest rule.
-    pass: the reply of the mode. If empty, error applies once a test has set replies of this kind,
+    """Response to a request that matches no rule: an error that names the closest rule (error), or
+    the reply of the mode (pass). If empty, error applies once a test has set replies of this kind,
     and pass before that."""
 
     @property

@@ -118,7 +118,7 @@ def _complete_number(text: str, start: int, is_top: bool) -> _Completion | None:
         return None
     match = NUMBER.match(text, start)
     if match is None:
-        raise ValueError("not a JSON value")
+        raise ValueError("the text is not a JSON value")
     digits = match[0].rstrip(".-+eE")
     end = start + len(digits)
     is_cut = end < match.end() or match.end() == len(text) and not is_top

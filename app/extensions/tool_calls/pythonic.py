@@ -46,10 +46,10 @@ def read_calls(module: ast.Module) -> list[Call]:
         ValueError, TypeError: The module is not a list of calls of literals.
     """
     if not module.body:
-        raise ValueError("not a list of calls")
+        raise ValueError("the text is not a list of calls")
     calls = getattr(module.body[0], "value", None)
     if not isinstance(calls, ast.List):
-        raise ValueError("not a list of calls")
+        raise ValueError("the text is not a list of calls")
     return [_read_call(call) for call in calls.elts]
 
 

@@ -9,6 +9,6 @@ class ToolCallSettings(Section, frozen=True, kw_only=True):
     """Which tools the simulated model calls."""
 
     tool_choice_auto: Annotated[Literal["match", "coin"], LIVE] = "match"
-    """Tools that replies call with tool_choice auto. match: the tools whose names and descriptions
-    match the last user message. coin: each call is random, with the probability
+    """Tools that replies call with tool_choice auto. With match, they are the tools whose names and
+    descriptions match the last user message. With coin, each call is random, with the probability
     tool-call-extra-call-probability."""

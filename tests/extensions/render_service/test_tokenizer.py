@@ -104,10 +104,10 @@ def test_ids_are_decoded_by_the_service_and_split_at_words(service: RenderTokeni
     ("answer", "complaint"),
     [
         ("500 broken", "status 500: broken"),
-        ("200 no json", "no JSON"),
-        ("200 []", "0 answers to 1 prompts"),
-        ('200 {"token_ids": "12"}', "no list of token_ids"),
-        ('200 [{"token_ids": [1.5]}]', "no list of token_ids"),
+        ("200 no json", "not valid JSON"),
+        ("200 []", "got 0 responses for 1 prompts"),
+        ('200 {"token_ids": "12"}', "the response does not contain a list of token_ids"),
+        ('200 [{"token_ids": [1.5]}]', "the response does not contain a list of token_ids"),
     ],
 )
 def test_an_unusable_response_has_a_clear_error(
@@ -188,7 +188,7 @@ def test_endless_and_slow_responses_are_aborted(
     monkeypatch.setattr("app.extensions.render_service.tokenizer.MAX_RESPONSE_BYTES", 1 << 20)
     with (
         saying(HEAD, b" " * 65536) as url,
-        pytest.raises(TokenizerServiceError, match="more than 1 MiB"),
+        pytest.raises(TokenizerServiceError, match="exceeds 1 MiB"),
     ):
         RenderTokenizer(url, model="m").encode("hello")
     with (

@@ -233,7 +233,7 @@ def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(
         wait_until(lambda: len(workers_of(server)) == 3)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0
-    assert "cuts 1 requests" in server.log()
+    assert "cuts off 1 requests" in server.log()
 
 
 def test_the_health_check_asks_every_rank(

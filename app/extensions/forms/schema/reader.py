@@ -210,7 +210,7 @@ class Reader:
     def _read_pattern(self, source: str, path: str) -> Pattern:
         self._pattern_length += LENGTH_PER_PATTERN + len(source)
         if self._pattern_length > MAX_PATTERN_LENGTH:
-            raise SchemaError("the patterns are too many or too long", path)
+            raise SchemaError("there are too many patterns, or they are too long", path)
         try:
             pattern = Pattern(source)
         except SchemaError as error:

@@ -232,7 +232,7 @@ def _action_of(script: ImportedScript, place: str, response: Json) -> Json | Non
         vector = items(response["embedding"], "embedding")
         action["embedding"] = [float(number) for number in vector]
         if not vector:
-            raise ImportFormatError("an empty embedding")
+            raise ImportFormatError("the embedding is empty")
         return action
     texts, calls = _parts(script, place, response)
     if response.get("reasoning"):

@@ -76,8 +76,8 @@ def test_the_process_survives_ordinary_template_errors(process: TemplateProcess)
     assert render(process, "a") == "a"
     pid = pid_of(process)
     for source, reason in (
-        ("{{ 1 / 0 }}", "refused the conversation: division by zero"),
-        ("{{ raise_exception('no') }}", "refused the conversation: no"),
+        ("{{ 1 / 0 }}", "rejected the conversation: division by zero"),
+        ("{{ raise_exception('no') }}", "rejected the conversation: no"),
         ("{% for %}", "does not compile"),
         (
             "{% if true %}" * 120 + "{% endif %}" * 120,

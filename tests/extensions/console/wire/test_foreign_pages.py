@@ -84,7 +84,7 @@ def test_a_page_of_another_origin_steers_nothing(
         assert refused(server) == before + 7
         with page.expect_navigation():
             page.evaluate(FORM, f"{server.url}/admin/config")
-        assert "another origin" in page.inner_text("body")
+        assert "other origins" in page.inner_text("body")
         page.close()
     assert_untouched(server)
 

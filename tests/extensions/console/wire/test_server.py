@@ -94,7 +94,7 @@ def test_of_fifty_consoles_most_are_refused_in_one_line(watched: RunningServer) 
         message = next(answer for answer in answers if answer.status_code == 503).json()["error"][
             "message"
         ]
-        assert "consoles already" in message and "\n" not in message
+        assert "There are already" in message and "\n" not in message
         asked = complete(watched, max_tokens=3)
         assert asked.status_code == 200
     finally:

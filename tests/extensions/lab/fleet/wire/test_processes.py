@@ -73,7 +73,7 @@ def test_a_failed_start_is_reported_in_one_line() -> None:
     with processes() as started, pytest.raises(FleetError) as failed:
         started.wait(begun(started, "pod 7", text))
     assert str(failed.value).startswith("pod 7 (127.0.0.1:")
-    assert str(failed.value).endswith("ended with status 3: error: no such file")
+    assert str(failed.value).endswith("exited with status 3: error: no such file")
 
 
 def test_waiting_for_a_silent_server_times_out() -> None:

@@ -57,4 +57,4 @@ def test_server_that_is_not_there_is_one_line(
     url = f"http://127.0.0.1:{free_port()}"
     assert main(["judge", str(export), "--journal", url]) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {url}: cannot be reached: ")
+    assert line.startswith(f"error: {url} cannot be reached: ")
