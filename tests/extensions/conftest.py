@@ -14,6 +14,7 @@ OTHER_EXTENSIONS = {
     "grpc/wire/test_faults.py": "faults",
     "journal/test_console.py": "console",
     "journal/test_forms.py": "forms",
+    "kv_index/test_cache_groups.py": "cache_groups",
     "llm/test_grpc.py": "grpc",
     "llm/test_rehearse.py": "lab",
     "openapi/test_kv_index.py": "kv_index",

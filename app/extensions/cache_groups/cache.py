@@ -19,7 +19,7 @@ from msgspec import Struct
 from app.core.engine.kvcache.block_pool import Block
 from app.core.engine.kvcache.cache import MEDIUM, KVCacheManager
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored
-from app.extensions.cache_groups.lookup import Hit, GroupLookup, group_key, split_key
+from app.extensions.cache_groups.lookup import GroupLookup, Hit, group_key, split_key
 from app.extensions.cache_groups.policies import Row, policy_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class GroupedCache(KVCacheManager):
     # The scheduler's `Blocks`.
 
     def find(self, sequence: CachedSequence, tokens: int) -> int:
-        """See `KVCache`; a prefix counts if every group has the blocks that the next token reads."""
+        """See `KVCache`; a prefix counts if each group has the blocks that a hit reads."""
         super().find(sequence, tokens)
         prompt = sequence.prompt
         hashes = prompt.hashes if prompt.reads else None

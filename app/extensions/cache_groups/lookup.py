@@ -16,8 +16,8 @@ class Hit(Struct):
     """Cached blocks of a prompt.
 
     All groups have the first `blocks`; `rows` lists the blocks to read, by group. `longest` is the
-    longest prefix in the groups of one kind. Where it is longer, prompts share a beginning whose end
-    the others have not kept.
+    longest prefix in the groups of one kind. Where it is longer, prompts share a beginning, and the
+    other groups did not keep its end.
     """
 
     rows: list[Row]

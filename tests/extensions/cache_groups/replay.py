@@ -64,12 +64,22 @@ class Replay:
 
     def result(self, operation: dict[str, Any]) -> dict[str, Any]:
         """Applies an operation; returns its result in the form of the recording."""
-        result: dict[str, Any] = getattr(self, operation["do"])(operation)
-        self.cache.publish()
-        result["events"] = [event_fields(event) for event in self.events]
-        self.events.clear()
+        result = self.apply(operation)
+        result["events"] = [event_fields(event) for event in self.take_events()]
         result["free"] = self.cache.pool.free
         return result
+
+    def apply(self, operation: dict[str, Any]) -> dict[str, Any]:
+        """Applies an operation; returns its own results."""
+        result: dict[str, Any] = getattr(self, operation["do"])(operation)
+        self.cache.publish()
+        return result
+
+    def take_events(self) -> list[KVEvent]:
+        """Returns the events since the last call."""
+        events = self.events.copy()
+        self.events.clear()
+        return events
 
     def admit(self, operation: dict[str, Any]) -> dict[str, Any]:
         """Computes a prompt, as a sequence that runs alone."""
