@@ -194,8 +194,8 @@ class Ingest:
                 entries.update(zip(operation.engine_keys, operation.covered, strict=True))
         wanted = [(main, key) for key in store.engine_keys if key not in entries]
         if wanted:
-            known = self._backend.covered_keys(source, wanted)
-            for (_, key), covered in zip(wanted, known, strict=True):
+            stored = self._backend.covered_keys(source, wanted)
+            for (_, key), covered in zip(wanted, stored, strict=True):
                 if covered is not None:
                     entries[key] = covered
         names = [key for key in store.engine_keys if key in entries]

@@ -191,21 +191,21 @@ def _within_windows(
         if matched == prefix.matched:
             shortened.append((source, prefix))
         elif matched:
-            shortened.append((source, _cut(prefix, matched, source, lookup, tier_order)))
+            tiers = _lower_tiers(source, matched, lookup, tier_order) if prefix.lower_tiers else {}
+            shortened.append((source, Prefix(matched, tiers)))
     return shortened
 
 
-def _cut(
-    prefix: Prefix, matched: int, source: IndexedEngine, lookup: Lookup, tier_order: Sequence[int]
-) -> Prefix:
-    """Returns the first `matched` blocks of an engine's prefix."""
-    if not prefix.lower_tiers:
-        return Prefix(matched, {})
+def _lower_tiers(
+    source: IndexedEngine, matched: int, lookup: Lookup, tier_order: Sequence[int]
+) -> dict[int, int]:
+    """Counts the engine's first `matched` blocks outside the best tier, by tier."""
     copies, holders, _ = lookup
-    numbers = holders.groups(source).values()
-    scored = [number for number in numbers if (holder := holders[number]) and holder.scored]
-    prefixes = longest_prefixes(copies[:matched], 1 << scored[0], tier_order)
-    return prefixes[scored[0]]
+    for number in holders.groups(source).values():
+        holder = holders[number]
+        if holder is not None and holder.scored:
+            return longest_prefixes(copies[:matched], 1 << number, tier_order)[number].lower_tiers
+    return {}
 
 
 def _count_scored(
