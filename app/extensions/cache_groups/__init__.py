@@ -21,9 +21,8 @@ class CacheGroups(Extension):
 
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:
-        """Returns True if the simulated cache has groups."""
-        has_groups = bool(settings.section(CacheGroupsSettings).kv_cache_groups)
-        return has_groups and settings.kvcache.enable_kvcache and not settings.engine.is_real
+        """Returns True if the cache has groups."""
+        return bool(settings.section(CacheGroupsSettings).kv_cache_groups)
 
     @classmethod
     def prepare(cls, settings: AllSettings) -> None:
@@ -35,6 +34,5 @@ class CacheGroups(Extension):
     def kv_cache(self) -> Callable[..., KVCacheManager]:
         """Returns what makes a cache with the groups."""
         from app.extensions.cache_groups.cache import GroupedCache
-        from app.extensions.cache_groups.options import cache_options
 
-        return GroupedCache.maker(cache_options(self.parts.settings))
+        return GroupedCache.maker(self.parts.settings)

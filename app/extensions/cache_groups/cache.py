@@ -20,12 +20,13 @@ from app.core.engine.kvcache.block_pool import Block
 from app.core.engine.kvcache.cache import MEDIUM, KVCacheManager
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored
 from app.extensions.cache_groups.lookup import GroupLookup, Hit, group_key, split_key
+from app.extensions.cache_groups.options import CacheOptions, cache_options
 from app.extensions.cache_groups.policies import Row, policy_of
 
 if TYPE_CHECKING:
     from app.core.engine.kvcache.cached_sequence import CachedSequence
     from app.core.engine.kvcache.hashing import BlockHasher
-    from app.extensions.cache_groups.options import CacheOptions
+    from config import Settings
 
 
 class Tables(Struct, eq=False):
@@ -66,9 +67,13 @@ class GroupedCache(KVCacheManager):
         self.capacity = self.pool.capacity // len(self.specs)
 
     @classmethod
-    def maker(cls, options: CacheOptions) -> Callable[..., KVCacheManager]:
-        """Returns a function with the arguments of `KVCacheManager`."""
-        return partial(cls, options=options)
+    def maker(cls, settings: Settings) -> Callable[..., KVCacheManager]:
+        """Returns a function with the arguments of `KVCacheManager`.
+
+        Raises:
+            ConfigError: the settings of the groups cannot be used.
+        """
+        return partial(cls, options=cache_options(settings))
 
     @property
     def free(self) -> int:

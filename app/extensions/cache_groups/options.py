@@ -32,6 +32,8 @@ def cache_options(settings: Settings) -> CacheOptions:
         ConfigError: the groups or the interval cannot be used.
     """
     section = settings.section(CacheGroupsSettings)
+    if settings.engine.is_real or not settings.kvcache.enable_kvcache:
+        raise ConfigError("setting kv-cache-groups: needs enable-kvcache and a simulated engine")
     try:
         groups = group_layers(read_layers(section.kv_cache_groups))
     except ValueError as error:

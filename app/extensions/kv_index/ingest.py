@@ -158,7 +158,8 @@ class Ingest:
             operations.append(store)
             if store.window is not None:
                 windowed.append(store)
-        self._pair_all(source, windowed, operations, losses)
+        if windowed:
+            self._pair_all(source, windowed, operations, losses)
         return operations
 
     def _pair_all(
@@ -277,9 +278,9 @@ class Ingest:
             request_keys=(),
             scored=None if kind is None else kind in SCORED_KINDS,
             adapter=new.adapter,
-            window=self._window(new.events[0]),
         )
-        if store.window is not None:
+        if kind in WINDOW_KINDS:
+            store.window = self._window(new.events[0])
             return store  # `_pair` adds the blocks
         if store.scored:
             self._main_groups[source] = store.group
@@ -296,10 +297,8 @@ class Ingest:
                 parent_blocks[store.group, key] = covered
         return store
 
-    def _window(self, event: BlockStored) -> Window | None:
-        """Returns the blocks that a hit reads in the event's group; None for all."""
-        if event.kv_cache_spec_kind not in WINDOW_KINDS:
-            return None
+    def _window(self, event: BlockStored) -> Window:
+        """Returns the blocks that a hit reads in the event's group."""
         size = event.block_size
         if not 0 < size <= MAX_BLOCK_TOKENS:
             raise RejectedEventError("bad_block_size")
