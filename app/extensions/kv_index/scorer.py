@@ -67,10 +67,7 @@ def score_prefixes(
     prefixes = longest_prefixes(copies, candidates, tier_order)
     prefix_scores: dict[int, PrefixScore] = {}
     scores = []
-    engines = _engine_prefixes(prefixes, snapshot, holders)
-    if not holders.has_single_groups:
-        engines = _within_windows(engines, lookup, tier_order)
-    for source, prefix in engines:
+    for source, prefix in _engine_prefixes(prefixes, snapshot, lookup, tier_order):
         matched = prefix.matched
         prefix_score = prefix_scores.get(id(prefix))
         if prefix_score is None:  # engines with equal prefixes share one object
@@ -142,9 +139,13 @@ def longest_prefixes(
 
 
 def _engine_prefixes(
-    prefixes: Mapping[int, Prefix], snapshot: Sequence[EngineGroup | None], holders: Holders
+    prefixes: Mapping[int, Prefix],
+    snapshot: Sequence[EngineGroup | None],
+    lookup: Lookup,
+    tier_order: Sequence[int],
 ) -> list[tuple[IndexedEngine, Prefix]]:
-    """Returns the prefix of each engine: the shortest of its groups."""
+    """Returns the prefix of each engine: the shortest of its groups, within their windows."""
+    holders = lookup.holders
     if holders.has_single_groups:
         return [
             (holder.source, prefix)
@@ -163,11 +164,12 @@ def _engine_prefixes(
         if shortest is None or prefix.matched < shortest.matched:
             engines[source] = prefix
     # A hit needs every group, so an engine without the first block in one group scores nothing.
-    return [
+    complete = [
         (source, prefix)
         for source, prefix in engines.items()
         if group_counts[source] == _count_scored(source, snapshot, holders)
     ]
+    return _within_windows(complete, lookup, tier_order)
 
 
 def _within_windows(
