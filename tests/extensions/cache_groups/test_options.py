@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from app.core.settings import load
 from app.extensions.cache_groups import CacheGroups
 from app.extensions.cache_groups.layers import PRESETS, GroupSpec, group_layers, read_layers
+from config import ConfigError
 from tests.application import app_of
 
 FULL = GroupSpec("full_attention")
@@ -94,6 +96,13 @@ def test_a_file_without_usable_layers_stops_the_start(
 def test_settings_that_make_no_cache_stop_the_start(flags: list[str], problem: str) -> None:
     with pytest.raises(SystemExit, match=problem):
         app_of("--enable-kvcache", *flags)
+
+
+def test_groups_without_a_cache_stop_the_start() -> None:
+    settings = load(["--kv-cache-groups", "gpt-oss"], {})
+
+    with pytest.raises(ConfigError, match="setting kv-cache-groups: needs enable-kvcache and"):
+        CacheGroups.prepare(settings)
 
 
 def test_a_server_finds_a_prompt_again_in_all_groups() -> None:
