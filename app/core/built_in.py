@@ -42,6 +42,7 @@ BUILT_IN = {
     "grpc": "Grpc",
     "fake_metrics": "FakeMetrics",
     "kv_index": "KvIndexing",
+    "cache_groups": "CacheGroups",
     "llm": "RealEngine",
     "devmode": "DevelopmentRoutes",
     "sglang": "SglangDialect",

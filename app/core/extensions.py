@@ -320,6 +320,13 @@ class Extension:
         """Returns an engine instead of the simulated one."""
         return None
 
+    def kv_cache(self) -> Callable[..., KVCacheManager] | None:
+        """Returns what makes the simulated KV cache, called with the arguments of `KVCacheManager`.
+
+        None leaves it to the next extension.
+        """
+        return None
+
     def simulated_engine(self, rank: int) -> Callable[..., Engine] | None:
         """Returns what makes the simulated engine of a rank, called with the arguments of `Engine`.
 

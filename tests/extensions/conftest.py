@@ -20,6 +20,7 @@ OTHER_EXTENSIONS = {
     "grpc/wire/test_faults.py": "faults",
     "journal/test_console.py": "console",
     "journal/test_forms.py": "forms",
+    "kv_index/test_cache_groups.py": "cache_groups",
     "kv_index/wire/test_grpc.py": "grpc",
     "lab/drills/test_fault_flags.py": "faults",
     "llm/test_grpc.py": "grpc",

@@ -24,6 +24,7 @@ NOT_CONFIGURED = {
     "grpc": "serves no HTTP routes",
     "llm": "needs a model",
     "render_service": "needs a service, and adds no routes",
+    "cache_groups": "adds no routes",
     "handoff": "adds no routes",
     "lab": "has commands, and computes profiles before a server is built",
 }

@@ -118,7 +118,9 @@ def add_cache(parts: ServerParts) -> None:
         options.hash_seed,
         parts.streams("hashes"),
     )
-    parts.cache = KVCacheManager(
+    makers = [extension.kv_cache() for extension in parts.extensions]
+    make_cache = next(filter(None, makers), KVCacheManager)
+    parts.cache = make_cache(
         options.kv_cache_size,
         hasher,
         parts.recorder,

@@ -221,7 +221,7 @@ class Engine(EngineClient):
     def _assign_prompts(
         sequences: ListOf[Any], requests: ListOf[EngineRequest], cache: KVCacheManager
     ) -> None:
-        limit = cache.capacity * cache.block_size
+        limit = cache.max_tokens
         for request in requests:
             if len(request.prompt_ids) > limit:
                 raise PromptExceedsCacheError(len(request.prompt_ids), limit)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from msgspec import Struct
 
 from app.extensions.kv_index.copies import Copies
-from app.extensions.kv_index.holders import Holders, IndexedEngine
+from app.extensions.kv_index.holders import Holders, IndexedEngine, Window
 
 GPU = "gpu"
 """Name of the default tier."""
@@ -61,6 +61,7 @@ class Store(BlockOperation, gc=False):
     joined: Sequence[tuple[int, int]] = ()
     scored: bool | None = None
     adapter: str | None = None
+    window: Window | None = None
 
 
 class Offload(BlockOperation, gc=False):

@@ -24,15 +24,28 @@ class IndexedEngine(Struct, frozen=True, gc=False):
     rank: int
 
 
+class Window(Struct, frozen=True, gc=False):
+    """Blocks that a hit reads in a group that does not need every block.
+
+    The hit reads `blocks` blocks of the index before its end, or all from the start. Its end is a
+    multiple of `stride`, the blocks of the index in a block of the engine.
+    """
+
+    blocks: int
+    stride: int
+
+
 class EngineGroup(Struct, frozen=True, gc=False):
     """A KV cache group of an engine.
 
-    Blocks of groups that are not `scored` do not count in scores.
+    Blocks of groups that are not `scored` do not count in scores. With a `window`, they limit the
+    score.
     """
 
     source: IndexedEngine
     group: int
     scored: bool
+    window: Window | None = None
 
 
 class HolderLimitError(Exception):
@@ -73,10 +86,17 @@ class Holders:
         """Names of the pods with holders."""
         return self._pods.keys()
 
-    def register(self, source: IndexedEngine, group: int, scored: bool | None = None) -> int:
+    def register(
+        self,
+        source: IndexedEngine,
+        group: int,
+        scored: bool | None = None,
+        window: Window | None = None,
+    ) -> int:
         """Returns the number of an engine's group, and assigns one to a new group.
 
-        `scored` replaces the group's property; with None, a new group is scored if it is group 0.
+        `scored` and `window` replace the group's properties; with None for `scored`, a new group is
+        scored if it is group 0.
 
         Raises:
             HolderLimitError: no number is free.
@@ -85,10 +105,12 @@ class Holders:
         if number is None:
             if scored is None:
                 scored = group == 0
-            return self._register(EngineGroup(source, group, scored))
+            return self._register(EngineGroup(source, group, scored, window))
         holder = self._holders[number]
-        if holder is not None and scored is not None and holder.scored != scored:
-            self.assign(number, EngineGroup(source, group, scored))
+        if holder is not None and scored is not None:
+            described = EngineGroup(source, group, scored, window)
+            if holder != described:
+                self.assign(number, described)
         return number
 
     def groups(self, source: IndexedEngine) -> dict[int, int]:

@@ -6,9 +6,10 @@ Consecutive events that differ only in their blocks become one operation, which 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count, groupby
+from itertools import chain, count, groupby
 from typing import TypeAlias, cast
 
+from cachetools import LRUCache
 from msgspec import Struct
 
 from app.core.engine.kvcache.events import (
@@ -33,19 +34,26 @@ from app.extensions.kv_index.backend import (
     Operation,
     Remove,
     Store,
+    keys_of,
 )
 from app.extensions.kv_index.features import published_features
-from app.extensions.kv_index.holders import IndexedEngine
+from app.extensions.kv_index.holders import IndexedEngine, Window
 from app.extensions.kv_index.keys import RequestKeys
 
 TAILS_LIMIT_BYTES = 64 << 20
 """Memory limit of all tails of an index, in bytes."""
 SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups where a hit needs every block from the prompt's start."""
+WINDOW_KINDS = frozenset({"sliding_window", "sliding_window_mla", "mamba"})
+"""Kinds where a hit needs the last blocks only. Engines store few of their blocks."""
 MAX_BLOCK_TOKENS = 1 << 14
 """Maximum size of an engine's block, in tokens."""
+MAX_WINDOW_TOKENS = 1 << 24
+"""Maximum sliding window, in tokens."""
 MAX_GROUPS = 64
 """Maximum number of KV cache groups of an engine."""
+MAX_ENGINES = 65_536
+"""Maximum number of engines whose groups are remembered."""
 MAX_TIER_LENGTH = 64
 """Maximum length of a tier's name, in characters."""
 MAX_ADAPTER_LENGTH = 512
@@ -88,6 +96,8 @@ class Ingest:
         self._request_keys = request_keys
         self._block_size = request_keys.block_size
         self._tiers = {GPU, CPU}
+        self._main_groups: LRUCache[IndexedEngine, int] = LRUCache(MAX_ENGINES)
+        """A group with all blocks of each engine that has groups with windows."""
         self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = Memo(TAILS_LIMIT_BYTES)
         """Latest tails, by engine, KV cache group and the engine key before the tail."""
 
@@ -124,9 +134,7 @@ class Ingest:
             try:
                 parsed = self._parse(events)
             except RejectedEventError as error:
-                if losses is None:
-                    raise
-                losses.append(str(error))
+                _lose(losses, error)
                 continue
             parsed_groups.append(parsed)
             if isinstance(parsed, NewBlocks):
@@ -137,25 +145,76 @@ class Ingest:
                 zip(parents, self._backend.covered_keys(source, parents), strict=True)
             )
         operations: list[Operation] = []
+        windowed: list[Store] = []
         for parsed in parsed_groups:
             if not isinstance(parsed, NewBlocks):
                 operations.append(parsed)
                 continue
             try:
-                operations.append(self._store(source, parsed, parent_blocks))
+                store = self._store(source, parsed, parent_blocks)
             except RejectedEventError as error:
-                if losses is None:
-                    raise
-                losses.append(str(error))
+                _lose(losses, error)
+                continue
+            operations.append(store)
+            if store.window is not None:
+                windowed.append(store)
+        if windowed:
+            self._pair_all(source, windowed, operations, losses)
         return operations
+
+    def _pair_all(
+        self,
+        source: IndexedEngine,
+        stores: Sequence[Store],
+        operations: Sequence[Operation],
+        losses: list[str] | None,
+    ) -> None:
+        """Adds the blocks of groups with windows.
+
+        Raises:
+            RejectedEventError: a block is unknown, and `losses` is None.
+        """
+        for store in stores:
+            for _ in range(self._pair(source, store, operations)):
+                _lose(losses, RejectedEventError("unpaired_block"))
+
+    def _pair(self, source: IndexedEngine, store: Store, operations: Sequence[Operation]) -> int:
+        """Finds the blocks of a group with a window; returns the number of unknown blocks.
+
+        The engine names equal blocks alike in all groups, and a group with all blocks has them,
+        too. The event's tokens do not show which blocks it stores: it may leave blocks out.
+        """
+        main = self._main_groups.get(source)
+        if main is None:
+            unknown = len(store.engine_keys)
+            store.engine_keys = ()
+            return unknown
+        entries: dict[int, CoveredKeys] = {}
+        for operation in operations:
+            if isinstance(operation, Store) and operation.group == main:
+                entries.update(zip(operation.engine_keys, operation.covered, strict=True))
+        wanted = [(main, key) for key in store.engine_keys if key not in entries]
+        if wanted:
+            stored = self._backend.covered_keys(source, wanted)
+            for (_, key), covered in zip(wanted, stored, strict=True):
+                if covered is not None:
+                    entries[key] = covered
+        names = [key for key in store.engine_keys if key in entries]
+        unknown = len(store.engine_keys) - len(names)
+        store.engine_keys = names
+        store.covered = [entries[key] for key in names]
+        blocks = chain.from_iterable(map(keys_of, store.covered))
+        store.request_keys = list(dict.fromkeys(blocks))
+        return unknown
 
     def _similarity(self, event: KVEvent) -> object:
         """Returns a value that is equal for events of one operation, and unique otherwise."""
         if isinstance(event, BlockStored):
             extra_keys = event.extra_keys
             has_extras = extra_keys and any(extra_keys)
-            if event.block_size == self._block_size and event.token_ids and not has_extras:
-                kind = event.kv_cache_spec_kind
+            kind = event.kv_cache_spec_kind
+            is_plain = event.token_ids and not has_extras and kind not in WINDOW_KINDS
+            if event.block_size == self._block_size and is_plain:
                 return event.medium, event.group_idx, event.lora_name, event.lora_id, kind
         elif isinstance(event, BlockRemoved):
             return event.medium, event.group_idx
@@ -220,6 +279,11 @@ class Ingest:
             scored=None if kind is None else kind in SCORED_KINDS,
             adapter=new.adapter,
         )
+        if kind in WINDOW_KINDS:
+            store.window = self._window(new.events[0])
+            return store  # `_pair` adds the blocks
+        if store.scored:
+            self._main_groups[source] = store.group
         try:
             if len(new.events) == 1:
                 self._fill_store(store, source, new, parent_blocks)
@@ -232,6 +296,17 @@ class Ingest:
             for key, covered in zip(store.engine_keys, store.covered, strict=True):
                 parent_blocks[store.group, key] = covered
         return store
+
+    def _window(self, event: BlockStored) -> Window:
+        """Returns the blocks that a hit reads in the event's group."""
+        size = event.block_size
+        if not 0 < size <= MAX_BLOCK_TOKENS:
+            raise RejectedEventError("bad_block_size")
+        tokens = size
+        if event.kv_cache_spec_sliding_window is not None:
+            window = min(max(event.kv_cache_spec_sliding_window, 2), MAX_WINDOW_TOKENS)
+            tokens = -(-(window - 1) // size) * size
+        return Window(-(-tokens // self._block_size), max(1, size // self._block_size))
 
     def _fill_store(
         self, store: Store, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks
@@ -317,6 +392,17 @@ class Ingest:
         if last_key == UNALIGNED:
             raise RejectedEventError("unaligned_parent")
         return last_key
+
+
+def _lose(losses: list[str] | None, error: RejectedEventError) -> None:
+    """Counts a lost event.
+
+    Raises:
+        RejectedEventError: `losses` is None.
+    """
+    if losses is None:
+        raise error
+    losses.append(str(error))
 
 
 def engine_keys(values: Sequence[BlockHash], field: str) -> Sequence[int]:

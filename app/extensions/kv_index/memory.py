@@ -205,7 +205,9 @@ class MemoryBackend(Backend):
         """Does nothing."""
 
     def _store(self, source: IndexedEngine, store: Store, outcome: Outcome) -> None:
-        number = self.holders.register(source, store.group, store.scored)
+        number = self.holders.register(
+            source, store.group, scored=store.scored, window=store.window
+        )
         mapping = self._maps.get(number)
         if mapping is None:
             mapping = self._maps[number] = EngineMap()

@@ -30,6 +30,7 @@ EventLoss: TypeAlias = Literal[
     "extra_keys_count",
     "unknown_parent",
     "unaligned_parent",
+    "unpaired_block",
     "unknown_block",
     "too_many_tiers",
 ]

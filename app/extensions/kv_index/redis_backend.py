@@ -36,6 +36,7 @@ from app.extensions.kv_index.holders import (
     HolderLimitError,
     Holders,
     IndexedEngine,
+    Window,
 )
 
 SCRIPT = Path(__file__).with_name("redis.lua")
@@ -206,8 +207,7 @@ class RedisBackend(Backend):
         version, descriptions, adapters, tiers = self._call(pipeline.execute)
         holders = Holders(self._max_holders)
         for count, number in enumerate(sorted(descriptions, key=int), 1):
-            pod, model, rank, group, scored = msgspec.json.decode(descriptions[number])
-            holders.assign(int(number), EngineGroup(IndexedEngine(pod, model, rank), group, scored))
+            holders.assign(int(number), parse_holder(descriptions[number]))
             if count % HOLDERS_PER_PAUSE == 0:
                 pause_if_possible()
         for entry in adapters:
@@ -277,10 +277,20 @@ def script_operation(operation: Operation, source: IndexedEngine) -> dict[str, o
         "default": msgspec.json.encode((*holder, operation.group == 0)).decode(),
     }
     if operation.scored is not None:
-        fields["described"] = msgspec.json.encode((*holder, operation.scored)).decode()
+        description: tuple[object, ...] = (*holder, operation.scored)
+        if operation.window is not None:
+            description += (operation.window.blocks, operation.window.stride)
+        fields["described"] = msgspec.json.encode(description).decode()
     if operation.adapter is not None:
         fields["adapter"] = operation.adapter
     return fields
+
+
+def parse_holder(description: bytes) -> EngineGroup:
+    """Converts a holder from the format of the script."""
+    pod, model, rank, group, scored, *sizes = msgspec.json.decode(description)
+    window = Window(*sizes) if sizes else None
+    return EngineGroup(IndexedEngine(pod, model, rank), group, scored, window)
 
 
 def hex_digits(key: int) -> str:

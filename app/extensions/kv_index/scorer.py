@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from app.extensions.kv_index.backend import CPU, GPU, Lookup
 from app.extensions.kv_index.copies import Copies, set_bits, union
-from app.extensions.kv_index.holders import EngineGroup, Holders, IndexedEngine
+from app.extensions.kv_index.holders import EngineGroup, Holders, IndexedEngine, Window
+from app.extensions.kv_index.windows import longest_hit, runs_of_holders
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {GPU: 1.0, CPU: 0.8}
 """Tier -> weight of a block (llm-d's defaults)."""
@@ -55,7 +56,8 @@ def score_prefixes(
     """Scores the engines that have the first block, best first.
 
     `blocks` is the prompt's number of full blocks; `candidates` is the mask of the holders to
-    score. With several scored groups, an engine's shortest prefix counts.
+    score. With several scored groups, an engine's shortest prefix counts. Groups with a window
+    shorten the prefix to the longest one that they can continue.
     """
     copies, holders, tiers = lookup
     tier_weights = [weights.get(tier, DEFAULT_WEIGHT) for tier in tiers]
@@ -65,7 +67,7 @@ def score_prefixes(
     prefixes = longest_prefixes(copies, candidates, tier_order)
     prefix_scores: dict[int, PrefixScore] = {}
     scores = []
-    for source, prefix in _engine_prefixes(prefixes, snapshot, holders):
+    for source, prefix in _engine_prefixes(prefixes, snapshot, lookup, tier_order):
         matched = prefix.matched
         prefix_score = prefix_scores.get(id(prefix))
         if prefix_score is None:  # engines with equal prefixes share one object
@@ -137,9 +139,13 @@ def longest_prefixes(
 
 
 def _engine_prefixes(
-    prefixes: Mapping[int, Prefix], snapshot: Sequence[EngineGroup | None], holders: Holders
+    prefixes: Mapping[int, Prefix],
+    snapshot: Sequence[EngineGroup | None],
+    lookup: Lookup,
+    tier_order: Sequence[int],
 ) -> list[tuple[IndexedEngine, Prefix]]:
-    """Returns the prefix of each engine: the shortest of its groups."""
+    """Returns the prefix of each engine: the shortest of its groups, within their windows."""
+    holders = lookup.holders
     if holders.has_single_groups:
         return [
             (holder.source, prefix)
@@ -158,11 +164,50 @@ def _engine_prefixes(
         if shortest is None or prefix.matched < shortest.matched:
             engines[source] = prefix
     # A hit needs every group, so an engine without the first block in one group scores nothing.
-    return [
+    complete = [
         (source, prefix)
         for source, prefix in engines.items()
         if group_counts[source] == _count_scored(source, snapshot, holders)
     ]
+    return _within_windows(complete, lookup, tier_order)
+
+
+def _within_windows(
+    engines: Sequence[tuple[IndexedEngine, Prefix]], lookup: Lookup, tier_order: Sequence[int]
+) -> list[tuple[IndexedEngine, Prefix]]:
+    """Shortens the prefixes of engines that have groups with windows."""
+    copies, holders, _ = lookup
+    windows: dict[IndexedEngine, dict[int, Window]] = {}
+    mask = 0
+    for source, _ in engines:
+        for number in holders.groups(source).values():
+            holder = holders[number]
+            if holder is not None and holder.window is not None:
+                windows.setdefault(source, {})[number] = holder.window
+                mask |= 1 << number
+    runs = runs_of_holders(copies, mask)
+    shortened: list[tuple[IndexedEngine, Prefix]] = []
+    for source, prefix in engines:
+        groups = [(window, runs[number]) for number, window in windows.get(source, {}).items()]
+        matched = longest_hit(prefix.matched, groups)
+        if matched == prefix.matched:
+            shortened.append((source, prefix))
+        elif matched:
+            tiers = _lower_tiers(source, matched, lookup, tier_order) if prefix.lower_tiers else {}
+            shortened.append((source, Prefix(matched, tiers)))
+    return shortened
+
+
+def _lower_tiers(
+    source: IndexedEngine, matched: int, lookup: Lookup, tier_order: Sequence[int]
+) -> dict[int, int]:
+    """Counts the engine's first `matched` blocks outside the best tier, by tier."""
+    copies, holders, _ = lookup
+    for number in holders.groups(source).values():
+        holder = holders[number]
+        if holder is not None and holder.scored:
+            return longest_prefixes(copies[:matched], 1 << number, tier_order)[number].lower_tiers
+    return {}
 
 
 def _count_scored(

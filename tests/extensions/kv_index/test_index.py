@@ -155,19 +155,73 @@ def test_old_engines_publish_images_without_offsets(index: Index) -> None:
     assert matched(index, PROMPT, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
 
 
-def test_only_groups_that_need_every_block_are_scored_for_hybrid_models(index: Index) -> None:
-    full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
-    window = {
-        "group_idx": 1,
-        "kv_cache_spec_kind": "sliding_window",
-        "kv_cache_spec_sliding_window": 8,
-    }
-    ingest(index, "a", stored([1, 2], PROMPT[:8], **full), stored([1, 2], PROMPT[:8], **window))
-    ingest(index, "a", removed([1], group_idx=1))
-    assert matched(index, PROMPT) == {"a": 2}
-    ingest(index, "a", removed([2], group_idx=0))
+FULL: dict[str, Any] = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+WINDOW: dict[str, Any] = {
+    "group_idx": 1,
+    "kv_cache_spec_kind": "sliding_window",
+    "kv_cache_spec_sliding_window": 8,
+}
+LINEAR: dict[str, Any] = {"group_idx": 2, "kv_cache_spec_kind": "mamba"}
+
+
+def test_a_prefix_counts_as_far_as_sliding_windows_can_continue_it(index: Index) -> None:
+    ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL))
+    ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **WINDOW))
+    assert matched(index, PROMPT) == {"a": 4}
+    ingest(index, "a", removed([1, 2], group_idx=1))
+    assert matched(index, PROMPT) == {"a": 4}
+    ingest(index, "a", removed([4], group_idx=1))
+    assert matched(index, PROMPT) == {}
+    ingest(index, "a", stored([1], PROMPT[:4], **WINDOW))
     assert matched(index, PROMPT) == {"a": 1}
-    assert index.backend.size().copies == 2
+    assert losses(index) == {}
+
+
+def test_a_prefix_counts_up_to_the_last_state_of_linear_attention(index: Index) -> None:
+    ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL), stored([2], PROMPT[:8], **LINEAR))
+    assert matched(index, PROMPT) == {"a": 2}
+    ingest(index, "a", stored([4], PROMPT[8:16], 2, **LINEAR))
+    assert matched(index, PROMPT) == {"a": 4}
+    ingest(index, "a", removed([3], group_idx=0))
+    assert matched(index, PROMPT) == {"a": 2}
+
+
+def test_all_groups_of_an_engine_must_continue_the_same_prefix(index: Index) -> None:
+    full = stored([1, 2, 3, 4], PROMPT[:16], **FULL)
+    window = stored([1, 2, 3], PROMPT[:12], **WINDOW)
+    ingest(index, "a", window, stored([2, 4], PROMPT[:16], **LINEAR), full)
+    assert matched(index, PROMPT) == {"a": 2}
+
+
+def test_events_of_a_group_may_name_none_or_some_of_their_blocks(index: Index) -> None:
+    # vLLM publishes the tokens of all blocks, and the hashes of the cached ones, the group with
+    # windows first.
+    window = stored([3, 4], PROMPT[:16], **WINDOW)
+    ingest(index, "a", window, stored([1, 2, 3, 4], PROMPT[:16], **FULL))
+    ingest(
+        index, "a", stored([], PROMPT[16:20], 4, **WINDOW), stored([5], PROMPT[16:20], 4, **FULL)
+    )
+    assert losses(index) == {}
+    assert matched(index, PROMPT) == {"a": 4}
+
+
+def test_a_group_without_any_block_yet_continues_no_prefix(index: Index) -> None:
+    ingest(index, "a", stored([], PROMPT[:8], **LINEAR), stored([1, 2], PROMPT[:8], **FULL))
+    assert matched(index, PROMPT) == {}
+
+
+def test_blocks_that_no_group_with_all_blocks_has_are_counted(index: Index) -> None:
+    ingest(index, "a", stored([7, 8], PROMPT[:8], **WINDOW))
+    ingest(index, "b", stored([1], PROMPT[:4], **FULL), stored([1, 9], PROMPT[:8], **WINDOW))
+    assert losses(index) == {"unpaired_block": 3}
+    assert matched(index, PROMPT) == {"b": 1}
+
+
+def test_a_shortened_prefix_counts_blocks_by_their_best_tier(index: Index) -> None:
+    ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL), stored([2], PROMPT[:8], **LINEAR))
+    ingest(index, "a", offloaded([2, 3], group_idx=0), removed([2, 3], group_idx=0))
+    (score,) = index.score("m", PROMPT)
+    assert score.tiers == {"gpu": 1, "cpu": 1}
 
 
 def test_offloaded_blocks_of_an_unknown_group_are_counted(index: Index) -> None:

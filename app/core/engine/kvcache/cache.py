@@ -96,6 +96,11 @@ class KVCache:
         """Number of blocks that no sequence uses, including cached ones."""
         return self.pool.free
 
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens of a sequence."""
+        return self.capacity * self.block_size
+
     def make_prompt(
         self,
         token_ids: Sequence[int],

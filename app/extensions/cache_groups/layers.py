@@ -1,0 +1,142 @@
+"""The layers of hybrid models, and the KV cache groups that vLLM puts these layers into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+LINEAR = "linear_attention"
+MAX_LAYERS = 1024
+MAX_GROUPS = 64
+CONFIG_LIMIT_BYTES = 4 << 20
+
+GroupKind: TypeAlias = Literal["full_attention", "sliding_window", "mamba"]
+"""Kinds of groups, as vLLM's events name them."""
+
+KINDS: dict[str, GroupKind] = {
+    FULL: "full_attention",
+    SLIDING: "sliding_window",
+    LINEAR: "mamba",
+    "mamba": "mamba",
+}
+"""Kind of a layer in a model's config.json -> kind of the group."""
+
+
+class GroupSpec(Struct, frozen=True):
+    """A KV cache group; `window` is the sliding window in tokens, or None."""
+
+    kind: GroupKind
+    window: int | None = None
+
+
+class LayerConfig(Struct):
+    """Fields of a model's config.json that name the kinds of its layers.
+
+    `layer_types` lists them. Older files repeat a pattern instead: a full attention layer after
+    every `sliding_window_pattern` minus one sliding windows, or after `full_attention_interval`
+    minus one layers of linear attention.
+    """
+
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
+    sliding_window_pattern: int | None = None
+    full_attention_interval: int | None = None
+    num_hidden_layers: int = 0
+
+    def kinds(self) -> list[str]:
+        """Returns the kind of each layer.
+
+        Raises:
+            ValueError: the file names none.
+        """
+        if not 0 <= self.num_hidden_layers <= MAX_LAYERS:
+            raise ValueError(f"a model has at most {MAX_LAYERS} layers")
+        if self.layer_types is not None:
+            return self.layer_types
+        pattern = self.sliding_window_pattern or self.full_attention_interval
+        if not pattern or pattern < 1 or not self.num_hidden_layers:
+            raise ValueError("the file has no layer_types")
+        local = SLIDING if self.sliding_window_pattern else LINEAR
+        layers = range(1, self.num_hidden_layers + 1)
+        return [local if number % pattern else FULL for number in layers]
+
+
+class ModelConfig(LayerConfig):
+    """A model's config.json; a multimodal model has its layers in `text_config`."""
+
+    text_config: LayerConfig | None = None
+
+
+PRESETS = {
+    "gpt-oss": LayerConfig([SLIDING, FULL] * 12, 128),
+    "gemma-3": LayerConfig(([SLIDING] * 5 + [FULL]) * 8, 1024),
+    "qwen3-next": LayerConfig(([LINEAR] * 3 + [FULL]) * 12),
+}
+"""Layers of gpt-oss-20b, Gemma 3 12B and Qwen3-Next-80B-A3B."""
+
+
+def read_layers(name: str) -> LayerConfig:
+    """Returns the layers of a preset, or of the config.json at a path.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    preset = PRESETS.get(name)
+    if preset is not None:
+        return preset
+    try:
+        with Path(name).open("rb") as file:
+            content = file.read(CONFIG_LIMIT_BYTES)
+        config = msgspec.json.decode(content, type=ModelConfig)
+    except OSError as error:
+        presets = ", ".join(PRESETS)
+        raise ValueError(f"{name} is none of {presets}, and no file: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}: {error}") from None
+    return config.text_config or config
+
+
+def group_layers(config: LayerConfig) -> list[GroupSpec]:
+    """Returns the KV cache groups of a model, in vLLM's order.
+
+    Layers of a kind are split into groups of equal size: that of the smallest kind, or of the
+    largest one if that has less than half more layers. Memory of incomplete groups stays unused.
+
+    Raises:
+        ValueError: vLLM would not make groups of these layers, or they are not simulated.
+    """
+    counts: dict[GroupKind, int] = {}
+    for layer in config.kinds():
+        if layer not in KINDS:
+            raise ValueError(f"layers of the kind {layer} are not simulated")
+        kind = KINDS[layer]
+        counts[kind] = counts.get(kind, 0) + 1
+    if "full_attention" not in counts or len(counts) < 2:
+        raise ValueError("a hybrid model has layers with full attention and others")
+    if "sliding_window" in counts and (config.sliding_window or 0) < 2:
+        raise ValueError("sliding_window must be at least 2")
+    size = min(counts.values())
+    if max(counts.values()) < size * 1.5:
+        size = max(counts.values())
+    groups = []
+    for kind, layers in counts.items():
+        window = config.sliding_window if kind == "sliding_window" else None
+        groups += [GroupSpec(kind, window)] * -(-layers // size)
+    if len(groups) > MAX_GROUPS:
+        raise ValueError(f"these layers make {len(groups)} groups; the maximum is {MAX_GROUPS}")
+    return groups
+
+
+def distinct(groups: Sequence[GroupSpec]) -> list[GroupSpec]:
+    """Returns the specs without repetitions, full attention first."""
+    return sorted(dict.fromkeys(groups), key=_is_local)
+
+
+def _is_local(group: GroupSpec) -> bool:
+    return group.kind != "full_attention"

@@ -1,0 +1,61 @@
+"""Options of a cache with groups, from the settings."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from app.extensions.cache_groups.layers import GroupSpec, group_layers, read_layers
+from app.extensions.cache_groups.settings import CacheGroupsSettings
+from config import ConfigError, Settings
+
+MEMORYLESS = ("", "none", "example", "offloading")
+"""Connectors without a side channel."""
+
+
+class CacheOptions(Struct, frozen=True):
+    """The groups of a cache.
+
+    `retention_blocks` is the distance of the positions that stay cached, in blocks; 0 keeps only
+    the ends of prompts. A step computes at most `max_batched_tokens`.
+    """
+
+    groups: list[GroupSpec]
+    retention_blocks: int
+    max_batched_tokens: int
+    max_model_len: int
+
+
+def cache_options(settings: Settings) -> CacheOptions:
+    """Returns the options of the cache.
+
+    Raises:
+        ConfigError: the groups or the interval cannot be used.
+    """
+    section = settings.section(CacheGroupsSettings)
+    if settings.engine.is_real or not settings.kvcache.enable_kvcache:
+        raise ConfigError("setting kv-cache-groups: needs enable-kvcache and a simulated engine")
+    try:
+        groups = group_layers(read_layers(section.kv_cache_groups))
+    except ValueError as error:
+        raise ConfigError(f"setting kv-cache-groups: {error}") from None
+    block_size = settings.kvcache.block_size
+    interval = section.prefix_cache_retention_interval
+    if interval % block_size:
+        raise ConfigError(
+            f"setting prefix-cache-retention-interval: {interval} is no multiple of "
+            f"block-size {block_size}"
+        )
+    if settings.kvcache.kv_connector not in MEMORYLESS:
+        raise ConfigError(
+            f"setting kv-cache-groups: kv-connector {settings.kvcache.kv_connector} has one group"
+        )
+    if settings.kvcache.kv_cache_size - 1 < 2 * len(groups):
+        raise ConfigError(
+            f"setting kv-cache-size: {len(groups)} groups need more than {2 * len(groups)} blocks"
+        )
+    return CacheOptions(
+        groups=groups,
+        retention_blocks=interval // block_size,
+        max_batched_tokens=settings.steps.max_num_batched_tokens,
+        max_model_len=settings.model.max_model_len,
+    )

@@ -1,0 +1,19 @@
+"""Settings of the KV cache groups."""
+
+from typing import Annotated
+
+from config.declaration import SIMULATED, About, NotNegative, Section
+
+
+class CacheGroupsSettings(Section, frozen=True, kw_only=True):
+    """KV cache groups of hybrid models."""
+
+    kv_cache_groups: Annotated[str, SIMULATED] = ""
+    """KV cache groups of a hybrid model, as in vLLM: gpt-oss, gemma-3, qwen3-next, or the path of
+    the model's config.json. If empty, the cache has one group for all layers."""
+    prefix_cache_retention_interval: Annotated[
+        NotNegative, About(simulated=True, unit="tokens")
+    ] = 0
+    """Distance of the positions where sliding windows and linear attention stay in the cache of a
+    hybrid model, a multiple of block-size; 0 keeps only the end of each prompt, and the end of a
+    beginning that prompts share."""

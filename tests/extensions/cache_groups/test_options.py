@@ -1,0 +1,125 @@
+"""The setting kv-cache-groups, and the files that it names."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.core.settings import load
+from app.extensions.cache_groups import CacheGroups
+from app.extensions.cache_groups.layers import PRESETS, GroupSpec, group_layers, read_layers
+from config import ConfigError
+from tests.application import app_of
+
+FULL = GroupSpec("full_attention")
+LINEAR = GroupSpec("mamba")
+GEMMA_3_27B = {
+    "text_config": {"num_hidden_layers": 62, "sliding_window": 1024, "sliding_window_pattern": 6}
+}
+
+
+def write(path: Path, config: object) -> str:
+    """Writes a model's config.json; returns its path."""
+    file = path / "config.json"
+    file.write_text(json.dumps(config), "utf-8")
+    return str(file)
+
+
+def test_presets_have_the_groups_of_their_models() -> None:
+    groups = {name: group_layers(layers) for name, layers in PRESETS.items()}
+
+    assert groups == {
+        "gpt-oss": [GroupSpec("sliding_window", 128), FULL],
+        "gemma-3": [*[GroupSpec("sliding_window", 1024)] * 5, FULL],
+        "qwen3-next": [LINEAR, LINEAR, LINEAR, FULL],
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "groups"),
+    [
+        (GEMMA_3_27B, [*[GroupSpec("sliding_window", 1024)] * 6, FULL]),
+        ({"num_hidden_layers": 48, "full_attention_interval": 4}, [LINEAR, LINEAR, LINEAR, FULL]),
+        (
+            {"layer_types": ["sliding_attention", "full_attention"] * 12, "sliding_window": 128},
+            [GroupSpec("sliding_window", 128), FULL],
+        ),
+    ],
+)
+def test_a_file_of_a_model_makes_groups(
+    config: object, groups: list[GroupSpec], tmp_path: Path
+) -> None:
+    assert group_layers(read_layers(write(tmp_path, config))) == groups
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({}, "the file has no layer_types"),
+        ({"layer_types": ["chunked_attention"]}, "layers of the kind chunked_attention are not"),
+        ({"layer_types": ["full_attention"]}, "a hybrid model has layers with full attention and"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 8}, "a hybrid model has layers"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window must be at"),
+        ({"layer_types": 3}, r"Expected `array \| null`, got `int`"),
+        ({"num_hidden_layers": 9**9, "full_attention_interval": 2}, "a model has at most 1024"),
+        (
+            {"layer_types": ["full_attention", *["linear_attention"] * 64]},
+            "these layers make 65 groups; the maximum is 64",
+        ),
+    ],
+)
+def test_a_file_without_usable_layers_stops_the_start(
+    config: object, problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        group_layers(read_layers(write(tmp_path, config)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--kv-cache-groups", "/none"], "setting kv-cache-groups: /none is none of gpt-oss, "),
+        (
+            ["--kv-cache-groups", "gpt-oss", "--prefix-cache-retention-interval", "40"],
+            "setting prefix-cache-retention-interval: 40 is no multiple of block-size 16",
+        ),
+        (
+            ["--kv-cache-groups", "gpt-oss", "--kv-connector", "nixl"],
+            "setting kv-cache-groups: kv-connector nixl has one group",
+        ),
+        (
+            ["--kv-cache-groups", "gemma-3", "--kv-cache-size", "12"],
+            "setting kv-cache-size: 6 groups need more than 12 blocks",
+        ),
+    ],
+)
+def test_settings_that_make_no_cache_stop_the_start(flags: list[str], problem: str) -> None:
+    with pytest.raises(SystemExit, match=problem):
+        app_of("--enable-kvcache", *flags)
+
+
+def test_groups_without_a_cache_stop_the_start() -> None:
+    settings = load(["--kv-cache-groups", "gpt-oss"], {})
+
+    with pytest.raises(ConfigError, match="setting kv-cache-groups: needs enable-kvcache and"):
+        CacheGroups.prepare(settings)
+
+
+def test_a_server_finds_a_prompt_again_in_all_groups() -> None:
+    client = app_of(
+        "--enable-kvcache", "--kv-cache-groups", "gpt-oss", "--zmq-endpoint", ""
+    ).test_client()
+    question = {"prompt": list(range(200)), "max_tokens": 1}
+
+    for _ in range(2):
+        assert client.post("/v1/completions", json=question).status_code == 200
+
+    metrics = client.get("/metrics").text
+    [hits] = [line for line in metrics.splitlines() if line.startswith("vllm:prefix_cache_hits_t")]
+    assert hits.endswith(" 192.0")
+
+
+def test_without_the_setting_the_cache_has_one_group() -> None:
+    app = app_of("--enable-kvcache", "--zmq-endpoint", "")
+
+    assert CacheGroups.name not in {extension.name for extension in app.extensions}

@@ -1,0 +1,29 @@
+"""The cache of a hybrid model against recordings of vLLM's KV cache manager."""
+
+import pytest
+
+from app.extensions.cache_groups.layers import KINDS, LayerConfig, group_layers
+from tests.extensions.cache_groups.replay import RECORDED, Replay, read_example
+
+EXAMPLES = sorted(path.stem for path in RECORDED.glob("*.json"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_hits_events_and_free_blocks_equal_those_of_vllm(name: str) -> None:
+    example = read_example(name)
+    replay = Replay(example)
+
+    for number, operation in enumerate(example["operations"]):
+        result = replay.result(operation)
+
+        assert result == operation["result"], f"operation {number}"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_layers_make_the_groups_of_vllm(name: str) -> None:
+    example = read_example(name)
+    model = example["model"]
+
+    groups = group_layers(LayerConfig(model["layer_types"], model["sliding_window"]))
+
+    assert [group.kind for group in groups] == [KINDS[group["kind"]] for group in example["groups"]]
