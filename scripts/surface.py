@@ -228,13 +228,26 @@ def stored_settings() -> set[str]:
 
 
 def absent_paths() -> set[str]:
-    """Returns the paths of the routes that extensions add which are not present."""
+    """Returns the paths of routes that only extensions add which are not present."""
+    parts: dict[str, Surface] = json.loads(EXTENSIONS_FILE.read_text("utf-8"))
+    present = {extension.name for extension in present_extensions()}
+    absent: set[str] = set()
+    offered: set[str] = set()
+    for name, part in parts.items():
+        if name in present:
+            offered |= paths_of(part)
+        else:
+            absent |= paths_of(part)
+    return absent - offered
+
+
+def paths_of(part: Surface) -> set[str]:
+    """Returns the paths of the routes that an extension adds, in any configuration."""
     paths = set()
-    for part in absent_parts():
-        for configuration in part.get("configurations", {}).values():
-            for route in configuration.get("routes", ()):
-                path = route.split()[1]
-                paths.add(VARIABLE.sub(r"{\1}", path))
+    for configuration in part.get("configurations", {}).values():
+        for route in configuration.get("routes", ()):
+            path = route.split()[1]
+            paths.add(VARIABLE.sub(r"{\1}", path))
     return paths
 
 
