@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -78,6 +78,8 @@ CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
     "sglang": ("--dialect=sglang",),
 }
 """Flags by the name of a configuration."""
+DIALECTS = {"sglang"}
+"""Configurations with routes that no server with every feature has."""
 VARIABLE = re.compile(r"<(?:\w+:)?(\w+)>")
 """Variable part of a path in Flask."""
 Surface = dict[str, Any]
@@ -228,13 +230,29 @@ def stored_settings() -> set[str]:
 
 
 def absent_paths() -> set[str]:
-    """Returns the paths of the routes that extensions add which are not present."""
+    """Returns the paths of routes that a server with every feature lacks without some extensions.
+
+    A path that two extensions add is absent unless a present one adds it to such a server.
+    """
+    parts: dict[str, Surface] = json.loads(EXTENSIONS_FILE.read_text("utf-8"))
+    present = {extension.name for extension in present_extensions()}
+    absent: set[str] = set()
+    offered: set[str] = set()
+    for name, part in parts.items():
+        if name in present:
+            offered |= paths_of(part, CONFIGURATIONS.keys() - DIALECTS)
+        else:
+            absent |= paths_of(part, CONFIGURATIONS)
+    return absent - offered
+
+
+def paths_of(part: Surface, configurations: Iterable[str]) -> set[str]:
+    """Returns the paths of the routes that an extension adds in some configurations."""
     paths = set()
-    for part in absent_parts():
-        for configuration in part.get("configurations", {}).values():
-            for route in configuration.get("routes", ()):
-                path = route.split()[1]
-                paths.add(VARIABLE.sub(r"{\1}", path))
+    for name in configurations:
+        for route in part.get("configurations", {}).get(name, {}).get("routes", ()):
+            path = route.split()[1]
+            paths.add(VARIABLE.sub(r"{\1}", path))
     return paths
 
 
