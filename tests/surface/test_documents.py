@@ -34,7 +34,10 @@ def test_every_route_is_documented_and_has_an_example() -> None:
     examples = set(
         re.findall(r"curl\b[^\n`]*?localhost:8000(/[\w/{}.-]*)", documents.replace("\\\n", " "))
     )
-    examples = {re.sub(r"/(?:resp_\w+|main\.js|17|sql)(?=$|/)", "/{id}", path) for path in examples}
+    examples = {
+        re.sub(r"/(?:resp_\w+|main\.js|17|sql|preemption)(?=$|/)", "/{id}", path)
+        for path in examples
+    }
     variants = {path.removeprefix("/v1").removeprefix("/v2") for path in examples}
     missing = {
         path for path in served - OTHER_NAMES if path not in examples and path not in variants

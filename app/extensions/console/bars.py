@@ -21,7 +21,7 @@ from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
 from app.core.engine.sequence import Sequence
 from app.core.server.http.context import RequestContext, client_name
 from app.extensions.console.frames import EndRow, Frame, NewBar, to_ms
-from app.extensions.console.history import EndedRequest, RecentEnds
+from app.extensions.console.history import EndedRequest, LiveRequest, RecentEnds
 
 MAX_ENDED_BYTES = 32 << 20
 """Memory for ended requests, whose details the page can get."""
@@ -316,6 +316,27 @@ class RequestBars:
             frame.computed += (bar.number, bar.computed)
             frame.held += (bar.number, bar.held)
         return since_ms
+
+    def live_requests(self) -> list[LiveRequest]:
+        """Returns the moments of the requests that wait or run, as of the last frame."""
+        return [self._live_request(bar) for bar in self._live.values()]
+
+    def _live_request(self, bar: Bar) -> LiveRequest:
+        running_ms: float | None = None
+        first_ms: float | None = None
+        if bar.sequence is not None:
+            status = bar.sequence.status()
+            running_ms = self._optional_ms(status.scheduled_s)
+            if bar.tokens:
+                first_ms = self._optional_ms(status.first_s)
+        request = bar.request
+        return LiveRequest(
+            arrival_ms=self._ms(request.arrival_s),
+            prompt_tokens=len(request.prompt_ids),
+            running_ms=running_ms,
+            first_ms=first_ms,
+            tokens=bar.tokens,
+        )
 
     def live(self) -> list[Bar]:
         """Returns the bars of requests that wait or run."""

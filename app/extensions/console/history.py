@@ -6,12 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from app.extensions.console.frames import FIGURES, EndRow, PastRow, to_ms
-
-if TYPE_CHECKING:
-    from app.extensions.console.bars import Bar
+from app.extensions.console.frames import FIGURES, EndRow, PastRow
 
 STEP_MS = 500.0
 """Interval between two rows."""
@@ -29,6 +26,16 @@ class EndedRequest(NamedTuple):
     arrival_ms: float
     prompt_tokens: int
     end: EndRow
+
+
+class LiveRequest(NamedTuple):
+    """A choice that waits or runs; times are milliseconds, None for one that is yet to come."""
+
+    arrival_ms: float
+    prompt_tokens: int
+    running_ms: float | None
+    first_ms: float | None
+    tokens: int
 
 
 class RecentEnds:
@@ -66,11 +73,8 @@ class RecentEnds:
 class History:
     """Rows of figures from `from_ms` to `to_ms`, by subtracting what requests did later."""
 
-    def __init__(
-        self, figures: Mapping[str, float], from_ms: float, to_ms: float, began_s: float
-    ) -> None:
-        """`figures` belong to `to_ms`; `began_s` is time 0."""
-        self._began_s = began_s
+    def __init__(self, figures: Mapping[str, float], from_ms: float, to_ms: float) -> None:
+        """`figures` belong to `to_ms`."""
         self._figures = figures
         count = max(0, ceil((to_ms - from_ms) / STEP_MS) - 1)
         self._first_ms = to_ms - count * STEP_MS
@@ -84,11 +88,11 @@ class History:
         return max(0, min(self._count, ceil((at_ms - self._first_ms) / STEP_MS)))
 
     def add(
-        self, ended: Iterable[EndedRequest], live: Iterable[Bar], pause: Callable[[], None]
+        self, ended: Iterable[EndedRequest], live: Iterable[LiveRequest], pause: Callable[[], None]
     ) -> None:
         """Counts requests. Calls `pause` after each ended one."""
-        for bar in live:
-            self._add_live(bar)
+        for live_request in live:
+            self._add_live(live_request)
         for request in ended:
             self._add_ended(request)
             pause()
@@ -110,24 +114,14 @@ class History:
             self._later["cached"][self._row(first_ms)] += cached_tokens
             self._add_tokens(tokens, first_ms, last_ms)
 
-    def _add_live(self, bar: Bar) -> None:
+    def _add_live(self, request: LiveRequest) -> None:
         """Counts a request that waits or runs; its tokens are counted until the last row."""
-        arrival_ms = to_ms(bar.request.arrival_s - self._began_s)
-        prompt_tokens = len(bar.request.prompt_ids)
-        running_ms: float | None = None
-        first_ms: float | None = None
-        if bar.sequence is not None:
-            status = bar.sequence.status()
-            if status.scheduled_s is not None:
-                running_ms = to_ms(status.scheduled_s - self._began_s)
-            if status.first_s is not None and bar.tokens:
-                first_ms = to_ms(status.first_s - self._began_s)
-        self._span(self._waiting, arrival_ms, running_ms)
-        self._span(self._running, running_ms, None)
-        self._add_lookup(running_ms, prompt_tokens, 0)
-        if first_ms is not None:
-            self._later["prompt"][self._row(first_ms)] += prompt_tokens
-            self._add_tokens(bar.tokens, first_ms, None)
+        self._span(self._waiting, request.arrival_ms, request.running_ms)
+        self._span(self._running, request.running_ms, None)
+        self._add_lookup(request.running_ms, request.prompt_tokens, 0)
+        if request.first_ms is not None:
+            self._later["prompt"][self._row(request.first_ms)] += request.prompt_tokens
+            self._add_tokens(request.tokens, request.first_ms, None)
 
     def _add_lookup(self, running_ms: float | None, prompt_tokens: int, hits: int) -> None:
         """Counts the lookup of a prompt in the prefix cache, at the start of the request."""

@@ -353,8 +353,8 @@ class Observer:
         figures = self._last_figures or self._engine.recorder.figures()
         ended, since_ms = self.bars.recent_ends.since(max(0.0, at_ms - PAST_MS))
         named = dict(zip(FIGURES, self._numbers(figures), strict=True))
-        history = History(named, since_ms, at_ms, self._began_s)
-        history.add(ended, self.bars.live(), Pace(self._now))
+        history = History(named, since_ms, at_ms)
+        history.add(ended, self.bars.live_requests(), Pace(self._now))
         return history.rows()
 
     def _numbers(self, figures: Figures) -> list[float]:

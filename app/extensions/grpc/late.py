@@ -51,7 +51,7 @@ class LateMethods:
 
 
 def upgrade(path: FastPath, connection: tuple[Any, ...], load: Callable[[], RpcService]) -> None:
-    """Imports the service in a greenlet, and hands the connection to what `load` returns."""
+    """Imports the service in a greenlet, and hands the connection to the result of `load`."""
     gevent.spawn(_serve, path, connection, load, modules=MODULES)
 
 

@@ -36,5 +36,5 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Handshake port reported in heartbeats and responses (moriio). Nothing listens on it;
     notifications use kv-side-channel-port."""
     moriio_read_mode: bool = False
-    """Report the transfer mode READ, in which a router waits for the prefill before it sends the
-    decode request (moriio). If false, the mode is WRITE."""
+    """Report the transfer mode READ: a router waits for the prefill before it sends the decode
+    request (moriio). If false, the mode is WRITE."""

@@ -22,7 +22,7 @@ BLACKWELL_RING = (1.8, 2.3, 2.5)
 BLACKWELL = {"prefill": 1.2, "routed_ns": 60.0}
 """Prefill with experts at measured servers with B200, beside tables with even loads."""
 DRAWN = {"routed_ns": 45.0}
-"""The same beside tables with drawn loads, which are as uneven as those of servers."""
+"""The same beside tables with drawn loads, which are as uneven as loads of servers."""
 B200_BLOCKS = Product(t0_us=10.4, memory=0.66, compute=0.37, p=8, tile=0.64, wave=0.84)
 """Newer tables time products of fp8 in blocks with their launch: only the share of arithmetic is
 known, and is that of B200 times the ratio of the two devices in these tables.

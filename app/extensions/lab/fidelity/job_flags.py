@@ -205,7 +205,8 @@ def _read_conversations(options: Namespace) -> int | None:
 def _make_situation(options: Namespace, *, has_plugin_costs: bool) -> Situation | None:
     """Returns the situation of profile auto; None where no server is comparable.
 
-    That is the case for other profiles, costs of plugins, and what no measured server had.
+    That is the case for other profiles, for costs of plugins, and for options that no measured
+    server had.
     """
     if options.profile != AUTO or has_plugin_costs or present_options(options, UNMEASURED_FLAGS):
         return None
