@@ -42,9 +42,9 @@ class Grpc(Extension):
     @classmethod
     def describe(cls, app: Understudy, settings: Settings) -> None:
         """Serves the methods of an application with another role."""
-        from app.extensions.grpc.late import LateMethods
-
         if app.rpc_handlers is not None:
+            from app.extensions.grpc.late import LateMethods
+
             app.rpc = LateMethods(app.rpc_handlers, settings.server)  # type: ignore[assignment]
 
     def rpc(self) -> Any:

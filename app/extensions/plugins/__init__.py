@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from app.core.server.http.context import RequestContext
     from app.core.server.http.route import Route
     from app.core.server.middleware.stack import Middleware
-    from app.extensions.plugins.policies import AutoscalerStart, PolicyMaker
     from app.extensions.plugins.registry import PluginRegistry
     from config import Settings
 
@@ -129,35 +128,6 @@ class Plugins(Extension):
         if self._registry is None:
             return ()
         return self._registry.families()
-
-
-def step_costs(
-    settings: Settings, profile: Profile
-) -> tuple[str, Callable[[Profile], CostModel]] | None:
-    """Returns the name of the plugin that sets step costs, and its cost models; None without."""
-    if not settings.PLUGINS:
-        return None
-    from app.extensions.plugins.registry import plugged_costs
-
-    return plugged_costs(settings, profile)
-
-
-def autoscalers(settings: Settings) -> Mapping[str, AutoscalerStart]:
-    """Returns the autoscaling policies of plugins, by name."""
-    if not settings.PLUGINS:
-        return {}
-    from app.extensions.plugins.registry import plugged_autoscalers
-
-    return plugged_autoscalers(settings)
-
-
-def routing_policies(settings: Settings) -> Mapping[str, PolicyMaker]:
-    """Returns the routing policies of plugins, by name."""
-    if not settings.PLUGINS:
-        return {}
-    from app.extensions.plugins.registry import plugged_policies
-
-    return plugged_policies(settings)
 
 
 def _run_command(argv: Sequence[str]) -> int:

@@ -13,7 +13,8 @@ from app.core.engine.outputs import EngineOutput, Failed, Tokens
 from app.core.engine.request import EngineRequest
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import EVENT_STREAM, Response, json_response
-from app.extensions.responses.store import ResponseStore, StoredResponse
+from app.extensions.responses.store import ResponseStore
+from app.extensions.responses.stored_response import StoredResponse
 
 
 @dataclass(frozen=True, slots=True)

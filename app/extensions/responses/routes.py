@@ -30,7 +30,8 @@ from app.extensions.responses.chat import (
 )
 from app.extensions.responses.request_types import request_type
 from app.extensions.responses.response import new_response
-from app.extensions.responses.store import ResponseStore, StoredResponse, invalid
+from app.extensions.responses.store import ResponseStore
+from app.extensions.responses.store_errors import invalid
 from app.extensions.responses.tools import called_tools
 from app.extensions.responses.writer import ResponsesOptions, ResponsesWriter
 
@@ -89,6 +90,8 @@ class ResponseHandlers:
         options = self._options(request, prompt.ids, meta)
         stored = None
         if request.store and store.enabled:
+            from app.extensions.responses.stored_response import StoredResponse
+
             queued = replace(options.response, status="queued")
             events: list[bytes] | None = None
             if request.background and chat.stream:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from app.extensions.scripts.opened import OpenedScripts
     from app.extensions.scripts.resolver import ScriptResolver
     from app.extensions.scripts.rules import Script
-    from app.extensions.scripts.script_set import Inherited
     from config import Settings as AllSettings
 
 RULES = "/admin/script/rules"
@@ -87,26 +86,19 @@ class Scripts(Extension):
 
         return resolver_at_start(self)
 
+    @property
+    def has_arbiter(self) -> bool:
+        """True in a worker, whose arbiter has opened the files."""
+        return self.opened_by not in (0, os.getpid())
+
     def changes_file(self) -> int | None:
         """Returns the descriptor of the file where the workers of this rank keep changes.
 
         None in the process that has opened it, which is no worker.
         """
-        if self.opened_by in (0, os.getpid()):
+        if not self.has_arbiter:
             return None
         return self.files[self.parts.settings.server.ranks.index(self.parts.rank)].fileno()
-
-    def inherited(self) -> Inherited:
-        """Returns what this worker has from its arbiter; nothing where there is no arbiter."""
-        from app.extensions.scripts.script_set import NOTHING_INHERITED, Inherited
-
-        if self.opened_by in (0, os.getpid()):
-            return NOTHING_INHERITED
-        if self.uses_file is None:
-            return Inherited(self.scripts)
-        from app.extensions.scripts.shared_uses import SharedUses
-
-        return Inherited(self.scripts, SharedUses(self.uses_file.fileno()))
 
     def _has_kept_changes(self) -> bool:
         """Returns whether an earlier worker of this rank, which has crashed, has left changes."""

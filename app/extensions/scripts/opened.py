@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING, ClassVar, Protocol
 
 from app.core.base.late_imports import import_modules
 from app.core.server.http.errors import bad_request
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from app.core.server.http.route import Route
     from app.extensions.scripts.kept import KeptChanges
     from app.extensions.scripts.resolver import ScriptResolver
+    from app.extensions.scripts.rules import Script
     from app.extensions.scripts.script_set import Inherited, ScriptSet
 
 SCRIPT_MODULES = (
@@ -31,14 +33,19 @@ class RuleOwner(Protocol):
     """The extension, as far as this module needs it."""
 
     parts: ServerParts
+    scripts: ClassVar[Mapping[str, Script]]
+    """The scripts that the arbiter has read, by their paths."""
+    uses_file: ClassVar[IO[bytes] | None]
+    """The answers of rules on all ranks; None for a single rank."""
     changes: KeptChanges | None
     """The changes that the workers of this rank keep; None until the file is read."""
 
     def changes_file(self) -> int | None:
         """Returns the file of the changes; None without an arbiter."""
 
-    def inherited(self) -> Inherited:
-        """Returns what this worker has from its arbiter."""
+    @property
+    def has_arbiter(self) -> bool:
+        """True in a worker, whose arbiter has opened the files."""
 
     def open(self) -> OpenedScripts:
         """Returns the rules."""
@@ -68,7 +75,7 @@ class OpenedScripts:
             parts.constraints,
             rng=parts.streams("scripts"),
             now=parts.clock.now,
-            inherited=owner.inherited(),
+            inherited=_inherited(owner),
         )
         self.script_set.on_change = self.use_rules
         store = changes_of(owner)
@@ -100,6 +107,19 @@ class OpenedScripts:
         from app.extensions.scripts.routes import script_routes
 
         return script_routes(self.script_set, self._parts.peers)
+
+
+def _inherited(owner: RuleOwner) -> Inherited:
+    """Returns what this worker has from its arbiter; nothing where there is no arbiter."""
+    from app.extensions.scripts.script_set import NOTHING_INHERITED, Inherited
+    from app.extensions.scripts.shared_uses import SharedUses
+
+    if not owner.has_arbiter:
+        return NOTHING_INHERITED
+    uses = None
+    if owner.uses_file is not None:
+        uses = SharedUses(owner.uses_file.fileno())
+    return Inherited(owner.scripts, uses)
 
 
 def load_rule_routes(owner: RuleOwner) -> list[Route]:

@@ -14,7 +14,8 @@ from app.core.protocol.common import encode_to_keep
 from app.core.server.http.errors import ApiError
 from app.extensions.responses.protocol import ResponsesRequest
 from app.extensions.responses.response import new_response
-from app.extensions.responses.store import ResponseStore, StoredResponse
+from app.extensions.responses.store import ResponseStore
+from app.extensions.responses.stored_response import StoredResponse
 from tests.application import app_of
 from tests.client import in_process
 

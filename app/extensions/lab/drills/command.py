@@ -46,7 +46,7 @@ from app.extensions.lab.fleet.processes import HOST, FleetError, Processes
 from app.extensions.lab.fleet.workload import Workload, make_workload
 from app.extensions.lab.load.policies import PREFIX_AWARE, policies_of
 from app.extensions.lab.load.progress import progress_bar
-from app.extensions.plugins import routing_policies
+from app.extensions.plugins.plugged import routing_policies
 from config import Settings, UsageError
 from config.command_line import parse
 

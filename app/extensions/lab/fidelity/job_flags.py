@@ -35,7 +35,7 @@ from app.extensions.lab.load.autoscaler import Autoscaling
 from app.extensions.lab.load.output_files import STDOUT, check_output_paths, check_picture_path
 from app.extensions.lab.load.priorities import check_priorities
 from app.extensions.lab.load.synthetic import BURSTY, RAMP, Recipe
-from app.extensions.plugins import autoscalers, step_costs
+from app.extensions.plugins.plugged import autoscalers, step_costs
 from app.extensions.plugins.policies import AutoscalerStart
 from config import ConfigError, UsageError
 from config.sections.engine import DEFAULT_PROFILE

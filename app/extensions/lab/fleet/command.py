@@ -41,7 +41,7 @@ from app.extensions.lab.load.output_files import json_document
 from app.extensions.lab.load.policies import policies_of
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.load.synthetic import gamma_arrivals
-from app.extensions.plugins import routing_policies
+from app.extensions.plugins.plugged import routing_policies
 from app.extensions.plugins.policies import PolicyMaker
 from config.declaration import install, missing
 from config.flags import as_command

@@ -1,0 +1,125 @@
+"""A stored response: its state, its conversation and, in the background, its events."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from gevent.event import Event as Bell
+from msgspec import Raw
+from msgspec.json import decode
+
+from app.core.protocol.chat import Message
+from app.core.protocol.coercion import JsonObject
+from app.core.protocol.common import encode, encode_to_keep
+from app.core.server.http.client_connection import ClientConnection, watched
+from app.extensions.responses.protocol import ResponseObject
+from app.extensions.responses.store_errors import invalid
+
+ENTRY_BYTES = 550
+"""Memory of a stored response besides its JSON and events, in bytes; measured."""
+EVENT_BYTES = 48
+"""Memory of an event besides its text, in bytes: the object's header and its place in a list."""
+END_OF_EVENT = b"\n\n"
+
+
+@dataclass(slots=True)
+class StoredResponse:
+    """A response in its present state, and the messages that it answers, both as JSON.
+
+    JSON has a known size. Decoded objects take several times as much, and their `Raw` fields hold
+    on to the whole body of the request.
+
+    `events` and `abort` belong to a generation in the background; `events` is None unless the
+    client wants them.
+    """
+
+    id: str
+    status: str
+    body: bytes
+    """The response as JSON."""
+    conversation: bytes
+    """The messages as JSON."""
+    events: list[bytes] | None = None
+    """Rendered events; an event's index is its sequence number."""
+    end_of_events: bytes = b""
+    """Event after the last one of a cancelled generation, if there is one."""
+    abort: Callable[[], None] | None = None
+    is_over: bool = False
+    changed: Bell = field(default_factory=Bell)
+    """Is set once, at the next change of the events; followers then wait for the next bell."""
+
+    @property
+    def size(self) -> int:
+        """Memory of this response, in bytes."""
+        events = self.events or ()
+        events_bytes = sum(map(len, events)) + EVENT_BYTES * len(events)
+        return ENTRY_BYTES + len(self.body) + len(self.conversation) + events_bytes
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages that the response answers."""
+        return decode(self.conversation, type=list[Message])
+
+    def items(self) -> list[JsonObject]:
+        """Returns the items of the response's output."""
+        items: list[JsonObject] = decode(self.body)["output"]
+        return items
+
+    def update(self, response: ResponseObject) -> None:
+        """Replaces the state."""
+        self.status = response.status
+        self.body = encode_to_keep(response)
+
+    def update_status(self, status: str) -> None:
+        """Replaces the status alone."""
+        fields = decode(self.body, type=dict[str, Raw])
+        fields["status"] = Raw(encode(status))
+        self.status = status
+        self.body = encode_to_keep(fields)
+
+    def append_events(self, events: bytes, is_over: bool = False) -> None:
+        """Appends rendered events, if they are stored, and wakes the followers."""
+        if self.events is not None:
+            self.events += [event + END_OF_EVENT for event in events.split(END_OF_EVENT)[:-1]]
+        self.is_over = is_over
+        if is_over:
+            self.abort = None  # it holds on to the whole request
+        self.wake_followers()
+
+    def wake_followers(self) -> None:
+        """Wakes all followers, which then look for new events."""
+        self.changed.set()
+        self.changed = Bell()
+
+    def follow(self, start: int, connection: ClientConnection | None) -> Iterator[bytes]:
+        """Yields the events from number `start` on as they come, until the client leaves."""
+        has_left = False
+
+        def leave() -> None:
+            nonlocal has_left
+            has_left = True
+            self.wake_followers()
+
+        yield b""  # sends the status line at once
+        with watched(connection, leave):
+            while not has_left:
+                changed = self.changed
+                events = (self.events or [])[start:]
+                start += len(events)
+                if events:
+                    yield b"".join(events)
+                elif self.is_over:
+                    return
+                else:
+                    changed.wait()
+
+    def cancel(self) -> None:
+        """Ends the generation.
+
+        Raises:
+            ApiError: 400 when it is over, or was never in the background.
+        """
+        if self.abort is None:
+            raise invalid("The response is not being generated in the background.", "response_id")
+        self.abort()
+        self.update_status("cancelled")
+        self.append_events(self.end_of_events, is_over=True)
