@@ -87,10 +87,10 @@ class ChunkStore(ConnectorStore):
         The hash of the last whole block stands for all tokens, salts and media before its end.
         """
         blocks = len(hashes)
-        rest = array("q", prompt.token_ids[blocks * self.block_size :]).tobytes()
-        extras = repr(prompt.keys.hashed(blocks, blocks + 1)).encode()
-        previous = (hashes or [b""])[-1]
-        return blake2b(rest + extras, key=previous[:64], digest_size=DIGEST_BYTES).digest()
+        last_ids = array("q", prompt.token_ids[blocks * self.block_size :]).tobytes()
+        extra_keys = repr(prompt.keys.hashed(blocks, blocks + 1)).encode()
+        last_hash = (hashes or [b""])[-1]
+        return blake2b(last_ids + extra_keys, key=last_hash[:64], digest_size=DIGEST_BYTES).digest()
 
     def find(self, prompt: Prompt, cached: int) -> int:
         """See `ConnectorStore`."""

@@ -62,7 +62,7 @@ class SharedUses:
                 return False
             [clock] = CLOCK.unpack_from(self._table, 0)
             CLOCK.pack_into(self._table, 0, clock + 1)
-            SLOT.pack_into(self._table, offset, key, uses + 1, clock + 1)
+            self._table[offset : offset + SLOT.size] = SLOT.pack(key, uses + 1, clock + 1)
             return True
 
     def remove(self, key: bytes) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import ExitStack
+from functools import partial
 from subprocess import PIPE, Popen
 
 import requests
@@ -9,7 +10,7 @@ import requests
 from app.extensions.scripts.shared_uses import SharedUses, new_table
 from tests.extensions.scripts.wire.test_server import processes_of_rank
 from tests.hostile.raw_client import wait_until
-from tests.running_server import running_gunicorn
+from tests.running_server import RunningServer, running_gunicorn
 
 TAKE = """
 import sys
@@ -47,11 +48,15 @@ def test_a_sequence_continues_on_the_other_rank() -> None:
     rules = [{"times": 1, "then": {"text": text}} for text in ("one", "two", "three", "four")]
     with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "2"}, ports=2) as server:
         for rank in (0, 1):
-            wait_until(lambda rank=rank: len(processes_of_rank(server, rank)) == 1)
+            wait_until(partial(has_one_process, server, rank))
         url = f"{server.url}/admin/script/rules?ranks=all"
         assert requests.post(url, json={"rules": rules}, timeout=20).status_code == 200
         texts = [reply_of(server.port + rank) for rank in (0, 1, 1, 0)]
     assert texts == ["one", "two", "three", "four"]
+
+
+def has_one_process(server: RunningServer, rank: int) -> bool:
+    return len(processes_of_rank(server, rank)) == 1
 
 
 def reply_of(port: int) -> str:
