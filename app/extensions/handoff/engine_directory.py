@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -22,6 +23,8 @@ MAX_ANSWER_BYTES = 1 << 20
 """Maximum length of the answer of another pod's bootstrap server."""
 MAX_ENGINES = 4_096
 """Maximum number of remembered engines; the one that was used longest ago is forgotten."""
+
+log = logging.getLogger(__name__)
 
 TakeAddress: TypeAlias = Callable[[str, int, str], None]
 """Takes host and port of an engine's side channel, and the problem, empty if it was found."""
@@ -69,9 +72,15 @@ class EngineDirectory:
             self._remember(_engines_at(bootstrap_url))
         except (OSError, ValueError, HTTPException, msgspec.DecodeError) as error:
             problem = str(error)
+        except Exception:  # no request may wait forever
+            log.exception("bootstrap server %s: the query failed", bootstrap_url)
+            problem = "the query failed"
         for lookup in self._lookups.pop(bootstrap_url):
             missing = problem or f"remote engine_id {lookup.engine_id} not found"
-            self._answer(lookup, f"bootstrap server {bootstrap_url}: {missing}")
+            try:
+                self._answer(lookup, f"bootstrap server {bootstrap_url}: {missing}")
+            except Exception:  # one request must not stop the others
+                log.exception("engine %s: its address could not be used", lookup.engine_id)
 
     def _answer(self, lookup: Lookup, problem: str) -> None:
         """Passes the address on, or the problem if the engine is unknown."""

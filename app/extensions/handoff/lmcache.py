@@ -78,10 +78,19 @@ class ChunkStore(ConnectorStore):
         keys = list((prompt.hashes or ())[step - 1 :: step])
         is_partial = len(prompt.token_ids) % (step * self.block_size) > 0
         if self._keeps_partial_chunks and prompt.hashes is not None and is_partial:
-            packed = array("q", prompt.token_ids).tobytes()
-            whole = (keys or [b""])[-1]
-            keys.append(blake2b(packed, key=whole[:64], digest_size=DIGEST_BYTES).digest())
+            keys.append(self._partial_key(prompt, prompt.hashes))
         return keys
+
+    def _partial_key(self, prompt: Prompt, hashes: Sequence[bytes]) -> bytes:
+        """Returns the key of a prompt's last chunk.
+
+        The hash of the last whole block stands for all tokens, salts and media before its end.
+        """
+        blocks = len(hashes)
+        last_ids = array("q", prompt.token_ids[blocks * self.block_size :]).tobytes()
+        extra_keys = repr(prompt.keys.hashed(blocks, blocks + 1)).encode()
+        last_hash = (hashes or [b""])[-1]
+        return blake2b(last_ids + extra_keys, key=last_hash[:64], digest_size=DIGEST_BYTES).digest()
 
     def find(self, prompt: Prompt, cached: int) -> int:
         """See `ConnectorStore`."""

@@ -6,6 +6,12 @@ from msgspec import Meta
 
 from config.declaration import About, Port, Section, zmq_address
 
+RECEIVER = (
+    r"^([\w.-]{1,253}:"
+    r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?$"
+)
+"""A host and a port from 1 to 65535, or an empty text."""
+
 
 class HandoffSettings(Section, frozen=True, kw_only=True):
     """Prefill and decode pods with a side channel."""
@@ -24,7 +30,7 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     ] = 256
     """Number of tokens in a chunk of the store (lmcache, lmcache-mp)."""
     lmcache_receiver: Annotated[
-        str, Meta(pattern=r"^([\w.-]+:\d{1,5})?$", description="must be HOST:PORT")
+        str, Meta(pattern=RECEIVER, description="must be HOST:PORT, with a port up to 65535")
     ] = ""
     """Side channel of the pod that gets a copy of each prompt (lmcache)."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998

@@ -41,14 +41,14 @@ class IndexerRpc:
         )
         answer = GetPodScoresResponse()
         try:
-            for score in self._handlers.text_scores(body) or ():
-                entry = answer.scores.add(pod=score.pod, score=score.score)
-                if self._has_ranks(score.pod):
-                    entry.data_parallel_rank = score.rank
+            scores = self._handlers.text_scores(body)
+            if not scores:
+                return answer
+            holders = self._index.index.backend.lookup([]).holders  # one call of Redis
         except INDEX_ERRORS as error:
             raise api_error(error) from None
+        for score in scores:
+            entry = answer.scores.add(pod=score.pod, score=score.score)
+            if any(engine.rank for engine in holders.engines(score.pod)):
+                entry.data_parallel_rank = score.rank
         return answer
-
-    def _has_ranks(self, pod: str) -> bool:
-        engines = self._index.index.backend.lookup([]).holders.engines(pod)
-        return any(engine.rank for engine in engines)

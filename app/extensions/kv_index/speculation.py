@@ -13,12 +13,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.base.clock.pause import pause_if_possible
 from app.extensions.kv_index.holders import IndexedEngine
 from app.extensions.kv_index.scorer import PodScore
 
 SPECULATIVE = "speculative"
 """Tier of blocks that no event has confirmed yet."""
 LIMIT_BYTES = 64 << 20
+PAUSE_EVERY = 1_000
+"""Prompts that are compared between two pauses."""
 KEY_BYTES = 44
 """Memory of a key and its place in a list, in bytes."""
 PROMPT_BYTES = 600
@@ -124,11 +127,15 @@ class Speculation:
         """Returns (pod, rank) -> the blocks of the prompt that its routed prompts begin with."""
         self._expire()
         lengths: dict[tuple[str, int], int] = {}
-        for prompt_id in self._by_first_key.get(keys[0], ()):
+        # Prompts that begin with the same system prompt may be many; some end during a pause.
+        for number, prompt_id in enumerate(list(self._by_first_key.get(keys[0], ())), 1):
+            if number % PAUSE_EVERY == 0:
+                pause_if_possible()
             pod, rank, _ = prompt_id
-            if pods and pod not in pods:
+            prompt = self.prompts.get(prompt_id)
+            if prompt is None or (pods and pod not in pods):
                 continue
-            length = common_prefix(self.prompts[prompt_id].keys, keys)
+            length = common_prefix(prompt.keys, keys)
             lengths[pod, rank] = max(length, lengths.get((pod, rank), 0))
         return lengths
 

@@ -1,8 +1,8 @@
 """Answers of rules with `times`, counted together by the workers of all ranks.
 
-The arbiter creates an unlinked file, which the workers map into memory. It is a hash table with
-linear probing: each slot has the key of a rule, and its number of answers. Each access holds a lock
-on the file.
+The arbiter creates an unlinked file, which the workers map into memory. It is a table of buckets,
+each with a few slots. A slot has the key of a rule, its number of answers, and the time of the last
+one. Each access holds a lock on the file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from mmap import mmap
 from tempfile import TemporaryFile
 from typing import IO
 
-SLOT = struct.Struct("<8sQ")
-"""The key of a rule in a scope, and its number of answers. A free slot has zeros."""
+CLOCK = struct.Struct("<Q")
+"""Number of answers of all rules, at the beginning of the table."""
+SLOT = struct.Struct("<8sQQ")
+"""The key of a rule in a scope, its number of answers, and the clock at the last one.
+
+A free slot has zeros.
+"""
 KEY_BYTES = 8
-SLOTS = 4096
-TABLE_BYTES = SLOTS * SLOT.size
-FREE = bytes(KEY_BYTES)
-REMOVED = b"\xff" * KEY_BYTES
-"""Key of a slot that can be used again, but does not end a search."""
+BUCKETS = 1024
+WAYS = 16
+"""Slots of a bucket: the most that an access reads."""
+BUCKET_BYTES = WAYS * SLOT.size
+TABLE_BYTES = CLOCK.size + BUCKETS * BUCKET_BYTES
 
 
 def new_table() -> IO[bytes]:
@@ -49,13 +54,15 @@ class SharedUses:
     def take(self, key: bytes, limit: int) -> bool:
         """Counts an answer under `key`, unless there were `limit` answers: then returns False.
 
-        A full table forgets the count of another key.
+        A full bucket forgets the count that was changed longest ago.
         """
         with self._locked():
             offset, uses = self._find(key)
             if uses >= limit:
                 return False
-            SLOT.pack_into(self._table, offset, key, uses + 1)
+            [clock] = CLOCK.unpack_from(self._table, 0)
+            CLOCK.pack_into(self._table, 0, clock + 1)
+            self._table[offset : offset + SLOT.size] = SLOT.pack(key, uses + 1, clock + 1)
             return True
 
     def remove(self, key: bytes) -> None:
@@ -63,7 +70,7 @@ class SharedUses:
         with self._locked():
             offset, uses = self._find(key)
             if uses:
-                SLOT.pack_into(self._table, offset, REMOVED, 0)
+                self._table[offset : offset + SLOT.size] = bytes(SLOT.size)
 
     def clear(self) -> None:
         """Forgets all answers."""
@@ -71,20 +78,20 @@ class SharedUses:
             self._table[:] = bytes(TABLE_BYTES)
 
     def _find(self, key: bytes) -> tuple[int, int]:
-        """Returns the offset of the slot for `key`, and its number of answers."""
-        first = int.from_bytes(key, "little") % SLOTS
-        usable: int | None = None
-        for step in range(SLOTS):
-            offset = (first + step) % SLOTS * SLOT.size
-            stored_key, uses = SLOT.unpack_from(self._table, offset)
-            if stored_key == key:
+        """Returns the offset of the slot for `key`, and its number of answers.
+
+        Without answers, it is a free slot, or the one that was changed longest ago.
+        """
+        start = CLOCK.size + int.from_bytes(key, "little") % BUCKETS * BUCKET_BYTES
+        oldest_clock: int | None = None
+        usable = start
+        for offset in range(start, start + BUCKET_BYTES, SLOT.size):
+            stored_key, uses, clock = SLOT.unpack_from(self._table, offset)
+            if stored_key == key and uses:
                 return offset, uses
-            if stored_key in (FREE, REMOVED) and usable is None:
+            if oldest_clock is None or clock < oldest_clock:
+                oldest_clock = clock
                 usable = offset
-            if stored_key == FREE:
-                break
-        if usable is None:
-            usable = first * SLOT.size
         return usable, 0
 
     @contextmanager

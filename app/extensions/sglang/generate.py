@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from app.core.protocol.completions import CompletionRequest
     from app.core.server.http.context import RequestContext
 
+ID_BYTES = 16
+"""Memory of a token id of a prompt in an answer, whose parts are joined once, in bytes."""
 STEPS_PER_PROMPT = 10
 """Work of one prompt besides its tokens, in steps of `Slices`."""
 
@@ -89,14 +91,17 @@ class Generation:
         slices = Slices()
         for item in items:
             slices.spend(STEPS_PER_PROMPT)
-            prompt = self._prepare(body, item)
+            built: BuiltPrompt | None = None
+            if prepared and item.prompt is items[len(prepared) - 1].prompt:
+                built = prepared[-1].built  # `n` repeats a prompt
+            prompt = self._prepare(body, item, built)
             prompt.accepted.engine = rank
             prepared.append(prompt)
             choices.append(Choice(item, prompt.meta.id, prompt.built.ids, options))
             if body.stream:
                 check_events(prompt, item, body.return_prompt_token_ids)
         if not body.stream:
-            check_answer(prepared)
+            check_answer(prepared, body.return_prompt_token_ids)
         if len(items) > 1:
             engine.check_admission(len(items))
         writer = GenerateWriter(choices, batch.is_list)
@@ -107,8 +112,10 @@ class Generation:
                 requests.append(replace(request, index=number, num_choices=len(items)))
         return pipeline.responder.respond(requests, writer, body.stream, context)
 
-    def _prepare(self, body: GenerateRequest, item: PromptItem) -> PreparedPrompt:
-        """Validates a prompt, and converts it to tokens."""
+    def _prepare(
+        self, body: GenerateRequest, item: PromptItem, built: BuiltPrompt | None
+    ) -> PreparedPrompt:
+        """Validates a prompt, and converts it to tokens, unless it is `built` already."""
         pipeline = self._pipeline
         request = item.as_completion()
         request.priority = body.priority or 0
@@ -120,7 +127,8 @@ class Generation:
         max_model_len = pipeline.limits.max_model_len
         if not isinstance(item.prompt, str):
             check_lengths(len(item.prompt), item, max_model_len)
-        built = completion_prompt(pipeline, request, item.prompt)
+        if built is None:
+            built = completion_prompt(pipeline, request, item.prompt)
         check_lengths(len(built.ids), item, max_model_len)
         accepted = ValidatedRequest(request, model, pipeline.limits)
         accepted.check_sampling([len(built.ids)])
@@ -227,7 +235,7 @@ def check_events(prompt: PreparedPrompt, item: PromptItem, shows_prompt: bool) -
     check_repeated("top_logprobs_num", prompt_tokens if shows_prompt else 0, entries)
 
 
-def check_answer(prompts: Sequence[PreparedPrompt]) -> None:
+def check_answer(prompts: Sequence[PreparedPrompt], shows_prompts: bool) -> None:
     """Raises ApiError 400 when the whole answers to all prompts may be too large."""
     size = 0
     for prompt in prompts:
@@ -238,6 +246,8 @@ def check_answer(prompts: Sequence[PreparedPrompt]) -> None:
             size += tokens * TOKEN_BYTES
             entries += tokens * accepted.entries_per_token
         size += entries * ENTRY_BYTES
+        if shows_prompts:
+            size += len(prompt.built.ids) * ID_BYTES
     if size > MAX_ANSWER_BYTES:
         raise bad_request(
             f"The answer would take {size >> 20} MiB, more than {MAX_ANSWER_BYTES >> 20}. "

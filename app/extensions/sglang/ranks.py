@@ -1,6 +1,7 @@
 """Ranks that requests of the OpenAI routes name in their bodies."""
 
-import json
+import msgspec
+from msgspec import Struct
 
 from app.core.api.errors import error_response
 from app.core.api.headers import RANK_HEADER
@@ -10,10 +11,8 @@ from app.core.server.http.response import Response
 from app.core.server.middleware.stack import Middleware
 
 OPENAI_ROUTES = frozenset(("/v1/chat/completions", "/v1/completions"))
-RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
-"""Fields of a body that name a rank; routers send the second one. The first one has priority."""
 RANK_MARK = b"_rank"
-"""Part of the names of both fields: bodies without it are not parsed."""
+"""Part of the names of the fields: bodies without it are not parsed."""
 
 
 class DataParallelRanks(Middleware):
@@ -39,16 +38,26 @@ class DataParallelRanks(Middleware):
         return None
 
 
+class RankFields(Struct):
+    """The fields of a body that name a rank; routers send the second one. The first has priority.
+
+    Other fields are skipped: a body may have many megabytes.
+    """
+
+    routed_dp_rank: object = None
+    data_parallel_rank: object = None
+
+
+_decode = msgspec.json.Decoder(RankFields).decode
+
+
 def rank_of(body: bytes) -> int | None:
     """Returns the rank that a JSON body names; None without one."""
     try:
-        values = json.loads(body)
-    except (ValueError, RecursionError):
+        fields = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(values, dict):
-        return None
-    for field in RANK_FIELDS:
-        rank = values.get(field)
-        if isinstance(rank, int) and not isinstance(rank, bool):
+    for rank in (fields.routed_dp_rank, fields.data_parallel_rank):
+        if type(rank) is int:
             return rank
     return None

@@ -151,6 +151,28 @@ def test_lookups_of_the_same_moment_share_one_query() -> None:
     assert len(queries) == 1
 
 
+def test_a_lookup_that_fails_does_not_stop_the_others() -> None:
+    directory = EngineDirectory()
+    entries = {"0": EngineEntry("e", {"0": {"0": "tcp://pod:5601"}})}
+
+    def fail(host: str, port: int, problem: str) -> None:
+        raise RuntimeError("broken")
+
+    with answering(whole(entries)) as url:
+        directory.find(url, "e", fail)
+        assert found(url, directory=directory) == ("pod", 5601, "")
+
+
+def test_an_unexpected_failure_of_a_query_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(url: str) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(engine_directory, "_engines_at", fail)
+    directory = EngineDirectory()
+    assert found("http://pod:8998", directory=directory)[2].endswith("the query failed")
+    assert found("http://pod:8998", directory=directory)[2].endswith("the query failed")
+
+
 def test_the_number_of_remembered_engines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_directory, "MAX_ENGINES", 2)
     directory = EngineDirectory()

@@ -1,10 +1,12 @@
 """LMCacheConnectorV1 and LMCacheMPConnector: chunks in a store, and the figures of the answers."""
 
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
+from app.core.engine.kvcache.hashing import BlockHasher, ExtraKeys, Placeholder, Prompt
 from app.extensions.handoff import handoffs
 from app.extensions.handoff.lmcache import ChunkStore, LMCacheDialect, lmcache_answer
 from tests.extensions.handoff.pods import BLOCK_TOKENS, TIMEOUT_S, Network, Pod, Request, advance
@@ -76,6 +78,27 @@ def test_only_equal_chunks_are_loaded(steps: bool, connector: str) -> None:
     pods.complete(0, PROMPT)
     other = [*PROMPT[:30], *range(100, 114)]
     assert fetched_tokens(pods.complete(0, other)) == CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("tokens", [BLOCK_TOKENS - 1, BLOCK_TOKENS + 1, CHUNK_TOKENS + 1])
+def test_prompts_with_different_salts_or_images_share_no_partial_chunk(tokens: int) -> None:
+    store = ChunkStore(BLOCK_TOKENS, CHUNK_TOKENS, keeps_partial_chunks=True, role="kv_both")
+    last = tokens // BLOCK_TOKENS * BLOCK_TOKENS
+    every_keys = [
+        ExtraKeys(BLOCK_TOKENS),
+        ExtraKeys(BLOCK_TOKENS, salt="a"),
+        ExtraKeys(BLOCK_TOKENS, salt="b"),
+        ExtraKeys(BLOCK_TOKENS, placeholders=[Placeholder("image", last, 1)]),
+    ]
+    hasher = BlockHasher("sha256", BLOCK_TOKENS, "0", Random(0))
+    ids = PROMPT[:tokens]
+    partial_chunks = set()
+    for keys in every_keys:
+        extras = keys.hashed(0, tokens // BLOCK_TOKENS)
+        prompt = Prompt(ids, keys, None, True, hasher.hashes(ids, extras))
+        partial_chunks.add(store.keys(prompt)[-1])
+        assert store.keys(prompt) == store.keys(prompt)
+    assert len(partial_chunks) == len(every_keys)
 
 
 @pytest.mark.parametrize(

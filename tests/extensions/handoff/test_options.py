@@ -140,6 +140,18 @@ def test_an_lmcache_receiver_listens_at_the_port_in_its_file(tmp_path: Path, tex
     assert settings.section(HandoffSettings).lmcache_receiver == ""
 
 
+@pytest.mark.parametrize("receiver", ["pod:65535", "10.0.0.1:1", ""])
+def test_a_receiver_is_a_host_and_a_port(receiver: str) -> None:
+    settings = load(("--model", "m", f"--lmcache-receiver={receiver}"))
+    assert settings.section(HandoffSettings).lmcache_receiver == receiver
+
+
+@pytest.mark.parametrize("receiver", ["pod:65536", "pod:70000", "pod:0", "pod", ":80", "pod:x"])
+def test_a_receiver_that_has_no_port_is_rejected(receiver: str) -> None:
+    with pytest.raises(ConfigError, match="lmcache-receiver"):
+        load(("--model", "m", f"--lmcache-receiver={receiver}"))
+
+
 @pytest.mark.parametrize("text", ["- 5", "a: [", "chunk_size: many"])
 def test_a_wrong_lmcache_file_is_rejected(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="lmcache.yaml|lmcache-chunk-size"):

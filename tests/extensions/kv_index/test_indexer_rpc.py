@@ -76,6 +76,27 @@ def test_each_rank_of_a_pod_has_a_score(index: KvIndex) -> None:
     assert all(score.HasField("data_parallel_rank") for score in answer.scores)
 
 
+def test_the_backend_is_asked_as_often_for_one_pod_as_for_many(
+    index: KvIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(index, "a", 1)
+    calls: list[int] = []
+    lookup = index.index.backend.lookup
+
+    def counted(keys: Any) -> Any:
+        calls.append(len(keys))
+        return lookup(keys)
+
+    monkeypatch.setattr(index.index.backend, "lookup", counted)
+    ask(index, prompt=TEXT, model_name="m")
+    for_one_pod = len(calls)
+    for number in range(20):
+        store(index, f"pod {number}", 1)
+    calls.clear()
+    assert len(ask(index, prompt=TEXT, model_name="m").scores) == 21
+    assert len(calls) == for_one_pod
+
+
 def test_a_prompt_without_a_block_has_no_scores(index: KvIndex) -> None:
     store(index, "a", 1)
     assert not ask(index, prompt="", model_name="m").scores

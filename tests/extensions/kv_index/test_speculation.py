@@ -10,7 +10,7 @@ from app.extensions.kv_index.backend import Backend
 from app.extensions.kv_index.decoding import PodBatch
 from app.extensions.kv_index.holders import IndexedEngine
 from app.extensions.kv_index.index import Index
-from app.extensions.kv_index.speculation import Speculation, common_prefix
+from app.extensions.kv_index.speculation import PAUSE_EVERY, Speculation, common_prefix
 from tests.extensions.kv_index.engines import PROMPT, block, ingest, removed, stored
 
 BLOCKS = len(PROMPT) // 4
@@ -157,3 +157,22 @@ def test_the_common_prefix_of_two_prompts_is_found(length: int) -> None:
     keys = list(range(5))
     other = [*keys[:length], *range(90, 95 - length)]
     assert common_prefix(keys, other) == min(length, 5)
+
+
+def test_prompts_with_the_same_beginning_are_compared_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speculation = Speculation(LIFETIME_S, now=float)
+    for number in range(PAUSE_EVERY + 1):
+        speculation.add("pod", 0, [1, 2 + number])
+    pauses: list[int] = []
+
+    def pause() -> None:
+        pauses.append(len(speculation))
+        speculation.drop("pod")
+
+    monkeypatch.setattr("app.extensions.kv_index.speculation.pause_if_possible", pause)
+    [score] = speculation.complete([], [1, 2], ())
+    assert score.matched == 2
+    assert pauses == [PAUSE_EVERY + 1]
+    assert speculation.complete([], [1, 2], ()) == []

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.extensions.scripts.shared_uses import SLOTS, SharedUses, new_table
+from app.extensions.scripts.shared_uses import BUCKETS, WAYS, SharedUses, new_table
 
 KEYS = st.sampled_from(
-    [number.to_bytes(8, "little") for number in (1, 2, 1 + SLOTS, 1 + 2 * SLOTS)]
+    [number.to_bytes(8, "little") for number in (1, 2, 1 + BUCKETS, 1 + 2 * BUCKETS)]
 )
-"""Three of the keys belong in the same slot."""
+"""Three of the keys belong in the same bucket."""
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def uses() -> Iterator[SharedUses]:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["take", "remove"]), KEYS), max_size=60))
-def test_keys_of_the_same_slot_are_counted_apart(calls: list[tuple[str, bytes]]) -> None:
+def test_keys_of_the_same_bucket_are_counted_apart(calls: list[tuple[str, bytes]]) -> None:
     expected: Counter[bytes] = Counter()
     with new_table() as file:
         uses = SharedUses(file.fileno())
@@ -37,12 +37,26 @@ def test_keys_of_the_same_slot_are_counted_apart(calls: list[tuple[str, bytes]])
             assert uses.count(key) == expected[key]
 
 
-def test_a_full_table_forgets_one_count(uses: SharedUses) -> None:
-    for number in range(1, SLOTS + 1):
-        assert uses.take(number.to_bytes(8, "little"), limit=1)
-    late = (SLOTS + 1).to_bytes(8, "little")
-    assert uses.take(late, limit=1)
-    assert not uses.take(late, limit=1)
+def key_of(number: int) -> bytes:
+    """Keys of the same bucket."""
+    return (1 + number * BUCKETS).to_bytes(8, "little")
+
+
+def test_a_full_bucket_forgets_the_count_that_was_changed_longest_ago(uses: SharedUses) -> None:
+    for number in range(WAYS):
+        assert uses.take(key_of(number), limit=2)
+    assert uses.take(key_of(0), limit=2)
+    assert uses.take(key_of(WAYS), limit=1)
+    counts = [uses.count(key_of(number)) for number in range(WAYS + 1)]
+    assert counts == [2, 0, *[1] * (WAYS - 1)]
+
+
+def test_many_rules_that_come_and_go_displace_no_count(uses: SharedUses) -> None:
+    assert uses.take(key_of(0), limit=1)
+    for number in range(1, 3 * WAYS):
+        assert uses.take(key_of(number), limit=1)
+        uses.remove(key_of(number))
+    assert uses.count(key_of(0)) == 1
 
 
 def test_nothing_is_left_after_clear(uses: SharedUses) -> None:

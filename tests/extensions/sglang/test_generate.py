@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from app.core.api.completions import completion_prompt
 from tests.client import Client, in_process
 
 DIALECT = "--dialect=sglang"
@@ -322,6 +323,27 @@ def test_requests_are_aborted_by_id() -> None:
             [event] = response.text.split("\n\n")[:1]
             end = json.loads(event.removeprefix("data: "))["meta_info"]["finish_reason"]
             assert (end["type"], end["message"]) == ("abort", "Aborted")
+
+
+def test_an_answer_that_would_repeat_a_long_prompt_too_often_is_rejected(client: Client) -> None:
+    fields = {"input_ids": [7] * 4000, **params(max_new_tokens=1, n=1500)}
+    told = error(client, **fields, return_prompt_token_ids=True)
+    assert told["error"]["message"].startswith("The answer would take ")
+
+
+def test_a_repeated_prompt_is_converted_to_tokens_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: list[object] = []
+
+    def counted(pipeline: Any, request: Any, prompt: Any) -> Any:
+        prompts.append(prompt)
+        return completion_prompt(pipeline, request, prompt)
+
+    monkeypatch.setattr("app.extensions.sglang.generate.completion_prompt", counted)
+    answers = generate(client, text=["one", "two", "two"], **params(max_new_tokens=1, n=3))
+    assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [1] * 9
+    assert prompts in (["one", "two"], ["one", "two", "two"])
 
 
 def test_a_stream_with_many_log_probabilities_is_rejected(client: Client) -> None:

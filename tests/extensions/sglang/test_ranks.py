@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from app.extensions.sglang.ranks import rank_of
 from tests.client import Client, in_process
 
 FLAGS = ("--data-parallel-size=2", "--data-parallel-mode=internal", "--enable-kvcache")
@@ -83,3 +84,11 @@ def test_gauges_name_the_rank(client: Client) -> None:
         ("0", "16.0"),
         ("1", "16.0"),
     ]
+
+
+def test_other_fields_of_a_body_with_a_rank_are_skipped() -> None:
+    assert rank_of(b'{"prompt": "a_rank", "text": [1, {}], "data_parallel_rank": 1}') == 1
+    assert rank_of(b'{"routed_dp_rank": "x", "data_parallel_rank": 1}') == 1
+    assert rank_of(b'{"data_parallel_rank": %b}' % (b"9" * 5000)) is None
+    assert rank_of(b'{"data_parallel_rank": 1') is None
+    assert rank_of(b"[%b]" % (b"[" * 100_000)) is None
