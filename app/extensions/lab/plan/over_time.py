@@ -29,6 +29,8 @@ MEASURED_S = 60.0
 """Length of the load that measures a pod."""
 MIN_REQUESTS = 64
 """Fewest requests of this load."""
+MIN_WINDOW_S = 1.0
+"""Shortest time over which requests are a rate."""
 MAX_RATE = 4096.0
 MIN_RATE = 1 / 256
 HALVINGS = 5
@@ -85,7 +87,8 @@ def window_rates(load: LoadTrace, window_s: float) -> tuple[list[float], float]:
         counts[min(windows - 1, int((arrival_s - begin_s) / window_s))] += 1
     last_s = length_s - window_s * (windows - 1)
     rates = [count / window_s for count in counts]
-    rates[-1] = counts[-1] / last_s
+    # A single request at the beginning of a last window is not a rate of thousands a second.
+    rates[-1] = counts[-1] / max(last_s, min(window_s, MIN_WINDOW_S))
     return rates, length_s
 
 
@@ -115,7 +118,7 @@ def capacity(job: Job, load: LoadTrace, slo: Slo) -> float:
 
 def _at_rate(load: LoadTrace, rate: float) -> LoadTrace:
     """Returns requests of the load in their order, which arrive at random with a rate."""
-    rng = Random(f"{load.origin}/{len(load)}")
+    rng = Random(len(load))  # not by the path: a copy of a trace has the same plan
     count = max(MIN_REQUESTS, round(MEASURED_S * rate))
     rows = [number % len(load) for number in range(count)]
     arrival_s = array("d")

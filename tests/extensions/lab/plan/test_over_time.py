@@ -69,11 +69,36 @@ def test_a_pod_sustains_its_capacity_and_not_much_more(
     assert above["cheapest"] is None
 
 
+def test_a_copy_of_a_trace_has_the_same_plan(
+    model: list[str], trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans = []
+    for name in ("one.csv", "another.csv", "third.csv"):
+        copy = tmp_path / name
+        copy.write_bytes(trace.read_bytes())
+        load = ["--trace", str(copy), "--over-time", "60s"]
+        plans.append(figures(capsys, *model, *ENGINE, *SLO, *load)["loads"][0]["engines"])
+    assert plans[0] == plans[1] == plans[2]
+
+
 def test_the_last_window_may_be_shorter() -> None:
     load = LoadTrace("test")
     for arrival_s in (0.0, 5.0, 9.0, 10.0, 11.0, 12.0):
         load.arrival_s.append(arrival_s)
     assert window_rates(load, 10.0) == ([0.3, 1.5], 12.0)
+
+
+def test_one_request_at_the_beginning_of_the_last_window_is_not_a_high_rate() -> None:
+    load = LoadTrace("test")
+    for arrival_s in (0.0, 5.0, 9.0, 10.001):
+        load.arrival_s.append(arrival_s)
+    assert window_rates(load, 10.0) == ([0.3, 1.0], 10.001)
+
+
+def test_a_single_request_is_one_request_per_second() -> None:
+    load = LoadTrace("test")
+    load.arrival_s.append(3.0)
+    assert window_rates(load, 60.0)[0] == [1.0]
 
 
 @pytest.mark.parametrize(
