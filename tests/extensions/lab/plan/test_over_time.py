@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.plan import over_time
 from app.extensions.lab.plan.command import run
 from app.extensions.lab.plan.over_time import window_rates
 from tests.extensions.lab.fidelity.test_command import SHAPE
@@ -102,6 +103,32 @@ def test_a_single_request_is_one_request_per_second() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        (["0,3000,100", "9999999,3000,100"], "has 9,999,999 windows of 1 s"),
+        ([f"{number / 1e7:.7f},3000,100" for number in range(200)], "pods in a window; at most 10"),
+    ],
+)
+def test_a_load_that_needs_too_much_is_refused_in_one_line(
+    model: list[str],
+    tmp_path: Path,
+    rows: list[str],
+    error: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(over_time.MAX_VALUES, "pods", 10)
+    path = tmp_path / "load.csv"
+    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    assert run([*model, *ENGINE, *SLO, "--trace", str(path), "--over-time", "1s"]) == 1
+    out, err = capsys.readouterr()
+    err = err.rpartition("\r")[2]  # a slow machine has drawn a bar, and wiped it
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert error in err
+
+
+@pytest.mark.parametrize(
     ("flags", "error"),
     [
         (["--goodput", "tpot:0.1"], "nothing meets"),
@@ -119,6 +146,7 @@ def test_what_has_no_series_is_refused_in_one_line(
     load = ["--trace", str(trace), "--over-time"]
     assert run([*model, *ENGINE, *load, *flags]) != 0
     out, err = capsys.readouterr()
+    err = err.rpartition("\r")[2]  # a slow machine has drawn a bar, and wiped it
     assert out == ""
     assert err.startswith("error: ") and err.count("\n") == 1
     assert error in err
