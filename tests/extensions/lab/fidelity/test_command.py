@@ -214,7 +214,7 @@ FAILURES: list[tuple[list[str], str]] = [
         [*DRAWN, "--tensor-parallel-size", "2"],
         "tensor-parallel-size requires profile auto",
     ),
-    ([*DRAWN, "--profile", "none"], "profile none: neither a file nor one of"),
+    ([*DRAWN, "--profile", "none"], "profile none: must be a file or one of"),
     (
         [*DRAWN, "--max-num-batched-tokens", "100"],
         "max-num-batched-tokens 100 must not be less than",
