@@ -12,6 +12,8 @@ MAX_VALUES = 500_000
 """Maximum number of values in a file, with aliases expanded."""
 MAX_LEVELS = 100
 """Maximum depth of nested lists and mappings."""
+YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+"""Errors of the loader; a wrong value with a tag, such as `!!bool x`, raises almost any."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -44,15 +46,16 @@ def parse_yaml(path: str) -> object:
     """Returns the content of the file; {} for an empty file.
 
     Raises:
-        ConfigError: The file cannot be read, or is invalid.
+        ConfigError: The file cannot be read, or is invalid; the message is one line.
     """
     try:
         text = Path(path).read_text("utf-8")
         document: object = yaml.load(text, _Loader)
     except OSError as error:
         raise ConfigError(f"YAML file {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"YAML file {path} cannot be parsed: {error}") from None
+    except YAML_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"YAML file {path} cannot be parsed: {reason}") from None
     flaw = oversize(document)
     if flaw:
         raise ConfigError(f"YAML file {path}: {flaw}")

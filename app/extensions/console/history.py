@@ -90,9 +90,10 @@ class History:
     def add(
         self, ended: Iterable[EndedRequest], live: Iterable[LiveRequest], pause: Callable[[], None]
     ) -> None:
-        """Counts requests. Calls `pause` after each ended one."""
+        """Counts requests. Calls `pause` after each one."""
         for live_request in live:
             self._add_live(live_request)
+            pause()
         for request in ended:
             self._add_ended(request)
             pause()

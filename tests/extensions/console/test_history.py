@@ -8,8 +8,8 @@ import pytest
 
 from app.extensions.console import bars, history
 from app.extensions.console.bars import Origin
-from app.extensions.console.frames import FIGURES, PastRow
-from app.extensions.console.history import STEP_MS
+from app.extensions.console.frames import FIGURES, EndRow, PastRow
+from app.extensions.console.history import STEP_MS, EndedRequest, History, LiveRequest
 from tests.extensions.console.watched import Watched
 from tests.extensions.explanation.explained import quick_profile
 
@@ -112,3 +112,13 @@ def test_ended_requests_are_kept_for_five_minutes() -> None:
     ends = it.observer.bars.recent_ends
     assert ends.size_bytes == 2 * history.REQUEST_BYTES
     assert ends.size_bytes < ends.limit_bytes
+
+
+def test_a_pause_is_possible_after_each_request() -> None:
+    live = LiveRequest(arrival_ms=0.0, prompt_tokens=5, running_ms=1.0, first_ms=2.0, tokens=9)
+    end: EndRow = (1, "length", 900.0, 9, 0, 1.0, 2.0, 900.0)
+    ended = EndedRequest(arrival_ms=0.0, prompt_tokens=5, end=end)
+    pauses: list[int] = []
+    rows = History(dict.fromkeys(FIGURES, 100.0), 0.0, 1000.0)
+    rows.add([ended] * 2, [live] * 3, partial(pauses.append, 1))
+    assert len(pauses) == 5

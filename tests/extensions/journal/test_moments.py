@@ -15,6 +15,8 @@ from tests.application import app_of
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+CLOCK_S = 0.001
+"""Greatest difference between two conversions of a moment to the wall clock."""
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def test_moments_of_a_stream_are_unix_seconds_in_order(client: FlaskClient) -> N
     names = ("arrived_s", "queued_s", "scheduled_s", "first_s", "last_s")
     moments = [entry[name] for name in names]
     assert moments == sorted(moments)
-    assert before_s - 0.001 <= entry["arrived_s"] and entry["last_s"] <= after_s + 0.001
+    assert before_s - CLOCK_S <= entry["arrived_s"] and entry["last_s"] <= after_s + CLOCK_S
     assert entry["first_s"] - entry["arrived_s"] >= 0.019
     assert entry["last_s"] - entry["arrived_s"] >= 0.034
     assert entry["at"] == utc_text(entry["arrived_s"])
@@ -48,7 +50,7 @@ def test_moments_of_a_stream_are_unix_seconds_in_order(client: FlaskClient) -> N
     # A busy machine merges the events of several tokens into one write.
     assert sends == sorted(sends) and 1 <= len(sends) <= len(events)
     # The wall clock may have been read again between the two moments.
-    assert entry["last_s"] - 0.001 <= sends[-1] <= after_s + 0.001
+    assert entry["last_s"] - CLOCK_S <= sends[-1] <= after_s + CLOCK_S
     assert entry["preemptions"] == 0
 
 
@@ -56,7 +58,9 @@ def test_whole_answer_has_one_send_after_its_last_token(client: FlaskClient) -> 
     client.post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": 3})
     [entry] = entries(client)
     [sent_s] = entry["sends_s"]
-    assert sent_s >= entry["last_s"] > entry["first_s"]
+    # A late process wakes once for all tokens. The wall clock may have been read again meanwhile.
+    assert entry["last_s"] >= entry["first_s"]
+    assert sent_s >= entry["last_s"] - CLOCK_S
 
 
 def test_rejected_request_has_only_its_arrival_and_its_answer(client: FlaskClient) -> None:

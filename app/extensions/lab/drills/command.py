@@ -26,6 +26,7 @@ from app.extensions.lab.drills.router import (
     RouterChoice,
     RunningRouter,
     check_command,
+    check_counter,
     running_router,
     wait_for_router,
 )
@@ -268,6 +269,8 @@ def _router_choice(options: Namespace, settings: Settings) -> RouterChoice:
     Raises:
         UsageError: The command or the policy is wrong.
     """
+    if options.router_retries is not None:
+        check_counter(options.router_retries)
     if options.router is not None:
         check_command(options.router)
         return RouterChoice(command=options.router, retries=options.router_retries)

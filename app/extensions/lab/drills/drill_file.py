@@ -264,8 +264,9 @@ def read_drill(path: Path) -> Drill:
     document = parse_yaml(str(path))
     try:
         drill = msgspec.convert(document, Drill)
-    except msgspec.ValidationError as error:
-        raise DrillError(f"drill {path}: {error}") from None
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        reason = " ".join(str(error).split())
+        raise DrillError(f"drill {path}: {reason}") from None
     for flaw in _flaws(drill):
         raise DrillError(f"drill {path}: {flaw}")
     return drill

@@ -60,7 +60,7 @@ def read_figures(path: Path) -> Figures:
         return msgspec.json.decode(path.read_bytes(), type=_EarlierReport).figures
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{path}: is not the report of a drill: {error}") from None
 
 

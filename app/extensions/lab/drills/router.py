@@ -1,5 +1,6 @@
 """The router of a drill: a policy of our own, a command, or a URL."""
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from app.extensions.lab.fleet.indexer import Indexer
 from app.extensions.lab.fleet.processes import HOST, FleetError, Processes
 from app.extensions.lab.fleet.proxy import Proxy
 from app.extensions.plugins.policies import PolicyMaker
-from config import UsageError
+from config import ConfigError, UsageError
 
 READY_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.1
@@ -81,6 +82,20 @@ def check_command(template: str) -> None:
     for name in ("{port}", "{pods}"):
         if not any(name in word for word in words):
             raise UsageError(f"argument --router: the command needs {name}")
+
+
+def check_counter(source: str) -> None:
+    """Raises UsageError for a source of `read_counter` that has no valid URL."""
+    try:
+        words = fill_placeholders(source, ports=(1, 2), pods=())
+    except ValueError as error:
+        raise UsageError(f"argument --router-retries: {error}") from None
+    if len(words) != 1:
+        raise UsageError("argument --router-retries: must be a single word")
+    try:
+        Target.from_url(words[0].partition("#")[0])
+    except ConfigError as error:
+        raise UsageError(f"argument --router-retries: {error}") from None
 
 
 @contextmanager
@@ -148,6 +163,8 @@ def read_counter(source: str) -> int:
                 total += float(value)
             except ValueError:
                 raise FleetError(f"metrics of the router at {url}: {line[:100]}") from None
+    if not math.isfinite(total):
+        raise FleetError(f"metrics of the router at {url}: {name} is {total}")
     return round(total)
 
 

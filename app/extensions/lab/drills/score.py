@@ -3,7 +3,7 @@
 import hashlib
 from bisect import bisect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -164,7 +164,7 @@ def measure(drill: Drill, outcomes: Sequence[Outcome], played: Sequence[PlayedSt
         max_send_late_s=max((outcome.sent_s - outcome.due_s for outcome in outcomes), default=0.0),
         max_step_late_s=max((step.end_late_s for step in played), default=0.0),
         margins=Margins(
-            failure_s=_failure_margin(outcomes, played),
+            failure_s=min(_failure_margins(outcomes, played), default=None),
             order_s=_order_margin(outcomes),
             slow_s=min(
                 (abs(latency_s - drill.slow_after_s) for latency_s in latencies_s), default=None
@@ -174,22 +174,20 @@ def measure(drill: Drill, outcomes: Sequence[Outcome], played: Sequence[PlayedSt
     )
 
 
-def _failure_margin(outcomes: Sequence[Outcome], played: Sequence[PlayedStep]) -> float | None:
-    """Returns the shortest time between a step and the start or end of a request at its pod.
+def _failure_margins(outcomes: Sequence[Outcome], played: Sequence[PlayedStep]) -> Iterator[float]:
+    """Yields the times between a step and the start or end of a request at its pod.
 
     Ends that a step causes, and ends of lost requests, do not count.
     """
-    margins_s = []
     for step in played:
         begin_s = step.step.time_s + step.begin_late_s
         end_s = step.step.time_s + step.end_late_s
         for outcome in outcomes:
             if step.step.pod not in outcome.pods:
                 continue
-            margins_s.append(_distance(outcome.sent_s, begin_s, end_s))
+            yield _distance(outcome.sent_s, begin_s, end_s)
             if not outcome.error and outcome.end_s < begin_s:
-                margins_s.append(begin_s - outcome.end_s)
-    return min(margins_s, default=None)
+                yield begin_s - outcome.end_s
 
 
 def _order_margin(outcomes: Sequence[Outcome]) -> float | None:

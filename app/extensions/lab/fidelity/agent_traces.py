@@ -7,6 +7,7 @@ was launched in the background.
 """
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Annotated, Literal
 
 import msgspec
@@ -139,16 +140,16 @@ class _Reader:
         if calls and calls[0].t + TOLERANCE_S < entry.t:  # relative to the start of the subagent
             offset_s = entry.t
         chain = self._new_chain()
-        open_ends: list[int] = []
+        open_ends: list[tuple[float, int]] = []
+        """Heap of the ends of requests that no other one follows, with their numbers."""
         for call in calls:
             begin_s = call.t + offset_s
-            finished = [
-                number for number in open_ends if self._ends_s[number] <= begin_s + TOLERANCE_S
-            ]
-            number = self._append_call(call, begin_s, chain, finished or latest)
-            open_ends = [end for end in open_ends if end not in finished]
-            open_ends.append(number)
-        return open_ends
+            finished: list[int] = []
+            while open_ends and open_ends[0][0] <= begin_s + TOLERANCE_S:
+                finished.append(heappop(open_ends)[1])
+            number = self._append_call(call, begin_s, chain, sorted(finished) or latest)
+            heappush(open_ends, (self._ends_s[number], number))
+        return sorted(number for _, number in open_ends)
 
     def _append_call(self, call: _Call, begin_s: float, chain: int, predecessors: list[int]) -> int:
         load = self._load

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS, LoadTrace
 from app.extensions.lab.load.synthetic import read_lengths
 from config import ConfigError
+from config.yaml_file import YAML_ERRORS
 
 SECTION = re.compile(rb"^(?:load|data|server|api|metrics|report|storage|tokenizer)\s*:", re.M)
 DATA_TYPES = ("random", "shareGPT", "shared_prefix", "synthetic")
@@ -26,6 +27,7 @@ LOAD_TYPES = ("constant", "poisson")
 MAX_REQUESTS = 10_000_000
 
 Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+Deviation = Annotated[float, Meta(ge=0, le=MAX_TOKENS)]
 Draw = Callable[[Random], int]
 """Returns the tokens of a prompt or an answer."""
 
@@ -49,9 +51,9 @@ class _Distribution(Struct):
 
     min: Tokens = 10
     max: Tokens = 1024
-    mean: Annotated[float, Meta(gt=0)] = 512
-    std_dev: Annotated[float, Meta(ge=0)] | None = None
-    std: Annotated[float, Meta(ge=0)] = 200
+    mean: Annotated[float, Meta(ge=1e-3, le=MAX_TOKENS)] = 512
+    std_dev: Deviation | None = None
+    std: Deviation = 200
     type: Literal["normal", "uniform", "fixed", "lognormal"] = "normal"
 
     def __post_init__(self) -> None:
@@ -111,7 +113,7 @@ def read_specification(path: Path, text: str) -> LoadTrace:
     try:
         document = yaml.safe_load(text)
         specification = msgspec.convert(document, _Specification)
-    except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
+    except (*YAML_ERRORS, msgspec.ValidationError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: is not a specification of inference-perf: {reason}") from None
     load = LoadTrace(str(path))

@@ -18,17 +18,22 @@ from random import Random
 from msgspec import Struct
 
 from app.extensions.lab.fidelity.job import Job
+from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS
 from app.extensions.lab.load.autoscaler import Autoscaling, ScalingPolicy
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.tables import markdown
 from app.extensions.lab.plan.search import run_fleet
 from app.extensions.lab.plan.slo import Slo
 from app.extensions.plugins.policies import Decide, Look
+from config import ConfigError
 
 MEASURED_S = 60.0
 """Length of the load that measures a pod."""
 MIN_REQUESTS = 64
 """Fewest requests of this load."""
+MIN_WINDOW_S = 1.0
+"""Shortest time over which requests are a rate."""
+MAX_WINDOWS = 100_000
 MAX_RATE = 4096.0
 MIN_RATE = 1 / 256
 HALVINGS = 5
@@ -76,16 +81,26 @@ class PodsOverTime(Struct, frozen=True, kw_only=True):
 
 
 def window_rates(load: LoadTrace, window_s: float) -> tuple[list[float], float]:
-    """Returns the requests per second of each window, and the length of the load in seconds."""
+    """Returns the requests per second of each window, and the length of the load in seconds.
+
+    Raises:
+        ConfigError: The load has too many windows.
+    """
     begin_s = load.arrival_s[0]
     length_s = max(load.arrival_s[-1] - begin_s, 1e-3)
     windows = max(1, math.ceil(length_s / window_s))
+    if windows > MAX_WINDOWS:
+        raise ConfigError(
+            f"{load.origin}: has {windows:,} windows of {window_s:g} s: give longer ones to"
+            f" --over-time, at most {MAX_WINDOWS:,}"
+        )
     counts = [0] * windows
     for arrival_s in load.arrival_s:
         counts[min(windows - 1, int((arrival_s - begin_s) / window_s))] += 1
     last_s = length_s - window_s * (windows - 1)
     rates = [count / window_s for count in counts]
-    rates[-1] = counts[-1] / last_s
+    # A single request at the beginning of a last window is not a rate of thousands a second.
+    rates[-1] = counts[-1] / max(last_s, min(window_s, MIN_WINDOW_S))
     return rates, length_s
 
 
@@ -115,7 +130,7 @@ def capacity(job: Job, load: LoadTrace, slo: Slo) -> float:
 
 def _at_rate(load: LoadTrace, rate: float) -> LoadTrace:
     """Returns requests of the load in their order, which arrive at random with a rate."""
-    rng = Random(f"{load.origin}/{len(load)}")
+    rng = Random(len(load))  # not by the path: a copy of a trace has the same plan
     count = max(MIN_REQUESTS, round(MEASURED_S * rate))
     rows = [number % len(load) for number in range(count)]
     arrival_s = array("d")
@@ -134,12 +149,22 @@ def _at_rate(load: LoadTrace, rate: float) -> LoadTrace:
 def plan_over_time(
     name: str, job: Job, load: LoadTrace, *, slo: Slo, window_s: float
 ) -> PodsOverTime | None:
-    """Returns the pods of an engine over time; None if no pod meets the SLO at any rate."""
+    """Returns the pods of an engine over time; None if no pod meets the SLO at any rate.
+
+    Raises:
+        ConfigError: The load has too many windows, or needs too many pods.
+    """
+    rates, length_s = window_rates(load, window_s)
     pod_rate = capacity(job, load, slo)
     if not pod_rate:
         return None
-    rates, length_s = window_rates(load, window_s)
     pods = [math.ceil(rate / pod_rate - 1e-9) for rate in rates]
+    most_pods = MAX_VALUES[PODS]
+    if max(pods) > most_pods:
+        raise ConfigError(
+            f"{load.origin}: {name} needs {max(pods):,} pods in a window; at most {most_pods:,} are"
+            " simulated"
+        )
     profile = job.plan.profile
     verdict = run_fleet(load, _scheduled(job, pods, window_s), slo)
     return PodsOverTime(

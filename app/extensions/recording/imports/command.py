@@ -22,7 +22,7 @@ from app.extensions.recording.to_script import distinguish, write_script
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser
-from config.yaml_file import oversize
+from config.yaml_file import YAML_ERRORS, oversize
 
 DESCRIPTION = """\
 Create a script from fixtures of aimock, mockllm or mock-llm, from VCR cassettes, or from the mocks
@@ -121,7 +121,7 @@ def _document(path: Path) -> object:
             document = json.loads(text)
         else:
             document = yaml.safe_load(text)  # the loader in C crashes where the nesting is deep
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except YAML_ERRORS as error:
         first_line = str(error).partition("\n")[0]
         raise ImportFormatError(f"is not valid: {first_line}") from None
     flaw = oversize(document)

@@ -13,6 +13,7 @@ from config.yaml_file import parse_yaml
 from tests.running_server import ROOT
 
 EXAMPLE = ROOT / "examples" / "drills" / "ten-minutes.yaml"
+ROUTER = ("--router", "nginx {port} {pods}")
 
 
 def written(folder: Path, text: str) -> Path:
@@ -91,6 +92,11 @@ def test_the_schema_accepts_the_example_and_rejects_an_unknown_action() -> None:
         ("{duration: 10s, expert-parallel: [[0, 1], [1, 2]]}", "pod 1 is given twice"),
         ("{duration: 10s, expert-parallel: [[0, 9]]}", "unknown pod 9"),
         ("[", "cannot be parsed"),
+        ("duration: !!bool x", "cannot be parsed"),
+        ("duration: !!timestamp x", "cannot be parsed"),
+        ("duration: !!int ''", "cannot be parsed"),
+        ('{duration: 10s, "a\\nb": 1}', "unknown field"),
+        ('{duration: "\\ud800"}', "matching regex"),
     ],
 )
 def test_a_flaw_is_one_line_and_nothing_starts(
@@ -103,8 +109,7 @@ def test_a_flaw_is_one_line_and_nothing_starts(
     assert printed.err.startswith("error: ")
     assert str(path) in printed.err
     assert flaw in printed.err
-    if text != "[":  # the position in a YAML file has lines of its own
-        assert printed.err.count("\n") == 1
+    assert printed.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -118,6 +123,9 @@ def test_a_flaw_is_one_line_and_nothing_starts(
         (["--router-url", "nowhere"], "argument --router-url: target nowhere"),
         (["--router-url", "http://h:1"], "argument --router-url: needs --pod-ports"),
         (["--router-retries", "http://h/metrics#c"], "needs --router or --router-url"),
+        (["--router-retries", "x#c", *ROUTER], "argument --router-retries: target x"),
+        (["--router-retries", "http://h:1/a b#c", *ROUTER], "must be a single word"),
+        (["--router-retries", "http://h:1/'#c", *ROUTER], "--router-retries: No closing quotation"),
         (["--pod-ports", "4001", "4001"], "argument --pod-ports: 4001 is given twice"),
         (["--pod-ports", "4001"], "argument --pod-ports: 1 ports for 4 pods"),
         (["--same-as", "/nowhere.json"], "/nowhere.json: cannot be read"),

@@ -57,5 +57,11 @@ def test_metrics_that_cannot_be_read_are_one_line() -> None:
         pytest.raises(FleetError, match="status 404"),
     ):
         read_counter(f"http://{address}/metrics#retries_total")
+    for value in (b"NaN", b"+Inf", b"many"):
+        with (
+            stubs.serving(Metrics(b"retries_total " + value)) as address,
+            pytest.raises(FleetError, match="metrics of the router"),
+        ):
+            read_counter(f"http://{address}/metrics#retries_total")
     with pytest.raises(FleetError, match="metrics of the router"):
         read_counter(f"http://{stubs.unused_address()}/metrics#retries_total")

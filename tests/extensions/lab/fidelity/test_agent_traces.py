@@ -81,6 +81,14 @@ def test_calls_of_a_subagent_that_overlapped_are_parallel(tmp_path: Path) -> Non
     assert set(load.predecessors[3]) == {1, 2}
 
 
+def test_a_call_of_a_subagent_follows_all_that_ended_before_it(tmp_path: Path) -> None:
+    long = call(1, 2, api_time=5.0)
+    calls = subagent(1, long, call(2, 2), call(3.5, 2), call(10, 2))
+    load = read(tmp_path, trace(call(0, 2), calls, call(20, 3)))
+
+    assert load.predecessors == {1: (0,), 2: (0,), 3: (2,), 4: (1, 3), 5: (0, 4)}
+
+
 def test_equal_hashes_are_found_in_the_cache_within_a_trace_only(tmp_path: Path) -> None:
     one = trace(call(0, 40), call(50, 41))
     alone = simulated(read(tmp_path, one))

@@ -84,6 +84,16 @@ def test_the_seed_of_the_specification_decides_the_draws(tmp_path: Path) -> None
         ("load:\n  stages: [{rate: -1}]\n" + RANDOM, "Expected `float`"),
         (STAGES.format("constant"), "missing required field `data`"),
         ("load: [\n", "is not a specification of inference-perf"),
+        ("load: 2001-99-99\n", "is not a specification of inference-perf"),
+        ("load: !!bool x\n", "is not a specification of inference-perf"),
+        ("load: !!timestamp x\n", "is not a specification of inference-perf"),
+        ("load: !!int ''\n", "is not a specification of inference-perf"),
+        ('load: "\\ud800"\n', "is not a specification of inference-perf"),
+        (STAGES.format("constant") + RANDOM.replace("mean: 100", "mean: .inf"), "Expected `float`"),
+        (
+            STAGES.format("constant") + RANDOM.replace("std_dev: 4", "std_dev: .inf"),
+            "Expected `float`",
+        ),
         (STAGES.format("constant") + RANDOM.replace("min: 10", "min: 300"), "must not exceed max"),
         (
             STAGES.format("constant")

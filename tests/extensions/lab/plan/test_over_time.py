@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.lab.plan import over_time
 from app.extensions.lab.plan.command import run
 from app.extensions.lab.plan.over_time import window_rates
 from tests.extensions.lab.fidelity.test_command import SHAPE
@@ -69,11 +70,61 @@ def test_a_pod_sustains_its_capacity_and_not_much_more(
     assert above["cheapest"] is None
 
 
+def test_a_copy_of_a_trace_has_the_same_plan(
+    model: list[str], trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans = []
+    for name in ("one.csv", "another.csv", "third.csv"):
+        copy = tmp_path / name
+        copy.write_bytes(trace.read_bytes())
+        load = ["--trace", str(copy), "--over-time", "60s"]
+        plans.append(figures(capsys, *model, *ENGINE, *SLO, *load)["loads"][0]["engines"])
+    assert plans[0] == plans[1] == plans[2]
+
+
 def test_the_last_window_may_be_shorter() -> None:
     load = LoadTrace("test")
     for arrival_s in (0.0, 5.0, 9.0, 10.0, 11.0, 12.0):
         load.arrival_s.append(arrival_s)
     assert window_rates(load, 10.0) == ([0.3, 1.5], 12.0)
+
+
+def test_one_request_at_the_beginning_of_the_last_window_is_not_a_high_rate() -> None:
+    load = LoadTrace("test")
+    for arrival_s in (0.0, 5.0, 9.0, 10.001):
+        load.arrival_s.append(arrival_s)
+    assert window_rates(load, 10.0) == ([0.3, 1.0], 10.001)
+
+
+def test_a_single_request_is_one_request_per_second() -> None:
+    load = LoadTrace("test")
+    load.arrival_s.append(3.0)
+    assert window_rates(load, 60.0)[0] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        (["0,3000,100", "9999999,3000,100"], "has 9,999,999 windows of 1 s"),
+        ([f"{number / 1e7:.7f},3000,100" for number in range(200)], "pods in a window; at most 10"),
+    ],
+)
+def test_a_load_that_needs_too_much_is_refused_in_one_line(
+    model: list[str],
+    tmp_path: Path,
+    rows: list[str],
+    error: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(over_time.MAX_VALUES, "pods", 10)
+    path = tmp_path / "load.csv"
+    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    assert run([*model, *ENGINE, *SLO, "--trace", str(path), "--over-time", "1s"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert error in err
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return msgspec.json.decode(capsys.readouterr().out)
 
 
+@pytest.mark.timeout(600)  # hundreds of simulations, beside a busy machine
 @pytest.mark.parametrize("limits", ["ttft:2000 tpot:30", "ttft:1000 tpot:20", "tpot:14"])
 def test_the_choice_is_within_5_percent_of_an_exhaustive_search(
     model: list[str], capsys: pytest.CaptureFixture[str], limits: str
@@ -168,7 +169,6 @@ def test_an_unreachable_slo_reports_the_nearest_fleet(
     }.items():
         assert run([*argv, *slo.split()]) == 1
         out, err = capsys.readouterr()
-        err = err.rpartition("\r")[2]  # a slow machine has drawn a bar, and wiped it
         assert out == "" and err.startswith("error: ") and err.count("\n") == 1
         assert not target.exists()
         assert any(part in err for part in told.split("|")), err
