@@ -229,7 +229,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
     ):
         if prices.setdefault(offer.label, offer) != offer:
             raise UsageError(
-                f"--device: {offer.label} has two prices; give price lists names, such as"
+                f"--device: {offer.label} has more than one price; name each price list, such as"
                 f" {offer.device}@spot=PRICE"
             )
         engine = {
