@@ -2,16 +2,7 @@
 
 Real memory bandwidth and arithmetic are fixed shares of the sheet's figures. One measured model and
 device gave these shares (docs/accuracy.md). `CHECKED` has the errors on other
-models. For each of `w` devices:
-
-    linear        = L * (d*(h + 2*kv)*hd + h*hd*d + 3*d*ff)
-    weights       = (bytes*linear + 2*V*d) / (0.85 * bandwidth * w)
-    per-token     = 2*linear / (0.65 * flops * w)
-    per-context   = 2 * cache bytes * kv on a device * hd * L
-                    / (0.85 * bandwidth)
-    per-attention = 4*h*hd*L / (0.45 * bf16 flops * w)
-    base 1 ms (+ 24 us a layer with w > 1), per-sequence 10 us,
-    front 4 ms + 1 us a token, out 25 us, p 6, no heat
+models. research/README.md has the formulas.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,27 +1,6 @@
 """Cost of a model's steps on a device: a sum over kernels (docs/how-timing-works.md, "Kernels").
 
-`d` is the hidden size, `h` and `kv` are the numbers of heads, `hd` is their size, `ff` is the width
-of the network, `L` is the number of layers, `w` is the number of devices, and `dec` is the number
-of decodes in the step. `T`, `C`, `A` and `n` are those of the page's section "What a step costs":
-
-    product(m, N, K) = t0 + norm_p(mem, comp)          # m rows
-      mem  = (bytes*N*K + 2*m*(N+K)) / (bandwidth*em)
-      comp = 2*(m + tile*(-m mod 128))*N*K / (flops*ec)
-             * (1 + wave*min(ceil(W)/W - 1, 3))
-      W    = ceil(m/128) * ceil(N/128) / multiprocessors
-    experts(m) = t0 + router + norm_p(
-        (bytes*X*3*d*ff/w + 2*m*k*(2*d + 3*ff/w)) / (bandwidth*em),
-        2*m*k*3*d*ff/w / (flops*ec))
-      X    = E*(1 - (1 - k/E)^m)                       # experts in use
-    layer(T) = product(T, (h + 2*kv)*hd/w, d) + product(T, d, h*hd/w)
-               + (product(T, 2*ff/w, d) + product(T, d, ff/w)
-                  or experts(T))
-               + 2*all_reduce(2*T*d) + 22*T*d/bandwidth
-    cost = base + sequence*n + product(n, V/w, d)
-           + L*(layer0 + casts*cast) + L*layer(T)
-           + decodes:  L*a0 + L*a_seq*dec
-                       + C*L*2*max(1, kv/w)*hd*bytes/rate
-           + prefills: L*a1 + A*4*h*hd*L/w / (flops*ea) + heat
+research/README.md has the formulas.
 """
 
 from collections.abc import Callable
