@@ -240,8 +240,8 @@ def check_answer(prompts: Sequence[PreparedPrompt]) -> None:
         size += entries * ENTRY_BYTES
     if size > MAX_ANSWER_BYTES:
         raise bad_request(
-            f"The answer would take {size >> 20} MiB, more than {MAX_ANSWER_BYTES >> 20}. "
-            "Ask for less, or for a stream."
+            f"The response would take {size >> 20} MiB, more than {MAX_ANSWER_BYTES >> 20}. "
+            "Request fewer tokens, or a stream."
         )
 
 

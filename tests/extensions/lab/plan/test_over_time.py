@@ -80,8 +80,8 @@ def test_the_last_window_may_be_shorter() -> None:
     ("flags", "error"),
     [
         (["--goodput", "tpot:0.1"], "nothing meets"),
-        ([*SLO, "--plot", "over.png"], "--plot cannot be given with --over-time"),
-        ([*SLO, "--in-flight", "4"], "arrivals that do not depend on answers"),
+        ([*SLO, "--plot", "over.png"], "--plot cannot be combined with --over-time"),
+        ([*SLO, "--in-flight", "4"], "arrivals that do not depend on replies"),
     ],
 )
 def test_what_has_no_series_is_refused_in_one_line(
