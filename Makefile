@@ -19,7 +19,7 @@
 # make lint-js       run eslint and prettier on the JavaScript files, and write-good on the documentation; needs npm
 # make format-js     rewrite the JavaScript files with prettier
 # make oracle        install vLLM for CPUs in .oracle, record its answers to the requests of tests/oracle/catalogue, and compare
-#                    Understudy's (CONTRIBUTING.md): VLLM=0.32.0; ONLY="base lora" selects configurations, AGAIN=yes records anew
+#                    Understudy's (tests/oracle/README.md): VLLM=0.32.0; ONLY="base lora" selects configurations, AGAIN=yes records anew
 # make oracle-diff   print which of the recorded answers a release of vLLM has changed: FROM=0.32.0 TO=0.33.0
 # make bench         run the benchmarks
 # make mutants       change the code slightly and check whether tests fail: N=80 SEED=1 ROOMS="kvcache schema"

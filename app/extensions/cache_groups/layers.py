@@ -96,7 +96,9 @@ def read_layers(name: str) -> LayerConfig:
         config = msgspec.json.decode(content, type=ModelConfig)
     except OSError as error:
         presets = ", ".join(PRESETS)
-        raise ValueError(f"{name} is none of {presets}, and no file: {error.strerror}") from None
+        raise ValueError(
+            f"{name} is neither one of {presets} nor a readable file: {error.strerror}"
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{name}: {error}") from None
     return config.text_config or config
@@ -129,7 +131,7 @@ def group_layers(config: LayerConfig) -> list[GroupSpec]:
         window = config.sliding_window if kind == "sliding_window" else None
         groups += [GroupSpec(kind, window)] * -(-layers // size)
     if len(groups) > MAX_GROUPS:
-        raise ValueError(f"these layers make {len(groups)} groups; the maximum is {MAX_GROUPS}")
+        raise ValueError(f"these layers require {len(groups)} groups; the maximum is {MAX_GROUPS}")
     return groups
 
 

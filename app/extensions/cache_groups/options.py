@@ -33,7 +33,7 @@ def cache_options(settings: Settings) -> CacheOptions:
     """
     section = settings.section(CacheGroupsSettings)
     if settings.engine.is_real or not settings.kvcache.enable_kvcache:
-        raise ConfigError("setting kv-cache-groups: needs enable-kvcache and a simulated engine")
+        raise ConfigError("setting kv-cache-groups: requires enable-kvcache and a simulated engine")
     try:
         groups = group_layers(read_layers(section.kv_cache_groups))
     except ValueError as error:
@@ -42,16 +42,18 @@ def cache_options(settings: Settings) -> CacheOptions:
     interval = section.prefix_cache_retention_interval
     if interval % block_size:
         raise ConfigError(
-            f"setting prefix-cache-retention-interval: {interval} is no multiple of "
+            f"setting prefix-cache-retention-interval: {interval} is not a multiple of "
             f"block-size {block_size}"
         )
     if settings.kvcache.kv_connector not in MEMORYLESS:
         raise ConfigError(
-            f"setting kv-cache-groups: kv-connector {settings.kvcache.kv_connector} has one group"
+            f"setting kv-cache-groups: kv-connector {settings.kvcache.kv_connector} "
+            "supports only one group"
         )
     if settings.kvcache.kv_cache_size - 1 < 2 * len(groups):
         raise ConfigError(
-            f"setting kv-cache-size: {len(groups)} groups need more than {2 * len(groups)} blocks"
+            f"setting kv-cache-size: {len(groups)} groups require more than "
+            f"{2 * len(groups)} blocks"
         )
     return CacheOptions(
         groups=groups,

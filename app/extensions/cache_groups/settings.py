@@ -14,6 +14,6 @@ class CacheGroupsSettings(Section, frozen=True, kw_only=True):
     prefix_cache_retention_interval: Annotated[
         NotNegative, About(simulated=True, unit="tokens")
     ] = 0
-    """Distance of the positions where sliding windows and linear attention stay in the cache of a
-    hybrid model, a multiple of block-size; 0 keeps only the end of each prompt, and the end of a
-    beginning that prompts share."""
+    """Distance between the positions at which a hybrid model caches sliding windows and linear
+    attention; must be a multiple of block-size. With 0, only the end of each prompt and the end of
+    shared prefixes are cached."""

@@ -229,7 +229,7 @@ class Console(Middleware):
         return json_response(lessons)
 
     def _lesson(self, context: RequestContext) -> Response:
-        """Plays a lesson on a private small engine, and returns the recording."""
+        """Runs a lesson on a separate small engine, and returns the recording."""
         from app.extensions.console.lesson_engine import LessonEngine
         from app.extensions.console.lessons import find_lesson
 

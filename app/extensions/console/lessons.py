@@ -77,7 +77,8 @@ LESSONS = (
         text=(
             "Each prompt needs 100 of 819 blocks, so eight requests run and the others wait, "
             "although 32 slots exist. "
-            "A queue beside free slots and a KV cache near 100 % means that memory is the limit."
+            "If requests wait although slots are free, and the KV cache is near 100 %, "
+            "memory is the limit."
         ),
         engine=EngineSize(num_gpu_blocks=820),
         arrivals=repeated(count=90, every_s=0.04, prompt_tokens=1600, output_tokens=30),
@@ -100,8 +101,8 @@ LESSONS = (
         text=(
             "A step has room for 1,024 tokens, so the prompt of 24,000 tokens is computed in 24 "
             "steps, and each of them also gives every stream a token. "
-            "The streams slow down but never stop, and the long prompt pays with a later first "
-            "token."
+            "The streams slow down but never stop, and the first token of the long "
+            "prompt is sent later."
         ),
         engine=EngineSize(max_num_batched_tokens=1024),
         arrivals=[
@@ -115,7 +116,8 @@ LESSONS = (
         text=(
             "The first six prompts of 6,000 tokens are all different; the next six begin with the "
             "5,984 tokens of one that was computed before. "
-            "Their prefill almost disappears, their first token comes at once, and they share the "
+            "Their prefill almost disappears, their first token is sent immediately, and "
+            "they share the "
             "same blocks."
         ),
         engine=EngineSize(),
@@ -130,7 +132,7 @@ LESSONS = (
     ),
     Lesson(
         name="long-prompt",
-        title="A long prompt beside streams",
+        title="A long prompt next to streams",
         text=(
             "A step has room for 32,768 tokens, so the prompt of 24,000 tokens is computed in one "
             "step of a second. "
@@ -145,7 +147,7 @@ LESSONS = (
     ),
     Lesson(
         name="prefill-decode-apart",
-        title="Prefill and decode apart",
+        title="Separate prefill and decode",
         text=(
             "The same long prompt is computed on another engine for a second; here the request "
             "waits only for its KV cache (gray) and decodes. "

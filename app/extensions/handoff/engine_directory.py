@@ -137,5 +137,5 @@ def _engines_at(bootstrap_url: str) -> dict[str, EngineEntry]:
     if response.status != HTTPStatus.OK:
         raise ValueError(f"status {response.status}")
     if len(body) > MAX_ANSWER_BYTES:
-        raise ValueError("the answer is too long")
+        raise ValueError("the response is too long")
     return msgspec.json.decode(body, type=dict[str, EngineEntry])

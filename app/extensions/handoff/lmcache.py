@@ -146,7 +146,7 @@ class LMCacheDialect(Dialect):
         """Returns whether a `disagg_spec` is incomplete."""
         if DISAGG_SPEC in (request.source or {}) and self.receiver(request) is None:
             fields = ", ".join(SPEC_FIELDS)
-            return f"{DISAGG_SPEC} needs {fields}: the prompt is not copied"
+            return f"{DISAGG_SPEC} requires {fields}: the prompt is not copied"
         return ""
 
     def announce(self, request: EngineRequest, engine_id: str, port: int) -> None:

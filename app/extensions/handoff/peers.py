@@ -100,15 +100,18 @@ class PeerDialect(EarlyDialect):
         return _source_of(request) is not None
 
     def problem(self, request: EngineRequest) -> str:
-        """Returns which parameter is incomplete; without it, the prompt is computed here."""
+        """Returns which parameter is incomplete; without it, this pod computes the prompt."""
         params = request.source or {}
         if DECODER in params and not self.transfer_id(request):
-            return f"{DECODER} needs kv_request_id: no other pod gets the blocks of this prompt"
+            return (
+                f"{DECODER} requires kv_request_id: the blocks of this prompt are not "
+                "offered to other pods"
+            )
         for name in (PREFILLER, KV_SOURCE):
             if params.get(name) is not None and not self.reads(request):
                 return (
-                    f"{name} needs kv_request_id, remote_host and remote_port: "
-                    "the prompt is computed here"
+                    f"{name} requires kv_request_id, remote_host and remote_port: "
+                    "this pod computes the prompt"
                 )
         return ""
 

@@ -26,9 +26,9 @@ TOKENS: Bounds = (
 COUNTERS = {
     "prompt_tokens_total": "Prompt tokens of finished requests.",
     "generation_tokens_total": "Generated tokens of finished requests.",
-    "cached_tokens_total": "Prompt tokens found in the cache, by the kind of memory.",
+    "cached_tokens_total": "Prompt tokens found in the cache, by type of memory.",
     "num_requests_total": "Finished requests.",
-    "num_so_requests_total": "Finished requests whose reply had a required form.",
+    "num_so_requests_total": "Finished requests with structured output.",
     "num_aborted_requests_total": "Requests that were aborted.",
 }
 HISTOGRAMS: dict[str, tuple[str, Bounds]] = {
@@ -45,20 +45,20 @@ HISTOGRAMS: dict[str, tuple[str, Bounds]] = {
     "queue_time_seconds": ("Seconds from arrival to the start of the prefill.", QUEUE_TIME),
 }
 GAUGES = {
-    "num_running_reqs": "Requests that run.",
-    "num_queue_reqs": "Requests that wait.",
+    "num_running_reqs": "Running requests.",
+    "num_queue_reqs": "Waiting requests.",
     "num_grammar_queue_reqs": "Requests that wait for a grammar; always 0.",
-    "num_paused_reqs": "Requests that an update of the weights paused; always 0.",
-    "gen_throughput": "Generated tokens per second, over the last second or more.",
-    "cache_hit_rate": "Share of looked-up prompt tokens that the prefix cache had.",
+    "num_paused_reqs": "Requests paused by a weight update; always 0.",
+    "gen_throughput": "Generated tokens per second, averaged over at least the last second.",
+    "cache_hit_rate": "Share of the looked-up prompt tokens that were in the prefix cache.",
     "token_usage": "Used share of the KV cache.",
-    "full_token_usage": "Used share of the KV cache of full attention.",
+    "full_token_usage": "Used share of the KV cache for full attention.",
     "num_used_tokens": "Used tokens of the KV cache.",
     "kv_used_tokens": "Tokens of the KV cache that running requests hold.",
     "kv_available_tokens": "Tokens of the KV cache that no running request holds.",
-    "utilization": "Always 0: no target of latency is set.",
+    "utilization": "Always 0, because no latency target is set.",
     "max_total_num_tokens": "Capacity of the KV cache in tokens.",
-    "page_size": "Tokens of a block of the KV cache.",
-    "num_pages": "Blocks of the KV cache.",
+    "page_size": "Number of tokens in a KV cache block.",
+    "num_pages": "Number of KV cache blocks.",
     "context_len": "Context length in tokens.",
 }

@@ -64,7 +64,7 @@ def test_a_file_of_a_model_makes_groups(
         ({"num_hidden_layers": 9**9, "full_attention_interval": 2}, "a model has at most 1024"),
         (
             {"layer_types": ["full_attention", *["linear_attention"] * 64]},
-            "these layers make 65 groups; the maximum is 64",
+            "these layers require 65 groups; the maximum is 64",
         ),
     ],
 )
@@ -78,18 +78,21 @@ def test_a_file_without_usable_layers_stops_the_start(
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--kv-cache-groups", "/none"], "setting kv-cache-groups: /none is none of gpt-oss, "),
+        (
+            ["--kv-cache-groups", "/none"],
+            "setting kv-cache-groups: /none is neither one of gpt-oss, ",
+        ),
         (
             ["--kv-cache-groups", "gpt-oss", "--prefix-cache-retention-interval", "40"],
-            "setting prefix-cache-retention-interval: 40 is no multiple of block-size 16",
+            "setting prefix-cache-retention-interval: 40 is not a multiple of block-size 16",
         ),
         (
             ["--kv-cache-groups", "gpt-oss", "--kv-connector", "nixl"],
-            "setting kv-cache-groups: kv-connector nixl has one group",
+            "setting kv-cache-groups: kv-connector nixl supports only one group",
         ),
         (
             ["--kv-cache-groups", "gemma-3", "--kv-cache-size", "12"],
-            "setting kv-cache-size: 6 groups need more than 12 blocks",
+            "setting kv-cache-size: 6 groups require more than 12 blocks",
         ),
     ],
 )
@@ -101,7 +104,7 @@ def test_settings_that_make_no_cache_stop_the_start(flags: list[str], problem: s
 def test_groups_without_a_cache_stop_the_start() -> None:
     settings = load(["--kv-cache-groups", "gpt-oss"], {})
 
-    with pytest.raises(ConfigError, match="setting kv-cache-groups: needs enable-kvcache and"):
+    with pytest.raises(ConfigError, match="setting kv-cache-groups: requires enable-kvcache and"):
         CacheGroups.prepare(settings)
 
 

@@ -86,7 +86,7 @@ def test_an_entry_without_an_address_is_a_problem(content: object) -> None:
 
 def test_an_endless_answer_is_not_read_to_its_end() -> None:
     with answering(HEAD + b"\r\n", repeat(b"x" * 262_144)) as url:
-        assert found(url)[2].endswith("the answer is too long")
+        assert found(url)[2].endswith("the response is too long")
 
 
 def test_a_slow_answer_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 Real memory bandwidth and arithmetic are fixed shares of the sheet's figures. One measured model and
 device gave these shares (docs/accuracy.md). `CHECKED` has the errors on other
-models.
+models. research/README.md has the formulas.
 """
 
 from collections.abc import Iterator, Mapping

@@ -166,7 +166,7 @@ def _one_layer(shape: ModelShape) -> ModelShape:
 def _draft_model(drafter: Drafter) -> Drafter:
     model = drafter.speculation.model
     if not model:
-        raise ConfigError("speculative-config: method draft_model needs a model")
+        raise ConfigError("speculative-config: method draft_model requires a model")
     origin = f"speculative-config: model {model}"
     shape = model_shape(read_model_config(model), origin)
     return replace(drafter, shape=shape, storage=read_storage(shape.quantization_config, origin))

@@ -1,4 +1,7 @@
-"""Cost of a model's steps on a device: a sum over kernels (docs/how-timing-works.md, "Kernels")."""
+"""Cost of a model's steps on a device: a sum over kernels (docs/how-timing-works.md, "Kernels").
+
+research/README.md has the formulas.
+"""
 
 from collections.abc import Callable
 from functools import partial

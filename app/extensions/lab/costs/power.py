@@ -56,8 +56,9 @@ class Energy(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"energy: {self.kwh:,.3g} kWh, {self.device_w:,.0f} W a device,"
-            f" {self.joules_per_output_token:,.3g} J for each token out; no error is known"
+            f"energy: {self.kwh:,.3g} kWh, {self.device_w:,.0f} W per device,"
+            f" {self.joules_per_output_token:,.3g} J per output token"
+            " (not compared with measurements)"
         )
 
 

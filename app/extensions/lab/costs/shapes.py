@@ -164,7 +164,7 @@ class ModelShape(Struct, kw_only=True):
         for field, names in NEEDED_SIZES.items():
             for name in names:
                 if getattr(self, field) and not getattr(self, name):
-                    raise ValueError(f"{name} must not be 0 beside {field}")
+                    raise ValueError(f"{name} must not be 0 if {field} is set")
         if len(self.hybrid_override_pattern) not in (0, self.num_hidden_layers):
             raise ValueError("hybrid_override_pattern must have a letter for each hidden layer")
         self.head_dim = self.head_dim or self.hidden_size // heads

@@ -244,7 +244,7 @@ def check_drill_flags(flags: Sequence[str]) -> None:
     check_flags(flags)
     for name in parse(flags, {}, settings_type()).values:
         if name in DRILL_SETTINGS:
-            raise UsageError(f"flag --{name} cannot be given, because the drill sets it")
+            raise UsageError(f"flag --{name} cannot be used, because the drill sets it")
 
 
 def _warn(text: str) -> None:

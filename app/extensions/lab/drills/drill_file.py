@@ -296,7 +296,7 @@ def _flaws(drill: Drill) -> Iterator[str]:
             yield f"{place}: unknown pod {failure.pod}; {_pod_names(drill)}"
         if failure.start_s < previous_s:
             yield (
-                f"{place}: at {failure.moment} is earlier than the failure before it, at"
+                f"{place}: at {failure.moment} is earlier than the previous failure, at"
                 f" {drill.failures[number - 1].moment}"
             )
         previous_s = failure.start_s
@@ -329,7 +329,7 @@ def _group_flaws(drill: Drill) -> Iterator[str]:
             if pod >= drill.pods:
                 yield f"expert-parallel: unknown pod {pod}; {_pod_names(drill)}"
             if pod in seen:
-                yield f"expert-parallel: pod {pod} is given twice"
+                yield f"expert-parallel: pod {pod} is specified twice"
             seen.add(pod)
 
 
@@ -344,7 +344,7 @@ def _overlaps(failures: Sequence[AnyFailure]) -> Iterator[str]:
         if isinstance(earlier, Kill):
             if not isinstance(failure, Restart):
                 yield (
-                    f"failures[{number}]: pod {failure.pod} is down since {earlier.moment}:"
+                    f"failures[{number}]: pod {failure.pod} has been down since {earlier.moment}:"
                     " restart it first"
                 )
         elif failure.start_s < earlier.end_s or failure.start_s == earlier.start_s:

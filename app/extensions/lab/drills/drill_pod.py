@@ -167,7 +167,7 @@ class DrillPod:
         try:
             status, answer = exchange(self.address, method, path, data, timeout_s=CONTROL_TIMEOUT_S)
         except OSError as error:
-            raise FleetError(f"pod {self.number} does not answer {path}: {error}") from error
+            raise FleetError(f"pod {self.number} does not respond to {path}: {error}") from error
         if status != 200:
             text = answer.decode(errors="replace")
             raise FleetError(f"pod {self.number} answers {path} with status {status}: {text}")

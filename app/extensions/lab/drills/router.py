@@ -194,4 +194,4 @@ def wait_for_router(target: Target, body: bytes, check: Callable[[], None]) -> N
                 return
             reason = f"status {status}: {answer.decode(errors='replace')[:200]}"
         gevent.sleep(POLL_INTERVAL_S)
-    raise FleetError(f"the router at {target.url} does not answer: {reason}")
+    raise FleetError(f"the router at {target.url} does not respond: {reason}")

@@ -149,20 +149,20 @@ def _fill(load: LoadTrace, specification: _Specification) -> None:
 def _check_load(section: _LoadSection) -> None:
     if section.type == "concurrent":
         raise ValueError(
-            "load.type concurrent: give --num-requests with --in-flight in place of its stages"
+            "load.type concurrent: use --num-requests with --in-flight instead of its stages"
         )
     if section.type not in LOAD_TYPES:
         raise ValueError(
             f"load.type {section.type} is not supported; supported are {', '.join(LOAD_TYPES)}"
         )
     if section.sweep is not None:
-        raise ValueError("load.sweep depends on a server; --sweep rate=FROM:TO:STEP simulates one")
+        raise ValueError("load.sweep requires a server; use --sweep rate=FROM:TO:STEP instead")
     if not section.stages:
         raise ValueError("load.stages is missing")
     requests = 0.0
     for number, stage in enumerate(section.stages, 1):
         if stage.rate is None or stage.duration is None:
-            raise ValueError(f"load.stages: stage {number} needs a rate and a duration")
+            raise ValueError(f"load.stages: stage {number} requires a rate and a duration")
         requests += stage.rate * stage.duration
     if requests > MAX_REQUESTS:
         raise ValueError(f"load.stages: at most {MAX_REQUESTS:,} requests, got {requests:,.0f}")

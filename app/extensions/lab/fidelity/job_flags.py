@@ -86,7 +86,7 @@ def make_job(options: Namespace, settings: Settings) -> Job:
     if options.loras is not None:
         plan = _with_adapters(options, plan)
     elif options.max_loras is not None or options.max_lora_rank is not None:
-        raise UsageError("--max-loras and --max-lora-rank go with --loras")
+        raise UsageError("--max-loras and --max-lora-rank require --loras")
     if options.kv_tiers is not None:
         plan = replace(plan, tiers=_check_tiers(options, plan))
     if options.priorities is not None:
@@ -126,7 +126,7 @@ def _with_adapters(options: Namespace, plan: SimulationPlan) -> SimulationPlan:
     """
     profile = plan.profile
     if options.profile != AUTO or profile.kv_bytes_per_token is None:
-        raise ConfigError(f"profile {options.profile}: --loras can be given with {AUTO} only")
+        raise ConfigError(f"profile {options.profile}: --loras requires profile {AUTO}")
     if options.prefill_pods is not None or options.sweep is not None:
         raise ConfigError("--loras cannot be combined with --prefill-pods or --sweep")
     engine_options = make_engine_options(options)
@@ -160,11 +160,11 @@ def _check_tiers(options: Namespace, plan: SimulationPlan) -> tuple[KvTier, ...]
     tiers: list[KvTier] = options.kv_tiers
     names = [tier.name for tier in tiers]
     if len(set(names)) < len(names):
-        raise ConfigError("--kv-tiers: each tier must be named once")
+        raise ConfigError("--kv-tiers: each tier must have a different name")
     kv_bytes = options.kv_bytes_per_token or plan.profile.kv_bytes_per_token
     if kv_bytes is None:
         raise ConfigError(
-            f"profile {options.profile} has no size of keys and values; --kv-tiers needs one"
+            f"profile {options.profile} does not specify the size of keys and values for --kv-tiers"
         )
     if not plan.profile.engine.enable_prefix_caching:
         raise ConfigError("--kv-tiers needs prefix caching")
@@ -189,7 +189,8 @@ def _find_watts(options: Namespace) -> DeviceWatts | None:
     if measured is None:
         name = device or f"profile {options.profile}"
         raise ConfigError(
-            f"--device-watts auto: no power of {name} was measured under load; known are"
+            f"--device-watts auto: the power of {name} under load was not measured; known "
+            "devices are"
             f" {', '.join(MEASURED)}; give LOW-HIGH, with one request and with many"
         )
     return measured
@@ -198,7 +199,7 @@ def _find_watts(options: Namespace) -> DeviceWatts | None:
 def _read_conversations(options: Namespace) -> int | None:
     conversations: int | None = options.conversations
     if conversations is not None and options.trace is None:
-        raise UsageError("--conversations goes with --trace")
+        raise UsageError("--conversations requires --trace")
     return conversations
 
 

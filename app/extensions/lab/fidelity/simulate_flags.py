@@ -156,8 +156,7 @@ def _add_load(flags: FlagParser) -> None:
         "--conversations",
         type=count,
         metavar="N",
-        help="conversations of an agent trace at a time; each place plays its share one after"
-        " another [all]",
+        help="maximum number of agent conversations that run at the same time [all]",
     )
 
     max_rate = MAX_VALUES[RATE]
@@ -334,9 +333,14 @@ def _add_engine(flags: FlagParser) -> None:
         "--loras",
         type=adapters,
         metavar="N",
-        help="LoRA adapters, of which each request has one at random, for profile auto",
+        help="number of LoRA adapters; each request uses a random one (profile auto only)",
     )
-    add("--max-loras", type=adapters, metavar="N", help="adapters of one step, as in vLLM [1]")
+    add(
+        "--max-loras",
+        type=adapters,
+        metavar="N",
+        help="maximum number of adapters in a step, as in vLLM [1]",
+    )
     add(
         "--max-lora-rank",
         type=whole_number(1, 1024),
@@ -348,7 +352,7 @@ def _add_engine(flags: FlagParser) -> None:
         nargs="+",
         type=as_argument(read_tier),
         metavar="NAME=SIZE@BANDWIDTH/s",
-        help="tiers of each pod that keep evicted blocks of prefixes, the nearest first, such as"
+        help="tiers of each pod that keep evicted blocks, the fastest first, such as"
         " cpu=200GB@50GB/s disk=2TB@6GB/s",
     )
     add(
@@ -424,8 +428,8 @@ def _add_results(flags: FlagParser) -> None:
         "--device-watts",
         type=as_argument(read_watts),
         metavar="auto|LOW-HIGH",
-        help="print energy, from the power of a device with one request and with many; auto has"
-        " measured ranges of some devices",
+        help="print the energy, computed from the power of a device with one request and"
+        " with many; auto uses measured ranges, which exist for some devices",
     )
     add(
         "--slo",

@@ -140,19 +140,20 @@ def _add_drill_flags(flags: FlagParser) -> None:
         "--drill",
         type=Path,
         metavar="FILE.yaml",
-        help="play the failures of this file, and score the router (docs/drills.md)",
+        help="run the failures in this file, and score the router (docs/drills.md)",
     )
     add_router = flags.add_mutually_exclusive_group().add_argument
     add_router(
         "--router",
         metavar="COMMAND",
-        help="router of a drill, a command with {port} and {pods} [a policy of our own]",
+        help="command that starts the router of a drill, with {port} and {pods} [a "
+        "built-in policy]",
     )
     add_router(
         "--router-url",
         type=_router_target,
         metavar="URL",
-        help="URL of a running router, which has the pods at --pod-ports",
+        help="URL of a running router whose pods use --pod-ports",
     )
     add(
         "--router-retries",
@@ -172,7 +173,8 @@ def _add_drill_flags(flags: FlagParser) -> None:
         "--same-as",
         type=Path,
         metavar="FILE.json",
-        help="exit with status 1 unless a drill has the figures of this earlier --json file",
+        help="exit with status 1 unless a drill has the same figures as this --json file "
+        "of an earlier drill",
     )
 
 
@@ -201,12 +203,12 @@ def _check_drill_flags(options: Namespace, argv: Sequence[str]) -> None:
         _check_other_router(options)
     duplicates = [port for port in options.pod_ports if options.pod_ports.count(port) > 1]
     if duplicates:
-        raise UsageError(f"argument --pod-ports: {duplicates[0]} is given twice")
+        raise UsageError(f"argument --pod-ports: {duplicates[0]} is specified twice")
 
 
 def _check_own_router(options: Namespace) -> None:
     if len(options.policies) > 1:
-        raise UsageError("argument --policies: a drill has one policy")
+        raise UsageError("argument --policies: a drill can use only one policy")
     if options.router_retries is not None:
         raise UsageError("argument --router-retries: needs --router or --router-url")
 

@@ -34,7 +34,7 @@ def read_priority(text: str) -> PriorityClass:
     """
     match = PATTERN.fullmatch(text)
     if match is None:
-        raise ValueError("must be NAME=PRIORITY, or NAME=PRIORITY@SHARE% for a drawn load")
+        raise ValueError("must be NAME=PRIORITY, or NAME=PRIORITY@SHARE% for a generated load")
     share = None
     if match[3] is not None:
         share = float(match[3] or "nan") / 100
@@ -51,12 +51,14 @@ def check_priorities(classes: Sequence[PriorityClass], *, is_drawn: bool) -> Non
     """
     names = [part.name for part in classes]
     if len(set(names)) < len(names):
-        raise ConfigError("--priorities: each class must be named once")
+        raise ConfigError("--priorities: each class must have a different name")
     shares = [part.share for part in classes if part.share is not None]
     if not is_drawn and shares:
-        raise ConfigError("--priorities: a trace has classes of its own; leave the shares out")
+        raise ConfigError("--priorities: the trace already has classes; omit the shares")
     if is_drawn and (len(shares) < len(classes) or abs(sum(shares) - 1) > 1e-6):
-        raise ConfigError("--priorities: a drawn load needs a share of each class, 100% in all")
+        raise ConfigError(
+            "--priorities: a generated load requires a share for each class, which add up to 100%"
+        )
 
 
 def assign_classes(load: LoadTrace, classes: Sequence[PriorityClass], seed: int) -> None:

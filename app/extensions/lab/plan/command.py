@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
     unmeasured = present_options(options, UNMEASURED_FLAGS)
     if options.confidence is not None and unmeasured:
         flag = next(iter(unmeasured)).replace("_", "-")
-        raise UsageError(f"--confidence: no errors of --{flag} are known")
+        raise UsageError(f"--confidence: the errors of --{flag} are not known")
     check_installed("plan", "plan")
     if options.backend is not None:
         check_installed("dask", "--backend")
@@ -117,7 +117,7 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
     searches = {}
     if options.together and len(load_flags) != len(options.model_configs):
         raise UsageError(
-            f"--together needs a load for each model: {len(options.model_configs)} models,"
+            f"--together requires a load for each model: {len(options.model_configs)} models,"
             f" {len(load_flags)} loads"
         )
     for number, flags in enumerate(load_flags):
@@ -151,14 +151,16 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
         ConfigError: No engine can be made, or none meets the SLO, or the load has sessions.
     """
     if options.plot is not None:
-        raise UsageError("--plot cannot be given with --over-time, whose series is in --json")
+        raise UsageError("--plot cannot be combined with --over-time; use --json for the series")
     searches, slo = _make_searches(options, settings)
     texts = []
     figures = []
     for name, search in searches.items():
         load = search.load
         if load.session or options.in_flight is not None:
-            raise ConfigError(f"{name}: --over-time needs arrivals that do not depend on answers")
+            raise ConfigError(
+                f"{name}: --over-time requires arrivals that do not depend on replies"
+            )
         plans = []
         with progress_bar(sys.stderr, "measured", len(search.groups), "engines") as progress:
             for number, group in enumerate(search.groups):
@@ -229,7 +231,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
     ):
         if prices.setdefault(offer.label, offer) != offer:
             raise UsageError(
-                f"--device: {offer.label} has two prices; give price lists names, such as"
+                f"--device: {offer.label} has more than one price; name each price list, such as"
                 f" {offer.device}@spot=PRICE"
             )
         engine = {

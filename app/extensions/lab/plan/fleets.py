@@ -237,7 +237,7 @@ class Group:
 
 def price_difference(ratio: float) -> str:
     """Returns the text about a fleet that costs `ratio` times as much as the cheapest."""
-    return f"{ratio - 1:.0%} dearer" if ratio > 1 else "as dear, and slower"
+    return f"{ratio - 1:.0%} more expensive" if ratio > 1 else "same price, slower"
 
 
 def slo_order(fleet: PlannedFleet) -> tuple[float, float]:

@@ -232,7 +232,7 @@ def _series_lines(plan: PodsOverTime) -> list[str]:
     lines = [f"GPUs of {plan.engine} over time: {text}"]
     if plan.slo_share > 1:
         lines.append(
-            f"with these pods a latency is at {plan.slo_share:.0%} of its limit: bursts within a"
+            f"with these pods, a latency reaches {plan.slo_share:.0%} of its limit: bursts within a"
             " window need more, or shorter windows"
         )
     return lines

@@ -86,7 +86,8 @@ def make_parser() -> FlagParser:
         const=DEFAULT_WINDOW_S,
         type=duration_of(86_400, 1.0),
         metavar="WINDOW",
-        help="print the fewest accelerators in each window of the load, as of a perfect"
+        help="print the smallest number of accelerators for each window of the load, as "
+        "with a perfect"
         " autoscaler, instead of a constant fleet [60s]",
     )
     add(
@@ -119,7 +120,7 @@ def _add_candidates(add: AddArgument) -> None:
         nargs="+",
         type=as_argument(_read_price),
         metavar="DEVICE[@LIST]=PRICE[/N]",
-        help="devices to consider, with their price for an hour: DEVICE=PRICE,"
+        help="devices to consider, with their price per hour: DEVICE=PRICE,"
         " DEVICE@LIST=PRICE for a price list such as spot, and PRICE/N for nodes of N devices that"
         f" are rented as a whole; devices are {', '.join(DEVICES)}",
     )

@@ -87,7 +87,7 @@ class FleetSearch:
         lines = []
         if fleets:
             best = fleets[0]
-            lines.append(f"cheapest: {best} {best.engine.flags}, {best.price:,.2f} an hour")
+            lines.append(f"cheapest: {best} {best.engine.flags}, {best.price:,.2f} per hour")
             lines.append(f"{best.replicas}: {best.serve_command}")
         if len(fleets) > 1:
             difference = price_difference(fleets[1].price / fleets[0].price)

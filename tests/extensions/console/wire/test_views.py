@@ -89,7 +89,7 @@ def test_each_lesson_has_a_link_and_two_sentences(
 
 def test_moving_the_time_by_hand_ends_the_play(page: Page, server: RunningServer) -> None:
     opened(page, server, "long-prompt")
-    page.get_by_role("button", name="Play: A long prompt beside streams").click()
+    page.get_by_role("button", name="Play: A long prompt next to streams").click()
     until(lambda: page.evaluate("stopped > recorder.first"), "it does not play")
     page.evaluate("stop(1000)")
     until(lambda: page.evaluate("lessons.timer") == 0, "it plays on")

@@ -231,7 +231,7 @@ def seconds(cost: CostConstants, tokens: int) -> float:
             "h100",
             1,
             {"kv_lora_rank": 512, "index_topk": 2048, "q_lora_rank": 1536},
-            "index_n_heads must not be 0 beside index_topk",
+            "index_n_heads must not be 0 if index_topk is set",
         ),
         (
             "h100",

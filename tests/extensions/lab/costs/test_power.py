@@ -37,7 +37,7 @@ def test_a_run_has_energy_only_if_asked(capsys: pytest.CaptureFixture[str]) -> N
     assert with_energy == plain
     assert energy["kwh"] == pytest.approx(energy["device_w"] * plain["gpu_hours"] / 1000)
     assert run([*LOAD, "--device-watts", "100-400"]) == 0
-    assert "J for each token out; no error is known" in capsys.readouterr().out
+    assert "J per output token (not compared with measurements)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_run_has_energy_only_if_asked(capsys: pytest.CaptureFixture[str]) -> N
         (
             ["--device-watts", "auto", "--profile", "auto", "--device", "l40s"]
             + ["--model", "qwen3-8b"],
-            "no power of l40s was measured under load; known are h100, h200, b200",
+            "the power of l40s under load was not measured; known devices are h100, h200, b200",
         ),
     ],
 )

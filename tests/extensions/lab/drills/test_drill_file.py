@@ -65,12 +65,12 @@ def test_the_schema_accepts_the_example_and_rejects_an_unknown_action() -> None:
         (
             "{duration: 10s, failures: [{action: kill, at: 5s, pod: 0},"
             " {action: kill, at: 4s, pod: 1}]}",
-            "failures[1]: at 4s is earlier than the failure before it, at 5s",
+            "failures[1]: at 4s is earlier than the previous failure, at 5s",
         ),
         (
             "{duration: 10s, failures: [{action: kill, at: 5s, pod: 0},"
             " {action: kill, at: 5s, pod: 0}]}",
-            "failures[1]: pod 0 is down since 5s: restart it first",
+            "failures[1]: pod 0 has been down since 5s: restart it first",
         ),
         (
             "{duration: 20s, failures: [{action: stop, at: 5s, for: 5s, pod: 0},"
@@ -89,7 +89,7 @@ def test_the_schema_accepts_the_example_and_rejects_an_unknown_action() -> None:
         ("{duration: 20h, rate: 100}", "7,200,000 requests are too many"),
         ("{duration: 10s, timeout: 2s}", "timeout 2s must be longer than slow-after 2s"),
         ("{duration: 10s, expert-parallel: [[0]]}", "a group needs at least two pods"),
-        ("{duration: 10s, expert-parallel: [[0, 1], [1, 2]]}", "pod 1 is given twice"),
+        ("{duration: 10s, expert-parallel: [[0, 1], [1, 2]]}", "pod 1 is specified twice"),
         ("{duration: 10s, expert-parallel: [[0, 9]]}", "unknown pod 9"),
         ("[", "cannot be parsed"),
         ("duration: !!bool x", "cannot be parsed"),
@@ -117,7 +117,7 @@ def test_a_flaw_is_one_line_and_nothing_starts(
     [
         (["--rate", "3"], "argument --rate: not allowed with --drill"),
         (["--pods=3"], "argument --pods: not allowed with --drill"),
-        (["--policies", "random", "round-robin"], "a drill has one policy"),
+        (["--policies", "random", "round-robin"], "a drill can use only one policy"),
         (["--router", "nginx {port}"], "argument --router: the command needs {pods}"),
         (["--router", "nginx '{port} {pods}"], "argument --router: No closing quotation"),
         (["--router-url", "nowhere"], "argument --router-url: target nowhere"),
@@ -126,7 +126,7 @@ def test_a_flaw_is_one_line_and_nothing_starts(
         (["--router-retries", "x#c", *ROUTER], "argument --router-retries: target x"),
         (["--router-retries", "http://h:1/a b#c", *ROUTER], "must be a single word"),
         (["--router-retries", "http://h:1/'#c", *ROUTER], "--router-retries: No closing quotation"),
-        (["--pod-ports", "4001", "4001"], "argument --pod-ports: 4001 is given twice"),
+        (["--pod-ports", "4001", "4001"], "argument --pod-ports: 4001 is specified twice"),
         (["--pod-ports", "4001"], "argument --pod-ports: 1 ports for 4 pods"),
         (["--same-as", "/nowhere.json"], "/nowhere.json: cannot be read"),
     ],

@@ -76,11 +76,11 @@ def test_the_seed_of_the_specification_decides_the_draws(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (STAGES.format("concurrent") + RANDOM, "give --num-requests with --in-flight"),
+        (STAGES.format("concurrent") + RANDOM, "use --num-requests with --in-flight"),
         (STAGES.format("trace_replay") + RANDOM, "supported are constant, poisson"),
         (STAGES.format("constant") + "data:\n  type: billsum\n", "supported are random, shareGPT"),
         ("load:\n  stages: []\n" + RANDOM, "load.stages is missing"),
-        ("load:\n  stages: [{rate: 1}]\n" + RANDOM, "stage 1 needs a rate and a duration"),
+        ("load:\n  stages: [{rate: 1}]\n" + RANDOM, "stage 1 requires a rate and a duration"),
         ("load:\n  stages: [{rate: -1}]\n" + RANDOM, "Expected `float`"),
         (STAGES.format("constant"), "missing required field `data`"),
         ("load: [\n", "is not a specification of inference-perf"),

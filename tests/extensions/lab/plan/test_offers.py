@@ -42,7 +42,7 @@ def test_each_price_list_has_its_own_fleets(model: str, capsys: pytest.CaptureFi
 
     assert result["cheapest"]["device"] == "h100@spot"
     assert result["reasons"]["h100@spot tp 1"] == "cheapest"
-    assert result["reasons"]["h100 tp 1"] == "at least 150% dearer"
+    assert result["reasons"]["h100 tp 1"] == "at least 150% more expensive"
 
 
 def test_nodes_are_rented_as_a_whole(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ def test_models_together_share_nodes(
     [
         (["--device", "h100@=2"], "must have a price list of letters"),
         (["--device", "h100=2/0"], "must be a whole number from 1 to 1024"),
-        (["--device", "h100=2", "h100=1/8"], "h100 has two prices; give price lists names"),
+        (["--device", "h100=2", "h100=1/8"], "h100 has more than one price; name each price list"),
         (["--device", "h100=2", "--together", "--rate", "1", "2"], "1 models, 2 loads"),
     ],
 )

@@ -131,8 +131,8 @@ def test_a_load_that_needs_too_much_is_refused_in_one_line(
     ("flags", "error"),
     [
         (["--goodput", "tpot:0.1"], "nothing meets"),
-        ([*SLO, "--plot", "over.png"], "--plot cannot be given with --over-time"),
-        ([*SLO, "--in-flight", "4"], "arrivals that do not depend on answers"),
+        ([*SLO, "--plot", "over.png"], "--plot cannot be combined with --over-time"),
+        ([*SLO, "--in-flight", "4"], "arrivals that do not depend on replies"),
     ],
 )
 def test_what_has_no_series_is_refused_in_one_line(

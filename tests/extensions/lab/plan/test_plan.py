@@ -141,7 +141,7 @@ def test_the_table_explains_each_device(
     rows = {row.split("|")[1].strip().partition(" x")[0]: row for row in lines}
     for name, reason in {
         "h100 tp 1": "weights of", "h100 tp 4": "cheapest", "h100 tp 64": "32 attention heads",
-        "h200 tp 1": "even on an idle pod", "h200 tp 4": "50% dearer", "b200 tp 4": "at least",
+        "h200 tp 1": "even on an idle pod", "h200 tp 4": "50% more expensive", "b200 tp 4": "at least",
     }.items():  # fmt: skip
         assert reason in rows[name], rows[name]
     assert first.startswith("2/s: ") and second.startswith("4/s: ")
