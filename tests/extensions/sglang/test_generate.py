@@ -328,7 +328,7 @@ def test_requests_are_aborted_by_id() -> None:
 def test_an_answer_that_would_repeat_a_long_prompt_too_often_is_rejected(client: Client) -> None:
     fields = {"input_ids": [7] * 4000, **params(max_new_tokens=1, n=1500)}
     told = error(client, **fields, return_prompt_token_ids=True)
-    assert told["error"]["message"].startswith("The answer would take ")
+    assert told["error"]["message"].startswith("The response would take ")
 
 
 def test_a_repeated_prompt_is_converted_to_tokens_once(

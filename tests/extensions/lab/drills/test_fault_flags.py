@@ -12,4 +12,4 @@ def test_fault_rules_are_rejected_because_the_drill_sets_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert command.run(["--drill", str(EXAMPLE), "--no-png", "--fault-rules", "[]"]) == 2
-    assert "flag --fault-rules cannot be given" in capsys.readouterr().err
+    assert "flag --fault-rules cannot be used" in capsys.readouterr().err
