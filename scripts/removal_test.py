@@ -30,7 +30,7 @@ NOT_COPIED = (".git", ".venv*", ".node-*", ".*_cache", ".hypothesis", "__pycache
 """Patterns of names."""
 PYTEST = ("-m", "pytest", "-q", "-rsfE", "-m", "not wire", "--ignore=tests/servers", "--tb=short")
 SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] ([^:]+\.py)(?::\d+)?: (.*)$", re.MULTILINE)
-OFF = re.compile(r"^extension (\w+) is off: it requires \w+$", re.MULTILINE)
+OFF = re.compile(r"^extension (\w+) is disabled because it requires \w+$", re.MULTILINE)
 """The line of an extension that requires the deleted one."""
 CHAT = """
 from app.core.application import create_app

@@ -202,7 +202,7 @@ def test_messages_have_blocks_for_thought_text_and_calls(
     claude: anthropic.Anthropic, stream: bool
 ) -> None:
     def message(text: str, **fields: Any) -> Any:
-        body = {"model": "tiny", "max_tokens": 200, "messages": user(text), **reply}
+        body = {"model": "tiny", "max_tokens": 200, "messages": user(text), **fields}
         if not stream:
             return claude.messages.create(**body)
         with claude.messages.stream(**body) as events:

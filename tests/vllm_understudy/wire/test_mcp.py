@@ -197,7 +197,7 @@ def test_invalid_rules_are_rejected_when_the_test_sets_them() -> None:
             mcp.fault("hang", second=3)
         with pytest.raises(ValueError, match="times must be at least 1"):
             mcp.reply("search", "x", times=0)
-        with pytest.raises(ValueError, match="tool search: is not JSON"):
+        with pytest.raises(ValueError, match="tool search is not valid JSON"):
             mcp.tool("search", {1, 2})  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="when must be a mapping"):
             mcp.fault("hang", when=["city"])

@@ -84,7 +84,7 @@ def test_offline_mode_uses_only_the_cache(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[:3] == ["somebody/small", "somebody/small", "embedded"]
     stopped = ["nobody/nothing", "no name at all", "somebody/without"]
-    assert [line.split(" is neither")[0] for line in lines[3:]] == [
+    assert [line.split(" was not found")[0] for line in lines[3:]] == [
         f"stopped: {name}" for name in stopped
     ]
     assert done.stderr.count("WARNING") == len(done.stderr.splitlines()) == 1

@@ -55,4 +55,4 @@ def test_a_missing_dask_is_reported_in_one_line(python: Path) -> None:
     plan = planning_words()
     done = run(python, *plan, "--backend", "dask=127.0.0.1:1", cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: --backend: needs distributed: pip install -e '.[dask]'\n"
+    assert done.stderr == "error: --backend: requires distributed: pip install -e '.[dask]'\n"
