@@ -123,6 +123,8 @@ class Handoffs:
         """Returns the read of a request's blocks, whose lease is extended from now on."""
         if isinstance(self.dialect, EarlyDialect) and isinstance(self.reads, LateReads):
             source = self.dialect.lease_source(request)
+            if source is not None and source.engine_id == self.name():
+                source = None  # a prompt that waits for room would keep its own blocks
             return self.reads.expect_at(partial(self.dialect.locate, request), source)
         return self.reads.expect(source_of(request.source or {}))
 

@@ -69,11 +69,13 @@ class Leases:
         """Starts a lease; `release` frees its blocks."""
         if len(self._leases) >= MAX_LEASES:
             self._expire(next(iter(self._leases)))
-        if request_id in self._leases:
-            self._expire(request_id)
+        replaced = self._leases.pop(request_id, None)
         end_s = self._now() + self._duration_s
         self._leases[request_id] = Lease(release, end_s)
         self._watch(request_id, end_s)
+        # Last, because released blocks start prompts: one may have this id, and end at once.
+        if replaced is not None:
+            self._end(request_id, replaced)
 
     def respond(self, message: LeaseMessage) -> str:
         """Carries out a message of a decode pod; returns the problem, or an empty text."""
@@ -148,7 +150,9 @@ class Leases:
         self._wheel.add(self._alarm_s, self)
 
     def _expire(self, request_id: str) -> None:
-        lease = self._leases.pop(request_id)
+        self._end(request_id, self._leases.pop(request_id))
+
+    def _end(self, request_id: str, lease: Lease) -> None:
         self._counters.expired()
         log.warning("the lease of request %s has expired; its blocks are released", request_id)
         lease.release()

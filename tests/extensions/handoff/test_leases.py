@@ -79,6 +79,18 @@ def test_a_request_id_that_comes_again_releases_the_earlier_blocks(holder: Holde
     assert len(holder.leases) == 1
 
 
+def test_released_blocks_may_start_a_prompt_with_the_same_id(holder: Holder) -> None:
+    def release_first() -> None:
+        holder.released.append("first")
+        holder.leases.hold("a", partial(holder.released.append, "third"))
+
+    holder.leases.hold("a", release_first)
+    holder.leases.hold("a", partial(holder.released.append, "second"))
+    assert holder.released == ["first", "second"]
+    holder.clock.advance(4)
+    assert holder.released == ["first", "second", "third"]
+
+
 def test_the_oldest_lease_ends_above_the_limit(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

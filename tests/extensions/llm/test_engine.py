@@ -179,7 +179,7 @@ def test_refusals(folder: Path) -> None:
         engine.add_request("twice", [1], GREEDY)
     run_all(engine)
     for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
-        with pytest.raises(ModelLoadError, match=f"{name} should be at least"):
+        with pytest.raises(ModelLoadError, match=f"{name} must be at least"):
             EngineOptions(**{name: 0})
     with pytest.raises(RequestError, match="accepts at most 1023"):  # the model's own limit
         make_engine(folder, max_seq_length=4096).add_request("long", [1] * 1024, GREEDY)

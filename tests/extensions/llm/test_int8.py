@@ -134,7 +134,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceManager, "detect_device", staticmethod(lambda device: "cuda"))
     with pytest.raises(
         ModelLoadError,
-        match="int8 is supported on CPUs only, not on cuda: choose bfloat16 or float32",
+        match="int8 is supported only on CPUs, not on cuda; choose bfloat16 or float32",
     ):
         DeviceManager("cuda", "int8")
 

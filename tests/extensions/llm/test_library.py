@@ -77,7 +77,7 @@ def test_each_prompt_may_have_parameters_of_its_own(llm: LLM, model: str) -> Non
         for prompt, prompt_params in zip(PROMPTS, params, strict=False)
     ]
     assert [result["token_ids"] for result in alone] == [result["token_ids"] for result in results]
-    with pytest.raises(RequestError, match="2 sampling_params were given for 1 prompts"):
+    with pytest.raises(RequestError, match="2 sampling_params were provided for 1 prompts"):
         llm.generate("Hello", params[:2])
 
     async def talk() -> list[dict[str, object]]:

@@ -105,7 +105,7 @@ def said(engine: LLMEngine, order: list[int], pauses: list[int]) -> dict[str, li
     outputs: dict[str, list[Output]] = {}
 
     def note(outputs_of_step: list[Output]) -> None:
-        for output in outputs_of_request:
+        for output in outputs_of_step:
             outputs.setdefault(f"{output.sequence.request_id} {output.sequence.index}", []).append(
                 output
             )

@@ -36,10 +36,12 @@ def test_weights_that_are_cut_off_or_wrong(broken: Path) -> None:
         (broken / WEIGHTS).write_bytes(content[:size])
         assert "truncated" in refusal(broken)
     save_file(tensors | {UP: torch.zeros(96, 63)}, broken / WEIGHTS)
-    assert refusal(broken) == f"The tensor {UP} is [96, 63], but the configuration has [96, 64]."
+    assert refusal(broken) == (
+        f"The tensor {UP} has the shape [96, 63], but the configuration requires [96, 64]."
+    )
     del tensors[UP]
     save_file(tensors, broken / WEIGHTS)
-    assert refusal(broken) == f"The weights have no tensor {UP}."
+    assert refusal(broken) == f"The weights do not contain the tensor {UP}."
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_weights_that_are_cut_off_or_wrong(broken: Path) -> None:
         ({"num_key_value_heads": 3}, "must be a multiple of"),
         ({"hidden_act": "gelu"}, "The activation gelu"),
         ({"use_sliding_window": True}, "Sliding window"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "Rope of type yarn"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "RoPE of type yarn"),
     ],
     ids=str,
 )
@@ -64,7 +66,7 @@ def test_configuration(broken: Path, changes: dict[str, object], message: str) -
 
 def test_files_that_are_missing_or_no_json(broken: Path) -> None:
     (broken / WEIGHTS).rename(broken / "weights")
-    assert "has no .safetensors file" in refusal(broken)
+    assert "does not contain a .safetensors file" in refusal(broken)
     (broken / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "b.safetensors"}})
     )
@@ -93,7 +95,7 @@ def test_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
     for name in ("cuda:7", "cuda:x", "cpu:1", "tpu", "mps"):
         assert DeviceManager(name).device.type == "cpu"
         assert name in caplog.text
-    with pytest.raises(ModelLoadError, match="float16 is not supported on a CPU"):
+    with pytest.raises(ModelLoadError, match="float16 is not supported on CPUs"):
         DeviceManager("cpu", "float16")
     with pytest.raises(ModelLoadError, match="dtype int3"):
         DeviceManager("cpu", "int3")

@@ -101,7 +101,10 @@ def test_it_writes_over_nothing_unless_it_is_told_to(
     mine.parent.mkdir()
     mine.write_text("mine")
     assert main(["init", str(tmp_path)]) == 1
-    assert capsys.readouterr() == ("", f"error: {mine} already exists; use --force to overwrite it\n")
+    assert capsys.readouterr() == (
+        "",
+        f"error: {mine} already exists; use --force to overwrite it\n",
+    )
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
     assert mine.read_text() == "mine"
     assert main(["init", "--force", str(tmp_path)]) == 0

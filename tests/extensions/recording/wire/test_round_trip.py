@@ -82,7 +82,10 @@ def test_recorder_that_cannot_start_prints_the_reason(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for words, line in (
-        (("nowhere", "--out", "r"), "error: target nowhere: must be a URL such as http://host:8000"),
+        (
+            ("nowhere", "--out", "r"),
+            "error: target nowhere: must be a URL such as http://host:8000",
+        ),
         (("http://x", "--out", "/"), "error: /: already exists"),
         (("http://x", "--out", "none/r"), "error: none/r cannot be written"),
     ):
