@@ -156,7 +156,11 @@ def test_refusals(tmp_path: Path) -> None:
             {"quantised": "Q5_0"},
             r"token_embd.weight is of type 6; only F32, .* are supported",
         ),
-        ("llama", {"feed_forward": 95}, r"mlp.gate_proj.weight is \[96, 64\], .* has \[95, 64\]"),
+        (
+            "llama",
+            {"feed_forward": 95},
+            r"mlp.gate_proj.weight has the shape \[96, 64\], .* requires \[95, 64\]",
+        ),
     ):
         write(tmp_path, file, kind, **changes)
         with pytest.raises(ModelLoadError, match=message):

@@ -72,9 +72,9 @@ def test_files_that_are_missing_or_no_json(broken: Path) -> None:
     )
     assert "is missing" in refusal(broken)
     (broken / "config.json").write_text("{")
-    assert "not readable JSON" in refusal(broken)
+    assert "is not valid JSON" in refusal(broken)
     (broken / "config.json").unlink()
-    assert "has no config.json" in refusal(broken)
+    assert "does not contain config.json" in refusal(broken)
 
 
 def test_a_model_that_is_larger_than_the_memory(
