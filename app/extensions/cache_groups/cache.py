@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.engine.kvcache.block_pool import Block
 from app.core.engine.kvcache.cache import MEDIUM, KVCacheManager
@@ -268,33 +269,26 @@ class GroupedCache(KVCacheManager):
                     self.pool.cache(block, group_key(hashes[position - first], group))
                     positions.append(position)
             if self._has_events:
-                self.pending.append(self._stored(sequence, hashes, group, positions))
+                event = self._stored_in_group(sequence, hashes, group, positions)
+                self.pending.append(event)
         sequence.cached_blocks = last
         sequence.last_hash = hashes[-1]
 
-    def _stored(
+    def _stored_in_group(
         self, sequence: CachedSequence, hashes: list[bytes], group: int, positions: list[int]
     ) -> BlockStored:
         """Returns the event of a group.
 
         As in vLLM, it has the tokens of all blocks, and the hashes of the cached ones.
         """
-        prompt = sequence.prompt
-        adapter = prompt.adapter
+        event = self._stored(sequence, hashes)
         spec = self.specs[group]
-        size = self.block_size
         first = sequence.cached_blocks
-        last = first + len(hashes)
-        published = prompt.keys.published(first, last)
-        return BlockStored(
-            block_hashes=self._wire([hashes[position - first] for position in positions]),
-            parent_block_hash=self._wire([sequence.last_hash])[0] if first else None,
-            token_ids=self._token_ids(sequence, first * size, last * size),
-            block_size=size,
-            lora_id=adapter.id if adapter else None,
-            medium=MEDIUM,
-            lora_name=adapter.name if adapter else None,
-            extra_keys=[published[position - first] for position in positions] or None,
+        extra_keys = event.extra_keys or ()
+        return replace(
+            event,
+            block_hashes=[event.block_hashes[position - first] for position in positions],
+            extra_keys=[extra_keys[position - first] for position in positions] or None,
             group_idx=group,
             kv_cache_spec_kind=spec.kind,
             kv_cache_spec_sliding_window=spec.window,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 FULL = "full_attention"
@@ -14,7 +12,6 @@ SLIDING = "sliding_attention"
 LINEAR = "linear_attention"
 MAX_LAYERS = 1024
 MAX_GROUPS = 64
-CONFIG_LIMIT_BYTES = 4 << 20
 
 GroupKind: TypeAlias = Literal["full_attention", "sliding_window", "mamba"]
 """Kinds of groups, as vLLM's events name them."""
@@ -71,37 +68,6 @@ class ModelConfig(LayerConfig):
     """A model's config.json; a multimodal model has its layers in `text_config`."""
 
     text_config: LayerConfig | None = None
-
-
-PRESETS = {
-    "gpt-oss": LayerConfig([SLIDING, FULL] * 12, 128),
-    "gemma-3": LayerConfig(([SLIDING] * 5 + [FULL]) * 8, 1024),
-    "qwen3-next": LayerConfig(([LINEAR] * 3 + [FULL]) * 12),
-}
-"""Layers of gpt-oss-20b, Gemma 3 12B and Qwen3-Next-80B-A3B."""
-
-
-def read_layers(name: str) -> LayerConfig:
-    """Returns the layers of a preset, or of the config.json at a path.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-    preset = PRESETS.get(name)
-    if preset is not None:
-        return preset
-    try:
-        with Path(name).open("rb") as file:
-            content = file.read(CONFIG_LIMIT_BYTES)
-        config = msgspec.json.decode(content, type=ModelConfig)
-    except OSError as error:
-        presets = ", ".join(PRESETS)
-        raise ValueError(
-            f"{name} is neither one of {presets} nor a readable file: {error.strerror}"
-        ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{name}: {error}") from None
-    return config.text_config or config
 
 
 def group_layers(config: LayerConfig) -> list[GroupSpec]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from app.extensions.cache_groups.layers import GroupSpec, group_layers, read_layers
+from app.extensions.cache_groups.layers import GroupSpec, group_layers
+from app.extensions.cache_groups.presets import read_layers
 from app.extensions.cache_groups.settings import CacheGroupsSettings
 from config import ConfigError, Settings
 

@@ -17,8 +17,9 @@ from app.core.engine.outputs import Started, Tokens
 from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Reply
 from app.extensions.cache_groups.cache import GroupedCache
-from app.extensions.cache_groups.layers import PRESETS, LayerConfig, group_layers
+from app.extensions.cache_groups.layers import LayerConfig, group_layers
 from app.extensions.cache_groups.options import CacheOptions
+from app.extensions.cache_groups.presets import PRESETS
 from config.settings import LatencySettings, SchedulingSettings, Settings, StepSettings
 from tests.core.engine.harness import engine_request, sections_of
 

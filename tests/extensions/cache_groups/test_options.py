@@ -7,7 +7,8 @@ import pytest
 
 from app.core.settings import load
 from app.extensions.cache_groups import CacheGroups
-from app.extensions.cache_groups.layers import PRESETS, GroupSpec, group_layers, read_layers
+from app.extensions.cache_groups.layers import GroupSpec, group_layers
+from app.extensions.cache_groups.presets import PRESETS, read_layers
 from config import ConfigError
 from tests.application import app_of
 

@@ -234,27 +234,32 @@ class KVCache:
         """Caches the next blocks of a sequence under `hashes`, and records the event."""
         first = sequence.cached_blocks
         last = first + len(hashes)
-        size = self.block_size
-        prompt = sequence.prompt
         for block, block_hash in zip(sequence.blocks[first:last], hashes, strict=True):
             self.pool.cache(block, block_hash)
         if self._has_events:
-            adapter = prompt.adapter
-            stored = BlockStored(
-                block_hashes=self._wire(hashes),
-                parent_block_hash=self._wire([sequence.last_hash])[0] if first else None,
-                token_ids=self._token_ids(sequence, first * size, last * size),
-                block_size=size,
-                lora_id=adapter.id if adapter else None,
-                medium=MEDIUM,
-                lora_name=adapter.name if adapter else None,
-                extra_keys=prompt.keys.published(first, last),
-                group_idx=GROUP,
-                kv_cache_spec_kind=SPEC_KIND,
-            )
-            self.pending.append(stored)
+            self.pending.append(self._stored(sequence, hashes))
         sequence.cached_blocks = last
         sequence.last_hash = hashes[-1]
+
+    def _stored(self, sequence: CachedSequence, hashes: list[bytes]) -> BlockStored:
+        """Returns the event of the next blocks of a sequence, before they are counted."""
+        first = sequence.cached_blocks
+        last = first + len(hashes)
+        size = self.block_size
+        prompt = sequence.prompt
+        adapter = prompt.adapter
+        return BlockStored(
+            block_hashes=self._wire(hashes),
+            parent_block_hash=self._wire([sequence.last_hash])[0] if first else None,
+            token_ids=self._token_ids(sequence, first * size, last * size),
+            block_size=size,
+            lora_id=adapter.id if adapter else None,
+            medium=MEDIUM,
+            lora_name=adapter.name if adapter else None,
+            extra_keys=prompt.keys.published(first, last),
+            group_idx=GROUP,
+            kv_cache_spec_kind=SPEC_KIND,
+        )
 
     def _token_ids(self, sequence: CachedSequence, start: int, stop: int) -> list[int]:
         """Returns the ids of tokens `start` to `stop` (exclusive) of prompt and reply."""

@@ -1,0 +1,38 @@
+"""Layers of a model: of one that has a name, or of a config.json."""
+
+from pathlib import Path
+
+import msgspec
+
+from app.extensions.cache_groups.layers import FULL, LINEAR, SLIDING, LayerConfig, ModelConfig
+
+CONFIG_LIMIT_BYTES = 4 << 20
+PRESETS = {
+    "gpt-oss": LayerConfig([SLIDING, FULL] * 12, 128),
+    "gemma-3": LayerConfig(([SLIDING] * 5 + [FULL]) * 8, 1024),
+    "qwen3-next": LayerConfig(([LINEAR] * 3 + [FULL]) * 12),
+}
+"""Layers of gpt-oss-20b, Gemma 3 12B and Qwen3-Next-80B-A3B."""
+
+
+def read_layers(name: str) -> LayerConfig:
+    """Returns the layers of a preset, or of the config.json at a path.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    preset = PRESETS.get(name)
+    if preset is not None:
+        return preset
+    try:
+        with Path(name).open("rb") as file:
+            content = file.read(CONFIG_LIMIT_BYTES)
+        config = msgspec.json.decode(content, type=ModelConfig)
+    except OSError as error:
+        presets = ", ".join(PRESETS)
+        raise ValueError(
+            f"{name} is neither one of {presets} nor a readable file: {error.strerror}"
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}: {error}") from None
+    return config.text_config or config
