@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.core.protocol.tokenize import ScoreTextRequest
 from app.core.server.http.context import RequestContext
 from app.extensions.kv_index.indexer_proto import (
     GET_POD_SCORES,
     GetPodScoresResponse,
     Proto,
 )
+from app.extensions.kv_index.routed import RoutedTextRequest
 from app.extensions.kv_index.routes import INDEX_ERRORS, KvIndexHandlers, api_error
 from app.extensions.kv_index.service import KvIndex
 from config.settings import Settings
@@ -34,7 +34,7 @@ class IndexerRpc:
 
         A pod with rank 0 only has no rank in the answer.
         """
-        body = ScoreTextRequest(
+        body = RoutedTextRequest(
             model=request.model_name or None,
             prompt=request.prompt,
             pods=list(request.pod_identifiers),

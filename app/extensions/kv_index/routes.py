@@ -2,22 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Annotated, TypeVar
-
-from msgspec import Meta
+from typing import TypeVar
 
 from app.core.api.chat.prompt import chat_options
 from app.core.api.chat.rules import ChatRules
 from app.core.engine.kvcache.hashing import Placeholder
 from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.decoding import Request, decode
-from app.core.protocol.tokenize import ScoreChatRequest, ScoreTextRequest, ScoreTokensRequest
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import ApiError, bad_request, not_found, timed_out, unavailable
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get, post
 from app.core.text.base import TokenizerLoadError
 from app.extensions.kv_index.backend import BackendUnavailableError
+from app.extensions.kv_index.routed import (
+    RoutedChatRequest,
+    RoutedRequest,
+    RoutedTextRequest,
+    RoutedTokensRequest,
+)
 from app.extensions.kv_index.scorer import PodScore
 from app.extensions.kv_index.service import KvIndex
 from app.extensions.kv_index.settings import KVIndexSettings
@@ -26,37 +29,6 @@ from app.extensions.kv_index.tokenizers import UnknownModelError
 from config.settings import Settings
 
 T = TypeVar("T", bound=Request)
-ScoreRequest = ScoreTextRequest | ScoreChatRequest | ScoreTokensRequest
-Rank = Annotated[int, Meta(ge=0, le=65_535)]
-
-
-class RoutedTextRequest(ScoreTextRequest, kw_only=True):
-    """The body of ``POST /score_completions``."""
-
-    routed_to: str | None = None
-    """Pod that has just received the prompt."""
-    routed_rank: Rank = 0
-    """Data parallel rank of this pod."""
-
-
-class RoutedChatRequest(ScoreChatRequest, kw_only=True):
-    """The body of ``POST /score_chat_completions``."""
-
-    routed_to: str | None = None
-    """Pod that has just received the prompt."""
-    routed_rank: Rank = 0
-    """Data parallel rank of this pod."""
-
-
-class RoutedTokensRequest(ScoreTokensRequest, kw_only=True):
-    """The body of ``POST /score_tokens``."""
-
-    routed_to: str | None = None
-    """Pod that has just received the prompt."""
-    routed_rank: Rank = 0
-    """Data parallel rank of this pod."""
-
-
 INDEX_ERRORS = (
     UnknownModelError,
     TokenizerLoadError,
@@ -65,7 +37,6 @@ INDEX_ERRORS = (
     BackendUnavailableError,
 )
 """Errors of the index that are answered with a status."""
-RoutedRequest = RoutedTextRequest | RoutedChatRequest | RoutedTokensRequest
 
 
 def routes(index: KvIndex, settings: Settings) -> list[Route]:
@@ -126,21 +97,18 @@ class KvIndexHandlers:
         """The state of the index; sizes and pods are null while its backend does not answer."""
         return json_response({"backend": self._settings.kv_index_backend, **self._index.stats()})
 
-    def score_text(self, request: ScoreTextRequest) -> object:
+    def score_text(self, request: RoutedTextRequest) -> object:
         """The score of every pod that has the beginning of a text."""
-        tokens = self._index.tokenization.encode(
-            self._tokenizer_model(request), request.prompt, request.add_special_tokens
-        )
-        return by_pod(self._scores(request, tokens))
+        return by_pod(self.text_scores(request))
 
-    def text_scores(self, request: ScoreTextRequest) -> list[PodScore] | None:
+    def text_scores(self, request: RoutedTextRequest) -> list[PodScore] | None:
         """Returns the scores for a text, the best first; None without a full block."""
         tokens = self._index.tokenization.encode(
             self._tokenizer_model(request), request.prompt, request.add_special_tokens
         )
         return self._scores(request, tokens)
 
-    def score_chat(self, request: ScoreChatRequest) -> object:
+    def score_chat(self, request: RoutedChatRequest) -> object:
         """The score of every pod that has the beginning of a conversation."""
         options = chat_options(request, self._chat_rules)
         model = self._tokenizer_model(request)
@@ -153,7 +121,7 @@ class KvIndexHandlers:
         scores = by_pod(self._scores(request, tokens))
         return {"podScores": scores, "templated_messages": text}
 
-    def score_tokens(self, request: ScoreTokensRequest) -> object:
+    def score_tokens(self, request: RoutedTokensRequest) -> object:
         """The score of every pod for a prompt of token ids, in full."""
         media = [
             Placeholder(span.identifier, span.offset, span.length) for span in request.media or ()
@@ -169,12 +137,12 @@ class KvIndexHandlers:
             }
         return {"blocks": len(request.tokens) // self._index.index.block_size, "scores": cards}
 
-    def _base_model(self, request: ScoreRequest) -> str:
+    def _base_model(self, request: RoutedRequest) -> str:
         """Returns the model of a request; a served name stands for the server's model."""
         name = request.model or self._model
         return self._aliases.get(name, name)
 
-    def _tokenizer_model(self, request: ScoreRequest) -> str:
+    def _tokenizer_model(self, request: RoutedRequest) -> str:
         """Returns the model whose tokenizer reads the prompt; for an adapter its base model."""
         model = self._base_model(request)
         if model == self._model:
@@ -182,12 +150,12 @@ class KvIndexHandlers:
         return self._index.index.base_model(model)
 
     def _scores(
-        self, request: ScoreRequest, tokens: Sequence[int], media: Sequence[Placeholder] = ()
+        self, request: RoutedRequest, tokens: Sequence[int], media: Sequence[Placeholder] = ()
     ) -> list[PodScore] | None:
         """Returns the scores, the best first; None for a prompt without a full block."""
         if len(tokens) < self._index.index.block_size:
             return None
-        if isinstance(request, RoutedRequest) and request.routed_to:
+        if request.routed_to:
             self._add_routed(request.routed_to, request, tokens, media)
         return self._index.index.score(
             self._base_model(request),
