@@ -109,13 +109,13 @@ class OpenedScripts:
         return script_routes(self.script_set, self._parts.peers)
 
 
-def _inherited(owner: RuleOwner) -> Inherited:
-    """Returns what this worker has from its arbiter; nothing where there is no arbiter."""
-    from app.extensions.scripts.script_set import NOTHING_INHERITED, Inherited
+def _inherited(owner: RuleOwner) -> Inherited | None:
+    """Returns what this worker has from its arbiter; None without an arbiter."""
+    from app.extensions.scripts.script_set import Inherited
     from app.extensions.scripts.shared_uses import SharedUses
 
     if not owner.has_arbiter:
-        return NOTHING_INHERITED
+        return None
     uses = None
     if owner.uses_file is not None:
         uses = SharedUses(owner.uses_file.fileno())

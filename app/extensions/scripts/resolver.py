@@ -75,8 +75,7 @@ class ScriptResolver:
         """Returns whether a test has set rules that may answer a request to this path."""
         if context.path not in FAMILIES:
             return False
-        scope = context.headers.get(SCOPE.lower())
-        return any(added.scope in (None, scope) for added in self.book.added)
+        return bool(self.book.added_for(context.headers.get(SCOPE.lower())))
 
     def direct(
         self,

@@ -159,9 +159,6 @@ class Inherited(Struct, frozen=True):
     """Answers of rules with `times` on all ranks; None on a server of one rank."""
 
 
-NOTHING_INHERITED = Inherited()
-
-
 class ScriptSet:
     """All scripts of a server. `now` returns monotonic seconds, `unix` Unix seconds."""
 
@@ -174,14 +171,14 @@ class ScriptSet:
         now: Callable[[], float],
         unix: Callable[[], float],
         accepts: Accepts,
-        inherited: Inherited = NOTHING_INHERITED,
+        inherited: Inherited | None = None,
     ) -> None:
         """`files` lists model (empty for all) and path, in order.
 
         Raises:
             ScriptError: A file is invalid, and was not read before.
         """
-        self._inherited = inherited
+        self._inherited = inherited or Inherited()
         self._now = now
         self._unix = unix
         self._rng = rng
@@ -382,10 +379,13 @@ class ScriptSet:
     def has_replies_for(self, request: MatchedRequest) -> bool:
         """Returns whether a test has set replies of the kind, and in the scope, of a request."""
         return any(
-            added.scope in (None, request.scope)
-            and added.state.action.result_kind == request.result_kind
-            for added in self.added
+            added.state.action.result_kind == request.result_kind
+            for added in self.added_for(request.scope)
         )
+
+    def added_for(self, scope: str | None) -> list[AddedRule]:
+        """Returns the rules of run time that apply to the requests of a scope."""
+        return [added for added in self.added if added.scope in (None, scope)]
 
     def explain_unmatched(self, request: MatchedRequest) -> str:
         """Returns a sentence with the rule that is nearest to a request without a decision."""
@@ -668,7 +668,7 @@ def open_scripts(
     schemas: SchemaCompiler,
     rng: Random,
     now: Callable[[], float],
-    inherited: Inherited,
+    inherited: Inherited | None,
 ) -> ScriptSet:
     """Opens the scripts of the settings.
 
