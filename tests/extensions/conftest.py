@@ -1,6 +1,6 @@
 """Leaves out tests of extensions that do not require one another, if one of them was deleted."""
 
-from app.core.built_in import present_extensions
+from tests.present import is_present
 
 OTHER_EXTENSIONS = {
     "console/wire/test_axis.py": "lab",
@@ -47,7 +47,6 @@ OTHER_EXTENSIONS = {
     "tool_calls/test_responses.py": "responses",
 }
 """File of tests -> the other extensions that it needs, separated by spaces."""
-PRESENT = {extension.name for extension in present_extensions()}
 collect_ignore = [
-    file for file, names in OTHER_EXTENSIONS.items() if not PRESENT.issuperset(names.split())
+    file for file, names in OTHER_EXTENSIONS.items() if not all(map(is_present, names.split()))
 ]

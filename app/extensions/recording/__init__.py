@@ -104,8 +104,9 @@ class Recordings(Extension):
         return json_response(self._replay.report())
 
     def services(self) -> Sequence[BackgroundService]:
-        """Returns the file that gets the exchanges with targets."""
-        return () if self._upstream is None else (self._upstream.file,)
+        """Returns the recording, and the file that gets the exchanges with targets."""
+        recording = self._replay.recording
+        return (recording,) if self._upstream is None else (recording, self._upstream.file)
 
 
 def _command(module: str, about: str) -> Command:

@@ -2,8 +2,8 @@
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,8 @@ from tests.extensions.recording.test_script import TOOLS, choice, whole
 
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]
 AGENT = "agent/1.2"
-
-
-@pytest.fixture(autouse=True)
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recording]]:
-    """The recordings that servers of the test have opened; an application has no end."""
-    recordings: list[Recording] = []
-
-    class Tracked(Recording):
-        def __init__(self, *words: Any, **fields: Any) -> None:
-            super().__init__(*words, **fields)
-            recordings.append(self)
-
-    monkeypatch.setattr("app.extensions.recording.opening.Recording", Tracked)
-    yield recordings
-    for recording in recordings:
-        recording.close()
+Serve = Callable[..., Any]
+"""Starts a server that replays a recording, with flags, and returns its client."""
 
 
 def step(replies: int, date: str = "today", **fields: Any) -> dict[str, Any]:
@@ -60,9 +46,18 @@ def file(tmp_path: Path) -> str:
     return written(tmp_path / "session.jsonl", session())
 
 
-def served(recording: str, *flags: str) -> Any:
-    words = ["--force-dummy-tokenizer", "--model=m", "--replay", recording, *flags]
-    return create_app(load([*words, "--replay-by", "turn"], {})).test_client()
+@pytest.fixture
+def served() -> Iterator[Serve]:
+    """Starts servers that replay a recording, in this process; they close it at the end."""
+    with ExitStack() as applications:
+
+        def serve(recording: str, *flags: str) -> Any:
+            words = ["--force-dummy-tokenizer", "--model=m", "--replay", recording, *flags]
+            app = create_app(load([*words, "--replay-by", "turn"], {}))
+            applications.callback(app.end)
+            return app.test_client()
+
+        yield serve
 
 
 def text(client: Any, body: dict[str, Any], **headers: str) -> Any:
@@ -72,7 +67,9 @@ def text(client: Any, body: dict[str, Any], **headers: str) -> Any:
     return answer.get_json()["choices"][0]["message"]["content"]
 
 
-def test_replay_by_turn_answers_by_the_number_of_replies_whatever_the_texts(file: str) -> None:
+def test_replay_by_turn_answers_by_the_number_of_replies_whatever_the_texts(
+    file: str, served: Serve
+) -> None:
     client = served(file, "--replay-miss", "not-found")
     assert [text(client, step(number, "tomorrow")) for number in (2, 0, 1)] == [
         "three",
@@ -84,13 +81,13 @@ def test_replay_by_turn_answers_by_the_number_of_replies_whatever_the_texts(file
     assert text(client, step(0, stream=True)) == 404
 
 
-def test_parallel_calls_of_one_reply_count_as_one(file: str) -> None:
+def test_parallel_calls_of_one_reply_count_as_one(file: str, served: Serve) -> None:
     body = step(1)
     body["messages"].insert(2, {"role": "assistant", "content": "Let me look."})
     assert text(served(file), body) == "two"
 
 
-def test_a_body_that_is_no_conversation_is_compared_as_a_whole(file: str) -> None:
+def test_a_body_that_is_no_conversation_is_compared_as_a_whole(file: str, served: Serve) -> None:
     with closing(Recording(file, by_turn=True)) as recording:
         assert len(recording) == 4
     client = served(file, "--replay-miss", "not-found")
@@ -98,7 +95,9 @@ def test_a_body_that_is_no_conversation_is_compared_as_a_whole(file: str) -> Non
     assert answer.status_code == 404
 
 
-def test_fork_keeps_the_first_turns_and_a_script_continues(file: str, tmp_path: Path) -> None:
+def test_fork_keeps_the_first_turns_and_a_script_continues(
+    file: str, tmp_path: Path, served: Serve
+) -> None:
     out = tmp_path / "fork.jsonl"
     script = tmp_path / "s.yaml"
     script.write_text("rules:\n- then: {text: another way}\n")
@@ -113,7 +112,7 @@ def test_fork_keeps_the_first_turns_and_a_script_continues(file: str, tmp_path: 
 
 
 def test_fork_without_prompts_has_no_text_of_requests_and_replays_the_same(
-    file: str, tmp_path: Path
+    file: str, tmp_path: Path, served: Serve
 ) -> None:
     out = tmp_path / "fork.jsonl"
     assert main(["fork", file, "--without-prompts", "--out", str(out)]) == 0
@@ -179,7 +178,7 @@ def of_an_agent(tmp_path: Path) -> Iterator[str]:
 
 
 def test_another_version_of_the_agent_is_one_line_in_the_log(
-    of_an_agent: str, caplog: pytest.LogCaptureFixture
+    of_an_agent: str, caplog: pytest.LogCaptureFixture, served: Serve
 ) -> None:
     client = served(of_an_agent)
     with caplog.at_level(logging.WARNING):

@@ -53,7 +53,8 @@ def test_script_reproduces_the_recorded_replies(tmp_path: Path) -> None:
 def test_a_rule_of_a_test_answers_what_the_recording_does_not(tmp_path: Path) -> None:
     recording = written(tmp_path / "r", [whole(chat("Hi"), choice(content="recorded"))])
     flags = ["--force-dummy-tokenizer", "--model=m", f"--replay={recording}"]
-    client = create_app(load([*flags, "--replay-miss=not-found"], {})).test_client()
+    app = create_app(load([*flags, "--replay-miss=not-found"], {}))
+    client = app.test_client()
 
     def reply(text: str, scope: str = "") -> tuple[int, str]:
         headers = {"X-Understudy-Scope": scope}
@@ -70,3 +71,4 @@ def test_a_rule_of_a_test_answers_what_the_recording_does_not(tmp_path: Path) ->
         status, body = reply(text, scope)
         assert (status, "The recording does not contain a response" in body) == (404, True)
     assert client.post("/v1/unknown", headers={"X-Understudy-Scope": "one"}).status_code == 404
+    app.end()
