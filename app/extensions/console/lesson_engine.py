@@ -24,7 +24,7 @@ from app.core.engine.request import LENGTH, EngineRequest, Reply
 from app.core.engine.sections import EngineSections
 from app.extensions.console.bars import Origin
 from app.extensions.console.frames import Frame, Picture
-from app.extensions.console.lessons import Arrival, Lesson
+from app.extensions.console.lesson import Arrival, Lesson
 from app.extensions.console.observer import ObservedEngine, Observer
 from app.extensions.explanation.delays import DelayLog
 from config.settings import (
