@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+PROFILE = "qwen3-14b-h100"
+"""Profile of the engines of all lessons."""
+
 
 class Arrival(Struct, frozen=True, kw_only=True):
     """A request of a lesson."""
@@ -27,7 +30,7 @@ class EngineSize(Struct, frozen=True, kw_only=True):
     def flags(self) -> str:
         """Returns the flags of a server with this engine."""
         return (
-            f"--profile qwen3-14b-h100 --max-num-seqs {self.max_num_seqs} "
+            f"--profile {PROFILE} --max-num-seqs {self.max_num_seqs} "
             f"--num-gpu-blocks-override {self.num_gpu_blocks} "
             f"--max-num-batched-tokens {self.max_num_batched_tokens}"
         )
