@@ -24,7 +24,7 @@ from app.core.engine.request import LENGTH, EngineRequest, Reply
 from app.core.engine.sections import EngineSections
 from app.extensions.console.bars import Origin
 from app.extensions.console.frames import Frame, Picture
-from app.extensions.console.lessons import Arrival, Lesson
+from app.extensions.console.lesson import PROFILE, Arrival, Lesson
 from app.extensions.console.observer import ObservedEngine, Observer
 from app.extensions.explanation.delays import DelayLog
 from config.settings import (
@@ -35,7 +35,6 @@ from config.settings import (
     StepSettings,
 )
 
-PROFILE = "qwen3-14b-h100"
 MODEL = "lesson"
 BLOCK_SIZE = 16
 FRAME_S = 0.05
@@ -68,7 +67,6 @@ class LessonEngine:
         self._lesson = lesson
         self._clock = VirtualClock()
         self._token_ids = count(FIRST_UNIQUE_TOKEN)
-        self._ended = 0
         streams = Streams(SEED, 0)
         size = lesson.engine
         recorder = Recorder(
@@ -115,6 +113,7 @@ class LessonEngine:
         pause = Pace(time.monotonic)
         end_s = MAX_SECONDS
         sent = 0
+        ended = 0
         while self._clock.now() < end_s:
             frame_s = self._clock.now() + FRAME_S
             while sent < len(arrivals) and arrivals[sent].at_s <= frame_s:
@@ -124,9 +123,8 @@ class LessonEngine:
             self._advance_to(frame_s)
             frame = self._observer.frame()
             recording.append(frame)
-            self._ended += len(frame.ended)
-            if self._ended == len(arrivals):
-                self._ended = 0
+            ended += len(frame.ended)
+            if frame.ended and ended == len(arrivals):
                 end_s = self._clock.now() + TAIL_S
             pause()
         return recording

@@ -4,69 +4,16 @@
 its requests.
 """
 
-from collections.abc import Sequence
-
-from msgspec import Struct
-
-
-class Arrival(Struct, frozen=True, kw_only=True):
-    """A request of a lesson."""
-
-    at_s: float
-    prompt_tokens: int
-    output_tokens: int
-    prefix: int = 0
-    """Requests with the same number, other than 0, begin with the same tokens."""
-    is_remote: bool = False
-    """Another engine has computed the prompt; its KV cache is transferred."""
-
-
-class EngineSize(Struct, frozen=True, kw_only=True):
-    """Limits of the engine of a lesson, by the names of the settings."""
-
-    max_num_seqs: int = 32
-    num_gpu_blocks: int = 4096
-    max_num_batched_tokens: int = 8192
-
-    def flags(self) -> str:
-        """Returns the flags of a server with this engine."""
-        return (
-            f"--profile qwen3-14b-h100 --max-num-seqs {self.max_num_seqs} "
-            f"--num-gpu-blocks-override {self.num_gpu_blocks} "
-            f"--max-num-batched-tokens {self.max_num_batched_tokens}"
-        )
-
-
-class Lesson(Struct, frozen=True, kw_only=True):
-    """A load, and its explanation."""
-
-    name: str
-    """Part of the lesson's address."""
-    title: str
-    text: str
-    """Two sentences."""
-    engine: EngineSize
-    arrivals: Sequence[Arrival]
-
-
-def repeated(
-    count: int, every_s: float, prompt_tokens: int, output_tokens: int, prefix: int = 0
-) -> list[Arrival]:
-    """Returns equal requests at equal intervals, from 0.2 s on."""
-    return [
-        Arrival(
-            at_s=0.2 + number * every_s,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            prefix=prefix,
-        )
-        for number in range(count)
-    ]
-
+from app.extensions.console.lesson import Arrival, EngineSize, Lesson, repeated
 
 STREAMS = repeated(count=8, every_s=0.02, prompt_tokens=64, output_tokens=400)
 """Streams that another request disturbs, or does not."""
 LONG_PROMPT = 24_000
+LONG_BESIDE_STREAMS = (
+    *STREAMS,
+    Arrival(at_s=1.5, prompt_tokens=LONG_PROMPT, output_tokens=50),
+)
+"""Two lessons with engines of different step sizes have these requests."""
 LONG_PREFILL_S = 1.2
 """Time that another engine needs for the long prompt, about."""
 
@@ -105,10 +52,7 @@ LESSONS = (
             "prompt is sent later."
         ),
         engine=EngineSize(max_num_batched_tokens=1024),
-        arrivals=[
-            *STREAMS,
-            Arrival(at_s=1.5, prompt_tokens=LONG_PROMPT, output_tokens=50),
-        ],
+        arrivals=LONG_BESIDE_STREAMS,
     ),
     Lesson(
         name="prefix-hit",
@@ -122,12 +66,8 @@ LESSONS = (
         ),
         engine=EngineSize(),
         arrivals=[
-            *(
-                Arrival(
-                    at_s=0.2 + 0.5 * number, prompt_tokens=6000, output_tokens=120, prefix=prefix
-                )
-                for number, prefix in enumerate((0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1))
-            ),
+            Arrival(at_s=0.2 + 0.5 * number, prompt_tokens=6000, output_tokens=120, prefix=prefix)
+            for number, prefix in enumerate((0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1))
         ],
     ),
     Lesson(
@@ -140,10 +80,7 @@ LESSONS = (
             "even the p99 hides."
         ),
         engine=EngineSize(max_num_batched_tokens=32_768),
-        arrivals=[
-            *STREAMS,
-            Arrival(at_s=1.5, prompt_tokens=LONG_PROMPT, output_tokens=50),
-        ],
+        arrivals=LONG_BESIDE_STREAMS,
     ),
     Lesson(
         name="prefill-decode-apart",

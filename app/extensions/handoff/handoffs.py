@@ -110,6 +110,12 @@ class Handoffs:
         self._channel.open()
         self.dialect.announce(request, self.name(), self._channel.port)
 
+    @property
+    def _store(self) -> ConnectorStore | None:
+        if self._cache is None:
+            return None
+        return self._cache.store
+
     def takes_part(self, request: EngineRequest) -> bool:
         """Returns whether the connector does anything with a request."""
         return any(part.takes_part(request) for part in self.parts)
@@ -217,9 +223,10 @@ class Handoffs:
 
     def send_chunks(self, receiver: Source, prompt: Prompt) -> None:
         """Copies a prompt into the store of another engine."""
-        if self._cache is None or not isinstance(self._cache.store, ChunkStore):
+        store = self._store
+        if not isinstance(store, ChunkStore):
             return
-        keys = self._cache.store.keys(prompt)
+        keys = store.keys(prompt)
         is_sent = True
         for start in range(0, len(keys), MAX_KEYS):
             part = Store(keys[start : start + MAX_KEYS])
@@ -228,21 +235,19 @@ class Handoffs:
             log.warning("the receiver %s of a prompt cannot be reached", receiver)
 
     def _receive(self, keys: ListOf[bytes]) -> None:
-        if self._cache is not None and isinstance(self._cache.store, ChunkStore):
-            self._cache.store.receive(keys)
+        store = self._store
+        if isinstance(store, ChunkStore):
+            store.receive(keys)
 
     def _holds(self, message: LeaseMessage) -> bool:
         return not isinstance(message, Heartbeat) and message.request_id in self.leases
 
     def _stored_blocks(self, keys: ListOf[bytes]) -> int:
         """Returns the number of leading keys that the connector's store has."""
-        if self._cache is None or self._cache.store is None:
+        store = self._store
+        if store is None:
             return 0
-        memo = self._cache.store.memo
-        for number, key in enumerate(keys):
-            if memo.get(key) is None:
-                return number
-        return len(keys)
+        return store.count(keys)
 
 
 def _release_nothing() -> None:

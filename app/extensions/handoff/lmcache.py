@@ -97,24 +97,13 @@ class ChunkStore(ConnectorStore):
         if not self._finds:
             return 0
         chunk_tokens = self._blocks_per_chunk * self.block_size
-        tokens = 0
-        for key in self.keys(prompt):
-            if self.memo.get(key) is None:
-                break
-            tokens += chunk_tokens
-        tokens = min(tokens, len(prompt.token_ids) - 1)
-        return max(0, tokens - cached)
+        tokens = self.count(self.keys(prompt)) * chunk_tokens
+        return max(0, min(tokens, len(prompt.token_ids) - 1) - cached)
 
     def keep(self, prompt: Prompt) -> None:
         """Stores the chunks of a prompt."""
         if self._keeps:
             self.receive(self.keys(prompt))
-
-    def receive(self, keys: Sequence[bytes]) -> None:
-        """Stores chunks by their keys."""
-        for key in keys:
-            if self.memo.get(key) is None:
-                self.memo.put(key, True, len(key))
 
 
 class LMCacheDialect(Dialect):

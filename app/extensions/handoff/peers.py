@@ -67,12 +67,7 @@ class PeerReads(LateReads):
         read.ready_s = self._now()
         if read.blocks:
             read.ready_s += read.transfer_s
-        self._wheel.add(read.ready_s, ScheduledCall(partial(self._copied, read)))
-
-    def _copied(self, read: PeerRead) -> None:
-        finish = self._end(read)
-        if finish is not None:
-            finish(True)
+        self._wheel.add(read.ready_s, ScheduledCall(partial(self._finish, read, is_complete=True)))
 
 
 class PeerDialect(EarlyDialect):

@@ -210,30 +210,31 @@ class Reads:
         if problem:
             self._fail(read, problem)
             return
-        finish = self._end(read)
-        if finish is not None:
-            finish(True)
+        self._finish(read, is_complete=True)
 
     def _fail(self, read: RemoteRead, problem: str) -> None:
         if read.is_over:
             return
         log.warning("the KV cache of a prompt cannot be read from %s: %s", read.source, problem)
         self._counters.transfer_failed()
-        finish = self._end(read)
-        if finish is not None:
-            finish(False)
+        self._finish(read, is_complete=False)
 
     def _notified(self, source: Source, problem: str) -> None:
         if problem in (UNREACHABLE, NO_ANSWER):
             log.warning("the notification of %s failed: %s", source, problem)
             self._counters.notification_failed()
 
-    def _end(self, read: RemoteRead) -> Finish | None:
+    def _finish(self, read: RemoteRead, is_complete: bool) -> None:
+        """Ends a read, and reports the result to its request."""
+        finish = read.finish
+        self._end(read)
+        if finish is not None:
+            finish(is_complete)
+
+    def _end(self, read: RemoteRead) -> None:
         read.is_over = True
         self._waiting.pop(read, None)
-        finish = read.finish
         read.finish = None
-        return finish
 
     def _beat(self) -> None:
         """Sends a heartbeat to each engine that holds blocks for waiting requests."""

@@ -61,14 +61,10 @@ class HandoffPart(ReplySequence):
         read = self.expect()
         dialect = self.handoffs.dialect
         if isinstance(dialect, EarlyDialect):
-            keys: ListOf[bytes] | None = None
-            if self._context.cache is not None:
-                keys = self.prompt.hashes
-            size = self.handoffs.block_size
-            # The last token is always computed.
-            dialect.prepare(
-                read, self.request, list(keys or ())[: (self.prompt_tokens - 1) // size]
-            )
+            keys: list[bytes] = []
+            if self._context.cache is not None and self.prompt.hashes is not None:
+                keys = self.prompt.hashes[: self._max_blocks]
+            dialect.prepare(read, self.request, keys)
         self.handoffs.reads.start(read, transfer_s, finish)
 
     def read_ended(self, is_complete: bool) -> bool:
@@ -90,15 +86,19 @@ class HandoffPart(ReplySequence):
         missing_tokens = self.prompt_tokens - self.cached_tokens - self.fetched_tokens
         return self.handoffs.dialect.loads_parts and missing_tokens <= self.handoffs.block_size
 
+    @property
+    def _max_blocks(self) -> int:
+        """Most blocks that a read can bring: the last token is always computed."""
+        return (self.prompt_tokens - 1) // self.handoffs.block_size
+
     def _load_blocks(self, is_complete: bool) -> None:
         """Counts the blocks that have arrived; those of the pod's own store may be more."""
         size = self.handoffs.block_size
-        most_blocks = (self.prompt_tokens - 1) // size
         blocks = 0
         if is_complete:
-            blocks = most_blocks
+            blocks = self._max_blocks
             if isinstance(self.read, PeerRead) and self.read.blocks is not None:
-                blocks = min(self.read.blocks, most_blocks)
+                blocks = min(self.read.blocks, blocks)
         fetched_tokens = max(0, blocks * size - self.cached_tokens)
         tier = "p2p"
         cache = self._context.cache

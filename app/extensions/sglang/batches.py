@@ -108,8 +108,8 @@ def batch_of(request: GenerateRequest, sampling: Sequence[SamplingParams]) -> Ba
     for params in sampling:
         params.check()
     prompts, is_list = prompts_of(request)
-    n = check_count(sampling, len(prompts))
     size = len(prompts)
+    n = check_count(sampling, size)
     parameters = list(sampling)
     if len(parameters) == 1:
         parameters *= size

@@ -53,10 +53,9 @@ def form_error(error: Exception) -> Response:
 def generate_error(error: Exception) -> Response:
     """Returns the response for an error of `/generate`."""
     api_error = as_sglang_error(error)
+    forget_frames(error)
     if isinstance(api_error, ContractError):
-        forget_frames(error)
         return json_response({"error": api_error.message}, api_error.status)
     if api_error.status != 400 or api_error.type == "Bad Request":
-        return form_error(error)
-    forget_frames(error)
+        return form_error(api_error)
     return json_response({"error": {"message": api_error.message}}, 400)

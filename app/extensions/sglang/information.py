@@ -14,6 +14,7 @@ from gevent.event import Event
 from msgspec import Meta, Struct
 
 from app.core.api.errors import as_api_error
+from app.core.base.metrics.instruments import CONTENT_TYPE
 from app.core.engine.kvcache.publishing import of_rank
 from app.core.engine.outputs import EngineOutput, Failed, Tokens
 from app.core.engine.request import EngineRequest
@@ -40,7 +41,6 @@ HEALTH_TIMEOUT_S = 20.0
 """Longest wait of /health_generate for a token, as in SGLang."""
 PROBE_INTERVAL_S = 0.1
 """Interval at which /health_generate looks for tokens of other requests."""
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 FIELDS_OF_SECTIONS = {"memory": "memory", "disagg": "disaggregation", "queues": "queues"}
 """Section of the query -> field of a load."""
@@ -170,7 +170,7 @@ class Information:
             loads = [load for load in loads if load.dp_rank == query.dp_rank]
         shown = [shown_load(load, sections) for load in loads]
         if query.format == "prometheus":
-            return Response(prometheus_text(shown).encode(), content_type=PROMETHEUS)
+            return Response(prometheus_text(shown).encode(), content_type=CONTENT_TYPE)
         return json_response(
             {
                 "timestamp": datetime.now(UTC).isoformat(),

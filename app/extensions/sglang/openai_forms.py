@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from app.core.server.http.response import Response
 
 GENERATING = frozenset(("/v1/chat/completions", "/v1/completions"))
+"""Routes that generate."""
 OTHER_FAMILIES = ("/v1/messages", "/v1/responses")
 """Routes whose errors have the form of another API, in SGLang too."""
 NATURAL_END = re.compile(rb'("finish_reason":"(?:stop|tool_calls)"),"stop_reason":null')

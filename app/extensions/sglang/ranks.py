@@ -9,8 +9,8 @@ from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import ApiError
 from app.core.server.http.response import Response
 from app.core.server.middleware.stack import Middleware
+from app.extensions.sglang.openai_forms import GENERATING
 
-OPENAI_ROUTES = frozenset(("/v1/chat/completions", "/v1/completions"))
 RANK_MARK = b"_rank"
 """Part of the names of the fields: bodies without it are not parsed."""
 
@@ -25,7 +25,7 @@ class DataParallelRanks(Middleware):
 
     def begin(self, context: RequestContext) -> Response | None:
         """Adds the header; an invalid body is left to the route."""
-        if context.label not in OPENAI_ROUTES or RANK_HEADER in context.headers:
+        if context.label not in GENERATING or RANK_HEADER in context.headers:
             return None
         try:
             body = self._body.read(context)

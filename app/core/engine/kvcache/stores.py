@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from app.core.engine.kvcache.hashing import Prompt
@@ -30,16 +31,24 @@ class ConnectorStore:
         """
         first = cached // self.block_size
         last = (len(prompt.token_ids) - 1) // self.block_size
-        tokens = 0
-        for key in (prompt.hashes or ())[first:last]:
+        return self.count((prompt.hashes or ())[first:last]) * self.block_size
+
+    def count(self, keys: Iterable[bytes]) -> int:
+        """Returns the number of stored keys before the first one that is missing."""
+        number = 0
+        for key in keys:
             if self.memo.get(key) is None:
                 break
-            tokens += self.block_size
-        return tokens
+            number += 1
+        return number
 
     def keep(self, prompt: Prompt) -> None:
         """Stores the blocks of a prompt."""
-        for key in prompt.hashes or ():
+        self.receive(prompt.hashes or ())
+
+    def receive(self, keys: Iterable[bytes]) -> None:
+        """Stores keys."""
+        for key in keys:
             if self.memo.get(key) is None:
                 self.memo.put(key, True, len(key))
 
@@ -65,8 +74,7 @@ class PromptStore(ConnectorStore):
     def keep(self, prompt: Prompt) -> None:
         """Stores the whole blocks of a prompt."""
         _, key = self._key(prompt, len(prompt.token_ids))
-        if self.memo.get(key) is None:
-            self.memo.put(key, True, DIGEST_BYTES)
+        self.receive([key])
 
 
 def store_of(connector: str, block_size: int) -> ConnectorStore | None:

@@ -78,14 +78,14 @@ class Chart {
 		const { axis } = this,
 			most = Math.max(1, ...series.flatMap(([, , value]) => this.points.map(value))) * 1.08,
 			y = (value) => low - ((low - 18) * value) / most;
-		const place = side ? width - RIGHT + 6 : axis.left - 8;
-		pen.textAlign = side ? "left" : "right";
-		pen.fillStyle = side ? COLOURS[series[0][1]] : COLOURS.muted;
-		if (side) pen.textAlign = "right";
+		const place = side ? width - RIGHT + 6 : axis.left - 8,
+			ink = side ? COLOURS[series[0][1]] : COLOURS.muted;
+		pen.textAlign = "right";
+		pen.fillStyle = ink;
 		pen.fillText(side ? this.right : this.unit, side ? width - 2 : place, 6);
 		if (side) pen.textAlign = "left";
 		for (const value of ticksTo(most, niceBelow(most / 2))) {
-			pen.fillStyle = side ? COLOURS[series[0][1]] : COLOURS.muted;
+			pen.fillStyle = ink;
 			pen.fillText(short(value), place, y(value));
 			if (side) continue;
 			pen.fillStyle = COLOURS.line;

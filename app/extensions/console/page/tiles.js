@@ -111,19 +111,15 @@ class Tiles {
 	}
 
 	render(model, points, latency, summary = {}) {
-		const point = points[points.length - 1];
+		const point = points[points.length - 1],
+			recent = points.filter((p) => p.at > model.at - SPARK_MS);
 		for (const { tile, value, of, canvas } of this.parts) {
 			value.textContent = tile.value(point, latency);
 			const line = tile.of(model, latency),
 				run = summary[tile.name];
 			of.textContent = run ? run.join("\n") : line;
 			of.title = run ? `${line}; whole run: ${run.join(", ")}` : line;
-			this.spark(
-				canvas,
-				points.filter((p) => p.at > model.at - SPARK_MS),
-				tile.spark || tile.curve,
-				model.at,
-			);
+			this.spark(canvas, recent, tile.spark || tile.curve, model.at);
 		}
 	}
 
