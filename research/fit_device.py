@@ -27,6 +27,7 @@ from msgspec import Struct, structs
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.kernel_constants import KERNELS
+from app.extensions.lab.costs.kernel_sum import sheet_rates
 from app.extensions.lab.costs.kernels import BYTES, ExpertLayer, Experts, Format, Product, Rates
 
 FOLDERS = {
@@ -150,11 +151,7 @@ class Tables:
         return found
 
     def at(self, kind: Format) -> Rates:
-        sheet = self.sheet
-        flops = sheet.flops_8bit or sheet.flops
-        if kind in ("bf16", "mxfp4", "int4"):
-            flops = sheet.flops
-        return Rates(sheet.bandwidth, flops * (2 if kind == "nvfp4" else 1), self.processors)
+        return sheet_rates(self.sheet, kind, self.processors)
 
 
 def products(tables: Tables) -> Iterator[tuple[str, Fit]]:

@@ -16,6 +16,8 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
+from msgspec.structs import replace
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from app.extensions.lab.costs.kernel_constants import KERNELS
 from app.extensions.lab.costs.kernel_sum import ProductSeconds, latent_products
@@ -34,7 +36,8 @@ DEEPSEEK = LatentShape(
     index_width=128,
 )
 DEEPSEEK_WIDTH = 7168
-TOP_TOKENS = 2048
+SHAPES = {"mla": DEEPSEEK, "sparse_attention": replace(DEEPSEEK, top_tokens=2048)}
+"""Folder of tables -> shape of the layer."""
 LEAST_HEADS = {"h100": 64, "h200": 64, "b200": 128, "b300": 128, "gb200": 128, "gb300": 128}
 """Heads of the kernels for chosen tokens."""
 FEWEST_HEADS = 4
@@ -74,9 +77,7 @@ class Layers:
 
     def decodes(self, kind: str, table: str, keys: str) -> Fit | None:
         """Fixed time, shares of bandwidth and arithmetic, time of each sequence, and of the index."""
-        latent = DEEPSEEK
-        if kind == "sparse_attention":
-            latent = LatentShape(**{**_fields(latent), "top_tokens": TOP_TOKENS})
+        latent = SHAPES[kind]
         number_bytes = 2 if keys == "bfloat16" else 1
         rates = self._tables.at("bf16")
 
@@ -113,9 +114,7 @@ class Layers:
 
         The last is no constant: vLLM fuses them when it compiles a model.
         """
-        latent = DEEPSEEK
-        if kind == "sparse_attention":
-            latent = LatentShape(**{**_fields(latent), "top_tokens": TOP_TOKENS})
+        latent = SHAPES[kind]
         rates = self._tables.at("bf16")
 
         def model(x: Sequence[float], row: Row) -> float:
@@ -181,10 +180,6 @@ class Layers:
             fit(decode, (8.0, 0.7), decodes, delta_heads, (FIXED, SHARE)),
             fit(prefill, (30.0, 0.3), prefills, delta_heads),
         )
-
-
-def _fields(latent: LatentShape) -> dict[str, int]:
-    return {name: getattr(latent, name) for name in latent.__struct_fields__}
 
 
 def heads_of(row: Row) -> object:

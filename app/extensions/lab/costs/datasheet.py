@@ -13,7 +13,8 @@ from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Pro
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT, Adjustment, find_adjustment
 from app.extensions.lab.costs.devices import DEVICES, Device
-from app.extensions.lab.costs.drafting import Drafter, Drafting, make_drafter
+from app.extensions.lab.costs.drafters import Drafter, make_drafter
+from app.extensions.lab.costs.drafting import Drafting
 from app.extensions.lab.costs.engine_options import BF16_BYTES, CacheFormat, EngineOptions
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
 from app.extensions.lab.costs.kernel_sum import KernelSum
@@ -245,22 +246,20 @@ def _drafting(
 ) -> Drafting:
     """Returns the costs of a drafter on the devices of its model."""
     device = DEVICES[device_name]
+    devices = options.tensor_parallel_size
     shape = drafter.shape
     draft = None
     if shape is not None:
         kernel_sum = _kernel_sum(
             shape, drafter.storage, device_name=device_name, options=options, cache=cache
         )
-        devices = options.tensor_parallel_size
         if kernel_sum is not None:
             engine = kernel_sum.kernels.engine or ASYNCHRONOUS
             draft = kernel_sum.constants(replace(engine, base=0.0, sequence=0.0, slowdown=0.0))
         else:
             sheet = _sheet_cost(shape, drafter.storage, device, devices, cache_bytes=cache.bytes)
             draft = replace(sheet, base=sheet.base - BASE_S, per_sequence=0.0)
-    return Drafting(
-        drafter=drafter, draft=draft, device=device, devices=options.tensor_parallel_size
-    )
+    return Drafting(drafter=drafter, draft=draft, device=device, devices=devices)
 
 
 def _check_sheet_options(options: EngineOptions, storage: StorageFormat, device: Device) -> None:

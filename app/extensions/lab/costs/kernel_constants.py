@@ -18,7 +18,12 @@ from app.extensions.lab.costs.kernels import (
 )
 from app.extensions.lab.costs.layer_constants import LATENT, RECURRENCE, SPARSE_LATENT
 from app.extensions.lab.costs.newer_constants import (
+    B200_BLOCK_EXPERTS,
+    B200_BLOCKS,
+    B200_MXFP4_EXPERTS,
     B300,
+    BLACKWELL_RING,
+    BLACKWELL_RING_US,
     DRAWN,
     FUSED,
     GB200,
@@ -32,7 +37,7 @@ SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)
 HOPPER = {"prefill": 1.6, "routed_ns": 120.0}
 """Prefill with experts at measured servers; the tables of operators load all experts alike."""
 HOPPER_FP8_EXPERTS = Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER)
-"""The constants of fp8 in blocks: the table has a slow kernel that few checkpoints get."""
+"""Fitted to fp8 in blocks: the table of fp8 has a slow kernel that few checkpoints get."""
 HOPPER_RING_US = (7.0, 10.2, 16.3)
 _FITTED: Mapping[str, Kernels] = {
     "h100": Kernels(
@@ -45,7 +50,7 @@ _FITTED: Mapping[str, Kernels] = {
         experts={
             "bf16": Experts(t0_us=31, memory=0.8, compute=0.55, p=1.8, token_ns=9, **HOPPER),
             "mxfp4": Experts(t0_us=33, memory=0.99, compute=0.46, p=1.03, **HOPPER),
-            "fp8-block": Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER),
+            "fp8-block": HOPPER_FP8_EXPERTS,
             "fp8": HOPPER_FP8_EXPERTS,
             "int4": Experts(t0_us=49.5, memory=1, compute=0.285, p=1.12, token_ns=127, **DRAWN),
         },
@@ -69,7 +74,7 @@ _FITTED: Mapping[str, Kernels] = {
         experts={
             "bf16": Experts(t0_us=34, memory=0.8, compute=0.59, p=1.6, token_ns=9, **HOPPER),
             "mxfp4": Experts(t0_us=33, memory=0.69, compute=0.46, p=1.03, **HOPPER),
-            "fp8-block": Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER),
+            "fp8-block": HOPPER_FP8_EXPERTS,
             "fp8": HOPPER_FP8_EXPERTS,
             "int4": Experts(t0_us=48.1, memory=0.83, compute=0.28, p=1, token_ns=124, **DRAWN),
         },
@@ -88,16 +93,12 @@ _FITTED: Mapping[str, Kernels] = {
         products={
             "bf16": Product(t0_us=3.2, memory=0.83, compute=0.756, p=3.3, tile=0.9, wave=0.3),
             "fp8": Product(t0_us=6.0, memory=0.7, compute=0.45, p=8, tile=0.3, wave=0.4),
-            "fp8-block": Product(t0_us=10.4, memory=0.66, compute=0.37, p=8, tile=0.64, wave=0.84),
+            "fp8-block": B200_BLOCKS,
             "nvfp4": Product(t0_us=6.1, memory=0.61, compute=0.55, p=2.3, tile=1.0, wave=0.69),
         },
         experts={
-            "mxfp4": Experts(
-                t0_us=23.8, memory=1.0, compute=0.59, p=1.06, prefill=0.3, routed_ns=60
-            ),
-            "fp8-block": Experts(
-                t0_us=56, memory=0.94, compute=0.35, p=1.9, prefill=1.2, routed_ns=60
-            ),
+            "mxfp4": B200_MXFP4_EXPERTS,
+            "fp8-block": B200_BLOCK_EXPERTS,
             "nvfp4": Experts(t0_us=19.5, memory=0.872, compute=0.709, p=1, token_ns=16.6, **DRAWN),
             "bf16": Experts(t0_us=18.3, memory=0.983, compute=0.499, p=1, token_ns=3.12, **DRAWN),
             "fp8": Experts(t0_us=23, memory=0.975, compute=0.691, p=1, token_ns=15.5, **DRAWN),
@@ -112,7 +113,7 @@ _FITTED: Mapping[str, Kernels] = {
             prefill_us=15,
         ),
         all_reduce=AllReduce(
-            once_us=(7.0, 7.3, 8.0), ring_us=(11.2, 16.3, 26.1), ring=(1.8, 2.3, 2.5)
+            once_us=(7.0, 7.3, 8.0), ring_us=BLACKWELL_RING_US, ring=BLACKWELL_RING
         ),
         engine=FUSED,
     ),

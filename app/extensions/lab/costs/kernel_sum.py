@@ -322,12 +322,17 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         return seconds + ROUTER_US * US + router_bytes / self.device.bandwidth
 
     def _rates(self, weights: Format) -> Rates:
-        flops = self.device.flops_8bit or self.device.flops
-        if weights in UNPACKED:
-            flops = self.device.flops
-        elif weights == "nvfp4":
-            flops *= 2
-        return Rates(self.device.bandwidth, flops, self.kernels.multiprocessors)
+        return sheet_rates(self.device, weights, self.kernels.multiprocessors)
+
+
+def sheet_rates(device: Device, weights: Format, multiprocessors: int) -> Rates:
+    """Returns the rates of a device for products with weights of a format."""
+    flops = device.flops_8bit or device.flops
+    if weights in UNPACKED:
+        flops = device.flops
+    elif weights == "nvfp4":
+        flops *= 2
+    return Rates(device.bandwidth, flops, multiprocessors)
 
 
 def latent_products(

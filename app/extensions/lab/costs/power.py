@@ -1,13 +1,11 @@
-"""Power and energy of a run, from watts that were measured on servers of vLLM.
+"""Power and energy of a run.
 
 A device that serves one request draws `low_w`, and one that serves 128 draws `high_w`; between them
-power grows with the logarithm of the requests. An idle device draws `idle_w`. The ranges come from
-public measurements of June 2026 (api.serialalice.pt/alice-benchmark): eight models on H100, six on
-B200, two on H200. No error of energies is known.
+power grows with the logarithm of the requests. An idle device draws `idle_w`. No error of energies
+is known.
 """
 
 import math
-from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -37,13 +35,6 @@ class DeviceWatts(Struct, frozen=True, kw_only=True):
             return self.idle_w + (self.low_w - self.idle_w) * running
         share = min(1.0, math.log(running) / math.log(FULL_REQUESTS))
         return self.low_w + (self.high_w - self.low_w) * share
-
-
-MEASURED: Mapping[str, DeviceWatts] = {
-    "h100": DeviceWatts(low_w=267, high_w=680),
-    "h200": DeviceWatts(low_w=267, high_w=662),  # one request was not measured: as H100
-    "b200": DeviceWatts(low_w=452, high_w=943),
-}
 
 
 class Energy(Struct, frozen=True, kw_only=True):

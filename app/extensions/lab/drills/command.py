@@ -41,6 +41,7 @@ from app.extensions.lab.fleet.fleet import (
     FleetPlan,
     check_flags,
     pod_flags,
+    start_indexer,
 )
 from app.extensions.lab.fleet.indexer import Indexer
 from app.extensions.lab.fleet.processes import HOST, FleetError, Processes
@@ -296,7 +297,9 @@ def _play(drill: Drill, plan: FleetPlan, choice: RouterChoice, pod_ports: Sequen
         events = None
         if choice.is_own:
             events = f"tcp://{HOST}:{processes.port()}"
-            indexer = _start_indexer(processes, plan.flags, events)
+            server = start_indexer(processes, plan.flags, events)
+            processes.wait(server)
+            indexer = Indexer(server.address)
         with progress_bar(sys.stderr, "starting pods", drill.pods, "pods") as progress:
             fleet.start(
                 pod_flags(plan, DRILL_FLAGS, drill.reply_tokens),
@@ -321,15 +324,6 @@ def _play(drill: Drill, plan: FleetPlan, choice: RouterChoice, pod_ports: Sequen
             fleet.empty_caches(indexer)
             fleet.await_probe()
         return _run_load(fleet, router, plan.workload)
-
-
-def _start_indexer(processes: Processes, flags: Sequence[str], events: str) -> Indexer:
-    port = processes.port()
-    command = [*MODULE, "--log-level", "warning", *flags, "--role", "indexer"]
-    command += ["--kv-index-bind", events, "--host", HOST, "--port", str(port)]
-    server = processes.start("indexer", port, command)
-    processes.wait(server)
-    return Indexer(server.address)
 
 
 def _run_load(fleet: DrillFleet, router: RunningRouter, workload: Workload) -> Run:

@@ -9,7 +9,7 @@ import msgspec
 
 from app.core.server.http.client import exchange
 from app.extensions.lab.drills.gate import Gate
-from app.extensions.lab.fleet.processes import FleetError, Processes, ServerProcess
+from app.extensions.lab.fleet.processes import HOST, FleetError, Processes, ServerProcess
 
 CONTROL_TIMEOUT_S = 10.0
 
@@ -41,7 +41,7 @@ class DrillPod:
     @property
     def address(self) -> str:
         """Host and port of the process itself, behind the gate."""
-        return f"127.0.0.1:{self._port}"
+        return f"{HOST}:{self._port}"
 
     def start(self) -> None:
         """Starts a process, which routers do not reach before `admit`."""

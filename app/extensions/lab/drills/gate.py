@@ -17,9 +17,8 @@ from gevent.event import Event
 from gevent.server import StreamServer
 from msgspec import Struct
 
-from app.extensions.lab.fleet.processes import FleetError
+from app.extensions.lab.fleet.processes import HOST, FleetError
 
-HOST = "127.0.0.1"
 ID_PREFIX = "drill-"
 REQUEST_ID = re.compile(rb"drill-\d{6}", re.ASCII)
 ID_BYTES = len(ID_PREFIX) + 6

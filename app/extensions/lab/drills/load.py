@@ -109,9 +109,7 @@ class DrillClient:
         """Returns why the answer is not whole; an empty text for a whole answer."""
         name = request_id(outcome.number)
         body = completion(self._model, prompt, self._reply_tokens, user=name)
-        headers = {**JSON, "x-request-id": name}
-        if self._target.key:
-            headers["Authorization"] = f"Bearer {self._target.key}"
+        headers = self._target.with_key({**JSON, "x-request-id": name})
         with closing(self._target.connection(self._timeout_s)) as connection:
             connection.request("POST", self._target.prefix + COMPLETIONS, body, headers)
             response = connection.getresponse()

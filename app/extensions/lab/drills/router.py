@@ -11,7 +11,7 @@ from random import Random
 import gevent
 from msgspec import Struct
 
-from app.core.server.http.client import Target, exchange
+from app.core.server.http.client import COMPLETIONS, Target, exchange
 from app.core.server.http.relay import server_of
 from app.extensions.lab.fleet.indexer import Indexer
 from app.extensions.lab.fleet.processes import HOST, FleetError, Processes
@@ -182,7 +182,7 @@ def wait_for_router(target: Target, body: bytes, check: Callable[[], None]) -> N
             status, answer = exchange(
                 target.address,
                 "POST",
-                f"{target.prefix}/v1/completions",
+                f"{target.prefix}{COMPLETIONS}",
                 body,
                 timeout_s=READY_TIMEOUT_S,
                 headers=target.with_key({}),

@@ -11,6 +11,7 @@ from msgspec import Struct
 from app.extensions.lab.drills.drill_file import Drill
 from app.extensions.lab.drills.load import Outcome
 from app.extensions.lab.drills.schedule import Phase, PlayedStep
+from app.extensions.lab.load.statistics import quantile
 
 
 class PhaseScore(Struct, frozen=True, kw_only=True):
@@ -209,10 +210,10 @@ def _distance(time_s: float, begin_s: float, end_s: float) -> float:
     return max(0.0, time_s - end_s)
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float | None:
-    if not ordered:
+def _quantile(ascending: Sequence[float], share: float) -> float | None:
+    if not ascending:
         return None
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return quantile(ascending, share)
 
 
 def differences(figures: Figures, expected: Figures) -> list[str]:

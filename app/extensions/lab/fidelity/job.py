@@ -69,6 +69,10 @@ class Job:
         self._check_cold_start(load)
         return load
 
+    def rented(self, devices: int) -> int:
+        """Returns the devices that are paid for if some are used: nodes are rented as a whole."""
+        return -(-devices // self.node_devices) * self.node_devices
+
     def _limit_conversations(self, load: LoadTrace) -> None:
         if self.conversations is None:
             return

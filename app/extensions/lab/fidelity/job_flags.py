@@ -17,7 +17,8 @@ from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import Situation
 from app.extensions.lab.costs.known_models import read_model_config
 from app.extensions.lab.costs.lora import lora_costs
-from app.extensions.lab.costs.power import MEASURED, DeviceWatts
+from app.extensions.lab.costs.power import DeviceWatts
+from app.extensions.lab.costs.power_constants import MEASURED
 from app.extensions.lab.costs.shapes import model_shape
 from app.extensions.lab.costs.situations import make_situation
 from app.extensions.lab.costs.speculation import with_acceptance

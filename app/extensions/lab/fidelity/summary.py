@@ -22,7 +22,7 @@ from app.extensions.lab.fidelity.simulation import SimulationOutcome
 from app.extensions.lab.fidelity.timeline import Timeline
 from app.extensions.lab.fidelity.token_gaps import TokenGaps
 from app.extensions.lab.load.pod_lives import Interval, pod_seconds, pods_over
-from app.extensions.lab.load.statistics import quantile
+from app.extensions.lab.load.statistics import latencies, quantile
 from app.extensions.lab.load.tables import milliseconds
 from config.durations import parse_duration
 
@@ -149,11 +149,11 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     intervals: Intervals | UnsetType = UNSET
     """Only with profile auto."""
     fleet: FleetUse | UnsetType = UNSET
+    """Only with autoscaling."""
     energy: Energy | UnsetType = UNSET
     tiers: tuple[TierUse, ...] | UnsetType = UNSET
     classes: tuple[ClassFigures, ...] | UnsetType = UNSET
     """Only with priorities."""
-    """Only with autoscaling."""
 
     def latency(self, name: str) -> Spread:
         """Returns the spread of a latency from `LATENCIES`."""
@@ -278,13 +278,10 @@ def class_figures(outcome: SimulationOutcome) -> tuple[ClassFigures, ...]:
             continue
         kind = load.classes.index(part.name)
         numbers = [number for number, other in enumerate(load.kind) if other == kind]
-        ttft_s = [outcome.first_s[number] - outcome.send_s[number] for number in numbers]
-        e2e_s = [outcome.last_s[number] - outcome.send_s[number] for number in numbers]
-        tpot_s = [
-            (outcome.last_s[number] - outcome.first_s[number]) / (load.output_tokens[number] - 1)
-            for number in numbers
-            if load.output_tokens[number] > 1
-        ]
+        columns = (outcome.send_s, outcome.first_s, outcome.last_s, load.output_tokens)
+        ttft_s, tpot_s, e2e_s = latencies(
+            *([column[number] for number in numbers] for column in columns)
+        )
         figures.append(
             ClassFigures(
                 name=part.name,

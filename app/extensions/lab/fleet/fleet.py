@@ -13,7 +13,7 @@ import msgspec
 from app.core.server.http.client import COMPLETIONS, exchange
 from app.core.settings import settings_type
 from app.extensions.lab.fleet.indexer import Indexer
-from app.extensions.lab.fleet.processes import HOST, FleetError, Processes
+from app.extensions.lab.fleet.processes import HOST, FleetError, Processes, ServerProcess
 from app.extensions.lab.fleet.workload import Workload
 from app.extensions.lab.load.policies import IndexerError
 from app.extensions.plugins.policies import Incoming
@@ -188,11 +188,7 @@ def running_fleet(
     common_flags = pod_flags(plan)
     try:
         events = f"tcp://{HOST}:{processes.port()}"
-        _start(
-            processes,
-            "indexer",
-            ["--log-level", "warning", *plan.flags, "--role", "indexer", "--kv-index-bind", events],
-        )
+        start_indexer(processes, plan.flags, events)
         for number in range(plan.pods):
             _start(
                 processes,
@@ -218,9 +214,15 @@ def running_fleet(
         processes.close()
 
 
-def _start(processes: Processes, name: str, flags: Sequence[str]) -> None:
+def start_indexer(processes: Processes, flags: Sequence[str], events: str) -> ServerProcess:
+    """Starts an indexer, which binds the address `events`; call `Processes.wait` before use."""
+    role = ["--role", "indexer", "--kv-index-bind", events]
+    return _start(processes, "indexer", ["--log-level", "warning", *flags, *role])
+
+
+def _start(processes: Processes, name: str, flags: Sequence[str]) -> ServerProcess:
     port = processes.port()
-    processes.start(name, port, [*MODULE, *flags, "--host", HOST, "--port", str(port)])
+    return processes.start(name, port, [*MODULE, *flags, "--host", HOST, "--port", str(port)])
 
 
 def _post(pod: str, path: str, body: bytes) -> bytes:

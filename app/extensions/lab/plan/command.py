@@ -27,6 +27,7 @@ from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.plan.backends import fleet_runner
 from app.extensions.lab.plan.over_time import (
+    PodsOverTime,
     over_time_figures,
     over_time_order,
     over_time_table,
@@ -161,24 +162,27 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
             raise ConfigError(
                 f"{name}: --over-time requires arrivals that do not depend on replies"
             )
-        plans = []
-        with progress_bar(sys.stderr, "measured", len(search.groups), "engines") as progress:
-            for number, group in enumerate(search.groups):
-                if group.engines:
-                    job = group.engines[0].job
-                    plan = plan_over_time(
-                        group.name, job, load, slo=slo, window_s=options.over_time
-                    )
-                    if plan is not None:
-                        plans.append(plan)
-                progress(number + 1)
+        plans = _plans_over_time(search, slo, options.over_time)
         if not plans:
             raise ConfigError(f"{name}: nothing meets {slo} on a single pod at any rate")
-        plans.sort(key=over_time_order)
         texts.append(over_time_table(name, load, slo, plans))
         figures.append({"load": name, "engines": [over_time_figures(plan) for plan in plans]})
     with write_results(options.json, {"slo": str(slo), "loads": figures}, "\n\n".join(texts)):
         return 0
+
+
+def _plans_over_time(search: FleetSearch, slo: Slo, window_s: float) -> list[PodsOverTime]:
+    """Returns the engines that meet the SLO, the cheapest first."""
+    plans = []
+    with progress_bar(sys.stderr, "measured", len(search.groups), "engines") as progress:
+        for number, group in enumerate(search.groups, 1):
+            if group.engines:
+                job = group.engines[0].job
+                plans.append(
+                    plan_over_time(group.name, job, search.load, slo=slo, window_s=window_s)
+                )
+            progress(number)
+    return sorted(filter(None, plans), key=over_time_order)
 
 
 def _load_flags(options: Namespace) -> list[dict[str, Any]]:

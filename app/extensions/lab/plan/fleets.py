@@ -103,8 +103,7 @@ class PlannedFleet:
     def price(self) -> float:
         """Price of the fleet, an hour; nodes are rented as a whole."""
         job = self.engine.job
-        nodes = -(-self.devices // job.node_devices)
-        return round((job.judgement.gpu_hour_price or 0.0) * nodes * job.node_devices, 6)
+        return round((job.judgement.gpu_hour_price or 0.0) * job.rented(self.devices), 6)
 
     @property
     def devices(self) -> int:

@@ -48,24 +48,16 @@ class PodsOverTime(Struct, frozen=True, kw_only=True):
     engine: str
     capacity: float
     """Requests per second of a pod within the SLO."""
-    devices: int
-    """Accelerators of a pod."""
     price: float
     """Price of an accelerator an hour."""
-    node_devices: int = 1
-    """Accelerators that are rented together."""
     window_s: float
     pods: list[int]
+    gpus: list[int]
+    """Accelerators in each window."""
     slo_share: float
     """Worst latency as a share of its limit, simulated with these pods."""
     length_s: float
     """Length of the load."""
-
-    @property
-    def gpus(self) -> list[int]:
-        """Accelerators in each window."""
-        node = self.node_devices
-        return [-(-self.devices * count // node) * node for count in self.pods]
 
     @property
     def gpu_hours(self) -> float:
@@ -165,16 +157,14 @@ def plan_over_time(
             f"{load.origin}: {name} needs {max(pods):,} pods in a window; at most {most_pods:,} are"
             " simulated"
         )
-    profile = job.plan.profile
     verdict = run_fleet(load, _scheduled(job, pods, window_s), slo)
     return PodsOverTime(
         engine=name,
         capacity=pod_rate,
-        devices=profile.devices,
         price=job.judgement.gpu_hour_price or 0.0,
-        node_devices=job.node_devices,
         window_s=window_s,
         pods=pods,
+        gpus=[job.rented(job.plan.profile.devices * count) for count in pods],
         slo_share=verdict.slo_share,
         length_s=length_s,
     )

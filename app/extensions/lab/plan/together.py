@@ -22,9 +22,8 @@ class SharedFleet(NamedTuple):
 
     @property
     def rented(self) -> int:
-        """Devices that are paid for: nodes are rented as a whole, and shared by models."""
-        node = self.fleets[0].engine.job.node_devices
-        return -(-self.devices // node) * node
+        """Devices that are paid for; models share nodes."""
+        return self.fleets[0].engine.job.rented(self.devices)
 
     @property
     def price(self) -> float:

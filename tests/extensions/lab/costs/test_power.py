@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from app.extensions.lab.costs.power import MEASURED, DeviceWatts, energy_of
+from app.extensions.lab.costs.power import DeviceWatts, energy_of
+from app.extensions.lab.costs.power_constants import MEASURED
 from app.extensions.lab.fidelity.simulate import run
 
 LOAD = ["--rate", "4", "--seconds", "20"]
