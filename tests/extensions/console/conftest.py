@@ -1,4 +1,4 @@
-"""What the tests of the page share: a headless Chromium, and patience."""
+"""Fixtures for tests of the page: a headless Chromium, and a wait for a condition."""
 
 from __future__ import annotations
 
@@ -32,9 +32,15 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
-def until(holds: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Waits until it holds. AssertionError, with `what`, after `patience_s`."""
+def until(
+    is_fulfilled: Callable[[], object], complaint: str, patience_s: float = PATIENCE_S
+) -> None:
+    """Waits until a condition is fulfilled.
+
+    Raises:
+        AssertionError: with `complaint`, after `patience_s` seconds.
+    """
     deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline, what
+    while not is_fulfilled():
+        assert time.monotonic() < deadline, complaint
         time.sleep(0.05)

@@ -14,7 +14,7 @@ from tests.application import app_of
 NAMES = [lesson.name for lesson in LESSONS]
 
 
-class Played:
+class PlayedLesson:
     """A lesson with its figures."""
 
     def __init__(self, name: str) -> None:
@@ -28,7 +28,7 @@ class Played:
         self.ends = {row[0]: row for frame in self.frames for row in frame.ended}
         self.server = picture.server
 
-    def most(self, name: str) -> float:
+    def max_figure(self, name: str) -> float:
         return max(frame.figures[FIGURES.index(name)] for frame in self.frames)
 
     @property
@@ -51,70 +51,72 @@ class Played:
 
 
 @cache
-def played(name: str) -> Played:
-    return Played(name)
+def played(name: str) -> PlayedLesson:
+    return PlayedLesson(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lesson_ends_and_is_short(name: str) -> None:
-    it = played(name)
-    assert len(it.ends) == len(it.lesson.arrivals)
-    assert {row[1] for row in it.ends.values()} == {"length"}
-    assert 3 < it.frames[-1].at / 1000 < 15
+    lesson = played(name)
+    assert len(lesson.ends) == len(lesson.lesson.arrivals)
+    assert {row[1] for row in lesson.ends.values()} == {"length"}
+    assert 3 < lesson.frames[-1].at / 1000 < 15
 
 
 def test_a_full_cache_makes_requests_wait_beside_free_slots() -> None:
-    it = played("kv-cache-full")
-    assert it.server["places"] == 32
-    assert it.server["blocks"] == 819
-    assert it.most("running") == 8
-    assert it.most("waiting") > 30
-    assert it.most("cache_usage") > 0.99
-    assert it.most("preemptions") == 0
+    lesson = played("kv-cache-full")
+    assert lesson.server["places"] == 32
+    assert lesson.server["blocks"] == 819
+    assert lesson.max_figure("running") == 8
+    assert lesson.max_figure("waiting") > 30
+    assert lesson.max_figure("cache_usage") > 0.99
+    assert lesson.max_figure("preemptions") == 0
 
 
 def test_a_preempted_stream_has_a_gap_of_seconds() -> None:
-    it = played("preemption")
-    assert it.server["blocks"] == 160
-    assert it.most("running") == 12
-    assert it.most("preemptions") >= 5
-    assert it.gaps_ms[-1] > 2000
+    lesson = played("preemption")
+    assert lesson.server["blocks"] == 160
+    assert lesson.max_figure("running") == 12
+    assert lesson.max_figure("preemptions") >= 5
+    assert lesson.gaps_ms[-1] > 2000
     first_prefill_tokens = 12 * 64
-    assert sum(step[2] for step in it.steps) > first_prefill_tokens + 300, "computed again"
+    assert sum(step[2] for step in lesson.steps) > first_prefill_tokens + 300, "computed again"
 
 
 def test_a_chunked_prompt_leaves_every_step_room_for_the_streams() -> None:
-    it = played("chunked-prefill")
-    chunks = [step for step in it.steps if step[0] > 1500 and step[2]]
+    lesson = played("chunked-prefill")
+    chunks = [step for step in lesson.steps if step[0] > 1500 and step[2]]
     assert len(chunks) == 24
     assert sum(step[2] for step in chunks) == LONG_PROMPT
     assert {step[3] for step in chunks} == {8}
     assert all(step[2] + step[3] <= 1024 for step in chunks)
-    assert it.gaps_ms[-1] < 100
+    assert lesson.gaps_ms[-1] < 100
 
 
-def test_prompts_with_a_known_beginning_need_almost_no_prefill() -> None:
-    it = played("prefix-hit")
-    new = [it.prefill_ms(number) for number in range(1, 7)]
-    known = [it.prefill_ms(number) for number in range(7, 13)]
-    assert max(known) < min(new) / 5
-    assert [it.ends[number][4] for number in range(7, 13)] == [5984] * 6
-    assert [it.ends[number][4] for number in range(1, 7)] == [0] * 6
+def test_prompts_with_a_cached_prefix_need_almost_no_prefill() -> None:
+    lesson = played("prefix-hit")
+    new_ms = [lesson.prefill_ms(number) for number in range(1, 7)]
+    cached_ms = [lesson.prefill_ms(number) for number in range(7, 13)]
+    assert max(cached_ms) < min(new_ms) / 5
+    assert [lesson.ends[number][4] for number in range(7, 13)] == [5984] * 6
+    assert [lesson.ends[number][4] for number in range(1, 7)] == [0] * 6
 
 
 def test_a_long_prompt_stops_all_streams_once_and_p99_hides_it() -> None:
-    it = played("long-prompt")
-    gaps_ms = it.gaps_ms
+    lesson = played("long-prompt")
+    gaps_ms = lesson.gaps_ms
     assert [gap > 1000 for gap in gaps_ms[-9:]] == [False] + [True] * 8
     assert gaps_ms[-1] == pytest.approx(1200, rel=0.1)
     assert gaps_ms[int(len(gaps_ms) * 0.99)] < 15
 
 
 def test_streams_keep_their_pace_when_the_prompt_is_computed_elsewhere() -> None:
-    it = played("prefill-decode-apart")
-    assert it.gaps_ms[-1] < 15
-    assert sum(step[2] for step in it.steps if step[0] > 1500) == 1, "the last token of the prompt"
-    later_s = it.first_s(9) - played("long-prompt").first_s(9)
+    lesson = played("prefill-decode-apart")
+    assert lesson.gaps_ms[-1] < 15
+    assert sum(step[2] for step in lesson.steps if step[0] > 1500) == 1, (
+        "the last token of the prompt"
+    )
+    later_s = lesson.first_s(9) - played("long-prompt").first_s(9)
     assert 0 < later_s < 0.5
     assert played("chunked-prefill").first_s(9) > played("long-prompt").first_s(9)
 
@@ -124,13 +126,13 @@ def client(*flags: str) -> Any:
 
 
 def test_a_server_with_default_settings_lists_and_plays_six_lessons() -> None:
-    asked = client()
-    lessons = asked.get("/admin/console/lessons").get_json()
+    http_client = client()
+    lessons = http_client.get("/admin/console/lessons").get_json()
     assert [lesson["name"] for lesson in lessons] == NAMES
     assert len(NAMES) == 6
     for lesson in lessons:
         assert len(re.findall(r"\.(?: |$)", lesson["text"])) == 2, "two sentences"
-    picture, *frames = asked.get("/admin/console/lessons/preemption").get_json()
+    picture, *frames = http_client.get("/admin/console/lessons/preemption").get_json()
     assert picture["version"] == 2
     assert frames[-1]["at"] > 3000
 

@@ -5,12 +5,12 @@ import msgspec
 from app.extensions.console.observer import RequestReport
 from app.extensions.explanation.delays import DelayLog
 from tests.application import app_of
-from tests.extensions.console.watched import Watched
+from tests.extensions.console.watched import WatchedEngine
 
 
-def report_of(it: Watched, request_id: str) -> RequestReport:
+def report_of(watched: WatchedEngine, request_id: str) -> RequestReport:
     """The report of a request, which survives the way to a page."""
-    report = it.observer.explain(request_id)
+    report = watched.observer.explain(request_id)
     assert report is not None
     as_json = msgspec.json.encode(report)
     assert msgspec.convert(msgspec.json.decode(as_json), RequestReport) == report
@@ -18,25 +18,25 @@ def report_of(it: Watched, request_id: str) -> RequestReport:
 
 
 def test_a_report_explains_choices_that_wait_run_and_have_ended() -> None:
-    it = Watched(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
-    it.ask("first", max_tokens=4)
-    it.ask("late", max_tokens=4)
-    it.frame(0.5)
-    statuses = [report_of(it, name).choices[0].status for name in ("first", "late")]
+    watched = WatchedEngine(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
+    watched.ask("first", max_tokens=4)
+    watched.ask("late", max_tokens=4)
+    watched.frame(0.5)
+    statuses = [report_of(watched, name).choices[0].status for name in ("first", "late")]
     assert statuses == ["running", "waiting"]
-    assert report_of(it, "late").sentence.startswith("Waited 500 ms for a slot: 1 of 1 taken")
-    it.frame(100)
-    (choice,) = report_of(it, "late").choices
+    assert report_of(watched, "late").sentence.startswith("Waited 500 ms for a slot: 1 of 1 taken")
+    watched.frame(100)
+    (choice,) = report_of(watched, "late").choices
     assert choice.status == "length"
-    assert report_of(it, "late").sentence == choice.sentence
-    assert it.observer.explain("never") is None
+    assert report_of(watched, "late").sentence == choice.sentence
+    assert watched.observer.explain("never") is None
 
 
-def test_the_sentence_of_a_report_is_that_of_the_slowest_choice() -> None:
-    it = Watched(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
-    it.ask("both", choices=2, max_tokens=4)
-    it.frame(100)
-    report = report_of(it, "both")
+def test_the_sentence_of_a_report_describes_the_slowest_choice() -> None:
+    watched = WatchedEngine(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
+    watched.ask("both", choices=2, max_tokens=4)
+    watched.frame(100)
+    report = report_of(watched, "both")
     assert [choice.choice for choice in report.choices] == [0, 1]
     assert report.sentence == report.choices[1].sentence
     assert report.choices[0].total_ms < report.choices[1].total_ms
@@ -51,16 +51,16 @@ def test_the_log_of_delays_counts_as_a_cache_of_a_server_with_a_console() -> Non
     assert "delay log" not in sizes["--no-console"]
 
 
-def test_report_has_the_moments_of_the_journal_in_unix_seconds() -> None:
-    it = Watched(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
-    it.ask("first", max_tokens=4)
-    it.ask("late", max_tokens=4)
-    it.frame(0.5)
-    running = report_of(it, "late")
+def test_a_report_has_the_times_of_the_journal_in_unix_seconds() -> None:
+    watched = WatchedEngine(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
+    watched.ask("first", max_tokens=4)
+    watched.ask("late", max_tokens=4)
+    watched.frame(0.5)
+    running = report_of(watched, "late")
     assert running.arrived_s is not None
     assert (running.queued_s, running.first_s, running.preemptions) == (None, None, None)
-    it.frame(100)
-    report = report_of(it, "late")
+    watched.frame(100)
+    report = report_of(watched, "late")
     assert report.arrived_s is not None and report.last_s is not None
     assert report.queued_s == report.arrived_s
     delays_s = []

@@ -1,6 +1,4 @@
-"""An engine on a virtual clock with an observer, and a page's knowledge of it, made of nothing but
-frames.
-"""
+"""An engine on a virtual clock with an observer, and the state that a page computes from frames."""
 
 from functools import partial
 from typing import Any
@@ -18,7 +16,13 @@ from tests.core.engine.harness import Harness
 UNIX_S = 1_795_000_000.0
 
 
+def fixed_unix_time() -> float:
+    return UNIX_S
+
+
 class Page:
+    """What a page knows of an engine: the sum of the frames that it has read."""
+
     def __init__(self) -> None:
         self.bars: dict[int, list[Any]] = {}
         self.phases: dict[int, list[int]] = {}
@@ -34,8 +38,8 @@ class Page:
         self.itl: list[float] = []
 
     def take(self, item: Frame | Picture) -> None:
-        told = msgspec.json.decode(encode_event("x", item).partition(b"\ndata: ")[2])
-        frame = told["frame"] if isinstance(item, Picture) else told
+        message = msgspec.json.decode(encode_event("x", item).partition(b"\ndata: ")[2])
+        frame = message["frame"] if isinstance(item, Picture) else message
         self.frame = frame
         self.figures = dict(zip(FIGURES, frame["figures"], strict=True))
         for row in frame.get("new", []):
@@ -57,15 +61,17 @@ class Page:
         self.steps += frame.get("steps", [])
 
     def states(self) -> dict[int, int]:
-        """By block, those that are not free."""
+        """The states of the blocks that are not free, by number."""
         return {block: state for block, (state, _) in self.blocks.items() if state != FREE}
 
     def number_of(self, request_id: str) -> int:
         return next(number for number, row in self.bars.items() if row[1] == request_id)
 
 
-class Watched:
-    """`options` are those of the harness; somebody looks from the start on, unless `seen` is false."""
+class WatchedEngine:
+    """An observed engine and its page. `options` are passed to the harness; the observer starts at
+    once, unless `seen` is false.
+    """
 
     def __init__(self, seen: bool = True, **options: Any) -> None:
         self.harness = Harness(**options)
@@ -74,7 +80,7 @@ class Watched:
         observed = ObservedEngine(
             engine, self.lifecycle, DelayLog().attach(engine), self.harness.cache
         )
-        self.observer = Observer(observed, self.harness.clock.now, lambda: UNIX_S)
+        self.observer = Observer(observed, self.harness.clock.now, fixed_unix_time)
         self.page = Page()
         if seen:
             self.look()
@@ -92,7 +98,7 @@ class Watched:
         return self.page
 
     def true_states(self) -> dict[int, int]:
-        """By block, those that are not free: what the cache itself says."""
+        """The states of the blocks that are not free in the cache, by number."""
         assert self.harness.cache is not None
         cache = self.harness.cache
         used = [block for sequence in cache.running for block in sequence.blocks]

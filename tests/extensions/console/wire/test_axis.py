@@ -13,8 +13,18 @@ import requests
 
 from app.extensions.console.page import report_of
 from tests.extensions.console.conftest import until
-from tests.extensions.console.watched import Watched
-from tests.extensions.console.wire.test_browser import KEY, Seen, complete, load, settings
+from tests.extensions.console.watched import WatchedEngine
+from tests.extensions.console.wire.console_page import (
+    KEY,
+    ConsolePage,
+    complete,
+    load,
+    record_messages,
+    wait_for_change,
+    wait_for_js,
+    wait_for_setting,
+    wait_for_state,
+)
 from tests.extensions.console.wire.test_figures import SERVER
 from tests.running_server import RunningServer, running_server
 
@@ -33,20 +43,22 @@ def server() -> Iterator[RunningServer]:
 
 
 @pytest.fixture
-def seen(browser: Browser, server: RunningServer) -> Iterator[Seen]:
-    it = Seen(browser.new_context(viewport={"width": 1280, "height": 900}).new_page(), server)
-    it.open()
-    yield it
-    it.is_over()
+def console(browser: Browser, server: RunningServer) -> Iterator[ConsolePage]:
+    console = ConsolePage(
+        browser.new_context(viewport={"width": 1280, "height": 900}).new_page(), server
+    )
+    console.open()
+    yield console
+    console.close()
 
 
-def change(server: RunningServer, **values: Any) -> None:
+def change_settings(server: RunningServer, **values: Any) -> None:
     body = {name.replace("_", "-"): value for name, value in values.items()}
     answer = requests.post(f"{server.url}/admin/config", json=body, headers=KEY, timeout=20)
     assert answer.status_code == 200, answer.text
 
 
-def number(text: str) -> float:
+def milliseconds(text: str) -> float:
     """Milliseconds of a figure of the page."""
     value, unit = text.split()
     return float(value) * (1000 if unit == "s" else 1)
@@ -55,19 +67,20 @@ def number(text: str) -> float:
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three hundred requests in twenty seconds, four at a time, as a page of its own."""
-    it, rng = (
-        Watched(slots=4, max_waiting=1000, time_to_first_token=0.1, inter_token_latency=0.02),
-        Random(3),
+    watched = WatchedEngine(
+        slots=4, max_waiting=1000, time_to_first_token=0.1, inter_token_latency=0.02
     )
-    it.observer.mark("setting", "time-to-first-token: 100ms")
-    picture, frames = it.observer.picture(SERVER), []
+    rng = Random(3)
+    watched.observer.mark("setting", "time-to-first-token: 100ms")
+    picture = watched.observer.picture(SERVER)
+    frames = []
     for turn in range(80):
         if turn == 40:
-            it.observer.mark("pause", "pause <b>")
-        for each in range(rng.randrange(3, 5) if turn < 80 else 0):
-            it.ask(f"r{turn}-{each}", max_tokens=rng.randrange(2, 20))
-        it.harness.clock.advance(0.25)
-        frames.append(it.observer.frame())
+            watched.observer.mark("pause", "pause <b>")
+        for number in range(rng.randrange(3, 5)):
+            watched.ask(f"r{turn}-{number}", max_tokens=rng.randrange(2, 20))
+        watched.harness.clock.advance(0.25)
+        frames.append(watched.observer.frame())
     path = tmp_path_factory.mktemp("recording") / "run.html"
     path.write_text(report_of(picture, frames))
     return path
@@ -75,60 +88,68 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def report(browser: Browser, recording: Path) -> Iterator[Page]:
-    page, complaints = browser.new_page(viewport={"width": 1280, "height": 1600}), list[str]()
-    page.on("console", lambda it: complaints.append(it.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page = browser.new_page(viewport={"width": 1280, "height": 1600})
+    complaints = list[str]()
+    record_messages(page, complaints)
     page.goto(recording.as_uri())
-    until(lambda: page.inner_text("#state") == "report", "it shows nothing")
+    wait_for_state(page, "report")
     yield page
     page.close()
     assert complaints == []
 
 
-def test_the_panel_says_why_a_request_was_late_while_it_waits_and_after(
-    seen: Seen, server: RunningServer
+def test_details_explain_why_a_request_was_late_while_it_waits_and_after(
+    console: ConsolePage, server: RunningServer
 ) -> None:
     ids = list[str]()
-    ahead = threading.Thread(target=lambda: complete(server, max_tokens=80))
-    late = threading.Thread(target=lambda: ids.append(complete(server, max_tokens=5)["id"]))
+
+    def complete_late() -> None:
+        ids.append(complete(server, max_tokens=5)["id"])
+
+    ahead = threading.Thread(target=complete, args=(server,), kwargs={"max_tokens": 80})
+    late = threading.Thread(target=complete_late)
     ahead.start()
-    until(lambda: seen.model("model.figures.running === 1"), "nothing runs")
+    console.wait_for("model.figures.running === 1", "no request runs")
     late.start()
     waiting = "[...model.bars.values()].find(bar => bar.phase === QUEUED && bar.end === null)"
-    until(lambda: seen.model(f"{waiting} !== undefined"), "nothing waits")
-    seen.page.evaluate(f"views.detail.show({waiting}.number, model)")
-    seen.shows("for a slot: 1 of 1 taken", "#detail .sentence")
-    assert "(so far)." in seen.page.inner_text("#detail .sentence")
+    console.wait_for(f"{waiting} !== undefined", "no request waits")
+    console.page.evaluate(f"views.detail.show({waiting}.number, model)")
+    console.wait_for_text("for a slot: 1 of 1 taken", "#detail .sentence")
+    assert "(so far)." in console.page.inner_text("#detail .sentence")
     ahead.join()
     late.join()
-    until(lambda: "(so far)" not in seen.page.inner_text("#detail .sentence"), "it is not over")
+    wait_for_change(console.page, "#detail .sentence", "(so far)")
     answer = requests.get(f"{server.url}/admin/requests/{ids[0]}", headers=KEY, timeout=20).json()
-    assert seen.page.inner_text("#detail .sentence") == answer["sentence"]
+    assert console.page.inner_text("#detail .sentence") == answer["sentence"]
     (choice,) = answer["choices"]
-    names = seen.page.locator("#detail .phases > span").all_inner_texts()
-    told = [number(it) for it in seen.page.locator("#detail .phases .number").all_inner_texts()]
-    took = [phase["to_ms"] - phase["from_ms"] for phase in choice["phases"]]
+    names = console.page.locator("#detail .phases > span").all_inner_texts()
+    numbers = console.page.locator("#detail .phases .number").all_inner_texts()
+    shown_ms = [milliseconds(text) for text in numbers]
+    phases_ms = [phase["to_ms"] - phase["from_ms"] for phase in choice["phases"]]
     assert names[0] == choice["phases"][0]["phase"]
-    assert told == [pytest.approx(it, rel=0.01, abs=0.5) for it in took]
+    assert shown_ms == [pytest.approx(phase_ms, rel=0.01, abs=0.5) for phase_ms in phases_ms]
     width = (
         "(it => it.getBoundingClientRect().width / it.parentElement.getBoundingClientRect().width)"
     )
-    shares = seen.page.evaluate(f"[...document.querySelectorAll('#detail .track i')].map({width})")
-    assert shares == [pytest.approx(it / choice["total_ms"], abs=0.01) for it in took]
+    shares = console.page.evaluate(
+        f"[...document.querySelectorAll('#detail .track i')].map({width})"
+    )
+    total_ms = choice["total_ms"]
+    assert shares == [pytest.approx(phase_ms / total_ms, abs=0.01) for phase_ms in phases_ms]
 
 
-def test_a_recording_tells_phases_and_that_it_knows_no_causes(report: Page) -> None:
+def test_a_recording_has_phases_but_no_causes(report: Page) -> None:
     late = "[...model.bars.values()].reduce((a, b) => (b.first - b.arrival > a.first - a.arrival ? b : a))"
     report.evaluate(f"views.detail.show({late}.number, model)")
     sentence = report.inner_text("#detail .sentence")
     assert "in queue" in sentence and "Recordings contain no causes." in sentence
     waited = report.evaluate(f"(bar => bar.parts[1][1] - bar.arrival)({late})")
-    assert number(report.inner_text("#detail .phases .number >> nth=0")) == pytest.approx(
+    assert milliseconds(report.inner_text("#detail .phases .number >> nth=0")) == pytest.approx(
         waited, rel=0.01
     )
 
 
-def test_what_is_dragged_on_one_part_is_zoomed_in_all(report: Page) -> None:
+def test_dragging_on_one_chart_zooms_all_charts(report: Page) -> None:
     box = report.locator("#steps-time").bounding_box()
     assert box is not None
     left, right = report.evaluate("[axis.left, RIGHT]")
@@ -145,7 +166,7 @@ def test_what_is_dragged_on_one_part_is_zoomed_in_all(report: Page) -> None:
     report.mouse.down()
     report.mouse.move(x(6000), box["y"] + 30, steps=4)
     report.mouse.up()
-    until(lambda: report.evaluate("axis.zoomed"), "it is not zoomed")
+    wait_for_js(report, "axis.zoomed", "the charts are not zoomed")
     shown = report.evaluate("[axis.range.from, axis.range.to]")
     assert shown == [pytest.approx(4000, abs=40), pytest.approx(6000, abs=40)]
     inside = (
@@ -171,7 +192,7 @@ def test_what_is_dragged_on_one_part_is_zoomed_in_all(report: Page) -> None:
     assert report.evaluate("[axis.range.from, axis.range.to]") == [first, last]
 
 
-def test_hundreds_of_requests_are_a_density_with_the_rows_of_a_moment(report: Page) -> None:
+def test_hundreds_of_requests_are_a_density_until_a_moment_is_selected(report: Page) -> None:
     assert report.evaluate("model.bars.size") >= 240
     assert report.evaluate("views.bars.dense")
     at_ms = 12_120.0
@@ -196,7 +217,7 @@ def test_hundreds_of_requests_are_a_density_with_the_rows_of_a_moment(report: Pa
     assert not report.evaluate("views.bars.dense")
 
 
-def test_marks_are_in_a_recording_and_their_words_are_text(report: Page) -> None:
+def test_marks_of_a_recording_are_shown_as_text(report: Page) -> None:
     assert report.evaluate("model.marks.map(([, kind, text]) => [kind, text])") == [
         ["setting", "time-to-first-token: 100ms"],
         ["pause", "pause <b>"],
@@ -205,12 +226,12 @@ def test_marks_are_in_a_recording_and_their_words_are_text(report: Page) -> None
     assert report.locator("#overview .marks i").count() == 2
 
 
-def test_what_began_is_marked_also_for_pages_that_are_opened_later_and_saved(
-    seen: Seen, server: RunningServer, tmp_path: Path
+def test_marks_of_changes_are_kept_for_later_pages_and_recordings(
+    console: ConsolePage, server: RunningServer, tmp_path: Path
 ) -> None:
     load(server, rate=5, seconds=1, prompt_tokens=20, output_tokens=2)
-    change(server, fault_rules=[{"action": "error", "status": 503, "every": 10}])
-    change(server, fault_rules=None, inter_token_latency="25ms")
+    change_settings(server, fault_rules=[{"action": "error", "status": 503, "every": 10}])
+    change_settings(server, fault_rules=None, inter_token_latency="25ms")
     for action in ("pause?mode=keep", "resume"):
         requests.post(f"{server.url}/admin/console/{action}", headers=KEY, timeout=20)
     marks = "model.marks.slice(-6).map(([, kind, text]) => `${kind} ${text}`)"
@@ -222,69 +243,78 @@ def test_what_began_is_marked_also_for_pages_that_are_opened_later_and_saved(
         "pause pause",
         "pause resume",
     ]
-    until(lambda: sorted(seen.model(marks)) == sorted(wanted), f"marks are {seen.model(marks)}")
-    seen.page.reload()
-    seen.is_now("serving")
-    assert sorted(seen.model(marks)) == sorted(wanted)
-    text = seen.model("recorder.text()")
-    seen.page.evaluate("openReport(recorder.text())")
-    seen.is_now("report")
-    assert sorted(seen.model(marks)) == sorted(wanted) and "load of 5" in text
-    change(server, inter_token_latency="20ms")
+
+    def are_marks_complete() -> bool:
+        return sorted(console.model(marks)) == sorted(wanted)
+
+    until(are_marks_complete, f"marks are {console.model(marks)}")
+    console.page.reload()
+    console.wait_for_state("serving")
+    assert sorted(console.model(marks)) == sorted(wanted)
+    text = console.model("recorder.text()")
+    console.page.evaluate("openReport(recorder.text())")
+    console.wait_for_state("report")
+    assert sorted(console.model(marks)) == sorted(wanted) and "load of 5" in text
+    change_settings(server, inter_token_latency="20ms")
 
 
 @pytest.mark.parametrize("width", [1280, 1920])
-def test_what_one_does_most_is_above_the_fold_and_acts(
+def test_common_actions_are_above_the_fold_and_work(
     browser: Browser, server: RunningServer, width: int
 ) -> None:
-    it = Seen(browser.new_page(viewport={"width": width, "height": 900}), server)
-    it.open()
-    fold = it.model("document.querySelector('#bottom').getBoundingClientRect().top")
+    console = ConsolePage(browser.new_page(viewport={"width": width, "height": 900}), server)
+    console.open()
+    fold = console.model("document.querySelector('#bottom').getBoundingClientRect().top")
     for name in ("Send load", "Pause"):
-        box = it.page.locator("#strip").get_by_role("button", name=name).bounding_box()
+        box = console.page.locator("#strip").get_by_role("button", name=name).bounding_box()
         assert box is not None and box["y"] + box["height"] < fold
     for name in ("Fault", "Scheduling policy"):
-        box = it.page.locator("#strip").get_by_label(name, exact=True).bounding_box()
+        box = console.page.locator("#strip").get_by_label(name, exact=True).bounding_box()
         assert box is not None and box["y"] + box["height"] < fold
-    strip = it.page.locator("#strip")
+    strip = console.page.locator("#strip")
     strip.get_by_label("Scheduling policy").select_option("priority")
-    until(lambda: settings(server)["scheduling-policy"] == "priority", "the policy is not set")
-    it.shows("scheduling-policy priority", "#strip .chips")
+    wait_for_setting(server, "scheduling-policy", "priority")
+    console.wait_for_text("scheduling-policy priority", "#strip .chips")
     strip.get_by_label("Scheduling policy").select_option("fcfs")
     strip.get_by_label("Fault", exact=True).select_option("503 for every 10th request")
-    until(lambda: settings(server)["fault-rules"], "no fault is set")
+    wait_for_setting(server, "fault-rules", [{"action": "error", "status": 503, "every": 10}])
     strip.get_by_label("Fault", exact=True).select_option("no fault")
-    until(lambda: not settings(server)["fault-rules"], "the fault stays")
+    wait_for_setting(server, "fault-rules", None)
     strip.get_by_role("button", name="Pause").click()
-    it.is_now("paused")
+    console.wait_for_state("paused")
     strip.get_by_role("button", name="Resume").click()
-    it.is_now("serving")
+    console.wait_for_state("serving")
     strip.get_by_label("Seconds").fill("1")
     strip.get_by_role("button", name="Send load").click()
-    until(lambda: it.model("model.load && model.load.sent > 0"), "nothing is sent")
+    console.wait_for("model.load && model.load.sent > 0", "nothing is sent")
     requests.delete(f"{server.url}/admin/console/load", headers=KEY, timeout=20)
-    it.is_over()
+    console.close()
 
 
-def test_settings_that_differ_are_at_a_glance_also_when_another_console_turns_them(
-    seen: Seen, server: RunningServer
+def test_changed_settings_are_shown_also_if_another_console_changes_them(
+    console: ConsolePage, server: RunningServer
 ) -> None:
-    def chips() -> list[str]:
-        return [
-            it.split(" ")[0] for it in seen.page.locator("#strip .chips button").all_inner_texts()
-        ]
+    def chip_names() -> list[str]:
+        chips = console.page.locator("#strip .chips button").all_inner_texts()
+        return [chip.split(" ")[0] for chip in chips]
+
+    def is_each_difference_shown() -> bool:
+        return set(chip_names()) == differ
+
+    def is_prefill_overhead_shown() -> bool:
+        return "prefill-overhead" in chip_names()
+
+    def is_prefill_overhead_gone() -> bool:
+        return "prefill-overhead" not in chip_names()
 
     knobs = requests.get(f"{server.url}/admin/console/knobs", headers=KEY, timeout=20).json()
     differ = {knob["name"] for knob in knobs if knob["value"] != knob["default"]}
     assert {"max-num-seqs", "time-to-first-token", "seed"} <= differ
-    until(lambda: set(chips()) == differ, "not those that differ are shown")
-    seen.page.locator("#strip .chips button", has_text="time-to-first-token").click()
-    until(
-        lambda: seen.page.locator("#knob-time-to-first-token").is_visible(),
-        "the setting is not shown",
-    )
-    change(server, time_to_first_token="350ms", prefill_overhead="1ms")
-    until(lambda: "prefill-overhead" in chips(), "another console's change is not seen")
-    assert seen.page.input_value("#knob-time-to-first-token") == "350ms"
-    change(server, time_to_first_token="400ms", prefill_overhead="0s")
-    until(lambda: "prefill-overhead" not in chips(), "it still differs")
+    until(is_each_difference_shown, "other chips are shown")
+    console.page.locator("#strip .chips button", has_text="time-to-first-token").click()
+    console.page.wait_for_selector("#knob-time-to-first-token")
+    change_settings(server, time_to_first_token="350ms", prefill_overhead="1ms")
+    until(is_prefill_overhead_shown, "the change of another console is not shown")
+    assert console.page.input_value("#knob-time-to-first-token") == "350ms"
+    change_settings(server, time_to_first_token="400ms", prefill_overhead="0s")
+    until(is_prefill_overhead_gone, "the chip of the default is still shown")

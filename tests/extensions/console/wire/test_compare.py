@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,14 @@ import pytest
 import requests
 
 from app.extensions.lab.fidelity.simulate import run
-from tests.extensions.console.conftest import until
+from tests.extensions.console.wire.console_page import (
+    record_messages,
+    violations,
+    wait_for_js,
+    wait_for_state,
+    wait_for_text,
+    wait_for_texts,
+)
 from tests.running_server import ROOT, RunningServer, running_server
 
 if TYPE_CHECKING:
@@ -37,7 +43,15 @@ HOSTILE = (
 )
 COUNTS = "bars: model.bars.size, over: model.over.length, steps: model.steps.length"
 FIGURES = f"({{...model.figures, {COUNTS}, marks: model.marks}})"
-LOSE_FRAMES = "window.taken = take; take = () => {}"
+LOSE_FRAMES = """() => {
+    window.taken = take;
+    window.sawLoad = window.sawEndOfLoad = false;
+    take = (kind, text) => {
+        const { load } = JSON.parse(text);
+        if (load) window.sawEndOfLoad ||= window.sawLoad && !load.active;
+        if (load) window.sawLoad ||= load.active;
+    };
+}"""
 RECONNECT = """async () => {
     const reader = (await fetch("admin/console/stream")).body.getReader();
     take = (kind, text) => { if (kind === "picture") { take = taken; taken(kind, text); reader.cancel(); } };
@@ -57,26 +71,26 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("runs")
     for name in ("random", "prefix-aware"):
         (folder / f"{name}.yaml").write_text(f"policy: {name}")
-    page, told = folder / "both.html", folder / "both.json"
+    page = folder / "both.html"
+    summary = folder / "both.json"
     files = [str(folder / f"{name}.yaml") for name in ("random", "prefix-aware")]
-    assert run([*SHARED, "--compare", *files, "--html", str(page), "--json", str(told)]) == 0
-    return page, json.loads(told.read_text())["sentence"]
+    assert run([*SHARED, "--compare", *files, "--html", str(page), "--json", str(summary)]) == 0
+    return page, json.loads(summary.read_text())["sentence"]
 
 
 @pytest.fixture
 def complaints() -> Iterator[list[str]]:
     """What the browser's console says, which must be nothing."""
-    said = list[str]()
-    yield said
-    assert said == []
+    messages = list[str]()
+    yield messages
+    assert messages == []
 
 
 def opened(browser: Browser, url: str, complaints: list[str], state: str, **window: Any) -> Page:
     page = browser.new_page(**window)
-    page.on("console", lambda it: complaints.append(it.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    record_messages(page, complaints)
     page.goto(url)
-    until(lambda: page.inner_text("#state") == state, f"it is not {state}")
+    wait_for_state(page, state)
     return page
 
 
@@ -91,7 +105,8 @@ def drag(page: Page, begin: float, end: float) -> None:
     """Drags on the first chart, from one share of its time to another."""
     box = page.locator("#comparison canvas").first.bounding_box()
     assert box is not None
-    left, y = box["x"] + 46, box["y"] + box["height"] / 2
+    left = box["x"] + 46
+    y = box["y"] + box["height"] / 2
     page.mouse.move(left + begin * (box["width"] - 46), y)
     page.mouse.down()
     page.mouse.move(left + end * (box["width"] - 46), y, steps=4)
@@ -108,15 +123,11 @@ def load(server: RunningServer) -> None:
 def live(browser: Browser, server: RunningServer, complaints: list[str]) -> Page:
     """The console of a server that has just had a small load."""
     page = opened(browser, f"{server.url}/console", complaints, "serving")
-    before = page.evaluate("model.over.length")
+    ended_before = page.evaluate("model.over.length")
     load(server)
-    until(
-        lambda: page.evaluate(
-            f"model.load && !model.load.active && model.over.length > {before} + 20"
-        ),
-        "no load",
-    )
-    until(lambda: page.evaluate("model.figures.running === 0"), "it never ends")
+    is_load_over = f"model.load && !model.load.active && model.over.length > {ended_before} + 20"
+    wait_for_js(page, is_load_over, "no load")
+    wait_for_js(page, "model.figures.running === 0", "requests do not end")
     return page
 
 
@@ -135,7 +146,7 @@ def test_the_page_says_in_one_sentence_which_router_is_better(
     assert rows[0] == ["figure", "random", "prefix-aware", "difference"]
     # The recordings in the page have the figures that the command has calculated.
     for run_number, column in ((0, 1), (1, 2)):
-        own = page.evaluate(f"compared.runs[{run_number}].figures().figures")
+        figures = page.evaluate(f"compared.runs[{run_number}].figures().figures")
         for name in (
             "TTFT p50",
             "TTFT p99",
@@ -147,7 +158,7 @@ def test_the_page_says_in_one_sentence_which_router_is_better(
             shown = float(
                 next(row[column] for row in rows if row[0] == name).split()[0].replace(",", "")
             )
-            assert own[name] == pytest.approx(shown, rel=0.01, abs=0.5), name
+            assert figures[name] == pytest.approx(shown, rel=0.01, abs=0.5), name
     assert page.evaluate("compared.charts.length") == 7
     for number, requests_of_run in ((0, 200), (1, 200)):
         rows_of = f"compared.charts[{number}].series.map(row => row.values)"
@@ -162,7 +173,7 @@ def test_the_page_says_in_one_sentence_which_router_is_better(
     page.locator("#comparison canvas").first.dblclick()
     assert page.evaluate("compared.range.to === compared.length")
     page.get_by_role("button", name="Show alone").last.click()
-    until(lambda: page.inner_text("#state") == "report", "the run is not shown alone")
+    wait_for_state(page, "report")
     assert "prefix-aware" in page.inner_text("#model") and page.inner_text("#steps-title") == "Pods"
     page.get_by_role("button", name="Both runs").click()
     assert page.inner_text(".sentence") == sentence
@@ -177,7 +188,7 @@ def test_a_comparison_is_saved_with_notes_and_opens_again(
     page.fill("#notes", HOSTILE)
     copy = saved(page, tmp_path / "copy.html")
     page.goto(copy.as_uri())
-    until(lambda: page.inner_text("#state") == "comparison", "the copy does not open")
+    wait_for_state(page, "comparison")
     assert page.inner_text(".sentence") == simulated[1] and page.input_value("#notes") == HOSTILE
     assert page.evaluate("window.hacked") is None
     page.close()
@@ -192,7 +203,7 @@ def test_a_live_run_is_saved_as_a_page_and_shows_the_same_figures(
     if is_lost:
         page.evaluate(LOSE_FRAMES)
         load(server)
-        time.sleep(4)
+        wait_for_js(page, "window.sawEndOfLoad", "the second load does not end")
         page.evaluate(RECONNECT)
         assert page.evaluate("model.marks.length") >= 2
     page.click("#notes-button")
@@ -200,17 +211,15 @@ def test_a_live_run_is_saved_as_a_page_and_shows_the_same_figures(
     page.evaluate(
         "report = 'now'; render()"
     )  # no frame comes between the file and what it is held against
-    then, lines = page.evaluate(FIGURES), page.locator("#ttft-line, #itl-line").all_inner_texts()
+    saved_figures = page.evaluate(FIGURES)
+    lines = page.locator("#ttft-line, #itl-line").all_inner_texts()
     first = saved(page, tmp_path / "first.html")
     page.close()
     for place in ("first", "second"):
         page = opened(browser, (tmp_path / f"{place}.html").as_uri(), complaints, "report")
         page.select_option("#window", "60")
-        assert page.evaluate(FIGURES) == then
-        until(
-            lambda page=page: page.locator("#ttft-line, #itl-line").all_inner_texts() == lines,  # type: ignore[misc]
-            "other latencies",
-        )
+        assert page.evaluate(FIGURES) == saved_figures
+        wait_for_texts(page, "#ttft-line, #itl-line", lines)
         assert page.input_value("#notes") == HOSTILE and page.is_visible("#notes")
         assert page.evaluate("window.hacked") is None and page.is_hidden("#compare")
         saved(page, tmp_path / "second.html")
@@ -222,29 +231,30 @@ def test_a_recorded_run_is_compared_with_a_simulated_one_and_with_the_live_one(
     browser: Browser, server: RunningServer, tmp_path: Path, complaints: list[str]
 ) -> None:
     page = live(browser, server, complaints)
-    recorded, run_html = saved(page, tmp_path / "recorded.html"), tmp_path / "simulated.html"
+    recorded = saved(page, tmp_path / "recorded.html")
+    run_html = tmp_path / "simulated.html"
     assert run(["--rate", "20", "--seconds", "5", "--html", str(run_html)]) == 0
     page.set_input_files("#compare-files", [str(recorded), str(run_html)])
-    until(lambda: page.inner_text("#state") == "comparison", "nothing is compared")
+    wait_for_state(page, "comparison")
     assert "the loads differ in requests" in page.inner_text(".sentence")
     assert "request 1 has " in page.inner_text(".verdict .line")
     copy = saved(page, tmp_path / "copy.html")
     page.set_input_files("#compare-files", str(recorded))
-    until(lambda: "live" in page.inner_text(".verdict"), "the live run is not compared")
+    wait_for_text(page, ".verdict", "live")
     assert page.inner_text(".sentence").startswith("Neither is better: ")
     assert page.inner_text(".verdict .line").startswith("No difference: ")
     shorter = "parting(compared.runs[0], {...compared.runs[1], rows: compared.runs[1].rows.slice(0, 9)}).text"
     assert page.evaluate(shorter) == "only recorded has request 10"
     page.get_by_role("button", name="Back to live").click()
-    until(lambda: page.inner_text("#state") == "serving", "it is not live")
+    wait_for_state(page, "serving")
     load(server)
-    until(lambda: page.evaluate("model.figures.running > 0"), "it stands still")
+    wait_for_js(page, "model.figures.running > 0", "no request runs")
     page.set_input_files("#file", str(copy))
-    until(lambda: page.inner_text("#state") == "comparison", "the copy does not open")
+    wait_for_state(page, "comparison")
     page.close()
 
 
-def test_files_that_cannot_be_compared_are_told_in_one_line(
+def test_files_that_cannot_be_compared_are_reported_in_one_line(
     browser: Browser,
     server: RunningServer,
     simulated: tuple[Path, str],
@@ -252,13 +262,14 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
     complaints: list[str],
 ) -> None:
     page = live(browser, server, complaints)
-    good, wrong = saved(page, tmp_path / "good.html"), tmp_path / "wrong.jsonl"
+    good = saved(page, tmp_path / "good.html")
+    wrong = tmp_path / "wrong.jsonl"
     picture = json.loads(page.evaluate("recorder.text().split('\\n')[0]"))
     empty = {
         **picture,
         "frame": {**picture["frame"], "new": [], "ended": [], "phases": [], "tokens": []},
     }
-    for text, told in (
+    for text, message in (
         (
             '{"version": 99}',
             "wrong: This file has a different version (99; this page reads version 2).",
@@ -270,10 +281,10 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
         wrong.write_text(text)
         page.evaluate("say('')")
         page.set_input_files("#compare-files", [str(good), str(wrong)])
-        until(lambda told=told: told in page.inner_text("#state"), f"{told!r} is not told")  # type: ignore[misc]
+        wait_for_text(page, "#state", message)
     complaints[:] = [line for line in complaints if "400" not in line]
     page.set_input_files("#compare-files", [str(good)] * 3)
-    until(lambda: "Select two recordings" in page.inner_text("#state"), "three are taken")
+    wait_for_text(page, "#state", "Select two recordings")
     for text in (
         '{"version": 2, "comparison": {}}',
         '{"version": 2, "comparison": {"rows": 5}, "runs": [[1, 2]]}',
@@ -281,9 +292,9 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
         wrong.write_text(text)
         page.evaluate("say('')")
         page.set_input_files("#file", str(wrong))
-        until(lambda: "not a recording of the console" in page.inner_text("#state"), "it is taken")
+        wait_for_text(page, "#state", "not a recording of the console")
     assert page.evaluate("model.over.length") > 20 and page.is_visible("#tiles"), (
-        "the run is shown on"
+        "the run is still shown"
     )
     row = [HOSTILE] * 5
     head = {
@@ -292,18 +303,18 @@ def test_files_that_cannot_be_compared_are_told_in_one_line(
     }
     wrong.write_text("\n".join(map(json.dumps, ({"version": 2, **head, "notes": 5}, empty, empty))))
     page.set_input_files("#file", str(wrong))
-    until(lambda: page.inner_text("#state") == "comparison", "text of others is no text")
+    wait_for_state(page, "comparison")
     assert page.inner_text(".sentence") == HOSTILE.replace("\u202e", "\ufffd")
     assert page.evaluate("window.hacked") is None and page.locator("#comparison img").count() == 0
     page.keyboard.press("Escape")
-    until(lambda: page.inner_text("#state") == "serving", "the run of before is not shown again")
+    wait_for_state(page, "serving")
     page.close()
 
 
 @pytest.mark.parametrize(
     ("name", "state"), [("console-example", "report"), ("compare-routing", "comparison")]
 )
-def test_the_pages_of_the_documents_open(
+def test_example_pages_of_the_documentation_open(
     browser: Browser, name: str, state: str, complaints: list[str]
 ) -> None:
     file = ROOT / "docs" / f"{name}.html"
@@ -315,14 +326,12 @@ def test_the_pages_of_the_documents_open(
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_axe_finds_nothing_in_a_comparison(
+def test_a_comparison_is_accessible(
     browser: Browser, simulated: tuple[Path, str], theme: Any, width: int, complaints: list[str]
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     window: dict[str, Any] = {"viewport": {"width": width, "height": 800}, "color_scheme": theme}
     page = opened(browser, simulated[0].as_uri(), complaints, "comparison", **window)
     page.click("#notes-button")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    found = axe.run(page).response["violations"]
-    assert not found, [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
+    assert violations(page) == []
     page.close()

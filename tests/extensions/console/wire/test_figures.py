@@ -19,15 +19,16 @@ from app.core.engine.outputs import Tokens
 from app.extensions.console.page import report_of
 from app.extensions.lab.load.statistics import quantile
 from tests.core.engine.harness import START_S
-from tests.extensions.console.conftest import until
-from tests.extensions.console.watched import Watched
+from tests.extensions.console.watched import WatchedEngine
+from tests.extensions.console.wire.console_page import wait_for_match, wait_for_state
 from tests.running_server import running_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
-LENGTH_S, FRAME_S = 40.0, 0.25
+LENGTH_S = 40.0
+FRAME_S = 0.25
 SERVER = {
     "model": "test", "places": 4, "shared_steps": False, "budget": 0, "blocks": 0, "numbered": False,
     "block_size": 16, "adapter_slots": 0, "publishes": False, "ranks": {},
@@ -41,63 +42,73 @@ LOADS: dict[str, dict[str, Any]] = {
 }
 
 
-def played(load: str) -> tuple[Watched, str]:
+def played(load: str) -> tuple[WatchedEngine, str]:
     """A load on a virtual clock, and the page of it; when it ends, the saturated one is far from
     done.
     """
-    it, rng = Watched(**LOADS[load]), Random(7)
-    picture, frames = it.observer.picture(SERVER), []
+    watched = WatchedEngine(**LOADS[load])
+    rng = Random(7)
+    picture = watched.observer.picture(SERVER)
+    frames = []
     for turn in range(int(LENGTH_S / FRAME_S)):
         moments = sorted(
             rng.uniform(0, FRAME_S) for _ in range(rng.randrange(4) if turn < 120 else 0)
         )
         for since, moment in zip([0.0, *moments], [*moments, FRAME_S], strict=True):
-            it.harness.clock.advance(moment - since)
+            watched.harness.clock.advance(moment - since)
             if moment != FRAME_S:
-                it.ask(f"r{len(it.harness.events)}-{moment}", max_tokens=rng.randrange(2, 60))
-        frames.append(it.observer.frame())
-        it.page.take(frames[-1])
-    return it, report_of(picture, frames)
+                watched.ask(
+                    f"r{len(watched.harness.events)}-{moment}", max_tokens=rng.randrange(2, 60)
+                )
+        frames.append(watched.observer.frame())
+        watched.page.take(frames[-1])
+    return watched, report_of(picture, frames)
 
 
-def moments_of(it: Watched, until_s: float) -> tuple[list[float], list[float], int]:
+def moments_of(watched: WatchedEngine, until_s: float) -> tuple[list[float], list[float], int]:
     """TTFT and gaps in milliseconds, of what the engine had emitted then, and how many still
     waited.
     """
-    token_s: dict[str, list[float]] = {name: [] for name in arrivals_s(it)}
-    for name, event in it.harness.events:
+    token_s: dict[str, list[float]] = {name: [] for name in arrivals_s(watched)}
+    for name, event in watched.harness.events:
         if isinstance(event, Tokens):
             token_s[name] += [event.at_s] * len(event.ids)
-    ttft, gaps, waiting = [], [], 0
-    for name, arrival_s in arrivals_s(it).items():
+    ttft = []
+    gaps = []
+    waiting = 0
+    for name, arrival_s in arrivals_s(watched).items():
         if arrival_s > until_s:
             continue
         seen_s = token_s[name][: bisect_right(token_s[name], until_s)]
         waiting += not seen_s
         ttft.append((seen_s[0] if seen_s else until_s) - arrival_s)
         gaps += [later - earlier for earlier, later in zip(seen_s, seen_s[1:], strict=False)]
-    return sorted(it * 1000 for it in ttft), sorted(it * 1000 for it in gaps), waiting
+    return (
+        sorted(seconds * 1000 for seconds in ttft),
+        sorted(seconds * 1000 for seconds in gaps),
+        waiting,
+    )
 
 
-def ended_after(it: Watched, until_s: float) -> list[float]:
+def ended_after(watched: WatchedEngine, until_s: float) -> list[float]:
     """Milliseconds from the arrival to the last token, of requests that had ended."""
-    arrived_s = arrivals_s(it)
+    arrived_s = arrivals_s(watched)
     took_s = [
         event.at_s - arrived_s[name]
-        for name, event in it.harness.events
+        for name, event in watched.harness.events
         if isinstance(event, Tokens) and event.finish is not None and event.at_s <= until_s
     ]
-    return sorted(it * 1000 for it in took_s)
+    return sorted(seconds * 1000 for seconds in took_s)
 
 
-def arrivals_s(it: Watched) -> dict[str, float]:
-    return {row[1]: START_S + row[5] / 1000 for row in it.page.bars.values()}
+def arrivals_s(watched: WatchedEngine) -> dict[str, float]:
+    return {row[1]: START_S + row[5] / 1000 for row in watched.page.bars.values()}
 
 
 def shown(page: Page, name: str) -> dict[str, float]:
     """The figures of a line, in milliseconds and per cent."""
     line = page.inner_text(f"#{name}-line")
-    found = {
+    quantiles_ms = {
         key: float(value) * (1000 if unit == "s" else 1)
         for key, value, unit in re.findall(r"(p\d\d) ([\d.]+) (s|ms)", line)
     }
@@ -108,7 +119,7 @@ def shown(page: Page, name: str) -> dict[str, float]:
         "count": float(share[2].replace(",", "")),
         "waiting": float(waits[1]) if waits else 0.0,
     }
-    return {**found, "within": float(share[1]), **counts}
+    return {**quantiles_ms, "within": float(share[1]), **counts}
 
 
 def figures_of(values: list[float], limit: float, waiting: int = 0) -> dict[str, float]:
@@ -121,30 +132,34 @@ def figures_of(values: list[float], limit: float, waiting: int = 0) -> dict[str,
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_its_figures_are_those_of_the_engines_moments(
+def test_shown_latencies_equal_the_latencies_of_the_engine(
     browser: Browser, tmp_path: Path, load: str
 ) -> None:
-    it, html = played(load)
+    watched, html = played(load)
     file = tmp_path / "run.html"
     file.write_text(html)
     page = browser.new_page()
     page.goto(file.as_uri())
     for until_s in (LENGTH_S, 12.5):
         page.evaluate(f"stop({until_s * 1000}); render()")
-        ttft, gaps, waiting = moments_of(it, START_S + until_s)
+        ttft, gaps, waiting = moments_of(watched, START_S + until_s)
         assert bool(waiting) == (load == "saturated") or until_s < LENGTH_S
         for name, expected in (
             ("ttft", figures_of(ttft, 500, waiting)),
             ("itl", figures_of(gaps, 50)),
-            ("e2e", figures_of(ended_after(it, START_S + until_s), 5000)),
+            ("e2e", figures_of(ended_after(watched, START_S + until_s), 5000)),
         ):
-            told = shown(page, name)
+            shown_figures = shown(page, name)
             for key, value in expected.items():
-                assert told[key] == pytest.approx(value, rel=0.01, abs=0.5), (name, key, until_s)
+                assert shown_figures[key] == pytest.approx(value, rel=0.01, abs=0.5), (
+                    name,
+                    key,
+                    until_s,
+                )
     page.close()
 
 
-def test_a_live_page_has_the_first_tokens_that_the_server_tells_of(browser: Browser) -> None:
+def test_a_live_page_shows_the_first_token_times_that_the_server_explains(browser: Browser) -> None:
     """Drawn latencies and more requests than places: those that wait do so for seconds."""
     flags = (
         "--time-to-first-token=300ms",
@@ -155,25 +170,21 @@ def test_a_live_page_has_the_first_tokens_that_the_server_tells_of(browser: Brow
     with running_server("--console", *flags) as server, ThreadPoolExecutor(len(names)) as pool:
         page = browser.new_page()
         page.goto(f"{server.url}/console")
-        until(lambda: page.inner_text("#state") == "serving", "it is not there")
+        wait_for_state(page, "serving")
 
         def ask(name: str) -> float:
             body = {"prompt": "Hello", "max_tokens": 3}
-            url, headers = f"{server.url}/v1/completions", {"X-Request-Id": name}
+            url = f"{server.url}/v1/completions"
+            headers = {"X-Request-Id": name}
             assert requests.post(url, json=body, headers=headers, timeout=30).status_code == 200
-            told = requests.get(f"{server.url}/admin/requests/{name}", timeout=30).json()
-            phases = {one["phase"]: one for one in told["choices"][0]["phases"]}
+            explanation = requests.get(f"{server.url}/admin/requests/{name}", timeout=30).json()
+            phases = {phase["phase"]: phase for phase in explanation["choices"][0]["phases"]}
             return float(
                 phases["decode"]["from_ms"] if "decode" in phases else phases["prefill"]["to_ms"]
             )
 
         ttft = sorted(pool.map(ask, names))
-        until(
-            lambda: page.inner_text("#ttft-line").endswith(
-                f"of {len(names)} within 500 ms (99 % wanted)"
-            ),
-            "some still wait",
-        )
+        wait_for_match(page, "#ttft-line", rf"of {len(names)} within 500 ms \(99 % wanted\)$")
         for key, value in figures_of(ttft, 500).items():
             assert shown(page, "ttft")[key] == pytest.approx(value, rel=0.01, abs=0.5), key
         page.close()

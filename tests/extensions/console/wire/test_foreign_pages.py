@@ -72,16 +72,16 @@ def assert_untouched(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["evil.example", "localhost"])
-def test_a_page_of_another_origin_steers_nothing(
+def test_a_page_of_another_origin_changes_nothing(
     browser: Browser, server: RunningServer, name: str
 ) -> None:
     """Also not one of another server on this machine, which is another origin of the same site."""
-    before = refused(server)
+    refused_before = refused(server)
     with serving(Page) as port:
         page = browser.new_page()
         page.goto(f"http://{name}:{port}/")
         assert page.evaluate(ATTACK, server.url) == [True] * 7, "all of them came to the server"
-        assert refused(server) == before + 7
+        assert refused(server) == refused_before + 7
         with page.expect_navigation():
             page.evaluate(FORM, f"{server.url}/admin/config")
         assert "other origins" in page.inner_text("body")
@@ -89,9 +89,7 @@ def test_a_page_of_another_origin_steers_nothing(
     assert_untouched(server)
 
 
-def test_a_name_that_leads_to_this_machine_is_not_its_own(
-    browser: Browser, server: RunningServer
-) -> None:
+def test_a_rebound_host_name_is_rejected(browser: Browser, server: RunningServer) -> None:
     """DNS rebinding: for the browser, page and server are of one origin then."""
     page = browser.new_page()
     home = f"http://evil.example:{server.port}"

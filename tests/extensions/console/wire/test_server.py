@@ -23,10 +23,10 @@ LIMIT_S = 20
 
 
 @pytest.fixture(scope="module")
-def watched() -> Iterator[RunningServer]:
+def server() -> Iterator[RunningServer]:
     flags = ("--profile", "qwen3-14b-h100", "--max-num-seqs", "16", "--max-model-len", "4096")
-    with running_server("--console", "--admin-key", "secret", *flags) as server:
-        yield server
+    with running_server("--console", "--admin-key", "secret", *flags) as running:
+        yield running
 
 
 def complete(server: RunningServer, **body: Any) -> requests.Response:
@@ -50,23 +50,23 @@ def events(answer: requests.Response) -> Iterator[tuple[str, Any]]:
             yield kind, json.loads(line.removeprefix(b"data: "))
 
 
-def test_a_stream_begins_with_a_picture_and_tells_of_a_request_with_its_trace(
-    watched: RunningServer,
+def test_a_stream_begins_with_a_picture_and_reports_a_request_with_its_trace(
+    server: RunningServer,
 ) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-    with look(watched) as answer:
+    with look(server) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         stream = events(answer)
         kind, picture = next(stream)
-        assert f"console: {watched.url}/console" in watched.log()
+        assert f"console: {server.url}/console" in server.log()
         assert kind == "picture" and picture["server"]["places"] == 16
-        asked = requests.post(
-            f"{watched.url}/v1/completions",
+        completion = requests.post(
+            f"{server.url}/v1/completions",
             json={"prompt": "Hello there", "max_tokens": 40, "ignore_eos": True},
             headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"},
             timeout=LIMIT_S,
         )
-        assert asked.status_code == 200
+        assert completion.status_code == 200
         frames = []
         for _, frame in stream:
             frames.append(frame)
@@ -74,20 +74,23 @@ def test_a_stream_begins_with_a_picture_and_tells_of_a_request_with_its_trace(
                 break
         new = [row for frame in frames for row in frame.get("new", ())]
         number = new[-1][0]
-        assert new[-1][1].split("-")[-1] in asked.json()["id"] or asked.json()["id"] in new[-1][1]
-        told = requests.get(
-            f"{watched.url}/admin/console/requests/{number}", headers=KEY, timeout=LIMIT_S
+        assert (
+            new[-1][1].split("-")[-1] in completion.json()["id"]
+            or completion.json()["id"] in new[-1][1]
+        )
+        details = requests.get(
+            f"{server.url}/admin/console/requests/{number}", headers=KEY, timeout=LIMIT_S
         ).json()
-        assert told["trace_id"] == trace
-        assert told["prompt"].endswith("Hello there")
+        assert details["trace_id"] == trace
+        assert details["prompt"].endswith("Hello there")
         figures = dict(zip(FIGURES, frames[-1]["figures"], strict=True))
-        assert figures["generated"] == metric(watched.port, "vllm:generation_tokens_total")
-        assert figures["prompt"] == metric(watched.port, "vllm:prompt_tokens_total")
+        assert figures["generated"] == metric(server.port, "vllm:generation_tokens_total")
+        assert figures["prompt"] == metric(server.port, "vllm:prompt_tokens_total")
 
 
-def test_of_fifty_consoles_most_are_refused_in_one_line(watched: RunningServer) -> None:
+def test_consoles_above_the_limit_are_rejected_in_one_line(server: RunningServer) -> None:
     with ThreadPoolExecutor(50) as pool:
-        answers = list(pool.map(lambda _: look(watched), range(50)))
+        answers = list(pool.map(look, [server] * 50))
     try:
         statuses = sorted(answer.status_code for answer in answers)
         assert statuses == [200] * MAX_CONSOLES + [503] * (50 - MAX_CONSOLES)
@@ -95,36 +98,36 @@ def test_of_fifty_consoles_most_are_refused_in_one_line(watched: RunningServer) 
             "message"
         ]
         assert "There are already" in message and "\n" not in message
-        asked = complete(watched, max_tokens=3)
-        assert asked.status_code == 200
+        completion = complete(server, max_tokens=3)
+        assert completion.status_code == 200
     finally:
         for answer in answers:
             answer.close()
 
     def has_room() -> bool:
-        with look(watched) as answer:
+        with look(server) as answer:
             return answer.status_code == 200
 
     until(has_room, "places of consoles that have gone stay taken")
 
 
-def test_two_consoles_that_turn_one_knob_both_see_each_turn_in_one_line(
-    watched: RunningServer,
+def test_two_consoles_see_the_changes_of_a_setting_in_the_same_order(
+    server: RunningServer,
 ) -> None:
     def turn(value: str) -> dict[str, Any]:
         knobs = {"failure-injection-rate": value}
         answer = requests.post(
-            f"{watched.url}/admin/config", json=knobs, headers=KEY, timeout=LIMIT_S
+            f"{server.url}/admin/config", json=knobs, headers=KEY, timeout=LIMIT_S
         )
         assert answer.status_code == 200
         changed: dict[str, Any] = answer.json()
         return changed
 
-    with look(watched) as one, look(watched) as two, ThreadPoolExecutor(2) as both:
-        streams = [events(one), events(two)]
+    with look(server) as first_answer, look(server) as second_answer, ThreadPoolExecutor(2) as pool:
+        streams = [events(first_answer), events(second_answer)]
         assert [next(stream)[0] for stream in streams] == ["picture", "picture"]
-        turned = [each["failure-injection-rate"] for each in both.map(turn, ["1", "2"])]
-        assert turned == [1, 2]
+        rates = [settings["failure-injection-rate"] for settings in pool.map(turn, ["1", "2"])]
+        assert rates == [1, 2]
         seen = []
         for stream in streams:
             marks: list[str] = []
@@ -135,25 +138,25 @@ def test_two_consoles_that_turn_one_knob_both_see_each_turn_in_one_line(
             seen.append(marks)
         assert seen[0] == seen[1], "the order of the turns is one for all"
         assert sorted(seen[0]) == ["failure-injection-rate: 1", "failure-injection-rate: 2"]
-        now = requests.get(f"{watched.url}/admin/config", headers=KEY, timeout=LIMIT_S).json()
-        assert seen[0][-1] == f"failure-injection-rate: {now['failure-injection-rate']}", (
+        current = requests.get(f"{server.url}/admin/config", headers=KEY, timeout=LIMIT_S).json()
+        assert seen[0][-1] == f"failure-injection-rate: {current['failure-injection-rate']}", (
             "the last turn holds"
         )
         assert turn("0")["failure-injection-rate"] == 0
 
 
-def test_a_browser_that_does_not_read_holds_nobody_up(watched: RunningServer) -> None:
-    with socket.socket() as deaf:
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.connect(("127.0.0.1", watched.port))
-        deaf.sendall(
+def test_a_browser_that_does_not_read_blocks_no_other_client(server: RunningServer) -> None:
+    with socket.socket() as silent_client:
+        silent_client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent_client.connect(("127.0.0.1", server.port))
+        silent_client.sendall(
             b"GET /admin/console/stream HTTP/1.1\r\nHost: localhost\r\nX-Admin-Key: secret\r\n\r\n"
         )
-        with look(watched) as answer:
+        with look(server) as answer:
             stream = events(answer)
             assert next(stream)[0] == "picture"
-            said = complete(watched, max_tokens=40)
-            assert said.status_code == 200
+            completion = complete(server, max_tokens=40)
+            assert completion.status_code == 200
             frames = [
                 frame
                 for _, (kind, frame) in zip(range(12), stream, strict=False)
@@ -162,11 +165,11 @@ def test_a_browser_that_does_not_read_holds_nobody_up(watched: RunningServer) ->
             assert any(frame.get("ended") for frame in frames)
 
 
-def test_the_load_generator_sends_what_it_is_told_and_stops_when_it_is_told(
-    watched: RunningServer,
+def test_the_load_generator_sends_the_planned_load_and_stops_on_request(
+    server: RunningServer,
 ) -> None:
-    url = f"{watched.url}/admin/console/load"
-    before = metric(watched.port, "vllm:request_success_total")
+    url = f"{server.url}/admin/console/load"
+    requests_before = metric(server.port, "vllm:request_success_total")
     plan = {
         "rate": 50,
         "seconds": 1,
@@ -176,22 +179,26 @@ def test_the_load_generator_sends_what_it_is_told_and_stops_when_it_is_told(
         "shared": 30,
     }
     assert requests.post(url, json=plan, headers=KEY, timeout=LIMIT_S).json()["active"]
-    with look(watched) as answer:
+    with look(server) as answer:
         load = next(
             frame["load"]
             for _, frame in events(answer)
             if frame.get("load", {"active": True})["active"] is False
         )
     assert load["sent"] == load["answered"] > 20 and load["failed"] == 0
-    assert metric(watched.port, "vllm:request_success_total") - before == load["sent"]
+    assert metric(server.port, "vllm:request_success_total") - requests_before == load["sent"]
     requests.post(
         url, json={"rate": 20, "seconds": 600, "output_tokens": 2000}, headers=KEY, timeout=LIMIT_S
     )
     assert requests.delete(url, headers=KEY, timeout=LIMIT_S).json()["active"] is False
-    until(lambda: not metric(watched.port, "vllm:num_requests_running"), "requests run on")
+
+    def is_idle() -> bool:
+        return not metric(server.port, "vllm:num_requests_running")
+
+    until(is_idle, "requests run on")
 
 
-def test_consoles_do_not_hold_up_the_end_of_a_server() -> None:
+def test_open_consoles_do_not_delay_a_shutdown() -> None:
     with (
         running_server("--console", "--graceful-timeout", "15s") as server,
         requests.get(f"{server.url}/admin/console/stream", stream=True, timeout=LIMIT_S) as answer,
@@ -202,7 +209,7 @@ def test_consoles_do_not_hold_up_the_end_of_a_server() -> None:
         assert time.monotonic() - begun_s < 10
 
 
-def test_every_rank_has_a_console_that_knows_the_others() -> None:
+def test_the_console_of_a_rank_lists_all_ranks() -> None:
     env = {"SIM_CONSOLE": "true", "SIM_DATA_PARALLEL_SIZE": "2"}
     with running_gunicorn(env=env, ports=2) as server:
         second = f"http://127.0.0.1:{server.port + 1}"
@@ -214,7 +221,7 @@ def test_every_rank_has_a_console_that_knows_the_others() -> None:
         assert set(figures) == {"0", "1"} and figures["0"]["state"] == "serving"
 
 
-def test_an_engine_in_a_process_of_its_own_is_looked_at_as_far_as_it_tells(tmp_path: Path) -> None:
+def test_a_console_shows_the_requests_of_a_remote_engine(tmp_path: Path) -> None:
     peer = new_peer(tmp_path / "model")
     peer.says("The rain in Spain stays mainly in the plain.", pace_s=0.1)
     with served(peer, console="true") as server:
@@ -224,16 +231,16 @@ def test_an_engine_in_a_process_of_its_own_is_looked_at_as_far_as_it_tells(tmp_p
             stream = events(answer)
             _, picture = next(stream)
             assert picture["server"]["shared_steps"] is False
-            said = complete(server, model="tiny").json()["usage"]["completion_tokens"]
+            token_count = complete(server, model="tiny").json()["usage"]["completion_tokens"]
             frames = []
             for _, frame in stream:
                 frames.append(frame)
                 if frame.get("ended"):
                     break
         number = next(row[0] for frame in frames for row in frame.get("new", ()))
-        grown = [tuple(frame["tokens"]) for frame in frames if frame.get("tokens")]
-        assert len(grown) > 1 and all(row[0] == number for row in grown)
-        assert frames[-1]["ended"][0][1:4:2] == ["stop", said]
+        token_rows = [tuple(frame["tokens"]) for frame in frames if frame.get("tokens")]
+        assert len(token_rows) > 1 and all(row[0] == number for row in token_rows)
+        assert frames[-1]["ended"][0][1:4:2] == ["stop", token_count]
         assert (
             requests.post(
                 f"{server.url}/admin/console/pause?mode=keep", timeout=LIMIT_S

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.extensions.console.conftest import until
-from tests.extensions.console.wire.test_browser import Seen, complete
+from tests.extensions.console.wire.console_page import (
+    ConsolePage,
+    complete,
+    violations,
+    wait_for_count,
+    wait_for_js,
+    wait_for_state,
+    wait_for_text,
+)
 from tests.running_server import RunningServer, running_server
 
 if TYPE_CHECKING:
@@ -33,47 +40,39 @@ def server() -> Iterator[RunningServer]:
 @pytest.fixture
 def page(browser: Browser, server: RunningServer) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 1000})
-    seen = Seen(context.new_page(), server)
+    seen = ConsolePage(context.new_page(), server)
     yield seen.page
-    seen.is_over()
+    seen.close()
 
 
 def opened(page: Page, server: RunningServer, name: str) -> None:
     page.goto(f"{server.url}/console#lesson-{name}")
-    until(
-        lambda: page.locator("#lessons code").count() and page.inner_text("#state") == "report",
-        "the lesson does not open",
-    )
+    page.wait_for_selector("#lessons code")
+    wait_for_state(page, "report")
 
 
-def violations(page: Page) -> list[Any]:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    found = axe.run(page).response["violations"]
-    return [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
-
-
-def test_the_page_of_lessons_links_to_six_which_play_at_a_click(
+def test_the_page_of_lessons_links_to_six_lessons_that_play_on_a_click(
     page: Page, server: RunningServer
 ) -> None:
     page.goto(f"{server.url}/console")
-    until(lambda: page.inner_text("#state") == "serving", "it is not there")
+    wait_for_state(page, "serving")
     page.get_by_role("link", name="Lessons").click()
-    until(lambda: page.locator("#lessons article").count() == 6, "no lessons are shown")
+    wait_for_count(page, "#lessons article", 6)
     links = page.locator("#lessons h2 a")
     hashes = [link.get_attribute("href") for link in links.all()]
     assert hashes == [f"#lesson-{name}" for name in LESSONS]
     assert page.is_hidden("#tiles")
     page.get_by_role("button", name="Play: Preemption").click()
-    until(lambda: page.inner_text("#state") == "report", "it does not open")
+    wait_for_state(page, "report")
     assert page.evaluate("location.hash") == "#lesson-preemption"
-    until(lambda: page.evaluate("stopped !== null"), "it does not play")
+    wait_for_js(page, "stopped !== null", "the lesson does not play")
     preempted = "[...shown().bars.values()].some(bar => bar.preempted)"
-    until(lambda: page.evaluate(preempted), "nothing is preempted")
-    until(lambda: page.evaluate("stopped === recorder.last"), "it does not end")
+    wait_for_js(page, preempted, "nothing is preempted")
+    wait_for_js(page, "stopped === recorder.last", "the lesson does not end")
     page.get_by_role("link", name="Next").click()
-    until(lambda: "Chunked" in page.inner_text("#lessons h2"), "the next one does not open")
+    wait_for_text(page, "#lessons h2", "Chunked")
     page.get_by_role("link", name="Back to live").click()
-    until(lambda: page.inner_text("#state") == "serving", "it is not live again")
+    wait_for_state(page, "serving")
 
 
 @pytest.mark.parametrize("name", LESSONS)
@@ -87,23 +86,23 @@ def test_each_lesson_has_a_link_and_two_sentences(
     assert page.is_visible("#tiles")
 
 
-def test_moving_the_time_by_hand_ends_the_play(page: Page, server: RunningServer) -> None:
+def test_moving_to_another_time_stops_the_playback(page: Page, server: RunningServer) -> None:
     opened(page, server, "long-prompt")
     page.get_by_role("button", name="Play: A long prompt next to streams").click()
-    until(lambda: page.evaluate("stopped > recorder.first"), "it does not play")
+    wait_for_js(page, "stopped > recorder.first", "the lesson does not play")
     page.evaluate("stop(1000)")
-    until(lambda: page.evaluate("lessons.timer") == 0, "it plays on")
+    wait_for_js(page, "lessons.timer === 0", "the lesson still plays")
     assert page.evaluate("stopped") == 1000
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_axe_finds_nothing_in_lessons_tables_and_sums(
+def test_lessons_tables_and_sums_are_accessible(
     browser: Browser, server: RunningServer, theme: Any, width: int
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=theme)
     page.goto(f"{server.url}/console#lessons")
-    until(lambda: page.locator("#lessons article").count() == 6, "no lessons are shown")
+    wait_for_count(page, "#lessons article", 6)
     assert violations(page) == []
     opened(page, server, "prefix-hit")
     page.select_option("#as", "table")
@@ -114,19 +113,19 @@ def test_axe_finds_nothing_in_lessons_tables_and_sums(
     page.close()
 
 
-def test_on_a_phone_the_chart_is_above_the_fold_and_nothing_is_cut_off(
+def test_on_a_phone_the_chart_is_above_the_fold_and_no_text_is_cut_off(
     browser: Browser, server: RunningServer
 ) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto(f"{server.url}/console")
-    until(lambda: page.locator(".tile").count() == 10, "no tiles are shown")
+    wait_for_count(page, ".tile", 10)
     fold = page.evaluate("$('bottom').getBoundingClientRect().top")
     assert page.evaluate("$('requests').getBoundingClientRect().bottom") <= fold
     assert page.is_visible("#model")
     rows = page.evaluate(
         "[...document.querySelectorAll('.tile')].map(it => it.getBoundingClientRect().top)"
     )
-    assert sorted(rows.count(top) for top in set(rows)) == [5, 5], "no tile stands alone"
+    assert sorted(rows.count(top) for top in set(rows)) == [5, 5], "tiles fill their rows"
     cut = (
         "[...document.querySelectorAll('.tile strong, .tile span, #strip button, #model')]"
         ".filter(it => it.offsetWidth && it.scrollWidth > it.clientWidth + 1 && it.clientWidth)"
@@ -136,7 +135,7 @@ def test_on_a_phone_the_chart_is_above_the_fold_and_nothing_is_cut_off(
     page.close()
 
 
-def test_headings_of_the_table_sort_and_words_filter(page: Page, server: RunningServer) -> None:
+def test_the_table_of_requests_is_sorted_and_filtered(page: Page, server: RunningServer) -> None:
     opened(page, server, "prefix-hit")
     page.select_option("#as", "table")
     heading = page.locator("#request-table th button", has_text="first token")
@@ -152,7 +151,7 @@ def test_headings_of_the_table_sort_and_words_filter(page: Page, server: Running
     heading.click()
     assert page.evaluate(column) == values[::-1]
     page.fill("#filter", "cached>100")
-    until(lambda: len(page.evaluate(column)) == 6, "it is not filtered")
+    wait_for_js(page, f"{column}.length === 6", "the rows are not filtered")
     page.locator("#request-table tbody button").first.click()
     assert page.is_visible("#detail")
 
@@ -167,7 +166,7 @@ def test_a_selection_is_summed_and_keys_zoom_and_move(page: Page, server: Runnin
     page.mouse.move(box["x"] + 400, box["y"] + 50, steps=4)
     page.mouse.up()
     page.keyboard.up("Shift")
-    until(lambda: page.is_visible("#sums"), "no sums are shown")
+    page.wait_for_selector("#sums")
     assert page.evaluate("axis.zoomed") is None
     start, end = page.evaluate("[axis.selected.from, axis.selected.to]")
     # Eight streams decode all the time, or the long prompt is computed.
@@ -175,7 +174,7 @@ def test_a_selection_is_summed_and_keys_zoom_and_move(page: Page, server: Runnin
     assert page.evaluate(decode) == pytest.approx(8 * (end - start), rel=0.15)
     assert "decode" in page.inner_text("#sums-rows")
     page.keyboard.press("Escape")
-    until(lambda: page.is_hidden("#sums"), "the sums stay")
+    page.wait_for_selector("#sums", state="hidden")
     length = page.evaluate("axis.length")
     page.keyboard.press("w")
     assert page.evaluate("axis.length") == pytest.approx(length / 2)
@@ -194,7 +193,7 @@ def test_routes_are_counted_and_downloaded(
     for _ in range(3):
         complete(server, max_tokens=3)
     page.goto(f"{server.url}/console")
-    until(lambda: "/v1/completions" in page.inner_text("#routes"), "no route is shown")
+    wait_for_text(page, "#routes", "/v1/completions")
     with page.expect_download() as download:
         page.click("#routes-csv")
     download.value.save_as(file := tmp_path / "routes.csv")
@@ -215,13 +214,13 @@ def test_a_comparison_has_the_differences_by_percentile(
         files.append(str(file))
         page.goto("about:blank")
     page.goto(f"{server.url}/console")
-    until(lambda: page.inner_text("#state") == "serving", "it is not there")
+    wait_for_state(page, "serving")
     page.set_input_files("#compare-files", files)
-    until(lambda: page.inner_text("#state") == "comparison", "nothing is compared")
+    wait_for_state(page, "comparison")
     section = page.locator("section[aria-label='Differences by percentile']")
     assert section.locator("canvas").count() == 3
     assert "p50: " in section.inner_text()
     rows = page.evaluate("compared.quantiles.find(it => it.name === 'E2E').rows")
-    one, two = rows[49][1:3]
-    assert rows[49][3] == pytest.approx(two - one)
+    first_ms, second_ms = rows[49][1:3]
+    assert rows[49][3] == pytest.approx(second_ms - first_ms)
     assert violations(page) == []
