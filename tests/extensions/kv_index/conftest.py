@@ -12,7 +12,7 @@ from app.core.text.huggingface import LocalTokenizer, default_tokenizer
 from app.extensions.kv_index.backend import Backend
 from app.extensions.kv_index.memory import MemoryBackend, weigh_bytes
 from app.extensions.kv_index.redis_backend import RedisBackend
-from tests.extensions.kv_index.publisher import Station, station
+from tests.extensions.kv_index.publisher import SteppedIndexer, stepped_indexer
 from tests.extensions.kv_index.redis_server import RedisServer, redis_server
 
 BACKENDS = ("memory", "cost-aware", pytest.param("redis", marks=pytest.mark.redis))
@@ -34,7 +34,7 @@ def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
 
 @pytest.fixture(params=BACKENDS)
 def make_backend(request: pytest.FixtureRequest) -> Iterator[MakeBackend]:
-    made: list[Backend] = []
+    backends: list[Backend] = []
 
     def make() -> Backend:
         backend: Backend
@@ -46,11 +46,11 @@ def make_backend(request: pytest.FixtureRequest) -> Iterator[MakeBackend]:
             case _:
                 server: RedisServer = request.getfixturevalue("redis_process")
                 backend = RedisBackend(server.url, namespace=f"test{next(_numbers)}")
-        made.append(backend)
+        backends.append(backend)
         return backend
 
     yield make
-    for backend in made:
+    for backend in backends:
         backend.close()
 
 
@@ -60,6 +60,6 @@ def backend(make_backend: MakeBackend) -> Backend:
 
 
 @pytest.fixture
-def place() -> Iterator[Station]:
-    with station() as made:
-        yield made
+def indexer() -> Iterator[SteppedIndexer]:
+    with stepped_indexer() as indexer:
+        yield indexer

@@ -19,11 +19,11 @@ def stored(
     tokens: Sequence[int],
     parent: BlockHash | None = None,
     size: int = 4,
-    **more: Any,
+    **fields: Any,
 ) -> BlockStored:
     """Blocks of `size` tokens."""
-    more.setdefault("lora_id", None)
-    return BlockStored(list(hashes), parent, list(tokens), size, **more)
+    fields.setdefault("lora_id", None)
+    return BlockStored(list(hashes), parent, list(tokens), size, **fields)
 
 
 def block(number: int) -> BlockStored:
@@ -31,13 +31,13 @@ def block(number: int) -> BlockStored:
     return stored([number + 1], PROMPT[number * 4 : number * 4 + 4], number or None)
 
 
-def offloaded(hashes: Iterable[BlockHash], medium: str = "CPU", **more: Any) -> BlockStored:
+def offloaded(hashes: Iterable[BlockHash], medium: str = "CPU", **fields: Any) -> BlockStored:
     """Known blocks in a further medium."""
-    return BlockStored(list(hashes), None, [], 0, None, medium, **more)
+    return BlockStored(list(hashes), None, [], block_size=0, lora_id=None, medium=medium, **fields)
 
 
-def removed(hashes: Iterable[BlockHash], medium: str | None = "GPU", **more: Any) -> BlockRemoved:
-    return BlockRemoved(list(hashes), medium, **more)
+def removed(hashes: Iterable[BlockHash], medium: str | None = "GPU", **fields: Any) -> BlockRemoved:
+    return BlockRemoved(list(hashes), medium, **fields)
 
 
 def ingest(
@@ -62,34 +62,37 @@ def source(pod: str = "a", model: str = "m", rank: int = 0) -> IndexedEngine:
 
 
 def store(
-    engine: Sequence[int], keys: Sequence[int], tier: str = "gpu", group: int = 0, **more: object
+    engine: Sequence[int], keys: Sequence[int], tier: str = "gpu", group: int = 0, **fields: object
 ) -> Store:
     """Blocks of the index's own size."""
     owned: Sequence[CoveredKeys] = list(keys)
-    return Store(group, tier, list(engine), owned, list(keys), **more)  # type: ignore[arg-type]
+    return Store(group, tier, list(engine), covered=owned, request_keys=list(keys), **fields)  # type: ignore[arg-type]
 
 
 def holders_of(backend: Backend, key: int) -> set[Copy]:
-    copies, holders, tiers = backend.lookup([key])
-    found = set()
-    for masks in copies:
+    masks_of_blocks, holders, tiers = backend.lookup([key])
+    copies = set()
+    for masks in masks_of_blocks:
         for tier, mask in zip(tiers, masks, strict=False):
             for number in set_bits(mask):
                 holder = holders[number] if number < 1 << 20 else None
                 if holder is not None:
-                    found.add((_named(holder.source.pod, holder.source.rank, holder.group), tier))
-    return found
+                    copies.add((_named(holder.source.pod, holder.source.rank, holder.group), tier))
+    return copies
 
 
 def _named(pod: str, rank: int, group: int) -> str:
     return pod + (f"/{rank}" if rank else "") + (f"#{group}" if group else "")
 
 
-def matched(index: Index, tokens: Sequence[int], model: str = "m", **more: Any) -> dict[str, int]:
+def matched(
+    index: Index, tokens: Sequence[int], model: str = "m", **options: Any
+) -> dict[str, int]:
     """How many blocks of a prompt each pod has, of the pods that have any."""
-    return {score.pod: score.matched for score in index.score(model, tokens, **more)}
+    return {score.pod: score.matched for score in index.score(model, tokens, **options)}
 
 
 def content(backend: Backend, keys: Sequence[int]) -> dict[int, set[Copy]]:
-    """Of each of these blocks that somebody has, who has it."""
-    return {key: found for key in keys if (found := holders_of(backend, key))}
+    """The copies of each of these blocks that has any."""
+    copies_by_key = {key: holders_of(backend, key) for key in keys}
+    return {key: copies for key, copies in copies_by_key.items() if copies}

@@ -1,8 +1,7 @@
-"""An engine's sockets, and what it takes to get messages through an index in one thread."""
+"""An engine's sockets, and an indexer that reads them step by step in one thread."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
 from threading import Thread
 
 import gevent
@@ -38,9 +37,11 @@ class FakeEngine:
         hwm: int = 1000,
         replay_port: int | None = None,
     ) -> None:
-        self.topic, self.sequence, self.topics = topic.encode(), first, topics
-        self.kept: dict[int, bytes] = {}
-        self.asked: list[int] = []
+        self.topic = topic.encode()
+        self.sequence = first
+        self.topics = topics
+        self.batches: dict[int, bytes] = {}
+        self.replay_starts: list[int] = []
         self._socket = context.socket(zmq.PUB)
         self._socket.linger = 0
         self._socket.sndhwm = hwm
@@ -70,9 +71,9 @@ class FakeEngine:
     def publish(
         self, *events: KVEvent, lose: bool = False, ts: float | None = None, rank: int = 0
     ) -> int:
-        """Publish a batch, or only keep it for replays; its number."""
+        """Publishes a batch, or only keeps it for replays, and returns its number."""
         payload = self.pack(*events, ts=ts, rank=rank)
-        self.kept[self.sequence] = payload
+        self.batches[self.sequence] = payload
         if not lose:
             self.send(payload)
         else:
@@ -88,31 +89,53 @@ class FakeEngine:
 
     def serve(self) -> None:
         while self._router.poll(0):
-            client, empty, start = self._router.recv_multipart()
-            self.asked.append(int.from_bytes(start, "big"))
-            for number, payload in sorted(self.kept.items()):
-                if number >= self.asked[-1]:
-                    self._answer(client, empty, number.to_bytes(8, "big"), payload)
-            self._answer(client, empty, END, b"")
+            client, _, start = self._router.recv_multipart()
+            self.replay_starts.append(int.from_bytes(start, "big"))
+            for number, payload in sorted(self.batches.items()):
+                if number >= self.replay_starts[-1]:
+                    self.reply_batch(client, number.to_bytes(8, "big"), payload)
+            self.reply_batch(client, END, b"")
 
-    def hear(self) -> int:
-        """Wait for a request for a replay, and leave it unanswered; where it is to begin."""
+    def has_replay_request(self) -> bool:
+        """Whether a request for a replay has arrived and is not answered."""
+        return bool(self._router.poll(0))
+
+    def receive_client(self) -> bytes:
+        """Reads a request for a replay, and returns the identity of its client."""
+        client: bytes = self._router.recv_multipart()[0]
+        return client
+
+    def receive_start(self) -> int:
+        """Reads a request for a replay, and returns the first number that it requests."""
         return int.from_bytes(self._router.recv_multipart()[-1], "big")
 
-    def _answer(self, client: bytes, empty: bytes, number: bytes, payload: bytes) -> None:
-        topic = [self.topic if payload else b""] if self.topics else []
-        self._router.send_multipart([client, empty, *topic, number, payload])
+    def reply(self, client: bytes, *frames: bytes) -> None:
+        """Sends frames to the client of a request for a replay."""
+        self._router.send_multipart([client, *frames])
+
+    def connect(self, address: str, ipv6: bool = False) -> None:
+        """Connects the publisher to a subscriber."""
+        self._socket.ipv6 = ipv6
+        self._socket.connect(address)
+
+    def reply_batch(self, client: bytes, number: bytes, payload: bytes) -> None:
+        """Sends one batch of a replay, or its end, with a topic if this version has topics."""
+        topic = []
+        if self.topics:
+            topic = [self.topic if payload else b""]
+        self.reply(client, b"", *topic, number, payload)
 
     def close(self) -> None:
         self._socket.close(linger=0)
         self._router.close(linger=0)
 
 
-class Station:
+class SteppedIndexer:
     """An index behind sockets, driven step by step; `now` is its clock."""
 
     def __init__(self, context: Context, backend: Backend | None = None) -> None:
-        self.context, self.now = context, 0.0
+        self.context = context
+        self.now = 0.0
         self.index = Index(backend or MemoryBackend(), block_size=4)
         self.pool = self.make_pool()
         self.subscriber: Subscriber | None = None
@@ -121,22 +144,26 @@ class Station:
 
     def make_pool(self, **limits: int) -> Pool:
         pool = Pool(
-            self.index, PoolSettings(**limits), lambda: self.now, lambda: 2000.0, lambda: 0.0
+            self.index,
+            PoolSettings(**limits),
+            now=self.monotonic_time,
+            wall=fixed_unix_time,
+            clock=stopped_clock,
         )
         pool.resources.context = self.context
         return pool
 
     def listen(self, *sources: TargetSource, **settings: object) -> Subscriber:
         settings.setdefault("bind", f"{LOCAL}:*")
-        made = SubscriberSettings(**settings)  # type: ignore[arg-type]
+        subscriber_settings = SubscriberSettings(**settings)  # type: ignore[arg-type]
         self.sources = sources
-        self.subscriber = Subscriber(self.pool, made, sources)
+        self.subscriber = Subscriber(self.pool, subscriber_settings, sources)
         self.subscriber.open(self.context)
         return self.subscriber
 
-    def engine(self, topic: str = "kv@a@m", connect: bool = True, **more: object) -> FakeEngine:
+    def engine(self, topic: str = "kv@a@m", connect: bool = True, **options: object) -> FakeEngine:
         address = self.subscriber.address if connect and self.subscriber else None
-        engine = FakeEngine(self.context, topic, address, **more)  # type: ignore[arg-type]
+        engine = FakeEngine(self.context, topic, address, **options)  # type: ignore[arg-type]
         self.engines.append(engine)
         return engine
 
@@ -150,40 +177,74 @@ class Station:
         work(self.pool)
         gevent.sleep(0)
 
-    def until(self, done: Callable[[], object], each: Callable[[], object] | None = None) -> None:
-        """Go on until something is so; the time limit of tests ends what never is."""
-        while not done():
-            if each is not None:
-                each()
+    def monotonic_time(self) -> float:
+        """The time of the indexer's clock, in seconds."""
+        return self.now
+
+    def wait_until(
+        self,
+        is_fulfilled: Callable[[], object],
+        before_each_step: Callable[[], object] | None = None,
+    ) -> None:
+        """Steps until a condition is fulfilled, or until the time limit of the test."""
+        while not is_fulfilled():
+            if before_each_step is not None:
+                before_each_step()
+            self.step()
+
+    def wait_for_matches(
+        self, tokens: list[int], counts: Mapping[str, int], model: str = "m"
+    ) -> None:
+        """Steps until the pods have these counts of matched blocks."""
+        while self.matched(tokens, model) != counts:
+            self.step()
+
+    def wait_for_copies(self, count: int) -> None:
+        """Steps until the backend has this many copies of blocks."""
+        while self.index.backend.size().copies != count:
+            self.step()
+
+    def wait_for_losses(self, reason: str, count: int) -> None:
+        """Steps until this many messages were skipped for a reason."""
+        while self.index.metrics.skipped_messages.get(reason, 0) < count:
+            self.step()
+
+    def wait_for_replay_request(self, engine: FakeEngine) -> None:
+        """Steps until an engine that does not answer has a request for a replay."""
+        while not engine.has_replay_request():
+            self.step()
+
+    def wait_until_idle(self) -> None:
+        """Steps until no message is queued or waits for a replay."""
+        while len(self.pool) or self.pool.resources.waiting_bytes:
             self.step()
 
     def settle(self, steps: int = 5) -> None:
-        """Go on for a while in which nothing more should happen."""
+        """Steps for a while in which nothing more should happen."""
         for _ in range(steps):
             self.step()
             gevent.sleep(POLL_S / 2)
 
     def meet(self, engine: FakeEngine) -> None:
-        """Until messages of the engine arrive:
+        """Waits until messages of the engine arrive: those before a subscription are lost."""
+        skipped = self.index.metrics.skipped_messages
+        bad_frames = skipped.get("bad_frames", 0)
+        self._send_until_skipped("bad_frames", bad_frames + 1, (engine, b"kv@a@m", b"hello"))
+        last_hello = (engine, b"kv@", bytes(8), b"that was the last hello")
+        self._send_until_skipped("bad_topic", 1, last_hello)
+        skipped.clear()
 
-        those that it sends before a subscription are lost.
-        """
-        before = self.received()
-        self.until(
-            lambda: self.received() > before, self._now_and_then(engine, b"kv@a@m", b"hello")
-        )
-        lost = self.index.metrics.skipped_messages
-        last_hello = self._now_and_then(engine, b"kv@", bytes(8), b"that was the last hello")
-        self.until(lambda: lost.get("bad_topic", 0) > 0, last_hello)
-        self.index.metrics.skipped_messages.clear()
-
-    def _now_and_then(self, engine: FakeEngine, *frames: bytes) -> Callable[[], object]:
-        """Sends these frames at first and then rarely, so that they do not pile up."""
-        steps = count()
-        return lambda: next(steps) % 500 == 0 and engine.send_frames(*frames)
-
-    def received(self) -> int:
-        return self.index.metrics.skipped_messages.get("bad_frames", 0)
+    def _send_until_skipped(
+        self, reason: str, count: int, message: tuple[FakeEngine, *tuple[bytes, ...]]
+    ) -> None:
+        """Sends frames at first and then rarely, so that they do not pile up."""
+        engine, *frames = message
+        step_number = 0
+        while self.index.metrics.skipped_messages.get(reason, 0) < count:
+            if step_number % 500 == 0:
+                engine.send_frames(*frames)
+            step_number += 1
+            self.step()
 
     def ended_replays(self) -> dict[str, int]:
         lines = self.index.metrics.render({}).splitlines()
@@ -205,13 +266,22 @@ class Station:
         self.pool.close()
 
 
+def fixed_unix_time() -> float:
+    return 2000.0
+
+
+def stopped_clock() -> float:
+    return 0.0
+
+
 def work(pool: Pool) -> None:
+    """Processes all queued messages."""
     for shard in pool.shards:
         pool.process(shard)
 
 
 def ends(context: Context) -> bool:
-    """Whether all sockets are closed: else it waits for them."""
+    """Whether all sockets of a context are closed, so that it can be terminated."""
     ending = Thread(target=context.term, daemon=True)
     ending.start()
     ending.join(10)
@@ -219,11 +289,11 @@ def ends(context: Context) -> bool:
 
 
 @contextmanager
-def station(backend: Backend | None = None) -> Iterator[Station]:
+def stepped_indexer(backend: Backend | None = None) -> Iterator[SteppedIndexer]:
     context: Context = zmq.Context()
-    made = Station(context, backend)
+    indexer = SteppedIndexer(context, backend)
     try:
-        yield made
+        yield indexer
     finally:
-        made.close()
+        indexer.close()
         context.destroy(linger=0)

@@ -19,7 +19,9 @@ class RedisServer:
     """
 
     def __init__(self, folder: Path, durable: bool) -> None:
-        self.folder, self.port, self.durable = folder, free_port(), durable
+        self.folder = folder
+        self.port = free_port()
+        self.durable = durable
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

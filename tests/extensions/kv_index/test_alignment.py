@@ -27,7 +27,8 @@ def test_a_dropped_tail_is_counted_as_a_loss() -> None:
 
 
 def test_images_match_for_engines_whose_block_size_divides_the_indexs() -> None:
-    index, tokens = make_index(16), list(range(64))
+    index = make_index(16)
+    tokens = list(range(64))
     image = [Placeholder("img", 20, 10)]
     ingest(
         index,
@@ -50,11 +51,14 @@ def test_any_split_of_a_prompt_into_events_is_matched_and_can_be_removed(
     data: st.DataObject,
 ) -> None:
     """Whatever the sizes, and however the engine's blocks are spread over events."""
-    size, engine_size, blocks = data.draw(sizes), data.draw(sizes), data.draw(st.integers(1, 12))
+    size = data.draw(sizes)
+    engine_size = data.draw(sizes)
+    blocks = data.draw(st.integers(1, 12))
     tokens = list(range(1000, 1000 + engine_size * blocks))
     salt = data.draw(st.none() | st.just("salt"))
     index = make_index(size)
-    done, events = 0, []
+    done = 0
+    events = []
     while done < blocks:
         count = data.draw(st.integers(1, blocks - done))
         part = tokens[done * engine_size : (done + count) * engine_size]

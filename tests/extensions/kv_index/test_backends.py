@@ -18,7 +18,8 @@ from app.extensions.kv_index.memory import (
 from app.extensions.kv_index.redis_backend import redis_url
 from tests.extensions.kv_index.engines import content, holders_of, source, store
 
-A, B = source("a"), source("b")
+A = source("a")
+B = source("b")
 
 
 def test_engine_keys_are_separate_for_each_pod_model_rank_and_group(
@@ -113,7 +114,7 @@ def _plain(owned: object) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(
-    ("given", "known"),
+    ("address", "redis_address"),
     [
         ("rediss://h:1/2", "rediss://h:1/2"),
         ("valkey://h:1", "redis://h:1"),
@@ -122,8 +123,8 @@ def _plain(owned: object) -> tuple[int, ...]:
         ("h:1", "redis://h:1"),
     ],
 )
-def test_llm_d_addresses_are_accepted(given: str, known: str) -> None:
-    assert redis_url(given) == known
+def test_llm_d_addresses_are_accepted(address: str, redis_address: str) -> None:
+    assert redis_url(address) == redis_address
 
 
 # The index in memory: its bound, and what it forgets.
@@ -162,13 +163,16 @@ def test_maps_forget_evicted_blocks() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=3), min_size=1, max_size=3))
 def test_no_copy_takes_more_than_max_copy_bytes(numbers: list[list[int]]) -> None:
-    copies = tuple(sum(1 << number for number in set(some)) for some in numbers)
+    copies = tuple(
+        sum(1 << number for number in set(numbers_of_copy)) for numbers_of_copy in numbers
+    )
     assert weigh_bytes(copies) <= MAX_COPY_BYTES * weigh_copies(copies)
 
 
 def test_repeats_above_their_memory_limit_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.extensions.kv_index.memory.REPEATS_LIMIT_BYTES", 2 * REPEAT_BYTES)
-    backend, keys = MemoryBackend(), [1, 2, 3]
+    backend = MemoryBackend()
+    keys = [1, 2, 3]
     backend.apply(A, [store(keys, keys), store(keys, keys), Remove(0, "gpu", keys)])
     assert set(content(backend, keys)) == {1, 2}
     backend.apply(A, [Remove(0, "gpu", [1]), store([2], [2]), store([3], [3]), store([3], [3])])

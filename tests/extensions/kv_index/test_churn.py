@@ -22,7 +22,9 @@ from app.extensions.kv_index.pool import Pool
 from tests.core.kvcache.caches import Replying, admit
 from tests.extensions.kv_index.publisher import work
 
-PODS, DAY_S, BLOCK = 30, 24 * 3600.0, 4
+PODS = 30
+DAY_S = 24 * 3600.0
+BLOCK = 4
 REQUESTS_PER_POD = 25
 LAYOUTS_WITH_EXTRAS: tuple[LayoutName, ...] = ("map", "0.17", "0.19", "0.20", "0.22")
 
@@ -31,7 +33,8 @@ class Fleet:
     """Every block that was ever computed: what engines call it, and its request key."""
 
     def __init__(self, index: Index, hasher: BlockHasher) -> None:
-        self.index, self.hasher = index, hasher
+        self.index = index
+        self.hasher = hasher
         self.request_keys: dict[bytes, int] = {}
 
     def note(self, tokens: list[int], adapter: str | None, salt: str | None) -> None:
@@ -45,13 +48,16 @@ class Pod:
     """A pod that serves requests, is reset and restarts, on a network that repeats itself."""
 
     def __init__(self, name: str, fleet: Fleet, rng: Random) -> None:
-        self.name, self.fleet, self.rng = name, fleet, rng
+        self.name = name
+        self.fleet = fleet
+        self.rng = rng
         self.encode = encoder(rng.choice(LAYOUTS_WITH_EXTRAS))
         self.start()
 
     def start(self) -> None:
         self.cache = KVCache(self.rng.randint(40, 120), self.fleet.hasher)
-        self.sequence, self.sent = 0, list[PublishedMessage]()
+        self.sequence = 0
+        self.sent = list[PublishedMessage]()
         self.running: list[tuple[Replying, list[int], str | None, str | None]] = []
 
     def live(self, now: float) -> Iterator[PublishedMessage]:
@@ -79,17 +85,18 @@ class Pod:
         first = rng.randrange(8) * 100
         tokens = list(range(first, first + rng.randrange(4, 60)))
         tokens += [rng.randrange(30_000) for _ in range(rng.randrange(30))]
-        adapter, salt = rng.choice([None, None, "alice"]), rng.choice([None, None, "salt"])
-        sequence = Replying(self.cache, tokens, Adapter(adapter) if adapter else None, salt)
-        while admit(self.cache, sequence) is None:
+        adapter = rng.choice([None, None, "alice"])
+        salt = rng.choice([None, None, "salt"])
+        new_sequence = Replying(self.cache, tokens, Adapter(adapter) if adapter else None, salt)
+        while admit(self.cache, new_sequence) is None:
             self._finish()
-        self.running.append((sequence, tokens, adapter, salt))
+        self.running.append((new_sequence, tokens, adapter, salt))
         for request in list(self.running):
-            each, ids, lora, cache_salt = request
-            more = [rng.randrange(30_000) for _ in range(rng.randrange(1, 12))]
-            ids += more
-            if not each.append(self.cache, more):
-                self.cache.release(each)
+            sequence, ids, lora, cache_salt = request
+            new_ids = [rng.randrange(30_000) for _ in range(rng.randrange(1, 12))]
+            ids += new_ids
+            if not sequence.append(self.cache, new_ids):
+                self.cache.release(sequence)
                 self.running.remove(request)
             self.fleet.note(ids, lora, cache_salt)
         if len(self.running) > 3:

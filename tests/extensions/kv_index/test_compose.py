@@ -13,15 +13,19 @@ from app.extensions.kv_index.settings import KVIndexSettings
 from tests.test_compose import SERVICES
 
 
-def test_the_indexer_tells_its_three_pods_apart() -> None:
+def test_the_indexer_distinguishes_its_three_pods() -> None:
     """Each publishes with the settings of its service, over sockets of this process."""
     pods = [
         load((), SERVICES[name]["environment"]) for name in ("cached-1", "cached-2", "cached-3")
     ]
-    model, at = pods[0].model.model, load((), SERVICES["indexer"]["environment"])
+    model = pods[0].model.model
+    indexer_settings = load((), SERVICES["indexer"]["environment"])
     index = build_index(
         replace(
-            at, kv_index=replace(at.section(KVIndexSettings), kv_index_bind="tcp://127.0.0.1:*")
+            indexer_settings,
+            kv_index=replace(
+                indexer_settings.section(KVIndexSettings), kv_index_bind="tcp://127.0.0.1:*"
+            ),
         ),
         default_tokenizer(),
     )

@@ -26,6 +26,45 @@ pack = msgspec.msgpack.encode
 
 REAL = {**dict(ONE_BLOCK), "map": MAP}
 """Bytes of real versions of vLLM (kv-cache specification, 2.4), by the name of their layout."""
+GOOD = ["BlockRemoved", [1]]
+STORED: dict[str, Any] = {
+    "type": "BlockStored",
+    "block_hashes": [1],
+    "parent_block_hash": None,
+    "token_ids": [1],
+    "block_size": 1,
+    "lora_id": None,
+}
+ORDER = list(STORED)[1:] + [
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+]
+WRONG: dict[str, list[Any]] = {
+    "block_hashes": ["x", 5, None, ["x"], ["e235fcc84bc5706d"], [1.5], [None], {}],
+    "parent_block_hash": ["x", "e235fcc84bc5706d", 1.5, [1], {}, True],
+    "token_ids": ["x", 5, [None], ["a"], [1.5], {"a": 1}],
+    "block_size": ["x", None, 1.5, [], True],
+    "lora_id": ["x", [], 1.5],
+    "medium": [5, [], b"GPU"],
+    "lora_name": [5, [], b"x"],
+    "extra_keys": ["x", 5, ["bare"], {}],
+    "group_idx": ["x", [], 1.5],
+    "kv_cache_spec_kind": [5, []],
+    "kv_cache_spec_sliding_window": ["x", []],
+}
+LOOKAHEAD = [[[2, 3]], [[2, 3], []], [2, 3], None, {"block": [2]}, "text"]
+"""Tokens behind each block as vLLM 0.33 sends them, and other shapes."""
+UNREAD = st.sampled_from(
+    ["locality", "ownership", "session_id", "lookahead_token_ids", "later", "newest"]
+)
+"""Names of fields that the index does not read:
+
+those of vLLM 0.33, and those of versions to come.
+"""
 
 
 @pytest.mark.parametrize("layout", REAL)
@@ -61,43 +100,9 @@ def test_events_of_the_first_simulator_without_tokens_are_read() -> None:
     assert isinstance(stored, BlockStored) and not stored.token_ids
 
 
-GOOD = ["BlockRemoved", [1]]
-
-
 def is_good(event: object) -> bool:
     """Whether it is the event that `GOOD` stands for."""
     return isinstance(event, BlockRemoved) and (event.block_hashes, event.medium) == ([1], None)
-
-
-STORED: dict[str, Any] = {
-    "type": "BlockStored",
-    "block_hashes": [1],
-    "parent_block_hash": None,
-    "token_ids": [1],
-    "block_size": 1,
-    "lora_id": None,
-}
-ORDER = list(STORED)[1:] + [
-    "medium",
-    "lora_name",
-    "extra_keys",
-    "group_idx",
-    "kv_cache_spec_kind",
-    "kv_cache_spec_sliding_window",
-]
-WRONG: dict[str, list[Any]] = {
-    "block_hashes": ["x", 5, None, ["x"], ["e235fcc84bc5706d"], [1.5], [None], {}],
-    "parent_block_hash": ["x", "e235fcc84bc5706d", 1.5, [1], {}, True],
-    "token_ids": ["x", 5, [None], ["a"], [1.5], {"a": 1}],
-    "block_size": ["x", None, 1.5, [], True],
-    "lora_id": ["x", [], 1.5],
-    "medium": [5, [], b"GPU"],
-    "lora_name": [5, [], b"x"],
-    "extra_keys": ["x", 5, ["bare"], {}],
-    "group_idx": ["x", [], 1.5],
-    "kv_cache_spec_kind": [5, []],
-    "kv_cache_spec_sliding_window": ["x", []],
-}
 
 
 @pytest.mark.parametrize(
@@ -171,10 +176,6 @@ def test_a_batch_above_the_limit_of_events_is_rejected() -> None:
         decode(pack([1.0, [None] * (MAX_EVENTS + 1), 0]))
 
 
-LOOKAHEAD = [[[2, 3]], [[2, 3], []], [2, 3], None, {"block": [2]}, "text"]
-"""Tokens behind each block as vLLM 0.33 sends them, and other shapes."""
-
-
 @pytest.mark.parametrize("lookahead", LOOKAHEAD)
 def test_lookahead_tokens_of_any_shape_keep_the_event(lookahead: Any) -> None:
     batch = decode(pack([1.0, [STORED | {"lookahead_token_ids": lookahead}, GOOD], 0]))
@@ -191,12 +192,16 @@ def test_arbitrary_bytes_raise_only_unreadable_batch_errors(payload: bytes) -> N
 
 words = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "type", "token_ids"])
 numbers = st.integers(-(1 << 63), (1 << 64) - 1)
+
+
+def lists_and_maps(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    names = st.sampled_from(["type", *ORDER])
+    return st.lists(inner, max_size=7) | st.dictionaries(names, inner, max_size=7)
+
+
 values = st.recursive(
     st.none() | st.booleans() | numbers | st.floats() | st.binary(max_size=9) | words,
-    lambda inner: (
-        st.lists(inner, max_size=7)
-        | st.dictionaries(st.sampled_from(["type", *ORDER]), inner, max_size=7)
-    ),
+    lists_and_maps,
     max_leaves=30,
 )
 
@@ -211,15 +216,6 @@ def test_valid_events_survive_next_to_invalid_ones(others: list[Any]) -> None:
     batch = decode(pack([1.0, events, 0]))
     assert sum(map(is_good, batch.events)) >= len(others) + 1
     assert len(batch.events) + len(batch.losses) == len(events)
-
-
-UNREAD = st.sampled_from(
-    ["locality", "ownership", "session_id", "lookahead_token_ids", "later", "newest"]
-)
-"""Names of fields that the index does not read:
-
-those of vLLM 0.33, and those of versions to come.
-"""
 
 
 @settings(max_examples=100, deadline=None)

@@ -25,7 +25,8 @@ from tests.extensions.kv_index.conftest import MakeBackend
 from tests.extensions.kv_index.engines import Copy, content, source, store
 
 TIERS = "gpu", "cpu", "disk"
-ENGINE, KEYS = range(1, 6), range(11, 16)
+ENGINE = range(1, 6)
+KEYS = range(11, 16)
 
 
 class FakeEngine:
@@ -40,13 +41,13 @@ class FakeEngine:
         self.repeats: dict[tuple[int, str], int] = {}
 
     def store(self, store: Store, outcome: Outcome) -> None:
-        for engine, now in zip(store.engine_keys, store.covered, strict=True):
-            before = self.owned.get(engine)
-            if before == now:
-                if all((key, store.tier) in self.held for key in keys_of(now)):
+        for engine, covered in zip(store.engine_keys, store.covered, strict=True):
+            earlier = self.owned.get(engine)
+            if earlier == covered:
+                if all((key, store.tier) in self.held for key in keys_of(covered)):
                     self.repeats[engine, store.tier] = self.repeats.get((engine, store.tier), 0) + 1
-            elif before is not None:
-                lost = {key for key in keys_of(before) if key not in keys_of(now)}
+            elif earlier is not None:
+                lost = {key for key in keys_of(earlier) if key not in keys_of(covered)}
                 self._lose({(key, tier) for key, tier in self.held if key in lost}, outcome)
         self.owned |= dict(zip(store.engine_keys, map(_whole, store.covered), strict=True))
         for engine, joined in store.joined:
@@ -60,25 +61,25 @@ class FakeEngine:
         outcome.added += len(new)
 
     def offload(self, engine: Sequence[int], tier: str, outcome: Outcome) -> None:
-        for each in engine:
-            if each in self.owned:
-                self.add(keys_of(self.owned[each]), tier, outcome)
+        for name in engine:
+            if name in self.owned:
+                self.add(keys_of(self.owned[name]), tier, outcome)
             else:
                 outcome.unknown += 1
 
     def remove(self, engine: Sequence[int], tier: str, is_tier: bool, outcome: Outcome) -> None:
-        for each in engine:
-            if each not in self.owned or not is_tier:
+        for name in engine:
+            if name not in self.owned or not is_tier:
                 outcome.unknown += 1
-            elif left := self.repeats.pop((each, tier), 0):
-                self.repeats |= {(each, tier): left - 1} if left > 1 else {}
+            elif left := self.repeats.pop((name, tier), 0):
+                self.repeats |= {(name, tier): left - 1} if left > 1 else {}
             else:
-                keys = keys_of(self.owned[each])
+                keys = keys_of(self.owned[name])
                 self._lose(self.held & {(key, tier) for key in keys}, outcome)
                 if not any(key in keys for key, _ in self.held):
-                    del self.owned[each]
+                    del self.owned[name]
                     for other in TIERS:
-                        self.repeats.pop((each, other), None)
+                        self.repeats.pop((name, other), None)
 
     def _lose(self, copies: set[tuple[int, str]], outcome: Outcome) -> None:
         self.held -= copies
@@ -124,26 +125,34 @@ class Model:
         return held
 
 
-parts = st.builds(
-    lambda first, count, whole: (
-        tuple(range(first, min(first + count, 16))) + (() if whole else (UNALIGNED,))
-    ),
-    st.sampled_from(KEYS),
-    st.integers(0, 2),
-    st.booleans(),
-)
+def part_of_prompt(first: int, count: int, is_whole: bool) -> tuple[int, ...]:
+    keys = tuple(range(first, min(first + count, 16)))
+    if is_whole:
+        return keys
+    return (*keys, UNALIGNED)
+
+
+parts = st.builds(part_of_prompt, st.sampled_from(KEYS), st.integers(0, 2), st.booleans())
 names = st.lists(st.sampled_from(ENGINE), min_size=1, max_size=3, unique=True)
-groups, tiers = st.integers(0, 1), st.sampled_from(["gpu", "gpu", "cpu", "disk"])
+groups = st.integers(0, 1)
+tiers = st.sampled_from(["gpu", "gpu", "cpu", "disk"])
 
 
 @st.composite
 def stores(draw: st.DrawFn) -> Store:
     engine = draw(names)
     owned = [draw(parts) for _ in engine]
-    keys = list(dict.fromkeys(key for each in owned for key in keys_of(each)))
+    keys = list(dict.fromkeys(key for part in owned for key in keys_of(part)))
     earlier = draw(st.lists(st.sampled_from(ENGINE), max_size=2, unique=True)) if keys else []
     joined = [(name, draw(st.sampled_from(keys))) for name in earlier if name not in engine]
-    return Store(draw(groups), draw(tiers), engine, owned, keys, joined)
+    return Store(
+        group=draw(groups),
+        tier=draw(tiers),
+        engine_keys=engine,
+        covered=owned,
+        request_keys=keys,
+        joined=joined,
+    )
 
 
 operations: st.SearchStrategy[Operation] = st.one_of(
@@ -164,12 +173,12 @@ def check(backend: Backend, model: Model) -> None:
     assert content(backend, KEYS) == model.content()
     assert backend.size().copies == sum(len(engine.held) for engine in model.engines.values())
     for (pod, group), engine in model.engines.items():
-        asked = [(group, name) for name in ENGINE]
-        known = [
+        names_of_group = [(group, name) for name in ENGINE]
+        covered = [
             None if owned is None else _whole(owned)
-            for owned in backend.covered_keys(source(pod), asked)
+            for owned in backend.covered_keys(source(pod), names_of_group)
         ]
-        assert known == [engine.owned.get(name) for name in ENGINE]
+        assert covered == [engine.owned.get(name) for name in ENGINE]
 
 
 @given(histories)
@@ -181,25 +190,28 @@ def check(backend: Backend, model: Model) -> None:
 def test_any_history_has_the_same_result_as_a_simple_model(
     make_backend: MakeBackend, history: Any
 ) -> None:
-    backend, model = make_backend(), Model()
+    backend = make_backend()
+    model = Model()
     for tier in model.tiers:  # Redis learns of every tier from a first block
         backend.apply(source("first"), [store([1], [11], tier), Clear()])
-    for pod, some in history:
+    for pod, batch in history:
         expected = Outcome()
-        for operation in some:
+        for operation in batch:
             expected.merge(model.apply(pod, operation))
-        assert backend.apply(source(pod), some) == expected
+        assert backend.apply(source(pod), batch) == expected
         check(backend, model)
 
 
 def recount(backend: MemoryBackend) -> None:
     """What the backend reckons is what it holds, and whoever has a block has a name for it."""
     held = dict(backend.table)
-    maps = {number: list(each.covered) for number, each in backend._maps.items()}
+    maps = {number: list(engine_map.covered) for number, engine_map in backend._maps.items()}
     assert backend._copies == sum(map(count_copies, held.values())) == backend.size().copies
-    assert backend._repeats == sum(len(each.repeats) for each in backend._maps.values())
+    assert backend._repeats == sum(len(engine_map.repeats) for engine_map in backend._maps.values())
     assert all(
-        tier < len(backend.tiers) for each in backend._maps.values() for tier, _ in each.repeats
+        tier < len(backend.tiers)
+        for engine_map in backend._maps.values()
+        for tier, _ in engine_map.repeats
     )
     weigh = backend.table.weigh
     assert backend.table.weight == sum(map(weigh, held.values())) <= backend.table.bound
@@ -227,10 +239,10 @@ def test_counts_and_weights_stay_exact_with_evictions(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("memory.SLICE", a_slice), ("memory.STALE_ALLOWANCE", 0)):
             patch.setattr(f"app.extensions.kv_index.{name}", value)
-        for pod, some in history:
-            for operation in some:
+        for pod, batch in history:
+            for operation in batch:
                 model.apply(pod, operation)
-            total.merge(backend.apply(source(pod), some))
+            total.merge(backend.apply(source(pod), batch))
             recount(backend)
             assert total.added == total.removed + backend.size().evicted + backend.size().copies
         for pod in backend.pods():

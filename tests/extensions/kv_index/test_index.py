@@ -27,6 +27,15 @@ from tests.extensions.kv_index.engines import (
 
 PROMPT = list(range(100, 120))
 """Five blocks of four tokens."""
+FULL: dict[str, Any] = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+WINDOW: dict[str, Any] = {
+    "group_idx": 1,
+    "kv_cache_spec_kind": "sliding_window",
+    "kv_cache_spec_sliding_window": 8,
+}
+LINEAR: dict[str, Any] = {"group_idx": 2, "kv_cache_spec_kind": "mamba"}
+TIERS = ["gpu", "cpu", "disk"]
+EXACT = {"gpu": 1.0, "cpu": 0.75, "disk": 0.5}
 
 
 def make_index(backend: Backend, **settings: Any) -> Index:
@@ -130,15 +139,17 @@ def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> 
 
 
 def test_a_long_prompt_with_a_salt_is_found_to_its_end() -> None:
-    index, most = make_index(MemoryBackend()), 1024
-    tokens, blocks = [number % 1000 for number in range(4 * (2 * most + 3))], 2 * most + 3
+    index = make_index(MemoryBackend())
+    part_blocks = 1024
+    tokens = [number % 1000 for number in range(4 * (2 * part_blocks + 3))]
+    blocks = 2 * part_blocks + 3
     for first in range(0, blocks, 100):
         hashes = range(first + 1, min(first + 100, blocks) + 1)
-        some = tokens[4 * first : 4 * (first + 100)]
+        part = tokens[4 * first : 4 * (first + 100)]
         extra_keys = [["salt"] if number == 1 else None for number in hashes]
-        ingest(index, "a", stored(hashes, some, first or None, extra_keys=extra_keys))
-    for asked in (most, most + 1, 2 * most, blocks):
-        assert matched(index, tokens[: 4 * asked + 3], salt="salt") == {"a": asked}
+        ingest(index, "a", stored(hashes, part, first or None, extra_keys=extra_keys))
+    for block_count in (part_blocks, part_blocks + 1, 2 * part_blocks, blocks):
+        assert matched(index, tokens[: 4 * block_count + 3], salt="salt") == {"a": block_count}
 
 
 def test_images_change_all_blocks_from_the_first_one_that_they_overlap(index: Index) -> None:
@@ -153,15 +164,6 @@ def test_images_change_all_blocks_from_the_first_one_that_they_overlap(index: In
 def test_old_engines_publish_images_without_offsets(index: Index) -> None:
     ingest(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["img", "salt"], ["img"]]))
     assert matched(index, PROMPT, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
-
-
-FULL: dict[str, Any] = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
-WINDOW: dict[str, Any] = {
-    "group_idx": 1,
-    "kv_cache_spec_kind": "sliding_window",
-    "kv_cache_spec_sliding_window": 8,
-}
-LINEAR: dict[str, Any] = {"group_idx": 2, "kv_cache_spec_kind": "mamba"}
 
 
 def test_a_prefix_counts_as_far_as_sliding_windows_can_continue_it(index: Index) -> None:
@@ -309,13 +311,13 @@ def a_store(draw: st.DrawFn) -> KVEvent:
     engine = draw(lists)
     size = draw(st.sampled_from([2, 2, 2, 2, 1, 3, 0]))
     count = len(engine) * size if draw(st.integers(0, 9)) else draw(st.integers(0, 5))
-    more: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "medium": draw(st.sampled_from(["GPU", "GPU", "GPU", "CPU"])),
         "group_idx": draw(st.sampled_from([None, None, None, 1])),
         "lora_name": draw(st.sampled_from([None, None, None, "x"])),
         "extra_keys": draw(st.sampled_from([None, None, [None], [["salt"]]])),
     }
-    return stored(engine, [draw(st.integers(0, 1))] * count, draw(parents), size, **more)
+    return stored(engine, [draw(st.integers(0, 1))] * count, draw(parents), size, **fields)
 
 
 events = st.one_of(
@@ -333,38 +335,40 @@ events = st.one_of(
 def test_grouped_events_have_the_same_effect_as_single_events(batches: list[list[KVEvent]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         together = state(batches)
-        patch.setattr(Ingest, "_similarity", lambda self, event: id(event))
+        patch.setattr(Ingest, "_similarity", unique_similarity)
         assert together == state(batches)
+
+
+def unique_similarity(ingest: Ingest, event: KVEvent) -> int:
+    """A key that no two events share, so that none are grouped."""
+    return id(event)
 
 
 def state(batches: list[list[KVEvent]]) -> tuple[Any, ...]:
     """Everything that an index of blocks of two tokens knows after these batches."""
     backend = MemoryBackend()
     index = make_index(backend, block_size=2)
-    outcomes = [ingest(index, "a", *each) for each in batches]
+    outcomes = [ingest(index, "a", *events_of_batch) for events_of_batch in batches]
     maps = {number: (map_.covered, map_.repeats) for number, map_ in backend._maps.items()}
     held = dict(backend.table), maps, index.backend.size()
     return outcomes, held, index.metrics.skipped_events
 
 
-TIERS = ["gpu", "cpu", "disk"]
-
-
 def holders(*pods: str) -> Holders:
-    made = Holders(100)
+    holders = Holders(100)
     for pod in pods:
-        made.register(source(pod), 0)
-    return made
+        holders.register(source(pod), 0)
+    return holders
 
 
 def test_the_example_of_llm_d() -> None:
     """Blocks 1001 to 1006: a on gpu has 1, 2, 3 (also cpu) and 6; b on cpu has 4 and 5."""
-    found = [(0b01,), (0b01,), (0b01, 0b01), (0, 0b10), (0, 0b10), (0b01,)]
+    copies = [(0b01,), (0b01,), (0b01, 0b01), (0, 0b10), (0, 0b10), (0b01,)]
     weights = {"gpu": 1.0, "cpu": 0.5}
-    lookup = Lookup(found, holders("a", "b"), TIERS[:2])
+    lookup = Lookup(copies, holders("a", "b"), TIERS[:2])
     (score,) = score_prefixes(lookup, blocks=6, candidates=0b11, weights=weights)
     assert (score.pod, score.score, score.tiers) == ("a", 3.0, {"gpu": 3})
-    found[2] = (0, 0b01)
+    copies[2] = (0, 0b01)
     (score,) = score_prefixes(lookup, blocks=6, candidates=0b11, weights=weights)
     assert (score.score, score.tiers, score.match_ratio) == (2.5, {"gpu": 2, "cpu": 1}, 0.5)
 
@@ -373,16 +377,19 @@ masks = st.integers(0, (1 << 12) - 1)
 found_blocks = st.lists(st.lists(masks, min_size=1, max_size=3).map(tuple), max_size=20)
 
 
-EXACT = {"gpu": 1.0, "cpu": 0.75, "disk": 0.5}
 grouped = st.lists(st.booleans(), min_size=12, max_size=12)
 
 
 @given(found_blocks, grouped, masks, st.integers(1, 3), st.integers(1, 4))
 def test_the_group_with_the_shortest_prefix_counts_for_an_engine(
-    found: list[tuple[int, ...]], scored: list[bool], left: int, groups: int, repeat: int
+    masks_by_block: list[tuple[int, ...]],
+    scored: list[bool],
+    left: int,
+    groups: int,
+    repeat: int,
 ) -> None:
     """Twelve holders in groups of engines; some give no points, some are gone."""
-    found = [copies for copies in found for _ in range(repeat)]
+    masks_by_block = [block_masks for block_masks in masks_by_block for _ in range(repeat)]
     everybody = Holders(12)
     for number, is_scored in enumerate(scored):
         everybody.register(source(f"pod{number // groups}"), number % groups, is_scored)
@@ -390,19 +397,19 @@ def test_the_group_with_the_shortest_prefix_counts_for_an_engine(
     for number in set_bits(left):
         everybody.release(number)
     scores = score_prefixes(
-        Lookup(found, everybody, TIERS),
-        blocks=max(1, len(found)),
+        Lookup(masks_by_block, everybody, TIERS),
+        blocks=max(1, len(masks_by_block)),
         candidates=candidates,
         weights=EXACT,
     )
     expected: dict[str, set[tuple[int, float]]] = {}
     for number, is_scored in enumerate(scored):
         if is_scored and not left >> number & 1:
-            has = alone(found, number)
+            has = alone(masks_by_block, number)
             shares = expected.setdefault(f"pod{number // groups}", {has})
-            least = min(shares | {has})[0]
+            min_matched = min(shares | {has})[0]
             expected[f"pod{number // groups}"] = {
-                share for share in shares | {has} if share[0] == least
+                share for share in shares | {has} if share[0] == min_matched
             }
     assert {score.pod for score in scores} == {
         pod for pod, shares in expected.items() if min(shares)[0]
@@ -410,15 +417,19 @@ def test_the_group_with_the_shortest_prefix_counts_for_an_engine(
     assert all((score.matched, score.score) in expected[score.pod] for score in scores)
 
 
-def alone(found: list[tuple[int, ...]], number: int) -> tuple[int, float]:
+def alone(copies_by_block: list[tuple[int, ...]], number: int) -> tuple[int, float]:
     """How many blocks a holder has from the first one on, and what they are worth."""
     weights = [EXACT[tier] for tier in TIERS]
-    matched, worth = 0, 0.0
-    for copies in found:
-        here = [weight for weight, mask in zip(weights, copies, strict=False) if mask >> number & 1]
-        if not here:
+    matched = 0
+    worth = 0.0
+    for copies in copies_by_block:
+        weights_here = [
+            weight for weight, mask in zip(weights, copies, strict=False) if mask >> number & 1
+        ]
+        if not weights_here:
             break
-        matched, worth = matched + 1, worth + max(here)
+        matched = matched + 1
+        worth = worth + max(weights_here)
     return matched, worth
 
 
@@ -427,8 +438,8 @@ def test_candidates_of_an_adapter_are_the_holders_of_its_blocks(
 ) -> None:
     monkeypatch.setattr("app.extensions.kv_index.holders.MAX_ADAPTERS", 3)
     holders = Holders(3)
-    for each in map(source, "ab"):
-        holders.register(each, 0)
+    for engine in map(source, "ab"):
+        holders.register(engine, 0)
     for name, number in (("a", 0), ("b", 0), ("a", 1), ("c", 1), ("a", 1), ("d", 1)):
         holders.add_adapter(name, number)
     assert [holders.candidates(name) for name in "abcd"] == [

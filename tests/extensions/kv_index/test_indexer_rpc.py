@@ -22,9 +22,9 @@ CONTEXT: Any = SimpleNamespace()
 
 @pytest.fixture
 def index() -> Iterator[KvIndex]:
-    made = make()
-    yield made
-    made.close()
+    kv_index = make()
+    yield kv_index
+    kv_index.close()
 
 
 def ask(index: KvIndex, **fields: Any) -> Any:

@@ -31,6 +31,8 @@ VECTORS = [
     ),
 ]
 """Seed, root, keys, and the first key with an image."""
+SIZE = 2
+PART = PART_BLOCKS * SIZE
 
 
 @pytest.mark.parametrize(("seed", "root", "expected", "with_image"), VECTORS)
@@ -64,7 +66,8 @@ def test_keys_are_xxh64_of_numbers_and_texts(
 ) -> None:
     blocks = len(tokens) // size
     features = data.draw(st.none() | st.lists(texts, min_size=blocks, max_size=blocks))
-    parent, expected = 77, []
+    parent = 77
+    expected = []
     for block in range(blocks):
         payload = struct.pack(f"<Q{size}I", parent, *tokens[block * size : (block + 1) * size])
         for text in (features[block] or ()) if features else ():
@@ -74,27 +77,35 @@ def test_keys_are_xxh64_of_numbers_and_texts(
     assert RequestKeys(size, "seed").keys(77, tokens, features) == expected
 
 
-SIZE = 2
-PART = PART_BLOCKS * SIZE
-prompts = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(1, 2 * PART + 3)).map(lambda it: [it[0]] * it[1]),
-    max_size=4,
-).map(lambda parts: [token for part in parts for token in part])
+@st.composite
+def draw_prompt(draw: st.DrawFn) -> list[int]:
+    """Up to four runs of one repeated token."""
+    prompt: list[int] = []
+    for _ in range(draw(st.integers(0, 4))):
+        token = draw(st.integers(0, 3))
+        prompt += [token] * draw(st.integers(1, 2 * PART + 3))
+    return prompt
+
+
+prompts = draw_prompt()
 
 
 @settings(max_examples=40, deadline=None)
-@given(asked=st.lists(prompts, max_size=8))
-def test_cached_keys_equal_computed_keys(asked: list[list[int]]) -> None:
+@given(drawn_prompts=st.lists(prompts, max_size=8))
+def test_cached_keys_equal_computed_keys(drawn_prompts: list[list[int]]) -> None:
     keys = RequestKeys(SIZE)
     cache = PrefixKeyCache(keys, limit_bytes=20_000)
-    for prompt in asked:
+    for prompt in drawn_prompts:
         assert cache.keys(5, prompt) == keys.keys(5, prompt)
         assert cache.keys(6, array("I", prompt)) == keys.keys(6, prompt)
         assert cache.parts.size_bytes <= cache.parts.limit_bytes
 
 
 def test_parts_with_equal_hashes_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.extensions.kv_index.keys.xxh3_64_intdigest", lambda data, seed: 1)
+    def equal_hash(data: bytes, seed: int) -> int:
+        return 1
+
+    monkeypatch.setattr("app.extensions.kv_index.keys.xxh3_64_intdigest", equal_hash)
     keys = RequestKeys(SIZE)
     cache = PrefixKeyCache(keys)
     for parent, first in ((1, 0), (1, 9), (2, 0), (1, 0)):
@@ -153,7 +164,8 @@ def image(identifier: str, offset: int, length: int) -> Placeholder:
 def test_requested_and_published_features_are_equal_for_equal_block_sizes(
     blocks: int, size: int, shown: list[tuple[str, int, int]], salt: str | None, adapted: bool
 ) -> None:
-    media, adapter = [image(*each) for each in shown], Adapter("alice") if adapted else None
+    media = [image(*fields) for fields in shown]
+    adapter = Adapter("alice") if adapted else None
     published = ExtraKeys(size, adapter, salt, media).published(0, blocks)
     assert requested_features(blocks, size, media, salt) == published_features(
         published, "alice" if adapted else None

@@ -110,11 +110,11 @@ def test_a_host_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixtu
         return answer
 
     source = DnsSource(parse_target("pods.example:5557;replay=tcp://pods.example:5558"), resolve)
-    both = [
+    endpoints = [
         PodEndpoint("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
         PodEndpoint("tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558"),
     ]
-    assert now(source) == both == now(source) == now(source)
+    assert now(source) == endpoints == now(source) == now(source)
     assert len(caplog.records) == 1
     assert [target.endpoint for target in now(source)] == ["tcp://10.0.0.2:5557"]
     assert now(source) == []
@@ -139,10 +139,13 @@ def test_a_host_name_may_have_the_options_of_a_target(
 
 
 def test_several_pods_with_one_name_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    source = DnsSource(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1", "10.0.0.2"])
+    target = parse_target("pods.example:1;pod=a")
+    two_addresses = {"pods.example": ["10.0.0.1", "10.0.0.2"]}
+    source = DnsSource(target, two_addresses.__getitem__)
     assert [target.name for target in now(source)] == ["a", "a"] and now(source)
     assert len(caplog.records) == 1 and "several pods with the same name a" in caplog.text
-    source = DnsSource(parse_target("pods.example:1;pod=a"), lambda host: ["10.0.0.1"])
+    one_address = {"pods.example": ["10.0.0.1"]}
+    source = DnsSource(target, one_address.__getitem__)
     assert [target.name for target in now(source)] == ["a"] and len(caplog.records) == 1
 
 
@@ -150,13 +153,13 @@ def test_the_resolver_distinguishes_unknown_hosts_from_temporary_failures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "127.0.0.1" in resolve_host("127.0.0.1")
-    for error, known in ((socket.EAI_NONAME, True), (socket.EAI_AGAIN, False)):
+    for error, is_permanent in ((socket.EAI_NONAME, True), (socket.EAI_AGAIN, False)):
 
-        def fail(*args: object, code: int = error, **more: object) -> None:
+        def fail(*args: object, code: int = error, **options: object) -> None:
             raise socket.gaierror(code, "no")
 
         monkeypatch.setattr("app.extensions.kv_index.pods.getaddrinfo", fail)
-        if known:
+        if is_permanent:
             assert resolve_host("x") == []
         else:
             with pytest.raises(OSError):

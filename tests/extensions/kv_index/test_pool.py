@@ -17,7 +17,7 @@ from app.extensions.kv_index.messages import PublishedMessage
 from app.extensions.kv_index.pool import Pool
 from app.extensions.kv_index.resources import PoolSettings
 from tests.extensions.kv_index.engines import PROMPT, batch, block, matched, removed, stored
-from tests.extensions.kv_index.publisher import station, work
+from tests.extensions.kv_index.publisher import stepped_indexer, stopped_clock, work
 
 encode = encoder()
 
@@ -25,7 +25,8 @@ encode = encoder()
 class Failing(MemoryBackend):
     """Does not answer some of the calls."""
 
-    calls, fails_at = 0, range(0)
+    calls = 0
+    fails_at = range(0)
 
     def apply(self, source: IndexedEngine, operations: Any, stamp: Stamp | None = None) -> Outcome:
         self.calls += 1
@@ -34,11 +35,11 @@ class Failing(MemoryBackend):
         return super().apply(source, operations, stamp)
 
 
-def make(backend: MemoryBackend | None = None, **more: object) -> tuple[Index, Pool]:
+def make(backend: MemoryBackend | None = None, **limits_changed: object) -> tuple[Index, Pool]:
     """With one queue, which shows the order of things."""
     index = Index(backend or MemoryBackend(), block_size=4)
-    limits = PoolSettings(**({"shards": 1} | more))  # type: ignore[arg-type]
-    return index, Pool(index, limits, clock=lambda: 0.0)
+    limits = PoolSettings(**({"shards": 1} | limits_changed))  # type: ignore[arg-type]
+    return index, Pool(index, limits, clock=stopped_clock)
 
 
 def message(pod: str, sequence: int, *events: object, model: str = "m") -> PublishedMessage:
@@ -76,10 +77,10 @@ def test_an_internal_error_loses_only_one_message(caplog: pytest.LogCaptureFixtu
     index, pool = make()
     ingest = index.ingest
 
-    def fail(source: IndexedEngine, *more: Any) -> object:
+    def fail(source: IndexedEngine, *arguments: Any) -> object:
         if source.pod == "bad":
             raise RuntimeError("a fault")
-        return ingest(source, *more)
+        return ingest(source, *arguments)
 
     index.ingest = fail  # type: ignore[assignment,method-assign]
     for pod in ("bad", "a"):
@@ -94,16 +95,18 @@ frames = st.lists(st.binary(max_size=40), max_size=5)
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(frames, max_size=20), st.integers())
-def test_arbitrary_frames_do_not_break_the_subscriber(sent: list[list[bytes]], seed: int) -> None:
+def test_arbitrary_frames_do_not_break_the_subscriber(
+    messages: list[list[bytes]], seed: int
+) -> None:
     rng = Random(seed)
-    with station() as place:
-        place.listen(topic="")
-        engine = place.engine("kv@a@m")
-        place.meet(engine)
+    with stepped_indexer() as indexer:
+        indexer.listen(topic="")
+        engine = indexer.engine("kv@a@m")
+        indexer.meet(engine)
         sequence = 0
-        for each in sent:
-            if each and each[0][:6] != b"kv@a@m":
-                engine.send_frames(*each)
+        for frames_of_message in messages:
+            if frames_of_message and frames_of_message[0][:6] != b"kv@a@m":
+                engine.send_frames(*frames_of_message)
             if rng.random() < 0.5:
                 number = rng.randrange(10)
                 engine.send(
@@ -111,9 +114,13 @@ def test_arbitrary_frames_do_not_break_the_subscriber(sent: list[list[bytes]], s
                 )
                 sequence += 1
         engine.publish(stored([77], PROMPT[:4]), ts=1e6)
-        place.until(lambda: matched(place.index, PROMPT).get("a") == 1)
-        assert "failed" not in place.index.metrics.skipped_messages
-        assert "gap" not in place.index.metrics.skipped_messages
+
+        def is_last_batch_indexed() -> bool:
+            return matched(indexer.index, PROMPT).get("a") == 1
+
+        indexer.wait_until(is_last_batch_indexed)
+        assert "failed" not in indexer.index.metrics.skipped_messages
+        assert "gap" not in indexer.index.metrics.skipped_messages
 
 
 def test_the_first_epoch_of_a_backend_is_not_a_loss() -> None:
@@ -145,7 +152,7 @@ def test_an_unreadable_message_is_skipped_for_one_engine_that_expects_its_number
     for sequence, rank in ((5, 0), (5, 1), (5, 2)):
         put(sequence, rank, 2)
     work(pool)
-    assert {each.rank: each.sequence for each in pool.positions()} == {0: 5, 1: 5, 2: 5}
+    assert {position.rank: position.sequence for position in pool.positions()} == {0: 5, 1: 5, 2: 5}
     assert index.metrics.skipped_messages["gap"] == 1
     assert sum(index.metrics.skipped_messages.values()) == 1 + 2
 
@@ -181,17 +188,19 @@ def test_losses_are_counted_once_when_a_batch_is_repeated(
 def test_the_index_pauses_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
     index, pool = make()
     copies = [0]
+
+    def record_copies() -> None:
+        copies.append(index.backend.size().copies)
+
     for module in ("index", "memory", "resources"):
-        monkeypatch.setattr(
-            f"app.extensions.kv_index.{module}.pause_if_possible",
-            lambda: copies.append(index.backend.size().copies),
-        )
+        monkeypatch.setattr(f"app.extensions.kv_index.{module}.pause_if_possible", record_copies)
     stores = [stored([number], [number] * 4) for number in range(1, 5_001)]
     for sequence, events in enumerate((stores, [AllBlocksCleared()])):
         pool.put(PublishedMessage("a", "m", sequence, encode(batch(*events, ts=1000.0 + sequence))))
     work(pool)
-    most = max(
-        abs(after - before) for before, after in pairwise([*copies, index.backend.size().copies])
-    )
-    assert max(copies) > 4_000 and index.backend.size().copies == 0 and most <= 2048
+    counts = pairwise([*copies, index.backend.size().copies])
+    max_step = max(abs(later - earlier) for earlier, later in counts)
+    assert max(copies) > 4_000
+    assert index.backend.size().copies == 0
+    assert max_step <= 2048
     assert index.metrics.skipped_events == {}

@@ -39,6 +39,7 @@ from tests.running_server import ROOT
 
 PROMPT = list(range(100, 120))
 SUBSCRIBER = SubscriberSettings(bind=f"{LOCAL}:*", model="m")
+MODEL = ModelSettings(model="org/m", served_model_name=("m", "n"))
 
 
 def load(model: str) -> LocalTokenizer:
@@ -48,26 +49,26 @@ def load(model: str) -> LocalTokenizer:
 
 
 def make(
-    backend: Backend | None = None, subscriber: SubscriberSettings = SUBSCRIBER, **more: Any
+    backend: Backend | None = None, subscriber: SubscriberSettings = SUBSCRIBER, **options: Any
 ) -> KvIndex:
     index = Index(backend or MemoryBackend(), block_size=4)
-    return KvIndex(index, Tokenization(load, index.metrics, 10.0), subscriber, **more)
+    return KvIndex(index, Tokenization(load, index.metrics, 10.0), subscriber, **options)
 
 
 @pytest.fixture
 def index() -> Iterator[KvIndex]:
-    made = make()
-    made.open()
-    yield made
-    made.close()
+    index = make()
+    index.open()
+    yield index
+    index.close()
 
 
 @pytest.fixture
 def engine(index: KvIndex) -> Iterator[FakeEngine]:
     context = zmq.Context()
-    made = FakeEngine(context, "kv@a@m", index.address)
-    yield made
-    made.close()
+    fake_engine = FakeEngine(context, "kv@a@m", index.address)
+    yield fake_engine
+    fake_engine.close()
     context.destroy(linger=0)
 
 
@@ -82,7 +83,11 @@ def test_metrics_are_valid_and_contain_every_loss_reason(
 ) -> None:
     meet(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))
-    until(lambda: bool(index.index.score("m", PROMPT)))
+
+    def is_prompt_indexed() -> bool:
+        return bool(index.index.score("m", PROMPT))
+
+    until(is_prompt_indexed)
     families = {
         family.name: family for family in text_string_to_metric_families(index.metrics_text())
     }
@@ -104,19 +109,9 @@ def test_metrics_are_valid_and_contain_every_loss_reason(
 
 
 def test_latencies_have_llm_d_buckets_and_lookups_have_faster_ones() -> None:
-    of_llm_d = [
-        "0.005",
-        "0.01",
-        "0.025",
-        "0.05",
-        "0.1",
-        "0.25",
-        "0.5",
-        "1.0",
-        "2.5",
-        "5.0",
-        "10.0",
-        "+Inf",
+    llm_d_bounds = [
+        *("0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5"),
+        *("1.0", "2.5", "5.0", "10.0", "+Inf"),
     ]
     metrics = IndexMetrics()
     metrics.record_lookup(0.0002, 3)
@@ -131,24 +126,26 @@ def test_latencies_have_llm_d_buckets_and_lookups_have_faster_ones() -> None:
         ("tokenization_render_chat_template", ""),
         ("tokenization_tokenization", ""),
     ):
-        buckets = [at for at in samples if at.name == f"kvcache_{name}_latency_seconds_bucket"]
-        assert [at.labels["le"] for at in buckets] == faster.split() + of_llm_d
+        bucket_name = f"kvcache_{name}_latency_seconds_bucket"
+        buckets = [sample for sample in samples if sample.name == bucket_name]
+        assert [sample.labels["le"] for sample in buckets] == faster.split() + llm_d_bounds
     assert 'index_lookup_latency_seconds_bucket{le="0.0001"} 0' in text
     assert 'index_lookup_latency_seconds_bucket{le="0.00025"} 1' in text
     assert 'tokenization_tokenized_tokens_total{tokenizer="t"} 5' in text
 
 
 def test_sizes_are_unknown_while_the_backend_is_unavailable() -> None:
-    made = make(RedisBackend("redis://127.0.0.1:1", timeout_s=0.2))
-    assert made.stats()["size"] is None
-    assert "kvcache_index_blocks" in made.metrics_text()
-    made.close()
+    kv_index = make(RedisBackend("redis://127.0.0.1:1", timeout_s=0.2))
+    assert kv_index.stats()["size"] is None
+    assert "kvcache_index_blocks" in kv_index.metrics_text()
+    kv_index.close()
 
 
 def test_the_subscriber_continues_after_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    step, steps = Subscriber.step, list[None]()
+    step = Subscriber.step
+    steps: list[None] = []
 
     def fail_twice(subscriber: Subscriber, now: float) -> bool:
         steps.append(None)
@@ -157,10 +154,14 @@ def test_the_subscriber_continues_after_an_error(
         return step(subscriber, now)
 
     monkeypatch.setattr(Subscriber, "step", fail_twice)
-    made = make()
-    made.open()
-    until(lambda: len(steps) > 5)
-    made.close()
+    kv_index = make()
+    kv_index.open()
+
+    def has_continued() -> bool:
+        return len(steps) > 5
+
+    until(has_continued)
+    kv_index.close()
     assert caplog.text.count("RuntimeError: a fault") == 2
 
 
@@ -178,34 +179,38 @@ def test_backends_are_chosen_by_name() -> None:
 
 def test_a_slow_source_does_not_delay_other_sources(index: KvIndex, engine: FakeEngine) -> None:
     class Slow(TargetSource):
-        asked = 0
+        refresh_count = 0
 
         def refresh(self) -> None:
-            self.asked += 1
+            self.refresh_count += 1
             gevent.sleep(0.3)
             self.targets = [PodEndpoint("inproc://slow")]
 
     slow = Slow()
-    made = make(targets=["127.0.0.1:1"])
-    made._sources.insert(0, slow)
-    made.open()
-    until(lambda: made.stats()["sources"])
-    assert made.stats()["sources"] == ["tcp://127.0.0.1:1"] and slow.asked == 1
-    until(lambda: len(made.stats()["sources"]) == 2)
-    made.close()
+    kv_index = make(targets=["127.0.0.1:1"])
+    kv_index._sources.insert(0, slow)
+    kv_index.open()
+
+    def is_first_source_connected() -> bool:
+        return bool(kv_index.stats()["sources"])
+
+    def are_both_sources_connected() -> bool:
+        return len(kv_index.stats()["sources"]) == 2
+
+    until(is_first_source_connected)
+    assert kv_index.stats()["sources"] == ["tcp://127.0.0.1:1"] and slow.refresh_count == 1
+    until(are_both_sources_connected)
+    kv_index.close()
 
 
-MODEL = ModelSettings(model="org/m", served_model_name=("m", "n"))
-
-
-def made(**asked: Any) -> KvIndex:
+def index_of(**options: Any) -> KvIndex:
     """An index of these settings, which does not listen."""
-    settings = settings_type()(model=MODEL, kv_index=KVIndexSettings(**asked))
+    settings = settings_type()(model=MODEL, kv_index=KVIndexSettings(**options))
     return build_index(settings, default_tokenizer())
 
 
 @pytest.mark.parametrize(
-    ("asked", "bind"),
+    ("options", "bind"),
     [
         ({}, None),
         ({"role": "indexer"}, "tcp://*:5557"),
@@ -216,15 +221,15 @@ def made(**asked: Any) -> KvIndex:
     ],
 )
 def test_an_indexer_listens_unless_pods_are_configured(
-    asked: dict[str, Any], bind: str | None
+    options: dict[str, Any], bind: str | None
 ) -> None:
-    index = made(**asked)
+    index = index_of(**options)
     assert index._subscriber._settings.bind == bind
     index.close()
 
 
 def test_only_configured_models_and_folders_have_tokenizers(tmp_path: Path) -> None:
-    index = made()
+    index = index_of()
     for name in ("org/m", "m", "n"):
         assert index.tokenization.encode(name, "hello") == default_tokenizer().encode("hello", True)
     with pytest.raises(TokenizerError, match="There is no tokenizer for the model `other/name`"):
@@ -232,48 +237,57 @@ def test_only_configured_models_and_folders_have_tokenizers(tmp_path: Path) -> N
     index.close()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/tokenizer.json").write_text("{}")
-    index = made(kv_index_tokenizers=(str(tmp_path),))
+    index = index_of(kv_index_tokenizers=(str(tmp_path),))
     with pytest.raises(TokenizerError, match="`mine` cannot be loaded"):
         index.tokenization.encode("mine", "hello")
     index.close()
 
 
 @pytest.mark.parametrize(
-    "asked", [{"kv_index_pods": ("nonsense",)}, {"kv_index_redis_url": "http://h:1"}]
+    "options", [{"kv_index_pods": ("nonsense",)}, {"kv_index_redis_url": "http://h:1"}]
 )
-def test_the_error_for_an_invalid_address_names_its_setting(asked: dict[str, Any]) -> None:
+def test_the_error_for_an_invalid_address_names_its_setting(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="setting kv-index-pods or kv-index-redis-url: "):
-        made(kv_index_backend="redis", **asked)
+        index_of(kv_index_backend="redis", **options)
 
 
 @pytest.mark.parametrize(("topic", "pod"), [("kv@a@org/m", "a"), ("", ""), ("events", "events")])
 def test_batches_of_this_servers_publisher_are_indexed(topic: str, pod: str) -> None:
-    index = made(kv_index_block_size=4)
+    index = index_of(kv_index_block_size=4)
     index.open()
     BatchListener(index, "org/m")(topic, 0, EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
-    until(lambda: [score.pod for score in index.index.score("org/m", PROMPT)] == [pod])
+
+    def is_batch_indexed() -> bool:
+        return [score.pod for score in index.index.score("org/m", PROMPT)] == [pod]
+
+    until(is_batch_indexed)
     index.close()
 
 
 def test_the_index_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixture) -> None:
-    first = made(kv_index_bind="tcp://127.0.0.1:*")
+    first = index_of(kv_index_bind="tcp://127.0.0.1:*")
     first.open()
-    second = made(kv_index_bind=str(first.address))
+    second = index_of(kv_index_bind=str(first.address))
     second.start(retry_s=0.01)
     gevent.sleep(0.1)
     assert len(second._greenlets) == 1 and caplog.text.count("cannot listen yet, retrying") == 1
     first.close()
-    until(lambda: len(second._greenlets) > 1)
+
+    def is_listening() -> bool:
+        return len(second._greenlets) > 1
+
+    until(is_listening)
     assert second.address is not None and len(caplog.records) == 1
     second.close()
 
 
 def test_the_documentation_states_the_fixed_limits() -> None:
-    told = " ".join((ROOT / "docs/kv-index.md").read_text().split())
-    pool, subscriber = PoolSettings(), SUBSCRIBER
+    page = " ".join((ROOT / "docs/kv-index.md").read_text().split())
+    pool = PoolSettings()
+    subscriber = SUBSCRIBER
     assert (pool.shards, RedisBackend("h:1")._timeout_s) == (4, 1.0)  # as `REMOVED` says
     assert (WORKERS, TOKENIZER_TIMEOUT_S) == (5, 10.0)
     queue = f"({pool.max_messages:,} messages or {(pool.max_bytes // pool.shards) >> 20} MiB each)"
-    assert queue in told and f"there are {pool.max_engines:,} engines already" in told
-    assert f"above {subscriber.max_bytes >> 20} MiB the connection is closed" in told
+    assert queue in page and f"there are {pool.max_engines:,} engines already" in page
+    assert f"above {subscriber.max_bytes >> 20} MiB the connection is closed" in page
     assert subscriber.max_bytes == pool.max_answer_bytes

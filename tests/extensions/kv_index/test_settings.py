@@ -41,11 +41,11 @@ def test_a_rank_that_is_served_alone_may_keep_an_index(words: list[str]) -> None
     load([*words, *RANKS, "--data-parallel-rank", "1"], {})
 
 
-def test_paths_of_tokenizers_become_absolute_behind_the_names_of_their_models(
+def test_relative_paths_of_tokenizers_become_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
+    folder = tmp_path / "here"
+    folder.mkdir()
     monkeypatch.chdir(tmp_path)
     words = ["--kv-index-tokenizers", "m=./here", "o=org/on-the-hub"]
-    assert handed_over(words) == {"SIM_KV_INDEX_TOKENIZERS": f"m={here},o=org/on-the-hub"}
+    assert handed_over(words) == {"SIM_KV_INDEX_TOKENIZERS": f"m={folder},o=org/on-the-hub"}

@@ -101,24 +101,27 @@ def test_a_prompt_that_the_pod_has_is_not_kept(index: Index) -> None:
     assert len(index.speculation) == 1
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda index: ingest(index, "a", AllBlocksCleared()),
-        lambda index: index.clear("a"),
-        lambda index: index.ingest(
-            IndexedEngine("a", "m", 0), PodBatch(9.0, 0, ()), sequence=1, restart=True
-        ),
-    ],
-    ids=["cleared", "gone", "restarted"],
-)
+def clear_by_event(index: Index) -> None:
+    ingest(index, "a", AllBlocksCleared())
+
+
+def remove_pod(index: Index) -> None:
+    index.clear("a")
+
+
+def restart_engine(index: Index) -> None:
+    engine = IndexedEngine("a", "m", 0)
+    index.ingest(engine, PodBatch(9.0, 0, ()), sequence=1, restart=True)
+
+
+@pytest.mark.parametrize("lose_cache", [clear_by_event, remove_pod, restart_engine])
 def test_a_pod_that_loses_its_cache_loses_its_routed_prompts(
-    index: Index, end: Callable[[Index], object]
+    index: Index, lose_cache: Callable[[Index], None]
 ) -> None:
     ingest(index, "a", stored([77], [9, 9, 9, 9]))
     route(index, "a")
     route(index, "b")
-    end(index)
+    lose_cache(index)
     assert matched(index) == {"b": BLOCKS}
 
 

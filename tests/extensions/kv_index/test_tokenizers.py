@@ -5,7 +5,7 @@ end.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,17 @@ from app.extensions.kv_index.tokenizers import (
 
 TEXT = "Who are you, and what do you know about the sea? " * 60
 CHAT = [{"role": "user", "content": TEXT}]
+PATIENCE_S = 20.0
+CORPUS = (
+    "The capital of France is Paris, and the answer to all of it is 42 or 1234567.",
+    "the cat sat on the mat; the dog's log won't burn. aaa aaaa bababa\n\n    return x == y\n",
+    "Überall naïve cafés, straße und Äpfel. 東京は日本の首都です。 эти слова 🎉🎉👍🏽 e\u0301a\u0302\u0301",
+    "https://example.org/a/very/long/path?with=query&and=0123456789 <|user|> <mask>",
+)  # fmt: skip
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +65,8 @@ class Stuck:
     """A tokenizer that does not answer before it is let."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self.let = tokenizer, Event()
+        self._tokenizer = tokenizer
+        self.let = Event()
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._tokenizer, name)
@@ -70,15 +82,15 @@ def test_special_tokens_are_added_to_prompts_and_to_conversations_on_request() -
         chat_templates={"default": "{{ messages[0].content }}"},
     )
     tokenizer = LocalTokenizer(llama_3(), folder, "llama")
-    made = Tokenization(lambda model: tokenizer, IndexMetrics(), 10.0)
+    tokenization = Tokenization({"m": tokenizer}.__getitem__, IndexMetrics(), 10.0)
     for text in ("hello", TEXT, TEXT):
         plain = tokenizer.encode(text)
-        assert made.encode("m", text) == [1, *plain]
-        assert made.encode("m", text, add_special_tokens=False) == plain
-    asked = ChatOptions(add_special_tokens=True)
-    assert made.encode_chat("m", CHAT, asked) == [1, *tokenizer.encode(TEXT)]
-    assert made.encode_chat(
-        "m", CHAT, replace(asked, add_special_tokens=False)
+        assert tokenization.encode("m", text) == [1, *plain]
+        assert tokenization.encode("m", text, add_special_tokens=False) == plain
+    options = ChatOptions(add_special_tokens=True)
+    assert tokenization.encode_chat("m", CHAT, options) == [1, *tokenizer.encode(TEXT)]
+    assert tokenization.encode_chat(
+        "m", CHAT, replace(options, add_special_tokens=False)
     ) == tokenizer.encode(TEXT)
 
 
@@ -91,14 +103,14 @@ def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_
             return super().encode(text, add_special_tokens)
 
     folder = TokenizerFolder(tokenizer_file=Path("tokenizer.json"))
-    one, other = (Counting(llama_3(), folder, "llama") for _ in range(2))
-    models: dict[str, Tokenizer] = {"one": one, "other": other}
-    made = Tokenization(models.__getitem__, IndexMetrics(), 10.0)
+    first, second = (Counting(llama_3(), folder, "llama") for _ in range(2))
+    models: dict[str, Tokenizer] = {"one": first, "other": second}
+    tokenization = Tokenization(models.__getitem__, IndexMetrics(), 10.0)
     for name in ("one", "other") * 2:
         for special in (True, False):
-            ids = made.encode(name, TEXT, special)
-            assert ids == LocalTokenizer.encode(one, TEXT, special)
-            ids.clear()  # what was handed out is the caller's own
+            ids = tokenization.encode(name, TEXT, special)
+            assert ids == LocalTokenizer.encode(first, TEXT, special)
+            ids.clear()  # the caller may change the list
     assert calls == [(TEXT, True), (TEXT, False)] * 2
 
 
@@ -108,24 +120,19 @@ def test_slow_prompts_time_out_and_too_many_prompts_are_rejected_at_once(
     stuck = Stuck(tokenizer)
     monkeypatch.setattr("app.extensions.kv_index.tokenization.WORKERS", 2)
     monkeypatch.setattr("app.extensions.kv_index.tokenization.MAX_WAITING", 1)
-    made = Tokenization(lambda model: stuck, IndexMetrics(), 0.05)  # type: ignore[arg-type,return-value]
-    asked = [gevent.spawn(made.encode, "m", "hello") for _ in range(4)]
-    gevent.joinall(asked)
-    assert [type(each.exception) for each in asked] == [TokenizationTimeoutError] * 3 + [
-        TokenizationBusyError
-    ]
-    assert "0.05 seconds" in str(asked[0].exception)
+    tokenization = Tokenization({"m": stuck}.__getitem__, IndexMetrics(), 0.05)  # type: ignore[arg-type,return-value]
+    greenlets = [gevent.spawn(tokenization.encode, "m", "hello") for _ in range(4)]
+    gevent.joinall(greenlets)
+    assert [type(greenlet.exception) for greenlet in greenlets] == [
+        TokenizationTimeoutError
+    ] * 3 + [TokenizationBusyError]
+    assert "0.05 seconds" in str(greenlets[0].exception)
     stuck.let.set()
-    assert made.encode("m", "hello") == tokenizer.encode("hello", True)
-
-
-PATIENCE_S = 20.0
+    assert tokenization.encode("m", "hello") == tokenizer.encode("hello", True)
 
 
 class Loader:
-    """Counts what it is asked for, holds back what is gated, and fails for sources that begin with
-    `bad`.
-    """
+    """Records the loaded sources, blocks those with a gate, and fails for those that start with `bad`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.calls: list[str] = []
@@ -167,19 +174,21 @@ def outcomes(
         except TokenizerError as error:
             return error
 
-    return [each.value for each in gevent.joinall([gevent.spawn(ask) for _ in range(requests)])]
+    return [
+        greenlet.value for greenlet in gevent.joinall([gevent.spawn(ask) for _ in range(requests)])
+    ]
 
 
 def test_each_request_gets_a_separate_error_for_a_failed_load(
     loader: Loader,
 ) -> None:
-    told = outcomes(library(loader), "bad")
+    errors = outcomes(library(loader), "bad")
     assert loader.calls == ["bad"]
-    assert {str(each) for each in told} == {
+    assert {str(error) for error in errors} == {
         "The tokenizer of the model `bad` cannot be loaded: OSError: bad is not readable"
     }
-    assert {type(each) for each in told} == {TokenizerLoadError}
-    assert len(set(map(id, told))) == 16
+    assert {type(error) for error in errors} == {TokenizerLoadError}
+    assert len(set(map(id, errors))) == 16
 
 
 def test_a_failed_load_is_tried_again_after_a_while(loader: Loader) -> None:
@@ -236,7 +245,7 @@ def test_a_load_that_exceeds_the_timeout_continues_for_later_requests(
         with pytest.raises(TokenizerServiceError, match="`a` was not loaded within 0.05 s"):
             models.get("a")
     loader.gates["a"].set()
-    assert eventually(lambda: models.get("a")) is embedded
+    assert wait_for_tokenizer(models, "a") is embedded
     assert loader.calls == ["a"]
 
 
@@ -250,7 +259,7 @@ def test_the_number_of_concurrent_loads_is_limited(
             models.get(model)
     assert loader.calls == ["a", "b"]
     loader.gates["b"].set()
-    assert eventually(lambda: models.get("c")) is embedded
+    assert wait_for_tokenizer(models, "c") is embedded
 
 
 def test_too_many_pending_models_are_rejected_at_once(loader: Loader) -> None:
@@ -264,11 +273,12 @@ def test_too_many_pending_models_are_rejected_at_once(loader: Loader) -> None:
         models.get(further)
 
 
-def eventually(ask: Callable[[], Tokenizer]) -> Tokenizer:
+def wait_for_tokenizer(models: TokenizerLibrary, name: str) -> Tokenizer:
+    """The tokenizer of a model, as soon as it is loaded."""
     end_s = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return ask()
+            return models.get(name)
         except TokenizerServiceError:
             assert time.monotonic() < end_s
 
@@ -320,32 +330,20 @@ def test_the_current_snapshot_is_used_or_else_the_latest_one(
     assert find_tokenizer(tmp_path, "org/name") == repository / "snapshots/c/tokenizer.json"
 
 
-CORPUS = (
-    "The capital of France is Paris, and the answer to all of it is 42 or 1234567.",
-    "the cat sat on the mat; the dog's log won't burn. aaa aaaa bababa\n\n    return x == y\n",
-    "Überall naïve cafés, straße und Äpfel. 東京は日本の首都です。 эти слова 🎉🎉👍🏽 e\u0301a\u0302\u0301",
-    "https://example.org/a/very/long/path?with=query&and=0123456789 <|user|> <mask>",
-)  # fmt: skip
-LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
 def llama_3() -> tokenizers.Tokenizer:
-    made = tokenizers.Tokenizer(models.BPE())
+    tokenizer = tokenizers.Tokenizer(models.BPE())
     splits = [
         pre_tokenizers.Split(Regex(LLAMA_3), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ]
-    made.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     trainer = trainers.BpeTrainer(
         vocab_size=500,
         special_tokens=["<unk>", "<s>", "</s>", "<|user|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(CORPUS * 3, trainer)
+    tokenizer.train_from_iterator(CORPUS * 3, trainer)
     begin = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    made.post_processor = processors.Sequence([processors.ByteLevel(), begin])
-    return made
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), begin])
+    return tokenizer

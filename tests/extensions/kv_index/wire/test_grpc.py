@@ -1,6 +1,7 @@
 """`indexer.v1.IndexerService` on the port of an indexer, and on that of a server with an index."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -60,7 +61,7 @@ def test_a_server_with_an_index_scores_itself_beside_its_engine() -> None:
     ):
         ask = get_pod_scores(channel)
         assert client.post("/v1/completions", {"prompt": TEXT, "max_tokens": 1}).status_code == 200
-        wait_until(lambda: ask(prompt=TEXT))
+        wait_until(partial(ask, prompt=TEXT))
         [(pod, score)] = ask(prompt=TEXT)
         assert score >= 2
         assert ask(prompt=TEXT, pod_identifiers=[pod]) == [(pod, score)]

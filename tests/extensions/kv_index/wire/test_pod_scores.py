@@ -1,10 +1,11 @@
-"""An indexer and the pods that publish to it, asked over HTTP for scores."""
+"""An indexer scores the pods that publish to it, over HTTP."""
 
 import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,14 @@ def name(client: Client) -> str:
     return f"127.0.0.1:{client.server.port}"
 
 
-def until(told: Callable[[], Any], wanted: Any) -> None:
-    """Ask until the answer is `wanted`."""
-    end = time.monotonic() + PATIENCE_S
-    while (answer := told()) != wanted:
-        assert time.monotonic() < end, answer
+def wait_until_equal(read: Callable[[], object], expected: object) -> None:
+    """Reads a value until it is the expected one."""
+    deadline = time.monotonic() + PATIENCE_S
+    value = read()
+    while value != expected:
+        assert time.monotonic() < deadline, value
         time.sleep(0.05)
+        value = read()
 
 
 def scores(index: Client, **body: Any) -> Any:
@@ -59,85 +62,99 @@ def scores(index: Client, **body: Any) -> Any:
     return {pod: score["matched"] for pod, score in answer.json()["scores"].items()}
 
 
+def wait_for_scores(index: Client, counts: dict[str, int], **body: Any) -> None:
+    """Waits until the pods have these counts of matched blocks of a prompt of token ids."""
+    wait_until_equal(partial(scores, index, **body), counts)
+
+
+def wait_for_pod(index: Client, client: Client, path: str, body: dict[str, Any]) -> None:
+    """Waits until a route scores a pod, and no other."""
+
+    def scored_pods() -> list[str]:
+        return list(index.post(path, body).json())
+
+    wait_until_equal(scored_pods, [name(client)])
+
+
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[tuple[Client, Client, Client]]:
-    """An indexer and two pods, the first of which has an adapter; both have seen a conversation or
-    text.
-    """
+    """An indexer and two pods that it knows. The first pod has an adapter."""
     adapter = ("--lora-modules", "first=/adapters/first")
-    with indexer() as (index, endpoint), pod(endpoint, *adapter) as one, pod(endpoint) as other:
-        for client in (one, other):
-            asked = 0
+    with (
+        indexer() as (index, endpoint),
+        pod(endpoint, *adapter) as first_pod,
+        pod(endpoint) as second_pod,
+    ):
+        for client in (first_pod, second_pod):
+            attempts = 0
             while name(client) not in (index.get("/kv/index").json()["pods"] or ()):
-                asked += 1
-                client.complete(prompt=[asked + 500] * 32)
+                attempts += 1
+                client.complete(prompt=[attempts + 500] * 32)
                 time.sleep(0.1)
-        yield index, one, other
+        yield index, first_pod, second_pod
 
 
-def test_pods_are_scored_by_what_they_have(fleet: tuple[Client, Client, Client]) -> None:
-    index, one, other = fleet
+def test_pods_are_scored_by_their_cached_blocks(fleet: tuple[Client, Client, Client]) -> None:
+    index, first_pod, second_pod = fleet
     assert scores(index) == {}
     assert index.post("/score_completions", {"prompt": "Hi"}).text == "null", (
         "too short for a score"
     )
-    one.complete(prompt=TOKENS)
-    until(lambda: scores(index), {name(one): 6})
-    other.complete(prompt=TOKENS[:50])
-    until(lambda: scores(index), {name(one): 6, name(other): 3})
-    assert scores(index, pods=[name(other), "nobody"]) == {name(other): 3}
+    first_pod.complete(prompt=TOKENS)
+    wait_for_scores(index, {name(first_pod): 6})
+    second_pod.complete(prompt=TOKENS[:50])
+    wait_for_scores(index, {name(first_pod): 6, name(second_pod): 3})
+    assert scores(index, pods=[name(second_pod), "nobody"]) == {name(second_pod): 3}
     assert scores(index, tokens=TOKENS[:15]) == {}
     answer = index.post("/score_tokens", {"tokens": TOKENS}).json()
     assert answer["blocks"] == 6
     card = {"score": 3.0, "matched": 3, "match_ratio": 0.5, "tiers": {"gpu": 3}, "rank": 0}
-    assert answer["scores"][name(other)] == card
+    assert answer["scores"][name(second_pod)] == card
 
 
-def test_texts_and_conversations_meet_what_the_pods_made_of_them(
+def test_texts_and_conversations_match_the_blocks_of_the_pods(
     fleet: tuple[Client, Client, Client],
 ) -> None:
-    index, one, _ = fleet
-    one.complete(prompt=TEXT)
-    until(lambda: list(index.post("/score_completions", {"prompt": TEXT}).json()), [name(one)])
-    one.chat(TEXT)
-    until(
-        lambda: list(index.post("/score_chat_completions", {"messages": CHAT}).json()), [name(one)]
-    )
+    index, first_pod, _ = fleet
+    first_pod.complete(prompt=TEXT)
+    wait_for_pod(index, first_pod, "/score_completions", {"prompt": TEXT})
+    first_pod.chat(TEXT)
+    wait_for_pod(index, first_pod, "/score_chat_completions", {"messages": CHAT})
     blocks = index.post("/score_chat_completions", {"messages": CHAT, "model": MODEL}).json()[
-        name(one)
+        name(first_pod)
     ]
-    assert blocks == one.post("/tokenize", {"messages": CHAT}).json()["count"] // 16
+    assert blocks == first_pod.post("/tokenize", {"messages": CHAT}).json()["count"] // 16
 
 
-def test_adapters_and_salts_are_told_apart_and_a_reset_cache_scores_nothing(
+def test_adapters_and_salts_are_distinguished_and_a_reset_cache_scores_nothing(
     fleet: tuple[Client, Client, Client],
 ) -> None:
-    index, one, _ = fleet
+    index, first_pod, _ = fleet
     tokens = [7] * 64
-    one.complete(prompt=tokens, model="first")
-    until(lambda: scores(index, tokens=tokens, model="first"), {name(one): 4})
-    assert scores(index, tokens=tokens, lora="first") == {name(one): 4}
-    one.complete(prompt=TEXT, model="first")
-    asked = {"prompt": TEXT, "model": "first"}
-    until(lambda: list(index.post("/score_completions", asked).json()), [name(one)])
+    first_pod.complete(prompt=tokens, model="first")
+    wait_for_scores(index, {name(first_pod): 4}, tokens=tokens, model="first")
+    assert scores(index, tokens=tokens, lora="first") == {name(first_pod): 4}
+    first_pod.complete(prompt=TEXT, model="first")
+    body = {"prompt": TEXT, "model": "first"}
+    wait_for_pod(index, first_pod, "/score_completions", body)
     assert scores(index, tokens=tokens) == {}
-    one.complete(prompt=tokens, cache_salt="mine")
-    until(lambda: scores(index, tokens=tokens, cache_salt="mine"), {name(one): 4})
+    first_pod.complete(prompt=tokens, cache_salt="mine")
+    wait_for_scores(index, {name(first_pod): 4}, tokens=tokens, cache_salt="mine")
     assert scores(index, tokens=tokens, cache_salt="yours") == scores(index, tokens=tokens) == {}
-    one.complete(prompt=[8] * 64)
-    until(lambda: scores(index, tokens=[8] * 64), {name(one): 4})
-    assert one.post("/reset_prefix_cache").status_code == 200
-    one.complete(prompt=[9])  # an index hears of it with the next step, as from vLLM
-    until(lambda: scores(index, tokens=[8] * 64), {})
+    first_pod.complete(prompt=[8] * 64)
+    wait_for_scores(index, {name(first_pod): 4}, tokens=[8] * 64)
+    assert first_pod.post("/reset_prefix_cache").status_code == 200
+    first_pod.complete(prompt=[9])  # as in vLLM, the next step publishes the reset
+    wait_for_scores(index, {}, tokens=[8] * 64)
 
 
-def test_the_state_tells_of_pods_and_losses(fleet: tuple[Client, Client, Client]) -> None:
-    index, one, other = fleet
-    for client in (one, other):
+def test_the_state_lists_pods_streams_and_sizes(fleet: tuple[Client, Client, Client]) -> None:
+    index, first_pod, second_pod = fleet
+    for client in (first_pod, second_pod):
         client.complete(prompt=[10] * 64)
-    until(lambda: scores(index, tokens=[10] * 64), {name(one): 4, name(other): 4})
+    wait_for_scores(index, {name(first_pod): 4, name(second_pod): 4}, tokens=[10] * 64)
     state = index.get("/kv/index").json()
-    assert set(state["pods"]) == {name(one), name(other)}
+    assert set(state["pods"]) == {name(first_pod), name(second_pod)}
     assert {stream["pod"] for stream in state["streams"]} == set(state["pods"])
     assert all(stream["last_sequence"] >= 0 for stream in state["streams"])
     assert state["backend"] == "memory" and state["size"]["blocks"] > 0
@@ -149,7 +166,7 @@ def test_the_state_tells_of_pods_and_losses(fleet: tuple[Client, Client, Client]
     } <= families
 
 
-def test_bad_requests_are_told_as_vllm_would(fleet: tuple[Client, Client, Client]) -> None:
+def test_errors_of_bad_requests_equal_those_of_vllm(fleet: tuple[Client, Client, Client]) -> None:
     for path, body, status, param in (
         ("completions", {"prompt": TEXT, "model": "unknown"}, 404, "model"),
         ("completions", {"model": MODEL}, 400, "body.prompt"),
@@ -170,14 +187,14 @@ def test_a_server_indexes_its_own_cache() -> None:
     flags = ("--trust-request-chat-template", "-v", "5")
     with pod("", "--kv-index", "--kv-index-chat-answer", "templated", *flags) as client:
         client.complete(prompt=TOKENS)
-        until(lambda: scores(client), {name(client): 6})
+        wait_for_scores(client, {name(client): 6})
         assert '"score":6,' in client.post("/score_tokens", {"tokens": TOKENS}).text
         traced = client.server.log()
         assert re.search(r"TRACE .*: score base: tokens \[1, 2, 3,", traced)
         assert re.search(r"TRACE .*: score base: keys \[\d+, .*\], scores \[PodScore\(pod=", traced)
-        own = {"messages": CHAT, "chat_template": "{{ messages[0].content }} and so on"}
+        body = {"messages": CHAT, "chat_template": "{{ messages[0].content }} and so on"}
         assert (
-            client.post("/score_chat_completions", own)
+            client.post("/score_chat_completions", body)
             .json()["templated_messages"]
             .endswith("so on")
         )
@@ -187,9 +204,10 @@ def test_a_server_indexes_its_own_cache() -> None:
         assert set(answer) == {"podScores", "templated_messages"}
 
 
-def test_pods_may_be_connected_to(tmp_path: Path) -> None:
-    """A file names the pods; one that is added is found, and its missed batches are asked for."""
-    events, replays = free_port(), free_port()
+def test_pods_that_are_added_to_a_file_are_connected_and_replayed(tmp_path: Path) -> None:
+    """The indexer also requests the batches that it missed."""
+    events = free_port()
+    replays = free_port()
     listed = tmp_path / "pods"
     listed.write_text("# none yet\n")
     flags = ("--kv-index-pods", f"file:{listed}")
@@ -198,28 +216,29 @@ def test_pods_may_be_connected_to(tmp_path: Path) -> None:
         client.complete(prompt=TOKENS)
         listed.write_text(f"tcp://127.0.0.1:{events};replay=tcp://127.0.0.1:{replays}\n")
 
-        def told() -> Any:
+        def scores_after_a_request() -> Any:
             client.complete(prompt=[9] * 32)
             return scores(index)
 
-        until(told, {name(client): 6})
+        wait_until_equal(scores_after_a_request, {name(client): 6})
 
 
-def scores_once_cached_anew(index: Client, client: Client) -> Any:
-    """Scores after the pod has forgotten the prompt and been asked for it again:
-
-    none yet, or all of it.
-    """
+def scores_after_recaching(index: Client, client: Client) -> Any:
+    """Scores after the pod has reset its cache and cached the prompt again: none yet, or all blocks."""
     client.post("/reset_prefix_cache")
     client.complete(prompt=TOKENS)
-    told = scores(index)
-    assert told in ({}, {name(client): 6})
-    return told
+    counts = scores(index)
+    assert counts in ({}, {name(client): 6})
+    return counts
 
 
-def test_an_indexer_lives_through_a_reload() -> None:
+def test_an_indexer_has_scores_after_a_reload() -> None:
     with indexer() as (index, endpoint), pod(endpoint) as client:
         [first] = workers_of(index.server)
         index.server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: first not in workers_of(index.server))
-        until(lambda: scores_once_cached_anew(index, client), {name(client): 6})
+
+        def is_worker_replaced() -> bool:
+            return first not in workers_of(index.server)
+
+        wait_until(is_worker_replaced)
+        wait_until_equal(partial(scores_after_recaching, index, client), {name(client): 6})

@@ -15,12 +15,14 @@ from app.extensions.kv_index.messages import PublishedMessage
 from app.extensions.kv_index.redis_backend import RedisBackend
 from tests.core.kvcache.sockets import until
 from tests.extensions.kv_index.engines import PROMPT, block, content, holders_of, source, store
-from tests.extensions.kv_index.publisher import Station, station
+from tests.extensions.kv_index.publisher import SteppedIndexer, stepped_indexer
 from tests.extensions.kv_index.redis_server import RedisServer, redis_server
 
 pytestmark = pytest.mark.redis
-A, B = source("a"), source("b")
+A = source("a")
+B = source("b")
 _numbers = count()
+A = source("a")
 
 
 @pytest.fixture
@@ -42,41 +44,44 @@ def connect(server: RedisServer, namespace: str = "x", **settings: object) -> Re
 def test_indexers_that_share_redis_have_equal_scores(
     redis_process: RedisServer, namespace: str
 ) -> None:
-    one, two = connect(redis_process, namespace), connect(redis_process, namespace)
-    one.apply(A, [store([1, 2], [11, 12])])
-    assert content(two, [11, 12]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
-    two.apply(B, [store([1], [11], "cpu", adapter="alice")])
-    two.apply(A, [Remove(0, "gpu", [1])])
-    assert content(one, [11, 12]) == {11: {("b", "cpu")}, 12: {("a", "gpu")}}
-    assert one.lookup([11]).holders.candidates("alice")
-    assert one.size() == two.size() and one.pods() == ["a", "b"]
+    first = connect(redis_process, namespace)
+    second = connect(redis_process, namespace)
+    first.apply(A, [store([1, 2], [11, 12])])
+    assert content(second, [11, 12]) == {11: {("a", "gpu")}, 12: {("a", "gpu")}}
+    second.apply(B, [store([1], [11], "cpu", adapter="alice")])
+    second.apply(A, [Remove(0, "gpu", [1])])
+    assert content(first, [11, 12]) == {11: {("b", "cpu")}, 12: {("a", "gpu")}}
+    assert first.lookup([11]).holders.candidates("alice")
+    assert first.size() == second.size() and first.pods() == ["a", "b"]
 
 
 def test_a_batch_that_several_indexers_receive_is_applied_once(
     redis_process: RedisServer, namespace: str
 ) -> None:
-    one, two = connect(redis_process, namespace), connect(redis_process, namespace)
+    first = connect(redis_process, namespace)
+    second = connect(redis_process, namespace)
     steps = [[store([1], [11])], [store([1], [11])], [Remove(0, "gpu", [1])]]
     for sequence, operations in enumerate(steps):
         stamp = Stamp(sequence, 100.0 + sequence)
-        assert one.apply(A, operations, stamp).applied
-        assert not two.apply(A, operations, stamp).applied
-    assert holders_of(one, 11) == {("a", "gpu")}
-    assert two.position(A) == Stamp(2, 102.0) and two.position(B) is None
+        assert first.apply(A, operations, stamp).applied
+        assert not second.apply(A, operations, stamp).applied
+    assert holders_of(first, 11) == {("a", "gpu")}
+    assert second.position(A) == Stamp(2, 102.0) and second.position(B) is None
 
 
 def test_a_restart_that_several_indexers_detect_clears_once(
     redis_process: RedisServer, namespace: str
 ) -> None:
-    one, two = connect(redis_process, namespace), connect(redis_process, namespace)
-    one.apply(A, [store([1, 2], [11, 12])], Stamp(50, 100.0))
+    first = connect(redis_process, namespace)
+    second = connect(redis_process, namespace)
+    first.apply(A, [store([1, 2], [11, 12])], Stamp(50, 100.0))
     anew = Stamp(0, 200.0, restart=True)
-    one.apply(A, [store([1], [21])], anew)
-    one.apply(A, [store([2], [22])], Stamp(1, 201.0))
-    assert not two.apply(A, [store([3], [13])], Stamp(51, 101.0)).applied  # of its former life
-    assert not two.apply(A, [store([1], [21])], anew).applied
-    assert not two.apply(A, [store([2], [22])], Stamp(1, 201.0)).applied
-    assert set(content(one, [11, 12, 13, 21, 22])) == {21, 22}
+    first.apply(A, [store([1], [21])], anew)
+    first.apply(A, [store([2], [22])], Stamp(1, 201.0))
+    assert not second.apply(A, [store([3], [13])], Stamp(51, 101.0)).applied  # of its former life
+    assert not second.apply(A, [store([1], [21])], anew).applied
+    assert not second.apply(A, [store([2], [22])], Stamp(1, 201.0)).applied
+    assert set(content(first, [11, 12, 13, 21, 22])) == {21, 22}
 
 
 def test_the_next_indexer_completes_an_interrupted_clear(
@@ -85,12 +90,16 @@ def test_the_next_indexer_completes_an_interrupted_clear(
     backend = connect(redis_process, namespace)
     keys = range(1, 1500)
     backend.apply(A, [store(keys, keys)])
-    monkeypatch.setattr(backend, "sweep", lambda: 0)
+
+    def interrupted_sweep() -> int:
+        return 0
+
+    monkeypatch.setattr(backend, "sweep", interrupted_sweep)
     backend.apply(A, [Clear(), store([5], [9_999])])
     assert content(backend, [1, 5, 1499, 9_999]) == {9_999: {("a", "gpu")}}
-    again = connect(redis_process, namespace)  # as at the start of another indexer
-    assert again.apply(A, [store([6], [9_999])]).removed == 1499
-    assert again.apply(A, []).removed == 0
+    restarted = connect(redis_process, namespace)  # as at the start of another indexer
+    assert restarted.apply(A, [store([6], [9_999])]).removed == 1499
+    assert restarted.apply(A, []).removed == 0
     assert backend.size().copies == 1
     assert redis_process.client().keys(f"{namespace}:b:*") == [
         f"{namespace}:b:gpu:{9_999:016x}".encode()
@@ -110,14 +119,15 @@ def test_holders_above_the_limit_are_rejected(redis_process: RedisServer, namesp
 
 
 def test_namespaces_are_separate(redis_process: RedisServer) -> None:
-    one, two = connect(redis_process, "one"), connect(redis_process, "two")
-    one.apply(A, [store([1], [11])])
-    assert content(two, [11]) == {} and two.pods() == []
+    first = connect(redis_process, "one")
+    second = connect(redis_process, "two")
+    first.apply(A, [store([1], [11])])
+    assert content(second, [11]) == {} and second.pods() == []
     assert all(
         key.startswith((b"one:", b"two:", b"test", b"shared"))
         for key in redis_process.client().scan_iter()
     )
-    one.clear("a")
+    first.clear("a")
 
 
 def test_blocks_expire_after_the_ttl(redis_process: RedisServer, namespace: str) -> None:
@@ -132,62 +142,68 @@ def test_blocks_expire_after_the_ttl(redis_process: RedisServer, namespace: str)
     assert not client.exists(f"{namespace}:b:gpu:{11:016x}")
 
 
-def put(place: Station, sequence: int, **more: object) -> None:
+def put(indexer: SteppedIndexer, sequence: int, **fields: object) -> None:
     ts = 1000.0 + sequence
-    payload = place.engines[0].pack(block(sequence), ts=ts)
-    place.engines[0].kept[sequence] = payload
-    place.pool.put(PublishedMessage("a", "m", sequence, payload, **more))  # type: ignore[arg-type]
+    payload = indexer.engines[0].pack(block(sequence), ts=ts)
+    indexer.engines[0].batches[sequence] = payload
+    indexer.pool.put(PublishedMessage("a", "m", sequence, payload, **fields))  # type: ignore[arg-type]
 
 
 def test_nothing_is_lost_while_redis_is_unavailable(own_server: RedisServer) -> None:
-    with station(connect(own_server, timeout_s=0.5)) as place:
-        place.engine(connect=False)
-        put(place, 0)
-        place.until(lambda: place.index.backend.size().copies == 1)
+    with stepped_indexer(connect(own_server, timeout_s=0.5)) as indexer:
+        indexer.engine(connect=False)
+        put(indexer, 0)
+        indexer.wait_for_copies(1)
         own_server.kill()
-        workers = [gevent.spawn(place.pool.run, shard) for shard in place.pool.shards]
+        workers = [gevent.spawn(indexer.pool.run, shard) for shard in indexer.pool.shards]
         for sequence in range(1, 6):
-            put(place, sequence)
+            put(indexer, sequence)
         gevent.sleep(0.2)
-        assert len(place.pool) == 5
+        assert len(indexer.pool) == 5
         own_server.start()
-        until(lambda: len(place.pool) == 0)
+
+        def is_queue_empty() -> bool:
+            return len(indexer.pool) == 0
+
+        until(is_queue_empty)
         gevent.killall(workers)
-        assert place.matched(PROMPT) == {"a": 6}
-        assert place.index.metrics.skipped_messages == {} == place.index.metrics.skipped_events
-        assert place.index.backend.loss_count == 0
+        assert indexer.matched(PROMPT) == {"a": 6}
+        assert indexer.index.metrics.skipped_messages == {} == indexer.index.metrics.skipped_events
+        assert indexer.index.backend.loss_count == 0
 
 
 def test_replays_refill_a_redis_that_lost_its_data(own_server: RedisServer) -> None:
-    with station(connect(own_server, timeout_s=0.5)) as place:
-        engine = place.engine(connect=False)
+    with stepped_indexer(connect(own_server, timeout_s=0.5)) as indexer:
+        engine = indexer.engine(connect=False)
         for sequence in range(3):
-            put(place, sequence, replay=engine.replay)
-        place.until(lambda: place.index.backend.size().copies == 3)
+            put(indexer, sequence, replay=engine.replay)
+        indexer.wait_for_copies(3)
         own_server.kill()
         own_server.forget()
         own_server.start()
-        put(place, 3, replay=engine.replay)
-        place.until(lambda: place.matched(PROMPT) == {"a": 4})
-        assert place.index.backend.loss_count == 1
-        assert "index_backend_losses_total 1.0" in place.index.metrics.render({}, 1)
-        assert place.index.metrics.skipped_events == {}
+        put(indexer, 3, replay=engine.replay)
+        indexer.wait_for_matches(PROMPT, {"a": 4})
+        assert indexer.index.backend.loss_count == 1
+        assert "index_backend_losses_total 1.0" in indexer.index.metrics.render({}, 1)
+        assert indexer.index.metrics.skipped_events == {}
 
 
 def test_a_restarted_indexer_replays_missed_batches(own_server: RedisServer) -> None:
-    with station(connect(own_server)) as place:
-        engine = place.engine(connect=False)
+    with stepped_indexer(connect(own_server)) as indexer:
+        engine = indexer.engine(connect=False)
         for sequence in range(3):
-            put(place, sequence)
-        place.until(lambda: place.index.backend.size().copies == 3)
-        kept = dict(engine.kept)
-    with station(connect(own_server)) as place:
-        engine = place.engine(connect=False)
-        engine.kept = kept | {n: engine.pack(block(n), ts=1000.0 + n) for n in range(3, 6)}
-        put(place, 6, replay=engine.replay)
-        place.until(lambda: place.matched(PROMPT) == {"a": 7})
-        assert engine.asked == [3]
-        assert place.index.metrics.skipped_messages == {}
+            put(indexer, sequence)
+        indexer.wait_for_copies(3)
+        earlier_batches = dict(engine.batches)
+    with stepped_indexer(connect(own_server)) as indexer:
+        engine = indexer.engine(connect=False)
+        engine.batches = earlier_batches | {
+            n: engine.pack(block(n), ts=1000.0 + n) for n in range(3, 6)
+        }
+        put(indexer, 6, replay=engine.replay)
+        indexer.wait_for_matches(PROMPT, {"a": 7})
+        assert engine.replay_starts == [3]
+        assert indexer.index.metrics.skipped_messages == {}
 
 
 def test_scripts_that_redis_dropped_are_sent_again(
@@ -216,6 +232,3 @@ def test_a_full_redis_counts_as_unavailable(own_server: RedisServer) -> None:
     client.config_set("maxmemory", 0)
     backend.apply(A, [store([1], [11])])
     assert holders_of(backend, 11) == {("a", "gpu")}
-
-
-A = source("a")
