@@ -7,7 +7,7 @@ from tests.config.test_command import check_error
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["simluate"], "unknown command 'simluate'; did you mean simulate?"),
         (["simulate", "--rat", "3"], "unknown flag --rat; did you mean --rate?"),
@@ -16,12 +16,12 @@ from tests.config.test_command import check_error
     ],
 )
 def test_wrong_arguments_end_with_one_line(
-    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_error(argv, told, capsys)
+    check_error(argv, message, capsys)
 
 
-def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_also_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(["help", "simulate"])
     assert not ended.value.code and "python -m app simulate" in capsys.readouterr().out

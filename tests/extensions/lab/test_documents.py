@@ -39,13 +39,13 @@ FEW_FLEETS = ["--seconds", "3", "--max-num-seqs", "256", "--max-num-batched-toke
 
 
 @pytest.mark.parametrize("page", EXAMPLES, ids=str)
-def test_example_pages_are_those_of_the_present_console(page: Path) -> None:
+def test_example_pages_equal_those_of_the_current_console(page: Path) -> None:
     text = (ROOT / page).read_text("utf-8")
     assert renewed(text) == text, "python -m scripts.example_pages"
 
 
 @pytest.mark.parametrize(("command", "printed"), PLANS)
-def test_planning_shows_what_its_commands_print_and_draw(
+def test_the_planning_page_shows_the_output_of_its_commands(
     command: str, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of each load, longer than a cold start, has the heading and the columns of the whole."""
@@ -58,13 +58,14 @@ def test_planning_shows_what_its_commands_print_and_draw(
         del words[place : place + 2]
     seconds = "60" if "--autoscale" in words else "2"
     assert main([*words, "--seconds", seconds, "--processes", "1"]) == 0
-    lines, wanted = capsys.readouterr().out.splitlines(), printed.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    wanted = printed.splitlines()
     assert lines[0] == wanted[0]
     assert lines[1].replace(" ", "") == wanted[1].replace(" ", "")
 
 
 @pytest.mark.parametrize(("command", "printed"), SEARCHES)
-def test_planning_shows_the_table_and_the_answer_of_its_plans(
+def test_the_planning_page_shows_the_tables_of_its_plans(
     command: str, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search of fewer fleets for a part of the load has the columns and lines of the whole."""
@@ -84,7 +85,7 @@ def test_planning_shows_the_table_and_the_answer_of_its_plans(
         assert any(line.startswith(beginning) for line in wanted)
 
 
-def test_planning_shows_what_its_series_print(
+def test_the_planning_page_shows_the_output_of_its_series(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of the load has the columns and the lines of the whole."""
@@ -122,7 +123,7 @@ def test_planning_has_plans_with_and_without_a_confidence() -> None:
 
 
 @pytest.mark.parametrize(("command", "printed"), SIMULATIONS)
-def test_simulate_page_shows_what_its_commands_print(
+def test_the_simulate_page_shows_the_output_of_its_commands(
     command: str, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = shlex.split(command.replace("\\\n", ""))

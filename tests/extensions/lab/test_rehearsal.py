@@ -1,7 +1,4 @@
-"""A rehearsal of an engine that costs exactly what a profile says:
-
-the simulation has to find that out.
-"""
+"""A rehearsal recovers the cost model of a stand-in for an engine."""
 
 import csv
 import re
@@ -37,17 +34,39 @@ from research.rehearse.playing import (
 )
 from research.rehearse.rehearsal import Comparison, Rehearsal, draw_loads, limits_for, rehearse
 from research.rehearse.step_fitting import fit_steps, predicted
+from tests.callbacks import ignore
+
+LIMITS = EngineLimits(
+    num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=100,
+    async_scheduling=False,
+)  # fmt: skip
+CPU = CostConstants(
+    base=2e-3, weights=16e-3, per_token=1e-3, p=4.0, spill=5e-7, per_context=5e-6, per_attention=1e-6,
+    per_sequence=5e-4,
+)  # fmt: skip
+RECIPE = Recipe(input_tokens=Between(20, 90), output_tokens=Between(4, 24), requests=20)
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.003, 0.05, 2.0]), st.integers(1, 70), st.integers(1, 30)),
+    min_size=1,
+    max_size=25,
+)
+"""Gap, input and output tokens of each."""
+LATER = 2.0 + TURNAROUND_S
+
+
+def no_noise() -> float:
+    return 1.0
 
 
 class StandIn:
-    """`noise` is what each step's seconds are multiplied by."""
+    """An engine that takes the seconds of a cost model. Each step is multiplied by `noise()`."""
 
     def __init__(
-        self, limits: EngineLimits, cost: CostConstants, noise: Callable[[], float] = lambda: 1.0
+        self, limits: EngineLimits, cost: CostConstants, noise: Callable[[], float] = no_noise
     ) -> None:
         self.limits = limits
         self.now_s = 0.0
-        self.clock = Clock(lambda: self.now_s, self._pass)
+        self.clock = Clock(self._now, self._pass)
         self.pauses: list[float] = []
         self._cost = StepCost(cost)
         self._noise = noise
@@ -69,36 +88,23 @@ class StandIn:
         assert batch is not None
         self.now_s += self._cost.seconds(batch, self.now_s, False) * self._noise()
         self._scheduler.complete(batch)
-        told = [*batch.decodes, *batch.prefilled]
-        return batch, [Token(self._numbers[it], it in batch.ends) for it in told]
+        requests = [*batch.decodes, *batch.prefilled]
+        return batch, [Token(self._numbers[step], step in batch.ends) for step in requests]
 
     def reset(self) -> None:
         assert self._scheduler.idle
+
+    def _now(self) -> float:
+        return self.now_s
 
     def _pass(self, seconds: float) -> None:
         self.pauses.append(seconds)
         self.now_s += max(seconds, 1e-9)  # less might not add up to anything
 
 
-LIMITS = EngineLimits(
-    num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=100,
-    async_scheduling=False,
-)  # fmt: skip
-CPU = CostConstants(
-    base=2e-3, weights=16e-3, per_token=1e-3, p=4.0, spill=5e-7, per_context=5e-6, per_attention=1e-6,
-    per_sequence=5e-4,
-)  # fmt: skip
-RECIPE = Recipe(input_tokens=Between(20, 90), output_tokens=Between(4, 24), requests=20)
-REQUESTS = st.lists(
-    st.tuples(st.sampled_from([0.0, 0.003, 0.05, 2.0]), st.integers(1, 70), st.integers(1, 30)),
-    min_size=1,
-    max_size=25,
-)
-"""Gap, input and output tokens of each."""
-
-
 def load_of(requests: Sequence[tuple[float, int, int]]) -> LoadTrace:
-    load, at_s = LoadTrace("test"), 0.0
+    load = LoadTrace("test")
+    at_s = 0.0
     for gap_s, tokens_in, tokens_out in requests:
         at_s += gap_s
         load.arrival_s.append(at_s)
@@ -116,7 +122,8 @@ def steps_of(cost: CostConstants, count: int, seed: int) -> list[RecordedStep]:
     random = Random(seed)
     steps = []
     for _ in range(count):
-        decodes, prefills = random.randint(0, 16), random.choice([0, 0, 1, 2])
+        decodes = random.randint(0, 16)
+        prefills = random.choice([0, 0, 1, 2])
         if not decodes + prefills:
             continue
         chunk = prefills * random.randrange(8, 200, 8)
@@ -126,31 +133,29 @@ def steps_of(cost: CostConstants, count: int, seed: int) -> list[RecordedStep]:
                 decodes + chunk, decodes + prefills, context, chunk * chunk / 2, prefills, 1.0
             )
         )
-    told = predicted(cost, steps)
+    step_seconds = predicted(cost, steps)
     return [
-        msgspec.structs.replace(it, seconds=seconds)
-        for it, seconds in zip(steps, told, strict=True)
+        msgspec.structs.replace(step, seconds=seconds)
+        for step, seconds in zip(steps, step_seconds, strict=True)
     ]
 
 
 @settings(max_examples=25, deadline=None)
 @given(requests=REQUESTS, in_flight=st.one_of(st.none(), st.integers(1, 8)))
-def test_an_engine_and_its_simulation_tell_the_same_moments_and_steps(
+def test_an_engine_and_its_simulation_have_equal_times_and_steps(
     requests: list[tuple[float, int, int]], in_flight: int | None
 ) -> None:
-    load, engine = load_of(requests), StandIn(LIMITS, CPU)
+    load = load_of(requests)
+    engine = StandIn(LIMITS, CPU)
     real = play_on(engine, load, in_flight, engine.clock)
     simulated = play_offline(profile_of(CPU), load, in_flight)
-    assert [it.held for it in real.steps] == [it.held for it in simulated.steps]
+    assert [step.held for step in real.steps] == [step.held for step in simulated.steps]
     for name in ("send_s", "first_s", "last_s"):
         assert getattr(real.recording, name) == pytest.approx(
             getattr(simulated.recording, name), abs=1e-6
         )
-    seconds = [it.seconds for it in simulated.steps]
-    assert [it.seconds for it in real.steps] == pytest.approx(seconds, abs=1e-6)
-
-
-LATER = 2.0 + TURNAROUND_S
+    seconds = [step.seconds for step in simulated.steps]
+    assert [step.seconds for step in real.steps] == pytest.approx(seconds, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -174,12 +179,13 @@ def test_the_client_sends_when_a_request_is_due_and_has_a_place(
     assert in_flight or engine.pauses == pytest.approx([8.0])
 
 
-def test_a_fit_names_the_constants_and_nearly_finds_a_bend_between_those_that_are_tried() -> None:
+def test_a_fit_recovers_the_constants_and_a_bend_between_tried_values() -> None:
     cost = fit_steps(steps_of(CPU, 400, 1)).cost
-    found, wanted = msgspec.structs.asdict(cost), msgspec.structs.asdict(CPU)
+    fitted = msgspec.structs.asdict(cost)
+    wanted = msgspec.structs.asdict(CPU)
     for table in ("products", "outputs"):
-        assert found.pop(table) == wanted.pop(table)
-    assert found == pytest.approx(wanted, rel=0.01, abs=1e-9)
+        assert fitted.pop(table) == wanted.pop(table)
+    assert fitted == pytest.approx(wanted, rel=0.01, abs=1e-9)
     with pytest.raises(
         ConfigError, match="5 steps were recorded, and a fit needs 20: play more requests"
     ):
@@ -187,17 +193,20 @@ def test_a_fit_names_the_constants_and_nearly_finds_a_bend_between_those_that_ar
     cost = msgspec.structs.replace(CPU, weights=9.5e-3, p=5.0)
     others = steps_of(cost, 100, 2)
     fit = fit_steps(steps_of(cost, 400, 1))
-    assert predicted(fit.cost, others) == pytest.approx([it.seconds for it in others], rel=0.1)
+    assert predicted(fit.cost, others) == pytest.approx([step.seconds for step in others], rel=0.1)
     assert fit.median_error < 0.01
 
 
 def rehearsed(noise: float = 0.0) -> Rehearsal:
-    loads, random = draw_loads(RECIPE, (2, 5)), Random(1)
+    loads = draw_loads(RECIPE, (2, 5))
+    random = Random(1)
     limits = limits_for(loads, 64)
-    engine = StandIn(limits, CPU, lambda: 1 + random.uniform(-noise, noise))
-    return rehearse(
-        engine, profile_of(CostConstants(), limits), loads, engine.clock, lambda text: None
-    )
+
+    def draw_noise() -> float:
+        return 1 + random.uniform(-noise, noise)
+
+    engine = StandIn(limits, CPU, draw_noise)
+    return rehearse(engine, profile_of(CostConstants(), limits), loads, engine.clock, ignore)
 
 
 @pytest.fixture(scope="module")
@@ -208,9 +217,9 @@ def good() -> Rehearsal:
 
 def test_an_engine_of_the_family_is_rehearsed_without_an_error(good: Rehearsal) -> None:
     assert good.within
-    for it in good.comparisons:
-        assert it.same_steps and it.noise < 1e-9
-        assert all(abs(figure.error) < 1e-3 for figure in it.figures)
+    for comparison in good.comparisons:
+        assert comparison.same_steps and comparison.noise < 1e-9
+        assert all(abs(figure.error) < 1e-3 for figure in comparison.figures)
     slower = rehearsed(noise=0.05)
     assert slower.within and slower.comparisons[0].noise > 1e-3
 
@@ -218,7 +227,8 @@ def test_an_engine_of_the_family_is_rehearsed_without_an_error(good: Rehearsal) 
 def played(scale: float, steps: int = 3) -> Played:
     """Three requests at once, of 2 tokens each."""
     first, last = ([begin + place * 0.1 * scale for place in (1, 2, 3)] for begin in (0.0, scale))
-    zero, lengths = [0.0] * 3, {"input_tokens": [5] * 3, "output_tokens": [2] * 3}
+    zero = [0.0] * 3
+    lengths = {"input_tokens": [5] * 3, "output_tokens": [2] * 3}
     recording = MeasuredRun(
         name="-", arrival_s=zero, send_s=zero, first_s=first, last_s=last, **lengths
     )
@@ -226,11 +236,11 @@ def played(scale: float, steps: int = 3) -> Played:
 
 
 def test_the_median_error_may_exceed_the_noise_by_5_points_and_single_ones_by_10() -> None:
-    for again, simulated, within in (
+    for repeated, simulated, within in (
         *((1.0, 1.049, True), (1.0, 1.051, False), (1.0, 0.951, True), (1.0, 0.949, False)),
         (1.1, 1.15, True),
     ):
-        assert Comparison(3, played(1.0), played(again), played(simulated)).within == within
+        assert Comparison(3, played(1.0), played(repeated), played(simulated)).within == within
     alone = played(1.0)
     for first_s, within in (([0.115, 0.2, 0.3], True), ([0.1, 0.225, 0.3], False)):
         alone.recording.first_s[:] = first_s
@@ -240,7 +250,7 @@ def test_the_median_error_may_exceed_the_noise_by_5_points_and_single_ones_by_10
     assert not Comparison(3, played(1.0), played(1.0), played(1.0, steps=2)).same_steps
 
 
-def test_the_report_tells_the_figures_the_costs_and_a_verdict(good: Rehearsal) -> None:
+def test_the_report_has_figures_costs_and_a_verdict(good: Rehearsal) -> None:
     text = report.table(good)
     assert "2 in flight: 20 requests, " in text and "5 in flight: 20 requests, " in text
     assert text.count("the same in the simulation") == 2
@@ -254,13 +264,15 @@ def test_the_report_tells_the_figures_the_costs_and_a_verdict(good: Rehearsal) -
     assert "NOT within the bound with 7 in flight" in report.verdict(bad)
 
 
-def test_what_a_play_wrote_is_a_recording_that_calibrate_reads(tmp_path: Path) -> None:
+def test_written_requests_are_a_recording_for_calibrate(tmp_path: Path) -> None:
     engine = StandIn(LIMITS, CPU)
     recording = play_on(engine, load_of([(0.0, 5, 2), (0.5, 7, 3)]), None, engine.clock).recording
     report.write_requests(recording, tmp_path / "real.csv")
-    [again] = read_recordings(str(tmp_path / "real.csv"))
-    assert again.first_s == pytest.approx(recording.first_s, abs=1e-6)
-    assert (again.input_tokens, again.output_tokens) == ([5, 7], [2, 3])
+    [recording_read] = read_recordings(str(tmp_path / "real.csv"))
+    assert recording_read.first_s == pytest.approx(recording.first_s, abs=1e-6)
+    assert (recording_read.input_tokens, recording_read.output_tokens) == ([5, 7], [2, 3])
     report.write_steps(steps := steps_of(CPU, 5, 1), tmp_path / "steps.csv")
     with (tmp_path / "steps.csv").open() as file:
-        assert [int(row["tokens"]) for row in csv.DictReader(file)] == [it.tokens for it in steps]
+        assert [int(row["tokens"]) for row in csv.DictReader(file)] == [
+            step.tokens for step in steps
+        ]

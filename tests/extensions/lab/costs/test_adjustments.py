@@ -46,7 +46,7 @@ def test_launches_count_in_each_layer_of_each_step() -> None:
         assert added_s == pytest.approx(40 * 10e-6)
 
 
-def test_small_and_large_steps_have_factors_of_their_own() -> None:
+def test_small_and_large_steps_have_separate_factors() -> None:
     factors = adjustment_of(decode=0.8, prefill=1.5)
     for tokens, factor in ((1, 0.8), (64, 0.8), (2048, 1.5)):
         assert layers_s(factors, tokens) == pytest.approx(factor * layers_s(NO_ADJUSTMENT, tokens))
@@ -56,7 +56,11 @@ def test_the_nearest_version_with_the_same_scheduler_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = [replace(adjustment_of(decode=0.9), version=version) for version in (12, 16, 19)]
-    monkeypatch.setattr(adjustments, "shipped_adjustments", lambda: table)
+
+    def shipped_adjustments() -> list[Adjustment]:
+        return table
+
+    monkeypatch.setattr(adjustments, "shipped_adjustments", shipped_adjustments)
     for version, nearest in ((11, 12), (13, 12), (14, 16), (16, 16), (18, 19), (40, 19)):
         taken = find_adjustment("h100", "bf16", has_experts=False, version=version)
         assert taken.version == nearest
@@ -71,7 +75,11 @@ def test_the_nearest_version_with_the_same_scheduler_is_taken(
 
 def test_the_output_names_the_version_of_a_correction(monkeypatch: pytest.MonkeyPatch) -> None:
     table = [replace(adjustment_of(decode=0.9), cells=6)]
-    monkeypatch.setattr(adjustments, "shipped_adjustments", lambda: table)
+
+    def shipped_adjustments() -> list[Adjustment]:
+        return table
+
+    monkeypatch.setattr(adjustments, "shipped_adjustments", shipped_adjustments)
     for version, text in (
         ("0.19", "; fitted to 6 cells of vLLM 0.19; "),
         ("0.18", "; fitted to 6 cells of vLLM 0.19, the nearest version with measurements; "),
@@ -85,7 +93,7 @@ def test_the_output_names_the_version_of_a_correction(monkeypatch: pytest.Monkey
 
 
 def test_corrections_are_small() -> None:
-    """A larger one would mean that the kernels are wrong, which no factor mends."""
+    """A larger one would mean that the kernels are wrong, which no factor can correct."""
     for adjustment in shipped_adjustments():
         assert 0.5 < adjustment.decode < 2
         assert 0.3 < adjustment.prefill < 3
@@ -93,6 +101,6 @@ def test_corrections_are_small() -> None:
         assert adjustment.cells >= 4
 
 
-def test_what_no_server_showed_is_not_corrected() -> None:
+def test_a_device_without_measurements_has_no_correction() -> None:
     checked = datasheet_profile(QWEN, "l40s", EngineOptions(tensor_parallel_size=2)).checked
     assert "fitted to" not in checked

@@ -1,4 +1,4 @@
-"""Profiles made of a model's config.json and a device's data sheet."""
+"""Profiles of a model's config.json and a device's data sheet."""
 
 from pathlib import Path
 
@@ -39,10 +39,12 @@ MIXTRAL: dict[str, object] = {
 }
 
 
-BANDWIDTH, FLOPS, LINK = 5.3e12, 1307.4e12, 0.448e12
+BANDWIDTH = 5.3e12
+FLOPS = 1307.4e12
+LINK = 0.448e12
 
 
-def made(
+def profile_with(
     config: dict[str, object], device: str = "mi300x", devices: int = 1, **changes: object
 ) -> Profile:
     """A profile; of a device without constants of kernels unless another is given."""
@@ -50,8 +52,8 @@ def made(
     return datasheet_profile({**config, **changes}, device, options)
 
 
-def test_constants_are_those_of_the_formulas() -> None:
-    cost = made(QWEN).cost
+def test_constants_equal_the_formulas() -> None:
+    cost = profile_with(QWEN).cost
     linear = 40 * (5120 * (40 + 16) * 128 + 40 * 128 * 5120 + 3 * 5120 * 17408)
     assert cost.weights == pytest.approx(2 * (linear + 151936 * 5120) / (BANDWIDTH * 0.85))
     assert cost.per_token == pytest.approx(2 * linear / (FLOPS * 0.65))
@@ -78,7 +80,7 @@ def test_measured_servers_of_mi300x_gave_its_overheads() -> None:
         )
 
 
-def test_blocks_are_what_the_memory_has_left() -> None:
+def test_blocks_fill_the_remaining_memory() -> None:
     engine = datasheet_profile(QWEN, "h100", limits={"max_num_seqs": 256}).engine
     assert engine.num_gpu_blocks == pytest.approx(18038, rel=0.02)  # what a real vLLM had
     assert (engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len) == (
@@ -99,7 +101,7 @@ def test_blocks_are_what_the_memory_has_left() -> None:
     ],
 )
 def test_limits_are_the_defaults_of_vllm_on_the_device(device: str, batch: tuple[int, int]) -> None:
-    engine = made(QWEN, device).engine
+    engine = profile_with(QWEN, device).engine
     assert (engine.max_num_batched_tokens, engine.max_num_seqs) == batch
     few = datasheet_profile(QWEN, device, limits={"max_num_batched_tokens": 128}).engine
     assert few.max_num_seqs == 128
@@ -107,21 +109,24 @@ def test_limits_are_the_defaults_of_vllm_on_the_device(device: str, batch: tuple
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_device_makes_a_profile_that_says_how_far_it_was_checked(device: str) -> None:
-    profile = made(MIXTRAL, device, 8)
+    profile = profile_with(MIXTRAL, device, 8)
     assert f"mixture of few experts, on {DEVICES[device].name}" in profile.checked
     assert DEVICES[device].sheet in profile.source and "\n" not in profile.checked
     assert profile.cost.weights > 0 and profile.engine.num_gpu_blocks > 2
 
 
 def test_several_devices_share_the_work_and_sum_their_results() -> None:
-    one, four = made(QWEN).cost, made(QWEN, devices=4).cost
-    assert four.weights == pytest.approx(one.weights / 4)
-    assert four.base == pytest.approx(one.base + 40 * 2 * 12e-6)
+    one_device = profile_with(QWEN).cost
+    four_devices = profile_with(QWEN, devices=4).cost
+    assert four_devices.weights == pytest.approx(one_device.weights / 4)
+    assert four_devices.base == pytest.approx(one_device.base + 40 * 2 * 12e-6)
     summed = 40 * 2 * 2 * 5120 * 2 * 3 / 4 / LINK
-    assert four.per_token == pytest.approx(one.per_token / 4 + summed)
-    assert four.per_context == pytest.approx(one.per_context / 4)
+    assert four_devices.per_token == pytest.approx(one_device.per_token / 4 + summed)
+    assert four_devices.per_context == pytest.approx(one_device.per_context / 4)
     # Eight heads of keys and values: the 20 devices have one each, some of them the same.
-    assert made(QWEN, devices=20).cost.per_context == pytest.approx(one.per_context / 8)
+    assert profile_with(QWEN, devices=20).cost.per_context == pytest.approx(
+        one_device.per_context / 8
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,19 +146,20 @@ def test_several_devices_share_the_work_and_sum_their_results() -> None:
     ],
 )
 def test_quantized_weights_are_read_faster(quantization: dict[str, object], bits: float) -> None:
-    plain, packed = made(QWEN).cost, made(QWEN, quantization_config=quantization).cost
+    plain = profile_with(QWEN).cost
+    packed = profile_with(QWEN, quantization_config=quantization).cost
     table = 2 * 151936 * 5120 / (BANDWIDTH * 0.85)
     assert packed.weights - table == pytest.approx((plain.weights - table) * bits / 16)
     in_8bit = quantization["quant_method"] == "fp8"
     assert packed.per_token == pytest.approx(plain.per_token * (1307.4 / 2614.9 if in_8bit else 1))
     assert (
-        made(QWEN, quantization_config=quantization).engine.num_gpu_blocks
-        > made(QWEN).engine.num_gpu_blocks
+        profile_with(QWEN, quantization_config=quantization).engine.num_gpu_blocks
+        > profile_with(QWEN).engine.num_gpu_blocks
     )
 
 
-def test_of_experts_a_step_reads_those_that_its_tokens_need() -> None:
-    cost = made(MIXTRAL, devices=2).cost
+def test_a_step_reads_only_the_experts_of_its_tokens() -> None:
+    cost = profile_with(MIXTRAL, devices=2).cost
     experts = 32 * 8 * 3 * 4096 * 14336
     assert cost.expert_weights == pytest.approx(2 * experts / (BANDWIDTH * 0.85 * 2))
     assert cost.expert_share == 2 / 8
@@ -265,12 +271,12 @@ def seconds(cost: CostConstants, tokens: int) -> float:
         ),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(
+def test_an_impossible_configuration_is_rejected_in_one_line(
     device: str, devices: int, changes: dict[str, object], rule: str
 ) -> None:
-    with pytest.raises(ConfigError) as told:
-        made(QWEN, device, devices, **changes)
-    assert rule in str(told.value) and "\n" not in str(told.value)
+    with pytest.raises(ConfigError) as error:
+        profile_with(QWEN, device, devices, **changes)
+    assert rule in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -282,12 +288,12 @@ def test_what_cannot_be_is_told_in_one_line(
         ("[]", "Expected `object`"),
     ],
 )
-def test_a_file_that_is_no_config_is_told_in_one_line(
+def test_an_invalid_config_file_is_rejected_in_one_line(
     tmp_path: Path, content: str | None, rule: str
 ) -> None:
     path = tmp_path / "config.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ConfigError, match=rule) as told:
+    with pytest.raises(ConfigError, match=rule) as error:
         profile_of("auto", "h100", str(path))
-    assert str(path) in str(told.value)
+    assert str(path) in str(error.value)

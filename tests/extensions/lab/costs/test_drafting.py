@@ -34,11 +34,11 @@ def profile(speculation: Speculation | None, model: str = "Qwen/Qwen3-32B") -> P
     )
 
 
-def step_s(made: Profile, sequences: int, drafts: int) -> float:
+def step_s(profile: Profile, sequences: int, drafts: int) -> float:
     step: Batch[Any] = Batch(
         tokens=sequences * (1 + drafts), sequences=sequences, context=1000 * sequences
     )
-    return StepCost(made.cost).seconds(step, 0.0, idle=False)
+    return StepCost(profile.cost).seconds(step, 0.0, idle=False)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "draft_model"])
@@ -69,26 +69,26 @@ def test_drafts_in_parallel_take_one_pass() -> None:
 
 
 def test_ngram_has_no_weights_and_waits_for_each_step() -> None:
-    made = profile(speculation_of(method="ngram", num_speculative_tokens=3, **SYNTHETIC))
+    drafted = profile(speculation_of(method="ngram", num_speculative_tokens=3, **SYNTHETIC))
     plain = profile(None)
 
-    assert made.engine.num_gpu_blocks == plain.engine.num_gpu_blocks
-    assert not made.engine.async_scheduling
-    assert step_s(made, 1, 3) > step_s(plain, 1, 3)
+    assert drafted.engine.num_gpu_blocks == plain.engine.num_gpu_blocks
+    assert not drafted.engine.async_scheduling
+    assert step_s(drafted, 1, 3) > step_s(plain, 1, 3)
 
 
 def test_public_lengths_are_the_default_of_their_model() -> None:
     fields = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 7}
-    made = profile(speculation_of(**fields), "openai/gpt-oss-120b")
+    drafted = profile(speculation_of(**fields), "openai/gpt-oss-120b")
 
-    assert made.speculation is not None
+    assert drafted.speculation is not None
     length = 1.0
     chance = 1.0
-    for rate in made.speculation.acceptance:
+    for rate in drafted.speculation.acceptance:
         chance *= rate
         length += chance
     assert length == pytest.approx(2.56)
-    assert "accepted length 2.56 (vLLM pull request 32628, MT-Bench)" in made.checked
+    assert "accepted length 2.56 (vLLM pull request 32628, MT-Bench)" in drafted.checked
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,11 @@ def test_without_a_configuration_no_draft_is_made() -> None:
     assert profile(None).speculation is None
 
 
-@pytest.mark.parametrize(
-    "run", list(reported_runs()), ids=lambda run: f"{run.draft_count} by {run.method}"
-)
+def label_of(run: DraftRun) -> str:
+    return f"{run.draft_count} by {run.method}"
+
+
+@pytest.mark.parametrize("run", list(reported_runs()), ids=label_of)
 def test_the_gain_of_reported_runs_has_the_right_sign_and_size(run: DraftRun) -> None:
     gain = simulated_gain(run, None)
     assert (gain > 0) == (run.gain > 0)

@@ -24,20 +24,22 @@ def profile_with(
     return datasheet_profile(config, device, options)
 
 
-def test_a_pipeline_holds_more_and_serves_many_faster_but_a_lone_prompt_waits_as_long() -> None:
-    one = profile_with(EngineOptions())
-    two = profile_with(EngineOptions(pipeline_parallel_size=2))
-    assert two.devices == 2
-    assert two.engine.num_gpu_blocks > 2.5 * one.engine.num_gpu_blocks
-    assert seconds(two.cost, 1, decodes=1) == pytest.approx(
-        seconds(one.cost, 1, decodes=1), rel=0.02
+def test_a_pipeline_has_more_blocks_and_throughput_but_the_same_latency() -> None:
+    one_stage = profile_with(EngineOptions())
+    two_stages = profile_with(EngineOptions(pipeline_parallel_size=2))
+    assert two_stages.devices == 2
+    assert two_stages.engine.num_gpu_blocks > 2.5 * one_stage.engine.num_gpu_blocks
+    assert seconds(two_stages.cost, 1, decodes=1) == pytest.approx(
+        seconds(one_stage.cost, 1, decodes=1), rel=0.02
     )
-    assert seconds(two.cost, 4096) < 0.6 * seconds(one.cost, 4096)
-    delay = 2048 * (two.front.front_per_token - one.front.front_per_token)
-    assert delay + seconds(two.cost, 2048) == pytest.approx(seconds(one.cost, 2048), rel=0.1)
+    assert seconds(two_stages.cost, 4096) < 0.6 * seconds(one_stage.cost, 4096)
+    delay = 2048 * (two_stages.front.front_per_token - one_stage.front.front_per_token)
+    assert delay + seconds(two_stages.cost, 2048) == pytest.approx(
+        seconds(one_stage.cost, 2048), rel=0.1
+    )
 
 
-def test_ranks_have_attention_and_limits_of_their_own_and_share_the_experts() -> None:
+def test_ranks_have_separate_attention_and_limits_but_share_the_experts() -> None:
     four = EngineOptions(tensor_parallel_size=4, enable_expert_parallel=True)
     ranks = EngineOptions(data_parallel_size=4, enable_expert_parallel=True)
     tensor = profile_with(four, EXPERTS)
@@ -158,7 +160,7 @@ def test_weights_in_16_bits_are_quantized_while_they_are_loaded() -> None:
         ),
     ],
 )
-def test_what_is_not_known_is_refused_in_one_line(
+def test_options_without_known_costs_are_rejected_in_one_line(
     options: EngineOptions, config: dict[str, object], device: str, rule: str
 ) -> None:
     with pytest.raises(ConfigError) as refusal:

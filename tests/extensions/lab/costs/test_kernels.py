@@ -1,5 +1,7 @@
 """Costs as a sum over kernels: what they follow, and how near they come to measured servers."""
 
+from operator import itemgetter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +16,14 @@ from app.extensions.lab.costs.kernels import norm
 from tests.extensions.lab.costs.test_datasheet import MIXTRAL, QWEN
 
 FP8: dict[str, object] = {"quant_method": "fp8"}
+POINTS = st.lists(
+    st.tuples(st.integers(1, 1000), st.floats(0, 1)), min_size=1, unique_by=itemgetter(0)
+).map(sorted)
 
 
-def made(device: str = "h100", devices: int = 1, version: str = "", **changes: object) -> Profile:
+def profile_with(
+    device: str = "h100", devices: int = 1, version: str = "", **changes: object
+) -> Profile:
     options = EngineOptions(tensor_parallel_size=devices, vllm_version=version)
     return datasheet_profile({**QWEN, **changes}, device, options)
 
@@ -24,41 +31,48 @@ def made(device: str = "h100", devices: int = 1, version: str = "", **changes: o
 def seconds(cost: CostConstants, tokens: int, decodes: int = 0, context: int = 0) -> float:
     """A step of so many decodes, or of one prompt."""
     batch: Batch[SequenceState] = Batch()
-    batch.tokens, batch.sequences, batch.context = tokens, decodes or 1, context
+    batch.tokens = tokens
+    batch.sequences = decodes or 1
+    batch.context = context
     if not decodes:
-        batch.prefills, batch.attention = 1, tokens * tokens / 2
+        batch.prefills = 1
+        batch.attention = tokens * tokens / 2
     return StepCost(cost).seconds(batch, 0.0, idle=False)
 
 
 @pytest.mark.parametrize("device", [name for name in KERNELS if name != "l4"])  # too small
-def test_a_step_costs_more_with_more_in_it_and_less_on_more_devices(device: str) -> None:
-    one, four = made(device).cost, made(device, 4).cost
-    steps = [seconds(one, tokens) for tokens in (256, 1024, 4096, 8192)]
+def test_larger_steps_take_longer_and_more_devices_are_faster(device: str) -> None:
+    one_device = profile_with(device).cost
+    four_devices = profile_with(device, 4).cost
+    steps = [seconds(one_device, tokens) for tokens in (256, 1024, 4096, 8192)]
     assert steps == sorted(steps) and steps[-1] > 10 * steps[0]
     assert (
-        seconds(one, 8, decodes=8, context=80_000)
-        > seconds(one, 8, decodes=8)
-        > seconds(one, 1, decodes=1)
+        seconds(one_device, 8, decodes=8, context=80_000)
+        > seconds(one_device, 8, decodes=8)
+        > seconds(one_device, 1, decodes=1)
     )
     for tokens in (1, 64):
-        assert seconds(four, tokens) < seconds(one, tokens)
+        assert seconds(four_devices, tokens) < seconds(one_device, tokens)
     # What is launched in each layer does not shrink with the devices.
-    assert seconds(four, 1, decodes=1) > seconds(one, 1, decodes=1) / 4
+    assert seconds(four_devices, 1, decodes=1) > seconds(one_device, 1, decodes=1) / 4
 
 
 def test_a_step_of_decodes_reads_the_weights_at_a_share_of_the_bandwidth() -> None:
     weights = 2 * (40 * (5120 * 56 * 128 + 40 * 128 * 5120 + 3 * 5120 * 17408) + 151936 * 5120)
-    cost = made().cost
+    cost = profile_with().cost
     assert (
         0.75 < weights / 3.35e12 / (seconds(cost, 1, decodes=1) - cost.base - cost.decodes) < 0.85
     )
 
 
-def test_formats_of_eight_and_four_bits_are_faster_and_their_small_steps_less_so() -> None:
+def test_formats_of_eight_and_four_bits_are_faster_most_of_all_in_large_steps() -> None:
     modelopt = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
     for few, many in ((1, 64), (16, 4096)):
         bf16, fp8, nvfp4 = (
-            [seconds(made("b200", quantization_config=kind).cost, tokens) for tokens in (few, many)]
+            [
+                seconds(profile_with("b200", quantization_config=kind).cost, tokens)
+                for tokens in (few, many)
+            ]
             for kind in (None, FP8, modelopt)
         )
         assert bf16[1] > fp8[1] > nvfp4[1]
@@ -67,7 +81,8 @@ def test_formats_of_eight_and_four_bits_are_faster_and_their_small_steps_less_so
 
 def test_a_window_bounds_the_context_of_its_layers() -> None:
     layers = ["sliding_attention", "full_attention"] * 20
-    full, half = made().cost, made(sliding_window=128, layer_types=layers).cost
+    full = profile_with().cost
+    half = profile_with(sliding_window=128, layer_types=layers).cost
     assert half.window == 128 and half.window_share == 0.5
     near, far = (seconds(cost, 1, decodes=1, context=100) for cost in (full, half))
     assert near == pytest.approx(far)
@@ -78,10 +93,12 @@ def test_a_window_bounds_the_context_of_its_layers() -> None:
 def test_an_expert_that_all_tokens_share_is_computed_beside_the_others() -> None:
     experts = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
     alone, beside = (
-        made(devices=4, **experts, shared_expert_intermediate_size=size).cost.products
+        profile_with(devices=4, **experts, shared_expert_intermediate_size=size).cost.products
         for size in (0, 5632)
     )
-    assert alone and all(more > less for (_, less), (_, more) in zip(alone, beside, strict=True))
+    assert alone
+    for (_, alone_s), (_, beside_s) in zip(alone, beside, strict=True):
+        assert beside_s > alone_s
 
 
 def test_a_row_is_routed_on_every_device_and_links_do_not_get_hot() -> None:
@@ -91,16 +108,21 @@ def test_a_row_is_routed_on_every_device_and_links_do_not_get_hot() -> None:
         "moe_intermediate_size": 768,
         "num_hidden_layers": 4,
     }
-    one, eight = (dict(made(devices=count, **sparse).cost.products)[8192] for count in (1, 8))
-    assert eight > one / 8 + 4 * 8192 * HOPPER["routed_ns"] * 1e-9 * 5120 / 4096 * 7 / 8
-    slowdowns = [made(devices=count).cost.slowdown for count in (1, 2, 8)]
+    one_device = dict(profile_with(devices=1, **sparse).cost.products)[8192]
+    eight_devices = dict(profile_with(devices=8, **sparse).cost.products)[8192]
+    assert (
+        eight_devices > one_device / 8 + 4 * 8192 * HOPPER["routed_ns"] * 1e-9 * 5120 / 4096 * 7 / 8
+    )
+    slowdowns = [profile_with(devices=count).cost.slowdown for count in (1, 2, 8)]
     assert slowdowns == sorted(slowdowns, reverse=True) and slowdowns[0] == ASYNCHRONOUS.slowdown
 
 
 def test_the_version_chooses_the_scheduler() -> None:
-    old, new, newest = made(version="0.12.0"), made(version="0.15.1"), made()
+    old = profile_with(version="0.12.0")
+    new = profile_with(version="0.15.1")
+    newest = profile_with()
     assert not old.engine.async_scheduling and new.engine.async_scheduling
-    assert not made("mi300x", version="0.13").engine.async_scheduling
+    assert not profile_with("mi300x", version="0.13").engine.async_scheduling
     assert new.cost == newest.cost and old.cost.base > new.cost.base
 
 
@@ -108,7 +130,9 @@ def test_the_version_chooses_the_scheduler() -> None:
 def test_keys_have_the_format_of_the_checkpoint_on_every_device(device: str) -> None:
     scheme = {**FP8, "kv_cache_scheme": {"num_bits": 8}}
     algorithm = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
-    wide, *narrow = (made(device, quantization_config=kind) for kind in (FP8, scheme, algorithm))
+    wide, *narrow = (
+        profile_with(device, quantization_config=kind) for kind in (FP8, scheme, algorithm)
+    )
     for profile in narrow:
         blocks = profile.engine.num_gpu_blocks
         assert blocks == pytest.approx(2 * wide.engine.num_gpu_blocks, abs=1)
@@ -119,7 +143,7 @@ def test_keys_have_the_format_of_the_checkpoint_on_every_device(device: str) -> 
 @pytest.mark.parametrize(("dtype", "factor"), [("fp8", 2), ("fp8_e5m2", 2), ("bfloat16", 1)])
 def test_an_explicit_format_of_keys_wins_over_the_checkpoint(dtype: str, factor: int) -> None:
     scheme = {**FP8, "kv_cache_scheme": {"num_bits": 8}}
-    plain = made(quantization_config=FP8).engine.num_gpu_blocks
+    plain = profile_with(quantization_config=FP8).engine.num_gpu_blocks
     for kind in (FP8, scheme):
         config = {**QWEN, "quantization_config": kind}
         profile = datasheet_profile(config, "h100", EngineOptions(kv_cache_dtype=dtype))
@@ -154,29 +178,24 @@ def test_a_profile_says_in_one_line_how_far_it_was_checked(
     config: dict[str, object], device: str, rule: str
 ) -> None:
     profile = datasheet_profile(config, device, EngineOptions(tensor_parallel_size=2))
-    assert made(version="99.1").checked.endswith(
+    assert profile_with(version="99.1").checked.endswith(
         "; vLLM 99.1 is taken for 0.28, the newest known version"
     )
     assert rule in profile.checked and "\n" not in profile.checked
     assert bool(profile.cost.products) == ("sum over" in profile.checked)
 
 
-POINTS = st.lists(
-    st.tuples(st.integers(1, 1000), st.floats(0, 1)), min_size=1, unique_by=lambda point: point[0]
-).map(sorted)
-
-
 @given(POINTS, st.integers(1, 2000))
 def test_a_table_is_linear_between_its_points(points: list[tuple[int, float]], count: int) -> None:
-    found = interpolate(points, count)
+    interpolated = interpolate(points, count)
     if count in dict(points):
-        assert found == pytest.approx(dict(points)[count], abs=1e-9)
-    lower = [value for at, value in points if at <= count] or [points[0][1]]
-    upper = [value for at, value in points if at >= count]
+        assert interpolated == pytest.approx(dict(points)[count], abs=1e-9)
+    lower = [value for tokens, value in points if tokens <= count] or [points[0][1]]
+    upper = [value for tokens, value in points if tokens >= count]
     if upper:
-        assert min(lower[-1], upper[0]) - 1e-9 <= found <= max(lower[-1], upper[0]) + 1e-9
+        assert min(lower[-1], upper[0]) - 1e-9 <= interpolated <= max(lower[-1], upper[0]) + 1e-9
 
 
 @given(st.floats(1e-9, 1), st.floats(1e-9, 1), st.floats(1, 14))
-def test_a_norm_lies_between_the_longer_and_the_sum(one: float, other: float, p: float) -> None:
-    assert max(one, other) <= norm(one, other, p) * (1 + 1e-9) <= (one + other) * (1 + 2e-9)
+def test_a_norm_lies_between_the_longer_and_the_sum(a: float, b: float, p: float) -> None:
+    assert max(a, b) <= norm(a, b, p) * (1 + 1e-9) <= (a + b) * (1 + 2e-9)

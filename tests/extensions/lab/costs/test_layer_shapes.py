@@ -30,12 +30,14 @@ def decode_s(cost: CostConstants, decodes: int, context: int) -> float:
 
 def prefill_s(cost: CostConstants, tokens: int) -> float:
     batch: Batch[SequenceState] = Batch()
-    batch.tokens, batch.sequences, batch.prefills = tokens, 1, 1
+    batch.tokens = tokens
+    batch.sequences = 1
+    batch.prefills = 1
     batch.attention = tokens * tokens / 2
     return StepCost(cost).seconds(batch, 0.0, idle=False)
 
 
-def test_the_text_part_of_a_model_costs_what_the_same_model_alone_costs() -> None:
+def test_the_text_part_of_a_model_costs_the_same_as_the_model_alone() -> None:
     nested = {
         "architectures": ["Mistral3ForConditionalGeneration"],
         "text_config": {**QWEN, "architectures": None},

@@ -31,19 +31,15 @@ def model(kind: str, layers: int, width: int, inner: int, kv: int, vocab: int) -
     }
 
 
-LLAMA, LLAMA_70B = (
-    model("Llama", 32, 4096, 14336, 8, 128256),
-    model("Llama", 80, 8192, 28672, 8, 128256),
-)
-QWEN2, QWEN3_32B = (
-    model("Qwen2", 28, 3584, 18944, 4, 152064),
-    model("Qwen3", 64, 5120, 25600, 8, 151936),
-)
+LLAMA = model("Llama", 32, 4096, 14336, 8, 128256)
+LLAMA_70B = model("Llama", 80, 8192, 28672, 8, 128256)
+QWEN2 = model("Qwen2", 28, 3584, 18944, 4, 152064)
+QWEN3_32B = model("Qwen3", 64, 5120, 25600, 8, 151936)
 QWEN3_32B["num_attention_heads"] = 64
 
 
 @pytest.mark.parametrize(
-    ("version", "config", "weight_bytes", "at", "devices", "share", "places", "gib"),
+    ("version", "config", "weight_bytes", "device_name", "devices", "share", "places", "gib"),
     [
         # config_explorer/empirical-vllm-memory-results.md of llm-d/llm-d-benchmark: vLLM 0.11.0
         ("0.11.0", LLAMA, 2, "h100", 1, 0.9, 1024, 51.38),
@@ -63,17 +59,18 @@ QWEN3_32B["num_attention_heads"] = 64
         ("0.23.0", QWEN, 2, "h100", 1, 0.92, 256, 44.04),
     ],
 )
-def test_the_cache_has_the_memory_that_a_log_says(
+def test_the_cache_has_the_logged_memory(
     version: str,
     config: object,
     weight_bytes: int,
-    at: str,
+    device_name: str,
     devices: int,
     share: float,
     places: int,
     gib: float,
 ) -> None:
-    shape, device = model_shape(config), DEVICES[at]
+    shape = model_shape(config)
+    device = DEVICES[device_name]
     held = (weight_bytes * shape.weights()[0] + 4 * shape.vocab_size * shape.hidden_size) / devices
     tokens = device.max_num_batched_tokens
     limits = EngineLimits(num_gpu_blocks=2, max_num_seqs=places, max_num_batched_tokens=tokens)
@@ -86,7 +83,7 @@ def test_the_cache_has_the_memory_that_a_log_says(
 
 
 @pytest.mark.parametrize(
-    ("name", "at", "options", "limits", "tokens"),
+    ("name", "device_name", "options", "limits", "tokens"),
     [
         # nebius/results*/ of GloriaXimingLu/inferencex-profiling: a block is for the full layers
         ("openai/gpt-oss-120b", "h200", {"vllm_version": "0.22.0"}, 64, 16 * 104_165),
@@ -114,13 +111,13 @@ def test_the_cache_has_the_memory_that_a_log_says(
     ],
 )
 def test_blocks_are_within_6_percent_of_logs(
-    name: str, at: str, options: dict[str, Any], limits: int, tokens: int
+    name: str, device_name: str, options: dict[str, Any], limits: int, tokens: int
 ) -> None:
     engine_options = EngineOptions(
         **({"gpu_memory_utilization": 0.9, "vllm_version": "0.19.0"} | options)
     )
     profile = datasheet_profile(
-        read_model_config(name), at, engine_options, limits={"max_num_seqs": limits}
+        read_model_config(name), device_name, engine_options, limits={"max_num_seqs": limits}
     )
     assert 16 * profile.engine.num_gpu_blocks == pytest.approx(tokens, rel=0.06)
 
@@ -144,7 +141,7 @@ def test_blocks_follow_limits_and_windows() -> None:
 
 
 @pytest.mark.parametrize("version", ["newest", "0", "0.x", "-1.2", "0.15.1; rm", "1e9.1", "0.15\n"])
-def test_a_version_that_is_none_is_told_in_one_line(version: str) -> None:
+def test_an_invalid_version_is_rejected_in_one_line(version: str) -> None:
     with pytest.raises(
         ConfigError, match="vllm-version .*: must be a version of vLLM, such as 0.15.1"
     ):

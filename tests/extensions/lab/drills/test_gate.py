@@ -114,7 +114,11 @@ def test_a_stuck_engine_answers_its_health_and_holds_what_it_generates() -> None
     with gate_before(pod) as (gate, _):
         gate.hold_answers()
         request = gevent.spawn(exchange, gate.address, "POST", COMPLETIONS, BODY)
-        stubs.eventually(lambda: pod.asked)
+
+        def has_request() -> bool:
+            return bool(pod.asked)
+
+        stubs.eventually(has_request)
         assert exchange(gate.address, "GET", "/health")[0] == 201
         assert not request.ready()
         gate.pass_answers()

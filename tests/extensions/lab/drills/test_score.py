@@ -46,11 +46,21 @@ def figures(retry_counts: tuple[int, ...] = ()) -> Figures:
 
 
 def test_requests_count_in_the_phase_in_which_they_are_due() -> None:
-    before, killed = figures().phases
-    assert (before.name, before.sent, before.answered, before.lost) == ("before", 5, 5, 0)
-    assert (killed.name, killed.sent, killed.answered, killed.lost) == ("kill 1", 5, 3, 2)
-    assert (killed.retried, killed.slow) == (1, 1)
-    assert killed.errors == {"status 502": 1, "timeout": 1}
+    first_phase, kill_phase = figures().phases
+    assert (first_phase.name, first_phase.sent, first_phase.answered, first_phase.lost) == (
+        "before",
+        5,
+        5,
+        0,
+    )
+    assert (kill_phase.name, kill_phase.sent, kill_phase.answered, kill_phase.lost) == (
+        "kill 1",
+        5,
+        3,
+        2,
+    )
+    assert (kill_phase.retried, kill_phase.slow) == (1, 1)
+    assert kill_phase.errors == {"status 502": 1, "timeout": 1}
     total = figures().total
     assert (total.sent, total.answered, total.lost) == (10, 8, 2)
     assert figures().answered_by_pod == (6, 2)
@@ -71,10 +81,10 @@ def test_retries_of_the_router_are_the_growth_of_its_counter_in_a_phase() -> Non
 
 
 def test_equal_counts_have_equal_hashes_and_measured_times_do_not_matter() -> None:
-    later = [msgspec.structs.replace(each, end_s=each.end_s + 0.2) for each in outcomes()]
-    again = score(DRILL, phases_of(DRILL), later)
-    assert again.digest == figures().digest
-    assert differences(again, figures()) == []
+    later = [msgspec.structs.replace(outcome, end_s=outcome.end_s + 0.2) for outcome in outcomes()]
+    repeated = score(DRILL, phases_of(DRILL), later)
+    assert repeated.digest == figures().digest
+    assert differences(repeated, figures()) == []
 
 
 def test_a_count_that_differs_changes_the_hash_and_is_named() -> None:

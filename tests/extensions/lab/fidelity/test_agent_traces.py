@@ -90,9 +90,9 @@ def test_a_call_of_a_subagent_follows_all_that_ended_before_it(tmp_path: Path) -
 
 
 def test_equal_hashes_are_found_in_the_cache_within_a_trace_only(tmp_path: Path) -> None:
-    one = trace(call(0, 40), call(50, 41))
-    alone = simulated(read(tmp_path, one))
-    twice = simulated(read(tmp_path, one, one))
+    one_trace = trace(call(0, 40), call(50, 41))
+    alone = simulated(read(tmp_path, one_trace))
+    twice = simulated(read(tmp_path, one_trace, one_trace))
 
     assert alone.cached_tokens == 40 * 64
     assert twice.cached_tokens == 2 * alone.cached_tokens

@@ -34,7 +34,7 @@ def test_gpu_hours_include_loading_and_draining_pods(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "run.svg"
-    found = figures(
+    summary = figures(
         capsys,
         *SCALED,
         *POLICY,
@@ -45,15 +45,20 @@ def test_gpu_hours_include_loading_and_draining_pods(
         "--plot",
         str(picture),
     )
-    fleet, goodput = found["fleet"], found["goodput"]
-    parts = fleet["intervals"]
-    assert sum(it["gpu_hours"] for it in parts) == pytest.approx(found["gpu_hours"])
-    assert found["gpu_hours"] == pytest.approx(fleet["mean_pods"] * found["duration_s"] / 3600)
-    assert found["price"]["total"] == pytest.approx(2 * found["gpu_hours"])
-    assert sum(it["missed"] for it in parts) == goodput["requests"] - goodput["good"]
-    assert 1 < fleet["mean_pods"] < fleet["most_pods"] <= len(found["requests_per_pod"])
-    assert sum(found["requests_per_pod"]) == found["requests"]
-    assert max(it["loading"] for it in parts) > 0
+    fleet = summary["fleet"]
+    goodput = summary["goodput"]
+    intervals = fleet["intervals"]
+    assert sum(interval["gpu_hours"] for interval in intervals) == pytest.approx(
+        summary["gpu_hours"]
+    )
+    assert summary["gpu_hours"] == pytest.approx(fleet["mean_pods"] * summary["duration_s"] / 3600)
+    assert summary["price"]["total"] == pytest.approx(2 * summary["gpu_hours"])
+    assert (
+        sum(interval["missed"] for interval in intervals) == goodput["requests"] - goodput["good"]
+    )
+    assert 1 < fleet["mean_pods"] < fleet["most_pods"] <= len(summary["requests_per_pod"])
+    assert sum(summary["requests_per_pod"]) == summary["requests"]
+    assert max(interval["loading"] for interval in intervals) > 0
     assert fleet["constant"]["goodput"]["good"] >= goodput["good"]
     assert "best constant fleet" in picture.read_text()
 
@@ -87,10 +92,17 @@ def test_a_plugin_can_supply_the_autoscaling_policy(
     flags = ["simulate", *SCALED, *POLICY, "--json", "-", "--plugin"]
     starts = []
     for policy in (HPA, "look-ahead:min=1,max=4"):
-        own = ["--look-ahead-target", "20", "--look-ahead-ahead", "30s", "--autoscale", policy]
-        assert main([*flags, str(example), *own]) == 0
-        parts = msgspec.json.decode(capsys.readouterr().out)["fleet"]["intervals"]
-        starts.append(next(it["begin_s"] for it in parts if it["loading"]))
+        policy_flags = [
+            "--look-ahead-target",
+            "20",
+            "--look-ahead-ahead",
+            "30s",
+            "--autoscale",
+            policy,
+        ]
+        assert main([*flags, str(example), *policy_flags]) == 0
+        intervals = msgspec.json.decode(capsys.readouterr().out)["fleet"]["intervals"]
+        starts.append(next(interval["begin_s"] for interval in intervals if interval["loading"]))
     assert starts[1] < starts[0]
     (bad := tmp_path / "bad.py").write_text(
         "from app.plugins import Plugin\nAPI = 2\nclass Bad(Plugin):\n    name = 'bad'\n"
@@ -130,15 +142,15 @@ def test_an_autoscaled_load_has_a_maximum_length(
     sessions = "arrival_s,input_tokens,output_tokens,session,think_s\n0,10,10,a,\n,20,10,a,1e9\n"
     for text in ("arrival_s,input_tokens,output_tokens\n0,10,10\n1e300,10,10\n", sessions):
         trace.write_text(text)
-        told = refusal(capsys, "--trace", str(trace), *SCALED[len(LOAD) :])
+        message = refusal(capsys, "--trace", str(trace), *SCALED[len(LOAD) :])
         assert (
-            told
+            message
             == f"{trace}, row 3: with --autoscale, a request must not arrive after 10,000,000 s"
         )
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         ([*LOAD, "--autoscale", HPA], "--autoscale and --cold-start must be used together"),
         ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start must be used together"),
@@ -167,6 +179,8 @@ def test_an_autoscaled_load_has_a_maximum_length(
     ],
 )
 def test_wrong_flags_are_rejected_in_one_line(
-    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refusal(capsys, *argv, status=2 if told.startswith("argument") else 1).startswith(told)
+    assert refusal(capsys, *argv, status=2 if message.startswith("argument") else 1).startswith(
+        message
+    )

@@ -33,15 +33,15 @@ def read(tmp_path: Path, content: object, name: str = "run.json") -> list[Measur
 
 
 def refused(tmp_path: Path, content: object, name: str = "run.json") -> str:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         read(tmp_path, content, name)
-    assert name in str(told.value) and "\n" not in str(told.value)
-    return str(told.value)
+    assert name in str(error.value) and "\n" not in str(error.value)
+    return str(error.value)
 
 
-def guidellm(timings: Mapping[str, object], **more: object) -> dict[str, object]:
+def guidellm(timings: Mapping[str, object], **fields: object) -> dict[str, object]:
     request = {"prompt_tokens": 100, "output_tokens": 3, "info": {"timings": timings}}
-    requests = {"successful": [request], "incomplete": [], "errored": [], **more}
+    requests = {"successful": [request], "incomplete": [], "errored": [], **fields}
     return {"metadata": {"version": 1}, "benchmarks": [{"requests": requests}]}
 
 
@@ -120,7 +120,7 @@ def test_reports_of_all_guidellm_versions_are_read(tmp_path: Path) -> None:
 def test_exports_of_aiperf_are_read(tmp_path: Path) -> None:
     warmup = aiperf(metadata={"request_start_ns": 1, "benchmark_phase": "warmup"})
     later = aiperf(metadata={"request_start_ns": 6_000_000_000})
-    lines = "\n".join(json.dumps(it) for it in (warmup, later, aiperf()))
+    lines = "\n".join(json.dumps(record) for record in (warmup, later, aiperf()))
     [run] = read(tmp_path, lines, "profile_export.jsonl")
     assert run.send_s == pytest.approx([0.0, 1.0])
     assert run.first_s == pytest.approx([0.2, 1.2]) and run.last_s == pytest.approx([0.25, 1.25])

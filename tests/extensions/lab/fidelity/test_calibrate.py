@@ -29,6 +29,7 @@ from app.extensions.lab.fidelity.fitting import (
 from app.extensions.lab.fidelity.measured_run import MeasuredRun
 from app.extensions.lab.fidelity.search import Search, certainties
 from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
+from tests.callbacks import ignore
 from tests.extensions.lab.costs.test_datasheet import QWEN
 
 TRUE = read_profile("qwen3-14b-h100")
@@ -39,7 +40,9 @@ OFF = {"weights": 1.1, "per_token": 0.8, "front": 1.5}
 
 def load(rate: float, count: int, tokens: int) -> MeasuredRun:
     """Requests of which nothing but the load is known."""
-    rng, at_s, arrivals = Random(f"{rate}"), 0.0, []
+    rng = Random(f"{rate}")
+    at_s = 0.0
+    arrivals = []
     for _ in range(count):
         at_s += rng.expovariate(rate)
         arrivals.append(at_s)
@@ -54,56 +57,59 @@ def run_of(recording: MeasuredRun) -> Run:
     return Run(recording, 64, 60e-6, Run(recording, 64, 60e-6, []).replay(TRUE).figures)
 
 
-def problem() -> Problem:
+def scaled_problem() -> Problem:
     """Its start is `OFF` the truth."""
     cost = {name: getattr(TRUE.cost, name) * OFF[name] for name in ("weights", "per_token")}
     front = msgspec.structs.replace(TRUE.front, front=TRUE.front.front * OFF["front"])
     start = msgspec.structs.replace(
         TRUE, cost=msgspec.structs.replace(TRUE.cost, **cost), front=front
     )
-    fixed = [it.name for it in CONSTANTS if it.name not in FITTED]
+    fixed = [constant.name for constant in CONSTANTS if constant.name not in FITTED]
     return make_problem(start, [run_of(load(3, 30, 800)), run_of(load(9, 45, 2000))], fixed)
 
 
 def test_a_fit_recovers_and_identifies_the_constants() -> None:
-    made = problem()
-    found = Search(made, None, 160, lambda done: None).run(seed=3)
-    known = certainties(made, found.x, None)
-    values = made.candidate(found.x)
+    problem = scaled_problem()
+    fit = Search(problem, None, 160, ignore).run(seed=3)
+    constants = certainties(problem, fit.x, None)
+    values = problem.candidate(fit.x)
     assert values["weights"] == pytest.approx(TRUE.cost.weights, rel=0.02)
     assert values["per_token"] == pytest.approx(TRUE.cost.per_token, rel=0.02)
     assert values["front"] == pytest.approx(TRUE.front.front, rel=0.05)
-    assert found.loss < 0.05 * made.loss([0.0] * len(FITTED))
-    assert {"weights", "per_token"} <= {it.name for it in known if it.is_identified}
+    assert fit.loss < 0.05 * problem.loss([0.0] * len(FITTED))
+    assert {"weights", "per_token"} <= {
+        constant.name for constant in constants if constant.is_identified
+    }
 
 
 def test_equal_seeds_give_equal_fits() -> None:
-    one, other = (Search(problem(), None, 30, lambda done: None).run(seed=5) for _ in range(2))
-    assert one == other
+    first_fit = Search(scaled_problem(), None, 30, ignore).run(seed=5)
+    second_fit = Search(scaled_problem(), None, 30, ignore).run(seed=5)
+    assert first_fit == second_fit
 
 
 def test_similar_steps_identify_only_the_sum_of_base_and_weights() -> None:
-    fixed = [it.name for it in CONSTANTS if it.name not in ("base", "weights")]
-    made = make_problem(TRUE, [run_of(load(2, 400, 40))], fixed)
-    known = certainties(made, [0.0, 0.0], None)
-    identified = {it.name: it.is_identified for it in known}
+    fixed = [constant.name for constant in CONSTANTS if constant.name not in ("base", "weights")]
+    problem = make_problem(TRUE, [run_of(load(2, 400, 40))], fixed)
+    constants = certainties(problem, [0.0, 0.0], None)
+    identified = {constant.name: constant.is_identified for constant in constants}
     assert identified == {"base": False, "weights": False, "base + weights": True}
-    told = fit_warnings(made, made.replay([0.0, 0.0]), known)
-    assert "base and weights are identified as a sum only" in told
-    assert any("no run saturates the engine" in line for line in told)
-    assert "not identified" in constants_table(known)
+    warnings = fit_warnings(problem, problem.replay([0.0, 0.0]), constants)
+    assert "base and weights are identified as a sum only" in warnings
+    assert any("no run saturates the engine" in line for line in warnings)
+    assert "not identified" in constants_table(constants)
     guessed = [Certainty("base", 1.0, 1.0, 0.5)]
-    [line] = [
-        it for it in fit_warnings(made, made.replay([0.0, 0.0]), guessed) if "no constant is" in it
-    ]
-    assert line not in told
+    guessed_warnings = fit_warnings(problem, problem.replay([0.0, 0.0]), guessed)
+    [line] = [warning for warning in guessed_warnings if "no constant is" in warning]
+    assert line not in warnings
 
 
 def test_runs_of_an_idle_server_fit_only_base_and_front() -> None:
     auto = datasheet_profile(QWEN, "h100")
     cost = msgspec.structs.replace(auto.cost, base=3 * auto.cost.base)
     front = msgspec.structs.replace(auto.front, front=0.5 * auto.front.front)
-    true, rng = msgspec.structs.replace(auto, cost=cost, front=front), Random(1)
+    true = msgspec.structs.replace(auto, cost=cost, front=front)
+    rng = Random(1)
     at_s = [5 * number + rng.random() for number in range(12)]
     tokens = [rng.randint(500, 1500) for _ in at_s], [rng.randint(10, 20) for _ in at_s]
     outcome = simulate(
@@ -113,27 +119,28 @@ def test_runs_of_an_idle_server_fit_only_base_and_front() -> None:
     recording = MeasuredRun(
         "idle", at_s, list(outcome.send_s), first_s, list(outcome.last_s), *tokens
     )
-    made = make_problem(auto, [Run(recording, None, 0.0, recording.figures())])
-    found = Search(made, None, 50, lambda done: None).run(seed=3)
-    fitted = made.profile(found.x)
+    problem = make_problem(auto, [Run(recording, None, 0.0, recording.figures())])
+    fit = Search(problem, None, 50, ignore).run(seed=3)
+    fitted = problem.profile(fit.x)
     assert fitted.cost.base == pytest.approx(cost.base, rel=0.05)
     assert fitted.front.front == pytest.approx(front.front, rel=0.05)
     others = msgspec.structs.replace(fitted.cost, base=auto.cost.base)
     assert others == auto.cost and fitted.cost.products is auto.cost.products
-    [line] = fit_warnings(made, made.replay(found.x), certainties(made, found.x, None))
+    [line] = fit_warnings(problem, problem.replay(fit.x), certainties(problem, fit.x, None))
     assert "base and front are fitted, all other constants stay" in line
 
 
 def test_a_fit_recovers_the_engine_step_time() -> None:
-    start, recording = read_profile("smollm2-135m-cpu"), load(2, 60, 300)
+    start = read_profile("smollm2-135m-cpu")
+    recording = load(2, 60, 300)
     true = msgspec.structs.replace(
         start, engine=msgspec.structs.replace(start.engine, engine_step_time=0.16)
     )
     run = Run(recording, 16, 0.0, Run(recording, 16, 0.0, []).replay(true).figures)
-    fixed = [it.name for it in CONSTANTS if it.name != "engine_step_time"]
-    made = make_problem(start, [run], fixed)
-    found = Search(made, None, 40, lambda done: None).run(seed=3)
-    assert made.profile(found.x).engine.engine_step_time == pytest.approx(0.16, rel=0.02)
+    fixed = [constant.name for constant in CONSTANTS if constant.name != "engine_step_time"]
+    problem = make_problem(start, [run], fixed)
+    fit = Search(problem, None, 40, ignore).run(seed=3)
+    assert problem.profile(fit.x).engine.engine_step_time == pytest.approx(0.16, rel=0.02)
     assert not make_problem(TRUE, [run], fixed).constants
 
 
@@ -153,9 +160,10 @@ def test_a_written_profile_reads_back_equal(tmp_path: Path) -> None:
 def recorded(folder: Path, name: str = "run.csv") -> Path:
     path = folder / name
     took_s = 0.3 + len(name) / 70
-    rows = [
-        f"{at / 4},{200 + at},{5 + at % 7},{at / 4 + 0.05},{at / 4 + took_s}" for at in range(40)
-    ]
+    rows = []
+    for number in range(40):
+        at_s = number / 4
+        rows.append(f"{at_s},{200 + number},{5 + number % 7},{at_s + 0.05},{at_s + took_s}")
     path.write_text("\n".join(["arrival_s,input_tokens,output_tokens,first_s,last_s", *rows]))
     return path
 
@@ -163,7 +171,8 @@ def recorded(folder: Path, name: str = "run.csv") -> Path:
 def test_the_command_writes_a_profile_a_table_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, png = tmp_path / "mine.yaml", tmp_path / "mine.png"
+    out = tmp_path / "mine.yaml"
+    png = tmp_path / "mine.png"
     words = [
         str(recorded(tmp_path)),
         "--start",
@@ -186,19 +195,17 @@ def test_the_command_writes_a_profile_a_table_and_a_picture(
     assert profile.model == "mine" and list(profile.errors) == ["run", "other"]
     assert "1 runs that the fit never saw: median error" in profile.checked
     assert png.read_bytes().startswith(b"\x89PNG")
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert (
-        "TTFT mean" in told.out
-        and "base + weights" in told.out
-        and "warning: no run idles" not in told.err
+        "TTFT mean" in output.out
+        and "base + weights" in output.out
+        and "warning: no run idles" not in output.err
     )
 
 
 def test_calibrate_can_start_from_a_data_sheet(tmp_path: Path) -> None:
-    config, names = (
-        tmp_path / "config.json",
-        ("hidden_size", "num_hidden_layers", "num_attention_heads"),
-    )
+    config = tmp_path / "config.json"
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads")
     shape = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 32000,
@@ -252,8 +259,8 @@ def test_wrong_input_is_rejected_in_one_line_without_output(
         word in rule for word in ("start cannot", "turnaround", "fitting", "whole number", "twice")
     )
     assert calibrate.run([str(run), *words, "--out", str(out)]) == (2 if usage else 1)
-    told = capsys.readouterr().err
-    assert rule in told and told.startswith("error: ") and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert rule in message and message.startswith("error: ") and message.count("\n") == 1
     assert not out.exists()
 
 
@@ -279,15 +286,16 @@ def test_the_start_is_scaled_to_the_recorded_server() -> None:
     }
     slow = msgspec.structs.replace(TRUE, cost=msgspec.structs.replace(TRUE.cost, **costs))
     runs = [run_of(load(3, 30, 800))]
-    found = scale_start(slow, runs)
-    assert found.cost.weights == pytest.approx(TRUE.cost.weights, rel=0.5)
-    assert (found.cost.p, found.cost.tau) == (TRUE.cost.p, TRUE.cost.tau)
+    scaled = scale_start(slow, runs)
+    assert scaled.cost.weights == pytest.approx(TRUE.cost.weights, rel=0.5)
+    assert (scaled.cost.p, scaled.cost.tau) == (TRUE.cost.p, TRUE.cost.tau)
     assert scale_start(TRUE, runs) is TRUE
 
 
 def test_a_fit_with_large_mean_errors_is_reported_as_useless() -> None:
-    good, bad = [0.05] * 12, [0.01, 0.02, 0.9, 0.9, 0.0, 0.0, 0.3, 0.3, -0.8, -0.2, 0.0, 0.0]
+    good = [0.05] * 12
+    bad = [0.01, 0.02, 0.9, 0.9, 0.0, 0.0, 0.3, 0.3, -0.8, -0.2, 0.0, 0.0]
     assert misfits({"good": good, "tail": [0.0, 0.1, 0.9, 0.9] * 3}, 120) == []
-    [told] = misfits({"good": good, "bad": bad}, 120)
-    assert "bad: this profile errs by -80% in E2E mean" in told and "120" in told
-    assert f"# {told}." in profile_yaml(TRUE, [], [told])
+    [warning] = misfits({"good": good, "bad": bad}, 120)
+    assert "bad: this profile errs by -80% in E2E mean" in warning and "120" in warning
+    assert f"# {warning}." in profile_yaml(TRUE, [], [warning])

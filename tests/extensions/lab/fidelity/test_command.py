@@ -33,6 +33,34 @@ SHAPE = {
     "max_position_embeddings": 40960,
 }  # fmt: skip
 FEW = ["--max-model-len", "2000"]
+FAILURES: list[tuple[list[str], str]] = [
+    (["--rate", "1e6", "--seconds", "1e6"], "the load would have more than 100,000,000 requests"),
+    (["--num-requests", "1000000000"], "the load would have more than 100,000,000 requests"),
+    (
+        ["--rate", "1e-6", "--seconds", "1"],
+        "a load of 1e-06 requests/s does not have a request in 1 s",
+    ),
+    (
+        [*DRAWN, "--tensor-parallel-size", "2"],
+        "tensor-parallel-size requires profile auto",
+    ),
+    ([*DRAWN, "--profile", "none"], "profile none: must be a file or one of"),
+    (
+        [*DRAWN, "--max-num-batched-tokens", "100"],
+        "max-num-batched-tokens 100 must not be less than",
+    ),
+    ([*DRAWN, "--num-gpu-blocks-override", "99"], "must hold a prompt of max-model-len 40960"),
+    (
+        [*FEW, "--num-requests", "1", "--input-tokens", "2000"],
+        "the load, request 1: input_tokens 2000",
+    ),
+    ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: folder not found: {ROOT / 'absent'}"),
+    ([*DRAWN, "--plot", "app"], "app is a folder"),
+    ([*DRAWN, "--json", "/dev/null"], "/dev/null is not a regular file"),
+    ([*DRAWN, "--plot", "x.pdf"], "x.pdf: the file name of a picture must end with .png or .svg"),
+    (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
+]
+"""Command lines that can be parsed but end with status 1, and a part of each message."""
 
 
 def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
@@ -63,20 +91,22 @@ def test_figures_match_the_written_requests(
     )
     assert picture.read_bytes().startswith(b"\x89PNG") and requests.is_symlink()
     with requests.open() as file:
-        rows = [{name: float(text) for name, text in row.items()} for row in csv.DictReader(file)]
-    ttft_s = sorted(it["first_s"] - it["send_s"] for it in rows)
-    tpot_s = sorted((it["last_s"] - it["first_s"]) / (it["output_tokens"] - 1) for it in rows)
+        rows = [
+            {name: float(text) for name, text in fields.items()} for fields in csv.DictReader(file)
+        ]
+    ttft_s = sorted(row["first_s"] - row["send_s"] for row in rows)
+    tpot_s = sorted((row["last_s"] - row["first_s"]) / (row["output_tokens"] - 1) for row in rows)
     for name, values in (("ttft_s", ttft_s), ("tpot_s", tpot_s)):
         wanted = {"mean": sum(values) / 20, "p50": values[10], "p90": values[18], "p99": values[19]}
         wanted |= {"p95": values[19], "p99.9": values[19]}
         assert summary[name] == pytest.approx(wanted, abs=2e-6)
-    assert [it["input_tokens"] for it in rows] == [100 + number for number in range(20)]
+    assert [row["input_tokens"] for row in rows] == [100 + number for number in range(20)]
     assert (summary["requests"], summary["preemptions"], summary["requests_per_pod"]) == (
         20,
         0,
         [20],
     )
-    assert summary["duration_s"] == pytest.approx(max(it["last_s"] for it in rows), abs=2e-6)
+    assert summary["duration_s"] == pytest.approx(max(row["last_s"] for row in rows), abs=2e-6)
     assert figures(capsys, "--trace", str(requests))["ttft_s"] == summary["ttft_s"]
 
 
@@ -98,8 +128,8 @@ def test_synthetic_acceptance_divides_the_time_between_tokens(
     itl_s = [run["itl_s"]["mean"] for run in runs]
     assert itl_s == pytest.approx([itl_s[0]] * 3, rel=0.01)
     assert figures(capsys, *load, *by_chance) == figures(capsys, *load, *by_chance)
-    said = refusal(capsys, *load, "--speculative-config", config + "}", status=2)
-    assert "exactly one of synthetic_acceptance_rates or synthetic_acceptance_length" in said
+    message = refusal(capsys, *load, "--speculative-config", config + "}", status=2)
+    assert "exactly one of synthetic_acceptance_rates or synthetic_acceptance_length" in message
 
 
 def test_the_table_has_a_line_for_each_figure_and_objective(
@@ -159,15 +189,16 @@ def test_a_sweep_of_pods_finds_the_fewest(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture, document = tmp_path / "curve.png", tmp_path / "curve.json"
+    picture = tmp_path / "curve.png"
+    document = tmp_path / "curve.json"
     load = ["--seconds", "20", "--output-tokens", "16", "--processes", "1"]
     argv = [*load, "--sweep", "rate=5:35:10", "--slo", "ttft_p50=500ms"]
     assert run([*argv, "--json", str(document), "--plot", str(picture)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in lines[3:-1]] == ["5", "15", "25", "35"]
-    found = msgspec.json.decode(document.read_bytes())
-    assert [point["meets_slo"] for point in found["points"]] == [True, True, False, False]
-    assert found["highest"] == 15
+    sweep = msgspec.json.decode(document.read_bytes())
+    assert [point["meets_slo"] for point in sweep["points"]] == [True, True, False, False]
+    assert sweep["highest"] == 15
     assert lines[-1] == "highest rate: 15 meets ttft_p50 <= 500 ms"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert run([*load, "--sweep", "rate=1:1:1", "--slo", "ttft_p50=1us"]) == 0
@@ -203,38 +234,8 @@ def test_prefix_aware_routing_finds_more_cached_prefixes(
     assert aware["ttft_s"]["mean"] < random["ttft_s"]["mean"]
 
 
-FAILURES: list[tuple[list[str], str]] = [
-    (["--rate", "1e6", "--seconds", "1e6"], "the load would have more than 100,000,000 requests"),
-    (["--num-requests", "1000000000"], "the load would have more than 100,000,000 requests"),
-    (
-        ["--rate", "1e-6", "--seconds", "1"],
-        "a load of 1e-06 requests/s does not have a request in 1 s",
-    ),
-    (
-        [*DRAWN, "--tensor-parallel-size", "2"],
-        "tensor-parallel-size requires profile auto",
-    ),
-    ([*DRAWN, "--profile", "none"], "profile none: must be a file or one of"),
-    (
-        [*DRAWN, "--max-num-batched-tokens", "100"],
-        "max-num-batched-tokens 100 must not be less than",
-    ),
-    ([*DRAWN, "--num-gpu-blocks-override", "99"], "must hold a prompt of max-model-len 40960"),
-    (
-        [*FEW, "--num-requests", "1", "--input-tokens", "2000"],
-        "the load, request 1: input_tokens 2000",
-    ),
-    ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: folder not found: {ROOT / 'absent'}"),
-    ([*DRAWN, "--plot", "app"], "app is a folder"),
-    ([*DRAWN, "--json", "/dev/null"], "/dev/null is not a regular file"),
-    ([*DRAWN, "--plot", "x.pdf"], "x.pdf: the file name of a picture must end with .png or .svg"),
-    (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
-]
-"""What is said of a command line that can be read; with status 1, others end with 2."""
-
-
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         ([], "a load is missing: use --trace FILE, or --rate with --seconds, or --num-requests"),
         (
@@ -285,15 +286,20 @@ FAILURES: list[tuple[list[str], str]] = [
     ],
 )
 def test_wrong_flags_are_rejected_in_one_line(
-    argv: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    argv: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    assert told in refusal(capsys, *argv, status=1 if (argv, told) in FAILURES else 2)
+    assert message in refusal(capsys, *argv, status=1 if (argv, message) in FAILURES else 2)
 
 
 def test_a_wrong_row_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (trace := tmp_path / "trace.csv").write_text(HEADER + "0,10,5\n0,1990,11\n")
-    (document := tmp_path / "x.json").write_bytes(before := b"as it was")
+    document = tmp_path / "x.json"
+    earlier_content = b"as it was"
+    document.write_bytes(earlier_content)
     flags = [
         f"--json={document}",
         f"--requests={tmp_path / 'x.csv'}",
@@ -304,7 +310,7 @@ def test_a_wrong_row_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixtur
         f"{trace}, row 3: input_tokens 1990 and output_tokens 11 together must not exceed"
     )
     assert {path.name for path in tmp_path.iterdir()} == {"trace.csv", "x.json"}
-    assert document.read_bytes() == before
+    assert document.read_bytes() == earlier_content
 
 
 def test_sweeps_and_objectives_are_read() -> None:

@@ -51,8 +51,8 @@ def files(folder: Path, a: str, b: str) -> list[str]:
 def sentence(**changed: float) -> tuple[str | None, str]:
     """What is said of a run `b` that differs from `a` in these figures; `_` stands for a space."""
     changes = {name.replace("_", " "): value for name, value in changed.items()}
-    its = compare(RunFigures("a", BASE), RunFigures("b", BASE | changes))
-    return its.better, its.sentence
+    comparison = compare(RunFigures("a", BASE), RunFigures("b", BASE | changes))
+    return comparison.better, comparison.sentence
 
 
 def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
@@ -67,29 +67,30 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> 
     return err.removeprefix("error: ").rstrip("\n")
 
 
-def test_the_router_that_finds_prompts_is_better_and_the_sentence_says_why(
+def test_the_sentence_says_why_the_router_with_cache_hits_is_better(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both runs are those that `simulate` makes alone of the same options."""
-    both = [*SHARED, "--compare", *files(tmp_path, "policy: random", "policy: prefix-aware")]
-    assert run(both) == 0
+    flags = [*SHARED, "--compare", *files(tmp_path, "policy: random", "policy: prefix-aware")]
+    assert run(flags) == 0
     first, *heads = capsys.readouterr().out.splitlines()
-    told = figures(capsys, *both)
-    assert first == told["sentence"] and told["better"] == "prefix"
+    comparison = figures(capsys, *flags)
+    assert first == comparison["sentence"] and comparison["better"] == "prefix"
     assert heads[0].startswith("random: ") and heads[1].endswith("; 4 pods, prefix-aware")
     random, prefix = (
         figures(capsys, *SHARED, "--policy", name) for name in ("random", "prefix-aware")
     )
-    assert told["runs"] == {"random": random, "prefix": prefix}
+    assert comparison["runs"] == {"random": random, "prefix": prefix}
     shares = [
-        f"{100 * its['cached_tokens'] / its['input_tokens']:.1f} %" for its in (prefix, random)
+        f"{100 * summary['cached_tokens'] / summary['input_tokens']:.1f} %"
+        for summary in (prefix, random)
     ]
     because = (
         f"because {shares[0]} of its prompt tokens were found in a cache instead of {shares[1]}"
     )
     assert first.startswith("prefix is better: TTFT p99 ") and f", {because} and " in first
     rows = {line.split("|")[1].strip(): line for line in heads if line.startswith("|")}
-    tpot = [f"{its['tpot_s']['p50'] * 1000:.1f} ms" for its in (random, prefix)]
+    tpot = [f"{summary['tpot_s']['p50'] * 1000:.1f} ms" for summary in (random, prefix)]
     assert [cell.strip() for cell in rows["TPOT p50"].split("|")[2:4]] == tpot
 
 
@@ -97,11 +98,12 @@ def test_a_file_may_have_any_option_of_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "rate: 5\nseconds: 4\nenable-prefix-caching: {}\ngoodput: ['ttft:500', 'tpot:50']\npods: 2\n"
-    told = figures(
+    comparison = figures(
         capsys, "--compare", *files(tmp_path, options.format("true"), options.format("false"))
     )
-    assert told["better"] is None and told["sentence"].startswith("Neither is better: ")
-    assert all(its["goodput"]["requests"] == its["requests"] for its in told["runs"].values())
+    assert comparison["better"] is None and comparison["sentence"].startswith("Neither is better: ")
+    for summary in comparison["runs"].values():
+        assert summary["goodput"]["requests"] == summary["requests"]
 
 
 def test_files_of_equal_names_are_labeled_by_their_paths(
@@ -111,8 +113,8 @@ def test_files_of_equal_names_are_labeled_by_their_paths(
     paths = [tmp_path / "a.yaml", tmp_path / "old" / "a.yaml"]
     for path in paths:
         path.write_text("")
-    told = figures(capsys, *FLEET, "--compare", *map(str, paths))
-    assert list(told["runs"]) == list(map(str, paths))
+    comparison = figures(capsys, *FLEET, "--compare", *map(str, paths))
+    assert list(comparison["runs"]) == list(map(str, paths))
 
 
 def test_the_sentence_names_costs_and_gains() -> None:
@@ -151,8 +153,8 @@ def test_p99_does_not_decide_for_few_requests() -> None:
 def test_different_loads_are_reported() -> None:
     """Latencies of twice the load are compared, with a warning."""
     assert sentence(requests=400.0)[1].endswith("differs by 5 %; but the loads differ in requests.")
-    more = {"requests": 400.0, "output tokens/s": 2000.0, "GPU-hours": 1.0}
-    assert sentence(**more)[0] is None and sentence(**{"output tokens/s": 2000.0})[0] == "b"
+    larger_load = {"requests": 400.0, "output tokens/s": 2000.0, "GPU-hours": 1.0}
+    assert sentence(**larger_load)[0] is None and sentence(**{"output tokens/s": 2000.0})[0] == "b"
     assert sentence(TTFT_p99=25.0, prompt_tokens=9e5)[1].endswith(
         "but the loads differ in prompt tokens."
     )
@@ -164,7 +166,7 @@ def test_runs_without_common_requests_are_rejected_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("polcy: random", "prefix.yaml: unknown flag --polcy; did you mean --policy?"),
         ("policy: fastest", "prefix.yaml: argument --policy: invalid choice: 'fastest'"),
@@ -183,30 +185,35 @@ def test_runs_without_common_requests_are_rejected_in_one_line() -> None:
     ],
 )
 def test_a_wrong_file_is_rejected_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
 ) -> None:
-    assert told in refusal(capsys, *FLEET, "--compare", *files(tmp_path, "", text))
+    assert message in refusal(capsys, *FLEET, "--compare", *files(tmp_path, "", text))
 
 
 def test_flags_of_a_single_run_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    both = ["--compare", *files(tmp_path, "", "")]
+    compare_flags = ["--compare", *files(tmp_path, "", "")]
     for flag, value in (("--plot", "x.png"), ("--requests", "x.csv"), ("--sweep", "pods=1:2:1")):
-        assert refusal(capsys, *FLEET, *both, flag, value, status=2) == (
+        assert refusal(capsys, *FLEET, *compare_flags, flag, value, status=2) == (
             f"{flag} applies to a single run and cannot be used with --compare"
         )
-    twice = refusal(capsys, *FLEET, "--compare", both[1], f"./{Path(both[1]).name}", status=2)
+    first_file = compare_flags[1]
+    same_file = f"./{Path(first_file).name}"
+    twice = refusal(capsys, *FLEET, "--compare", first_file, same_file, status=2)
     assert twice.endswith("random.yaml is specified twice")
-    assert "is specified twice" in refusal(capsys, *FLEET, *both, "--html", "prefix.yaml", status=2)
-    assert "No such file" in refusal(capsys, *FLEET, "--compare", "absent.yaml", both[1])
+    assert "is specified twice" in refusal(
+        capsys, *FLEET, *compare_flags, "--html", "prefix.yaml", status=2
+    )
+    assert "No such file" in refusal(capsys, *FLEET, "--compare", "absent.yaml", first_file)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["prefix.yaml", "random.yaml"]
 
 
 def test_the_page_holds_both_runs_and_no_text_ends_its_script(tmp_path: Path) -> None:
     (a := tmp_path / "<script>alert(1)<").mkdir()
-    page, paths = tmp_path / "both.html", [tmp_path / "x.yaml", a / "x.yaml"]
+    page = tmp_path / "both.html"
+    paths = [tmp_path / "x.yaml", a / "x.yaml"]
     for path in paths:
         path.write_text("rate: 5\nseconds: 5")
     assert run(["--compare", *map(str, paths), "--html", str(page)]) == 0

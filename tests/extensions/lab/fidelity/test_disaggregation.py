@@ -18,8 +18,12 @@ from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.simulate import run
 from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
 from app.extensions.lab.load.policies import POLICIES
+from tests.callbacks import ignore
 from tests.extensions.lab.fidelity.test_command import SHAPE, figures, refusal
 from tests.extensions.lab.fidelity.test_simulation import ENGINE, PLAIN, REAL, REQUESTS, load_of
+
+LOAD = ["--rate", "20", "--seconds", "5", "--input-tokens", "2000", "--output-tokens", "30"]
+SPLIT = [*LOAD, "--prefill-pods", "2", "--decode-pods", "1"]
 
 
 def simulated(
@@ -28,7 +32,7 @@ def simulated(
     decode: int = 1,
     bandwidth: float = inf,
     watch: Any = None,
-    **more: Any,
+    **options: Any,
 ) -> Any:
     """A simulation that has run; a block has 4 bytes, a transfer takes 50 ms besides."""
     split = Disaggregation(
@@ -38,22 +42,25 @@ def simulated(
         bandwidth=bandwidth,
         latency_s=0.05,
     )
-    plan = SimulationPlan(disaggregation=split, pods=prefill + decode, **{"profile": PLAIN, **more})
-    (its := Simulation(load, plan, lambda done: None, watch)).run()
-    return its
+    plan = SimulationPlan(
+        disaggregation=split, pods=prefill + decode, **{"profile": PLAIN, **options}
+    )
+    simulation = Simulation(load, plan, ignore, watch)
+    simulation.run()
+    return simulation
 
 
 def test_a_prompt_is_computed_then_sent_then_continued() -> None:
     # Both prompts are one step, and share the link: 3 blocks take 0.12 s each.
-    out = simulated(load_of([(1.0, 10, 3), (0.0, 9, 1)]), bandwidth=100.0).outcome
-    its = out.transfers
-    assert list(its.prefilled_s) == list(its.begin_s) == pytest.approx([1.01, 1.01])
-    assert list(its.end_s) == pytest.approx([1.18, 1.30])
+    outcome = simulated(load_of([(1.0, 10, 3), (0.0, 9, 1)]), bandwidth=100.0).outcome
+    transfers = outcome.transfers
+    assert list(transfers.prefilled_s) == list(transfers.begin_s) == pytest.approx([1.01, 1.01])
+    assert list(transfers.end_s) == pytest.approx([1.18, 1.30])
     # The last token of a prompt is computed again, which gives the first token of the answer.
-    assert [*out.first_s, *out.last_s] == pytest.approx([1.19, 1.31, 1.21, 1.31])
-    prefill, decode = its.pools
+    assert [*outcome.first_s, *outcome.last_s] == pytest.approx([1.19, 1.31, 1.21, 1.31])
+    prefill, decode = transfers.pools
     assert sum(prefill.blocks) == pytest.approx(6 * 0.01 + 3 * 0.17 + 3 * 0.29)
-    assert (prefill.max_blocks, decode.max_blocks, prefill.max_sequences, its.bytes) == (
+    assert (prefill.max_blocks, decode.max_blocks, prefill.max_sequences, transfers.bytes) == (
         6,
         6,
         2,
@@ -63,11 +70,15 @@ def test_a_prompt_is_computed_then_sent_then_continued() -> None:
 
 def test_a_transfer_waits_for_blocks_and_prefill_for_the_transfer() -> None:
     # A pool of 39 blocks has room for one prompt of 20 blocks, which three steps compute.
-    out = simulated(load_of([(0.0, 80, 10)] * 2), bandwidth=40.0).outcome
-    its = out.transfers
-    assert its.end_s[0] - its.begin_s[0] == pytest.approx(2.05)
-    assert its.prefilled_s[1] == its.seen_s[1] == pytest.approx(its.end_s[0] + 3 * 0.01)
-    assert its.seen_s[1] < its.begin_s[1] == pytest.approx(out.last_s[0])
+    outcome = simulated(load_of([(0.0, 80, 10)] * 2), bandwidth=40.0).outcome
+    transfers = outcome.transfers
+    assert transfers.end_s[0] - transfers.begin_s[0] == pytest.approx(2.05)
+    assert (
+        transfers.prefilled_s[1]
+        == transfers.seen_s[1]
+        == pytest.approx(transfers.end_s[0] + 3 * 0.01)
+    )
+    assert transfers.seen_s[1] < transfers.begin_s[1] == pytest.approx(outcome.last_s[0])
 
 
 @settings(max_examples=40, deadline=None)
@@ -90,20 +101,30 @@ def test_no_request_or_block_is_lost(
 ) -> None:
     load = load_of(requests, groups[: len(requests)])
     simulation = simulated(load, *pods, rate, profile=REAL, policy=policy, in_flight=places)
-    out, its = simulation.outcome, simulation.outcome.transfers
-    for row in zip(
-        out.send_s, its.prefilled_s, its.seen_s, its.begin_s, its.end_s, out.first_s, strict=True
-    ):
+    outcome = simulation.outcome
+    transfers = simulation.outcome.transfers
+    moments = [
+        outcome.send_s,
+        transfers.prefilled_s,
+        transfers.seen_s,
+        transfers.begin_s,
+        transfers.end_s,
+        outcome.first_s,
+    ]
+    for row in zip(*moments, strict=True):
         assert list(row) == sorted(row)
         assert row[-1] - row[0] > (row[1] - row[0]) + (row[4] - row[3])  # prefill and transfer
-    assert all(first_s <= last_s for first_s, last_s in zip(out.first_s, out.last_s, strict=True))
     assert all(
-        prefill < pods[0] <= pod for prefill, pod in zip(its.prefill_pod, out.pod, strict=True)
+        first_s <= last_s for first_s, last_s in zip(outcome.first_s, outcome.last_s, strict=True)
+    )
+    assert all(
+        prefill < pods[0] <= pod
+        for prefill, pod in zip(transfers.prefill_pod, outcome.pod, strict=True)
     )
     capacity = ENGINE.num_gpu_blocks - 1
-    assert max(pool.max_blocks for pool in its.pools) <= capacity
+    assert max(pool.max_blocks for pool in transfers.pools) <= capacity
     assert [pod.blocks.free for pod in simulation.pods] == [capacity] * sum(pods)
-    assert its.bytes <= 4 * sum(-(-tokens // 4) for tokens in load.input_tokens)
+    assert transfers.bytes <= 4 * sum(-(-tokens // 4) for tokens in load.input_tokens)
 
 
 @settings(max_examples=25, deadline=None)
@@ -122,19 +143,18 @@ def test_steps_of_decode_pods_have_no_prefill(requests: list[tuple[float, int, i
 
 
 Capture = pytest.CaptureFixture[str]
-LOAD = ["--rate", "20", "--seconds", "5", "--input-tokens", "2000", "--output-tokens", "30"]
-SPLIT = [*LOAD, "--prefill-pods", "2", "--decode-pods", "1"]
 
 
 def test_the_table_has_a_line_for_each_pool(capsys: Capture) -> None:
     summary = figures(capsys, *SPLIT, "--transfer-latency", "20ms")
-    its, requests = summary["disaggregation"], summary["requests"]
-    assert [sum(its[name]["requests_per_pod"]) for name in ("prefill", "decode")] == [
+    disaggregation = summary["disaggregation"]
+    requests = summary["requests"]
+    assert [sum(disaggregation[name]["requests_per_pod"]) for name in ("prefill", "decode")] == [
         requests,
         requests,
     ]
-    assert its["transferred_bytes"] == requests * 2000 * 163840
-    assert its["transfer_s"]["p50"] >= 0.02 + 2000 * 163840 / 50e9
+    assert disaggregation["transferred_bytes"] == requests * 2000 * 163840
+    assert disaggregation["transfer_s"]["p50"] >= 0.02 + 2000 * 163840 / 50e9
     assert summary["gpu_hours"] == pytest.approx(3 * summary["duration_s"] / 3600)
     assert run(SPLIT) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -154,10 +174,10 @@ def test_the_table_has_a_line_for_each_pool(capsys: Capture) -> None:
 
 def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
     argv = [*LOAD, "--pods", "4", "--sweep", "prefill-pods=1:3:1", "--processes", "1", "--slo"]
-    found = figures(capsys, *argv, "itl_p99=14ms", "--goodput", "ttft:400", "tpot:14")
-    good = [it["summary"]["goodput"]["good"] for it in found["points"]]
-    assert good.index(max(good)) == found["best"] == 3
-    assert ["disaggregation" in it["summary"] for it in found["points"]] == [
+    sweep = figures(capsys, *argv, "itl_p99=14ms", "--goodput", "ttft:400", "tpot:14")
+    good = [point["summary"]["goodput"]["good"] for point in sweep["points"]]
+    assert good.index(max(good)) == sweep["best"] == 3
+    assert ["disaggregation" in point["summary"] for point in sweep["points"]] == [
         False,
         True,
         True,
@@ -170,7 +190,7 @@ def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         ([*LOAD, "--prefill-pods", "2"], "--prefill-pods and --decode-pods must be used together"),
         (
@@ -192,9 +212,9 @@ def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
     ],
 )
 def test_conflicting_flags_are_rejected(
-    argv: list[str], told: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    argv: list[str], message: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     old = {**msgspec.to_builtins(read_profile("qwen3-14b-h100")), "kv-bytes-per-token": None}
     Path("old.yaml").write_bytes(msgspec.json.encode(old))
-    assert refusal(capsys, *argv).startswith(told)
+    assert refusal(capsys, *argv).startswith(message)

@@ -43,7 +43,8 @@ def filmed(pods: int = 1, **engine: Any) -> tuple[LoadTrace, SimulationOutcome, 
 @pytest.mark.parametrize("pods", [1, 3])
 def test_frames_have_the_times_of_every_request(pods: int) -> None:
     load, outcome, film, page = filmed(pods)
-    begin_s, figures = min(outcome.send_s), page.figures
+    begin_s = min(outcome.send_s)
+    figures = page.figures
     assert len(page.bars) == len(page.ended) == len(load)
     for number, row in page.ended.items():
         place = number - 1
@@ -60,8 +61,8 @@ def test_frames_have_the_times_of_every_request(pods: int) -> None:
     assert (figures["length"], figures["running"], figures["waiting"]) == (len(load), 0, 0)
     assert len(page.ttft) == len(load) and len(page.steps) == outcome.steps
     assert sum(row[2] for row in page.steps) == sum(load.input_tokens)
-    again = simulate(load, outcome.plan)  # to watch changes nothing
-    assert (again.first_s, again.last_s, again.pod) == (
+    unwatched = simulate(load, outcome.plan)  # to watch changes nothing
+    assert (unwatched.first_s, unwatched.last_s, unwatched.pod) == (
         outcome.first_s,
         outcome.last_s,
         outcome.pod,
@@ -83,7 +84,9 @@ def test_frames_of_a_fleet_have_a_lane_per_pod_and_count_shared_blocks_once() ->
     plan = SimulationPlan(profile=profile, pods=3, policy="prefix-aware")
     sizes = {"input_tokens": Between(50, 90), "output_tokens": Between(20, 60), "prefix_groups": 5}
     load = draw_load(Recipe(**sizes, prefix_tokens=1600, rate=40.0, seconds=8.0), 40_960)
-    film, page, capacity = Film(load, plan, TOLD), Page(), 3 * (profile.engine.num_gpu_blocks - 1)
+    film = Film(load, plan, TOLD)
+    page = Page()
+    capacity = 3 * (profile.engine.num_gpu_blocks - 1)
     outcome = simulate(load, plan, watch=film.watch)
     frames = list(film.frames(outcome))
     for frame in frames:
@@ -106,10 +109,11 @@ def test_prefill_and_decode_pods_have_lanes() -> None:
     split = Disaggregation(prefill_pods=1, decode_pods=2, bytes_per_token=1e5, bandwidth=1e10)
     plan = SimulationPlan(profile=profile, pods=3, disaggregation=split)
     load = draw_load(Recipe(rate=10.0, seconds=5.0), 40_960)
-    film, page = Film(load, plan, TOLD), Page()
+    film = Film(load, plan, TOLD)
+    page = Page()
     for frame in film.frames(simulate(load, plan, watch=film.watch)):
         page.take(frame)
-    assert {tuple(its) for its in page.phases.values()} == {
+    assert {tuple(phases) for phases in page.phases.values()} == {
         (Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)
     }
     prefilled = [sum(row[2] for row in page.steps if row[5] == pod) for pod in range(3)]
@@ -128,7 +132,7 @@ def test_pods_of_an_autoscaled_fleet_load_and_get_ready(tmp_path: Path) -> None:
     recording = page.read_text("utf-8").partition('id="recording">')[2].partition("</script>")[0]
     frames = [json.loads(line)["pods"] for line in recording.splitlines()[1:]]
     states = [[pods[number][4].strip(" ()") for pods in frames] for number in range(3)]
-    assert [list(dict.fromkeys(its)) for its in states] == [
+    assert [list(dict.fromkeys(pod_states)) for pod_states in states] == [
         ["ready"],
         *[["not there yet", "loading", "ready"]] * 2,
     ]
@@ -141,8 +145,8 @@ def test_large_films_are_thinned_out_with_a_note(monkeypatch: pytest.MonkeyPatch
     assert len(page.bars) <= 50 and len(page.steps) <= 101
     assert page.figures["length"] == len(load)
     assert page.figures["preemptions"] == outcome.preemptions > 0
-    told = str(film.picture(outcome).server["told"])
-    assert "one request in 2 has a bar" in told and "one step in 32 is shown" in told
+    note = str(film.picture(outcome).server["told"])
+    assert "one request in 2 has a bar" in note and "one step in 32 is shown" in note
 
 
 def test_the_page_stands_alone_and_no_text_ends_its_script(tmp_path: Path) -> None:

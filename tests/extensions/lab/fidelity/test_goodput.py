@@ -36,20 +36,24 @@ def trace_of(path: Path, classes: bool = True) -> str:
 def test_goodput_matches_the_written_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace, requests = trace_of(tmp_path / "trace.csv"), tmp_path / "requests.csv"
+    trace = trace_of(tmp_path / "trace.csv")
+    requests = tmp_path / "requests.csv"
     limits = ["ttft:150", "code=e2el:371", "chat=tpot:15"]
     summary = figures(capsys, "--trace", trace, "--requests", str(requests), "--goodput", *limits)
     with requests.open() as file:
-        rows = [{name: float(text) for name, text in row.items()} for row in csv.DictReader(file)]
+        rows = [
+            {name: float(text) for name, text in fields.items()} for fields in csv.DictReader(file)
+        ]
     good = [0, 0]
-    for number, it in enumerate(rows):
-        ttft, e2e = it["first_s"] - it["send_s"], it["last_s"] - it["send_s"]
-        tpot = (it["last_s"] - it["first_s"]) / 19
+    for number, row in enumerate(rows):
+        ttft = row["first_s"] - row["send_s"]
+        e2e = row["last_s"] - row["send_s"]
+        tpot = (row["last_s"] - row["first_s"]) / 19
         good[number % 2] += ttft <= 0.15 and (e2e <= 0.371 if number % 2 else tpot <= 0.015)
-    found = summary["goodput"]
-    assert [found["by_class"][name]["good"] for name in ("chat", "code")] == good
-    assert found["good"] == sum(good) and 0 < sum(good) < found["requests"] == 60
-    assert found["good_per_s"] == pytest.approx(sum(good) / summary["duration_s"])
+    goodput = summary["goodput"]
+    assert [goodput["by_class"][name]["good"] for name in ("chat", "code")] == good
+    assert goodput["good"] == sum(good) and 0 < sum(good) < goodput["requests"] == 60
+    assert goodput["good_per_s"] == pytest.approx(sum(good) / summary["duration_s"])
 
 
 def test_the_price_is_proportional_to_the_gpu_hours(
@@ -57,7 +61,8 @@ def test_the_price_is_proportional_to_the_gpu_hours(
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv", classes=False)
     summary = figures(capsys, "--trace", trace, "--pods", "3", "--gpu-hour-price", "2.5")
-    hours, price = 3 * summary["duration_s"] / 3600, summary["price"]
+    hours = 3 * summary["duration_s"] / 3600
+    price = summary["price"]
     assert summary["gpu_hours"] == pytest.approx(hours)
     assert price["total"] == pytest.approx(2.5 * hours)
     assert price["per_million_output_tokens"] == pytest.approx(2.5 * hours / 1200 * 1e6)
@@ -94,18 +99,21 @@ def test_limits_of_one_class_count_its_misses_per_interval(
         "--cold-start",
         "1s",
     ]
-    found = figures(capsys, *argv, "--goodput", "code=ttft:1")
-    missed = [it["missed"] for it in found["fleet"]["intervals"]]
-    assert sum(missed) == 30 == found["requests"] - found["goodput"]["good"] and max(missed) < 10
-    assert found["goodput"]["by_class"]["chat"]["good"] == 30
+    summary = figures(capsys, *argv, "--goodput", "code=ttft:1")
+    missed = [interval["missed"] for interval in summary["fleet"]["intervals"]]
+    assert (
+        sum(missed) == 30 == summary["requests"] - summary["goodput"]["good"] and max(missed) < 10
+    )
+    assert summary["goodput"]["by_class"]["chat"]["good"] == 30
 
 
 def test_a_class_without_requests_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace, plain = trace_of(tmp_path / "trace.csv"), trace_of(tmp_path / "plain.csv", classes=False)
-    told = refusal(capsys, "--trace", trace, "--goodput", "hat=ttft:1")
-    assert told.endswith("does not have requests of class hat; known are chat, code")
+    trace = trace_of(tmp_path / "trace.csv")
+    plain = trace_of(tmp_path / "plain.csv", classes=False)
+    message = refusal(capsys, "--trace", trace, "--goodput", "hat=ttft:1")
+    assert message.endswith("does not have requests of class hat; known are chat, code")
     assert refusal(capsys, "--trace", plain, "--goodput", "hat=ttft:1").endswith(
         "class hat, and no column class"
     )
@@ -126,13 +134,15 @@ def test_a_looser_limit_is_met_by_at_least_as_many_requests(
         load.input_tokens.append(1)
         load.output_tokens.append(output)
     outcome = SimulationOutcome(load, SimulationPlan(profile=read_profile(DEFAULT_PROFILE)))
-    for number, (first, rest, _) in enumerate(moments):
+    for number, (prefill_s, decode_s, _) in enumerate(moments):
         outcome.send_s[number] = number
-        outcome.first_s[number] = number + first
-        outcome.last_s[number] = number + first + rest
+        outcome.first_s[number] = number + prefill_s
+        outcome.last_s[number] = number + prefill_s + decode_s
     strict = read_limits([f"{name}:{limit}" for name, limit in limits.items()])
     loose = read_limits([f"{name}:{2 * limit}" for name, limit in limits.items()])
-    some, more = (goodput(outcome, its) for its in (strict, loose))
-    assert 0 <= some.good <= more.good <= more.requests == len(moments)
+    strict_goodput, loose_goodput = (
+        goodput(outcome, latency_limits) for latency_limits in (strict, loose)
+    )
+    assert 0 <= strict_goodput.good <= loose_goodput.good <= loose_goodput.requests == len(moments)
     outcome.first_s[0] = float("nan")  # never got a token
     assert goodput(outcome, loose).good <= len(moments) - 1

@@ -67,9 +67,9 @@ def test_groups_share_their_system_prompt(tmp_path: Path) -> None:
 def test_the_seed_of_the_specification_decides_the_draws(tmp_path: Path) -> None:
     text = STAGES.format("poisson") + RANDOM
     first = read_trace(written(tmp_path, text))
-    again = read_trace(written(tmp_path, text))
+    repeated = read_trace(written(tmp_path, text))
     other = read_trace(written(tmp_path, text.replace("load:\n", "load:\n  base_seed: 7\n")))
-    assert first.arrival_s == again.arrival_s
+    assert first.arrival_s == repeated.arrival_s
     assert first.arrival_s != other.arrival_s
 
 
@@ -102,7 +102,7 @@ def test_the_seed_of_the_specification_decides_the_draws(tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_is_not_supported_is_refused_in_one_line(
+def test_an_unsupported_specification_is_rejected_in_one_line(
     tmp_path: Path, text: str, error: str
 ) -> None:
     path = written(tmp_path, text)

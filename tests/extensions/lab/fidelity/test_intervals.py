@@ -31,14 +31,14 @@ def test_every_latency_of_a_computed_profile_has_an_interval(
     assert row.rstrip(" |").endswith(percent)
 
 
-def test_a_situation_far_from_all_measurements_has_a_wide_interval_and_says_so(
+def test_a_configuration_far_from_all_measurements_has_a_wide_interval(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     near = figures(capsys, *AUTO, "--model", "qwen3-32b", *LOAD)["intervals"]
     argv = ["--profile", "auto", "--device", "a100", "--model", "google/gemma-2-9b-it", *LOAD]
     far = figures(capsys, *argv)["intervals"]
     assert far["distance"] > 1 > near["distance"]
-    widths = [its["tpot"]["high"] - its["tpot"]["low"] for its in (near, far)]
+    widths = [intervals["tpot"]["high"] - intervals["tpot"]["low"] for intervals in (near, far)]
     assert widths[1] > 2 * widths[0]
     assert simulate.run(argv) == 0
     assert ", which is not near (distance " in capsys.readouterr().out

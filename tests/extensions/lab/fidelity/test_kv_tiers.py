@@ -38,8 +38,8 @@ def test_loading_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_full_tier_hands_its_blocks_to_the_next(capsys: pytest.CaptureFixture[str]) -> None:
-    both = ["--kv-tiers", "cpu=5GB@50GB/s", "disk=1TB@5GB/s"]
-    tiered = figures(capsys, *SMALL, *CACHE, *both)
+    two_tiers = ["--kv-tiers", "cpu=5GB@50GB/s", "disk=1TB@5GB/s"]
+    tiered = figures(capsys, *SMALL, *CACHE, *two_tiers)
 
     cpu, disk = tiered["tiers"]
     assert cpu["tokens"] > 0 and disk["tokens"] > 0

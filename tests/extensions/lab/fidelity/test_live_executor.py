@@ -38,9 +38,9 @@ def test_the_live_executor_agrees_with_the_offline_simulation(
     loop = ClientLoop(load, scheduler, PROFILE)
     loop.advance(float("inf"))
     for number, request in enumerate(load):
-        told = moments(harness, str(number))
-        assert len(told) == request.output_tokens
-        assert (told[0], told[-1]) == pytest.approx(
+        token_times = moments(harness, str(number))
+        assert len(token_times) == request.output_tokens
+        assert (token_times[0], token_times[-1]) == pytest.approx(
             (request.first_s - START_S, request.last_s - START_S), abs=1e-9
         )
     assert harness.metric("num_preemptions_total") == scheduler.preemptions

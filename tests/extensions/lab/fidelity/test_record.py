@@ -1,4 +1,4 @@
-"""What is recorded of a live server, and what is told when it cannot be."""
+"""The recording of a live server, and the errors of a failed recording."""
 
 import json
 import socket
@@ -19,10 +19,12 @@ from app.extensions.lab.fidelity.recording_client import (
     RecordingClient,
 )
 from config import ConfigError
+from tests.callbacks import ignore
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 USAGE = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
 SHORT = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 1}}
+TWO = [PlannedRequest(0.0, b"{}", 2), PlannedRequest(0.05, b"{}", 2)]
 
 
 def event(document: object) -> bytes:
@@ -63,29 +65,38 @@ def answering(pieces: Sequence[bytes]) -> Iterator[tuple[str, list[float]]]:
         server.stop(1)
 
 
-TWO = [PlannedRequest(0.0, b"{}", 2), PlannedRequest(0.05, b"{}", 2)]
-
-
 def client(url: str, now: Callable[[], float] = perf_counter) -> RecordingClient:
-    return RecordingClient(read_target(url), {}, in_flight=1, now=now, on_send=lambda sent: None)
+    return RecordingClient(read_target(url), {}, in_flight=1, now=now, on_send=ignore)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_times_are_those_of_the_first_and_last_token(size: int) -> None:
+def test_a_measurement_has_the_times_of_the_first_and_last_token(size: int) -> None:
     whole = b"".join(ANSWER)
     shredded = [whole[place : place + size] for place in range(0, len(whole), size)]
     pieces = ANSWER if size == 1000 else shredded[:20] + [b"".join(shredded[20:])]
     with answering(pieces) as (url, sent_s):
-        looked: list[float] = []  # first when the client starts
-        one, two = client(url, lambda: looked.append(perf_counter()) or looked[-1]).run(TWO)  # type: ignore[func-returns-value]
-    assert (one.number, two.number, one.input_tokens, one.output_tokens) == (0, 1, 7, 2)
-    assert two.arrival_s == 0.05 <= two.send_s
-    for measured in (one, two):
-        assert measured.send_s < measured.first_s <= measured.last_s < perf_counter() - looked[0]
+        clock_reads: list[float] = []
+        """The first one is the start of the client."""
+
+        def read_clock() -> float:
+            clock_reads.append(perf_counter())
+            return clock_reads[-1]
+
+        first, second = client(url, read_clock).run(TWO)
+    assert (first.number, second.number, first.input_tokens, first.output_tokens) == (0, 1, 7, 2)
+    assert second.arrival_s == 0.05 <= second.send_s
+    for measured in (first, second):
+        assert (
+            measured.send_s < measured.first_s <= measured.last_s < perf_counter() - clock_reads[0]
+        )
     if size == 1000:
-        stamps = [at_s - looked[0] for at_s in sent_s]
-        assert stamps[1] <= one.first_s and stamps[2] <= one.last_s and one.first_s < one.last_s
-        assert one.last_s < two.first_s
+        stamps = [at_s - clock_reads[0] for at_s in sent_s]
+        assert (
+            stamps[1] <= first.first_s
+            and stamps[2] <= first.last_s
+            and first.first_s < first.last_s
+        )
+        assert first.last_s < second.first_s
 
 
 @pytest.mark.parametrize(
@@ -109,9 +120,9 @@ def test_times_are_those_of_the_first_and_last_token(size: int) -> None:
     ],
 )
 def test_an_invalid_response_ends_the_recording(pieces: list[bytes], rule: str) -> None:
-    with answering(pieces) as (url, _), pytest.raises(RecordError) as told:
+    with answering(pieces) as (url, _), pytest.raises(RecordError) as error:
         client(url).run(TWO)
-    assert rule in str(told.value) and "\n" not in str(told.value)
+    assert rule in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_target_is_a_url_that_may_end_with_v1() -> None:
@@ -137,5 +148,5 @@ def test_wrong_flags_are_rejected_in_one_line(
     out = tmp_path / "run.csv"
     status = 2 if "must be a number" in rule or "many" in rule else 1
     assert record.run(["--target", "http://127.0.0.1:1", "--out", str(out), *words]) == status
-    told = capsys.readouterr().err
-    assert rule in told and told.count("\n") == 1 and not out.exists()
+    message = capsys.readouterr().err
+    assert rule in message and message.count("\n") == 1 and not out.exists()

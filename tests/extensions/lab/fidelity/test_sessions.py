@@ -20,6 +20,7 @@ from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan, s
 from app.extensions.lab.fidelity.traces import read_trace
 from app.extensions.lab.load.policies import POLICIES
 from app.extensions.lab.load.synthetic import Between, Recipe, draw_load
+from tests.callbacks import ignore
 from tests.core.kvcache.caches import check_pool
 from tests.extensions.lab.fidelity.test_simulation import (
     ENGINE,
@@ -61,7 +62,7 @@ def test_a_turn_arrives_after_the_answer_and_the_think_time(
 ) -> None:
     load = draw_load(recipe, 100)
     plan = SimulationPlan(profile=REAL, **fleet)
-    simulation = Simulation(load, plan, lambda done: None)
+    simulation = Simulation(load, plan, ignore)
     out = simulation.run()
     assert all(0 <= send_s < first_s <= last_s for send_s, first_s, last_s in moments(out))
     for number, turn in load.next_turns().items():
@@ -78,17 +79,22 @@ def test_a_turn_finds_the_whole_blocks_of_its_conversation(recipe: Recipe) -> No
     load = draw_load(replace(recipe, prefix_groups=0, prefix_tokens=0), 400)
     out = simulate(load, SimulationPlan(profile=ROOMY))
     # The last token of an answer is computed with the turn that follows it.
-    known = (load.input_tokens[it] + load.output_tokens[it] - 1 for it in load.next_turns())
-    assert out.cached_tokens == sum(tokens // 16 * 16 for tokens in known)
+    cached_tokens = 0
+    for number in load.next_turns():
+        tokens = load.input_tokens[number] + load.output_tokens[number] - 1
+        cached_tokens += tokens // 16 * 16
+    assert out.cached_tokens == cached_tokens
 
 
 @settings(max_examples=50, deadline=None)
 @given(REQUESTS)
 def test_a_session_of_one_turn_is_a_request(requests: list[tuple[float, int, int]]) -> None:
     """Also where it loses its blocks, and finds them again."""
-    load, plan = load_of(requests), SimulationPlan(profile=REAL)
+    load = load_of(requests)
+    plan = SimulationPlan(profile=REAL)
     plain = simulate(load, plan)
-    load.session, load.think_s = array("i", range(len(load))), array("d", bytes(8 * len(load)))
+    load.session = array("i", range(len(load)))
+    load.think_s = array("d", bytes(8 * len(load)))
     out = simulate(load, plan)
     assert (moments(out), out.preemptions) == (moments(plain), plain.preemptions)
 
@@ -121,23 +127,28 @@ def test_cached_tokens_of_a_prefix_tree_match_a_manual_count(tmp_path: Path) -> 
     assert simulate(load, SimulationPlan(profile=ROOMY)).cached_tokens == sum(
         cached for *_, cached in rows
     )
-    sent = [json.loads(it.body)["prompt"] for it in plan_requests(load, "m", range(1000), seed=1)]
-    assert [len(prompt) for prompt in sent] == [tokens for tokens, *_ in rows]
-    assert sent[1][:1024] == sent[0][:1024] and sent[1][1024:1100] != sent[0][1024:]
+    requests = plan_requests(load, "m", range(1000), seed=1)
+    prompts = [json.loads(request.body)["prompt"] for request in requests]
+    assert [len(prompt) for prompt in prompts] == [tokens for tokens, *_ in rows]
+    assert prompts[1][:1024] == prompts[0][:1024] and prompts[1][1024:1100] != prompts[0][1024:]
 
 
 @settings(max_examples=15, deadline=None)
 @given(SESSIONS)
 def test_written_requests_read_back_as_the_load(recipe: Recipe) -> None:
-    load, plan = draw_load(recipe, 100), SimulationPlan(profile=PLAIN)
+    load = draw_load(recipe, 100)
+    plan = SimulationPlan(profile=PLAIN)
     film = Film(load, plan, "sessions")
     out = simulate(load, plan, watch=film.watch)
     with TemporaryDirectory() as folder:
         write_requests(path := Path(folder) / "requests.csv", out)
-        again = read_trace(path)
-    assert (again.input_tokens, again.output_tokens) == (load.input_tokens, load.output_tokens)
+        read_load = read_trace(path)
+    assert (read_load.input_tokens, read_load.output_tokens) == (
+        load.input_tokens,
+        load.output_tokens,
+    )
     assert max(map(sum, zip(load.input_tokens, load.output_tokens, strict=True))) <= 100
-    assert again.next_turns() == load.next_turns()
-    assert list(again.think_s) == pytest.approx(list(load.think_s), abs=1e-6)
-    assert list(again.arrival_s) == pytest.approx(list(load.arrival_s), abs=1e-6)
+    assert read_load.next_turns() == load.next_turns()
+    assert list(read_load.think_s) == pytest.approx(list(load.think_s), abs=1e-6)
+    assert list(read_load.arrival_s) == pytest.approx(list(load.arrival_s), abs=1e-6)
     assert len(list(film.frames(out))) >= 60

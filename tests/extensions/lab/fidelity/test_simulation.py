@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core.engine.batch import Batch
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from app.core.engine.scheduler import Scheduler
@@ -22,6 +24,7 @@ from app.extensions.lab.load.autoscale_flags import read_policy
 from app.extensions.lab.load.autoscaler import Autoscaling
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.policies import POLICIES
+from tests.callbacks import ignore
 from tests.core.kvcache.caches import check_pool
 from tests.extensions.lab.fidelity.loops import ClientLoop
 
@@ -36,13 +39,16 @@ REQUESTS = st.lists(
     max_size=25,
 )
 """Gap, input and output tokens of each."""
+# Without a front a request could be sent and seen in the very moment in which a step ends.
+FRONTED = msgspec.structs.replace(PLAIN, front=FrontCosts(front=0.001))
 
 
 def load_of(
     requests: Sequence[tuple[float, int, int]], groups: Sequence[tuple[int, int]] = ()
 ) -> LoadTrace:
     """Each of `groups` is a group and how many tokens it shares."""
-    load, at_s = LoadTrace("test"), 0.0
+    load = LoadTrace("test")
+    at_s = 0.0
     for gap_s, tokens_in, tokens_out in requests:
         at_s += gap_s
         load.arrival_s.append(at_s)
@@ -62,7 +68,7 @@ def moments(outcome: SimulationOutcome) -> list[tuple[float, float, float]]:
     return list(zip(outcome.send_s, outcome.first_s, outcome.last_s, strict=True))
 
 
-def test_times_of_requests_with_fixed_step_and_front_costs() -> None:
+def test_times_of_offline_requestswith_fixed_step_and_front_costs() -> None:
     def seen(
         *requests: tuple[float, int, int], profile: Profile = PLAIN
     ) -> list[tuple[float, float, float]]:
@@ -80,10 +86,6 @@ def test_times_of_requests_with_fixed_step_and_front_costs() -> None:
     assert seen((0.0, 10, 2), profile=fronted) == [pytest.approx((0.0, 0.611, 0.621))]
 
 
-# Without a front a request could be sent and seen in the very moment in which a step ends.
-FRONTED = msgspec.structs.replace(PLAIN, front=FrontCosts(front=0.001))
-
-
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS, st.integers(1, 8), st.sampled_from([0.0, 0.005]), st.sampled_from([FRONTED, REAL]))
 def test_a_single_pod_equals_one_engine(
@@ -94,12 +96,16 @@ def test_a_single_pod_equals_one_engine(
     outcome = simulated(load, plan)
 
     rows = zip(load.arrival_s, load.input_tokens, load.output_tokens, strict=True)
-    those = [OfflineRequest(*row) for row in rows]
+    offline_requests = [OfflineRequest(*row) for row in rows]
     blocks = CountedBlocks(ENGINE.num_gpu_blocks, ENGINE.block_size)
     scheduler: Scheduler[OfflineRequest] = Scheduler(scheduler_limits(ENGINE), blocks)
-    loop = ClientLoop(those, scheduler, profile, places, turnaround_s)
+    loop = ClientLoop(
+        offline_requests, scheduler, profile, in_flight=places, turnaround_s=turnaround_s
+    )
     loop.advance(float("inf"))
-    assert moments(outcome) == [(it.send_s, it.first_s, it.last_s) for it in those]
+    assert moments(outcome) == [
+        (request.send_s, request.first_s, request.last_s) for request in offline_requests
+    ]
     assert (outcome.steps, outcome.preemptions) == (loop.steps, scheduler.preemptions)
 
 
@@ -108,8 +114,10 @@ def test_a_single_pod_equals_one_engine(
 def test_independent_pods_equal_pods_on_one_timeline(
     requests: list[tuple[float, int, int]], policy: str, pods: int
 ) -> None:
-    load, plan = load_of(requests), SimulationPlan(profile=REAL, pods=pods, policy=policy)
-    apart, together = simulated(load, plan), simulate(load, plan, watch=lambda *step: None)
+    load = load_of(requests)
+    plan = SimulationPlan(profile=REAL, pods=pods, policy=policy)
+    apart = simulated(load, plan)
+    together = simulate(load, plan, watch=ignore)
     assert (moments(apart), apart.pod, apart.steps) == (
         moments(together),
         together.pod,
@@ -135,7 +143,7 @@ def test_every_request_completes_with_shared_prefixes(
 ) -> None:
     load = load_of(requests, groups[: len(requests)])
     plan = SimulationPlan(profile=REAL, pods=pods, policy=policy, in_flight=places)
-    simulation = Simulation(load, plan, lambda done: None)
+    simulation = Simulation(load, plan, ignore)
     outcome = simulation.run()
     for number, (send_s, first_s, last_s) in enumerate(moments(outcome)):
         assert load.arrival_s[number] <= send_s < first_s <= last_s
@@ -200,7 +208,7 @@ def test_no_request_is_lost_when_pods_join_and_leave(
         profile=REAL, pods=2, policy=policy, in_flight=places, autoscaling=scaling
     )
     load = load_of(requests, [(number % 2, 16) for number in range(len(requests))])
-    simulation = Simulation(load, plan, lambda done: None)
+    simulation = Simulation(load, plan, ignore)
     outcome = simulation.run()
     lives = outcome.lives
     for number, (send_s, first_s, last_s) in enumerate(moments(outcome)):
@@ -216,17 +224,16 @@ def test_no_request_is_lost_when_pods_join_and_leave(
 
 
 def test_engine_step_time_cuts_prompts_like_the_real_engine() -> None:
-    """Steps with a part of a prompt take 0.2 s, or 1.25 times what their decodes take, and use that
-    up.
-    """
+    """Steps with a part of a prompt take 0.2 s, or 1.25 times the time of their decodes."""
     profile = read_profile("smollm2-135m-cpu")
     steps: list[tuple[int, int, float]] = []
     plan = SimulationPlan(profile=profile)
     load = load_of([(0.0, 40, 200)] * 6 + [(1.0, 3000, 3)])
-    simulate(
-        load, plan, watch=lambda pod, step, start_s, end_s: steps.append(
-            (step.prefills, len(step.decodes), end_s - start_s))
-    )  # fmt: skip
+
+    def record_step(pod: int, step: Batch[Any], start_s: float, end_s: float) -> None:
+        steps.append((step.prefills, len(step.decodes), end_s - start_s))
+
+    simulate(load, plan, watch=record_step)
     mixed = [took_s for prefills, decodes, took_s in steps if prefills and decodes == 6]
     assert len(mixed) > 20 and max(mixed) <= 0.2001
     assert min(mixed[:-1]) > 0.19

@@ -1,4 +1,4 @@
-"""Traces: what their columns say in each known format; each mistake is told in one line."""
+"""Traces: the columns of each known format, and one line for each mistake."""
 
 import gzip
 import json
@@ -113,7 +113,7 @@ def test_groups_are_numbered_and_an_empty_name_is_no_group(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         (HEADER + "2,1,1\n1,1,1\n", ", row 3: arrival_s 1 is earlier than in the previous row"),
         (HEADER + "1.7e308,1,1\n", ", row 2: arrival_s '1.7e308' must be a number of seconds"),
@@ -174,13 +174,13 @@ def test_groups_are_numbered_and_an_empty_name_is_no_group(tmp_path: Path) -> No
     ],
 )
 def test_wrong_traces_are_rejected_in_one_line(
-    tmp_path: Path, text: str | bytes, told: str
+    tmp_path: Path, text: str | bytes, reason: str
 ) -> None:
     (path := tmp_path / "trace.csv").write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ConfigError) as caught:
         read_trace(path)
     message = str(caught.value)
-    assert message.startswith(str(path)) and told in message and "\n" not in message
+    assert message.startswith(str(path)) and reason in message and "\n" not in message
 
 
 @settings(max_examples=25, deadline=None)

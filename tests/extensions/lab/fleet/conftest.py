@@ -13,6 +13,7 @@ from app.extensions.lab.fleet.fleet import Fleet, FleetPlan, running_fleet
 from app.extensions.lab.fleet.fleet_flags import read_flags
 from app.extensions.lab.fleet.processes import Processes
 from app.extensions.lab.fleet.workload import Workload, make_workload
+from tests.callbacks import ignore
 
 FAST = [
     "--prefill-time-per-token",
@@ -57,5 +58,5 @@ def fleet(workload: Workload, options: Namespace) -> Iterator[Fleet]:
         seed=options.seed,
     )
     processes = Processes()
-    with running_fleet(plan, processes, lambda done: None) as fleet:
+    with running_fleet(plan, processes, ignore) as fleet:
         yield fleet

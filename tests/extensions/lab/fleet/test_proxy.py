@@ -1,6 +1,4 @@
-"""Requests pass the proxy unchanged, to the pod that the policy chooses, for as long as somebody
-listens.
-"""
+"""The proxy forwards unchanged requests to the pod of the policy, until the client disconnects."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +42,7 @@ def proxying(pods: Iterable[str], policy: Policy) -> Iterator[tuple[str, Proxy]]
 
 
 @contextmanager
-def behind(pod: stubs.Talker) -> Iterator[tuple[str, str, Proxy]]:
+def pod_behind_proxy(pod: stubs.Talker) -> Iterator[tuple[str, str, Proxy]]:
     """The addresses of a pod and of a proxy in front of it, and the proxy."""
     with stubs.talking(pod) as address, proxying([address], RoundRobin()) as (url, proxy):
         yield address, url, proxy
@@ -52,8 +50,8 @@ def behind(pod: stubs.Talker) -> Iterator[tuple[str, str, Proxy]]:
 
 @contextmanager
 def two_pods() -> Iterator[tuple[str, str]]:
-    with stubs.serving(stubs.Pod("one")) as one, stubs.serving(stubs.Pod("two")) as two:
-        yield one, two
+    with stubs.serving(stubs.Pod("one")) as first, stubs.serving(stubs.Pod("two")) as second:
+        yield first, second
 
 
 def test_headers_and_status_are_forwarded() -> None:
@@ -61,8 +59,8 @@ def test_headers_and_status_are_forwarded() -> None:
     headers = {"Authorization": "Bearer k", "X-Request-Id": "7"}
     with (
         stubs.serving(pod) as address,
-        proxying([address], RoundRobin()) as (proxy, _),
-        stubs.posted(proxy, {"prompt": "ü"}, "/v1/chat/completions?beta=1", **headers) as response,
+        proxying([address], RoundRobin()) as (url, _),
+        stubs.posted(url, {"prompt": "ü"}, "/v1/chat/completions?beta=1", **headers) as response,
     ):
         assert (response.status, response.read()) == (201, b"one")
         assert response.getheader("x-pod") == "one"
@@ -76,28 +74,36 @@ def test_headers_and_status_are_forwarded() -> None:
 @pytest.mark.parametrize("head", [b"", CHUNKED + b"5\r\nhello\r\n"])
 def test_a_client_disconnect_ends_the_request_at_the_pod(head: bytes) -> None:
     talker = stubs.Talker(head)
-    with behind(talker) as (address, proxy, told):
-        connection = HttpConnection(proxy, stubs.PATIENCE_S)
+    with pod_behind_proxy(talker) as (address, url, proxy):
+
+        def is_routed() -> bool:
+            return proxy.routed[address] == 1
+
+        def is_ended() -> bool:
+            return proxy.in_flight[address] == 0
+
+        connection = HttpConnection(url, stubs.PATIENCE_S)
         connection.request("POST", "/v1/completions", b"{}", JSON)
-        stubs.eventually(lambda: told.routed[address] == 1)
+        stubs.eventually(is_routed)
         gevent.sleep(0.01)
         connection.close()
         assert talker.client_left.wait(stubs.PATIENCE_S)
-        stubs.eventually(lambda: told.in_flight[address] == 0)
+        stubs.eventually(is_ended)
 
 
 def test_an_unreachable_pod_is_skipped() -> None:
-    dead, policy = stubs.unused_address(), Always()
+    dead = stubs.unused_address()
+    policy = Always()
     with (
         stubs.serving(stubs.Pod("alive")) as alive,
-        proxying([dead, alive], policy) as (proxy, told),
-        stubs.posted(proxy, {}) as response,
+        proxying([dead, alive], policy) as (url, proxy),
+        stubs.posted(url, {}) as response,
     ):
         assert response.read() == b"alive"
         assert response.getheader("x-routed-to") == alive
     assert policy.offered == [[dead, alive], [alive]]
-    assert told.unreachable == {dead: 1} and told.routed == {dead: 0, alive: 1}
-    assert told.in_flight == {dead: 0, alive: 0}
+    assert proxy.unreachable == {dead: 1} and proxy.routed == {dead: 0, alive: 1}
+    assert proxy.in_flight == {dead: 0, alive: 0}
 
 
 def test_no_reachable_pod_gives_status_502() -> None:
@@ -108,32 +114,32 @@ def test_no_reachable_pod_gives_status_502() -> None:
         "code": 502,
     }
     with (
-        proxying([stubs.unused_address()], RoundRobin()) as (proxy, _),
-        stubs.posted(proxy, {}) as response,
+        proxying([stubs.unused_address()], RoundRobin()) as (url, _),
+        stubs.posted(url, {}) as response,
     ):
         assert (response.status, json.load(response)) == (502, {"error": expected})
     with (
-        behind(stubs.Talker(b"", hang_up=True)) as (address, proxy, told),
-        stubs.posted(proxy, {}) as response,
+        pod_behind_proxy(stubs.Talker(b"", hang_up=True)) as (address, url, proxy),
+        stubs.posted(url, {}) as response,
     ):
         assert response.status == 502 and address in json.load(response)["error"]["message"]
-        assert told.in_flight[address] == 0
+        assert proxy.in_flight[address] == 0
 
 
 def test_an_unreachable_indexer_falls_back_to_load() -> None:
     policy = PrefixAware(Indexer(stubs.unused_address()).scores, Random(1))
-    with two_pods() as (one, two), proxying([one, two], policy) as (proxy, told):
-        told.in_flight[one] += 1
+    with two_pods() as (first, second), proxying([first, second], policy) as (url, proxy):
+        proxy.in_flight[first] += 1
         for number in range(3):
-            with stubs.posted(proxy, {"prompt": f"number {number}"}) as response:
+            with stubs.posted(url, {"prompt": f"number {number}"}) as response:
                 assert response.read() == b"two"
-        assert json.loads(exchange(proxy, "GET", "/routing")[1])["fallbacks"] == 3
+        assert json.loads(exchange(url, "GET", "/routing")[1])["fallbacks"] == 3
 
 
 def test_health_is_answered_by_the_proxy_and_models_by_the_least_loaded_pod() -> None:
-    with two_pods() as (one, two), proxying([one, two], RoundRobin()) as (proxy, told):
-        told.in_flight[one] += 1
-        assert exchange(proxy, "GET", "/v1/models") == (201, b"two")
-        assert exchange(proxy, "GET", "/health")[0] == 200
-        assert exchange(proxy, "POST", "/v1/embeddings", b"{}")[0] == 404
-        assert exchange(proxy, "GET", "/v1/completions")[0] == 404
+    with two_pods() as (first, second), proxying([first, second], RoundRobin()) as (url, proxy):
+        proxy.in_flight[first] += 1
+        assert exchange(url, "GET", "/v1/models") == (201, b"two")
+        assert exchange(url, "GET", "/health")[0] == 200
+        assert exchange(url, "POST", "/v1/embeddings", b"{}")[0] == 404
+        assert exchange(url, "GET", "/v1/completions")[0] == 404

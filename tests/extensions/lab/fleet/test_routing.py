@@ -34,14 +34,45 @@ from app.extensions.lab.load.policies import IndexerError, PrefixAware
 from app.extensions.plugins.policies import Incoming
 from config.declaration import missing
 from tests import stubs
+from tests.callbacks import ignore
 
 ANY = Incoming("/v1/completions", b"{}")
 PODS = ("a", "b", "c")
 IDLE = dict.fromkeys(PODS, 0)
+MESSAGES = [{"role": "user", "content": "Hello!"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+QUESTIONS: list[tuple[str, dict[str, Any], tuple[str, dict[str, Any]]]] = [
+    (
+        COMPLETIONS,
+        {"model": "m", "prompt": "Once", "max_tokens": 3, "cache_salt": "s"},
+        ("/score_completions", {"model": "m", "prompt": "Once", "cache_salt": "s"}),
+    ),
+    (COMPLETIONS, {"prompt": ["Once", "Twice"]}, ("/score_completions", {"prompt": "Once"})),
+    (COMPLETIONS, {"prompt": [[1], [2]]}, ("/score_tokens", {"tokens": [1]})),
+    (
+        CHAT,
+        {"model": "m", "messages": MESSAGES, "tools": TOOLS, "temperature": 1, "stream": True},
+        (
+            "/score_chat_completions",
+            {"model": "m", "messages": MESSAGES, "tools": TOOLS, "add_generation_prompt": True},
+        ),
+    ),
+]
+USAGE = {"prompt_tokens": 32, "prompt_tokens_details": {"cached_tokens": 16}}
+WHOLE = [{"choices": [{"text": ""}]}, {"choices": [{"text": "a"}]}, {"choices": [], "usage": USAGE}]
+ANSWERED = [
+    RecordedRequest(number, 0.0, 0.0, 0.0, 0.0, tokens_in, 1, text_s, cached, pod)
+    for number, (pod, text_s, tokens_in, cached) in enumerate(
+        (("a", 0.1, 100, 0), ("a", 0.3, 100, 80), ("b", 0.2, 200, 120))
+    )
+]
 
 
 def prefix_aware(scores: Mapping[str, float], seed: int = 1) -> PrefixAware[Incoming, str]:
-    return PrefixAware(lambda incoming: scores, Random(seed))
+    def scores_of(incoming: Incoming) -> Mapping[str, float]:
+        return scores
+
+    return PrefixAware(scores_of, Random(seed))
 
 
 def failing(incoming: Incoming) -> Mapping[str, float]:
@@ -69,35 +100,14 @@ def test_a_failing_indexer_is_counted_and_falls_back_to_load() -> None:
     assert policy.fallbacks == 2
 
 
-MESSAGES = [{"role": "user", "content": "Hello!"}]
-
-
-def asked(path: str, body: object, answer: object) -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
-    """The scores of a request, and what was asked for them."""
+def ask_indexer(
+    path: str, body: object, answer: object
+) -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
+    """The scores of a request, and the requests that the indexer received for them."""
     stub = stubs.Indexer(answer)
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     with stubs.serving(stub) as address:
         return Indexer(address).scores(Incoming(path, text)), stub.asked
-
-
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
-QUESTIONS: list[tuple[str, dict[str, Any], tuple[str, dict[str, Any]]]] = [
-    (
-        COMPLETIONS,
-        {"model": "m", "prompt": "Once", "max_tokens": 3, "cache_salt": "s"},
-        ("/score_completions", {"model": "m", "prompt": "Once", "cache_salt": "s"}),
-    ),
-    (COMPLETIONS, {"prompt": ["Once", "Twice"]}, ("/score_completions", {"prompt": "Once"})),
-    (COMPLETIONS, {"prompt": [[1], [2]]}, ("/score_tokens", {"tokens": [1]})),
-    (
-        CHAT,
-        {"model": "m", "messages": MESSAGES, "tools": TOOLS, "temperature": 1, "stream": True},
-        (
-            "/score_chat_completions",
-            {"model": "m", "messages": MESSAGES, "tools": TOOLS, "add_generation_prompt": True},
-        ),
-    ),
-]
 
 
 @pytest.mark.parametrize(("path", "body", "question"), QUESTIONS)
@@ -106,18 +116,18 @@ def test_score_requests_have_the_fields_that_determine_blocks(
 ) -> None:
     """A text as text, a conversation with what its template needs, and of a batch the first prompt."""
     answer = {} if question[0] == "/score_tokens" else {"pod": 3.0}
-    assert asked(path, body, answer) == (answer, [question])
+    assert ask_indexer(path, body, answer) == (answer, [question])
 
 
 @pytest.mark.parametrize("body", [b"not JSON", b"[]", b'{"prompt": ""}', b"{}"])
 def test_invalid_requests_are_not_scored(body: bytes) -> None:
-    assert asked(COMPLETIONS, body, 500) == ({}, [])
+    assert ask_indexer(COMPLETIONS, body, 500) == ({}, [])
 
 
 @pytest.mark.parametrize("answer", [500, b"no JSON", b"[1]", b'{"pod": "much"}'])
 def test_an_invalid_answer_of_the_indexer_is_an_error(answer: object) -> None:
     with pytest.raises(IndexerError):
-        asked(COMPLETIONS, {"prompt": "Once"}, answer)
+        ask_indexer(COMPLETIONS, {"prompt": "Once"}, answer)
 
 
 def test_an_unreachable_or_silent_indexer_is_an_error() -> None:
@@ -133,15 +143,15 @@ def words(tokens: int, rng: Random) -> str:
     return " ".join(f"w{rng.randrange(10_000)}" for _ in range(tokens))
 
 
-def made(requests: int, groups: int, seed: int, prefix_tokens: int = 20) -> Workload:
+def small_workload(requests: int, groups: int, seed: int, prefix_tokens: int = 20) -> Workload:
     return make_workload(requests, groups, prefix_tokens, seed=seed, compose=words)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 2**31))
 def test_workloads_share_prefixes_within_groups(requests: int, groups: int, seed: int) -> None:
-    workload = made(requests, groups, seed)
-    assert made(requests, groups, seed) == workload
+    workload = small_workload(requests, groups, seed)
+    assert small_workload(requests, groups, seed) == workload
     assert len(workload.prompts) == requests
     turns: Counter[str] = Counter()
     """Of each conversation, by its first prompt."""
@@ -158,15 +168,12 @@ def test_workloads_share_prefixes_within_groups(requests: int, groups: int, seed
     assert max(counts.values()) - min(counts.values()) <= 1, "groups get the same share"
     longest = max(len(prompt.split()) for prompt in workload.prompts)
     assert abs(workload.longest_tokens - longest) <= 2  # the heading's words
-    last = {
-        talk: max((it for it in workload.prompts if it.startswith(talk)), key=len) for talk in turns
-    }
-    own = sum(len(prompt.split()) - 22 for prompt in last.values())
-    assert workload.distinct_tokens == 20 * len(prefixes) + own
-
-
-USAGE = {"prompt_tokens": 32, "prompt_tokens_details": {"cached_tokens": 16}}
-WHOLE = [{"choices": [{"text": ""}]}, {"choices": [{"text": "a"}]}, {"choices": [], "usage": USAGE}]
+    last_prompts = {}
+    for talk in turns:
+        prompts = [prompt for prompt in workload.prompts if prompt.startswith(talk)]
+        last_prompts[talk] = max(prompts, key=len)
+    unshared_tokens = sum(len(prompt.split()) - 22 for prompt in last_prompts.values())
+    assert workload.distinct_tokens == 20 * len(prefixes) + unshared_tokens
 
 
 def answers(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -184,7 +191,7 @@ def played(address: str) -> tuple[list[RecordedRequest], list[str]]:
         {},
         in_flight=None,
         now=time.perf_counter,
-        on_send=lambda sent: None,
+        on_send=ignore,
         on_error=errors.append,
     )
     return client.run([PlannedRequest(0.0, completion("m", "prompt", 4))]), errors
@@ -192,9 +199,14 @@ def played(address: str) -> tuple[list[RecordedRequest], list[str]]:
 
 def test_a_request_is_timed_from_the_sending_to_the_first_text() -> None:
     with stubs.serving(answers) as address:
-        [it], errors = played(address)
-    assert (it.pod, it.input_tokens, it.cached_tokens, errors) == ("pod", 32, 16, [])
-    assert 0.04 < it.text_s - it.send_s < 5
+        [recorded], errors = played(address)
+    assert (recorded.pod, recorded.input_tokens, recorded.cached_tokens, errors) == (
+        "pod",
+        32,
+        16,
+        [],
+    )
+    assert 0.04 < recorded.text_s - recorded.send_s < 5
 
 
 def test_errors_and_refused_connections_are_failures() -> None:
@@ -202,14 +214,6 @@ def test_errors_and_refused_connections_are_failures() -> None:
         assert played(address) == ([], ["HTTP/1.1 429 Bad: "])
     _, [error] = played(stubs.unused_address())
     assert "refused" in error
-
-
-ANSWERED = [
-    RecordedRequest(number, 0.0, 0.0, 0.0, 0.0, tokens_in, 1, text_s, cached, pod)
-    for number, (pod, text_s, tokens_in, cached) in enumerate(
-        (("a", 0.1, 100, 0), ("a", 0.3, 100, 80), ("b", 0.2, 200, 120))
-    )
-]
 
 
 def summary(policy: str = "random", fallbacks: int = 0) -> PolicySummary:
@@ -224,13 +228,19 @@ def summary(policy: str = "random", fallbacks: int = 0) -> PolicySummary:
 
 
 def test_a_summary_counts_answered_requests() -> None:
-    at = summary(fallbacks=3)
-    assert (at.requests, at.failed, at.fallbacks) == (4, 1, 3)
-    assert at.ttft_mean_s == pytest.approx(0.2) and at.ttft_p50_s == pytest.approx(0.2)
-    assert (at.ttfts_s, at.cached_share, at.requests_per_s) == ((0.1, 0.2, 0.3), 0.5, 1.5)
-    assert at.per_pod == {"a": 2, "b": 1, "c": 0}
-    told = json.loads(msgspec.json.encode(at))
-    assert told["ttfts_s"] == [0.1, 0.2, 0.3] and set(told) == set(PolicySummary.__struct_fields__)
+    counts = summary(fallbacks=3)
+    assert (counts.requests, counts.failed, counts.fallbacks) == (4, 1, 3)
+    assert counts.ttft_mean_s == pytest.approx(0.2) and counts.ttft_p50_s == pytest.approx(0.2)
+    assert (counts.ttfts_s, counts.cached_share, counts.requests_per_s) == (
+        (0.1, 0.2, 0.3),
+        0.5,
+        1.5,
+    )
+    assert counts.per_pod == {"a": 2, "b": 1, "c": 0}
+    encoded = json.loads(msgspec.json.encode(counts))
+    assert encoded["ttfts_s"] == [0.1, 0.2, 0.3] and set(encoded) == set(
+        PolicySummary.__struct_fields__
+    )
 
 
 def test_the_table_has_a_row_per_policy_and_notes_on_failures() -> None:

@@ -33,8 +33,8 @@ def test_requests_that_one_side_lacks_are_listed() -> None:
 
 def test_retried_id_is_not_matched_twice() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
-    again = pair_of(1, 9.0).served
-    matches = match("x", export_of(tools_of(pairs)), [*journal_of(pairs), again])
+    retried = pair_of(1, 9.0).served
+    matches = match("x", export_of(tools_of(pairs)), [*journal_of(pairs), retried])
     assert [pair.served.id for pair in matches.pairs] == ["request-0", "request-2"]
     assert len(matches.not_served) == 1
 

@@ -4,6 +4,7 @@ the examples of Kubernetes' documentation, bounds, and how policies are written.
 """
 
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -17,9 +18,9 @@ from app.extensions.plugins.policies import Look
 USUAL = "hpa:metric=waiting,target=4,min=1,max=100"
 
 
-def wanted(more: str, pods: int, metric: float, looks: int, every_s: float = 60.0) -> list[int]:
+def wanted(fields: str, pods: int, metric: float, looks: int, every_s: float = 60.0) -> list[int]:
     """Returns the number of pods after each look, while every pod has this metric."""
-    decide = read_policy(USUAL + more, {}).start(pods)
+    decide = read_policy(USUAL + fields, {}).start(pods)
     counts = []
     for number in range(1, looks + 1):
         pods = decide(Look(number * every_s, pods, [{"waiting": metric}] * pods))
@@ -64,7 +65,8 @@ def test_the_default_behavior_matches_kubernetes() -> None:
 def test_windows_take_the_highest_before_a_scale_down_and_the_lowest_before_a_scale_up() -> None:
     down = read_policy(USUAL + ",window-down=60s", {}).start(2)
     values = (16.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    counts, pods = [], 2
+    counts = []
+    pods = 2
     for number, value in enumerate(values, 1):
         pods = down(Look(number * 15.0, pods, [{"waiting": value}] * pods))
         counts.append(pods)
@@ -82,22 +84,34 @@ def test_windows_take_the_highest_before_a_scale_down_and_the_lowest_before_a_sc
     st.sampled_from(["", ",up=1/60s,down=50%/30s", ",select-up=min,window-up=30s,window-down=0s"]),
 )
 def test_the_number_stays_within_bounds(
-    looks: list[tuple[float, list[float]]], least: int, more: int, rules: str
+    looks: list[tuple[float, list[float]]], min_pods: int, more_pods: int, rules: str
 ) -> None:
-    policy = read_policy(f"hpa:metric=running,target=3,min={least},max={least + more}{rules}", {})
-    pods, at_s, decide = least, 0.0, policy.start(least)
+    policy = read_policy(
+        f"hpa:metric=running,target=3,min={min_pods},max={min_pods + more_pods}{rules}", {}
+    )
+    pods = min_pods
+    at_s = 0.0
+    decide = policy.start(min_pods)
     for gap_s, values in looks:
         at_s += gap_s
         pods = decide(Look(at_s, pods, [{"running": value} for value in values[:pods]]))
-        assert least <= pods <= least + more
+        assert min_pods <= pods <= min_pods + more_pods
 
 
 def test_schedules_and_plugin_policies_are_read() -> None:
     schedule = read_policy("schedule:0s=2,1m=8,5m=3", {})
     assert (schedule.min_pods, schedule.max_pods) == (2, 8)
     assert [schedule.start(2)(Look(at_s, 2, ())) for at_s in (0.0, 59.0, 60.0, 1e6)] == [2, 2, 8, 3]
-    own = read_policy("own:min=2,max=5", {"own": lambda pods: lambda look: look.pods + 1})
-    assert (own.min_pods, own.max_pods, own.start(2)(Look(0.0, 3, ()))) == (2, 5, 4)
+
+    def add_one_pod(look: Look) -> int:
+        return look.pods + 1
+
+    def start_policy(pods: int) -> Callable[[Look], int]:
+        return add_one_pod
+
+    plugin_policy = read_policy("own:min=2,max=5", {"own": start_policy})
+    assert (plugin_policy.min_pods, plugin_policy.max_pods) == (2, 5)
+    assert plugin_policy.start(2)(Look(0.0, 3, ())) == 4
 
 
 def test_histogram_quantiles_match_prometheus() -> None:

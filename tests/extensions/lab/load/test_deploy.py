@@ -7,13 +7,13 @@ from app.extensions.lab.load.hpa import HorizontalPodAutoscaler
 from tests.test_deploy import DEPLOYMENTS, FOLDER, OBJECTS, container
 
 
-def test_the_autoscaler_is_the_policy_that_the_comment_simulates() -> None:
+def test_the_autoscaler_equals_the_simulated_policy_of_the_comment() -> None:
     text = (FOLDER / "autoscaled.yaml").read_text()
-    found = re.search(r"--autoscale (\S+) --cold-start (\S+)\n", text)
-    assert found is not None
-    policy = read_policy(found[1], {})
+    flags = re.search(r"--autoscale (\S+) --cold-start (\S+)\n", text)
+    assert flags is not None
+    policy = read_policy(flags[1], {})
     assert isinstance(policy, HorizontalPodAutoscaler)
-    [spec] = [each["spec"] for each in OBJECTS if each["kind"] == "HorizontalPodAutoscaler"]
+    [spec] = [entry["spec"] for entry in OBJECTS if entry["kind"] == "HorizontalPodAutoscaler"]
     assert spec["scaleTargetRef"]["name"] in DEPLOYMENTS
     assert (spec["minReplicas"], spec["maxReplicas"]) == (policy.min_pods, policy.max_pods)
     [pods] = [metric["pods"] for metric in spec["metrics"]]
@@ -26,11 +26,12 @@ def test_the_autoscaler_is_the_policy_that_the_comment_simulates() -> None:
         assert (
             behavior["stabilizationWindowSeconds"] == window_s and behavior["selectPolicy"] == "Max"
         )
-        given = [
-            (it["value"], it["type"] == "Percent", it["periodSeconds"])
-            for it in behavior["policies"]
+        manifest_rates = [
+            (rule["value"], rule["type"] == "Percent", rule["periodSeconds"])
+            for rule in behavior["policies"]
         ]
-        assert given == list(rates)
-    given = {each["name"]: each.get("value") for each in container("understudy-autoscaled")["env"]}
-    assert given["SIM_STARTUP_DURATION"] == found[2]
+        assert manifest_rates == list(rates)
+    variables = container("understudy-autoscaled")["env"]
+    environment = {entry["name"]: entry.get("value") for entry in variables}
+    assert environment["SIM_STARTUP_DURATION"] == flags[2]
     assert "replicas" not in DEPLOYMENTS["understudy-autoscaled"]["spec"]

@@ -15,8 +15,8 @@ SOME = Between(10, 10)
 LONGEST = 1 << 20
 
 
-def drawn(most: int = LONGEST, **fields: Any) -> LoadTrace:
-    return draw_load(Recipe(**{"input_tokens": SOME, "output_tokens": SOME} | fields), most)
+def drawn(limit: int = LONGEST, **fields: Any) -> LoadTrace:
+    return draw_load(Recipe(**{"input_tokens": SOME, "output_tokens": SOME} | fields), limit)
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,9 @@ def test_gaps_have_the_mean_of_the_rate_and_their_own_deviation(
     arrivals: str, deviation: float
 ) -> None:
     moments = drawn(rate=20.0, arrivals=arrivals, burstiness=0.25, seconds=1000).arrival_s
-    found = [after - before for before, after in zip(moments, moments[1:], strict=False)]
-    assert max(moments) < 1000 and fmean(found) == pytest.approx(1 / 20, rel=0.1)
-    assert pstdev(found) / fmean(found) == pytest.approx(deviation, rel=0.1, abs=1e-6)
+    gaps = [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
+    assert max(moments) < 1000 and fmean(gaps) == pytest.approx(1 / 20, rel=0.1)
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(deviation, rel=0.1, abs=1e-6)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 40.0), (30.0, 10.0)])
@@ -43,7 +43,7 @@ def test_a_ramp_goes_from_rate_to_rate(low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mean", "least", "most"),
+    ("text", "mean", "min_length", "max_length"),
     [
         ("100-300", 200, 100, 300),
         ("200:uniform", 200, 100, 300),
@@ -51,11 +51,14 @@ def test_a_ramp_goes_from_rate_to_rate(low: float, high: float) -> None:
         ("sharegpt", 200, 4, 1024),
     ],
 )
-def test_lengths_have_their_mean_and_range(text: str, mean: float, least: int, most: int) -> None:
-    lengths, rng = read_lengths(text, "input"), Random(1)
+def test_lengths_have_their_mean_and_range(
+    text: str, mean: float, min_length: int, max_length: int
+) -> None:
+    lengths = read_lengths(text, "input")
+    rng = Random(1)
     drawn = [lengths.draw(rng) for _ in range(20_000)]
     assert fmean(drawn) == pytest.approx(mean, rel=0.15)
-    assert least <= min(drawn) <= max(drawn) <= most
+    assert min_length <= min(drawn) <= max(drawn) <= max_length
 
 
 def test_wrong_lengths_are_rejected() -> None:
@@ -76,18 +79,18 @@ def test_wrong_lengths_are_rejected() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(ARRIVALS), st.integers(0, 3), st.integers(1, 50))
-def test_equal_recipes_make_equal_loads(arrivals: str, seed: int, most: int) -> None:
+def test_equal_recipes_make_equal_loads(arrivals: str, seed: int, max_requests: int) -> None:
     lengths = {
         "input_tokens": read_lengths("50:lognormal", "input"),
         "output_tokens": Between(1, 9),
     }
     recipe = Recipe(
-        **lengths, rate=5.0, arrivals=arrivals, seconds=20.0, requests=most, prefix_groups=3,
+        **lengths, rate=5.0, arrivals=arrivals, seconds=20.0, requests=max_requests, prefix_groups=3,
         prefix_tokens=16, seed=seed,
     )  # fmt: skip
     load = draw_load(recipe, LONGEST)
     assert load == draw_load(recipe, LONGEST)
-    assert len(load) <= most
+    assert len(load) <= max_requests
     assert min(load.input_tokens) > 16
     assert set(load.group) <= {0, 1, 2}
 

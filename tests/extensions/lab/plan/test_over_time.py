@@ -135,7 +135,7 @@ def test_a_load_that_needs_too_much_is_refused_in_one_line(
         ([*SLO, "--in-flight", "4"], "arrivals that do not depend on replies"),
     ],
 )
-def test_what_has_no_series_is_refused_in_one_line(
+def test_a_load_without_a_series_is_rejected_in_one_line(
     model: list[str],
     trace: Path,
     flags: list[str],

@@ -64,4 +64,4 @@ def test_the_axis_of_prices_starts_near_the_lowest_and_labels_do_not_overlap(axe
     boxes = [text.get_window_extent() for text in axes.texts]
     assert axes.texts[0].get_text() == "h100 tp 1 x 100"
     assert len(boxes) > 1
-    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    assert not any(first.overlaps(second) for first, second in combinations(boxes, 2))

@@ -13,10 +13,13 @@ import pytest
 from app.extensions.lab.fidelity import simulate
 from app.extensions.lab.plan import search
 from app.extensions.lab.plan.command import run
+from tests.callbacks import ignore
 from tests.extensions.lab.fidelity.test_command import SHAPE
 
 PRICES = {"h100": 2.5, "l40s": 2.0}
-SIZES, SEQUENCES, BUDGETS = (1, 2), (256, 4), (8192, 1024)
+SIZES = (1, 2)
+SEQUENCES = (256, 4)
+BUDGETS = (8192, 1024)
 LOAD = ["--seconds", "3", "--output-tokens", "50-150", "--input-tokens", "4000-16000"]
 GRID = ["--device", *(f"{name}={price}" for name, price in PRICES.items())] + [
     *("--tensor-parallel-size", *map(str, SIZES), "--max-num-seqs", *map(str, SEQUENCES)),
@@ -42,8 +45,8 @@ def test_the_choice_is_within_5_percent_of_an_exhaustive_search(
     model: list[str], capsys: pytest.CaptureFixture[str], limits: str
 ) -> None:
     load = [*model, *LOAD, "--rate", "8", "--goodput", *limits.split()]
-    found = figures(capsys, *load, *GRID)["loads"][0]
-    chosen = found["cheapest"]
+    result = figures(capsys, *load, *GRID)["loads"][0]
+    chosen = result["cheapest"]
     for (device, price), size, seqs, budget in product(PRICES.items(), SIZES, SEQUENCES, BUDGETS):
         for pods in count(1):
             if price * size * pods * 1.05 >= chosen["price_per_hour"]:
@@ -58,9 +61,11 @@ def test_the_choice_is_within_5_percent_of_an_exhaustive_search(
                 assert good["good"] < 0.99 * good["requests"], argv
     assert chosen["summary"]["goodput"]["good"] >= 0.99 * chosen["summary"]["requests"]
     assert chosen["summary"]["price"]["total"] > 0
-    front = [(its["price_per_hour"], its["slo_share"]) for its in found["front"]]
+    front = [(point["price_per_hour"], point["slo_share"]) for point in result["front"]]
     assert [chosen["price_per_hour"], chosen["slo_share"]] in map(list, front)
-    assert front == sorted(front) and front[::-1] == sorted(front[::-1], key=lambda point: point[1])
+    assert front == sorted(front)
+    shares = [share for _, share in front]
+    assert shares == sorted(shares, reverse=True)
 
 
 def test_bounds_do_not_change_the_choice(
@@ -69,11 +74,11 @@ def test_bounds_do_not_change_the_choice(
     """Without bounds the same fleet is found, by more runs."""
     argv = [*model, *LOAD, "--rate", "3", "--goodput", "ttft:1000", "tpot:11", "e2el:3000", *GRID]
     bounded = figures(capsys, *argv)
-    monkeypatch.setattr(search, "apply_bounds", lambda *args: None)
+    monkeypatch.setattr(search, "apply_bounds", ignore)
     free = figures(capsys, *argv)
-    for own, other in zip(bounded["loads"], free["loads"], strict=True):
-        assert own["cheapest"] == other["cheapest"]
-        assert len(own["simulated"]) < len(other["simulated"])
+    for bounded_load, free_load in zip(bounded["loads"], free["loads"], strict=True):
+        assert bounded_load["cheapest"] == free_load["cheapest"]
+        assert len(bounded_load["simulated"]) < len(free_load["simulated"])
 
 
 def test_bounds_allow_for_several_tokens_per_step(
@@ -97,8 +102,9 @@ def test_bounds_allow_for_several_tokens_per_step(
 def test_fleets_of_tiny_pods_are_searched(
     model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = ["--num-gpu-blocks-override", "700", "--max-model-len", "10000", "--input-tokens", "9000"]
-    load = [*one, "--rate", "3", "--seconds", "8", "--goodput", "ttft:3000", "--prefill-share", "0"]
+    pod_flags = ["--num-gpu-blocks-override=700", "--max-model-len=10000", "--input-tokens=9000"]
+    load_flags = ["--rate=3", "--seconds=8", "--goodput", "ttft:3000", "--prefill-share=0"]
+    load = [*pod_flags, *load_flags]
     argv = [*model, *load, "--device", "h100=2", "--tensor-parallel-size", "1", "--processes", "1"]
     assert figures(capsys, *argv)["loads"][0]["cheapest"]["pods"] > 1
 
@@ -163,7 +169,7 @@ def test_an_unreachable_slo_reports_the_nearest_fleet(
         "--num-requests",
         "40",
     ]
-    for slo, told in {
+    for slo, messages in {
         "--goodput tpot:1": "tp 8 misses tpot by . ms|even on an idle pod",
         "--slo ttft_p99=100ms --max-pods 2": "nearest: h100 tp 8 x 2 --max-num-seqs",
     }.items():
@@ -171,11 +177,11 @@ def test_an_unreachable_slo_reports_the_nearest_fleet(
         out, err = capsys.readouterr()
         assert out == "" and err.startswith("error: ") and err.count("\n") == 1
         assert not target.exists()
-        assert any(part in err for part in told.split("|")), err
+        assert any(part in err for part in messages.split("|")), err
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (["--device", "h100"], "does not have a price; add one as h100=PRICE"),
         (["--device", "h1000=2"], "did you mean h100?"),
@@ -195,9 +201,9 @@ def test_an_unreachable_slo_reports_the_nearest_fleet(
     ],
 )
 def test_wrong_flags_are_rejected_in_one_line(
-    model: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+    model: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     argv = [*model, "--device", "h100=2", "--rate", "2", "--seconds", "3", "--goodput", "ttft:500"]
     assert run([*argv, *flags]) in (1, 2)
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and told in err
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and message in err

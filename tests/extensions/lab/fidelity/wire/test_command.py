@@ -26,13 +26,13 @@ def test_a_signal_ends_all_processes(tmp_path: Path, number: signal.Signals) -> 
         command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0
     ) as process:
         assert process.stderr is not None
-        said = ""
-        while "swept" not in said:
-            said += process.stderr.read(1)
+        progress = ""
+        while "swept" not in progress:
+            progress += process.stderr.read(1)
         process.send_signal(number)
-        rest = process.stderr.read()  # ends when no process of it has the pipe any more
+        errors = process.stderr.read()  # ends when no process of it has the pipe any more
     if number == signal.SIGINT:
-        assert rest.endswith("error: interrupted; nothing was written\n")
-        assert "Traceback" not in rest
+        assert errors.endswith("error: interrupted; nothing was written\n")
+        assert "Traceback" not in errors
     assert process.returncode == (1 if number == signal.SIGINT else -number)
     assert list(tmp_path.iterdir()) == []

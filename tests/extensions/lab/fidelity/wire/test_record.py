@@ -1,4 +1,4 @@
-"""What is recorded of a live server, and what is told when it cannot be."""
+"""The recording of a live server, and the errors of a failed recording."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,8 @@ def test_a_live_server_is_recorded(
 
 
 def test_prompts_of_a_group_share_their_prefix(server: RunningServer, tmp_path: Path) -> None:
-    trace, out = tmp_path / "trace.csv", tmp_path / "run.csv"
+    trace = tmp_path / "trace.csv"
+    out = tmp_path / "run.csv"
     trace.write_text(
         "arrival_s,input_tokens,output_tokens,prefix_group,prefix_tokens\n0,40,3,a,32\n0.1,50,4,a,32\n"
     )
@@ -48,8 +49,12 @@ def test_prompts_of_a_group_share_their_prefix(server: RunningServer, tmp_path: 
     [run] = read_recordings(str(out))
     assert (run.input_tokens, run.output_tokens) == ([40, 50], [3, 4])
     prompts = record.plan_requests(record.read_trace(trace), "m", range(100), 1)
-    one, two = (json.loads(wanted.body)["prompt"] for wanted in prompts)
-    assert one[:32] == two[:32] and one[32:] != two[32:40] and (len(one), len(two)) == (40, 50)
+    first, second = (json.loads(wanted.body)["prompt"] for wanted in prompts)
+    assert (
+        first[:32] == second[:32]
+        and first[32:] != second[32:40]
+        and (len(first), len(second)) == (40, 50)
+    )
 
 
 def test_an_unknown_model_is_reported(

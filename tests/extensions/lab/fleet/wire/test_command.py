@@ -41,7 +41,7 @@ def are_gone(pids: Sequence[int]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 64"),
         (["--rate", "-1"], "argument --rate: '-1' must be a number above 0"),
@@ -60,14 +60,16 @@ def are_gone(pids: Sequence[int]) -> bool:
     ],
 )
 def test_wrong_input_is_rejected_in_one_line(
-    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    usage = told.startswith(("argument", "unknown", "flag --port"))
+    usage = message.startswith(("argument", "unknown", "flag --port"))
     assert command.run(argv) == (2 if usage else 1)
     printed = capsys.readouterr()
     assert printed.out == ""
     assert (
-        printed.err.startswith("error: ") and told in printed.err and printed.err.count("\n") == 1
+        printed.err.startswith("error: ")
+        and message in printed.err
+        and printed.err.count("\n") == 1
     )
 
 
@@ -99,7 +101,7 @@ def test_a_run_prints_the_table_and_writes_the_figures(
     assert rows == ["round-robin", "prefix-aware"]
     figures = json.loads(path.read_text())
     assert figures["options"]["rate"] == 100 and figures["options"]["concurrency"] is None
-    assert [at["requests"] - at["failed"] for at in figures["policies"]] == [6, 6]
+    assert [policy["requests"] - policy["failed"] for policy in figures["policies"]] == [6, 6]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

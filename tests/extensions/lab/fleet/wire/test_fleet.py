@@ -14,12 +14,14 @@ from app.extensions.plugins.policies import Incoming
 from tests import stubs
 
 POLICIES = policies_of((), {})
+RULES = {"role": "system", "content": "Answer as briefly as you can, and then more briefly. " * 20}
+SHARED_PROMPT = "A prompt that comes again and again, for there is no other. " * 20
 
 
 def completion(
     address: str, body: dict[str, object], path: str = "/v1/completions"
 ) -> tuple[str, int]:
-    """The pod that answered, and the cached tokens that it tells of."""
+    """The pod that answered, and the cached tokens in its answer."""
     with stubs.posted(address, {"max_tokens": 1, **body}, path) as response:
         answer = json.load(response)
         assert response.status == 200, answer
@@ -30,30 +32,44 @@ def completion(
 def test_every_policy_gets_the_whole_workload(
     fleet: Fleet, workload: Workload, options: Namespace
 ) -> None:
-    played = compare_policies(fleet, workload, options, POLICIES)
-    summaries = {at.policy: at for at in played}
+    summaries_of_policies = compare_policies(fleet, workload, options, POLICIES)
+    summaries = {summary.policy: summary for summary in summaries_of_policies}
     assert list(summaries) == ["random", "round-robin", "prefix-aware"]
-    for at in summaries.values():
-        assert (at.requests, at.failed, at.fallbacks, at.errors) == (24, 0, 0, ())
-        assert sum(at.per_pod.values()) == len(at.ttfts_s) == 24
-        assert 0 < at.cached_share < 1
+    for summary in summaries.values():
+        assert (summary.requests, summary.failed, summary.fallbacks, summary.errors) == (
+            24,
+            0,
+            0,
+            (),
+        )
+        assert sum(summary.per_pod.values()) == len(summary.ttfts_s) == 24
+        assert 0 < summary.cached_share < 1
     assert set(summaries["round-robin"].per_pod.values()) == {12}
 
 
-RULES = {"role": "system", "content": "Answer as briefly as you can, and then more briefly. " * 20}
-AGAIN = "A prompt that comes again and again, for there is no other. " * 20
-FORMS: dict[str, Callable[[int], dict[str, object]]] = {
-    "/v1/completions": lambda k: {"prompt": f"{AGAIN} {k}"},
-    "/v1/chat/completions": lambda k: {
-        "messages": [RULES, {"role": "user", "content": f"Question {k}?"}]
-    },
-    "/v1/completions?ids": lambda k: {"prompt": [*range(300, 600), k]},
-}
+def text_prompt(number: int) -> dict[str, object]:
+    return {"prompt": f"{SHARED_PROMPT} {number}"}
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_prompts_are_routed_to_the_pod_that_cached_them(fleet: Fleet, form: str) -> None:
-    path, body = form.partition("?")[0], FORMS[form]
+def chat_prompt(number: int) -> dict[str, object]:
+    return {"messages": [RULES, {"role": "user", "content": f"Question {number}?"}]}
+
+
+def token_prompt(number: int) -> dict[str, object]:
+    return {"prompt": [*range(300, 600), number]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", text_prompt),
+        ("/v1/chat/completions", chat_prompt),
+        ("/v1/completions", token_prompt),
+    ],
+)
+def test_prompts_are_routed_to_the_pod_that_cached_them(
+    fleet: Fleet, path: str, body: Callable[[int], dict[str, object]]
+) -> None:
     with running_proxy(fleet, POLICIES["prefix-aware"], Random(1)) as (address, proxy):
         home, cached = completion(address, body(0), path)
         assert cached == 0
@@ -66,10 +82,10 @@ def test_prompts_are_routed_to_the_pod_that_cached_them(fleet: Fleet, form: str)
 
 def test_cleared_caches_are_cleared_in_the_index(fleet: Fleet) -> None:
     body = {"prompt": "Soon forgotten, as so much before it has been. " * 20}
-    asked = Incoming("/v1/completions", json.dumps(body).encode())
+    incoming = Incoming("/v1/completions", json.dumps(body).encode())
     with running_proxy(fleet, POLICIES["round-robin"], Random(1)) as (address, _):
         completion(address, body)
     fleet.wait_for_index()
-    assert fleet.indexer.scores(asked)
+    assert fleet.indexer.scores(incoming)
     fleet.clear_caches()
-    assert not fleet.indexer.scores(asked)
+    assert not fleet.indexer.scores(incoming)

@@ -23,10 +23,8 @@ LOAD = ["--rate", "4", "8", "--seconds", "10", "--goodput", "ttft:300", "tpot:12
 @contextmanager
 def cluster() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Yields the address of a scheduler with two workers, and its process."""
-    address, quiet = (
-        f"127.0.0.1:{free_port()}",
-        {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL},
-    )
+    address = f"127.0.0.1:{free_port()}"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     host, _, port = address.partition(":")
     words = [
         ["dask_scheduler", "--host", host, "--port", port, "--no-show"],
@@ -34,12 +32,12 @@ def cluster() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     ]
     with ExitStack() as stack:
         processes = []
-        for its in words:
+        for arguments in words:
             command = [
                 sys.executable,
                 "-m",
-                f"distributed.cli.{its[0]}",
-                *its[1:],
+                f"distributed.cli.{arguments[0]}",
+                *arguments[1:],
                 "--no-dashboard",
             ]
             process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, **quiet))
@@ -55,12 +53,13 @@ def plan_argv(folder: Path) -> list[str]:
 
 
 def test_a_cluster_gives_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv, said = plan_argv(tmp_path), []
+    argv = plan_argv(tmp_path)
+    outputs = []
     with cluster() as (address, _):
         for place in (["--processes", "1"], ["--processes", "2"], ["--backend", f"dask={address}"]):
             assert run([*argv, *place, "--json", "-"]) == 0
-            said.append(capsys.readouterr().out)
-    assert said[0] == said[1] == said[2]
+            outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 def test_a_dead_scheduler_is_reported_in_one_line(tmp_path: Path) -> None:
@@ -70,14 +69,14 @@ def test_a_dead_scheduler_is_reported_in_one_line(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "app", "plan", *argv, "--backend", f"dask={address}"]
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
-            said = ""
-            while "planned" not in said:
-                said += process.stderr.read(1)
+            errors = ""
+            while "planned" not in errors:
+                errors += process.stderr.read(1)
             scheduler.kill()
-            said += process.stderr.read()
+            errors += process.stderr.read()
     assert process.returncode == 1 and not target.exists()
-    print(said)
-    assert "Traceback" not in said and said.splitlines()[-1].strip().startswith(
+    print(errors)
+    assert "Traceback" not in errors and errors.splitlines()[-1].strip().startswith(
         "error: --backend dask="
     )
 
@@ -89,10 +88,10 @@ def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
         command, cwd=ROOT, stderr=subprocess.PIPE, text=True, process_group=0
     ) as process:
         assert process.stderr is not None
-        said = ""
-        while "planned" not in said:
-            said += process.stderr.read(1)
+        progress = ""
+        while "planned" not in progress:
+            progress += process.stderr.read(1)
         process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()  # ends when no process of it has the pipe any more
-    assert process.returncode == 1 and "Traceback" not in rest
-    assert rest.endswith("error: interrupted; nothing was written\n")
+        errors = process.stderr.read()  # ends when no process of it has the pipe any more
+    assert process.returncode == 1 and "Traceback" not in errors
+    assert errors.endswith("error: interrupted; nothing was written\n")
