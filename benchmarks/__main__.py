@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     options = flags.parse_args(argv)
     rounds = ["--rounds", str(options.rounds)]
     tools = [f"--{name}={path}" for name in ("sseload", "csrv") if (path := getattr(options, name))]
-    for command, more in (
+    for command, flags_of_command in (
         (requests, []),
         (burst, tools),
         (pacing, tools),
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         (kv_publishing, []),
         (kv_index, []),
     ):
-        command.main([*rounds, *more])
+        command.main([*rounds, *flags_of_command])
     return 0
 
 

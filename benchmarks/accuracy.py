@@ -28,12 +28,12 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--tokens", type=int, default=256, help="of each window")
     options = flags.parse_args(argv)
     texts = _texts(options.model, options.windows, options.tokens)
-    wanted, likeliest = _told(options.model, "float32", texts)
+    wanted, likeliest = _log_probabilities(options.model, "float32", texts)
     count = len(wanted)
     print(f"{count} tokens\ndtype      perplexity  likeliest as in float32  difference of logprobs")
     print(f"{'float32':10} {math.exp(-sum(wanted) / count):10.3f}")
     for dtype in options.dtypes:
-        logprobs, tokens = _told(options.model, dtype, texts)
+        logprobs, tokens = _log_probabilities(options.model, dtype, texts)
         equal = sum(map(int.__eq__, tokens, likeliest)) / count
         apart = sum(abs(a - b) for a, b in zip(logprobs, wanted, strict=True)) / count
         print(f"{dtype:10} {math.exp(-sum(logprobs) / count):10.3f} {equal:23.1%} {apart:23.4f}")
@@ -53,7 +53,9 @@ def _texts(model: str, windows: int, tokens: int) -> list[list[int]]:
     return [tokenizer.encode(whole[start : start + 16 * tokens])[:tokens] for start in starts]
 
 
-def _told(model: str, dtype: str, texts: list[list[int]]) -> tuple[list[float], list[int]]:
+def _log_probabilities(
+    model: str, dtype: str, texts: list[list[int]]
+) -> tuple[list[float], list[int]]:
     """Returns the log probability of each token but the first, and the likeliest token at its
     place.
     """
@@ -63,8 +65,10 @@ def _told(model: str, dtype: str, texts: list[list[int]]) -> tuple[list[float], 
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     with LLM(model, "cpu", dtype, max_seq_length=max(map(len, texts)) + 1) as llm:
         results = llm.generate(texts, params, progress=False)
-    told = [cast("list[WireLogprob | None]", result["prompt_logprobs"]) for result in results]
-    places = [place for one in told for place in one if place is not None]
+    prompt_logprobs = [
+        cast("list[WireLogprob | None]", result["prompt_logprobs"]) for result in results
+    ]
+    places = [place for logprobs in prompt_logprobs for place in logprobs if place is not None]
     return [place.logprob for place in places], [place.top[0][0] for place in places]
 
 

@@ -37,16 +37,16 @@ def with_openai(url: str, model: str, towns: Sequence[str]) -> list[str]:
 def _loop(client: Any, model: str, town: str, streamed: bool) -> str:
     messages: list[Any] = [{"role": "user", "content": QUESTION.format(town)}]
     while True:
-        asked = {"model": model, "messages": messages, "tools": [TOOL]}
+        request = {"model": model, "messages": messages, "tools": [TOOL]}
         if streamed:
-            with client.chat.completions.stream(**asked) as events:
-                said = events.get_final_completion().choices[0].message
+            with client.chat.completions.stream(**request) as events:
+                message = events.get_final_completion().choices[0].message
         else:
-            said = client.chat.completions.create(**asked).choices[0].message
-        if not said.tool_calls:
-            return str(said.content)
-        messages.append(said.model_dump(exclude_none=True))
-        for call in said.tool_calls:
+            message = client.chat.completions.create(**request).choices[0].message
+        if not message.tool_calls:
+            return str(message.content)
+        messages.append(message.model_dump(exclude_none=True))
+        for call in message.tool_calls:
             result = get_weather(**json.loads(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
@@ -79,5 +79,5 @@ CLIENTS: dict[str, Callable[[str, str, Sequence[str]], list[str]]] = {
 }
 
 if __name__ == "__main__":
-    _, who, server, served, *cities = sys.argv
-    json.dump(CLIENTS[who](server, served, cities), sys.stdout)
+    _, client_name, server, served, *cities = sys.argv
+    json.dump(CLIENTS[client_name](server, served, cities), sys.stdout)

@@ -65,7 +65,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def pace(streams: Sequence[Arrivals], rhythm: Rhythm) -> Pace:
     """Figures of a run; streams without a counted chunk are left out."""
-    errors = [found for stream in streams if (found := errors_ms(stream, rhythm))]
+    errors = [stream_errors for stream in streams if (stream_errors := errors_ms(stream, rhythm))]
     ttft = [abs(error[0]) for error in errors]
     chunk = [abs(error) for stream in errors for error in stream]
     return Pace(

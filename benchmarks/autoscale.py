@@ -54,12 +54,14 @@ class LiveFleet:
 
     def __init__(self, plan: SimulationPlan, load: LoadTrace, processes: Processes) -> None:
         assert plan.autoscaling is not None
-        self._load, self._processes = load, processes
+        self._load = load
+        self._processes = processes
         self._pods: list[ServerProcess] = []
         self._in_flight: Counter[int] = Counter()
         self.answered = 0
         self._policy = PrefixAware[None, int](lambda request: {}, Random(f"{plan.seed}/live"))
-        scaling, begin_s = plan.autoscaling, load.arrival_s[0]
+        scaling = plan.autoscaling
+        begin_s = load.arrival_s[0]
         self.scaler = Autoscaler(
             scaling,
             pods=plan.pods,
@@ -85,7 +87,8 @@ class LiveFleet:
         gevent.joinall(requests)
 
     def _start(self) -> None:
-        port, place = self._processes.port(), len(self._pods)
+        port = self._processes.port()
+        place = len(self._pods)
         flags = {
             **{"host": HOST, "port": port, "model": "m", "profile": DEFAULT_PROFILE},
             **{"max-num-seqs": PLACES, "startup-duration": f"{STARTUP_S}s", "log-level": "warning"},
@@ -95,11 +98,11 @@ class LiveFleet:
 
     def _sample(self, place: int, at_s: float) -> Sample:
         text = exchange(self._pods[place].address, "GET", "/metrics")[1].decode()
-        found = {
+        gauges = {
             name: re.search(rf"^vllm:{full}{{.*}} (\S+)$", text, re.M)
             for name, full in GAUGES.items()
         }
-        return {name: float(match[1]) for name, match in found.items() if match}
+        return {name: float(match[1]) for name, match in gauges.items() if match}
 
     def _send(self, place: int) -> None:
         load = self._load
@@ -111,10 +114,13 @@ class LiveFleet:
         request = msgspec.json.encode({**body, "max_tokens": load.output_tokens[place]})
         pod = self._policy.choose(None, self.scaler.ready, self._in_flight)
         self._in_flight[pod] += 1
-        give_up_s, address = time.monotonic() + PATIENCE_S, self._pods[pod].address
+        give_up_s = time.monotonic() + PATIENCE_S
+        address = self._pods[pod].address
         while time.monotonic() < give_up_s:
             with suppress(OSError):  # a process may start later than its pod is ready
-                status, _ = exchange(address, "POST", COMPLETIONS, request, PATIENCE_S)
+                status, _ = exchange(
+                    address, "POST", path=COMPLETIONS, body=request, timeout_s=PATIENCE_S
+                )
                 self.answered += status == 200
                 break
             gevent.sleep(0.05)
@@ -145,7 +151,8 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--every", type=float, default=5.0, help="seconds between two looks")
     options = flags.parse_args(argv)
     show_machine()
-    load, plan = _load(options), _plan(options)
+    load = _load(options)
+    plan = _plan(options)
     simulated = simulate(load, plan).lives
     processes = Processes()
     try:
@@ -160,9 +167,9 @@ def _load(options: argparse.Namespace) -> LoadTrace:
     half = options.seconds / 2
     ramp = Recipe(arrivals=RAMP, seconds=half, input_tokens=LENGTHS, output_tokens=LENGTHS)
     up = replace(ramp, rate=options.rate, ramp_from=0.5)
-    load, later = (
-        draw_load(it, 4096) for it in (up, replace(up, rate=0.5, ramp_from=options.rate, seed=2))
-    )
+    down = replace(up, rate=0.5, ramp_from=options.rate, seed=2)
+    load = draw_load(up, 4096)
+    later = draw_load(down, 4096)
     load.arrival_s.extend(at_s + half for at_s in later.arrival_s)
     load.input_tokens.extend(later.input_tokens)
     load.output_tokens.extend(later.output_tokens)

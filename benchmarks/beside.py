@@ -46,7 +46,13 @@ def main(argv: Sequence[str]) -> int:
     rates: dict[str, list[float]] = {}
     with ours(load) as simulated, background() as client:
         _unpin(simulated)
-        plan = StreamPlan(simulated.port, options.streams, options.tokens, 0.2, load.length_s)
+        plan = StreamPlan(
+            simulated.port,
+            options.streams,
+            tokens=options.tokens,
+            spread_s=0.2,
+            length_s=load.length_s,
+        )
 
         def measure(beside: str) -> Pace:
             with _busy(beside, client, options, rates.setdefault(beside, [])):
@@ -88,7 +94,8 @@ def _busy(
     if beside == NOBODY:
         yield
         return
-    threads, port = beside.split()[1], free_port()
+    threads = beside.split()[1]
+    port = free_port()
     settings = {
         "SIM_HOST": "127.0.0.1",
         "SIM_PORT": str(port),
@@ -100,7 +107,10 @@ def _busy(
     with running(beside, WSGI, port, settings, role_chunks=1) as engine:
         _unpin(engine)
         asks = _Asking(
-            client, StreamPlan(engine.port, options.sequences, MOST_TOKENS, 0.01, BUSY_S)
+            client,
+            StreamPlan(
+                engine.port, options.sequences, tokens=MOST_TOKENS, spread_s=0.01, length_s=BUSY_S
+            ),
         )
         try:
             yield

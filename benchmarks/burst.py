@@ -73,10 +73,10 @@ def measure(server: Server, client: str, options: argparse.Namespace, warnings: 
             per_s, health = ctools.burst(
                 options.sseload,
                 server.port,
-                options.streams,
-                options.tokens,
-                server.role_chunks,
-                options.seconds,
+                streams=options.streams,
+                tokens=options.tokens,
+                role_chunks=server.role_chunks,
+                seconds=options.seconds,
             )
             wall_s = options.seconds
         else:
@@ -85,7 +85,9 @@ def measure(server: Server, client: str, options: argparse.Namespace, warnings: 
             )
             # A role chunk is not a token.
             counted = options.tokens / (options.tokens + server.role_chunks)
-            per_s, wall_s, health = run.units * counted / run.wall_s, run.wall_s, run.client
+            per_s = run.units * counted / run.wall_s
+            wall_s = run.wall_s
+            health = run.client
     warnings += health.warnings() + use.warnings(server.name)
     server_cpu = min(1.0, use.cpu_s / wall_s)
     return Round(per_s, use.cpu_s / (per_s * wall_s) * 1e6, server_cpu, health.cpu)

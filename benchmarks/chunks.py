@@ -18,7 +18,7 @@ from benchmarks.options import add_other, parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, middle_ratio, number, share, show, show_machine
 from benchmarks.rounds import interleaved
-from benchmarks.servers import Load, Server, both
+from benchmarks.servers import Load, Server, ours_and_other
 from benchmarks.streams import StreamPlan, play
 
 PLAIN = "plain"
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     show_machine()
     load = Load(options.ttft / 1e3, options.itl / 1e3, options.tokens, options.streams)
     with ExitStack() as stack:
-        servers = [stack.enter_context(server) for server in both(load, options.other)]
+        servers = [stack.enter_context(server) for server in ours_and_other(load, options.other)]
         families = list(dict.fromkeys((PLAIN, *options.families)))
         compare(servers, families, load, options)
     return 0
@@ -99,7 +99,16 @@ def compare(
     for server in servers:
         for family in families:
             requests = streams_of(family, options.tokens)
-            play(StreamPlan(server.port, WARM_UP_STREAMS, options.tokens, 0.1, 1.0, requests))
+            play(
+                StreamPlan(
+                    server.port,
+                    WARM_UP_STREAMS,
+                    tokens=options.tokens,
+                    spread_s=0.1,
+                    length_s=1.0,
+                    requests=requests,
+                )
+            )
     keys = [(server, family) for server in servers for family in families]
     rounds = interleaved(keys, options.rounds, measure)
     rows = []
@@ -113,9 +122,13 @@ def compare(
                 number(row.chunks, 0),
                 number(row.tokens, 0),
                 number(row.chunk_us, 1),
-                middle_ratio([one.chunk_us for one in seen], [one.chunk_us for one in plain]),
+                middle_ratio(
+                    [round_.chunk_us for round_ in seen], [round_.chunk_us for round_ in plain]
+                ),
                 number(row.token_us, 1),
-                middle_ratio([one.token_us for one in seen], [one.token_us for one in plain]),
+                middle_ratio(
+                    [round_.token_us for round_ in seen], [round_.token_us for round_ in plain]
+                ),
                 share(row.client_cpu),
             )
         )

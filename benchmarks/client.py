@@ -31,18 +31,18 @@ class ClientHealth:
         """Why the figures of this run may be the client's and not the server's; empty when all was
         well.
         """
-        found = []
+        warnings = []
         if self.cpu > BUSY_LIMIT:
-            found.append(f"the client is the bottleneck: it used {self.cpu:.0%} of its core")
+            warnings.append(f"the client is the bottleneck: it used {self.cpu:.0%} of its core")
         if self.lag_p99_ms > lag_limit_ms:
-            found.append(
+            warnings.append(
                 f"the client itself was up to {self.lag_p99_ms:.1f} ms late (p99), seen in the errors"
             )
         if self.waited > WAITED_LIMIT:
-            found.append(
+            warnings.append(
                 f"other processes kept the client from its core for {self.waited:.0%} of the time"
             )
-        return found
+        return warnings
 
 
 @dataclass(slots=True)

@@ -57,7 +57,9 @@ def run(
             loop = _Loop(connections, requests)
             begun = time.monotonic()
             loop.until(begun + duration_s)
-            wall_s, units, latencies_ms = time.monotonic() - begun, loop.units, loop.latencies_ms[:]
+            wall_s = time.monotonic() - begun
+            units = loop.units
+            latencies_ms = loop.latencies_ms[:]
         watch.health = ClientHealth(watch.health.cpu, watch.health.waited, 0.0)
         loop.drain(time.monotonic() + DRAIN_S)
     return LoopRun(wall_s, units, latencies_ms, watch.health)

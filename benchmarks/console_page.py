@@ -34,7 +34,8 @@ LOAD = Load(0.3, 0.02, 60, 389)
 DRAWN = {"SIM_TIME_TO_FIRST_TOKEN_STD_DEV": "90ms", "SIM_INTER_TOKEN_LATENCY_STD_DEV": "6ms"}
 LOADS = {"constant": {}, "drawn": DRAWN, "saturated": {**DRAWN, "SIM_MAX_NUM_SEQS": "8"}}
 SHARES = (0.5, 0.9, 0.99)
-MOST_OFF, MOST_OFF_MS = 0.01, 0.5
+MOST_OFF = 0.01
+MOST_OFF_MS = 0.5
 """Greatest difference from the client's figure:
 
 one of both must hold, or the machine is as late.
@@ -45,7 +46,8 @@ DRAWING = 15
 """Niceness of Chromium, which has the client's core and must not delay it; servers have another
 core.
 """
-CALM_S, IDLE_S = 40.0, 20.0
+CALM_S = 40.0
+IDLE_S = 20.0
 """Seconds until a page stands still, and in which its CPU time is measured."""
 COLUMNS = (
     "load",
@@ -69,9 +71,11 @@ def main(argv: Sequence[str]) -> int:
         streams = stack.enter_context(background())
         os.nice(DRAWING)
         page = stack.enter_context(_chromium())
-        for name, more in LOADS.items():
-            with ours(LOAD, name=name, more={**more, "SIM_CONSOLE": "true"}) as server:
-                rows += _measure(name, server, streams, page, options)
+        for name, settings in LOADS.items():
+            with ours(
+                LOAD, name=name, extra_settings={**settings, "SIM_CONSOLE": "true"}
+            ) as server:
+                rows += _measure(name, server, streams=streams, page=page, options=options)
                 idle = _idle(page)
         with bare(LOAD) as server:
             late = _lateness(_played(server, streams, options))
@@ -108,9 +112,9 @@ def _measure(
     _wait(page, "model.bars.size > 0 && model.bars.size === model.over.length")
     page.evaluate("render()")
     return [
-        (name, latency, figure, value, told[figure])
+        (name, latency, figure, value, page_figures[figure])
         for latency, values in latencies.items()
-        for told in [_told(page.inner_text(f"#{latency}-line"))]
+        for page_figures in [_figures_of_page(page.inner_text(f"#{latency}-line"))]
         for figure, value in _figures(values)
     ]
 
@@ -120,7 +124,11 @@ def _played(
 ) -> dict[str, list[float]]:
     """Plays the load, and returns the client's latencies."""
     plan = StreamPlan(
-        server.port, LOAD.streams, LOAD.tokens, options.seconds, LOAD.length_s * LOAD.streams
+        server.port,
+        LOAD.streams,
+        tokens=LOAD.tokens,
+        spread_s=options.seconds,
+        length_s=LOAD.length_s * LOAD.streams,
     )
     run = streams.play(plan).result()
     if run.unfinished:
@@ -153,17 +161,22 @@ def _wait(page: Page, condition: str) -> None:
 
 def _latencies(arrivals: Sequence[Arrivals], role_chunks: int) -> dict[str, list[float]]:
     """TTFT and gaps in milliseconds, ascending; first chunks may have a role, and no token."""
-    chunks = [it.chunks_ns[role_chunks:] for it in arrivals]
-    ttft = [(its[0] - it.requested_ns) * MS for it, its in zip(arrivals, chunks, strict=True)]
+    chunks = [stream.chunks_ns[role_chunks:] for stream in arrivals]
+    ttft = [
+        (stream_chunks[0] - stream.requested_ns) * MS
+        for stream, stream_chunks in zip(arrivals, chunks, strict=True)
+    ]
     gaps = [
-        (late - early) * MS for its in chunks for early, late in zip(its, its[1:], strict=False)
+        (late - early) * MS
+        for stream_chunks in chunks
+        for early, late in zip(stream_chunks, stream_chunks[1:], strict=False)
     ]
     return {"ttft": sorted(ttft), "itl": sorted(gaps)}
 
 
-def _told(line: str) -> dict[str, float]:
-    found = re.findall(r"(p\d\d) ([\d.]+) (s|ms)", line)
-    return {name: float(value) * (1000 if unit == "s" else 1) for name, value, unit in found}
+def _figures_of_page(line: str) -> dict[str, float]:
+    matches = re.findall(r"(p\d\d) ([\d.]+) (s|ms)", line)
+    return {name: float(value) * (1000 if unit == "s" else 1) for name, value, unit in matches}
 
 
 def _idle(page: Page) -> float:
@@ -175,11 +188,15 @@ def _idle(page: Page) -> float:
 
 
 def _chromium_cpu_s() -> float:
-    parents = {int(it.name): _parent(it) for it in PROC.iterdir() if it.name.isdecimal()}
-    own = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in own} - own:
-        own |= more
-    return sum(usage(pid).cpu_s for pid in own if "chrom" in _name(PROC / str(pid)))
+    parents = {
+        int(folder.name): _parent(folder) for folder in PROC.iterdir() if folder.name.isdecimal()
+    }
+    browser_pids = {os.getpid()}
+    child_pids = browser_pids
+    while child_pids:
+        child_pids = {pid for pid, parent in parents.items() if parent in child_pids}
+        browser_pids |= child_pids
+    return sum(usage(pid).cpu_s for pid in browser_pids if "chrom" in _name(PROC / str(pid)))
 
 
 def _parent(process: Path) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 
 ALLOWED = sorted(os.sched_getaffinity(0))
-SERVER, CLIENT = ALLOWED[0], ALLOWED[-1]
+SERVER = ALLOWED[0]
+CLIENT = ALLOWED[-1]
 
 
 def shared() -> bool:

@@ -75,7 +75,9 @@ def leave_one_group_out(errors: Sequence[KnownError], figure: str) -> Coverage:
             half_widths.append(spread.half_width)
             inside += abs(residual - spread.center) <= spread.half_width
         absolute = [abs(residual) for _, residual in cells]
-        groups.append(GroupCoverage(name, len(cells), inside, half_widths, absolute))
+        groups.append(
+            GroupCoverage(name, len(cells), inside=inside, half_widths=half_widths, errors=absolute)
+        )
     return Coverage(groups)
 
 

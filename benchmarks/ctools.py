@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.arrivals import Pace, Rhythm
 from benchmarks.client import ClientHealth
-from benchmarks.servers import Load, Server, bare, both, free_port, running
+from benchmarks.servers import Load, Server, bare, free_port, ours_and_other, running
 from benchmarks.streams import Observation, StreamPlan
 
 CSRV = "C server"
@@ -38,7 +38,9 @@ def compared(load: Load, csrv_program: Path | None, other: Path | None) -> Itera
     server.
     """
     with ExitStack() as stack:
-        servers = [stack.enter_context(server) for server in (bare(load), *both(load, other))]
+        servers = [
+            stack.enter_context(server) for server in (bare(load), *ours_and_other(load, other))
+        ]
         if csrv_program:
             servers.append(stack.enter_context(csrv(csrv_program, load)))
         yield servers
@@ -49,7 +51,8 @@ def observe(program: Path, plan: StreamPlan, rhythm: Rhythm) -> Observation:
     beat = {"-i": rhythm.itl_s, "-f": rhythm.ttft_s, "-s": plan.spread_s}
     flags = [text for flag, value_s in beat.items() for text in (flag, f"{value_s * 1e3:g}")]
     seen = _sseload(program, plan.port, plan.streams, plan.tokens, rhythm.skipped, *flags)
-    ttft, error = seen["ttft_err_ms"] or {}, seen["abs_err_ms"] or {}
+    ttft = seen["ttft_err_ms"] or {}
+    error = seen["abs_err_ms"] or {}
     figures = Pace(
         chunks=seen["chunks"],
         speed=NAN,

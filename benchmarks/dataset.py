@@ -30,13 +30,12 @@ from benchmarks.rounds import interleaved
 
 TABLE = "llmd"
 TICK_S = 0.001
-SHORTEST, LONGEST = 10, 400
-NOTHING, INLINE, BESIDE, MEMORY = (
-    "no lookups",
-    "in the event loop",
-    "in threads beside it",
-    "copy in memory",
-)
+SHORTEST = 10
+LONGEST = 400
+NOTHING = "no lookups"
+INLINE = "in the event loop"
+BESIDE = "in threads beside it"
+MEMORY = "copy in memory"
 COLUMNS = (
     "where lookups run", "file", "lookups/s", "lookup p50 ms", "lookup p99 ms",
     "stall p99 ms", "stall max ms", "ratio",
@@ -146,11 +145,11 @@ def _round(dataset: Dataset | None, options: argparse.Namespace) -> Round:
         look_up = partial(_look_up, dataset, options, end_s, lookups_ms)
         running += [gevent.spawn(look_up, client) for client in range(options.clients)]
     gevent.joinall(running, raise_error=True)
-    known = lookups_ms or [float("nan")]
+    lookup_figures_ms = lookups_ms or [float("nan")]
     return Round(
         per_s=len(lookups_ms) / options.seconds,
-        lookup_p50_ms=quantile(known, 0.5),
-        lookup_p99_ms=quantile(known, 0.99),
+        lookup_p50_ms=quantile(lookup_figures_ms, 0.5),
+        lookup_p99_ms=quantile(lookup_figures_ms, 0.99),
         stall_p99_ms=quantile(stalls_ms, 0.99),
         stall_max_ms=max(stalls_ms),
     )
@@ -169,10 +168,16 @@ def _look_up(
     lookups_ms: list[float],
     client: int,
 ) -> None:
-    rng, pause_s = Random(client), options.every / 1e3
+    rng = Random(client)
+    pause_s = options.every / 1e3
     gevent.sleep(rng.random() * pause_s)
     while (begun_s := time.monotonic()) < end_s:
-        if dataset.reply([rng.randrange(options.rows)], (), 1, LONGEST, rng) is None:
+        if (
+            dataset.reply(
+                [rng.randrange(options.rows)], (), min_tokens=1, max_tokens=LONGEST, rng=rng
+            )
+            is None
+        ):
             raise RuntimeError(f"{dataset.name}: no reply")
         lookups_ms.append((time.monotonic() - begun_s) * 1e3)
         gevent.sleep(pause_s)

@@ -64,15 +64,16 @@ def main(argv: Sequence[str]) -> int:
     _start(options)
     engine = _engine(options)
     _prefix(engine, options)
-    ours, theirs = _ours(engine, options), _theirs(options)
+    ours = _ours(engine, options)
+    theirs = _theirs(options)
     print("sequences   engine tok/s   transformers tok/s   ratio")
     for count in options.sequences:
         best = [0.0, 0.0]
         for number in range(options.rounds):
             for which, run in enumerate((ours, theirs)):
                 begun = time.perf_counter()
-                made = run(count, number)
-                best[which] = max(best[which], made / (time.perf_counter() - begun))
+                token_count = run(count, number)
+                best[which] = max(best[which], token_count / (time.perf_counter() - begun))
         print(f"{count:9} {best[0]:14.1f} {best[1]:20.1f} {best[0] / best[1]:7.2f}")
     _beside_a_busy_core(engine, ours, options)
     return 0
@@ -83,20 +84,25 @@ def _beside_a_busy_core(llm: LLM, run: Run, options: argparse.Namespace) -> None
 
     default threads and one thread, in turns.
     """
-    device, cores = llm.engine.runner.device, usable_cores()
+    device = llm.engine.runner.device
+    cores = usable_cores()
     governors = ThreadGovernor(cores, first=cores), ThreadGovernor(most=1)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             for count in options.sequences:
                 rates: tuple[list[float], list[float]] = [], []
                 for number in range(options.rounds):
-                    for governor, of in zip(governors, rates, strict=True):
-                        device.governor, begun = governor, time.perf_counter()
-                        made = run(count, number)
-                        of.append(made / (time.perf_counter() - begun))
-                default, one = map(median, rates)
-                told = f"default threads {default:.1f} tok/s, one thread {one:.1f}, {default / one:.2f}"
-                print(f"beside a busy core, {count} sequences: {told}")
+                    for governor, governor_rates in zip(governors, rates, strict=True):
+                        device.governor = governor
+                        begun = time.perf_counter()
+                        token_count = run(count, number)
+                        governor_rates.append(token_count / (time.perf_counter() - begun))
+                default_rate, single_rate = map(median, rates)
+                comparison = (
+                    f"default threads {default_rate:.1f} tok/s, one thread {single_rate:.1f}, "
+                    f"{default_rate / single_rate:.2f}"
+                )
+                print(f"beside a busy core, {count} sequences: {comparison}")
         finally:
             busy.kill()
 
@@ -121,8 +127,8 @@ def _start(options: argparse.Namespace) -> None:
             [sys.executable, "-m", "app", "generate", *words], check=True, capture_output=True
         )
         best = min(best, time.perf_counter() - begun)
-    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
-    print(f"start to first token {best:.1f} s, {most} MiB")
+    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+    print(f"start to first token {best:.1f} s, {peak_mib} MiB")
 
 
 def _engine(options: argparse.Namespace) -> LLM:
@@ -141,13 +147,14 @@ def _prefix(llm: LLM, options: argparse.Namespace) -> None:
     """The first token of a long prompt, new and once more."""
     from app.extensions.llm.sampling_params import SamplingParams
 
-    one, random = SamplingParams(temperature=0.0, max_tokens=1), Random(1)
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    random = Random(1)
     times: list[list[float]] = [[], []]
     for _ in range(options.rounds):
         head = [random.randrange(1000, 20_000) for _ in range(options.prefix)]
         for which in range(2):
             begun = time.perf_counter()
-            llm.generate_single([*head, which + 1, 7], one)
+            llm.generate_single([*head, which + 1, 7], params)
             times[which].append(time.perf_counter() - begun)
     cold, cached = map(min, times)
     print(

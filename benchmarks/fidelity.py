@@ -47,10 +47,10 @@ def main(argv: Sequence[str]) -> int:
     show_machine()
     profile = read_profile(options.profile)
     load = servers.Load(streams=options.in_flight)
-    more = {"SIM_PROFILE": options.profile, "SIM_ZMQ_ENDPOINT": '""', "SIM_MODEL": MODEL}
+    settings = {"SIM_PROFILE": options.profile, "SIM_ZMQ_ENDPOINT": '""', "SIM_MODEL": MODEL}
     for path in options.recorded:
         [recording] = read_recordings(path)
-        with servers.ours(load, more=more) as server, used_by(server.worker) as use:
+        with servers.ours(load, extra_settings=settings) as server, used_by(server.worker) as use:
             lived = _live(server.port, recording, options)
         _show(recording, lived, profile, options.seconds)
         print(f"CPU of the server: {share(use.cpu_s / lived[-1].last_s)} of a core\n")
@@ -95,9 +95,9 @@ def _simulated(lived: Sequence[RecordedRequest], profile: Profile) -> Simulation
     """
     load = LoadTrace(
         "lived",
-        array("d", [it.send_s for it in lived]),
-        array("i", [it.input_tokens for it in lived]),
-        array("i", [it.output_tokens for it in lived]),
+        array("d", [request.send_s for request in lived]),
+        array("i", [request.input_tokens for request in lived]),
+        array("i", [request.output_tokens for request in lived]),
     )
     return simulate(load, SimulationPlan(profile=profile))
 
@@ -114,15 +114,19 @@ def _show(
     )
     ours = lived[:count]
     live = latency_figures(
-        [it.send_s for it in ours],
-        [it.first_s for it in ours],
-        [it.last_s for it in ours],
-        [it.output_tokens for it in ours],
+        [request.send_s for request in ours],
+        [request.first_s for request in ours],
+        [request.last_s for request in ours],
+        [request.output_tokens for request in ours],
     )
-    errors = [100 * (mine / its - 1) for mine, its in zip(live, recorded, strict=True)]
+    errors = [
+        100 * (live_s / recorded_s - 1) for live_s, recorded_s in zip(live, recorded, strict=True)
+    ]
     rows = [
-        (name, number(1e3 * its, 1), number(1e3 * mine, 1), f"{error:+.1f} %")
-        for name, its, mine, error in zip(FIGURE_NAMES, recorded, live, errors, strict=True)
+        (name, number(1e3 * recorded_s, 1), number(1e3 * live_s, 1), f"{error:+.1f} %")
+        for name, recorded_s, live_s, error in zip(
+            FIGURE_NAMES, recorded, live, errors, strict=True
+        )
     ]
     show(
         f"{recording.name}, the first {seconds:g} s",
@@ -135,7 +139,7 @@ def _show(
 
 
 def _show_simulated(lived: Sequence[RecordedRequest], profile: Profile, seconds: float) -> None:
-    ours = sorted(lived, key=lambda it: it.send_s)
+    ours = sorted(lived, key=lambda request: request.send_s)
     outcome = _simulated(ours, profile)
     apart = sorted(
         1e3 * (mine.first_s - first_s)

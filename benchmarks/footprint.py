@@ -75,7 +75,8 @@ def measure(server: Server, streams: Background, count: int) -> Footprint:
     """One server that has just started."""
     time.sleep(SETTLE_S)
     processes = {server.arbiter, server.worker}
-    worker_mib, together_mib = rss_mib(server.worker), sum(map(pss_mib, processes))
+    worker_mib = rss_mib(server.worker)
+    together_mib = sum(map(pss_mib, processes))
     return Footprint(
         start_s=server.start_s,
         arbiter_mib=rss_mib(server.arbiter),
@@ -87,14 +88,18 @@ def measure(server: Server, streams: Background, count: int) -> Footprint:
 
 def _loaded_mib(server: Server, streams: Background, count: int) -> float:
     """Most resident memory of the worker while `count` streams are open."""
-    run = streams.play(StreamPlan(server.port, count, LOAD.tokens, SPREAD_S, LOAD.length_s))
-    most = 0.0
+    run = streams.play(
+        StreamPlan(
+            server.port, count, tokens=LOAD.tokens, spread_s=SPREAD_S, length_s=LOAD.length_s
+        )
+    )
+    peak_mib = 0.0
     while not run.done():
-        most = max(most, rss_mib(server.worker))
+        peak_mib = max(peak_mib, rss_mib(server.worker))
         time.sleep(0.05)
     if unfinished := run.result().unfinished:
         raise RuntimeError(f"{unfinished} streams of {server.name} did not finish")
-    return most
+    return peak_mib
 
 
 def _show(middle: dict[str, Footprint], streams: int) -> None:

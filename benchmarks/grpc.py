@@ -35,11 +35,14 @@ from benchmarks.streams import PATIENCE, StreamPlan, play
 COLUMNS = ("asked", "connections", "chunks/s", "CPU µs/chunk", "ratio")
 HTTP = 0
 """In the place of a number of connections."""
-WARM_UP_STREAMS, WARM_UP_TOKENS = 50, 10
+WARM_UP_STREAMS = 50
+WARM_UP_TOKENS = 10
 RECEIVE = 1 << 18
 MOST_WINDOW = 2**31 - 1
 FRAME_HEAD = Struct(">BHBBL")
-DATA, HEADERS, END_STREAM = 0x0, 0x1, 0x1
+DATA = 0x0
+HEADERS = 0x1
+END_STREAM = 0x1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,11 @@ def main(argv: Sequence[str]) -> int:
     show_machine()
     load = Load(options.ttft / 1e3, options.itl / 1e3, options.tokens, max(options.streams))
     worst = 0.0
-    with ours(load, more={"SIM_GRPC": "true"}) as server:
-        for each in (HTTP, 1):
-            _measure(server, each, WARM_UP_STREAMS, Load(load.ttft_s, load.itl_s, WARM_UP_TOKENS))
+    with ours(load, extra_settings={"SIM_GRPC": "true"}) as server:
+        for connections in (HTTP, 1):
+            _measure(
+                server, connections, WARM_UP_STREAMS, Load(load.ttft_s, load.itl_s, WARM_UP_TOKENS)
+            )
         for streams in options.streams:
             worst = max(worst, _compare(server, streams, load, options))
     return int(worst > options.limit)
@@ -80,15 +85,17 @@ def _compare(server: Server, streams: int, load: Load, options: argparse.Namespa
     ways = [HTTP, 1, 8, streams]
     rounds = interleaved(ways, options.rounds, lambda way: _measure(server, way, streams, load))
     over_http = [cost.cpu_us for cost in rounds[HTTP]]
-    rows, worst = [], 0.0
+    rows = []
+    worst = 0.0
     for way, costs in rounds.items():
-        middle, seen = medians(costs), [cost.cpu_us for cost in costs]
+        middle = medians(costs)
+        seen = [cost.cpu_us for cost in costs]
         ratio = middle_ratio(seen, over_http)
         worst = max(worst, float(ratio.rstrip("x")))
-        asked = "HTTP, chat" if way == HTTP else "gRPC, Generate"
+        protocol = "HTTP, chat" if way == HTTP else "gRPC, Generate"
         rows.append(
             [
-                asked,
+                protocol,
                 f"{way or streams:,}",
                 number(middle.chunks_per_s, 0),
                 number(middle.cpu_us, 1),
@@ -100,7 +107,9 @@ def _compare(server: Server, streams: int, load: Load, options: argparse.Namespa
 
 
 def _measure(server: Server, connections: int, streams: int, load: Load) -> Cost:
-    plan = StreamPlan(server.port, streams, load.tokens, 1.0, load.length_s)
+    plan = StreamPlan(
+        server.port, streams, tokens=load.tokens, spread_s=1.0, length_s=load.length_s
+    )
     begun = time.monotonic()
     with used_by(server.worker) as use:
         if connections == HTTP:
@@ -134,16 +143,18 @@ class Calls:
         self._hello = protocol.data_to_send()
         self._connections = [_Connection(plan.port, self._hello) for _ in range(connections)]
         self._epoll = select.epoll()
-        self._by_fd = {one.sock.fileno(): one for one in self._connections}
+        self._by_fd = {connection.sock.fileno(): connection for connection in self._connections}
         for fd in self._by_fd:
             self._epoll.register(fd, select.EPOLLIN)
 
     def run(self) -> int:
         """Chunks that came. RuntimeError when some stream did not end in time."""
-        plan, begun = self._plan, time.monotonic()
-        step_s, started = plan.spread_s / plan.streams, 0
+        plan = self._plan
+        begun = time.monotonic()
+        step_s = plan.spread_s / plan.streams
+        started = 0
         give_up_s = begun + PATIENCE * (plan.spread_s + plan.length_s) + 10
-        while sum(one.ended for one in self._connections) < plan.streams:
+        while sum(connection.ended for connection in self._connections) < plan.streams:
             while started < plan.streams and time.monotonic() >= begun + started * step_s:
                 self._start(started)
                 started += 1
@@ -152,9 +163,9 @@ class Calls:
             if time.monotonic() > give_up_s:
                 raise RuntimeError("streams over gRPC did not end")
         self._epoll.close()
-        for one in self._connections:
-            one.sock.close()
-        chunks = sum(one.chunks for one in self._connections)
+        for connection in self._connections:
+            connection.sock.close()
+        chunks = sum(connection.chunks for connection in self._connections)
         if chunks != plan.streams * (plan.tokens + 1):
             raise RuntimeError(f"{chunks} chunks of {plan.streams * (plan.tokens + 1)}")
         return chunks
@@ -169,38 +180,39 @@ class Calls:
 
 
 class _Connection:
-    __slots__ = ("_rest", "chunks", "ended", "next_stream", "sock")
+    __slots__ = ("_unread", "chunks", "ended", "next_stream", "sock")
 
     def __init__(self, port: int, hello: bytes) -> None:
         self.sock = socket.create_connection((HOST, port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.sendall(hello)
-        self._rest = b""
+        self._unread = b""
         self.chunks = self.ended = 0
         self.next_stream = 1
 
     def read(self) -> None:
-        data, at = self._rest + self.sock.recv(RECEIVE), 0
-        while len(data) - at >= FRAME_HEAD.size:
-            high, low, kind, flags, _ = FRAME_HEAD.unpack_from(data, at)
-            end = at + FRAME_HEAD.size + (high << 16 | low)
+        data = self._unread + self.sock.recv(RECEIVE)
+        offset = 0
+        while len(data) - offset >= FRAME_HEAD.size:
+            high, low, kind, flags, _ = FRAME_HEAD.unpack_from(data, offset)
+            end = offset + FRAME_HEAD.size + (high << 16 | low)
             if end > len(data):
                 break
             if kind == DATA:
-                self.chunks += _messages(data, at + FRAME_HEAD.size, end)
+                self.chunks += _messages(data, offset + FRAME_HEAD.size, end)
             elif kind == HEADERS and flags & END_STREAM:
                 self.ended += 1
-            at = end
-        self._rest = data[at:]
+            offset = end
+        self._unread = data[offset:]
 
 
-def _messages(data: bytes, at: int, end: int) -> int:
+def _messages(data: bytes, offset: int, end: int) -> int:
     """How many messages a frame has; ours have whole ones."""
-    found = 0
-    while at < end:
-        at += 5 + int.from_bytes(data[at + 1 : at + 5], "big")
-        found += 1
-    return found
+    message_count = 0
+    while offset < end:
+        offset += 5 + int.from_bytes(data[offset + 1 : offset + 5], "big")
+        message_count += 1
+    return message_count
 
 
 if __name__ == "__main__":

@@ -26,14 +26,17 @@ from benchmarks.servers import Load, ours
 
 ROUNDS = 7
 CLIENTS = 60
-QUIET_S, CROWDED_S = 2.0, 5.0
+QUIET_S = 2.0
+CROWDED_S = 5.0
 """Seconds of a round without and with the crowd."""
 WARM_UP_S = 0.5
 """Seconds until the crowd's first requests have been admitted."""
 PROBE_EVERY_S = 0.01
-LIMIT_MS, MORE_MS = 100.0, 40.0
+LIMIT_MS = 100.0
+MORE_MS = 40.0
 """The median of p99 may be LIMIT_MS, or MORE_MS above that of the same run without a crowd."""
-SIP_BYTES, SIP_EVERY_S = 1 << 16, 0.1
+SIP_BYTES = 1 << 16
+SIP_EVERY_S = 0.1
 COLUMNS = ("while", "p50 ms", "p99 ms", "p99 without ms", "limit ms", "max ms", "")
 LAST_CHUNK = b"0\r\n\r\n"
 
@@ -139,11 +142,13 @@ class HealthFigures:
 
     @property
     def p99_ms(self) -> float:
-        return statistics.median(each.p99_ms for each in self.rounds)
+        return statistics.median(round_.p99_ms for round_ in self.rounds)
 
     @property
     def limit_ms(self) -> float:
-        return max(LIMIT_MS, statistics.median(each.quiet_p99_ms for each in self.rounds) + MORE_MS)
+        return max(
+            LIMIT_MS, statistics.median(round_.quiet_p99_ms for round_ in self.rounds) + MORE_MS
+        )
 
     @property
     def is_fine(self) -> bool:
@@ -152,11 +157,11 @@ class HealthFigures:
     def row(self, name: str) -> list[str]:
         return [
             name,
-            number(statistics.median(each.p50_ms for each in self.rounds), 1),
+            number(statistics.median(round_.p50_ms for round_ in self.rounds), 1),
             number(self.p99_ms, 1),
-            number(statistics.median(each.quiet_p99_ms for each in self.rounds), 1),
+            number(statistics.median(round_.quiet_p99_ms for round_ in self.rounds), 1),
             number(self.limit_ms, 1),
-            number(max(each.max_ms for each in self.rounds), 1),
+            number(max(round_.max_ms for round_ in self.rounds), 1),
             "" if self.is_fine else "STALLED",
         ]
 

@@ -109,7 +109,7 @@ STREAMS: Sequence[Callable[[], Iterator[bytes]]] = (
 
 def measure(rounds: int = health.ROUNDS) -> tuple[health.HealthFigures, bool]:
     """Measures one server in rounds. Returns the figures, and whether its worker still lives."""
-    with ours(Load(streams=512), more=SETTINGS) as server:
+    with ours(Load(streams=512), extra_settings=SETTINGS) as server:
         _set_rules(server)
         figures = health.HealthFigures([_round(server) for _ in range(rounds)])
         lives = server.worker in children(server.arbiter)

@@ -22,7 +22,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 LINES = {":method": "POST", ":scheme": "http", ":path": "/a", ":authority": "a"}
 VALUE = "\x01" * 4000
 """Its Huffman code has 23 bits a character, which takes the longest to decode."""
-BLOCKS, SMALL = 500, 50_000
+BLOCKS = 500
+SMALL = 50_000
 """How many header blocks, and small frames, are sent before a client begins anew."""
 
 
@@ -33,23 +34,23 @@ def http2_crowds() -> Mapping[str, bytes]:
     opened = HeadersFrame(1, short, flags=("END_HEADERS",))
     return {
         "60 send Huffman-coded headers": _sent(
-            HeadersFrame(2 * at + 1, long, flags=("END_HEADERS", "END_STREAM"))
-            for at in range(BLOCKS)
+            HeadersFrame(2 * number + 1, long, flags=("END_HEADERS", "END_STREAM"))
+            for number in range(BLOCKS)
         ),
         "60 send PING": _sent([PingFrame(0, bytes(8))] * SMALL),
         "60 send SETTINGS": _sent([SettingsFrame(0)] * SMALL),
         "60 send WINDOW_UPDATE": _sent([WindowUpdateFrame(0, 1)] * SMALL),
         "60 send empty DATA": _sent([opened] + [DataFrame(1)] * SMALL),
         "60 make calls": _sent(
-            HeadersFrame(2 * at + 1, short, flags=("END_HEADERS", "END_STREAM"))
-            for at in range(SMALL)
+            HeadersFrame(2 * number + 1, short, flags=("END_HEADERS", "END_STREAM"))
+            for number in range(SMALL)
         ),
         "60 open and reset streams": _sent(
             frame
-            for at in range(SMALL)
+            for number in range(SMALL)
             for frame in (
-                HeadersFrame(2 * at + 1, short, flags=("END_HEADERS",)),
-                RstStreamFrame(2 * at + 1, 8),
+                HeadersFrame(2 * number + 1, short, flags=("END_HEADERS",)),
+                RstStreamFrame(2 * number + 1, 8),
             )
         ),
     }

@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, MutableSequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 Ids = MutableSequence[int]
-BLOCK, MODEL = 16, "m"
+BLOCK = 16
+MODEL = "m"
 KNOWN = 7 / 8
 """Share of a prompt that an earlier one began with."""
 SHAPES = {
@@ -26,11 +28,10 @@ SHAPES = {
     "16 x 1 block": (16, 1),
 }
 """Events a message, and blocks an event."""
-NEW_KEYS, SHARED_KEYS = (
-    "request keys, no prompt as any before",
-    "request keys, 7/8 of the prompt as before",
-)
-SAME_KEYS, SCORES = "request keys, the same prompt again", "scores of a prompt"
+NEW_KEYS = "request keys, no prompt as any before"
+SHARED_KEYS = "request keys, 7/8 of the prompt as before"
+SAME_KEYS = "request keys, the same prompt again"
+SCORES = "scores of a prompt"
 INGEST = "events from a socket, %s a message"
 MEASURES = (NEW_KEYS, SHARED_KEYS, SAME_KEYS, SCORES, *(INGEST % shape for shape in SHAPES))
 
@@ -45,7 +46,8 @@ def measured(root: Path, measure: str, tokens: int, blocks: int, pods: int) -> f
 
 def per_s(call: Callable[[], object], least_s: float = 0.3) -> float:
     """How often it can be called in a second of CPU time."""
-    began, calls = time.process_time(), 0
+    began = time.process_time()
+    calls = 0
     while time.process_time() - began < least_s:
         call()
         calls += 1
@@ -83,16 +85,19 @@ def _measure(measure: str, tokens: int, blocks: int, pods: int) -> float:
         collect_as_a_worker()
     for title, (events, event_blocks) in SHAPES.items():
         if measure == INGEST % title:
-            return blocks_per_s(into_index, blocks, events, event_blocks, pods)
-    fleet, index = Fleet(), Index(MemoryBackend())
+            return blocks_per_s(
+                into_index, blocks, events=events, event_blocks=event_blocks, pods=pods
+            )
+    fleet = Fleet()
+    index = Index(MemoryBackend())
     prompt = fleet.tokens(tokens // BLOCK)
     if measure == SCORES:
         for pod in range(pods):
             index.ingest(
                 IndexedEngine(f"pod{pod}", MODEL, 0), PodBatch(1.0, 0, [fleet.event(prompt)])
             )
-        return per_s(lambda: index.score(MODEL, prompt))
-    return per_s(key_calls(lambda ids: index.block_keys(MODEL, ids), prompt)[measure])
+        return per_s(partial(index.score, MODEL, prompt))
+    return per_s(key_calls(partial(index.block_keys, MODEL), prompt)[measure])
 
 
 if __name__ == "__main__":

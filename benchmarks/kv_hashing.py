@@ -17,7 +17,9 @@ from benchmarks.report import medians, number, ratio, show, show_machine
 from benchmarks.rounds import interleaved
 
 ALGORITHM: Algorithm = "sha256_cbor"
-LIBRARY, NEW, SEEN = "cbor2, block by block", "ours, prompt is new", "ours, prompt was seen before"
+LIBRARY = "cbor2, block by block"
+NEW = "ours, prompt is new"
+SEEN = "ours, prompt was seen before"
 COLUMNS = ("how", "ms per prompt", "Mtokens/s", "longest stretch ms", "speed")
 
 Hashing: TypeAlias = Callable[[Sequence[int]], Iterator[Sequence[bytes]]]
@@ -49,10 +51,8 @@ def main(argv: Sequence[str]) -> int:
     show_machine()
     blocks = options.tokens // options.block_size
     hasher = BlockHasher(ALGORITHM, options.block_size, "0", Random(0), memo_bytes=600 * blocks)
-    library, prompts = (
-        Library(hasher.none_hash, options.block_size),
-        Prompts(options.tokens, options.vocabulary),
-    )
+    library = Library(hasher.none_hash, options.block_size)
+    prompts = Prompts(options.tokens, options.vocabulary)
 
     def ours(ids: Sequence[int]) -> Iterator[Sequence[bytes]]:
         return hasher.parts(ids)
@@ -106,12 +106,12 @@ def _show(seen: dict[str, list[Round]], options: argparse.Namespace) -> None:
     rows = [
         (
             how,
-            number(each.prompt_ms),
-            number(options.tokens / each.prompt_ms / 1e3, 1),
-            number(each.stretch_ms),
-            ratio(middle[LIBRARY].prompt_ms, each.prompt_ms),
+            number(round_.prompt_ms),
+            number(options.tokens / round_.prompt_ms / 1e3, 1),
+            number(round_.stretch_ms),
+            ratio(middle[LIBRARY].prompt_ms, round_.prompt_ms),
         )
-        for how, each in middle.items()
+        for how, round_ in middle.items()
     ]
     title = (
         f"Block hashes of {options.tokens:,} tokens, {ALGORITHM}, blocks of {options.block_size}"

@@ -36,7 +36,8 @@ from benchmarks.processes import collect_as_a_worker
 from benchmarks.report import number, ratio, show, show_machine
 from benchmarks.rounds import interleaved
 
-NAIVE, OURS = "dict of sets, cbor2", "index"
+NAIVE = "dict of sets, cbor2"
+OURS = "index"
 PACKED = ", packed ids"
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -83,30 +84,40 @@ def _show_checkouts(options: argparse.Namespace) -> None:
     for measure in MEASURES:
 
         def rate(root: Path, measure: str = measure) -> Rate:
-            return Rate(measured(root, measure, options.tokens, options.blocks, options.pods))
+            return Rate(
+                measured(
+                    root, measure, tokens=options.tokens, blocks=options.blocks, pods=options.pods
+                )
+            )
 
         seen = interleaved((other, ROOT), options.rounds, rate)
-        before, now = (max(rate.per_s for rate in rates) for rates in seen.values())
-        rows.append((measure, number(before, 0), number(now, 0), ratio(now, before)))
+        other_per_s, own_per_s = (max(rate.per_s for rate in rates) for rates in seen.values())
+        rows.append(
+            (measure, number(other_per_s, 0), number(own_per_s, 0), ratio(own_per_s, other_per_s))
+        )
     title = f"Against another checkout: prompts of {options.tokens:,} tokens, or blocks, a second"
     show(title, ("what", other.name, OURS, "ratio"), rows)
 
 
 def _show_keys(options: argparse.Namespace) -> None:
-    fleet, naive, index = Fleet(), Naive(), Index(MemoryBackend())
+    fleet = Fleet()
+    naive = Naive()
+    index = Index(MemoryBackend())
     prompt = fleet.tokens(options.tokens // BLOCK)
-    asked: dict[str, Callable[[], object]] = {NAIVE: lambda: list(naive.keys(prompt, naive.root))}
-    asked |= key_calls(lambda ids: index.block_keys(MODEL, ids), prompt[:])
-    packed = key_calls(lambda ids: index.block_keys(MODEL, ids), array("I", prompt))
-    asked |= {measure + PACKED: call for measure, call in packed.items()}
-    rounds = interleaved(asked, options.rounds, lambda how: Rate(per_s(asked[how])))
+    calls: dict[str, Callable[[], object]] = {NAIVE: lambda: list(naive.keys(prompt, naive.root))}
+    calls |= key_calls(partial(index.block_keys, MODEL), prompt[:])
+    packed = key_calls(partial(index.block_keys, MODEL), array("I", prompt))
+    calls |= {measure + PACKED: call for measure, call in packed.items()}
+    rounds = _rates(calls, options.rounds)
     _show_rates(
         f"Request keys of a prompt of {options.tokens:,} tokens", "prompts/s", rounds, NAIVE
     )
 
 
 def _show_scores(options: argparse.Namespace) -> None:
-    fleet, naive, index = Fleet(), Naive(), Index(MemoryBackend())
+    fleet = Fleet()
+    naive = Naive()
+    index = Index(MemoryBackend())
     blocks = options.tokens // BLOCK
     prompt = fleet.tokens(blocks)
     for pod in range(options.pods):
@@ -117,11 +128,11 @@ def _show_scores(options: argparse.Namespace) -> None:
         _ingest(index, f"pod{pod}", event)
     if {score.pod: score.score for score in index.score(MODEL, prompt)} != naive.score(prompt):
         raise RuntimeError("the scores differ")
-    asked = {
-        NAIVE: lambda: naive.score(prompt),
-        OURS: lambda: index.score(MODEL, prompt),
+    calls: dict[str, Callable[[], object]] = {
+        NAIVE: partial(naive.score, prompt),
+        OURS: partial(index.score, MODEL, prompt),
     }
-    rounds = interleaved(asked, options.rounds, lambda how: Rate(per_s(asked[how])))
+    rounds = _rates(calls, options.rounds)
     title = (
         f"Scores of a prompt of {options.tokens:,} tokens over {options.pods} pods that share it"
     )
@@ -133,10 +144,27 @@ def _show_ingest(options: argparse.Namespace) -> None:
     for title, (events, blocks) in SHAPES.items():
 
         def measure(how: str, events: int = events, blocks: int = blocks) -> Rate:
-            return Rate(blocks_per_s(receives[how], options.blocks, events, blocks, options.pods))
+            return Rate(
+                blocks_per_s(
+                    receives[how],
+                    options.blocks,
+                    events=events,
+                    event_blocks=blocks,
+                    pods=options.pods,
+                )
+            )
 
         rounds = interleaved(receives, options.rounds, measure)
         _show_rates(f"From the socket into the index, {title} a message", "blocks/s", rounds, NAIVE)
+
+
+def _rates(calls: Mapping[str, Callable[[], object]], round_count: int) -> dict[str, list[Rate]]:
+    """Measures the calls in turns."""
+
+    def measure(how: str) -> Rate:
+        return Rate(per_s(calls[how]))
+
+    return interleaved(calls, round_count, measure)
 
 
 def _show_rates(

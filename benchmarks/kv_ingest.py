@@ -49,7 +49,8 @@ def publish(messages: int, events: int, blocks: int, pods: int) -> None:
     """Publish that many messages to the first subscriber, all at once; its endpoint is printed
     before.
     """
-    fleet, encode = Fleet(), msgspec.msgpack.encode
+    fleet = Fleet()
+    encode = msgspec.msgpack.encode
     payloads = [
         encode(EventBatch(1.0, [fleet.event(fleet.tokens(blocks)) for _ in range(events)], 0))
         for _ in range(messages)
@@ -59,9 +60,9 @@ def publish(messages: int, events: int, blocks: int, pods: int) -> None:
     socket.sndhwm = 0
     print(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}", flush=True)
     socket.recv()
-    for at, payload in enumerate(payloads):
-        sequence = (at // pods).to_bytes(8, "big")
-        socket.send_multipart([PUBLISHED % (at % pods), sequence, payload])
+    for message_number, payload in enumerate(payloads):
+        sequence = (message_number // pods).to_bytes(8, "big")
+        socket.send_multipart([PUBLISHED % (message_number % pods), sequence, payload])
     context.destroy()
 
 
@@ -96,7 +97,9 @@ def _applied(pool: Pool) -> int:
 
 def into_naive(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages: int) -> float:
     """As `Receive`, with what it is compared with."""
-    index, decode, applied = Naive(), msgspec.msgpack.Decoder(EventBatch).decode, 0
+    index = Naive()
+    decode = msgspec.msgpack.Decoder(EventBatch).decode
+    applied = 0
     socket = context.socket(zmq.SUB)
     socket.rcvhwm = 0
     socket.subscribe(b"")
@@ -122,15 +125,16 @@ def into_naive(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, messages:
 
 def _until_all(step: Callable[[], bool], applied: Callable[[], int], messages: int) -> float:
     """Seconds of CPU time for steps until so many messages are applied, without those of waiting."""
-    began, idle = time.process_time(), 0.0
+    began = time.process_time()
+    idle = 0.0
     while True:
-        before = time.process_time()
+        idle_from = time.process_time()
         if step():
             continue
         if applied() >= messages:
             return time.process_time() - began - idle
         time.sleep(0.0002)
-        idle += time.process_time() - before
+        idle += time.process_time() - idle_from
 
 
 if __name__ == "__main__":

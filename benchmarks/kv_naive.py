@@ -11,7 +11,9 @@ import cbor2
 from app.core.engine.kvcache.events import BlockHash, BlockStored
 from app.core.engine.kvcache.hashing import low64
 
-MODEL, BLOCK, VOCABULARY = "m", 16, 128_000
+MODEL = "m"
+BLOCK = 16
+VOCABULARY = 128_000
 
 
 def chain(tokens: Sequence[int], parent: bytes, size: int) -> Iterator[bytes]:
@@ -37,12 +39,12 @@ class Naive:
         scores: dict[str, float] = {}
         active: set[str] | None = None
         for key in self.keys(tokens, self.root):
-            here = {pod: 1.0 for pod, _ in self.blocks.get((MODEL, key), ())}
-            active = set(here) if active is None else active & set(here)
+            weights = {pod: 1.0 for pod, _ in self.blocks.get((MODEL, key), ())}
+            active = set(weights) if active is None else active & set(weights)
             if not active:
                 break
             for pod in active:
-                scores[pod] = scores.get(pod, 0.0) + here[pod]
+                scores[pod] = scores.get(pod, 0.0) + weights[pod]
         return scores
 
     def store(self, pod: str, event: BlockStored) -> None:
@@ -68,9 +70,9 @@ class Fleet:
         return BlockStored(
             hashes,
             None,
-            list(tokens),
-            BLOCK,
-            None,
+            token_ids=list(tokens),
+            block_size=BLOCK,
+            lora_id=None,
             extra_keys=[None] * len(hashes),
             group_idx=0,
             kv_cache_spec_kind="full_attention",

@@ -21,7 +21,9 @@ from benchmarks.report import show_machine
 from benchmarks.requests import compare
 from benchmarks.servers import Load, Server, free_port, ours
 
-SILENT, READ, UNREAD = "cache, no events", "events, read", "events, not read"
+SILENT = "cache, no events"
+READ = "events, read"
+UNREAD = "events, not read"
 VOCABULARY = 4000
 
 
@@ -53,9 +55,9 @@ def _prompts(tokens: int, reply: int) -> Iterator[bytes]:
 
     every block is stored, and soon evicted.
     """
-    for at in count():
-        ids = [(at * 7 + k * k) % VOCABULARY + 1 for k in range(tokens - 2)]
-        prompt = [at // VOCABULARY + 1, at % VOCABULARY + 1, *ids]
+    for prompt_number in count():
+        ids = [(prompt_number * 7 + k * k) % VOCABULARY + 1 for k in range(tokens - 2)]
+        prompt = [prompt_number // VOCABULARY + 1, prompt_number % VOCABULARY + 1, *ids]
         body = {"model": "m", "prompt": prompt, "max_tokens": reply, "ignore_eos": True}
         yield request("/v1/completions", json.dumps(body).encode())
 
@@ -70,7 +72,10 @@ def _cached(name: str) -> Iterator[Server]:
         "SIM_ZMQ_ENDPOINT": endpoint,
         "SIM_KV_CACHE_SIZE": "8192",
     }
-    with _subscribed(port, reads=name == READ), ours(Load(), name=name, more=settings) as server:
+    with (
+        _subscribed(port, reads=name == READ),
+        ours(Load(), name=name, extra_settings=settings) as server,
+    ):
         yield server
 
 

@@ -46,7 +46,8 @@ from benchmarks.report import number, show, show_machine
 
 TICK_S = 0.005
 MOST_LATE_MS = 20.0
-MODEL, BLOCK = "m", 16
+MODEL = "m"
+BLOCK = 16
 PODS = 38_000
 EVENTS = 15_000
 """Events of a batch of nearly a megabyte."""
@@ -81,7 +82,8 @@ def lateness(work: Callable[[], object], tick_s: float = TICK_S) -> Lateness:
 
     def tick() -> None:
         while True:
-            began, due = time.thread_time(), time.perf_counter() + tick_s
+            began = time.thread_time()
+            due = time.perf_counter() + tick_s
             gevent.sleep(tick_s)
             late.append((time.perf_counter() - due, time.thread_time() - began))
 
@@ -94,7 +96,8 @@ def lateness(work: Callable[[], object], tick_s: float = TICK_S) -> Lateness:
         gevent.sleep(2 * tick_s)
     finally:
         ticker.kill()
-    worst, busy = max(wall for wall, _ in late), max(min(each) for each in late)
+    worst = max(wall for wall, _ in late)
+    busy = max(min(tick_times) for tick_times in late)
     return Lateness(worst * 1e3, busy * 1e3, len(late), time.perf_counter() - began)
 
 
@@ -102,7 +105,8 @@ class Fleet:
     """An index, and a socket by which any pod publishes to it."""
 
     def __init__(self, index: KvIndex, socket: zmq.Socket[bytes]) -> None:
-        self.index, self._socket = index, socket
+        self.index = index
+        self._socket = socket
         self._sequences: dict[str, int] = {}
         self._published = 0
 
@@ -140,12 +144,13 @@ def fleet() -> Iterator[Fleet]:
     index = KvIndex(Index(MemoryBackend(), BLOCK), tokenization, subscriber)
     index.open()
     with zmq.Context() as context, context.socket(zmq.PUB) as socket:
-        socket.linger, socket.sndhwm = 0, 0
+        socket.linger = 0
+        socket.sndhwm = 0
         socket.connect(str(index.address))
-        made = Fleet(index, socket)
-        made.meet()
+        pods = Fleet(index, socket)
+        pods.meet()
         try:
-            yield made
+            yield pods
         finally:
             index.close()
 
@@ -156,7 +161,9 @@ def packed(events: Iterable[KVEvent]) -> bytes:
 
 
 def stored(hashes: Sequence[int], tokens: Sequence[int], parent: int | None = None) -> BlockStored:
-    return BlockStored(list(hashes), parent, list(tokens), BLOCK, None, group_idx=0)
+    return BlockStored(
+        list(hashes), parent, token_ids=list(tokens), block_size=BLOCK, lora_id=None, group_idx=0
+    )
 
 
 Scenario: TypeAlias = Callable[[Fleet], Callable[[], None]]
@@ -234,8 +241,8 @@ def many_pods(pods: Fleet) -> Callable[[], None]:
         pods.until_applied()
         scores = pods.index.index.score(MODEL, tokens)
         expect(len(scores), MAX_PODS)
-        kept = range(PODS - MAX_PODS, PODS)
-        expect(all(int(score.pod.removeprefix("pod")) in kept for score in scores), True)
+        newest_pods = range(PODS - MAX_PODS, PODS)
+        expect(all(int(score.pod.removeprefix("pod")) in newest_pods for score in scores), True)
         evicted = f"kvcache_events_pods_evicted_total {PODS + 1 - MAX_PODS:.1f}"
         expect(evicted in pods.index.metrics_text(), True)
 
@@ -249,10 +256,10 @@ def _publish(pods: Fleet, payloads: Iterable[bytes], skipped: Mapping[str, int])
     expect(pods.index.index.metrics.skipped_events, skipped)
 
 
-def expect(found: object, expected: object) -> None:
+def expect(actual: object, expected: object) -> None:
     """RuntimeError where they differ."""
-    if found != expected:
-        raise RuntimeError(f"{str(found)[:200]} instead of {str(expected)[:200]}")
+    if actual != expected:
+        raise RuntimeError(f"{str(actual)[:200]} instead of {str(expected)[:200]}")
 
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -282,11 +289,12 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     show_machine()
     collect_as_a_worker()
-    rows, status = [], 0
+    rows = []
+    status = 0
     for name, scenario in SCENARIOS.items():
         if options.only in name:
             seen = [stall(scenario) for _ in range(options.rounds)]
-            best = min(seen, key=lambda each: each.busy_ms)
+            best = min(seen, key=lambda stalled: stalled.busy_ms)
             figures = (best.busy_ms, 1), (best.worst_ms, 1), (best.seconds, 1), (best.ticks, 0)
             rows.append((name, *(number(value, digits) for value, digits in figures)))
             status |= best.busy_ms > MOST_LATE_MS

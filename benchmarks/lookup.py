@@ -87,7 +87,8 @@ def _compare(name: str, text: str, engines: Sequence[LLM], options: argparse.Nam
         for which, llm in enumerate(engines):
             llm.engine.cache.reset()
             llm.clear_stats()
-            begun, cpu = time.perf_counter(), time.process_time()
+            begun = time.perf_counter()
+            cpu = time.process_time()
             replies[which] = llm.generate_single(text, params)["token_ids"]
             took[which].append((time.perf_counter() - begun, time.process_time() - cpu))
     best = [options.tokens / min(took[which])[0] for which in range(2)]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 def parser(name: str, about: str | None, rounds: int = 3) -> argparse.ArgumentParser:
     """A command's parser with --rounds."""
-    made = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
-    made.add_argument(
+    command_parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
+    command_parser.add_argument(
         "--rounds", type=int, default=rounds, help="interleaved rounds, medians are shown"
     )
-    return made
+    return command_parser
 
 
 def add_other(to: argparse.ArgumentParser) -> None:

@@ -17,7 +17,8 @@ from benchmarks.rounds import interleaved
 from benchmarks.servers import BARE, Load, Server
 from benchmarks.streams import Observation, StreamPlan, observe, play
 
-WARM_UP_STREAMS, WARM_UP_TOKENS = 50, 10
+WARM_UP_STREAMS = 50
+WARM_UP_TOKENS = 10
 COLUMNS = (
     "server", "client", "speed", "TTFT p50", "TTFT p99", "chunk p50", "chunk p99", "chunk max", "drift",
     "CPU µs/chunk", "/ bare", "/ C", "client CPU", "client lag p99",
@@ -45,7 +46,15 @@ def main(argv: Sequence[str]) -> int:
     load = Load(options.ttft / 1e3, options.itl / 1e3, options.tokens, max(options.streams))
     with ctools.compared(load, options.csrv, options.other) as servers:
         for server in servers:
-            play(StreamPlan(server.port, WARM_UP_STREAMS, WARM_UP_TOKENS, 0.1, load.length_s))
+            play(
+                StreamPlan(
+                    server.port,
+                    WARM_UP_STREAMS,
+                    tokens=WARM_UP_TOKENS,
+                    spread_s=0.1,
+                    length_s=load.length_s,
+                )
+            )
         for streams in options.streams:
             _compare(servers, streams, load, options)
     return 0
@@ -78,7 +87,9 @@ def _compare(
 
     def measure(key: Key) -> tuple[Pace, Cost]:
         server, client = key
-        plan = StreamPlan(server.port, streams, options.tokens, spread_s, load.length_s)
+        plan = StreamPlan(
+            server.port, streams, tokens=options.tokens, spread_s=spread_s, length_s=load.length_s
+        )
         rhythm = Rhythm(load.ttft_s, load.itl_s, server.role_chunks)
         with used_by(server.worker) as use:
             observed = watch[client](plan, rhythm)
@@ -109,7 +120,8 @@ def _show(title: str, rounds: Rounds, warnings: Sequence[str]) -> None:
 def _row(
     name: str, client: str, figures: Pace, cost: Cost, costs: dict[tuple[str, str], float]
 ) -> list[str]:
-    bare_us, c_us = costs[BARE, client], costs.get((ctools.CSRV, client), float("nan"))
+    bare_us = costs[BARE, client]
+    c_us = costs.get((ctools.CSRV, client), float("nan"))
     errors = [
         figures.ttft_p50_ms, figures.ttft_p99_ms, figures.chunk_p50_ms, figures.chunk_p99_ms,
         figures.chunk_max_ms, figures.drift_ms,

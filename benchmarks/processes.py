@@ -90,10 +90,13 @@ class Use:
 def used_by(pid: int) -> Iterator[Use]:
     """Measure a process, all its threads, in the block."""
     use = Use()
-    before, begun = usage(pid), time.monotonic()
+    usage_before = usage(pid)
+    begun = time.monotonic()
     yield use
-    used = usage(pid) - before
-    use.cpu_s, use.waited_s, use.wall_s = used.cpu_s, used.waited_s, time.monotonic() - begun
+    used = usage(pid) - usage_before
+    use.cpu_s = used.cpu_s
+    use.waited_s = used.waited_s
+    use.wall_s = time.monotonic() - begun
 
 
 def children(pid: int) -> list[int]:

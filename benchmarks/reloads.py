@@ -41,7 +41,8 @@ HOST = "127.0.0.1"
 KEEPALIVE = ROOT / "benchmarks" / "keepalive"
 CLIENTS_PYTHON = Path(os.environ.get("CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
 LIBRARIES = ("aiohttp", "httpx", "openai", "node")
-SIGNALED, PROXIED = ("HUP", "USR2+TERM"), ("TERM+nginx", "TERM+haproxy")
+SIGNALED = ("HUP", "USR2+TERM")
+PROXIED = ("TERM+nginx", "TERM+haproxy")
 LIMIT_S = 60.0
 """Longest wait for a start or an end."""
 CHECK_S = 0.02
@@ -138,13 +139,13 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        wait_until(lambda: is_ready(self.port))
+        wait_until_ready(self.port)
 
     def reload(self) -> None:
         """Sends SIGHUP, and returns when a new worker serves and the old one has got its signal."""
-        before = workers_of(self._process.pid)
+        old_workers = workers_of(self._process.pid)
         self._process.send_signal(signal.SIGHUP)
-        wait_until(lambda: workers_of(self._process.pid).isdisjoint(before))
+        wait_until(lambda: workers_of(self._process.pid).isdisjoint(old_workers))
 
     def replace(self) -> None:
         """Starts a second server with SIGUSR2, and ends the first with SIGTERM when the second has
@@ -153,12 +154,15 @@ class Server:
         Its worker still loads the application then, and connections wait in the backlog.
         """
         old = self._process.pid
-        known = self._arbiters()
+        old_arbiters = self._arbiters()
         self._process.send_signal(signal.SIGUSR2)
         wait_until(
-            lambda: len(self._arbiters() - known) == 1 and bool(workers_of(self._newest(known)))
+            lambda: (
+                len(self._arbiters() - old_arbiters) == 1
+                and bool(workers_of(self._newest(old_arbiters)))
+            )
         )
-        new = self._newest(known)
+        new = self._newest(old_arbiters)
         promoted_count = self._promoted_count()
         os.kill(old, signal.SIGTERM)
         self._process.wait(LIMIT_S)
@@ -171,8 +175,8 @@ class Server:
     def _arbiters(self) -> set[int]:
         return set(map(int, re.findall(r"Listening at: \S+ \((\d+)\)", self._log.read_text())))
 
-    def _newest(self, known: set[int]) -> int:
-        [new] = self._arbiters() - known
+    def _newest(self, old_arbiters: set[int]) -> int:
+        [new] = self._arbiters() - old_arbiters
         return new
 
     def end(self) -> None:
@@ -236,6 +240,11 @@ def wait_until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
         time.sleep(CHECK_S)
 
 
+def wait_until_ready(port: int) -> None:
+    """TimeoutError when the server does not become ready."""
+    wait_until(lambda: is_ready(port))
+
+
 @contextmanager
 def client(
     library: str, url: str, connections: int, requests: int
@@ -274,7 +283,7 @@ def proxy(case: str, folder: Path, first: Server, second: Server) -> Iterator[in
     with (folder / "proxy.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: is_ready(port))
+        wait_until_ready(port)
         yield port
     finally:
         process.terminate()
@@ -311,8 +320,8 @@ def run_case(library: str, case: str, connections: int, requests: int, root: Pat
             signals += 1
             time.sleep(BETWEEN_SIGNALS_S)
         assert running.stdout is not None
-        told = json.loads(running.stdout.read())
-    return Outcome(library, case, told["answered"], told["lost"], signals)
+        report = json.loads(running.stdout.read())
+    return Outcome(library, case, answered=report["answered"], lost=report["lost"], signals=signals)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -336,7 +345,13 @@ def main(argv: Sequence[str]) -> int:
     outcomes = []
     for case in options.cases.split(","):
         for library in options.clients.split(","):
-            outcome = run_case(library, case, options.connections, options.requests, options.root)
+            outcome = run_case(
+                library,
+                case,
+                connections=options.connections,
+                requests=options.requests,
+                root=options.root,
+            )
             outcomes.append(outcome)
             print(outcome, file=sys.stderr, flush=True)
     show_machine()

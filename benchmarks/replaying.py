@@ -52,6 +52,10 @@ GAP_S = 0.003
 SETTLE_S = 0.05
 PATIENCE_S = 60.0
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+COLUMNS = (
+    *("agent", "together", "answers", "equal bytes", "chunks", "error p50 ms", "p99 ms", "max ms"),
+    *("within 5 ms", "worst round, max ms", "of it our own"),
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,12 +69,16 @@ def main(argv: Sequence[str]) -> int:
     warnings: list[str] = []
     seen: dict[tuple[str, int], list[Figures]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        files = {who: _recorded(Path(folder), who, options) for who in _agents(options.clients)}
+        files = {
+            agent: _recorded(Path(folder), agent, options) for agent in _agents(options.clients)
+        }
         for _ in range(options.rounds):
-            for who, file in files.items():
+            for agent, file in files.items():
                 for together in options.together:
-                    seen.setdefault((who, together), []).append(_measured(file, together, warnings))
-    rows = [_row(who, together, rounds) for (who, together), rounds in seen.items()]
+                    seen.setdefault((agent, together), []).append(
+                        _measured(file, together, warnings)
+                    )
+    rows = [_row(agent, together, rounds) for (agent, together), rounds in seen.items()]
     show(f"Replay of {options.loops} loops of an agent", COLUMNS, rows, warnings)
     return 0 if all(_is_good(rounds) for rounds in seen.values()) else 1
 
@@ -103,27 +111,27 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _agents(clients: Path) -> dict[str, Path]:
-    """Who is recorded, and the interpreter that has it."""
-    own = dict.fromkeys((LOOPS, "openai"), Path(sys.executable))
+    """Returns the interpreter that has each recorded agent."""
+    interpreters = dict.fromkeys((LOOPS, "openai"), Path(sys.executable))
     if clients.exists():
-        return own | {"pydantic-ai": clients}
+        return interpreters | {"pydantic-ai": clients}
     print("pydantic-ai is left out: make clients, or --clients PYTHON")
-    return own
+    return interpreters
 
 
-def _recorded(folder: Path, who: str, options: argparse.Namespace) -> Path:
-    """The file of a recording of `who`."""
-    file = folder / f"{who}.jsonl"
-    script = {} if who == LOOPS else {"SIM_SCRIPT": str(SCRIPT)}
-    with servers.ours(LOAD, more=script) as live, _proxy(live.port, file) as port:
+def _recorded(folder: Path, agent: str, options: argparse.Namespace) -> Path:
+    """Records `agent`, and returns the file."""
+    file = folder / f"{agent}.jsonl"
+    script = {} if agent == LOOPS else {"SIM_SCRIPT": str(SCRIPT)}
+    with servers.ours(LOAD, extra_settings=script) as live, _proxy(live.port, file) as port:
         towns = [f"Town{number}" for number in range(options.loops)]
-        if who == LOOPS:
+        if agent == LOOPS:
             client = HTTPConnection(HOST, port, timeout=PATIENCE_S)
             for town in towns:
                 _loop(client, agents.QUESTION.format(town))
         else:
-            python = str(_agents(options.clients)[who])
-            words = [python, agents.__file__, who, f"http://{HOST}:{port}", "m", *towns[::2]]
+            python = str(_agents(options.clients)[agent])
+            words = [python, agents.__file__, agent, f"http://{HOST}:{port}", "m", *towns[::2]]
             subprocess.run(words, check=True, stdout=subprocess.DEVNULL, timeout=600)
     return file
 
@@ -132,7 +140,7 @@ def _measured(file: Path, together: int, warnings: list[str]) -> Figures:
     exchanges = [read_exchange(line) for line in file.read_bytes().splitlines()[1:]]
     replay = {"SIM_REPLAY": str(file), "SIM_REPLAY_MISS": "not-found"}
     with (
-        servers.ours(LOAD, more=replay) as server,
+        servers.ours(LOAD, extra_settings=replay) as server,
         watched() as watch,
         used_by(server.worker) as use,
         kept_awake(),
@@ -169,15 +177,15 @@ def _proxy(port: int, file: Path) -> Iterator[int]:
 def _loop(client: HTTPConnection, text: str) -> None:
     messages: list[Any] = [{"role": "user", "content": text}]
     body = {"model": "m", "messages": messages, "tools": [TOOL], "tool_choice": "required"}
-    said = json.loads(_asked(client, body))["choices"][0]["message"]
-    messages.append(said)
-    calls = [call["id"] for call in said["tool_calls"]]
+    message = json.loads(_post(client, body))["choices"][0]["message"]
+    messages.append(message)
+    calls = [call["id"] for call in message["tool_calls"]]
     messages += [{"role": "tool", "tool_call_id": call, "content": "sunny"} for call in calls]
-    more = {"max_tokens": LOAD.tokens, "ignore_eos": True, "stream": True, "tool_choice": "none"}
-    _asked(client, {**body, **more})
+    options = {"max_tokens": LOAD.tokens, "ignore_eos": True, "stream": True, "tool_choice": "none"}
+    _post(client, {**body, **options})
 
 
-def _asked(client: HTTPConnection, body: object) -> bytes:
+def _post(client: HTTPConnection, body: object) -> bytes:
     client.request("POST", PATH, json.dumps(body), {"Content-Type": "application/json"})
     return client.getresponse().read()
 
@@ -202,18 +210,19 @@ class Replayed:
         """
         received = b"".join(piece for _, piece in self.pieces)
         ends = list(accumulate(len(piece) for _, piece in self.pieces))
-        errors, wanted = [], [bytes_of(chunk.data) for chunk in self.recorded.chunks]
-        at = received.find(b"\r\n\r\n") + 4
+        errors = []
+        wanted = [bytes_of(chunk.data) for chunk in self.recorded.chunks]
+        offset = received.find(b"\r\n\r\n") + 4
         for chunk, content in zip(self.recorded.chunks, wanted, strict=True):
-            start = received.find(content, at)
-            if start < 0 or len(received[at:start].strip(b"0123456789abcdef\r\n")):
+            start = received.find(content, offset)
+            if start < 0 or len(received[offset:start].strip(b"0123456789abcdef\r\n")):
                 return []
-            at = start + len(content)
+            offset = start + len(content)
             arrived_ns = next(
-                ns for (ns, _), end in zip(self.pieces, ends, strict=True) if end >= at
+                ns for (ns, _), end in zip(self.pieces, ends, strict=True) if end >= offset
             )
             errors.append((arrived_ns - self.sent_ns) / 1e6 - chunk.at_s * 1e3)
-        return errors if received[at:].strip(b"\r\n") in (b"", b"0") else []
+        return errors if received[offset:].strip(b"\r\n") in (b"", b"0") else []
 
     def own_ms(self, error_ms: float, chunk: RecordedChunk, lost: Withheld) -> float:
         """A chunk's error without what the machine withheld when the request came and when it was
@@ -221,7 +230,8 @@ class Replayed:
         """
         if error_ms <= 0:
             return -error_ms
-        late_ns, due_ns = round(error_ms * 1e6), self.sent_ns + round(chunk.at_s * 1e9)
+        late_ns = round(error_ms * 1e6)
+        due_ns = self.sent_ns + round(chunk.at_s * 1e9)
         read_ns = self.sent_ns + late_ns
         excused = lost.between_ns(self.sent_ns, read_ns)
         excused += lost.between_ns(max(read_ns, due_ns), due_ns + late_ns)
@@ -237,18 +247,18 @@ def _replay(port: int, exchanges: Sequence[Exchange], together: int) -> list[Rep
 
 def _wave(port: int, exchanges: Sequence[Exchange]) -> list[Replayed]:
     """Requests that run together, each on a connection of its own that ends with its answer."""
-    begun = [Replayed(one.answer) for one in exchanges]
+    requests = [Replayed(exchange.answer) for exchange in exchanges]
     with opened(port, len(exchanges)) as sockets, selectors.DefaultSelector() as ready:
         time.sleep(SETTLE_S)
-        for one, asked, sock in zip(begun, exchanges, sockets, strict=True):
+        for replayed, exchange, sock in zip(requests, exchanges, sockets, strict=True):
             stamps.ask_for(sock)
-            one.sent_ns = time.time_ns()
-            sock.sendall(_last_request(asked.request.target, bytes_of(asked.request.body)))
-            ready.register(sock, selectors.EVENT_READ, one)
+            replayed.sent_ns = time.time_ns()
+            sock.sendall(_last_request(exchange.request.target, bytes_of(exchange.request.body)))
+            ready.register(sock, selectors.EVENT_READ, replayed)
             _receive(ready, GAP_S)
         while ready.get_map():
             _receive(ready, PATIENCE_S)
-    return begun
+    return requests
 
 
 def _receive(ready: selectors.BaseSelector, wait_s: float) -> None:
@@ -283,48 +293,47 @@ class Figures:
 
 
 def _figures(replayed: Sequence[Replayed], lost: Withheld) -> Figures:
-    found = [one.errors_ms() for one in replayed]
-    errors = sorted(abs(error) for each in found for error in each)
+    errors_of_answers = [answer.errors_ms() for answer in replayed]
+    errors = sorted(abs(error) for answer_errors in errors_of_answers for error in answer_errors)
     return Figures(
         len(replayed),
-        sum(map(bool, found)) / len(replayed),
-        len(errors),
-        statistics.median(errors),
-        errors[len(errors) * 99 // 100],
-        errors[-1],
-        sum(error <= LIMIT_MS for error in errors) / len(errors),
-        max(
-            one.own_ms(error, chunk, lost)
-            for one, each in zip(replayed, found, strict=True)
+        sum(map(bool, errors_of_answers)) / len(replayed),
+        chunks=len(errors),
+        p50_ms=statistics.median(errors),
+        p99_ms=errors[len(errors) * 99 // 100],
+        max_ms=errors[-1],
+        within=sum(error <= LIMIT_MS for error in errors) / len(errors),
+        own_max_ms=max(
+            answer.own_ms(error, chunk, lost)
+            for answer, answer_errors in zip(replayed, errors_of_answers, strict=True)
             for error, chunk in zip(
-                each, one.recorded.chunks, strict=False
+                answer_errors, answer.recorded.chunks, strict=False
             )  # without errors: wrong bytes
         ),
     )
 
 
 def _is_good(rounds: Sequence[Figures]) -> bool:
-    return all(one.equal == 1 and one.own_max_ms <= LIMIT_MS for one in rounds)
+    return all(figures.equal == 1 and figures.own_max_ms <= LIMIT_MS for figures in rounds)
 
 
-COLUMNS = (
-    *("agent", "together", "answers", "equal bytes", "chunks", "error p50 ms", "p99 ms", "max ms"),
-    *("within 5 ms", "worst round, max ms", "of it our own"),
-)
-
-
-def _row(who: str, together: int, rounds: Sequence[Figures]) -> list[str]:
+def _row(agent: str, together: int, rounds: Sequence[Figures]) -> list[str]:
     middle = medians(rounds)
     return [
-        *(who, str(together), number(middle.answers, 0), share(min(one.equal for one in rounds))),
+        *(
+            agent,
+            str(together),
+            number(middle.answers, 0),
+            share(min(figures.equal for figures in rounds)),
+        ),
         *(
             number(middle.chunks, 0),
             number(middle.p50_ms),
             number(middle.p99_ms),
             number(middle.max_ms),
         ),
-        *(number(middle.within * 100, 1, " %"), number(max(one.max_ms for one in rounds))),
-        number(max(one.own_max_ms for one in rounds)),
+        *(number(middle.within * 100, 1, " %"), number(max(figures.max_ms for figures in rounds))),
+        number(max(figures.own_max_ms for figures in rounds)),
     ]
 
 

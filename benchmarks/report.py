@@ -26,7 +26,10 @@ def medians(rounds: Sequence[Figures]) -> Figures:
         raise ValueError("no rounds")
     kind = type(rounds[0])
     return kind(
-        **{name: statistics.median(getattr(each, name) for each in rounds) for name in _names(kind)}
+        **{
+            name: statistics.median(getattr(round_, name) for round_ in rounds)
+            for name in _names(kind)
+        }
     )
 
 

@@ -25,7 +25,7 @@ from benchmarks.options import add_other, parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, middle_ratio, number, share, show, show_machine
 from benchmarks.rounds import interleaved
-from benchmarks.servers import Load, Server, bare, both, free_port, running
+from benchmarks.servers import Load, Server, bare, free_port, ours_and_other, running
 
 WARM_UP_S = 1.0
 AIMOCK = "@copilotkit/aimock@1.43.0"
@@ -59,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(server) for server in (bare(load), *both(load, options.other))
+            stack.enter_context(server)
+            for server in (bare(load), *ours_and_other(load, options.other))
         ]
         for kind in options.kinds:
             title = f"Short replies, {kind.replace('-', ', ')} prompt, {options.connections} connections"
@@ -75,9 +76,13 @@ def compare_families(load: Load, options: argparse.Namespace) -> None:
         script.write_text(SCRIPT, "utf-8")
         reference = stack.enter_context(bare(load))
         settings = {"SIM_EMBEDDINGS_WITH_CHAT": "true"}
-        usual = [stack.enter_context(server) for server in both(load, options.other, settings)]
+        usual = [
+            stack.enter_context(server) for server in ours_and_other(load, options.other, settings)
+        ]
         settings = {"SIM_SCRIPT": str(script)}
-        scripted = [stack.enter_context(server) for server in both(load, options.other, settings)]
+        scripted = [
+            stack.enter_context(server) for server in ours_and_other(load, options.other, settings)
+        ]
         command = aimock_command()
         if command and "scripted reply" in options.families:
             scripted.append(stack.enter_context(aimock(command, folder)))
@@ -178,9 +183,13 @@ def _show(title: str, rounds: dict[Server, list[Round]], warnings: list[str]) ->
             (
                 server.name,
                 number(row.per_s, 0),
-                middle_ratio([one.per_s for one in seen], [one.per_s for one in reference]),
+                middle_ratio(
+                    [round_.per_s for round_ in seen], [round_.per_s for round_ in reference]
+                ),
                 number(row.cpu_us, 0),
-                middle_ratio([one.cpu_us for one in seen], [one.cpu_us for one in reference]),
+                middle_ratio(
+                    [round_.cpu_us for round_ in seen], [round_.cpu_us for round_ in reference]
+                ),
                 number(row.p50_ms),
                 number(row.p99_ms),
                 share(row.server_cpu),

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
@@ -56,7 +57,13 @@ def _measure_all(servers: dict[str, str], options: argparse.Namespace, title: st
     def measure(subject: tuple[int, str]) -> float:
         together, name = subject
         rounds[subject] = rounds.get(subject, 0) + 1
-        return _rate(servers[name], models[name], together, rounds[subject], options.tokens)
+        return _rate(
+            servers[name],
+            models[name],
+            together=together,
+            round_number=rounds[subject],
+            tokens=options.tokens,
+        )
 
     rounds: dict[tuple[int, str], int] = {}
     subjects = [(together, name) for together in options.sequences for name in servers]
@@ -128,11 +135,11 @@ def _rate(url: str, model: str, together: int, round_number: int, tokens: int) -
     prompts = [
         f"{TEXT}Tell me about {topic}, {round_number}." for topic in TOPICS.split()[:together]
     ]
-    asked = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    request = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     with ThreadPoolExecutor(together) as pool:
         begun = time.perf_counter()
-        bodies = [json.dumps(asked | {"prompt": prompt}) for prompt in prompts]
-        answers = list(pool.map(lambda body: _ask(url, "POST", "/v1/completions", body), bodies))
+        bodies = [json.dumps(request | {"prompt": prompt}) for prompt in prompts]
+        answers = list(pool.map(partial(_ask, url, "POST", "/v1/completions"), bodies))
         took_s = time.perf_counter() - begun
     return sum(int(json.loads(answer)["usage"]["completion_tokens"]) for answer in answers) / took_s
 

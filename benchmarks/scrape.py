@@ -22,7 +22,9 @@ from benchmarks.streams import StreamPlan
 
 LOAD = Load(ttft_s=0.05, itl_s=0.02, tokens=100, streams=4000)
 SPREAD_S = 1.0
-WINDOW_S, WINDOWS, WINDOW_TOKENS = 0.3, 5, 200
+WINDOW_S = 0.3
+WINDOWS = 5
+WINDOW_TOKENS = 200
 PAUSE_S = 0.002
 """Between scrapes whose CPU is measured:
 
@@ -62,14 +64,18 @@ def main(argv: Sequence[str]) -> int:
     beside: dict[float | None, list[Streams]] = {None: [], options.every / 1e3: []}
     with bare(LOAD) as reference, ours(LOAD) as server, background() as streams:
         idle: dict[Server, list[Scrapes]] = {reference: [], server: []}
-        for each in idle:
-            _warm_up(each)
+        for idle_server in idle:
+            _warm_up(idle_server)
         for _ in range(options.rounds):
-            for each, seen in idle.items():
-                seen.append(scrape_idle(each, options.scrapes))
+            for idle_server, seen in idle.items():
+                seen.append(scrape_idle(idle_server, options.scrapes))
             busy.append(scrape_busy(server, streams, options.streams))
             for every_s, observed in beside.items():
-                observed.append(stream_beside(server, streams, options.streams, every_s, warnings))
+                observed.append(
+                    stream_beside(
+                        server, streams, count=options.streams, every_s=every_s, warnings=warnings
+                    )
+                )
     _show_scrapes(idle, busy, options.streams)
     _show_streams(beside, options.streams, warnings)
     return 0
@@ -110,13 +116,18 @@ def scrape_busy(server: Server, streams: Background, count: int) -> Scrapes:
     """
     run = streams.play(_plan(server, count, WINDOW_TOKENS))
     time.sleep(SPREAD_S + WINDOW_S)
-    quiet_s, scraping_s, walls_ms, page = 0.0, 0.0, [], b""
+    quiet_s = 0.0
+    scraping_s = 0.0
+    walls_ms = []
+    page = b""
     with opened(server.port, 1) as (sock,):
         for _ in range(WINDOWS):
             with used_by(server.worker) as quiet:
                 time.sleep(WINDOW_S)
             with used_by(server.worker) as scraping:
-                page, walls = _scrape(sock, partial(_before, time.monotonic() + WINDOW_S), PAUSE_S)
+                page, walls = _scrape(
+                    sock, partial(_is_before, time.monotonic() + WINDOW_S), PAUSE_S
+                )
             walls_ms += walls
             quiet_s += quiet.cpu_s / quiet.wall_s
             scraping_s += scraping.cpu_s / scraping.wall_s
@@ -142,19 +153,26 @@ def stream_beside(
     return Streams(seen.chunk_p50_ms, seen.chunk_p99_ms, use.cpu_s / seen.chunks * 1e6)
 
 
-def _before(end: float) -> bool:
+def _is_before(end: float) -> bool:
     return time.monotonic() < end
 
 
 def _plan(server: Server, streams: int, tokens: int) -> StreamPlan:
-    return StreamPlan(server.port, streams, tokens, SPREAD_S, LOAD.ttft_s + tokens * LOAD.itl_s)
+    return StreamPlan(
+        server.port,
+        streams,
+        tokens=tokens,
+        spread_s=SPREAD_S,
+        length_s=LOAD.ttft_s + tokens * LOAD.itl_s,
+    )
 
 
 def _scrape(
     sock: socket.socket, go_on: Callable[[], bool], every_s: float
 ) -> tuple[bytes, list[float]]:
     """The last page, and how long each took, milliseconds."""
-    page, walls_ms = b"", []
+    page = b""
+    walls_ms = []
     due = time.monotonic()
     while go_on():
         begun = time.monotonic()

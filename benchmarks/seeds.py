@@ -38,18 +38,19 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--least", type=float, default=0.0, help="least share of equal replies")
     options = flags.parse_args(argv)
     show_machine()
-    rows, worst = [], 1.0
+    rows = []
+    worst = 1.0
     for dtype in options.dtype:
         equal = _measure(dtype, options)
-        most = options.seeds * len(equal)
+        reply_count = options.seeds * len(equal)
         rows.append(
             [
                 dtype,
                 *(f"{count}/{options.seeds}" for count in equal.values()),
-                share(sum(equal.values()) / most),
+                share(sum(equal.values()) / reply_count),
             ]
         )
-        worst = min(worst, sum(equal.values()) / most)
+        worst = min(worst, sum(equal.values()) / reply_count)
     mode = ", batch-invariant" if options.batch_invariant else ""
     show(
         f"Of {options.seeds} replies of {options.tokens} tokens those as alone{mode}",
@@ -72,21 +73,21 @@ def _measure(dtype: str, options: argparse.Namespace) -> dict[str, int]:
             "max_num_seqs": TOGETHER,
             "block_size": BLOCK_SIZE,
         }
-        more = {"batch_invariant": True} if options.batch_invariant else {}
-        return make_engine(options.model, "cpu", dtype, **(settings | sizes | more))
+        mode = {"batch_invariant": True} if options.batch_invariant else {}
+        return make_engine(options.model, "cpu", dtype, **(settings | sizes | mode))
 
-    one = engine()
-    alone = _each(one, seeds, options.tokens)
-    longest = max(map(len, map(one.encode, map(_prompt, seeds)))) + options.tokens
+    first_engine = engine()
+    alone = _one_by_one(first_engine, seeds, options.tokens)
+    longest = max(map(len, map(first_engine.encode, map(_prompt, seeds)))) + options.tokens
     few = 5 * longest // BLOCK_SIZE  # where sixteen would like to run
-    again = _each(one, seeds, options.tokens)
+    repeated = _one_by_one(first_engine, seeds, options.tokens)
     seen = {
-        "alone": again,
+        "alone": repeated,
         "beside 15": _together(engine(), seeds, options.tokens),
         "chunks": _together(engine(max_num_batched_tokens=23), seeds, options.tokens),
         "preempted": _together(engine(num_blocks=few), seeds, options.tokens),
         "late": _together(engine(), seeds, options.tokens, apart=3),
-        "cached": _together(one, seeds, options.tokens),
+        "cached": _together(first_engine, seeds, options.tokens),
     }
     return {
         name: sum(replies[seed] == alone[seed] for seed in seeds) for name, replies in seen.items()
@@ -98,7 +99,7 @@ def _prompt(seed: int) -> str:
     return f"{TEXT[: 80 + 13 * seed]}Tell me about {topics[seed % len(topics)]}, {seed}."
 
 
-def _each(engine: LLMEngine, seeds: Sequence[int], tokens: int) -> Replies:
+def _one_by_one(engine: LLMEngine, seeds: Sequence[int], tokens: int) -> Replies:
     """One after the other, with an empty cache."""
     replies: Replies = {}
     for seed in seeds:

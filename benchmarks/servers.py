@@ -26,7 +26,8 @@ from benchmarks.replies import RefusedError
 ROOT = Path(__file__).parents[1]
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 15.0
-OURS, BARE = "understudy", "bare gunicorn-gevent"
+OURS = "understudy"
+BARE = "bare gunicorn-gevent"
 GUNICORN = (sys.executable, "-m", "gunicorn")
 WSGI = (*GUNICORN, "wsgi:app")
 MODULE = (sys.executable, "-m", "app")
@@ -71,11 +72,11 @@ def ours(
     command: Sequence[str] = WSGI,
     name: str = OURS,
     root: Path = ROOT,
-    more: Mapping[str, str] = MappingProxyType({}),
+    extra_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Server]:
     """Understudy with its defaults: own worker, metrics on.
 
-    `root` is the checkout that serves, `more` are further variables.
+    `root` is the checkout that serves, `extra_settings` are further variables.
     """
     port = free_port()
     settings = {
@@ -86,19 +87,24 @@ def ours(
         "SIM_INTER_TOKEN_LATENCY": f"{load.itl_s}s",
         "SIM_MAX_NUM_SEQS": str(load.streams),
     }
-    with running(name, command, port, {**settings, **more}, role_chunks=1, root=root) as server:
+    with running(
+        name, command, port, {**settings, **extra_settings}, role_chunks=1, root=root
+    ) as server:
         yield server
 
 
-def both(
-    load: Load, other: Path | None, more: Mapping[str, str] = MappingProxyType({})
+def ours_and_other(
+    load: Load, other: Path | None, extra_settings: Mapping[str, str] = MappingProxyType({})
 ) -> list[AbstractContextManager[Server]]:
     """This checkout and, when one is given, the `other`, each to be entered.
 
-    `more` are further variables.
+    `extra_settings` are further variables.
     """
     roots = {OURS: ROOT} | ({f"{OURS} of {other.name}": other.resolve()} if other else {})
-    return [ours(load, name=name, root=root, more=more) for name, root in roots.items()]
+    return [
+        ours(load, name=name, root=root, extra_settings=extra_settings)
+        for name, root in roots.items()
+    ]
 
 
 @contextmanager
@@ -139,7 +145,14 @@ def running(
             _wait_until_ready(process, port)
             start_s = time.monotonic() - begun
             worker = (children(process.pid) or [process.pid])[-1]
-            yield Server(name, port, process.pid, worker, role_chunks, start_s)
+            yield Server(
+                name,
+                port,
+                arbiter=process.pid,
+                worker=worker,
+                role_chunks=role_chunks,
+                start_s=start_s,
+            )
         except RuntimeError as error:
             log.seek(0)
             raise RuntimeError(f"{name}: {error}\n{log.read().decode(errors='replace')}") from error

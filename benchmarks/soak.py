@@ -110,7 +110,8 @@ class Soak:
         rng = self._rng
         model = rng.choice([*ADAPTERS, *["base"] * 6])
         text = f"Question {rng.randrange(50)}: " + "why? " * rng.randrange(40)
-        most, stream = rng.randrange(1, 120), rng.random() < 0.8
+        max_tokens = rng.randrange(1, 120)
+        stream = rng.random() < 0.8
         chat: dict[str, object] = {
             "model": model,
             "messages": [{"role": "user", "content": text}],
@@ -121,16 +122,16 @@ class Soak:
             return "/v1/completions", {
                 "model": model,
                 "prompt": [text] * 2,
-                "max_tokens": most,
+                "max_tokens": max_tokens,
                 "stream": stream,
             }
         if kind == 1:
-            return "/v1/messages", {**chat, "max_tokens": most}
+            return "/v1/messages", {**chat, "max_tokens": max_tokens}
         if kind == 2:
             return "/v1/responses", {
                 "model": model,
                 "input": text,
-                "max_output_tokens": most,
+                "max_output_tokens": max_tokens,
                 "stream": stream,
             }
         if kind == 3:
@@ -143,7 +144,7 @@ class Soak:
         if kind == 4:
             schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": TOOL}}
             return "/v1/chat/completions", {**chat, "response_format": schema, "n": 2}
-        return "/v1/chat/completions", {**chat, "max_tokens": most}
+        return "/v1/chat/completions", {**chat, "max_tokens": max_tokens}
 
     def _ask(self, path: str, body: Mapping[str, object], leaves: bool) -> str:
         with closing(HttpConnection(self.address, PATIENCE_S)) as connection:
@@ -164,7 +165,7 @@ class Soak:
     def call(self, method: str, path: str, body: Mapping[str, object] | None = None) -> bytes:
         """A call of the operator's."""
         data = None if body is None else msgspec.json.encode(body)
-        status, answer = exchange(self.address, method, path, data, PATIENCE_S)
+        status, answer = exchange(self.address, method, path=path, body=data, timeout_s=PATIENCE_S)
         self.statuses[status] += status >= 500
         return answer
 
@@ -195,7 +196,8 @@ class Soak:
 
     def is_warm(self) -> None:
         """What comes from now on is measured."""
-        self.cold, self.memory = self.memory, []
+        self.cold = self.memory
+        self.memory = []
 
     def watch(self) -> None:
         """The worker's memory, again and again."""
@@ -205,10 +207,10 @@ class Soak:
 
     def caches(self) -> dict[str, float]:
         """MiB in each cache that has something, by the server's own reckoning."""
-        told = msgspec.json.decode(self.call("GET", "/admin/memory"), type=Memory)
+        memory = msgspec.json.decode(self.call("GET", "/admin/memory"), type=Memory)
         return {
             name: cache.size_bytes / 2**20
-            for name, cache in told.caches.items()
+            for name, cache in memory.caches.items()
             if cache.size_bytes
         }
 

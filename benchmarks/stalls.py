@@ -40,7 +40,9 @@ ATTACK_S = 12.0
 """Longest time that an attack goes on; the streams take about as long as half of it."""
 REST_S = 10.0
 GIGABYTE = 1 << 30
-HEALTH_LIMIT_MS, CHUNK_LIMIT_MS, MEMORY_LIMIT_MIB = 250.0, 50.0, 20.0
+HEALTH_LIMIT_MS = 250.0
+CHUNK_LIMIT_MS = 50.0
+MEMORY_LIMIT_MIB = 20.0
 CROWD_HEALTH_LIMIT_MS = 100.0
 COLUMNS = (
     "while",
@@ -75,7 +77,8 @@ def _push(head: bytes) -> Attack:
     def push(port: int, index: int) -> str:
         with socket.create_connection((HOST, port)) as sock:
             sock.sendall(head)
-            block, end = b" " * (1 << 16), time.monotonic() + ATTACK_S
+            block = b" " * (1 << 16)
+            end = time.monotonic() + ATTACK_S
             with suppress(OSError):
                 while time.monotonic() < end:
                     sock.sendall(block)
@@ -84,17 +87,22 @@ def _push(head: bytes) -> Attack:
     return push
 
 
-def _ask(path: str, body: bytes, most: int = 1 << 40) -> Attack:
+def _ask(path: str, body: bytes, max_bytes: int = 1 << 40) -> Attack:
     """A request that is complete; as much of its answer is read as there is time for."""
 
     def ask(port: int, index: int) -> str:
         with socket.create_connection((HOST, port)) as sock:
             sock.settimeout(ATTACK_S)
             sock.sendall(request(path, body))
-            first, received, end = b"", 0, time.monotonic() + ATTACK_S
+            first = b""
+            received = 0
+            end = time.monotonic() + ATTACK_S
             with suppress(OSError):
-                while time.monotonic() < end and received < most and (data := sock.recv(1 << 20)):
-                    first, received = first or data[:64], received + len(data)
+                while (
+                    time.monotonic() < end and received < max_bytes and (data := sock.recv(1 << 20))
+                ):
+                    first = first or data[:64]
+                    received = received + len(data)
             word = first.split(b"\r\n")[0].decode()[9:] or "no answer"
             return f"{word}, {received / 1e6:.1f} MB"
 
@@ -105,7 +113,9 @@ def _crowd(connections: int, data: bytes) -> Attack:
     """Clients that send `data` again and again, each as fast as it is read, and read every answer."""
 
     def crowd(port: int, index: int) -> str:
-        selector, end, sent = selectors.DefaultSelector(), time.monotonic() + ATTACK_S, 0
+        selector = selectors.DefaultSelector()
+        end = time.monotonic() + ATTACK_S
+        sent = 0
         for _ in range(connections):
             _join(selector, port)
         while time.monotonic() < end:
@@ -158,17 +168,18 @@ def _chunks(port: int, index: int) -> str:
 
 def _schemas(port: int, index: int) -> str:
     """Schemas that are all different, one after another."""
-    end, count = time.monotonic() + ATTACK_S, 0
+    end = time.monotonic() + ATTACK_S
+    count = 0
     with socket.create_connection((HOST, port)) as sock:
         while time.monotonic() < end:
             schema = {"type": "object", "properties": {f"field{count}": {"type": "string"}}}
             form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-            asked = {
+            body = {
                 "messages": [{"role": "user", "content": "a"}],
                 "max_tokens": 1,
                 "response_format": form,
             }
-            exchange(sock, request(PATH, json.dumps(asked).encode()))
+            exchange(sock, request(PATH, json.dumps(body).encode()))
             count += 1
     return f"{count:,} schemas"
 
@@ -304,9 +315,10 @@ def main(argv: Sequence[str]) -> int:
 
         settings["SIM_GRPC"] = "true"
         crowds |= {f"{name} (HTTP/2)": _crowd(60, data) for name, data in http2_crowds().items()}
-    rows, fine = [], True
-    with ours(LOAD, more=settings) as server:
-        play(StreamPlan(server.port, STREAMS, 20, 0.1, 1.0))
+    rows = []
+    fine = True
+    with ours(LOAD, extra_settings=settings) as server:
+        play(StreamPlan(server.port, STREAMS, tokens=20, spread_s=0.1, length_s=1.0))
         for name, attack in (crowds | ATTACKS).items():
             if options.only in name:
                 limit_ms = CROWD_HEALTH_LIMIT_MS if name in crowds else HEALTH_LIMIT_MS
@@ -342,14 +354,16 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _watch(server: Server, index: int, attack: Attack, health_limit_ms: float) -> Seen:
-    before = rss_mib(server.worker)
+    rss_before_mib = rss_mib(server.worker)
     answers, teller = multiprocessing.Pipe(duplex=False)
     attacker = multiprocessing.Process(target=_attack, args=(attack, server.port, index, teller))
     probes, prober = multiprocessing.Pipe(duplex=False)
     probe = multiprocessing.Process(target=_probe, args=(server.port, prober), daemon=True)
     probe.start()
     attacker.start()
-    plan = StreamPlan(server.port, STREAMS, LOAD.tokens, 0.5, LOAD.length_s)
+    plan = StreamPlan(
+        server.port, STREAMS, tokens=LOAD.tokens, spread_s=0.5, length_s=LOAD.length_s
+    )
     pace = observe(plan, Rhythm(LOAD.ttft_s, LOAD.itl_s, server.role_chunks)).pace
     attacker.join(60.0)
     answer = answers.recv() if answers.poll() else "no end"
@@ -358,9 +372,15 @@ def _watch(server: Server, index: int, attack: Attack, health_limit_ms: float) -
     health = max((probes.recv() for _ in iter(probes.poll, False)), default=float("inf"))
     time.sleep(REST_S)
     lives = server.worker in children(server.arbiter)
-    grown = rss_mib(server.worker) - before if lives else float("nan")
+    grown = rss_mib(server.worker) - rss_before_mib if lives else float("nan")
     return Seen(
-        answer, health_limit_ms, health * 1e3, pace.chunk_p99_ms, pace.chunk_max_ms, grown, lives
+        answer,
+        health_limit_ms,
+        health_max_ms=health * 1e3,
+        chunk_p99_ms=pace.chunk_p99_ms,
+        chunk_max_ms=pace.chunk_max_ms,
+        growth_mib=grown,
+        lives=lives,
     )
 
 

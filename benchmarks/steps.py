@@ -21,7 +21,8 @@ from benchmarks.rounds import interleaved
 from benchmarks.servers import Load, Server, ours
 from benchmarks.streams import StreamPlan, play
 
-REQUESTS, STEPS = "latencies of their own", "steps"
+REQUESTS = "latencies of their own"
+STEPS = "steps"
 COLUMNS = ("timing", "KV cache", "chunks/s", "CPU µs/chunk", "CPU", "beyond", "ratio")
 PROFILE = """\
 source: made up
@@ -54,9 +55,9 @@ def main(argv: Sequence[str]) -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {
-            (timing, caching): stack.enter_context(ours(load, name=timing, more=more))
+            (timing, caching): stack.enter_context(ours(load, name=timing, extra_settings=settings))
             for caching in (False, True)
-            for timing, more in _settings(options, caching, folder).items()
+            for timing, settings in _settings(options, caching, folder).items()
         }
         rounds = interleaved(
             list(servers), options.rounds, lambda key: _measure(servers[key], load)
@@ -90,7 +91,9 @@ def _settings(
 
 
 def _measure(server: Server, load: Load) -> Cost:
-    plan = StreamPlan(server.port, load.streams, load.tokens, load.itl_s, load.length_s)
+    plan = StreamPlan(
+        server.port, load.streams, tokens=load.tokens, spread_s=load.itl_s, length_s=load.length_s
+    )
     with used_by(server.worker) as use:
         run = play(plan)
     if run.unfinished:

@@ -26,7 +26,8 @@ STEP_NS = 500_000
 USUAL_NS = 150_000
 """What a sleeper that nothing keeps from its core is late here; not told."""
 PRIORITY = 50
-WATCH, SPIN = "watch", "spin"
+WATCH = "watch"
+SPIN = "spin"
 
 
 class Withheld:
@@ -40,7 +41,8 @@ class Withheld:
 
     def between_ns(self, begin_ns: int, end_ns: int) -> int:
         """How much of this time the core was withheld."""
-        spans, first = self.spans, max(0, bisect_right(self.spans, (begin_ns, begin_ns)) - 1)
+        spans = self.spans
+        first = max(0, bisect_right(self.spans, (begin_ns, begin_ns)) - 1)
         lost = 0
         for begun, ended in spans[first:]:
             if begun >= end_ns:
@@ -67,9 +69,9 @@ def withheld(core: int) -> Iterator[Withheld]:
         yield seen
     finally:
         process.terminate()
-        told, _ = process.communicate()
+        output, _ = process.communicate()
         seen.is_known = process.returncode == 0
-        for line in told.splitlines() if seen.is_known else ():
+        for line in output.splitlines() if seen.is_known else ():
             begun, ended = map(int, line.split())
             seen.spans.append((begun, ended))
 
@@ -86,16 +88,16 @@ def kept_awake() -> Iterator[None]:
         yield
 
 
-def _started(what: str, core: int) -> subprocess.Popen[str]:
-    words = (sys.executable, "-m", "benchmarks.withheld", what, str(core))
+def _started(action: str, core: int) -> subprocess.Popen[str]:
+    words = (sys.executable, "-m", "benchmarks.withheld", action, str(core))
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def main(argv: Sequence[str]) -> int:
     """Watch or keep busy the core whose number is given."""
-    what, core = argv
+    action, core = argv
     os.sched_setaffinity(0, {int(core)})
-    return _watch() if what == WATCH else _spin()
+    return _watch() if action == WATCH else _spin()
 
 
 def _spin() -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.core.application import create_app
 from app.core.server.flask.application import Understudy
 from app.core.server.http.context import RequestContext
+from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route
 from app.core.server.middleware.api_keys import ApiKeys
 from app.core.server.middleware.foreign_pages import ForeignPages
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
 def app_of(*flags: str) -> Understudy:
     """The application that a server with these flags has."""
     return create_app(load(flags, {}))
+
+
+def empty_response(context: RequestContext) -> Response:
+    """A view without a body."""
+    return Response()
+
+
+def empty_object(context: RequestContext) -> Response:
+    """A view that returns {}."""
+    return json_response({})
 
 
 def handed_over(words: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -62,7 +73,8 @@ def cache_sizes(app: Understudy) -> dict[str, dict[str, int]]:
 
 
 class NoEngine:
-    draining, healthy = False, True
+    draining = False
+    healthy = True
     withdrawn = False
 
     def drain(self) -> None:

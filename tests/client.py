@@ -36,7 +36,7 @@ class Client:
     session: requests.Session
     url: str
     running: RunningServer | None = None
-    own: Understudy | None = None
+    in_process_app: Understudy | None = None
 
     @property
     def server(self) -> RunningServer:
@@ -45,8 +45,8 @@ class Client:
 
     @property
     def app(self) -> Understudy:
-        assert self.own is not None, "it is in another process"
-        return self.own
+        assert self.in_process_app is not None, "it is in another process"
+        return self.in_process_app
 
     def get(self, path: str, **options: Any) -> requests.Response:
         return self.session.get(self.url + path, timeout=20, **options)
@@ -109,11 +109,9 @@ class Adapter(BaseAdapter):
             data=request.body,
         )
         answer = requests.Response()
-        answer.status_code, answer._content, answer.encoding = (
-            answer_of_app.status_code,
-            answer_of_app.data,
-            "utf-8",
-        )
+        answer.status_code = answer_of_app.status_code
+        answer._content = answer_of_app.data
+        answer.encoding = "utf-8"
         answer.headers.update(answer_of_app.headers.items())
         return answer
 
@@ -127,7 +125,7 @@ def in_process(*flags: str) -> Iterator[Client]:
     app = app_of("--model", MODEL, "--force-dummy-tokenizer", "--seed", SEED, *flags)
     with requests.Session() as session:
         session.mount(IN_PROCESS, Adapter(app))
-        yield Client(session, IN_PROCESS, own=app)
+        yield Client(session, IN_PROCESS, in_process_app=app)
 
 
 @contextmanager

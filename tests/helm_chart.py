@@ -28,7 +28,7 @@ def objects() -> list[dict[str, Any]]:
         text = "\n---\n".join(
             rendered(file.read_text()) for file in sorted(CHART.glob("templates/*.yaml"))
         )
-    return [each for each in yaml.safe_load_all(text) if each]
+    return [document for document in yaml.safe_load_all(text) if document]
 
 
 def rendered(template: str, values: Mapping[str, Any] | None = None) -> str:
@@ -37,24 +37,24 @@ def rendered(template: str, values: Mapping[str, Any] | None = None) -> str:
     ValueError for a function that is not known.
     """
     chosen = yaml.safe_load((CHART / "values.yaml").read_text()) if values is None else values
-    known = {"Values": chosen, "Release": {"Name": RELEASE}}
+    scope = {"Values": chosen, "Release": {"Name": RELEASE}}
 
-    def block(found: re.Match[str]) -> str:
-        value = _value(found[1], known)
-        return _filled(found[2], known | {"": value}) if value else ""
+    def block(match: re.Match[str]) -> str:
+        value = _value(match[1], scope)
+        return _filled(match[2], scope | {"": value}) if value else ""
 
-    return _filled(WITH.sub(block, template), known)
+    return _filled(WITH.sub(block, template), scope)
 
 
-def _filled(text: str, known: Mapping[str, Any]) -> str:
+def _filled(text: str, scope: Mapping[str, Any]) -> str:
     return TAG.sub(
-        lambda found: ("" if found[2] else found[1]) + _expression(found[3], known), text
+        lambda match: ("" if match[2] else match[1]) + _expression(match[3], scope), text
     )
 
 
-def _expression(text: str, known: Mapping[str, Any]) -> str:
+def _expression(text: str, scope: Mapping[str, Any]) -> str:
     path, *functions = text.split(" | ")
-    value = _value(path, known)
+    value = _value(path, scope)
     for function in functions:
         name, _, argument = function.partition(" ")
         if name == "toYaml":
@@ -68,8 +68,8 @@ def _expression(text: str, known: Mapping[str, Any]) -> str:
     return str(value)
 
 
-def _value(path: str, known: Mapping[str, Any]) -> Any:
-    value: Any = known
+def _value(path: str, scope: Mapping[str, Any]) -> Any:
+    value: Any = scope
     for name in path.split(".")[1:]:
         value = value[name]
     return value

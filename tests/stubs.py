@@ -56,7 +56,8 @@ class Talker:
 
     def __init__(self, head: bytes, hang_up: bool = False) -> None:
         self.client_left = Event()
-        self._head, self._hang_up = head, hang_up
+        self._head = head
+        self._hang_up = hang_up
 
     def __call__(self, sock: socket.socket, address: object) -> None:
         read_request(sock)

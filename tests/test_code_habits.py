@@ -1,10 +1,21 @@
 """The habits that scripts/code_habits.py counts."""
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from scripts.code_habits import lines_of_code, lowered, places
+from scripts import code_habits
+from scripts.code_habits import (
+    BUDGETS_FILE,
+    GOALS,
+    check,
+    goals_of,
+    lines_of_code,
+    lowered,
+    places,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,3 +47,29 @@ def test_a_budget_is_lowered_and_never_raised() -> None:
     budget = lowered({"walrus": 3, "lambda": 1}, Counter({"walrus": 2, "lambda": 5}))
     assert budget["walrus"] == 2
     assert budget["lambda"] == 1
+
+
+def test_tests_and_benchmarks_have_twice_the_goals_of_the_code() -> None:
+    for folder in ("tests", "benchmarks"):
+        goals = goals_of(folder)
+        assert goals == {habit: 2 * goal for habit, goal in goals_of("app").items()}
+
+
+def test_every_folder_has_a_budget_for_each_habit() -> None:
+    budgets = json.loads(BUDGETS_FILE.read_text("utf-8"))
+    assert set(budgets) == {"app", "config", "vllm_understudy", "scripts", "tests", "benchmarks"}
+    assert all(budget.keys() == GOALS.keys() for budget in budgets.values())
+
+
+@pytest.mark.parametrize("folder", ["app", "tests", "benchmarks"])
+def test_one_place_above_the_budget_of_a_folder_is_reported(
+    folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "module.py").write_text("its = 1\nown = 2\n")
+    monkeypatch.setattr(code_habits, "ROOT", tmp_path)
+    budget = dict.fromkeys(GOALS, 0)
+    assert check(folder, budget | {"vague name": 2}) == []
+    assert check(folder, budget | {"vague name": 1}) == [
+        f"{folder}: 2 of vague name, above the budget of 1"
+    ]

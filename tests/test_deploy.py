@@ -20,11 +20,17 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 FILES = [FOLDER / name for name in KUSTOMIZATION["resources"]]
 OBJECTS: list[dict[str, Any]] = [
-    each for file in FILES for each in yaml.safe_load_all(file.read_text())
+    document for file in FILES for document in yaml.safe_load_all(file.read_text())
 ]
 OBJECTS += helm_chart.objects()
-DEPLOYMENTS = {each["metadata"]["name"]: each for each in OBJECTS if each["kind"] == "Deployment"}
-SERVICES = {each["metadata"]["name"]: each for each in OBJECTS if each["kind"] == "Service"}
+DEPLOYMENTS = {
+    document["metadata"]["name"]: document
+    for document in OBJECTS
+    if document["kind"] == "Deployment"
+}
+SERVICES = {
+    document["metadata"]["name"]: document for document in OBJECTS if document["kind"] == "Service"
+}
 MONITOR = yaml.safe_load((FOLDER / "pod-monitor.yaml").read_text())
 
 
@@ -43,7 +49,7 @@ def ports(name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "described", OBJECTS, ids=lambda it: f"{it['kind']}-{it['metadata']['name']}"
+    "described", OBJECTS, ids=lambda document: f"{document['kind']}-{document['metadata']['name']}"
 )
 def test_it_fits_the_schemas_of_kubernetes(described: dict[str, Any]) -> None:
     check_schema(described)
@@ -63,10 +69,12 @@ def check_schema(described: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_a_server_takes_its_settings(name: str) -> None:
     """Three of them start in tests/wire/test_deploy.py."""
-    given = {each["name"]: each.get("value", "10.0.0.1") for each in container(name)["env"]}
-    assert {key for key in given if key.startswith("SIM_")} <= {*VARIABLES, "SIM_CONFIG"}
-    given.pop("SIM_CONFIG", None)
-    load((), given)
+    variables = {
+        variable["name"]: variable.get("value", "10.0.0.1") for variable in container(name)["env"]
+    }
+    assert {key for key in variables if key.startswith("SIM_")} <= {*VARIABLES, "SIM_CONFIG"}
+    variables.pop("SIM_CONFIG", None)
+    load((), variables)
 
 
 def test_every_file_is_listed() -> None:
@@ -77,14 +85,18 @@ def test_every_file_is_listed() -> None:
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_nobody_is_root_or_may_write(name: str) -> None:
-    spec, only = pod(name)["spec"], container(name)
+    spec = pod(name)["spec"]
+    only = container(name)
     security = spec["securityContext"]
     assert security["runAsNonRoot"] and security["runAsUser"] > 0 and security["runAsGroup"] > 0
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
     assert spec["automountServiceAccountToken"] is False
-    own = only["securityContext"]
-    assert own["readOnlyRootFilesystem"] and own["allowPrivilegeEscalation"] is False
-    assert own["capabilities"] == {"drop": ["ALL"]}
+    container_security = only["securityContext"]
+    assert (
+        container_security["readOnlyRootFilesystem"]
+        and container_security["allowPrivilegeEscalation"] is False
+    )
+    assert container_security["capabilities"] == {"drop": ["ALL"]}
     writable = [mount for mount in only["volumeMounts"] if not mount.get("readOnly")]
     assert writable == [{"name": "tmp", "mountPath": "/tmp"}]
     assert only["resources"]["limits"]["memory"] and only["resources"]["requests"]["cpu"]
@@ -93,7 +105,8 @@ def test_nobody_is_root_or_may_write(name: str) -> None:
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_a_service_and_the_monitor_find_its_pods(name: str) -> None:
-    deployment, service = DEPLOYMENTS[name]["spec"], SERVICES[name]["spec"]
+    deployment = DEPLOYMENTS[name]["spec"]
+    service = SERVICES[name]["spec"]
     labels = pod(name)["metadata"]["labels"]
     assert deployment["selector"]["matchLabels"] == labels == service["selector"]
     others = [pod(other)["metadata"]["labels"] for other in DEPLOYMENTS if other != name]
@@ -112,24 +125,31 @@ def test_the_chart_autoscales_when_it_is_told_to() -> None:
         text := (helm_chart.CHART / "templates" / "autoscaler.yaml").read_text()
     )
     assert not helm_chart.rendered(text, values).strip()
-    [spec] = [each["spec"] for each in OBJECTS if each["kind"] == "HorizontalPodAutoscaler"]
-    own = {key: spec[key] for key in spec if key != "scaleTargetRef"}
-    made = yaml.safe_load(helm_chart.rendered(text, values | {"autoscaling": own}))
-    assert made["spec"].pop("scaleTargetRef")["name"] == helm_chart.RELEASE and made["spec"] == own
-    check_schema(made | {"spec": spec})
+    [spec] = [
+        document["spec"] for document in OBJECTS if document["kind"] == "HorizontalPodAutoscaler"
+    ]
+    autoscaling = {key: spec[key] for key in spec if key != "scaleTargetRef"}
+    rendered_autoscaler = yaml.safe_load(
+        helm_chart.rendered(text, values | {"autoscaling": autoscaling})
+    )
+    assert (
+        rendered_autoscaler["spec"].pop("scaleTargetRef")["name"] == helm_chart.RELEASE
+        and rendered_autoscaler["spec"] == autoscaling
+    )
+    check_schema(rendered_autoscaler | {"spec": spec})
 
 
 def test_the_chart_takes_other_values() -> None:
     values = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
     secret = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "api"}}}
     values |= {"port": 9000, "env": [secret], "settings": {"model": "m"}}
-    made = {}
+    rendered_objects = {}
     for file in helm_chart.CHART.glob("templates/*.yaml"):
-        made[file.stem] = yaml.safe_load(helm_chart.rendered(file.read_text(), values))
-    [only] = made["deployment"]["spec"]["template"]["spec"]["containers"]
+        rendered_objects[file.stem] = yaml.safe_load(helm_chart.rendered(file.read_text(), values))
+    [only] = rendered_objects["deployment"]["spec"]["template"]["spec"]["containers"]
     assert only["env"][-1] == secret and only["ports"] == [{"name": "http", "containerPort": 9000}]
-    assert made["service"]["spec"]["ports"][0]["port"] == 9000
-    assert yaml.safe_load(made["configmap"]["data"]["settings.yaml"]) == {"model": "m"}
+    assert rendered_objects["service"]["spec"]["ports"][0]["port"] == 9000
+    assert yaml.safe_load(rendered_objects["configmap"]["data"]["settings.yaml"]) == {"model": "m"}
 
 
 def test_every_setting_of_the_chart_is_one() -> None:

@@ -13,8 +13,12 @@ FOLDER = ROOT / "deploy" / "routers"
 OBJECTS: list[dict[str, Any]] = []
 for file in sorted(FOLDER.glob("*.yaml")):
     OBJECTS += yaml.safe_load_all(file.read_text())
-DEPLOYMENTS = [each for each in OBJECTS if each["kind"] == "Deployment"]
-SERVICES = {each["metadata"]["name"]: each["spec"] for each in OBJECTS if each["kind"] == "Service"}
+DEPLOYMENTS = [document for document in OBJECTS if document["kind"] == "Deployment"]
+SERVICES = {
+    document["metadata"]["name"]: document["spec"]
+    for document in OBJECTS
+    if document["kind"] == "Service"
+}
 COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "docker-compose.yml").read_text())["services"]
 
 

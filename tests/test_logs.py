@@ -23,9 +23,9 @@ NAMES = ("", "app", "gunicorn.error", "gunicorn.access")
 @pytest.fixture(autouse=True)
 def loggers_put_back() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in NAMES]
-    before = [(log.level, log.handlers[:], log.propagate) for log in loggers]
+    states_before = [(log.level, log.handlers[:], log.propagate) for log in loggers]
     yield
-    for log, (level, handlers, propagate) in zip(loggers, before, strict=True):
+    for log, (level, handlers, propagate) in zip(loggers, states_before, strict=True):
         log.setLevel(level)
         log.handlers[:], log.propagate = handlers, propagate
 
@@ -33,11 +33,11 @@ def loggers_put_back() -> Iterator[None]:
 def configure(**settings: Any) -> ServerLogger:
     """A server's logger of these settings, as gunicorn.conf.py has gunicorn make it."""
     configuration = Config()
-    own = LogSettings(**settings)
-    configuration.set("logger_class", logger_class(own))
-    configuration.set("loglevel", own.log_level)
-    made: ServerLogger = configuration.logger_class(configuration)
-    return made
+    log_settings = LogSettings(**settings)
+    configuration.set("logger_class", logger_class(log_settings))
+    configuration.set("loglevel", log_settings.log_level)
+    logger: ServerLogger = configuration.logger_class(configuration)
+    return logger
 
 
 def lines(text: str) -> list[dict[str, Any]]:

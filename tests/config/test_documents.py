@@ -20,7 +20,8 @@ EXAMPLES = sorted((ROOT / "config" / "examples").glob("*.yaml"))
 
 
 def test_the_page_and_the_help_name_every_setting() -> None:
-    page, text = settings_page().markdown(), usage(settings_table())
+    page = settings_page().markdown()
+    text = usage(settings_table())
     for row in TABLE:
         assert f"| `{row.name}` |" in page
         assert all(f"`{name}`" in page for name in row.env)

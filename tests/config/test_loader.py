@@ -311,8 +311,8 @@ def test_what_is_no_duration_is_refused_with_the_rule() -> None:
     wrong += [True, None, 0.5, [], {}]
     too_long = ["9999999h", 10**18, "-9999999h"]
     for value, rule in (
-        *((each, DURATION_RULE) for each in wrong),
-        *((each, "292 years") for each in too_long),
+        *((wrong_value, DURATION_RULE) for wrong_value in wrong),
+        *((wrong_value, "292 years") for wrong_value in too_long),
     ):
         with pytest.raises(ValueError) as caught:
             parse_duration(value)

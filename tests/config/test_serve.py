@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from app.core.settings import resolve, settings_table, settings_type
 from config import ConfigError, Settings
-from config.sources import Flags
+from config.sources import Flags, ignore_warning
 from config.vllm.facts import OBSOLETE, OPTIONS
 from config.vllm.option import Option
 from config.vllm.options import names_of, options_of, options_with_effect
@@ -50,7 +50,7 @@ def flags(*argv: str, environ: dict[str, str] | None = None) -> Flags:
 
 
 def served(*argv: str, environ: dict[str, str] | None = None) -> Settings:
-    return resolve(flags(*argv, environ=environ), environ or {}, lambda text: None)
+    return resolve(flags(*argv, environ=environ), environ or {}, ignore_warning)
 
 
 def value(settings: Settings, name: str) -> Any:

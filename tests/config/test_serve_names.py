@@ -13,6 +13,7 @@ from app.core import cli
 from app.core.server.gunicorn.ranks import addresses, rank_of
 from app.core.settings import resolve, settings_type
 from config import ConfigError
+from config.sources import ignore_warning
 from config.vllm.facts import OPTIONS
 from config.vllm.serve import settings_of
 
@@ -153,7 +154,7 @@ def test_a_producer_of_encodings_only_encodes(role: str, encodes_only: bool) -> 
     config = json.dumps({"ec_connector": "ECExampleConnector", "ec_role": role})
     flags = settings_of(("model", "--ec-transfer-config", config), {}, settings_type())
     assert flags.warnings == []
-    assert resolve(flags, {}, lambda text: None).model.mm_encoder_only == encodes_only
+    assert resolve(flags, {}, ignore_warning).model.mm_encoder_only == encodes_only
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_a_headless_node_refuses_options_of_servers() -> None:
 )
 def test_ranks_and_ports_of_a_server(argv: tuple[str, ...], engines: range, ports: int) -> None:
     flags = settings_of(("model", *argv), {}, settings_type())
-    server = resolve(flags, {}, lambda text: None).server
+    server = resolve(flags, {}, ignore_warning).server
     assert (server.engine_ranks, len(addresses(server))) == (engines, ports)
     assert rank_of(server, {}) == engines[0]
 

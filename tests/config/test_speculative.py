@@ -9,6 +9,7 @@ from app.core.engine.profile import SpeculationRates
 from app.core.settings import load, resolve, settings_type
 from config import ConfigError
 from config.sections.api import VersionName
+from config.sources import ignore_warning
 from config.speculative import synthetic_drafts
 from config.vllm.serve import settings_of
 from tests.core.engine.harness import PROFILE
@@ -120,7 +121,7 @@ def test_short_options_complete_the_configuration() -> None:
     words = ["model", "--spec-method", "ngram", "--spec-tokens", "3"]
     text = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}'
     flags = settings_of([*words, "-sc", text], {}, settings_type())
-    settings = resolve(flags, {}, lambda warning: None)
+    settings = resolve(flags, {}, ignore_warning)
     drafts = settings.engine.synthetic_drafts(settings.api.versions)
     assert drafts is not None
     assert drafts.acceptance == (1.0, 0.5, 0.0)
@@ -164,7 +165,7 @@ def test_short_options_replace_fields_with_dashes() -> None:
         }
     )
     flags = settings_of(["model", "--spec-tokens", "2", "-sc", text], {}, settings_type())
-    settings = resolve(flags, {}, lambda warning: None)
+    settings = resolve(flags, {}, ignore_warning)
     drafts = settings.engine.synthetic_drafts(settings.api.versions)
     assert drafts is not None
     assert drafts.acceptance == (1.0, 1.0)

@@ -10,12 +10,10 @@ import requests
 
 from tests.running_server import RunningServer
 
-CHAT, TEXT, TOKENIZE, DETOKENIZE = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/tokenize",
-    "/detokenize",
-)
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+TOKENIZE = "/tokenize"
+DETOKENIZE = "/detokenize"
 MESSAGES = [{"role": "user", "content": "hi"}]
 DONE = "[DONE]"
 

@@ -22,15 +22,17 @@ def told_by(program: str, server: RunningServer | Server, *words: str) -> Any:
 
 def printed_by(program: str, *words: str) -> Any:
     """The JSON that `program` of this folder prints with these arguments."""
-    return _told([str(CLIENTS_PYTHON), str(HERE / program), *words])
+    return _printed([str(CLIENTS_PYTHON), str(HERE / program), *words])
 
 
 def told_by_node(program: str, server: RunningServer) -> Any:
     """The JSON that `program` of the folder `node` prints, as `told_by`."""
-    return _told([str(NODE), str(HERE / "node" / program), str(NODE_CLIENTS), server.url, "tiny"])
+    return _printed(
+        [str(NODE), str(HERE / "node" / program), str(NODE_CLIENTS), server.url, "tiny"]
+    )
 
 
-def _told(command: list[str]) -> Any:
+def _printed(command: list[str]) -> Any:
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     done = subprocess.run(
         command,

@@ -130,8 +130,8 @@ class Fuzzer:
     def requests(self, number: int) -> Iterator[FuzzedRequest]:
         """So many requests; the more ways there are to ask a route, the more often it is asked."""
         weights = [
-            1 + 3 * ("requestBody" in each) + 4 * len(GOOD.get(path, ()))
-            for _, path, each in self._operations
+            1 + 3 * ("requestBody" in operation) + 4 * len(GOOD.get(path, ()))
+            for _, path, operation in self._operations
         ]
         for method, path, operation in self._rng.choices(self._operations, weights, k=number):
             yield self._request(method, path, operation)
@@ -163,7 +163,8 @@ class Fuzzer:
 
         a good one, perhaps with fields that the schema knows; or one of its own.
         """
-        rng, good = self._rng, deepcopy(self._rng.choice(GOOD.get(path, ({},))))
+        rng = self._rng
+        good = deepcopy(self._rng.choice(GOOD.get(path, ({},))))
         if "requestBody" not in operation or rng.random() < 0.5:
             return good
         schema = operation["requestBody"]["content"]["application/json"]["schema"]

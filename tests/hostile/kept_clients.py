@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPException
 from typing import Self
 
@@ -33,13 +34,18 @@ class Clients:
         ]
         for thread in self._threads:
             thread.start()
-        wait_until(lambda: self.answered > CLIENTS)
+        self.wait_for_more(CLIENTS)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         for thread in self._threads:
             thread.join()
+
+    def wait_for_more(self, count: int) -> None:
+        """Waits until more than `count` further requests were answered."""
+        answered_before = self.answered
+        wait_until(lambda: self.answered > answered_before + count)
 
     def _work(self, number: int) -> None:
         while not self._is_over.is_set():
@@ -61,8 +67,15 @@ class Clients:
 
 
 @contextmanager
-def asking(connect: Callable[[], Wire]) -> Iterator[Clients]:
-    """Clients during the block; none of their requests is lost."""
+def asking(port: int) -> Iterator[Clients]:
+    """Clients of a port during the block; none of their requests is lost."""
+    with asking_over(partial(Wire, port)) as clients:
+        yield clients
+
+
+@contextmanager
+def asking_over(connect: Callable[[], Wire]) -> Iterator[Clients]:
+    """Clients with connections of `connect` during the block; none of their requests is lost."""
     with Clients(connect) as clients:
         yield clients
     assert clients.lost == []

@@ -108,6 +108,10 @@ class Wire:
             if not done:
                 raise HTTPException("the stream ended without [DONE]")
 
+    def close(self) -> None:
+        """Leave with a FIN."""
+        self.sock.close()
+
     def reset(self) -> None:
         """Leave with a RST instead of a FIN."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -188,6 +192,23 @@ def wait_until(holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> float:
         assert time.monotonic() - start < limit_s, "it did not come to that in time"
         time.sleep(0.005)
     return time.monotonic() - start
+
+
+def wait_for_value(
+    read: Callable[..., object],
+    *arguments: object,
+    equals: object = True,
+    limit_s: float = PATIENCE_S,
+) -> float:
+    """Seconds until `read(*arguments)` returns `equals`.
+
+    AssertionError when it does not within `limit_s`.
+    """
+
+    def has_value() -> bool:
+        return bool(read(*arguments) == equals)
+
+    return wait_until(has_value, limit_s)
 
 
 def is_error(whole: Whole, status: int, kind: str, param: str | None = None) -> None:

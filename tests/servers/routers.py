@@ -47,12 +47,12 @@ def recipe_of(
     `other_ports` maps further ports of the recipe to those in use.
     """
     numbers = {str(ROUTER_PORT): str(port)}
-    for known, other_port in other_ports.items():
-        numbers[str(known)] = str(other_port)
-    for known, server in zip(SERVER_PORTS, servers, strict=False):
-        numbers[str(known)] = str(server.port)
-    for known, event_port in zip(EVENT_PORTS, event_ports, strict=False):
-        numbers[str(known)] = str(event_port)
+    for recipe_port, other_port in other_ports.items():
+        numbers[str(recipe_port)] = str(other_port)
+    for recipe_port, server in zip(SERVER_PORTS, servers, strict=False):
+        numbers[str(recipe_port)] = str(server.port)
+    for recipe_port, event_port in zip(EVENT_PORTS, event_ports, strict=False):
+        numbers[str(recipe_port)] = str(event_port)
     return re.sub(r"\b\d{4}\b", lambda match: numbers.get(match[0], match[0]), RECIPES[name])
 
 

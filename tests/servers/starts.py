@@ -122,8 +122,8 @@ def as_somebody(command: list[str]) -> list[str]:
 def mod_wsgi(daemon: str) -> Command:
     def command(port: int, folder: Path) -> list[str]:
         assert APACHE is not None
-        asked = [str(SERVERS_BIN / "mod_wsgi-express"), "module-config"]
-        load = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+        module_config = [str(SERVERS_BIN / "mod_wsgi-express"), "module-config"]
+        load = subprocess.run(module_config, check=True, capture_output=True, text=True).stdout
         names = {"folder": folder, "port": port, "root": ROOT, "threads": THREADS, "load": load}
         names["modules"] = os.environ.get("APACHE_MODULES", "/usr/lib/apache2/modules")
         text = (APACHE_HEAD + APACHE_CONFIGURATION).format(daemon=daemon.format(**names), **names)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.kept_clients import CLIENTS, LATENCY, asking
-from tests.hostile.raw_client import Wire, ask, get, post, refuses, running, wait_until
+from tests.hostile.raw_client import Wire, ask, post, refuses, running, wait_until
+from tests.hostile.waits import wait_for_status
 from tests.needs import NGINX
 from tests.running_server import (
     RunningServer,
@@ -65,10 +66,9 @@ def test_servers_that_end_one_after_another_behind_nginx_lose_no_request(
     with ExitStack() as stack:
         first, second = (stack.enter_context(running_gunicorn(env=LATENCY)) for _ in range(2))
         port = stack.enter_context(behind_nginx(tmp_path, first, second, keepalive))
-        with asking(lambda: Wire(port)) as clients:
+        with asking(port) as clients:
             assert first.stop() == 0
-            before = clients.answered
-            wait_until(lambda: clients.answered > before + 10 * CLIENTS)
+            clients.wait_for_more(10 * CLIENTS)
 
 
 @pytest.mark.nginx
@@ -83,7 +83,7 @@ def test_a_rolling_update_of_serve_shows_clients_the_errors_of_vllm(tmp_path: Pa
         events = streaming.post(ask(max_tokens=100, stream=True)).events()
         next(events)
         first.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: get(first.port, "/ready").status == 503)
+        wait_for_status(first.port, 503, path="/ready")
         answers = [post(port, ask()) for _ in range(10)]
         statuses = {answer.status for answer in answers}
         assert statuses == {200, 500}, "a router that does not look at /ready sends to both"

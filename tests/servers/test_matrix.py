@@ -23,6 +23,7 @@ from tests.hostile.raw_client import (
     running,
     wait_until,
 )
+from tests.hostile.waits import wait_for_running
 from tests.running_server import ROOT, RunningServer
 from tests.servers.starts import KINDS, served
 
@@ -54,7 +55,7 @@ def server(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
     """Shared by the tests of a row, so each leaves it idle."""
     with served(kind, tmp_path_factory.mktemp("server"), SETTINGS) as running_server:
         yield running_server
-        wait_until(lambda: running(running_server.port) == 0)
+        wait_for_running(running_server.port, 0)
         assert "Traceback" not in running_server.log()
 
 
@@ -101,14 +102,14 @@ def leave_stream(server: RunningServer) -> None:
 
 def test_disconnect(server: RunningServer, kind: str) -> None:
     """The place of a client that leaves is free: at the latest when the next token comes."""
-    before = aborts(server.port)
+    aborts_before = aborts(server.port)
     leave_stream(server)
-    wait_until(lambda: running(server.port) == 0 and aborts(server.port) == before + 1)
+    wait_until(lambda: running(server.port) == 0 and aborts(server.port) == aborts_before + 1)
     if KINDS[kind].sees_leaving:
         with Wire(server.port) as wire:
             wire.post(ask(max_tokens=LONG))
             time.sleep(2 * PACE_S)
-        wait_until(lambda: running(server.port) == 0 and aborts(server.port) == before + 2)
+        wait_until(lambda: running(server.port) == 0 and aborts(server.port) == aborts_before + 2)
 
 
 def test_fifty_at_once(server: RunningServer, kind: str) -> None:
@@ -134,7 +135,8 @@ def test_fifty_at_once(server: RunningServer, kind: str) -> None:
 
 def broken_answer(server: RunningServer, stream: bool) -> tuple[bytes, bool]:
     """What comes of an answer that a rule breaks off, and whether its client can tell."""
-    request, came = json.dumps(ask(max_tokens=40, stream=stream)).encode(), b""
+    request = json.dumps(ask(max_tokens=40, stream=stream)).encode()
+    came = b""
     headers = ("Content-Type: application/json", "X-Fault: disconnect;after=3")
     with Wire(server.port) as wire:
         wire.send(http_post("/v1/completions", request, *headers))
@@ -146,8 +148,8 @@ def broken_answer(server: RunningServer, stream: bool) -> tuple[bytes, bool]:
     head, _, body = came.partition(b"\r\n\r\n")
     if b"chunked" in head:
         return came, not body.endswith(b"0\r\n\r\n")
-    told = re.search(rb"(?i)content-length: (\d+)", head)
-    return came, told is not None and len(body) < int(told[1])
+    content_length = re.search(rb"(?i)content-length: (\d+)", head)
+    return came, content_length is not None and len(body) < int(content_length[1])
 
 
 def test_a_stream_that_breaks_off(server: RunningServer, kind: str) -> None:

@@ -47,7 +47,8 @@ ProxyPass / http://127.0.0.1:{server}/
 @contextmanager
 def proxied(proxy: str, server: RunningServer, folder: Path) -> Iterator[RunningServer]:
     """`proxy` in front of a server, with hardly a word of configuration, or with that of the page."""
-    port, file = free_port(), folder / "proxy.conf"
+    port = free_port()
+    file = folder / "proxy.conf"
     modules = os.environ.get("APACHE_MODULES", "/usr/lib/apache2/modules")
     file.write_text(
         PROXIES[proxy].format(port=port, server=server.port, folder=folder, modules=modules)
@@ -90,9 +91,9 @@ def test_a_whole_answer_passes(proxy: RunningServer) -> None:
 def test_who_leaves_the_proxy_gives_the_place_back(
     proxy: RunningServer, server: RunningServer
 ) -> None:
-    before = aborts(server.port)
+    aborts_before = aborts(server.port)
     leave_stream(proxy)
-    wait_until(lambda: running(server.port) == 0 and aborts(server.port) == before + 1)
+    wait_until(lambda: running(server.port) == 0 and aborts(server.port) == aborts_before + 1)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

@@ -19,7 +19,7 @@ import pytest
 import requests
 import yaml
 
-from tests.hostile.raw_client import wait_until
+from tests.hostile.waits import wait_for_log_count
 from tests.needs import CLIENTS_PYTHON, SERVERS_BIN
 from tests.running_server import ROOT, RunningServer, free_port, running_command, running_image
 from tests.servers.routers import recipe_of, routed
@@ -256,7 +256,7 @@ def test_vllm_router_hands_prefills_over_with_moriio(reads: bool, tmp_path: Path
         ports = {9600: ping_port}
         router = routed("vllm-router moriio", tmp_path, servers, other_ports=ports)
         running = stack.enter_context(router)
-        wait_until(lambda: running.log().count("Add ") == len(servers))
+        wait_for_log_count(running, "Add ", len(servers))
         assert_handed_over(running, servers)
 
 

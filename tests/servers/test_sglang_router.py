@@ -64,11 +64,14 @@ def busy(server: RunningServer, *servers: RunningServer) -> Iterator[None]:
     ) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith(b'data: {"id"')
-        before = [readings(each) for each in servers]
+        counts_before = [readings(one_server) for one_server in servers]
 
         def are_read() -> bool:
-            counts = [readings(each) for each in servers]
-            return all(now >= then + READINGS for now, then in zip(counts, before, strict=True))
+            counts = [readings(one_server) for one_server in servers]
+            return all(
+                count >= count_before + READINGS
+                for count, count_before in zip(counts, counts_before, strict=True)
+            )
 
         wait_until(are_read, LIMIT_S)
         yield

@@ -39,7 +39,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free_port()
         stack.enter_context(scraping(folder, urls, port))
         address = f"http://127.0.0.1:{port}"
-        _until(lambda: asked(address, "sum(up)") == [3.0], "Prometheus scrapes all servers")
+        _until(lambda: query_values(address, "sum(up)") == [3.0], "Prometheus scrapes all servers")
         generate(urls[:2])
         time.sleep(1)  # a few scrapes more
         yield address
@@ -96,7 +96,7 @@ def _until(holds: Any, condition: str) -> None:
         time.sleep(0.1)
 
 
-def asked(address: str, query: str) -> list[float]:
+def query_values(address: str, query: str) -> list[float]:
     """The values that Prometheus has for a query; none when it does not answer yet."""
     try:
         reply = requests.get(f"{address}/api/v1/query", {"query": query}, timeout=20)
@@ -115,7 +115,7 @@ def test_a_panel_has_data(prometheus: str, query: str) -> None:
         query.replace("$model_name", ".*").replace("$job", ".+").replace("$__rate_interval", "30s")
     )
     assert "$" not in expression
-    values = asked(prometheus, expression)
+    values = query_values(prometheus, expression)
     assert values and any(value == value for value in values), expression  # NaN differs from itself
 
 
@@ -124,7 +124,7 @@ def test_the_variables_of_the_dashboards_have_values(prometheus: str) -> None:
     for dashboard in DASHBOARDS.values():
         for variable in dashboard["templating"]["list"]:
             labels = re.fullmatch(r"label_values\((\S+), (\w+)\)", variable["query"]["query"])
-            assert labels and asked(prometheus, f"count by ({labels[2]}) ({labels[1]})")
+            assert labels and query_values(prometheus, f"count by ({labels[2]}) ({labels[1]})")
 
 
 @pytest.mark.prometheus
@@ -135,6 +135,6 @@ def test_alerts_are_read_and_their_queries_have_data(prometheus: str) -> None:
     assert len(rules) == 7 and {rule["health"] for rule in rules} == {"ok"}
     for rule in rules:
         series = re.sub(r"\s(>|==)\s[\d.]+$", "", rule["query"])
-        assert series != rule["query"] and asked(prometheus, series), rule["name"]
+        assert series != rule["query"] and query_values(prometheus, series), rule["name"]
     failing = next(rule for rule in rules if rule["name"] == "RequestsFail")
     assert failing["state"] in ("pending", "firing")

@@ -181,7 +181,8 @@ def container(image: Stage, words: Sequence[str], **env: str) -> Iterator[Stage]
     """The image's entry point runs with `words` for as long as the block lasts, healthy inside of
     it.
     """
-    command, environ = [*image.entrypoint, *words], image.environment() | env
+    command = [*image.entrypoint, *words]
+    environ = image.environment() | env
     process = subprocess.Popen(command, cwd=image.within("."), env=environ, start_new_session=True)
     with ending(process, lambda: health(image, **env) == 0):
         yield image

@@ -55,7 +55,8 @@ def test_a_shell_completes_commands_and_flags(for_bash: str, tmp_path: Path) -> 
 
 
 def test_zsh_gets_the_script_of_bash_and_fish_one_of_its_own(for_bash: str) -> None:
-    zsh, fish = run("completion", "zsh").stdout, run("completion", "fish").stdout
+    zsh = run("completion", "zsh").stdout
+    fish = run("completion", "fish").stdout
     assert "bashcompinit" in zsh and zsh.endswith(for_bash)
     [line] = [line for line in fish.splitlines() if "subcommand_from simulate'" in line]
     assert line.startswith("complete -c understudy -n") and " --rate " in line

@@ -14,7 +14,9 @@ from tests.needs import AIPERF
 from tests.running_server import ROOT, running_server
 
 TOKENIZER = ROOT / "app" / "core" / "text" / "data"
-REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS = 24, 512, 16
+REQUESTS = 24
+INPUT_TOKENS = 512
+OUTPUT_TOKENS = 16
 ASKED = (
     *("--model", "understudy-tiny", "--streaming", "--tokenizer", str(TOKENIZER)),
     *("--isl", str(INPUT_TOKENS), "--osl", str(OUTPUT_TOKENS), "--extra-inputs", "ignore_eos:true"),

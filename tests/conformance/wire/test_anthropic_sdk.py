@@ -64,7 +64,7 @@ def create(client: anthropic.Anthropic, **fields: Any) -> Any:
     )
 
 
-def said(message: Message) -> str:
+def text_of(message: Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
@@ -79,7 +79,7 @@ def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> N
     with client.messages.stream(**fields) as stream:
         texts = list(stream.text_stream)
         final = stream.get_final_message()
-    assert "".join(texts) == said(final) == said(whole)
+    assert "".join(texts) == text_of(final) == text_of(whole)
     assert final.stop_reason == whole.stop_reason
     assert final.usage.output_tokens == whole.usage.output_tokens
 
@@ -127,7 +127,7 @@ def test_a_tool_is_used_and_its_result_answered(client: anthropic.Anthropic) -> 
         {"role": "assistant", "content": message.content},
         {"role": "user", "content": [result]},
     ]
-    assert said(create(client, **fields, messages=turns, tool_choice={"type": "none"}))
+    assert text_of(create(client, **fields, messages=turns, tool_choice={"type": "none"}))
 
 
 def test_a_model_thinks_before_it_answers(thinker: anthropic.Anthropic) -> None:
@@ -137,7 +137,7 @@ def test_a_model_thinks_before_it_answers(thinker: anthropic.Anthropic) -> None:
     assert (thought.type, text.type) == ("thinking", "text")
     assert thought.thinking and thought.signature
     turns = [HELLO, {"role": "assistant", "content": message.content}, HELLO]
-    assert said(create(thinker, max_tokens=100, messages=turns))
+    assert text_of(create(thinker, max_tokens=100, messages=turns))
 
 
 def beta(client: anthropic.Anthropic, stream: bool, **fields: Any) -> Any:

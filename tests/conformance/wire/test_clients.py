@@ -116,7 +116,8 @@ def test_the_openai_package_of_npm_streams_calls_and_maps_errors(vllm: RunningSe
 @node
 def test_the_ai_sdk_streams_runs_tools_and_parses(vllm: RunningServer) -> None:
     results = told_by_node("ai_sdk.mjs", vllm)
-    streamed, calling = results["streamed"], results["streamed_calls"]
+    streamed = results["streamed"]
+    calling = results["streamed_calls"]
     assert results["whole"] == streamed["text"] != ""
     assert results["finish"] == streamed["finish"] == "length"
     assert results["usage"] == streamed["usage"] == 6
@@ -127,7 +128,8 @@ def test_the_ai_sdk_streams_runs_tools_and_parses(vllm: RunningServer) -> None:
     assert calling["finish"] == "tool-calls" and all(map(is_weather, calling["calls"]))
     assert streamed["failures"] == calling["failures"] == []
     assert 1 <= results["agent_steps"] <= 3
-    whole, last = results["object"], results["streamed_object"]
+    whole = results["object"]
+    last = results["streamed_object"]
     assert set(whole) == {"city", "days"} and last[0] == last[1]
     assert results["unknown_model"] == ["AI_APICallError", 404, False]
     assert results["wrong_value"] == ["AI_APICallError", 400, False]

@@ -16,9 +16,9 @@ from tests.conformance.test_facts import FACTS
 from tests.running_server import RunningServer
 
 
-@pytest.mark.parametrize("recorded", FACTS, ids=[known["name"] for known in FACTS])
+@pytest.mark.parametrize("recorded", FACTS, ids=[fact["name"] for fact in FACTS])
 def test_the_answer_looks_like_vllm_s(recorded: dict[str, Any], publishing: RunningServer) -> None:
-    assert told(facts({**recorded, **answer(publishing, recorded)})) == told(recorded)
+    assert facts_text(facts({**recorded, **answer(publishing, recorded)})) == facts_text(recorded)
 
 
 def answer(server: RunningServer, recorded: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def answer(server: RunningServer, recorded: dict[str, Any]) -> dict[str, Any]:
     return {"status": got.status_code, "headers": headers, "body": got.content.decode()}
 
 
-def told(exchange: dict[str, Any]) -> str:
+def facts_text(exchange: dict[str, Any]) -> str:
     """Facts as text, which has an order; numbers of tokens only with the recorded tokenizer."""
     text = json.dumps(exchange, indent=1)
     return text if TOKENIZER.exists() else re.sub(r'"tokens: .*"', '"tokens"', text)

@@ -53,10 +53,10 @@ def batch_of(layout: str) -> type[Any]:
     options: dict[str, Any] = {"array_like": in_arrays, "tag": True, "forbid_unknown_fields": True}
 
     def event(name: str, fields: list[tuple[str, Any]]) -> Any:
-        told = [
+        struct_fields = [
             (field, kind, None) if field in optional else (field, kind) for field, kind in fields
         ]
-        return defstruct(name, told, **options)
+        return defstruct(name, struct_fields, **options)
 
     stored, removed = LAYOUTS[layout]
     events = (
@@ -72,7 +72,8 @@ def batch_of(layout: str) -> type[Any]:
 def published(layout: str) -> list[Any]:
     """Events of a server until there was one of each kind, decoded."""
     decoder = msgspec.msgpack.Decoder(batch_of(layout))
-    port, prompt_start = free_port(), 0
+    port = free_port()
+    prompt_start = 0
     flags = (
         "--enable-kvcache",
         "--kv-cache-size",

@@ -111,11 +111,11 @@ def test_pooling_gives_the_vectors_and_classes_of_the_script(server: RunningServ
 def test_faults_delay_and_damage_in_every_route(
     server: RunningServer, path: str, body: dict[str, Any]
 ) -> None:
-    def asked(text: str) -> Any:
+    def posted_text(text: str) -> Any:
         return post(server, path, json.loads(json.dumps(body).replace("TEXT", text)))
 
     begun_s = time.monotonic()
-    assert ok(asked("late"))
+    assert ok(posted_text("late"))
     assert time.monotonic() - begun_s >= 0.3
     with pytest.raises(ValueError, match="Expecting|Unterminated"):
-        asked("broken").json()
+        posted_text("broken").json()

@@ -69,10 +69,17 @@ def chat(client: openai.OpenAI, text: str, stream: bool, **fields: Any) -> dict[
             for call in message.tool_calls or ()
         ]
         thoughts = getattr(message, "reasoning", None) or ""
-        return told(
-            message.content or "", thoughts, calls, whole.choices[0].finish_reason, whole.usage
+        return summary_of(
+            message.content or "",
+            thoughts,
+            calls=calls,
+            finish=whole.choices[0].finish_reason,
+            usage=whole.usage,
         )
-    said, thoughts, finish, usage = "", "", None, None
+    reply_text = ""
+    thoughts = ""
+    finish = None
+    usage = None
     called: dict[int, list[str]] = {}
     options = {"include_usage": True}
     for chunk in create(
@@ -80,17 +87,17 @@ def chat(client: openai.OpenAI, text: str, stream: bool, **fields: Any) -> dict[
     ):
         usage = chunk.usage or usage
         for choice in chunk.choices:
-            said += choice.delta.content or ""
+            reply_text += choice.delta.content or ""
             thoughts += getattr(choice.delta, "reasoning", None) or ""
             finish = choice.finish_reason or finish
             for call in choice.delta.tool_calls or ():
                 parts = called.setdefault(call.index, ["", "", call.id or ""])
                 parts[0] += call.function.name or ""
                 parts[1] += call.function.arguments or ""
-    return told(said, thoughts, called.values(), finish, usage)
+    return summary_of(reply_text, thoughts, calls=called.values(), finish=finish, usage=usage)
 
 
-def told(text: str, thoughts: str, calls: Any, finish: Any, usage: Any) -> dict[str, Any]:
+def summary_of(text: str, thoughts: str, calls: Any, finish: Any, usage: Any) -> dict[str, Any]:
     parsed = [(name, json.loads(arguments)) for name, arguments, _ in calls]
     ids = [call_id for *_, call_id in calls]
     return {
@@ -240,7 +247,9 @@ def test_faults_strike_as_they_do_by_rules_of_their_own(
         list(got.iter_lines())
     verdict = requests.get(server.url + "/admin/verdict", timeout=20).json()
     (faults,) = [
-        each["faults"] for each in verdict["clients"].values() if "disconnect" in each["faults"]
+        client_report["faults"]
+        for client_report in verdict["clients"].values()
+        if "disconnect" in client_report["faults"]
     ]
     assert faults["disconnect"] >= 1
 

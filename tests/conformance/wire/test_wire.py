@@ -40,7 +40,8 @@ def test_an_echo_with_token_ids_returned_leaves_the_prompts_text_away(vllm: Runn
 
 def test_an_echo_with_log_probabilities_begins_with_the_prompts(vllm: RunningServer) -> None:
     choice = text(vllm, echo=True, logprobs=1)["choices"][0]
-    logprobs, prompt = choice["logprobs"], token_ids(vllm)
+    logprobs = choice["logprobs"]
+    prompt = token_ids(vllm)
     assert list(logprobs) == ["text_offset", "token_logprobs", "tokens", "top_logprobs"]
     assert {len(values) for values in logprobs.values()} == {len(prompt) + 2}
     assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)

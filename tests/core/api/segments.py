@@ -50,7 +50,11 @@ def told(
         for start in range(0, len(texts), most_tokens):
             tokens = texts[start : start + most_tokens]
             entries = [logprob(text) for text in tokens] if logprobs else None
-            events.append(Tokens(0, tokens, list(range(len(tokens))), 1.0, entries, part=part))
+            events.append(
+                Tokens(
+                    0, tokens, ids=list(range(len(tokens))), at_s=1.0, logprobs=entries, part=part
+                )
+            )
     last = events[-1]
     assert isinstance(last, Tokens)
     last.finish = finish

@@ -61,7 +61,8 @@ class Socket:
         return self._pair[0].fileno()
 
     def watch(self, gone: Callable[[], None]) -> None:
-        self.watching, self.watched = gone, True
+        self.watching = gone
+        self.watched = True
 
     def unwatch(self) -> None:
         self.watching = None
@@ -92,7 +93,8 @@ class Served:
         writer: ResponseWriter | None = None,
         keep_alive_s: float = 0.0,
     ) -> None:
-        self.socket, self.direct = socket, direct
+        self.socket = socket
+        self.direct = direct
         self.plain = Plain()
         self.connection = cast("ClientConnection", socket)
         self.stream = EventStream(
@@ -134,7 +136,14 @@ class Served:
 
 def tokens(text: str, index: int = 0, last: bool = False, ids: int = 1) -> Tokens:
     texts = [text] + [""] * (ids - 1)
-    return Tokens(index, texts, list(range(ids)), 0.0, None, Finish("stop") if last else None)
+    return Tokens(
+        index,
+        texts,
+        ids=list(range(ids)),
+        at_s=0.0,
+        logprobs=None,
+        finish=Finish("stop") if last else None,
+    )
 
 
 def unframed(data: bytes) -> bytes:
@@ -143,7 +152,8 @@ def unframed(data: bytes) -> bytes:
     while data:
         size, _, data = data.partition(b"\r\n")
         assert int(size, 16) > 0
-        content, data = content + data[: int(size, 16)], data[int(size, 16) :]
+        content = content + data[: int(size, 16)]
+        data = data[int(size, 16) :]
         assert data.startswith(b"\r\n")
         data = data[2:]
     return content

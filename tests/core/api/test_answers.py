@@ -39,10 +39,10 @@ class Reply:
         return Tokens(
             index,
             self.texts[start:stop],
-            list(span),
-            1.0,
-            entries if logprobs else None,
-            self.finish if over else None,
+            ids=list(span),
+            at_s=1.0,
+            logprobs=entries if logprobs else None,
+            finish=self.finish if over else None,
         )
 
 
@@ -56,7 +56,7 @@ REPLY = st.builds(
 REPLIES = st.lists(REPLY, min_size=1, max_size=3)
 
 
-def told(
+def interleaved_events(
     replies: Sequence[Reply], most_tokens: int, rng: Random, logprobs: bool = False
 ) -> list[EngineOutput]:
     """The events of `replies`, interleaved, up to `most` tokens in each."""
@@ -65,7 +65,8 @@ def told(
     open_choices = list(range(len(replies)))
     while open_choices:
         index = rng.choice(open_choices)
-        start, reply = positions[index], replies[index]
+        start = positions[index]
+        reply = replies[index]
         positions[index] = stop = min(start + rng.randint(1, most_tokens), len(reply.texts))
         events.append(reply.event(index, start, stop, logprobs))
         if stop == len(reply.texts):
@@ -102,9 +103,10 @@ def choices_of(chunks: Sequence[dict[str, Any]], index: int) -> list[dict[str, A
 def test_a_streamed_chat_says_what_a_whole_one_says(
     replies: list[Reply], most_tokens: int, seed: int
 ) -> None:
-    events = told(replies, most_tokens, Random(seed), logprobs=True)
+    events = interleaved_events(replies, most_tokens, Random(seed), logprobs=True)
     shape = {"include_usage": True, "token_ids": True, "top_logprobs": 1}
-    chunks, body = streamed(chat(replies, **shape), events), whole(chat(replies, **shape), events)
+    chunks = streamed(chat(replies, **shape), events)
+    body = whole(chat(replies, **shape), events)
     for choice in body["choices"]:
         parts = choices_of(chunks, choice["index"])
         assert parts[0]["delta"] == {"role": "assistant", "content": ""}
@@ -134,15 +136,13 @@ def test_a_streamed_chat_says_what_a_whole_one_says(
 def test_a_streamed_completion_says_what_a_whole_one_says(
     replies: list[Reply], most_tokens: int, seed: int, echo: bool
 ) -> None:
-    events = told(replies, most_tokens, Random(seed), logprobs=True)
+    events = interleaved_events(replies, most_tokens, Random(seed), logprobs=True)
     for event in events:
         if isinstance(event, Started) and echo:
             event.prompt_logprobs = [None, None, None]
     shape = {"include_usage": True, "logprobs": True, "echo": echo}
-    chunks, body = (
-        streamed(completion(replies, **shape), events),
-        whole(completion(replies, **shape), events),
-    )
+    chunks = streamed(completion(replies, **shape), events)
+    body = whole(completion(replies, **shape), events)
     for choice in body["choices"]:
         parts = choices_of(chunks, choice["index"])
         assert "".join(part["text"] for part in parts) == choice["text"]
@@ -165,8 +165,10 @@ def test_tokens_that_come_together_are_written_like_tokens_that_come_alone(
         shape = (
             {} if plain else {"token_ids": True, "continuous_usage": True, "include_usage": True}
         )
-        joined = streamed(make(replies, **shape), told(replies, most_tokens, Random(seed)))
-        alone = streamed(make(replies, **shape), told(replies, 1, Random(seed)))
+        joined = streamed(
+            make(replies, **shape), interleaved_events(replies, most_tokens, Random(seed))
+        )
+        alone = streamed(make(replies, **shape), interleaved_events(replies, 1, Random(seed)))
         for index in range(len(replies)):
             assert choices_of(joined, index) == choices_of(alone, index)
             chunks = [
@@ -180,7 +182,7 @@ def test_tokens_that_come_together_are_written_like_tokens_that_come_alone(
 def test_continuous_usage_counts_each_choice_token_by_token(
     replies: list[Reply], seed: int
 ) -> None:
-    events = told(replies, 3, Random(seed))
+    events = interleaved_events(replies, 3, Random(seed))
     shape = {"include_usage": True, "continuous_usage": True}
     for make, skipped in ((chat, 1), (completion, 0)):
         chunks = streamed(make(replies, **shape), events)

@@ -22,7 +22,9 @@ def call(number: int, name: str = "look") -> Part:
 
 
 def tokens(texts: list[str], part: Part | None = None, finish: Finish | None = None) -> Tokens:
-    return Tokens(0, texts, list(range(len(texts))), 1.0, None, finish, part)
+    return Tokens(
+        0, texts, ids=list(range(len(texts))), at_s=1.0, logprobs=None, finish=finish, part=part
+    )
 
 
 def shape(**fields: Any) -> ChatResponseOptions:
@@ -74,7 +76,7 @@ def begun(number: int, name: str) -> dict[str, Any]:
     return {"id": f"call-{number}", "type": "function", "index": number, "function": {"name": name}}
 
 
-def more(number: int, arguments: str) -> dict[str, Any]:
+def arguments_delta(number: int, arguments: str) -> dict[str, Any]:
     return {"index": number, "function": {"arguments": arguments}}
 
 
@@ -86,10 +88,10 @@ def test_a_call_begins_with_its_id_and_name_and_goes_on_with_its_arguments() -> 
     written = deltas(MARKED_UP)
     assert written == [
         calling(begun(0, "look")),
-        calling(more(0, '{"a"')),
-        calling(more(0, ": 1}")),
+        calling(arguments_delta(0, '{"a"')),
+        calling(arguments_delta(0, ": 1}")),
         calling(begun(1, "seek")),
-        calling(more(1, "{}")),
+        calling(arguments_delta(1, "{}")),
         {},
     ]
     assert [list(delta) for delta in written[:-1]] == [["content", "tool_calls"]] * 5
@@ -98,13 +100,16 @@ def test_a_call_begins_with_its_id_and_name_and_goes_on_with_its_arguments() -> 
 
 def test_nothing_is_told_of_a_call_before_its_name_is_known() -> None:
     """A token that completes the name and begins the arguments tells both."""
-    name_and_arguments = calling(begun(0, "look"), more(0, '{"a"'))
-    assert deltas(NAMED, named_tool=True) == [name_and_arguments, calling(more(0, ": 1}"))]
+    name_and_arguments = calling(begun(0, "look"), arguments_delta(0, '{"a"'))
+    assert deltas(NAMED, named_tool=True) == [
+        name_and_arguments,
+        calling(arguments_delta(0, ": 1}")),
+    ]
     events: list[EngineOutput] = [
         tokens(["", ""], call(0, "")),
         tokens(["", "{}", ""], call(0), STOP),
     ]
-    assert deltas(events) == [calling(begun(0, "look")), calling(more(0, "{}")), {}]
+    assert deltas(events) == [calling(begun(0, "look")), calling(arguments_delta(0, "{}")), {}]
     (tool_call,) = whole(events)["choices"][0]["message"]["tool_calls"]
     assert tool_call["function"] == {"name": "look", "arguments": "{}"}
 
@@ -128,7 +133,11 @@ def test_a_call_that_was_cut_off_is_as_far_as_it_came_or_the_text_of_a_whole_ans
     part: int,
 ) -> None:
     cut: list[EngineOutput] = [replace(CUT[part], finish=Finish("length"))]
-    named = [calling(begun(0, "look")), calling(more(0, '{"a')), calling(more(0, '": "so'))]
+    named = [
+        calling(begun(0, "look")),
+        calling(arguments_delta(0, '{"a')),
+        calling(arguments_delta(0, '": "so')),
+    ]
     assert deltas(cut) == (named if part else [{}])
     assert chunks(cut)[-1]["choices"][0]["finish_reason"] == "length"
     choice = whole(cut, forced_tool=True)["choices"][0]

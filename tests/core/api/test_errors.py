@@ -89,7 +89,9 @@ def test_a_slash_too_many_is_redirected_where_there_is_something(client: FlaskCl
     assert client.get("//evil.example/").status_code == 404
 
 
-UNAVAILABLE, BAD, INTERNAL = "Service Unavailable", "BadRequestError", "InternalServerError"
+UNAVAILABLE = "Service Unavailable"
+BAD = "BadRequestError"
+INTERNAL = "InternalServerError"
 TABLE: list[tuple[EngineError, int, str]] = [
     (errors.DrainingError(), 503, UNAVAILABLE),
     (errors.ShutdownError(), 500, INTERNAL),

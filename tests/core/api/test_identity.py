@@ -44,7 +44,8 @@ def test_headers_tell_which_pod_answered() -> None:
 
 
 def test_the_header_s_id_wins_over_the_body_s_and_that_over_a_fresh_one() -> None:
-    body_id, header = {"request_id": "own"}, {"X-Request-Id": "header"}
+    body_id = {"request_id": "own"}
+    header = {"X-Request-Id": "header"}
     for path, body, prefix in (
         ("/v1/completions", COMPLETION, "cmpl"),
         ("/v1/chat/completions", CHAT, "chatcmpl"),

@@ -31,7 +31,7 @@ ALTERNATIVES = 3
 class Entries(Sequence[Any]):
     """Log probabilities of tokens, made when they are looked at; `made` counts them."""
 
-    made = 0
+    created_count = 0
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = ids
@@ -42,7 +42,7 @@ class Entries(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return Entries(self.ids[index])
-        Entries.made += ALTERNATIVES + 1
+        Entries.created_count += ALTERNATIVES + 1
         first = self.ids[index]
         top = [
             (first + k, WORDS[(first + k) % len(WORDS)], -1.0 - k) for k in range(ALTERNATIVES + 1)
@@ -67,11 +67,11 @@ def reply(
             yield Tokens(
                 index,
                 [WORDS[(k + index) % len(WORDS)] for k in ids],
-                list(ids),
-                1.0,
-                Entries(ids) if with_logprobs else None,
-                Finish("length") if ids.stop == tokens else None,
-                part,
+                ids=list(ids),
+                at_s=1.0,
+                logprobs=Entries(ids) if with_logprobs else None,
+                finish=Finish("length") if ids.stop == tokens else None,
+                part=part,
             )
 
 
@@ -126,7 +126,7 @@ def check_turns(response_writer: ResponseWriter, *, choices: int) -> None:
 
     def look() -> None:
         while not done:
-            entries_at_switch.append(Entries.made)
+            entries_at_switch.append(Entries.created_count)
             gevent.sleep(1e-6)
 
     done = False

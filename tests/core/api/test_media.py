@@ -13,12 +13,12 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
 SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
 
 
-def said(*parts: Any) -> list[dict[str, Any]]:
+def user_message(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(parts)}]
 
 
 def test_items_share_the_prompt_evenly_and_are_named_by_what_they_are() -> None:
-    media = features(said(IMAGE, SOUND, IMAGE), range(10))
+    media = features(user_message(IMAGE, SOUND, IMAGE), range(10))
     assert media is not None
     names = [f"sim_img_{place}_{fnv1a_32(b'http://x/a.png'):x}" for place in (0, 1)]
     sound = f"sim_audio_0_{fnv1a_32(b'UklGRg=='):x}"
@@ -38,7 +38,7 @@ def test_items_share_the_prompt_evenly_and_are_named_by_what_they_are() -> None:
 def test_of_a_short_prompt_everybody_has_one_token(
     tokens: int, spans: list[tuple[int, int]]
 ) -> None:
-    offsets = placeholders(features(said(IMAGE, IMAGE, IMAGE), range(tokens)))
+    offsets = placeholders(features(user_message(IMAGE, IMAGE, IMAGE), range(tokens)))
     assert [(offset, length) for _, offset, length in offsets] == spans
 
 

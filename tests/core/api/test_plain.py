@@ -29,10 +29,8 @@ Kind: TypeAlias = type[PlainChat] | type[PlainCompletion]
 
 def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> PlainGeneration:
     """The fast path of one family, for a model with a context of `length` tokens."""
-    limits, models = (
-        ModelLimits(max_model_len=length, vocab_size=4096),
-        SimpleNamespace(names=["m"]),
-    )
+    limits = ModelLimits(max_model_len=length, vocab_size=4096)
+    models = SimpleNamespace(names=["m"])
     pipeline: Any = SimpleNamespace(
         limits=limits,
         models=models,

@@ -87,9 +87,13 @@ def test_what_the_engine_cannot_do_is_refused_by_name() -> None:
         RealModel().check(asked(**fine), has_media=False)
 
 
-BEGIN, END, BLANK, WORD = 1, 2, 3, 4
+BEGIN = 1
+END = 2
+BLANK = 3
+WORD = 4
 TEXTS = {BEGIN: "<think>", END: "</think>", BLANK: "\n\n", WORD: "word"}
-BEGUN, POSSIBLE = Thoughts(end_id=END), Thoughts(end_id=END, begin_id=BEGIN)
+BEGUN = Thoughts(end_id=END)
+POSSIBLE = Thoughts(end_id=END, begin_id=BEGIN)
 
 
 def text_of(ids: Sequence[int]) -> str:

@@ -57,7 +57,8 @@ def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
 
 def test_tokens_that_wait_for_a_client_are_merged_by_choice() -> None:
     """A million separate outputs would hold the event loop for each garbage collection."""
-    choices, count = 3, 200
+    choices = 3
+    count = 200
     served = Served(Socket(), choices=choices)
     served.serve()
     assert served.stream.transport is not None

@@ -7,7 +7,8 @@ import pytest
 from app.core.api.chat.thinking import thinking
 from app.core.protocol.chat import ChatCompletionRequest
 
-OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
+OFF = {"enable_thinking": False}
+ON = {"enable_thinking": True}
 THINKING_OFF = {"thinking": False}
 
 

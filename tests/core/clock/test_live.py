@@ -27,7 +27,10 @@ class Rings:
         self.heard: list[tuple[str, float]] = []
 
     def alarm(self, name: str = "alarm") -> Alarm:
-        return lambda: self.heard.append((name, time.monotonic()))
+        def ring() -> None:
+            self.heard.append((name, time.monotonic()))
+
+        return ring
 
     @property
     def names(self) -> list[str]:
@@ -64,7 +67,8 @@ def test_a_later_alarm_replaces_an_earlier_one(
 
 
 def test_a_clock_opens_one_timer_at_its_first_alarm() -> None:
-    clock, rings = LiveClock(), Rings()
+    clock = LiveClock()
+    rings = Rings()
     gevent.sleep(0)  # the hub is there from now on
     descriptors = [len(os.listdir("/proc/self/fd"))]
     for _ in range(3):
@@ -97,8 +101,13 @@ def test_callbacks_of_the_loop_do_not_pause() -> None:
 
 
 def test_work_pauses_after_its_maximum_duration() -> None:
-    clock, pauses = VirtualClock(), list[float]()
-    pace = Pace(clock.now, 0.004, lambda: pauses.append(round(clock.now(), 4)))
+    clock = VirtualClock()
+    pauses = list[float]()
+
+    def note_pause() -> None:
+        pauses.append(round(clock.now(), 4))
+
+    pace = Pace(clock.now, 0.004, note_pause)
     for _ in range(10):
         clock.advance(0.0015)
         pace()

@@ -1,6 +1,7 @@
 """The wheel on a virtual clock: due moments are kept, whatever else happens."""
 
 from collections.abc import Callable
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,9 @@ class Metronome:
     """Takes a turn every `gap_s`, `times` times, and remembers when."""
 
     def __init__(self, clock: VirtualClock, gap_s: float, times: int) -> None:
-        self.clock, self.gap_s, self.times = clock, gap_s, times
+        self.clock = clock
+        self.gap_s = gap_s
+        self.times = times
         self.due_s = clock.now() + gap_s
         self.turns: list[tuple[float, float]] = []
         self.failures: list[Exception] = []
@@ -58,11 +61,9 @@ def test_every_turn_is_at_most_half_a_slot_early_and_two_slots_late(
 def test_a_failing_turn_is_reported_and_does_not_stop_other_items() -> None:
     clock = VirtualClock()
     wheel = TimerWheel(clock)
-    broken, hopeless, beat = (
-        Broken(clock, 0.01, 5),
-        Hopeless(clock, 0.01, 5),
-        Metronome(clock, 0.01, 5),
-    )
+    broken = Broken(clock, 0.01, 5)
+    hopeless = Hopeless(clock, 0.01, 5)
+    beat = Metronome(clock, 0.01, 5)
     for item in (broken, hopeless, beat):
         wheel.add(item.due_s, item)
     clock.advance(1)
@@ -120,9 +121,13 @@ def test_call_soon_calls_a_function_once_in_the_next_ring() -> None:
     clock = VirtualClock()
     wheel = TimerWheel(clock)
     done: list[int] = []
-    wheel.call_soon(lambda: done.append(1))
-    wheel.call_soon(lambda: done.append(1 // 0))
-    wheel.call_soon(lambda: done.append(2))
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    wheel.call_soon(partial(done.append, 1))
+    wheel.call_soon(fail)
+    wheel.call_soon(partial(done.append, 2))
     assert done == []
     clock.advance(1)
     assert done == [1, 2] and len(wheel) == 0

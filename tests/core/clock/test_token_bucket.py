@@ -33,7 +33,9 @@ def test_a_rate_or_burst_of_zero_is_rejected(per_minute: float, burst: float | N
 def test_no_interval_exceeds_the_burst_plus_the_refill(
     rate: float, burst: float, asks: list[tuple[float, float]], start_s: float
 ) -> None:
-    bucket, now_s, given_s = TokenBucket(rate, burst, start_s), start_s, 0.0
+    bucket = TokenBucket(rate, burst, start_s)
+    now_s = start_s
+    given_s = 0.0
     for pause_s, amount in asks:
         now_s += pause_s
         if bucket.take(amount, now_s) == 0.0:
@@ -46,7 +48,8 @@ def test_no_interval_exceeds_the_burst_plus_the_refill(
 def test_the_returned_wait_is_exact(
     rate: float, burst: float, asks: list[tuple[float, float]], start_s: float
 ) -> None:
-    bucket, now_s = TokenBucket(rate, burst, start_s), start_s
+    bucket = TokenBucket(rate, burst, start_s)
+    now_s = start_s
     for pause_s, amount in asks:
         now_s += pause_s
         wait_s = bucket.take(amount, now_s)

@@ -172,18 +172,18 @@ class Harness:
             engine_requests, lambda event: self.events.append((request_id, event))
         )
 
-    def of(self, request_id: str = "a", index: int = 0) -> list[EngineOutput]:
+    def outputs(self, request_id: str = "a", index: int = 0) -> list[EngineOutput]:
         return [event for name, event in self.events if name == request_id and event.index == index]
 
     def tokens(self, request_id: str = "a", index: int = 0) -> list[Tokens]:
-        return [event for event in self.of(request_id, index) if isinstance(event, Tokens)]
+        return [event for event in self.outputs(request_id, index) if isinstance(event, Tokens)]
 
-    def said(self, request_id: str = "a", index: int = 0) -> str:
+    def text(self, request_id: str = "a", index: int = 0) -> str:
         return "".join(text for event in self.tokens(request_id, index) for text in event.texts)
 
     def finish(self, request_id: str = "a", index: int = 0) -> str | None:
         """The finish reason, `error`, or None when it is not over."""
-        last = self.of(request_id, index)[-1]
+        last = self.outputs(request_id, index)[-1]
         if isinstance(last, Started):
             return None
         if isinstance(last, Failed):

@@ -103,7 +103,7 @@ def test_an_immediate_request_waits_behind_queued_ones() -> None:
     harness.ask("slow")
     harness.engine.timing.apply(Harness().settings.latency)
     harness.ask("quick")
-    assert harness.gauges() == (1, 1) and harness.of("quick") == []
+    assert harness.gauges() == (1, 1) and harness.outputs("quick") == []
     harness.clock.advance(10)
     assert harness.finish("quick") == "length"
 
@@ -144,7 +144,8 @@ def heard(
     takes: bool, blocks: int | None, request: dict[str, Any], **fields: Any
 ) -> tuple[Listener, str]:
     """One request, heard to its end; and what was counted. `fields` are those of `Harness`."""
-    harness, listener = Harness(blocks=blocks, **fields), Listener(takes)
+    harness = Harness(blocks=blocks, **fields)
+    listener = Listener(takes)
     harness.engine.submit(
         [engine_request(arrival_s=harness.clock.now(), n=1, index=0, **request)], listener.emit
     )

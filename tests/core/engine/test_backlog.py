@@ -63,7 +63,13 @@ def test_every_token_keeps_its_order_part_and_log_probability(
         ids = list(range(start, start + count))
         entries = LazySequence(entry, range(start, start + count)) if has_logprobs else None
         output = Tokens(
-            choice, [f"{choice}.{place}" for place in ids], ids, float(number), entries, None, part
+            choice,
+            [f"{choice}.{place}" for place in ids],
+            ids=ids,
+            at_s=float(number),
+            logprobs=entries,
+            finish=None,
+            part=part,
         )
         emitted.append(output)
         backlog.hold(output, waiting)
@@ -78,7 +84,10 @@ def test_waiting_tokens_of_one_part_become_one_output() -> None:
     for position in range(100):
         finish = Finish("stop") if position == 99 else None
         entries = LazySequence(entry, range(position, position + 1))
-        backlog.hold(Tokens(0, ["a"], [position], float(position), entries, finish), waiting)
+        backlog.hold(
+            Tokens(0, ["a"], ids=[position], at_s=float(position), logprobs=entries, finish=finish),
+            waiting,
+        )
     (merged,) = waiting
     assert isinstance(merged, Tokens)
     assert (len(merged.ids), merged.at_s, merged.finish) == (100, 99.0, Finish("stop"))

@@ -161,7 +161,7 @@ def test_gauges_return_to_zero_after_any_sequence_of_actions(
 def refusal(harness: Harness, choices: int = 1) -> type[EngineError]:
     with pytest.raises(EngineError) as caught:
         harness.ask("refused", choices)
-    assert harness.of("refused") == []
+    assert harness.outputs("refused") == []
     return caught.type
 
 

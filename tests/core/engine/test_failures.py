@@ -62,7 +62,7 @@ def test_a_sequence_that_ends_at_once_may_abort_others_or_fail() -> None:
         harness.engine.submit([engine_request(request_id=name, cache_hit_threshold=0.5)], emit)
     harness.ask("good", max_tokens=6)
     harness.clock.advance(2)
-    assert harness.finish("good") == "length" and not harness.of("doomed")
+    assert harness.finish("good") == "length" and not harness.outputs("doomed")
     assert harness.metric("request_success_total", finished_reason="error") == 1
     assert harness.is_idle()
 

@@ -23,7 +23,8 @@ from tests.application import app_of
 from tests.present import is_present
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-CHAT, LOAD = "/v1/chat/completions", "/v1/load_lora_adapter"
+CHAT = "/v1/chat/completions"
+LOAD = "/v1/load_lora_adapter"
 ADAPTER_REQUESTS: list[tuple[str, Any, str]] = []
 if is_present("adapters"):
     body = {"lora_name": "a", "lora_path": "b", "load_inplace": True}

@@ -70,7 +70,7 @@ def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:
     comer = gevent.spawn(harness.ask, "small", 100)
     with pytest.raises(Exception, match="queue is full"):
         harness.ask("large", **LARGE)
-    assert comer.ready() and harness.of("large") == [] and harness.gauges() == (100, 0)
+    assert comer.ready() and harness.outputs("large") == [] and harness.gauges() == (100, 0)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ class Refusing(Operated):
     def is_refused(self, request_id: str) -> bool:
         """Returns whether a request that arrives now fails because of a pause."""
         self.ask(request_id)
-        events = self.of(request_id)
+        events = self.outputs(request_id)
         if not events:
             return False
         [event] = events
@@ -129,5 +129,5 @@ def test_without_the_feature_requests_wait_in_every_pause() -> None:
     harness = Operated()
     harness.life.pause("abort", harness.left)
     harness.ask("a")
-    assert harness.of("a") == []
+    assert harness.outputs("a") == []
     assert harness.gauges() == (0, 1)

@@ -60,7 +60,8 @@ class Line(RuleBasedStateMachine):
     def is_by_the_other_policy(self) -> None:
         self.by_priority = not self.by_priority
         self.queue.sort(self.by_priority)
-        line, self.line = self.line, []
+        line = self.line
+        self.line = []
         for place, number, ticket in line:
             self.stands(ticket, number, place == FRONT_OF_QUEUE)
 

@@ -61,7 +61,8 @@ class Play:
             publish=self.batches.append,
         )
         latency = LatencySettings(time_to_first_token=0.05, inter_token_latency=0.01)
-        settings, lora = Settings(latency=latency), LoRASlots(0, lambda name: False)
+        settings = Settings(latency=latency)
+        lora = LoRASlots(0, lambda name: False)
         parts = EngineParts(
             model=model,
             recorder=self.recorder,
@@ -93,7 +94,7 @@ class Play:
             if isinstance(output, Started)
         ]
 
-    def told(self) -> list[list[int]]:
+    def take_batches(self) -> list[list[int]]:
         """The batches since the last call: blocks of each event, 0 where all are cleared."""
         batches = [
             [len(getattr(event, "block_hashes", ())) for event in batch] for batch in self.batches
@@ -109,8 +110,9 @@ timings = pytest.mark.parametrize(
 
 @timings
 def test_prompts_of_one_request_share_cached_blocks_as_recorded(profile: Profile | None) -> None:
-    play, first = Play(OneToken(), profile), list(range(100))
-    assert play.cache.reset() and play.told() == [], "the next step tells it"
+    play = Play(OneToken(), profile)
+    first = list(range(100))
+    assert play.cache.reset() and play.take_batches() == [], "the next step tells it"
     cases: list[tuple[list[list[int]], dict[str, Any], list[tuple[int, int]], list[list[int]]]] = [
         ([first], {}, [(0, 96)], [[0, 3]]),
         ([first], {}, [(96, 0)], []),
@@ -126,9 +128,9 @@ def test_prompts_of_one_request_share_cached_blocks_as_recorded(profile: Profile
         ([[9] * 31], {}, [(0, 0)], []),
     ]
     for prompts, fields, tokens, batches in cases:
-        assert (play.ask(*prompts, **fields), play.told()) == (tokens, batches), fields
+        assert (play.ask(*prompts, **fields), play.take_batches()) == (tokens, batches), fields
     assert play.cache.reset()
-    assert (play.ask([9] * 31), play.told()) == ([(0, 0)], [[0]])
+    assert (play.ask([9] * 31), play.take_batches()) == ([(0, 0)], [[0]])
     check(play.cache)
 
 
@@ -142,7 +144,10 @@ def test_a_prompt_that_bypasses_the_cache_is_not_counted_as_a_query() -> None:
 @timings
 def test_every_step_has_the_recorded_events(profile: Profile | None) -> None:
     play = Play(Recorded(), profile)
-    batches, clock, engine, cache = play.batches, play.clock, play.engine, play.cache
+    batches = play.batches
+    clock = play.clock
+    engine = play.engine
+    cache = play.cache
     published = 0
     for number, request in enumerate(RECORDING):
         batches.clear()

@@ -33,7 +33,7 @@ class Plain:
     first: bool = False
 
     @property
-    def known(self) -> int:
+    def known_tokens(self) -> int:
         return self.prompt + self.written
 
     @property
@@ -41,9 +41,9 @@ class Plain:
         """It computes the token that came last, and no part of its prompt, as far as its steps are
         made.
         """
-        return self.written > 0 and self.computed == self.known - 1 and not self.again
+        return self.written > 0 and self.computed == self.known_tokens - 1 and not self.recomputes
 
-    again: bool = False
+    recomputes: bool = False
     """It lost its blocks, and has not computed again all that it had."""
 
 
@@ -60,7 +60,9 @@ class PlainScheduler:
         accepted: Callable[[int], int],
     ) -> None:
         """Each decode has so many `drafts`, of which `accepted` are right."""
-        self.limits, self.size, self.caching = limits, size, caching
+        self.limits = limits
+        self.size = size
+        self.caching = caching
         self.paused = False
         self.free: list[tuple[Plain, int] | None] = [None] * blocks
         """Free for the longest time first; what a sequence that comes back would find there, if
@@ -77,7 +79,8 @@ class PlainScheduler:
         self.backlog = False
         self._pool = blocks
         self._slots = limits.draft_slots if drafts else 0
-        self._drafts, self._accepted = drafts, accepted
+        self._drafts = drafts
+        self._accepted = accepted
 
     @property
     def idle(self) -> bool:
@@ -97,7 +100,8 @@ class PlainScheduler:
 
     def fetched(self, sequence: Plain) -> None:
         self.fetching.remove(sequence)
-        sequence.computed, sequence.remote = sequence.prompt - 1, False
+        sequence.computed = sequence.prompt - 1
+        sequence.remote = False
         sequence.first = True  # those before it may want the very blocks that it has
         self._wait(sequence)
 
@@ -108,7 +112,7 @@ class PlainScheduler:
 
     def _wait(self, sequence: Plain) -> None:
         self.waiting.append(sequence)
-        self.waiting.sort(key=lambda it: (not it.first, it.arrived))
+        self.waiting.sort(key=lambda sequence: (not sequence.first, sequence.arrived))
 
     def schedule(self) -> tuple[object, ...] | None:
         """A step:
@@ -116,7 +120,8 @@ class PlainScheduler:
         tokens, what decodes have behind them, what prefills look back at, and who is in it.
         """
         slots = self._slots
-        budget, preempted = self.limits.max_num_batched_tokens, self.preemptions
+        budget = self.limits.max_num_batched_tokens
+        preempted = self.preemptions
         scheduled: dict[Plain, int] = {}
         all_of_them = len(self.running) + len(self.waiting) + len(self.fetching)
         if not all_of_them:
@@ -127,7 +132,11 @@ class PlainScheduler:
         for sequence in list(self.running):
             if sequence not in self.running or budget <= slots:
                 continue
-            tokens = 0 if sequence.last else min(self._wanted(sequence), budget - slots, self._most)
+            tokens = (
+                0
+                if sequence.last
+                else min(self._wanted(sequence), budget - slots, self._max_tokens_a_sequence)
+            )
             if held and not sequence.decodes:
                 continue
             while (
@@ -164,11 +173,13 @@ class PlainScheduler:
     def _limit(self, sequences: int) -> None:
         """Set how many tokens of one sequence are in the step."""
         limits = self.limits
-        self._most = limits.long_prefill_token_threshold
+        self._max_tokens_a_sequence = limits.long_prefill_token_threshold
         if limits.long_prefill_token_threshold_adaptive:
-            self._most = max(self._most, limits.max_num_batched_tokens // sequences)
+            self._max_tokens_a_sequence = max(
+                self._max_tokens_a_sequence, limits.max_num_batched_tokens // sequences
+            )
         if not limits.long_prefill_token_threshold or sequences == 1:
-            self._most = limits.max_num_batched_tokens
+            self._max_tokens_a_sequence = limits.max_num_batched_tokens
 
     def _holds_prompts(self) -> bool:
         """Whether prompts wait for a later step."""
@@ -182,7 +193,7 @@ class PlainScheduler:
         drafts = (
             min(self._drafts, sequence.output - sequence.written - 1) if sequence.decodes else 0
         )
-        return sequence.known - sequence.computed + drafts
+        return sequence.known_tokens - sequence.computed + drafts
 
     def _victim(self) -> Plain:
         if self.limits.by_priority:
@@ -208,20 +219,22 @@ class PlainScheduler:
                         for sequence in self.running
                         if not sequence.decodes and not sequence.last
                     )
-                    free -= sum(self._lacks(sequence, sequence.known) for sequence in prefills)
-                if self._blocks(sequence.known) > free:
+                    free -= sum(
+                        self._lacks(sequence, sequence.known_tokens) for sequence in prefills
+                    )
+                if self._blocks(sequence.known_tokens) > free:
                     return prompts
-                cached = self._found(sequence)
+                cached = self._count_cached_blocks(sequence)
                 if sequence.remote:
                     self.fetching.append(self.waiting.pop(0))
                     self._find(sequence, cached)
                     self._take(sequence, self._lacks(sequence, sequence.prompt))
                     continue
                 sequence.computed = cached * self.size
-            is_partial = sequence.computed < sequence.known - 1
+            is_partial = sequence.computed < sequence.known_tokens - 1
             if is_partial and held:
                 return prompts
-            tokens = min(sequence.known - sequence.computed, self._most)
+            tokens = min(sequence.known_tokens - sequence.computed, self._max_tokens_a_sequence)
             if tokens > budget - slots and not self.limits.enable_chunked_prefill:
                 return prompts
             prompts |= is_partial
@@ -251,9 +264,9 @@ class PlainScheduler:
             sequence.written += 1 + right
         for sequence in prefills:
             sequence.computed += scheduled[sequence]
-        sampled = [sequence for sequence in prefills if sequence.computed == sequence.known]
+        sampled = [sequence for sequence in prefills if sequence.computed == sequence.known_tokens]
         for sequence in sampled:
-            sequence.again = False
+            sequence.recomputes = False
             sequence.written += 1
         ends = [
             sequence for sequence in (*decodes, *sampled) if sequence.written >= sequence.output
@@ -279,10 +292,10 @@ class PlainScheduler:
     def _lacks(self, sequence: Plain, tokens: int) -> int:
         return max(0, self._blocks(tokens) - sequence.held)
 
-    def _found(self, sequence: Plain) -> int:
+    def _count_cached_blocks(self, sequence: Plain) -> int:
         """Its blocks that nobody took meanwhile, from the first one on."""
         cached = 0
-        while (sequence, cached) in self.free and (cached + 1) * self.size < sequence.known:
+        while (sequence, cached) in self.free and (cached + 1) * self.size < sequence.known_tokens:
             cached += 1
         return cached
 
@@ -315,7 +328,8 @@ class PlainScheduler:
             computed = max(computed - 1, min(computed, sequence.prompt))
         self.running.remove(sequence)
         self._release(sequence, computed // self.size)
-        sequence.computed, sequence.again = 0, True
+        sequence.computed = 0
+        sequence.recomputes = True
         sequence.preempted += 1
         self.preemptions += 1
         sequence.first = False
@@ -336,14 +350,14 @@ class Turns:
 
     def __init__(self, drafts: int) -> None:
         self.drafts = drafts
-        self._asked = 0
+        self._call_count = 0
 
     def propose(self, sequence: SequenceState, most_drafts: int) -> int:
         return min(self.drafts, most_drafts)
 
     def accepted(self, drafts: int) -> int:
-        self._asked += 1
-        return self._asked % (drafts + 1)
+        self._call_count += 1
+        return self._call_count % (drafts + 1)
 
 
 class Pair:
@@ -362,11 +376,16 @@ class Pair:
             limits, self.blocks, speculation=speculation
         )
         self.plain = PlainScheduler(
-            limits, POOL - 1, BLOCK, caching, drafts, Turns(drafts).accepted
+            limits,
+            POOL - 1,
+            size=BLOCK,
+            caching=caching,
+            drafts=drafts,
+            accepted=Turns(drafts).accepted,
         )
         self.all = [SequenceState(*request) for request in requests]
         self.plain_all = [Plain(number, *request) for number, request in enumerate(requests)]
-        self.here: set[int] = set()
+        self.unfinished: set[int] = set()
         self._come = 0
         self._under_way: deque[Batch[SequenceState]] = deque()
 
@@ -374,10 +393,10 @@ class Pair:
         if action == "add" and self._come < len(self.all):
             self.scheduler.waiting.add(self.all[self._come])
             self.plain.add(self.plain_all[self._come])
-            self.here.add(self._come)
+            self.unfinished.add(self._come)
             self._come += 1
-        elif action == "abort" and number in self.here:
-            self.here.remove(number)
+        elif action == "abort" and number in self.unfinished:
+            self.unfinished.remove(number)
             self.scheduler.remove(self.all[number])
             self.plain.remove(self.plain_all[number])
         elif action == "fetched" and self.plain.fetching:
@@ -395,7 +414,7 @@ class Pair:
         """
         if len(self._under_way) < 2:
             batch = self.scheduler.schedule()
-            assert self._told(batch) == self.plain.schedule()
+            assert self._figures_of(batch) == self.plain.schedule()
             assert self.scheduler.preemptions == self.plain.preemptions
             assert self.blocks.free == len(self.plain.free)
             if batch is not None:
@@ -404,12 +423,12 @@ class Pair:
         if not self._under_way:
             return False
         batch = self._under_way.popleft()
-        self.here -= {self.all.index(sequence) for sequence in batch.ends}
+        self.unfinished -= {self.all.index(sequence) for sequence in batch.ends}
         self.scheduler.complete(batch)
         self.plain.complete()
         return True
 
-    def _told(self, batch: Batch[SequenceState] | None) -> tuple[object, ...] | None:
+    def _figures_of(self, batch: Batch[SequenceState] | None) -> tuple[object, ...] | None:
         if batch is None:
             return None
         groups = batch.decodes, batch.prefilled, batch.ends, self.scheduler.running
@@ -476,4 +495,6 @@ def test_every_step_matches_the_plain_scheduler(
     if (
         not pair.plain.waiting
     ):  # a prompt that is larger than a step waits for ever where it may not be cut
-        assert pair.scheduler.idle and pair.blocks.free == pair.blocks.capacity and not pair.here
+        assert (
+            pair.scheduler.idle and pair.blocks.free == pair.blocks.capacity and not pair.unfinished
+        )

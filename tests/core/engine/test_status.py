@@ -39,12 +39,18 @@ def test_a_timed_sequence_is_queued_then_prefills_then_decodes() -> None:
     harness.ask("a", prompt_ids=PROMPT)
     harness.ask("b", prompt_ids=PROMPT)
     second, first = harness.engine.sequences()
-    assert first.status() == SequenceStatus(Phase.PREFILL, len(PROMPT), 0, START_S, None)
-    assert second.status() == SequenceStatus(Phase.QUEUED, 0, 0, None, None)
+    assert first.status() == SequenceStatus(
+        Phase.PREFILL, len(PROMPT), held=0, scheduled_s=START_S, first_s=None
+    )
+    assert second.status() == SequenceStatus(
+        Phase.QUEUED, 0, held=0, scheduled_s=None, first_s=None
+    )
     assert (first.text(), first.preemptions) == ("", 0)
     harness.clock.advance(1.6)
-    assert first.status() == SequenceStatus(Phase.DECODE, len(PROMPT), 0, START_S, START_S + 1)
-    assert first.text() == harness.said("a") != ""
+    assert first.status() == SequenceStatus(
+        Phase.DECODE, len(PROMPT), held=0, scheduled_s=START_S, first_s=START_S + 1
+    )
+    assert first.text() == harness.text("a") != ""
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -53,7 +59,9 @@ def test_a_long_prompt_is_computed_in_chunks(ahead: bool) -> None:
     harness.ask("a", prompt_ids=list(range(9000)), max_tokens=90)
     harness.ask("b")
     waiting, sequence = harness.engine.sequences()
-    assert sequence.status() == SequenceStatus(Phase.QUEUED, 0, 0, None, None)
+    assert sequence.status() == SequenceStatus(
+        Phase.QUEUED, 0, held=0, scheduled_s=None, first_s=None
+    )
     computed = []
     while (standing := sequence.status()).phase < Phase.DECODE:
         if standing.phase is Phase.PREFILL and standing.computed not in computed:
@@ -69,7 +77,7 @@ def test_a_long_prompt_is_computed_in_chunks(ahead: bool) -> None:
     assert waiting.status().phase is Phase.QUEUED and waiting.block_numbers() == []
     harness.clock.advance(0.3)
     first_s = sequence.status().first_s
-    assert first_s == harness.tokens("a")[0].at_s and sequence.text() == harness.said("a")
+    assert first_s == harness.tokens("a")[0].at_s and sequence.text() == harness.text("a")
 
 
 def test_a_sequence_without_blocks_is_preempted() -> None:

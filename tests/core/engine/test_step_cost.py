@@ -56,7 +56,10 @@ class Device:
     PARTS = 4000
 
     def __init__(self, tau: float, slowdown: float) -> None:
-        self.tau, self.slowdown, self.heat, self.now_s = tau, slowdown, 0.0, 0.0
+        self.tau = tau
+        self.slowdown = slowdown
+        self.heat = 0.0
+        self.now_s = 0.0
 
     def cool(self, until_s: float) -> None:
         self._pass(until_s - self.now_s, 0.0)
@@ -92,7 +95,8 @@ def test_prefill_soon_after_prefill_is_slower(
     costs = StepCost(
         CostConstants(base=0.004, per_token=0.001, per_attention=0.0001, slowdown=0.5, tau=tau)
     )
-    device, now_s = Device(tau, 0.5), 0.0
+    device = Device(tau, 0.5)
+    now_s = 0.0
     for pause_s, tokens, prefills in steps:
         now_s += pause_s
         batch = step(tokens=tokens, prefills=int(prefills), attention=10.0 * tokens * prefills)

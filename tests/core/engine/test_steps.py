@@ -31,14 +31,15 @@ REQUESTS = st.lists(
 @given(REQUESTS)
 def test_replies_do_not_depend_on_timing(requests: Sequence[tuple[float, int, int]]) -> None:
     """Nor on the cache, on who else runs, or on being preempted."""
-    alone, shared = Harness(slots=100), stepped(blocks=12)
+    alone = Harness(slots=100)
+    shared = stepped(blocks=12)
     for harness in (alone, shared):
         for number, (gap_s, prompt, reply) in enumerate(requests):
             harness.clock.advance(gap_s)
             harness.ask(str(number), prompt_ids=[number] * prompt, max_tokens=reply, seed=number)
         harness.clock.advance(30)
     for number in range(len(requests)):
-        assert alone.said(str(number)) == shared.said(str(number))
+        assert alone.text(str(number)) == shared.text(str(number))
         assert shared.finish(str(number)) == "length"
 
 
@@ -137,14 +138,15 @@ def test_no_request_starts_during_a_pause() -> None:
     assert harness.engine.executor.free() == 0
     harness.ask("b", max_tokens=2)
     harness.clock.advance(1)
-    assert harness.finish("a") == "length" and not harness.of("b")
+    assert harness.finish("a") == "length" and not harness.outputs("b")
     harness.engine.executor.resume()
     harness.clock.advance(1)
     assert harness.finish("b") == "length" and harness.is_idle()
 
 
 def test_deliberate_delays_shift_later_tokens() -> None:
-    plain, late = stepped(), stepped()
+    plain = stepped()
+    late = stepped()
     plain.ask("a", max_tokens=4)
     late.ask("a", max_tokens=4, delays=((1, 0.25), (3, 0.5)))
     for harness in (plain, late):
@@ -156,11 +158,12 @@ def test_deliberate_delays_shift_later_tokens() -> None:
 
 def test_speculation_yields_several_tokens_per_step() -> None:
     rates = SpeculationRates(acceptance=(1.0, 1.0))
-    single, three = stepped(), stepped(profile=replace(PROFILE, speculation=rates))
+    single = stepped()
+    three = stepped(profile=replace(PROFILE, speculation=rates))
     for harness in (single, three):
         harness.ask("a", max_tokens=10)
         harness.clock.advance(1)
-    assert single.said("a") == three.said("a")
+    assert single.text("a") == three.text("a")
     assert single.metric("iteration_tokens_total_count") == 10
     assert three.metric("iteration_tokens_total_count") == 4
     assert (
@@ -203,7 +206,7 @@ def test_drafts_are_accepted_by_the_synthetic_law_of_vllm() -> None:
     assert harness.metric("spec_decode_num_accepted_tokens_total") == sum(by_position)
 
 
-def told(harness: Harness, **fields: Any) -> list[tuple[str, str]]:
+def kinds_and_texts(harness: Harness, **fields: Any) -> list[tuple[str, str]]:
     """Of all that is said: what it belongs to, and its text."""
     harness.ask("a", **fields)
     harness.clock.advance(2)
@@ -217,9 +220,10 @@ def told(harness: Harness, **fields: Any) -> list[tuple[str, str]]:
 
 def test_tokens_of_one_step_may_be_of_several_parts() -> None:
     rates = SpeculationRates(acceptance=(1.0, 1.0, 1.0))
-    single, several = stepped(), stepped(profile=replace(PROFILE, speculation=rates))
+    single = stepped()
+    several = stepped(profile=replace(PROFILE, speculation=rates))
     for tokens in (30, 31, 32, 33):  # so that thoughts end at all places of a step
         fields = {"reasoning": True, "max_tokens": tokens, "seed": tokens}
-        assert told(single, **fields) == told(several, **fields)
+        assert kinds_and_texts(single, **fields) == kinds_and_texts(several, **fields)
         for harness in (single, several):
             harness.events.clear()

@@ -24,10 +24,10 @@ class Endless:
     """A client that never stops."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.requested_bytes = 0
 
     def read(self, size: int) -> bytes:
-        self.asked += size
+        self.requested_bytes += size
         return b"x" * size
 
 
@@ -78,9 +78,9 @@ def test_body_with_too_many_json_values_is_rejected(body: bytes, status: int) ->
 def test_too_large_body_is_read_one_byte_past_the_limit() -> None:
     endless = Endless()
     assert refused(endless, 101) == refused(endless, 10**40) == 413
-    assert endless.asked == 0
+    assert endless.requested_bytes == 0
     assert refused(endless) == 413
-    assert endless.asked == 101
+    assert endless.requested_bytes == 101
 
 
 def chunked(*chunks: bytes) -> Body:

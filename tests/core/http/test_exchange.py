@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -34,7 +35,8 @@ def content(body: Iterable[bytes]) -> bytes:
 
 class Closing:
     def __init__(self, *pieces: bytes) -> None:
-        self.pieces, self.closed = pieces, 0
+        self.pieces = pieces
+        self.closed = 0
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.pieces)
@@ -74,8 +76,12 @@ def test_close_callbacks_run_once_after_the_body_is_closed() -> None:
     closed: list[str] = []
     body = Closing(b"a")
     response = Response(body)
-    response.on_close(lambda: closed.append(f"first, {body.closed} closed"))
-    response.on_close(lambda: closed.append("second"))
+
+    def note_closed_body() -> None:
+        closed.append(f"first, {body.closed} closed")
+
+    response.on_close(note_closed_body)
+    response.on_close(partial(closed.append, "second"))
     _, _, sent = served(response)
     assert next(iter(sent)) == b"a" and not closed
     for _ in range(2):

@@ -25,20 +25,26 @@ def context_for(route: Route) -> RequestContext:
     )
 
 
-def loader(
-    calls: list[str], before_load: Callable[[], None] = lambda: None
-) -> Callable[[], list[Route]]:
+def view_a(context: RequestContext) -> Response:
+    return Response(b"a")
+
+
+def view_b(context: RequestContext) -> Response:
+    return Response(b"b")
+
+
+def error_of_b(error: Exception) -> Response:
+    return Response(b"error of b", 500)
+
+
+def loader(calls: list[str], load_s: float | None = None) -> Callable[[], list[Route]]:
+    """A loader of two routes; it lets others run for `load_s`."""
+
     def load() -> list[Route]:
         calls.append("load")
-        before_load()
-        return [
-            get("/a", lambda context: Response(b"a")),
-            post(
-                "/b",
-                lambda context: Response(b"b"),
-                on_error=lambda error: Response(b"error of b", 500),
-            ),
-        ]
+        if load_s is not None:
+            gevent.sleep(load_s)
+        return [get("/a", view_a), post("/b", view_b, on_error=error_of_b)]
 
     return load
 
@@ -71,7 +77,7 @@ def test_an_error_that_precedes_the_handler_has_the_format_of_the_late_route() -
 
 def test_requests_that_come_during_the_import_use_the_same_routes() -> None:
     calls: list[str] = []
-    a, b = late_routes(loader(calls, before_load=lambda: gevent.sleep(0.01)), "GET /a", "POST /b")
+    a, b = late_routes(loader(calls, load_s=0.01), "GET /a", "POST /b")
     loads = [gevent.spawn(route.loaded) for route in (a, b, a)]
     gevent.joinall(loads, raise_error=True)
     assert len(calls) == 3

@@ -133,8 +133,10 @@ def test_last_chunk_is_sent_with_the_last_piece() -> None:
 def test_slow_client_that_takes_each_slice_in_time_is_not_disconnected() -> None:
     with connected(write_timeout_s=4 * QUICK_S) as client:
         stalled_pieces = client.stall()
-        client.waiting, client.over = [PIECE] * 40, True
-        data, reads = b"", 0
+        client.waiting = [PIECE] * 40
+        client.over = True
+        data = b""
+        reads = 0
         while client.transport.is_open:  # a slice leaves with every few reads
             data += client.received(3000)
             reads += 1

@@ -98,7 +98,8 @@ def check(cache: KVCache) -> None:
     """Fails unless blocks and sequences of a cache are consistent."""
     check_pool(cache.pool, [sequence.blocks for sequence in cache.running])
     for sequence in cache.running:
-        hashes, stored = [block.hash for block in sequence.blocks], sequence.cached_blocks
+        hashes = [block.hash for block in sequence.blocks]
+        stored = sequence.cached_blocks
         assert not sequence.caches or None not in hashes[:stored], "a stored block has no hash"
         assert not any(hashes[stored:]), "a block has a hash before it is full"
 

@@ -84,6 +84,11 @@ def until(happened: Callable[[], object]) -> None:
             gevent.sleep(0.001)
 
 
+def wait_until_sent(publisher: Publisher, count: int) -> None:
+    """Waits until the publisher has sent `count` messages since its start."""
+    until(lambda: publisher.next_sequence == count)
+
+
 def removed(number: int) -> list[KVEvent]:
     return [BlockRemoved([number])]
 

@@ -44,7 +44,8 @@ def test_events_carry_salt_adapter_and_hashes() -> None:
 
 
 def test_a_long_prompt_is_hashed_with_pauses() -> None:
-    cache, turns = small_cache(1000), []
+    cache = small_cache(1000)
+    turns = []
     other = gevent.spawn(turns.append, 1)
     prompt = gevent.spawn(lambda: (cache.make_prompt(tokens(0, 1000)), bool(turns))).get()
     other.join()
@@ -93,14 +94,15 @@ class Observed:
     """Keeps what it is told: lifetimes, idle times, gaps."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[float, float, list[float]]] = []
+        self.observations: list[tuple[float, float, list[float]]] = []
 
     def block_evicted(self, lifetime_s: float, idle_s: float, gaps_s: list[float]) -> None:
-        self.told.append((lifetime_s, idle_s, gaps_s))
+        self.observations.append((lifetime_s, idle_s, gaps_s))
 
 
 def test_residency_records_the_gaps_between_the_last_four_uses() -> None:
-    clock, observed = VirtualClock(100.0), Observed()
+    clock = VirtualClock(100.0)
+    observed = Observed()
     cache = small_cache(2)
     cache.pool.observers.append(Residency(observed, 1.0, Random(0), clock.now))
     serve(cache, tokens(0, 4))
@@ -108,6 +110,6 @@ def test_residency_records_the_gaps_between_the_last_four_uses() -> None:
         clock.advance(pause)
         serve(cache, tokens(0, 5))
     clock.advance(6)
-    observed.told.clear()
+    observed.observations.clear()
     begin(cache, tokens(50, 8))
-    assert sorted(observed.told) == [(6, 6, []), (21, 6, [3, 4, 5])]
+    assert sorted(observed.observations) == [(6, 6, []), (21, 6, [3, 4, 5])]

@@ -88,7 +88,8 @@ class PlainCache:
         return enough
 
     def finish(self, name: str) -> None:
-        first, last = [], []
+        first = []
+        last = []
         for room in reversed(self.runs.pop(name).rooms):
             room.references -= 1
             if not room.references:
@@ -108,12 +109,14 @@ class PlainCache:
         return (*owner, *ids[: blocks * self.size])
 
     def _take(self, count: int) -> list[Room]:
-        taken, self.free = self.free[:count], self.free[count:]
+        taken = self.free[:count]
+        self.free = self.free[count:]
         for room in taken:
             if room.prefix:
                 self.events.append(("removed", room.prefix))
                 self.cached.remove(room)
-            room.prefix, room.references = None, 1
+            room.prefix = None
+            room.references = 1
         return taken
 
     def _store(self, run: Run, computed: int) -> None:
@@ -153,7 +156,8 @@ class Compared(RuleBasedStateMachine):
 
     @rule(ids=st.lists(few_tokens, max_size=20), salt=salts, adapter=adapters)
     def begin(self, ids: list[int], salt: str | None, adapter: Adapter | None) -> None:
-        name, free = next(self.names), self.cache.free
+        name = next(self.names)
+        free = self.cache.free
         sequence = Replying(self.cache, ids, adapter, salt)
         cached = admit(self.cache, sequence)
         assert cached == self.plain.begin(name, (salt, adapter), ids)
@@ -184,7 +188,8 @@ class Compared(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         ours = [self.seen(event) for event in self.cache.take_events()]
-        theirs, self.plain.events = self.plain.events, []
+        theirs = self.plain.events
+        self.plain.events = []
         assert ours == theirs
         held = Counter(room.prefix for room in self.plain.cached)
         announced = Counter(

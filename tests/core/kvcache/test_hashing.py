@@ -157,7 +157,8 @@ def test_hashes_are_those_of_a_cbor_library_for_ids_of_every_width(
     }
     for algorithm, digest in digests.items():
         ours = hasher(algorithm, block_size)
-        parent, expected = ours.none_hash, []
+        parent = ours.none_hash
+        expected = []
         for block in range(count):
             tokens = tuple(ids[block * block_size : (block + 1) * block_size])
             extra = extras[block] if extras else None
@@ -195,12 +196,14 @@ def test_the_memory_of_remembered_hashes_is_estimated_correctly(
     assert taken <= ours.memo.size_bytes - reckoned < 2 * taken
 
 
-LORA, SALT = ("lora", "Alice", "/p/alice"), ("cache_salt", "s1")
+LORA = ("lora", "Alice", "/p/alice")
+SALT = ("cache_salt", "s1")
 
 
 def test_extra_keys_are_in_the_blocks_of_their_tokens() -> None:
     keys = ExtraKeys(16, ALICE, "s1", [Placeholder("second", 14, 20), Placeholder("first", 1, 2)])
-    first, second = [("mm", "first", 1), ("mm", "second", 14)], ("mm", "second", -2)
+    first = [("mm", "first", 1), ("mm", "second", 14)]
+    second = ("mm", "second", -2)
     assert keys.hashed(0, 4) == [
         (LORA, *first, SALT),
         (LORA, second),

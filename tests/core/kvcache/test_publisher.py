@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
-from tests.core.kvcache.sockets import Peers, meet, received, removed, until
+from tests.core.kvcache.sockets import Peers, meet, received, removed, until, wait_until_sent
 
 
 def many(count: int) -> list[KVEvent]:
@@ -18,14 +18,19 @@ def test_a_failing_listener_does_not_affect_publishing(
     peers: Peers, caplog: pytest.LogCaptureFixture
 ) -> None:
     publisher = peers.publisher(None)
-    heard, failed = list[int](), list[int]()
+    heard = list[int]()
+    failed = list[int]()
 
     def fail(topic: str, sequence: int, batch: EventBatch) -> None:
         failed.append(sequence)
         raise LookupError("broken index")
 
     publisher.listen(fail)
-    publisher.listen(lambda topic, sequence, batch: heard.append(sequence))
+
+    def hear(topic: str, sequence: int, batch: EventBatch) -> None:
+        heard.append(sequence)
+
+    publisher.listen(hear)
     with caplog.at_level(logging.WARNING):
         for number in range(3):
             publisher.put(removed(number))
@@ -49,7 +54,7 @@ def test_a_late_subscriber_receives_events(peers: Peers) -> None:
     first.close()
     publisher = peers.publisher(f"tcp://127.0.0.1:{port}")
     publisher.put(removed(1))
-    until(lambda: publisher.next_sequence == 1)
+    wait_until_sent(publisher, 1)
     assert meet(publisher, peers.listening_at(port)) >= 1
 
 
@@ -60,7 +65,9 @@ def test_a_slow_subscriber_does_not_block_others(peers: Peers) -> None:
     stopped.rcvhwm = 5
     stopped.connect(publisher.addresses["events"].replace("0.0.0.0", "127.0.0.1"))
     meet(publisher, stopped)
-    large: list[KVEvent] = [BlockStored([1], None, [100_000] * 10_000, 10_000, None)]
+    large: list[KVEvent] = [
+        BlockStored([1], None, token_ids=[100_000] * 10_000, block_size=10_000, lora_id=None)
+    ]
     for _ in range(600):
         publisher.put(large)
         while len(publisher.queue):
@@ -79,7 +86,7 @@ def test_an_occupied_endpoint_is_opened_once_it_is_free(
     publisher = peers.publisher(f"tcp://*:{port}")
     with caplog.at_level(logging.WARNING):
         publisher.put(removed(1))
-        until(lambda: publisher.next_sequence == 1)
+        wait_until_sent(publisher, 1)
     assert f"tcp://*:{port}" in caplog.text
     occupant.close()
     until(lambda: publisher.addresses)

@@ -16,7 +16,8 @@ import pytest
 
 from tests.needs import RECORDING as FOLDER
 
-BLOCKS, BLOCK_SIZE = 66, 32
+BLOCKS = 66
+BLOCK_SIZE = 32
 FACTS = Path(__file__).with_name("facts.json")
 """The recording without what it says of tokens: their first block's number stands for their ids."""
 RECORDING: list[dict[str, Any]] = json.loads(FACTS.read_text())

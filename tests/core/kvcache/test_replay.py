@@ -11,7 +11,16 @@ import zmq
 from app.core.engine.kvcache.publisher import Publisher
 from app.core.engine.kvcache.replay import BATCH_BYTES, ReplayBuffer
 from app.core.engine.kvcache.sockets import open_socket
-from tests.core.kvcache.sockets import END, TOPIC, Peers, meet, patience, removed, until
+from tests.core.kvcache.sockets import (
+    END,
+    TOPIC,
+    Peers,
+    meet,
+    patience,
+    removed,
+    until,
+    wait_until_sent,
+)
 
 
 def published(peers: Peers, count: int, **settings: Any) -> Publisher:
@@ -19,7 +28,7 @@ def published(peers: Peers, count: int, **settings: Any) -> Publisher:
     publisher.start()
     for number in range(count):
         publisher.put(removed(number))
-        until(lambda number=number: publisher.next_sequence == number + 1)
+        wait_until_sent(publisher, number + 1)
     return publisher
 
 
@@ -101,7 +110,9 @@ def test_clients_that_do_not_read_share_what_they_were_sent() -> None:
         memory_before = resident_bytes()
         for _ in range(20):
             client = clients.enter_context(context.socket(zmq.DEALER))
-            client.rcvhwm, client.rcvbuf, client.linger = 1, 4096, 0
+            client.rcvhwm = 1
+            client.rcvbuf = 4096
+            client.linger = 0
             client.connect(address)
             ask(client, 0)
         until(lambda: replay.serve(server) or replay.answered == 20)

@@ -22,9 +22,9 @@ HASH = 0xE235FCC84BC5706D
 STORED = BlockStored(
     [HASH],
     None,
-    [1, 2, 3, 4],
-    4,
-    None,
+    token_ids=[1, 2, 3, 4],
+    block_size=4,
+    lora_id=None,
     extra_keys=[None],
     group_idx=0,
     kv_cache_spec_kind="full_attention",
@@ -41,11 +41,10 @@ MAP = (
     "6c656172656400"
 )  # fmt: skip
 
-BATCH, STORED_TAG = (
-    "93cb3ff800000000000091",
-    "ab426c6f636b53746f72656491cfe235fcc84bc5706dc0940102030404c0",
-)
-GPU, KIND = "a3475055", "ae66756c6c5f617474656e74696f6e"
+BATCH = "93cb3ff800000000000091"
+STORED_TAG = "ab426c6f636b53746f72656491cfe235fcc84bc5706dc0940102030404c0"
+GPU = "a3475055"
+KIND = "ae66756c6c5f617474656e74696f6e"
 
 ONE_BLOCK: list[tuple[LayoutName, str]] = [
     ("0.9.0", "92cb3ff800000000000091" + "96" + STORED_TAG),
@@ -93,7 +92,14 @@ def test_removals_grow_with_the_versions(layout: LayoutName, expected: list[Any]
 
 def test_vllm_0_17_names_images_without_their_offset() -> None:
     event = BlockStored(
-        [1, 2, 3], 9, [], 0, 5, "CPU", "Alice", [["Alice", ["img", -4], "salt"], None, []]
+        [1, 2, 3],
+        9,
+        token_ids=[],
+        block_size=0,
+        lora_id=5,
+        medium="CPU",
+        lora_name="Alice",
+        extra_keys=[["Alice", ["img", -4], "salt"], None, []],
     )
     assert read("0.17", event)[0][6:] == ["CPU", "Alice", [["Alice", "img", "salt"], None, []]]
     assert read("0.19", event)[0][6:] == [
@@ -101,7 +107,9 @@ def test_vllm_0_17_names_images_without_their_offset() -> None:
         "Alice",
         [["Alice", ["img", -4], "salt"], None, []],
     ]
-    assert read("0.17", BlockStored([1], None, [], 0, None))[0][8] is None
+    assert (
+        read("0.17", BlockStored([1], None, token_ids=[], block_size=0, lora_id=None))[0][8] is None
+    )
 
 
 def test_llm_ds_simulator_writes_nine_items_and_0_for_no_parent() -> None:
@@ -117,14 +125,25 @@ def test_llm_ds_simulator_writes_nine_items_and_0_for_no_parent() -> None:
         + GPU
     )
     assert written("llm-d-inference-sim", STORED).hex() == expected + "c0c0" + "00"
-    with_parent = BlockStored([HASH], HASH - 1, [1], 1, 3, "GPU", "Alice", [["Alice"]])
+    with_parent = BlockStored(
+        [HASH],
+        HASH - 1,
+        token_ids=[1],
+        block_size=1,
+        lora_id=3,
+        medium="GPU",
+        lora_name="Alice",
+        extra_keys=[["Alice"]],
+    )
     assert read("llm-d-inference-sim", with_parent) == [
         ["BlockStored", [HASH], HASH - 1, [1], 1, 3, "GPU", "Alice", None]
     ]
 
 
 def test_unset_fields_are_left_out_of_a_map() -> None:
-    stored, removed = read("map", BlockStored([1], None, [1], 1, None), BlockRemoved([1]))
+    stored, removed = read(
+        "map", BlockStored([1], None, token_ids=[1], block_size=1, lora_id=None), BlockRemoved([1])
+    )
     always = "type block_hashes parent_block_hash token_ids block_size lora_id medium lora_name"
     assert list(stored) == always.split()
     assert list(removed) == ["type", "block_hashes", "medium"]

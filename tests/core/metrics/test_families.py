@@ -72,7 +72,19 @@ def test_the_older_names_repeat_the_modern_numbers() -> None:
     recorder = new_recorder(older_names=True)
     recorder.decoded(4, 0.03, at_s=1.0)
     recorder.sequence_finished(
-        FinishedSequence("stop", 1, 17, 0, 64, 0, 0, 0, 1, choices=2, longest=17)
+        FinishedSequence(
+            "stop",
+            1,
+            generation_tokens=17,
+            cached_tokens=0,
+            max_tokens=64,
+            queue_s=0,
+            prefill_s=0,
+            decode_s=0,
+            e2e_s=1,
+            choices=2,
+            longest=17,
+        )
     )
     families = scrape(recorder)
     for alias, modern in ALIASES.items():
@@ -127,7 +139,8 @@ def test_metrics_are_those_of_this_process_whatever_directory_others_share(
 
 
 def test_process_families_are_read_rarely_and_other_families_always() -> None:
-    reads, clock = [], VirtualClock()
+    reads = []
+    clock = VirtualClock()
 
     class Counted(HttpMetrics):
         def process_text(self) -> str:

@@ -1,6 +1,6 @@
 """HTTP families count an exchange when its response has ended, through real WSGI calls."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from app.core.server.http.context import CONTEXT, RequestContext, context_of
 from app.core.server.http.response import Response
 from app.core.server.http.route import Route, get, post
 from app.core.server.middleware.http_metrics import HttpMetrics
-from tests.application import app_of, application
+from tests.application import app_of, application, empty_response
 
 
 class Clock:
@@ -58,7 +58,7 @@ def routes(clock: Clock) -> Iterator[Route]:
     yield post("/v1/chat/completions", whole)
     yield get("/v1/models/{model}", model)
     yield get("/fails", fails)
-    yield from (get(path, lambda context: Response()) for path in PROBES)
+    yield from (get(path, empty_response) for path in PROBES)
 
 
 @pytest.fixture
@@ -66,11 +66,20 @@ def app(metrics: HttpMetrics, clock: Clock) -> Understudy:
     return application(routes(clock), metrics)
 
 
+def ignore_head(status: str, headers: object, *exc_info: object) -> Callable[[bytes], None]:
+    """A `start_response` whose `write` ignores its data."""
+    return ignore_data
+
+
+def ignore_data(data: bytes) -> None:
+    """Ignores what an application writes."""
+
+
 def start(app: Understudy, path: str, method: str = "GET", body: bytes | None = None) -> Any:
     """Begin a request that arrives at 100 s."""
     environ = EnvironBuilder(path=path, method=method, data=body).get_environ()
     environ[CONTEXT] = context_of(environ, 100.0)
-    return app(environ, lambda status, headers, *exc_info: lambda data: None)
+    return app(environ, ignore_head)
 
 
 def call(app: Understudy, path: str, method: str = "GET", body: bytes | None = None) -> None:
@@ -118,7 +127,8 @@ def test_exchanges_of_several_kinds_are_counted_each_where_it_belongs(
         ):
             clock.now = 100.0
             call(app, path, "POST", body)
-    chats, completions = ("/v1/chat/completions", "POST"), ("/v1/completions", "POST")
+    chats = ("/v1/chat/completions", "POST")
+    completions = ("/v1/completions", "POST")
     assert samples(metrics, "http_requests_total") == {
         (*chats, "2xx"): 300,
         (*completions, "2xx"): 300,
@@ -187,7 +197,7 @@ def test_a_senseless_content_length_counts_as_nothing(
     app: Understudy, metrics: HttpMetrics, length: str
 ) -> None:
     environ = EnvironBuilder(path="/nope").get_environ() | {"CONTENT_LENGTH": length}
-    end(app(environ, lambda status, headers, *exc_info: lambda data: None))
+    end(app(environ, ignore_head))
     assert samples(metrics, "http_request_size_bytes_sum") == {("none",): 0}
 
 

@@ -75,11 +75,15 @@ def test_every_kind_prints_the_same_bytes_as_prometheus_client(
     labels: dict[str, str], seen: list[float]
 ) -> None:
     histogram = partial(Histogram, BOUNDS)
-    assert ours("h", histogram, "histogram", labels, seen) == theirs(
+    assert ours("h", histogram, kind="histogram", labels=labels, seen=seen) == theirs(
         TheirHistogram, "h", labels, seen, buckets=BOUNDS
     )
-    assert ours("c_total", Counter, "counter", labels, seen) == theirs(
+    assert ours("c_total", Counter, kind="counter", labels=labels, seen=seen) == theirs(
         TheirCounter, "c", labels, seen
     )
-    assert ours("g", Gauge, "gauge", labels, seen) == theirs(TheirGauge, "g", labels, seen)
-    assert ours("s", Summary, "summary", labels, seen) == theirs(TheirSummary, "s", labels, seen)
+    assert ours("g", Gauge, kind="gauge", labels=labels, seen=seen) == theirs(
+        TheirGauge, "g", labels, seen
+    )
+    assert ours("s", Summary, kind="summary", labels=labels, seen=seen) == theirs(
+        TheirSummary, "s", labels, seen
+    )

@@ -8,21 +8,27 @@ from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
 from app import create_app
-from app.core.server.http.response import json_response
+from app.core.server.http.context import RequestContext
+from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import get, post
 from app.core.server.middleware.api_keys import ApiKeys
 from app.core.server.middleware.cors import PREFLIGHT_VARY, Cors
 from app.core.settings import load
 from config.settings import AccessSettings, Settings
 from config.validation import LiveSettings
-from tests.application import application, request
+from tests.application import application, empty_object, request
 
-PAGE, OTHER = "https://page.example", "https://other.example"
+PAGE = "https://page.example"
+OTHER = "https://other.example"
+
+
+def secret(context: RequestContext) -> Response:
+    return json_response({"secret": 1})
 
 
 def client(**access: object) -> FlaskClient:
     cors = Cors(AccessSettings(**access))  # type: ignore[arg-type]
-    return application([post("/thing", lambda context: json_response({}))], cors).test_client()
+    return application([post("/thing", empty_object)], cors).test_client()
 
 
 def preflight(
@@ -104,7 +110,7 @@ CONTROL_PATHS = (
 def test_wildcard_origin_does_not_open_control_paths(credentials: bool) -> None:
     access = AccessSettings(allowed_origins=("*", PAGE), allow_credentials=credentials)
     for path in (*CONTROL_PATHS, "/v1/models"):
-        route = post(path, lambda context: json_response({"secret": 1}))
+        route = post(path, secret)
         page = application([route], Cors(access)).test_client()
         for origin in (PAGE, OTHER):
             headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
@@ -122,7 +128,7 @@ def test_wildcard_origin_does_not_open_control_paths(credentials: bool) -> None:
 
 def test_named_origin_opens_control_paths_beside_a_wildcard() -> None:
     page = application(
-        [post("/admin/config", lambda context: json_response({}))],
+        [post("/admin/config", empty_object)],
         Cors(AccessSettings(allowed_origins=("*", PAGE))),
     ).test_client()
     assert allowed_origin(page.post("/admin/config", headers={"Origin": PAGE})) == PAGE
@@ -130,7 +136,7 @@ def test_named_origin_opens_control_paths_beside_a_wildcard() -> None:
 
 def keyed(live: LiveSettings) -> FlaskClient:
     paths = ("/v1/models", "/admin/config", "/health")
-    routes = [get(path, lambda context: json_response({})) for path in paths]
+    routes = [get(path, empty_object) for path in paths]
     return application(routes, ApiKeys(), live=live).test_client()
 
 

@@ -288,7 +288,8 @@ MULTIPART_PIECES = (
 )
 def test_masking_time_is_linear_in_the_length(piece: str, content_type: str) -> None:
     def seconds(length: int) -> float:
-        text, start_s = piece * (length // len(piece)), process_time()
+        text = piece * (length // len(piece))
+        start_s = process_time()
         mask_text(text, content_type=content_type)
         mask_query(text)
         return process_time() - start_s

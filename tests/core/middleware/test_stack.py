@@ -7,7 +7,7 @@ from app.core.server.http.errors import ApiError
 from app.core.server.http.response import Response
 from app.core.server.http.route import get
 from app.core.server.middleware.stack import Middleware, MiddlewareStack
-from tests.application import application, request
+from tests.application import application, empty_response, request
 
 Ran = list[str]
 
@@ -18,7 +18,10 @@ class Named(Middleware):
     def __init__(
         self, name: str, ran: Ran, answer: Response | None = None, error: Exception | None = None
     ) -> None:
-        self.name, self.ran, self.answer, self.error = name, ran, answer, error
+        self.name = name
+        self.ran = ran
+        self.answer = answer
+        self.error = error
 
     def begin(self, context: RequestContext) -> Response | None:
         self.ran.append(f"{self.name} begins")
@@ -56,7 +59,8 @@ def test_request_ends_with_middleware_that_was_active_at_its_begin() -> None:
         ran: Ran = []
         single = Named("one", ran)
         single.active = active
-        stack, context = MiddlewareStack([single]), request()
+        stack = MiddlewareStack([single])
+        context = request()
         stack.begin(context)
         single.active = not active
         stack.refresh()
@@ -77,7 +81,7 @@ def test_every_answer_passes_the_stack_once(path: str, status: int) -> None:
     def refuses(context: RequestContext) -> Response:
         raise ApiError(429, "RateLimitError", "later")
 
-    routes = [get("/", lambda context: Response()), get("/fails", fails), get("/refuses", refuses)]
+    routes = [get("/", empty_response), get("/fails", fails), get("/refuses", refuses)]
     client = application(routes, Named("a", ran), Named("b", ran)).test_client()
     method = "PUT" if status == 405 else "GET"
     assert client.open(path, method=method).status_code == status

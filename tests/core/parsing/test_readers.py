@@ -73,10 +73,10 @@ CASES: list[tuple[str, str, list[Piece]]] = [
     *(
         (
             "llama3",
-            f'{before}{{"name": "f", "{key}": {{"a": [1]}}}}; {{"name": "g", "{key}": {{}}}}',
+            f'{prefix}{{"name": "f", "{key}": {{"a": [1]}}}}; {{"name": "g", "{key}": {{}}}}',
             TWO,
         )
-        for before in ("", "\n ", "<|python_tag|>")
+        for prefix in ("", "\n ", "<|python_tag|>")
         for key in ("arguments", "parameters")
     ),
     *(
@@ -122,7 +122,8 @@ def test_the_name_of_a_call_is_emitted_before_its_arguments_end() -> None:
 
 
 NAMED = ToolCalls(tools=(ToolFunction("f"),), min_calls=1, named=True)
-BEGUN, POSSIBLE = Thoughts(end_id=2), Thoughts(end_id=2, begin_id=1)
+BEGUN = Thoughts(end_id=2)
+POSSIBLE = Thoughts(end_id=2, begin_id=1)
 
 
 @pytest.mark.parametrize(

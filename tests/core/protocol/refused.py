@@ -23,8 +23,10 @@ def completion(**fields: Any) -> CompletionRequest:
     return decode(json.dumps({"prompt": "hi", **fields}).encode(), JSON, CompletionRequest)
 
 
-def refused(action: Callable[[], Any]) -> tuple[int, str, str | None]:
-    """Status, type and field of the error that an action must end with."""
+def refused(
+    action: Callable[..., Any], *arguments: Any, **fields: Any
+) -> tuple[int, str, str | None]:
+    """Status, type and field of the error that a call of `action` must end with."""
     with pytest.raises(ApiError) as caught:
-        action()
+        action(*arguments, **fields)
     return caught.value.status, caught.value.type, caught.value.param

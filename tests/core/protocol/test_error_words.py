@@ -18,9 +18,9 @@ from tests.core.protocol.refused import JSON, chat, completion
 LIMITS = ModelLimits(max_model_len=64, vocab_size=100)
 
 
-def message(action: Callable[[], Any]) -> str:
+def message(action: Callable[..., Any], *arguments: Any, **fields: Any) -> str:
     with pytest.raises(ApiError) as caught:
-        action()
+        action(*arguments, **fields)
     assert caught.value.status == 400
     return caught.value.message
 
@@ -49,7 +49,7 @@ def message_of(request: Any, prompt: list[int] | None = None) -> str:
 def test_agents_read_the_numbers_of_a_context_overflow(
     tokens: int, is_text: bool, words: str
 ) -> None:
-    text = message(lambda: fit_prompt(completion(), [1] * tokens, 64, is_text=is_text))
+    text = message(fit_prompt, completion(), [1] * tokens, 64, is_text=is_text)
     assert text.startswith(
         "This model's maximum context length is 64 tokens. However, your prompt contains "
         f"{words} input tokens"
@@ -59,7 +59,7 @@ def test_agents_read_the_numbers_of_a_context_overflow(
 
 
 def test_a_prompt_that_fills_the_context_is_told_both_lengths() -> None:
-    text = message(lambda: LIMITS.check_prompt([1] * 64))
+    text = message(LIMITS.check_prompt, [1] * 64)
     assert "(length 64)" in text
     assert "longer than the maximum model length of 64" in text
 
@@ -116,13 +116,13 @@ def test_a_token_id_out_of_vocabulary_is_named(ids: list[int], shown: int) -> No
     ],
 )
 def test_a_field_error_has_pydantics_type(fields: dict[str, Any], kind: str, place: str) -> None:
-    text = message(lambda: chat(**fields))
+    text = message(chat, **fields)
     assert text.startswith(f"1 validation error:\n  {{'type': '{kind}', 'loc': '{place}'")
 
 
 def test_a_missing_field_and_broken_json_have_pydantics_types() -> None:
-    assert "'missing', 'loc': 'body.messages'" in message(lambda: chat_of(b"{}"))
-    assert "'json_invalid', 'loc': 'body.1'" in message(lambda: chat_of(b"{x"))
+    assert "'missing', 'loc': 'body.messages'" in message(chat_of, b"{}")
+    assert "'json_invalid', 'loc': 'body.1'" in message(chat_of, b"{x")
 
 
 def chat_of(body: bytes) -> object:
@@ -130,12 +130,12 @@ def chat_of(body: bytes) -> object:
 
 
 def test_a_literal_error_lists_the_words_and_quotes_the_value() -> None:
-    text = message(lambda: chat(reasoning_effort="extreme"))
+    text = message(chat, reasoning_effort="extreme")
     assert "'none'" in text and "'max'" in text and "not 'extreme'" in text
 
 
 def test_a_prompt_is_required() -> None:
-    text = message(lambda: completion(prompt=""))
+    text = message(completion, prompt="")
     assert text == "Either prompt or prompt_embeds must be provided and non-empty."
 
 

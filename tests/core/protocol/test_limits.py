@@ -36,7 +36,7 @@ def check(request: GenerationRequest, *prompts: int) -> ValidatedRequest[Generat
 
 
 def refusal(request: GenerationRequest, *prompts: int) -> str | None:
-    status, kind, param = refused(lambda: check(request, *prompts))
+    status, kind, param = refused(check, request, *prompts)
     assert (status, kind) == (400, "BadRequestError")
     return param
 
@@ -142,7 +142,7 @@ def test_a_prompt_leaves_room_for_a_token() -> None:
     assert refusal(chat(), CONTEXT) == "max_tokens"
     LIMITS.check_prompt([49] * (CONTEXT - 1))
     for tokens in (0, CONTEXT):
-        assert refused(lambda tokens=tokens: LIMITS.check_prompt([49] * tokens))[0] == 400  # type: ignore[misc]
+        assert refused(LIMITS.check_prompt, [49] * tokens)[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_all_log_probabilities_are_as_many_as_the_vocabulary() -> None:
     assert (validated.entries_per_token, validated.entries_per_prompt_token) == (4097, 0)
     assert [everything.logprobs(count) for count in (None, 0, 1, 7, -1)] == [0, 0, 1, 7, 4096]
     everything.check_logprobs("logprobs", 4096)
-    assert refused(lambda: everything.check_logprobs("logprobs", 4097))[2] == "logprobs"
+    assert refused(everything.check_logprobs, "logprobs", 4097)[2] == "logprobs"
 
 
 def test_echo_asks_for_log_probabilities_of_the_prompt() -> None:

@@ -17,7 +17,7 @@ TOOL_CALL = "body.0.ChatCompletionMessageFunctionToolCallParam"
 
 
 def refusal(**fields: Any) -> tuple[int, str, str | None]:
-    return refused(lambda: chat(**fields))
+    return refused(chat, **fields)
 
 
 def named(name: object) -> dict[str, object]:
@@ -60,7 +60,10 @@ def allowed(tools: object) -> dict[str, object]:
             ({"cache_salt": salt}, "cache_salt")
             for salt in ("", 5, "a@b", "a" * 129, "/", "\\", "\0")
         ),
-        *(({"thinking_token_budget": it}, "thinking_token_budget") for it in (-2, True, 1.0, "1")),
+        *(
+            ({"thinking_token_budget": budget}, "thinking_token_budget")
+            for budget in (-2, True, 1.0, "1")
+        ),
         ({"repetition_detection": {"max_pattern_size": 3, "min_count": 1}}, None),
     ],
 )
@@ -148,7 +151,7 @@ def test_an_old_name_of_reasoning_is_understood() -> None:
     ],
 )
 def test_forms_are_not_mixed(prompt: object, param: str) -> None:
-    assert refused(lambda: completion(prompt=prompt)) == (400, "Bad Request", param)
+    assert refused(completion, prompt=prompt) == (400, "Bad Request", param)
 
 
 @pytest.mark.parametrize(
@@ -168,4 +171,4 @@ def test_forms_are_not_mixed(prompt: object, param: str) -> None:
     ],
 )
 def test_a_broken_rule_of_a_text_names_the_bare_field(fields: dict[str, Any], param: str) -> None:
-    assert refused(lambda: completion(**fields)) == (400, "BadRequestError", param)
+    assert refused(completion, **fields) == (400, "BadRequestError", param)

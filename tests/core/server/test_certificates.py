@@ -48,7 +48,8 @@ def test_changed_files_are_loaded_only_once_they_are_stable(
 
 
 def test_invalid_pair_is_rejected_with_a_one_line_error(cfg: Config) -> None:
-    certificate, key = Path(cfg.certfile), Path(cfg.keyfile)
+    certificate = Path(cfg.certfile)
+    key = Path(cfg.keyfile)
     secret = load_pem_private_key(key.read_bytes(), None).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x")
     )

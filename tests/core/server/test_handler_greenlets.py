@@ -1,5 +1,6 @@
 """Greenlets that run handlers."""
 
+from functools import partial
 from weakref import WeakSet
 
 import gevent
@@ -19,7 +20,11 @@ def in_hub(handlers: HandlerGreenlets, *works: object) -> None:
 def test_work_runs_at_once_and_greenlets_are_used_again() -> None:
     handlers = HandlerGreenlets()
     greenlets = []
-    in_hub(handlers, *[lambda: greenlets.append(gevent.getcurrent())] * 3)
+
+    def note_greenlet() -> None:
+        greenlets.append(gevent.getcurrent())
+
+    in_hub(handlers, note_greenlet, note_greenlet, note_greenlet)
     assert len(greenlets) == 3
     assert len(set(greenlets)) == 1
 
@@ -33,7 +38,7 @@ def test_work_that_waits_does_not_delay_other_work() -> None:
         bell.wait()
         seen.append("waited")
 
-    in_hub(handlers, wait, lambda: seen.append("at once"))
+    in_hub(handlers, wait, partial(seen.append, "at once"))
     assert seen == ["at once"]
     bell.set()
     gevent.sleep(0.001)
@@ -72,7 +77,7 @@ def test_kill_ends_waiting_work_only() -> None:
     handlers.kill()
     assert ended == [True, True]
     seen: list[int] = []
-    in_hub(handlers, lambda: seen.append(1))
+    in_hub(handlers, partial(seen.append, 1))
     assert seen == [1]
 
 
@@ -83,6 +88,6 @@ def test_a_failure_ends_its_greenlet_only(capsys: pytest.CaptureFixture[str]) ->
     def fail() -> None:
         raise ValueError("a defect")
 
-    in_hub(handlers, fail, lambda: seen.append(1))
+    in_hub(handlers, fail, partial(seen.append, 1))
     assert seen == [1]
     assert "a defect" in capsys.readouterr().err

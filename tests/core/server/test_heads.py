@@ -12,6 +12,7 @@ from app.core.server.gunicorn.general import check_head
 from app.core.server.gunicorn.heads import RequestHeads
 from app.core.server.http.response import Response
 from app.core.server.http.route import post, probe
+from tests.application import empty_response
 
 
 class Source:
@@ -19,7 +20,8 @@ class Source:
         self._data = data
 
     def recv(self, size: int) -> bytes:
-        data, self._data = self._data[:size], self._data[size:]
+        data = self._data[:size]
+        self._data = self._data[size:]
         return data
 
 
@@ -34,8 +36,8 @@ class Plain:
 
 
 ROUTES = [
-    probe("/health", lambda _: Response()),
-    post("/v1/chats", lambda _: Response(), plain=Plain()),
+    probe("/health", empty_response),
+    post("/v1/chats", empty_response, plain=Plain()),
 ]
 LINES = [
     b"GET /health HTTP/1.1",

@@ -80,7 +80,8 @@ def test_a_stop_token_is_counted_but_not_shown_and_not_before_min_tokens() -> No
 
 
 END = embedded_tokenizer().eos_token_id or 0
-ONE, TWO = embedded_tokenizer().encode("a")[0], embedded_tokenizer().encode("b")[0]
+ONE = embedded_tokenizer().encode("a")[0]
+TWO = embedded_tokenizer().encode("b")[0]
 VOCABULARY = 1000
 
 
@@ -124,7 +125,8 @@ def test_a_bias_of_minus_a_hundred_forbids() -> None:
 
 def test_a_bias_between_shifts_the_odds_and_a_greedy_choice_is_the_likeliest_token() -> None:
     for bias, share in ((-100, 0), (0, 0), (6, 0.2), (7, 0.41), (100, 1)):
-        rng, tokens = Random(1), TokenChooser(Sampling(logit_bias={7: bias}), VOCABULARY, False)
+        rng = Random(1)
+        tokens = TokenChooser(Sampling(logit_bias={7: bias}), VOCABULARY, False)
         chosen = Counter(tokens.choose(3, rng) for _ in range(5000))
         assert chosen[7] / 5000 == pytest.approx(share, abs=0.02) and set(chosen) <= {3, 7}
     for bias, token in ((5.0, 3), (9.0, 7)):

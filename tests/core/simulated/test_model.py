@@ -12,12 +12,12 @@ from tests.core.engine.harness import Harness, embedded_tokenizer
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
 
 
-def said(harness: Harness, **fields: Any) -> str:
+def reply_text(harness: Harness, **fields: Any) -> str:
     name = str(len(harness.events))
     harness.ask(name, **{"max_tokens": 40, **fields})
     harness.clock.advance(1000)
     assert harness.finish(name) is not None
-    return harness.said(name)
+    return harness.text(name)
 
 
 @given(
@@ -55,22 +55,34 @@ def test_a_delayed_stream_returns_to_its_schedule() -> None:
 
 
 def test_a_seed_decides_a_reply_on_any_server_and_nothing_else_does() -> None:
-    first, other = Harness(seed=1), Harness(seed=2)
+    first = Harness(seed=1)
+    other = Harness(seed=2)
     for seed in (0, 1, -5, 2**62):
-        assert said(first, seed=seed) == said(first, seed=seed) == said(other, seed=seed)
-    assert said(first, greedy=True) == said(first, greedy=True) == said(other, greedy=True)
-    replies = {said(first, seed=seed) for seed in range(50)} | {said(first) for _ in range(20)}
-    replies |= {said(first, seed=7, prompt_ids=[5, 6, last]) for last in range(8, 58)}
+        assert (
+            reply_text(first, seed=seed)
+            == reply_text(first, seed=seed)
+            == reply_text(other, seed=seed)
+        )
+    assert (
+        reply_text(first, greedy=True)
+        == reply_text(first, greedy=True)
+        == reply_text(other, greedy=True)
+    )
+    replies = {reply_text(first, seed=seed) for seed in range(50)} | {
+        reply_text(first) for _ in range(20)
+    }
+    replies |= {reply_text(first, seed=7, prompt_ids=[5, 6, last]) for last in range(8, 58)}
     assert len(replies) > 115
 
 
 def test_seeded_requests_do_not_change_a_seeded_servers_replies() -> None:
-    first, other = Harness(seed=3), Harness(seed=3)
-    assert [said(first) for _ in range(10)] == [said(other) for _ in range(10)]
-    said(other, seed=5)
-    said(other, greedy=True)
-    assert said(first) == said(other)
-    assert said(Harness(seed=4)) != said(Harness(seed=3))
+    first = Harness(seed=3)
+    other = Harness(seed=3)
+    assert [reply_text(first) for _ in range(10)] == [reply_text(other) for _ in range(10)]
+    reply_text(other, seed=5)
+    reply_text(other, greedy=True)
+    assert reply_text(first) == reply_text(other)
+    assert reply_text(Harness(seed=4)) != reply_text(Harness(seed=3))
 
 
 @given(
@@ -94,12 +106,12 @@ def test_lengths_stay_within_the_limits_and_set_the_finish_reason(
 def test_echo_returns_the_text_and_reports_a_reached_limit() -> None:
     harness = Harness(mode="echo")
     for text in ("What goes in comes out.", "日本語 🙂\n\n  x", "a" * 1000):
-        assert said(harness, echo_text=text, limited=False) == text
+        assert reply_text(harness, echo_text=text, limited=False) == text
         count = len(embedded_tokenizer().encode(text))
         for limit, reason in ((2, "length"), (count, "length"), (count + 1, "stop")):
             name = f"{limit} {text}"
             harness.ask(name, echo_text=text, max_tokens=limit)
-            assert harness.said(name) == text and harness.finish(name) == reason
+            assert harness.text(name) == text and harness.finish(name) == reason
     harness.ask("nothing", echo_text="")
     [event] = harness.tokens("nothing")
     end = [embedded_tokenizer().eos_token_id]

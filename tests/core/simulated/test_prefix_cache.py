@@ -18,7 +18,7 @@ def harness(blocks: int = 100, **fields: Any) -> Harness:
     return Harness(**{"blocks": blocks, "slots": 8, **fields})
 
 
-def asked(served: Harness, name: str, prompt: list[int], **fields: Any) -> float:
+def seconds_to_first_token(served: Harness, name: str, prompt: list[int], **fields: Any) -> float:
     """Ask and wait for the end; seconds to the first token."""
     start_s = served.clock.now()
     served.ask(name, prompt_ids=prompt, **{"max_tokens": 1, **fields})
@@ -27,16 +27,18 @@ def asked(served: Harness, name: str, prompt: list[int], **fields: Any) -> float
 
 
 def cached(served: Harness, name: str) -> int:
-    (started,) = [event for event in served.of(name) if isinstance(event, Started)]
+    (started,) = [event for event in served.outputs(name) if isinstance(event, Started)]
     return started.cached_tokens
 
 
 def test_cached_tokens_are_not_prefilled_again() -> None:
     served = harness(**PER_TOKEN)
-    assert asked(served, "first", PROMPT) == pytest.approx(3.2)
-    assert asked(served, "same", PROMPT) == pytest.approx(0.8), "the last block is always computed"
-    assert asked(served, "longer", [*PROMPT, 1, 2]) == pytest.approx(0.2)
-    assert asked(served, "other", PROMPT[::-1]) == pytest.approx(3.2)
+    assert seconds_to_first_token(served, "first", PROMPT) == pytest.approx(3.2)
+    assert seconds_to_first_token(served, "same", PROMPT) == pytest.approx(0.8), (
+        "the last block is always computed"
+    )
+    assert seconds_to_first_token(served, "longer", [*PROMPT, 1, 2]) == pytest.approx(0.2)
+    assert seconds_to_first_token(served, "other", PROMPT[::-1]) == pytest.approx(3.2)
     assert [cached(served, name) for name in ("first", "same", "longer", "other")] == [0, 24, 32, 0]
     assert served.metric("prefix_cache_queries_total") == 32 * 3 + 34
     assert served.metric("prefix_cache_hits_total") == 24 + 32
@@ -67,9 +69,9 @@ def test_a_prompt_larger_than_the_cache_is_rejected() -> None:
 
 def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_same() -> None:
     served = harness(time_to_first_token=5.0)
-    assert asked(served, "miss", PROMPT, cache_hit_threshold=0.9) == 0
-    assert (served.finish("miss"), served.said("miss")) == ("cache_threshold", "")
-    assert asked(served, "hit", PROMPT, cache_hit_threshold=0.7) == 5.0
+    assert seconds_to_first_token(served, "miss", PROMPT, cache_hit_threshold=0.9) == 0
+    assert (served.finish("miss"), served.text("miss")) == ("cache_threshold", "")
+    assert seconds_to_first_token(served, "hit", PROMPT, cache_hit_threshold=0.7) == 5.0
     assert served.finish("hit") == "length"
     assert served.metric("request_success_total", finished_reason="stop") == 1
     assert served.is_idle()
@@ -78,15 +80,15 @@ def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_
 def test_nothing_is_cached_during_sleep() -> None:
     served = harness()
     assert served.cache is not None
-    asked(served, "a", PROMPT)
+    seconds_to_first_token(served, "a", PROMPT)
     served.cache.discard()
     served.cache.caching = False
     seen = len(served.kv_events)
-    asked(served, "b", PROMPT)
-    asked(served, "c", PROMPT)
+    seconds_to_first_token(served, "b", PROMPT)
+    seconds_to_first_token(served, "c", PROMPT)
     assert (cached(served, "b"), cached(served, "c")) == (0, 0)
     assert served.kv_events[seen:] == [AllBlocksCleared()], "the first step tells of it"
     served.cache.caching = True
-    asked(served, "d", PROMPT)
-    asked(served, "e", PROMPT)
+    seconds_to_first_token(served, "d", PROMPT)
+    seconds_to_first_token(served, "e", PROMPT)
     assert cached(served, "e") == 24

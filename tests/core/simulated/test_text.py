@@ -72,10 +72,8 @@ def test_a_thousand_replies_do_not_look_alike_and_are_in_several_scripts() -> No
 
 def test_a_lossy_tokenizer_is_rejected() -> None:
     deaf: Any = SimpleNamespace(name="deaf", vocab_size=1)
-    deaf.encode_many, deaf.pieces = (
-        (lambda texts: [[0] for _ in texts]),
-        (lambda ids: ["?" for _ in ids]),
-    )
+    deaf.encode_many = lambda texts: [[0] for _ in texts]
+    deaf.pieces = lambda ids: ["?" for _ in ids]
     with pytest.raises(TokenizerError, match="deaf"):
         Corpus(deaf, sample_sentences())
 

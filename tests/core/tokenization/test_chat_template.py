@@ -320,7 +320,8 @@ USES = (
     "{{ m.%s }}", "{{ m.%s is defined }}{{ m.%s is none }}", "{{ m.%s or 'none' }}", "{{ m.%s.role }}",
     "{% for each in m.%s %}{{ each }}{% endfor %}", "{{ m.%s | length }}", "{{ m.%s == m['%s'] }}",
 )  # fmt: skip
-OURS, JINJAS = TemplateEnvironment(), ImmutableSandboxedEnvironment()
+OURS = TemplateEnvironment()
+JINJAS = ImmutableSandboxedEnvironment()
 
 
 def outcome_of(template: jinja2.Template, **values: object) -> str:
@@ -336,7 +337,8 @@ def test_members_of_messages_equal_those_of_jinjas_sandbox(
     member: dict[str, Any], name: str, use: str
 ) -> None:
     source = use.replace("%s", name)
-    ours, jinjas = OURS.from_string(source), JINJAS.from_string(source)
+    ours = OURS.from_string(source)
+    jinjas = JINJAS.from_string(source)
     for value in (member, [member], "text", None):
         expected = ADDRESS.sub("", outcome_of(jinjas, m=value))
         wrapper = TemplateFunction.__name__  # named in an error where a method is used as a value

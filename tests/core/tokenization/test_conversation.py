@@ -19,12 +19,12 @@ TEXT = {"type": "text", "text": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 
 
-def said(content: object, role: str = "user") -> dict[str, object]:
+def message_of(content: object, role: str = "user") -> dict[str, object]:
     return {"role": role, "content": content}
 
 
 def content(value: object, content_format: ContentFormat = "string", role: str = "user") -> object:
-    return parse_messages([said(value, role)], content_format)[0]["content"]
+    return parse_messages([message_of(value, role)], content_format)[0]["content"]
 
 
 SOUND = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
@@ -61,16 +61,16 @@ def named(call: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("message", "words", "param"),
     [
-        *((said(value), "string, a list of parts or null", None) for value in (7, {"text": "x"}, True)),
-        *((said([part]), ".", ...) for part in ({"type": "smell"}, 7, None, {"type": {},
+        *((message_of(value), "string, a list of parts or null", None) for value in (7, {"text": "x"}, True)),
+        *((message_of([part]), ".", ...) for part in ({"type": "smell"}, 7, None, {"type": {},
             "image_url": {"url": "x"}})),
-        *((said([TEXT, {"type": kind}]), ".", "type") for kind in ("file", "zzz", 5, "")),
-        *((said([TEXT, part]), ".", "type") for part in ({}, TEXT | {"uuid": "u"},
+        *((message_of([TEXT, {"type": kind}]), ".", "type") for kind in ("file", "zzz", 5, "")),
+        *((message_of([TEXT, part]), ".", "type") for part in ({}, TEXT | {"uuid": "u"},
         {"type": "image_url", "uuid": "u"})),
-        (said([TEXT, {"type": "prompt_embeds", "data": "AA=="}]), ".", "prompt_embeds"),
-        (said([TEXT, {"type": "text", "text": 5}]), "the string text", ...),
-        *((said([TEXT, {"type": "image_url", "image_url": url}]), "image_url.url", None) for url in ("x",
-            {"url": 5})),
+        (message_of([TEXT, {"type": "prompt_embeds", "data": "AA=="}]), ".", "prompt_embeds"),
+        (message_of([TEXT, {"type": "text", "text": 5}]), "the string text", ...),
+        *((message_of([TEXT, {"type": "image_url", "image_url": url}]), "image_url.url", None)
+            for url in ("x", {"url": 5})),
         *((named(call), "function", ...) for call in ("f", {"type": "custom", "function": {}},
         {"type": "function"})),
     ],
@@ -99,13 +99,13 @@ def test_tool_call_arguments_become_an_object(arguments: object, parsed: object)
     (result,) = parse_messages([message], "string")
     assert result["tool_calls"][0]["function"] == {"name": "f", "arguments": parsed}
     assert json.dumps(message) == text_before, "the request's own objects are left alone"
-    assert "tool_calls" not in parse_messages([said("x") | {"tool_calls": []}], "string")[0]
+    assert "tool_calls" not in parse_messages([message_of("x") | {"tool_calls": []}], "string")[0]
 
 
 def test_names_call_ids_and_reasoning_are_copied() -> None:
     thought = {"role": "assistant", "content": "b", "reasoning": "because"}
     messages = [
-        said("a") | {"name": "Ann"},
+        message_of("a") | {"name": "Ann"},
         thought,
         {"role": "tool", "content": "c", "tool_call_id": "7"},
     ]
@@ -127,24 +127,37 @@ MACRO = "{% macro show(NAME) %}{% for p in NAME %}{{ p }}{% endfor %}{% endmacro
 SHOW = MACRO.replace("NAME", "body")
 
 
-def each(body: str) -> str:
+def template_for_each(body: str) -> str:
     return EACH.replace("BODY", body)
 
 
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        (each("{{ m.content }}"), "string"),
-        (each("{% for part in m['content'] %}{{ part }}{% endfor %}"), "openai"),
-        (each("{% for part in m.content | list %}{% endfor %}"), "openai"),
-        ("{% set rest = messages[1:] %}" + each(LOOP).replace("messages", "rest"), "openai"),
-        (each("{% set content = m.content %}{% for p in content %}{% endfor %}"), "openai"),
-        (SHOW + each("{{ show(m.content) }}"), "openai"),
-        (SHOW + each("{{ show(body=m['content'] | list) }}"), "openai"),
-        (MACRO.replace("NAME", "content") + each("{{ show(m.tool_calls) }}"), "string"),
-        (each("{% for call in m.tool_calls %}{{ m.content }}{% endfor %}"), "string"),
+        (template_for_each("{{ m.content }}"), "string"),
+        (template_for_each("{% for part in m['content'] %}{{ part }}{% endfor %}"), "openai"),
+        (template_for_each("{% for part in m.content | list %}{% endfor %}"), "openai"),
+        (
+            "{% set rest = messages[1:] %}" + template_for_each(LOOP).replace("messages", "rest"),
+            "openai",
+        ),
+        (
+            template_for_each("{% set content = m.content %}{% for p in content %}{% endfor %}"),
+            "openai",
+        ),
+        (SHOW + template_for_each("{{ show(m.content) }}"), "openai"),
+        (SHOW + template_for_each("{{ show(body=m['content'] | list) }}"), "openai"),
+        (
+            MACRO.replace("NAME", "content") + template_for_each("{{ show(m.tool_calls) }}"),
+            "string",
+        ),
+        (template_for_each("{% for call in m.tool_calls %}{{ m.content }}{% endfor %}"), "string"),
         ("{% for t in tools %}{% for p in t.content %}{% endfor %}{% endfor %}", "string"),
-        ("{% set a = b %}{% set b = messages %}" + each(LOOP).replace("messages", "a"), "openai"),
+        (
+            "{% set a = b %}{% set b = messages %}"
+            + template_for_each(LOOP).replace("messages", "a"),
+            "openai",
+        ),
     ],
 )
 def test_a_template_that_loops_over_content_gets_parts(source: str, expected: str) -> None:
@@ -199,7 +212,7 @@ def test_at_least_one_part_must_have_a_known_form(role: str, part: object, is_kn
 def test_a_text_model_rejects_media(kind: str | None) -> None:
     name = kind or "image_url"
     part = {"type": kind, name: {"url": "x"} if name.endswith("_url") else "x"}
-    messages = [said([TEXT, part])]
+    messages = [message_of([TEXT, part])]
     with pytest.raises(ChatTemplateError, match="is not a multimodal model") as caught:
         parse_messages(messages, "string", takes_media=False)
     assert caught.value.param is None

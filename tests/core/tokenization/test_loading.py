@@ -102,7 +102,7 @@ def test_the_models_config_determines_whether_it_takes_media(
     for name in ("tokenizer.json", "chat_template.jinja"):
         shutil.copy(EMBEDDED / name, tmp_path)
     assert takes() is takes_media
-    assert [takes(takes_media=said) for said in (True, False)] == [True, False]
+    assert [takes(takes_media=setting) for setting in (True, False)] == [True, False]
 
 
 def test_a_model_without_a_tokenizer_falls_back_with_one_warning(

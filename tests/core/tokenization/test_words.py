@@ -14,7 +14,7 @@ from app.core.text.words import TextParts, WordEncoder, has_independent_words
 ASCII = "".join(map(chr, range(128)))
 SPECIAL = ("<|user|>", "<|user|>>", "<|user|", "<|", "|>", "<|endoftext|>")
 SPELLING = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-LETTERS = [SPELLING.pre_tokenize_str(each)[0][0] for each in ASCII]
+LETTERS = [SPELLING.pre_tokenize_str(character)[0][0] for character in ASCII]
 """How the vocabulary of a byte-level BPE spells them."""
 PAIRS = [(first, second) for first in LETTERS for second in LETTERS]
 TOKENS = sorted({*pre_tokenizers.ByteLevel.alphabet(), *map("".join, PAIRS)})
@@ -42,7 +42,8 @@ def lowercase() -> Tokenizer:
     return tokenizer
 
 
-EMBEDDED_BACKEND, PAIRWISE = default_tokenizer().backend, byte_level()
+EMBEDDED_BACKEND = default_tokenizer().backend
+PAIRWISE = byte_level()
 ENCODERS = [
     WordEncoder(EMBEDDED_BACKEND),
     WordEncoder(PAIRWISE),

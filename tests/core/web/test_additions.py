@@ -1,52 +1,69 @@
 """Which requests may skip Flask: none that a program has added something to."""
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pytest
 from flask import Blueprint, Flask, Request, request_started
+from flask import Response as FlaskResponse
 from flask.sessions import SecureCookieSessionInterface
 
 from app.core.server.flask.application import Understudy
+from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response
 from app.core.server.http.route import get, post
-from tests.application import application
+from tests.application import application, empty_response
 
-ROUTES = (get("/things", lambda _: Response(b"things")), post("/other", lambda _: Response()))
+
+def things(context: RequestContext) -> Response:
+    return Response(b"things")
+
+
+ROUTES = (get("/things", things), post("/other", empty_response))
+
+
+def do_nothing(*_: object) -> None:
+    """Stands for what a program adds."""
+
+
+def handle(error: Exception) -> str:
+    return "handled"
 
 
 def add_before_request(app: Flask) -> None:
-    app.before_request(lambda: None)
+    app.before_request(do_nothing)
 
 
 def add_after_request(app: Flask) -> None:
-    app.after_request(lambda response: response)
+    @app.after_request
+    def keep(response: FlaskResponse) -> FlaskResponse:
+        return response
 
 
 def add_teardown(app: Flask) -> None:
-    app.teardown_request(lambda error: None)
+    app.teardown_request(do_nothing)
 
 
 def add_teardown_of_context(app: Flask) -> None:
-    app.teardown_appcontext(lambda error: None)
+    app.teardown_appcontext(do_nothing)
 
 
 def add_preprocessor(app: Flask) -> None:
-    app.url_value_preprocessor(lambda endpoint, values: None)
+    app.url_value_preprocessor(do_nothing)
 
 
 def add_error_handler(app: Flask) -> None:
-    app.register_error_handler(ValueError, lambda error: "handled")
+    app.register_error_handler(ValueError, handle)
 
 
 def replace_error_handler(app: Flask) -> None:
-    app.register_error_handler(Exception, lambda error: "handled")
+    app.register_error_handler(Exception, handle)
 
 
 def wrap(app: Flask) -> None:
     inner = app.wsgi_app
-    app.wsgi_app = lambda environ, start_response: inner(environ, start_response)  # type: ignore[method-assign]
+    app.wsgi_app = partial(inner)  # type: ignore[method-assign]
 
 
 def set_secret(app: Flask) -> None:
@@ -55,7 +72,7 @@ def set_secret(app: Flask) -> None:
 
 def replace_method(app: Flask) -> None:
     inner = app.dispatch_request
-    app.dispatch_request = lambda: inner()  # type: ignore[method-assign]
+    app.dispatch_request = partial(inner)  # type: ignore[method-assign]
 
 
 def replace_request_class(app: Flask) -> None:
@@ -104,16 +121,20 @@ def test_no_route_is_direct_if_a_method_of_all_applications_is_wrapped(
     assert app.take_direct_routes() == []
 
 
+def view() -> str:
+    return "a view of Flask"
+
+
 def test_routes_without_variables_are_direct() -> None:
-    app = application([*ROUTES, get("/things/{name}", lambda _: Response())])
+    app = application([*ROUTES, get("/things/{name}", empty_response)])
     assert [route.path for route in app.take_direct_routes()] == ["/things", "/other"]
 
 
 def test_additions_of_other_blueprints_do_not_matter() -> None:
     app = application(ROUTES)
     other = Blueprint("other", __name__)
-    other.before_request(lambda: None)
-    other.add_url_rule("/mine", "mine", lambda: "mine")
+    other.before_request(do_nothing)
+    other.add_url_rule("/mine", "mine", view)
     app.register_blueprint(other)
     assert len(app.take_direct_routes()) == 2
 
@@ -130,11 +151,11 @@ def test_receivers_of_signals_see_all_requests() -> None:
 
 def test_replaced_views_and_rules_are_served_by_flask() -> None:
     app = application(ROUTES)
-    app.view_functions["test.route_0"] = lambda: "replaced"
+    app.view_functions["test.route_0"] = view
     assert [route.path for route in app.take_direct_routes()] == ["/other"]
 
     app = application(ROUTES)
-    app.add_url_rule("/things", "new", lambda: "new", methods=["GET"])
+    app.add_url_rule("/things", "new", view, methods=["GET"])
     assert [route.path for route in app.take_direct_routes()] == ["/other"]
 
 

@@ -45,17 +45,18 @@ def ident(context: RequestContext) -> Response:
 
 
 def test_requests_of_many_threads_are_served_by_one_that_begins_with_the_first() -> None:
-    app, service = application([get("/", ident)]), Begun()
+    app = application([get("/", ident)])
+    service = Begun()
     app.services.append(service)
     assert service.threads == []
     together = threading.Barrier(8)
 
-    def one(_: int) -> Any:
+    def served_thread(_: int) -> Any:
         together.wait(PATIENCE_S)
         return Client(app).get("/", environ_overrides=THREADED).json
 
     with ThreadPoolExecutor(8) as several:
-        served_in = set(several.map(one, range(8)))
+        served_in = set(several.map(served_thread, range(8)))
     assert [*served_in] == service.threads
     assert threading.get_ident() not in served_in
 
@@ -78,7 +79,7 @@ def test_a_request_leaves_nothing_behind_that_only_a_collection_would_find() -> 
         client = served(get("/", pieces))
         for _ in range(5):
             assert client.get("/", environ_overrides=THREADED).data == b"12"
-        assert [each() for each in marks[:-1]] == [None] * 4
+        assert [mark_ref() for mark_ref in marks[:-1]] == [None] * 4
     finally:
         gc.enable()
 
@@ -87,12 +88,13 @@ class SlowInput(io.RawIOBase):
     """A body that is there when `arrived` is set."""
 
     def __init__(self) -> None:
-        self.arrived, self.asked = threading.Event(), threading.Event()
+        self.arrived = threading.Event()
+        self.is_asked = threading.Event()
         self.reader_threads: list[int] = []
 
     def read(self, size: int = -1) -> bytes:
         self.reader_threads.append(threading.get_ident())
-        self.asked.set()
+        self.is_asked.set()
         assert self.arrived.wait(PATIENCE_S)
         return b"late"[:size]
 
@@ -100,11 +102,16 @@ class SlowInput(io.RawIOBase):
 def length(timeout_s: float) -> Route:
     """Tells how long the body is that came within this time."""
     limits = BodyLimits(1 << 20, timeout_s)
-    return post("/", lambda context: json_response(len(limits.read(context))))
+
+    def body_length(context: RequestContext) -> Response:
+        return json_response(len(limits.read(context)))
+
+    return post("/", body_length)
 
 
 def test_a_body_is_waited_for_by_its_own_thread_alone() -> None:
-    client, slow = served(length(PATIENCE_S), get("/", ident)), SlowInput()
+    client = served(length(PATIENCE_S), get("/", ident))
+    slow = SlowInput()
     overrides = {**THREADED, "wsgi.input": slow, "CONTENT_LENGTH": "4"}
 
     def upload() -> tuple[int, TestResponse]:
@@ -112,7 +119,7 @@ def test_a_body_is_waited_for_by_its_own_thread_alone() -> None:
 
     with ThreadPoolExecutor(1) as other:
         answer = other.submit(upload)
-        assert slow.asked.wait(PATIENCE_S)
+        assert slow.is_asked.wait(PATIENCE_S)
         assert client.get("/", environ_overrides=THREADED).status_code == 200
         slow.arrived.set()
         thread, response = answer.result(PATIENCE_S)

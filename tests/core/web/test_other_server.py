@@ -16,7 +16,7 @@ from werkzeug.test import EnvironBuilder
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response
 from app.core.server.http.route import get
-from tests.application import application
+from tests.application import application, empty_response
 
 
 class ClientDisconnected(Exception):
@@ -48,6 +48,10 @@ class Shown:
         raise AssertionError("nobody asks")
 
 
+def ignore_start(status: str, headers: object) -> None:
+    """The `start_response` of a server that does not look at the head."""
+
+
 def broken_body(
     shown: Shown, break_off: Callable[[RequestContext], object], **environ: object
 ) -> Iterator[bytes]:
@@ -57,9 +61,12 @@ def broken_body(
         yield b"1"
         break_off(context)
 
-    app = application([get("/", lambda context: Response(pieces(context), 200))])
+    def view(context: RequestContext) -> Response:
+        return Response(pieces(context), 200)
+
+    app = application([get("/", view)])
     wsgi_environ = EnvironBuilder("/", environ_overrides={**shown.environ, **environ}).get_environ()
-    body: Any = app(wsgi_environ, lambda status, headers: None)
+    body: Any = app(wsgi_environ, ignore_start)
     return body
 
 
@@ -83,11 +90,16 @@ def test_a_break_by_mistake_is_an_error_everywhere(
 
 def test_several_processes_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """And only the thread of a request calls what its server gave it."""
-    app, called = application([get("/", lambda context: Response(b"", 200))]), list[int]()
+    app = application([get("/", empty_response)])
+    called = list[int]()
+
+    def start_response(status: str, headers: object) -> None:
+        called.append(threading.get_ident())
+
     with caplog.at_level(logging.WARNING):
         for several in (False, True, True):
             wsgi_flags = {"wsgi.multiprocess": several, "wsgi.multithread": several}
             environ = EnvironBuilder("/", environ_overrides=wsgi_flags).get_environ()
-            app(environ, lambda status, headers: called.append(threading.get_ident()))
+            app(environ, start_response)
     assert caplog.text.count("each is a separate server") == 1
     assert set(called) == {threading.get_ident()}

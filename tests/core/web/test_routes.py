@@ -1,5 +1,7 @@
 """Routes behind Flask: one blueprint a family, found by rule, by path and by method."""
 
+from functools import partial
+
 from flask import Response as FlaskResponse
 from flask import session, url_for
 
@@ -9,18 +11,18 @@ from app.core.server.http.route import Route, get, post
 from tests.application import app_of, application
 
 
-def told(context: RequestContext) -> Response:
+def routed_request(context: RequestContext) -> Response:
     """What the request is, as far as routing knows."""
     assert context.route is not None
     return json_response([context.method, context.route.path, context.params])
 
 
-BOTH = Route(methods=("GET", "DELETE"), path="/both", handle=told)
+BOTH = Route(methods=("GET", "DELETE"), path="/both", handle=routed_request)
 ROUTES = [
-    get("/things", told),
-    post("/things", told),
-    get("/things/{name}", told),
-    post("/things/{name}/parts/{part}", told),
+    get("/things", routed_request),
+    post("/things", routed_request),
+    get("/things/{name}", routed_request),
+    post("/things/{name}/parts/{part}", routed_request),
     BOTH,
 ]
 
@@ -89,16 +91,29 @@ def test_metrics_ignore_method_and_further_path_and_ping_takes_two_methods() -> 
 
 def test_views_may_return_what_flask_allows() -> None:
     """Beside routes of ours; a stream is closed at its end."""
-    app, closed = application(ROUTES), list[str]()
-    app.add_url_rule("/text", "text", lambda: "ünïcode")
-    app.add_url_rule("/tuple", "tuple", lambda: ({"a": 1}, 418, {"X-Pot": "tea"}))
-    app.add_url_rule("/own", "own", lambda: FlaskResponse("own", 202, {"X-Own": "1"}))
-    app.add_url_rule("/converted/<path:rest>", "converted", lambda rest: rest)
+    app = application(ROUTES)
+    closed = list[str]()
+
+    @app.get("/text")
+    def text() -> str:
+        return "ünïcode"
+
+    @app.get("/tuple")
+    def tuple_of_parts() -> tuple[dict[str, int], int, dict[str, str]]:
+        return {"a": 1}, 418, {"X-Pot": "tea"}
+
+    @app.get("/response")
+    def response() -> FlaskResponse:
+        return FlaskResponse("own", 202, {"X-Own": "1"})
+
+    @app.get("/converted/<path:path>")
+    def converted(path: str) -> str:
+        return path
 
     @app.get("/stream")
     def stream() -> FlaskResponse:
         response = FlaskResponse(iter(("ü", "b")))
-        response.call_on_close(lambda: closed.append("closed"))
+        response.call_on_close(partial(closed.append, "closed"))
         return response
 
     client = app.test_client()
@@ -106,7 +121,7 @@ def test_views_may_return_what_flask_allows() -> None:
         ("/text", 200, "ünïcode".encode(), ("Content-Type", "text/html; charset=utf-8")),
         ("/tuple", 418, b'{"a":1}\n', ("X-Pot", "tea")),
         ("/converted/a/b", 200, b"a/b", ("Content-Length", "3")),
-        ("/own", 202, b"own", ("X-Own", "1")),
+        ("/response", 202, b"own", ("X-Own", "1")),
     ):
         answer = client.get(path)
         assert (answer.status_code, answer.data) == (status, body)
@@ -116,7 +131,7 @@ def test_views_may_return_what_flask_allows() -> None:
     answer.close()
     assert closed == ["closed"]
     with app.test_request_context():
-        assert url_for("converted", rest="a b", more="yes") == "/converted/a%20b?more=yes"
+        assert url_for("converted", path="a b", more="yes") == "/converted/a%20b?more=yes"
 
 
 def test_functions_of_extensions_get_responses_as_flask_has_them() -> None:

@@ -51,7 +51,7 @@ def text(content: str) -> dict[str, Any]:
 
 
 def refusal(**fields: Any) -> tuple[int, str, str | None]:
-    return refused(lambda: chat(**fields))
+    return refused(chat, **fields)
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,8 @@ def test_sampling_limits_and_forms_keep_their_values() -> None:
 
 
 def test_system_turns_stay_unless_the_template_wants_all_of_them_first() -> None:
-    note, blocks = (
-        {"role": "system", "content": "Now be long."},
-        [text(f"{BILLING_HEADER}: cc=1"), text("!")],
-    )
+    note = {"role": "system", "content": "Now be long."}
+    blocks = [text(f"{BILLING_HEADER}: cc=1"), text("!")]
     converted = decoded(
         messages=[note, HELLO, {"role": "system", "content": blocks}], system="Be brief. "
     )

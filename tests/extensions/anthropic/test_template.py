@@ -11,7 +11,9 @@ class Template:
     """A tokenizer whose chat template knows some variables, and perhaps wants system turns first."""
 
     def __init__(self, *known_names: str, refuses: str = "", system_first: bool = False) -> None:
-        self.known, self.refuses, self.system_first = known_names, refuses, system_first
+        self.known_names = known_names
+        self.refuses = refuses
+        self.system_first = system_first
 
     def render_chat(self, messages: list[Message], options: ChatOptions) -> str:
         arguments = options.chat_template_kwargs or {}
@@ -19,7 +21,7 @@ class Template:
             raise ChatTemplateError("System message must be at the beginning.")
         if self.refuses and arguments.get("reasoning_effort") == self.refuses:
             raise ChatTemplateError("Unknown effort.")
-        return str([arguments.get(name) for name in self.known])
+        return str([arguments.get(name) for name in self.known_names])
 
 
 def test_disabled_thoughts_are_the_least_that_the_template_can_say() -> None:

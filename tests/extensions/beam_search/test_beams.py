@@ -42,7 +42,10 @@ def test_a_beam_is_emitted_as_one_output(fields: dict[str, Any]) -> None:
     beams(harness, logprobs=2)
     harness.clock.advance(60)
     for index in range(2):
-        assert [isinstance(event, Started) for event in harness.of(index=index)] == [True, False]
+        assert [isinstance(event, Started) for event in harness.outputs(index=index)] == [
+            True,
+            False,
+        ]
         [beam] = harness.tokens(index=index)
         assert (len(beam.ids), len(beam.texts), len(beam.logprobs or ())) == (4, 1, 4)
         assert beam.finish is not None and beam.finish.reason == "length"

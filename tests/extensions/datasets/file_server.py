@@ -21,7 +21,7 @@ class Shop:
     """
     wrong_start: int = 0
     """How far beside the wanted part a part begins."""
-    asked: list[dict[str, str]] = field(default_factory=list)
+    requests: list[dict[str, str]] = field(default_factory=list)
     """Headers of each request, with names in small letters."""
 
     def part(self, headers: dict[str, str]) -> tuple[int, int]:
@@ -41,7 +41,7 @@ class ShopHandler(Handler):
 
     def do_GET(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        self.shop.asked.append(headers)
+        self.shop.requests.append(headers)
         status, start = self.shop.part(headers)
         body = self.shop.content[start:] if status in (200, 206) else b"no"
         self.send_response(status)

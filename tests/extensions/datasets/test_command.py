@@ -89,7 +89,7 @@ def test_command_writes_dataset_that_server_reads(
     }
     with closing(Dataset(output, "llmd", False, tokenizer)) as dataset:
         for text, ids in prompts.items():
-            reply = dataset.reply(ids, (), 1, 100, Random(1))
+            reply = dataset.reply(ids, (), min_tokens=1, max_tokens=100, rng=Random(1))
             assert reply is not None
             assert ("".join(reply.texts), reply.ids) == (text, tokenizer.encode(text))
     with closing(sqlite3.connect(output)) as connection:

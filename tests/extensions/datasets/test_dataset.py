@@ -35,7 +35,9 @@ def reply(
     prompt: list[int] = PROMPT,
     seed: int = 1,
 ) -> RecordedReply:
-    recorded = dataset.reply(prompt, (), least_tokens, most_tokens, Random(seed))
+    recorded = dataset.reply(
+        prompt, (), min_tokens=least_tokens, max_tokens=most_tokens, rng=Random(seed)
+    )
     assert recorded is not None
     return recorded
 
@@ -68,7 +70,7 @@ def test_older_files_are_matched_by_text_hash(opened: Opener, tokenizer: LocalTo
     old = (text_hash(turns), json.dumps(tokenizer.pieces(ids)), len(ids))
     dataset = opened([old, *(row([number], [number] * len(ids)) for number in range(20))])
     for seed in range(10):
-        recorded = dataset.reply(UNKNOWN, turns, 1, 50, Random(seed))
+        recorded = dataset.reply(UNKNOWN, turns, min_tokens=1, max_tokens=50, rng=Random(seed))
         assert recorded is not None
         assert (recorded.ids, "".join(recorded.texts)) == (ids, "A stand-in.")
 
@@ -79,8 +81,8 @@ def test_broken_row_returns_none_and_warns_once(
     """The true length counts where the column tells another."""
     dataset = opened([(row(PROMPT, [1])[0], "nonsense", 3), (*row([5], [5, 5, 5])[:2], 2)])
     with caplog.at_level(logging.WARNING):
-        assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
-        assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
+        assert dataset.reply(PROMPT, (), min_tokens=1, max_tokens=5, rng=Random(1)) is None
+        assert dataset.reply(PROMPT, (), min_tokens=1, max_tokens=5, rng=Random(1)) is None
     assert len(caplog.messages) == 1
     assert "cannot read a reply" in caplog.text and "\n" not in caplog.messages[0]
     assert reply(dataset, 2, prompt=[5]) == RecordedReply([5, 5], ["5 ", "5 "], 0, True)
@@ -98,14 +100,14 @@ def test_locked_file_and_deleted_row_return_none(
     dataset = Dataset(file, "llmd", False, tokenizer)
     with closing(dataset), closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
+        assert dataset.reply(PROMPT, (), min_tokens=1, max_tokens=5, rng=Random(1)) is None
         assert "locked" in caplog.text
         other.execute("ROLLBACK")
         assert reply(dataset, 5).ids == [1, 2]
         assert file.read_bytes() == content_before
         assert sorted(path.name for path in file.parent.iterdir()) == [file.name]
         other.execute("DELETE FROM llmd")
-        assert dataset.reply(PROMPT, (), 1, 5, Random(1)) is None
+        assert dataset.reply(PROMPT, (), min_tokens=1, max_tokens=5, rng=Random(1)) is None
 
 
 def test_memory_copy_outlives_file(file: Path, tokenizer: LocalTokenizer) -> None:
@@ -120,7 +122,11 @@ Rows = list[tuple[bytes, int, int]]
 
 rows_of = st.lists(
     st.tuples(st.sampled_from(HASHES), st.integers(1, 12)), min_size=1, max_size=30
-).map(lambda found: [(digest, length, key * 10) for key, (digest, length) in enumerate(found)])
+).map(
+    lambda hashes_and_lengths: [
+        (digest, length, key * 10) for key, (digest, length) in enumerate(hashes_and_lengths)
+    ]
+)
 limits = st.tuples(st.integers(1, 14), st.integers(1, 14)).map(sorted)
 
 
@@ -169,7 +175,8 @@ def test_text_hash_covers_all_turns_and_renames_other_roles() -> None:
     assert text_hash(turns) == sha256(written.encode()).digest()
 
 
-IDS, STRINGS = [7, 8], ["a", "b"]
+IDS = [7, 8]
+STRINGS = ["a", "b"]
 
 
 @pytest.mark.parametrize(

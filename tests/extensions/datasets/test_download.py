@@ -46,7 +46,7 @@ def test_download_creates_folders_and_leaves_only_the_file(shop: Shop, path: Pat
     download(shop.url, path, SHA256.upper())
     assert path.read_bytes() == CONTENT
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    assert len(shop.asked) == 1
+    assert len(shop.requests) == 1
 
 
 def test_existing_file_is_not_downloaded(shop: Shop, path: Path) -> None:
@@ -56,19 +56,19 @@ def test_existing_file_is_not_downloaded(shop: Shop, path: Path) -> None:
         dataset_path=(str(path),), dataset_url=shop.url, dataset_sha256=SHA256
     )
     prepare(settings)
-    assert (path.read_bytes(), shop.asked) == (b"mine", [])
+    assert (path.read_bytes(), shop.requests) == (b"mine", [])
 
 
 def test_broken_connection_is_resumed(shop: Shop, path: Path) -> None:
     shop.cuts = [100_000, 50_000]
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT
-    assert [request_headers.get("range") for request_headers in shop.asked] == [
+    assert [request_headers.get("range") for request_headers in shop.requests] == [
         None,
         "bytes=100000-",
         "bytes=150000-",
     ]
-    assert [request_headers.get("if-range") for request_headers in shop.asked] == [
+    assert [request_headers.get("if-range") for request_headers in shop.requests] == [
         None,
         '"first"',
         '"first"',
@@ -81,7 +81,7 @@ def test_later_start_resumes_failed_download(shop: Shop, path: Path) -> None:
     assert files(path) == ["replies.sqlite3.part", "replies.sqlite3.part.etag"]
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT
-    assert shop.asked[-1]["range"] == "bytes=100000-"
+    assert shop.requests[-1]["range"] == "bytes=100000-"
     assert files(path) == ["replies.sqlite3"]
     path.rename(path.with_name("replies.sqlite3.part"))
     download(shop.url, path, SHA256)  # a complete part is only checked
@@ -96,27 +96,32 @@ def test_later_start_resumes_failed_download(shop: Shop, path: Path) -> None:
 def test_changed_file_is_downloaded_from_start(
     shop: Shop, path: Path, etag: str | None, content: bytes
 ) -> None:
-    shop.cuts, shop.etag = [100_000, 0], etag and '"first"'
+    shop.cuts = [100_000, 0]
+    shop.etag = etag and '"first"'
     trouble(shop, path)
-    shop.content, shop.etag = content, etag
+    shop.content = content
+    shop.etag = etag
     download(shop.url, path)
     assert path.read_bytes() == content
 
 
 def test_server_without_ranges_is_retried_until_no_progress(shop: Shop, path: Path) -> None:
-    shop.ranges, shop.cuts = False, [1000] * 50
+    shop.ranges = False
+    shop.cuts = [1000] * 50
     assert "IncompleteRead" in trouble(shop, path)
-    assert len(shop.asked) == 2
+    assert len(shop.requests) == 2
     shop.cuts = [100_000]
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT
 
 
 def test_part_with_wrong_offset_is_rejected(shop: Shop, path: Path) -> None:
-    shop.cuts, shop.wrong_start = [1000, 10_000, 10_000, 10_000], 7
+    shop.cuts = [1000, 10_000, 10_000, 10_000]
+    shop.wrong_start = 7
     with pytest.raises(DatasetError):
         download(shop.url, path)
-    shop.wrong_start, shop.cuts = 0, []
+    shop.wrong_start = 0
+    shop.cuts = []
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT
 
@@ -168,7 +173,7 @@ def test_concurrent_processes_download_once(shop: Shop, path: Path) -> None:
     for thread in threads:
         thread.join()
     assert path.read_bytes() == CONTENT
-    assert len(shop.asked) == 1
+    assert len(shop.requests) == 1
 
 
 def test_interrupt_keeps_partial_file(

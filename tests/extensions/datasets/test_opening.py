@@ -104,7 +104,7 @@ def test_any_file_name_and_table_without_primary_key_work(
     path = make_file(tmp_path / name, [row([1], [1, 1]), *ROWS], table, "talks")
     assert trouble(path, in_memory, tokenizer) == "it does not have a table llmd"
     with closing(Dataset(path, "talks", in_memory, tokenizer)) as dataset:
-        recorded = dataset.reply(PROMPT, (), 1, 5, Random(1))
+        recorded = dataset.reply(PROMPT, (), min_tokens=1, max_tokens=5, rng=Random(1))
     assert recorded is not None and recorded.ids == [1, 2]
 
 
@@ -129,9 +129,13 @@ def test_missing_file_other_than_first_stops_start(
         )
 
 
-def said(datasets: Mapping[str, Dataset], model: str) -> list[str] | None:
+def reply_texts(datasets: Mapping[str, Dataset], model: str) -> list[str] | None:
     dataset = dataset_of(datasets, model)
-    recorded = None if dataset is None else dataset.reply(PROMPT, (), 1, 5, Random(1))
+    recorded = (
+        None
+        if dataset is None
+        else dataset.reply(PROMPT, (), min_tokens=1, max_tokens=5, rng=Random(1))
+    )
     return None if recorded is None else list(recorded.texts)
 
 
@@ -146,13 +150,16 @@ def test_model_uses_its_file_and_others_the_default(
         ((f"org/tiny={own_file}",), (["own"], None)),
     ):
         datasets = open_datasets(DatasetSettings(dataset_path=paths), tokenizer)
-        assert datasets and (said(datasets, "org/tiny"), said(datasets, "other")) == replies
+        assert (
+            datasets
+            and (reply_texts(datasets, "org/tiny"), reply_texts(datasets, "other")) == replies
+        )
         for dataset in datasets.values():
             dataset.close()
     own_file.write_bytes(b"broken" * 1000)
     settings = DatasetSettings(dataset_path=(f"org/tiny={own_file}", str(general)))
     datasets = open_datasets(settings, tokenizer)
-    assert said(datasets, "org/tiny") == ["general"]
+    assert reply_texts(datasets, "org/tiny") == ["general"]
     for dataset in datasets.values():
         dataset.close()
 

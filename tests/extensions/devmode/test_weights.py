@@ -19,7 +19,8 @@ TRAINED = (
     "2",
     *filter(is_flag, ("--enable-scale-out",)),
 )
-BAD, INTERNAL = "Bad Request", "InternalServerError"
+BAD = "Bad Request"
+INTERNAL = "InternalServerError"
 
 
 def client_of(*flags: str) -> FlaskClient:

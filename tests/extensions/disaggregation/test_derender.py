@@ -8,7 +8,8 @@ import pytest
 from app.core.server.flask.application import Understudy
 from tests.application import app_of
 
-CHAT, TEXT = "/v1/chat/completions/derender", "/v1/completions/derender"
+CHAT = "/v1/chat/completions/derender"
+TEXT = "/v1/completions/derender"
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object"}}}
 REQUEST = {"messages": MESSAGES, "tools": [TOOL]}
@@ -57,7 +58,8 @@ def test_a_text_comes_back(text: str) -> None:
 
 
 def test_a_parser_finds_calls() -> None:
-    ids, chat_fields = ids_of(CALL), {"chat_request": REQUEST}
+    ids = ids_of(CALL)
+    chat_fields = {"chat_request": REQUEST}
     [choice] = post(CHAT, {"generate_response": answer(ids), **chat_fields}, *PARSER).get_json()[
         "choices"
     ]

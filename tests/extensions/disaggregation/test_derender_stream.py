@@ -145,8 +145,12 @@ def test_an_event_of_usage_alone_has_no_choices_and_the_prompt_s_tokens() -> Non
             body = {"stream": True, "generate_chunk": generated, "prompt_tokens": given_tokens}
             chunk = post(path, body).get_json()["chunk"]
             assert chunk["choices"] == []
-            told = chunk["usage"]
-            counts = told["prompt_tokens"], told["completion_tokens"], told["total_tokens"]
+            chunk_usage = chunk["usage"]
+            counts = (
+                chunk_usage["prompt_tokens"],
+                chunk_usage["completion_tokens"],
+                chunk_usage["total_tokens"],
+            )
             assert counts == (shown, 6, shown + 6)
 
 
@@ -236,7 +240,8 @@ def test_thoughts_are_hidden_on_request_and_may_have_ended_in_the_prompt() -> No
 
 
 ONE = event([5])
-CHAT_EVENT, TEXT_EVENT = "body.DerenderChatStreamRequest", "body.DerenderCompletionStreamRequest"
+CHAT_EVENT = "body.DerenderChatStreamRequest"
+TEXT_EVENT = "body.DerenderCompletionStreamRequest"
 
 
 @pytest.mark.parametrize(

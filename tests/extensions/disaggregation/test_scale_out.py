@@ -258,10 +258,10 @@ def test_an_encoder_says_exclamation_marks_and_where_its_media_are() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     with in_process("--mm-encoder-only", "--enable-scale-out", "--mode", "echo") as client:
         body = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 3}
-        told = client.post("/v1/chat/completions", body).json()
-        assert told["choices"][0]["message"]["content"] == "!!!"
-        assert told["choices"][0]["finish_reason"] == "length"
-        (name,) = told["ec_transfer_params"]
+        completion = client.post("/v1/chat/completions", body).json()
+        assert completion["choices"][0]["message"]["content"] == "!!!"
+        assert completion["choices"][0]["finish_reason"] == "length"
+        (name,) = completion["ec_transfer_params"]
         assert name.startswith("sim_img_0_")
         spans = [{"offset": 0, "length": 1}, {"offset": 1, "length": 2}]
         features = {"mm_hashes": {"image": ["h1", "h2"]}, "mm_placeholders": {"image": spans}}

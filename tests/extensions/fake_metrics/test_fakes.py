@@ -527,13 +527,13 @@ def test_a_server_serves_requests_and_counts_none_of_them() -> None:
     flags = ["--fake-metrics", json.dumps(keys), "--force-dummy-tokenizer"]
     client = app_of(*flags).test_client()
 
-    def told() -> list[str]:
+    def metric_lines() -> list[str]:
         return [line for line in client.get("/metrics").text.splitlines() if "vllm:" in line]
 
-    counters_before = told()
+    counters_before = metric_lines()
     assert client.post("/v1/completions", json={"prompt": "Hello"}).status_code == 200
-    assert told() == counters_before
+    assert metric_lines() == counters_before
     assert client.post("/fake_metrics", json={"running-requests": 7}).status_code == 204
-    assert any(re.match(r"vllm:num_requests_running\{.*\} 7.0", line) for line in told())
+    assert any(re.match(r"vllm:num_requests_running\{.*\} 7.0", line) for line in metric_lines())
     true = app_of("--force-dummy-tokenizer").test_client()
     assert true.post("/fake_metrics", json={"running-requests": 7}).status_code == 400

@@ -11,7 +11,8 @@ from typing import Any, Self
 from app.core.api.fault import RequestFacts
 from tests.hostile.raw_client import PATIENCE_S, http_post
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 PATHS = (CHAT, TEXT)
 TOKENS = 6
 
@@ -98,11 +99,14 @@ class Asker:
             except (ConnectionError, ssl.SSLEOFError):
                 return None
             try:
-                body, whole = response.read(), True
+                body = response.read()
+                whole = True
             except IncompleteRead as cut:
-                body, whole = cut.partial, False
+                body = cut.partial
+                whole = False
             except ssl.SSLEOFError:
-                body, whole = b"", False
+                body = b""
+                whole = False
             headers = {name.lower(): value for name, value in response.getheaders()}
             return Got(response.status, headers, body, whole)
 
@@ -127,12 +131,13 @@ def got(
     port: int, path: str, stream: bool, fault: str = "", version: str = "1.1", **headers: str
 ) -> Got:
     """`ask`, of which something has to come."""
-    answer = ask(port, path, stream, fault, version, **headers)
+    answer = ask(port, path, stream, fault, version=version, **headers)
     assert answer is not None
     return answer
 
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 
 
 def asking(
@@ -145,5 +150,9 @@ def asking(
     """A request; `X_Fault=...` is its header X-Fault."""
     known_headers = {name.replace("_", "-").lower(): value for name, value in headers.items()}
     return RequestFacts(
-        path, model, lambda name: known_headers.get(name.lower()), lambda: client, tokens
+        path,
+        model,
+        header=lambda name: known_headers.get(name.lower()),
+        client=lambda: client,
+        tokens=tokens,
     )

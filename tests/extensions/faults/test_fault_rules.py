@@ -174,7 +174,8 @@ def test_a_pattern_made_to_be_slow_is_not(pattern: str) -> None:
 
 
 def test_nth_and_every_count_the_requests_that_fit() -> None:
-    fits, other = asking(), asking(model="other")
+    fits = asking()
+    other = asking(model="other")
     nth = script({"action": "empty", "model": "m", "nth": 2})
     assert struck(nth, fits, other, other, fits, fits) == [False, False, False, True, False]
     every = script({"action": "empty", "model": "m", "every": 2})

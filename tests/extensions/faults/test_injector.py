@@ -20,7 +20,8 @@ from tests.extensions.faults.client import asking
 
 
 def planned(**values: Any) -> tuple[FaultInjector, LiveSettings]:
-    live, plan = LiveSettings(load((), {})), FaultInjector(Random(1), lambda: 1000.0)
+    live = LiveSettings(load((), {}))
+    plan = FaultInjector(Random(1), lambda: 1000.0)
     live.subscribe(plan.on_settings)
     live.change({name.replace("_", "-"): value for name, value in values.items()})
     return plan, live

@@ -38,9 +38,18 @@ class Client:
         cut_off: bool = False,
     ) -> Self:
         self.sent += 1
-        arrived_s, self.at_s = self.at_s, self.at_s + 0.01
+        arrived_s = self.at_s
+        self.at_s = self.at_s + 0.01
         exchange = AuditedExchange(
-            "me", path, body, f"r{self.sent}", arrived_s, self.at_s, status, retry_after_s, "f"
+            "me",
+            path,
+            body=body,
+            request_id=f"r{self.sent}",
+            arrived_s=arrived_s,
+            answered_s=self.at_s,
+            status=status,
+            retry_after_s=retry_after_s,
+            fault="f",
         )
         assert self.audit.note_answer(exchange)
         self.audit.note_end(exchange, self.at_s, status >= 400 or cut_off, cut_off)
@@ -54,7 +63,7 @@ class Client:
         self.later_s = later_s
         return self.audit.report().clients["me"]
 
-    def found(self, later_s: float = 0.0) -> dict[str, Finding]:
+    def findings_by_kind(self, later_s: float = 0.0) -> dict[str, Finding]:
         return {finding.kind: finding for finding in self.report(later_s).findings}
 
 
@@ -66,7 +75,7 @@ def retries(waits_s: list[float], status: int = 503) -> Client:
     return client
 
 
-def each(
+def client_of_bodies(
     bodies: int, status: int = 500, retry_after_s: float | None = None, wait_s: float = 0.0
 ) -> Client:
     client = Client()
@@ -75,22 +84,23 @@ def each(
     return client
 
 
-def told(status: int = 429) -> Client:
+def rate_limited_client(status: int = 429) -> Client:
     """A client that was told to wait for two seconds."""
     return Client().ask(1, status, 2.0)
 
 
-IGNORED, HASTY = {"retry_after_ignored"}, {"no_backoff"}
+IGNORED = {"retry_after_ignored"}
+HASTY = {"no_backoff"}
 CONDUCT = {
-    "it waits as long as it is told": (told().wait(2.0).ask(), set()),
-    "another endpoint": (told().wait(0.5).ask(2, path="/v1/completions"), set()),
-    "another request that was on its way": (told().wait(0.01).ask(2), set()),
-    "the same one cannot have been": (told().wait(0.01).ask(1), IGNORED),
-    "ever new requests": (each(5, 429, 2.0, 0.04), IGNORED),
+    "it waits as long as it is told": (rate_limited_client().wait(2.0).ask(), set()),
+    "another endpoint": (rate_limited_client().wait(0.5).ask(2, path="/v1/completions"), set()),
+    "another request that was on its way": (rate_limited_client().wait(0.01).ask(2), set()),
+    "the same one cannot have been": (rate_limited_client().wait(0.01).ask(1), IGNORED),
+    "ever new requests": (client_of_bodies(5, 429, 2.0, 0.04), IGNORED),
     "back-off from 0.1 s": (retries([0.1 * 2**n for n in range(8)]), set()),
     "three hasty retries": (retries([0.02] * 4), HASTY),
     "equal short waits": (retries([0.3] * 6, 500), HASTY | {"retry_storm"}),
-    "many different requests": (each(50), set()),
+    "many different requests": (client_of_bodies(50), set()),
     "a cut stream that is asked for again": (Client().ask(cut_off=True).wait(3.0).ask(), set()),
     "the same after a success": (
         Client().ask(status=500).ask().ask().ask().ask().ask().ask(),
@@ -102,13 +112,22 @@ CONDUCT = {
 @pytest.mark.parametrize("case", CONDUCT)
 def test_conduct_is_judged(case: str) -> None:
     client, findings = CONDUCT[case]
-    assert client.found(10 * RETRY_WINDOW_S).keys() == findings
+    assert client.findings_by_kind(10 * RETRY_WINDOW_S).keys() == findings
 
 
 def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
     audit = Client().audit
     for number in range(20):
-        exchange = AuditedExchange("me", PATH, 1, str(number), 10.0, 11.0, 429, 5.0)
+        exchange = AuditedExchange(
+            "me",
+            PATH,
+            body=1,
+            request_id=str(number),
+            arrived_s=10.0,
+            answered_s=11.0,
+            status=429,
+            retry_after_s=5.0,
+        )
         assert audit.note_answer(exchange)
         audit.note_end(exchange, exchange.answered_s, failed=True)
     assert audit.report().clean is True
@@ -116,9 +135,11 @@ def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
 
 def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
     client = Client().ask(cut_off=True)
-    assert client.found(RETRY_WINDOW_S - 0.1) == {} and client.report().awaiting_retry == 1
+    assert (
+        client.findings_by_kind(RETRY_WINDOW_S - 0.1) == {} and client.report().awaiting_retry == 1
+    )
     for _ in range(2):
-        finding = client.found(RETRY_WINDOW_S)["truncated_stream_not_retried"]
+        finding = client.findings_by_kind(RETRY_WINDOW_S)["truncated_stream_not_retried"]
     assert finding.count == 1 and finding.example_request_id == "r1"
     assert "cannot be seen from here" in finding.what and client.report().awaiting_retry == 0
 
@@ -128,7 +149,15 @@ def test_what_is_remembered_is_bounded_whatever_clients_do() -> None:
     for number in range(2 * MAX_FAILED_BODIES):
         client = "one" if number % 2 else f"c{number}"
         exchange = AuditedExchange(
-            client, PATH, number, "r", number, number, 500, 1.0, f"f{number % 100}"
+            client,
+            PATH,
+            body=number,
+            request_id="r",
+            arrived_s=number,
+            answered_s=number,
+            status=500,
+            retry_after_s=1.0,
+            fault=f"f{number % 100}",
         )
         assert audit.note_answer(exchange)
         audit.note_end(exchange, number, failed=True)

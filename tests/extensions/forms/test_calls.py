@@ -82,10 +82,8 @@ def test_the_number_of_calls_follows_the_probability_of_an_extra_call() -> None:
         (0, 100, {3}),
         (1, 45, {1, 2, 3}),
     ):
-        calls, chances = (
-            ToolCalls(tools=TOOLS[:1] * 3, min_calls=least_calls, max_calls=3),
-            {EXTRA_CALL: chance},
-        )
+        calls = ToolCalls(tools=TOOLS[:1] * 3, min_calls=least_calls, max_calls=3)
+        chances = {EXTRA_CALL: chance}
         replies = [played(calls, chances, server_seed=seed) for seed in range(25)]
         assert {len(called(events)) if events[0].part else 0 for events in replies} == counts
 

@@ -28,7 +28,7 @@ def calls(settings: ToolSettings = CHOOSING, **fields: Any) -> ToolCalls | None:
     return tool_calls_of(chat(**fields), settings, FormConstraints())
 
 
-def told(calls: ToolCalls | None) -> tuple[list[str], int, int, bool] | None:
+def figures_of(calls: ToolCalls | None) -> tuple[list[str], int, int, bool] | None:
     return calls and (
         [tool.name for tool in calls.tools],
         calls.min_calls,
@@ -60,14 +60,14 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 def test_a_choice_says_which_tools_are_called_and_how_often(
     fields: dict[str, Any], expected: tuple[list[str], int, int, bool] | None
 ) -> None:
-    assert told(calls(tools=TOOLS, **fields)) == expected
+    assert figures_of(calls(tools=TOOLS, **fields)) == expected
 
 
 def test_without_tools_there_is_no_call_and_a_named_one_must_be_one() -> None:
     assert calls() is None and calls(tools=None) is None
     with pytest.raises(ApiError, match="exactly one tool"):
         calls(tools=[TOOLS[0], TOOLS[0]], tool_choice=LOOK)
-    assert told(calls(tools=[TOOLS[0], TOOLS[0]], tool_choice="required")) == (
+    assert figures_of(calls(tools=[TOOLS[0], TOOLS[0]], tool_choice="required")) == (
         ["look", "look"],
         1,
         2,
@@ -80,10 +80,8 @@ def test_without_tools_there_is_no_call_and_a_named_one_must_be_one() -> None:
 
 
 NAMED = {"type": "function", "function": {"name": "go"}}
-CLOSED, PARSED = (
-    ToolSettings(enable_auto_tool_choice=False),
-    ToolSettings(tool_call_parser="hermes"),
-)
+CLOSED = ToolSettings(enable_auto_tool_choice=False)
+PARSED = ToolSettings(tool_call_parser="hermes")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +140,8 @@ def test_tools_that_cannot_fit_are_refused_before_the_chat_is_tokenized(
 ) -> None:
     tool = {"type": "function", "function": {"name": "look", "description": "a" * 100_000}}
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "max_tokens": 1}
-    client, path = app_of("--max-model-len", "64").test_client(), "/v1/chat/completions"
+    client = app_of("--max-model-len", "64").test_client()
+    path = "/v1/chat/completions"
     whole = {**body, "tool_choice": "none"}
     truncated = client.post(path, json={**whole, "truncate_prompt_tokens": 8}).get_json()
     assert truncated["usage"]["prompt_tokens"] == 8

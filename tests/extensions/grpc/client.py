@@ -8,7 +8,7 @@ import grpc
 from smg_grpc_proto import vllm_engine_pb2 as messages
 from smg_grpc_proto import vllm_engine_pb2_grpc as stubs
 
-from tests.hostile.raw_client import wait_until
+from tests.hostile.raw_client import wait_for_value
 
 LIMIT_S = 20.0
 
@@ -20,12 +20,12 @@ class Engine:
         self.channel = channel
         self.stub = stubs.VllmEngineStub(channel)
 
-    def said(self, request: Any, **options: Any) -> list[Any]:
+    def generate(self, request: Any, **options: Any) -> list[Any]:
         return list(self.stub.Generate(request, timeout=LIMIT_S, **options))
 
     def refusal(self, request: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
         try:
-            messages = self.said(request, **options)
+            messages = self.generate(request, **options)
         except grpc.RpcError as error:
             return error.code(), error.details()
         raise AssertionError(f"it was answered: {messages}")
@@ -36,7 +36,7 @@ class Engine:
         return int(load.num_total_reqs)
 
     def wait_for(self, running: int) -> None:
-        wait_until(lambda: self.running() == running)
+        wait_for_value(self.running, equals=running)
 
 
 def failure(method: Callable[..., Any], request: Any) -> grpc.StatusCode:

@@ -24,7 +24,9 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     CONTINUATION,
 ) = range(10)
 END_STREAM = ACK = 0x1
-END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
+END_HEADERS = 0x4
+PADDED = 0x8
+HAS_PRIORITY = 0x20
 INITIAL_WINDOW_SIZE = 4
 HEAD = struct.Struct(">BHBBL")
 GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
@@ -96,7 +98,8 @@ class RawClient:
                 high, low, kind, flags, stream = HEAD.unpack_from(self._data)
                 end = HEAD.size + (high << 16 | low)
                 if len(self._data) >= end:
-                    payload, self._data = self._data[HEAD.size : end], self._data[end:]
+                    payload = self._data[HEAD.size : end]
+                    self._data = self._data[end:]
                     if kind == HEADERS:
                         self.headers[stream] = dict(self._decoder.decode(payload))
                     return kind, flags, stream, payload

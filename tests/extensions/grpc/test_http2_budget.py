@@ -34,7 +34,8 @@ from app.extensions.grpc.http2.protocol import ConnectionFailedError
 
 pytestmark = pytest.mark.grpc
 
-DATA, PING = 0x0, 0x6
+DATA = 0x0
+PING = 0x6
 PATIENCE_S = 5.0
 EMPTY_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 WINDOW_UPDATE = b"\x00\x00\x04\x08\x00\x00\x00\x00\x00\x00\x00\x00\x01"

@@ -220,7 +220,8 @@ def test_names_of_sections_and_settings_are_not_taken_twice(plugin: Write) -> No
 
 def test_two_plugins_of_one_name_are_refused(plugin: Write, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    first, other = plugin(REPLY), plugin(REPLY, file="sub/mine")
+    first = plugin(REPLY)
+    other = plugin(REPLY, file="sub/mine")
     assert refusal("--plugin", first, "--plugin", other) == (
         f"plugin mine: two plugins have the same name: {first} and {other}"
     )

@@ -138,9 +138,9 @@ def test_fork_without_prompts_drops_what_the_responses_api_repeats(tmp_path: Pat
     response = {"object": "response", "instructions": "secret", "tools": TOOLS, "output": []}
     event = json.dumps({"type": "response.created", "response": response}).encode()
     body = b"event: response.created\ndata: " + event + b"\n\ndata: [DONE]\n\n"
-    asked = {"model": "m", "input": "secret", "instructions": "secret", "stream": True}
+    request = {"model": "m", "input": "secret", "instructions": "secret", "stream": True}
     halves = ((0.1, body[:40]), (0.2, body[40:]))
-    file = written(tmp_path / "r", [exchange(asked, *halves, target="/v1/responses")])
+    file = written(tmp_path / "r", [exchange(request, *halves, target="/v1/responses")])
     out = tmp_path / "fork.jsonl"
     assert main(["fork", file, "--without-prompts", "--out", str(out)]) == 0
     [(_, copy)] = recorded(str(out))

@@ -147,7 +147,7 @@ def test_path_and_query_change_the_request_key_except_for_secrets_and_escapes() 
     assert form({}, "/v1/%61").key == form({}, "/v1/a").key
 
 
-def found(recording: Recording, body: Any) -> bytes | None:
+def answer_text(recording: Recording, body: Any) -> bytes | None:
     key = recording.find(form(body))
     return None if key is None else text_of(recording.next_answer(key))
 
@@ -175,7 +175,7 @@ def test_most_similar_request_is_found(tmp_path: Path, sent: Any, answer: bytes)
         exchange(chat("Stream!", stream=True), (0, b"4")),
     ]
     with closing(Recording(written(tmp_path / "r", recorded), finds_similar=True)) as recording:
-        assert found(recording, sent) == answer
+        assert answer_text(recording, sent) == answer
 
 
 def test_requests_of_other_routes_or_stream_modes_are_not_similar(
@@ -195,7 +195,7 @@ def test_equal_requests_get_their_answers_in_recorded_order(
         exchange(chat("Hi"), (0, text), at_s=at_s) for text, at_s in ((b"2", 1.0), (b"1", 0.5))
     ]
     with closing(Recording(written(tmp_path / "r", recorded))) as recording:
-        assert [found(recording, chat("Hi")) for _ in range(4)] == [b"1", b"2", b"2", b"2"]
+        assert [answer_text(recording, chat("Hi")) for _ in range(4)] == [b"1", b"2", b"2", b"2"]
         assert recording.use_counts == {2: 3, 3: 1}
 
 

@@ -18,7 +18,7 @@ TEXTS = ("one", "two ünï", "three\nlines", "four")
 EXCHANGES = [
     exchange(chat(text), (0, text.encode()), at_s=float(place)) for place, text in enumerate(TEXTS)
 ]
-LINES = [line_of(each) for each in EXCHANGES]
+LINES = [line_of(recorded_exchange) for recorded_exchange in EXCHANGES]
 CONTENT = HEADER + b"".join(LINES)
 HALF = LINES[1][: len(LINES[1]) // 2]
 
@@ -43,7 +43,7 @@ def read(
     reader = reader or LineReader("r", is_tolerant=True)
     reader.warn = warnings.append
     exchanges = reader.read(io.BytesIO(content), len(content))
-    return [found.at_s for _, found in exchanges], reader, warnings
+    return [line_exchange.at_s for _, line_exchange in exchanges], reader, warnings
 
 
 @settings(max_examples=300, deadline=None)
@@ -85,7 +85,7 @@ def test_last_line_without_newline_is_read(
     path = written(tmp_path / "r", EXCHANGES[:2], LINES[2].rstrip(b"\n"))
     with closing(Recording(path)) as recording:
         assert len(recording) == 3
-    assert [found.at_s for _, found in recorded(path)] == [0.0, 1.0, 2.0]
+    assert [line_exchange.at_s for _, line_exchange in recorded(path)] == [0.0, 1.0, 2.0]
     assert caplog.records == []
 
 

@@ -37,11 +37,13 @@ class Recorder:
     """A proxy in this process, its file, and the lines that it told."""
 
     def __init__(self, path: Path, address: str, **settings: Any) -> None:
-        self.told: list[str] = []
+        self.warnings: list[str] = []
         self.port = 0
         most_held = settings.pop("max_held_bytes", 1 << 20)
         self._path = path
-        self._file = RecordingFile(path, address, max_held_bytes=most_held, warn=self.told.append)
+        self._file = RecordingFile(
+            path, address, max_held_bytes=most_held, warn=self.warnings.append
+        )
         targets = settings.pop("targets", {"": Target.from_url(f"http://{address}")})
         self._proxy = RecordingProxy(Upstream(targets, self._file, **settings))
 
@@ -51,7 +53,7 @@ class Recorder:
             yield address
         self._file.close()
 
-    def kept(self, count: int) -> list[Exchange]:
+    def wait_for_exchanges(self, count: int) -> list[Exchange]:
         """The exchanges in the file, as soon as so many have been kept or not kept."""
         stubs.eventually(lambda: self._file.written + self._file.dropped >= count)
         self._file.close()
@@ -78,7 +80,7 @@ def test_exchange_is_forwarded_unchanged_and_recorded_without_secrets(tmp_path: 
         with stubs.posted(proxy, body, "/v1/%63hat?beta=1&api_key=K4", **headers) as response:
             assert (response.status, response.read()) == (201, pod.name.encode())
             assert response.getheader("x-pod") == pod.name
-        [recorded] = recorder.kept(1)
+        [recorded] = recorder.wait_for_exchanges(1)
     assert pod.asked == [("POST", "/v1/chat", json.dumps(body).encode())]
     assert pod.headers[0]["HTTP_AUTHORIZATION"] == "Bearer K1"
     assert pod.headers[0]["HTTP_ACCEPT_ENCODING"] == "identity"
@@ -90,7 +92,7 @@ def test_exchange_is_forwarded_unchanged_and_recorded_without_secrets(tmp_path: 
     assert json.loads(bytes_of(recorded.request.body)) == {"prompt": "ü", "hf_token": "***"}
     assert json.loads(body_of(recorded)) == {"api_key": "***", "text": "ö"}
     assert (recorded.answer.status, recorded.answer.is_broken) == (201, False)
-    assert recorder.told == []
+    assert recorder.warnings == []
 
 
 def test_chunks_are_forwarded_at_once_and_recorded_with_their_times(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_chunks_are_forwarded_at_once_and_recorded_with_their_times(tmp_path: Pa
             gevent.sleep(0.05)
             go_on.set()
             assert response.read() == "data: ü\n\n".encode()
-        [recorded] = recorder.kept(1)
+        [recorded] = recorder.wait_for_exchanges(1)
     pieces = [bytes_of(chunk.data) for chunk in recorded.answer.chunks]
     assert pieces == [b"data: 1\n\n", "data: ü".encode()[:-1], "ü\n\n".encode()[1:]]
     moments = [
@@ -131,8 +133,8 @@ def test_exchange_of_a_disconnected_client_is_not_recorded(tmp_path: Path, head:
         gevent.sleep(0.02)
         connection.close()
         assert talker.client_left.wait(stubs.PATIENCE_S)
-        assert recorder.kept(1) == []
-    assert recorder.told == ["not kept: POST /v1/completions: the client left"]
+        assert recorder.wait_for_exchanges(1) == []
+    assert recorder.warnings == ["not kept: POST /v1/completions: the client left"]
 
 
 def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[bytes]]:
@@ -174,8 +176,8 @@ def test_huge_or_compressed_body_is_forwarded_but_not_recorded(
     ):
         with stubs.posted(proxy, bytes(size)) as response:
             assert response.read().strip(b"h\0") in (b"", b"i")
-        assert recorder.kept(1) == []
-    assert recorder.told == [f"not kept: POST /v1/completions: {why}"]
+        assert recorder.wait_for_exchanges(1) == []
+    assert recorder.warnings == [f"not kept: POST /v1/completions: {why}"]
 
 
 def test_memory_of_all_exchanges_is_limited_and_released(tmp_path: Path) -> None:
@@ -191,8 +193,8 @@ def test_memory_of_all_exchanges_is_limited_and_released(tmp_path: Path) -> None
             stubs.eventually(lambda count=number: recorder._file.written > count)
         with stubs.posted(proxy, {"a": "b"}) as response:
             assert len(response.read()) == 1000
-        assert len(recorder.kept(4)) == 3
-    assert recorder.told == ["not kept: POST /v1/completions: too much is under way"]
+        assert len(recorder.wait_for_exchanges(4)) == 3
+    assert recorder.warnings == ["not kept: POST /v1/completions: too much is under way"]
 
 
 def test_chunked_request_is_forwarded_in_chunks(tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_chunked_request_is_forwarded_in_chunks(tmp_path: Path) -> None:
                 "POST", "/v1/completions", iter([b'{"a"', b": 1}"]), JSON, encode_chunked=True
             )
             assert connection.getresponse().read() == b"one"
-        [recorded] = recorder.kept(1)
+        [recorded] = recorder.wait_for_exchanges(1)
     assert pod.asked == [("POST", "/v1/completions", b'{"a": 1}')]
     assert pod.headers[0]["HTTP_TRANSFER_ENCODING"] == "chunked"
     assert recorded.request.body == '{"a": 1}'
@@ -234,7 +236,7 @@ def test_unusual_answer_is_forwarded_and_recorded(
         with stubs.posted(proxy, {"a": 1}) as response:
             assert response.read() == body
             status = response.status
-        [recorded] = recorder.kept(1)
+        [recorded] = recorder.wait_for_exchanges(1)
     assert (recorded.answer.status, recorded.answer.is_broken) == (status, False)
     assert body_of(recorded) == body
     assert json.loads(bytes_of(recorded.request.body)) == {"a": 1}
@@ -260,8 +262,8 @@ def test_missing_answer_gives_502_and_is_not_recorded(tmp_path: Path, answer: by
         with stubs.posted(proxy, {}) as response:
             assert response.status == 502
             assert address in json.load(response)["error"]["message"]
-        assert recorder.kept(1) == []
-    assert len(recorder.told) == 1
+        assert recorder.wait_for_exchanges(1) == []
+    assert len(recorder.warnings) == 1
 
 
 @pytest.mark.parametrize(
@@ -278,12 +280,13 @@ def test_broken_body_breaks_off_for_the_client_and_is_recorded_as_broken(
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
         with stubs.posted(proxy, {}) as response, pytest.raises((HTTPException, OSError)):
             response.read()
-        [recorded] = recorder.kept(1)
+        [recorded] = recorder.wait_for_exchanges(1)
     assert recorded.answer.is_broken and body_of(recorded) in (b"hello", b"")
 
 
 def test_targets_by_model_get_their_requests_and_keys(tmp_path: Path) -> None:
-    first, second = stubs.Pod("first"), stubs.Pod("second")
+    first = stubs.Pod("first")
+    second = stubs.Pod("second")
     with stubs.serving(first) as first_port, stubs.serving(second) as two:
         targets = Target.by_model([f"a/b:c=http://K%21@{first_port}/v1", f"http://{two}"])
         with recording(tmp_path, first_port, targets=targets) as (proxy, recorder):
@@ -293,8 +296,8 @@ def test_targets_by_model_get_their_requests_and_keys(tmp_path: Path) -> None:
                 with stubs.posted(proxy, body, Authorization="Bearer K2") as response:
                     names.append(response.read().decode())
             assert names == ["first", "second", "second"]
-            recorded = recorder.kept(3)
-    assert sorted(str(each.request.body) for each in recorded) == sorted(
+            recorded = recorder.wait_for_exchanges(3)
+    assert sorted(str(recorded_exchange.request.body) for recorded_exchange in recorded) == sorted(
         json.dumps(body) for body in bodies
     )
     assert [pod.headers[0]["HTTP_AUTHORIZATION"] for pod in (first, second)] == [
@@ -337,11 +340,11 @@ def test_full_disk_leaves_other_lines_intact(
             with stubs.posted(proxy, {"number": number}) as response:
                 assert response.read() == b"one"
             stubs.eventually(lambda n=number: recorder._file.written + recorder._file.dropped > n)
-        recorded = recorder.kept(4)
+        recorded = recorder.wait_for_exchanges(4)
     assert [json.loads(bytes_of(exchange.request.body))["number"] for exchange in recorded] == [
         2,
         3,
     ]
     why = ("there is no space left for the exchange", "No space left on device")
-    assert recorder.told == [f"not kept: POST /v1/completions: {each}" for each in why]
+    assert recorder.warnings == [f"not kept: POST /v1/completions: {reason}" for reason in why]
     assert capfd.readouterr().err == ""

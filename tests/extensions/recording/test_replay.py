@@ -152,7 +152,8 @@ def test_nearest_answer_is_used_when_requested(tmp_path: Path) -> None:
 
 
 def test_journal_has_text_and_usage_of_recorded_answers(tmp_path: Path) -> None:
-    journal, usage = Journal(10), {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    journal = Journal(10)
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     parts: list[dict[str, Any]] = [
         {"delta": {"content": "One "}},
         {"delta": {"content": "two."}},

@@ -19,7 +19,8 @@ from tests.stubs import eventually
 class Ended:
     """An exchange that is over; its answer is `text`."""
 
-    method, target = "POST", "/v1/chat/completions"
+    method = "POST"
+    target = "/v1/chat/completions"
 
     def __init__(self, text: str) -> None:
         self.excuse = ""
@@ -100,7 +101,8 @@ def test_cut_header_is_rewritten(tmp_path: Path, cut: int) -> None:
 
 
 def test_moved_file_gets_a_successor(tmp_path: Path) -> None:
-    path, rotated = tmp_path / "r", tmp_path / "r.1"
+    path = tmp_path / "r"
+    rotated = tmp_path / "r.1"
     with recorder(path) as recording:
         recording.record("one")
         path.rename(rotated)

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.hostile.raw_client import Wire, aborts, ask, post, wait_until
+from tests.hostile.raw_client import Wire, aborts, ask, post
 from tests.hostile.stressed_server import assert_idle, stressed_server
+from tests.hostile.waits import wait_for_aborts, wait_for_log_count
 from tests.running_server import RunningServer
 
 ITL_S = 0.01
@@ -36,7 +37,9 @@ def request_named(name: str) -> bytes:
 def test_connections_with_their_next_request_always_ready_do_not_starve_another(
     server: RunningServer,
 ) -> None:
-    crowd, requests, greedy_before = 12, 60, server.log().count('"request_id": "greedy"')
+    crowd = 12
+    requests = 60
+    greedy_before = server.log().count('"request_id": "greedy"')
     with ExitStack() as open_wires, Wire(server.port) as modest:
         greedy = [open_wires.enter_context(Wire(server.port)) for _ in range(crowd)]
         # Each has a reader, so that the server never has to wait for a greedy one.
@@ -49,9 +52,7 @@ def test_connections_with_their_next_request_always_ready_do_not_starve_another(
         for reader in readers:
             reader.join()
     # Turns are compared, not times: the access log has one line for each.
-    wait_until(
-        lambda: server.log().count('"request_id": "greedy"') == greedy_before + requests * crowd
-    )
+    wait_for_log_count(server, '"request_id": "greedy"', greedy_before + requests * crowd)
     turns = "".join(
         re.findall(r'"request_id": "(g|m)(?:reedy|odest)"', server.log())[greedy_before:]
     )
@@ -70,7 +71,8 @@ def longest_gap_s(port: int, tokens: int, until: threading.Event) -> float:
         longest = 0.0
         for _ in wire.post(ask(max_tokens=tokens, stream=True)).events():
             now = time.monotonic()
-            longest, last = max(longest, now - (last or now)), now
+            longest = max(longest, now - (last or now))
+            last = now
             if until.is_set():
                 break
     return longest
@@ -146,6 +148,6 @@ def test_a_client_that_reads_nothing_is_dropped_and_its_places_are_free_again(
     aborts_before = aborts(server.port)
     with Wire(server.port, receive_buffer=4096) as stalled:
         stalled.post(hungry(32))
-        wait_until(lambda: aborts(server.port) == aborts_before + 32)
+        wait_for_aborts(server.port, aborts_before + 32)
         assert_idle(server.port)
         stalled.seconds_until_closed()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.core.server.gunicorn.certificates import make_pair
-from tests.hostile.kept_clients import CLIENTS, LATENCY, asking
+from tests.hostile.kept_clients import CLIENTS, LATENCY, asking, asking_over
 from tests.hostile.raw_client import (
     PATIENCE_S,
     Wire,
@@ -24,9 +24,15 @@ from tests.hostile.raw_client import (
     http_post,
     is_error,
     post,
+    wait_for_value,
     wait_until,
 )
 from tests.hostile.stressed_server import workers_of
+from tests.hostile.waits import (
+    wait_for_log,
+    wait_for_new_workers,
+    wait_until_not_ready,
+)
 from tests.running_server import RunningServer, free_port, running_command, running_gunicorn
 
 JSON = "Content-Type: application/json"
@@ -49,7 +55,7 @@ def reload(server: RunningServer) -> None:
     """Sends SIGHUP; returns when the workers of before have ended."""
     workers_before = set(workers_of(server))
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: workers_before.isdisjoint(workers_of(server)))
+    wait_for_new_workers(server, workers_before)
 
 
 def arbiters_of(server: RunningServer) -> set[int]:
@@ -79,7 +85,7 @@ def successor_of(server: RunningServer) -> Iterator[int]:
 def end_successor(server: RunningServer, pid: int) -> None:
     with suppress(ProcessLookupError):  # it has ended already
         os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: f"[{pid}] [-] gunicorn.error: Shutting down" in server.log())
+    wait_for_log(server, f"[{pid}] [-] gunicorn.error: Shutting down")
 
 
 @contextmanager
@@ -108,6 +114,10 @@ def status_of(pid: int, name: str) -> str:
     return str(value)
 
 
+def status_of_completion(port: int) -> int:
+    return post(port, ask()).status
+
+
 def assert_last(wire: Wire) -> None:
     """The next answer is a whole one that announces the end of the connection, and then the end
     comes.
@@ -120,7 +130,7 @@ def assert_last(wire: Wire) -> None:
 @pytest.mark.parametrize("fast_path", ["true", "false"])
 def test_reloads_lose_no_request(fast_path: str) -> None:
     with running_gunicorn(env={**LATENCY, "SIM_FAST_PATH": fast_path}) as server:
-        with asking(lambda: Wire(server.port)) as clients:
+        with asking(server.port) as clients:
             for _ in range(3):
                 reload(server)
         assert clients.closed >= 3
@@ -128,7 +138,8 @@ def test_reloads_lose_no_request(fast_path: str) -> None:
 
 
 def test_reloads_of_a_server_with_tls_lose_no_request(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate = tmp_path / "tls.crt"
+    key = tmp_path / "tls.key"
     for path, content in zip((certificate, key), make_pair(["localhost"]), strict=True):
         path.write_bytes(content)
     context = ssl.create_default_context(cafile=str(certificate))
@@ -139,7 +150,7 @@ def test_reloads_of_a_server_with_tls_lose_no_request(tmp_path: Path) -> None:
             sock = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
             return Socket(context.wrap_socket(sock, server_hostname="localhost"))
 
-        with asking(connect) as clients:
+        with asking_over(connect) as clients:
             for _ in range(2):
                 reload(server)
         assert clients.closed >= 2
@@ -156,7 +167,7 @@ def test_reloads_of_a_server_on_a_unix_socket_lose_no_request(tmp_path: Path) ->
             sock.connect(path)
             return Socket(sock)
 
-        with asking(connect) as clients:
+        with asking_over(connect) as clients:
             for _ in range(2):
                 reload(server)
         assert clients.closed >= 2
@@ -184,10 +195,9 @@ def test_a_server_that_replaces_another_loses_no_request() -> None:
     """SIGUSR2, then SIGTERM to the first server while its successor still loads the application."""
     with running_gunicorn(env=LATENCY) as server:
         # The clients end before their server does.
-        with successor_of(server), asking(lambda: Wire(server.port)) as clients:
+        with successor_of(server), asking(server.port) as clients:
             assert server.stop() == 0
-            answered_before = clients.answered
-            wait_until(lambda: clients.answered > answered_before + 10 * CLIENTS)
+            clients.wait_for_more(10 * CLIENTS)
         assert clients.closed >= 1
         assert "Traceback" not in server.log()
 
@@ -196,13 +206,12 @@ def test_a_replacement_that_is_taken_back_loses_no_request() -> None:
     """SIGUSR2, then SIGTERM to the second server: the first one goes on."""
     with (
         running_gunicorn(env=LATENCY) as server,
-        asking(lambda: Wire(server.port)) as clients,
+        asking(server.port) as clients,
         successor_of(server) as successor,
     ):
-        wait_until(lambda: clients.answered > 20 * CLIENTS)
+        clients.wait_for_more(20 * CLIENTS)
         end_successor(server, successor)
-        answered_before = clients.answered
-        wait_until(lambda: clients.answered > answered_before + 10 * CLIENTS)
+        clients.wait_for_more(10 * CLIENTS)
 
 
 def test_a_server_that_has_a_successor_stays_ready_to_the_end() -> None:
@@ -247,7 +256,7 @@ def test_a_kept_connection_is_served_once_more_after_the_signal_and_the_server_i
         for wire in (idle, other):
             assert wire.post(ask()).answer().status == 200
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        wait_until_not_ready(server.port)
         assert get(server.port, "/health").status == 200
         assert_last(idle.post(ask()))
         with Wire(server.port) as new:
@@ -257,10 +266,8 @@ def test_a_kept_connection_is_served_once_more_after_the_signal_and_the_server_i
 
 
 def test_requests_half_received_at_the_end_are_answered() -> None:
-    plain, late = (
-        COMPLETION,
-        http_post("/v1/completions", b'{"prompt": ["a"], "max_tokens": 1}', JSON),
-    )
+    plain = COMPLETION
+    late = http_post("/v1/completions", b'{"prompt": ["a"], "max_tokens": 1}', JSON)
     cuts = [(plain, 9), (plain, plain.index(b"{") - 3), (plain, -1), (late, -1)]
     with running_gunicorn(env=LONG_DRAIN) as server, ExitStack() as stack:
         wires = [stack.enter_context(Wire(server.port)) for _ in cuts]
@@ -268,7 +275,7 @@ def test_requests_half_received_at_the_end_are_answered() -> None:
             wire.send(request[:cut])
         get(server.port, "/health")
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        wait_until_not_ready(server.port)
         for wire, (request, cut) in zip(wires, cuts, strict=True):
             assert_last(wire.send(request[cut:]))
         assert server.process.wait(PATIENCE_S) == 0
@@ -310,7 +317,7 @@ def test_an_answer_that_promised_to_keep_its_connection_is_followed_by_another()
             with closing(wire.post(ask(max_tokens=50, stream=True)).begin()) as stream:
                 assert stream.getheader("Connection") == "keep-alive"
                 server.process.send_signal(signal.SIGTERM)
-                wait_until(lambda: get(server.port, "/health/ready").status == 503)
+                wait_until_not_ready(server.port)
                 assert stream.read().endswith(b"data: [DONE]\n\n")
             assert_last(wire.post(ask()))
             assert server.process.wait(PATIENCE_S) == 0
@@ -326,7 +333,7 @@ def test_new_requests_get_503_when_the_drain_is_over_and_a_stream_goes_on() -> N
         events: Any = streaming.post(ask(max_tokens=4000, stream=True)).events()
         next(events)
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: post(server.port, ask()).status == 503)
+        wait_for_value(status_of_completion, server.port, equals=503)
         is_error(post(server.port, ask()), 503, "Service Unavailable")
         next(events)
         events.close()
@@ -351,7 +358,7 @@ def test_a_second_signal_ends_a_draining_server_at_once() -> None:
     with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as idle:
         assert idle.post(ask()).answer().status == 200
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        wait_until_not_ready(server.port)
         started_s = time.monotonic()
         server.process.send_signal(signal.SIGQUIT)
         assert server.process.wait(PATIENCE_S) == 0
@@ -360,12 +367,11 @@ def test_a_second_signal_ends_a_draining_server_at_once() -> None:
 
 def test_a_worker_that_is_ended_alone_loses_no_request() -> None:
     """The arbiter starts another worker, which accepts at the same listener."""
-    with running_gunicorn(env=LATENCY) as server, asking(lambda: Wire(server.port)) as clients:
+    with running_gunicorn(env=LATENCY) as server, asking(server.port) as clients:
         [worker] = workers_of(server)
         os.kill(worker, signal.SIGTERM)
         wait_until(lambda: worker not in workers_of(server))
-        answered_before = clients.answered
-        wait_until(lambda: clients.answered > answered_before + 10 * CLIENTS)
+        clients.wait_for_more(10 * CLIENTS)
 
 
 def test_a_server_whose_processes_are_all_signaled_drains_as_one() -> None:
@@ -373,7 +379,7 @@ def test_a_server_whose_processes_are_all_signaled_drains_as_one() -> None:
     with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as idle:
         assert idle.post(ask()).answer().status == 200
         os.killpg(server.process.pid, signal.SIGTERM)
-        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        wait_until_not_ready(server.port)
         assert_last(idle.post(ask()))
         assert server.process.wait(PATIENCE_S) == 0
 

@@ -14,9 +14,9 @@ from tests.hostile.raw_client import (
     metric,
     running,
     wait_until,
-    waiting,
 )
 from tests.hostile.stressed_server import assert_idle, stressed_server
+from tests.hostile.waits import wait_for_running, wait_for_waiting
 from tests.running_server import RunningServer
 
 NOTICED_S = 5.0
@@ -25,7 +25,7 @@ NOTICED_S = 5.0
 The promise is 0.1 s; the rest is for a machine that is busy.
 """
 
-LEAVE: list[Callable[[Wire], None]] = [lambda wire: wire.sock.close(), Wire.reset]
+LEAVE: list[Callable[[Wire], None]] = [Wire.close, Wire.reset]
 WAYS = pytest.mark.parametrize("leave", LEAVE, ids=["close", "reset"])
 BOTH = pytest.mark.parametrize(("leave", "stream"), [*zip(LEAVE, (False, True), strict=True)])
 
@@ -57,7 +57,7 @@ def occupied(port: int) -> Iterator[Wire]:
         next(wire.post(ask(max_tokens=4000, stream=True)).events())
         yield wire
         wire.sock.close()
-    wait_until(lambda: running(port) == 0)
+    wait_for_running(port, 0)
 
 
 @WAYS
@@ -82,9 +82,9 @@ def test_while_it_waits_for_a_place(
     with occupied(server.port):
         aborts_before = aborts(server.port)
         wire = Wire(server.port).post(ask(stream=stream))
-        wait_until(lambda: waiting(server.port) == 1)
+        wait_for_waiting(server.port, 1)
         leave(wire)
-        assert wait_until(lambda: waiting(server.port) == 0) < NOTICED_S
+        assert wait_for_waiting(server.port, 0) < NOTICED_S
         assert (aborts(server.port), running(server.port)) == (aborts_before + 1, 1)
 
 
@@ -97,34 +97,34 @@ def test_before_its_first_token_and_in_the_middle_of_its_stream(
 
     counts_before = counts()
     wire = Wire(server.port).post(ask(max_tokens=1000, stream=stream))
-    wait_until(lambda: running(server.port) == 1)
+    wait_for_running(server.port, 1)
     leave(wire)
-    assert wait_until(lambda: running(server.port) == 0) < NOTICED_S
+    assert wait_for_running(server.port, 0) < NOTICED_S
     assert counts() == (counts_before[0] + 1, counts_before[1])
     if stream:
         wire = Wire(server.port)
         next(wire.post(ask(max_tokens=1000, stream=True)).events())
         leave(wire)
-        assert wait_until(lambda: running(server.port) == 0) < NOTICED_S
+        assert wait_for_running(server.port, 0) < NOTICED_S
         assert counts() == (counts_before[0] + 2, counts_before[1] + 1)
 
 
 def test_after_it_has_stopped_reading(server: RunningServer) -> None:
     with Wire(server.port, receive_buffer=2048) as wire:
         wire.post(ask(max_tokens=1000, stream=True, logprobs=5))
-        wait_until(lambda: running(server.port) == 1)
+        wait_for_running(server.port, 1)
         tokens_before = metric(server.port, "vllm:generation_tokens_total")
         wait_until(lambda: metric(server.port, "vllm:generation_tokens_total") > tokens_before + 10)
         wire.sock.close()
-        assert wait_until(lambda: running(server.port) == 0) < NOTICED_S
+        assert wait_for_running(server.port, 0) < NOTICED_S
 
 
 def test_with_some_choices_running_and_some_waiting(server: RunningServer) -> None:
     counts_before = aborts(server.port), metric(server.port, "vllm:prompt_tokens_total")
     wire = Wire(server.port).post(ask(max_tokens=1000, n=5, stream=True, temperature=1))
-    wait_until(lambda: waiting(server.port) == 4)
+    wait_for_waiting(server.port, 4)
     wire.sock.close()
-    assert wait_until(lambda: waiting(server.port) == 0) < NOTICED_S
+    assert wait_for_waiting(server.port, 0) < NOTICED_S
     # None of those that waited got a turn on the way out.
     after = aborts(server.port), metric(server.port, "vllm:prompt_tokens_total")
     assert after == (counts_before[0] + 5, counts_before[1])
@@ -133,8 +133,8 @@ def test_with_some_choices_running_and_some_waiting(server: RunningServer) -> No
 def test_a_request_sent_ahead_does_not_hide_that_the_client_has_gone(server: RunningServer) -> None:
     with occupied(server.port):
         wire = Wire(server.port).post(ask(stream=True))
-        wait_until(lambda: waiting(server.port) == 1)
+        wait_for_waiting(server.port, 1)
         wire.send(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
         get(server.port, "/health")
         wire.sock.close()
-        assert wait_until(lambda: waiting(server.port) == 0, limit_s=5) < NOTICED_S
+        assert wait_for_waiting(server.port, 0, limit_s=5) < NOTICED_S

@@ -93,7 +93,8 @@ def test_what_trickles_in_gets_no_more_time(
     server: RunningServer, begin: bytes, rest_of_request: bytes, limit_s: float, answer: bytes
 ) -> None:
     with Wire(server.port) as wire:
-        start, received = time.monotonic(), None
+        start = time.monotonic()
+        received = None
         wire.send(begin)
         wire.sock.settimeout(0.1)
         while received is None and time.monotonic() - start < 10:

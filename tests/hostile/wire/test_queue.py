@@ -12,10 +12,11 @@ from tests.hostile.raw_client import (
     is_error,
     post,
     running,
-    wait_until,
+    wait_for_value,
     waiting,
 )
 from tests.hostile.stressed_server import stressed_server
+from tests.hostile.waits import wait_for_running, wait_for_waiting
 from tests.running_server import RunningServer
 
 LONG = ask(max_tokens=4000, stream=True)
@@ -34,24 +35,28 @@ def test_who_waits_is_served_in_order_of_arrival_and_who_finds_no_seat_is_turned
     with stressed_server(*flags) as server, ExitStack() as stack:
         port = server.port
         first = stack.enter_context(Wire(port)).post(LONG)
-        wait_until(lambda: running(port) == 1)
+        wait_for_running(port, 1)
         wires = []
         for position, name in enumerate(names):
             wires.append(stack.enter_context(Wire(port)).send(request_named(name)))
-            wait_until(lambda position=position: waiting(port) == position + 1)  # type: ignore[misc]
+            wait_for_waiting(port, position + 1)
         for stream in (False, True):
             is_error(post(port, ask(stream=stream)), 429, "RateLimitError")
         assert (running(port), waiting(port)) == (1, 8)
         first.sock.close()
         assert [wire.answer().status for wire in wires] == [200] * 8
         # The access log has a line for each, in the order in which they ended.
-        wait_until(lambda: len(served(server)) == 8)
+        wait_for_value(count_served, server, equals=8)
         assert served(server) == names
 
 
 def request_named(name: str) -> bytes:
     headers = ("Content-Type: application/json", f"X-Request-Id: {name}")
     return http_post(COMPLETIONS, json.dumps(ask(max_tokens=5)).encode(), *headers)
+
+
+def count_served(server: RunningServer) -> int:
+    return len(served(server))
 
 
 def served(server: RunningServer) -> list[str]:

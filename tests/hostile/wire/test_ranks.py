@@ -2,15 +2,16 @@
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.core.server.gunicorn.healthcheck import main
-from tests.hostile.raw_client import Wire, ask, get, metric, post, wait_until
+from tests.hostile.raw_client import Wire, ask, get, metric, post, wait_for_value
 from tests.hostile.stressed_server import workers_of
+from tests.hostile.waits import wait_for_worker_count
 from tests.hostile.wire.test_start import start_refused
 from tests.running_server import RunningServer, running_gunicorn
 
@@ -29,7 +30,7 @@ def three() -> Iterator[RunningServer]:
     with running_gunicorn(
         "--workers", "3", env={**THREE, "WEB_CONCURRENCY": "3"}, ports=3
     ) as server:
-        wait_until(lambda: all(is_healthy(port) for port in ports_of(server)))
+        wait_until_healthy(ports_of(server))
         yield server
 
 
@@ -39,6 +40,11 @@ def ports_of(server: RunningServer, size: int = 3) -> list[int]:
 
 def is_healthy(port: int) -> bool:
     return get(port, "/health").status == 200
+
+
+def wait_until_healthy(ports: Sequence[int]) -> None:
+    for port in ports:
+        wait_for_value(is_healthy, port)
 
 
 def served_models(port: int) -> list[str]:
@@ -67,9 +73,13 @@ def refusals(server: RunningServer) -> list[str]:
     return [line for line in server.log().splitlines() if "ERROR" in line]
 
 
+def count_refusals(server: RunningServer) -> int:
+    return len(refusals(server))
+
+
 def first_texts(server: RunningServer, ranks: int) -> list[str]:
-    wait_until(lambda: all(is_healthy(port) for port in ports_of(server, ranks)))
     ports = ports_of(server, ranks)
+    wait_until_healthy(ports)
     return [post(port, ask(max_tokens=20)).json()["choices"][0]["text"] for port in ports]
 
 
@@ -138,31 +148,34 @@ def test_signals_do_not_change_the_number_of_workers(three: RunningServer) -> No
     workers_before = set(workers_of(three))
     for refused, sent in enumerate((signal.SIGTTIN, signal.SIGTTOU), len(refusals(three)) + 1):
         three.process.send_signal(sent)
-        wait_until(lambda refused=refused: len(refusals(three)) == refused)  # type: ignore[misc]
+        wait_for_value(count_refusals, three, equals=refused)
         assert "must be 3, one for each rank" in refusals(three)[-1]
         assert set(workers_of(three)) == workers_before
 
 
 class Reloaded:
     def __init__(self, server: RunningServer, file: Path) -> None:
-        self.server, self.file = server, file
+        self.server = server
+        self.file = file
 
     def reloads_to(self, model: str, **settings: Any) -> None:
         """Change the file, then SIGHUP, then wait until all ranks serve `model`."""
         write(self.file, {"served_model_name": model, **settings})
         self.server.process.send_signal(signal.SIGHUP)
         ports = ports_of(self.server, 2)
-        wait_until(lambda: all(served_models(port) == [model] for port in ports))
+        for port in ports:
+            wait_for_value(served_models, port, equals=[model])
 
     def refuses(self, named: str, **settings: Any) -> None:
         """Change the file, then SIGHUP:
 
         one error line that has `named` in it, and the same workers.
         """
-        workers, refusal_count = set(workers_of(self.server)), len(refusals(self.server))
+        workers = set(workers_of(self.server))
+        refusal_count = len(refusals(self.server))
         write(self.file, settings)
         self.server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: len(refusals(self.server)) > refusal_count)
+        wait_for_value(count_refusals, self.server, equals=refusal_count + 1)
         [line] = refusals(self.server)[refusal_count:]
         assert "reload rejected" in line and named in line
         assert set(workers_of(self.server)) == workers
@@ -184,7 +197,7 @@ def reloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloaded]:
     write(file, {"served_model_name": "before"})
     env = {"SIM_CONFIG": str(file), "SIM_GRACEFUL_TIMEOUT": "1s", "SIM_INTER_TOKEN_LATENCY": "20ms"}
     with running_gunicorn("--workers=4", env=env, ports=2) as server:
-        wait_until(lambda: all(is_healthy(port) for port in ports_of(server, 2)))
+        wait_until_healthy(ports_of(server, 2))
         yield Reloaded(server, file)
 
 
@@ -207,30 +220,30 @@ def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(
     reloaded: Reloaded,
 ) -> None:
     server = reloaded.server
-    wait_until(lambda: len(workers_of(server)) == 2)
+    wait_for_worker_count(server, 2)
     with Wire(server.port + 1) as streaming, Wire(server.port + 1) as staying:
         events = streaming.post(ask(max_tokens=100, stream=True)).events()
         next(events)
         next(staying.post(ask(max_tokens=4000, stream=True)).events())
         streamed_by = worker_behind(server, server.port + 1)
         reloaded.reloads_to("after")
-        wait_until(lambda: len(workers_of(server)) == 3)
+        wait_for_worker_count(server, 3)
         assert streamed_by in workers_of(server)
         # The arbiter is not busy waiting for it: another reload, and a killed successor, are seen
         # to.
         reloaded.reloads_to("later")
-        wait_until(lambda: len(workers_of(server)) == 3)
+        wait_for_worker_count(server, 3)
         os.kill(worker_behind(server, server.port + 1), signal.SIGKILL)
         assert post(server.port + 1, ask()).json()["model"] == "later"
         assert metric(server.port + 1, "vllm:request_success_total", engine="1") == 1
         assert len(list(events)) == 99
         assert streamed_by in workers_of(server)
-    wait_until(lambda: len(workers_of(server)) == 2)
+    wait_for_worker_count(server, 2)
     assert "cuts" not in server.log() and "Traceback" not in server.log()
     with Wire(server.port).post(ask(max_tokens=4000, stream=True)) as streaming:
         next(streaming.events())
         reloaded.reloads_to("last")
-        wait_until(lambda: len(workers_of(server)) == 3)
+        wait_for_worker_count(server, 3)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0
     assert "cuts off 1 requests" in server.log()

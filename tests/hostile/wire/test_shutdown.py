@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.raw_client import Wire, ask, get, http_post, is_error, post, running, wait_until
+from tests.hostile.raw_client import Wire, ask, get, http_post, is_error, post, wait_until
+from tests.hostile.waits import wait_for_running_at_least, wait_until_not_ready
 from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server
 
 WITH_EXIT_HOOK = """
@@ -26,7 +27,8 @@ def worker_exit(server, worker):
 @contextmanager
 def server_with_exit_hook(tmp_path: Path, **settings: str) -> Iterator[tuple[RunningServer, Path]]:
     """Our own configuration with a `worker_exit` hook, and the file that the hook writes."""
-    witness, config = tmp_path / "witness", tmp_path / "conf.py"
+    witness = tmp_path / "witness"
+    config = tmp_path / "conf.py"
     config.write_text(
         WITH_EXIT_HOOK.format(configuration=str(ROOT / "gunicorn.conf.py"), witness=str(witness))
     )
@@ -74,9 +76,9 @@ def test_a_running_stream_ends_well_while_nothing_new_is_admitted(tmp_path: Path
         whole.post(ask(max_tokens=60))
         assert idle.post(ask()).answer().status == 200
         next(events)
-        wait_until(lambda: running(server.port) >= 2)
+        wait_for_running_at_least(server.port, 2)
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        wait_until_not_ready(server.port)
         assert get(server.port, "/ready").status == 503
         assert get(server.port, "/health").status == 200
         is_error(post(server.port, ask()), 503, "Service Unavailable")
@@ -131,7 +133,7 @@ def test_waiting_requests_are_served_before_the_end(tmp_path: Path) -> None:
                 lambda: get(server.port, "/metrics").body.count(b'reason="capacity"} 3') == 1
             )
             server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: get(server.port, "/health/ready").status == 503)
+            wait_until_not_ready(server.port)
         for client in clients:
             client.join()
         assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [30] * 3
@@ -162,7 +164,7 @@ def test_an_indexer_that_ends_begins_no_more_scores_and_leaves() -> None:
         for _ in range(2):
             get(server.port, "/health")  # what came before this has been looked at
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: get(server.port, "/health/ready").status == 503)
+        wait_until_not_ready(server.port)
         with Wire(server.port) as new:
             assert new.send(http_post("/score_completions", body, JSON)).answer().status == 503
         late.send(body[-1:])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.hostile.raw_client import Wire, ask, metric, post, wait_until
 from tests.hostile.stressed_server import workers_of
+from tests.hostile.waits import wait_for_log
 from tests.running_server import ROOT, RunningServer, free_port, running_gunicorn, running_server
 
 
@@ -111,4 +112,4 @@ def test_a_start_says_three_lines_and_a_successor_takes_over_the_port_and_outliv
             assert "Traceback" not in server.log()
         finally:
             os.kill(successor, signal.SIGTERM)
-        wait_until(lambda: f"[{successor}] [-] gunicorn.error: Shutting down" in server.log())
+        wait_for_log(server, f"[{successor}] [-] gunicorn.error: Shutting down")

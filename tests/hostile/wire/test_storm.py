@@ -19,9 +19,9 @@ from tests.hostile.raw_client import (
     http_post,
     metric,
     post,
-    wait_until,
 )
 from tests.hostile.stressed_server import assert_idle, stressed_server, workers_of
+from tests.hostile.waits import wait_for_log
 from tests.running_server import RunningServer, running_gunicorn
 
 CONNECTIONS = 1000
@@ -140,7 +140,7 @@ def test_without_a_free_file_descriptor_clients_wait_and_one_line_tells_of_it() 
         with ExitStack() as clients:
             for _ in range(20):
                 clients.enter_context(Wire(server.port)).send(b"POST /v1/completions HTTP/1.1\r\n")
-            wait_until(lambda: "cannot accept more connections" in server.log())
+            wait_for_log(server, "cannot accept more connections")
         assert post(server.port, ask()).status == 200
         assert server.log().count("cannot accept more connections") == 1
         assert "Traceback" not in server.log()

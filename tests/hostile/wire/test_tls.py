@@ -21,8 +21,9 @@ import requests
 
 from app.core.server.gunicorn.certificates import make_pair
 from app.core.server.gunicorn.healthcheck import main
-from tests.hostile.raw_client import PATIENCE_S, ask, http_post, wait_until
+from tests.hostile.raw_client import PATIENCE_S, ask, http_post, wait_for_value, wait_until
 from tests.hostile.stressed_server import workers_of
+from tests.hostile.waits import wait_for_log_count
 from tests.running_server import GENERAL_WAY, RunningServer, running_gunicorn
 
 NAMES = ["localhost", "127.0.0.1"]
@@ -91,6 +92,10 @@ def served_certificate(port: int) -> str:
 
 def is_served(server: RunningServer, files: Files) -> bool:
     return served_certificate(server.port).split() == files.certificate.read_text().split()
+
+
+def wait_until_served(server: RunningServer, files: Files) -> None:
+    wait_for_value(is_served, server, files)
 
 
 def metrics_page(server: RunningServer, files: Files) -> str:
@@ -200,14 +205,16 @@ def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it_while_streams_go_on(
         (tmp_path / name).mkdir()
         return files_in(tmp_path / name).make()
 
-    first, second = version("..first"), version("..second")
+    first = version("..first")
+    second = version("..second")
     (tmp_path / "..data").symlink_to("..first")
     linked = files_in(tmp_path)
     linked.certificate.symlink_to("..data/tls.crt")
     linked.key.symlink_to("..data/tls.key")
     with running_gunicorn(env=linked.env(inter_token_latency="20ms")) as server:
         assert is_served(server, first)
-        url, fields = f"https://localhost:{server.port}", ask(max_tokens=200, stream=True)
+        url = f"https://localhost:{server.port}"
+        fields = ask(max_tokens=200, stream=True)
         with requests.post(
             f"{url}/v1/completions", json=fields, verify=str(first.certificate), stream=True
         ) as answer:
@@ -215,7 +222,7 @@ def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it_while_streams_go_on(
             next(events)
             (tmp_path / "..data_tmp").symlink_to("..second")
             (tmp_path / "..data_tmp").rename(tmp_path / "..data")
-            wait_until(lambda: is_served(server, second))
+            wait_until_served(server, second)
             assert len(list(events)) == 199  # four seconds: the arbiter has looked twice, too
         assert requests.get(f"{url}/health", verify=str(second.certificate)).ok
         assert not errors(server)
@@ -227,9 +234,9 @@ def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it_while_streams_go_on(
         assert "do not belong together" in errors(server)[0]
         [worker] = workers_of(server)
         os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: is_served(server, second))
+        wait_until_served(server, second)
         second.make()
-        wait_until(lambda: is_served(server, second))
+        wait_until_served(server, second)
 
 
 def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(
@@ -266,7 +273,7 @@ def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
         server.process.send_signal(signal.SIGHUP)  # which does not take it away
-        wait_until(lambda: server.log().count("model: ") == 2)
+        wait_for_log_count(server, "model: ", 2)
         assert served_certificate(server.port) == certificate
         assert server.stop() == 0
         assert not folder.exists()
@@ -314,9 +321,9 @@ def test_a_client_that_reads_nothing_loses_its_stream(secure: tuple[RunningServe
                 f"https://localhost:{server.port}/metrics", verify=str(files.certificate)
             )
             samples = [
-                it
-                for it in page.text.splitlines()
-                if it.startswith("understudy_aborted_requests_total")
+                line
+                for line in page.text.splitlines()
+                if line.startswith("understudy_aborted_requests_total")
             ]
             return any(float(line.rpartition(" ")[2]) > 0 for line in samples)
 

@@ -15,9 +15,8 @@ from tests.hostile.raw_client import (
     is_error,
     post,
     refuses,
-    running,
-    wait_until,
 )
+from tests.hostile.waits import wait_for_running_at_least, wait_for_status
 from tests.running_server import running_image
 
 pytestmark = pytest.mark.wire
@@ -48,7 +47,7 @@ def test_without_a_timeout_the_port_closes_and_running_requests_fail() -> None:
         stream = streaming.post(ask(max_tokens=4000, stream=True)).begin()
         whole.post(ask(max_tokens=4000))
         assert idle.post(ask(max_tokens=1)).answer().status == 200
-        wait_until(lambda: running(server.port) >= 2)
+        wait_for_running_at_least(server.port, 2)
         server.process.send_signal(signal.SIGTERM)
         lines = stream.read().decode().split("\n\n")
         assert json.loads(lines[-3].removeprefix("data: ")) == ENGINE_ENDED
@@ -69,9 +68,9 @@ def test_within_a_timeout_running_requests_end_and_new_ones_get_500() -> None:
     ):
         events = begun_stream(streaming, 100)
         whole.post(ask(max_tokens=60))
-        wait_until(lambda: running(server.port) >= 2)
+        wait_for_running_at_least(server.port, 2)
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: get(server.port, "/ready").status == 503)
+        wait_for_status(server.port, 503, path="/ready")
         assert get(server.port, "/health").status == 200
         for stream in (False, True):
             refused = post(server.port, ask(stream=stream))
@@ -90,7 +89,7 @@ def test_after_the_timeout_running_requests_fail() -> None:
         Wire(server.port) as streaming,
     ):
         stream = streaming.post(ask(max_tokens=4000, stream=True)).begin()
-        wait_until(lambda: running(server.port) >= 1)
+        wait_for_running_at_least(server.port, 1)
         start_s = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         lines = stream.read().decode().split("\n\n")
@@ -104,7 +103,7 @@ def test_serve_can_end_gently(command: tuple[str, ...]) -> None:
     with running_image(*SERVE, *command) as server, Wire(server.port) as streaming:
         events = begun_stream(streaming, 100)
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: get(server.port, "/ready").status == 503)
+        wait_for_status(server.port, 503, path="/ready")
         is_error(post(server.port, ask()), 503, "Service Unavailable")
         assert len(list(events)) == 99
         assert server.process.wait(5) == 0

@@ -42,12 +42,11 @@ def test_its_command_answers(
         words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=290
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    printed, wanted = (
-        done.stdout.splitlines(),
-        [line for line in shown.splitlines() if line != "..."],
-    )
+    printed = done.stdout.splitlines()
+    wanted = [line for line in shown.splitlines() if line != "..."]
     if not command.startswith("understudy simulate"):  # a simulation prints the same everywhere
-        printed, wanted = [*map(shape, printed)], [*map(shape, wanted)]
+        printed = [*map(shape, printed)]
+        wanted = [*map(shape, wanted)]
     assert [line for line in wanted if line not in printed] == []
     assert all(
         (tmp_path / file).stat().st_size > 100_000 for file in re.findall(r"\S+\.html", command)

@@ -71,20 +71,20 @@ class Asking:
 
 
 @pytest.fixture
-def asked(client: subprocess.Popen[str], mcp: McpServer) -> Asking:
+def outcomes_of(client: subprocess.Popen[str], mcp: McpServer) -> Asking:
     return Asking(client, mcp)
 
 
 @pytest.mark.clients
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_tools_return_their_results_and_calls_are_kept(
-    mcp: McpServer, asked: Asking, transport: str
+    mcp: McpServer, outcomes_of: Asking, transport: str
 ) -> None:
     mcp.tool("get_weather", "sunny", "rain", parameters={"type": "object"})
     mcp.tool("get_time", {"hour": 9})
     mcp.reply("get_weather", "snow", when=OSLO, times=1)
     weather = [("get_weather", city) for city in (OSLO, ROME, OSLO, ROME)]
-    outcomes = asked(transport, *weather, ("get_time", {}))
+    outcomes = outcomes_of(transport, *weather, ("get_time", {}))
     assert sorted(outcomes["tools"]) == ["get_time", "get_weather"]
     texts = [result["text"] for result in outcomes["results"]]
     assert texts == ["snow", "sunny", "rain", "rain", '{"hour": 9}']
@@ -102,13 +102,13 @@ def test_tools_return_their_results_and_calls_are_kept(
 @pytest.mark.clients
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_faults_fail_calls_and_the_next_call_succeeds(
-    mcp: McpServer, asked: Asking, transport: str
+    mcp: McpServer, outcomes_of: Asking, transport: str
 ) -> None:
     mcp.tool("search", "found")
     mcp.fault("error", "search", times=1, message="no network")
     mcp.fault("protocol-error", times=1, message="out of order")
     mcp.fault("delay", times=1, seconds=0.01)
-    outcomes = asked(transport, *[("search", {})] * 4)["results"]
+    outcomes = outcomes_of(transport, *[("search", {})] * 4)["results"]
     assert (outcomes[0]["is_error"], outcomes[0]["text"]) == (True, "no network")
     assert outcomes[1] == {"exception": "out of order"}
     assert [outcome["text"] for outcome in outcomes[2:]] == ["found", "found"]
@@ -120,11 +120,11 @@ def test_faults_fail_calls_and_the_next_call_succeeds(
     [("http", "disconnect"), ("http", "hang"), ("http", "malformed"), ("stdio", "hang")],
 )
 def test_a_call_that_gets_no_answer_ends_with_an_error_of_the_client(
-    mcp: McpServer, asked: Asking, transport: str, action: str
+    mcp: McpServer, outcomes_of: Asking, transport: str, action: str
 ) -> None:
     mcp.tool("search", "found")
     mcp.fault(action, times=1, seconds=0.01)
-    [outcome] = asked(transport, ("search", {}))["results"]
+    [outcome] = outcomes_of(transport, ("search", {}))["results"]
     assert "exception" in outcome
     [call] = mcp.calls()
     assert (call.tool, call.fault, call.result) == ("search", action, None)
@@ -132,16 +132,16 @@ def test_a_call_that_gets_no_answer_ends_with_an_error_of_the_client(
 
 @pytest.mark.clients
 def test_a_reset_server_has_no_tools_and_no_calls_at_the_same_address(
-    mcp: McpServer, asked: Asking
+    mcp: McpServer, outcomes_of: Asking
 ) -> None:
     mcp.tool("search", "found")
     mcp.fault("error")
     url = mcp.url
-    asked("http", ("search", {}))
+    outcomes_of("http", ("search", {}))
     mcp.reset()
     assert mcp.calls() == []
     mcp.tool("other", "new")
-    outcomes = asked("http", ("other", {}), ("search", {}))
+    outcomes = outcomes_of("http", ("other", {}), ("search", {}))
     assert mcp.url == url
     assert outcomes["results"][0]["text"] == "new"
     assert outcomes["results"][1]["exception"] == "Unknown tool: search"

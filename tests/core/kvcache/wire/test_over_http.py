@@ -244,7 +244,8 @@ def test_new_and_read_blocks_are_told_apart(empty: Both) -> None:
         new, cached_usage = (
             USAGE[path](told_usage(client.post(path, body).text)) for _ in range(2)
         )
-        tokens, whole = new[0], new[0] // 32 * 32
+        tokens = new[0]
+        whole = new[0] // 32 * 32
         assert new == (tokens, 0, whole) and tokens > 64, (path, stream)
         cached_tokens = (tokens - 1) // 32 * 32
         assert cached_usage == (tokens, cached_tokens, whole - cached_tokens), (path, stream)

@@ -14,7 +14,9 @@ from tests.core.middleware.test_http_log import NAME
 from tests.hostile.raw_client import Whole, Wire, ask, get, http_post
 from tests.running_server import RunningServer, running_server
 
-FIRST, SECOND, ADMIN = "key-of-the-first", "key-of-the-second", "key-of-the-admin"
+FIRST = "key-of-the-first"
+SECOND = "key-of-the-second"
+ADMIN = "key-of-the-admin"
 UNAUTHORIZED = b'{"error":"Unauthorized"}'
 COMPLETIONS = "/v1/completions"
 GUARDED = (

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.hostile.raw_client import Wire, get, http_post, requests_by_way, wait_until
 from tests.running_server import RunningServer, running_server
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 JSON = "Content-Type: application/json"
 GENERAL = "TE: trailers"
 """A header that means nothing here, and that only the general way takes."""
@@ -31,7 +32,8 @@ class Twin:
     """Two servers with the same seed: what one gets as it is, the other gets by the general way."""
 
     def __init__(self, plain: RunningServer, general: RunningServer) -> None:
-        self.plain, self.general = plain, general
+        self.plain = plain
+        self.general = general
         self.wires = Wire(plain.port), Wire(general.port)
 
     def ask(self, path: str, body: bytes, *headers: str) -> list[tuple[int, dict[str, str], bytes]]:
@@ -172,7 +174,8 @@ def test_only_plain_requests_take_the_fast_path(twin: Twin) -> None:
 @pytest.mark.parametrize("connection", [(), ("Connection: close",)])
 def test_probe_has_the_same_answer_on_both_paths(twin: Twin, connection: tuple[str, ...]) -> None:
     for path in ("/health", "/ping", "/version", "/load", "/ready", "/health/ready"):
-        counts_before, answers = twin.ways()[0], []
+        counts_before = twin.ways()[0]
+        answers = []
         for server, extra_headers in ((twin.plain, ()), (twin.general, (GENERAL,))):
             head = "\r\n".join((f"GET {path} HTTP/1.1", "Host: test", *connection, *extra_headers))
             with Wire(server.port) as wire:

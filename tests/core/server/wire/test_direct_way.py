@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 
 from scripts.surface import is_flag
-from tests.hostile.raw_client import Wire, get, http_post, post, requests_by_way, wait_until
+from tests.hostile.raw_client import (
+    Wire,
+    get,
+    http_post,
+    post,
+    requests_by_way,
+    wait_for_value,
+    wait_until,
+)
+from tests.hostile.waits import wait_for_log
 from tests.running_server import RunningServer, free_port, running_command, running_server
 
 CHAT_PATH = "/v1/chat/completions"
@@ -197,9 +206,9 @@ def test_client_that_leaves_while_a_handler_waits_ends_the_request() -> None:
         with Wire(server.port) as wire:
             wire.post({**CHAT, "stop": "e"}, CHAT_PATH)
             wait_until(lambda: b"num_requests_running{" in get(server.port, "/metrics").body)
-            wait_until(lambda: _running(server) == 1)
-        wait_until(lambda: _running(server) == 0)
-        wait_until(lambda: f"POST {CHAT_PATH} 499" in server.log())
+            wait_for_value(_running, server, equals=1)
+        wait_for_value(_running, server, equals=0)
+        wait_for_log(server, f"POST {CHAT_PATH} 499")
         assert requests_by_way(server.port)["direct"] > 0
 
 
@@ -215,7 +224,7 @@ def test_stop_cuts_a_handler_that_waits_beyond_the_graceful_timeout() -> None:
     with running_server(*flags, env={"SIM_FAST_PATH": "true"}) as server:
         with Wire(server.port) as wire:
             wire.post({**CHAT, "stop": "e"}, CHAT_PATH)
-            wait_until(lambda: _running(server) == 1)
+            wait_for_value(_running, server, equals=1)
             start_s = time.monotonic()
             server.stop()
             wire.seconds_until_closed()
@@ -372,7 +381,7 @@ def test_handler_that_fails_in_any_way_answers_500_and_keeps_the_connection(
             assert answer.status == 500
             assert answer.json()["error"]["type"] == "InternalServerError"
             assert "x-even" not in answer.headers
-    wait_until(lambda: "a request failed unexpectedly" in odd.log())
+    wait_for_log(odd, "a request failed unexpectedly")
 
 
 @pytest.mark.parametrize("header", ("X-Failing: 1", "X-Panic: 1"))
@@ -387,7 +396,7 @@ def test_middleware_that_fails_answers_500_and_frees_its_slot(
     with Wire(odd.port) as wire:
         for _ in range(2):
             assert wire.send(request).answer().status == 500
-    wait_until(lambda: _running(odd) == 0)
+    wait_for_value(_running, odd, equals=0)
 
 
 def test_piece_of_a_body_that_fails_closes_the_connection(odd: RunningServer) -> None:

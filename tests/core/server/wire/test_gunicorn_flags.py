@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.hostile.raw_client import Wire, ask, get, post, wait_until
+from tests.hostile.waits import wait_for_log
 from tests.running_server import running_gunicorn
 
 LINE = re.compile(
@@ -42,7 +43,8 @@ def expected(lengths: list[int]) -> list[tuple[str, int]]:
 def test_gunicorn_flags_direct_logs_and_statsd_counts_every_request(
     tmp_path: Path,
 ) -> None:
-    access, errors = tmp_path / "access.log", tmp_path / "errors.log"
+    access = tmp_path / "access.log"
+    errors = tmp_path / "errors.log"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
         statsd.bind(("127.0.0.1", 0))
         statsd.settimeout(20)
@@ -118,7 +120,7 @@ def test_pidfile_names_the_arbiter_until_the_server_ends(tmp_path: Path) -> None
     with running_gunicorn("--pid", str(pidfile)) as server:
         assert int(pidfile.read_text()) == server.process.pid
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "Hang up: Master" in server.log())
+        wait_for_log(server, "Hang up: Master")
         assert post(server.port, ask()).status == 200
         assert int(pidfile.read_text()) == server.process.pid
         server.process.send_signal(signal.SIGTERM)

@@ -19,8 +19,8 @@ from tests.hostile.raw_client import (
     metric,
     post,
     running,
-    wait_until,
 )
+from tests.hostile.waits import wait_for_running
 from tests.other_workers import THREADS, served_by
 from tests.running_server import QUICK_STEPS, RunningServer
 
@@ -42,7 +42,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "server" in request.fixturenames:
         port = request.getfixturevalue("server").port
-        wait_until(lambda: running(port) == 0)
+        wait_for_running(port, 0)
 
 
 def text_of(port: int, number: int) -> str:

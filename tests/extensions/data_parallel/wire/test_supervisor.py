@@ -16,7 +16,8 @@ import requests
 
 from tests.config.wire.test_headless import listening_ports
 from tests.conformance.clients import openai_client
-from tests.hostile.raw_client import wait_until
+from tests.hostile.raw_client import wait_for_value
+from tests.hostile.waits import wait_for_log
 from tests.running_server import RunningServer, free_port, running_image
 
 FIRST_RANK = 2
@@ -36,7 +37,7 @@ def supervised(*flags: str) -> Iterator[tuple[RunningServer, str]]:
     ]
     with running_image(*words, *flags) as server:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: status_of(url) == 200)
+        wait_for_value(status_of, url, equals=200)
         yield server, url
 
 
@@ -113,7 +114,7 @@ def test_a_rank_that_does_not_answer_ends_the_server() -> None:
             if listening_ports(child.pid) == {server.port + 1}
         ]
         os.kill(stopped, signal.SIGSTOP)
-        wait_until(lambda: "stopping the server" in server.log())
+        wait_for_log(server, "stopping the server")
         assert status_of(supervisor) in (503, None)
         os.kill(stopped, signal.SIGCONT)
         assert server.process.wait(20) == 0
@@ -133,7 +134,7 @@ def test_the_supervisor_is_not_ready_while_the_server_ends() -> None:
             )
             next(iter(stream))
             server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: status_of(supervisor) == 503)
+            wait_for_value(status_of, supervisor, equals=503)
             assert len(list(stream)) > 10
         assert server.process.wait(20) == 0
         assert status_of(supervisor) is None
@@ -151,6 +152,6 @@ def test_a_supervisor_port_in_use_is_logged_and_tried_again() -> None:
     with ExitStack() as held:
         held.enter_context(socket.create_server(("127.0.0.1", taken)))
         with running_image(*words, *options) as server:
-            wait_until(lambda: "supervisor: cannot listen at" in server.log())
+            wait_for_log(server, "supervisor: cannot listen at")
             held.close()
-            wait_until(lambda: status_of(url) == 200)
+            wait_for_value(status_of, url, equals=200)

@@ -11,8 +11,10 @@ from app.extensions.datasets.catalogue import text_hash
 from tests.client import MODEL, Client, served
 from tests.extensions.datasets.file_server import open_shop
 
-ASKED, ANSWERED = "What colour is the sky?", "It is blue at noon and red in the evening."
-LATER, ANSWERED_LATER = "And at night?", "Black, with stars."
+ASKED = "What colour is the sky?"
+ANSWERED = "It is blue at noon and red in the evening."
+LATER = "And at night?"
+ANSWERED_LATER = "Black, with stars."
 TURNS = [("user", ASKED), ("assistant", ANSWERED), ("user", LATER)]
 OLDER = ["Grey", ",", " of", " old", "."]
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.client import Client, served
-from tests.hostile.raw_client import wait_until
+from tests.hostile.raw_client import wait_for_value
 
-RUNNING, WAITING = "vllm:num_requests_running{", "vllm:num_requests_waiting{"
+RUNNING = "vllm:num_requests_running{"
+WAITING = "vllm:num_requests_waiting{"
 USAGE = "vllm:kv_cache_usage_perc{"
 CHOKE = "/admin/choke"
 LATENCY = ("--time-to-first-token", "50ms", "--server-dev-mode")
@@ -65,7 +66,7 @@ def test_nothing_starts_until_the_engine_is_let_go(client: Client, choke: dict[s
     with ThreadPoolExecutor(6) as pool:
         with choked(client, **choke):
             futures = [pool.submit(client.complete) for _ in range(6)]
-            wait_until(lambda: total(client, WAITING) == 6)
+            wait_for_value(total, client, WAITING, equals=6)
             assert total(client, RUNNING) == 0
             assert client.get(CHOKE).json()["waiting"] == 6
             if "kv_blocks" in choke:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.client import EVERY_ROUTE, Client, served
-from tests.hostile.raw_client import Wire, ask, wait_until
+from tests.hostile.raw_client import Wire, ask, wait_for_value, wait_until
 
-RUNNING, WAITING = "vllm:num_requests_running{", "vllm:num_requests_waiting{"
+RUNNING = "vllm:num_requests_running{"
+WAITING = "vllm:num_requests_waiting{"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def test_at_level_0_requests_wait(client: Client) -> None:
     assert client.get("/is_sleeping").json() == {"is_sleeping": True}
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.complete)
-        wait_until(lambda: client.metric(WAITING) == 1)
+        wait_for_value(client.metric, WAITING, equals=1)
         client.post("/wake_up")
         assert waiting.result(20)["choices"][0]["finish_reason"] == "length"
     assert client.get("/is_paused").json() == {"is_paused": False}
@@ -46,7 +47,7 @@ def test_a_pause_aborts_what_runs_and_keeps_what_comes_waiting(client: Client) -
         assert list(events)[-1]["choices"][0]["finish_reason"] == "abort"
         pace(client, "0s")
         late = pool.submit(client.complete)
-        wait_until(lambda: client.metric(WAITING) == 1)
+        wait_for_value(client.metric, WAITING, equals=1)
         assert client.post("/resume").json() == {"status": "resumed"}
         assert late.result(20)
     assert (client.metric(RUNNING), client.metric(WAITING)) == (0, 0)
@@ -111,7 +112,8 @@ def test_an_aborted_request_ends_with_abort(
         next(events)
         assert client.post(path, {"request_ids": ["cmpl-mine"]}).status_code == 200
         body: dict[str, Any] = {} if ids is None else {"request_ids": ids}
-        answer, named = client.post(path, body), path.startswith("/inference")
+        answer = client.post(path, body)
+        named = path.startswith("/inference")
         if named and ids is None:
             assert answer.status_code == 400
             answer = client.post(path, {"request_ids": "cmpl-mine-0"})
@@ -195,6 +197,6 @@ def test_plain_requests_are_rejected_during_a_pause_where_vllm_rejects_them() ->
         client.post("/pause?mode=keep")
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(client.complete)
-            wait_until(lambda: client.metric(WAITING) == 1)
+            wait_for_value(client.metric, WAITING, equals=1)
             client.post("/resume")
             assert waiting.result(20)["choices"][0]["finish_reason"] == "length"

@@ -14,6 +14,7 @@ import requests
 from tests.extensions.faults.client import CHAT, PATHS, TEXT, TOKENS, Asker, Got, ask, got, question
 from tests.hostile.raw_client import get, running, wait_until
 from tests.hostile.stressed_server import stressed_server, workers_of
+from tests.hostile.waits import wait_for_running
 from tests.running_server import RunningServer, running_server
 
 DONE = "data: [DONE]"
@@ -38,9 +39,9 @@ def test_a_stream_breaks_off_after_exactly_so_many_chunks(
 ) -> None:
     if version == "1.0":  # where nothing but a reset tells a break from the end
         with pytest.raises(ConnectionResetError):
-            got(faulty.port, path, True, f"disconnect; after={after}", version)
+            got(faulty.port, path, True, f"disconnect; after={after}", version=version)
         return
-    answer = got(faulty.port, path, True, f"disconnect; after={after}", version)
+    answer = got(faulty.port, path, True, f"disconnect; after={after}", version=version)
     assert answer.status == 200 and len(answer.chunks) == after
     assert all(map(is_json, answer.chunks)) and answer.body.endswith(b"\n\n")
     assert not answer.whole
@@ -63,15 +64,15 @@ def test_the_connection_ends_before_the_status_line_or_in_the_middle(
 def test_a_stream_ends_early_as_if_that_were_all(
     faulty: RunningServer, path: str, version: str
 ) -> None:
-    usual = got(faulty.port, path, True, "disconnect; after=100", version)
+    usual = got(faulty.port, path, True, "disconnect; after=100", version=version)
     assert usual.whole and usual.chunks[-1] == DONE and len(usual.chunks) > TOKENS
-    answer = got(faulty.port, path, True, "truncate; after=2", version)
+    answer = got(faulty.port, path, True, "truncate; after=2", version=version)
     assert answer.whole and len(answer.chunks) == 2 and all(map(is_json, answer.chunks))
-    answer = got(faulty.port, path, True, "truncated-json; chunk=3", version)
+    answer = got(faulty.port, path, True, "truncated-json; chunk=3", version=version)
     assert answer.whole and len(answer.chunks) == 2 and all(map(is_json, answer.chunks))
     tail = answer.body.rpartition(b"\n\n")[2].decode()
     assert tail.startswith("data: {") and not is_json(tail)
-    answer = got(faulty.port, path, True, "missing-done", version)
+    answer = got(faulty.port, path, True, "missing-done", version=version)
     assert (
         answer.whole and DONE not in answer.chunks and len(answer.chunks) == len(usual.chunks) - 1
     )
@@ -115,8 +116,8 @@ def test_an_answer_is_empty_or_the_error_that_is_asked_for(
         faulty.port, path, stream, "error; status=503; retry_after=7; type=Busy; message=come later"
     )
     assert answer.status == 503 and answer.headers["retry-after"] == "7"
-    told = {"message": "come later", "type": "Busy", "param": None, "code": 503}
-    assert json.loads(answer.body) == {"error": told}
+    expected_error = {"message": "come later", "type": "Busy", "param": None, "code": 503}
+    assert json.loads(answer.body) == {"error": expected_error}
     returned = got(faulty.port, path, stream, X_Return_Error="422")
     error = json.loads(returned.body)["error"]
     assert (returned.status, error["code"], error["type"]) == (422, 422, "UnprocessableEntityError")
@@ -209,14 +210,16 @@ def test_who_waits_waits_alone_and_gives_its_place_back_when_it_leaves(
         received = b""
         while received.count(b"data: ") < seen or b"\r\n\r\n" not in received:
             received += asker.sock.recv(65536)
-        wait_until(lambda: running(faulty.port) == 1)
+        wait_for_running(faulty.port, 1)
         for path in PATHS:
             assert got(faulty.port, path, True).chunks[-1] == DONE
         assert running(faulty.port) == 1 and received.count(b"data: ") == seen
-    wait_until(lambda: running(faulty.port) == 0)
+    wait_for_running(faulty.port, 0)
 
 
-MESSAGES, GENERATE, BATCH = "/v1/messages", "/inference/v1/generate", "/v1/chat/completions/batch"
+MESSAGES = "/v1/messages"
+GENERATE = "/inference/v1/generate"
+BATCH = "/v1/chat/completions/batch"
 STOP = "event: message_stop"
 
 
@@ -305,7 +308,7 @@ def test_places_and_connections_come_back_after_hundreds_of_faults() -> None:
         ]
         with ThreadPoolExecutor(8) as clients:
             list(clients.map(lambda arguments: ask_and_be_cut(server.port, *arguments), wanted))
-        wait_until(lambda: running(server.port) == 0)
+        wait_for_running(server.port, 0)
         (worker,) = workers_of(server)
         files_before = open_files(worker)
         for _ in range(100):
@@ -316,7 +319,7 @@ def test_places_and_connections_come_back_after_hundreds_of_faults() -> None:
 
 def ask_and_be_cut(port: int, path: str, stream: bool, fault: str, version: str) -> None:
     with suppress(ConnectionResetError):  # so a stream of HTTP/1.0 breaks off
-        ask(port, path, stream, fault, version)
+        ask(port, path, stream, fault, version=version)
 
 
 def open_files(process: int) -> int:
@@ -334,7 +337,7 @@ def test_a_client_that_leaves_a_faulty_stream_frees_its_place() -> None:
                     received = b""
                     while b"}{" not in received:
                         received += asker.sock.recv(65536)
-            wait_until(lambda: running(server.port) == 0)
+            wait_for_running(server.port, 0)
         # A place is free a moment before it is known whose fault it was.
         wait_until(
             lambda: (

@@ -21,12 +21,11 @@ from tests.extensions.forms.schema.drawing import sample
 TIMES = 20
 RANGES = ToolSettings()
 
-STRING, INTEGER = {"type": "string"}, {"type": "integer"}
-NULL, HIGH, HERE = (
-    {"type": "null"},
-    {"type": "integer", "minimum": 1000},
-    {"$anchor": "d", "type": "integer"},
-)
+STRING = {"type": "string"}
+INTEGER = {"type": "integer"}
+NULL = {"type": "null"}
+HIGH = {"type": "integer", "minimum": 1000}
+HERE = {"$anchor": "d", "type": "integer"}
 SOME = {"type": "array", "minItems": 2, "items": {"anyOf": [{"$ref": "#/$defs/node"}, STRING]}}
 CHILDREN = {"type": "object", "properties": {"some": SOME}, "required": ["some"]}
 CARD = {"properties": {"card": STRING}, "required": ["card"]}

@@ -35,7 +35,7 @@ def test_both_protocols_are_answered_on_one_port(unset: RunningServer) -> None:
 
 def generated_tokens(port: int) -> int:
     with connected(port) as engine:
-        return len(tokens_of(engine.said(generate(max_tokens=3, ignore_eos=True))))
+        return len(tokens_of(engine.generate(generate(max_tokens=3, ignore_eos=True))))
 
 
 def test_kv_events_need_the_setting_or_an_endpoint() -> None:

@@ -12,6 +12,7 @@ from tests.extensions.grpc.client import Engine, connected, generate
 from tests.extensions.grpc.raw import GOAWAY, RawClient, call
 from tests.hostile.raw_client import PATIENCE_S, wait_until
 from tests.hostile.stressed_server import workers_of
+from tests.hostile.waits import wait_for_new_workers
 from tests.running_server import running_server
 
 pytestmark = pytest.mark.grpc
@@ -54,7 +55,7 @@ class Callers:
     def work(self) -> None:
         while not self.is_over.is_set():
             try:
-                self.engine.said(generate(max_tokens=5))
+                self.engine.generate(generate(max_tokens=5))
                 self.answered += 1
             except Exception as error:
                 self.failures.append(repr(error))
@@ -84,7 +85,5 @@ def test_reloads_lose_no_call() -> None:
             wait_until(lambda answered=answered: callers.answered > answered)  # type: ignore[misc]
             workers_before = set(workers_of(server))
             server.process.send_signal(signal.SIGHUP)
-            wait_until(
-                lambda workers_before=workers_before: workers_before.isdisjoint(workers_of(server))
-            )  # type: ignore[misc]
+            wait_for_new_workers(server, workers_before)
     assert callers.failures == []

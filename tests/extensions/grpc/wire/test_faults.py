@@ -34,7 +34,7 @@ def test_a_stream_can_end_too_early(engine: Engine) -> None:
         ("empty", []),
         ("missing-done", ["chunk"] * 5),
     ):
-        messages = engine.said(generate(ignore_eos=True), metadata=[("x-fault", rule)])
+        messages = engine.generate(generate(ignore_eos=True), metadata=[("x-fault", rule)])
         assert [message.WhichOneof("response") for message in messages] == kinds
 
 
@@ -68,7 +68,7 @@ def test_a_connection_can_break(served: RunningServer) -> None:
         with pytest.raises(grpc.RpcError) as broken:
             list(call)
         assert broken.value.code() == Code.UNAVAILABLE
-        assert ends_of(engine.said(generate()))  # over another connection
+        assert ends_of(engine.generate(generate()))  # over another connection
 
 
 def test_a_failure_by_chance_has_the_message_of_http() -> None:

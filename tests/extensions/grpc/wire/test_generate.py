@@ -54,7 +54,7 @@ def http_choices(
 def grpc_choices(
     engine: Engine, ids: list[int], sampling: dict[str, Any], stream: bool
 ) -> list[tuple[Any, ...]]:
-    messages = engine.said(generate(ids, stream, **sampling))
+    messages = engine.generate(generate(ids, stream, **sampling))
     choices = []
     for end in sorted(ends_of(messages), key=lambda end: end.index):
         stop = end.WhichOneof("matched_stop")
@@ -85,17 +85,17 @@ def test_a_whole_answer_says_it_too(served: RunningServer, engine: Engine) -> No
 def test_a_text_is_a_prompt_too(engine: Engine) -> None:
     request = generate()
     request.text = "This is a test."
-    assert {end.prompt_tokens for end in ends_of(engine.said(request))} == {5}
+    assert {end.prompt_tokens for end in ends_of(engine.generate(request))} == {5}
 
 
 def test_a_prompt_that_is_cut_has_room_for_a_reply(engine: Engine) -> None:
     request = generate([7] * 5000, truncate_prompt_tokens=10)
     request.sampling_params.ClearField("max_tokens")
-    assert {end.prompt_tokens for end in ends_of(engine.said(request))} == {10}
+    assert {end.prompt_tokens for end in ends_of(engine.generate(request))} == {10}
 
 
 def test_log_probabilities_are_those_of_http(served: RunningServer, engine: Engine) -> None:
-    messages = engine.said(generate(range(1, 20), seed=4, logprobs=2, prompt_logprobs=1))
+    messages = engine.generate(generate(range(1, 20), seed=4, logprobs=2, prompt_logprobs=1))
     sampling = {"seed": 4, "max_tokens": 5, "logprobs": 2, "prompt_logprobs": 1}
     body = {"token_ids": list(range(1, 20)), "sampling_params": sampling}
     answer = requests.post(f"{served.url}/inference/v1/generate", json=body, timeout=LIMIT_S).json()
@@ -112,14 +112,14 @@ def test_log_probabilities_are_those_of_http(served: RunningServer, engine: Engi
         answer["prompt_logprobs"][1]["2"]["logprob"], rel=1e-5
     )
     assert not any(chunk.HasField("input_logprobs") for chunk in chunks[1:])
-    [end] = ends_of(engine.said(generate(range(1, 20), False, seed=4, logprobs=2)))
+    [end] = ends_of(engine.generate(generate(range(1, 20), False, seed=4, logprobs=2)))
     assert len(end.output_logprobs.token_ids) == len(end.output_logprobs.top_logprobs) == 5
 
 
 def test_whoever_prefills_tells_where_the_cache_is(engine: Engine) -> None:
     request = generate(range(1, 33), False)
     request.kv_transfer_params_json = '{"do_remote_decode": true}'
-    [end] = ends_of(engine.said(request))
+    [end] = ends_of(engine.generate(request))
     params = json.loads(end.kv_transfer_params_json)
     assert (params["remote_block_ids"], params["do_remote_prefill"]) == ([[1, 2]], True)
     assert (end.kv_transfer_params.remote_host, end.kv_transfer_params.remote_port) == (
@@ -189,7 +189,7 @@ def test_every_other_field_is_taken(engine: Engine) -> None:
     request.extra_mm_inputs.add(
         modality=3, mm_placeholders=[messages.PlaceholderRange(offset=2, length=1)]
     )
-    [end] = ends_of(engine.said(request))
+    [end] = ends_of(engine.generate(request))
     assert end.prompt_tokens == 4
 
 
@@ -202,13 +202,13 @@ def test_a_request_with_the_fields_of_llm_ds_simulator_is_understood(
     )
     request.sampling_params.max_tokens = most_tokens
     with running_server("--grpc", "--mode", "echo") as server, connected(server.port) as engine:
-        said = engine.said(request)
+        responses = engine.generate(request)
         request.stream = False
-        [whole] = ends_of(engine.said(request))
+        [whole] = ends_of(engine.generate(request))
     expected_tokens = [5, 6, 7, 8] + ([0] if finish == "stop" else [])  # the end of text
-    assert tokens_of(said) == list(whole.output_ids) == expected_tokens
-    [end] = ends_of(said)
-    assert (end.finish_reason, end.prompt_tokens, len(said)) == (
+    assert tokens_of(responses) == list(whole.output_ids) == expected_tokens
+    [end] = ends_of(responses)
+    assert (end.finish_reason, end.prompt_tokens, len(responses)) == (
         finish,
         4,
         len(expected_tokens) + 1,

@@ -45,7 +45,7 @@ def raw(served: RunningServer) -> Iterator[RawClient]:
 @pytest.fixture(autouse=True)
 def others_are_served(request: pytest.FixtureRequest, engine: Engine) -> Iterator[None]:
     yield
-    assert ends_of(engine.said(generate()))
+    assert ends_of(engine.generate(generate()))
     assert engine.running() == 0
 
 
@@ -175,7 +175,7 @@ def test_a_client_that_gives_no_room_holds_up_nobody(
     with raw.sock:
         raw.send(settings_frame({frames.INITIAL_WINDOW_SIZE: window}))
         raw.send(call(generate(max_tokens=500, ignore_eos=True)))
-        assert ends_of(engine.said(generate(), wait_for_ready=True))
+        assert ends_of(engine.generate(generate(), wait_for_ready=True))
         kinds = [kind for kind, _, stream, _ in raw.until_reset() if stream == 1]
     assert kinds[-1] == frames.RST_STREAM
     engine.wait_for(0)
@@ -188,7 +188,9 @@ def test_rubbish_is_borne(served: RunningServer, seed: int) -> None:
     raw.sock.settimeout(0.2)
     with raw.sock:
         for _ in range(200):
-            kind, flags, stream = rng.randrange(12), rng.randrange(256), rng.randrange(8)
+            kind = rng.randrange(12)
+            flags = rng.randrange(256)
+            stream = rng.randrange(8)
             payload = rng.choice(
                 [headers(), rng.randbytes(rng.randrange(40)), message(rng.randbytes(9))]
             )
@@ -211,7 +213,7 @@ def test_answers_that_are_not_taken_are_not_made(served: RunningServer, engine: 
         raw.send(*[frame(frames.DATA, 0, 1, many)] * 8)
         assert raw.ends(1)["grpc-status"] == "8"
         assert worker.memory_info().rss - memory_before < 10 << 20
-    assert ends_of(engine.said(generate()))
+    assert ends_of(engine.generate(generate()))
 
 
 def test_headers_of_calls_that_do_not_go_on_are_bounded(served: RunningServer) -> None:
@@ -257,7 +259,8 @@ def test_a_stream_that_is_too_late_has_one_line_in_the_log_which_shows_no_key() 
 
 def test_a_subscriber_that_reads_late_has_every_batch() -> None:
     """The room for its answer is used up at the first batch, and comes back after the last."""
-    subscribe, request = "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", message(b"")
+    subscribe = "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents"
+    request = message(b"")
     firsts = (1000, 2000, 3000)
     with (
         running_server("--grpc", "--enable-kvcache", "true") as server,
@@ -271,7 +274,7 @@ def test_a_subscriber_that_reads_late_has_every_batch() -> None:
             raw.send(frame(frames.DATA, frames.END_STREAM, 1, request))
             wait_until(lambda: (raw.frame() or (None,))[0] == frames.HEADERS)
             for first in firsts:
-                engine.said(generate(range(first, first + 33), max_tokens=2))
+                engine.generate(generate(range(first, first + 33), max_tokens=2))
             raw.send(frames.window_update(1, 1 << 20))
             received = b""
             while not all(varint(first) + varint(first + 1) in received for first in firsts):

@@ -49,13 +49,12 @@ UNKNOWN = 0x17
 MARK = b"the mark"
 MOST = 1 << 14
 
-Wrong, Calm, Size, Flow = (
-    ErrorCodes.PROTOCOL_ERROR,
-    ErrorCodes.ENHANCE_YOUR_CALM,
-    ErrorCodes.FRAME_SIZE_ERROR,
-    ErrorCodes.FLOW_CONTROL_ERROR,
-)
-Closed, Coding = ErrorCodes.STREAM_CLOSED, ErrorCodes.COMPRESSION_ERROR
+Wrong = ErrorCodes.PROTOCOL_ERROR
+Calm = ErrorCodes.ENHANCE_YOUR_CALM
+Size = ErrorCodes.FRAME_SIZE_ERROR
+Flow = ErrorCodes.FLOW_CONTROL_ERROR
+Closed = ErrorCodes.STREAM_CLOSED
+Coding = ErrorCodes.COMPRESSION_ERROR
 Steps = bytes | tuple[bytes | int, ...]
 """What is sent; a number waits until the stream of that number has ended."""
 
@@ -67,7 +66,7 @@ class Expected:
     it ends; `stream`: it or the connection ends; `end`: answered; `life`: no more.
     """
 
-    of: Literal["connection", "stream", "end", "life"]
+    outcome: Literal["connection", "stream", "end", "life"]
     codes: tuple[ErrorCodes, ...] = ()
     stream: int = 1
 
@@ -170,7 +169,8 @@ ANSWERED: dict[str, Steps] = {
     "6.10 CONTINUATION": parts(headers()[:HALF], headers()[HALF:]) + SAID,
     "6.10 an empty begin": parts(b"", headers()) + SAID,
     "6.10 an empty one": parts(headers()[:HALF], b"", headers()[HALF:]) + SAID,
-    "6.10 many": parts(*(headers()[at : at + 4] for at in range(0, len(headers()), 4))) + SAID,
+    "6.10 many": parts(*(headers()[start : start + 4] for start in range(0, len(headers()), 4)))
+    + SAID,
     "6.2 a priority": frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, bytes(4) + b"\x0f" + headers())
     + SAID,
     "6.5.2 no streams of the server": settings_frame({3: 0}) + CALL,
@@ -249,7 +249,7 @@ CASES: dict[str, tuple[Steps, Expected]] = {
         connection_error(Calm),
     ),
     "10.5 settings without end": (
-        b"".join(settings_frame({at: 0}) for at in range(100, 2000)),
+        b"".join(settings_frame({identifier: 0}) for identifier in range(100, 2000)),
         connection_error(Calm),
     ),
     "10.5.1 a bomb": (
@@ -300,17 +300,18 @@ class Seen:
     def meets(self, expected: Expected) -> bool:
         """An error of a stream may be one of the connection (RFC 9113, section 5.4)."""
         ended_by = self.goaway and self.goaway[1]
-        if expected.of == "connection":
+        if expected.outcome == "connection":
             return self.is_over and ended_by in expected.codes
-        if expected.of == "stream":
+        if expected.outcome == "stream":
             return (self.resets.get(expected.stream) or ended_by) in expected.codes
         is_alive = not self.is_over and self.goaway is None and (ACK, MARK) in self.pings
-        return is_alive and (expected.of == "life" or expected.stream in self.ended)
+        return is_alive and (expected.outcome == "life" or expected.stream in self.ended)
 
 
 def seen_of(port: int, steps: Steps, expected: Expected) -> Seen:
     """Sends `steps` and then a PING, and reads until that is answered."""
-    seen, client = Seen(), RawClient(port)
+    seen = Seen()
+    client = RawClient(port)
     with closing(client.sock):
         for step in steps if isinstance(steps, tuple) else (steps,):
             if isinstance(step, bytes):
@@ -320,8 +321,8 @@ def seen_of(port: int, steps: Steps, expected: Expected) -> Seen:
                 _read(client, seen, ended=step)
         with suppress(OSError):
             client.send(frame(PING, 0, 0, MARK))
-        _read(client, seen, ended=expected.stream if expected.of == "end" else 0, marked=True)
-        if expected.of == "connection":
+        _read(client, seen, ended=expected.stream if expected.outcome == "end" else 0, marked=True)
+        if expected.outcome == "connection":
             _read(client, seen, ended=-1)
     return seen
 
@@ -432,7 +433,8 @@ def test_no_more_is_sent_than_windows_allow(served: RunningServer) -> None:
 
 def test_the_window_of_the_connection_holds_for_all_streams(served: RunningServer) -> None:
     request = generate(max_tokens=4000, ignore_eos=True)
-    client, received_bytes = RawClient(served.port), 0
+    client = RawClient(served.port)
+    received_bytes = 0
     with closing(client.sock):
         client.send(settings_frame({INITIAL_WINDOW_SIZE: 1 << 20}))
         client.send(*(call(request, stream) for stream in (1, 3)))

@@ -32,7 +32,7 @@ from tests.extensions.grpc.client import (
     generate,
     tokens_of,
 )
-from tests.hostile.raw_client import metric, wait_until
+from tests.hostile.raw_client import metric, wait_for_value, wait_until
 from tests.running_server import RunningServer, free_port, running_server
 
 pytestmark = pytest.mark.grpc
@@ -122,7 +122,7 @@ def test_a_subscriber_hears_what_the_cache_stores_and_forgets(
     reader = threading.Thread(target=lambda: _hear(batches, heard))
     reader.start()
     batches.initial_metadata()  # which come when somebody listens
-    engine.said(generate(range(100, 133), max_tokens=2))
+    engine.generate(generate(range(100, 133), max_tokens=2))
     wait_until(lambda: any(event.HasField("stored") for event in heard))
     [stored] = [event.stored for event in heard if event.HasField("stored")]
     assert [list(block.token_ids) for block in stored.blocks] == [
@@ -236,9 +236,9 @@ def test_metrics_count_calls_as_they_count_requests(served: RunningServer, engin
         ways = metric(served.port, "understudy_requests_total", way="grpc")
         return [ways, metric(served.port, "vllm:generation_tokens_total"), calls]
 
-    engine.said(generate(max_tokens=3, ignore_eos=True))
+    engine.generate(generate(max_tokens=3, ignore_eos=True))
     counts_before = counted()
-    engine.said(generate(max_tokens=3, ignore_eos=True))
+    engine.generate(generate(max_tokens=3, ignore_eos=True))
     assert [now - earlier for now, earlier in zip(counted(), counts_before, strict=True)] == [
         1,
         3,
@@ -254,7 +254,7 @@ def test_every_rank_has_a_port_for_grpc_of_its_own() -> None:
             with connected(rank_port) as engine:
                 request = generate()
                 request.data_parallel_rank = rank
-                assert ends_of(engine.said(request))
+                assert ends_of(engine.generate(request))
                 assert (
                     requests.get(
                         f"http://127.0.0.1:{rank_port}/health", timeout=LIMIT_S
@@ -316,8 +316,9 @@ def test_keys_and_quotas_hold() -> None:
         other = [("authorization", "Bearer other")]
         assert engine.refusal(generate(), metadata=other)[0] == Code.UNAUTHENTICATED
         key = [("authorization", "Bearer secret")]
-        assert ends_of(engine.said(generate(), metadata=key))
-        url, headers = f"{server.url}/v1/completions", {"Authorization": "Bearer secret"}
+        assert ends_of(engine.generate(generate(), metadata=key))
+        url = f"{server.url}/v1/completions"
+        headers = {"Authorization": "Bearer secret"}
         answer = requests.post(url, json={"prompt": "a"}, headers=headers, timeout=LIMIT_S)
         assert answer.status_code == 200
         assert engine.refusal(generate(), metadata=key)[0] == Code.RESOURCE_EXHAUSTED
@@ -333,7 +334,7 @@ def test_a_server_that_ends_lets_streams_end_but_endless_ones_and_takes_no_more(
         call = engine.stub.Generate(generate(max_tokens=40, ignore_eos=True), timeout=LIMIT_S)
         messages = [next(call)]
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: refused_by(server.port) == Code.UNAVAILABLE)
+        wait_for_value(refused_by, server.port, equals=Code.UNAVAILABLE)
         messages += call
         assert len(tokens_of(messages)) == 40
         assert server.process.wait(LIMIT_S) == 0
@@ -346,7 +347,7 @@ def test_a_server_that_ends_lets_streams_end_but_endless_ones_and_takes_no_more(
 def refused_by(port: int) -> grpc.StatusCode | None:
     with connected(port) as engine:
         try:
-            engine.said(generate())
+            engine.generate(generate())
         except grpc.RpcError as error:
             code: grpc.StatusCode = error.code()
             return code
@@ -364,5 +365,5 @@ def test_a_worker_that_is_killed_comes_back() -> None:
                 list(call)
             assert broken.value.code() == Code.UNAVAILABLE
         with connected(server.port) as engine:
-            assert ends_of(engine.said(generate(), wait_for_ready=True))
+            assert ends_of(engine.generate(generate(), wait_for_ready=True))
             assert engine.running() == 0

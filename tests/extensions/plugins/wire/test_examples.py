@@ -33,7 +33,7 @@ def chat(
     )
 
 
-def said(server: RunningServer, text: str, headers: dict[str, str] | None = None) -> str:
+def reply_text(server: RunningServer, text: str, headers: dict[str, str] | None = None) -> str:
     return str(chat(server, text, headers).json()["choices"][0]["message"]["content"])
 
 
@@ -54,8 +54,8 @@ def latin() -> Iterator[RunningServer]:
 
 
 def test_a_reply_is_the_plugins_where_the_request_asks_for_it(latin: RunningServer) -> None:
-    assert said(latin, "Hello world", {"X-Pig-Latin": "please"}) == "ellohay orldway"
-    assert "ellohay" not in said(latin, "Hello world")
+    assert reply_text(latin, "Hello world", {"X-Pig-Latin": "please"}) == "ellohay orldway"
+    assert "ellohay" not in reply_text(latin, "Hello world")
     assert report(latin)["pig-latin"]["hooks"]["reply"]["errors"] == 0
 
 
@@ -88,7 +88,7 @@ def test_a_setting_of_a_plugin_is_like_any_other(latin: RunningServer) -> None:
     assert requests.post(config, json={"pig-latin-share": 101}, timeout=20).status_code == 400
     try:
         assert requests.post(config, json={"pig-latin-share": 100}, timeout=20).ok
-        assert said(latin, "Hello world") == "ellohay orldway"
+        assert reply_text(latin, "Hello world") == "ellohay orldway"
         assert report(latin)["pig-latin"]["settings"] == {"pig-latin-share": 100}
     finally:
         requests.post(config, json={"pig-latin-share": 0}, timeout=20)

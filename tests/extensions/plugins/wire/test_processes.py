@@ -18,7 +18,7 @@ from tests.hostile.raw_client import wait_until
 from tests.running_server import ROOT, RunningServer, running_gunicorn, running_server
 
 
-def said(url: str) -> str:
+def reply_text(url: str) -> str:
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     answer = requests.post(f"{url}/v1/chat/completions", json=body, timeout=20).json()
     return str(answer["choices"][0]["message"]["content"])
@@ -32,19 +32,19 @@ def reloaded(server: RunningServer, done: Callable[[], bool]) -> None:
 def test_a_reload_reads_a_file_again_and_refuses_one_that_is_broken(plugin: Write) -> None:
     path = plugin(SAYING.format(text="one"))
     with running_server("--plugin", path) as server:
-        assert said(server.url) == "one"
+        assert reply_text(server.url) == "one"
         Path(path).write_text(HEAD + "1 / 0\n")
         reloaded(server, lambda: "reload rejected" in server.log())
-        assert "plugin mine" in server.log() and said(server.url) == "one"
+        assert "plugin mine" in server.log() and reply_text(server.url) == "one"
         plugin(SAYING.format(text="two"))
-        reloaded(server, lambda: said(server.url) == "two")
+        reloaded(server, lambda: reply_text(server.url) == "two")
 
 
 def test_each_rank_has_the_plugins(plugin: Write) -> None:
     path = plugin(SAYING.format(text="one"))
     env = {"SIM_PLUGIN": path, "SIM_DATA_PARALLEL_SIZE": "2"}
     with running_gunicorn(env=env, ports=2) as server:
-        assert said(server.url) == said(f"http://127.0.0.1:{server.port + 1}") == "one"
+        assert reply_text(server.url) == reply_text(f"http://127.0.0.1:{server.port + 1}") == "one"
 
 
 def installed(folder: Path, text: str) -> dict[str, str]:

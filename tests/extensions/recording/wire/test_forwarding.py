@@ -7,6 +7,7 @@ import pytest
 
 from tests.extensions.recording.recordings import exchanges_of, recording_proxy
 from tests.hostile.raw_client import Wire, get, wait_until
+from tests.hostile.waits import wait_for_log
 from tests.http_server import Handler, serving
 from tests.other_workers import served_by
 from tests.running_server import RunningServer, running_server
@@ -37,12 +38,12 @@ class Target:
     """An upstream that answers each request with the target of its request line."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         target = self
 
         class Answering(Handler):
             def do_GET(self) -> None:
-                target.asked.append(self.path)
+                target.requested_paths.append(self.path)
                 if self.path != FORGED:  # no answer at all is not kept
                     self.reply(200, self.path.encode(), Content_Type="text/plain")
 
@@ -80,15 +81,15 @@ def test_paths_are_forwarded_unchanged_or_rejected(
     for path in FORWARDED:
         answer = get(recorder.port, path)
         assert answer.body == path.encode()
-    assert target.asked == [*FORWARDED]
+    assert target.requested_paths == [*FORWARDED]
     for path in REFUSED:
         answer = get(recorder.port, path)
         error = answer.json()["error"]
         assert (answer.status, error["code"], error["type"]) == (400, 400, "BadRequestError"), path
         assert error["message"].endswith("it is not sent to the target.")
-    assert target.asked == [*FORWARDED], "nothing that leaves /v1 reaches the target"
+    assert target.requested_paths == [*FORWARDED], "nothing that leaves /v1 reaches the target"
     assert get(recorder.port, FORGED).status == 502
-    wait_until(lambda: f"not kept: GET {FORGED}: " in recorder.log())
+    wait_for_log(recorder, f"not kept: GET {FORGED}: ")
     assert [
         line for line in recorder.log().splitlines() if line.startswith("not kept: forged")
     ] == []
@@ -107,7 +108,7 @@ def test_slash_and_encoded_slash_are_different_requests(tmp_path: Path, target: 
             for path in ("/v1/models/a%2Fb", "/v1/models/a/b"):
                 assert get(server.port, f"/behind/proxy{path}").body == path.encode()
                 assert get(server.port, path).body == path.encode()
-    assert target.asked == ["/v1/models/a%2Fb", "/v1/models/a/b"]
+    assert target.requested_paths == ["/v1/models/a%2Fb", "/v1/models/a/b"]
 
 
 def test_model_name_cannot_forge_a_log_line(tmp_path: Path, target: Target) -> None:

@@ -20,15 +20,17 @@ import requests
 from app.extensions.recording.exchange import bytes_of, read_exchange
 from tests.extensions.recording.recordings import CHAT, chat, exchange, exchanges_of, written
 from tests.hostile.raw_client import Wire, post, wait_until
+from tests.hostile.waits import wait_for_log
 from tests.other_workers import WORKERS, served_by
 from tests.running_server import RunningServer, free_port, running_server
 
 FLAGS = ("--force-dummy-tokenizer", "--model", "m", "--replay-miss", "record")
 UPSTREAM = ("--force-dummy-tokenizer", "--model", "m", "--journal", "100")
-KEY, TARGET_KEY = "sk-ours-1", "sk-theirs-1"
+KEY = "sk-ours-1"
+TARGET_KEY = "sk-theirs-1"
 
 
-def asked(server: RunningServer) -> list[dict[str, Any]]:
+def journal_of(server: RunningServer) -> list[dict[str, Any]]:
     """The requests that a server has had, by its journal."""
     entries: list[dict[str, Any]] = requests.get(server.url + "/admin/journal", timeout=20).json()[
         "entries"
@@ -69,7 +71,8 @@ def saying(*parts: bytes) -> Iterator[tuple[str, Event]]:
                     left.set()
 
     port: list[int] = []
-    listening, over = Event(), Event()
+    listening = Event()
+    over = Event()
     thread = Thread(target=serve)
     thread.start()
     listening.wait(10)
@@ -85,7 +88,7 @@ def test_the_openai_sdk_is_answered_by_the_target_once_and_then_by_the_file(
     tmp_path: Path, upstream: RunningServer
 ) -> None:
     file = tmp_path / "grows"
-    count_before = len(asked(upstream))
+    count_before = len(journal_of(upstream))
     flags = (*FLAGS, "--replay", str(file), "--target", upstream.url, "--journal", "100")
     with running_server(*flags) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="theirs")
@@ -99,9 +102,11 @@ def test_the_openai_sdk_is_answered_by_the_target_once_and_then_by_the_file(
             return [whole.choices[0].message.content or "", "".join(pieces)]
 
         first = texts()
-        assert [entry["text"] for entry in asked(server)] == first, "as soon as they are answered"
+        assert [entry["text"] for entry in journal_of(server)] == first, (
+            "as soon as they are answered"
+        )
         assert texts() == first
-        assert len(asked(upstream)) - count_before == 2
+        assert len(journal_of(upstream)) - count_before == 2
         assert [model.id for model in client.models.list()] == ["m"]
         wait_until(lambda: report(server)["recorded"] == 3)  # the list of models, too
         counts = report(server)
@@ -126,7 +131,7 @@ def test_stream_is_forwarded_piece_by_piece(tmp_path: Path) -> None:
         wire.reset()
         assert left.wait(20), "a client that leaves ends its request to the target"
         assert exchanges_of(tmp_path / "r") == []
-        wait_until(lambda: "not kept: POST /v1/chat/completions: the client left" in server.log())
+        wait_for_log(server, "not kept: POST /v1/chat/completions: the client left")
 
 
 def test_target_without_answer_gives_one_clear_error(tmp_path: Path) -> None:
@@ -144,7 +149,8 @@ def test_target_without_answer_gives_one_clear_error(tmp_path: Path) -> None:
             f"strange={strange}",
             f"closed={closed}",
         ]
-        file, flags = tmp_path / "r", ("--target-timeout", "0.3s")
+        file = tmp_path / "r"
+        flags = ("--target-timeout", "0.3s")
         with running_server(*FLAGS, *flags, "--replay", str(file), "--target", *targets) as server:
             for model, status, line in (
                 ("silent", 504, f"{silent} did not answer within 0.3 s."),
@@ -215,7 +221,8 @@ def trickling(start: bytes, part: bytes) -> Iterator[str]:
                         client.sendall(part)
 
     port: list[int] = []
-    listening, over = Event(), Event()
+    listening = Event()
+    over = Event()
     thread = Thread(target=serve)
     thread.start()
     listening.wait(10)
@@ -255,7 +262,7 @@ def test_trickling_target_runs_into_the_timeout(tmp_path: Path) -> None:
                 assert "did not answer within 1 s" in error["message"]
             with Wire(server.port) as wire, pytest.raises((HTTPException, OSError)):
                 wire.post({**chat("Hi", stream=True), "model": "chunk"}, CHAT).answer()
-            wait_until(lambda: "its answer did not continue within 1 s" in server.log())
+            wait_for_log(server, "its answer did not continue within 1 s")
     assert exchanges_of(tmp_path / "r") == []
 
 
@@ -272,8 +279,8 @@ def test_broken_answer_is_recorded_and_replayed_as_broken(tmp_path: Path) -> Non
             with pytest.raises((HTTPException, OSError)):
                 post(server.port, chat("Hi"), CHAT)
         assert (report(server)["equal"], report(live)["equal"]) == (1, 1)
-    [kept] = exchanges_of(file)
-    assert kept.answer.is_broken
+    [recorded_exchange] = exchanges_of(file)
+    assert recorded_exchange.answer.is_broken
 
 
 def test_transient_failures_are_forwarded_but_not_recorded(
@@ -319,10 +326,10 @@ def test_header_overrides_the_setting_for_one_request(
                 server.url + CHAT, json=chat(text, max_tokens=1), headers=headers, timeout=20
             )
 
-        count_before = len(asked(upstream))
+        count_before = len(journal_of(upstream))
         assert answer("new", "not-found").status_code == 404
         assert answer("new", "simulate").ok
-        assert len(asked(upstream)) == count_before
+        assert len(journal_of(upstream)) == count_before
         refused = answer("new", "nearest")
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]
@@ -331,7 +338,7 @@ def test_header_overrides_the_setting_for_one_request(
             == "X-Replay-Miss must be one of simulate, not-found, record here, got 'nearest'."
         )
         assert answer("new", "record").ok
-        assert len(asked(upstream)) == count_before + 1
+        assert len(journal_of(upstream)) == count_before + 1
         assert answer("new", "not-found").ok, "it is recorded now"
 
 
@@ -343,7 +350,7 @@ def test_simultaneous_equal_requests_reach_the_target_once(tmp_path: Path) -> No
     ):
         answers = list(several.map(lambda _: post(server.port, chat("Hi"), CHAT).body, range(6)))
         assert len(set(answers)) == 1
-        assert len(asked(live)) == 1
+        assert len(journal_of(live)) == 1
     assert len(exchanges_of(tmp_path / "r")) == 1
 
 
@@ -351,7 +358,8 @@ def test_ranks_share_the_file(tmp_path: Path, upstream: RunningServer) -> None:
     file = tmp_path / "r"
     flags = ("--replay", str(file), "--target", upstream.url, "--data-parallel-size", "2")
     with running_server(*FLAGS, *flags) as server:
-        count_before, ports = len(asked(upstream)), (server.port, server.port + 1)
+        count_before = len(journal_of(upstream))
+        ports = (server.port, server.port + 1)
         bodies = [post(port, chat(f"from {port}", max_tokens=2), CHAT).body for port in ports]
         assert [
             post(port, chat(f"from {port}", max_tokens=2), CHAT).body for port in ports[::-1]
@@ -359,14 +367,17 @@ def test_ranks_share_the_file(tmp_path: Path, upstream: RunningServer) -> None:
         with ThreadPoolExecutor(8) as several:
             chats = [(ports[number % 2], chat(f"{number}", max_tokens=2)) for number in range(40)]
             assert {
-                each.status for each in several.map(lambda it: post(it[0], it[1], CHAT), chats)
+                answer.status
+                for answer in several.map(
+                    lambda port_and_chat: post(port_and_chat[0], port_and_chat[1], CHAT), chats
+                )
             } == {200}
         for port in ports:
             assert (
                 post(port, chat(f"from {ports[port == ports[0]]}", max_tokens=2), CHAT).body
                 in bodies
             )
-        assert len(asked(upstream)) == count_before + 42
+        assert len(journal_of(upstream)) == count_before + 42
     assert len(exchanges_of(file)) == 42
 
 

@@ -184,7 +184,7 @@ SCRIPT = ROOT / "examples" / "scripts" / "weather.yaml"
 TOWNS = ("Rome",)
 
 
-def told(python: str, client: str, server: RunningServer) -> list[str]:
+def client_output(python: str, client: str, server: RunningServer) -> list[str]:
     """What `client` hears, whole and streamed, in each town."""
     done = subprocess.run(
         [python, agents.__file__, client, server.url, "tiny", *TOWNS],
@@ -197,7 +197,7 @@ def told(python: str, client: str, server: RunningServer) -> list[str]:
     return heard
 
 
-def said(exchange: Exchange) -> tuple[object, ...]:
+def answer_content(exchange: Exchange) -> tuple[object, ...]:
     """An answer without its moments, and without what the server says of this very moment."""
     answer = exchange.answer
     headers = sorted((name.lower(), value) for name, value in answer.headers)
@@ -220,19 +220,21 @@ def said(exchange: Exchange) -> tuple[object, ...]:
 def test_the_loop_of_an_agent_is_replayed_byte_by_byte(
     tmp_path: Path, client: str, python: str
 ) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     with (
         running_server("--model=tiny", "--script", str(SCRIPT)) as live,
         recording_proxy(live, first) as proxy,
     ):
-        heard = told(python, client, proxy)
+        heard = client_output(python, client, proxy)
     assert heard == [f"The weather: sun in {town}." for town in TOWNS for _ in range(2)]
     flags = ("--model=other", "--replay", str(first), "--replay-miss", "not-found")
     with running_server(*flags) as other, recording_proxy(other, second) as proxy:
-        assert told(python, client, proxy) == heard
-    recorded, replayed = exchanges_of(first), exchanges_of(second)
+        assert client_output(python, client, proxy) == heard
+    recorded = exchanges_of(first)
+    replayed = exchanges_of(second)
     assert len(recorded) == 4 * len(TOWNS), "each loop asks twice"
     assert [exchange.request.body for exchange in replayed] == [
         exchange.request.body for exchange in recorded
     ]
-    assert [*map(said, replayed)] == [*map(said, recorded)]
+    assert [*map(answer_content, replayed)] == [*map(answer_content, recorded)]

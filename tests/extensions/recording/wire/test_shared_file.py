@@ -25,6 +25,7 @@ from tests.extensions.recording.recordings import (
     written,
 )
 from tests.hostile.raw_client import get, post, wait_until
+from tests.hostile.waits import wait_for_log
 from tests.http_server import Handler, serving
 from tests.other_workers import served_by
 from tests.running_server import RunningServer, running_server
@@ -37,13 +38,13 @@ class Target:
     """A real upstream that answers each chat with its last message, and counts what it is asked."""
 
     def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
+        self.request_counts: Counter[str] = Counter()
         target = self
 
         class Answering(Handler):
             def do_POST(self) -> None:
                 text = json.loads(self.body())["messages"][-1]["content"]
-                target.asked[text] += 1
+                target.request_counts[text] += 1
                 self.reply(
                     200, json.dumps({"echo": text}).encode(), Content_Type="application/json"
                 )
@@ -113,12 +114,12 @@ def test_partial_line_is_skipped_with_one_warning(tmp_path: Path, target: Target
             "other",
             "new",
         ]
-        assert target.asked == {"new": 1, "other": 1}
+        assert target.request_counts == {"new": 1, "other": 1}
         assert server.log().count(f"{file}: line 3") == 1
     with recording_server(target, file) as server:
         assert post(server.port, chat("known"), CHAT).body == b"known"
         assert [say(server, "new"), say(server, "last")] == ["new", "last"]
-        assert target.asked == {"new": 1, "other": 1, "last": 1}
+        assert target.request_counts == {"new": 1, "other": 1, "last": 1}
         assert server.log().count(f"{file}: line 3") == 1
     assert whole_questions_of(file) == ["known", "new", "other", "last"]
     assert file.read_bytes().splitlines()[2] == half
@@ -133,14 +134,15 @@ def test_a_last_line_without_its_newline_is_replayed_and_kept(
         assert post(server.port, chat("known"), CHAT).body == b"known"
         say(server, "new")
     assert questions_of(file) == ["known", "new"]
-    assert target.asked == {"new": 1}
+    assert target.request_counts == {"new": 1}
 
 
 @pytest.mark.parametrize("rotation", ["rename", "replace", "truncate", "delete"])
 def test_a_file_that_is_rotated_while_servers_record_loses_nothing(
     tmp_path: Path, target: Target, rotation: str
 ) -> None:
-    file, rotated = tmp_path / "r", tmp_path / "r.1"
+    file = tmp_path / "r"
+    rotated = tmp_path / "r.1"
     with recording_server(target, file) as server:
         say(server, "one")
         wait_until(lambda: report(server)["recorded"] == 1)
@@ -158,7 +160,7 @@ def test_a_file_that_is_rotated_while_servers_record_loses_nothing(
             file.unlink()
         assert say(server, "one") == "one"
         assert [say(server, "two"), say(server, "two"), say(server, "one")] == ["two", "two", "one"]
-        assert target.asked["two"] == 1
+        assert target.request_counts["two"] == 1
         assert get(server.port, "/admin/replay").status == 200
     assert questions_of(rotated) == ["one"]
     assert sorted(questions_of(file)) == ["one", "two"], "the new file answers both"
@@ -176,10 +178,10 @@ def test_lock_of_another_process_delays_no_answer(tmp_path: Path, target: Target
             assert [*answers] == [f"locked {number}" for number in range(8)]
             assert say(server, "before") == "before"
             assert report(server)["unwritten"] == 8
-            wait_until(lambda: "another process has locked the file" in server.log())
+            wait_for_log(server, "another process has locked the file")
         wait_until(lambda: report(server)["recorded"] == 9)
         assert say(server, "locked 3") == "locked 3"
-        assert (target.asked["before"], target.asked["locked 3"]) == (1, 1)
+        assert (target.request_counts["before"], target.request_counts["locked 3"]) == (1, 1)
         assert report(server)["not_kept"] == 0
         assert server.log().count("another process has locked the file") == 1
     assert sorted(questions_of(file)) == ["before", *(f"locked {number}" for number in range(8))]
@@ -218,14 +220,17 @@ def test_two_servers_on_one_file_relay_once_and_write_whole_lines(
                 assert say(server, text) == text
                 wait_until(
                     lambda: (
-                        sum(report(each)["recorded"] for each in servers) >= target.asked.total()
+                        sum(report(server)["recorded"] for server in servers)
+                        >= target.request_counts.total()
                     )
                 )
-        assert target.asked == {"a": 1, "b": 1}
+        assert target.request_counts == {"a": 1, "b": 1}
         wide = [
             clients.submit(say, servers[number % 2], f"{number} " * 3000) for number in range(40)
         ]
-        assert {each.result().split()[0] for each in wide} == {str(number) for number in range(40)}
+        assert {future.result().split()[0] for future in wide} == {
+            str(number) for number in range(40)
+        }
     assert len(questions_of(file)) == 42
 
 
@@ -235,7 +240,7 @@ def test_kill_9_while_writing_loses_no_written_line(tmp_path: Path, target: Targ
         flags = (*FLAGS, "--replay", str(file), "--target", f"http://127.0.0.1:{port}")
         with running_server(*flags) as survivor:
             with running_server(*flags) as victim, ThreadPoolExecutor(4) as clients:
-                asked = [
+                uploads = [
                     clients.submit(post, victim.port, chat(f"{number} " + "x" * 500_000), CHAT)
                     for number in range(12)
                 ]
@@ -243,7 +248,7 @@ def test_kill_9_while_writing_loses_no_written_line(tmp_path: Path, target: Targ
                 confirmed = whole_questions_of(file)
                 os.killpg(victim.process.pid, signal.SIGKILL)
                 victim.process.wait()
-                for future in asked:
+                for future in uploads:
                     future.exception()
             assert say(survivor, "after") == "after"
             wait_until(lambda: report(survivor)["recorded"] == 1)
@@ -257,7 +262,7 @@ def test_kill_9_while_writing_loses_no_written_line(tmp_path: Path, target: Targ
         with running_server(*flags) as server:
             assert report(server)["exchanges"] == len(written_questions)
             assert say(server, "after") == "after"
-        assert target.asked["after"] == 1
+        assert target.request_counts["after"] == 1
 
 
 def test_full_disk_loses_the_exchange_but_no_answer(tmp_path: Path, target: Target) -> None:
@@ -287,7 +292,8 @@ def children_of(pid: int) -> list[str]:
 
 
 def test_the_recorder_before_a_server_shares_the_rules(tmp_path: Path, target: Target) -> None:
-    file, rotated = tmp_path / "r", tmp_path / "r.1"
+    file = tmp_path / "r"
+    rotated = tmp_path / "r.1"
     with (
         serving(target.handler) as port,
         recording_proxy(f"http://127.0.0.1:{port}", file) as proxy,
@@ -297,7 +303,7 @@ def test_the_recorder_before_a_server_shares_the_rules(tmp_path: Path, target: T
         with file.open("rb") as other:
             fcntl.flock(other, fcntl.LOCK_EX)
             assert say(proxy, "two") == "two"
-            wait_until(lambda: "another process has locked the file" in proxy.log())
+            wait_for_log(proxy, "another process has locked the file")
             assert say(proxy, "three") == "three"
         wait_until(lambda: len(exchanges_of(file)) == 3)
         file.rename(rotated)

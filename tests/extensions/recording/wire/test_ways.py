@@ -21,7 +21,8 @@ from tests.extensions.recording.recordings import (
     recording_proxy,
     written,
 )
-from tests.hostile.raw_client import PATIENCE_S, Wire, get, http_post, post, wait_until
+from tests.hostile.raw_client import PATIENCE_S, Wire, get, http_post, post
+from tests.hostile.waits import wait_for_status
 from tests.other_workers import WORKERS, served_by
 from tests.running_server import running_server
 
@@ -62,7 +63,8 @@ def test_any_worker_replays(tmp_path: Path, worker: str) -> None:
 def test_a_recording_is_made_and_replayed_over_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, trusted = tmp_path / "first", tmp_path / "ca.pem"
+    first = tmp_path / "first"
+    trusted = tmp_path / "ca.pem"
     flags = ("--model=m", "--self-signed-certs")
     with running_server(*flags, "--replay", written(tmp_path / "r", EXCHANGES)) as live:
         trusted.write_text(ssl.get_server_certificate(("127.0.0.1", live.port)))
@@ -108,4 +110,4 @@ def test_a_recording_answers_before_a_real_engine_is_asked(tmp_path: Path) -> No
         assert [order["type"] for order in peer.orders][:1] == ["generate"]
         report = requests.get(server.url + "/admin/replay", timeout=20).json()
         assert (report["equal"], report["missed"]) == (2, 1)
-        wait_until(lambda: get(server.port, "/health").status == 200)
+        wait_for_status(server.port, 200)
