@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import openai
 import pytest
 import requests
 
@@ -24,6 +23,7 @@ from app.core.server.gunicorn.healthcheck import main
 from tests.hostile.raw_client import PATIENCE_S, ask, http_post, wait_until
 from tests.hostile.stressed_server import workers_of
 from tests.running_server import GENERAL_WAY, RunningServer, running_gunicorn
+from tests.sdks import openai
 
 NAMES = ["localhost", "127.0.0.1"]
 LONG = 4000

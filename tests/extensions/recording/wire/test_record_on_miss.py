@@ -13,7 +13,6 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-import openai
 import pytest
 import requests
 
@@ -22,6 +21,7 @@ from tests.extensions.recording.recordings import CHAT, chat, exchange, exchange
 from tests.hostile.raw_client import Wire, post, wait_until
 from tests.other_workers import WORKERS, served_by
 from tests.running_server import RunningServer, free_port, running_server
+from tests.sdks import openai
 
 FLAGS = ("--force-dummy-tokenizer", "--model", "m", "--replay-miss", "record")
 UPSTREAM = ("--force-dummy-tokenizer", "--model", "m", "--journal", "100")
