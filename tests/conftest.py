@@ -136,8 +136,13 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spares the collector what collecting has left: a tenth of all time."""
+    """Spares the collector what collecting has left: a tenth of all time.
+
+    Applications of tests are garbage with cycles. Looking for it after each 50,000 new objects,
+    instead of 700, saves another tenth.
+    """
     gc.freeze()
+    gc.set_threshold(50_000, 10, 5)
     gc.enable()
 
 
