@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 
 class LatePackage:
-    """Has the members of a package, and imports the package at the first use of one."""
+    """Has the classes of a package, and imports the package at the first use of one.
+
+    It has no other members: pytest looks for some in all that a test module contains.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, member: str) -> Any:
+        if not member[0].isupper():
+            raise AttributeError(member)
         return getattr(importlib.import_module(self._name), member)
 
 
