@@ -4,6 +4,7 @@ files that import each other in no circle, none of them too long.
 """
 
 import ast
+import re
 import tokenize
 from collections.abc import Iterator
 from functools import cache
@@ -36,13 +37,18 @@ MODULES = {
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
 def imported(path: Path) -> tuple[str, ...]:
     """The modules of ours that a file names in its imports, also for types alone."""
     return tuple(_imported(path))
 
 
 def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -113,8 +119,7 @@ MAX_IMPORTED_NAMES = 30
 
 def imported_names(path: Path) -> int:
     """Returns how many names of ours a file imports when it runs."""
-    tree = ast.parse(path.read_text("utf-8"))
-    nodes = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in tree_of(path).body if isinstance(node, ast.ImportFrom)]
     return sum(
         len(node.names)
         for node in nodes
@@ -142,8 +147,16 @@ def token_count(path: Path) -> int:
         return sum(token.type not in LAYOUT for token in tokenize.generate_tokens(file.readline))
 
 
+def word_count(path: Path) -> int:
+    """Words and other characters of a file: at least its tokens, and counted fifty times as fast."""
+    return len(re.findall(r"\w+|[^\w\s]", path.read_text("utf-8")))
+
+
 def test_no_file_is_too_large_to_read_in_one_sitting() -> None:
-    sizes = {module: token_count(path) for module, path in MODULES.items()}
+    long_modules = {
+        module: path for module, path in MODULES.items() if word_count(path) > MAX_TOKENS
+    }
+    sizes = {module: token_count(path) for module, path in long_modules.items()}
     assert {module: size for module, size in sizes.items() if size > MAX_TOKENS} == {}
 
 
@@ -196,7 +209,7 @@ def test_functions_of_the_core_get_only_the_sections_that_they_need() -> None:
         function
         for module, path in MODULES.items()
         if module.startswith("app.core.")
-        for function in functions_with_settings(ast.parse(path.read_text("utf-8")), f"{module}:")
+        for function in functions_with_settings(tree_of(path), f"{module}:")
         if not function.startswith(CONTRACT)
     }
     assert functions == set(WITH_ALL_SETTINGS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from app.core.settings import load, settings_table, settings_type
@@ -270,6 +271,7 @@ def test_relative_paths_that_exist_become_absolute(
 def test_what_a_setting_writes_it_reads(name: str, values: st.SearchStrategy[Any]) -> None:
     row = BY_NAME[name]
 
+    @hypothesis_settings(max_examples=40)
     @given(values)
     def round_trip(value: Any) -> None:
         assert row.read(row.write(value)) == value

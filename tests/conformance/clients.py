@@ -1,15 +1,16 @@
 """The openai SDK, and programs that use client libraries, run with the interpreter that has them."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import openai
-
 from tests.needs import CLIENTS_PYTHON, NODE, NODE_CLIENTS
 from tests.running_server import RunningServer
+from tests.sdks import openai
 from vllm_understudy import Server
 
 HERE = Path(__file__).parent

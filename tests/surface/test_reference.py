@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -23,15 +24,20 @@ def first_cells(page: Path) -> list[str]:
     return FIRST_CELL.findall(FENCE.sub("", page.read_text("utf-8")))
 
 
+@cache
+def made(make_page: Callable[[], Page]) -> Page:
+    return make_page()
+
+
 @pytest.mark.parametrize("make_page", PAGES, ids=lambda make_page: make_page.__name__)
 def test_a_generated_page_is_up_to_date(make_page: Callable[[], Page]) -> None:
-    page = make_page()
+    page = made(make_page)
     assert page.path.read_text("utf-8") == page.markdown(), "run: python -m scripts.reference_pages"
 
 
 def test_every_generated_page_is_written_by_the_script() -> None:
     generated = {page.name for page in DOCS.glob("*.md") if page.read_text().startswith(MARKER)}
-    assert generated == {make_page().name for make_page in PAGES}
+    assert generated == {made(make_page).name for make_page in PAGES}
 
 
 def test_every_setting_is_documented_once() -> None:

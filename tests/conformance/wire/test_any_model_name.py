@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import openai
 import pytest
 import requests
 
 from tests.running_server import running_server
+from tests.sdks import openai
 
 FLAGS = ("--model", "understudy-tiny", "--served-model-name", "*", "--embeddings-with-chat")
 

@@ -11,9 +11,17 @@ python = pytest.mark.clients
 node = pytest.mark.node
 
 
+@pytest.fixture(scope="module")
+def litellm_results(vllm: RunningServer) -> Any:
+    """What litellm makes of all requests: its import takes longer than they do."""
+    failing = ("--failure-injection-rate", "100", "--failure-types", "context_length")
+    with running_server("--model", "tiny", *failing) as overflowing:
+        return told_by("litellm_client.py", vllm, overflowing.url)
+
+
 @python
-def test_litellm_completes_streams_and_maps_errors(vllm: RunningServer) -> None:
-    results = told_by("litellm_client.py", vllm)
+def test_litellm_completes_streams_and_maps_errors(litellm_results: Any) -> None:
+    results = litellm_results["answers"]
     assert results["content"] == results["streamed"] != ""
     assert results["finish_reason"] == "length"
     prompt = results["usage"][0]
@@ -26,18 +34,16 @@ def test_litellm_completes_streams_and_maps_errors(vllm: RunningServer) -> None:
 
 
 @python
-def test_litellm_knows_a_prompt_that_is_too_long(vllm: RunningServer) -> None:
-    results = told_by("litellm_client.py", vllm, "too long")
+def test_litellm_knows_a_prompt_that_is_too_long(litellm_results: Any) -> None:
+    results = litellm_results["too long"]
     assert set(results) == {"a little", "far"}
     for errors in results.values():
         assert len(errors) == 5 and set(errors.values()) == {"ContextWindowExceededError"}, errors
 
 
 @python
-def test_litellm_takes_an_injected_overflow_for_one() -> None:
-    failing = ("--failure-injection-rate", "100", "--failure-types", "context_length")
-    with running_server("--model", "tiny", *failing) as server:
-        results = told_by("litellm_client.py", server, "too long")
+def test_litellm_takes_an_injected_overflow_for_one(litellm_results: Any) -> None:
+    results = litellm_results["overflowing"]
     assert {error for errors in results.values() for error in errors.values()} == {
         "ContextWindowExceededError"
     }

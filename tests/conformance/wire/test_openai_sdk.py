@@ -5,17 +5,21 @@ reason to finish where the SDK's models have none, and the events of a thought's
 SDK does not know.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from __future__ import annotations
 
-import openai
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import pytest
-from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
 from tests.conformance.clients import openai_client
 from tests.conformance.wire.test_responses import LOGPROBS, WEATHER
 from tests.running_server import RunningServer
+from tests.sdks import openai
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionMessageParam
 
 MODEL = "tiny"
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say something."}]
@@ -118,16 +122,16 @@ def test_thoughts_come_before_words(thinking: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"model": "other"}, openai.NotFoundError),
-        ({"previous_response_id": "resp_1"}, openai.NotFoundError),
-        ({"temperature": 9}, openai.BadRequestError),
-        ({"background": True}, openai.BadRequestError),
+        ({"model": "other"}, "NotFoundError"),
+        ({"previous_response_id": "resp_1"}, "NotFoundError"),
+        ({"temperature": 9}, "BadRequestError"),
+        ({"background": True}, "BadRequestError"),
     ],
 )
 def test_errors_have_their_classes(
-    client: openai.OpenAI, fields: dict[str, Any], error: type[openai.APIStatusError]
+    client: openai.OpenAI, fields: dict[str, Any], error: str
 ) -> None:
-    with pytest.raises(error) as caught:
+    with pytest.raises(getattr(openai, error)) as caught:
         create(client, stream=True, **fields)
     assert caught.value.message
 

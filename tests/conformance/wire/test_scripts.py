@@ -1,16 +1,17 @@
 """Scripted replies in every API family, whole and streamed."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 import requests
 
 from tests.conformance.clients import openai_client, told_by
 from tests.running_server import QUICK_STEPS, ROOT, RunningServer, running_server
+from tests.sdks import anthropic, openai
 
 SCRIPT = str(ROOT / "tests" / "conformance" / "script.yaml")
 EXAMPLE = str(ROOT / "examples" / "scripts" / "weather.yaml")

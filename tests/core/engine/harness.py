@@ -35,6 +35,7 @@ from config.settings import (
     StepSettings,
 )
 from config.validation import LiveSettings
+from tests.core.metrics.sample_lines import sample_lines
 
 BLOCK_TOKENS = 8
 SLOT_S = 1 / SLOTS_PER_S
@@ -193,11 +194,7 @@ class Harness:
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of `vllm:name` with `labels`."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        lines = [
-            line
-            for line in self.recorder.render().splitlines()
-            if line.startswith(f"vllm:{name}{{")
-        ]
+        lines = sample_lines(self.recorder, f"vllm:{name}")
         assert lines, name
         return sum(
             float(line.rpartition(" ")[2])

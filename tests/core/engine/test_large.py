@@ -40,7 +40,7 @@ class BusyClock(VirtualClock):
 )
 def test_large_requests_pause_often_in_real_time(fields: dict[str, Any]) -> None:
     # Time of the processor, the best of three: other processes make a machine's caches slow, too.
-    assert min(longest_turn_s(fields) for _ in range(3)) < LONGEST_S
+    assert any(longest_turn_s(fields) < LONGEST_S for _ in range(3))
 
 
 def longest_turn_s(fields: dict[str, Any]) -> float:

@@ -52,13 +52,17 @@ def test_the_setting_selects_the_version(name: str) -> None:
     assert version.release == RELEASES[name]
 
 
+def is_version_setting(node: ast.Attribute) -> bool:
+    return node.attr == "vllm_version" and ast.unparse(node.value).endswith("api")
+
+
 def uses_of_numbers(code: str) -> Iterator[str]:
     """Yields the places where code knows a version by its number instead of its features."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if VERSION_NUMBER.fullmatch(node.value):
                 yield f"line {node.lineno}: {node.value!r}"
-        elif isinstance(node, ast.Attribute) and ast.unparse(node).endswith("api.vllm_version"):
+        elif isinstance(node, ast.Attribute) and is_version_setting(node):
             yield f"line {node.lineno}: vllm_version"
 
 

@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import Sequence
+from functools import cache
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,14 +43,25 @@ def lowercase() -> Tokenizer:
     return tokenizer
 
 
-EMBEDDED_BACKEND = default_tokenizer().backend
-PAIRWISE = byte_level()
-ENCODERS = [
-    WordEncoder(EMBEDDED_BACKEND),
-    WordEncoder(PAIRWISE),
-    WordEncoder(PAIRWISE, limit_bytes=2_000),
-]
-BACKENDS = [EMBEDDED_BACKEND, PAIRWISE, PAIRWISE]
+@cache
+def embedded_backend() -> Tokenizer:
+    return default_tokenizer().backend
+
+
+@cache
+def pairwise() -> Tokenizer:
+    return byte_level()
+
+
+@cache
+def encoders() -> list[tuple[WordEncoder, Tokenizer]]:
+    """Encoders that remember the words of earlier texts, and what they encode like."""
+    return [
+        (WordEncoder(embedded_backend()), embedded_backend()),
+        (WordEncoder(pairwise()), pairwise()),
+        (WordEncoder(pairwise(), limit_bytes=2_000), pairwise()),
+    ]
+
 
 PIECES = [
     *(*SPECIAL, "What", " is", " it", "'s", "'ll", "'LL", " ", "  ", "\n", "\r\n", "\t", "\x0b"),
@@ -66,7 +78,7 @@ TEXTS = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(TEXTS)
 def test_ascii_texts_have_the_library_s_ids(text: str) -> None:
-    for encoder, backend in zip(ENCODERS, BACKENDS, strict=True):
+    for encoder, backend in encoders():
         expected = backend.encode(text, add_special_tokens=False).ids
         assert encoder.encode(text) == encoder.encode(text) == expected
         assert encoder.size_bytes <= encoder.limit_bytes
@@ -75,7 +87,7 @@ def test_ascii_texts_have_the_library_s_ids(text: str) -> None:
 @settings(max_examples=25, deadline=None)
 @given(TEXTS | st.text(max_size=30), st.booleans())
 def test_any_text_is_encoded_as_in_the_library(text: str, framed: bool) -> None:
-    for tokenizer in TOKENIZERS:
+    for tokenizer in tokenizers():
         expected = tokenizer.backend.encode(text, add_special_tokens=framed).ids
         assert tokenizer.encode(text, framed) == expected
         assert tokenizer.encode(text, framed) == expected
@@ -87,8 +99,8 @@ def test_long_parts_are_remembered_with_the_library_s_ids(
     parts: list[tuple[str, int]], separator: str
 ) -> None:
     text = separator.join(part * count for part, count in parts)
-    expected = EMBEDDED_BACKEND.encode(text, add_special_tokens=False).ids
-    encoder = WordEncoder(EMBEDDED_BACKEND)
+    expected = embedded_backend().encode(text, add_special_tokens=False).ids
+    encoder = WordEncoder(embedded_backend())
     for _ in range(4):
         assert encoder.encode(text) == expected
 
@@ -113,32 +125,36 @@ def told_to_encode_special_tokens() -> Tokenizer:
     return tokenizer
 
 
-OTHERS = {
-    "special tokens as text": told_to_encode_special_tokens(),
-    "normalizer": lowercase(),
-    "prefix space": byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
-    "no pattern": byte_level(
-        pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    ),
-    "another pattern": byte_level(
-        pre_tokenizer=pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-    ),
-    "whitespace": byte_level(pre_tokenizer=pre_tokenizers.WhitespaceSplit()),
-    "dropout": byte_level(dropout=0.5),
-    "left strip": byte_level([AddedToken("<|user|>", lstrip=True)]),
-    "right strip": byte_level([AddedToken("<|user|>", rstrip=True)]),
-    "single word": byte_level([AddedToken("the", single_word=True)]),
-    "normalized": byte_level([AddedToken("<|user|>", normalized=True)]),
-    "no pre-tokenizer": Tokenizer(models.BPE(vocab={"a": 0}, merges=[])),
-    "no BPE": Tokenizer(models.WordLevel({"a": 0}, unk_token="a")),
-}
+@cache
+def other_tokenizers() -> dict[str, Tokenizer]:
+    """Tokenizers whose words depend on each other, by the reason."""
+    return {
+        "special tokens as text": told_to_encode_special_tokens(),
+        "normalizer": lowercase(),
+        "prefix space": byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        "no pattern": byte_level(
+            pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        ),
+        "another pattern": byte_level(
+            pre_tokenizer=pre_tokenizers.Sequence(
+                [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            )
+        ),
+        "whitespace": byte_level(pre_tokenizer=pre_tokenizers.WhitespaceSplit()),
+        "dropout": byte_level(dropout=0.5),
+        "left strip": byte_level([AddedToken("<|user|>", lstrip=True)]),
+        "right strip": byte_level([AddedToken("<|user|>", rstrip=True)]),
+        "single word": byte_level([AddedToken("the", single_word=True)]),
+        "normalized": byte_level([AddedToken("<|user|>", normalized=True)]),
+        "no pre-tokenizer": Tokenizer(models.BPE(vocab={"a": 0}, merges=[])),
+        "no BPE": Tokenizer(models.WordLevel({"a": 0}, unk_token="a")),
+    }
 
 
 def test_other_kinds_of_tokenizers_do_not_use_the_word_cache() -> None:
-    assert [name for name in OTHERS if has_independent_words(OTHERS[name])] == []
-    assert has_independent_words(PAIRWISE) and has_independent_words(EMBEDDED_BACKEND)
+    others = other_tokenizers()
+    assert [name for name in others if has_independent_words(others[name])] == []
+    assert has_independent_words(pairwise()) and has_independent_words(embedded_backend())
 
 
 def framed() -> Tokenizer:
@@ -156,8 +172,8 @@ def local(backend: Tokenizer) -> LocalTokenizer:
     )
 
 
-TOKENIZERS = [
-    default_tokenizer(),
-    local(framed()),
-    *(local(OTHERS[name]) for name in OTHERS if name != "dropout"),
-]
+@cache
+def tokenizers() -> list[LocalTokenizer]:
+    """Tokenizers that encode a text always in the same way."""
+    others = [local(backend) for name, backend in other_tokenizers().items() if name != "dropout"]
+    return [default_tokenizer(), local(framed()), *others]

@@ -25,6 +25,7 @@ from app.extensions.handoff.messages import Answer, Done, Question, SendAnswer
 from config.sections.engine import KVCacheSettings
 from config.settings import LatencySettings, Settings
 from tests.core.engine.harness import sections_of
+from tests.core.metrics.sample_lines import sample_lines
 
 BLOCK_TOKENS = 8
 LEASE_S = 3.0
@@ -311,11 +312,7 @@ class Pod:
 
     def metric(self, name: str) -> float:
         """The value of `vllm:name`."""
-        [line] = [
-            line
-            for line in self.recorder.render().splitlines()
-            if line.startswith(f"vllm:{name}{{")
-        ]
+        [line] = sample_lines(self.recorder, f"vllm:{name}")
         return float(line.rpartition(" ")[2])
 
     def failures(self) -> tuple[float, float, float]:

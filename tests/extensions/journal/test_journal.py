@@ -115,15 +115,15 @@ def test_journal_is_limited_by_number_and_bytes() -> None:
     ] == "29 "
 
 
-def test_hundred_thousand_entries_stay_within_the_limit_and_are_searchable() -> None:
+def test_thirty_thousand_entries_stay_within_the_limit_and_are_searchable() -> None:
     journal = Journal(100_000)
-    for number in range(100_000):
+    for number in range(30_000):
         context = request(CHAT, "POST", body=b'{"number":%d}' % number)
         journal.begin(context)
         journal.end(context, Response())
     assert 0 < journal.size_bytes <= journal.limit_bytes
-    [last] = journal.rows(None, "99999", None)
-    assert b'"number":99999' in bytes(last) and journal.rows(None, '"number":0}', None) == []
+    [last] = journal.rows(None, "29999", None)
+    assert b'"number":29999' in bytes(last) and journal.rows(None, '"number":0}', None) == []
     assert 10_000 < len(journal.rows(CHAT, "", None)) < 20_000
     journal.clear()
     assert journal.size_bytes == 0

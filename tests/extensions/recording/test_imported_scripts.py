@@ -197,7 +197,7 @@ def test_what_is_not_carried_over_is_listed_with_its_place(
         ("a.json", "[" * 100_000, "is not valid"),
         ("a.json", '{"fixtures": []}', "could not import any rule"),
         ("a.json", '{"llm": {"fixtures": "b.json"}}', "import its fixtures instead: b.json"),
-        ("a.yaml", "a: " + "[" * 50_000, "is not valid"),
+        ("a.yaml", "a: " + "[\n" * 5_000, "is not valid"),
         ("a.yaml", "a: !!python/object/apply:os.getcwd []", "is not valid"),
         ("missing.json", None, "cannot be read: No such file"),
     ],

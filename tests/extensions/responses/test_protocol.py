@@ -4,8 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from openai.types.responses.response import ToolChoice
-from openai.types.responses.tool import Tool
 from pydantic import TypeAdapter
 
 from app.core.protocol.chat import Message
@@ -281,8 +279,6 @@ def test_after_a_result_no_call_is_forced_until_the_next_question(choice: Any) -
     assert chat(tools=[WEATHER], tool_choice="none", input=later).tool_choice == "none"
 
 
-TOOLS: TypeAdapter[Any] = TypeAdapter(Tool)
-CHOICES: TypeAdapter[Any] = TypeAdapter(ToolChoice)
 SECRETS = [{"domain": "d", "name": "n", "value": "v"}]
 ALLOWLIST = {"type": "allowlist", "allowed_domains": ["a"], "domain_secrets": SECRETS}
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -314,9 +310,25 @@ CHOSEN = [
 ]
 
 
+@pytest.fixture(scope="module")
+def sdk_tools() -> TypeAdapter[Any]:
+    """What the SDK takes for a tool. Importing its types takes half a second."""
+    from openai.types.responses.tool import Tool
+
+    return TypeAdapter(Tool)
+
+
+@pytest.fixture(scope="module")
+def sdk_choices() -> TypeAdapter[Any]:
+    """What the SDK takes for a choice of tools."""
+    from openai.types.responses.response import ToolChoice
+
+    return TypeAdapter(ToolChoice)
+
+
 @pytest.mark.parametrize("tool_fields", GIVEN, ids=lambda given: given["type"])
 def test_a_tool_is_repeated_with_all_its_fields_or_refused_as_by_the_sdk(
-    tool_fields: dict[str, Any],
+    tool_fields: dict[str, Any], sdk_tools: TypeAdapter[Any]
 ) -> None:
     wrong = [
         {**tool_fields, key: value}
@@ -325,7 +337,7 @@ def test_a_tool_is_repeated_with_all_its_fields_or_refused_as_by_the_sdk(
     ]
     for tool in (tool_fields, *wrong):
         try:
-            expected = TOOLS.validate_python(tool).model_dump(mode="json", by_alias=True)
+            expected = sdk_tools.validate_python(tool).model_dump(mode="json", by_alias=True)
         except ValueError:
             with pytest.raises(ConversionError) as caught:
                 convert_tools([tool])
@@ -341,6 +353,8 @@ def test_a_tool_of_another_type_is_repeated_as_it_is_given() -> None:
 
 
 @pytest.mark.parametrize("choice", CHOSEN, ids=lambda given: given["type"])
-def test_a_choice_is_repeated_with_all_its_fields(choice: dict[str, Any]) -> None:
-    expected = CHOICES.validate_python(choice).model_dump(mode="json", by_alias=True)
+def test_a_choice_is_repeated_with_all_its_fields(
+    choice: dict[str, Any], sdk_choices: TypeAdapter[Any]
+) -> None:
+    expected = sdk_choices.validate_python(choice).model_dump(mode="json", by_alias=True)
     assert list(convert_tool_choice(choice).items()) == list(expected.items())

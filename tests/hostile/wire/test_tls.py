@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import openai
 import pytest
 import requests
 
@@ -25,6 +24,7 @@ from tests.hostile.raw_client import PATIENCE_S, ask, http_post, wait_for_value,
 from tests.hostile.stressed_server import workers_of
 from tests.hostile.waits import wait_for_log_count
 from tests.running_server import GENERAL_WAY, RunningServer, running_gunicorn
+from tests.sdks import openai
 
 NAMES = ["localhost", "127.0.0.1"]
 LONG = 4000

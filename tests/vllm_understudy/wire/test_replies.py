@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
 import vllm_understudy
+from tests.sdks import openai
 
 CHATS = "/v1/chat/completions"
 

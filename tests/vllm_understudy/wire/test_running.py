@@ -1,15 +1,17 @@
 """`vllm_understudy.running_server`: a server for a `with` block, and what a test can ask of it."""
 
+from __future__ import annotations
+
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 import requests
 
 import vllm_understudy
+from tests.sdks import openai
 from vllm_understudy.running import flags
 
 

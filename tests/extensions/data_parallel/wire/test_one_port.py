@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-import openai
 import pytest
 import requests
 import zmq
@@ -18,6 +17,7 @@ import zmq
 from tests.config.wire.test_headless import listening_ports
 from tests.conformance.clients import openai_client
 from tests.running_server import RunningServer, free_port, running_image
+from tests.sdks import openai
 
 RANKS = 3
 RANK = "X-data-parallel-rank"

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import openai
 import psutil
 import pytest
 import requests
@@ -19,6 +18,7 @@ from tests.conformance.clients import openai_client
 from tests.hostile.raw_client import wait_for_value
 from tests.hostile.waits import wait_for_log
 from tests.running_server import RunningServer, free_port, running_image
+from tests.sdks import openai
 
 FIRST_RANK = 2
 LOCAL_RANKS = 2

@@ -1,10 +1,11 @@
 """Clients before the verdict: one that behaves, and several that do not."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 import requests
 
@@ -12,6 +13,7 @@ from tests.conformance.clients import openai_client
 from tests.extensions.faults.client import CHAT, TEXT, TOKENS, Asker, ask, question
 from tests.hostile.raw_client import wait_until
 from tests.running_server import RunningServer
+from tests.sdks import openai
 
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 

@@ -74,12 +74,12 @@ def test_a_copy_of_a_trace_has_the_same_plan(
     model: list[str], trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plans = []
-    for name in ("one.csv", "another.csv", "third.csv"):
+    for name in ("one.csv", "another.csv"):
         copy = tmp_path / name
         copy.write_bytes(trace.read_bytes())
         load = ["--trace", str(copy), "--over-time", "60s"]
         plans.append(figures(capsys, *model, *ENGINE, *SLO, *load)["loads"][0]["engines"])
-    assert plans[0] == plans[1] == plans[2]
+    assert plans[0] == plans[1]
 
 
 def test_the_last_window_may_be_shorter() -> None:

@@ -1,11 +1,12 @@
 """The picture of a plan: its price axis and its labels."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from app.extensions.lab.fidelity.simulation import SimulationOutcome
 from app.extensions.lab.fidelity.summary import summarize
@@ -14,6 +15,9 @@ from app.extensions.lab.plan.fleets import Candidate, PlannedFleet
 from app.extensions.lab.plan.search import FleetSearch
 from app.extensions.lab.plan.slo import Verdict
 from tests.extensions.lab.fidelity.test_token_gaps import outcome_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class DrawnFleet(PlannedFleet):
@@ -51,6 +55,8 @@ class DrawnSearch(FleetSearch):
 
 @pytest.fixture
 def axes() -> Iterator[Axes]:
+    from matplotlib.figure import Figure
+
     yield Figure(figsize=(6.4, 3.8)).add_subplot()
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-import openai
 import pytest
 import requests
 
@@ -23,6 +22,7 @@ from tests.hostile.raw_client import Wire, post, wait_until
 from tests.hostile.waits import wait_for_log
 from tests.other_workers import WORKERS, served_by
 from tests.running_server import RunningServer, free_port, running_server
+from tests.sdks import openai
 
 FLAGS = ("--force-dummy-tokenizer", "--model", "m", "--replay-miss", "record")
 UPSTREAM = ("--force-dummy-tokenizer", "--model", "m", "--journal", "100")

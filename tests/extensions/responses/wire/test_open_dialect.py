@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-import openai
 import pytest
 
 from tests.client import MODEL, Client, served
 from tests.extensions.responses.open_schema import RESPONSE, flaws
+from tests.sdks import openai
 
 
 @pytest.fixture(scope="module")

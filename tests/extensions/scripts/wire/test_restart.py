@@ -7,11 +7,11 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 
 import vllm_understudy
 from tests.hostile.raw_client import wait_until
+from tests.sdks import openai
 
 
 @pytest.fixture
