@@ -16,8 +16,8 @@ from app.core.api.headers import RANK_HEADER, pinned_engine
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import Constraint
 from app.core.protocol.decoding import Request, decode
+from app.core.protocol.features import Feature
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest, too_long
-from app.core.protocol.versions import Feature
 from app.core.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from app.core.api.writer import ResponseWriter
     from app.core.engine.constraints import Constraints
     from app.core.protocol.common import ECTransferParams
+    from app.core.protocol.features import VllmVersion
     from app.core.protocol.validation import AcceptedRequest, ModelLimits
-    from app.core.protocol.versions import VllmVersion
     from app.core.server.http.context import BodyLimits, RequestContext
     from app.core.server.http.response import Response
     from app.core.text.base import Tokenizer

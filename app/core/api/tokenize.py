@@ -7,11 +7,21 @@ from msgspec import Struct
 from app.core.api.chat.prompt import chat_options
 from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.decoding import decode
-from app.core.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
+from app.core.protocol.tokenize import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizePromptRequest,
+)
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get, post
 from app.core.text.huggingface import LocalTokenizer
+
+TOKENIZE_REQUESTS: tuple[type[TokenizeChatRequest | TokenizePromptRequest], ...] = (
+    TokenizeChatRequest,
+    TokenizePromptRequest,
+)
+"""The two forms of a body of ``POST /tokenize``, in order of trial."""
 
 
 class TokensAnswer(Struct):

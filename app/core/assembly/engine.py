@@ -14,7 +14,8 @@ from app.core.engine.request import ScriptedReply
 from app.core.engine.sections import EngineSections
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.engine.simulated.model import NullModel, RandomStreams, SimulatedModel
-from app.core.protocol.versions import Feature, VllmVersion, simulated_version
+from app.core.protocol.features import Feature, VllmVersion
+from app.core.protocol.versions import simulated_version
 from config.settings import LatencySettings, SchedulingSettings
 
 if TYPE_CHECKING:

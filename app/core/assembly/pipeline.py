@@ -12,8 +12,9 @@ from app.core.api.identity import Identity, pod_headers, system_fingerprint
 from app.core.api.models import ServedModels
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.responder import Responder, ServerLoad
+from app.core.protocol.features import Feature
 from app.core.protocol.validation import ModelLimits
-from app.core.protocol.versions import Feature, simulated_version
+from app.core.protocol.versions import simulated_version
 
 if TYPE_CHECKING:
     from app.core.api.reply_rules import ReplyRules

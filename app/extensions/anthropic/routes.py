@@ -12,8 +12,8 @@ from app.core.api.chat.rules import ChatRules
 from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.common import EXAMPLE_CHAT
+from app.core.protocol.features import Feature
 from app.core.protocol.options import Effort
-from app.core.protocol.versions import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, post

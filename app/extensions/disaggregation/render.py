@@ -14,9 +14,9 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.completions import CompletionRequest
+from app.core.protocol.features import Feature
 from app.core.protocol.options import StreamOptions
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
-from app.core.protocol.versions import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response, json_response

@@ -14,7 +14,7 @@ from app.core.engine.weight_updates import WeightUpdates
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.convert import convert
 from app.core.protocol.decoding import read_json
-from app.core.protocol.versions import Feature
+from app.core.protocol.features import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, forbidden, malformed
 from app.core.server.http.response import Response, json_response

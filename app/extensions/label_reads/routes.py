@@ -18,7 +18,7 @@ from app.core.api.writer import WholeWriter
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import ItemList, usage_of
 from app.core.protocol.completions import TokenIds
-from app.core.protocol.versions import Feature, VllmVersion
+from app.core.protocol.features import Feature, VllmVersion
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, not_implemented
 from app.core.server.http.response import Response

@@ -17,7 +17,8 @@ from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.parsing import THINK_BEGIN, THINK_END, readers
 from app.core.engine.wire import EngineProcessOptions
 from app.core.extensions import OtherEngine, ServerParts
-from app.core.protocol.versions import Feature, simulated_version
+from app.core.protocol.features import Feature
+from app.core.protocol.versions import simulated_version
 from app.core.server.gunicorn.ranks import ENDPOINT
 from app.core.text.base import Tokenizer
 from app.core.text.huggingface import template_source

@@ -14,8 +14,8 @@ from app.core.api.responder import Responder
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.common import encode_to_keep
 from app.core.protocol.decoding import decode_query
+from app.core.protocol.features import Feature
 from app.core.protocol.validation import ValidatedRequest
-from app.core.protocol.versions import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import EVENT_STREAM, Response, json_response

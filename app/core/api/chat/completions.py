@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from app.core.api.answer_limits import check_repeated
+from app.core.api.chat.call_form import CallForm
 from app.core.api.chat.media import media_tokens
 from app.core.api.chat.prompt import chat_options, chat_prompt
 from app.core.api.chat.thinking import EMPTY_THOUGHT_PARSERS
@@ -53,21 +54,6 @@ PLAIN_CALL = template(
     )
 )
 """Bytes before the index of the choice, before that of the call, before the text, and behind it."""
-
-
-class CallForm(NamedTuple):
-    """Form of the chunks of tool calls, which differs between vLLM's parsers."""
-
-    null_content: bool = True
-    """A chunk with calls has the content null."""
-    is_joined: bool = False
-    """Name and first arguments are one item."""
-    null_id: bool = False
-    """Arguments after the first ones have the id null."""
-    text_end: bool = False
-    """The chunk of the finish reason has an empty content where the reply is text."""
-
-
 DEFAULT_CALL_FORM = CallForm()
 CALL_FORMS = {
     "llama3_json": CallForm(null_content=False, is_joined=True, text_end=True),
