@@ -61,7 +61,7 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
     def tokenizer_info(context: RequestContext) -> Response:
         """The configuration of the tokenizer; of a remote tokenizer only its class."""
         if isinstance(tokenizer, LocalTokenizer):
-            is_pooling = pipeline.settings.model.task != "generate"
+            is_pooling = pipeline.live.current.model.task != "generate"
             side = "right" if is_pooling else "left"
             return json_response(tokenizer.info() | {"truncation_side": side})
         return json_response({"tokenizer_class": type(tokenizer).__name__})

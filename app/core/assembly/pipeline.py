@@ -58,8 +58,8 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         chat_rules=ChatRules.of(settings.api),
         real=parts.real_model,
     )
-    pipeline = RequestPipeline(
-        settings=settings,
+    return RequestPipeline(
+        live=parts.live,
         version=simulated_version(settings.api),
         body=parts.body,
         models=models,
@@ -78,8 +78,6 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         scripts=_reply_rules(parts),
         keeps_fast_path=keeps_fast_path,
     )
-    parts.live.subscribe(pipeline.on_settings)
-    return pipeline
 
 
 def _identity(parts: ServerParts) -> Identity:

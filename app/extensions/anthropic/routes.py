@@ -39,7 +39,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         if chat.tools:
             from app.core.api.chat.tools import check_tool_choice  # not for chats without tools
 
-            check_tool_choice(chat, pipeline.settings.tools)
+            check_tool_choice(chat, pipeline.live.current.tools)
 
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
@@ -57,7 +57,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         writer = MessageWriter(
             meta,
             len(prompt.ids),
-            prompt_details=pipeline.settings.api.enable_prompt_tokens_details,
+            prompt_details=pipeline.live.current.api.enable_prompt_tokens_details,
             new_id=identity.fresh_id,
             has_anthropic_types=has_anthropic_types,
         )
@@ -103,7 +103,7 @@ def message_chats(
     tokenizer = pipeline.tokenizer
     merges_system = cache(partial(template_merges_system, tokenizer))
 
-    effort = pipeline.settings.section(AnthropicSettings).anthropic_disabled_thinking_effort
+    effort = pipeline.live.current.section(AnthropicSettings).anthropic_disabled_thinking_effort
 
     @cache
     def disabled_effort() -> Effort:

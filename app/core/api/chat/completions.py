@@ -387,13 +387,13 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         if request.tools:
             from app.core.api.chat.tools import check_tool_choice  # not for chats without tools
 
-            check_tool_choice(request, pipeline.settings.tools)
+            check_tool_choice(request, pipeline.live.current.tools)
         prompt = chat_prompt(pipeline, request, request.messages)
         meta = pipeline.identity.response_meta(
             "chatcmpl", context, request.request_id, accepted.model
         )
         sends_image = False
-        model = pipeline.settings.model
+        model = pipeline.live.current.model
         if model.omni:  # by the request's own choice, else by a draw
             header = boolean_header(context, IMAGE_HEADER)
             if header is None:
@@ -425,7 +425,7 @@ def response_options(
         ApiError: 400 for a stream that repeats too much of its prompt.
     """
     request = accepted.request
-    settings = pipeline.settings
+    settings = pipeline.live.current
     last_message = messages[-1]
     role = settings.api.response_role
     if not request.add_generation_prompt:
