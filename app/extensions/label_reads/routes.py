@@ -14,7 +14,6 @@ from msgspec import UNSET, UnsetType
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.choice_state import ChoiceState
 from app.core.api.pipeline import RequestPipeline
-from app.core.api.writer import WholeWriter
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import ItemList, usage_of
 from app.core.protocol.completions import TokenIds
@@ -42,6 +41,7 @@ from app.extensions.label_reads.reads import (
     label_tokens,
     question_prompt,
 )
+from app.extensions.label_reads.whole_writer import WholeWriter
 from config.settings import ModelSettings
 
 ARCHITECTURES = frozenset(
