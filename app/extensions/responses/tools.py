@@ -30,6 +30,8 @@ def convert_tools(value: object) -> list[ToolParam]:
     Raises:
         ConversionError: A tool is invalid.
     """
+    if value == []:
+        return []
     from app.extensions.responses import tool_conversion  # few requests have tools
 
     return tool_conversion.convert_tools(value)
