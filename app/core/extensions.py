@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -79,6 +80,16 @@ class Command(NamedTuple):
     """Takes the arguments behind the command's name, and returns the exit status."""
     about: str
     """One line for --help."""
+
+
+def late_command(module: str, about: str) -> Command:
+    """Returns a command that imports `module`, and calls its `run`, when it runs."""
+
+    def run(argv: Sequence[str]) -> int:
+        status: int = import_module(module).run(argv)
+        return status
+
+    return Command(run, about)
 
 
 class OtherEngine(NamedTuple):
