@@ -88,7 +88,10 @@ def on_starting(server):
 
 def when_ready(server):
     """Log the console, and keep inherited objects from the garbage collector: they stay shared."""
-    log_console(server.log, server.settings)
+    if server.settings.get("console", False):
+        log_console(server.log, server.settings.server, server.settings.tls)
+    else:
+        server.log.info("console: off; enable it with --console")
     gc.freeze()
     gc.enable()
 

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import msgspec
 
 from app.extensions.lab.costs import adjustments
-from app.extensions.lab.costs.adjustments import TABLE, Adjustment
+from app.extensions.lab.costs.adjustment import Adjustment
+from app.extensions.lab.costs.adjustments import TABLE
 from app.extensions.lab.costs.kernel_constants import KERNELS
 from app.extensions.lab.costs.situations import make_situation
 from benchmarks.cells import (

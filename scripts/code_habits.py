@@ -39,6 +39,7 @@ GOALS = {
     "lambda": 3.0,
     "positional call": 1.5,
     "long line": 5.0,
+    "constant below a class": 0.1,
 }
 """Most places per 1,000 lines of code in `CODE_FOLDERS`, by habit."""
 TEST_GOAL_FACTOR = 2
@@ -111,7 +112,11 @@ def places(source: str) -> Iterator[Place]:
     for number, line in enumerate(source.splitlines(), start=1):
         if len(line) > MAX_LINE_LENGTH:
             yield Place(number, "long line")
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    constant_line = constant_below_class(tree)
+    if constant_line is not None:
+        yield Place(constant_line, "constant below a class")
+    for node in ast.walk(tree):
         line_number = getattr(node, "lineno", 0)
         for habit in habits_of(node):
             yield Place(line_number, habit)
@@ -132,6 +137,22 @@ def habits_of(node: ast.AST) -> Iterator[str]:
     name = bound_name(node)
     if name is not None and AFFIXES.sub("", name) in VAGUE_NAMES:
         yield "vague name"
+
+
+def constant_below_class(module: ast.Module) -> int | None:
+    """Returns the line of the first constant below a class: the file may have two subjects."""
+    has_class = False
+    for node in module.body:
+        has_class = has_class or isinstance(node, ast.ClassDef)
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        is_constant = any(isinstance(name, ast.Name) and name.id.isupper() for name in targets)
+        if has_class and is_constant:
+            return node.lineno
+    return None
 
 
 def is_tuple_assignment(node: ast.AST) -> bool:

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import msgspec
 
-from app.core.protocol.versions import VERSIONS, Feature
+from app.core.protocol.features import Feature
+from app.core.protocol.versions import VERSIONS
 from app.core.settings import settings_table
 from config.settings import Setting
 from config.sources import IGNORED, REMOVED

@@ -33,6 +33,8 @@ from scripts.code_habits import (
         ("f(1, 2, 3, 4, 5)", ["positional call"]),
         ("f(1, 2, 3, 4, five=5)", []),
         (f"x = '{'a' * 100}'", ["long line"]),
+        ("class A: ...\nB = A()\nC: A = A()", ["constant below a class"]),
+        ("B = 1\nclass A: ...\na = A()", []),
     ],
 )
 def test_a_habit_is_found_where_it_is(source: str, habits: list[str]) -> None:

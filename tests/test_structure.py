@@ -163,7 +163,6 @@ def test_no_file_is_too_large_to_read_in_one_sitting() -> None:
 CONTRACT = "app.core.extensions:Extension."
 """Functions of the contract of extensions get the settings: an extension may have any section."""
 WITH_ALL_SETTINGS = {
-    "app.core.api.pipeline:RequestPipeline.on_settings": "all API families read its settings",
     "app.core.application:create_app": "builds the server",
     "app.core.application:engine_options": "passes them to extensions",
     "app.core.application:new_engine_process": "passes them to extensions",
@@ -171,12 +170,9 @@ WITH_ALL_SETTINGS = {
     "app.core.application:tokenizer_of": "passes them to extensions",
     "app.core.built_in:enabled_extensions": "passes them to extensions",
     "app.core.profiles:chosen_profile": "passes them to extensions",
-    "app.core.server.gunicorn.arbiter:EngineProcess.completed": "returns a copy of all",
     "app.core.server.gunicorn.arbiter:RankArbiter.__init__": "keeps them, and reloads them",
     "app.core.server.gunicorn.arbiter:take_over": "passes them to the workers",
     "app.core.server.gunicorn.ranks:export_settings": "passes them to the workers",
-    "app.core.server.gunicorn.ranks:with_address": "returns a copy of all",
-    "app.core.server.gunicorn.startup_log:log_console": "asks for a setting of an extension",
     "app.core.server.gunicorn.startup_log:log_model": "logs all at level debug",
     "app.core.settings:_profile_limits": "passes them to extensions",
 }

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
     from random import Random
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from app.core.engine.kvcache.publishing import PublisherSettings
     from app.core.engine.lifecycle import Operations
     from app.core.engine.lora import AdapterMemory, LoRARegistry
+    from app.core.engine.pausable import PausableEngine
     from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, ScriptedReply
     from app.core.engine.simulated.model import RecordedReplies
@@ -78,6 +80,16 @@ class Command(NamedTuple):
     """Takes the arguments behind the command's name, and returns the exit status."""
     about: str
     """One line for --help."""
+
+
+def late_command(module: str, about: str) -> Command:
+    """Returns a command that imports `module`, and calls its `run`, when it runs."""
+
+    def run(argv: Sequence[str]) -> int:
+        status: int = import_module(module).run(argv)
+        return status
+
+    return Command(run, about)
 
 
 class OtherEngine(NamedTuple):
@@ -125,8 +137,6 @@ class ServerParts:
     event_source: EventSource | None = None
     """The publisher, or a real engine's own events."""
     engine: EngineClient
-    lifecycle: Operations
-    """Sleep, pause and cache resets of the engine."""
     real_model: RealModel | None = None
     """Facts about the model of a real engine; None for a simulated one."""
     pipeline: RequestPipeline
@@ -146,6 +156,17 @@ class ServerParts:
         """Returns the random stream of a name, which depends on the seed and the rank."""
         self.until_drained: list[Callable[[], None]] = []
         """Called at SIGTERM to end work that has no end."""
+
+    @cached_property
+    def lifecycle(self) -> Operations:
+        """Sleep, pause and cache resets of the simulated engine; a real engine sets its own."""
+        from app.core.engine.lifecycle import Lifecycle  # few servers are paused
+        from app.core.protocol.features import Feature
+        from app.core.protocol.versions import simulated_version
+
+        refuses = simulated_version(self.settings.api).has(Feature.REFUSAL_IN_PAUSE)
+        engine = cast("PausableEngine", self.engine)
+        return Lifecycle(engine, self.recorder, self.cache, refuses_in_pause=refuses)
 
     @cached_property
     def weights(self) -> WeightUpdates:

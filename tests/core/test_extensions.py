@@ -59,6 +59,19 @@ def test_an_extension_imports_only_the_extensions_that_it_requires(name: str) ->
     assert imported - {name} <= set(extension.requires)
 
 
+MAX_REQUIREMENTS = 12
+"""Most pairs of extensions of which the first requires the second."""
+
+
+def test_few_extensions_require_another() -> None:
+    pairs = [
+        (extension.name, requirement)
+        for extension in present_extensions()
+        for requirement in extension.requires
+    ]
+    assert len(pairs) <= MAX_REQUIREMENTS, pairs
+
+
 @pytest.mark.parametrize("folder", ["core", "config", "surface", "conformance", "servers"])
 def test_tests_of_other_folders_import_no_extension(folder: str) -> None:
     """The tests of an extension are deleted with it."""

@@ -21,6 +21,9 @@ from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response
 from app.core.server.http.route import STREAM_MEDIA, PlainHandler, Route, RouteDocs, post
 
+PLAIN_TEXT = PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE))
+PLAIN_TEXT_WITH_VERSIONS = PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE, weight_versions=None))
+
 
 class EchoedPrompt(Struct, frozen=True):
     """A prompt, with its text and the names of its tokens where the answer repeats them."""
@@ -38,10 +41,6 @@ class CompletionResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     prompt_only: bool = False
     """`echo` with `max_tokens` 0: the prompt is the whole text."""
     logprobs: bool = False
-
-
-PLAIN_TEXT = PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE))
-PLAIN_TEXT_WITH_VERSIONS = PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE, weight_versions=None))
 
 
 class CompletionWriter(ChunkWriter[CompletionResponseOptions]):

@@ -74,8 +74,8 @@ def rendered(spans: Sequence[Sequence[E]], render: Callable[[E], object]) -> Raw
 class TokenNames:
     """Writes the entries of an answer, with `top` alternatives each.
 
-    With `as_ids`, tokens are named `token_id:N` instead of by their texts. The field `bytes`
-    encodes the name; in a chat it encodes the text of the token itself, or is null if `byteless`.
+    With `as_ids`, tokens are named `token_id:N` instead of by their texts. In a chat, the field
+    `bytes` encodes the text of the token itself, or is null if `byteless`.
     """
 
     def __init__(self, top: int, as_ids: bool = False, byteless: bool = False) -> None:
@@ -83,7 +83,8 @@ class TokenNames:
         self._as_ids = as_ids
         self._byteless = byteless
 
-    def _alternatives(self, entry: TokenLogprob) -> Sequence[tuple[int, str, float]]:
+    def alternatives(self, entry: TokenLogprob) -> Sequence[tuple[int, str, float]]:
+        """Returns id, name and log probability of each alternative that the answer shows."""
         alternatives = entry.top if self._top == ALL else entry.top[: self._top]
         if not self._as_ids:
             return alternatives
@@ -99,41 +100,10 @@ class TokenNames:
         if self._byteless:
             numbers = NULL
         alternatives = []
-        for _, text, logprob in self._alternatives(entry):
+        for _, text, logprob in self.alternatives(entry):
             text_json, text_numbers = spelled(text)
             alternatives.append(CHAT_ALTERNATIVE % (text_json, encode(logprob), text_numbers))
         return Raw(CHAT_ENTRY % (name, encode(entry.logprob), numbers, b",".join(alternatives)))
-
-    def item_entry(self, entry: TokenLogprob) -> JsonObject:
-        """Returns an entry of an item of Responses, whose keys have another order."""
-        name = token_name(entry.token_id, entry.token, self._as_ids)
-        alternatives = [
-            {"token": text, "bytes": token_bytes(text), "logprob": logprob}
-            for _, text, logprob in self._alternatives(entry)
-        ]
-        return {
-            "token": name,
-            "bytes": token_bytes(name),
-            "logprob": entry.logprob,
-            "top_logprobs": alternatives,
-        }
-
-    def event_entry(self, entry: TokenLogprob) -> JsonObject:
-        """Returns an entry of an event of Responses."""
-        name = token_name(entry.token_id, entry.token, self._as_ids)
-        alternatives = [
-            {"token": text, "logprob": logprob} for _, text, logprob in self._alternatives(entry)
-        ]
-        return {"token": name, "logprob": entry.logprob, "top_logprobs": alternatives}
-
-
-def token_id_entry(entry: TokenLogprob) -> wire.TokenIdLogprob:
-    """Returns an entry that names tokens by their ids."""
-    candidates = [
-        wire.TokenCandidate(token_id, logprob, rank)
-        for rank, (token_id, _, logprob) in zip(entry.ranks, entry.top, strict=False)
-    ]
-    return wire.TokenIdLogprob(entry.token_id, entry.logprob, entry.rank, candidates)
 
 
 def prompt_entries(entries: SomeEntries | None) -> Raw | None:

@@ -16,8 +16,8 @@ from app.core.api.headers import RANK_HEADER, pinned_engine
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import Constraint
 from app.core.protocol.decoding import Request, decode
+from app.core.protocol.features import Feature
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest, too_long
-from app.core.protocol.versions import Feature
 from app.core.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from app.core.api.writer import ResponseWriter
     from app.core.engine.constraints import Constraints
     from app.core.protocol.common import ECTransferParams
+    from app.core.protocol.features import VllmVersion
     from app.core.protocol.validation import AcceptedRequest, ModelLimits
-    from app.core.protocol.versions import VllmVersion
     from app.core.server.http.context import BodyLimits, RequestContext
     from app.core.server.http.response import Response
     from app.core.text.base import Tokenizer
-    from config.settings import Settings
+    from config.validation import LiveSettings
 
 SLICE = 12_000
 """Values processed between two pauses: about 4 ms."""
@@ -60,7 +60,8 @@ def always_fast() -> bool:
 class RequestPipeline:
     """Decodes, admits and submits requests, with the parts of the server that they need."""
 
-    settings: Settings
+    live: LiveSettings
+    """The settings in force."""
     version: VllmVersion
     body: BodyLimits
     models: ServedModels
@@ -93,10 +94,6 @@ class RequestPipeline:
             "weight_versions": self.version.has(Feature.WEIGHT_VERSIONS),
             "chunk_transfer_params": self.version.has(Feature.CHUNK_TRANSFER_PARAMS),
         }
-
-    def on_settings(self, settings: Settings) -> None:
-        """Uses changed settings from now on."""
-        self.settings = settings
 
     def damaged(self, response: Response, context: RequestContext) -> Response:
         """Returns `response` with the damage of the request's fault, if it has one."""
@@ -146,13 +143,13 @@ class RequestPipeline:
 
     def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
         """Returns where media are encoded, on a server that encodes alone."""
-        if not self.settings.model.mm_encoder_only:
+        if not self.live.current.model.mm_encoder_only:
             return None
         return encoded(hashes)
 
     def options(self, accepted: AcceptedRequest, may_force_usage: bool = True) -> dict[str, Any]:
         """Returns the fields of `ResponseOptions` for an answer."""
-        api = self.settings.api
+        api = self.live.current.api
         request = accepted.request
         stream_options = request.stream_options
         include_usage = stream_options is not None and bool(stream_options.include_usage)
@@ -216,7 +213,7 @@ class RequestPipeline:
             constraint = Constraint(grammar=tag_of(form.structural_tag, request, self.schemas))
         try:
             if RANK_HEADER in context.headers:
-                accepted.engine = pinned_engine(context, self.settings.server, self.rank)
+                accepted.engine = pinned_engine(context, self.live.current.server, self.rank)
             accepted.check_engine(prompt_ids)
             if form is not None and constraint is None:
                 from app.core.api.chat.constraints import constraint_of

@@ -187,7 +187,7 @@ class PlainGeneration:
         self._model = pipeline.models.names[0]
         self._context_tokens = pipeline.limits.max_model_len
         self._max_reply_tokens = pipeline.limits.max_reply_tokens(0)
-        self._max_prompt_tokens = PART_BLOCKS * pipeline.settings.kvcache.block_size
+        self._max_prompt_tokens = PART_BLOCKS * pipeline.live.current.kvcache.block_size
         """Longest prompt that the engine takes without a pause."""
         self._names: frozenset[str | None] = frozenset()
         """Names of the served model; while empty, no request is plain."""
@@ -209,7 +209,7 @@ class PlainGeneration:
     def refresh(self) -> None:
         """Decides if any request can be plain now, under the settings in force."""
         pipeline = self._pipeline
-        settings = pipeline.settings
+        settings = pipeline.live.current
         is_special = (
             settings.reply.mode == "echo"
             or pipeline.limits.reasons
@@ -368,7 +368,7 @@ class PlainChats(PlainGeneration):
         return ChatResponseOptions(
             **shared,
             prompt_ids=(),
-            role=self._pipeline.settings.api.response_role,
+            role=self._pipeline.live.current.api.response_role,
             parses=self._pipeline.limits.parses,
             new_call_id=self._pipeline.identity.fresh_call_id,
         )

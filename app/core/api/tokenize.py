@@ -7,11 +7,21 @@ from msgspec import Struct
 from app.core.api.chat.prompt import chat_options
 from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.decoding import decode
-from app.core.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest, TokenizeChatRequest
+from app.core.protocol.tokenize import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizePromptRequest,
+)
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get, post
 from app.core.text.huggingface import LocalTokenizer
+
+TOKENIZE_REQUESTS: tuple[type[TokenizeChatRequest | TokenizePromptRequest], ...] = (
+    TokenizeChatRequest,
+    TokenizePromptRequest,
+)
+"""The two forms of a body of ``POST /tokenize``, in order of trial."""
 
 
 class TokensAnswer(Struct):
@@ -51,7 +61,7 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
     def tokenizer_info(context: RequestContext) -> Response:
         """The configuration of the tokenizer; of a remote tokenizer only its class."""
         if isinstance(tokenizer, LocalTokenizer):
-            is_pooling = pipeline.settings.model.task != "generate"
+            is_pooling = pipeline.live.current.model.task != "generate"
             side = "right" if is_pooling else "left"
             return json_response(tokenizer.info() | {"truncation_side": side})
         return json_response({"tokenizer_class": type(tokenizer).__name__})

@@ -211,18 +211,6 @@ class ResponseWriter:
         return rendered
 
 
-class WholeWriter(ResponseWriter):
-    """Writes whole answers that a function makes of the choices."""
-
-    def __init__(self, choices: int, answer: Callable[[Sequence[ChoiceState]], Struct]) -> None:
-        super().__init__(choices)
-        self._answer = answer
-
-    def whole(self) -> Struct:
-        """Returns the whole answer, once all outputs are collected."""
-        return self._answer(self.choices)
-
-
 class ChunkWriter(ResponseWriter, Generic[Options]):
     """Writes chats and completions.
 

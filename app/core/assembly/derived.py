@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from app.core.engine.kvcache.publishing import PublisherSettings, of_rank
-from app.core.protocol.versions import Feature, simulated_version
+from app.core.protocol.features import Feature
+from app.core.protocol.versions import simulated_version
 from config import ConfigError
 from config.settings import ApiSettings, KVCacheSettings, ModelSettings, ServerSettings
 

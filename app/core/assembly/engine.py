@@ -9,12 +9,12 @@ from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots, SchedulerRules
 from app.core.engine.constraints import Constraints
 from app.core.engine.engine import Engine, EngineParts
-from app.core.engine.lifecycle import Lifecycle
 from app.core.engine.request import ScriptedReply
 from app.core.engine.sections import EngineSections
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.engine.simulated.model import NullModel, RandomStreams, SimulatedModel
-from app.core.protocol.versions import Feature, VllmVersion, simulated_version
+from app.core.protocol.features import Feature, VllmVersion
+from app.core.protocol.versions import simulated_version
 from config.settings import LatencySettings, SchedulingSettings
 
 if TYPE_CHECKING:
@@ -161,14 +161,7 @@ def add_engine(parts: ServerParts) -> None:
             parts.real_model = other.real_model
             parts.event_source = other.event_source
             return
-    engine = simulated_engine(parts, simulation_of(parts))
-    parts.engine = engine
-    parts.lifecycle = Lifecycle(
-        engine,
-        parts.recorder,
-        parts.cache,
-        refuses_in_pause=simulated_version(parts.settings.api).has(Feature.REFUSAL_IN_PAUSE),
-    )
+    parts.engine = simulated_engine(parts, simulation_of(parts))
 
 
 def simulation_of(parts: ServerParts) -> Simulation:

@@ -12,8 +12,9 @@ from app.core.api.identity import Identity, pod_headers, system_fingerprint
 from app.core.api.models import ServedModels
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.responder import Responder, ServerLoad
+from app.core.protocol.features import Feature
 from app.core.protocol.validation import ModelLimits
-from app.core.protocol.versions import Feature, simulated_version
+from app.core.protocol.versions import simulated_version
 
 if TYPE_CHECKING:
     from app.core.api.reply_rules import ReplyRules
@@ -57,8 +58,8 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         chat_rules=ChatRules.of(settings.api),
         real=parts.real_model,
     )
-    pipeline = RequestPipeline(
-        settings=settings,
+    return RequestPipeline(
+        live=parts.live,
         version=simulated_version(settings.api),
         body=parts.body,
         models=models,
@@ -77,8 +78,6 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         scripts=_reply_rules(parts),
         keeps_fast_path=keeps_fast_path,
     )
-    parts.live.subscribe(pipeline.on_settings)
-    return pipeline
 
 
 def _identity(parts: ServerParts) -> Identity:

@@ -1,4 +1,4 @@
-"""Counts the cores that this process may use, and the time that it waits for one."""
+"""Counts the cores that this process may use."""
 
 import os
 from contextlib import suppress
@@ -12,14 +12,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     return max(1, int(min(cores, cgroup_cores())))
-
-
-def core_wait_s() -> float:
-    """Returns the time that threads of this process waited for a core; 0 where it is unknown."""
-    with suppress(OSError):
-        files = Path("/proc/self/task").glob("*/schedstat")
-        return sum(int(file.read_text().split()[1]) for file in files) / 1e9
-    return 0.0
 
 
 def cgroup_cores(

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final
 
 from app.core.engine.outputs import Part, Piece
-from app.core.engine.request import EngineRequest
 
 CALL_BEGIN: Final = "<tool_call>"
 CALL_END: Final = "</tool_call>"
@@ -66,36 +65,6 @@ class TextReader:
             elif len(text) > lengths[number]:
                 new_pieces.append((part, text[lengths[number] :]))
         return new_pieces
-
-
-def readers(tool_call_parser: str) -> Callable[[EngineRequest], TextReader | None]:
-    """Returns a function that makes a request's reader.
-
-    `tool_call_parser` is `llama3_json`; all other values mean Hermes.
-    """
-    read_calls: Read = hermes
-    if tool_call_parser == "llama3_json":
-        read_calls = listed
-
-    def reader_of(request: EngineRequest) -> TextReader | None:
-        read: Read = plain
-        calls = request.tool_calls
-        if calls is not None:
-            read = read_calls
-            if calls.min_calls:
-                read = partial(listed, forced=True)
-                if calls.named:
-                    read = named(calls.tools[0].name)
-        form = request.form
-        if request.reasoning and (form is None or form.thoughts is not None):
-            # A constrained text without `thoughts` has no room for them.
-            begun = form is None or form.thoughts is None or form.thoughts.begin_id is None
-            read = partial(thoughts, read_text=read, begun=begun)
-        if read is plain:
-            return None
-        return TextReader(read)
-
-    return reader_of
 
 
 def plain(text: str, ended: bool) -> list[Piece]:

@@ -177,22 +177,6 @@ def read_json(body: bytes) -> object:
         raise malformed(error.message) from None
 
 
-def first_fit(values: JsonObject, kinds: Sequence[type[Request]]) -> type[Request] | None:
-    """Returns the first of `kinds` that fits `values`, or None.
-
-    Raises:
-        ApiError: A rule of a tried kind is broken.
-    """
-    for kind in kinds:
-        kind.check_rules(RawRequest(values, kind.rule_defaults))
-        try:
-            convert(kind, values)
-        except ConversionError:
-            continue
-        return kind
-    return None
-
-
 def check_content_type(content_type: str | None) -> None:
     """Raises `ApiError` 400 unless the type is ``application/json``."""
     if not is_json(content_type):

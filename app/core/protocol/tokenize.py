@@ -1,16 +1,14 @@
-"""Bodies of routes that tokenize prompts, or that score pods by their cached blocks."""
+"""Bodies of routes that tokenize prompts."""
 
 from typing import Annotated, ClassVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from app.core.protocol import rules
 from app.core.protocol.chat import Message, convert_messages
 from app.core.protocol.coercion import JsonObject, LaxFields
 from app.core.protocol.decoding import RawRequest, Request
 from app.core.protocol.options import INT64_MAX, Tool
-
-TOKEN_MAX = 2**32 - 1
 
 
 class TokenizeChatRequest(Request, kw_only=True):
@@ -49,53 +47,3 @@ class DetokenizeRequest(Request, kw_only=True):
 
     model: str | None = None
     tokens: list[Annotated[int, Meta(ge=0, le=INT64_MAX)]]
-
-
-class ScoreTextRequest(Request, kw_only=True):
-    """The body of ``POST /score_completions``."""
-
-    model: str | None = None
-    prompt: str
-    add_special_tokens: bool = True
-    pods: list[str] | None = None
-    lora: str | None = None
-    cache_salt: str | None = None
-
-
-class ScoreChatRequest(TokenizeChatRequest, kw_only=True):
-    """The body of ``POST /score_chat_completions``.
-
-    A generation prompt is added by default, as in vLLM.
-    """
-
-    documents: list[JsonObject] | None = None
-    return_assistant_tokens_mask: bool | None = False
-    pods: list[str] | None = None
-    lora: str | None = None
-    cache_salt: str | None = None
-
-
-class MediaSpan(Struct, frozen=True):
-    """The placeholder tokens of a media item in a prompt."""
-
-    identifier: str
-    offset: Annotated[int, Meta(ge=0)]
-    length: Annotated[int, Meta(ge=1)]
-
-
-class ScoreTokensRequest(Request, kw_only=True):
-    """The body of ``POST /score_tokens``."""
-
-    model: str | None = None
-    tokens: list[Annotated[int, Meta(ge=0, le=TOKEN_MAX)]]
-    pods: list[str] | None = None
-    lora: str | None = None
-    cache_salt: str | None = None
-    media: list[MediaSpan] | None = None
-
-
-TOKENIZE_REQUESTS: tuple[type[TokenizeChatRequest | TokenizePromptRequest], ...] = (
-    TokenizeChatRequest,
-    TokenizePromptRequest,
-)
-"""The two forms of a body of ``POST /tokenize``, in order of trial."""

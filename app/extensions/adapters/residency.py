@@ -10,7 +10,7 @@ import msgspec
 
 from app.core.base.metrics.families import EngineFamilies
 from app.core.base.metrics.instruments import Family, Gauge
-from app.core.base.metrics.table import Spec
+from app.core.base.metrics.spec import Spec
 from app.core.engine.lora import AdapterMemory
 from app.core.extensions import ServerParts
 from app.extensions.adapters.config_file import read_config

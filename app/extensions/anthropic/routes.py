@@ -12,8 +12,8 @@ from app.core.api.chat.rules import ChatRules
 from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.common import EXAMPLE_CHAT
+from app.core.protocol.features import Feature
 from app.core.protocol.options import Effort
-from app.core.protocol.versions import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, post
@@ -39,7 +39,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         if chat.tools:
             from app.core.api.chat.tools import check_tool_choice  # not for chats without tools
 
-            check_tool_choice(chat, pipeline.settings.tools)
+            check_tool_choice(chat, pipeline.live.current.tools)
 
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
@@ -57,7 +57,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         writer = MessageWriter(
             meta,
             len(prompt.ids),
-            prompt_details=pipeline.settings.api.enable_prompt_tokens_details,
+            prompt_details=pipeline.live.current.api.enable_prompt_tokens_details,
             new_id=identity.fresh_id,
             has_anthropic_types=has_anthropic_types,
         )
@@ -103,7 +103,7 @@ def message_chats(
     tokenizer = pipeline.tokenizer
     merges_system = cache(partial(template_merges_system, tokenizer))
 
-    effort = pipeline.settings.section(AnthropicSettings).anthropic_disabled_thinking_effort
+    effort = pipeline.live.current.section(AnthropicSettings).anthropic_disabled_thinking_effort
 
     @cache
     def disabled_effort() -> Effort:

@@ -16,20 +16,20 @@ from app.extensions.disaggregation.render import RenderHandlers
 
 def routes(pipeline: RequestPipeline, renders: bool) -> list[Route]:
     """Returns the chat, and its rendering if `renders`."""
-    settings = pipeline.settings.section(CohereSettings)
+    settings = pipeline.live.current.section(CohereSettings)
     renderer = RenderHandlers(pipeline)
 
     def create_chat(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
         chat = pipeline.decode(context, CohereChatRequest).as_chat()
         accepted = pipeline.admit(chat, context)
-        check_tool_choice(chat, pipeline.settings.tools)
+        check_tool_choice(chat, pipeline.live.current.tools)
         prompt = chat_prompt(pipeline, chat, chat.messages)
         meta = pipeline.identity.response_meta("chatcmpl", context, chat.request_id, accepted.model)
         writer = CohereChatWriter(
             meta,
             len(prompt.ids),
-            prompt_details=pipeline.settings.api.enable_prompt_tokens_details,
+            prompt_details=pipeline.live.current.api.enable_prompt_tokens_details,
             is_reasoning_model=settings.cohere_is_reasoning_model,
             new_id=pipeline.identity.fresh_id,
         )

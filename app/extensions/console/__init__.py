@@ -21,7 +21,7 @@ class ServerConsole(Extension):
 
     name = "console"
     Settings = ConsoleSettings
-    requires = ("devmode", "explanation")
+    requires = ("explanation",)
     _console: Console
 
     @classmethod

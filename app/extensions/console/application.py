@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.core.api.admin import json_body
+from app.core.api.engine_actions import EngineActions
 from app.core.engine.engine import Engine
 from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
@@ -24,7 +25,6 @@ from app.extensions.console.details import describe_choice, describe_setting, er
 from app.extensions.console.feed import Feed
 from app.extensions.console.load import Generator, LoadPlan
 from app.extensions.console.observer import ObservedEngine, Observer
-from app.extensions.devmode.lifecycle import lifecycle_routes
 from app.extensions.explanation import Explanations
 from config.settings import Settings
 
@@ -125,9 +125,7 @@ class Console(Middleware):
             post(f"{ROOT}/load", self._begin_load),
             Route(methods=("DELETE",), path=f"{ROOT}/load", handle=self._end_load),
         ]
-        lifecycle = lifecycle_routes(self._observed.lifecycle, True, self._live.current.dump)
-        handlers = {route.path: route.handle for route in lifecycle}
-        routes += [post(f"{ROOT}{path}", handlers[path]) for path in ACTIONS]
+        routes += EngineActions(self._observed.lifecycle, sleep_enabled=True).routes(ROOT)
         return {"console": page.routes(), "console_admin": routes}
 
     def _server_description(self) -> dict[str, object]:

@@ -17,7 +17,8 @@ from app.core.base.clock.clock import LiveClock
 from app.core.base.clock.random_streams import Streams
 from app.core.engine.lifecycle import Lifecycle
 from app.core.extensions import OtherEngine
-from app.core.protocol.versions import Feature, simulated_version
+from app.core.protocol.features import Feature
+from app.core.protocol.versions import simulated_version
 from app.extensions.data_parallel.engine import BalancedEngine
 from app.extensions.data_parallel.ranks import RankCaches, RankRecorder
 

@@ -1,7 +1,7 @@
 """Routes that scale the number of ranks, which never changes here."""
 
 from app.core.protocol.decoding import check_content_type, read_json
-from app.core.protocol.versions import Feature, VllmVersion
+from app.core.protocol.features import Feature, VllmVersion
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import ApiError, internal, malformed
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action

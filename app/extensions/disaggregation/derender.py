@@ -11,7 +11,7 @@ from app.core.api.pipeline import RequestPipeline
 from app.core.protocol import chat as wire
 from app.core.protocol import common
 from app.core.protocol.completions import Completion, CompletionChoice
-from app.core.protocol.versions import Feature
+from app.core.protocol.features import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response, json_response

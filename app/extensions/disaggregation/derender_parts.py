@@ -50,7 +50,7 @@ def reader_of(
     read: Read = plain
     if chat.tools and chat.tool_choice != "none":
         read = hermes
-        if pipeline.settings.tools.tool_call_parser == "llama3_json":
+        if pipeline.live.current.tools.tool_call_parser == "llama3_json":
             read = listed
     if not pipeline.limits.reasons:
         return read

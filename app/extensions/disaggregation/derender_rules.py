@@ -10,7 +10,7 @@ from app.core.api.logprobs import ALL
 from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionRequest
-from app.core.protocol.versions import Feature
+from app.core.protocol.features import Feature
 from app.core.server.http.errors import bad_request
 from app.extensions.disaggregation import derender_protocol as derender
 

@@ -19,8 +19,8 @@ from app.core.protocol import chat as wire
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionChunkChoice
+from app.core.protocol.features import Feature
 from app.core.protocol.options import NamedToolChoice
-from app.core.protocol.versions import Feature
 from app.core.server.http.errors import bad_request
 from app.core.text.base import Tokenizer
 from app.extensions.disaggregation import derender_protocol as derender

@@ -6,8 +6,8 @@ from app.core.api.pipeline import RequestPipeline
 from app.core.engine.outputs import Piece
 from app.core.protocol import chat as wire
 from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.features import Feature
 from app.core.protocol.options import NamedToolChoice
-from app.core.protocol.versions import Feature
 from app.extensions.disaggregation.derender_parts import reader_of
 
 

@@ -14,9 +14,9 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.completions import CompletionRequest
+from app.core.protocol.features import Feature
 from app.core.protocol.options import StreamOptions
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
-from app.core.protocol.versions import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response, json_response
@@ -142,7 +142,7 @@ class RenderHandlers:
         """
         pipeline = self._pipeline
         validated = self._validate(chat)
-        check_tool_choice(chat, pipeline.settings.tools)
+        check_tool_choice(chat, pipeline.live.current.tools)
         prompt = chat_prompt(pipeline, chat, chat.messages)
         validated.check_sampling([len(prompt.ids)])
         reasoning_ended: bool | None = None
@@ -189,7 +189,7 @@ class RenderHandlers:
         request = validated.request
         if not prompt.ids:
             raise bad_request("The prompt has no tokens.")
-        form = rendered_form(validated, self._pipeline.settings.tools, self._pipeline.schemas)
+        form = rendered_form(validated, self._pipeline.live.current.tools, self._pipeline.schemas)
         features: JsonObject | None = None
         if prompt.features is not None:
             features = {**prompt.features}

@@ -14,7 +14,7 @@ from app.core.engine.weight_updates import WeightUpdates
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.convert import convert
 from app.core.protocol.decoding import read_json
-from app.core.protocol.versions import Feature
+from app.core.protocol.features import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, forbidden, malformed
 from app.core.server.http.response import Response, json_response
@@ -100,7 +100,7 @@ class GenerateHandlers:
         self._request_type: type[wire.GenerateRequest] = wire.TokensOrTextRequest
         if pipeline.version.has(Feature.DERENDER_OUTPUT_MODE):
             self._request_type = wire.GenerateRequest
-        self._tokens_only = pipeline.settings.section(DisaggregationSettings).tokens_only
+        self._tokens_only = pipeline.live.current.section(DisaggregationSettings).tokens_only
 
     def generate(self, context: RequestContext) -> Response:
         """Token ids for token ids."""
@@ -108,14 +108,14 @@ class GenerateHandlers:
         body = pipeline.decode(context, self._request_type)
         completion = body.as_completion(pipeline.limits.max_model_len)
         accepted = pipeline.admit(completion, context)
-        max_num_seqs = pipeline.settings.scheduling.max_num_seqs
+        max_num_seqs = pipeline.live.current.scheduling.max_num_seqs
         if accepted.n > max_num_seqs:
             raise bad_request(f"n must not exceed max-num-seqs, {max_num_seqs}, got {accepted.n}")
         if self._tokens_only:
             check_needs_no_tokenizer(body)
         reader = self._message_reader(body)
         has_media = any(part.get("type") in MEDIA_PARTS for part in body.content_parts or ())
-        if has_media and not pipeline.settings.model.multimodal:
+        if has_media and not pipeline.live.current.model.multimodal:
             raise bad_request("The served model is not a multimodal model: it accepts only text.")
         meta = pipeline.identity.response_meta(
             "generate-tokens", context, body.request_id, accepted.model

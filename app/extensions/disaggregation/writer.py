@@ -7,7 +7,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from app.core.api.choice_state import ChoiceState
 from app.core.api.identity import ResponseMeta, ResponseOptions
-from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered, token_id_entry
+from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered
 from app.core.api.weight_spans import Weights, WeightSpans
 from app.core.api.writer import ResponseWriter
 from app.core.engine.outputs import TokenLogprob, Tokens
@@ -38,7 +38,7 @@ class GenerateWriter(ResponseWriter):
         self._meta = meta
         self._options = options
         self._render_entry: Callable[[TokenLogprob], common.TokenIdLogprob | Raw]
-        self._render_entry = token_id_entry
+        self._render_entry = _token_id_entry
         if options.mode != "tokens":
             names = TokenNames(options.top_logprobs, options.token_id_names)
             self._render_entry = names.chat_entry
@@ -134,3 +134,12 @@ class GenerateWriter(ResponseWriter):
                 shown.token_ids = None
                 shown.logprobs = None
         return shown
+
+
+def _token_id_entry(entry: TokenLogprob) -> common.TokenIdLogprob:
+    """Returns an entry that names tokens by their ids."""
+    candidates = [
+        common.TokenCandidate(token_id, logprob, rank)
+        for rank, (token_id, _, logprob) in zip(entry.ranks, entry.top, strict=False)
+    ]
+    return common.TokenIdLogprob(entry.token_id, entry.logprob, entry.rank, candidates)

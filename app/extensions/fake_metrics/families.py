@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from app.core.base.metrics.families import EngineFamilies, engine_table, token_bounds
 from app.core.base.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
-from app.core.base.metrics.table import TABLE, Bounds
+from app.core.base.metrics.spec import Bounds
+from app.core.base.metrics.table import TABLE
 from app.extensions.fake_metrics.document import Counts, FakeAdapters, FakeMetrics, Function, parse
 from app.extensions.fake_metrics.settings import FakeMetricsSettings
 from config import Settings

@@ -53,7 +53,7 @@ class Generator:
     def generate(self, message: Proto, context: RequestContext) -> RpcResponse:
         """Returns the reply to a prompt, whole or as a stream."""
         pipeline = self._pipeline
-        if pipeline.settings.model.task != "generate":
+        if pipeline.live.current.model.task != "generate":
             raise not_implemented("This model supports pooling only, not generation.")
         request = completion_of(message, pipeline.limits.max_model_len)
         accepted = pipeline.admit(request, context)
@@ -71,7 +71,7 @@ class Generator:
 
     def _pinned_engine(self, requested_rank: int) -> int | None:
         pipeline = self._pipeline
-        server = pipeline.settings.server
+        server = pipeline.live.current.server
         if server.data_parallel_mode != "ports":
             return local_engine(requested_rank, server)
         if requested_rank != pipeline.rank:

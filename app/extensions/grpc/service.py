@@ -69,7 +69,7 @@ class EngineService:
         self._publisher = publisher
         self._started_s = time.monotonic()
         self._generator = Generator(pipeline)
-        self._runner = PoolingRunner(pipeline, pipeline.settings.model)
+        self._runner = PoolingRunner(pipeline, pipeline.live.current.model)
         self.caches: Mapping[str, Bounded] = {
             "embeddings over gRPC": self._runner.model.known_features
         }
@@ -99,12 +99,12 @@ class EngineService:
         for load_handlers in further_handlers:
             if load_handlers is not None:
                 handlers |= load_handlers()
-        return service_of(handlers, self._pipeline.settings.server)
+        return service_of(handlers, self._pipeline.live.current.server)
 
     def _embed(self, request: Proto, context: RequestContext) -> Message:
         """Returns the vector that POST /v1/embeddings returns for the same tokens."""
         token_ids = request.tokenized.input_ids
-        if EMBEDDINGS not in served_paths(self._pipeline.settings.model):
+        if EMBEDDINGS not in served_paths(self._pipeline.live.current.model):
             raise not_implemented("Embeddings require --task embed.")
         if not token_ids:
             raise bad_request("tokenized input is required", "tokenized")
@@ -128,7 +128,7 @@ class EngineService:
         return engine.AbortResponse()
 
     def _model_info(self, request: Message, context: RequestContext) -> Message:
-        settings = self._pipeline.settings
+        settings = self._pipeline.live.current
         model = settings.model
         tokenizer = self._pipeline.tokenizer
         return engine.GetModelInfoResponse(
@@ -147,7 +147,7 @@ class EngineService:
 
         The server has no connector, and no processor of media.
         """
-        settings = self._pipeline.settings
+        settings = self._pipeline.live.current
         return engine.GetServerInfoResponse(
             active_requests=self._engine.running + self._engine.waiting,
             is_paused=self._lifecycle.paused,
@@ -168,7 +168,7 @@ class EngineService:
         Raises:
             ApiError: 400 for another rank.
         """
-        settings = self._pipeline.settings
+        settings = self._pipeline.live.current
         rank = self._pipeline.rank
         if request.HasField("dp_rank") and request.dp_rank != rank:
             raise bad_request(
@@ -192,7 +192,7 @@ class EngineService:
         )
         return engine.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(),
-            version=simulated_version(self._pipeline.settings.api).release,
+            version=simulated_version(self._pipeline.live.current.api).release,
             dp_rank_count=1,
             loads=[load],
         )
@@ -212,7 +212,7 @@ class EngineService:
         return common.FlushCacheResponse(success=success, message=message)
 
     def _profile(self, request: Message, context: RequestContext) -> Message:
-        profiling = self._pipeline.settings.server.profiling
+        profiling = self._pipeline.live.current.server.profiling
         message = ""
         if not profiling:
             message = "The server was started without profiling."
@@ -220,7 +220,7 @@ class EngineService:
 
     def _tokenizer(self, request: Message, context: RequestContext) -> RpcResponse:
         """Returns the tokenizer's files in chunks; they are archived once for all clients."""
-        settings = self._pipeline.settings
+        settings = self._pipeline.live.current
         with self._archive_lock:
             if self._archive is None:
                 folder = Path(settings.tokenizer.tokenizer or settings.model.model)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, Extension
+from app.core.extensions import Command, Extension, late_command
 from app.extensions.lab.settings import CostModelSettings
 
 if TYPE_CHECKING:
@@ -37,30 +36,26 @@ class Lab(Extension):
     def commands(cls) -> Mapping[str, Command]:
         """Returns the commands."""
         return {
-            "simulate": _command(
-                "fidelity.simulate", "simulate a load on an engine or a fleet, without a GPU"
+            "simulate": late_command(
+                f"{__package__}.fidelity.simulate",
+                "simulate a load on an engine or a fleet, without a GPU",
             ),
-            "plan": _command(
-                "plan.command", "find the cheapest fleet that meets an SLO under a load"
+            "plan": late_command(
+                f"{__package__}.plan.command",
+                "find the cheapest fleet that meets an SLO under a load",
             ),
-            "fleet": _command(
-                "fleet.command", "start several servers and compare routing policies"
+            "fleet": late_command(
+                f"{__package__}.fleet.command", "start several servers and compare routing policies"
             ),
-            "record": _command(
-                "fidelity.record", "measure a real server, or record its exchanges (--proxy)"
+            "record": late_command(
+                f"{__package__}.fidelity.record",
+                "measure a real server, or record its exchanges (--proxy)",
             ),
-            "calibrate": _command(
-                "fidelity.calibrate", "fit a profile to recorded runs of a real server"
+            "calibrate": late_command(
+                f"{__package__}.fidelity.calibrate",
+                "fit a profile to recorded runs of a real server",
             ),
-            "judge": _command("judge.command", "compare a load tool's export with the journal"),
+            "judge": late_command(
+                f"{__package__}.judge.command", "compare a load tool's export with the journal"
+            ),
         }
-
-
-def _command(module: str, about: str) -> Command:
-    """Returns a command whose module is imported when the command runs."""
-
-    def run(argv: Sequence[str]) -> int:
-        status: int = import_module(f"{__package__}.{module}").run(argv)
-        return status
-
-    return Command(run, about)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
-from app.core.protocol.versions import Feature
+from app.core.protocol.features import Feature
 from app.core.server.http.late_routes import late_routes
 
 if TYPE_CHECKING:

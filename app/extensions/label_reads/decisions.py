@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.choice_state import ChoiceState
 from app.core.api.pipeline import RequestPipeline
-from app.core.api.writer import WholeWriter
 from app.core.engine.outputs import Started
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
@@ -22,6 +21,7 @@ from app.extensions.label_reads.reads import (
     label_probabilities,
     question_prompt,
 )
+from app.extensions.label_reads.whole_writer import WholeWriter
 
 MAX_OPTIONS = len(LABELS["choice"])
 

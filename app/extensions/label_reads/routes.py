@@ -14,11 +14,10 @@ from msgspec import UNSET, UnsetType
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.choice_state import ChoiceState
 from app.core.api.pipeline import RequestPipeline
-from app.core.api.writer import WholeWriter
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import ItemList, usage_of
 from app.core.protocol.completions import TokenIds
-from app.core.protocol.versions import Feature, VllmVersion
+from app.core.protocol.features import Feature, VllmVersion
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, not_implemented
 from app.core.server.http.response import Response
@@ -42,6 +41,7 @@ from app.extensions.label_reads.reads import (
     label_tokens,
     question_prompt,
 )
+from app.extensions.label_reads.whole_writer import WholeWriter
 from config.settings import ModelSettings
 
 ARCHITECTURES = frozenset(

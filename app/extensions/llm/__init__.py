@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, Extension, OtherEngine
+from app.core.extensions import Command, Extension, OtherEngine, late_command
 from app.extensions.llm.settings import LlmSettings
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class RealEngine(Extension):
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command that writes a reply without a server."""
         return {
-            "generate": Command(
-                _run_generate, "generate a reply with a real model, or chat with it"
+            "generate": late_command(
+                f"{__package__}.command", "generate a reply with a real model, or chat with it"
             )
         }
 
@@ -90,9 +90,3 @@ class RealEngine(Extension):
     def services(self) -> Sequence[BackgroundService]:
         """Returns the client of the engine process."""
         return self._services
-
-
-def _run_generate(argv: Sequence[str]) -> int:
-    from app.extensions.llm.command import run
-
-    return run(argv)

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from logging import Logger
 from pathlib import Path
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from app.core.engine.wire import CommandResult, EngineProcessOptions, Hello, Notice, Ready
 from app.core.server.gunicorn.ranks import ENDPOINT, SETTINGS
 from app.extensions.llm.heartbeat import DUMP_STACKS_SIGNAL, Heartbeat, HeartbeatMonitor
-from config import ConfigError, Settings
+from config import ConfigError
 
 MODULE = "app.extensions.llm.service"
 ROOT = Path(__file__).parents[3]
@@ -73,17 +73,16 @@ class EngineProcess:
             raise
         environ[ENDPOINT] = self.endpoint
 
-    def completed(self, settings: Settings) -> Settings:
-        """Returns `settings` with the sizes that the engine reported when ready."""
+    def sizes(self) -> Mapping[str, object]:
+        """Returns the settings, by name, with the sizes that the engine reported when ready."""
         ready = self._ready
         if ready is None:
-            return settings
-        sizes = {
+            return {}
+        return {
             "kv-cache-size": ready.num_blocks,
             "block-size": ready.block_size,
             "max-model-len": ready.max_model_len,
         }
-        return settings.changed(sizes)
 
     def supervise(self) -> None:
         """Restarts an ended engine after a delay, and kills a hanging one.

@@ -14,10 +14,11 @@ from app.core.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
 from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.kvcache.publishing import PublisherSettings
-from app.core.engine.parsing import THINK_BEGIN, THINK_END, readers
+from app.core.engine.parsing import THINK_BEGIN, THINK_END
 from app.core.engine.wire import EngineProcessOptions
 from app.core.extensions import OtherEngine, ServerParts
-from app.core.protocol.versions import Feature, simulated_version
+from app.core.protocol.features import Feature
+from app.core.protocol.versions import simulated_version
 from app.core.server.gunicorn.ranks import ENDPOINT
 from app.core.text.base import Tokenizer
 from app.core.text.huggingface import template_source
@@ -26,6 +27,7 @@ from app.extensions.llm.model_files import find_model, load_tokenizer
 from app.extensions.llm.remote_engine import RemoteEngine
 from app.extensions.llm.remote_lifecycle import RemoteLifecycle
 from app.extensions.llm.settings import LlmSettings
+from app.extensions.llm.text_readers import readers
 from config import ConfigError, Settings
 from config.declaration import COMMAND, check_installed
 from config.sections.model import OWN_LENGTH

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, Extension, Position
+from app.core.extensions import Command, Extension, Position, late_command
 from app.core.server.http.route import action
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Plugins(Extension):
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command that lists plugins."""
         about = "list the extensions and plugins, with hooks and settings"
-        return {"plugins": Command(_run_command, about)}
+        return {"plugins": late_command(f"{__package__}.command", about)}
 
     def step_cost(self, profile: Profile) -> CostModel | None:
         """Returns the cost model of the first plugin that has one."""
@@ -128,9 +128,3 @@ class Plugins(Extension):
         if self._registry is None:
             return ()
         return self._registry.families()
-
-
-def _run_command(argv: Sequence[str]) -> int:
-    from app.extensions.plugins.command import run
-
-    return run(argv)

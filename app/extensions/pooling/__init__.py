@@ -41,6 +41,3 @@ class Pooling(Extension):
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the features of texts."""
         return {"embeddings": self._runner.model.known_features}
-
-
-EXTENSION = Pooling

@@ -1,8 +1,8 @@
 """The command that writes example files into a project."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from app.core.extensions import Command, Extension
+from app.core.extensions import Command, Extension, late_command
 
 
 class ProjectFiles(Extension):
@@ -14,10 +14,4 @@ class ProjectFiles(Extension):
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command."""
         about = "write a compose file, a script, tests and a CI job for a project"
-        return {"init": Command(_init, about)}
-
-
-def _init(argv: Sequence[str]) -> int:
-    from app.extensions.project_files.command import run  # other commands do not need it
-
-    return run(argv)
+        return {"init": late_command(f"{__package__}.command", about)}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, Extension, Position
+from app.core.extensions import Command, Extension, Position, late_command
 from app.extensions.journal import RequestJournal
 from app.extensions.recording.settings import ReplaySettings
 
@@ -67,12 +66,18 @@ class Recordings(Extension):
     def commands(cls) -> Mapping[str, Command]:
         """Returns commands that make recordings, compare them, and convert them."""
         return {
-            "record --proxy": _command("proxy", "record the exchanges with a real server"),
-            "drift": _command("drift", "compare a recording with a live server"),
-            "fork": _command("fork", "cut a recorded session, to continue it in another way"),
-            "script from-recording": _command("to_script", "make a script from a recording"),
-            "script import": _command(
-                "imports.command", "make a script from the fixtures of other tools"
+            "record --proxy": late_command(
+                f"{__package__}.proxy", "record the exchanges with a real server"
+            ),
+            "drift": late_command(f"{__package__}.drift", "compare a recording with a live server"),
+            "fork": late_command(
+                f"{__package__}.fork", "cut a recorded session, to continue it in another way"
+            ),
+            "script from-recording": late_command(
+                f"{__package__}.to_script", "make a script from a recording"
+            ),
+            "script import": late_command(
+                f"{__package__}.imports.command", "make a script from the fixtures of other tools"
             ),
         }
 
@@ -107,13 +112,3 @@ class Recordings(Extension):
         """Returns the recording, and the file that gets the exchanges with targets."""
         recording = self._replay.recording
         return (recording,) if self._upstream is None else (recording, self._upstream.file)
-
-
-def _command(module: str, about: str) -> Command:
-    """Returns a command whose module is imported when the command runs."""
-
-    def run(argv: Sequence[str]) -> int:
-        status: int = import_module(f"{__package__}.{module}").run(argv)
-        return status
-
-    return Command(run, about)

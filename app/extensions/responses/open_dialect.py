@@ -14,13 +14,13 @@ from app.core.api.block_writer import named_event
 from app.core.api.choice_state import Segment
 from app.core.api.errors import as_api_error, as_stream_error, forget_frames
 from app.core.api.identity import ResponseMeta
-from app.core.api.logprobs import TokenNames
 from app.core.api.pipeline import RequestPipeline
 from app.core.engine.outputs import TokenLogprob
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import encode
 from app.core.server.http.errors import ApiError
 from app.core.server.http.response import DONE, Response, json_response
+from app.extensions.responses.item_names import ItemNames
 from app.extensions.responses.items import Logprobs
 from app.extensions.responses.protocol import ResponseObject, ResponsesRequest
 from app.extensions.responses.response import new_response
@@ -51,7 +51,7 @@ class OpenResponse(ResponseObject, kw_only=True):
     error: JsonObject | None = None
 
 
-class OpenTokenNames(TokenNames):
+class OpenItemNames(ItemNames):
     """Writes log probabilities; entries of events have bytes, too."""
 
     def event_entry(self, entry: TokenLogprob) -> JsonObject:
@@ -132,7 +132,7 @@ class OpenResponsesWriter(ResponsesWriter):
     """Writes the answer to one request; `now_s` returns the time in Unix seconds."""
 
     text_events = {**TEXT_EVENTS, "reasoning": "reasoning"}
-    token_names = OpenTokenNames
+    token_names = OpenItemNames
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Type of the body of ``POST /v1/responses``, by version of vLLM."""
 
-from app.core.protocol.versions import Feature, VllmVersion
+from app.core.protocol.features import Feature, VllmVersion
 from app.extensions.responses.protocol import ResponsesRequest
 
 

@@ -14,8 +14,8 @@ from app.core.api.responder import Responder
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.common import encode_to_keep
 from app.core.protocol.decoding import decode_query
+from app.core.protocol.features import Feature
 from app.core.protocol.validation import ValidatedRequest
-from app.core.protocol.versions import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import EVENT_STREAM, Response, json_response
@@ -165,8 +165,8 @@ class ResponseHandlers:
             response=self._new_response(request, meta, max_output_tokens),
             prompt_ids=prompt_ids,
             top_logprobs=None if hides_tokens else request.logprobs,
-            token_id_names=pipeline.settings.api.return_tokens_as_token_ids,
-            metrics=pipeline.settings.api.enable_per_request_metrics,
+            token_id_names=pipeline.live.current.api.return_tokens_as_token_ids,
+            metrics=pipeline.live.current.api.enable_per_request_metrics,
             shows_reasoning=request.include_reasoning,
             calls=called_tools(request.tools),
             parses=limits.parses,

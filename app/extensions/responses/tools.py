@@ -1,41 +1,17 @@
-"""Tools and tool choice of ``POST /v1/responses``: conversion, and repetition in the answer.
-
-The answer repeats all fields of functions, custom tools, namespaces, web searches, MCP servers and
-code interpreters, with null for missing ones, then unknown fields; it repeats other tools
-unchanged. A tool of an unknown type is reported as an invalid function, the first type that vLLM
-tries.
-"""
+"""Tools and tool choice of ``POST /v1/responses``: which functions a model may call."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeGuard, cast
 
 import msgspec
-from msgspec import Struct
 
 from app.core.base.clock.pause import Slices
-from app.core.protocol.coercion import ConversionError, JsonObject
-from app.core.protocol.convert import convert
+from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import FunctionDefinition
 from app.core.protocol.rules import get_field
 from app.core.server.http.errors import bad_request
 
 ToolParam = JsonObject
-TOOL_STEPS = 4
-"""Work of converting a tool, in steps of `Slices`."""
-UNCONVERTED_TYPES = frozenset(
-    (
-        "file_search",
-        "computer",
-        "computer_use_preview",
-        "image_generation",
-        "local_shell",
-        "shell",
-        "tool_search",
-        "apply_patch",
-        "programmatic_tool_calling",
-    )
-)
-"""Types of tools that the answer repeats unchanged."""
 CUSTOM_INPUT = "input"
 CUSTOM_PARAMETERS: JsonObject = {
     "type": "object",
@@ -54,32 +30,11 @@ def convert_tools(value: object) -> list[ToolParam]:
     Raises:
         ConversionError: A tool is invalid.
     """
-    if not isinstance(value, list):
-        raise ConversionError("a list of tools", kind="list_type")
-    slices = Slices()
-    tools: list[ToolParam] = []
-    for index, tool in enumerate(value):
-        tools.append(_convert_tool(index, tool))
-        slices.spend(TOOL_STEPS)
-    return tools
+    if value == []:
+        return []
+    from app.extensions.responses import tool_conversion  # few requests have tools
 
-
-def _convert_tool(index: int, tool: object) -> ToolParam:
-    from app.extensions.responses import tool_types  # few requests have tools
-
-    if isinstance(tool, dict):
-        kind = tool.get("type")
-        if isinstance(kind, str) and kind in UNCONVERTED_TYPES:
-            return tool
-    try:
-        return _convert_by_type(tool_types.tool_structs(), tool)
-    except ConversionError:
-        pass
-    try:
-        convert(tool_types.FunctionTool, tool)
-    except ConversionError as error:
-        raise error.prefixed("FunctionTool").prefixed(index) from None
-    raise AssertionError("the server rejected a valid function")
+    return tool_conversion.convert_tools(value)
 
 
 def convert_tool_choice(value: object) -> str | JsonObject:
@@ -90,45 +45,9 @@ def convert_tool_choice(value: object) -> str | JsonObject:
     """
     if isinstance(value, str) and value in ("none", "auto", "required"):
         return value
-    from app.extensions.responses.tool_types import choice_structs  # few requests name a tool
+    from app.extensions.responses import tool_conversion  # few requests name a tool
 
-    try:
-        return _convert_by_type(choice_structs(), value)
-    except ConversionError:
-        raise ConversionError(
-            "none, auto, required, or an object that names a tool", kind="literal_error"
-        ) from None
-
-
-def _convert_by_type(structs: Mapping[str, type[Struct]], value: object) -> JsonObject:
-    kind = get_field(value, "type")
-    if not isinstance(kind, str) or kind not in structs:
-        raise ConversionError("a known type", kind="literal_error")
-    repeated = _repeat(convert(structs[kind], value), value)
-    assert isinstance(repeated, dict)
-    return repeated
-
-
-def _repeat(converted: object, original: object) -> object:
-    """Returns a converted value as JSON, followed by unknown keys of the original one."""
-    if isinstance(converted, list) and isinstance(original, list):
-        return _repeat_items(converted, original)
-    if not isinstance(converted, Struct) or not isinstance(original, dict):
-        return converted
-    repeated: JsonObject = {}
-    names = zip(converted.__struct_fields__, converted.__struct_encode_fields__, strict=True)
-    for name, key in names:
-        repeated[key] = _repeat(getattr(converted, name), original.get(key))
-    return repeated | {key: value for key, value in original.items() if key not in repeated}
-
-
-def _repeat_items(converted: list[object], originals: list[object]) -> list[object]:
-    slices = Slices()
-    repeated: list[object] = []
-    for item, original in zip(converted, originals, strict=True):
-        repeated.append(_repeat(item, original))
-        slices.spend(TOOL_STEPS)
-    return repeated
+    return tool_conversion.convert_tool_choice(value)
 
 
 def custom_input(arguments: str) -> str:

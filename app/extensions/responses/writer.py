@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from app.core.api.block_writer import BlockWriter, named_event
 from app.core.api.choice_state import Segment
 from app.core.api.errors import as_stream_error
-from app.core.api.logprobs import TokenNames, rendered
+from app.core.api.logprobs import rendered
 from app.core.engine.outputs import Started, TokenLogprob, Tokens
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import GAP, HOLE, encode
+from app.extensions.responses.item_names import ItemNames
 from app.extensions.responses.items import CUSTOM_CALL, Calls, Logprobs, content_of, item_of
 from app.extensions.responses.protocol import ResponseObject
 from app.extensions.responses.tools import custom_input
@@ -61,7 +62,7 @@ class ResponsesWriter(BlockWriter):
     """
 
     text_events: ClassVar[Mapping[str, str]] = TEXT_EVENTS
-    token_names: ClassVar[type[TokenNames]] = TokenNames
+    token_names: ClassVar[type[ItemNames]] = ItemNames
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class ResponsesWriter(BlockWriter):
         super().__init__(new_id)
         self._options = options
         self._on_end = on_end
-        self._logprobs: TokenNames | None = None
+        self._logprobs: ItemNames | None = None
         if options.top_logprobs is not None:
             self._logprobs = self.token_names(options.top_logprobs, options.token_id_names)
         self._event_count = 0

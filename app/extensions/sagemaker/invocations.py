@@ -1,12 +1,14 @@
 """POST /invocations: the single route of SageMaker, for the bodies of all families."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
 
+from app.core.protocol.coercion import ConversionError, JsonObject
 from app.core.protocol.common import EXAMPLE_CHAT
-from app.core.protocol.decoding import Request, check_content_type, first_fit
+from app.core.protocol.convert import convert
+from app.core.protocol.decoding import RawRequest, Request, check_content_type
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, malformed
 from app.core.server.http.response import Response
@@ -53,7 +55,7 @@ def invocation_routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -
                 # A half surrogate fails in the route, as without the header.
                 with suppress(UnicodeEncodeError):
                     context.body = msgspec.json.encode(values)
-            request_type = first_fit(values, list(handlers))
+            request_type = _first_fit(values, list(handlers))
         if request_type is None:
             names = ", ".join(request_type.__name__ for request_type in handlers)
             raise bad_request(f"The body is not a valid request of any of these: {names}.")
@@ -65,3 +67,19 @@ def invocation_routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -
         media=("application/json", "text/event-stream", "application/octet-stream"),
     )
     return [post("/invocations", invocations, docs=docs)]
+
+
+def _first_fit(values: JsonObject, kinds: Sequence[type[Request]]) -> type[Request] | None:
+    """Returns the first of `kinds` that fits `values`, or None.
+
+    Raises:
+        ApiError: A rule of a tried kind is broken.
+    """
+    for kind in kinds:
+        kind.check_rules(RawRequest(values, kind.rule_defaults))
+        try:
+            convert(kind, values)
+        except ConversionError:
+            continue
+        return kind
+    return None

@@ -82,9 +82,9 @@ class Generation:
         engine = pipeline.responder.engine
         rank = None
         if body.rank is not None:
-            rank = local_engine(body.rank, pipeline.settings.server)
+            rank = local_engine(body.rank, pipeline.live.current.server)
         elif RANK_HEADER in context.headers:
-            rank = pinned_engine(context, pipeline.settings.server, pipeline.rank)
+            rank = pinned_engine(context, pipeline.live.current.server, pipeline.rank)
         options = self._options(body, context)
         choices: list[Choice] = []
         prepared: list[PreparedPrompt] = []

@@ -1,6 +1,6 @@
 """The families of SGLang's metrics that a simulation has numbers for: names, labels and buckets."""
 
-from app.core.base.metrics.table import Bounds
+from app.core.base.metrics.spec import Bounds
 
 FIRST_TOKEN: Bounds = (
     *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10),

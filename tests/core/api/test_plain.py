@@ -21,6 +21,7 @@ from app.core.api.plain import (
 from app.core.protocol.validation import ModelLimits
 from app.core.settings import load
 from app.core.text.memo import PromptMemo
+from config.validation import LiveSettings
 
 CHAT = [{"role": "user", "content": "hi"}]
 LENGTH = 100
@@ -34,7 +35,7 @@ def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> 
     pipeline: Any = SimpleNamespace(
         limits=limits,
         models=models,
-        settings=load((), {}),
+        live=LiveSettings(load((), {})),
         real=None,
         identity=SimpleNamespace(fresh_call_id=str),
     )

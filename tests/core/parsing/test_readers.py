@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.choice_request import TextForm, Thoughts
 from app.core.engine.outputs import Part, Piece
-from app.core.engine.parsing import Read, TextReader, hermes, listed, named, readers, thoughts
-from app.core.engine.request import ToolCalls, ToolFunction
-from tests.core.engine.harness import engine_request
+from app.core.engine.parsing import Read, TextReader, hermes, listed, named, thoughts
 
 READERS: dict[str, Read] = {
     "hermes": hermes,
@@ -119,28 +116,6 @@ def test_a_text_is_split_into_parts(kind: str, text: str, pieces: list[Piece]) -
 def test_the_name_of_a_call_is_emitted_before_its_arguments_end() -> None:
     pieces = TextReader(hermes).feed('<tool_call>{"name": "weather", "arguments": {"ci')
     assert pieces == [call(0, "weather", ""), call(0, "weather", '{"ci')]
-
-
-NAMED = ToolCalls(tools=(ToolFunction("f"),), min_calls=1, named=True)
-BEGUN = Thoughts(end_id=2)
-POSSIBLE = Thoughts(end_id=2, begin_id=1)
-
-
-@pytest.mark.parametrize(
-    ("thoughts", "text", "pieces"),
-    [
-        (BEGUN, "Hm</think>{}", [(Part("reasoning"), "Hm"), call(0, "f", "{}")]),
-        (POSSIBLE, "<think>Hm</think>{}", [(Part("reasoning"), "Hm"), call(0, "f", "{}")]),
-        (POSSIBLE, "{}", [call(0, "f", "{}")]),
-        (None, "{}", [call(0, "f", "{}")]),
-    ],
-)
-def test_a_required_call_may_follow_thoughts(
-    thoughts: Thoughts | None, text: str, pieces: list[Piece]
-) -> None:
-    form = TextForm(json_schema="{}", thoughts=thoughts)
-    reader = readers("hermes")(engine_request(tool_calls=NAMED, form=form, reasoning=True))
-    assert reader is not None and read(reader, [text]) == pieces
 
 
 SCRAPS = st.sampled_from(

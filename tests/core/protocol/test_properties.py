@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import app.core.protocol
+from app.core.api.tokenize import TOKENIZE_REQUESTS
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.decoding import Request, decode
-from app.core.protocol.tokenize import TOKENIZE_REQUESTS, DetokenizeRequest
+from app.core.protocol.tokenize import DetokenizeRequest
 from app.core.protocol.validation import ModelLimits, ValidatedRequest
 from app.core.server.http.errors import ApiError
 

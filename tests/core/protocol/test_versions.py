@@ -8,19 +8,21 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from app.core.protocol.versions import RELEASES, VERSIONS, Feature, simulated_version
+from app.core.protocol.features import Feature
+from app.core.protocol.versions import RELEASES, VERSIONS, simulated_version
 from app.core.settings import load
 from config.sections.api import ApiSettings
 
 ROOT = Path(__file__).parents[3]
-TABLE = ROOT / "app" / "core" / "protocol" / "versions.py"
+PROTOCOL = ROOT / "app" / "core" / "protocol"
+TABLES = (PROTOCOL / "features.py", PROTOCOL / "versions.py")
 DECLARATION = ROOT / "config" / "sections" / "api.py"
 """Declares the setting with the names of the versions."""
 SOURCES = [
     path
     for folder in ("app", "config", "vllm_understudy")
     for path in (ROOT / folder).rglob("*.py")
-    if path not in (TABLE, DECLARATION)
+    if path not in (*TABLES, DECLARATION)
 ]
 VERSION_NUMBER = re.compile(rf"({'|'.join(map(re.escape, RELEASES))})(\.\d+)?")
 

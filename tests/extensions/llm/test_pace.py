@@ -277,7 +277,7 @@ def test_cores_are_those_of_affinity_and_of_both_versions_of_cgroups(tmp_path: P
 def test_a_thread_that_shares_its_core_waits_for_it() -> None:
     program = """
 import os, time
-from app.core.base.cores import core_wait_s
+from app.extensions.llm.core_wait import core_wait_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 begun_s = core_wait_s()
 if child := os.fork():

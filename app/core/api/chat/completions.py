@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from app.core.api.answer_limits import check_repeated
+from app.core.api.chat.call_form import CallForm
 from app.core.api.chat.media import media_tokens
 from app.core.api.chat.prompt import chat_options, chat_prompt
 from app.core.api.chat.thinking import EMPTY_THOUGHT_PARSERS
@@ -53,21 +54,6 @@ PLAIN_CALL = template(
     )
 )
 """Bytes before the index of the choice, before that of the call, before the text, and behind it."""
-
-
-class CallForm(NamedTuple):
-    """Form of the chunks of tool calls, which differs between vLLM's parsers."""
-
-    null_content: bool = True
-    """A chunk with calls has the content null."""
-    is_joined: bool = False
-    """Name and first arguments are one item."""
-    null_id: bool = False
-    """Arguments after the first ones have the id null."""
-    text_end: bool = False
-    """The chunk of the finish reason has an empty content where the reply is text."""
-
-
 DEFAULT_CALL_FORM = CallForm()
 CALL_FORMS = {
     "llama3_json": CallForm(null_content=False, is_joined=True, text_end=True),
@@ -401,13 +387,13 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         if request.tools:
             from app.core.api.chat.tools import check_tool_choice  # not for chats without tools
 
-            check_tool_choice(request, pipeline.settings.tools)
+            check_tool_choice(request, pipeline.live.current.tools)
         prompt = chat_prompt(pipeline, request, request.messages)
         meta = pipeline.identity.response_meta(
             "chatcmpl", context, request.request_id, accepted.model
         )
         sends_image = False
-        model = pipeline.settings.model
+        model = pipeline.live.current.model
         if model.omni:  # by the request's own choice, else by a draw
             header = boolean_header(context, IMAGE_HEADER)
             if header is None:
@@ -439,7 +425,7 @@ def response_options(
         ApiError: 400 for a stream that repeats too much of its prompt.
     """
     request = accepted.request
-    settings = pipeline.settings
+    settings = pipeline.live.current
     last_message = messages[-1]
     role = settings.api.response_role
     if not request.add_generation_prompt:

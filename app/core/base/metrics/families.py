@@ -9,7 +9,8 @@ from itertools import product
 from typing import cast
 
 from app.core.base.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
-from app.core.base.metrics.table import BLOCK_TIMES, CACHE_CONFIG, TABLE, Bounds, Spec
+from app.core.base.metrics.spec import Bounds, Spec
+from app.core.base.metrics.table import BLOCK_TIMES, CACHE_CONFIG, TABLE
 
 
 def token_bounds(max_model_len: int) -> Bounds:

@@ -26,13 +26,14 @@ from typing import TYPE_CHECKING, Protocol
 from gunicorn import systemd
 from gunicorn.arbiter import Arbiter
 from gunicorn.util import parse_address
+from msgspec.structs import replace
 
 from app.core.server.gunicorn import ranks
 from app.core.server.gunicorn.errors import CertificateError
 from config import ConfigError, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping
 
     from gunicorn.app.core.base import BaseApplication
     from gunicorn.glogging import Logger
@@ -60,8 +61,8 @@ class EngineProcess(Protocol):
             ConfigError: The start fails.
         """
 
-    def completed(self, settings: Settings) -> Settings:
-        """Returns `settings` with the sizes that the engine has found."""
+    def sizes(self) -> Mapping[str, object]:
+        """Returns the settings, by name, that the engine has found; empty before it is ready."""
 
     def supervise(self) -> None:
         """Restarts the process if it has ended or hangs."""
@@ -254,7 +255,8 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             Exception, SystemExit: the settings cannot be served.
         """
         settings = self.checks.load(self.log.warning)
-        settings = ranks.with_address(settings, self.cfg.address)
+        server = ranks.with_address(settings.server, self.cfg.address)
+        settings = replace(settings, server=server)
         if ranks.addresses(settings.server) != ranks.addresses(self.settings.server):
             raise ConfigError(
                 "host, ports and the number of ranks cannot be changed while the server is running"
@@ -275,7 +277,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
                     "the model and the limits of engine llm cannot be changed while the server is "
                     "running"
                 )
-            settings = self.engine.completed(settings)
+            settings = settings.changed(self.engine.sizes())
         self.checks.prepare(settings)
         self.checks.create(settings)
         return settings
@@ -290,7 +292,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             return
         self.engine = self.checks.new_engine_process(self.settings, self.log)
         self.engine.begin(os.environ)
-        self.settings = self.engine.completed(self.settings)
+        self.settings = self.settings.changed(self.engine.sizes())
         ranks.export_settings(self.settings, os.environ)
 
 
@@ -304,7 +306,8 @@ def take_over(server: Arbiter, settings: Settings, checks: ServerChecks) -> Rank
         ConfigError, CertificateError, OSError, or an error of `checks`: the settings cannot be
             served.
     """
-    settings = ranks.with_address(settings, server.cfg.address)
+    address = ranks.with_address(settings.server, server.cfg.address)
+    settings = replace(settings, server=address)
     ranks.export_settings(settings, os.environ)
     check_address_is_free(server)
     check_options(server, settings.server)

@@ -95,18 +95,17 @@ def addresses(server: ServerSettings) -> list[str]:
     ]
 
 
-def with_address(settings: Settings, address: Sequence[object]) -> Settings:
-    """Returns `settings` with the host and port, or the socket, of gunicorn's `address`.
+def with_address(server: ServerSettings, address: Sequence[object]) -> ServerSettings:
+    """Returns `server` with the host and port, or the socket, of gunicorn's `address`.
 
     --bind has precedence over the settings. No setting can name a file descriptor.
     """
     first = address[0]
-    server = settings.server
     if isinstance(first, tuple):
-        server = replace(server, host=first[0] or "0.0.0.0", port=first[1], uds=None)
-    elif isinstance(first, str):
-        server = replace(server, uds=first)
-    return replace(settings, server=server)
+        return replace(server, host=first[0] or "0.0.0.0", port=first[1], uds=None)
+    if isinstance(first, str):
+        return replace(server, uds=first)
+    return server
 
 
 def rank_of(server: ServerSettings, environ: Mapping[str, str]) -> int:

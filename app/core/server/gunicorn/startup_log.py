@@ -7,6 +7,7 @@ from app.core.protocol.versions import simulated_version
 from app.core.server.gunicorn.ranks import rank_urls
 from config import Settings
 from config.durations import format_duration
+from config.settings import ServerSettings, TlsSettings
 
 
 def log_model(log: Logger, settings: Settings) -> None:
@@ -25,14 +26,11 @@ def log_model(log: Logger, settings: Settings) -> None:
     log.debug("settings: %s", json.dumps(settings.dump()))
 
 
-def log_console(log: Logger, settings: Settings) -> None:
-    """Logs the URLs of the console, or how to enable it."""
-    if not settings.get("console", False):
-        log.info("console: off; enable it with --console")
-        return
-    path = settings.server.root_path.rstrip("/") + "/console"
-    if settings.server.uds is None:
-        urls = ", ".join(url + path for _, url in rank_urls(settings.server, settings.tls))
+def log_console(log: Logger, server: ServerSettings, tls: TlsSettings) -> None:
+    """Logs the URLs of the console."""
+    path = server.root_path.rstrip("/") + "/console"
+    if server.uds is None:
+        urls = ", ".join(url + path for _, url in rank_urls(server, tls))
     else:
-        urls = f"{path} at unix:{settings.server.uds}"
+        urls = f"{path} at unix:{server.uds}"
     log.info("console: %s", urls)

@@ -7,9 +7,9 @@ from random import Random
 from app.core.base.clock.pause import call_long
 from app.extensions.forms.grammar import structural_tags as formats
 from app.extensions.forms.grammar.notations import parse_grammar
-from app.extensions.forms.schema import WORK_PER_CHARACTER, Schemas, Size
+from app.extensions.forms.schema import WORK_PER_CHARACTER, Schemas
 from app.extensions.forms.schema import derivation as nodes
-from app.extensions.forms.schema.bounds import SchemaError, WorkBudget
+from app.extensions.forms.schema.bounds import SchemaError, Size, WorkBudget
 from app.extensions.forms.schema.request_patterns import compile_regex
 from config.settings import ToolSettings
 

@@ -13,10 +13,7 @@ from gevent import monkey
 
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.late_imports import import_modules
-from app.extensions.forms.schema.bounds import SchemaError as SchemaError
-from app.extensions.forms.schema.bounds import Size as Size
-from app.extensions.forms.schema.bounds import UnsatisfiableError as UnsatisfiableError
-from app.extensions.forms.schema.bounds import WorkBudget
+from app.core.engine.constraints import SchemaError as SchemaError
 
 if TYPE_CHECKING:
     from app.extensions.forms.schema.draw import CompiledSchema
@@ -69,6 +66,7 @@ class Schemas:
     def matching_text(self, pattern: str, rng: Random) -> str:
         """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
         self.load()
+        from app.extensions.forms.schema.bounds import WorkBudget
         from app.extensions.forms.schema.request_patterns import compile_regex
 
         compiled = call_long(WORK_PER_CHARACTER * len(pattern), compile_regex, pattern)

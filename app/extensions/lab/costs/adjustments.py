@@ -9,33 +9,12 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+
+from app.extensions.lab.costs.adjustment import Adjustment
 
 TABLE = Path(__file__).with_name("adjustments.json")
 LAST_SYNCHRONOUS = 13
 """Last version 0.N of vLLM whose scheduler waits for each step."""
-
-
-class Adjustment(Struct, frozen=True, kw_only=True):
-    """Correction for one version, device, format and kind of model."""
-
-    device: str
-    weights: str
-    has_experts: bool
-    version: int
-    """Minor number of vLLM's version."""
-    launch_us: float = 0.0
-    """Added to each layer of each step."""
-    decode: float = 1.0
-    """Factor of the layers of small steps."""
-    prefill: float = 1.0
-    """Factor of the layers of large steps."""
-    front_ms: float = 0.0
-    """Added to the time until the scheduler has a request."""
-    cells: int = 0
-    """Measured cells that the correction was fitted to."""
-
-
 NO_ADJUSTMENT = Adjustment(device="", weights="", has_experts=False, version=0)
 
 

@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from app.core.profiles import AUTO
-from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT, Adjustment, find_adjustment
-from app.extensions.lab.costs.devices import DEVICES, Device
+from app.extensions.lab.costs.adjustment import Adjustment
+from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT, find_adjustment
+from app.extensions.lab.costs.device import Device
+from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.drafters import Drafter, make_drafter
 from app.extensions.lab.costs.drafting import Drafting
 from app.extensions.lab.costs.engine_options import BF16_BYTES, CacheFormat, EngineOptions
@@ -32,7 +34,8 @@ from app.extensions.lab.costs.memory import (
 from app.extensions.lab.costs.shapes import ModelShape, model_shape
 from app.extensions.lab.costs.sheet_overheads import MEASURED_OVERHEADS, NO_OVERHEAD
 from app.extensions.lab.costs.speculation import waits_for_drafts, with_acceptance
-from app.extensions.lab.costs.storage import StorageFormat, read_storage
+from app.extensions.lab.costs.storage import StorageFormat
+from app.extensions.lab.costs.storage_formats import read_storage
 from app.extensions.lab.costs.text_configs import has_encoder
 from config.declaration import ConfigError
 

@@ -16,7 +16,8 @@ from app.extensions.lab.costs.speculation import (
     Speculation,
     find_lengths,
 )
-from app.extensions.lab.costs.storage import StorageFormat, read_storage
+from app.extensions.lab.costs.storage import StorageFormat
+from app.extensions.lab.costs.storage_formats import read_storage
 from config.declaration import ConfigError
 
 DRAFT_VOCABULARY = 32_000

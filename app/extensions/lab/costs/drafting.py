@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from app.core.engine.batch import Batch
 from app.core.engine.profile import CostConstants, Points
 from app.core.engine.step_cost import StepCost
-from app.extensions.lab.costs.devices import Device
+from app.extensions.lab.costs.device import Device
 from app.extensions.lab.costs.drafters import Drafter
 from app.extensions.lab.costs.engine_options import BF16_BYTES
 from app.extensions.lab.costs.kernel_sum import SEQUENCES, TOKENS

@@ -11,8 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.engine.profile import CostConstants
-from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT, Adjustment
-from app.extensions.lab.costs.devices import Device
+from app.extensions.lab.costs.adjustment import Adjustment
+from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT
+from app.extensions.lab.costs.device import Device
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.kernels import (
     BYTES,

@@ -7,7 +7,7 @@ attention of a mixture. Loading an adapter into a slot takes no time. No error i
 
 from msgspec import Struct
 
-from app.extensions.lab.costs.devices import Device
+from app.extensions.lab.costs.device import Device
 from app.extensions.lab.costs.engine_options import BF16_BYTES
 from app.extensions.lab.costs.kernels import US
 from app.extensions.lab.costs.shapes import ModelShape

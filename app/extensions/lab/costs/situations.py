@@ -4,7 +4,7 @@ from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import Situation, situation_version
 from app.extensions.lab.costs.memory import measured_version
 from app.extensions.lab.costs.shapes import model_shape
-from app.extensions.lab.costs.storage import read_storage
+from app.extensions.lab.costs.storage_formats import read_storage
 from app.extensions.lab.costs.text_configs import family_of
 
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from app.core.engine.batch import Batch
 from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile
+from app.extensions.lab.fidelity.fitted_constant import Constant
 from app.extensions.lab.fidelity.measured_run import MeasuredRun
 from app.extensions.lab.fidelity.pod import Pod
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest
@@ -34,21 +35,6 @@ IDLE_CONSTANTS = ("base", "front")
 """Constants that runs of an idle server show: what host and server add to each step and request."""
 UNSCALED_CONSTANTS = frozenset({"p", "tile", "slowdown", "tau"})
 """Constants that are not proportional to the speed of the server."""
-
-Costs = TypeVar("Costs", CostConstants, FrontCosts, EngineLimits)
-
-
-class Constant(Struct, frozen=True):
-    """A fitted constant, on a logarithmic scale."""
-
-    name: str
-    spread: float
-    """Plausible distance from the start: natural logarithm of the ratio."""
-    default: float
-    """Start when the profile has 0, typical of measured devices."""
-    maximum: float = 10.0
-
-
 CONSTANTS = (
     Constant("base", 0.5, 1e-3),
     Constant("weights", 0.1, 1e-3),
@@ -70,6 +56,9 @@ CONSTANTS = (
     Constant("out_per_stream", 0.4, 20e-6),
     Constant("engine_step_time", 0.15, 0.0),
 )
+"""The constants that a fit may change."""
+
+Costs = TypeVar("Costs", CostConstants, FrontCosts, EngineLimits)
 
 
 class SimulatedRun(Struct):

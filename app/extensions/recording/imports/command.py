@@ -6,13 +6,13 @@ See docs/import.md.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 
 from app.extensions.recording.imports import aimock, cassette, litellm, mock_llm, mockllm
+from app.extensions.recording.imports.fixture_format import Format
 from app.extensions.recording.imports.imported_script import (
     ImportedScript,
     ImportFormatError,
@@ -29,16 +29,6 @@ Create a script from fixtures of aimock, mockllm or mock-llm, from VCR cassettes
 of LiteLLM. Standard error lists what could not be carried over.
 """
 MAX_FILE_BYTES = 32 << 20
-
-
-class Format(NamedTuple):
-    """A format that can be imported."""
-
-    is_format: Callable[[object], bool]
-    read: Callable[[object, ImportedScript], Json | None]
-    """Adds the rules; may return the schemas of tools."""
-
-
 FORMATS = {
     "aimock": Format(aimock.is_aimock, aimock.import_aimock),
     "mockllm": Format(mockllm.is_mockllm, mockllm.import_mockllm),

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from jsonschema import Draft202012Validator, validators
 
-from app.extensions.forms.schema import SchemaError, UnsatisfiableError
+from app.extensions.forms.schema.bounds import SchemaError, UnsatisfiableError
 from app.extensions.forms.schema.text_draw import FORMAT_CHECKER, FORMAT_WRITERS
 from config.settings import ToolSettings
 from tests.extensions.forms.schema.drawing import sample

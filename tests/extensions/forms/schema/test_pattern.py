@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.extensions.forms.schema import SchemaError, UnsatisfiableError
-from app.extensions.forms.schema.bounds import WorkBudget
+from app.extensions.forms.schema.bounds import SchemaError, UnsatisfiableError, WorkBudget
 from app.extensions.forms.schema.patterns import Pattern
 
 PYTHON = [

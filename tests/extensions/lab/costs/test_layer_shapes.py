@@ -10,7 +10,7 @@ from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.known_models import read_model_config
 from app.extensions.lab.costs.memory import state_bytes, token_bytes
 from app.extensions.lab.costs.shapes import model_shape
-from app.extensions.lab.costs.storage import read_storage
+from app.extensions.lab.costs.storage_formats import read_storage
 from tests.extensions.lab.costs.test_datasheet import QWEN
 
 GIB = 1 << 30

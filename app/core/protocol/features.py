@@ -1,0 +1,188 @@
+"""Differences between versions of vLLM, for clients.
+
+A difference is a member of `Feature`. Other code asks if the simulated version has a feature, as in
+`simulated_version(settings.api).has(Feature.WEIGHT_VERSIONS)`, and never compares version numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+
+class Difference(NamedTuple):
+    """A feature, as clients see it."""
+
+    since: str
+    """Name of the first version with the feature."""
+    area: str
+    old_behavior: str
+    """Behavior of versions without the feature."""
+    new_behavior: str
+    request_fields: tuple[str, ...] = ()
+    """Fields of requests that come with the feature; other versions ignore them."""
+    nullable_fields: tuple[str, ...] = ()
+    """Fields of requests whose null stands for the default; other versions reject it."""
+
+
+class Feature(Difference, Enum):
+    """Differences between the supported versions, by area."""
+
+    WEIGHT_VERSIONS = Difference(
+        since="0.33",
+        area="Chat and completions",
+        old_behavior="Answers do not name the versions of the weights.",
+        new_behavior="Requests have `return_weight_versions`. Choices have `weight_versions`, null "
+        "by default; in a streamed chat only the last chunk of a choice, in a streamed completion "
+        "all chunks.",
+        request_fields=("return_weight_versions",),
+    )
+    CHUNK_TRANSFER_PARAMS = Difference(
+        since="0.33",
+        area="Chat and completions",
+        old_behavior="Chunks of streams have no `kv_transfer_params`.",
+        new_behavior="Chunks of streams end with `kv_transfer_params`; the role chunk of a chat "
+        "does not.",
+    )
+    REFUSAL_IN_PAUSE = Difference(
+        since="0.33",
+        area="Development",
+        old_behavior="Requests that arrive during a pause wait.",
+        new_behavior="Requests that arrive during a pause of mode `abort` or `wait` fail with 503, "
+        "streams with one event after their 200. In mode `keep` they wait.",
+    )
+    DEFAULT_SPECIAL_TOKENS = Difference(
+        since="0.33",
+        area="Chat, completions and responses",
+        old_behavior="A null for `skip_special_tokens` is an error.",
+        new_behavior="A null for `skip_special_tokens` stands for the default.",
+        nullable_fields=("skip_special_tokens",),
+    )
+    BEAM_TOKEN_IDS_ERROR = Difference(
+        since="0.33",
+        area="Chat and completions",
+        old_behavior="A beam search ignores `allowed_token_ids`.",
+        new_behavior="A beam search with `allowed_token_ids` is an error.",
+    )
+    RESERVED_REPLY_TOKEN = Difference(
+        since="0.33",
+        area="Chat and completions",
+        old_behavior="A chat with `truncate_prompt_tokens: -1` and without a limit of tokens fills "
+        "the context with the prompt, and is an error.",
+        new_behavior="One token of the context is left for the reply.",
+    )
+    RESPONSE_CACHE_FIELDS = Difference(
+        since="0.33",
+        area="Responses",
+        old_behavior="`prompt_cache_options`, `prompt_cache_retention`, `safety_identifier` and "
+        "`spaces_between_special_tokens` are ignored.",
+        new_behavior="These fields are validated. Responses repeat the first three, and "
+        "`prompt_cache_key`; the retention `in-memory` becomes `in_memory`.",
+    )
+    INCOMPLETE_ITEMS = Difference(
+        since="0.33",
+        area="Responses",
+        old_behavior="The last item of a response that reaches its limit of tokens has the status "
+        "`completed`, and the stream ends with `response.completed`.",
+        new_behavior="The last item has the status `incomplete`, and the stream of an incomplete "
+        "response ends with `response.incomplete`.",
+    )
+    ANTHROPIC_ERROR_TYPES = Difference(
+        since="0.33",
+        area="Messages",
+        old_behavior="Errors have vLLM's types, such as `BadRequestError`.",
+        new_behavior="Errors have Anthropic's types, such as `invalid_request_error`, by status. "
+        "In a stream, the event of an error follows the end of the open block.",
+    )
+    PREFILL_INTERVAL = Difference(
+        since="0.33",
+        area="Scheduler",
+        old_behavior="`--prefill-schedule-interval` has no effect on a single engine.",
+        new_behavior="`--prefill-schedule-interval N` leaves N - 1 steps without prompts between "
+        "two with prompts, while other requests generate and none waits.",
+    )
+    SELF_PREEMPTION = Difference(
+        since="0.33",
+        area="Scheduler",
+        old_behavior="With priority scheduling, a step ends at a request that preempts itself.",
+        new_behavior="The requests after it get their tokens.",
+    )
+    LAST_ADAPTERS = Difference(
+        since="0.33",
+        area="Scheduler",
+        old_behavior="A request whose last token is under way does not count for `--max-loras`.",
+        new_behavior="The request counts until its end.",
+    )
+    OFFLOADED_BLOCKS = Difference(
+        since="0.33",
+        area="Metrics",
+        old_behavior="`vllm:cache_config_info` has no label `simple_cpu_offload_num_blocks`.",
+        new_behavior='The label `simple_cpu_offload_num_blocks` is "None".',
+    )
+    RENDERED_REQUESTS = Difference(
+        since="0.33",
+        area="Scale-out",
+        old_behavior="Rendered requests do not describe how the reply is parsed. "
+        "`extra_args` has the parameters of transfers.",
+        new_behavior="Rendered requests have `parse_context`, null for completions and responses, "
+        "and repeat `return_token_ids`. `kv_transfer_params` and `ec_transfer_params` are fields.",
+    )
+    DERENDER_OUTPUT_MODE = Difference(
+        since="0.33",
+        area="Scale-out",
+        old_behavior="`/inference/v1/generate` has the output modes `tokens` and `text`.",
+        new_behavior="The output mode `derender` returns the parsed message of each choice. It "
+        "needs `parse_context` if the server has a parser, and cannot be streamed.",
+        request_fields=("parse_context",),
+    )
+    DERENDER_AS_GENERATED = Difference(
+        since="0.33",
+        area="Scale-out",
+        old_behavior="Derendered answers keep the `finish_reason` of the tokens, the token or "
+        "string that stopped the reply, all calls and all alternatives of log probabilities.",
+        new_behavior="Derendered answers are like generated ones: calls, `finish_reason`, "
+        "alternatives and token ids follow the request, and texts end before the stop. Streams of "
+        "requests with `stop` are rejected.",
+    )
+    DECISIONS = Difference(
+        since="0.33",
+        area="Decisions",
+        old_behavior="There is no `/v1/decisions`. `/v1/systemone` ignores unknown fields.",
+        new_behavior="`POST /v1/decisions` answers predicates, choices and scores about a text. "
+        "`/v1/systemone` rejects unknown fields and has `joint`. Gemma 4 supports both.",
+    )
+    ELASTIC_STATUS = Difference(
+        since="0.33",
+        area="Development",
+        old_behavior="`/is_scaling_elastic_ep` returns only whether the ranks are changing.",
+        new_behavior="`/is_scaling_elastic_ep` also has `phase`, `epoch`, `error` and "
+        "`requested_data_parallel_size`.",
+    )
+    PROFILER_KWARGS = Difference(
+        since="0.33",
+        area="Development",
+        old_behavior="`/start_profile` ignores `profiler_kwargs`.",
+        new_behavior="`/start_profile` has the field `profiler_kwargs`, an object.",
+        request_fields=("profiler_kwargs",),
+    )
+
+
+@dataclass(frozen=True)
+class VllmVersion:
+    """A version of vLLM."""
+
+    name: str
+    """Value of the setting vllm-version."""
+    release: str
+    """Number that vLLM reports."""
+    features: frozenset[Feature]
+
+    ignored_fields: frozenset[str]
+    """Fields of requests that only other versions know."""
+    nullable_fields: frozenset[str]
+    """Fields of requests whose null stands for the default."""
+
+    def has(self, feature: Feature) -> bool:
+        """Returns whether this version has the feature."""
+        return feature in self.features

@@ -1,0 +1,41 @@
+"""A device, and what engines on it were measured to take beyond its data sheet."""
+
+from msgspec import Struct
+
+
+class Device(Struct, frozen=True, kw_only=True):
+    """An accelerator.
+
+    Operations are per second and dense; sheets often have twice as many, with sparsity.
+    """
+
+    name: str
+    bandwidth: float
+    """Memory bandwidth, in bytes per second."""
+    flops: float
+    """Operations per second in bf16."""
+    flops_8bit: float | None
+    """Operations per second in fp8; None without fp8 arithmetic."""
+    memory: float
+    """Bytes for a process: the sheet's memory, less the share of driver and error correction."""
+    link: float
+    """Bytes per second to the server's other devices, in one direction: half of the sheet's figure.
+    """
+    sheet: str
+    max_num_batched_tokens: int = 8192
+    """vLLM's default for a server on this device.
+
+    It is 2,048 below 70 GiB and for A100, and 16,384 from 160 GiB on.
+    """
+    max_num_seqs: int = 1024
+    """vLLM's default, in the same way."""
+
+
+class SheetOverhead(Struct, frozen=True, kw_only=True):
+    """Seconds that measured servers took beyond the shares of the data sheet."""
+
+    layer_s: float = 0.0
+    """Of each layer in each step."""
+    sequence_s: float = 0.0
+    """Of each sequence in each step."""
+    checked: str = ""
