@@ -15,6 +15,7 @@ from app.core.api.headers import IMAGE_HEADER, boolean_header
 from app.core.api.identity import ResponseOptions
 from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered
 from app.core.api.writer import ChunkWriter, PlainChoice, chunk_end
+from app.core.base.metrics.recorder import NON_STREAMING
 from app.core.engine.errors import EnginePausedError
 from app.core.protocol import chat as wire
 from app.core.protocol import common
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from app.core.api.choice_state import ChoiceState
     from app.core.api.identity import ResponseMeta
     from app.core.api.pipeline import RequestPipeline
+    from app.core.base.metrics.recorder import ParserRuns
     from app.core.engine.outputs import Part, Started, Tokens
     from app.core.protocol.validation import ValidatedRequest
     from app.core.server.http.context import RequestContext
@@ -100,11 +102,8 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """A tool had to be called: beside its calls, the reply's text is empty instead of null."""
     new_call_id: Callable[[], str] = str
     """Draws the id of a tool call; `str` where there are none."""
-    on_parsed: Callable[[bool, bool, int], None] | None = None
-    """Counts runs of the parser of tool calls, if any.
-
-    The arguments are: in a stream, a call was found, number of runs.
-    """
+    parser_runs: ParserRuns | None = None
+    """Counts runs of the parser of tool calls; None if none is run."""
     parses: bool = False
     """Thoughts or calls are parsed out of the text: an end that shows nothing has no text."""
     reasons: bool = False
@@ -138,10 +137,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             options.token_ids
             or options.continuous_usage
             or options.blocks
-            or options.on_parsed is not None
+            or options.parser_runs is not None
         )
         super().__init__(meta, options, options.n, not has_logprobs and not is_special)
-        self._on_parsed = options.on_parsed
+        self.parser_runs = options.parser_runs
         self.image = options.blocks
         is_bare = not has_logprobs and not options.token_ids or options.hides
         is_plain = is_bare and not options.beams and not options.continuous_usage
@@ -206,7 +205,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if texts and part.name and choice.current_segment(part) is None:
             start = 1
         end = max(start, len(texts) - has_end)
-        if start:
+        if start and len(texts) > 1 and not texts[0]:
+            chunks.append(self._render_name(choice, output, part))
+        elif start:
             chunks.append(self._render_token(output, 0))
         choice.tokens += len(output.ids[start:end])
         shown = list(filter(None, texts[start:end]))
@@ -216,6 +217,17 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if has_end and (len(texts) > 1 or not start):
             chunks.append(self._render_token(output, max(0, len(texts) - 1)))
         return b"".join(chunks)
+
+    def _render_name(self, choice: ChoiceState, output: Tokens, part: Part) -> bytes:
+        """Returns the chunk of the first token of a call, which shows the name alone."""
+        choice.tokens += len(output.ids[:1])
+        segment = choice.open_segment(part)
+        segment.id = part.id or self._options.new_call_id()
+        function = wire.FunctionCall(part.name)
+        call = wire.ToolCall(segment.id, "function", part.number, function)
+        delta = wire.Delta(content=None, tool_calls=[call])
+        chunk_choice = wire.ChunkChoice(output.index, delta, token_ids=None)
+        return self._head + encode(chunk_choice) + self._chunk_end
 
     def around_arguments(self, index: int, part: Part) -> tuple[bytes, bytes] | None:
         """Returns the bytes around the text in the chunk of a token before or behind the name."""
@@ -231,11 +243,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         prefix = self._head + choice_start + b"%d" % part.number + before_text
         return prefix, choice_end + self._chunk_end
 
-    def count_call_token(self) -> None:
-        """Counts a run of the parser."""
-        if self._on_parsed is not None:
-            self._on_parsed(True, True, 1)
-
     def _build_choice(
         self, choice: ChoiceState, output: Tokens, span: slice, is_end: bool
     ) -> wire.ChunkChoice | None:
@@ -245,7 +252,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         text = "".join(output.texts[span])
         if part is not None and part.kind == "reasoning":
             choice.reasoning_tokens += len(ids)
-        delta = self._delta(choice, part, text)
+        delta = None
+        if text or part is None or choice.current_segment(part) is None:  # no markup
+            delta = self._delta(choice, part, text)
         if delta is None:
             shows_tokens = options.token_ids or options.top_logprobs is not None
             if not is_end and (not shows_tokens or options.hides):
@@ -335,9 +344,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     def whole(self) -> wire.ChatCompletion:
         """Returns the whole answer, once all outputs are collected."""
         options = self._options
-        if options.on_parsed is not None:
+        if options.parser_runs is not None:
             for choice in self.choices:
-                options.on_parsed(False, choice.called, 1)
+                options.parser_runs[NON_STREAMING, choice.called] += 1
         answer = self._build_answer(wire.ChatCompletion, self._render_choice)
         answer.prompt_logprobs = prompt_entries(self.prompt_logprobs)
         answer.prompt_token_ids = options.prompt_ids if options.token_ids else None
@@ -449,10 +458,10 @@ def response_options(
         top_logprobs = ALL if request.logprob_token_ids else request.top_logprobs
     tool_choice = request.tool_choice
     has_named_tool = isinstance(tool_choice, NamedToolChoice) and tool_choice.type == "function"
-    on_parsed = None
+    parser_runs = None
     form = DEFAULT_CALL_FORM
     if request.tools and tool_choice != "none":
-        on_parsed = pipeline.responder.engine.recorder.parsed_tools
+        parser_runs = pipeline.responder.engine.recorder.parser_runs
         form = call_form(request, settings.tools)
     tokens_by_modality: Mapping[str, int] | None = None
     if prompt.features and settings.api.enable_prompt_tokens_details:
@@ -481,7 +490,7 @@ def response_options(
         named_tool=has_named_tool,
         forced_tool=has_named_tool or tool_choice == "required",
         new_call_id=pipeline.identity.fresh_call_id,
-        on_parsed=on_parsed,
+        parser_runs=parser_runs,
         parses=pipeline.limits.parses,
         call_form=form,
         reasons=pipeline.limits.reasons,
