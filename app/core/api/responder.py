@@ -370,7 +370,7 @@ class EventStream(StreamingBody):
         constant_bytes = len(prefix) + len(suffix)
         choice = self.writer.choices[index]
         is_call = part is not None
-        parser_runs = self.writer.parser_runs
+        parser_runs = self.writer.parser_runs if is_call else None
 
         def write_token(text: str, token_id: int, at_s: float) -> None:
             transport = self.transport

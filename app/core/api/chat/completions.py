@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from app.core.server.http.context import RequestContext
     from app.core.server.http.response import Response
     from app.core.server.http.route import PlainHandler, Route
-    from config.settings import ToolSettings
 
 PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
@@ -80,6 +79,10 @@ CALL_FORMS = {
     "qwen3_xml": CallForm(null_content=False, is_joined=True),
 }
 """Forms by the names of vLLM's parsers; other parsers have the form of Hermes models."""
+REQUIRED_CALL_FORMS = {
+    parser: form._replace(null_id=False, text_end=False) for parser, form in CALL_FORMS.items()
+}
+"""Forms of replies that have to call a tool."""
 
 
 class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
@@ -462,7 +465,10 @@ def response_options(
     form = DEFAULT_CALL_FORM
     if request.tools and tool_choice != "none":
         parser_runs = pipeline.responder.engine.recorder.parser_runs
-        form = call_form(request, settings.tools)
+        forms = REQUIRED_CALL_FORMS
+        if tool_choice in ("auto", None):
+            forms = CALL_FORMS
+        form = forms.get(settings.tools.tool_call_parser, DEFAULT_CALL_FORM)
     tokens_by_modality: Mapping[str, int] | None = None
     if prompt.features and settings.api.enable_prompt_tokens_details:
         modalities = prompt.features["mm_hashes"]
@@ -499,14 +505,6 @@ def response_options(
         blocks=sends_image,
         media_tokens=tokens_by_modality,
     )
-
-
-def call_form(request: wire.ChatCompletionRequest, settings: ToolSettings) -> CallForm:
-    """Returns the form of the tool calls of a reply."""
-    form = CALL_FORMS.get(settings.tool_call_parser, DEFAULT_CALL_FORM)
-    if request.tool_choice in ("auto", None):
-        return form
-    return form._replace(null_id=False, text_end=False)
 
 
 def count_media_tokens(
