@@ -112,7 +112,7 @@ class Identity:
 
     def fresh_call_id(self) -> str:
         """Draws the id of a tool call."""
-        return f"chatcmpl-tool-{self.fresh_id()}"
+        return f"chatcmpl-tool-{self._rng.getrandbits(64):016x}"
 
 
 def system_fingerprint(api: ApiSettings, model: ModelSettings, ranks: int) -> str | None:

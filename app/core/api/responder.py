@@ -17,6 +17,7 @@ from app.core.api.fault import Fault, FaultInjection
 from app.core.api.writer import ResponseWriter
 from app.core.base.clock.clock import Watcher
 from app.core.base.clock.pause import pause_if_possible
+from app.core.base.metrics.recorder import STREAMING
 from app.core.engine.client import EngineClient
 from app.core.engine.outputs import (
     EngineOutput,
@@ -45,6 +46,8 @@ from app.core.server.http.stream_transport import StreamTransport
 
 SLICE_TOKENS = 256
 """Entries (tokens, each with its alternatives) rendered at once for a client that lags behind."""
+STREAMED_CALL = (STREAMING, True)
+"""Key of `ParserRuns` for a token of a tool call."""
 COMMENT = b": keep-alive\n\n"
 """Comment that clients of event streams skip, and proxies count as traffic."""
 
@@ -366,7 +369,8 @@ class EventStream(StreamingBody):
         prefix, suffix = text_frame
         constant_bytes = len(prefix) + len(suffix)
         choice = self.writer.choices[index]
-        count_call = None if part is None else self.writer.count_call_token
+        is_call = part is not None
+        parser_runs = self.writer.parser_runs if is_call else None
 
         def write_token(text: str, token_id: int, at_s: float) -> None:
             transport = self.transport
@@ -374,8 +378,9 @@ class EventStream(StreamingBody):
                 self.emit(Tokens(index, [text], [token_id], at_s, part=part))
                 return
             choice.tokens += 1
-            if count_call is not None:
-                count_call()
+            if is_call:
+                if parser_runs is not None:
+                    parser_runs[STREAMED_CALL] += 1
                 if not text:  # markup
                     return
             encoded_text = encode(text)

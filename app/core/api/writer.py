@@ -14,6 +14,7 @@ from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseMeta, ResponseOptions
 from app.core.api.logprobs import SLICE, SomeEntries
 from app.core.base.clock.pause import Slices
+from app.core.base.metrics.recorder import STREAMING, ParserRuns
 from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.core.protocol.chat import ChunkChoice
 from app.core.protocol.coercion import JsonObject
@@ -64,6 +65,8 @@ class ResponseWriter:
     """The reply ends with an image."""
     keeps_alive = False
     """Idle streams get comments (`sse-keep-alive-interval`)."""
+    parser_runs: ParserRuns | None = None
+    """Counts runs of the parser of tool calls; None if none is run."""
     _weight_spans: "WeightSpans | None" = None
     """Versions of the weights, if the answer shows them."""
     _render_tokens: Callable[[Tokens], bytes]
@@ -117,9 +120,6 @@ class ResponseWriter:
         Returns None where the events differ in more than their text.
         """
         return None
-
-    def count_call_token(self) -> None:
-        """Counts a token whose event is made by `around_arguments`."""
 
     @property
     def reported_cached_tokens(self) -> int:
@@ -252,8 +252,6 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             from app.core.api.weight_spans import WeightSpans  # few requests ask for them
 
             self._weight_spans = WeightSpans(options.weights, choices)
-        self._on_parsed: Callable[[bool, bool, int], None] | None = None
-        """See `ChatResponseOptions.on_parsed`."""
 
     def record_start(self, output: Started, keep_first: bool = True) -> None:
         """Writes the bytes that all chunks start with, once for a stream."""
@@ -279,9 +277,9 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         chunks: list[bytes] = []
         if self._weight_spans is not None:
             self._record_weights(output)
-        if self._on_parsed is not None:
+        if self.parser_runs is not None:
             in_call = part is not None and part.kind == "call"
-            self._on_parsed(True, in_call, max(1, len(output.ids)))
+            self.parser_runs[STREAMING, in_call] += max(1, len(output.ids))
         if self._plain and (part is None or part.kind == "reasoning"):
             plain_count = max(0, len(texts) - (output.finish is not None))
         if plain_count and part is None:

@@ -302,10 +302,6 @@ def emit_immediately(
         reason = "error"
         failure = error
     e2e_s = context.clock.now() - at_s
-    if has_begun:
-        recorder.prefilled(0.0, prompt_tokens, 0, at_s, tokens=min(tokens, 1))
-    if tokens > 1:
-        recorder.decoded(tokens - 1, 0.0, at_s)
     finished = FinishedSequence(
         reason,
         prompt_tokens=prompt_tokens,
@@ -320,7 +316,10 @@ def emit_immediately(
         choices=1,
         longest=tokens,
     )
-    recorder.sequence_finished(finished)
+    if has_begun:
+        recorder.replied_at_once(finished, at_s)
+    else:
+        recorder.sequence_finished(finished)
     if watches:
         first_token_s = at_s if has_begun else None
         notify(watches, _immediate_outcome(finished, at_s, first_token_s, reply))

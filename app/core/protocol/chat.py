@@ -78,10 +78,7 @@ def check_tool_calls(message: Message) -> None:
 def _check_message(message: object) -> None:
     if not isinstance(message, dict):
         raise ConversionError("a message object", FIRST_KIND, kind="dict_type")
-    is_plain = (
-        message.keys() == PLAIN_KEYS and type(message["role"]) is type(message["content"]) is str
-    )
-    if is_plain or _is_known_kind(message) or _is_custom_kind(message):
+    if _is_known_kind(message) or _is_custom_kind(message):
         return
     if not _is_content(message.get("content")):
         raise ConversionError(
@@ -264,6 +261,21 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         if shared_fields != (None, None, None):
             rules.check_shared_fields(self)
         normalize_messages(self.messages)
+
+    def check_decoded(self) -> None:
+        """Reads plain messages once, which only the rules of other fields concern."""
+        for message in self.messages:
+            if (
+                type(message) is not dict
+                or message.keys() != PLAIN_KEYS
+                or not type(message["role"]) is type(message["content"]) is str
+            ):
+                break
+        else:
+            if self.messages:
+                self.check_rules()
+                return
+        super().check_decoded()
 
     def conversations(self) -> Sequence[list[Message]]:
         """Returns the conversations, one for each prompt."""

@@ -67,6 +67,18 @@ class Request(Struct, kw_only=True):
             ApiError: A rule is broken.
         """
 
+    def check_decoded(self) -> None:
+        """Applies all rules and conversions to strictly decoded fields.
+
+        Raises:
+            ApiError, ConversionError: The body is invalid, and the lax conversion reports why.
+        """
+        self.check_rules()
+        for name, converter in self.lax_fields.items():
+            if isinstance(converter, FunctionType):
+                setattr(self, name, converter(getattr(self, name)))
+        self.check_converted()
+
 
 class RawRequest:
     """Parsed JSON with a request's attributes, as raw values.
@@ -114,11 +126,25 @@ def decode(
     if content_type != JSON:
         check_content_type(content_type)
     for kind in kinds:
-        request = _decode_strictly(body, kind)
-        if request is not None:
-            if len(body) > MAX_INTEGER_DIGITS and _has_long_number(body):
-                _parse_json(body)
-            return request
+        try:
+            request: T = _decoder(kind).decode(body)
+            if len(body) > LARGE_BODY_BYTES:
+                pause_if_possible()
+            request.check_decoded()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConversionError, ApiError):
+            continue
+        if len(body) > MAX_INTEGER_DIGITS and _has_long_number(body):
+            _parse_json(body)
+        return request
+    return _decode_laxly(body, kinds, ignored_fields, nullable_fields)
+
+
+def _decode_laxly(
+    body: bytes,
+    kinds: Sequence[type[T]],
+    ignored_fields: Collection[str],
+    nullable_fields: Collection[str],
+) -> T:
     values = _parse_json(body) if body else None
     if not isinstance(values, dict):
         error_type = "model_attributes_type" if body else "missing"
@@ -186,21 +212,6 @@ def check_content_type(content_type: str | None) -> None:
 def is_json(content_type: str | None) -> bool:
     """Returns true for ``application/json``, with any parameters."""
     return content_type is not None and content_type.lower().partition(";")[0] == JSON
-
-
-def _decode_strictly(body: bytes, kind: type[T]) -> T | None:
-    try:
-        request: T = _decoder(kind).decode(body)
-        if len(body) > LARGE_BODY_BYTES:
-            pause_if_possible()
-        request.check_rules()
-        for name, converter in kind.lax_fields.items():
-            if isinstance(converter, FunctionType):
-                setattr(request, name, converter(getattr(request, name)))
-        request.check_converted()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConversionError, ApiError):
-        return None
-    return request
 
 
 def _has_long_number(body: bytes) -> bool:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 import msgspec
@@ -69,6 +70,9 @@ VALUE_RANGES: Sequence[tuple[str, float, float, str, str | None]] = (
     ("min_p", 0, 1, "in [0, 1]", None),
 )
 """Fields with their least and greatest values, the range in words, and the `param` of an error."""
+sampling_values = attrgetter("min_tokens", *[field for field, *_ in VALUE_RANGES])
+"""Returns the values of these fields, after the minimum of tokens."""
+NO_SAMPLING_VALUES = (0, *[None] * len(VALUE_RANGES))
 
 
 def too_long(max_model_len: int, size: str, param: str, value: int) -> ApiError:
@@ -340,10 +344,8 @@ class ValidatedRequest(Generic[R]):
         request = self.request
         max_reply_tokens = partial(self._limits.max_reply_tokens, requested=self.requested)
         reply_tokens = [*map(max_reply_tokens, prompt_tokens)]
-        self.max_tokens = reply_tokens
-        if min(reply_tokens) < 1:
-            min_tokens = 0 if request.use_beam_search else 1
-            self.max_tokens = [max(tokens, min_tokens) for tokens in reply_tokens]
+        min_tokens = int(not request.use_beam_search)
+        self.max_tokens = [*map(partial(max, min_tokens), reply_tokens)]
         self.structured_outputs = request.structured_outputs
         if request.response_format is not None:
             self.structured_outputs = combine_constraints(request)
@@ -353,13 +355,16 @@ class ValidatedRequest(Generic[R]):
             return
         if request.vllm_xargs or request.kv_transfer_params or request.ec_transfer_params:
             check_extra_arguments(request)
-        check_ranges(request)
-        self._check_token_counts(reply_tokens[0])
+        # Most requests set none of these fields, and then cannot break the rules about them.
+        is_plain = sampling_values(request) == NO_SAMPLING_VALUES and min(reply_tokens) > 0
+        if not is_plain:
+            check_ranges(request)
+            self._check_token_counts(reply_tokens[0])
         if "" in (*self.stop, *request.bad_words):
             raise bad_request("stop and bad_words cannot contain an empty string.")
         if self.n > 1 and self.greedy:
             raise bad_request(f"n must be 1 when using greedy sampling, got {self.n}.")
-        for tokens in reply_tokens[1:]:
+        for tokens in () if is_plain else reply_tokens[1:]:
             self._check_token_counts(tokens)
 
     def _check_token_counts(self, max_tokens: int) -> None:
@@ -390,12 +395,15 @@ class ValidatedRequest(Generic[R]):
         request = self.request
         limits = self._limits
         if request.use_beam_search:
-            if request.allowed_token_ids is not None:
-                raise bad_request("Beam search does not support allowed_token_ids.")
-            # Each step of the search needs this many candidates.
-            limits.check_logprobs("logprobs", 2 * self.n)
-            check_ranges(request)
-        else:
+            self._check_beams()
+        elif (
+            self.logprobs
+            or self.prompt_logprobs
+            or self._biased_ids
+            or request.logprob_token_ids
+            or request.stop_token_ids
+            or request.allowed_token_ids is not None
+        ):
             self._check_token_ids()
         if self.structured_outputs is not None:
             check_constraint(self.structured_outputs)
@@ -412,6 +420,13 @@ class ValidatedRequest(Generic[R]):
                 )
             if not number and len(set(request.bad_words)) > MAX_BAD_WORDS:
                 raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are allowed", "bad_words")
+
+    def _check_beams(self) -> None:
+        if self.request.allowed_token_ids is not None:
+            raise bad_request("Beam search does not support allowed_token_ids.")
+        # Each step of the search needs this many candidates.
+        self._limits.check_logprobs("logprobs", 2 * self.n)
+        check_ranges(self.request)
 
     def _check_token_ids(self) -> None:
         request = self.request

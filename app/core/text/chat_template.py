@@ -86,14 +86,14 @@ class ChatTemplates:
             prompt = self._default.plain(messages)
             if prompt is not None:
                 return prompt
+        elif options.has_only_tools:
+            prompt = self._with_tools.plain(messages, options.tools, self.tool_wrappers)
+            if prompt is not None:
+                return prompt
         source = self._source(options)
         if source not in self._trusted_sources:
             return self._render_untrusted(source, messages, options)
         template = self.compiler.compile(source)
-        if options.has_only_tools:
-            prompt = template.plain(messages, options.tools, self.tool_wrappers)
-            if prompt is not None:
-                return prompt
         inputs = messages, options.tools, options.documents, options.chat_template_kwargs
         if len(messages) > MANY_MESSAGES or json_length(inputs, LONG_CHAT) == LONG_CHAT:
             return call_off_hub(template.render, messages, options)
@@ -123,6 +123,10 @@ class ChatTemplates:
     @cached_property
     def _default(self) -> CompiledTemplate:
         return self.compiled(PLAIN_CHAT)
+
+    @cached_property
+    def _with_tools(self) -> CompiledTemplate:
+        return self.compiled(ChatOptions(tools=()))
 
     def compiled(self, options: ChatOptions) -> CompiledTemplate:
         """Returns the template that renders with `options`."""

@@ -239,7 +239,9 @@ class LocalTokenizer(Tokenizer):
             skipped = self._special_ids
             if not skip_special_tokens:
                 skipped = frozenset()
-            return call_long(size, byte_level_pieces, ids, self._texts, skipped)
+            if size <= QUICK_BYTES:
+                return byte_level_pieces(ids, self._texts, skipped)
+            return call_off_hub(byte_level_pieces, ids, self._texts, skipped)
         return call_long(size, stream_pieces, ids, self.backend, skip_special_tokens)
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:

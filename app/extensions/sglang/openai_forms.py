@@ -76,6 +76,7 @@ class RenamingWriter(ResponseWriter):
         self._names = names
         self.choices = writer.choices
         self.keeps_alive = writer.keeps_alive
+        self.parser_runs = writer.parser_runs
         self.closing: Callable[[], bytes] = writer.closing
 
     def chunk(self, output: EngineOutput) -> bytes:
@@ -89,10 +90,6 @@ class RenamingWriter(ResponseWriter):
     def around_arguments(self, index: int, part: Part) -> tuple[bytes, bytes] | None:
         """Returns the bytes around the text of a token within a tool call."""
         return self._writer.around_arguments(index, part)
-
-    def count_call_token(self) -> None:
-        """Counts a token of a tool call."""
-        self._writer.count_call_token()
 
 
 class OpenAiForms(Middleware):

@@ -1,12 +1,14 @@
 """Tokens of tool calls that a stream takes one by one, without an output of the engine each."""
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 
 import gevent
 import pytest
 
 from app.core.api.chat.completions import CALL_FORMS, ChatResponseOptions, ChatWriter
 from app.core.api.identity import ResponseMeta
+from app.core.base.metrics.recorder import ParserRuns
 from app.core.engine.outputs import Finish, Part, Started, Tokens
 from tests.core.api.served_stream import Served, Socket
 
@@ -18,22 +20,12 @@ NAMED = Part("call", 0, "get_weather", id="call-1")
 
 
 @dataclass
-class Parsed:
-    """Counts the runs of the parser."""
-
-    runs: list[tuple[bool, bool, int]] = field(default_factory=list)
-
-    def count(self, streaming: bool, has_call: bool, times: int) -> None:
-        self.runs.append((streaming, has_call, times))
-
-
-@dataclass
 class Streamed:
     """A stream of one call: its bytes, its counted tokens and runs, and how many were taken."""
 
     content: bytes
     tokens: int
-    runs: list[tuple[bool, bool, int]]
+    runs: ParserRuns
     taken: int
 
 
@@ -42,8 +34,8 @@ def streamed(takes: bool, *room: int, **options: object) -> Streamed:
 
     `room` are the bytes that the socket has room for, one number for each write.
     """
-    parsed = Parsed()
-    shape = ChatResponseOptions(n=1, prompt_ids=[1], on_parsed=parsed.count, **options)  # type: ignore[arg-type]
+    runs: ParserRuns = Counter()
+    shape = ChatResponseOptions(n=1, prompt_ids=[1], parser_runs=runs, **options)  # type: ignore[arg-type]
     writer = ChatWriter(META, shape)
     served = Served(Socket(*room), writer=writer)
     served.serve()
@@ -65,7 +57,7 @@ def streamed(takes: bool, *room: int, **options: object) -> Streamed:
             taken_part = part
         gevent.sleep(0)
     assert served.ended()
-    return Streamed(served.content(), writer.choices[0].tokens, parsed.runs, taken)
+    return Streamed(served.content(), writer.choices[0].tokens, runs, taken)
 
 
 @pytest.mark.parametrize("room", [(), (1000, 200, 10, 10, 300)], ids=["at once", "slowly"])
@@ -76,8 +68,7 @@ def test_taken_tokens_of_a_call_have_the_same_bytes_and_counts(room: tuple[int, 
     assert taken.content == emitted.content
     assert taken.content.count(b'"arguments":') == 4, "markup has no chunks"
     assert taken.tokens == emitted.tokens == len(TEXTS)
-    assert sum(times for _, _, times in taken.runs) == len(TEXTS)
-    assert set(taken.runs) == set(emitted.runs)
+    assert taken.runs == emitted.runs == {("streaming", True): len(TEXTS)}
 
 
 @pytest.mark.parametrize(

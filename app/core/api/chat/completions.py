@@ -16,6 +16,7 @@ from app.core.api.headers import IMAGE_HEADER, boolean_header
 from app.core.api.identity import ResponseOptions
 from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered
 from app.core.api.writer import ChunkWriter, PlainChoice, chunk_end
+from app.core.base.metrics.recorder import NON_STREAMING
 from app.core.engine.errors import EnginePausedError
 from app.core.protocol import chat as wire
 from app.core.protocol import common
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
     from app.core.api.choice_state import ChoiceState
     from app.core.api.identity import ResponseMeta
     from app.core.api.pipeline import RequestPipeline
+    from app.core.base.metrics.recorder import ParserRuns
     from app.core.engine.outputs import Part, Started, Tokens
     from app.core.protocol.validation import ValidatedRequest
     from app.core.server.http.context import RequestContext
     from app.core.server.http.response import Response
     from app.core.server.http.route import PlainHandler, Route
-    from config.settings import ToolSettings
 
 PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
@@ -64,6 +65,10 @@ CALL_FORMS = {
     "qwen3_xml": CallForm(null_content=False, is_joined=True),
 }
 """Forms by the names of vLLM's parsers; other parsers have the form of Hermes models."""
+REQUIRED_CALL_FORMS = {
+    parser: form._replace(null_id=False, text_end=False) for parser, form in CALL_FORMS.items()
+}
+"""Forms of replies that have to call a tool."""
 
 
 class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
@@ -86,11 +91,8 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """A tool had to be called: beside its calls, the reply's text is empty instead of null."""
     new_call_id: Callable[[], str] = str
     """Draws the id of a tool call; `str` where there are none."""
-    on_parsed: Callable[[bool, bool, int], None] | None = None
-    """Counts runs of the parser of tool calls, if any.
-
-    The arguments are: in a stream, a call was found, number of runs.
-    """
+    parser_runs: ParserRuns | None = None
+    """Counts runs of the parser of tool calls; None if none is run."""
     parses: bool = False
     """Thoughts or calls are parsed out of the text: an end that shows nothing has no text."""
     reasons: bool = False
@@ -124,10 +126,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             options.token_ids
             or options.continuous_usage
             or options.blocks
-            or options.on_parsed is not None
+            or options.parser_runs is not None
         )
         super().__init__(meta, options, options.n, not has_logprobs and not is_special)
-        self._on_parsed = options.on_parsed
+        self.parser_runs = options.parser_runs
         self.image = options.blocks
         is_bare = not has_logprobs and not options.token_ids or options.hides
         is_plain = is_bare and not options.beams and not options.continuous_usage
@@ -192,7 +194,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if texts and part.name and choice.current_segment(part) is None:
             start = 1
         end = max(start, len(texts) - has_end)
-        if start:
+        if start and len(texts) > 1 and not texts[0]:
+            chunks.append(self._render_name(choice, output, part))
+        elif start:
             chunks.append(self._render_token(output, 0))
         choice.tokens += len(output.ids[start:end])
         shown = list(filter(None, texts[start:end]))
@@ -202,6 +206,17 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if has_end and (len(texts) > 1 or not start):
             chunks.append(self._render_token(output, max(0, len(texts) - 1)))
         return b"".join(chunks)
+
+    def _render_name(self, choice: ChoiceState, output: Tokens, part: Part) -> bytes:
+        """Returns the chunk of the first token of a call, which shows the name alone."""
+        choice.tokens += len(output.ids[:1])
+        segment = choice.open_segment(part)
+        segment.id = part.id or self._options.new_call_id()
+        function = wire.FunctionCall(part.name)
+        call = wire.ToolCall(segment.id, "function", part.number, function)
+        delta = wire.Delta(content=None, tool_calls=[call])
+        chunk_choice = wire.ChunkChoice(output.index, delta, token_ids=None)
+        return self._head + encode(chunk_choice) + self._chunk_end
 
     def around_arguments(self, index: int, part: Part) -> tuple[bytes, bytes] | None:
         """Returns the bytes around the text in the chunk of a token before or behind the name."""
@@ -217,11 +232,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         prefix = self._head + choice_start + b"%d" % part.number + before_text
         return prefix, choice_end + self._chunk_end
 
-    def count_call_token(self) -> None:
-        """Counts a run of the parser."""
-        if self._on_parsed is not None:
-            self._on_parsed(True, True, 1)
-
     def _build_choice(
         self, choice: ChoiceState, output: Tokens, span: slice, is_end: bool
     ) -> wire.ChunkChoice | None:
@@ -231,7 +241,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         text = "".join(output.texts[span])
         if part is not None and part.kind == "reasoning":
             choice.reasoning_tokens += len(ids)
-        delta = self._delta(choice, part, text)
+        delta = None
+        if text or part is None or choice.current_segment(part) is None:  # no markup
+            delta = self._delta(choice, part, text)
         if delta is None:
             shows_tokens = options.token_ids or options.top_logprobs is not None
             if not is_end and (not shows_tokens or options.hides):
@@ -321,9 +333,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     def whole(self) -> wire.ChatCompletion:
         """Returns the whole answer, once all outputs are collected."""
         options = self._options
-        if options.on_parsed is not None:
+        if options.parser_runs is not None:
             for choice in self.choices:
-                options.on_parsed(False, choice.called, 1)
+                options.parser_runs[NON_STREAMING, choice.called] += 1
         answer = self._build_answer(wire.ChatCompletion, self._render_choice)
         answer.prompt_logprobs = prompt_entries(self.prompt_logprobs)
         answer.prompt_token_ids = options.prompt_ids if options.token_ids else None
@@ -435,11 +447,14 @@ def response_options(
         top_logprobs = ALL if request.logprob_token_ids else request.top_logprobs
     tool_choice = request.tool_choice
     has_named_tool = isinstance(tool_choice, NamedToolChoice) and tool_choice.type == "function"
-    on_parsed = None
+    parser_runs = None
     form = DEFAULT_CALL_FORM
     if request.tools and tool_choice != "none":
-        on_parsed = pipeline.responder.engine.recorder.parsed_tools
-        form = call_form(request, settings.tools)
+        parser_runs = pipeline.responder.engine.recorder.parser_runs
+        forms = REQUIRED_CALL_FORMS
+        if tool_choice in ("auto", None):
+            forms = CALL_FORMS
+        form = forms.get(settings.tools.tool_call_parser, DEFAULT_CALL_FORM)
     tokens_by_modality: Mapping[str, int] | None = None
     if prompt.features and settings.api.enable_prompt_tokens_details:
         modalities = prompt.features["mm_hashes"]
@@ -467,7 +482,7 @@ def response_options(
         named_tool=has_named_tool,
         forced_tool=has_named_tool or tool_choice == "required",
         new_call_id=pipeline.identity.fresh_call_id,
-        on_parsed=on_parsed,
+        parser_runs=parser_runs,
         parses=pipeline.limits.parses,
         call_form=form,
         reasons=pipeline.limits.reasons,
@@ -476,14 +491,6 @@ def response_options(
         blocks=sends_image,
         media_tokens=tokens_by_modality,
     )
-
-
-def call_form(request: wire.ChatCompletionRequest, settings: ToolSettings) -> CallForm:
-    """Returns the form of the tool calls of a reply."""
-    form = CALL_FORMS.get(settings.tool_call_parser, DEFAULT_CALL_FORM)
-    if request.tool_choice in ("auto", None):
-        return form
-    return form._replace(null_id=False, text_end=False)
 
 
 def count_media_tokens(

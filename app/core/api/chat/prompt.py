@@ -56,18 +56,18 @@ def chat_prompt(
     if request.kv_transfer_params and FORWARDED_IDS in request.kv_transfer_params:
         ids = _forwarded_ids(pipeline, request, composed)
     if ids is None:
-        check = None
-        if request.truncate_prompt_tokens is None:
-            check = pipeline.check_text
+        is_truncated = request.truncate_prompt_tokens is not None
+        check = None if is_truncated else pipeline.check_text
         ids = pipeline.tokenizer.encode_chat(messages, options, check)
         limits = pipeline.limits
-        ids = fit_prompt(
-            request,
-            ids,
-            limits.max_model_len,
-            is_text=True,
-            reserves_reply_token=limits.reserves_reply_token,
-        )
+        if is_truncated or len(ids) > limits.max_model_len:
+            ids = fit_prompt(
+                request,
+                ids,
+                limits.max_model_len,
+                is_text=True,
+                reserves_reply_token=limits.reserves_reply_token,
+            )
     media = None
     if composed:
         media = features(composed, ids)

@@ -112,7 +112,8 @@ def last_question(messages: Sequence[Message]) -> str:
         return ""
     for message in reversed(messages):
         if message["role"] == "user":
-            return content_text(message.get("content"))
+            content = message.get("content")
+            return content if type(content) is str else content_text(content)
     return ""
 
 

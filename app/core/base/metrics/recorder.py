@@ -12,7 +12,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import add, sub
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -42,11 +42,15 @@ POST_S = 1e-6
 """Time to post one descriptor, in seconds."""
 ROWS_PER_FOLD = 512
 """Rows of one kind that are counted together, in at most a millisecond."""
+STREAMING = "streaming"
+NON_STREAMING = "non_streaming"
 STEPS_PER_S = 1000
 """Engine steps per second of decoding that has none: tokens of a millisecond are one step."""
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
+ParserRuns: TypeAlias = Tally[tuple[str, bool]]
+"""Runs of the tool call parser, by mode and whether the run finds a call."""
 TokenRow = tuple[int, float | None, float]
 """Computed tokens, gap before each in seconds (None for a prefill), and time in seconds."""
 
@@ -213,8 +217,8 @@ class Recorder:
         """Prompt tokens with a fetched cache."""
         self._loaded = 0
         """Prompt tokens from a connector's store."""
-        self._parser_runs: Tally[tuple[str, bool]] = Tally()
-        """Runs of the tool call parser, by mode and whether the run has a call."""
+        self.parser_runs: ParserRuns = Tally()
+        """Runs of the tool call parser since the last fold."""
 
     def adapter_moved(self, sequence: Hashable, adapter: str, stage: AdapterStage | None) -> None:
         """Counts a sequence with an adapter that starts to wait or to run; None: that ends."""
@@ -293,10 +297,6 @@ class Recorder:
         idle_times.observe(idle_s)
         gaps.observe_all(gaps_s)
 
-    def parsed_tools(self, streaming: bool, has_call: bool, times: int = 1) -> None:
-        """Counts runs of the tool call parser on a reply or an event of a stream."""
-        self._parser_runs["streaming" if streaming else "non_streaming", has_call] += times
-
     def sleeping(self, level: int | None) -> None:
         """Sets the sleep level (0, 1 or 2); None: awake."""
         states = {
@@ -356,6 +356,23 @@ class Recorder:
         """
         self._counter(ABORTED[0].name).value += 1
 
+    def replied_at_once(self, row: FinishedSequence, at_s: float) -> None:
+        """Counts a finished sequence and its tokens, all of which came at `at_s`, its arrival."""
+        tokens = row.generation_tokens
+        first_tokens = min(tokens, 1)
+        self._generated.value += first_tokens
+        self._tokens.append((row.prompt_tokens + first_tokens, None, at_s))
+        if tokens > 1:
+            self._tokens.append((tokens - 1, 0.0, at_s))
+        self._prefills.append((0.0, row.prompt_tokens, 0))
+        self._finished.append(row)
+        if len(self._tokens) >= ROWS_PER_FOLD:
+            self._fold_tokens()
+        if len(self._prefills) >= ROWS_PER_FOLD:
+            self._fold_prefills()
+        if len(self._finished) >= ROWS_PER_FOLD:
+            self._fold_finished()
+
     def sequence_finished(self, row: FinishedSequence) -> None:
         """Counts a finished sequence."""
         self._finished.append(row)
@@ -403,9 +420,7 @@ class Recorder:
         self._fold_tokens()
         self._fold_prefills()
         self._fold_finished()
-        parser_runs = self._parser_runs
-        self._parser_runs = Tally()
-        for (mode, has_call), times in parser_runs.items():
+        for (mode, has_call), times in self.parser_runs.items():
             counter = self._counter(
                 "tool_call_parser_invocations_total",
                 request_type="chat_completions",
@@ -413,6 +428,7 @@ class Recorder:
                 outcome="tool_call" if has_call else "no_tool_call",
             )
             counter.value += times
+        self.parser_runs.clear()
 
     def _fold_steps(self) -> None:
         rows = self._step_tokens

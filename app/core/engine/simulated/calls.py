@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from random import Random
 from typing import NamedTuple, TypeAlias
@@ -43,8 +43,11 @@ OPENING = "<tool_call>\n"
 CLOSING = "\n</tool_call>"
 MIN_ROOM = 96
 """Tokens below which a call that is only allowed is not begun, as the recorded model does."""
-TRIES = 4
-"""Draws of usual arguments, and of short ones, until some fit the limit."""
+SIZES = (*[Size.USUAL] * 4, *[Size.BRIEF] * 3, Size.LEAST)
+"""Sizes of the arguments in each draw, until the calls fit the limit.
+
+After the first draw there are fewer calls, and the last one has less markup.
+"""
 BOUNDS = frozenset(("maxLength", "enum", "const", "pattern", "format"))
 """Keywords that keep a text from running on."""
 
@@ -91,7 +94,9 @@ class CallReplies:
         if requested is None:
             if calls.draws_call:
                 calls = replace(calls, min_calls=1)
-            count = self._draw_count(calls, rng)
+            count = calls.min_calls
+            if count < calls.max_calls:
+                count = self._draw_count(calls, rng)
         else:
             count = len(requested)
         has_little_room = request.limited and request.max_tokens < MIN_ROOM
@@ -105,14 +110,14 @@ class CallReplies:
         if request.limited:
             max_tokens = request.max_tokens
         first_too_long: Reply | None = None
-        for version in self._versions(calls, count, rng, requested):
-            reply = self.marked_up(version, max_tokens)
+        for size in SIZES:
+            drawn = self._draw_calls(calls, count, size=size, rng=rng, requested=requested)
+            reply = self.marked_up(written(drawn, terse=size is Size.LEAST), max_tokens)
             if reply.finish is STOP and len(reply.ids) < max_tokens:
                 return reply  # the end of text fits, too
             first_too_long = first_too_long or reply
-        if calls.min_calls:
-            return first_too_long
-        return None
+            count = max(calls.min_calls, 1)
+        return first_too_long if calls.min_calls else None
 
     def _requested(
         self, request: EngineRequest, calls: ToolCalls
@@ -141,38 +146,32 @@ class CallReplies:
         arguments = write_usual_json({field: "".join(texts)})
         return self.marked_up(written([(name, arguments.removesuffix('"}'))]), max_tokens)
 
-    def _versions(
+    def _draw_calls(
         self,
         calls: ToolCalls,
         count: int,
+        *,
+        size: Size,
         rng: Random,
-        requested: Sequence[RequestedCall] | None = None,
-    ) -> Iterator[WrittenCalls]:
-        """Yields ever shorter texts: fewer calls, then short arguments, then less markup."""
-        fewest = max(calls.min_calls, 1)
-        tries = [
-            (count, Size.USUAL),
-            *[(fewest, Size.USUAL)] * (TRIES - 1),
-            *[(fewest, Size.BRIEF)] * (TRIES - 1),
-            (fewest, Size.LEAST),
-        ]
-        for number, size in tries:
-            write_json = write_compact_json
-            if size is Size.USUAL:
-                write_json = write_usual_json
-            drawn: list[tuple[str, str]] = []
-            for position in range(number):
-                if requested is None:
-                    tool = calls.tools[0]
-                    if not calls.named:
-                        tool = rng.choice(calls.tools)
-                    compiled = self._schemas.compile(tool.schema, calls.lenient)
-                    arguments = compiled.sample(rng, self._live.current.tools, size)
-                else:
-                    tool = requested[position].tool
-                    arguments = self._complete(requested[position], calls, size=size, rng=rng)
-                drawn.append((tool.name, write_json(arguments)))
-            yield written(drawn, terse=size is Size.LEAST)
+        requested: Sequence[RequestedCall] | None,
+    ) -> list[tuple[str, str]]:
+        """Returns name and arguments of each call."""
+        write_json = write_compact_json
+        if size is Size.USUAL:
+            write_json = write_usual_json
+        drawn: list[tuple[str, str]] = []
+        for position in range(count):
+            if requested is None:
+                tool = calls.tools[0]
+                if not calls.named:
+                    tool = rng.choice(calls.tools)
+                compiled = self._schemas.compile(tool.schema, calls.lenient)
+                arguments = compiled.sample(rng, self._live.current.tools, size)
+            else:
+                tool = requested[position].tool
+                arguments = self._complete(requested[position], calls, size=size, rng=rng)
+            drawn.append((tool.name, write_json(arguments)))
+        return drawn
 
     def _complete(
         self, call: RequestedCall, calls: ToolCalls, *, size: Size, rng: Random

@@ -23,7 +23,6 @@ from app.core.engine.request import (
     RecordedReply,
     Reply,
     ScriptedReply,
-    ToolCalls,
     as_thoughts,
     joined,
 )
@@ -199,17 +198,17 @@ class SimulatedModel:
         eos = self._tokenizer.eos_token_id
         if eos is not None:
             reply.end(eos, request.max_tokens)
-        if decided is None and request.tool_calls is not None:
-            reply = self._read_calls(reply, request.tool_calls)
+        calls = request.tool_calls
+        if (
+            decided is None
+            and calls is not None
+            and not calls.min_calls  # required calls are not text
+            and self.tool_replies is not None
+        ):
+            reply = self.tool_replies.read_calls(reply, calls)
         if request.image:
             return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
         return reply
-
-    def _read_calls(self, reply: Reply, calls: ToolCalls) -> Reply:
-        """Returns the reply with the calls of its text as parts. Required calls are not text."""
-        if calls.min_calls or self.tool_replies is None:
-            return reply
-        return self.tool_replies.read_calls(reply, calls)
 
     def _encoder_reply(self, request: EngineRequest) -> Reply:
         """Returns as many exclamation marks as the client allows, or one without a limit."""

@@ -220,12 +220,6 @@ class FastConnection(HubConnection):
             return
         token = current_request.set(context)
         try:
-            self._answer_by(handle, context)
-        finally:
-            current_request.reset(token)
-
-    def _answer_by(self, handle: Handler, context: RequestContext) -> None:
-        try:
             response = self.path.middleware.begin(context, is_general=True)
             if response is None:
                 response = handle(context)
@@ -243,6 +237,7 @@ class FastConnection(HubConnection):
             except Exception:
                 log.exception("a response could not be completed")
             self._abandon_answer(context, response)
+        current_request.reset(token)
 
     def _wait_for(self, pending: PendingResponse) -> None:
         self._pending = pending

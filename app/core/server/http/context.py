@@ -196,9 +196,11 @@ class BodyLimits:
             return context.body
         declared = context.headers.get("content-length") or "0"
         length = int(declared) if declared.isdecimal() else 0
-        body = b""
-        if length <= self.max_bytes:
-            body = self._receive(context)
+        body = context.part
+        if length > self.max_bytes:
+            body = b""
+        elif context.source is not None:
+            body = self._receive(context, context.source)
         if max(length, len(body)) > self.max_bytes:
             raise self._too_large()
         if len(body) < length:
@@ -214,15 +216,12 @@ class BodyLimits:
     def _too_large(self) -> ApiError:
         return too_large(f"The request body is larger than {self.max_bytes >> 20} MiB.")
 
-    def _receive(self, context: RequestContext) -> bytes:
+    def _receive(self, context: RequestContext, source: "SupportsRead[bytes]") -> bytes:
         """Returns at most one byte more than allowed; `context.part` gets the bytes that arrived.
 
         Raises:
             ApiError: as `read`.
         """
-        source = context.source
-        if source is None:
-            return context.part
         read_bytes = READ_BYTES if "content-length" in context.headers else CHUNKED_READ_BYTES
         reader = getattr(source, "reader", None)
         if isinstance(reader, BoundedChunks):

@@ -80,7 +80,15 @@ class Schemas:
         Raises:
             SchemaError: The schema is invalid or too large.
         """
-        key = (_canonical_json(schema), lenient)
+        try:
+            text = msgspec.json.encode(schema)  # drawn arguments keep the order of its properties
+        except (ValueError, TypeError):  # such as half a surrogate pair
+            raise SchemaError("the schema cannot be converted to JSON") from None
+        except RecursionError:
+            raise SchemaError("the schema is too deep") from None
+        if len(text) > MAX_SCHEMA_BYTES:
+            raise SchemaError(f"the schema exceeds {MAX_SCHEMA_BYTES} bytes")
+        key = (text, lenient)
         with self._lock:
             compiled = self._cache.get(key)
         if compiled is None:
@@ -96,16 +104,3 @@ class Schemas:
 
         self._slices.spend(COMPILE_STEPS)
         return call_long(WORK_PER_CHARACTER * len(text), CompiledSchema, text, lenient)
-
-
-def _canonical_json(schema: object) -> bytes:
-    """Returns `schema` as JSON; drawn arguments keep the order of its properties."""
-    try:
-        text = msgspec.json.encode(schema)
-    except (ValueError, TypeError):  # such as half a surrogate pair
-        raise SchemaError("the schema cannot be converted to JSON") from None
-    except RecursionError:
-        raise SchemaError("the schema is too deep") from None
-    if len(text) > MAX_SCHEMA_BYTES:
-        raise SchemaError(f"the schema exceeds {MAX_SCHEMA_BYTES} bytes")
-    return text

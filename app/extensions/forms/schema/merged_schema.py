@@ -47,6 +47,8 @@ class ObjectLimits(NamedTuple):
     min_properties: int
     max_properties: int
     """At most `MAX_PROPERTIES`."""
+    is_map: bool
+    """A schema allows properties that are not declared."""
 
 
 class MergedSchema(dict[str, list[Any]]):
@@ -71,16 +73,25 @@ class MergedSchema(dict[str, list[Any]]):
         enums = [*self.get("enum", ()), *self.get("const", ())]
         self.has_only_types = self.keys() <= TYPE_KEYWORDS
         self.options: list[JSON] | None = min(enums, key=len, default=None)
+        self.sole_kind: Sequence[str] = ()
+        """The only kind of value to draw; empty where the draw chooses among several types."""
+        if self.options is not None:
+            self.sole_kind = ("enum",)
+        elif len(self.types) == 1:
+            self.sole_kind = tuple(self.types)
         self.is_doubtful = len(enums) > 1 or not UNDRAWN_KEYWORDS.isdisjoint(self)
 
     @cached_property
     def object_limits(self) -> ObjectLimits:
         """The limits of an object; those of a schema that is drawn from again are read once."""
+        extra_schemas = self.get("additionalProperties", ())
+        has_schema = bool(extra_schemas) or "patternProperties" in self
         return ObjectLimits(
             required=[*chain.from_iterable(self.get("required", ()))],
             declared=[*dict.fromkeys(chain.from_iterable(self.get("properties", ())))],
             min_properties=self.minimum("minProperties"),
             max_properties=min(self.maximum("maxProperties", MAX_PROPERTIES), MAX_PROPERTIES),
+            is_map=has_schema and False not in extra_schemas,
         )
 
     def minimum(self, keyword: str) -> int:

@@ -46,7 +46,7 @@ class ObjectDraw:
         if optional:
             self._add_optional(optional)
         target = min_properties
-        if not declared:
+        if self._limits.is_map and not declared:
             target = max(min_properties, self._draw_entry_count())
         if len(value) < target:
             self._add_until(target, chain(optional, self._invent_names(target)))
@@ -91,7 +91,7 @@ class ObjectDraw:
                 if name in self._value:
                     continue
                 is_full = len(self._value) >= self._limits.max_properties
-                if is_full or not draw.accepts(name, *self._name_schemas):
+                if is_full or self._name_schemas and not draw.accepts(name, *self._name_schemas):
                     raise UnsatisfiableError("a property cannot be added to an object")
                 schemas = self._schemas_for(name)
                 self._value[name] = draw.draw_value(schemas, self._depth + 1, name)
@@ -105,7 +105,8 @@ class ObjectDraw:
 
     def _schemas_for(self, name: str) -> list[Schema]:
         budget = self._draw.budget
-        budget.spend(len(self._merged.schemas) // SCHEMAS_PER_STEP)
+        if len(self._merged.schemas) >= SCHEMAS_PER_STEP:
+            budget.spend(len(self._merged.schemas) // SCHEMAS_PER_STEP)
         schemas: list[Schema] = []
         for schema in self._merged.schemas:
             matching: list[Schema] = []
@@ -120,10 +121,8 @@ class ObjectDraw:
         return schemas
 
     def _draw_entry_count(self) -> int:
-        """Draws the number of entries of a map; 0 for other objects."""
-        values = self._merged.get("additionalProperties", ())
-        has_schema = values or "patternProperties" in self._merged
-        if not has_schema or False in values or self._draw.is_small(self._depth):
+        """Draws the number of entries of a map; 0 for a small one."""
+        if self._draw.is_small(self._depth):
             return 0
         high = min(MAX_INVENTED_NAMES, self._limits.max_properties)
         return self._draw.rng.randint(min(1, high), high)
