@@ -211,16 +211,21 @@ class Console(Middleware):
         return json_response(settings)
 
     def _lessons(self, context: RequestContext) -> Response:
-        """The lessons: names, titles, texts, and flags of a server with the same engine."""
-        from app.extensions.console.lessons import LESSONS  # few pages ask for them
+        """The lessons: texts with their terms, what to show, flags of a similar server."""
+        from app.extensions.console.lesson_terms import terms_of  # few pages ask for them
+        from app.extensions.console.lessons import LESSONS
 
-        lessons: list[dict[str, str]] = []
+        lessons: list[dict[str, object]] = []
         for lesson in LESSONS:
             lessons.append(
                 {
                     "name": lesson.name,
                     "title": lesson.title,
                     "text": lesson.text,
+                    "terms": terms_of(lesson.text),
+                    "panels": lesson.panels,
+                    "curves": lesson.curves,
+                    "rows": lesson.rows,
                     "flags": lesson.engine.flags(),
                 }
             )

@@ -261,8 +261,11 @@ class RequestBars:
         if sequence.tokens != bar.tokens:
             bar.tokens = sequence.tokens
             frame.tokens += (number, bar.tokens)
-        if status.phase != bar.phase:
-            self._write_phase(bar, status, sequence, frame)
+        phase = status.phase
+        if phase == Phase.DECODE and status.first_s is None:
+            phase = Phase.PREFILL  # the last step of its prompt is running
+        if phase != bar.phase:
+            self._write_phase(bar, phase, status, sequence, frame)
         if status.computed != bar.computed:
             bar.computed = status.computed
             frame.computed += (number, bar.computed)
@@ -271,27 +274,27 @@ class RequestBars:
             frame.held += (number, bar.held)
 
     def _write_phase(
-        self, bar: Bar, status: SequenceStatus, sequence: Sequence, frame: Frame
+        self, bar: Bar, phase: Phase, status: SequenceStatus, sequence: Sequence, frame: Frame
     ) -> None:
         """Writes a new phase, and any whole phase that fell between two frames."""
         scheduled_s = status.scheduled_s
         bar.preemptions = sequence.preemptions
         start_s: float | None = None
-        if status.phase == Phase.DECODE:
+        if phase == Phase.DECODE:
             start_s = status.first_s
-        elif status.phase == Phase.PREFILL and not bar.preemptions:
+        elif phase == Phase.PREFILL and not bar.preemptions:
             start_s = scheduled_s
         start_ms = self._ms(self._now())
         if start_s is not None and self._ms(start_s) >= bar.since_ms:
             start_ms = self._ms(start_s)  # else the sequence continues after a preemption
-        skipped = status.phase == Phase.DECODE and bar.phase == Phase.QUEUED
+        skipped = phase == Phase.DECODE and bar.phase == Phase.QUEUED
         if skipped and not bar.preemptions and scheduled_s is not None:
-            phase = Phase.PREFILL
+            skipped_phase = Phase.PREFILL
             if sequence.request.remote_prefill:
-                phase = Phase.TRANSFER
-            frame.phases.append((bar.number, int(phase), self._ms(scheduled_s), 0))
+                skipped_phase = Phase.TRANSFER
+            frame.phases.append((bar.number, int(skipped_phase), self._ms(scheduled_s), 0))
         bar.since_ms = start_ms
-        bar.phase = int(status.phase)
+        bar.phase = int(phase)
         frame.phases.append((bar.number, bar.phase, bar.since_ms, bar.preemptions))
 
     def write_picture(self, frame: Frame) -> float:

@@ -46,6 +46,16 @@ class Lesson(Struct, frozen=True, kw_only=True):
     """Two sentences."""
     engine: EngineSize
     arrivals: Sequence[Arrival]
+    panels: Sequence[str]
+    """Panels of the page that come first, by their ids."""
+    curves: Sequence[str] = ()
+    """Charts over time that come first, by their titles."""
+    rows: str = "rows"
+    """How requests are shown: as `rows`, or as a `density`."""
+    figures: Sequence[str]
+    """Labels of the figures that the text explains, in `lesson_figures.FIGURE_OF`."""
+    separates_prefill: bool = False
+    """A second engine of the same size computes the prompts of the remote arrivals."""
 
 
 def repeated(

@@ -26,6 +26,7 @@ SCRIPTS = (
     "filter.js",
     "table.js",
     "density.js",
+    "moments.js",
     "bars.js",
     "sums.js",
     "steps.js",

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from app.core.engine.batch import Phase
 from app.extensions.console.frames import FIGURES, Frame, Picture
-from app.extensions.console.lesson_engine import LessonEngine
-from app.extensions.console.lessons import LESSONS, LONG_PROMPT, find_lesson
+from app.extensions.console.lesson_engine import ENGINE_BARS, PREFILL_ENGINE, LessonEngine
+from app.extensions.console.lesson_terms import TERMS, terms_of
+from app.extensions.console.lessons import LESSONS, LONG_ARRIVAL_S, LONG_PROMPT, find_lesson
 from tests.application import app_of
 
 NAMES = [lesson.name for lesson in LESSONS]
+PREFILL_BARS = range(ENGINE_BARS, 2 * ENGINE_BARS)
+"""Numbers of bars on the engine that only computes prompts."""
 
 
 class PlayedLesson:
@@ -58,7 +62,7 @@ def played(name: str) -> PlayedLesson:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lesson_ends_and_is_short(name: str) -> None:
     lesson = played(name)
-    assert len(lesson.ends) == len(lesson.lesson.arrivals)
+    assert len(lesson.ends.keys() - PREFILL_BARS) == len(lesson.lesson.arrivals)
     assert {row[1] for row in lesson.ends.values()} == {"length"}
     assert 3 < lesson.frames[-1].at / 1000 < 15
 
@@ -85,7 +89,7 @@ def test_a_preempted_stream_has_a_gap_of_seconds() -> None:
 
 def test_a_chunked_prompt_leaves_every_step_room_for_the_streams() -> None:
     lesson = played("chunked-prefill")
-    chunks = [step for step in lesson.steps if step[0] > 1500 and step[2]]
+    chunks = [step for step in lesson.steps if step[0] > LONG_ARRIVAL_S * 1000 and step[2]]
     assert len(chunks) == 24
     assert sum(step[2] for step in chunks) == LONG_PROMPT
     assert {step[3] for step in chunks} == {8}
@@ -113,12 +117,62 @@ def test_a_long_prompt_stops_all_streams_once_and_p99_hides_it() -> None:
 def test_streams_keep_their_pace_when_the_prompt_is_computed_elsewhere() -> None:
     lesson = played("prefill-decode-apart")
     assert lesson.gaps_ms[-1] < 15
-    assert sum(step[2] for step in lesson.steps if step[0] > 1500) == 1, (
-        "the last token of the prompt"
-    )
+    later_steps = [step for step in lesson.steps if step[0] > LONG_ARRIVAL_S * 1000]
+    prefill_steps = [step for step in later_steps if step[5:] == (PREFILL_ENGINE,)]
+    decode_steps = [step for step in later_steps if not step[5:]]
+    assert [step[2] for step in prefill_steps] == [LONG_PROMPT]
+    assert sum(step[2] for step in decode_steps) == 1, "the last token of the prompt"
     later_s = lesson.first_s(9) - played("long-prompt").first_s(9)
     assert 0 < later_s < 0.5
     assert played("chunked-prefill").first_s(9) > played("long-prompt").first_s(9)
+
+
+def test_a_request_is_decoded_where_its_prefill_has_ended() -> None:
+    lesson = played("prefill-decode-apart")
+    arrivals_ms = {row[0]: row[5] for frame in lesson.frames for row in frame.new}
+    [prefill_number] = lesson.ends.keys() & PREFILL_BARS
+    prefill_end_ms = lesson.ends[prefill_number][2]
+    assert arrivals_ms[prefill_number] == LONG_ARRIVAL_S * 1000
+    assert arrivals_ms[9] == pytest.approx(prefill_end_ms, abs=0.1)
+    assert lesson.server["engines"] == ["Engine B: decode", "Engine A: prefill"]
+
+
+@pytest.mark.parametrize("name", ["chunked-prefill", "long-prompt"])
+def test_a_running_request_is_in_its_prefill_until_its_first_token(name: str) -> None:
+    lesson = played(name)
+    phases = [row[1:3] for frame in lesson.frames for row in frame.phases if row[0] == 9]
+    assert [phase for phase, _ in phases] == [Phase.PREFILL, Phase.DECODE]
+    assert phases[-1][1] == lesson.ends[9][6]
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("kv-cache-full", ["8 of 32 slots", "56", "99.6 %"]),
+        ("preemption", ["8", "1,762", "2.99 s"]),
+        ("chunked-prefill", ["24", "63.5 ms", "1.34 s"]),
+        ("prefix-hit", ["291 ms", "43.3 ms", "35,904"]),
+        ("long-prompt", ["1.22 s", "12.9 ms", "1.26 s"]),
+        ("prefill-decode-apart", ["13.1 ms", "275 ms", "1.54 s"]),
+    ],
+)
+def test_a_recording_has_the_figures_that_its_text_explains(name: str, figures: list[str]) -> None:
+    lesson = played(name)
+    assert lesson.server["figures"] == list(zip(lesson.lesson.figures, figures, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_terms_of_a_lesson_are_those_of_its_text(name: str) -> None:
+    lesson = find_lesson(name)
+    assert lesson is not None
+    words = lesson.text.replace(",", "").split()
+    expected = {term for term in TERMS if " " not in term and {term, f"{term}s"} & set(words)}
+    assert expected <= terms_of(lesson.text).keys()
+
+
+def test_a_plural_has_the_definition_of_its_term() -> None:
+    assert terms_of("Three prefix hits") == {"prefix hit": TERMS["prefix hit"]}
+    assert terms_of("The prefix of a stepladder") == {}
 
 
 def client(*flags: str) -> Any:

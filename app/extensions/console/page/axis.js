@@ -139,7 +139,7 @@ class TimeAxis {
 			if (!labels) continue;
 			const text = this.label(at);
 			const half = pen.measureText(text).width / 2;
-			pen.fillText(text, Math.max(this.left + half - 6, Math.min(x, end - half)), labels);
+			pen.fillText(text, Math.max(this.left + half + 2, Math.min(x, end - half)), labels);
 		}
 	}
 
@@ -179,6 +179,11 @@ class TimeAxis {
 			if (event.button === 0 && event.target.tagName !== "INPUT")
 				begun = { x: event.clientX, at: at(event), id: event.pointerId };
 		});
+		const point = (event) => {
+			const now = at(event);
+			this.point(now);
+			this.show(event, [...this.near(now, part), ...((brush.hidden && tell(now, event)) || [])]);
+		};
 		place.addEventListener("pointermove", (event) => {
 			const now = at(event);
 			if (begun && Math.abs(event.clientX - begun.x) > DRAG_PX && brush.hidden) {
@@ -186,8 +191,8 @@ class TimeAxis {
 				brush.hidden = false;
 			}
 			if (!brush.hidden) this.lay(brush, part, Math.min(begun.at, now), Math.max(begun.at, now));
-			this.point(now);
-			this.show(event, [...this.near(now, part), ...((brush.hidden && tell(now, event)) || [])]);
+			point(event);
+			this.again = () => point(event); // what is under a still pointer changes with time
 		});
 		const end = (event) => {
 			if (!brush.hidden && event.type === "pointerup") {
@@ -238,6 +243,7 @@ class TimeAxis {
 	}
 
 	hide() {
+		this.again = null;
 		this.cursor = NaN;
 		for (const part of this.parts) part.line.hidden = true;
 		this.tip.hidden = true;
@@ -257,7 +263,7 @@ class TimeAxis {
 	show(event, lines) {
 		this.tip.hidden = !lines.length;
 		if (!lines.length) return;
-		this.tip.replaceChildren(...lines.map((line) => el("div", {}, line)));
+		this.tip.replaceChildren(...lines.map((line) => box("", line)));
 		const { offsetWidth: width, offsetHeight: height } = this.tip;
 		this.tip.style.left = `${Math.max(4, Math.min(innerWidth - width - 8, event.clientX + 14))}px`;
 		this.tip.style.top = `${event.clientY + height + 24 > innerHeight ? event.clientY - height - 10 : event.clientY + 16}px`;
@@ -265,6 +271,7 @@ class TimeAxis {
 
 	render() {
 		// Marks of what began, in all parts; with words where there is room for them before the next one, or before the end of the time.
+		if (this.again) this.again();
 		for (const part of this.parts) {
 			const { from, to } = part.range(),
 				[left, right] = part.edges(),

@@ -3,6 +3,15 @@
 
 const ROW = 17,
 	HEAD = 20;
+const MEANINGS = {
+	queued: "Waits for a slot, for KV blocks, or for room in a step",
+	prefill: "The prompt is computed; notches are chunks",
+	transfer: "The KV cache is copied from another engine",
+	decode: "Tokens are sent, one per step",
+	preempted: "Stopped, because other requests need its KV blocks",
+};
+
+const thinLine = (colour) => `linear-gradient(transparent 40%, ${colour} 40% 60%, transparent 60%)`;
 
 class BarsView {
 	constructor(axis, show) {
@@ -72,6 +81,7 @@ class BarsView {
 			: $("order").value === "new"
 				? rows.reverse()
 				: rows.sort((a, b) => this.rank(a) - this.rank(b) || b.number - a.number);
+		if (!tabular && !this.dense) this.rows = this.withEngines(this.rows, model.server);
 		$("request-table").hidden = !tabular;
 		$("requests-time").hidden = tabular;
 		this.spacer.style.height = `${this.dense ? 0 : Math.max(0, rows.length * ROW + HEAD + 6 - this.place.clientHeight)}px`;
@@ -81,11 +91,23 @@ class BarsView {
 		if (this.moment !== null)
 			$("all-rows").textContent = `at ${this.axis.label(this.moment)}: show all`;
 		legend($("requests-legend"), [
-			...PHASES.map((name) => [COLOURS[name], name]),
+			...PHASES.map((name) => [COLOURS[name], name, MEANINGS[name]]),
+			[thinLine(COLOURS.decode), "no token", `No token for ${STALL_MS} ms or more: a long step`],
 			[COLOURS.failed, "failed"],
 		]);
+		this.stalls = stallsOf(model, from, to);
 		if (tabular) this.table.render(this.rows, model.at);
 		else this.draw();
+	}
+
+	withEngines(rows, { engines = [] }) {
+		// With a row that names each engine, if there is more than one.
+		if (engines.length < 2) return rows;
+		const engine = (bar) => engineOf(bar, this.model.server);
+		return engines
+			.map((heading, k) => [{ heading }, ...rows.filter((bar) => engine(bar) === k)])
+			.reverse()
+			.flat();
 	}
 
 	list(moment) {
@@ -116,9 +138,7 @@ class BarsView {
 		for (let k = first; k < last; k++)
 			this.row(pen, this.rows[k], HEAD + k * ROW - top, (at) => axis.x(at, width), gutter, width);
 		pen.restore();
-		pen.fillStyle = COLOURS.muted;
-		pen.textAlign = "right";
-		pen.fillText("took", width - 4, 8);
+		aligned(pen, COLOURS.muted, "right").fillText("took", width - 4, 8);
 		if (gutter > 100) pen.fillText("prompt + output", gutter - 8, 8);
 		pen.textAlign = "left";
 		pen.fillText(gutter > 100 ? "id" : "request", 8, 8);
@@ -133,6 +153,10 @@ class BarsView {
 	}
 
 	row(pen, bar, y, x, gutter, width) {
+		if (bar.heading) {
+			aligned(pen, COLOURS.text, "left").fillText(bar.heading, 8, y + ROW / 2);
+			return;
+		}
 		const chosen = bar.number === this.chosen,
 			end = bar.end === null ? this.model.at : bar.end,
 			failed = bar.end !== null && this.model.failed(bar);
@@ -140,16 +164,18 @@ class BarsView {
 			pen.fillStyle = COLOURS.line;
 			pen.fillRect(0, y, width, ROW);
 		}
-		bar.parts.forEach(([phase, since], k) => {
-			const until = k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end;
+		for (const [phase, since, until] of spansOf(bar, this.model.at)) {
 			const left = Math.max(gutter, x(since)),
 				right = Math.min(width - RIGHT, x(until));
-			if (right < left) return;
+			if (right < left) continue;
 			pen.globalAlpha = bar.end === null ? 1 : 0.62;
 			pen.fillStyle = phaseColour(phase);
 			const thin = phase === QUEUED || phase === PREEMPTED;
 			pen.fillRect(left, y + (thin ? 6 : 3), Math.max(1, right - left), thin ? ROW - 12 : ROW - 6);
-		});
+			if (phase === DECODE)
+				for (const [begin, stop] of holesOf(bar, since, until, this.stalls, this.model.server))
+					this.hole(pen, Math.max(left, x(begin)), Math.min(right, x(stop)), y, stop - begin);
+		}
 		pen.globalAlpha = 1;
 		pen.fillStyle = COLOURS.panel;
 		for (const at of bar.chunks)
@@ -184,9 +210,27 @@ class BarsView {
 		pen.fillText(brief(end - bar.arrival), width - 4, y + ROW / 2);
 	}
 
+	hole(pen, left, right, y, took) {
+		// A part of a decode without tokens: a thin line, with words where there is room.
+		pen.globalAlpha = 1;
+		const text = `no token ${brief(took)}`;
+		if (right <= left) return;
+		pen.fillStyle = COLOURS.panel;
+		pen.fillRect(left, y, right - left, ROW);
+		pen.fillStyle = COLOURS.decode;
+		pen.fillRect(left, y + ROW / 2 - 1, right - left, 2);
+		if (pen.measureText(text).width + 12 > right - left) return;
+		const middle = (left + right) / 2,
+			half = pen.measureText(text).width / 2 + 4;
+		pen.fillStyle = COLOURS.panel;
+		pen.fillRect(middle - half, y, 2 * half, ROW);
+		aligned(pen, COLOURS.text, "center").fillText(text, middle, y + ROW / 2);
+	}
+
 	under(event) {
 		const y = event.clientY - this.place.getBoundingClientRect().top - HEAD + this.place.scrollTop;
-		return y < 0 || this.dense ? null : this.rows[Math.floor(y / ROW)] || null;
+		const row = y < 0 || this.dense ? null : this.rows[Math.floor(y / ROW)];
+		return row && !row.heading ? row : null;
 	}
 
 	hint(at, event) {
@@ -195,17 +239,19 @@ class BarsView {
 		const bar = this.under(event);
 		if (!bar) return [];
 		this.tell(bar);
-		const end = bar.end === null ? this.model.at : bar.end,
-			k = bar.parts.findLastIndex(([, since]) => since <= at),
-			part = bar.parts[k];
-		const phase =
-			part && at <= end
-				? `${PHASES[part[0]]} for ${ms((k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end) - part[1])}`
-				: "";
+		const { model } = this,
+			hole =
+				bar.first !== null &&
+				holesOf(bar, bar.first, bar.end ?? model.at, this.stalls, model.server).find(
+					([begin, stop]) => begin <= at && at <= stop,
+				);
 		return [
 			`${bar.id}${bar.of > 1 ? `, choice ${bar.choice + 1}` : ""}${bar.adapter ? `, ${bar.adapter}` : ""}`,
-			phase,
-			bar.end === null ? "" : `${bar.reason} after ${ms(end - bar.arrival)}`,
+			phaseAt(bar, at, model.at),
+			hole
+				? `no token for ${ms(hole[1] - hole[0])}${hole[2] === null ? " so far" : `: a step with ${whole(hole[2])} prompt tokens`}`
+				: "",
+			bar.end === null ? "" : `${bar.reason} after ${ms(bar.end - bar.arrival)}`,
 		].filter(Boolean);
 	}
 
@@ -238,7 +284,8 @@ class BarsView {
 		if (steps === undefined || !this.rows.length) return;
 		event.preventDefault();
 		const now = this.rows.findIndex((bar) => bar.number === this.chosen);
-		const next = Math.min(this.rows.length - 1, Math.max(0, now < 0 ? 0 : now + steps));
+		let next = Math.min(this.rows.length - 1, Math.max(0, now < 0 ? 0 : now + steps));
+		if (this.rows[next].heading) next = steps < 0 && next > 0 ? next - 1 : next + 1;
 		const y = next * ROW,
 			room = this.place.clientHeight - HEAD - ROW;
 		if (y < this.place.scrollTop) this.place.scrollTop = y;

@@ -235,37 +235,33 @@ class CompareView {
 			el(
 				"section",
 				{ class: "panel verdict", "aria-label": "Result" },
-				el("p", { class: "sentence" }, String(verdict.sentence)),
-				el(
-					"p",
-					{ class: "line muted" },
+				para("sentence", String(verdict.sentence)),
+				para(
+					"line muted",
 					this.part
 						? `First difference after ${ago(this.part.at)}: ${this.part.text}.`
 						: `No difference: no request differs by ${APART * 100} % and ${APART_MS} ms.`,
 				),
 				...runs.map((run, k) =>
-					el(
-						"div",
-						{ class: "row" },
-						el("span", { class: `spot run-${k}` }),
+					box(
+						"row",
+						span(`spot run-${k}`),
 						el("strong", {}, run.name),
 						el(
 							"button",
-							{ type: "button", onclick: () => this.alone(run) },
+							{ onclick: () => this.alone(run) },
 							run.live ? "Back to live" : "Show alone",
 						),
-						el(
-							"span",
-							{ class: "muted" },
+						span(
+							"muted",
 							`${run.model.server.model}, ${run.model.server.told || run.model.server.profile || "recorded"}`,
 						),
 					),
 				),
 			),
-			el(
-				"div",
-				{ class: "columns" },
-				el("div", { class: "column" }, ...this.places),
+			box(
+				"columns",
+				box("column", ...this.places),
 				el(
 					"section",
 					{ class: "panel", "aria-label": "Figures" },
@@ -320,19 +316,17 @@ class CompareView {
 
 	add(chart) {
 		const canvas = (chart.canvas = el("canvas", { class: "plain" }));
-		chart.values = chart.series.map(() => el("span", { class: "mono" }));
+		chart.values = chart.series.map(() => span("mono"));
 		this.places[chart.place].lastChild.append(
-			el(
-				"div",
-				{},
-				el(
-					"div",
-					{ class: "legend" },
+			box(
+				"",
+				box(
+					"legend",
 					el("h3", {}, chart.title),
 					...chart.series.map(({ label, colour }, k) => {
-						const spot = el("span", { class: "spot" });
+						const spot = span("spot");
 						spot.style.background = `var(--${colour})`;
-						return el("span", { class: "item" }, spot, label, chart.values[k]);
+						return span("item", spot, label, chart.values[k]);
 					}),
 				),
 				canvas,

@@ -36,22 +36,29 @@ const CURVES = [
 			["rejected", "failed", (p) => p.mean.refused],
 		],
 	},
+	{
+		title: "Between tokens",
+		unit: "ms",
+		series: [
+			["longest", "preempted", (p) => p.rates.longest],
+			["median of 3 s", "decode", (p) => p.rates.itl],
+		],
+	},
 	{ title: "KV cache", unit: "% used", series: [["used", "transfer", cacheUse]] },
 ];
 
 class Chart {
 	// Curves over the time of an axis. A point has its moment, `at`, in milliseconds.
 	constructor(axis, { title, unit, right, series }) {
-		Object.assign(this, { axis, unit, right, series, points: [] });
+		Object.assign(this, { axis, title, unit, right, series, points: [] });
 		this.canvas = el("canvas", { class: "plain" });
 		this.values = series.map(() => el("b"));
-		this.spots = series.map(() => el("span", { class: "spot" }));
-		const time = el("div", {}, this.canvas);
-		this.items = series.map(([label], k) =>
-			el("span", { class: "item" }, this.spots[k], label, this.values[k]),
-		);
-		const head = el("div", { class: "legend" }, el("h3", {}, title), ...this.items);
-		$("charts").append(el("div", { class: "chart" }, head, time));
+		this.spots = series.map(() => span("spot"));
+		const time = box("", this.canvas);
+		this.items = series.map(([label], k) => span("item", this.spots[k], label, this.values[k]));
+		const head = box("legend", el("h3", {}, title), ...this.items);
+		this.place = box("chart", head, time);
+		$("charts").append(this.place);
 		axis.attach(time);
 	}
 

@@ -16,11 +16,10 @@ class Density {
 			row[column + 1] += by * (x - column);
 		};
 		for (const bar of rows) {
-			const end = bar.end === null ? model.at : bar.end;
-			bar.parts.forEach(([phase, since], k) => {
+			for (const [phase, since, until] of spansOf(bar, model.at)) {
 				step(counts[phase], since, 1);
-				step(counts[phase], k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end, -1);
-			});
+				step(counts[phase], until, -1);
+			}
 			if (bar.end >= from && bar.end <= to && bar.end !== null && model.failed(bar))
 				failed[Math.floor((bar.end - from) * per)]++;
 		}

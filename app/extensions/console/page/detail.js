@@ -39,19 +39,18 @@ class Detail {
 	begin() {
 		this.over = false;
 		this.title = el("h2", { class: "mono" });
-		this.why = el("div");
-		this.facts = el("div");
+		this.why = box("");
+		this.facts = box("");
 		this.texts = new Map();
 		this.place.replaceChildren(
-			el(
-				"div",
-				{ class: "bar" },
+			box(
+				"bar",
 				this.title,
-				el("span", { class: "grow" }),
-				el("button", { type: "button", onclick: () => this.hide() }, "Close"),
+				span("grow"),
+				el("button", { onclick: () => this.hide() }, "Close"),
 				el(
 					"button",
-					{ type: "button", title: "Zoom to the time of this request", onclick: () => this.zoom() },
+					{ title: "Zoom to the time of this request", onclick: () => this.zoom() },
 					"Zoom",
 				),
 			),
@@ -95,11 +94,11 @@ class Detail {
 		const row = (name, value) =>
 			value === null || value === undefined || value === ""
 				? null
-				: el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, String(value)));
+				: box("fact", el("dt", {}, name), el("dd", {}, String(value)));
 		this.title.textContent = bar.id;
 		if (answer && !known)
 			this.why.replaceChildren(
-				el("p", { class: "muted" }, answer.error || "No more details are available."),
+				para("muted", answer.error || "No more details are available."),
 				whyView(bar, model, null),
 			);
 		else this.why.replaceChildren(whyView(bar, model, known && known.why));

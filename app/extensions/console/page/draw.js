@@ -15,6 +15,10 @@ function el(tag, attributes = {}, ...children) {
 	return made;
 }
 
+const box = (name, ...children) => el("div", { class: name }, ...children);
+const span = (name, ...children) => el("span", { class: name }, ...children);
+const para = (name, ...children) => el("p", { class: name }, ...children);
+
 const COLOURS = {};
 
 function readColours() {
@@ -42,6 +46,13 @@ function surface(canvas, height) {
 	pen.font = "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
 	pen.textBaseline = "middle";
 	return [pen, width, height];
+}
+
+function aligned(pen, colour, align) {
+	// The pen for a text of this colour.
+	pen.fillStyle = colour;
+	pen.textAlign = align;
+	return pen;
 }
 
 function hue(number, alpha = 1) {
@@ -90,15 +101,15 @@ function ago(milliseconds) {
 }
 
 function legend(place, items) {
-	// [colour, text] each; made anew only when it has changed.
+	// [colour, text] each, and what it means; made anew only when it has changed.
 	const key = JSON.stringify(items);
 	if (place.dataset.key === key) return;
 	place.dataset.key = key;
 	place.replaceChildren(
-		...items.map(([colour, text]) => {
-			const spot = el("span", { class: "spot" });
+		...items.map(([colour, text, title = ""]) => {
+			const spot = span("spot");
 			spot.style.background = colour;
-			return el("span", { class: "item" }, spot, text);
+			return el("span", { class: "item", title }, spot, text);
 		}),
 	);
 }

@@ -31,10 +31,8 @@ class Heat {
 	constructor(axis, [title, unit, value]) {
 		Object.assign(this, { axis, title, unit, value });
 		this.canvas = el("canvas", { class: "plain", role: "img" });
-		const time = el("div", {}, this.canvas);
-		$("charts").append(
-			el("div", { class: "chart" }, el("div", { class: "legend" }, el("h3", {}, title)), time),
-		);
+		const time = box("", this.canvas);
+		$("charts").append(box("chart", box("legend", el("h3", {}, title)), time));
 		axis.attach(time, { tell: (at, event) => this.hint(at, event) });
 	}
 
@@ -51,9 +49,7 @@ class Heat {
 			high = (low - 16) / rows;
 		this.shown = { columns: heat.columns, bottom, begin, step, low, high };
 		axis.grid(pen, width, 16, low, low + 9);
-		pen.textAlign = "right";
-		pen.fillStyle = COLOURS.muted;
-		pen.fillText(this.unit, axis.left - 8, 6);
+		aligned(pen, COLOURS.muted, "right").fillText(this.unit, axis.left - 8, 6);
 		this.canvas.setAttribute(
 			"aria-label",
 			`${this.title}: ${heat.most ? `up to ${whole(heat.most)} requests at a time` : "no requests in this time"}`,

@@ -11,7 +11,7 @@ class Knobs {
 
 	async make(name = "") {
 		const answer = await this.ask("GET", "knobs");
-		if (answer.status !== 200) return el("p", { class: "bad" }, answer.error);
+		if (answer.status !== 200) return para("bad", answer.error);
 		const groups = new Map();
 		for (const knob of answer.body) {
 			const group = knob.live ? knob.group : START;
@@ -46,10 +46,9 @@ class Knobs {
 		};
 		for (const it of [find, some]) it.addEventListener("input", choose);
 		choose();
-		return el(
-			"div",
-			{ class: "knobs" },
-			el("div", { class: "row" }, find, some),
+		return box(
+			"knobs",
+			box("row", find, some),
 			this.all ? el("label", { class: "check" }, this.all, " on all ranks") : null,
 			...parts,
 		);
@@ -75,7 +74,7 @@ class Knobs {
 				"div",
 				{ class: "knob differs", "data-name": knob.name },
 				el("span", { class: "mono", title: knob.help }, knob.name),
-				el("span", { class: "mono" }, worth(knob.value)),
+				span("mono", worth(knob.value)),
 				el("small", { class: "muted" }, `default: ${worth(knob.default)}`),
 			);
 		const id = `knob-${knob.name}`,

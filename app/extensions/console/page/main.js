@@ -222,6 +222,7 @@ function render() {
 	showSums(then, axis);
 	axis.render();
 	strip.render(model);
+	if (lessons) lessons.render();
 	panels.render(now);
 	if (stopped === null) views.detail.render(now);
 	slide(now);
@@ -329,7 +330,8 @@ function key(event) {
 	const digit = "1234567890".indexOf(event.key);
 	if (event.key === " " && event.target.tagName !== "BUTTON") {
 		event.preventDefault();
-		stop(stopped === null ? model.at : null);
+		if (lessons && lessons.lesson) lessons.toggle();
+		else stop(stopped === null ? model.at : null);
 	} else if ("+-ws".includes(event.key)) axis.scale("+w".includes(event.key) ? 0.5 : 2);
 	else if (event.key === "a" || event.key === "d") axis.pan(event.key === "a" ? -0.25 : 0.25);
 	else if (event.shiftKey && /^Arrow(Left|Right)$/.test(event.key))

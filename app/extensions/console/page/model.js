@@ -138,9 +138,12 @@ class Model {
 		Object.assign(bar, { reason: calm(reason), end, tokens, cached, first });
 		if (this.failed(bar)) this.failures.set(cause(bar), (this.failures.get(cause(bar)) || 0) + 1);
 		if (!bar.preempted && this.began !== null) {
-			const before = bar.parts.some(([phase]) => phase === TRANSFER) ? TRANSFER : PREFILL;
+			// With shared steps a transfer comes before the first step; without, it takes the place of the prefill.
+			const transfer = bar.parts.find(([phase]) => phase === TRANSFER),
+				before = transfer && (running === null || transfer[1] < running);
 			bar.parts = [[QUEUED, bar.arrival]];
-			if (running !== null) bar.parts.push([before, running]);
+			if (before) bar.parts.push(transfer);
+			if (running !== null) bar.parts.push([transfer && !before ? TRANSFER : PREFILL, running]);
 			if (first !== null) bar.parts.push([DECODE, first]);
 		}
 		if (last !== null && first !== null && tokens > 1) bar.itl = (last - first) / (tokens - 1);
@@ -256,6 +259,15 @@ class Model {
 		copy.flashes = new Map(this.flashes);
 		return copy;
 	}
+}
+
+function spansOf(bar, now) {
+	// The phases of a request, each [phase, since, until].
+	return bar.parts.map(([phase, since], k) => [
+		phase,
+		since,
+		k + 1 < bar.parts.length ? bar.parts[k + 1][1] : (bar.end ?? now),
+	]);
 }
 
 function cause(bar) {

@@ -62,7 +62,6 @@ class Panels {
 				el(
 					"button",
 					{
-						type: "button",
 						role: "tab",
 						id: `tab-${id}`,
 						tabIndex: k ? -1 : 0,
@@ -101,7 +100,7 @@ class Panels {
 	}
 
 	both(...parts) {
-		return el("div", { class: "parts" }, ...parts.map((part) => part && el("section", {}, part)));
+		return box("parts", ...parts.map((part) => part && el("section", {}, part)));
 	}
 
 	tune(name) {
@@ -138,7 +137,7 @@ class Panels {
 
 	button(text, work, sure = false) {
 		// What cannot be taken back asks once more.
-		const made = el("button", { type: "button" }, text);
+		const made = el("button", {}, text);
 		made.addEventListener("click", () => {
 			if (sure && !made.dataset.sure) {
 				made.dataset.sure = "yes";
@@ -170,105 +169,67 @@ class Panels {
 				["2", "level 2"],
 				["0", "level 0"],
 			]);
-		const later = (path) => () => this.act(told, "POST", path())();
-		return el(
-			"div",
-			{},
+		const button = (text, path, sure) =>
+			this.button(text, () => this.act(told, "POST", path())(), sure);
+		return box(
+			"",
 			group(
 				"Pause",
 				mode,
-				this.button(
-					"Pause",
-					later(() => `pause?mode=${mode.value}`),
-				),
-				this.button(
-					"Resume",
-					later(() => "resume"),
-				),
+				button("Pause", () => `pause?mode=${mode.value}`),
+				button("Resume", () => "resume"),
 			),
 			group(
 				"Sleep",
 				level,
-				this.button(
-					"Sleep",
-					later(() => `sleep?level=${level.value}&mode=${mode.value}`),
-				),
-				this.button(
-					"Wake up",
-					later(() => "wake_up"),
-				),
+				button("Sleep", () => `sleep?level=${level.value}&mode=${mode.value}`),
+				button("Wake up", () => "wake_up"),
 			),
 			group(
 				"Prefix cache",
-				this.button(
-					"Reset",
-					later(() => "reset_prefix_cache"),
-				),
+				button("Reset", () => "reset_prefix_cache"),
 			),
 			group(
 				"Drain",
-				this.button(
-					"Stop accepting requests",
-					later(() => "/admin/drain"),
-					true,
-				),
+				button("Stop accepting requests", () => "/admin/drain", true),
 			),
 			told,
 		);
 	}
 
 	loads() {
-		const field = (name, min, max, step = 1) =>
-			el("input", {
-				type: "number",
-				name,
-				value: this.plan[name],
-				min,
-				max,
-				step,
-				oninput: (event) => {
-					this.plan[name] = Number(event.target.value);
-				},
-			});
-		const fields = {
-			rate: field("rate", 0.1, 500, 0.1),
-			seconds: field("seconds", 1, 600),
-			prompt_tokens: field("prompt_tokens", 1, 100000),
-			output_tokens: field("output_tokens", 1, 100000),
-			groups: field("groups", 0, 1000),
-			shared: field("shared", 0, 100000),
-		};
-		const names = {
-			rate: "requests per second",
-			seconds: "seconds",
-			prompt_tokens: "prompt tokens",
-			output_tokens: "output tokens",
-			groups: "groups of prompts",
-			shared: "shared tokens per group",
-		};
+		const fields = [
+			["rate", "requests per second", 0.1, 500, 0.1],
+			["seconds", "seconds", 1, 600],
+			["prompt_tokens", "prompt tokens", 1, 100000],
+			["output_tokens", "output tokens", 1, 100000],
+			["groups", "groups of prompts", 0, 1000],
+			["shared", "shared tokens per group", 0, 100000],
+		].map(([name, label, min, max, step = 1]) => {
+			const oninput = (event) => {
+				this.plan[name] = Number(event.target.value);
+			};
+			const value = this.plan[name],
+				input = el("input", { type: "number", name, value, min, max, step, oninput });
+			return el("label", {}, label, input);
+		});
 		const told = el(
 				"p",
 				{ role: "status", class: "muted" },
 				"The server sends these completions to itself over HTTP.",
 			),
-			state = el("p", { class: "mono" });
+			state = para("mono");
 		this.refreshes.push((model) => {
 			const load = model.load;
 			state.textContent = load
 				? `${load.active ? "running" : "finished"}: ${whole(load.sent)} sent, ${whole(load.in_flight)} in flight, ${whole(load.answered)} answered, ${whole(load.failed)} failed${load.error ? ` (${load.error})` : ""}`
 				: "";
 		});
-		return el(
-			"div",
-			{},
-			el(
-				"div",
-				{ class: "form" },
-				...Object.entries(fields).map(([name, input]) => el("label", {}, names[name], input)),
-			),
-			el(
-				"div",
-				{ class: "row" },
+		return box(
+			"",
+			box("form", ...fields),
+			box(
+				"row",
 				this.button("Send", async () => {
 					await this.act(told, "POST", "load", () => this.plan)();
 					if (told.className === "good") told.textContent = "";
@@ -306,7 +267,7 @@ class Panels {
 				: "";
 			rate.value = answer.body["failure-injection-rate"];
 		});
-		const struck = el("p", { class: "muted" });
+		const struck = para("muted");
 		this.every(async () => {
 			const answer = await this.ask("GET", "/admin/verdict"),
 				all = {};
@@ -318,9 +279,8 @@ class Panels {
 				? `Faults so far: ${counts(all)}.`
 				: "No faults were injected.";
 		});
-		return el(
-			"div",
-			{},
+		return box(
+			"",
 			group(
 				"Rules",
 				chosen,
@@ -354,9 +314,8 @@ class Panels {
 				body,
 			);
 		if (!this.server.publishes)
-			return el(
-				"p",
-				{ class: "muted" },
+			return para(
+				"muted",
 				"No KV events are published. Enable them with a KV cache and --zmq-endpoint or --kv-index.",
 			);
 		let last = null;
@@ -375,28 +334,27 @@ class Panels {
 
 	async index() {
 		if (!this.server.index)
-			return el("p", { class: "muted" }, "There is no index of pods. Enable it with --kv-index.");
+			return para("muted", "There is no index of pods. Enable it with --kv-index.");
 		const prompt = el("textarea", {
 				rows: 4,
 				placeholder: "A prompt",
 				"aria-label": "Prompt to score",
 			}),
 			told = el("div", { role: "status" }),
-			pods = el("div");
+			pods = box("");
 		const score = async () => {
 			const answer = await this.ask("POST", "/score_completions", { prompt: prompt.value });
 			const scores = answer.status === 200 ? Object.entries(answer.body || {}) : [];
 			told.replaceChildren(
 				answer.status !== 200
-					? el("p", { class: "bad" }, answer.error)
+					? para("bad", answer.error)
 					: scores.length
 						? table(
 								["pod", "score"],
 								scores.map(([pod, value]) => tr(pod, value)),
 							)
-						: el(
-								"p",
-								{ class: "muted" },
+						: para(
+								"muted",
 								answer.body === null
 									? "The prompt is shorter than one block."
 									: "No pod has the beginning of this prompt.",
@@ -416,9 +374,8 @@ class Panels {
 						.join(", ")
 				: "The backend does not answer.";
 			pods.replaceChildren(
-				el(
-					"p",
-					{ class: "muted" },
+				para(
+					"muted",
 					`${sizes}; skipped: ${sum(skipped.messages)} messages, ${sum(skipped.events)} events`,
 				),
 				table(
@@ -433,27 +390,20 @@ class Panels {
 						),
 					),
 				),
-				streams.length || !known ? "" : el("p", {}, `Pods: ${JSON.stringify(known)}`),
+				streams.length || !known ? "" : para("", `Pods: ${JSON.stringify(known)}`),
 			);
 		};
 		await this.every(look);
-		return el(
-			"div",
-			{},
-			pods,
-			prompt,
-			el("div", { class: "row" }, this.button("Score", score)),
-			told,
-		);
+		return box("", pods, prompt, box("row", this.button("Score", score)), told);
 	}
 
 	async clients() {
-		const place = el("div"),
+		const place = box(""),
 			told = el("p", { role: "status" });
 		const look = async () => {
 			const verdict = await this.ask("GET", "/admin/verdict");
 			if (verdict.status !== 200) {
-				place.replaceChildren(el("p", { class: "bad" }, verdict.error));
+				place.replaceChildren(para("bad", verdict.error));
 				return;
 			}
 			const clients = Object.entries(verdict.body.clients);
@@ -485,13 +435,11 @@ class Panels {
 			);
 		};
 		await this.every(look);
-		return el(
-			"div",
-			{},
+		return box(
+			"",
 			place,
-			el(
-				"div",
-				{ class: "row" },
+			box(
+				"row",
 				this.button(
 					"Clear",
 					async () => {
@@ -507,7 +455,7 @@ class Panels {
 	}
 
 	async scripts() {
-		const place = el("div"),
+		const place = box(""),
 			told = el("p", { role: "status" });
 		const row = ({ rule, name, answered, failed, too_slow: slow }) => {
 			const made = tr(rule, name, whole(answered), bad(failed), bad(slow));
@@ -519,32 +467,27 @@ class Panels {
 				"section",
 				{},
 				el("h3", {}, it.path, it.model ? ` (for ${it.model})` : ""),
-				it.error
-					? el("p", { class: "bad" }, `${it.error}; the previous rules stay in force`)
-					: null,
+				it.error ? para("bad", `${it.error}; the previous rules stay in force`) : null,
 				table(["rule", "name", "answered", "failed", "too slow"], it.rules.slice(0, 500).map(row)),
 			);
 		const look = async () => {
 			const answer = await this.ask("GET", "/admin/script");
-			if (answer.status !== 200) place.replaceChildren(el("p", { class: "bad" }, answer.error));
+			if (answer.status !== 200) place.replaceChildren(para("bad", answer.error));
 			else
 				place.replaceChildren(
-					el(
-						"p",
-						{ class: "muted" },
+					para(
+						"muted",
 						`${whole(answer.body.unanswered)} prompts were answered by the mode instead.`,
 					),
 					...answer.body.files.map(file),
 				);
 		};
 		await this.every(look);
-		return el(
-			"div",
-			{},
+		return box(
+			"",
 			place,
-			el(
-				"div",
-				{ class: "row" },
+			box(
+				"row",
 				this.button("Reset counters", async () => {
 					await this.act(told, "DELETE", "/admin/script")();
 					told.textContent = "";
@@ -557,7 +500,7 @@ class Panels {
 
 	queue() {
 		const body = el("tbody"),
-			line = el("p", { class: "muted" }),
+			line = para("muted"),
 			place = table(["request", "waits", "for", "adapter", "prompt"], body);
 		this.refreshes.push((model) => {
 			const waiting = [...model.bars.values()].filter(
@@ -580,13 +523,13 @@ class Panels {
 					),
 			);
 		});
-		return el("div", {}, line, place);
+		return box("", line, place);
 	}
 
 	adapters() {
 		if (!this.server.adapter_slots) return null;
 		const body = el("tbody"),
-			line = el("p", { class: "muted" });
+			line = para("muted");
 		this.refreshes.push((model) => {
 			const rows = new Map(
 				Object.entries(model.adapters).map(([name, running]) => [
@@ -607,12 +550,12 @@ class Panels {
 				),
 			);
 		});
-		return el("div", {}, line, table(["adapter", "state", "running", "waiting"], body));
+		return box("", line, table(["adapter", "state", "running", "waiting"], body));
 	}
 
 	async ranks() {
 		const body = el("tbody"),
-			told = el("p", { class: "bad" });
+			told = para("bad");
 		const look = async () => {
 			const answer = await this.ask("GET", "figures?ranks=all");
 			told.textContent = answer.status === 200 ? "" : answer.error;
@@ -632,9 +575,8 @@ class Panels {
 			);
 		};
 		await this.every(look);
-		return el(
-			"div",
-			{},
+		return box(
+			"",
 			table(["rank", "port", "state", "running", "waiting", "KV cache", "tokens"], body),
 			told,
 		);
@@ -665,7 +607,7 @@ function select(label, options) {
 	);
 }
 function group(name, ...parts) {
-	return el("div", { class: "group" }, el("h3", {}, name), el("div", { class: "row" }, ...parts));
+	return box("group", el("h3", {}, name), box("row", ...parts));
 }
 function cell(text) {
 	return el("td", {}, text === null || text === undefined ? "" : String(text));

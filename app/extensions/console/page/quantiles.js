@@ -13,10 +13,8 @@ function quantileDifferences(a, b) {
 class QuantileChart {
 	constructor(place, name, rows) {
 		Object.assign(this, { name, rows, canvas: el("canvas", { class: "plain", role: "img" }) });
-		this.line = el("span", { class: "mono" });
-		place.append(
-			el("div", {}, el("div", { class: "legend" }, el("h3", {}, name), this.line), this.canvas),
-		);
+		this.line = span("mono");
+		place.append(box("", box("legend", el("h3", {}, name), this.line), this.canvas));
 		this.canvas.onpointermove = ({ offsetX }) =>
 			this.render(Math.round(((offsetX - LEFT) / (this.canvas.clientWidth - LEFT)) * 100));
 		this.canvas.onpointerleave = () => this.render();
@@ -31,9 +29,7 @@ class QuantileChart {
 			step = nice(Math.max(1e-3, (most - least) / 3)),
 			x = (at) => LEFT + ((width - LEFT - 4) * at) / 100,
 			y = (value) => low - ((low - 18) * (value - least)) / Math.max(1e-3, most - least);
-		pen.textAlign = "right";
-		pen.fillStyle = COLOURS.muted;
-		pen.fillText("ms", LEFT - 6, 6);
+		aligned(pen, COLOURS.muted, "right").fillText("ms", LEFT - 6, 6);
 		for (let value = Math.ceil(least / step) * step; value <= most + step / 1e3; value += step) {
 			pen.fillStyle = value ? COLOURS.line : COLOURS.muted;
 			pen.fillRect(LEFT, Math.round(y(value)), width, 1);

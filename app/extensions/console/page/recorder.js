@@ -102,8 +102,20 @@ class Recorder {
 		for (const name of ["refused", ...FINISHES]) mean[name] = since(before, [name]);
 		for (const name of ["ttft", "itl"])
 			rates[name] = this.middle(name, model) ?? (last ? last.rates[name] : 0);
+		rates.longest = this.longest(model);
 		if (model.past) rates.itl = null; // not kept
 		this.points.push({ at: model.at, figures, rates, mean, pods: model.pods });
+	}
+
+	longest(model) {
+		// The longest gap between tokens of a frame; null without tokens.
+		const sample = this.samples[this.samples.length - 1];
+		let most = null;
+		if (sample && sample.at === model.at)
+			pairs(sample.itl, (value) => {
+				most = Math.max(most ?? 0, value / 10);
+			});
+		return most;
 	}
 
 	middle(name, model) {

@@ -20,20 +20,6 @@ function ticksTo(most, step) {
 	return Array.from({ length: Math.floor((most / step) * 1.0001) + 1 }, (_, k) => k * step);
 }
 
-function rootTicks(most, gap = 0.17) {
-	// Round values on a square-root scale, from the greatest one down; a gap is a share of the height.
-	const ticks = [];
-	let last = Infinity;
-	for (let ten = 10 ** Math.ceil(Math.log10(most)); ten >= 1; ten /= 10)
-		for (const value of [5 * ten, 2 * ten, ten]) {
-			const at = Math.sqrt(value / most);
-			if (value > most || last - at < gap || at < gap / 2) continue;
-			ticks.push(value);
-			last = at;
-		}
-	return ticks;
-}
-
 function binsOf(rows, top) {
 	// Counts of sorted rows [value, count] in bins of equal, round width; the last bin has what is greater.
 	const width = nice(top / BINS_SHOWN),

@@ -23,18 +23,16 @@ class Spreads {
 					oninput: (event) => sessionStorage.setItem(id, event.target.value),
 				});
 			$("spreads").append(
-				el(
-					"div",
-					{ class: "spread" },
-					el(
-						"div",
-						{ class: "spread-head" },
+				box(
+					"spread",
+					box(
+						"spread-head",
 						el("h3", {}, title),
-						el("span", {}, "SLO "),
+						span("", "SLO "),
 						field(`want-${name}`, 99, "wanted share in percent", { max: 100, step: 0.1 }),
-						el("span", {}, "% within"),
+						span("", "% within"),
 						field(`slo-${name}`, limit, "limit in milliseconds"),
-						el("span", {}, "ms"),
+						span("", "ms"),
 					),
 					el("canvas", { id: name, class: "plain", role: "img" }),
 					el("p", { id: `${name}-line`, class: "line" }),
@@ -57,6 +55,7 @@ class Spreads {
 				...binsOf(spread.rows, Math.max(limit * 1.2, (p99 || 0) * 1.1)),
 				limit,
 				wanted: Number($(`want-${name}`).value) / 100,
+				max: spread.rows.length ? spread.rows[spread.rows.length - 1][0] : null,
 				total: spread.total,
 				within: spread.within(limit),
 				waiting: waits.length,
@@ -72,7 +71,7 @@ class Spreads {
 		for (const name of Object.keys(SPREADS)) this.spread(name, latency[name]);
 	}
 
-	spread(name, { counts, width, limit, wanted, total, within, waiting, p50, p90, p99 }) {
+	spread(name, { counts, width, limit, wanted, total, within, waiting, p50, p90, p99, max }) {
 		const canvas = $(name),
 			[pen, wide, height] = surface(canvas, 96),
 			low = height - 17,
@@ -81,9 +80,11 @@ class Spreads {
 			bins = counts.length,
 			x = (value) => left + ((wide - left - 4) * value) / (width * bins),
 			y = (count) => low - ((low - 18) * count) / most;
-		pen.fillStyle = COLOURS.muted;
-		pen.textAlign = "left";
-		pen.fillText(`${SPREADS[name][1]} per ${short(width)} ms`, 0, 6);
+		aligned(pen, COLOURS.muted, "left").fillText(
+			`${SPREADS[name][1]} per ${short(width)} ms`,
+			0,
+			6,
+		);
 		pen.textAlign = "right";
 		for (const count of ticksTo(most, Math.max(1, niceBelow(most)))) {
 			pen.fillStyle = COLOURS.line;
@@ -106,10 +107,15 @@ class Spreads {
 			ticks = ticksTo(last, nice(last / Math.max(2, Math.floor(wide / 80))));
 		for (const value of ticks)
 			if (x(value) < wide - 90) pen.fillText(short(value), x(value), low + 9);
+		const over = counts[bins - 1];
 		pen.textAlign = "right";
 		pen.fillText(`> ${short(last)} ms`, wide, low + 9);
+		if (over) {
+			pen.fillStyle = COLOURS.failed;
+			pen.fillText(`${short(over)} longer than ${short(last)} ms, up to ${ms(max)}`, wide, 6);
+		}
 		const line = total
-			? `p50 ${ms(p50)}, p90 ${ms(p90)}, p99 ${ms(p99)}; ${(within * 100).toFixed(within > 0.995 && within < 1 ? 2 : 1)} % of ${whole(total)} within ${limit} ms (${Number((wanted * 100).toFixed(2))} % wanted)${waiting ? `; ${whole(waiting)} still waiting` : ""}`
+			? `p50 ${ms(p50)}, p90 ${ms(p90)}, p99 ${ms(p99)}, max ${ms(max)}; ${(within * 100).toFixed(within > 0.995 && within < 1 ? 2 : 1)} % of ${whole(total)} within ${limit} ms (${Number((wanted * 100).toFixed(2))} % wanted)${waiting ? `; ${whole(waiting)} still waiting` : ""}`
 			: "no requests in this time";
 		$(`${name}-line`).textContent = line;
 		$(`${name}-line`).classList.toggle("bad", total > 0 && within < wanted);

@@ -1,9 +1,14 @@
 "use strict";
 // The strip of steps: tokens of prompts and of decodes against the budget, and what each step took.
 
-const STRIP = 120,
+const STRIP = 144,
 	LANE = 56,
 	STRIP_HEAD = 14;
+const STEP_PARTS = [
+	["prefill", "prefill", 3, short],
+	["decode", "decode", 4, short],
+	["duration", "preempted", 2, brief],
+]; // name, colour, place in a column, how values are written
 
 class StepsView {
 	constructor(axis) {
@@ -18,28 +23,59 @@ class StepsView {
 			this.lanes(model, points);
 			return;
 		}
-		const shared = model.server.shared_steps,
+		const { shared_steps: shared, engines = [] } = model.server,
 			{ from, to } = this.axis.range,
-			[pen, width, height] = surface(this.canvas, STRIP);
-		const rows = model.steps.filter(([begin, took]) => begin + took > from && begin < to);
-		const most = Math.max(model.server.budget, ...rows.map((row) => row[2] + row[3]), 1);
-		const low = height - 4,
-			high = low - STRIP_HEAD - 4,
-			end = width - RIGHT;
-		const y = (tokens) => low - high * Math.sqrt(tokens / most),
+			[pen, width, height] = surface(this.canvas, shared ? STRIP : (STRIP * 2) / 3),
+			end = width - RIGHT,
 			x = (at) => Math.max(this.axis.left, Math.min(end, this.axis.x(at, width)));
-		this.axis.grid(pen, width, 4, low);
-		this.lines(pen, most, y, end);
-		const columns = this.columns(rows, x);
-		for (const [left, wide, , prompts, decodes] of columns) {
-			pen.fillStyle = COLOURS.decode;
-			pen.fillRect(left, y(decodes), wide, low - y(decodes));
-			if (!prompts) continue;
-			pen.fillStyle = COLOURS.prefill;
-			pen.fillRect(left, y(prompts + decodes), wide, y(decodes) - y(prompts + decodes));
-		}
-		if (shared) this.costs(pen, columns, low, high, width);
+		const rows = model.steps.filter(([begin, took]) => begin + took > from && begin < to),
+			columns = [0, 1].flatMap((engine) =>
+				engine && engines.length < 2
+					? []
+					: this.columns(
+							rows.filter((row) => (row[5] || 0) === engine),
+							x,
+						),
+			);
+		this.axis.grid(pen, width, 4, height - 4);
+		const parts = shared ? STEP_PARTS : STEP_PARTS.slice(0, 2);
+		parts.forEach((part, k) => {
+			const tall = height / parts.length;
+			this.part(pen, part, columns, tall * k, tall, end);
+		});
 		this.tell(model, rows);
+	}
+
+	part(pen, [name, colour, place, write], columns, top, tall, end) {
+		// One figure of all steps, from zero up; the budget is shown where prompts come close to it.
+		const { budget } = this.model.server,
+			greatest = Math.max(1e-3, ...columns.map((it) => it[place])),
+			near = name === "prefill" && budget && greatest > budget / 2,
+			most = near ? Math.max(budget, greatest) : greatest,
+			low = Math.round(top + tall - 5),
+			y = (value) => low - (tall - 16) * (value / most);
+		pen.fillStyle = COLOURS[colour];
+		for (const column of columns) {
+			const high = column[place] && Math.max(1.5, low - y(column[place]));
+			pen.fillRect(column[0], low - high, column[1], high);
+		}
+		pen.fillStyle = COLOURS.line;
+		pen.fillRect(this.axis.left, low, end - this.axis.left, 1);
+		aligned(pen, COLOURS.muted, "right").fillText(name, this.axis.left - 8, low - tall / 2 + 8);
+		pen.textAlign = "left";
+		if (columns.length) {
+			const tick = niceBelow(greatest);
+			pen.fillText(write(tick), end + 6, y(tick));
+			pen.fillRect(end, Math.round(y(tick)), 4, 1);
+		}
+		if (!near) return;
+		pen.setLineDash([4, 3]);
+		pen.strokeStyle = COLOURS.muted;
+		pen.beginPath();
+		pen.moveTo(this.axis.left, Math.round(y(budget)) - 0.5);
+		pen.lineTo(end, Math.round(y(budget)) - 0.5);
+		pen.stroke();
+		pen.setLineDash([]);
 	}
 
 	columns(rows, x) {
@@ -47,36 +83,40 @@ class StepsView {
 		const found = [];
 		for (const [begin, took, prompts, decodes] of rows) {
 			const left = x(begin),
-				wide = Math.max(1, x(begin + took) - left),
+				full = Math.max(1, x(Math.min(begin + took, this.model.at)) - left),
+				wide = full > 2.5 ? full - 1 : full,
 				last = found[found.length - 1];
-			if (!last || left - last[0] >= 1)
-				found.push([left, wide > 4 ? wide - 1 : wide, took, prompts, decodes]);
+			if (!last || left - last[0] >= 1) found.push([left, wide, took, prompts, decodes]);
 			else
-				[took, prompts, decodes].forEach((value, k) => {
-					last[k + 2] = Math.max(last[k + 2], value);
+				[left + wide - last[0], took, prompts, decodes].forEach((value, k) => {
+					last[k + 1] = Math.max(last[k + 1], value);
 				});
 		}
 		return found;
 	}
 
 	hint(at) {
-		const model = this.model,
-			k = model ? model.steps.findLastIndex(([begin]) => begin <= at) : -1;
-		if (k < 0 || model.pods.length) return [];
-		const [begin, took, prompts, decodes, sequences] = model.steps[k];
-		if (at > begin + Math.max(took, this.axis.length / 200)) return [];
-		const own = prompts
-			? [...model.bars.values()].filter((bar) =>
-					bar.parts.some(
-						([phase, since], p) =>
-							phase === PREFILL &&
-							since < begin + took &&
-							(p + 1 < bar.parts.length ? bar.parts[p + 1][1] : (bar.end ?? model.at)) > begin,
-					),
-				)
-			: [];
+		// The steps of a moment, one of each engine, and the prompts in them.
+		const model = this.model;
+		if (!model || model.pods.length) return [];
+		const { engines = [] } = model.server;
+		return (engines.length ? engines : [""]).flatMap((name, engine) => {
+			const step = model.steps.findLast((it) => it[0] <= at && (it[5] || 0) === engine);
+			if (!step || at > step[0] + Math.max(step[1], this.axis.length / 200)) return [];
+			return this.describe(step, name && `${name.split(":")[0]}: `, engine);
+		});
+	}
+
+	describe([begin, took, prompts, decodes, sequences], engineName, engine) {
+		const { model } = this,
+			shares = (bar) =>
+				engineOf(bar, model.server) === engine &&
+				spansOf(bar, model.at).some(
+					([phase, since, until]) => phase === PREFILL && since < begin + took && until > begin,
+				),
+			own = prompts ? [...model.bars.values()].filter(shares) : [];
 		return [
-			`${model.server.shared_steps ? "A step of" : "In"} ${ms(took)}: ${whole(prompts)} prefill + ${whole(decodes)} decode tokens, ${whole(sequences)} sequences`,
+			`${engineName}${model.server.shared_steps ? "A step of" : "In"} ${ms(took)}: ${whole(prompts)} prefill + ${whole(decodes)} decode tokens, ${whole(sequences)} sequences`,
 			own.length
 				? `with prompts of ${own
 						.slice(0, 3)
@@ -122,9 +162,7 @@ class StepsView {
 			curve((row) => row[2]);
 			pen.strokeStyle = COLOURS.transfer;
 			pen.stroke();
-			pen.fillStyle = COLOURS.text;
-			pen.textAlign = "left";
-			pen.fillText(
+			aligned(pen, COLOURS.text, "left").fillText(
 				`pod ${pod}${state}: ${running} running, ${waiting} waiting, KV cache ${whole(used * 100)} %, prompts cached ${whole(cached * 100)} %`,
 				4,
 				pod * LANE + 8,
@@ -139,46 +177,6 @@ class StepsView {
 			[COLOURS.prefill, "prefill, darker for more of the budget"],
 			[COLOURS.transfer, "KV cache"],
 		]);
-	}
-
-	lines(pen, most, y, width) {
-		// Round numbers of tokens, and the budget.
-		const { budget } = this.model.server;
-		pen.textAlign = "right";
-		for (const tokens of [...rootTicks(most), budget].filter(Boolean)) {
-			const at = Math.round(y(tokens)) + 0.5,
-				is = tokens === budget;
-			pen.setLineDash(is ? [4, 3] : []);
-			pen.strokeStyle = is ? COLOURS.muted : COLOURS.line;
-			pen.beginPath();
-			pen.moveTo(this.axis.left, at);
-			pen.lineTo(width, at);
-			pen.stroke();
-			pen.fillStyle = COLOURS.muted;
-			if (!is) pen.fillText(whole(tokens), this.axis.left - 8, at);
-		}
-		pen.setLineDash([]);
-		pen.fillText("tokens", this.axis.left - 8, 6);
-	}
-
-	costs(pen, columns, low, high, width) {
-		const most = Math.max(...columns.map((it) => it[2]), 0.001) * 1.15;
-		pen.strokeStyle = COLOURS.preempted;
-		pen.lineWidth = 1.5;
-		pen.beginPath();
-		for (const [left, wide, took] of columns) {
-			pen.moveTo(left, low - high * (took / most));
-			pen.lineTo(left + wide, low - high * (took / most));
-		}
-		pen.stroke();
-		pen.lineWidth = 1;
-		pen.fillStyle = COLOURS.muted;
-		pen.textAlign = "right";
-		pen.fillText("duration", width - 2, 6);
-		pen.textAlign = "left";
-		if (columns.length)
-			for (const took of ticksTo(most, niceBelow(most / 2)))
-				pen.fillText(brief(took), width - RIGHT + 6, low - high * (took / most));
 	}
 
 	tell(model, rows) {
@@ -199,11 +197,8 @@ class StepsView {
 			shared
 				? [
 						...items,
-						[COLOURS.preempted, "duration (right axis)"],
-						[
-							"transparent",
-							`dashed: the budget of ${whole(model.server.budget)} (square-root scale)`,
-						],
+						[COLOURS.preempted, "duration"],
+						["transparent", `dashed: the budget of ${whole(model.server.budget)} tokens`],
 					]
 				: items,
 		);

@@ -23,7 +23,7 @@ class Strip {
 		this.load = panels.button("Send load", () =>
 			this.model.load && this.model.load.active ? this.act("DELETE", "load") : this.send(),
 		);
-		this.sent = el("span", { class: "muted" });
+		this.sent = span("muted");
 		this.pause = panels.button("Pause", () =>
 			this.act(
 				"POST",
@@ -44,22 +44,20 @@ class Strip {
 			["priority", "by priority"],
 		]);
 		this.policy.addEventListener("change", () => this.set("scheduling-policy", this.policy.value));
-		this.differing = el("div", { class: "chips" });
+		this.differing = box("chips");
 		this.place.replaceChildren(
-			el(
-				"div",
-				{ class: "row" },
-				el(
-					"span",
-					{ class: "unit" },
+			box(
+				"row",
+				span(
+					"unit",
 					this.load,
 					field("rate", "Requests per second", 500),
-					el("span", { class: "unit-text" }, " /s for"),
+					span("unit-text", " /s for"),
 					field("seconds", "Seconds", 600),
-					el("span", { class: "unit-text" }, " s"),
+					span("unit-text", " s"),
 					this.sent,
 				),
-				el("span", { class: "unit" }, this.pause),
+				span("unit", this.pause),
 				el("label", { class: "unit" }, "Fault ", this.fault),
 				el("label", { class: "unit" }, "Policy ", this.policy),
 				this.told,
@@ -101,9 +99,8 @@ class Strip {
 		this.policy.value = policy.value;
 		const differ = answer.body.filter(differs).sort((a, b) => b.live - a.live);
 		this.differing.replaceChildren(
-			el(
-				"span",
-				{ class: "muted" },
+			span(
+				"muted",
 				differ.length
 					? `${differ.length} settings differ from the defaults:`
 					: "All settings have their defaults.",
@@ -112,7 +109,6 @@ class Strip {
 				el(
 					"button",
 					{
-						type: "button",
 						class: knob.live ? "" : "fixed",
 						title: `default: ${worth(knob.default)}${knob.live ? "" : "; needs a restart to change"}`,
 						onclick: () => this.panels.tune(knob.name),

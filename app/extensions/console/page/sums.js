@@ -16,14 +16,13 @@ function sumsOf(model, from, to) {
 			failed += model.failed(bar);
 		}
 		const seen = new Set();
-		bar.parts.forEach(([phase, since], k) => {
-			const until = k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end,
-				length = Math.min(until, to) - Math.max(since, from);
-			if (length <= 0) return;
+		for (const [phase, since, until] of spansOf(bar, model.at)) {
+			const length = Math.min(until, to) - Math.max(since, from);
+			if (length <= 0) continue;
 			if (!seen.has(phase)) rows[phase][1]++;
 			seen.add(phase);
 			rows[phase][2] += length;
-		});
+		}
 	}
 	const steps = model.steps.filter(([begin]) => begin >= from && begin < to),
 		sum = (place) => steps.reduce((total, row) => total + row[place], 0);

@@ -8,7 +8,7 @@ class RequestTable {
 		this.bars = bars;
 		this.body = el("tbody");
 		this.heads = COLUMNS.map(({ key, heading }) =>
-			el("th", {}, el("button", { type: "button", onclick: () => this.sort(key) }, heading)),
+			el("th", {}, el("button", { onclick: () => this.sort(key) }, heading)),
 		);
 		$("request-table").append(
 			el("table", {}, el("thead", {}, el("tr", {}, ...this.heads)), this.body),
@@ -37,9 +37,7 @@ class RequestTable {
 			const place = this.body.children.length,
 				open = () => this.bars.show(this.rows[place].number),
 				cells = COLUMNS.slice(1).map(() => cell(""));
-			this.body.append(
-				el("tr", {}, el("td", {}, el("button", { type: "button", onclick: open })), ...cells),
-			);
+			this.body.append(el("tr", {}, el("td", {}, el("button", { onclick: open })), ...cells));
 		}
 		this.rows.forEach((bar, row) => {
 			COLUMNS.forEach(({ value, text }, k) => {

@@ -104,7 +104,7 @@ class Tiles {
 				value,
 				of,
 				canvas,
-				place: el("div", { class: "tile" }, el("span", {}, tile.name), value, of, canvas),
+				place: box("tile", span("", tile.name), value, of, canvas),
 			};
 		});
 		$("tiles").append(...this.parts.map((part) => part.place));

@@ -20,10 +20,10 @@ function whyOf(bar, model, told) {
 		refused = bar.end !== null && bar.reason.startsWith("status");
 	const phases = refused
 		? []
-		: bar.parts.map(([phase, since], k) => ({
+		: spansOf(bar, model.at).map(([phase, since, until]) => ({
 				phase: phase === QUEUED ? "queue" : PHASES[phase],
 				from_ms: since - bar.arrival,
-				to_ms: (k + 1 < bar.parts.length ? bar.parts[k + 1][1] : end) - bar.arrival,
+				to_ms: until - bar.arrival,
 				chunks: phase === PREFILL ? bar.chunks.map((at) => [0, at - bar.arrival, 0]) : [],
 			}));
 	const longest = phases.reduce(
@@ -34,7 +34,10 @@ function whyOf(bar, model, told) {
 	const steps =
 		refused || model.pods.length || !model.server.shared_steps
 			? []
-			: model.steps.filter(([begin]) => begin >= began - 0.1 && begin < end);
+			: model.steps.filter(
+					([begin, , , , , engine = 0]) =>
+						begin >= began - 0.1 && begin < end && engine === engineOf(bar, model.server),
+				);
 	return {
 		sentence: refused
 			? `Rejected with ${bar.reason}`
@@ -60,7 +63,7 @@ function whyView(bar, model, told) {
 		total = Math.max(0.1, why.total_ms),
 		share = (at) => `${Math.max(0, Math.min(100, (at / total) * 100))}%`;
 	const row = (it) => {
-		const track = el("span", { class: "track" }),
+		const track = span("track"),
 			part = el("i"),
 			cause = [WAITED[it.cause], it.detail].filter(Boolean).join(": ");
 		part.style.left = share(it.from_ms);
@@ -79,24 +82,21 @@ function whyView(bar, model, told) {
 				? ` in ${it.chunks.length} chunks${it.chunks[0][2] ? ` of ${it.chunks.map(([, , tokens]) => whole(tokens)).join(", ")} tokens` : ""}`
 				: "";
 		return [
-			el("span", {}, it.phase),
+			span("", it.phase),
 			track,
-			el("span", { class: "number" }, ms(it.to_ms - it.from_ms)),
+			span("number", ms(it.to_ms - it.from_ms)),
 			cause || parts ? el("small", { class: "muted" }, cause || parts.trim()) : null,
 		];
 	};
-	const scale = el(
-		"span",
-		{ class: "track scale" },
+	const scale = span(
+		"track scale",
 		...["0", ms(total / 2), ms(total)].map((text) => el("em", {}, text)),
 	);
 	return el(
 		"section",
 		{ class: "why" },
-		el("p", { class: "sentence" }, why.sentence),
-		why.phases.length
-			? el("div", { class: "phases" }, ...why.phases.flatMap(row), el("span"), scale)
-			: null,
+		para("sentence", why.sentence),
+		why.phases.length ? box("phases", ...why.phases.flatMap(row), span(""), scale) : null,
 		why.longest_steps.length ? stepsTable(bar, why, told) : null,
 	);
 }
@@ -117,9 +117,8 @@ function stepsTable(bar, why, told) {
 			.filter(Boolean)
 			.join(", ");
 	};
-	return el(
-		"div",
-		{},
+	return box(
+		"",
 		el("h3", {}, `${count(why.steps, "step")} in total; the longest`),
 		table(
 			["after", "took", "prefill", "decode", told ? "prompts" : ""].filter(Boolean),

@@ -8,7 +8,7 @@ import vm from "node:vm";
 const FOLDER = process.env.PAGE;
 // None of these files touches the page when it is loaded, and their functions for figures never do.
 const FILES =
-  "model past recorder scale draw filter sums tiles routes summary quantiles heat density".split(
+  "model past moments recorder scale draw filter sums tiles routes summary quantiles heat density".split(
     " ",
   );
 const page = vm.createContext({ document: { getElementById: () => null } });
@@ -58,7 +58,6 @@ test("ticks are round and end at or below the greatest value", () => {
   assert.deepEqual(call("niceBelow", 0.2), 0.2);
   assert.deepEqual(call("ticksTo", 100, call("niceBelow", 100 / 2)), [0, 50, 100]);
   assert.deepEqual(call("ticksTo", 76, call("niceBelow", 76 / 2)), [0, 20, 40, 60]);
-  assert.deepEqual(call("rootTicks", 8192), [5000, 2000, 500]);
 });
 
 test("bins have one round width, a value at a limit belongs below it, and the last bin is open", () => {
@@ -206,6 +205,102 @@ test("sums of a selection count only what lies in it", () => {
     ["prefill", 1, 100, 100],
     ["decode", 1, 200, 200],
   ]);
+});
+
+test("a transfer stays visible when its request has ended", () => {
+  const frames = [
+    { at: 250, figures: figures({}), new: [bar(1, 0)], phases: [[1, 2, 100, 0]] },
+    { at: 500, figures: figures({}), ended: [[1, "length", 450, 10, 0, 300, 320, 450]] },
+  ];
+  const [, model] = recording(frames);
+  assert.deepEqual(plain(model.bars.get(1).parts), [
+    [0, 0],
+    [2, 100],
+    [1, 300],
+    [3, 320],
+  ]);
+  frames[0].phases = [[1, 2, 300, 0]];
+  const [, whole] = recording(frames);
+  assert.deepEqual(
+    plain(whole.bars.get(1).parts),
+    [
+      [0, 0],
+      [2, 300],
+      [3, 320],
+    ],
+    "without steps of its own, the transfer takes the place of the prefill",
+  );
+});
+
+test("the phase at a moment is that of a running request, too", () => {
+  const [, model] = recording([
+    {
+      at: 1000,
+      figures: figures({}),
+      new: [bar(1, 0), bar(2, 500)],
+      phases: [
+        [1, 1, 100, 0],
+        [1, 3, 300, 0],
+        [2, 1, 600, 0],
+      ],
+      tokens: [1, 7],
+      computed: [2, 64],
+    },
+  ]);
+  const at = (number, moment) => call("phaseAt", model.bars.get(number), moment, model.at);
+  assert.equal(at(1, 50), "queued for 100 ms");
+  assert.equal(at(1, 200), "prefill for 200 ms");
+  assert.equal(at(1, 400), "decode for 700 ms so far, 7 of 50 tokens");
+  assert.equal(at(1, 5000), "decode for 700 ms so far, 7 of 50 tokens");
+  assert.equal(at(2, 700), "prefill for 400 ms so far, 64 of 100 prompt tokens");
+  assert.equal(at(2, 100), "", "it has not arrived");
+});
+
+test("a stream has holes where its engine ran a long step", () => {
+  const [, model] = recording([
+    {
+      at: 1000,
+      figures: figures({}),
+      new: [bar(1, 0), bar(2, 0)],
+      phases: [
+        [1, 3, 50, 0],
+        [2, 3, 450, 0],
+      ],
+      steps: [
+        [100, 50, 10, 1, 1],
+        [150, 300, 900, 1, 2],
+        [450, 400, 900, 1, 2, 1],
+        [450, 20, 0, 2, 2],
+      ],
+    },
+  ]);
+  const stalls = call("stallsOf", model, 0, 1000);
+  assert.deepEqual(stalls, [
+    [150, 450, 900, 0],
+    [450, 850, 900, 1],
+    [470, 1000, null, 0],
+    [850, 1000, null, 1],
+  ]);
+  const holes = (number) =>
+    call("holesOf", model.bars.get(number), model.bars.get(number).first, 1000, stalls, SERVER);
+  assert.deepEqual(holes(1), [stalls[0], stalls[2]]);
+  assert.deepEqual(holes(2), [stalls[2]], "it began after the long step");
+});
+
+test("a step that is not over stalls its streams until now", () => {
+  const steps = [[200, 900, 500, 1, 1]],
+    at = (moment) =>
+      call("stallsOf", recording([{ at: moment, figures: figures({}), steps }])[1], 0, moment);
+  assert.deepEqual(at(700), [[200, 700, null, 0]]);
+  assert.deepEqual(at(1150), [[200, 1100, 500, 0]]);
+});
+
+test("the longest gap between tokens of a frame is a point of a curve", () => {
+  const [recorder] = recording([
+    { at: 250, figures: figures({}), itl: [120, 3, 9000, 1] },
+    { at: 500, figures: figures({}) },
+  ]);
+  assert.deepEqual(plain(recorder.points.map((point) => point.rates.longest)), [null, 900, null]);
 });
 
 test("percentiles of two runs are subtracted one by one", () => {

@@ -175,7 +175,7 @@ def test_dragging_on_one_chart_zooms_all_charts(report: Page) -> None:
     )
     assert report.evaluate(f"views.bars.rows.length === {inside}.length")
     points = report.evaluate("views.curves.map(it => it.points.length)")
-    assert points == [points[0]] * 4 and 8 <= points[0] <= 11, (
+    assert points == [points[0]] * 5 and 8 <= points[0] <= 11, (
         "four frames a second, and one at each side"
     )
     report.mouse.move((x(first) + x(last)) / 2, box["y"] + 30)
@@ -183,7 +183,7 @@ def test_dragging_on_one_chart_zooms_all_charts(report: Page) -> None:
         "axis.parts.filter(it => it.place.id !== 'overview').map(it => it.line.hidden ? null :"
         " it.line.getBoundingClientRect().x)"
     )
-    assert len(lines) == 9 and max(lines) - min(lines) < 1, "one cursor through all parts"
+    assert len(lines) == 10 and max(lines) - min(lines) < 1, "one cursor through all parts"
     moment = "recorder.points.filter(p => p.at <= axis.cursor).pop().figures.running"
     assert report.inner_text("#charts b >> nth=0") == str(report.evaluate(moment))
     report.keyboard.press("+")

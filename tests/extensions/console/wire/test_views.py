@@ -47,7 +47,7 @@ def page(browser: Browser, server: RunningServer) -> Iterator[Page]:
 
 def opened(page: Page, server: RunningServer, name: str) -> None:
     page.goto(f"{server.url}/console#lesson-{name}")
-    page.wait_for_selector("#lessons code")
+    page.wait_for_selector("#lessons summary")
     wait_for_state(page, "report")
 
 
@@ -84,6 +84,90 @@ def test_each_lesson_has_a_link_and_two_sentences(
     assert page.inner_text("#lessons p >> nth=0").count(". ") == 1
     assert page.is_visible("#requests")
     assert page.is_visible("#tiles")
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_the_charts_that_a_lesson_explains_come_first(
+    page: Page, server: RunningServer, name: str
+) -> None:
+    opened(page, server, name)
+    columns = page.evaluate(
+        "[...document.querySelectorAll('.columns > .column')].map(column => [...column.children]"
+        ".map(it => (it.getAttribute('aria-labelledby') || '').replace('-title', '')))"
+    )
+    panels, curves = page.evaluate("[lessons.lesson.panels, lessons.lesson.curves]")
+    for column in columns:
+        explained = [panel for panel in panels if panel in column]
+        assert column[: len(explained)] == explained
+    titles = page.locator("#charts h3").all_inner_texts()
+    assert titles[: len(curves)] == curves
+    first = page.locator(f"[aria-labelledby='{panels[0]}-title']").bounding_box()
+    assert first is not None
+    fold = page.evaluate("$('bottom').getBoundingClientRect().top")
+    assert first["y"] + first["height"] <= fold
+
+
+def test_a_lesson_can_be_paused_and_ends_with_its_figures(
+    page: Page, server: RunningServer
+) -> None:
+    opened(page, server, "long-prompt")
+    title = "A long prompt next to streams"
+    paused_ms, first_ms = page.evaluate(
+        """async () => {
+            lessons.player.click();
+            while (stopped <= recorder.first) await new Promise(requestAnimationFrame);
+            lessons.player.click();
+            return [stopped, recorder.first];
+        }"""
+    )
+    assert paused_ms > first_ms
+    page.get_by_role("button", name=f"Continue: {title}").wait_for()
+    assert "1.22 s" not in page.inner_text("#lessons")
+    assert page.evaluate("stopped") == paused_ms
+    page.keyboard.press("Space")
+    wait_for_js(page, f"stopped > {paused_ms}", "the lesson does not continue")
+    page.evaluate("stop(recorder.last)")
+    page.get_by_role("button", name=f"Play again: {title}").wait_for()
+    figures = page.locator(".lesson-figures dd").all_inner_texts()
+    assert figures == ["1.22 s", "12.9 ms", "1.26 s"]
+
+
+def test_the_tip_names_the_phase_of_a_running_request_while_time_goes_on(
+    page: Page, server: RunningServer
+) -> None:
+    opened(page, server, "long-prompt")
+    page.evaluate("stop(1500)")
+    wait_for_js(page, "views.bars.model.at === 1500", "another moment is shown")
+    box = page.locator("#requests").bounding_box()
+    assert box is not None
+    x = box["x"] + page.evaluate("axis.x(1400, views.bars.canvas.clientWidth)")
+    page.mouse.move(x, box["y"] + page.evaluate("HEAD + ROW / 2"))
+    wait_for_text(page, "#tip", "prefill for 471 ms so far, 24,000 of 24,000 prompt tokens")
+    page.evaluate("stop(2000)")
+    wait_for_text(page, "#tip", "prefill for 971 ms so far")
+    page.mouse.move(x, box["y"] + page.evaluate("HEAD + ROW * 1.5"))
+    wait_for_text(page, "#tip", "no token for 959 ms so far")
+    page.evaluate("stop(recorder.last)")
+    wait_for_text(page, "#tip", "no token for 1.22 s: a step with 24,000 prompt tokens")
+
+
+def test_two_engines_have_named_rows(page: Page, server: RunningServer) -> None:
+    opened(page, server, "prefill-decode-apart")
+    rows = page.evaluate("views.bars.rows.map(row => row.heading || row.id)")
+    streams = [f"r{number}" for number in range(9, 0, -1)]
+    assert rows == ["Engine A: prefill", "r9", "Engine B: decode", *streams]
+    phases = page.evaluate(
+        "[1, 3].map(k => views.bars.rows[k].parts.map(([phase]) => PHASES[phase]))"
+    )
+    assert phases == [
+        ["queued", "prefill", "decode"],
+        ["queued", "transfer", "prefill", "decode"],
+    ]
+    page.focus("#requests")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("views.bars.chosen") == 1001
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("views.bars.chosen") == 9, "the name of an engine is not a request"
 
 
 def test_moving_to_another_time_stops_the_playback(page: Page, server: RunningServer) -> None:
@@ -127,7 +211,7 @@ def test_on_a_phone_the_chart_is_above_the_fold_and_no_text_is_cut_off(
     )
     assert sorted(rows.count(top) for top in set(rows)) == [5, 5], "tiles fill their rows"
     cut = (
-        "[...document.querySelectorAll('.tile strong, .tile span, #strip button, #model')]"
+        "[...document.querySelectorAll('.tile strong, .tile span, #strip button, #model, input')]"
         ".filter(it => it.offsetWidth && it.scrollWidth > it.clientWidth + 1 && it.clientWidth)"
         ".map(it => it.textContent)"
     )
