@@ -96,6 +96,6 @@ def container_command(settings: dict[str, Json]) -> list[str]:
     """
     for name in ("host", "port", "data_parallel_size"):
         if settings.get(name) is not None:
-            raise ValueError(f"{name} cannot be set: because the container exposes port {PORT}")
+            raise ValueError(f"{name} cannot be set, because the container exposes port {PORT}")
     defaults: dict[str, Json] = {"host": "0.0.0.0", "port": PORT, "seed": SEED, "journal": JOURNAL}
     return ["understudy", *flags({**defaults, **settings})]

@@ -51,13 +51,13 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     enable_prompt_tokens_details: bool = False
     """Report the number of cached prompt tokens in usage."""
     enable_force_include_usage: bool = False
-    """End every stream with its usage, even if the request does not ask for it."""
+    """End every stream with its usage, even if the request does not ask for usage."""
     enable_server_load_tracking: bool = False
     """Count the running requests for GET /load."""
     enable_per_request_metrics: bool = False
     """Report the timings of a request in its response; a stream reports them with its usage."""
     return_tokens_as_token_ids: bool = False
-    """Show tokens as token_id:N in log probabilities, unless the request specifies otherwise."""
+    """Show tokens in log probabilities as token_id:N, unless the request specifies otherwise."""
     response_role: str = "assistant"
     """Role of the message in chat responses."""
     trust_request_chat_template: bool = False
@@ -70,15 +70,15 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     reasoning_effort_map: Annotated[
         Json | None, understood_by(effort_map, "must be a JSON object of efforts to texts")
     ] = None
-    """JSON object that replaces reasoning efforts of requests in the variables of chat templates,
-    such as {"medium": "low"} (serve: since vLLM 0.33)."""
+    """JSON object that maps the reasoning efforts in requests to the efforts that chat templates
+    receive, such as {"medium": "low"} (with serve, since vLLM 0.33)."""
     exclude_tools_when_tool_choice_none: bool = False
     """Omit tools from the prompt if tool_choice is none."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve GET /tokenizer_info."""
     sse_keep_alive_interval: Annotated[int, About(unit="s")] = 0
-    """Time without a chunk after which the stream of a chat or completion sends a comment; 0
-    disables comments."""
+    """Time without a chunk after which the server sends a comment in the stream of a chat or
+    completion; 0 disables comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
     """Content of system_fingerprint in responses: version, sizes of parallel groups, and hash
     (full), version and hash (hash), the value of fingerprint-value (custom), or null (none)."""

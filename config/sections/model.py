@@ -30,8 +30,8 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     """Names that requests may use; replies contain the first one. If empty, the value of model is
     used. With *, a request may use any name, and its reply contains that name."""
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
-    """Context length: prompt and completion together. If empty, engine llm uses the model's context
-    length."""
+    """Context length, which includes the prompt and the completion. If empty, engine llm uses the
+    model's context length."""
     task: Annotated[Literal["generate", "embed", "pooling", "score", "classify"], SIMULATED] = (
         "generate"
     )
@@ -42,9 +42,9 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None
-    """Task of /pooling, like task in vLLM's pooler-config. An embedding model supports embed and
-    token_embed; a classifier supports classify and token_classify. If empty, task selects embed or
-    classify; with task pooling, each request can use any task."""
+    """Task of /pooling, with the same values as task in vLLM's pooler-config. An embedding model
+    supports embed and token_embed; a classifier supports classify and token_classify. If empty,
+    task selects embed or classify; with task pooling, each request can use any task."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
     """Serve /v1/embeddings along with chat and completions, as llm-d-inference-sim does (task
     generate)."""
@@ -61,8 +61,8 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     image_emission_rate: Annotated[Percent, About(simulated=True, unit="%", live=True)] = 0
     """Probability that a reply of an omni model includes an image."""
     tensor_parallel_size: Annotated[Count, About(unit="devices")] = 1
-    """Number of devices of the model, reported in kv_transfer_params; one process simulates all of
-    them."""
+    """Number of devices that the model uses, reported in kv_transfer_params; one process simulates
+    all of them."""
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     """Maximum number of adapters in CPU memory; must be at least max-loras, which is the default.
     The most recently used adapters are kept; others are reloaded when a request needs them."""
     max_lora_rank: Count = 16
-    """Rank of adapters whose path does not contain an adapter_config.json with a rank."""
+    """Rank of adapters whose path has no adapter_config.json that specifies a rank."""
     require_lora_files: Annotated[bool, SIMULATED] = False
     """Reject adapters loaded at run time from a path without adapter_config.json, with status 404
     as in vLLM. An existing file is always checked."""

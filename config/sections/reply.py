@@ -17,14 +17,13 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     """Content of replies."""
 
     mode: Annotated[Literal["random", "echo"], SIMULATED] = "random"
-    """Content of replies: sample sentences of random length (random), or the text of the last
-    message (echo)."""
+    """Text of replies: sample sentences of random length (random), or the last message (echo)."""
     seed: int | None = None
-    """Seed of all random values. If empty, each start uses a different seed."""
+    """Seed of all random values. If empty, a different seed is used at every start."""
     reasoning_parser: str = ""
-    """With any name, replies begin with reasoning, in the field `reasoning`. If empty, replies have
-    no reasoning. With engine llm, the reasoning is the text before </think>. The name determines
-    which template argument turns reasoning off, as with vLLM's parsers."""
+    """If set to any name, replies begin with reasoning, in the field `reasoning`. If empty, replies
+    have no reasoning. With engine llm, the reasoning is the text before </think>. The name
+    determines which template argument turns reasoning off, as with vLLM's parsers."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
@@ -55,7 +54,7 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     ] = 50
     """Probability that an optional field of a nested object is included."""
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
-    """Probability that another call follows each call, up to one call per tool."""
+    """Probability that each call is followed by another call, up to one call per tool."""
     tool_call_parser: str = ""
     """Format of tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder; engine
     llm supports the first two. If empty or any other name, hermes is used. If set, a simulated

@@ -51,7 +51,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     max_request_body_size_mb: Annotated[int, Meta(ge=1, le=512), About(unit="MiB")] = 4
     """Maximum size of a request body; larger bodies are rejected with status 413."""
     max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
-    """Maximum number of commas and opening brackets in a request body; bodies with more are
+    """Maximum number of commas and opening brackets in a request body; bodies that exceed it are
     rejected with status 413."""
     startup_duration: Duration = 0.0
     """Time after startup during which the server reports that it is not ready."""
@@ -59,17 +59,17 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Time after SIGTERM during which the server still accepts requests but reports that it is not
     ready. It ends early when no client is connected, and counts toward graceful-timeout."""
     graceful_timeout: Duration = 30.0
-    """Time after SIGTERM after which running streams are cut off (shutdown-mode drain)."""
+    """Time from SIGTERM until running streams are cut off (shutdown-mode drain)."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
     """Effect of SIGTERM. With drain, new requests are rejected with 503 after drain-duration, and
     running requests finish. With vllm, new requests are rejected with 500 immediately, and running
     requests fail after shutdown-timeout."""
     shutdown_timeout: Duration = 0.0
-    """Time that running requests have after SIGTERM (shutdown-mode vllm). With 0s, the port closes
-    immediately."""
+    """Time after SIGTERM within which running requests must finish (shutdown-mode vllm). With 0s,
+    the port closes immediately."""
     client_timeout: PositiveDuration = 60.0
-    """Maximum time for a client to send a complete request, and maximum time during which it reads
-    none of its response."""
+    """Time after which a client is disconnected if it has not sent its complete request, or if it
+    reads none of its response."""
     keep_alive_timeout: Duration = 75.0
     """Time after which an idle connection is closed."""
     root_path: RootPath = ""
@@ -93,7 +93,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Number of ranks that this server runs; data-parallel-size is then the total number of ranks.
     If empty, this server runs all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
-    """Value of the x-inference-pod response header, which is sent together with x-inference-port.
+    """Value of the response header x-inference-pod, which is sent together with x-inference-port.
     If empty, neither header is sent."""
     pod_ip: Annotated[str, About(env=("POD_IP", "VLLM_HOST_IP"))] = ""
     """Address at which other servers reach this server. If empty, the host name is used."""
@@ -104,8 +104,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     profiling: bool = False
     """Serve start_profile and stop_profile, which succeed but have no effect."""
     weight_transfer: bool = False
-    """Simulate weight updates from a trainer; if false, they fail. Requires server-dev-mode and a
-    simulated engine."""
+    """Simulate weight updates from a trainer; if false, such updates fail. Requires server-dev-mode
+    and a simulated engine."""
 
     @property
     def speaks_grpc(self) -> bool:
@@ -175,7 +175,7 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     """Key for /fake_metrics and requests under /admin. If empty, these requests require an API key,
     if one is set."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins that browsers may send requests from (CORS); * allows all origins, except on /admin,
+    """Origins from which browsers may send requests (CORS); * allows all origins, except on /admin,
     the console, and control routes. If empty, every preflight request is rejected."""
     allowed_methods: tuple[str, ...] = ("*",)
     """Methods that CORS requests may use."""

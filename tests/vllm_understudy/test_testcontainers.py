@@ -103,7 +103,7 @@ def test_server_is_reached_at_the_published_port_of_the_docker_host(containers: 
 
 @pytest.mark.parametrize("name", ["host", "port", "data_parallel_size"])
 def test_setting_that_moves_the_server_is_rejected(containers: Any, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} cannot be set: .* port 8000"):
+    with pytest.raises(ValueError, match=f"{name} cannot be set, because .* port 8000"):
         containers.UnderstudyContainer(**{name: 2})
 
 

@@ -66,7 +66,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
                 continue
             if not set(map(type, value)) <= {int, bool}:
                 raise bad_request(
-                    f"a request can have at most {MAX_PROMPTS} of {name}, got {len(value)}", name
+                    f"{name} can have at most {MAX_PROMPTS} items, got {len(value)}", name
                 )
         if self.prompt in (None, "", []) and self.prompt_embeds in (None, []):
             raise bad_request(

@@ -18,7 +18,7 @@ class SupervisorSettings(Section, frozen=True, kw_only=True):
     /ready, and /readyz. With serve, the default is 9256 if --data-parallel-multi-port-external-lb
     is set; otherwise, there is no default."""
     dp_supervisor_probe_interval_s: Seconds = 5.0
-    """Time between two probes of the ranks by the supervisor."""
+    """Interval at which the supervisor probes each rank."""
     dp_supervisor_probe_timeout_s: Seconds = 5.0
     """Time that the supervisor waits for a rank to respond."""
     dp_supervisor_probe_failure_threshold: Count = 3

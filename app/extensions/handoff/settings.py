@@ -17,11 +17,11 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Prefill and decode pods with a side channel."""
 
     kv_engine_id: str = ""
-    """Id of the engine in kv_transfer_params; rank k of several adds _dpk. If empty, a random
-    id."""
+    """ID of the engine in kv_transfer_params; with several ranks, rank k appends _dpk. If empty, a
+    random ID is used."""
     kv_store: Literal["", "example", "offloading", "lmcache", "lmcache-mp"] = ""
-    """Store beside the kv-connector nixl, nixl-push, mooncake, moriio or p2p, as in a
-    MultiConnector."""
+    """Store to use in addition to the kv-connector nixl, nixl-push, mooncake, moriio, or p2p, as in
+    vLLM's MultiConnector."""
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
     """Role of this pod. With mooncake, a kv_consumer does not run a bootstrap server. With moriio,
     a router treats a kv_producer as a prefill pod, and all others as decode pods."""
@@ -32,7 +32,7 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     lmcache_receiver: Annotated[
         str, Meta(pattern=RECEIVER, description="must be HOST:PORT, with a port up to 65535")
     ] = ""
-    """Side channel of the pod that gets a copy of each prompt (lmcache)."""
+    """Side channel of the pod that receives a copy of each prompt (lmcache)."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998
     """Port at which routers and decode pods find the engines of a prefill pod (mooncake)."""
     moriio_proxy: Annotated[str, zmq_address()] = ""

@@ -158,7 +158,7 @@ class Pool:
                 wait_s = wait_for_backend(error, wait_s)
                 continue
             except Exception:  # only this message is lost
-                log.exception("skipped a message of pod %s", pod.name)
+                log.exception("skipped a message from pod %s", pod.name)
                 self.index.metrics.skip_message("failed")
             shard.queue.popleft()
             shard.size_bytes -= 0 if message is None else message.size_bytes

@@ -84,7 +84,7 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv-index-pods uses tcp://*:5557; otherwise, no address is bound."""
     kv_index_pods: tuple[str, ...] = ()
     """Event publishers of the pods, to which the index connects: tcp://host:port, file:path (one
-    per line; changes are detected), or dns://name:port. Options follow after semicolons:
+    per line; changes are detected), or dns://name:port. Options are appended after semicolons:
     replay=tcp://host:port, pod=name, model=name."""
     kv_index_topic: str = "kv@"
     """Prefix of the topics to which kv-index-bind subscribes."""
@@ -114,7 +114,7 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """Weight of a block in a score, by its storage tier, as tier=weight; other tiers have the
     weight 0.5."""
     kv_index_routed_lifetime: Duration = 2.0
-    """Time that the blocks of a routed prompt count as cached before their event arrives."""
+    """Time for which the blocks of a routed prompt count as cached before their events arrive."""
     kv_index_tokenizers: Annotated[
         tuple[str, ...],
         About(path=True),

@@ -171,7 +171,7 @@ class EngineStream:
             except BackendUnavailableError as error:
                 wait_s = wait_for_backend(error, wait_s)
             except Exception:
-                log.exception("skipped a message of pod %s", self._source.pod)
+                log.exception("skipped a message from pod %s", self._source.pod)
                 self._index.metrics.skip_message("failed")
                 message, _ = self.waiting.pop(0)
                 self._count_waiting(-message.size_bytes)
@@ -224,7 +224,7 @@ class EngineStream:
         except ForeignReplayError:
             self._index.metrics.skip_message("foreign_replay")
             log.warning(
-                "KV events: %s is not the replay address of %s, or not of its rank %d",
+                "KV events: %s is not the replay address of %s for rank %d",
                 address,
                 self._source.pod,
                 self._source.rank,

@@ -93,7 +93,7 @@ def read_question(name: str, fields: JsonObject) -> Question:
         raise bad_request("the id of a question must not be empty")
     if question_type not in LABELS:
         known_types = ", ".join(sorted(LABELS))
-        raise bad_request(f"unknown question type {question_type!r}; there are {known_types}")
+        raise bad_request(f"unknown question type {question_type!r}; the types are {known_types}")
     options = _read_options(question_type, fields.get("criteria"))
     max_options = len(LABELS[question_type])
     if not options:

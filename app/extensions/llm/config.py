@@ -126,7 +126,9 @@ def read_config(document: Mapping[str, object]) -> ModelConfig:
     if fields.get("use_sliding_window"):
         raise ModelLoadError("Sliding window attention is not supported.")
     if fields.get("hidden_act", "silu") != "silu":
-        raise ModelLoadError(f"The activation {fields['hidden_act']} is not supported, only silu.")
+        raise ModelLoadError(
+            f"The activation {fields['hidden_act']} is not supported; it must be silu."
+        )
     rope = _rope_parameters(fields)
     hidden_size = fields.get("hidden_size")
     heads = fields.get("num_attention_heads")
@@ -150,9 +152,7 @@ def _architecture(fields: Mapping[str, object]) -> str:
     for full_name, short_name in ARCHITECTURES.items():
         if name in (full_name, short_name):
             return short_name
-    raise ModelLoadError(
-        f"The architecture {name} is not supported, only {', '.join(ARCHITECTURES)}."
-    )
+    raise ModelLoadError(f"The architecture {name} is not one of {', '.join(ARCHITECTURES)}.")
 
 
 def _rope_parameters(fields: Mapping[str, object]) -> dict[str, object]:
@@ -162,5 +162,5 @@ def _rope_parameters(fields: Mapping[str, object]) -> dict[str, object]:
         rope.update(parameters)
     kind = rope.setdefault("rope_type", rope.get("type", "default"))
     if kind not in ROPE_TYPES:
-        raise ModelLoadError(f"RoPE of type {kind} is not supported, only {', '.join(ROPE_TYPES)}.")
+        raise ModelLoadError(f"The RoPE type {kind} is not one of {', '.join(ROPE_TYPES)}.")
     return rope

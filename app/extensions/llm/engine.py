@@ -141,7 +141,7 @@ class LLMEngine:
         queue_size = self.options.max_queue_size
         if is_limited and waiting_count + params.n > max(queue_size, params.n):
             raise QueueFull(
-                f"The queue is full: {waiting_count} requests are waiting, of at most {queue_size}."
+                f"The queue is full: {waiting_count} of at most {queue_size} requests are waiting."
             )
         queued_s = self._now()
         deadline_s = math.inf

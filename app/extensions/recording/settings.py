@@ -18,7 +18,7 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     """Replies from a recording of `record --proxy`."""
 
     replay: Annotated[str, About(path=True)] = ""
-    """Recording with the responses to replay for the same requests. If empty, replay is
+    """Recording whose responses are replayed when the same requests arrive. If empty, replay is
     disabled."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
     """Handling of a request that is not in the recording. With simulate, the engine replies. With
@@ -26,14 +26,15 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     request is sent. With record, a target responds, and its response is added to the recording. The
     header X-Replay-Miss overrides this setting."""
     replay_by: Literal["body", "turn"] = "body"
-    """How a recorded request is found: by an equal body (body), or by its position in the
+    """How a request is matched to the recording: by its body (body), or by its position in the
     conversation, regardless of the text (turn). Use turn for agents, because their requests contain
-    dates, paths, and ids."""
+    dates, paths, and IDs."""
     target: Annotated[Targets, About(secret=True, repeated=True)] = ()
-    """Servers for replay-miss record, each as URL, or as model=URL for the requests of one model.
-    To send a key, write it before the host: https://KEY@host. The flag may be repeated."""
+    """Servers that respond with replay-miss record, each specified as URL or, for requests to one
+    model, as model=URL. To send a key, write it before the host: https://KEY@host. The flag may be
+    repeated."""
     target_timeout: PositiveDuration = 300.0
-    """Maximum time to wait for the response of a target, or for its next part."""
+    """Maximum time to wait for a response from a target, or for the next part of a response."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Yields the conflicts of targets without a recording, and the other way round."""

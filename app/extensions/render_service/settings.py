@@ -9,7 +9,7 @@ class RenderServiceSettings(Section, frozen=True, kw_only=True):
     """Render service, which tokenizes prompts."""
 
     render_url: Annotated[str | None, SIMULATED] = None
-    """Base URL of a vLLM render service, which tokenizes in place of this process."""
+    """Base URL of a vLLM render service that tokenizes prompts instead of this process."""
     render_timeout: PositiveDuration = 30.0
     """Maximum time to wait for a response from the render service."""
     mm_render_timeout: PositiveDuration = 60.0

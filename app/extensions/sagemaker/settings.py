@@ -21,4 +21,4 @@ class SageMakerSettings(Section, frozen=True, kw_only=True):
         Meta(ge=1, le=TEN_YEARS_S),
         About(simulated=True, unit="s", env=("SAGEMAKER_SESSIONS_EXPIRATION",)),
     ] = 1200
-    """Lifetime of a session from its start."""
+    """Time from the start of a session until it expires."""

@@ -10,13 +10,13 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
     """Replies from the rules of scripts."""
 
     script: Annotated[ModelFiles, About(simulated=True, path=True)] = ()
-    """YAML files with rules for replies, each as path, or as model=path for the requests of one
-    model. A file is reloaded when it changes."""
+    """YAML files with rules for replies, each specified as path or, for requests to one model, as
+    model=path. A file is reloaded when it changes."""
 
     unmatched: Annotated[Literal["error", "pass"] | None, About(live=True, simulated=True)] = None
     """Response to a request that matches no rule: an error that names the closest rule (error), or
-    the reply of the mode (pass). If empty, error applies once a test has set replies of this kind,
-    and pass before that."""
+    the reply of the mode (pass). If empty, error applies once a test has set replies of this kind;
+    until then, pass applies."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:

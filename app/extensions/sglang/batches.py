@@ -45,9 +45,11 @@ class PromptItem(Struct, kw_only=True):
     def check(self) -> None:
         """Raises ApiError 400 for wrong numbers of log probabilities."""
         if self.top_logprobs < 0 or self.logprob_start < -1:
-            raise bad_request("top_logprobs_num must be at least 0, logprob_start_len at least -1.")
+            raise bad_request(
+                "top_logprobs_num must be at least 0, and logprob_start_len at least -1."
+            )
         if self.top_logprobs and self.logprob_ids:
-            raise bad_request("top_logprobs_num does not go with token_ids_logprob here.")
+            raise bad_request("top_logprobs_num cannot be combined with token_ids_logprob.")
 
     def as_completion(self) -> CompletionRequest:
         """Returns the completion that generates the same tokens."""
@@ -193,7 +195,7 @@ def check_count(sampling: Sequence[SamplingParams], prompts: int) -> int:
         raise bad_request("n must be the same in all sampling_params.")
     n = max(counts, default=1)
     if prompts * n > MAX_PROMPTS:
-        raise bad_request(f"at most {MAX_PROMPTS} prompts fit into one request, got {prompts * n}")
+        raise bad_request(f"a request can have at most {MAX_PROMPTS} prompts, got {prompts * n}")
     return n
 
 

@@ -251,7 +251,7 @@ def check_answer(prompts: Sequence[PreparedPrompt], shows_prompts: bool) -> None
     if size > MAX_ANSWER_BYTES:
         raise bad_request(
             f"The response would take {size >> 20} MiB, more than {MAX_ANSWER_BYTES >> 20}. "
-            "Request fewer tokens, or a stream."
+            "Request fewer tokens or a stream."
         )
 
 

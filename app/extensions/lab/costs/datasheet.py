@@ -280,8 +280,8 @@ def _check_sheet_options(options: EngineOptions, storage: StorageFormat, device:
         if is_set:
             names = ", ".join(KERNELS)
             raise ConfigError(
-                f"{name}: its cost is not known without constants of kernels for {storage.kind} on"
-                f" {device.name}; the devices with constants are {names}"
+                f"{name}: the cost is unknown, because there are no kernel constants for"
+                f" {storage.kind} on {device.name}; devices with kernel constants are {names}"
             )
 
 
@@ -460,10 +460,10 @@ class _Memory:
         blocks = int(free_bytes / (cached_bytes * limits.block_size))
         if blocks < 2:
             raise ConfigError(
-                f"{origin}: weights of {weight_bytes / 1e9:.0f} GB a device leave no room for a KV"
-                f" cache in {use.utilization:.0%} of {device.name}'s memory, beside steps of"
+                f"{origin}: weights of {weight_bytes / 1e9:.0f} GB per device leave no room for a"
+                f" KV cache in {use.utilization:.0%} of {device.name}'s memory with"
                 f" max-num-batched-tokens {limits.max_num_batched_tokens} and max-num-seqs"
-                f" {limits.max_num_seqs}; a larger tensor-parallel-size would"
+                f" {limits.max_num_seqs}; use a larger tensor-parallel-size"
             )
         cache_tokens = (blocks - 1) * limits.block_size
         return replace(

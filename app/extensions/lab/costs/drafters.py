@@ -102,7 +102,7 @@ def make_drafter(
     method = speculation.method
     if method not in PRICED_METHODS:
         raise ConfigError(
-            f"speculative-config: method {method}: the cost of its drafts is not known; known are"
+            f"speculative-config: method {method}: the cost of its drafts is unknown; use one of"
             f" {', '.join(PRICED_METHODS)}"
         )
     plain = StorageFormat(weight_bytes=BF16_BYTES, kernels="bf16")

@@ -100,7 +100,9 @@ def _read_csv(path: str, text: str) -> Iterator[MeasuredRequest]:
         for cells in filter(None, lines):
             location = f"{path}: line {lines.line_num}"
             if len(cells) != len(header):
-                raise ConfigError(f"{location} has {len(cells)} cells, the header {len(header)}")
+                raise ConfigError(
+                    f"{location} has {len(cells)} cells, but the header has {len(header)}"
+                )
             request = read_request(location, dict(zip(header, cells, strict=True)))
             if request.arrival_s < last_arrival_s:
                 raise ConfigError(f"{location}: rows must be in order of arrival")

@@ -20,8 +20,9 @@ def check_engine_limits(limits: EngineLimits, origin: str) -> None:
         )
     if limits.num_gpu_blocks < needed_blocks:
         raise ConfigError(
-            f"{origin}: {limits.num_gpu_blocks} blocks of {limits.block_size} tokens must hold a"
-            f" prompt of max-model-len {max_tokens}, and the null block: {needed_blocks} do"
+            f"{origin}: {limits.num_gpu_blocks} blocks of {limits.block_size} tokens are not enough"
+            f" for a prompt of max-model-len {max_tokens} and the null block, which need"
+            f" {needed_blocks} blocks"
         )
     if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < max_tokens:
         raise ConfigError(f"{origin}: without chunked prefill {budget} max-model-len {max_tokens}")

@@ -70,7 +70,7 @@ def read_limits(words: Sequence[str]) -> Limits:
             )
         if metric in limits[class_name]:
             raise ValueError(
-                f"has two limits of {metric}" + (f" for {class_name}" if class_name else "")
+                f"has two limits for {metric}" + (f" in class {class_name}" if class_name else "")
             )
         limits[class_name][metric] = milliseconds / 1000
     return dict(limits)

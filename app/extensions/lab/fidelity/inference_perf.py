@@ -153,7 +153,7 @@ def _check_load(section: _LoadSection) -> None:
         )
     if section.type not in LOAD_TYPES:
         raise ValueError(
-            f"load.type {section.type} is not supported; supported are {', '.join(LOAD_TYPES)}"
+            f"load.type {section.type} is not supported; use one of {', '.join(LOAD_TYPES)}"
         )
     if section.sweep is not None:
         raise ValueError("load.sweep requires a server; use --sweep rate=FROM:TO:STEP instead")
@@ -178,11 +178,11 @@ def _lengths(data: _DataSection) -> tuple[Draw, Draw]:
         return read_lengths("sharegpt", "input").draw, read_lengths("sharegpt", "output").draw
     if data.type != "shared_prefix":
         raise ValueError(
-            f"data.type {data.type} is not supported; supported are {', '.join(DATA_TYPES)}"
+            f"data.type {data.type} is not supported; use one of {', '.join(DATA_TYPES)}"
         )
     prefix = data.shared_prefix or _SharedPrefix()
     if prefix.enable_multi_turn_chat:
-        raise ValueError("data.shared_prefix.enable_multi_turn_chat: give --turns and --think")
+        raise ValueError("data.shared_prefix.enable_multi_turn_chat: use --turns and --think")
     question = prefix.question_distribution or _fixed(prefix.question_len)
     answer = prefix.output_distribution or _fixed(prefix.output_len)
     return question.draw, answer.draw

@@ -168,7 +168,7 @@ def _check_tiers(options: Namespace, plan: SimulationPlan) -> tuple[KvTier, ...]
             f"profile {options.profile} does not specify the size of keys and values for --kv-tiers"
         )
     if not plan.profile.engine.enable_prefix_caching:
-        raise ConfigError("--kv-tiers needs prefix caching")
+        raise ConfigError("--kv-tiers requires prefix caching")
     if options.prefill_pods is not None or options.sweep is not None:
         raise ConfigError("--kv-tiers cannot be combined with --prefill-pods or --sweep")
     return tuple(tiers)
@@ -190,9 +190,8 @@ def _find_watts(options: Namespace) -> DeviceWatts | None:
     if measured is None:
         name = device or f"profile {options.profile}"
         raise ConfigError(
-            f"--device-watts auto: the power of {name} under load was not measured; known "
-            "devices are"
-            f" {', '.join(MEASURED)}; give LOW-HIGH, with one request and with many"
+            f"--device-watts auto: the power of {name} under load was not measured; use one "
+            f"of {', '.join(MEASURED)}, or LOW-HIGH: the watts with one request and with many"
         )
     return measured
 

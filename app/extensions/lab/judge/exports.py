@@ -157,7 +157,7 @@ def _guidellm_request(fields: Fields, state: str) -> ToolRequest:
     send_s = fields.number(f"{timings}request_start")
     if send_s is None:
         raise ConfigError(
-            f"{fields.place} has no {timings}request_start; guidellm writes it from 0.6 on"
+            f"{fields.place} has no {timings}request_start; use guidellm 0.6 or later"
         )
     error = ""
     if state != "successful":

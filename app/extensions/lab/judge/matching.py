@@ -141,8 +141,8 @@ def _without_ids(
         return "text", entries
     if len(requests) != len(journal):
         raise ConfigError(
-            f"{path}: its requests have no ids that the journal knows, and it has {len(requests)}"
-            f" requests where the journal has {len(journal)}: send X-Request-Id (docs/judge.md)"
+            f"{path}: none of its request IDs is in the journal, and it has {len(requests)}"
+            f" requests, but the journal has {len(journal)}; send X-Request-Id (docs/judge.md)"
         )
 
     def sending(position: int) -> float:

@@ -49,8 +49,7 @@ class ToolRequest(Struct, kw_only=True):
                 raise ConfigError(f"{self.place}: {moment_s:g} is not a time in seconds")
         if known_s != sorted(known_s):
             raise ConfigError(
-                f"{self.place}: its times are not in the order of sending, first token, last "
-                "token, end"
+                f"{self.place}: its times must be in this order: sent, first token, last token, end"
             )
 
 

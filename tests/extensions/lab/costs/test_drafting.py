@@ -94,8 +94,11 @@ def test_public_lengths_are_the_default_of_their_model() -> None:
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"method": "eagle3", "num_speculative_tokens": 3}, "no public accepted length of eagle3"),
-        ({**GIVEN, "method": "medusa"}, "method medusa: the cost of its drafts is not known"),
+        (
+            {"method": "eagle3", "num_speculative_tokens": 3},
+            "no accepted length is known for eagle3",
+        ),
+        ({**GIVEN, "method": "medusa"}, "method medusa: the cost of its drafts is unknown"),
         ({**GIVEN, "method": "draft_model", "model": "qwen3-0.5b"}, "did you mean Qwen/Qwen3-0.6B"),
     ],
 )
@@ -108,7 +111,7 @@ def test_a_speculation_without_a_known_cost_or_length_is_refused(
 
 def test_a_number_of_drafts_beyond_the_public_ones_is_refused() -> None:
     fields = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 9}
-    with pytest.raises(ConfigError, match="public accepted lengths of gpt-oss-120b are for 3 to 8"):
+    with pytest.raises(ConfigError, match="accepted lengths of gpt-oss-120b are known for 3 to 8"):
         profile(speculation_of(**fields), "openai/gpt-oss-120b")
 
 

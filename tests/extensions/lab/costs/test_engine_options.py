@@ -143,14 +143,14 @@ def test_weights_in_16_bits_are_quantized_while_they_are_loaded() -> None:
             EngineOptions(enable_expert_parallel=True, tensor_parallel_size=2),
             MIXTRAL,
             "h100",
-            "enable-expert-parallel: its cost is not known without constants of kernels for bf16 on"
-            " H100",
+            "enable-expert-parallel: the cost is unknown, because there are no kernel constants for"
+            " bf16 on H100",
         ),
         (
             EngineOptions(pipeline_parallel_size=2),
             QWEN,
             "mi300x",
-            "pipeline-parallel-size: its cost is not known without constants of kernels",
+            "pipeline-parallel-size: the cost is unknown, because there are no kernel constants",
         ),
         (
             EngineOptions(vllm_version="0.10.2"),

@@ -49,7 +49,7 @@ def test_a_run_has_energy_only_if_asked(capsys: pytest.CaptureFixture[str]) -> N
         (
             ["--device-watts", "auto", "--profile", "auto", "--device", "l40s"]
             + ["--model", "qwen3-8b"],
-            "the power of l40s under load was not measured; known devices are h100, h200, b200",
+            "the power of l40s under load was not measured; use one of h100, h200, b200",
         ),
     ],
 )

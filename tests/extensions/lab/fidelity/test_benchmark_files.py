@@ -162,7 +162,7 @@ def test_csv_files_may_be_compressed_and_lack_arrival_or_send(tmp_path: Path) ->
         ("", "is empty"),
         (CSV, "does not contain requests"),
         ("arrival_s,input_tokens,output_tokens,first_s\n", "line 1: missing column last_s"),
-        (CSV + "0,10,3,0,1\n", "line 2 has 5 cells, the header 6"),
+        (CSV + "0,10,3,0,1\n", "line 2 has 5 cells, but the header has 6"),
         (
             CSV + "0,10,3,0,1,2\n0,ten,3,0,1,2\n",
             "line 3: Expected `int`, got `str` - at `$.input_tokens`",

@@ -49,7 +49,10 @@ FAILURES: list[tuple[list[str], str]] = [
         [*DRAWN, "--max-num-batched-tokens", "100"],
         "max-num-batched-tokens 100 must not be less than",
     ),
-    ([*DRAWN, "--num-gpu-blocks-override", "99"], "must hold a prompt of max-model-len 40960"),
+    (
+        [*DRAWN, "--num-gpu-blocks-override", "99"],
+        "are not enough for a prompt of max-model-len 40960",
+    ),
     (
         [*FEW, "--num-requests", "1", "--input-tokens", "2000"],
         "the load, request 1: input_tokens 2000",

@@ -77,8 +77,8 @@ def test_the_price_is_proportional_to_the_gpu_hours(
         (["ttft:nan"], "above 0, not 'ttft:nan'"),
         (["ttft"], "above 0, not 'ttft'"),
         (["=ttft:5"], "above 0, not '=ttft:5'"),
-        (["ttft:1", "ttft:2"], "has two limits of ttft"),
-        (["a=ttft:1", "a=ttft:2"], "has two limits of ttft for a"),
+        (["ttft:1", "ttft:2"], "has two limits for ttft"),
+        (["a=ttft:1", "a=ttft:2"], "has two limits for ttft in class a"),
     ],
 )
 def test_a_wrong_limit_is_rejected_in_one_line(

@@ -77,8 +77,8 @@ def test_the_seed_of_the_specification_decides_the_draws(tmp_path: Path) -> None
     ("text", "error"),
     [
         (STAGES.format("concurrent") + RANDOM, "use --num-requests with --in-flight"),
-        (STAGES.format("trace_replay") + RANDOM, "supported are constant, poisson"),
-        (STAGES.format("constant") + "data:\n  type: billsum\n", "supported are random, shareGPT"),
+        (STAGES.format("trace_replay") + RANDOM, "use one of constant, poisson"),
+        (STAGES.format("constant") + "data:\n  type: billsum\n", "use one of random, shareGPT"),
         ("load:\n  stages: []\n" + RANDOM, "load.stages is missing"),
         ("load:\n  stages: [{rate: 1}]\n" + RANDOM, "stage 1 requires a rate and a duration"),
         ("load:\n  stages: [{rate: -1}]\n" + RANDOM, "Expected `float`"),
@@ -98,7 +98,7 @@ def test_the_seed_of_the_specification_decides_the_draws(tmp_path: Path) -> None
         (
             STAGES.format("constant")
             + SHARED.replace("num_groups", "enable_multi_turn_chat: true, num_groups"),
-            "give --turns and --think",
+            "use --turns and --think",
         ),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_tier_without_room_changes_nothing(capsys: pytest.CaptureFixture[str])
     [
         (["--kv-tiers", "cpu=200GB"], "must be NAME=SIZE@BANDWIDTH/s"),
         (["--kv-tiers", "cpu=1GB@1GB/s", "cpu=2GB@1GB/s"], "each tier must have a different name"),
-        (["--kv-tiers", "cpu=1GB@1GB/s", "--no-enable-prefix-caching"], "needs prefix caching"),
+        (["--kv-tiers", "cpu=1GB@1GB/s", "--no-enable-prefix-caching"], "requires prefix caching"),
         (["--kv-tiers", "cpu=many@1GB/s"], "many"),
     ],
 )

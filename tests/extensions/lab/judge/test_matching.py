@@ -70,7 +70,9 @@ def test_order_matches_requests_without_ids_and_texts_only_if_their_numbers_are_
         pair.tool.ids = ()
     matches = match("x", export_of(tools_of(pairs)[::-1]), journal_of(pairs))
     assert (matches.method, matches.pairs) == ("order", pairs[::-1])
-    with pytest.raises(ConfigError, match="no ids .* 2 requests .* journal has 3: send X-Request"):
+    with pytest.raises(
+        ConfigError, match="none of its request IDs .* 2 requests, .* journal has 3; send X-Request"
+    ):
         match("x", export_of(tools_of(pairs)[:2]), journal_of(pairs))
 
 
