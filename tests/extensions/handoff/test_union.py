@@ -15,6 +15,7 @@ from app.extensions.handoff.settings import HandoffSettings
 from app.extensions.handoff.union import union_of
 from config import Settings
 from config.vllm.serve import settings_of
+from tests.callbacks import ignore
 from tests.running_server import free_port
 
 PROMPT = list(range(100, 148))
@@ -30,7 +31,7 @@ def settings_for(*names: str, flags: tuple[str, ...] = ()) -> Settings:
         "kv_connector_extra_config": {"connectors": parts},
     }
     options = ["tiny", *flags, "--kv-transfer-config", json.dumps(config)]
-    return resolve(settings_of(options, {}, settings_type()), {}, lambda text: None)
+    return resolve(settings_of(options, {}, settings_type()), {}, ignore)
 
 
 @pytest.mark.parametrize(
