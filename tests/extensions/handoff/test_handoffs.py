@@ -216,7 +216,7 @@ def test_a_full_prefill_pod_lets_later_prefills_wait(kind: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("moment_s", [0.0, 0.5])
-def test_an_aborted_prefill_holds_nothing(start: Start, moment_s: float) -> None:
+def test_an_aborted_prefill_frees_its_blocks(start: Start, moment_s: float) -> None:
     network, prefill, _ = start()
     request = prefill.prefill(PROMPT, delay_s=1.0)
     advance(network, [prefill], moment_s)

@@ -45,7 +45,7 @@ def settings_for(*names: str, flags: tuple[str, ...] = ()) -> Settings:
         (("DecodeBenchConnector",), "", ""),
     ],
 )
-def test_the_first_connector_of_each_kind_takes_part(
+def test_the_first_connector_of_each_kind_is_used(
     names: tuple[str, ...], connector: str, store: str
 ) -> None:
     settings = settings_for(*names)

@@ -147,7 +147,7 @@ def test_input_comes_in_four_forms(
 
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)
-def test_messages_are_one_conversation_and_win_over_input(kind: type[Request]) -> None:
+def test_messages_are_one_conversation_and_take_precedence_over_input(kind: type[Request]) -> None:
     for extra in ({}, {"input": "a"}, {"input": 5}, {"input": MESSAGES, "priority": "1"}):
         parsed = decoded(kind, messages=MESSAGES, **extra)
         assert (parsed.conversations, parsed.texts) == ([MESSAGES], [])
@@ -162,7 +162,7 @@ def test_embeddings_alone_take_several_conversations() -> None:
         assert (caught.value.status, caught.value.type) == (400, "Bad Request")
 
 
-def test_the_sides_of_a_score_have_four_pairs_of_names() -> None:
+def test_the_two_inputs_of_a_score_have_four_pairs_of_names() -> None:
     for names in (
         ("queries", "documents"),
         ("queries", "items"),
@@ -192,7 +192,7 @@ def test_a_wrong_type_is_a_bad_request_with_its_path() -> None:
         ("embed", {"mm_encoder_only": True}, set(TASK_PATHS["embed"]) - {EMBED, COHERE}),
     ],
 )
-def test_a_task_has_the_routes_that_vllm_gives_it(
+def test_a_task_has_the_same_routes_as_in_vllm(
     task: str, settings: dict[str, bool], expected: set[str]
 ) -> None:
     client = create_app(settings_type()(model=ModelSettings(task=task, **settings))).test_client()

@@ -245,7 +245,7 @@ def test_echo_repeats_the_last_item(items: Any, echoed: str) -> None:
     assert echo_text(decoded(input=items).input) == echoed
 
 
-def test_functions_of_namespaces_and_custom_tools_may_be_called_and_no_others() -> None:
+def test_only_functions_of_namespaces_and_custom_tools_can_be_called() -> None:
     search = {"type": "web_search", "search_context_size": "low"}
     assert decoded(tools=[search]).tool_choice == "auto"
     assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")

@@ -36,7 +36,7 @@ STEP = fields("next_thought", "next_tool_name", "next_tool_args")
 
 
 @pytest.mark.parametrize("script", [JSON, DSPY, SMOLAGENTS])
-def test_a_script_of_the_page_is_in_order(
+def test_scripts_of_the_page_are_valid(
     books: Books, script: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["script", "check", str(books.write(script))]) == 0

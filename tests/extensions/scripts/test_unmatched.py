@@ -80,7 +80,7 @@ def test_each_condition_has_a_reason(client: FlaskClient, when: Any, reason: str
     assert reason in message and "secret" not in message
 
 
-def test_the_policy_is_that_of_the_header_then_the_setting_then_the_replies(
+def test_the_header_takes_precedence_over_the_setting_and_the_replies(
     client: FlaskClient,
 ) -> None:
     assert chat(client).status_code == 200

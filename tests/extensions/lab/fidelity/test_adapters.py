@@ -50,7 +50,7 @@ def test_slots_take_memory_of_the_cache(capsys: pytest.CaptureFixture[str]) -> N
         (["--loras", "4", "--max-loras", "4000", "--max-lora-rank", "512"], "--max-loras 4000"),
     ],
 )
-def test_wrong_adapters_are_refused_in_one_line(
+def test_wrong_adapters_are_rejected_in_one_line(
     flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*ENGINE, *LOAD, *flags]) != 0

@@ -38,7 +38,7 @@ def test_limits_in_the_command_are_of_one_rank(capsys: pytest.CaptureFixture[str
     assert "--tensor-parallel-size" not in command
 
 
-def test_pods_that_transfer_have_a_connector_and_a_file_stands_for_any_model(
+def test_pods_with_transfers_have_a_connector_and_can_read_a_model_file(
     tmp_path: Path,
 ) -> None:
     shape = tmp_path / "config.json"

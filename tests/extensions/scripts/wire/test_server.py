@@ -153,7 +153,7 @@ def test_rules_for_all_ranks_name_the_ranks_that_have_them() -> None:
         assert [row["name"] for row in last.json()["rules"]] == ["greet"]
 
 
-def test_rules_decide_the_same_on_the_fast_path(tmp_path: Path) -> None:
+def test_rules_give_equal_replies_on_the_fast_path(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(RULES)
     answers: list[list[str]] = []
