@@ -379,5 +379,7 @@ def test_an_error_in_a_frame_ends_only_the_streams(
     feed = feed_of(watched)
     box = feed.open()
     monkeypatch.setattr(watched.observer, "frame", broken)
-    gevent.sleep(0.02)
-    assert box.gone and not watched.observer.is_open
+    with gevent.Timeout(5):
+        while not box.gone:
+            gevent.sleep(0.001)
+    assert not watched.observer.is_open

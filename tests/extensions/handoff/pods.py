@@ -1,6 +1,7 @@
 """Engines on virtual clocks, whose side channels are queues that a test delivers or drops."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -33,6 +34,14 @@ TIMEOUT_S = 1.0
 STEP_S = 0.05
 """Time between two looks at the clocks of all pods, in seconds."""
 PROFILE = read_profile("qwen3-14b-h100")
+
+
+def adapter_named(name: str) -> Adapter:
+    return Adapter(name, "/" + name)
+
+
+def is_loaded(adapter: Adapter) -> bool:
+    return False
 
 
 class PlainModel:
@@ -85,7 +94,7 @@ class QueuedChannel:
         self._network.listeners[self.host, self.port] = self
 
     def send(self, host: str, port: int, question: Question) -> bool:
-        self._network.messages.append(lambda: self._arrive(host, port, question))
+        self._network.messages.append(partial(self._arrive, host, port, question))
         return True
 
     def forget(self, host: str, port: int) -> None:
@@ -95,7 +104,7 @@ class QueuedChannel:
         peer = self._network.listeners.get((host, port))
         if peer is None or not peer.is_alive or not self.is_alive:
             return
-        problem = peer._respond(question, lambda late: self._send_back(question, late))
+        problem = peer._respond(question, partial(self._send_back, question))
         message = question.message
         if isinstance(message, Done) and not problem:
             self._network.confirmed.add(message.request_id)
@@ -104,7 +113,7 @@ class QueuedChannel:
     def _send_back(self, question: Question, problem: str) -> None:
         if question.number:
             answer = Answer(question.number, problem)
-            self._network.messages.append(lambda: self._return(answer))
+            self._network.messages.append(partial(self._return, answer))
 
     def _return(self, answer: Answer) -> None:
         if self.is_alive:
@@ -208,7 +217,7 @@ class Pod:
                 blocks,
                 BlockHasher("sha256_cbor", BLOCK_TOKENS, "0", Random(1)),
                 self.recorder,
-                adapter_of=lambda name: Adapter(name, "/" + name),
+                adapter_of=adapter_named,
                 store=store,
             )
         parts = EngineParts(
@@ -216,7 +225,7 @@ class Pod:
             recorder=self.recorder,
             clock=self.clock,
             streams=Streams("1", 0),
-            lora=LoRASlots(1, lambda adapter: False),
+            lora=LoRASlots(1, is_loaded),
             cache=self.cache,
         )
         self.engine = HandoffEngine(
@@ -225,12 +234,15 @@ class Pod:
             PROFILE if steps else None,
             peering=Peering(
                 self.channel,
-                lambda: self.name,
+                self.engine_id,
                 settings.model.served_names[0],
                 dialect=dialect or NixlDialect(),
             ),
         )
         self._numbers = 0
+
+    def engine_id(self) -> str:
+        return self.name
 
     def prefill(self, prompt: list[int], delay_s: float = 0.0, request_id: str = "r") -> Request:
         """A prefill for another pod; `delay_s` is between its step and its answer."""

@@ -129,7 +129,7 @@ def test_a_decode_fails_when_its_prefill_is_aborted(pair: Pair) -> None:
     assert_idle(pair)
 
 
-def test_a_prefill_whose_decode_has_left_holds_nothing(pair: Pair) -> None:
+def test_a_prefill_whose_decode_was_aborted_frees_its_blocks(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     assert decode.handle is not None

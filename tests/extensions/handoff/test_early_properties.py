@@ -1,5 +1,6 @@
 """Whatever pods of connectors with early decodes do, no request is stuck and no block leaks."""
 
+from operator import attrgetter
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -30,6 +31,13 @@ WAIT_S = 20.0
 ports = st.sampled_from(PORTS)
 ids = st.sampled_from(IDS)
 prompts = st.sampled_from(PROMPTS)
+EXAMPLES = settings(
+    deadline=None,
+    max_examples=20,
+    stateful_step_count=25,
+    # Rules run while Hypothesis draws them: a loaded machine is no reason to fail.
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 class ImpatientPush(NixlPushDialect):
@@ -100,7 +108,7 @@ class EarlyHandoffs(RuleBasedStateMachine):
     def lose(self) -> None:
         self.network.drop()
 
-    @precondition(lambda self: self.requests)
+    @precondition(attrgetter("requests"))
     @rule(index=st.integers(0, 20))
     def disconnect(self, index: int) -> None:
         handle = self.requests[index % len(self.requests)].handle
@@ -176,13 +184,6 @@ class SteppedPeers(Peers):
     options = {"steps": True}
 
 
-EXAMPLES = settings(
-    deadline=None,
-    max_examples=20,
-    stateful_step_count=25,
-    # Rules run while Hypothesis draws them: a loaded machine is no reason to fail.
-    suppress_health_check=[HealthCheck.too_slow],
-)
 TestEarlyHandoffs = EarlyHandoffs.TestCase
 TestEarlyHandoffs.settings = EXAMPLES
 TestSteppedEarlyHandoffs = SteppedEarlyHandoffs.TestCase

@@ -20,14 +20,14 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
 @contextmanager
-def answering(answer: bytes, rest: Iterable[bytes] = ()) -> Iterator[str]:
+def answering(answer: bytes, later_parts: Iterable[bytes] = ()) -> Iterator[str]:
     """The URL of a server that sends `answer` and then `rest`, as long as it is read."""
 
     def respond(client: socket, address: object) -> None:
         client.recv(65_536)
         try:
             client.sendall(answer)
-            for part in rest:
+            for part in later_parts:
                 client.sendall(part)
                 gevent.sleep(0.01)
         except OSError:
@@ -47,14 +47,18 @@ def whole(content: object) -> bytes:
     return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def found(
+def find_engine(
     url: str, engine_id: str = "e", directory: EngineDirectory | None = None
 ) -> tuple[str, int, str]:
     """What a directory finds: host, port and problem."""
     result: AsyncResult[tuple[str, int, str]] = AsyncResult()
     if directory is None:
         directory = EngineDirectory()
-    directory.find(url, engine_id, lambda *values: result.set(values))
+
+    def take_address(host: str, port: int, problem: str) -> None:
+        result.set((host, port, problem))
+
+    directory.find(url, engine_id, take_address)
     answer: tuple[str, int, str] = result.get(timeout=20)
     return answer
 
@@ -65,7 +69,7 @@ def test_an_engine_is_found_by_its_id() -> None:
         "1": EngineEntry("e", {"0": {"0": "tcp://pod:5601"}}),
     }
     with answering(whole(entries)) as url:
-        assert found(url) == ("pod", 5601, "")
+        assert find_engine(url) == ("pod", 5601, "")
 
 
 @pytest.mark.parametrize(
@@ -81,29 +85,29 @@ def test_an_engine_is_found_by_its_id() -> None:
 )
 def test_an_entry_without_an_address_is_a_problem(content: object) -> None:
     with answering(whole(content)) as url:
-        assert found(url)[2].startswith(f"bootstrap server {url}: ")
+        assert find_engine(url)[2].startswith(f"bootstrap server {url}: ")
 
 
 def test_an_endless_answer_is_not_read_to_its_end() -> None:
     with answering(HEAD + b"\r\n", repeat(b"x" * 262_144)) as url:
-        assert found(url)[2].endswith("the response is too long")
+        assert find_engine(url)[2].endswith("the response is too long")
 
 
 def test_a_slow_answer_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_directory, "REQUEST_TIMEOUT_S", 0.2)
     with answering(HEAD + b"\r\n", repeat(b" ")) as url:
-        assert found(url)[2].startswith(f"bootstrap server {url}: ")
+        assert find_engine(url)[2].startswith(f"bootstrap server {url}: ")
 
 
 @pytest.mark.parametrize("url", ["", "http://", "pod:8998", "http://pod:port", "http://[::1"])
 def test_an_address_that_is_no_url_is_a_problem(url: str) -> None:
-    assert found(url)[2]
+    assert find_engine(url)[2]
 
 
 def test_a_closed_port_and_an_answer_that_is_not_http_are_problems() -> None:
-    assert found(f"http://{unused_address()}")[2]
+    assert find_engine(f"http://{unused_address()}")[2]
     with answering(b"\x00\xff\r\n\r\n") as url:
-        assert found(url)[2]
+        assert find_engine(url)[2]
 
 
 def test_an_engine_is_asked_for_once() -> None:
@@ -113,20 +117,20 @@ def test_an_engine_is_asked_for_once() -> None:
         "1": EngineEntry("f", {"0": {"0": "tcp://pod:5602"}}),
     }
     with answering(whole(entries)) as url:
-        assert found(url, directory=directory) == ("pod", 5601, "")
+        assert find_engine(url, directory=directory) == ("pod", 5601, "")
     # The server is gone now.
-    assert found(url, directory=directory) == ("pod", 5601, "")
-    assert found(url, "f", directory) == ("pod", 5602, "")
-    assert found(url, "g", directory)[2].startswith(f"bootstrap server {url}: ")
+    assert find_engine(url, directory=directory) == ("pod", 5601, "")
+    assert find_engine(url, "f", directory) == ("pod", 5602, "")
+    assert find_engine(url, "g", directory)[2].startswith(f"bootstrap server {url}: ")
 
 
 def test_an_unknown_engine_is_asked_for_again() -> None:
     directory = EngineDirectory()
     with answering(whole({})) as url:
-        assert found(url, directory=directory)[2].endswith("remote engine_id e not found")
+        assert find_engine(url, directory=directory)[2].endswith("remote engine_id e not found")
     entries = {"0": EngineEntry("e", {"0": {"0": "tcp://pod:5601"}})}
     with answering(whole(entries)) as url:
-        assert found(url, directory=directory) == ("pod", 5601, "")
+        assert find_engine(url, directory=directory) == ("pod", 5601, "")
 
 
 def test_lookups_of_the_same_moment_share_one_query() -> None:
@@ -143,8 +147,12 @@ def test_lookups_of_the_same_moment_share_one_query() -> None:
     url = f"http://127.0.0.1:{server.server_port}"
     directory = EngineDirectory()
     first: AsyncResult[tuple[str, int, str]] = AsyncResult()
-    directory.find(url, "e", lambda *values: first.set(values))
-    unknown = found(url, "f", directory)
+
+    def take_address(host: str, port: int, problem: str) -> None:
+        first.set((host, port, problem))
+
+    directory.find(url, "e", take_address)
+    unknown = find_engine(url, "f", directory)
     server.stop(timeout=0)
     assert first.get(timeout=20) == ("pod", 5601, "")
     assert unknown[2].endswith("remote engine_id f not found")
@@ -160,7 +168,7 @@ def test_a_lookup_that_fails_does_not_stop_the_others() -> None:
 
     with answering(whole(entries)) as url:
         directory.find(url, "e", fail)
-        assert found(url, directory=directory) == ("pod", 5601, "")
+        assert find_engine(url, directory=directory) == ("pod", 5601, "")
 
 
 def test_an_unexpected_failure_of_a_query_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +177,8 @@ def test_an_unexpected_failure_of_a_query_is_a_problem(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(engine_directory, "_engines_at", fail)
     directory = EngineDirectory()
-    assert found("http://pod:8998", directory=directory)[2].endswith("the query failed")
-    assert found("http://pod:8998", directory=directory)[2].endswith("the query failed")
+    assert find_engine("http://pod:8998", directory=directory)[2].endswith("the query failed")
+    assert find_engine("http://pod:8998", directory=directory)[2].endswith("the query failed")
 
 
 def test_the_number_of_remembered_engines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +188,6 @@ def test_the_number_of_remembered_engines_is_bounded(monkeypatch: pytest.MonkeyP
         str(rank): EngineEntry(f"e{rank}", {"0": {"0": "tcp://pod:5601"}}) for rank in range(3)
     }
     with answering(whole(entries)) as url:
-        assert found(url, "e2", directory)[2] == ""
-    assert found(url, "e1", directory)[2] == ""
-    assert found(url, "e0", directory)[2] != ""
+        assert find_engine(url, "e2", directory)[2] == ""
+    assert find_engine(url, "e1", directory)[2] == ""
+    assert find_engine(url, "e0", directory)[2] != ""

@@ -62,7 +62,7 @@ def test_blocks_are_held_until_they_are_read(start: Start, kind: dict[str, Any])
         assert held == 5
 
 
-def test_a_lease_that_nobody_uses_ends(start: Start) -> None:
+def test_an_unused_lease_expires(start: Start) -> None:
     network, prefill, decode = start()
     request = prefilled(network, prefill, decode)
     advance(network, [prefill, decode], LEASE_S - 1)
@@ -216,7 +216,7 @@ def test_a_full_prefill_pod_lets_later_prefills_wait(kind: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("moment_s", [0.0, 0.5])
-def test_an_aborted_prefill_holds_nothing(start: Start, moment_s: float) -> None:
+def test_an_aborted_prefill_frees_its_blocks(start: Start, moment_s: float) -> None:
     network, prefill, _ = start()
     request = prefill.prefill(PROMPT, delay_s=1.0)
     advance(network, [prefill], moment_s)
@@ -236,9 +236,9 @@ def test_a_handoff_to_itself_computes_from_the_cache(start: Start, policy: str) 
     assert answer.end == "length"
     assert prefill.hits() == (0, 0)
     assert prefill.is_idle
-    again = prefill.decode(request)
+    second_answer = prefill.decode(request)
     advance(network, [prefill], 1)
-    assert again.end == ("length" if policy == "recompute" else "error")
+    assert second_answer.end == ("length" if policy == "recompute" else "error")
     assert prefill.is_idle
 
 

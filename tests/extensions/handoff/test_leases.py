@@ -73,7 +73,7 @@ def test_only_the_reader_releases_blocks(holder: Holder) -> None:
     assert len(holder.leases) == 0
 
 
-def test_a_request_id_that_comes_again_releases_the_earlier_blocks(holder: Holder) -> None:
+def test_a_repeated_request_id_releases_the_earlier_blocks(holder: Holder) -> None:
     holder.hold("a", "a")
     assert holder.released == ["a"]
     assert len(holder.leases) == 1

@@ -12,12 +12,13 @@ from app.extensions.handoff.settings import HandoffSettings
 from config import Settings
 from config.declaration import ConfigError
 from config.vllm.serve import settings_of
+from tests.callbacks import ignore
 
 
 def settings_for(**config: Any) -> Settings:
     options = ["tiny", "--kv-transfer-config", json.dumps(config)]
     flags = settings_of(options, {}, settings_type())
-    return resolve(flags, {}, lambda text: None)
+    return resolve(flags, {}, ignore)
 
 
 def test_a_mooncake_connector_keeps_its_role() -> None:
@@ -117,7 +118,7 @@ def lmcache(path: Path, text: str) -> Settings:
     config = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_producer"}
     options = ["tiny", "--kv-transfer-config", json.dumps(config)]
     environ = {"LMCACHE_CONFIG_FILE": str(file)}
-    return resolve(settings_of(options, environ, settings_type()), environ, lambda text: None)
+    return resolve(settings_of(options, environ, settings_type()), environ, ignore)
 
 
 def test_an_lmcache_sender_copies_to_the_peer_in_its_file(tmp_path: Path) -> None:

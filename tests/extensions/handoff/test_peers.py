@@ -141,7 +141,7 @@ def test_a_decode_computes_its_prompt_when_the_peer_is_gone(pair: Pair, role: st
     assert pair.decode.is_idle
 
 
-def test_an_aborted_decode_leaves_nothing_behind(pair: Pair) -> None:
+def test_an_aborted_decode_frees_all_blocks_and_leases(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     assert decode.handle is not None
@@ -165,7 +165,7 @@ def test_a_symmetric_reader_copies_the_blocks_that_the_peer_has(
     assert_idle(cached_pair)
 
 
-def test_an_aborted_lookup_leaves_nothing_behind(pair: Pair) -> None:
+def test_an_aborted_lookup_frees_all_blocks_and_leases(pair: Pair) -> None:
     decode = pair.begin_decode("remote_kv_source")
     assert decode.handle is not None
     decode.handle.abort()
@@ -173,16 +173,16 @@ def test_an_aborted_lookup_leaves_nothing_behind(pair: Pair) -> None:
     assert_idle(pair)
 
 
-def test_copied_blocks_are_kept_in_the_own_store(cached_pair: Pair) -> None:
+def test_copied_blocks_stay_in_the_store_of_the_pod(cached_pair: Pair) -> None:
     cached_pair.begin_prefill()
     cached_pair.begin_decode()
     cached_pair.advance(1.0)
     assert cached_pair.decode.cache is not None
     cached_pair.decode.cache.reset()
     cached_pair.prefill.channel.is_alive = False
-    again = cached_pair.decode.complete(PROMPT, {"remote_prefiller": PEER})
+    repeated = cached_pair.decode.complete(PROMPT, {"remote_prefiller": PEER})
     cached_pair.advance(2.5 * TIMEOUT_S)
-    assert (again.end, fetched_tokens(again)) == ("length", 2 * BLOCK_TOKENS)
+    assert (repeated.end, fetched_tokens(repeated)) == ("length", 2 * BLOCK_TOKENS)
 
 
 @pytest.mark.parametrize(

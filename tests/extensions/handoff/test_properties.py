@@ -1,5 +1,6 @@
 """Whatever two pods and their network do, held blocks return to zero and hits count once."""
 
+from operator import attrgetter
 from typing import Any
 
 from hypothesis import settings
@@ -23,6 +24,11 @@ PORTS = (1, 2, 3)
 STEP_LIMIT_S = 40.0
 ports = st.sampled_from(PORTS)
 indexes = st.integers(0, 20)
+EXAMPLES = settings(deadline=None, max_examples=25, stateful_step_count=30)
+
+
+def has_requests(handoffs: "Handoffs") -> bool:
+    return bool(handoffs.prefills or handoffs.decodes)
 
 
 class Handoffs(RuleBasedStateMachine):
@@ -47,14 +53,14 @@ class Handoffs(RuleBasedStateMachine):
     def prefill(self, port: int, prompt: list[int], delay_s: float) -> None:
         self.prefills.append(self.pods[port].prefill(prompt, delay_s))
 
-    @precondition(lambda self: self.prefills)
+    @precondition(attrgetter("prefills"))
     @rule(port=ports, index=indexes)
     def decode(self, port: int, index: int) -> None:
         """Also a retry, a second decode, or one before the end of its prefill."""
         prefill = self.prefills[index % len(self.prefills)]
         self.decodes.append(self.pods[port].decode(prefill))
 
-    @precondition(lambda self: self.prefills)
+    @precondition(attrgetter("prefills"))
     @rule(port=ports, index=indexes)
     def decode_of_another_engine(self, port: int, index: int) -> None:
         prefill = self.prefills[index % len(self.prefills)]
@@ -73,7 +79,7 @@ class Handoffs(RuleBasedStateMachine):
     def lose(self) -> None:
         self.network.drop()
 
-    @precondition(lambda self: self.prefills or self.decodes)
+    @precondition(has_requests)
     @rule(index=indexes)
     def disconnect(self, index: int) -> None:
         requests = [*self.prefills, *self.decodes]
@@ -95,14 +101,17 @@ class Handoffs(RuleBasedStateMachine):
         """Each prompt is fetched at most once, and its tokens are those of one request."""
         fetched = [request for request in self.decodes if request.fetched_tokens]
         for pod in (*self.pods.values(), *self.dead):
-            own = [request for request in fetched if request.pod is pod]
-            assert pod.hits() == (len(own), sum(request.fetched_tokens for request in own))
+            pod_requests = [request for request in fetched if request.pod is pod]
+            assert pod.hits() == (
+                len(pod_requests),
+                sum(request.fetched_tokens for request in pod_requests),
+            )
         sources = [request.source for request in fetched]
         assert len(sources) == len(set(sources))
         assert set(sources) <= self.network.confirmed
 
     def teardown(self) -> None:
-        """All that lives comes to rest by itself."""
+        """All live pods become idle without further requests."""
         pods = list(self.pods.values())
         limit_s = MAX_WAIT_S + (len(self.prefills) + len(self.decodes)) * STEP_LIMIT_S
         waited_s = 0.0
@@ -130,7 +139,6 @@ class CountedHandoffs(Handoffs):
     options = {"steps": True, "blocks": None}
 
 
-EXAMPLES = settings(deadline=None, max_examples=25, stateful_step_count=30)
 TestHandoffs = Handoffs.TestCase
 TestHandoffs.settings = EXAMPLES
 TestSteppedHandoffs = SteppedHandoffs.TestCase

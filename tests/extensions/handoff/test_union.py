@@ -15,6 +15,7 @@ from app.extensions.handoff.settings import HandoffSettings
 from app.extensions.handoff.union import union_of
 from config import Settings
 from config.vllm.serve import settings_of
+from tests.callbacks import ignore
 from tests.running_server import free_port
 
 PROMPT = list(range(100, 148))
@@ -30,7 +31,7 @@ def settings_for(*names: str, flags: tuple[str, ...] = ()) -> Settings:
         "kv_connector_extra_config": {"connectors": parts},
     }
     options = ["tiny", *flags, "--kv-transfer-config", json.dumps(config)]
-    return resolve(settings_of(options, {}, settings_type()), {}, lambda text: None)
+    return resolve(settings_of(options, {}, settings_type()), {}, ignore)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def settings_for(*names: str, flags: tuple[str, ...] = ()) -> Settings:
         (("DecodeBenchConnector",), "", ""),
     ],
 )
-def test_the_first_connector_of_each_kind_takes_part(
+def test_the_first_connector_of_each_kind_is_used(
     names: tuple[str, ...], connector: str, store: str
 ) -> None:
     settings = settings_for(*names)

@@ -18,6 +18,9 @@ from app.extensions.journal.journal import Journal
 from tests.application import app_of, request
 
 CHAT = "/v1/chat/completions"
+KEY = {"Authorization": "Bearer key-of-the-test"}
+NAMES = ("api_key", "hfToken", "pwd", "auth", "DB_PASSWORD", "X-Api-Key", "client_secret", "cookie")
+FORM = "application/x-www-form-urlencoded"
 
 
 def client_of(*flags: str) -> FlaskClient:
@@ -129,14 +132,11 @@ def test_thirty_thousand_entries_stay_within_the_limit_and_are_searchable() -> N
     assert journal.size_bytes == 0
 
 
-KEY = {"Authorization": "Bearer key-of-the-test"}
-
-
 def keyed_client(*flags: str) -> FlaskClient:
     return client_of("--api-key", "key-of-the-test", *flags)
 
 
-def kept(client: FlaskClient, **query: Any) -> Sequence[Any]:
+def entries_of(client: FlaskClient, **query: Any) -> Sequence[Any]:
     answer: Any = client.get(f"/admin/journal?{urlencode(query)}", headers=KEY).json
     rows: Sequence[Any] = answer["entries"]
     return rows
@@ -152,9 +152,11 @@ def test_requests_without_a_key_do_not_evict_keyed_requests() -> None:
                 path, json={"prompt": f"{number} {path}"}, headers={"Authorization": "Bearer wrong"}
             )
     client.post(CHAT, json={**body, "max_tokens": 3}, headers=KEY)
-    mine = [entry for entry in kept(client) if entry["status"] == 200 and entry["route"] == CHAT]
+    mine = [
+        entry for entry in entries_of(client) if entry["status"] == 200 and entry["route"] == CHAT
+    ]
     assert [entry["request"]["max_tokens"] for entry in mine] == [2, 3]
-    strangers = kept(client)[1:-1]
+    strangers = entries_of(client)[1:-1]
     assert [entry["route"] for entry in strangers] == [
         "/tokenize",
         "/nowhere",
@@ -164,7 +166,7 @@ def test_requests_without_a_key_do_not_evict_keyed_requests() -> None:
     ]
     assert {entry["status"] for entry in strangers} == {200, 401, 404}
     assert [
-        entry["max_tokens"] for entry in (mine[-1]["request"], kept(client)[-1]["request"])
+        entry["max_tokens"] for entry in (mine[-1]["request"], entries_of(client)[-1]["request"])
     ] == [3, 3]
 
 
@@ -173,7 +175,7 @@ def test_requests_without_a_key_are_limited_in_number_and_size() -> None:
     for number in range(150):
         client.post("/tokenize", json={"prompt": f"{number} " + "x" * 30_000})
     client.post("/tokenize", json={"prompt": "x" * 100_000})
-    entries_of_strangers = kept(client)
+    entries_of_strangers = entries_of(client)
     assert 20 < len(entries_of_strangers) < 40 and entries_of_strangers[-1]["request"] is None
     assert entries_of_strangers[-2]["request"]["prompt"].startswith("149 ")
     memory: Any = client.get("/admin/memory", headers=KEY).json
@@ -184,15 +186,20 @@ def test_both_rings_are_merged_in_order_of_arrival_and_cleared_together() -> Non
     client = keyed_client("--journal", "10")
     for number in range(6):
         client.post("/tokenize", json={"prompt": str(number)}, headers=KEY if number % 2 else {})
-    assert [entry["request"]["prompt"] for entry in kept(client)] == ["0", "1", "2", "3", "4", "5"]
-    assert [entry["request"]["prompt"] for entry in kept(client, limit=3)] == ["3", "4", "5"]
-    assert [entry["request"]["prompt"] for entry in kept(client, contains="4")] == ["4"]
+    assert [entry["request"]["prompt"] for entry in entries_of(client)] == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
+    assert [entry["request"]["prompt"] for entry in entries_of(client, limit=3)] == ["3", "4", "5"]
+    assert [entry["request"]["prompt"] for entry in entries_of(client, contains="4")] == ["4"]
     client.delete("/admin/journal", headers=KEY)
-    assert kept(client) == []
+    assert entries_of(client) == []
 
 
-NAMES = ("api_key", "hfToken", "pwd", "auth", "DB_PASSWORD", "X-Api-Key", "client_secret", "cookie")
-FORM = "application/x-www-form-urlencoded"
 Encoded = tuple[bytes, str]
 """A body and its content type."""
 
@@ -222,73 +229,123 @@ def as_multipart(name: str, secret: str) -> Encoded:
     )
 
 
-def as_raw_form(name: str, secret: str) -> Encoded:
+def json_field(name: str, secret: str) -> Encoded:
+    return as_json({"n": 1, name: secret})
+
+
+def indented_json_field(name: str, secret: str) -> Encoded:
+    return as_utf8_json({"n": 1, name: [secret]})
+
+
+def json_in_json(name: str, secret: str) -> Encoded:
+    return as_json({"arguments": json.dumps({name: secret})})
+
+
+def json_declared_as_a_form(name: str, secret: str) -> Encoded:
+    return json.dumps({name: secret}).encode(), FORM
+
+
+def form(name: str, secret: str) -> Encoded:
+    return urlencode({"n": 1, name: secret, "m": 2}).encode(), FORM
+
+
+def form_without_a_type(name: str, secret: str) -> Encoded:
+    return urlencode({name: secret, "m": 2}).encode(), ""
+
+
+def form_of_javascript(name: str, secret: str) -> Encoded:
+    return f"{name}={in_javascript(secret)}&n=1".encode(), FORM
+
+
+def form_with_an_escaped_name(name: str, secret: str) -> Encoded:
+    escaped_name = with_every_byte_escaped(name)
+    return f"n=1&{escaped_name}={with_every_byte_escaped(secret)}".encode(), FORM
+
+
+def form_without_escapes(name: str, secret: str) -> Encoded:
     return f"n=1&{name}={secret.replace('&', ';')}&m=2".encode(), FORM
 
 
-ENCODINGS: dict[str, Callable[[str, str], Encoded]] = {
-    "a JSON field": lambda name, secret: as_json({"n": 1, name: secret}),
-    "an indented JSON field": lambda name, secret: as_utf8_json({"n": 1, name: [secret]}),
-    "JSON in JSON": lambda name, secret: as_json({"arguments": json.dumps({name: secret})}),
-    "JSON declared as a form": lambda name, secret: (json.dumps({name: secret}).encode(), FORM),
-    "a form": lambda name, secret: (urlencode({"n": 1, name: secret, "m": 2}).encode(), FORM),
-    "a form without a type": lambda name, secret: (urlencode({name: secret, "m": 2}).encode(), ""),
-    "a form of JavaScript": lambda name, secret: (
-        f"{name}={in_javascript(secret)}&n=1".encode(),
-        FORM,
-    ),
-    "a form with an escaped name": lambda name, secret: (
-        f"n=1&{with_every_byte_escaped(name)}={with_every_byte_escaped(secret)}".encode(),
-        FORM,
-    ),
-    "a form without escapes": as_raw_form,
-    "JSON in a form": lambda name, secret: (
-        urlencode({"payload": json.dumps({name: secret})}).encode(),
-        FORM,
-    ),
-    "a multipart field": as_multipart,
-    "a multipart field without a type": lambda name, secret: (as_multipart(name, secret)[0], ""),
-    "JSON in a multipart field": lambda name, secret: as_multipart(
-        "payload", json.dumps({name: secret})
-    ),
-    "a query in JSON": lambda name, secret: as_json(
-        {"content": f"see https://host/path?n=1&{urlencode({name: secret})}#top, please"}
-    ),
-    "a query in escaped JSON": lambda name, secret: (
-        json.dumps({"content": f"see https://host/?{name}={in_javascript(secret)}"})
-        .replace("/", "\\/")
-        .replace("?", "\\u003f")
-        .encode(),
-        "application/json",
-    ),
-    "a query in a query": lambda name, secret: (
-        urlencode({"next": f"https://host/?{urlencode({name: secret})}"}).encode(),
-        FORM,
-    ),
-    "a password of a URL in JSON": lambda name, secret: as_json(
-        {"url": f"https://{name}:{quote(secret, safe='')}@host:8000/path"}
-    ),
-    "a password of a URL in text": lambda name, secret: as_utf8_json(
-        {"messages": [{"content": f'clone "https://me:{in_javascript(secret)}@host"\n'}]}
-    ),
-    "a password of a URL in a form": lambda name, secret: (
-        urlencode({"url": f"https://me:{quote(secret, safe='')}@host/"}).encode(),
-        FORM,
-    ),
-    "a password of a URL in a multipart field": lambda name, secret: as_multipart(
-        "url", f"redis://:{quote(secret, safe='')}@host"
-    ),
-}
+def json_in_a_form(name: str, secret: str) -> Encoded:
+    return urlencode({"payload": json.dumps({name: secret})}).encode(), FORM
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+def multipart_field(name: str, secret: str) -> Encoded:
+    return as_multipart(name, secret)
+
+
+def multipart_field_without_a_type(name: str, secret: str) -> Encoded:
+    return as_multipart(name, secret)[0], ""
+
+
+def json_in_a_multipart_field(name: str, secret: str) -> Encoded:
+    return as_multipart("payload", json.dumps({name: secret}))
+
+
+def query_in_json(name: str, secret: str) -> Encoded:
+    query = urlencode({name: secret})
+    return as_json({"content": f"see https://host/path?n=1&{query}#top, please"})
+
+
+def query_in_escaped_json(name: str, secret: str) -> Encoded:
+    text = json.dumps({"content": f"see https://host/?{name}={in_javascript(secret)}"})
+    escaped = text.replace("/", "\\/").replace("?", "\\u003f")
+    return escaped.encode(), "application/json"
+
+
+def query_in_a_query(name: str, secret: str) -> Encoded:
+    return urlencode({"next": f"https://host/?{urlencode({name: secret})}"}).encode(), FORM
+
+
+def url_password_in_json(name: str, secret: str) -> Encoded:
+    return as_json({"url": f"https://{name}:{quote(secret, safe='')}@host:8000/path"})
+
+
+def url_password_in_text(name: str, secret: str) -> Encoded:
+    text = f'clone "https://me:{in_javascript(secret)}@host"\n'
+    return as_utf8_json({"messages": [{"content": text}]})
+
+
+def url_password_in_a_form(name: str, secret: str) -> Encoded:
+    return urlencode({"url": f"https://me:{quote(secret, safe='')}@host/"}).encode(), FORM
+
+
+def url_password_in_a_multipart_field(name: str, secret: str) -> Encoded:
+    return as_multipart("url", f"redis://:{quote(secret, safe='')}@host")
+
+
+ENCODERS: list[Callable[[str, str], Encoded]] = [
+    json_field,
+    indented_json_field,
+    json_in_json,
+    json_declared_as_a_form,
+    form,
+    form_without_a_type,
+    form_of_javascript,
+    form_with_an_escaped_name,
+    form_without_escapes,
+    json_in_a_form,
+    multipart_field,
+    multipart_field_without_a_type,
+    json_in_a_multipart_field,
+    query_in_json,
+    query_in_escaped_json,
+    query_in_a_query,
+    url_password_in_json,
+    url_password_in_text,
+    url_password_in_a_form,
+    url_password_in_a_multipart_field,
+]
+
+
+@pytest.mark.parametrize("encode", ENCODERS)
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(NAMES), st.text(st.characters(exclude_categories=["Cs"])))
-def test_secrets_are_masked_in_every_encoding(encoding: str, name: str, middle: str) -> None:
-    """Beginning and end of the secret are letters, which no encoding changes but the one of every
-    byte.
-    """
-    body, content_type = ENCODINGS[encoding](name, f"zqzqzq{middle}qxqxqx")
+def test_secrets_are_masked_in_every_encoding(
+    encode: Callable[[str, str], Encoded], name: str, middle: str
+) -> None:
+    """The secret starts and ends with letters. Only `with_every_byte_escaped` changes them."""
+    body, content_type = encode(name, f"zqzqzq{middle}qxqxqx")
     headers = {"content-type": content_type} if content_type else {}
     journal = Journal(10)
     context = request(CHAT, "POST", headers=headers, body=body)

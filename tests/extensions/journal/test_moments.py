@@ -133,7 +133,7 @@ def test_offset_follows_an_adjusted_system_clock() -> None:
     assert wall_clock.offset_s() == 1_005.0
 
 
-def test_empty_body_of_a_client_that_has_left_is_no_write() -> None:
+def test_the_empty_body_of_a_disconnected_client_is_not_a_send() -> None:
     log = SendLog(Clock(steps_s=[]).monotonic, [].append)
     assert stamped(b"", log) == b""
     assert list(log.moments) == []

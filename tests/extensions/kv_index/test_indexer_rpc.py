@@ -76,7 +76,7 @@ def test_each_rank_of_a_pod_has_a_score(index: KvIndex) -> None:
     assert all(score.HasField("data_parallel_rank") for score in answer.scores)
 
 
-def test_the_backend_is_asked_as_often_for_one_pod_as_for_many(
+def test_the_number_of_backend_calls_does_not_depend_on_the_number_of_pods(
     index: KvIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(index, "a", 1)

@@ -130,7 +130,12 @@ def steps_of(cost: CostConstants, count: int, seed: int) -> list[RecordedStep]:
         context = sum(random.randint(1, 500) for _ in range(decodes))
         steps.append(
             RecordedStep(
-                decodes + chunk, decodes + prefills, context, chunk * chunk / 2, prefills, 1.0
+                tokens=decodes + chunk,
+                sequences=decodes + prefills,
+                context=context,
+                attention=chunk * chunk / 2,
+                prefills=prefills,
+                seconds=1.0,
             )
         )
     step_seconds = predicted(cost, steps)
@@ -206,7 +211,7 @@ def rehearsed(noise: float = 0.0) -> Rehearsal:
         return 1 + random.uniform(-noise, noise)
 
     engine = StandIn(limits, CPU, draw_noise)
-    return rehearse(engine, profile_of(CostConstants(), limits), loads, engine.clock, ignore)
+    return rehearse(engine, profile_of(CostConstants(), limits), loads, engine.clock, tell=ignore)
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +237,11 @@ def played(scale: float, steps: int = 3) -> Played:
     recording = MeasuredRun(
         name="-", arrival_s=zero, send_s=zero, first_s=first, last_s=last, **lengths
     )
-    return Played(recording, [RecordedStep(3, 3, 0, 0.0, 0, 0.1)] * steps)
+    return Played(
+        recording,
+        [RecordedStep(tokens=3, sequences=3, context=0, attention=0.0, prefills=0, seconds=0.1)]
+        * steps,
+    )
 
 
 def test_the_median_error_may_exceed_the_noise_by_5_points_and_single_ones_by_10() -> None:

@@ -9,13 +9,11 @@ from flask.testing import FlaskClient
 
 from tests.application import app_of
 
-EMBED, POOL, CLASSIFY, SCORE, RERANK = (
-    "/v1/embeddings",
-    "/pooling",
-    "/classify",
-    "/score",
-    "/rerank",
-)
+EMBED = "/v1/embeddings"
+POOL = "/pooling"
+CLASSIFY = "/classify"
+SCORE = "/score"
+RERANK = "/rerank"
 COHERE = "/v2/embed"
 DIMENSIONS = 16
 FLAGS = ("--model=tiny", "--max-model-len=64", f"--default-embedding-dimensions={DIMENSIONS}")
@@ -36,7 +34,7 @@ def client_of(*flags: str) -> FlaskClient:
     return app_of(*FLAGS, *flags).test_client()
 
 
-def told(path: str, task: str = "pooling", **fields: Any) -> Any:
+def call(path: str, task: str = "pooling", **fields: Any) -> Any:
     answer = client_of(f"--task={task}").post(path, json=fields)
     assert answer.status_code == 200, answer.text
     return answer.get_json()
@@ -49,13 +47,13 @@ def refused(path: str, body: object, *flags: str) -> tuple[int, str, str | None]
 
 
 def vectors(texts: Any, **fields: Any) -> list[list[float]]:
-    return [item["embedding"] for item in told(EMBED, input=texts, **fields)["data"]]
+    return [item["embedding"] for item in call(EMBED, input=texts, **fields)["data"]]
 
 
 def scores(**fields: Any) -> list[float]:
-    return [item["score"] for item in told(SCORE, **fields)["data"]]
+    return [item["score"] for item in call(SCORE, **fields)["data"]]
 
 
 def token_ids(prompt: str) -> list[int]:
-    ids: list[int] = told("/tokenize", prompt=prompt)["tokens"]
+    ids: list[int] = call("/tokenize", prompt=prompt)["tokens"]
     return ids

@@ -27,12 +27,31 @@ from app.extensions.pooling.vectors import (
     small_floats,
 )
 
+TOKENIZER = default_tokenizer()
+TEXTS = st.text(max_size=60)
+GOLDEN = [-0.192686, 0.192686, 0.0, -0.893363, 0.0, -0.070068, -0.350338, 0.0]
+"""Of "The quick brown fox", eight numbers."""
+VECTORS_SHA256 = "ef709923216673e3108f6dfda6d26641f849a6c8ec4cba71d251372026207276"
+"""Of the vectors that the test below lists, on a little-endian machine."""
+DIMENSIONS = st.sampled_from([1, 2, 5, 8, 16, 63, 64, 100, 384])
+WORDS = ("cat", "cats", "catalog", "the", "aaaa", "ox", "東", "x" * 70, "Straße", "7", "!")
+BAGS = st.lists(st.integers(0, 30), max_size=40)
+NUMBERS = array("f", (1.0, -0.5, 0.0, 0.1))
+PACKED = {
+    "float32": "3f800000bf000000000000003dcccccd",
+    "float16": "3c00b80000002e66",
+    "bfloat16": "3f80bf0000003dcd",
+    "fp8_e4m3": "38b0001d",
+    "fp8_e5m2": "3cb8002e",
+}
+"""1, -1/2, 0 and 1/10, big end first."""
+SINGLES = st.floats(-100, 100, width=32)
+
 
 def no_pause() -> None:
     """Nothing else wants a turn."""
 
 
-TOKENIZER = default_tokenizer()
 MODEL = PoolingModel(4, 2, TOKENIZER, no_pause)
 
 
@@ -41,14 +60,6 @@ def test_vectors_have_their_length_unless_the_request_wants_them_without() -> No
     length = math.dist(raw, [0] * 4)
     assert length != pytest.approx(1) and unit == same
     assert [number * length for number in unit] == pytest.approx(raw.tolist(), abs=1e-6)
-
-
-TEXTS = st.text(max_size=60)
-GOLDEN = [-0.192686, 0.192686, 0.0, -0.893363, 0.0, -0.070068, -0.350338, 0.0]
-"""Of "The quick brown fox", eight numbers."""
-VECTORS_SHA256 = "ef709923216673e3108f6dfda6d26641f849a6c8ec4cba71d251372026207276"
-"""Of the vectors that the test below lists, on a little-endian machine."""
-DIMENSIONS = st.sampled_from([1, 2, 5, 8, 16, 63, 64, 100, 384])
 
 
 def vector(text: str, dimensions: int = 384) -> array[float]:
@@ -69,9 +80,7 @@ def test_every_text_has_a_vector_of_length_one(text: str, dimensions: int) -> No
 
 
 @given(text=TEXTS, short=DIMENSIONS, long=DIMENSIONS)
-def test_a_shorter_vector_is_the_beginning_of_a_longer_one(
-    text: str, short: int, long: int
-) -> None:
+def test_a_shorter_vector_is_a_prefix_of_a_longer_one(text: str, short: int, long: int) -> None:
     short, long = sorted((short, long))
     beginning, whole = (
         embedding(text, count, no_pause, known_features=KnownFeatures(), unit=False)
@@ -116,9 +125,6 @@ def test_remembered_places_do_not_change_vectors() -> None:
         numbers = embedding("The quick fox", dimensions, no_pause, known_features=known_features)
         assert numbers == vector("The quick fox", dimensions)
     assert known_features.words.keys() >= {("quick", 384), ("fox", 8)}
-
-
-WORDS = ("cat", "cats", "catalog", "the", "aaaa", "ox", "東", "x" * 70, "Straße", "7", "!")
 
 
 @given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=8), max_size=5))
@@ -171,9 +177,6 @@ def test_texts_that_share_words_or_characters_are_near(
     assert cosine(text, text, dimensions) == pytest.approx(1)
 
 
-BAGS = st.lists(st.integers(0, 30), max_size=40)
-
-
 def scored(query: list[int], document: list[int]) -> float:
     return sigmoid(logit(Bag(query), Bag(document)))
 
@@ -184,20 +187,6 @@ def test_a_score_is_between_0_and_1_and_the_same_from_both_sides(
 ) -> None:
     assert 0 < scored(query, document) < 1
     assert scored(query, document) == scored(document, query)
-
-
-NUMBERS = array("f", (1.0, -0.5, 0.0, 0.1))
-
-PACKED = {
-    "float32": "3f800000bf000000000000003dcccccd",
-    "float16": "3c00b80000002e66",
-    "bfloat16": "3f80bf0000003dcd",
-    "fp8_e4m3": "38b0001d",
-    "fp8_e5m2": "3cb8002e",
-}
-"""1, -1/2, 0 and 1/10, big end first."""
-
-SINGLES = st.floats(-100, 100, width=32)
 
 
 def small_float(number: float, exponent_bits: int, mantissa_bits: int) -> int:

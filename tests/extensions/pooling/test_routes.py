@@ -35,83 +35,20 @@ from tests.extensions.pooling.calls import (
     POOL,
     RERANK,
     SCORE,
+    call,
     client_of,
     refused,
     scores,
     token_ids,
-    told,
     vectors,
 )
 
 TEXT_KINDS = (EmbeddingRequest, PoolingRequest, ClassificationRequest)
-
-
-def test_memory_lists_the_features_of_embedded_texts() -> None:
-    app = app_of("--task=embed")
-    sizes_before = check_caches(app, {"embeddings"})["embeddings"]
-    assert app.test_client().post("/v1/embeddings", json={"input": "a fox"}).status_code == 200
-    assert cache_sizes(app)["embeddings"]["size_bytes"] > sizes_before["size_bytes"] == 0
-
-
-def decoded(kind: type[Request], **body: Any) -> Any:
-    return decode(json.dumps(body).encode(), "application/json", kind)
-
-
-@pytest.mark.parametrize("kind", TEXT_KINDS)
-@pytest.mark.parametrize(
-    ("value", "texts", "id_lists"),
-    [
-        ("a", ["a"], []),
-        (["a", "b"], ["a", "b"], []),
-        ([1, 2], [], [[1, 2]]),
-        ([[1], [2, 3]], [], [[1], [2, 3]]),
-        ([1.0, "2", True], [], [[1, 2, 1]]),
-    ],
-)
-def test_input_comes_in_four_forms(
-    kind: type[Request], value: Any, texts: list[str], id_lists: list[list[int]]
-) -> None:
-    for extra in ({}, {"priority": "1"}):  # the second is decoded the lax way
-        parsed = decoded(kind, input=value, **extra)
-        assert (parsed.texts, parsed.id_lists, parsed.conversations) == (texts, id_lists, [])
-        assert parsed.add_special_tokens is True
-
-
-@pytest.mark.parametrize("kind", TEXT_KINDS)
-def test_messages_are_one_conversation_and_win_over_input(kind: type[Request]) -> None:
-    for extra in ({}, {"input": "a"}, {"input": 5}, {"input": MESSAGES, "priority": "1"}):
-        parsed = decoded(kind, messages=MESSAGES, **extra)
-        assert (parsed.conversations, parsed.texts) == ([MESSAGES], [])
-        assert (parsed.add_special_tokens, parsed.add_generation_prompt) == (False, False)
-
-
 SEVERAL: list[dict[str, Any]] = [
     {"messages": [MESSAGES, MESSAGES]},
     {"input": [MESSAGES, MESSAGES]},
     {"input": [MESSAGES, MESSAGES], "messages": None},
 ]
-
-
-def test_embeddings_alone_take_several_conversations() -> None:
-    for body in SEVERAL:
-        assert decoded(EmbeddingRequest, **body).conversations == [MESSAGES, MESSAGES]
-        with pytest.raises(ApiError) as caught:
-            decoded(PoolingRequest, **body)
-        assert (caught.value.status, caught.value.type) == (400, "Bad Request")
-
-
-def test_the_sides_of_a_score_have_four_pairs_of_names() -> None:
-    for names in (
-        ("queries", "documents"),
-        ("queries", "items"),
-        ("data_1", "data_2"),
-        ("text_1", "text_2"),
-    ):
-        for extra in ({}, {"priority": "1"}):
-            parsed = decoded(ScoreRequest, **{names[0]: "a", names[1]: ["b", "c"]}, **extra)
-            assert (parsed.queries, parsed.documents) == ("a", ["b", "c"])
-
-
 REFUSED: list[tuple[type[Request], dict[str, Any], str]] = [
     *(
         case
@@ -147,54 +84,8 @@ REFUSED: list[tuple[type[Request], dict[str, Any], str]] = [
     ),
     (RerankRequest, {"query": "a", "documents": ["b"], "top_n": -1}, "body.top_n"),
 ]
-
-
-def test_a_wrong_type_is_a_bad_request_with_its_path() -> None:
-    for kind, body, param in REFUSED:
-        with pytest.raises(ApiError) as caught:
-            decoded(kind, **body)
-        error = caught.value
-        assert (error.status, error.type, error.param) == (400, "Bad Request", param), (kind, body)
-
-
 PATHS = TASK_PATHS["pooling"]
-
-
-@pytest.mark.parametrize(
-    ("task", "settings", "expected"),
-    [
-        ("pooling", {}, set(TASK_PATHS["pooling"])),
-        ("score", {}, set(TASK_PATHS["score"])),
-        ("classify", {}, {POOL, CLASSIFY}),
-        ("generate", {}, {CHAT, TEXT}),
-        ("embed", {"mm_encoder_only": True}, set(TASK_PATHS["embed"]) - {EMBED, COHERE}),
-    ],
-)
-def test_a_task_has_the_routes_that_vllm_gives_it(
-    task: str, settings: dict[str, bool], expected: set[str]
-) -> None:
-    client = create_app(settings_type()(model=ModelSettings(task=task, **settings))).test_client()
-    answers = {path: client.post(path, json={}) for path in (*PATHS, CHAT, TEXT)}
-    assert {path for path, answer in answers.items() if answer.status_code != 404} == expected
-    assert all(answers[path].json == {"detail": "Not Found"} for path in answers.keys() - expected)
-
-
-def test_embeddings_may_stand_beside_chat_and_completions() -> None:
-    """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
-    model = ModelSettings(embeddings_with_chat=True)
-    assert served_paths(model) == (EMBED,)
-    client = create_app(settings_type()(model=model)).test_client()
-    answer = client.post(EMBED, json=BASE[EMBED])
-    assert answer.status_code == 200 and answer.json["usage"]["completion_tokens"] == 0
-    chat = client.post(
-        CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-    )
-    assert chat.json["usage"]["completion_tokens"] == 3
-    assert client.post(POOL, json=BASE[POOL]).status_code == 404
-
-
 LONG = "a " * 65
-
 RULES: list[tuple[str, dict[str, Any], str | None]] = [
     (EMBED, {"input": ""}, None),
     (EMBED, {"input": [-1]}, None),
@@ -219,6 +110,109 @@ RULES: list[tuple[str, dict[str, Any], str | None]] = [
     *((path, {"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs") for path in BASE),
     *((path, {"cache_salt": "a@b"}, "cache_salt") for path in BASE),
 ]
+BAD = "Bad Request"
+RULE = "BadRequestError"
+COHERE_FLAGS = ("--task=embed", "--force-dummy-tokenizer")
+
+
+def test_memory_lists_the_features_of_embedded_texts() -> None:
+    app = app_of("--task=embed")
+    sizes_before = check_caches(app, {"embeddings"})["embeddings"]
+    assert app.test_client().post("/v1/embeddings", json={"input": "a fox"}).status_code == 200
+    assert cache_sizes(app)["embeddings"]["size_bytes"] > sizes_before["size_bytes"] == 0
+
+
+def decoded(kind: type[Request], **body: Any) -> Any:
+    return decode(json.dumps(body).encode(), "application/json", kind)
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+@pytest.mark.parametrize(
+    ("value", "texts", "id_lists"),
+    [
+        ("a", ["a"], []),
+        (["a", "b"], ["a", "b"], []),
+        ([1, 2], [], [[1, 2]]),
+        ([[1], [2, 3]], [], [[1], [2, 3]]),
+        ([1.0, "2", True], [], [[1, 2, 1]]),
+    ],
+)
+def test_input_comes_in_four_forms(
+    kind: type[Request], value: Any, texts: list[str], id_lists: list[list[int]]
+) -> None:
+    for extra in ({}, {"priority": "1"}):  # the second is decoded the lax way
+        parsed = decoded(kind, input=value, **extra)
+        assert (parsed.texts, parsed.id_lists, parsed.conversations) == (texts, id_lists, [])
+        assert parsed.add_special_tokens is True
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+def test_messages_are_one_conversation_and_take_precedence_over_input(kind: type[Request]) -> None:
+    for extra in ({}, {"input": "a"}, {"input": 5}, {"input": MESSAGES, "priority": "1"}):
+        parsed = decoded(kind, messages=MESSAGES, **extra)
+        assert (parsed.conversations, parsed.texts) == ([MESSAGES], [])
+        assert (parsed.add_special_tokens, parsed.add_generation_prompt) == (False, False)
+
+
+def test_embeddings_alone_take_several_conversations() -> None:
+    for body in SEVERAL:
+        assert decoded(EmbeddingRequest, **body).conversations == [MESSAGES, MESSAGES]
+        with pytest.raises(ApiError) as caught:
+            decoded(PoolingRequest, **body)
+        assert (caught.value.status, caught.value.type) == (400, "Bad Request")
+
+
+def test_the_two_inputs_of_a_score_have_four_pairs_of_names() -> None:
+    for names in (
+        ("queries", "documents"),
+        ("queries", "items"),
+        ("data_1", "data_2"),
+        ("text_1", "text_2"),
+    ):
+        for extra in ({}, {"priority": "1"}):
+            parsed = decoded(ScoreRequest, **{names[0]: "a", names[1]: ["b", "c"]}, **extra)
+            assert (parsed.queries, parsed.documents) == ("a", ["b", "c"])
+
+
+def test_a_wrong_type_is_a_bad_request_with_its_path() -> None:
+    for kind, body, param in REFUSED:
+        with pytest.raises(ApiError) as caught:
+            decoded(kind, **body)
+        error = caught.value
+        assert (error.status, error.type, error.param) == (400, "Bad Request", param), (kind, body)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "expected"),
+    [
+        ("pooling", {}, set(TASK_PATHS["pooling"])),
+        ("score", {}, set(TASK_PATHS["score"])),
+        ("classify", {}, {POOL, CLASSIFY}),
+        ("generate", {}, {CHAT, TEXT}),
+        ("embed", {"mm_encoder_only": True}, set(TASK_PATHS["embed"]) - {EMBED, COHERE}),
+    ],
+)
+def test_a_task_has_the_same_routes_as_in_vllm(
+    task: str, settings: dict[str, bool], expected: set[str]
+) -> None:
+    client = create_app(settings_type()(model=ModelSettings(task=task, **settings))).test_client()
+    answers = {path: client.post(path, json={}) for path in (*PATHS, CHAT, TEXT)}
+    assert {path for path, answer in answers.items() if answer.status_code != 404} == expected
+    assert all(answers[path].json == {"detail": "Not Found"} for path in answers.keys() - expected)
+
+
+def test_embeddings_may_stand_beside_chat_and_completions() -> None:
+    """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
+    model = ModelSettings(embeddings_with_chat=True)
+    assert served_paths(model) == (EMBED,)
+    client = create_app(settings_type()(model=model)).test_client()
+    answer = client.post(EMBED, json=BASE[EMBED])
+    assert answer.status_code == 200 and answer.json["usage"]["completion_tokens"] == 0
+    chat = client.post(
+        CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    )
+    assert chat.json["usage"]["completion_tokens"] == 3
+    assert client.post(POOL, json=BASE[POOL]).status_code == 404
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), RULES)
@@ -272,19 +266,19 @@ def test_every_form_of_input_gives_the_same_vectors_in_order() -> None:
 
 
 def test_a_conversation_is_embedded_as_its_prompt() -> None:
-    prompt = told("/tokenize", messages=MESSAGES, add_generation_prompt=False)["tokens"]
-    answer = told(EMBED, messages=MESSAGES)
+    prompt = call("/tokenize", messages=MESSAGES, add_generation_prompt=False)["tokens"]
+    answer = call(EMBED, messages=MESSAGES)
     assert [item["embedding"] for item in answer["data"]] == vectors(prompt)
     assert answer["usage"]["prompt_tokens"] == len(prompt)
-    several = told(EMBED, messages=[MESSAGES, MESSAGES])["data"]
+    several = call(EMBED, messages=[MESSAGES, MESSAGES])["data"]
     assert [item["embedding"] for item in several] == vectors([prompt, prompt])
 
 
-def test_an_input_of_the_whole_context_is_taken_and_a_longer_one_truncated() -> None:
-    assert told(EMBED, input=[1] * 64)["usage"]["prompt_tokens"] == 64
+def test_an_input_of_the_whole_context_is_accepted_and_a_longer_one_truncated() -> None:
+    assert call(EMBED, input=[1] * 64)["usage"]["prompt_tokens"] == 64
     for keep, used in ((-1, 64), (5, 5), (64, 64)):
         body = {"input": [list(range(100)), [7]], "truncate_prompt_tokens": keep}
-        assert told(EMBED, **body)["usage"]["prompt_tokens"] == used + 1
+        assert call(EMBED, **body)["usage"]["prompt_tokens"] == used + 1
     (begin,) = vectors(list(range(100)), truncate_prompt_tokens=3)
     (end,) = vectors(list(range(100)), truncate_prompt_tokens=3, truncation_side="left")
     assert [begin, end] == vectors([[0, 1, 2], [97, 98, 99]])
@@ -294,12 +288,13 @@ def test_an_input_of_the_whole_context_is_taken_and_a_longer_one_truncated() -> 
     ("dtype", "size"),
     [("float32", 4), ("float16", 2), ("bfloat16", 2), ("fp8_e4m3", 1), ("fp8_e5m2", 1)],
 )
-def test_bytes_come_with_their_description_or_alone(dtype: str, size: int) -> None:
-    asked = {"input": ["hello", "world"], "embed_dtype": dtype, "endianness": "big"}
+def test_bytes_have_a_metadata_header_unless_only_bytes_are_requested(
+    dtype: str, size: int
+) -> None:
+    body = {"input": ["hello", "world"], "embed_dtype": dtype, "endianness": "big"}
     client = client_of("--task=pooling")
     got, alone = (
-        client.post(EMBED, json={**asked, "encoding_format": f"bytes{end}"})
-        for end in ("", "_only")
+        client.post(EMBED, json={**body, "encoding_format": f"bytes{end}"}) for end in ("", "_only")
     )
     assert (
         got.headers["Content-Type"] == alone.headers["Content-Type"] == "application/octet-stream"
@@ -309,13 +304,13 @@ def test_bytes_come_with_their_description_or_alone(dtype: str, size: int) -> No
     tokens = sum(len(token_ids(text)) for text in ("hello", "world"))
     assert list(meta) == ["id", "created", "model", "data", "usage"]
     assert meta["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
-    width, same = (
-        DIMENSIONS * size,
-        {"embed_dtype": dtype, "endianness": "big", "shape": [DIMENSIONS]},
-    )
-    places = [{"index": at, "start": at * width, "end": (at + 1) * width, **same} for at in (0, 1)]
-    assert meta["data"] == places
-    in_json = told(EMBED, **asked, encoding_format="base64")["data"]
+    width = DIMENSIONS * size
+    same = {"embed_dtype": dtype, "endianness": "big", "shape": [DIMENSIONS]}
+    assert meta["data"] == [
+        {"index": 0, "start": 0, "end": width, **same},
+        {"index": 1, "start": width, "end": 2 * width, **same},
+    ]
+    in_json = call(EMBED, **body, encoding_format="base64")["data"]
     assert got.data == b"".join(b64decode(item["embedding"]) for item in in_json)
 
 
@@ -329,22 +324,25 @@ def test_bytes_come_with_their_description_or_alone(dtype: str, size: int) -> No
         ("token_classify", (3, 2)),
     ],
 )
-def test_pooling_gives_what_its_task_says(task: str | None, shape: tuple[int, ...]) -> None:
-    asked, client = {"input": [1, 2, 3], "task": task}, client_of("--task=pooling")
-    (item,) = client.post(POOL, json=asked).get_json()["data"]
+def test_the_output_of_pooling_has_the_shape_of_its_task(
+    task: str | None, shape: tuple[int, ...]
+) -> None:
+    body = {"input": [1, 2, 3], "task": task}
+    client = client_of("--task=pooling")
+    (item,) = client.post(POOL, json=body).get_json()["data"]
     rows = item["data"] if len(shape) > 1 else [item["data"]]
     assert (len(rows), {len(row) for row in rows}) == (
         shape[0] if len(shape) > 1 else 1,
         {shape[-1]},
     )
-    got = client.post(POOL, json={**asked, "encoding_format": "bytes"})
+    got = client.post(POOL, json={**body, "encoding_format": "bytes"})
     assert tuple(json.loads(got.headers["metadata"])["data"][0]["shape"]) == shape
     numbers = struct.unpack(f"<{math.prod(shape)}f", got.data)
     assert list(numbers) == [number for row in rows for number in row]
 
 
-def test_a_model_pools_for_its_own_task_only() -> None:
-    assert len(told(POOL, "score", **BASE[POOL])["data"][0]["data"]) == 1
+def test_a_model_rejects_the_tasks_of_other_models() -> None:
+    assert len(call(POOL, "score", **BASE[POOL])["data"][0]["data"]) == 1
     answer = client_of("--task=classify").post(POOL, json={**BASE[POOL], "task": "classify"})
     assert len(answer.get_json()["data"][0]["data"]) == 2
     for task in ("embed", "token_classify", "plugin"):
@@ -352,16 +350,16 @@ def test_a_model_pools_for_its_own_task_only() -> None:
 
 
 def test_probabilities_of_classes_add_up_to_one() -> None:
-    items = told(CLASSIFY, input=["hello", "world", "hello"])["data"]
+    items = call(CLASSIFY, input=["hello", "world", "hello"])["data"]
     assert [item["index"] for item in items] == [0, 1, 2]
     for item in items:
         assert (len(item["probs"]), item["num_classes"]) == (2, 2)
         assert sum(item["probs"]) == pytest.approx(1)
         assert item["label"] == f"LABEL_{item['probs'].index(max(item['probs']))}"
     assert items[0]["probs"] == items[2]["probs"] != items[1]["probs"]
-    (logits,) = told(CLASSIFY, input="hello", use_activation=False)["data"]
+    (logits,) = call(CLASSIFY, input="hello", use_activation=False)["data"]
     assert logits["label"] == items[0]["label"] and sum(logits["probs"]) != pytest.approx(1)
-    (single,) = told(CLASSIFY, "score", input="hello")["data"]
+    (single,) = call(CLASSIFY, "score", input="hello")["data"]
     assert (single["label"], single["num_classes"]) == ("LABEL_0", 1)
 
 
@@ -369,45 +367,45 @@ def test_probabilities_of_classes_add_up_to_one() -> None:
 def test_common_tokens_raise_the_score(path: str) -> None:
     documents = ["red fox jumps", "red fox sleeps", "red cats sleep", "blue whales sing"]
     values = [
-        item["score"] for item in told(path, queries="red fox jumps", documents=documents)["data"]
+        item["score"] for item in call(path, queries="red fox jumps", documents=documents)["data"]
     ]
     assert values == sorted(values, reverse=True)
     assert len(set(values)) == 4 and all(0 < value < 1 for value in values)
 
 
-def test_texts_are_compared_one_with_many_or_each_with_its_own() -> None:
-    one, other = scores(text_1="a b", text_2=["a b", "c d"])
-    assert scores(text_1=["a b", "a b"], text_2=["a b", "c d"]) == [one, other]
-    assert scores(text_1="a b", text_2="c d") == scores(data_1="c d", data_2="a b") == [other]
+def test_texts_are_scored_one_with_many_or_in_pairs() -> None:
+    equal, different = scores(text_1="a b", text_2=["a b", "c d"])
+    assert scores(text_1=["a b", "a b"], text_2=["a b", "c d"]) == [equal, different]
+    assert scores(text_1="a b", text_2="c d") == scores(data_1="c d", data_2="a b") == [different]
     (logit,) = scores(queries="a b", items="c d", use_activation=False)
-    assert 1 / (1 + math.exp(-logit)) == pytest.approx(other)
+    assert 1 / (1 + math.exp(-logit)) == pytest.approx(different)
 
 
 def test_a_cross_encoder_reads_the_query_with_every_document() -> None:
-    asked = {"query": "hello", "documents": ["world", "hello world"]}
+    body = {"query": "hello", "documents": ["world", "hello world"]}
     query, *documents = (len(token_ids(text)) for text in ("hello", "world", "hello world"))
-    assert told(RERANK, **asked)["usage"]["prompt_tokens"] == query + sum(documents)
-    assert told(RERANK, "score", **asked)["usage"]["prompt_tokens"] == 2 * query + sum(documents)
+    assert call(RERANK, **body)["usage"]["prompt_tokens"] == query + sum(documents)
+    assert call(RERANK, "score", **body)["usage"]["prompt_tokens"] == 2 * query + sum(documents)
 
 
 def test_a_cross_encoder_takes_a_place_for_each_pair() -> None:
     def counted() -> float:
         lines = client_of("--task=score").get("/metrics").text.splitlines()
         return sum(
-            float(it.split()[-1])
-            for it in lines
-            if it.startswith("vllm:request_prompt_tokens_count")
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("vllm:request_prompt_tokens_count")
         )
 
-    before = counted()
-    told(RERANK, "score", query="a", documents=["b", "c", "d"])
-    assert counted() == before + 3
+    count_before = counted()
+    call(RERANK, "score", query="a", documents=["b", "c", "d"])
+    assert counted() == count_before + 3
 
 
 @pytest.mark.parametrize("path", [RERANK, "/v1/rerank", "/v2/rerank"])
 def test_a_rerank_is_sorted_and_keeps_the_places_of_documents(path: str) -> None:
     documents = ["blue whales", "red fox", "red cats", "blue whales"]
-    results = told(path, query="red fox", documents=documents)["results"]
+    results = call(path, query="red fox", documents=documents)["results"]
     assert [result["index"] for result in results] == [1, 2, 0, 3]
     assert [result["document"]["text"] for result in results] == [
         documents[i] for i in (1, 2, 0, 3)
@@ -416,7 +414,7 @@ def test_a_rerank_is_sorted_and_keeps_the_places_of_documents(path: str) -> None
     assert values == scores(text_1="red fox", text_2=[documents[i] for i in (1, 2, 0, 3)])
     for top_n, count in ((0, 4), (2, 2), (99, 4)):
         assert (
-            told(path, query="red fox", documents=documents, top_n=top_n)["results"]
+            call(path, query="red fox", documents=documents, top_n=top_n)["results"]
             == results[:count]
         )
 
@@ -444,7 +442,7 @@ def test_a_list_has_vllms_keys_and_nulls_in_vllms_order(
 
 
 def test_a_rerank_has_vllms_keys_and_nulls_in_vllms_order() -> None:
-    answer = told(RERANK, **BASE[RERANK])
+    answer = call(RERANK, **BASE[RERANK])
     assert list(answer) == ["id", "model", "usage", "results"]
     assert list(answer["usage"]) == ["prompt_tokens", "total_tokens"]
     (result,) = answer["results"]
@@ -453,21 +451,17 @@ def test_a_rerank_has_vllms_keys_and_nulls_in_vllms_order() -> None:
     assert answer["id"].startswith("score-")
 
 
-BAD, RULE = "Bad Request", "BadRequestError"
-COHERE_FLAGS = ("--task=embed", "--force-dummy-tokenizer")
+def embedded(*flags: str, **body: object) -> Any:
+    answer = client_of(*COHERE_FLAGS, *flags).post(COHERE, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.get_json()
 
 
-def embedded(*flags: str, **asked: object) -> Any:
-    told = client_of(*COHERE_FLAGS, *flags).post(COHERE, json=asked)
-    assert told.status_code == 200, told.text
-    return told.get_json()
-
-
-def test_every_form_of_cohere_is_of_the_same_vector() -> None:
+def test_all_embedding_types_of_cohere_encode_the_same_vector() -> None:
     kinds = ["float", "base64", "binary", "ubinary"]
-    told = embedded(texts=["hello", "world"], embedding_types=kinds)
-    assert list(told) == ["id", "embeddings", "texts", "meta", "response_type"]
-    assert told["texts"] == ["hello", "world"] and told["response_type"] == "embeddings_by_type"
+    answer = embedded(texts=["hello", "world"], embedding_types=kinds)
+    assert list(answer) == ["id", "embeddings", "texts", "meta", "response_type"]
+    assert answer["texts"] == ["hello", "world"] and answer["response_type"] == "embeddings_by_type"
     usual = (
         client_of(*COHERE_FLAGS)
         .post("/v1/embeddings", json={"input": ["hello", "world"]})
@@ -475,45 +469,52 @@ def test_every_form_of_cohere_is_of_the_same_vector() -> None:
     )
     for index, item in enumerate(usual["data"]):
         vector = item["embedding"]
-        assert told["embeddings"]["float"][index] == vector
-        assert list(struct.unpack("<16f", b64decode(told["embeddings"]["base64"][index]))) == vector
+        assert answer["embeddings"]["float"][index] == vector
+        assert (
+            list(struct.unpack("<16f", b64decode(answer["embeddings"]["base64"][index]))) == vector
+        )
         signs = "".join("1" if number >= 0 else "0" for number in vector)
         packed = [int(signs[:8], 2), int(signs[8:], 2)]
-        assert told["embeddings"]["ubinary"][index] == packed
-        assert told["embeddings"]["binary"][index] == [byte - 128 for byte in packed]
+        assert answer["embeddings"]["ubinary"][index] == packed
+        assert answer["embeddings"]["binary"][index] == [byte - 128 for byte in packed]
     units = {"input_tokens": usual["usage"]["prompt_tokens"], "image_tokens": 0}
-    assert told["meta"] == {"api_version": {"version": "2"}, "billed_units": units}
+    assert answer["meta"] == {"api_version": {"version": "2"}, "billed_units": units}
 
 
 def test_mixed_inputs_are_conversations() -> None:
     mixed = {"content": [{"type": "text", "text": "hello"}]}
-    told = embedded(inputs=[mixed], output_dimension=8)
-    assert "texts" not in told and list(told["embeddings"]) == ["float"]
-    assert len(told["embeddings"]["float"][0]) == 8
+    answer = embedded(inputs=[mixed], output_dimension=8)
+    assert "texts" not in answer and list(answer["embeddings"]) == ["float"]
+    assert len(answer["embeddings"]["float"][0]) == 8
 
 
 @pytest.mark.parametrize(("truncate", "same"), [("END", "a b"), ("START", "c d")])
 def test_a_long_text_is_cut(truncate: str, same: str) -> None:
-    most = embedded(texts=[same])["meta"]["billed_units"]["input_tokens"]
-    told = embedded(texts=["a b c d"], truncate=truncate, max_tokens=most)
-    assert told["meta"]["billed_units"]["input_tokens"] == most
+    token_count = embedded(texts=[same])["meta"]["billed_units"]["input_tokens"]
+    answer = embedded(texts=["a b c d"], truncate=truncate, max_tokens=token_count)
+    assert answer["meta"]["billed_units"]["input_tokens"] == token_count
     assert embedded(texts=["word " * 100])["meta"]["billed_units"]["input_tokens"] == 64
 
 
-def test_input_types_are_those_of_the_model(tmp_path: Path) -> None:
+def test_input_types_come_from_the_files_of_the_model(tmp_path: Path) -> None:
     prompts = {"prompts": {"search_query": "Find: ", "none": ""}}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     assert task_instructions(tmp_path) == prompts["prompts"]
     assert task_instructions(tmp_path / "missing") is None
-    own = f"--model={tmp_path}"
-    plain = embedded(own, texts=["cat"])["meta"]["billed_units"]["input_tokens"]
+    model_flag = f"--model={tmp_path}"
+    plain = embedded(model_flag, texts=["cat"])["meta"]["billed_units"]["input_tokens"]
     assert (
-        embedded(own, texts=["cat"], input_type="none")["meta"]["billed_units"]["input_tokens"]
+        embedded(model_flag, texts=["cat"], input_type="none")["meta"]["billed_units"][
+            "input_tokens"
+        ]
         == plain
     )
-    longer = embedded(own, texts=["cat"], input_type="search_query")["meta"]["billed_units"]
+    longer = embedded(model_flag, texts=["cat"], input_type="search_query")["meta"]["billed_units"]
     assert longer["input_tokens"] > plain
-    assert refused(COHERE, {"texts": ["cat"], "input_type": "other"}, *COHERE_FLAGS, own)[0] == 400
+    assert (
+        refused(COHERE, {"texts": ["cat"], "input_type": "other"}, *COHERE_FLAGS, model_flag)[0]
+        == 400
+    )
     assert embedded(texts=["cat"], input_type="search_document")["texts"] == ["cat"]
 
 
@@ -528,7 +529,7 @@ def test_input_types_are_those_of_the_model(tmp_path: Path) -> None:
         ({"texts": ["a"], "output_dimension": 9, "embedding_types": ["binary"]}, RULE, None),
     ],
 )
-def test_refusals_of_cohere_s_form(body: object, kind: str, param: str | None) -> None:
+def test_invalid_cohere_requests_are_rejected(body: object, kind: str, param: str | None) -> None:
     assert refused(COHERE, body, *COHERE_FLAGS) == (400, kind, param)
     assert refused(COHERE, {"texts": ["a"], "model": "other"}, *COHERE_FLAGS)[0] == 404
 
@@ -562,5 +563,5 @@ def test_the_pooling_task_is_the_default_task() -> None:
     assert len(answer.json["data"][0]["data"]) == 3
 
 
-def test_input_types_of_a_model_without_files_are_those_of_cohere() -> None:
+def test_a_model_without_files_has_the_input_types_of_cohere() -> None:
     assert refused(COHERE, {"texts": ["cat"], "input_type": "other"}, *COHERE_FLAGS)[0] == 400

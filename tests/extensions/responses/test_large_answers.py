@@ -11,20 +11,18 @@ from app.core.protocol.common import encode
 from app.extensions.responses.protocol import ResponseObject, ResponsesRequest
 from app.extensions.responses.response import new_response
 from app.extensions.responses.writer import ResponsesOptions, ResponsesWriter
+from tests.callbacks import ignore
 from tests.core.api.segments import body_of
 from tests.core.api.test_large_answers import META, PROMPT, check_slices, check_turns, reply
 
 
-def response(
-    choices: int, ended: Callable[[ResponseObject], None] = lambda response: None
-) -> ResponseWriter:
+def response(choices: int, ended: Callable[[ResponseObject], None] = ignore) -> ResponseWriter:
     first = new_response(ResponsesRequest(input="hi"), META, 9)
     options = ResponsesOptions(response=first, prompt_ids=PROMPT, top_logprobs=3)
-    ids = count()
-    return ResponsesWriter(options, lambda: str(next(ids)), ended)
+    return ResponsesWriter(options, map(str, count()).__next__, ended)
 
 
-def test_a_large_response_is_written_in_parts_that_say_the_same(
+def test_a_large_response_is_written_in_parts_with_equal_content(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     check_slices(response, 1, monkeypatch)
@@ -34,7 +32,7 @@ def test_other_requests_have_turns_while_a_large_response_is_written() -> None:
     check_turns(response(1), choices=1)
 
 
-def test_a_response_is_kept_as_it_was_written() -> None:
+def test_a_stored_response_equals_the_written_response() -> None:
     stored: list[ResponseObject] = []
     written = body_of(response(1, stored.append), reply(1, 3 * SLICE))
     assert [encode(state) for state in stored] == [written]

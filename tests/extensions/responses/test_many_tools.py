@@ -1,6 +1,7 @@
 """Requests with thousands of tools and calls, next to other work."""
 
 import time
+from functools import partial
 
 import gevent
 import pytest
@@ -14,7 +15,7 @@ from app.extensions.responses.tools import convert_tools
 
 def test_conversion_of_many_tools_lets_other_work_run(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[None] = []
-    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
+    monkeypatch.setattr(pause, "pause", partial(pauses.append, None))
     tools = [{"type": "function", "name": f"f{number}"} for number in range(1000)]
     converted = gevent.spawn(convert_tools, tools).get()
     assert [tool["name"] for tool in converted] == [tool["name"] for tool in tools]
@@ -25,7 +26,7 @@ def test_conversion_of_a_large_namespace_lets_other_work_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[None] = []
-    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
+    monkeypatch.setattr(pause, "pause", partial(pauses.append, None))
     members = [{"type": "function", "name": f"f{number}"} for number in range(1000)]
     namespace = {"type": "namespace", "name": "n", "description": "d", "tools": members}
 
@@ -39,7 +40,7 @@ def test_conversion_of_many_input_items_lets_other_work_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[None] = []
-    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
+    monkeypatch.setattr(pause, "pause", partial(pauses.append, None))
     items = [{"role": "user", "content": "a"}] * 2000
 
     converted = gevent.spawn(convert_input, items).get()

@@ -29,6 +29,7 @@ from tests.extensions.responses.open_schema import (
     flaws,
     keys,
 )
+from tests.stubs import eventually
 
 PATH = "/v1/responses"
 META = ResponseMeta("resp_1", 1_700_000_000, "a model", "fp")
@@ -154,18 +155,21 @@ def test_reasoning_has_the_events_of_the_specification() -> None:
         assert "encrypted_content" not in response["output"][0]
 
 
+def end_time() -> int:
+    return ENDED_AT
+
+
 def writer(ended: list[ResponseObject]) -> OpenResponsesWriter:
-    ids = count(1)
     response = open_response(OpenRequest(input="hi"), META, 9, is_stored=False)
     return OpenResponsesWriter(
         ResponsesOptions(response=response, prompt_ids=[5] * 16),
-        lambda: str(next(ids)),
+        map(str, count(1)).__next__,
         ended.append,
-        now_s=lambda: ENDED_AT,
+        now_s=end_time,
     )
 
 
-def test_a_response_that_is_complete_has_the_time_of_its_end() -> None:
+def test_a_completed_response_has_its_end_time() -> None:
     ended: list[ResponseObject] = []
     whole = writer(ended)
     whole.collect(Started(0, 1.0, 0))
@@ -190,7 +194,8 @@ def test_a_failed_stream_has_an_error_before_its_last_event(
     stream = writer(ended)
     data = stream.chunk(Failed(0, error)) + stream.closing()
     answer = requests.Response()
-    answer.status_code, answer._content = 200, data
+    answer.status_code = 200
+    answer._content = data
     events = events_of(answer)
     assert [event["type"] for event in events] == [
         *("response.created", "response.in_progress", "error", "response.failed")
@@ -251,8 +256,12 @@ def test_a_cancelled_stream_ends_with_done() -> None:
             "background": True,
             "stream": True,
         }
+
+        def is_stored() -> bool:
+            return client.get(f"{PATH}/resp_mine").status_code == 200
+
         streaming = gevent.spawn(client.post, PATH, body)
-        gevent.sleep(0.3)
+        eventually(is_stored)
         cancelled = client.post(f"{PATH}/resp_mine/cancel").json()
         assert cancelled["status"] == "cancelled" and flaws(cancelled, RESPONSE) == []
         assert streaming.get(timeout=5).text.endswith("\n\ndata: [DONE]\n\n")

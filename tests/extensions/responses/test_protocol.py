@@ -1,6 +1,8 @@
 """A request of the Responses family: what it may be, its tools, and the chat that it means."""
 
 import json
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -40,74 +42,6 @@ TOOL_CALL = {
     "type": "function",
     "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
 }
-
-
-def decoded(**fields: Any) -> ResponsesRequest:
-    body = json.dumps({"model": "m", "input": "hi", **fields})
-    return decode(body.encode(), "application/json", ResponsesRequest)
-
-
-def chat(**fields: Any) -> ResponsesChat:
-    return chat_request(decoded(**fields))
-
-
-def messages(*items: dict[str, Any], **fields: Any) -> list[Message]:
-    return chat(input=list(items), **fields).messages
-
-
-def user(*parts: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "message", "role": "user", "content": list(parts)}
-
-
-def refusal(**fields: Any) -> tuple[int, str, str | None]:
-    return refused(lambda: chat(**fields))
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": None}, "body.input"),
-        ({"input": [{"type": "reasoning", "id": "r"}]}, "body.input"),
-        ({"input": [user({"type": "output_text", "text": "a"})]}, "body.input"),
-        (
-            {"input": [{"role": "assistant", "content": [{"type": "output_text", "text": "a"}]}]},
-            "body.input",
-        ),
-        ({"metadata": {"a": 1}}, "body.metadata.a"),
-        ({"text": {"format": {"type": "xml"}}}, "body.text.format.ResponseFormatText.type"),
-        ({"tools": [WEATHER, {"type": "oven"}]}, "body.tools.1.FunctionTool.name"),
-        (
-            {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": []}},
-            "body.tool_choice",
-        ),
-    ],
-)
-def test_what_does_not_fit_the_schema_is_a_bad_request_at_its_place(
-    fields: dict[str, Any], param: str
-) -> None:
-    assert refusal(**fields) == (400, "Bad Request", param)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"background": True, "store": False}, "background"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}, "tool_choice"),
-        (
-            {"tools": [WEATHER], "tool_choice": {**ALLOWED, "tools": [{"name": "time"}]}},
-            "tool_choice",
-        ),
-        ({"text": {"format": JSON}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
-        ({"tools": [{**CUSTOM, "format": {"type": "grammar"}}]}, "tools"),
-        ({"tools": [SPACE, {**SPACE, "name": "town"}], "tool_choice": NAMED}, "tool_choice"),
-    ],
-)
-def test_what_breaks_a_rule_is_named(fields: dict[str, Any], param: str) -> None:
-    assert refusal(**fields) == (400, "BadRequestError", param)
-
-
 SAME = {
     **{
         "temperature": 0.5,
@@ -137,6 +71,101 @@ SAME = {
         "include_reasoning": False,
     },
 }
+SECRETS = [{"domain": "d", "name": "n", "value": "v"}]
+ALLOWLIST = {"type": "allowlist", "allowed_domains": ["a"], "domain_secrets": SECRETS}
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+TOOL_FIELDS = [
+    FUNCTION,
+    {
+        **FUNCTION,
+        "strict": "yes",
+        "allowed_callers": ["direct"],
+        "async": True,
+        "cache_control": {"a": 1},
+    },
+    {"type": "web_search", "filters": {"allowed_domains": ["a"]}, "user_location": {"city": "a"}},
+    {"type": "web_search_2025_08_26", "search_context_size": "low"},
+    {"type": "web_search_preview", "search_content_types": ["text"]},
+    {"type": "web_search_preview_2025_03_11", "user_location": {"type": "approximate"}},
+    {"type": "mcp", "server_label": "l", "require_approval": {"always": {"tool_names": ["x"]}}},
+    {"type": "code_interpreter", "container": {"type": "auto", "network_policy": ALLOWLIST}},
+    {"type": "custom", "name": "c", "format": {"type": "text"}},
+    {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]},
+]
+CHOICE_FIELDS = [
+    {"type": "function", "name": "f"},
+    {"type": "custom", "name": "f", "more": 1},
+    {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+    {"type": "mcp", "server_label": "l"},
+    {"type": "shell"},
+    {"type": "computer_use"},
+]
+
+
+def decoded(**fields: Any) -> ResponsesRequest:
+    body = json.dumps({"model": "m", "input": "hi", **fields})
+    return decode(body.encode(), "application/json", ResponsesRequest)
+
+
+def chat(**fields: Any) -> ResponsesChat:
+    return chat_request(decoded(**fields))
+
+
+def messages(*items: dict[str, Any], **fields: Any) -> list[Message]:
+    return chat(input=list(items), **fields).messages
+
+
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": list(parts)}
+
+
+def refusal(**fields: Any) -> tuple[int, str, str | None]:
+    return refused(partial(chat, **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "body.input"),
+        ({"input": [{"type": "reasoning", "id": "r"}]}, "body.input"),
+        ({"input": [user({"type": "output_text", "text": "a"})]}, "body.input"),
+        (
+            {"input": [{"role": "assistant", "content": [{"type": "output_text", "text": "a"}]}]},
+            "body.input",
+        ),
+        ({"metadata": {"a": 1}}, "body.metadata.a"),
+        ({"text": {"format": {"type": "xml"}}}, "body.text.format.ResponseFormatText.type"),
+        ({"tools": [WEATHER, {"type": "oven"}]}, "body.tools.1.FunctionTool.name"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": []}},
+            "body.tool_choice",
+        ),
+    ],
+)
+def test_a_field_that_violates_the_schema_is_a_bad_request_with_its_path(
+    fields: dict[str, Any], param: str
+) -> None:
+    assert refusal(**fields) == (400, "Bad Request", param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"background": True, "store": False}, "background"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}, "tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": {**ALLOWED, "tools": [{"name": "time"}]}},
+            "tool_choice",
+        ),
+        ({"text": {"format": JSON}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
+        ({"tools": [{**CUSTOM, "format": {"type": "grammar"}}]}, "tools"),
+        ({"tools": [SPACE, {**SPACE, "name": "town"}], "tool_choice": NAMED}, "tool_choice"),
+    ],
+)
+def test_a_violated_rule_is_named_in_the_error(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields) == (400, "BadRequestError", param)
 
 
 def test_sampling_and_limits_keep_their_values() -> None:
@@ -208,11 +237,11 @@ def test_an_unfinished_message_or_thought_is_continued(
         ),
     ],
 )
-def test_echo_says_the_last_item(items: Any, echoed: str) -> None:
+def test_echo_repeats_the_last_item(items: Any, echoed: str) -> None:
     assert echo_text(decoded(input=items).input) == echoed
 
 
-def test_functions_of_namespaces_and_custom_tools_may_be_called_and_no_others() -> None:
+def test_only_functions_of_namespaces_and_custom_tools_can_be_called() -> None:
     search = {"type": "web_search", "search_context_size": "low"}
     assert decoded(tools=[search]).tool_choice == "auto"
     assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
@@ -235,9 +264,7 @@ def test_functions_of_namespaces_and_custom_tools_may_be_called_and_no_others() 
     ("tools", "name"),
     [([SPACE], "home__weather"), ([SPACE, WEATHER], "weather"), ([WEATHER], "weather")],
 )
-def test_a_function_of_a_namespace_may_be_chosen_by_its_own_name(
-    tools: list[Any], name: str
-) -> None:
+def test_a_function_of_a_namespace_can_be_chosen_by_its_name(tools: list[Any], name: str) -> None:
     assert decoded(tools=tools, tool_choice=NAMED).tool_choice == {**NAMED, "name": name}
     meant = chat(tools=tools, tool_choice=NAMED).tool_choice
     assert isinstance(meant, NamedToolChoice)
@@ -257,7 +284,7 @@ def test_a_function_of_a_namespace_may_be_chosen_by_its_own_name(
         ),
     ],
 )
-def test_a_choice_is_repeated_as_it_was_asked_and_auto_draws_a_call(
+def test_a_tool_choice_is_returned_unchanged_and_auto_draws_a_call(
     choice: Any, repeated: Any, meant: str
 ) -> None:
     fields = {"tools": [WEATHER], **({} if choice is None else {"tool_choice": choice})}
@@ -279,37 +306,6 @@ def test_after_a_result_no_call_is_forced_until_the_next_question(choice: Any) -
     assert chat(tools=[WEATHER], tool_choice="none", input=later).tool_choice == "none"
 
 
-SECRETS = [{"domain": "d", "name": "n", "value": "v"}]
-ALLOWLIST = {"type": "allowlist", "allowed_domains": ["a"], "domain_secrets": SECRETS}
-FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
-GIVEN = [
-    FUNCTION,
-    {
-        **FUNCTION,
-        "strict": "yes",
-        "allowed_callers": ["direct"],
-        "async": True,
-        "cache_control": {"a": 1},
-    },
-    {"type": "web_search", "filters": {"allowed_domains": ["a"]}, "user_location": {"city": "a"}},
-    {"type": "web_search_2025_08_26", "search_context_size": "low"},
-    {"type": "web_search_preview", "search_content_types": ["text"]},
-    {"type": "web_search_preview_2025_03_11", "user_location": {"type": "approximate"}},
-    {"type": "mcp", "server_label": "l", "require_approval": {"always": {"tool_names": ["x"]}}},
-    {"type": "code_interpreter", "container": {"type": "auto", "network_policy": ALLOWLIST}},
-    {"type": "custom", "name": "c", "format": {"type": "text"}},
-    {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]},
-]
-CHOSEN = [
-    {"type": "function", "name": "f"},
-    {"type": "custom", "name": "f", "more": 1},
-    {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
-    {"type": "mcp", "server_label": "l"},
-    {"type": "shell"},
-    {"type": "computer_use"},
-]
-
-
 @pytest.fixture(scope="module")
 def sdk_tools() -> TypeAdapter[Any]:
     """What the SDK takes for a tool. Importing its types takes half a second."""
@@ -326,8 +322,8 @@ def sdk_choices() -> TypeAdapter[Any]:
     return TypeAdapter(ToolChoice)
 
 
-@pytest.mark.parametrize("tool_fields", GIVEN, ids=lambda given: given["type"])
-def test_a_tool_is_repeated_with_all_its_fields_or_refused_as_by_the_sdk(
+@pytest.mark.parametrize("tool_fields", TOOL_FIELDS, ids=itemgetter("type"))
+def test_a_tool_is_returned_with_all_its_fields_or_rejected_like_in_the_sdk(
     tool_fields: dict[str, Any], sdk_tools: TypeAdapter[Any]
 ) -> None:
     wrong = [
@@ -347,13 +343,13 @@ def test_a_tool_is_repeated_with_all_its_fields_or_refused_as_by_the_sdk(
         assert tool is not tool_fields or list(converted.items()) == list(expected.items())
 
 
-def test_a_tool_of_another_type_is_repeated_as_it_is_given() -> None:
+def test_a_tool_of_another_type_is_returned_unchanged() -> None:
     tools = [{"type": "shell", "environment": 5}, {"type": "file_search"}]
     assert convert_tools(tools) == tools
 
 
-@pytest.mark.parametrize("choice", CHOSEN, ids=lambda given: given["type"])
-def test_a_choice_is_repeated_with_all_its_fields(
+@pytest.mark.parametrize("choice", CHOICE_FIELDS, ids=itemgetter("type"))
+def test_a_tool_choice_is_returned_with_all_its_fields(
     choice: dict[str, Any], sdk_choices: TypeAdapter[Any]
 ) -> None:
     expected = sdk_choices.validate_python(choice).model_dump(mode="json", by_alias=True)

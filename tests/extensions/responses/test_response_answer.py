@@ -18,24 +18,24 @@ from tests.conformance.calls import parsed
 from tests.core.api.segments import IMAGE, THOUGHT, Segment, segments, told, whole
 
 META = ResponseMeta("resp_1", 1_700_000_000, "a model", "fp")
+FINISH = st.builds(Finish, st.sampled_from(["stop", "length", "abort"]), st.none() | st.just("END"))
 
 
 def answer(
-    ended: list[ResponseObject] | None = None, asked: Any = None, **shape: Any
+    ended: list[ResponseObject] | None = None, fields: Any = None, **shape: Any
 ) -> ResponsesWriter:
-    ids = count(1)
-    response = new_response(ResponsesRequest(input="hi", **(asked or {})), META, 9)
+    response = new_response(ResponsesRequest(input="hi", **(fields or {})), META, 9)
     return ResponsesWriter(
         ResponsesOptions(**{"response": response, "prompt_ids": [5] * 16, **shape}),
-        lambda: str(next(ids)),
+        map(str, count(1)).__next__,
         (ended if ended is not None else []).append,
     )
 
 
 def streamed(writer: ResponsesWriter, events: Sequence[EngineOutput]) -> list[dict[str, Any]]:
-    found = parsed(b"".join(map(writer.chunk, events)) + writer.closing())
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    return found
+    events_ = parsed(b"".join(map(writer.chunk, events)) + writer.closing())
+    assert [event["sequence_number"] for event in events_] == list(range(len(events_)))
+    return events_
 
 
 def kinds(events: Sequence[dict[str, Any]]) -> list[str]:
@@ -52,7 +52,8 @@ def gathered(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         kind = event["type"].removeprefix("response.")
         if kind == "output_item.added":
             assert open_item is None
-            open_item, text = event["item"], ""
+            open_item = event["item"]
+            text = ""
             assert open_item.get("status", "in_progress") == "in_progress"
         assert open_item is not None
         assert event["output_index"] == len(items)
@@ -73,48 +74,50 @@ def gathered(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return items
 
 
-FINISH = st.builds(Finish, st.sampled_from(["stop", "length", "abort"]), st.none() | st.just("END"))
-
-
 @given(
     segments=segments(),
     finish=FINISH,
-    most=st.integers(1, 6),
+    most_tokens=st.integers(1, 6),
     cached=st.integers(0, 16),
     top=st.none() | st.integers(0, 3),
     shows=st.booleans(),
 )
 @settings(max_examples=25, deadline=None)
-def test_a_streamed_response_says_what_a_whole_one_says(
-    segments: list[Segment], finish: Finish, most: int, cached: int, top: int | None, shows: bool
+def test_a_streamed_response_equals_the_whole_response(
+    segments: list[Segment],
+    finish: Finish,
+    most_tokens: int,
+    cached: int,
+    top: int | None,
+    shows: bool,
 ) -> None:
-    events = told(segments, finish, most, cached, top is not None)
+    events = told(segments, finish, most_tokens, cached, top is not None)
     shape = {"top_logprobs": top, "shows_reasoning": shows, "parses": True}
     body = whole(answer(**shape), events)
-    found = streamed(answer(**shape), events)
-    assert found[-1]["type"] == "response.completed"
+    stream_events = streamed(answer(**shape), events)
+    assert stream_events[-1]["type"] == "response.completed"
     for item in body["output"]:
         item["status"] = "completed"  # which a whole response does not tell of thoughts
-    assert found[-1]["response"] == body
-    assert gathered(found) == body["output"]
+    assert stream_events[-1]["response"] == body
+    assert gathered(stream_events) == body["output"]
     assert body["usage"]["output_tokens"] == sum(
         len(e.ids) for e in events if isinstance(e, Tokens)
     )
 
 
-@given(segments=segments(), most=st.integers(1, 6), top=st.integers(0, 3))
+@given(segments=segments(), most_tokens=st.integers(1, 6), top=st.integers(0, 3))
 @settings(max_examples=25, deadline=None)
-def test_the_log_probabilities_of_a_stream_are_those_of_its_messages(
-    segments: list[Segment], most: int, top: int
+def test_the_events_and_messages_of_a_stream_have_equal_log_probabilities(
+    segments: list[Segment], most_tokens: int, top: int
 ) -> None:
-    events = told(segments, Finish("stop"), most, logprobs=True)
-    found = streamed(answer(top_logprobs=top), events)
+    events = told(segments, Finish("stop"), most_tokens, logprobs=True)
+    stream_events = streamed(answer(top_logprobs=top), events)
     in_events = [
-        entry for event in found if "delta" in event for entry in event.get("logprobs", ())
+        entry for event in stream_events if "delta" in event for entry in event.get("logprobs", ())
     ]
     in_items = [
         entry
-        for item in found[-1]["response"]["output"]
+        for item in stream_events[-1]["response"]["output"]
         if item["type"] == "message"
         for content in item["content"]
         for entry in content["logprobs"]
@@ -133,7 +136,7 @@ def test_the_log_probabilities_of_a_stream_are_those_of_its_messages(
     assert all(len(entry["top_logprobs"]) == top for entry in [*in_events, *in_items])
 
 
-def test_a_reply_that_shows_nothing_is_an_empty_message_or_none() -> None:
+def test_a_reply_without_text_is_an_empty_message_or_no_message() -> None:
     """Where thoughts or calls are parsed out of the text, and in a stream, nothing is made of no
     text.
     """
@@ -143,26 +146,27 @@ def test_a_reply_that_shows_nothing_is_an_empty_message_or_none() -> None:
         (item,) = whole(answer(), events)["output"]
         assert (item["type"], item["content"], item["status"]) == ("message", [], "completed")
         assert whole(answer(parses=True), events)["output"] == []
-        found = streamed(answer(), events)
-        assert kinds(found) == ["created", "in_progress", "completed"]
-        assert found[-1]["response"]["output"] == []
+        stream_events = streamed(answer(), events)
+        assert kinds(stream_events) == ["created", "in_progress", "completed"]
+        assert stream_events[-1]["response"]["output"] == []
     shape = {"parses": True, "shows_reasoning": False}
     hidden = told([(THOUGHT, ["Hm", "m"])], Finish("length"))
     assert whole(answer(**shape), hidden)["output"] == []
     assert kinds(streamed(answer(**shape), hidden)) == ["created", "in_progress", "completed"]
 
 
-def test_what_stands_beside_the_items() -> None:
+def test_a_response_has_usage_transfer_parameters_and_raw_messages() -> None:
     events = told([(None, ["Look"]), (IMAGE, ["data:image/png;base64,AA=="])], Finish("stop"))
     body = whole(answer(), events)
     assert [content["text"] for content in body["output"][0]["content"]] == ["Look"], "no image"
     assert body["usage"]["output_tokens"] == 2
-    writer, transfers = answer(), cast(Any, ({"remote_host": "a"}, {"b": 1}))
+    writer = answer()
+    transfers = cast(Any, ({"remote_host": "a"}, {"b": 1}))
     writer.transfer, writer.encoded_media = transfers
-    found = streamed(writer, told([(None, ["Hi"])], Finish("stop")))
-    assert found[0]["response"]["kv_transfer_params"] is None
-    assert found[-1]["response"]["kv_transfer_params"] == {"remote_host": "a"}
-    assert found[-1]["response"]["ec_transfer_params"] == {"b": 1}
+    stream_events = streamed(writer, told([(None, ["Hi"])], Finish("stop")))
+    assert stream_events[0]["response"]["kv_transfer_params"] is None
+    assert stream_events[-1]["response"]["kv_transfer_params"] == {"remote_host": "a"}
+    assert stream_events[-1]["response"]["ec_transfer_params"] == {"b": 1}
     body = whole(
         answer(prompt_text="say hi"), told([(None, ["Hi", "!"])], Finish("stop"), most_tokens=2)
     )
@@ -183,11 +187,11 @@ def test_a_failure_ends_the_stream_with_a_failed_response(begun: bool) -> None:
         (ValueError("a detail of ours"), "server_error"),
     ):
         ended: list[ResponseObject] = []
-        before = [Started(0, 0.5), Tokens(0, ["Hi"], [1], 1.0)] if begun else []
-        found = streamed(answer(ended), [*before, Failed(0, error)])
-        assert kinds(found[:2]) == ["created", "in_progress"]
-        assert kinds(found[-1:]) == ["failed"]
-        failed = found[-1]["response"]
+        first_events = [Started(0, 0.5), Tokens(0, ["Hi"], [1], 1.0)] if begun else []
+        stream_events = streamed(answer(ended), [*first_events, Failed(0, error)])
+        assert kinds(stream_events[:2]) == ["created", "in_progress"]
+        assert kinds(stream_events[-1:]) == ["failed"]
+        failed = stream_events[-1]["response"]
         assert (failed["id"], failed["status"], failed["error"]["code"]) == (
             "resp_1",
             "failed",

@@ -17,7 +17,9 @@ from app.extensions.responses.response import new_response
 from app.extensions.responses.store import ResponseStore
 from app.extensions.responses.stored_response import StoredResponse
 from tests.application import app_of
+from tests.callbacks import ignore
 from tests.client import in_process
+from tests.stubs import eventually
 
 
 def stored(name: str, status: str = "completed", size: int = 0, **fields: Any) -> StoredResponse:
@@ -82,12 +84,12 @@ def traced_bytes() -> int:
 
 @pytest.mark.parametrize("size", [0, 1_000, 30_000])
 @pytest.mark.parametrize("events", [0, 40])
-def test_the_size_of_the_store_is_what_it_holds(size: int, events: int) -> None:
+def test_the_estimated_size_of_the_store_is_near_its_memory(size: int, events: int) -> None:
     """A response with events is one that was generated in the background."""
     store = ResponseStore(True)
     tracemalloc.start()
     try:
-        before = traced_bytes()
+        bytes_before = traced_bytes()
         for number in range(200):
             response = stored(f"resp_{number:032d}", size=size, events=[])
             response.append_events(
@@ -95,7 +97,7 @@ def test_the_size_of_the_store_is_what_it_holds(size: int, events: int) -> None:
             )
             store.store(response)
             del response
-        held_bytes = traced_bytes() - before
+        held_bytes = traced_bytes() - bytes_before
     finally:
         tracemalloc.stop()
     assert 0.85 * held_bytes < store.size_bytes < 1.15 * held_bytes
@@ -119,43 +121,48 @@ def test_the_report_of_memory_counts_stored_responses_by_their_size() -> None:
     assert 100_000 < memory["caches"]["responses"]["size_bytes"] < 500_000
 
 
-def test_a_response_in_the_background_is_queued_until_it_is_over() -> None:
-    with in_process("--enable-responses-store", "--inter-token-latency", "50ms") as client:
+def test_a_background_response_is_queued_until_it_ends() -> None:
+    with in_process("--enable-responses-store", "--inter-token-latency", "10m") as client:
+
+        def has_first_token() -> bool:
+            return client.metric("vllm:generation_tokens_total") > 0
+
         body = {"input": "hi", "max_output_tokens": 20, "ignore_eos": True, "background": True}
         created = client.post("/v1/responses", body).json()
         address = f"/v1/responses/{created['id']}"
-        gevent.sleep(0.15)
+        eventually(has_first_token)
         statuses = [created["status"], client.get(address).json()["status"]]
         cancelled = client.post(f"{address}/cancel").json()
         assert [*statuses, cancelled["status"]] == ["queued", "queued", "cancelled"]
 
 
-def test_a_response_that_is_over_does_not_hold_its_request() -> None:
+def test_a_completed_response_releases_its_request() -> None:
     response = stored("a", status="in_progress", events=[])
-    response.abort = lambda: None
+    response.abort = ignore
     response.append_events(b"1\n\n", is_over=True)
     assert response.abort is None
 
 
-def test_a_status_alone_changes_and_the_rest_stays() -> None:
+def test_an_update_changes_only_the_status() -> None:
     response = stored("a", status="in_progress")
-    before = response.body
+    first_body = response.body
     response.update_status("failed")
     assert response.status == "failed"
-    assert response.body == before.replace(b'"in_progress"', b'"failed"')
+    assert response.body == first_body.replace(b'"in_progress"', b'"failed"')
 
 
 def following(response: StoredResponse, start: int = 0) -> gevent.Greenlet[..., list[bytes]]:
-    """A greenlet that follows a response; it is on its way when this returns."""
-    greenlet = gevent.spawn(lambda: list(response.follow(start, None)))
+    """A greenlet that follows a response, and has started."""
+    greenlet = gevent.spawn(list[bytes], response.follow(start, None))
     gevent.idle()
     return greenlet
 
 
-def test_followers_get_the_events_that_are_there_and_those_that_come() -> None:
+def test_followers_get_stored_and_later_events() -> None:
     response = stored("a", events=[])
     response.append_events(b"0\n\n1\n\n")
-    all_of_them, later = following(response), following(response, 2)
+    all_of_them = following(response)
+    later = following(response, 2)
     response.append_events(b"2\n\n")
     gevent.idle()
     response.append_events(b"3\n\n4\n\n", is_over=True)

@@ -1,4 +1,4 @@
-"""Requests as rules see them, and books of rules written as YAML."""
+"""Requests in the form that rules match, and script files in YAML."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ NOON_S = 1_700_000_000.0
 
 
 def request(
-    *said: str | tuple[str, ...],
+    *texts: str | tuple[str, ...],
     api: str = "chat",
     model: str = "tiny",
     tools: Mapping[str, object] | None = None,
@@ -21,10 +21,30 @@ def request(
     key: str = "key:1",
 ) -> MatchedRequest:
     """A request with these messages: a text is a user's, a tuple is role, text and tool."""
-    messages = [Message("user", each) if isinstance(each, str) else Message(*each) for each in said]
-    given = headers or {}
-    facts = RequestFacts("", model, lambda name: given.get(name.lower()), lambda: key)
+    messages = []
+    for text in texts:
+        if isinstance(text, str):
+            messages.append(Message("user", text))
+        else:
+            messages.append(Message(*text))
+    request_headers = headers or {}
+
+    def header(name: str) -> str | None:
+        return request_headers.get(name.lower())
+
+    def client_key() -> str:
+        return key
+
+    facts = RequestFacts("", model, header, client_key)
     return MatchedRequest(api, facts, messages, tools or {})
+
+
+def stopped_clock() -> float:
+    return 0.0
+
+
+def noon() -> float:
+    return NOON_S
 
 
 class Books:
@@ -42,11 +62,11 @@ class Books:
             (model, str(self.write(text, f"{number}.yaml"))) for number, text in enumerate(texts)
         ]
         return ScriptSet(
-            files, Random(1), lambda: 0.0, lambda: NOON_S, SchemaCheck(FormConstraints())
+            files, Random(1), stopped_clock, noon, accepts=SchemaCheck(FormConstraints())
         )
 
 
-def said(book: ScriptSet, asked: MatchedRequest) -> str | None:
-    """The text that a rule says; None where none answers."""
-    decision = book.decide(asked)
+def reply_text(book: ScriptSet, matched_request: MatchedRequest) -> str | None:
+    """The text of the rule that answers, or None."""
+    decision = book.decide(matched_request)
     return None if decision is None or decision.answer is None else decision.answer.reply.text

@@ -6,7 +6,7 @@ from tests.config.test_command import check_error
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (
             ["script", "try", "--mesages", "x", "y"],
@@ -19,6 +19,6 @@ from tests.config.test_command import check_error
     ],
 )
 def test_wrong_arguments_end_with_one_line(
-    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_error(argv, told, capsys)
+    check_error(argv, message, capsys)

@@ -1,6 +1,7 @@
 """The rules of several files at work: the first that fits answers, and all is counted."""
 
 import logging
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from app.extensions.scripts.rules import RuleFailureError, ScriptError
 from app.extensions.scripts.script_file import FileRules, ScriptFile
-from tests.extensions.scripts.requests import Books, request, said
+from tests.extensions.scripts.requests import Books, reply_text, request
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CALL = "rules: [{then: {tool_calls: [{name: get_weather, arguments: {%s}}]}}]"
@@ -19,7 +20,7 @@ def test_the_first_rule_that_fits_answers(books: Books) -> None:
         "rules: [{when: {message: a}, then: {text: A}}, {when: {message: b}, then: {text: B}}]",
         "rules: [{when: {message: b}, then: {text: late}}, {when: {message: c}, then: {text: C}}]",
     )
-    assert [said(book, request(text)) for text in "abcd"] == ["A", "B", "C", None]
+    assert [reply_text(book, request(text)) for text in "abcd"] == ["A", "B", "C", None]
     report = book.report()
     assert [[rule["answered"] for rule in file["rules"]] for file in report["files"]] == [
         [1, 1],
@@ -30,29 +31,34 @@ def test_the_first_rule_that_fits_answers(books: Books) -> None:
     assert line.endswith("1.yaml: 1 of 2 rules never answered: rule 1")
 
 
-def test_a_file_of_one_model_answers_for_that_one(books: Books) -> None:
+def test_a_file_of_one_model_applies_to_that_model_only(books: Books) -> None:
     book = books.open("rules: [{then: {text: of big}}]", model="big")
-    assert [said(book, request("a", model=name)) for name in ("big", "small")] == ["of big", None]
+    assert [reply_text(book, request("a", model=name)) for name in ("big", "small")] == [
+        "of big",
+        None,
+    ]
 
 
-def test_nth_counts_for_all_for_a_key_or_for_a_conversation(books: Books) -> None:
+def test_nth_counts_per_server_per_key_or_per_conversation(books: Books) -> None:
     rule = "{when: {nth: {count: 2, per: %s}}, then: {text: '{{ count }}'}}"
-    asked = [request("x"), request("y"), request("x", key="key:2"), request("x")]
+    requests = [request("x"), request("y"), request("x", key="key:2"), request("x")]
     for scope, expected in (
         ("server", [None, "2", None, None]),
         ("key", [None, "2", None, None]),
         ("conversation", [None, None, None, "2"]),
     ):
         book = books.open(f"rules: [{rule % scope}]")
-        assert [said(book, one) for one in asked] == expected, scope
+        assert [reply_text(book, matched_request) for matched_request in requests] == expected, (
+            scope
+        )
     book = books.open("rules: [{when: {nth: {count: {at_least: 3}}}, then: {text: '{{ count }}'}}]")
-    assert [said(book, asked[0]) for _ in range(4)] == [None, None, "3", "4"]
+    assert [reply_text(book, requests[0]) for _ in range(4)] == [None, None, "3", "4"]
 
 
 def test_draws_repeat_by_the_seed_of_the_file_or_of_the_request(books: Books) -> None:
     text = "{seed: 3, rules: [{when: {chance: 0.5}, then: {text: x}}]}"
     first, same = (
-        [said(book, request("a")) for _ in range(200)]
+        [reply_text(book, request("a")) for _ in range(200)]
         for book in (books.open(text), books.open(text))
     )
     assert first == same and 60 < first.count("x") < 140
@@ -62,18 +68,18 @@ def test_draws_repeat_by_the_seed_of_the_file_or_of_the_request(books: Books) ->
         decision = book.decide(request("a"), Random("own"))
         assert decision is not None and decision.answer is not None
         texts.append(decision.answer.reply.text)
-    assert texts[0] == texts[1] != said(book, request("a"))
+    assert texts[0] == texts[1] != reply_text(book, request("a"))
 
 
 def test_a_rule_about_vectors_is_for_requests_for_vectors(books: Books) -> None:
     book = books.open("rules: [{then: {embedding: [1, 0.5]}}, {then: {text: words}}]")
-    assert said(book, request("a")) == "words"
+    assert reply_text(book, request("a")) == "words"
     decision = book.decide(request("a", api="embeddings"))
     assert decision is not None and decision.answer is not None
     assert decision.answer.embedding == (1.0, 0.5)
 
 
-def test_a_fault_strikes_by_its_own_rule_and_else_others_answer(books: Books) -> None:
+def test_a_fault_fires_by_its_rule_and_later_rules_answer_otherwise(books: Books) -> None:
     book = books.open(
         "rules: [{then: {fault: {action: error, status: 503, times: 1}}},"
         " {then: {text: a, fault: {action: truncate, after: 2, nth: 2}}}]"
@@ -90,7 +96,7 @@ def test_a_fault_strikes_by_its_own_rule_and_else_others_answer(books: Books) ->
     assert third.fault is not None and third.fault.name == "truncate"
 
 
-def test_calls_are_checked_against_what_the_request_offers(books: Books) -> None:
+def test_calls_are_checked_against_the_tools_of_the_request(books: Books) -> None:
     book = books.open(CALL % "city: '{{ message }}'")
     decision = book.decide(request("Rome", tools={"get_weather": CITY}))
     assert decision is not None and decision.answer is not None
@@ -112,7 +118,7 @@ def test_a_call_that_is_not_offered_is_left_to_the_next_rule_and_logged_once(
     book = books.open(
         f"{{tools: {{get_weather: true}}, rules: [{call}, {{then: {{text: next}}}}]}}"
     )
-    assert [said(book, request("Rome", tools=tools)) for tools in ({"a": True}, {})] == [
+    assert [reply_text(book, request("Rome", tools=tools)) for tools in ({"a": True}, {})] == [
         "next",
         "next",
     ]
@@ -163,7 +169,7 @@ def test_a_rule_that_cannot_answer_is_logged_once(
     book = books.open(
         "rules: [{when: {message: {regex: '(a|aa)+$'}}, then: {text: x}}, {then: {text: y}}]"
     )
-    assert [said(book, request("a" * 60 + "b")) for _ in range(3)] == ["y"] * 3
+    assert [reply_text(book, request("a" * 60 + "b")) for _ in range(3)] == ["y"] * 3
     assert len(caplog.messages) == 1 and "takes too long; the rule is skipped" in caplog.messages[0]
     assert book.report()["files"][0]["rules"][0]["too_slow"] == 3
     caplog.clear()
@@ -177,18 +183,18 @@ def test_a_rule_that_cannot_answer_is_logged_once(
 
 def test_a_changed_file_is_read_again_and_equal_rules_go_on_counting(books: Books) -> None:
     book = books.open("rules: [{when: {nth: 2}, then: {text: second}}, {then: {text: old}}]")
-    assert said(book, request("a")) == "old"
+    assert reply_text(book, request("a")) == "old"
     books.write(
         "rules: [{then: pass, when: {message: x}}, {when: {nth: 2}, then: {text: second}}]",
         "0.yaml",
     )
     book.refresh()
-    assert said(book, request("a")) == "second"
+    assert reply_text(book, request("a")) == "second"
     assert [rule["rule"] for rule in book.report()["files"][0]["rules"]] == [1, 2]
-    assert said(book, request("a")) is None and book.report()["unanswered"] == 1
+    assert reply_text(book, request("a")) is None and book.report()["unanswered"] == 1
     book.restart()
     assert book.report()["unanswered"] == 0
-    assert [said(book, request("a")) for _ in range(2)] == [None, "second"]
+    assert [reply_text(book, request("a")) for _ in range(2)] == [None, "second"]
 
 
 def test_rules_of_changed_files_are_used_together_when_all_are_compiled(
@@ -200,20 +206,20 @@ def test_rules_of_changed_files_are_used_together_when_all_are_compiled(
     read = ScriptFile.read
 
     def reading(file: ScriptFile, *arguments: Any) -> FileRules:
-        seen.append(said(book, request("x")))
+        seen.append(reply_text(book, request("x")))
         return read(file, *arguments)
 
     monkeypatch.setattr(ScriptFile, "read", reading)
-    book.on_change = lambda: seen.append("reloaded")
+    book.on_change = partial(seen.append, "reloaded")
     for number in range(2):
         books.write(rules % "newest", f"{number}.yaml")
     book.refresh()
     book.refresh()
     assert seen == ["old", "old", "reloaded"]
-    assert said(book, request("x")) == "newest"
+    assert reply_text(book, request("x")) == "newest"
 
 
-def test_a_broken_file_leaves_the_rules_of_before(
+def test_an_invalid_file_keeps_the_earlier_rules(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     book = books.open("rules: [{then: {text: old}}]")
@@ -221,13 +227,13 @@ def test_a_broken_file_leaves_the_rules_of_before(
     books.write("rules: [{then: {txt: new}}]", "0.yaml")
     for _ in range(3):
         book.refresh()
-    assert said(book, request("a")) == "old"
+    assert reply_text(book, request("a")) == "old"
     (line,) = caplog.messages
     assert "unknown key 'txt'" in line and line.endswith("keeping the old rules")
     assert "unknown key 'txt'" in str(book.report()["files"][0]["error"])
     (books.folder / "0.yaml").unlink()
     book.refresh()
-    assert said(book, request("a")) == "old"
+    assert reply_text(book, request("a")) == "old"
     books.write("rules: [{then: {text: newest}}]", "0.yaml")
     book.refresh()
-    assert said(book, request("a")) == "newest" and book.report()["files"][0]["error"] is None
+    assert reply_text(book, request("a")) == "newest" and book.report()["files"][0]["error"] is None

@@ -15,7 +15,7 @@ TOOLS = json.dumps(
 )
 
 
-def test_a_check_names_rules_or_the_first_mistake(
+def test_a_check_prints_the_count_of_rules_or_the_first_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["script", "check", EXAMPLE]) == 0
@@ -23,28 +23,28 @@ def test_a_check_names_rules_or_the_first_mistake(
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{then: {txt: a}}]")
     assert main(["script", "check", EXAMPLE, str(path)]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
+    output = capsys.readouterr()
+    assert output.out == ""
     assert (
-        told.err == f"error: script {path}: rule 1: then: unknown key 'txt'; did you mean text?\n"
+        output.err == f"error: script {path}: rule 1: then: unknown key 'txt'; did you mean text?\n"
     )
 
 
-def test_a_try_tells_the_rule_and_its_answer_and_why_others_do_not_answer(
+def test_a_try_prints_the_rule_its_answer_and_the_reasons_of_other_rules(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "messages.json"
     call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
-    asked = {"role": "user", "content": "the weather in Rome"}
+    question = {"role": "user", "content": "the weather in Rome"}
     answered = {"role": "tool", "tool_call_id": "a", "content": "sunny"}
-    path.write_text(json.dumps([asked, {"role": "assistant", "tool_calls": [call]}, answered]))
+    path.write_text(json.dumps([question, {"role": "assistant", "tool_calls": [call]}, answered]))
     assert (
         main(["script", "try", EXAMPLE, "--messages", "the weather in Rome", "--tools", TOOLS]) == 0
     )
-    place, _, told = capsys.readouterr().out.partition("\n")
+    place, _, answer = capsys.readouterr().out.partition("\n")
     assert place.endswith("rule 1 (ask the tool)")
     calls = [{"name": "get_weather", "arguments": {"city": "Rome"}}]
-    assert json.loads(told) == {"text": "Let me look.", "calls": calls}
+    assert json.loads(answer) == {"text": "Let me look.", "calls": calls}
     assert main(["script", "try", EXAMPLE, "--why", "--messages", f"@{path}"]) == 0
     why, place, *lines = capsys.readouterr().out.splitlines()
     assert why.endswith("rule 1 (ask the tool): when.tool_result does not hold")
@@ -52,19 +52,23 @@ def test_a_try_tells_the_rule_and_its_answer_and_why_others_do_not_answer(
     assert json.loads("".join(lines)) == {"text": "The weather: sunny."}
 
 
-def test_a_try_asks_so_often_with_headers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_try_can_repeat_a_request_and_set_headers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["script", "try", EXAMPLE, "--messages", "Hello"]) == 0
     assert '"fault": "error"' in capsys.readouterr().out
-    again = ["--times", "2", "--header", "X-User: Ada"]
-    assert main(["script", "try", EXAMPLE, "--messages", "Hello", *again]) == 0
+    repeat_flags = ["--times", "2", "--header", "X-User: Ada"]
+    assert main(["script", "try", EXAMPLE, "--messages", "Hello", *repeat_flags]) == 0
     assert '"text": "Hello Ada!"' in capsys.readouterr().out
 
 
 def test_each_try_has_the_whole_time_for_matching(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    budgets = set[MatchBudget]()
-    monkeypatch.setattr(MatchBudget, "check", lambda budget: budgets.add(budget))
+    budgets: set[MatchBudget] = set()
+
+    def record_budget(budget: MatchBudget) -> None:
+        budgets.add(budget)
+
+    monkeypatch.setattr(MatchBudget, "check", record_budget)
     assert main(["script", "try", EXAMPLE, "--messages", "Hello", "--times", "3"]) == 0
     assert len(budgets) == 3
 
@@ -82,9 +86,9 @@ def test_each_try_has_the_whole_time_for_matching(
         ),
     ],
 )
-def test_what_cannot_be_tried_costs_one_line(
+def test_an_invalid_try_is_an_error_in_one_line(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["script", "try", EXAMPLE, *arguments]) == 1
-    told = capsys.readouterr().err
-    assert line in told and told.startswith("error: ") and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert line in message and message.startswith("error: ") and message.count("\n") == 1

@@ -27,15 +27,16 @@ def test_the_page_shows_the_example() -> None:
 
 def fields(*names: str) -> str:
     first, *others = (f"`[[ ## {name} ## ]]`" for name in names)
-    then = "".join(f", then {name}" for name in others)
-    return f"Respond with the corresponding output fields, starting with the field {first}{then}, and ..."
+    later_fields = "".join(f", then {name}" for name in others)
+    instruction = "Respond with the corresponding output fields, starting with the field"
+    return f"{instruction} {first}{later_fields}, and ..."
 
 
 STEP = fields("next_thought", "next_tool_name", "next_tool_args")
 
 
 @pytest.mark.parametrize("script", [JSON, DSPY, SMOLAGENTS])
-def test_a_script_of_the_page_is_in_order(
+def test_scripts_of_the_page_are_valid(
     books: Books, script: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["script", "check", str(books.write(script))]) == 0
@@ -44,11 +45,13 @@ def test_a_script_of_the_page_is_in_order(
     assert not [line for line in messages if "only when requests offer the tools" not in line]
 
 
-def reply(book: ScriptSet, asked: MatchedRequest) -> tuple[str, list[tuple[str, Any]]]:
-    decision = book.decide(asked)
+def reply(book: ScriptSet, matched_request: MatchedRequest) -> tuple[str, list[tuple[str, Any]]]:
+    decision = book.decide(matched_request)
     assert decision is not None and decision.answer is not None
-    said = decision.answer.reply
-    return said.text, [(call.name, json.loads(call.arguments)) for call in said.calls]
+    scripted_reply = decision.answer.reply
+    return scripted_reply.text, [
+        (call.name, json.loads(call.arguments)) for call in scripted_reply.calls
+    ]
 
 
 def test_a_prompt_for_json_gets_json(books: Books) -> None:
@@ -86,12 +89,12 @@ def test_dspy_gets_its_fields(books: Books, prompt: str, expected: dict[str, str
 def test_smolagents_gets_code_or_calls(books: Books) -> None:
     book = books.open(SMOLAGENTS)
     observed = ("user", "Observation:\nsun")
-    for asked, code in (
+    for matched_request, code in (
         (request(CODE_PROMPT, "The weather?"), 'print(get_weather(city="Rome"))'),
         (request(CODE_PROMPT, "The weather?", observed), 'final_answer("Sunny in Rome.")'),
     ):
-        found = re.search(r"<code>\n(.*)\n</code>$", reply(book, asked)[0])
-        assert found is not None and found[1] == code
+        match = re.search(r"<code>\n(.*)\n</code>$", reply(book, matched_request)[0])
+        assert match is not None and match[1] == code
     _, calls = reply(book, request("The weather?", tools=FINAL))
     assert calls == [("get_weather", {"city": "Rome"})]
     _, calls = reply(book, request("The weather?", observed, tools=FINAL))

@@ -6,7 +6,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from tests.application import app_of
-from tests.extensions.scripts.test_run_time import rule, rules, said
+from tests.extensions.scripts.test_run_time import reply_text, rule, rules
 from tests.extensions.scripts.test_unmatched import RULES, chat, message_of, set_rules
 
 
@@ -18,7 +18,7 @@ def client() -> FlaskClient:
 def test_the_journal_names_a_rule_of_the_run_time() -> None:
     client = app_of("--force-dummy-tokenizer", "--journal", "4").test_client()
     [other] = rules(client, "", "PUT", {"rules": [rule("other")]})
-    assert said(client) == "other"
+    assert reply_text(client) == "other"
     journal: Any = client.get("/admin/journal?limit=1").json
     assert journal["entries"][0]["rule"] == f"script at run time: rule {other['id']} (other)"
 

@@ -5,6 +5,7 @@ templates and regexes that are too large, and too much work for a request.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -29,7 +30,7 @@ from app.extensions.scripts.template_limits import (
     Budget,
 )
 from tests.application import app_of
-from tests.extensions.scripts.requests import Books, request, said
+from tests.extensions.scripts.requests import Books, reply_text, request
 
 RULES = "/admin/script/rules"
 VALUES: dict[str, Any] = {
@@ -149,14 +150,14 @@ def test_the_templates_of_an_answer_share_a_budget(books: Books) -> None:
     book = books.open(
         "rules: [{then: {json: {a: " + json.dumps(["{{ message | length }}"] * 100) + "}}}]"
     )
-    assert said(book, request("x" * 1_000)) is not None
+    assert reply_text(book, request("x" * 1_000)) is not None
     with pytest.raises(RuleFailureError, match="of the rule process more than"):
-        said(book, request("x" * 65_536))
+        reply_text(book, request("x" * 65_536))
 
 
 def test_rendering_lets_other_requests_run_between_operations() -> None:
-    pauses = list[int]()
-    budget = Budget(pause=lambda: pauses.append(1))
+    pauses: list[int] = []
+    budget = Budget(pause=partial(pauses.append, 1))
     Template("{{ user | upper | lower }}").text({**VALUES, BUDGET_KEY: budget})
     assert len(pauses) == 3  # the template, and two filters
 
@@ -224,12 +225,11 @@ def test_regexes_of_a_script_have_a_limit_together(client: FlaskClient) -> None:
 
 
 def ticking() -> Callable[[], float]:
-    """Processor time that advances by a second at each look."""
-    seconds = iter(range(1_000_000))
-    return lambda: float(next(seconds))
+    """A clock of processor time that advances by a second with each reading."""
+    return map(float, range(1_000_000)).__next__
 
 
-def test_rules_with_text_conditions_are_passed_over_when_the_time_is_used_up(
+def test_rules_with_text_conditions_are_skipped_when_the_time_is_used_up(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = ["{when: {message: {contains: [x, y]}}, then: {text: one}}"] * 5
@@ -238,13 +238,13 @@ def test_rules_with_text_conditions_are_passed_over_when_the_time_is_used_up(
         "{when: {turn: 1}, then: {text: three}}",
     ]
     book = books.open(f"rules: [{', '.join(rows)}]")
-    asked = request("a")
-    asked.budget = MatchBudget(seconds=3, now=ticking())
-    assert said(book, asked) == "three"
+    matched_request = request("a")
+    matched_request.budget = MatchBudget(seconds=3, now=ticking())
+    assert reply_text(book, matched_request) == "three"
     files: Any = book.report()["files"]
     assert [rule["too_slow"] for rule in files[0]["rules"]] == [0, 1, 1, 1, 1, 1, 0]
     assert caplog.text.count("exceeded the time limit of this request") == 1
-    assert said(book, request("a")) == "two"
+    assert reply_text(book, request("a")) == "two"
 
 
 @pytest.mark.parametrize(
@@ -252,11 +252,11 @@ def test_rules_with_text_conditions_are_passed_over_when_the_time_is_used_up(
 )
 def test_every_kind_of_search_is_charged(when: dict[str, Any]) -> None:
     conditions = Conditions(convert({"message": when}, When))
-    asked = request("a")
-    asked.budget = MatchBudget(seconds=1, now=ticking())
+    matched_request = request("a")
+    matched_request.budget = MatchBudget(seconds=1, now=ticking())
     with pytest.raises(BudgetSpentError):
         for _ in range(2):
-            conditions.first_mismatch(asked, Groups())
+            conditions.first_mismatch(matched_request, Groups())
     assert issubclass(BudgetSpentError, SlowRegexError)
 
 
@@ -278,11 +278,11 @@ def test_all_prompts_of_a_request_share_the_time(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_text_is_folded_once_for_all_rules() -> None:
-    asked = request("ABC" * 10)
+    matched_request = request("ABC" * 10)
     rules = [Conditions(convert({"message": {"contains": "x", "ignore_case": True}}, When))] * 3
     for conditions in rules:
-        conditions.first_mismatch(asked, Groups())
-    assert asked.folded == {"ABC" * 10: "abc" * 10}
+        conditions.first_mismatch(matched_request, Groups())
+    assert matched_request.folded == {"ABC" * 10: "abc" * 10}
 
 
 def test_rules_compile_one_request_at_a_time_beside_the_loop(books: Books) -> None:
@@ -295,11 +295,11 @@ def test_rules_compile_one_request_at_a_time_beside_the_loop(books: Books) -> No
         order.append(f"{name} has rules")
 
     book._compiling.acquire()
-    both = [gevent.spawn(compile_rules, name) for name in ("first", "second")]
+    greenlets = [gevent.spawn(compile_rules, name) for name in ("first", "second")]
     gevent.idle()
     assert order == ["first asks", "second asks"]
     book._compiling.release()
-    gevent.joinall(both, raise_error=True)
+    gevent.joinall(greenlets, raise_error=True)
     assert sorted(order[2:]) == ["first has rules", "second has rules"]
 
 

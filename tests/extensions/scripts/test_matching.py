@@ -28,10 +28,23 @@ AGENT = request(
     headers={"x-team": "red"},
 )
 CHAT = request("one", ("assistant", "two"), "Three")
+VALUES: dict[str, Any] = {
+    "match": {"city": "rome", "0": "in rome", 0: "in rome"},
+    "message": "hello",
+    "user": "hi",
+    "tool_result": "",
+    "model": "tiny",
+    "api": "chat",
+    "turn": 2,
+    "count": 3,
+    "now": "2023-11-14T22:13:20+00:00",
+    "unix": 1_700_000_000.0,
+    "header": {"x": "y"}.get,
+}
 
 
-def fits(when: dict[str, Any], asked: MatchedRequest) -> bool:
-    return not Conditions(convert(when, When)).first_mismatch(asked, Groups())
+def fits(when: dict[str, Any], matched_request: MatchedRequest) -> bool:
+    return not Conditions(convert(when, When)).first_mismatch(matched_request, Groups())
 
 
 @pytest.mark.parametrize(
@@ -83,33 +96,19 @@ def test_a_conversation_with_tools_fits(when: dict[str, Any], holds: bool) -> No
     assert fits(when, AGENT) is holds
 
 
-def test_groups_are_those_of_the_regexes() -> None:
+def test_groups_contain_the_matches_of_the_regexes() -> None:
     when = {
         "message": {"role": "user", "regex": r"weather in (?P<city>\w+)"},
         "headers": {"x-team": {"regex": "(?P<first>.)"}},
     }
-    conditions, groups = Conditions(convert(when, When)), Groups()
+    conditions = Conditions(convert(when, When))
+    groups = Groups()
     assert conditions.groups == {"0", "1", "city", "first"}
     assert not conditions.first_mismatch(AGENT, groups)
     assert groups.texts.items() >= {("city", "Rome"), ("first", "r")}
     assert [groups.texts[number] for number in (0, "1")] == ["r", "r"], (
         "of the first regex that was looked at"
     )
-
-
-VALUES: dict[str, Any] = {
-    "match": {"city": "rome", "0": "in rome", 0: "in rome"},
-    "message": "hello",
-    "user": "hi",
-    "tool_result": "",
-    "model": "tiny",
-    "api": "chat",
-    "turn": 2,
-    "count": 3,
-    "now": "2023-11-14T22:13:20+00:00",
-    "unix": 1_700_000_000.0,
-    "header": {"x": "y"}.get,
-}
 
 
 def filled(source: str, seed: int = 1, **values: Any) -> object:
@@ -144,7 +143,7 @@ def test_a_template_gives(source: str, value: object) -> None:
         *("{{ choose() }}", "{{ unix | date('%999Y') }}"),
     ],
 )
-def test_what_fails_for_one_request_is_a_failure_of_that_one(source: str) -> None:
+def test_a_rule_that_fails_for_one_request_affects_no_other_request(source: str) -> None:
     with pytest.raises(RuleFailureError, match="failed"):
         filled(source)
 
@@ -167,12 +166,12 @@ def test_what_fails_for_one_request_is_a_failure_of_that_one(source: str) -> Non
         *("{{ " + "1 + " * 3000 + "1 }}", "{{ " + "(" * 500 + "1" + ")" * 500 + " }}"),
     ],
 )
-def test_what_could_run_long_is_refused_at_the_start(source: str) -> None:
+def test_templates_that_could_run_long_are_rejected_at_the_start(source: str) -> None:
     with pytest.raises(ScriptError, match="template"):
         Template(source)
 
 
-def test_a_text_of_any_length_does_not_come_out() -> None:
+def test_the_length_of_a_rendered_text_is_limited() -> None:
     long = "x" * (MAX_CHARACTERS // 2)
     assert filled("{{ message }}", message=long) == long
     for source in (
@@ -185,14 +184,14 @@ def test_a_text_of_any_length_does_not_come_out() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(st.text())
-def test_a_message_stands_for_itself_whatever_is_in_it(text: str) -> None:
+def test_a_message_is_inserted_without_interpretation(text: str) -> None:
     assert filled("<{{ message }}>", message=text) == f"<{text}>"
     assert filled("{{ message }}", message=text) == text
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.text(alphabet="{}%#|.()[]'\" ab1+*~-_", max_size=40))
-def test_no_source_does_more_than_fill_fail_or_be_refused(source: str) -> None:
+def test_any_template_is_rendered_fails_or_is_rejected(source: str) -> None:
     try:
         template = Template(source)
         assert isinstance(template.text({**VALUES, **RandomFunctions(Random(1)).by_name()}), str)

@@ -9,11 +9,14 @@ PLUGIN = """
 from app.plugins import *
 API = 2
 
+def reply_by_plugin(request, rng):
+    return "by the plugin"
+
 class TestPlugin(Plugin):
     name = "mine"
 
     def reply(self):
-        return lambda request, rng: "by the plugin"
+        return reply_by_plugin
 
 EXTENSION = TestPlugin
 """

@@ -16,7 +16,7 @@ from app.extensions.scripts.rules import Script, ScriptError
 from app.extensions.scripts.script_file import RuleState
 from config.declaration import ConfigError
 from config.yaml_file import MAX_LEVELS, parse_yaml
-from tests.extensions.scripts.requests import Books, request, said
+from tests.extensions.scripts.requests import Books, reply_text, request
 
 WRONG = {
     "": "Object missing required field `rules`",
@@ -43,33 +43,6 @@ WRONG = {
     "rules: [{then: {text: a, delays: {per_token: soon}}}]": "then.delays.per_token: must be a duration",
     "{rules: [{then: pass}], rules: []}": "rules is specified twice",
 }
-
-
-def compile_rules(script: Script, path: str) -> None:
-    for number, rule in enumerate(script.rules, 1):
-        RuleState(path, number, rule, number, 0.0)
-
-
-@pytest.mark.parametrize("text", WRONG)
-def test_what_is_wrong_is_said_in_one_line_with_its_place(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text(text)
-    with pytest.raises(ScriptError) as raised:
-        compile_rules(read_script(str(path)), str(path))
-    line = str(raised.value)
-    assert WRONG[text] in line
-    assert line.startswith(f"script {path}") and "\n" not in line
-
-
-def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ScriptError, match="cannot be read: No such file"):
-        read_script(str(tmp_path / "none.yaml"))
-    large = tmp_path / "large.yaml"
-    large.write_bytes(b"#" * (MAX_SCRIPT_BYTES + 1))
-    with pytest.raises(ScriptError, match="exceed the limit of"):
-        read_script(str(large))
-
-
 KEYS = [
     *(
         "rules",
@@ -103,27 +76,6 @@ SCALARS = st.one_of(
     *(st.none(), st.booleans(), st.integers(), st.floats(), st.dates(), st.binary(max_size=3)),
     st.sampled_from(["pass", "error", "chat", "{{ match[1] }}", "{{ 1", "(", "a", "1s", ""]),
 )
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from([*KEYS, 1, None]), inner, max_size=4),
-    ),
-    max_leaves=12,
-)
-RULES = st.fixed_dictionaries({"then": VALUES}, optional={"when": VALUES, "name": VALUES})
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.one_of(VALUES, st.fixed_dictionaries({"rules": st.lists(RULES, min_size=1, max_size=3)})))
-def test_no_document_does_more_than_work_or_be_refused_in_one_line(document: Any) -> None:
-    try:
-        if isinstance(document, dict):
-            compile_rules(convert_script(document, "a.yaml"), "a.yaml")
-    except ScriptError as error:
-        assert "\n" not in str(error)
-
-
 SOON_S = 30
 """What takes for ever takes longer."""
 TENS = [
@@ -144,8 +96,54 @@ EVIL = {
 }
 
 
+def compile_rules(script: Script, path: str) -> None:
+    for number, rule in enumerate(script.rules, 1):
+        RuleState(path, number, rule, number, 0.0)
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_an_invalid_script_is_an_error_in_one_line_with_its_position(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(ScriptError) as raised:
+        compile_rules(read_script(str(path)), str(path))
+    line = str(raised.value)
+    assert WRONG[text] in line
+    assert line.startswith(f"script {path}") and "\n" not in line
+
+
+def test_a_missing_or_too_large_file_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ScriptError, match="cannot be read: No such file"):
+        read_script(str(tmp_path / "none.yaml"))
+    large = tmp_path / "large.yaml"
+    large.write_bytes(b"#" * (MAX_SCRIPT_BYTES + 1))
+    with pytest.raises(ScriptError, match="exceed the limit of"):
+        read_script(str(large))
+
+
+def lists_and_maps(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    maps = st.dictionaries(st.sampled_from([*KEYS, 1, None]), inner, max_size=4)
+    return st.one_of(st.lists(inner, max_size=3), maps)
+
+
+VALUES = st.recursive(SCALARS, lists_and_maps, max_leaves=12)
+RULES = st.fixed_dictionaries({"then": VALUES}, optional={"when": VALUES, "name": VALUES})
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.one_of(VALUES, st.fixed_dictionaries({"rules": st.lists(RULES, min_size=1, max_size=3)})))
+def test_any_document_is_accepted_or_rejected_in_one_line(document: Any) -> None:
+    try:
+        if isinstance(document, dict):
+            compile_rules(convert_script(document, "a.yaml"), "a.yaml")
+    except ScriptError as error:
+        assert "\n" not in str(error)
+
+
 @pytest.mark.parametrize("name", EVIL)
-def test_a_hostile_file_is_refused_soon_and_in_one_line(tmp_path: Path, name: str) -> None:
+def test_a_hostile_file_is_rejected_quickly_and_in_one_line(tmp_path: Path, name: str) -> None:
     text, reason = EVIL[name]
     path = tmp_path / "a.yaml"
     path.write_text(text)
@@ -166,7 +164,7 @@ def test_the_file_of_settings_has_the_same_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("then", "why"),
+    ("action", "why"),
     [
         ("'{{ message" + " | json" * 30 + " }}'", "more than 262144 characters"),
         (
@@ -176,21 +174,21 @@ def test_the_file_of_settings_has_the_same_limits(tmp_path: Path) -> None:
         ("'{{ 1e308 * 10 | float }}'", "JSON cannot express"),
     ],
 )
-def test_what_grows_in_a_template_is_a_failure_of_that_request(
-    books: Books, then: str, why: str
+def test_a_template_that_exceeds_its_limits_fails_only_that_request(
+    books: Books, action: str, why: str
 ) -> None:
-    book = books.open(f"rules: [{{then: {{json: {then}}}}}]")
+    book = books.open(f"rules: [{{then: {{json: {action}}}}}]")
     with pytest.raises(Exception, match=why):
-        said(book, request('"' * 1000))
+        reply_text(book, request('"' * 1000))
 
 
-def test_thousands_of_requests_leave_nothing_behind(books: Books) -> None:
+def test_thousands_of_requests_keep_no_memory(books: Books) -> None:
     """Counters of keys and conversations are bounded, and there is nothing else that grows."""
     counted = "{when: {nth: {count: 2, per: %s}}, then: {text: again}}"
-    known = "{when: {message: {regex: 'm(?P<n>.+)'}}, then: {text: '{{ match.n }}'}}"
-    book = books.open(f"rules: [{counted % 'conversation'}, {counted % 'key'}, {known}]")
+    regex_rule = "{when: {message: {regex: 'm(?P<n>.+)'}}, then: {text: '{{ match.n }}'}}"
+    book = books.open(f"rules: [{counted % 'conversation'}, {counted % 'key'}, {regex_rule}]")
     for number in range(5000):
-        assert said(book, request(f"m{number}", key=f"key:{number}")) == str(number)
+        assert reply_text(book, request(f"m{number}", key=f"key:{number}")) == str(number)
     assert book.size_bytes == book.limit_bytes
     assert [rule["answered"] for rule in book.report()["files"][0]["rules"]] == [0, 0, 5000]
 
@@ -210,5 +208,9 @@ def test_a_long_text_is_searched_beside_the_loop(
     monkeypatch.setattr(matching, "call_off_hub", beside)
     book = books.open("rules: [{when: {message: {regex: ' +$'}}, then: {text: found}}]")
     long = "x" * (matching.MAX_LOOP_SEARCH_CHARACTERS + 1) + " "
-    assert [said(book, request(text)) for text in ("x ", long, "x")] == ["found", "found", None]
+    assert [reply_text(book, request(text)) for text in ("x ", long, "x")] == [
+        "found",
+        "found",
+        None,
+    ]
     assert searched == [len(long)]

@@ -13,6 +13,7 @@ from tests.application import app_of
 from tests.extensions.scripts.requests import Books
 
 RULES = "/admin/script/rules"
+TEXT = {"text": "yes"}
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def client() -> FlaskClient:
     return app_of("--seed", "1").test_client()
 
 
-def said(client: FlaskClient, text: str = "hi", scope: str = "") -> str:
+def reply_text(client: FlaskClient, text: str = "hi", scope: str = "") -> str:
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": 9}
     headers = {"X-Understudy-Scope": scope} if scope else {}
     answer: Any = client.post("/v1/chat/completions", json=body, headers=headers).json
@@ -32,8 +33,8 @@ def rules(
 ) -> list[dict[str, Any]]:
     answer = client.open(RULES + query, method=method, json=body)
     assert answer.status_code == 200, answer.text
-    found: list[Any] = answer.json["rules"]  # type: ignore[index]
-    return found
+    rows: list[Any] = answer.json["rules"]  # type: ignore[index]
+    return rows
 
 
 def rule(text: str, **when: Any) -> dict[str, Any]:
@@ -41,30 +42,30 @@ def rule(text: str, **when: Any) -> dict[str, Any]:
 
 
 def test_rules_are_set_appended_counted_and_removed(client: FlaskClient) -> None:
-    plain = said(client)
+    plain = reply_text(client)
     rules(client, "", "PUT", {"rules": [rule("one", message="hi"), rule("two", message="x")]})
     [third] = rules(client, "", "POST", rule("three"))
-    assert [said(client), said(client, "x")] == ["one", "two"]
-    assert [(each["name"], each["answered"]) for each in rules(client)] == [
+    assert [reply_text(client), reply_text(client, "x")] == ["one", "two"]
+    assert [(row["name"], row["answered"]) for row in rules(client)] == [
         ("one", 1),
         ("two", 1),
         ("three", 0),
     ]
     assert third.items() >= rule("three").items()
-    assert [each["name"] for each in rules(client, f"?id={third['id']}", "DELETE")] == [
+    assert [row["name"] for row in rules(client, f"?id={third['id']}", "DELETE")] == [
         "one",
         "two",
     ]
     rules(client, "", "PUT", {"rules": [rule("other")]})
-    assert said(client) == "other" and len(rules(client)) == 1
-    assert rules(client, "", "DELETE") == [] and said(client) not in ("other", "") and plain
+    assert reply_text(client) == "other" and len(rules(client)) == 1
+    assert rules(client, "", "DELETE") == [] and reply_text(client) not in ("other", "") and plain
 
 
-def test_a_scope_has_rules_of_its_own(client: FlaskClient) -> None:
+def test_a_scope_has_separate_rules(client: FlaskClient) -> None:
     rules(client, "?scope=a", "PUT", {"rules": [rule("of a")]})
     rules(client, "?scope=b", "POST", rule("of b"))
     rules(client, "", "POST", rule("of all"))
-    assert [said(client, "hi", scope) for scope in ("a", "b", "c", "")] == [
+    assert [reply_text(client, "hi", scope) for scope in ("a", "b", "c", "")] == [
         "of a",
         "of b",
         "of all",
@@ -72,23 +73,20 @@ def test_a_scope_has_rules_of_its_own(client: FlaskClient) -> None:
     ]
     rules(client, "?scope=a", "PUT", {"rules": [rule("of a again")]})
     rules(client, "?scope=b", "DELETE")
-    assert [said(client, "hi", scope) for scope in ("a", "b")] == ["of a again", "of all"]
-    assert [each["scope"] for each in rules(client)] == ["a", None]
-    assert [each["name"] for each in rules(client, "?scope=a")] == ["of a again"]
+    assert [reply_text(client, "hi", scope) for scope in ("a", "b")] == ["of a again", "of all"]
+    assert [row["scope"] for row in rules(client)] == ["a", None]
+    assert [row["name"] for row in rules(client, "?scope=a")] == ["of a again"]
 
 
-def test_rules_of_the_run_time_come_before_those_of_files(books: Books) -> None:
+def test_runtime_rules_take_precedence_over_file_rules(books: Books) -> None:
     path = books.write("rules: [{then: {text: of the file}}]")
     client = app_of("--script", str(path)).test_client()
     rules(client, "", "POST", rule("of the test", message="hi"))
-    assert [said(client), said(client, "x")] == ["of the test", "of the file"]
-
-
-TEXT = {"text": "yes"}
+    assert [reply_text(client), reply_text(client, "x")] == ["of the test", "of the file"]
 
 
 @pytest.mark.parametrize(
-    ("conditions", "then", "is_fast"),
+    ("conditions", "action", "is_fast"),
     [
         ({}, TEXT, True),
         ({"message": "hi"}, TEXT, True),
@@ -107,14 +105,15 @@ TEXT = {"text": "yes"}
     ],
 )
 def test_plain_requests_take_the_fast_path_where_rules_decide_at_once(
-    conditions: dict[str, Any], then: Any, is_fast: bool
+    conditions: dict[str, Any], action: Any, is_fast: bool
 ) -> None:
     app = app_of("--seed", "1")
-    client, body = app.test_client(), b'{"messages":[{"role":"user","content":"hi"}]}'
-    [plain] = [each.plain for each in app.routes if each.path == "/v1/chat/completions"]
+    client = app.test_client()
+    body = b'{"messages":[{"role":"user","content":"hi"}]}'
+    [plain] = [row.plain for row in app.routes if row.path == "/v1/chat/completions"]
     assert plain is not None
     assert plain.recognise(body)
-    rules(client, "", "POST", {"when": conditions, "then": then})
+    rules(client, "", "POST", {"when": conditions, "then": action})
     assert (plain.recognise(body) is not None) is is_fast
     rules(client, "", "DELETE")
     assert plain.recognise(body)
@@ -165,27 +164,27 @@ def test_plain_requests_take_the_fast_path_where_rules_decide_at_once(
         ),
     ],
 )
-def test_a_wrong_rule_changes_nothing(
+def test_an_invalid_rule_changes_nothing(
     client: FlaskClient, body: Mapping[str, Any], line: str
 ) -> None:
     rules(client, "", "POST", rule("there"))
     for method in ("PUT", "POST"):
         answer = client.open(RULES, method=method, json=body)
-        told: Any = answer.json
-        assert answer.status_code == 400 and line in told["error"]["message"], told
+        answer_body: Any = answer.json
+        assert answer.status_code == 400 and line in answer_body["error"]["message"], answer_body
     deep = b'{"then": {"json": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
     assert client.post(RULES, data=deep, content_type="application/json").status_code == 400
-    assert [each["name"] for each in rules(client)] == ["there"]
+    assert [row["name"] for row in rules(client)] == ["there"]
 
 
-def test_a_regex_that_never_ends_is_passed_over(client: FlaskClient) -> None:
+def test_a_regex_that_takes_too_long_is_skipped(client: FlaskClient) -> None:
     slow = {"when": {"message": {"regex": "(a|aa)+$"}}, "then": {"text": "never"}}
     rules(client, "", "PUT", {"rules": [slow, rule("next")]})
-    assert said(client, "a" * 2000 + "!") == "next"
-    assert [each["too_slow"] for each in rules(client)] == [1, 0]
+    assert reply_text(client, "a" * 2000 + "!") == "next"
+    assert [row["too_slow"] for row in rules(client)] == [1, 0]
 
 
-def test_a_text_that_grows_without_end_is_one_line(client: FlaskClient) -> None:
+def test_a_template_with_a_huge_result_is_an_error_in_one_line(client: FlaskClient) -> None:
     template = "{{ " + "|".join(["message", *["replace('a', 'aaaaaaaa')"] * 20]) + " }}"
     rules(client, "", "POST", {"then": {"text": template}})
     body = {"messages": [{"role": "user", "content": "a"}]}
@@ -196,8 +195,10 @@ def test_a_text_that_grows_without_end_is_one_line(client: FlaskClient) -> None:
     )
 
 
-def test_a_server_without_a_simulated_text_refuses_rules() -> None:
+def test_a_server_without_simulated_text_rejects_rules() -> None:
     client = app_of("--mm-encoder-only").test_client()
     for method in ("GET", "PUT", "POST", "DELETE"):
-        told: Any = client.open(RULES, method=method, json=rule("one")).json
-        assert told["error"]["message"].startswith("Rules for replies require the simulated engine")
+        answer_body: Any = client.open(RULES, method=method, json=rule("one")).json
+        assert answer_body["error"]["message"].startswith(
+            "Rules for replies require the simulated engine"
+        )

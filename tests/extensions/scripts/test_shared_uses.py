@@ -51,7 +51,7 @@ def test_a_full_bucket_forgets_the_count_that_was_changed_longest_ago(uses: Shar
     assert counts == [2, 0, *[1] * (WAYS - 1)]
 
 
-def test_many_rules_that_come_and_go_displace_no_count(uses: SharedUses) -> None:
+def test_adding_and_removing_many_rules_keeps_the_counts(uses: SharedUses) -> None:
     assert uses.take(key_of(0), limit=1)
     for number in range(1, 3 * WAYS):
         assert uses.take(key_of(number), limit=1)

@@ -6,7 +6,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from tests.application import app_of
-from tests.extensions.scripts.requests import Books, request, said
+from tests.extensions.scripts.requests import Books, reply_text, request
 
 RULES = "/admin/script/rules"
 CHAT = "/v1/chat/completions"
@@ -80,7 +80,7 @@ def test_each_condition_has_a_reason(client: FlaskClient, when: Any, reason: str
     assert reason in message and "secret" not in message
 
 
-def test_the_policy_is_that_of_the_header_then_the_setting_then_the_replies(
+def test_the_header_takes_precedence_over_the_setting_and_the_replies(
     client: FlaskClient,
 ) -> None:
     assert chat(client).status_code == 200
@@ -115,21 +115,24 @@ def test_nth_counts_matches_that_another_rule_answers(books: Books) -> None:
         "rules: [{when: {nth: 1}, then: {text: one}}, {when: {nth: 2}, then: {text: two}},"
         " {when: {nth: 3}, then: {text: three}}]"
     )
-    assert [said(book, request("a")) for _ in range(4)] == ["one", "two", "three", None]
+    assert [reply_text(book, request("a")) for _ in range(4)] == ["one", "two", "three", None]
     book = books.open(
         "rules: [{when: {message: a}, then: {text: plain}},"
         " {when: {message: {contains: ''}, nth: 3}, then: {text: third}}]"
     )
-    assert [said(book, request(text)) for text in "aab"] == ["plain", "plain", "third"]
+    assert [reply_text(book, request(text)) for text in "aab"] == ["plain", "plain", "third"]
 
 
 def test_times_and_nth_count_for_each_scope(books: Books) -> None:
     book = books.open(
         "rules: [{times: 1, then: {text: once}}, {when: {nth: 2}, then: {text: second}}]"
     )
-    one = {"x-understudy-scope": "one"}
-    two = {"x-understudy-scope": "two"}
-    answers = [said(book, request("a", headers=headers)) for headers in (one, two, one, {}, two)]
+    first_scope = {"x-understudy-scope": "one"}
+    second_scope = {"x-understudy-scope": "two"}
+    answers = [
+        reply_text(book, request("a", headers=headers))
+        for headers in (first_scope, second_scope, first_scope, {}, second_scope)
+    ]
     assert answers == ["once", "once", "second", "once", "second"]
 
 

@@ -24,9 +24,9 @@ def text(client: Client, **params: Any) -> str:
 
 
 def test_the_reply_matches_a_pattern(client: Client) -> None:
-    before = client.metric("sglang:num_so_requests_total")
+    requests_before = client.metric("sglang:num_so_requests_total")
     assert re.fullmatch("[ab]{3}", text(client, regex="[ab]{3}"))
-    assert client.metric("sglang:num_so_requests_total") == before + 1
+    assert client.metric("sglang:num_so_requests_total") == requests_before + 1
 
 
 def test_the_reply_is_json(client: Client) -> None:

@@ -80,8 +80,10 @@ def test_the_end_names_the_token_or_the_text_that_matched() -> None:
         stopped = generate(client, text="one two three", sampling_params={"stop": [" two"]})
         assert stopped["text"] == "one"
         assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": " two"}
-        kept = {"stop": " two", "no_stop_trim": True}
-        assert generate(client, text="one two three", sampling_params=kept)["text"] == "one two"
+        stop_fields = {"stop": " two", "no_stop_trim": True}
+        assert (
+            generate(client, text="one two three", sampling_params=stop_fields)["text"] == "one two"
+        )
 
 
 def test_no_tokens_are_generated_on_request(client: Client) -> None:
@@ -273,7 +275,7 @@ def test_salts_separate_the_cached_prompts_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_server_that_drains_refuses_before_it_streams(streams: bool) -> None:
+def test_a_draining_server_rejects_streams_with_an_error_status(streams: bool) -> None:
     with in_process(DIALECT) as client:
         client.post("/admin/drain")
         answer = client.post("/generate", {**HELLO, "stream": streams})
@@ -327,8 +329,8 @@ def test_requests_are_aborted_by_id() -> None:
 
 def test_an_answer_that_would_repeat_a_long_prompt_too_often_is_rejected(client: Client) -> None:
     fields = {"input_ids": [7] * 4000, **params(max_new_tokens=1, n=1500)}
-    told = error(client, **fields, return_prompt_token_ids=True)
-    assert told["error"]["message"].startswith("The response would take ")
+    message = error(client, **fields, return_prompt_token_ids=True)
+    assert message["error"]["message"].startswith("The response would take ")
 
 
 def test_a_repeated_prompt_is_converted_to_tokens_once(

@@ -44,10 +44,10 @@ def tokens(count: int, finish: Finish | None = None) -> list[EngineOutput]:
 
 
 def test_events_have_the_text_so_far() -> None:
-    told = events(tokens(3, Finish("stop")))
-    assert [event["text"] for event in told] == [' "0"', ' "0" "1"', ' "0" "1" "2"']
-    assert [event["output_ids"] for event in told] == [[0], [0, 1], [0, 1, 2]]
-    infos = [event["meta_info"] for event in told]
+    chunks = events(tokens(3, Finish("stop")))
+    assert [event["text"] for event in chunks] == [' "0"', ' "0" "1"', ' "0" "1" "2"']
+    assert [event["output_ids"] for event in chunks] == [[0], [0, 1], [0, 1, 2]]
+    infos = [event["meta_info"] for event in chunks]
     assert [info["completion_tokens"] for info in infos] == [1, 2, 3]
     assert [info["cached_tokens"] for info in infos] == [1, 1, 1]
     end = {"type": "stop", "matched": 0}
@@ -56,9 +56,9 @@ def test_events_have_the_text_so_far() -> None:
 
 
 def test_a_stream_interval_joins_events() -> None:
-    told = events(tokens(10, Finish("length")), stream_interval=4)
-    assert [len(event["output_ids"]) for event in told] == [1, 5, 9, 10]
-    assert told[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 10}
+    chunks = events(tokens(10, Finish("length")), stream_interval=4)
+    assert [len(event["output_ids"]) for event in chunks] == [1, 5, 9, 10]
+    assert chunks[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 10}
 
 
 def test_thoughts_are_part_of_the_text_and_images_are_not() -> None:

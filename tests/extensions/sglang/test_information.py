@@ -130,10 +130,10 @@ def test_a_wrong_query_is_a_flat_error(client: Client, query: str, words: str) -
 
 
 def test_health_is_checked_with_a_token(client: Client) -> None:
-    before = client.metric("vllm:generation_tokens_total")
+    tokens_before = client.metric("vllm:generation_tokens_total")
     answer = client.get("/health_generate")
     assert (answer.status_code, answer.text) == (200, "")
-    assert client.metric("vllm:generation_tokens_total") == before + 1
+    assert client.metric("vllm:generation_tokens_total") == tokens_before + 1
 
 
 def test_a_server_that_drains_is_not_healthy() -> None:

@@ -14,8 +14,8 @@ HIGH = (1 << 64) - 2
 def encoded(*events: Any) -> list[Any]:
     batch: list[Any] = msgspec.msgpack.decode(encode_batch(EventBatch(1.5, list(events), 3)))
     assert (batch[0], batch[2], len(batch)) == (1.5, 3, 3)
-    told: list[Any] = batch[1]
-    return told
+    event_maps: list[Any] = batch[1]
+    return event_maps
 
 
 def test_stored_blocks_are_a_map_with_signed_hashes() -> None:
@@ -29,8 +29,8 @@ def test_stored_blocks_are_a_map_with_signed_hashes() -> None:
         extra_keys=[None, ["adapter"]],
         group_idx=0,
     )
-    [told] = encoded(event)
-    assert told == {
+    [stored_map] = encoded(event)
+    assert stored_map == {
         "type": "BlockStored",
         "block_hashes": [1, -2],
         "parent_block_hash": -2,
@@ -45,9 +45,9 @@ def test_stored_blocks_are_a_map_with_signed_hashes() -> None:
 
 
 def test_removed_and_cleared_blocks_have_the_names_of_media() -> None:
-    told = encoded(BlockRemoved([HIGH], medium="CPU"), AllBlocksCleared())
+    event_maps = encoded(BlockRemoved([HIGH], medium="CPU"), AllBlocksCleared())
     removed = {"type": "BlockRemoved", "block_hashes": [-2], "medium": "CPU_PINNED"}
-    assert told == [removed, {"type": "AllBlocksCleared"}]
+    assert event_maps == [removed, {"type": "AllBlocksCleared"}]
 
 
 @pytest.mark.parametrize(

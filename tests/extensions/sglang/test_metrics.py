@@ -57,8 +57,8 @@ def test_histograms_have_the_buckets_of_sglang(
 ) -> None:
     client.post("/v1/chat/completions", CHAT)
     keys = samples(client, f"{name}_bucket")
-    told = [re.findall(r'le="([^"]*)"', key)[0] for key in keys]
-    assert [*told[:2], *told[-2:]] == bounds
+    bucket_bounds = [re.findall(r'le="([^"]*)"', key)[0] for key in keys]
+    assert [*bucket_bounds[:2], *bucket_bounds[-2:]] == bounds
 
 
 def test_aborted_requests_are_counted() -> None:
@@ -73,7 +73,7 @@ def test_aborted_requests_are_counted() -> None:
         assert samples(client, "time_to_first_token_seconds_count") == {}
 
 
-def test_cached_tokens_are_counted_as_those_of_the_device() -> None:
+def test_cached_tokens_are_counted_as_device_tokens() -> None:
     with in_process(DIALECT, "--enable-kvcache") as client:
         for _ in range(2):
             client.post("/generate", {"input_ids": [1] * 40, "sampling_params": {"n": 1}})

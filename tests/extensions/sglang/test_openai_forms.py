@@ -27,7 +27,7 @@ def body(path: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_whole_answer_names_what_ended_it(client: Client, path: str) -> None:
+def test_a_whole_answer_has_the_matched_stop(client: Client, path: str) -> None:
     natural = client.post(path, body(path)).json()
     [choice] = natural["choices"]
     assert (choice["finish_reason"], choice["matched_stop"]) == ("stop", 0)
@@ -41,10 +41,10 @@ def test_a_whole_answer_names_what_ended_it(client: Client, path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("latency", ["0", "1ms"])
-def test_the_events_of_a_stream_name_what_ended_it(path: str, latency: str) -> None:
+def test_the_last_event_of_a_stream_has_the_matched_stop(path: str, latency: str) -> None:
     with in_process(DIALECT, "--mode=echo", f"--inter-token-latency={latency}") as client:
-        told = events(client.post(path, body(path, stream=True)))
-    choices = [choice for event in told for choice in event["choices"]]
+        chunks = events(client.post(path, body(path, stream=True)))
+    choices = [choice for event in chunks for choice in event["choices"]]
     assert "stop_reason" not in choices[-1]
     assert (choices[-1]["finish_reason"], choices[-1]["matched_stop"]) == ("stop", 0)
 
@@ -53,8 +53,8 @@ def test_a_text_that_looks_like_a_key_is_not_changed(client: Client) -> None:
     text = 'a ,"stop_reason":null "finish_reason":"stop","stop_reason":null b'
     answer = client.post(PATHS[1], {"prompt": text, "max_tokens": 100}).json()
     assert answer["choices"][0]["text"] == text
-    told = events(client.post(PATHS[1], {"prompt": text, "max_tokens": 100, "stream": True}))
-    assert "".join(event["choices"][0]["text"] for event in told) == text
+    chunks = events(client.post(PATHS[1], {"prompt": text, "max_tokens": 100, "stream": True}))
+    assert "".join(event["choices"][0]["text"] for event in chunks) == text
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_a_text_that_looks_like_a_key_is_not_changed(client: Client) -> None:
 def test_errors_are_flat(client: Client, path: str, wrong: Any, status: int, kind: str) -> None:
     answer = client.post(path, wrong)
     assert answer.status_code == status
-    told = answer.json()
-    assert sorted(told) == ["code", "message", "object", "param", "type"]
-    assert (told["object"], told["type"], told["code"]) == ("error", kind, status)
+    error = answer.json()
+    assert sorted(error) == ["code", "message", "object", "param", "type"]
+    assert (error["object"], error["type"], error["code"]) == ("error", kind, status)
     assert int(answer.headers["Content-Length"]) == len(answer.content)
 
 

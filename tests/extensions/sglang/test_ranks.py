@@ -50,18 +50,18 @@ def test_the_load_belongs_to_the_rank_of_the_request() -> None:
 def test_a_request_chooses_its_rank(client: Client, path: str, field: str) -> None:
     for rank in (0, 1, 1):
         name = "vllm:request_success_total"
-        before = client.metric(name, engine=str(rank))
+        requests_before = client.metric(name, engine=str(rank))
         assert client.post(path, {**BODIES[path], field: rank}).status_code == 200
-        assert client.metric(name, engine=str(rank)) == before + 1
+        assert client.metric(name, engine=str(rank)) == requests_before + 1
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_header_chooses_the_rank_too(client: Client, path: str) -> None:
+def test_a_header_chooses_the_rank(client: Client, path: str) -> None:
     name = "vllm:request_success_total"
-    before = client.metric(name, engine="1")
+    requests_before = client.metric(name, engine="1")
     headers = {"X-data-parallel-rank": "1"}
     assert client.post(path, BODIES[path], headers=headers).status_code == 200
-    assert client.metric(name, engine="1") == before + 1
+    assert client.metric(name, engine="1") == requests_before + 1
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -14,7 +14,7 @@ from app.extensions.tracing.export import BATCH_SPANS, LOG_INTERVAL_S, SpanSende
 from tests.application import app_of
 
 
-class Kept(SpanExporter):
+class KeepingExporter(SpanExporter):
     """Keeps what it is given, and then fails if it is told to."""
 
     def __init__(self, result: SpanExportResult | Exception = SpanExportResult.SUCCESS) -> None:
@@ -35,11 +35,11 @@ def traced(sender: SpanSender) -> Tracer:
 
 
 def make(tracer: Tracer, count: int) -> list[str]:
-    """Begin and end `count` spans; their names."""
-    made = [str(number) for number in range(count)]
-    for name in made:
+    """Begins and ends `count` spans, and returns their names."""
+    names = [str(number) for number in range(count)]
+    for name in names:
         tracer.start_span(name).end()
-    return made
+    return names
 
 
 def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -51,13 +51,13 @@ def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_spans_are_exported_in_order_and_in_batches() -> None:
-    kept = Kept()
-    sender = SpanSender(kept)
-    made = make(traced(sender), 2 * BATCH_SPANS + 1)
-    assert not kept.batches
+    exporter = KeepingExporter()
+    sender = SpanSender(exporter)
+    names = make(traced(sender), 2 * BATCH_SPANS + 1)
+    assert not exporter.batches
     assert sender.force_flush()
-    assert [len(batch) for batch in kept.batches] == [BATCH_SPANS, BATCH_SPANS, 1]
-    assert sum(kept.batches, []) == made
+    assert [len(batch) for batch in exporter.batches] == [BATCH_SPANS, BATCH_SPANS, 1]
+    assert sum(exporter.batches, []) == names
 
 
 def test_waiting_spans_are_reported_among_the_caches() -> None:
@@ -71,44 +71,57 @@ def test_waiting_spans_are_reported_among_the_caches() -> None:
 def test_lost_spans_are_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture, result: SpanExportResult | Exception
 ) -> None:
-    kept, now_s = Kept(result), [0.0]
-    sender = SpanSender(kept, lambda: now_s[0])
+    exporter = KeepingExporter(result)
+    now_s = 0.0
+
+    def now() -> float:
+        return now_s
+
+    sender = SpanSender(exporter, now)
     tracer = traced(sender)
     for moment_s in (0, 1, LOG_INTERVAL_S - 1, LOG_INTERVAL_S, LOG_INTERVAL_S + 1):
-        now_s[0] = moment_s
+        now_s = moment_s
         make(tracer, 10)
         assert sender.force_flush()
     assert [line.partition(" ")[0] for line in lost(caplog)] == ["10", "30"]
 
 
 def test_spans_above_the_limit_are_lost(caplog: pytest.LogCaptureFixture) -> None:
-    kept = Kept()
-    sender = SpanSender(kept)
+    exporter = KeepingExporter()
+    sender = SpanSender(exporter)
     sender.limit_bytes = 2**20
-    made = make(traced(sender), 1000)
+    names = make(traced(sender), 1000)
     assert 2**20 - 8192 < sender.size_bytes <= 2**20
     assert sender.force_flush()
-    fitted = sum(kept.batches, [])
-    assert (fitted, sender.size_bytes) == (made[: len(fitted)], 0)
-    assert [line.partition(" ")[0] for line in lost(caplog)] == [str(len(made) - len(fitted))]
+    fitted = sum(exporter.batches, [])
+    assert (fitted, sender.size_bytes) == (names[: len(fitted)], 0)
+    assert [line.partition(" ")[0] for line in lost(caplog)] == [str(len(names) - len(fitted))]
+
+
+def no_attributes(number: int) -> dict[str, AttributeValue]:
+    return {}
+
+
+def many_numbers(number: int) -> dict[str, AttributeValue]:
+    return {f"a{place}": number + place * 0.5 for place in range(19)}
+
+
+def long_texts(number: int) -> dict[str, AttributeValue]:
+    return {"url.path": f"{'/' * 8000}{number}", "reasons": (f"stop {number}",)}
 
 
 @pytest.mark.parametrize(
     "attributes_of",
-    [
-        lambda number: {},
-        lambda number: {f"a{place}": number + place * 0.5 for place in range(19)},
-        lambda number: {"url.path": f"{'/' * 8000}{number}", "reasons": (f"stop {number}",)},
-    ],
+    [no_attributes, many_numbers, long_texts],
 )
 def test_the_estimated_size_of_a_span_is_an_upper_bound(
     attributes_of: Callable[[int], dict[str, AttributeValue]],
 ) -> None:
-    kept: list[ReadableSpan] = []
+    spans: list[ReadableSpan] = []
 
     class Keeper(SpanProcessor):
         def on_end(self, span: ReadableSpan) -> None:
-            kept.append(span)
+            spans.append(span)
 
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(Keeper())
@@ -119,4 +132,4 @@ def test_the_estimated_size_of_a_span_is_an_upper_bound(
         tracer.start_span("a name", attributes=attributes_of(number)).end()
     really, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert really <= sum(map(span_bytes, kept)) <= 2 * really
+    assert really <= sum(map(span_bytes, spans)) <= 2 * really

@@ -3,9 +3,10 @@
 from app.core.settings import resolve, settings_type
 from app.extensions.tracing.settings import TracingSettings
 from config.vllm.serve import settings_of
+from tests.callbacks import ignore
 
 
 def test_a_collector_for_grpc_is_accepted_and_gets_no_spans() -> None:
     flags = settings_of(["m", "--otlp-traces-endpoint", "grpc://jaeger:4317"], {}, settings_type())
-    settings = resolve(flags, {}, lambda text: None)
+    settings = resolve(flags, {}, ignore)
     assert settings.section(TracingSettings).otlp_traces_endpoint is None

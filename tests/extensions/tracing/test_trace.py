@@ -1,4 +1,6 @@
-"""What the spans of a request tell, on a virtual clock."""
+"""The spans of a request, on a virtual clock."""
+
+from collections.abc import Callable
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -30,8 +32,8 @@ class Traced(Harness):
     def request(self) -> RequestTrace:
         zero_ns = EPOCH_NS - int(START_S * NANOSECONDS)
         start_ns = zero_ns + int(self.clock.now() * NANOSECONDS)
-        told = {"http.route": "/v1/completions"}
-        span = self.tracer.start_span("POST", attributes=told, start_time=start_ns)
+        attributes_ = {"http.route": "/v1/completions"}
+        span = self.tracer.start_span("POST", attributes=attributes_, start_time=start_ns)
         return RequestTrace(self.tracer, span, zero_ns, Explainer(self.delays, self.clock.now))
 
     def end(self) -> ReadableSpan:
@@ -43,11 +45,15 @@ class Traced(Harness):
 
     def phases(self, choice: int = 0) -> dict[str, tuple[float, float]]:
         """Begin and end of each phase, in seconds since the start."""
-        own = [span for span in self.spans() if told(span).get("understudy.choice") == choice]
-        return {span.name: (seconds(span.start_time), seconds(span.end_time)) for span in own}
+        choice_spans = [
+            span for span in self.spans() if attributes(span).get("understudy.choice") == choice
+        ]
+        return {
+            span.name: (seconds(span.start_time), seconds(span.end_time)) for span in choice_spans
+        }
 
 
-def told(span: ReadableSpan) -> dict[str, object]:
+def attributes(span: ReadableSpan) -> dict[str, object]:
     return dict(span.attributes or {})
 
 
@@ -65,55 +71,72 @@ def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
 
 
 def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
-    house = Traced(slots=1)
-    house.observers.clear()
-    house.ask("other", max_tokens=2)
-    house.observers.append(house.trace.watch)
-    house.ask(max_tokens=4)
-    house.clock.advance(10)
-    house.end()
-    assert house.phases() == {"queued": (0, 3), "prefill": (3, 5), "decode": (5, 8)}
-    assert failed(house.spans()) == {}
-    own = house.spans()[-1]
-    (waited,) = own.events
-    assert (waited.name, seconds(waited.timestamp)) == ("queue", 0)
-    assert waited.attributes == {
+    traced = Traced(slots=1)
+    traced.observers.clear()
+    traced.ask("other", max_tokens=2)
+    traced.observers.append(traced.trace.watch)
+    traced.ask(max_tokens=4)
+    traced.clock.advance(10)
+    traced.end()
+    assert traced.phases() == {"queued": (0, 3), "prefill": (3, 5), "decode": (5, 8)}
+    assert failed(traced.spans()) == {}
+    request_span = traced.spans()[-1]
+    (queue_event,) = request_span.events
+    assert (queue_event.name, seconds(queue_event.timestamp)) == ("queue", 0)
+    assert queue_event.attributes == {
         "understudy.choice": 0,
         "understudy.delay.cause": "places",
         "understudy.delay.detail": "1 of 1 taken, one by the prompt of other (3 tokens)",
         "understudy.delay.seconds": pytest.approx(3.0, abs=0.01),
     }
-    assert str(told(own)["understudy.delay"]).startswith("Waited 3.0 s for a slot: 1 of 1 taken")
+    delay = str(attributes(request_span)["understudy.delay"])
+    assert delay.startswith("Waited 3.0 s for a slot: 1 of 1 taken")
 
 
-def test_hundreds_of_explanations_at_once_end_with_their_time() -> None:
+def test_explanations_stop_when_their_time_is_used_up() -> None:
     """Each call of this clock takes 2 ms, and so does an explanation."""
-    house, moment_s = Traced(), 0.0
+    traced = Traced()
+    moment_s = 0.0
 
     def now() -> float:
         nonlocal moment_s
         moment_s += 0.002
         return moment_s
 
-    explain, late = Explainer(house.delays, now), list[tuple[EngineRequest, SequenceOutcome]]()
-    house.observers.append(lambda request: lambda outcome: late.append((request, outcome)))
-    house.ask("late", max_tokens=2)
-    house.clock.advance(10)
+    explain = Explainer(traced.delays, now)
+    late: list[tuple[EngineRequest, SequenceOutcome]] = []
+
+    def watch(request: EngineRequest) -> Callable[[SequenceOutcome], None]:
+        def end(outcome: SequenceOutcome) -> None:
+            late.append((request, outcome))
+
+        return end
+
+    traced.observers.append(watch)
+    traced.ask("late", max_tokens=2)
+    traced.clock.advance(10)
     for _ in range(2):
         explained = [explain(*late[0]) is not None for _ in range(300)]
         assert explained[0] and 0.002 * sum(explained) <= MAX_EXPLAINING_S + 0.002
         moment_s += 100.0
 
 
-def test_the_request_tells_vllms_attributes() -> None:
-    house = Traced()
-    house.ask("cmpl-mine", choices=2, num_choices=2, max_tokens=4)
-    house.clock.advance(10)
-    own = house.end()
-    assert own.name == "llm_request"
-    assert (seconds(own.start_time), seconds(own.end_time)) == (0, 10)
+def test_the_span_of_a_request_has_the_attributes_of_vllm() -> None:
+    traced = Traced()
+    traced.ask("cmpl-mine", choices=2, num_choices=2, max_tokens=4)
+    traced.clock.advance(10)
+    request_span = traced.end()
+    assert request_span.name == "llm_request"
+    assert (seconds(request_span.start_time), seconds(request_span.end_time)) == (0, 10)
     latency = "gen_ai.latency."
-    assert {name: value for name, value in told(own).items() if not name.startswith(latency)} == {
+    latencies = {}
+    others = {}
+    for name, value in attributes(request_span).items():
+        if name.startswith(latency):
+            latencies[name] = value
+        else:
+            others[name] = value
+    assert others == {
         "http.route": "/v1/completions",
         "gen_ai.request.id": "cmpl-mine",
         "gen_ai.request.model": "test",
@@ -126,8 +149,7 @@ def test_the_request_tells_vllms_attributes() -> None:
         "gen_ai.usage.completion_tokens": 8,
         "gen_ai.response.finish_reasons": ("length", "length"),
     }
-    measured = {name: value for name, value in told(own).items() if name.startswith(latency)}
-    assert measured == {
+    assert latencies == {
         latency + "time_in_queue": pytest.approx(0),
         latency + "time_to_first_token": pytest.approx(2),
         latency + "time_in_model_prefill": pytest.approx(2),
@@ -141,32 +163,33 @@ def test_the_request_tells_vllms_attributes() -> None:
     ("after_s", "last"),
     [(1.0, ("prefill", 0.0, 1.0)), (4.5, ("decode", 2.0, 4.5)), (0.0, ("prefill", 0.0, 0.0))],
 )
-def test_the_phase_in_which_a_client_leaves_is_the_last_and_fails(
+def test_the_phase_in_which_a_client_disconnects_is_the_last_and_fails(
     after_s: float, last: tuple[str, float, float]
 ) -> None:
-    house = Traced()
-    group = house.ask(max_tokens=50)
-    house.clock.advance(after_s)
+    traced = Traced()
+    group = traced.ask(max_tokens=50)
+    traced.clock.advance(after_s)
     group.abort()
-    own = house.end()
-    name, (begin_s, end_s) = list(house.phases().items())[-1]
+    request_span = traced.end()
+    name, (begin_s, end_s) = list(traced.phases().items())[-1]
     assert (name, begin_s, end_s) == last
-    assert failed(house.spans()) == {name: "abort", "llm_request": "abort"}
-    assert told(own)["gen_ai.response.finish_reasons"] == ("abort",)
+    assert failed(traced.spans()) == {name: "abort", "llm_request": "abort"}
+    assert attributes(request_span)["gen_ai.response.finish_reasons"] == ("abort",)
 
 
-def test_who_leaves_the_line_was_only_queued() -> None:
-    house = Traced(slots=1)
-    house.ask("other", max_tokens=50)
-    house.exporter.clear()
-    house.observers[:] = [(second := house.request()).watch]
-    waiting = house.ask("second")
-    house.clock.advance(7)
+def test_a_request_that_is_aborted_in_the_queue_has_only_that_phase() -> None:
+    traced = Traced(slots=1)
+    traced.ask("other", max_tokens=50)
+    traced.exporter.clear()
+    second = traced.request()
+    traced.observers[:] = [second.watch]
+    waiting = traced.ask("second")
+    traced.clock.advance(7)
     waiting.abort()
-    second.end(house.clock.now())
-    assert house.phases() == {"queued": (0, 7)}
-    assert failed(house.spans()) == {"queued": "abort", "llm_request": "abort"}
-    latency = told(house.spans()[-1])
+    second.end(traced.clock.now())
+    assert traced.phases() == {"queued": (0, 7)}
+    assert failed(traced.spans()) == {"queued": "abort", "llm_request": "abort"}
+    latency = attributes(traced.spans()[-1])
     assert (
         latency["gen_ai.latency.time_in_queue"] == latency["gen_ai.latency.e2e"] == pytest.approx(7)
     )

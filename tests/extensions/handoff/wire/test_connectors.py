@@ -14,6 +14,7 @@ from msgspec import msgpack
 from tests.client import Client, served
 from tests.running_server import free_port
 from tests.stubs import eventually
+from tests.waits import wait_for_log, wait_for_metric
 
 PROMPT = list(range(100, 180))
 """Five of the eight blocks of a pod."""
@@ -74,16 +75,14 @@ def mooncake() -> Iterator[MooncakePods]:
 
 
 @pytest.mark.parametrize("first", ["prefill", "decode"])
-def test_mooncake_pods_that_are_asked_at_once_share_a_prefill(
-    mooncake: MooncakePods, first: str
-) -> None:
+def test_concurrent_mooncake_requests_share_a_prefill(mooncake: MooncakePods, first: str) -> None:
     transfer = mooncake.params(f"transfer of {first}")
     transfer_id = transfer["transfer_id"]
     hits = mooncake.decode.metric(HITS)
     with ThreadPoolExecutor(2) as pool:
         if first == "decode":
             decoding = pool.submit(decode, mooncake.decode, **transfer)
-            eventually(lambda: mooncake.decode.metric("vllm:num_requests_running{") > 0)
+            wait_for_metric(mooncake.decode.server.port, "vllm:num_requests_running", 1)
         answer = prefill(mooncake.prefill, transfer_id=transfer_id)
         if first == "prefill":
             assert mooncake.prefill.metric(USAGE) == 5 / 8
@@ -120,7 +119,7 @@ def test_a_taken_bootstrap_port_is_reported_in_one_line(mooncake: MooncakePods) 
     port = int(mooncake.bootstrap.rpartition(":")[2])
     with mooncake_pod(port) as pod:
         assert pod.complete(prompt=PROMPT)["choices"]
-        eventually(lambda: f"bootstrap port {port}" in pod.server.log())
+        wait_for_log(pod.server, f"bootstrap port {port}")
         lines = [line for line in pod.server.log().splitlines() if "bootstrap port" in line]
         assert len(lines) == 1
 
@@ -131,12 +130,15 @@ def test_further_ranks_register_with_the_first_one() -> None:
     with mooncake_pod(port, *ranks):
 
         def engines() -> dict[str, Any]:
-            found: dict[str, Any] = requests.get(
+            entries: dict[str, Any] = requests.get(
                 f"http://127.0.0.1:{port}/query", timeout=20
             ).json()
-            return found
+            return entries
 
-        eventually(lambda: engines().keys() == {"0", "1"})
+        def are_both_registered() -> bool:
+            return engines().keys() == {"0", "1"}
+
+        eventually(are_both_registered)
         ids = {entry["engine_id"] for entry in engines().values()}
         assert len(ids) == 2
 
@@ -222,7 +224,7 @@ def test_a_moriio_decode_finds_its_prefill_by_the_id_of_the_request(moriio: Mori
         decoding = pool.submit(decode, moriio.decode, headers, transfer_id="write")
         prefill(moriio.prefill, transfer_id="write")
         assert decoding.result(20).json()["usage"]["completion_tokens"] == 3
-    eventually(lambda: moriio.prefill.metric(USAGE) == 0)
+    wait_for_metric(moriio.prefill.server.port, USAGE, 0)
 
 
 def test_a_moriio_decode_without_an_address_fails(moriio: MoriioPods) -> None:

@@ -15,7 +15,7 @@ from msgspec import msgpack
 
 from tests.client import Client, served
 from tests.running_server import free_port
-from tests.stubs import eventually
+from tests.waits import wait_for_metric
 
 PROMPT = list(range(100, 180))
 """Five of the eight blocks of a pod."""
@@ -142,16 +142,16 @@ def test_a_second_decode_of_a_prefill_follows_the_failure_policy(pods: Pods) -> 
 
 def test_failed_loads_end_with_reason_error(pods: Pods) -> None:
     name = "vllm:request_success_total"
-    before = pods.fail.metric(name, finished_reason="error")
+    errors_before = pods.fail.metric(name, finished_reason="error")
     assert decode(pods.fail, {"do_remote_prefill": True}).status_code == 500
-    assert pods.fail.metric(name, finished_reason="error") == before + 1
+    assert pods.fail.metric(name, finished_reason="error") == errors_before + 1
 
 
 def test_an_ended_lease_frees_the_blocks_and_fails_the_decode(pods: Pods) -> None:
     with pod(*QUICK) as prefill:
         params = prefilled(prefill)
         assert prefill.metric(USAGE) == 5 / 8
-        eventually(lambda: prefill.metric(EXPIRED) == 1)
+        wait_for_metric(prefill.server.port, EXPIRED, 1)
         assert prefill.metric(USAGE) == 0
         assert decode(pods.fail, params, OTHER).status_code == 500
         assert decode(pods.recompute, params).status_code == 200
@@ -169,9 +169,13 @@ def test_decodes_of_a_dead_prefill_pod_end_after_the_timeout(pods: Pods) -> None
 def test_a_full_prefill_pod_serves_the_next_prefill_once_a_decode_has_read(pods: Pods) -> None:
     first = prefilled(pods.prefill)
     second: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: second.append(prefilled(pods.prefill, OTHER)))
+
+    def prefill_second() -> None:
+        second.append(prefilled(pods.prefill, OTHER))
+
+    thread = threading.Thread(target=prefill_second)
     thread.start()
-    eventually(lambda: pods.prefill.metric("vllm:num_requests_waiting{") == 1)
+    wait_for_metric(pods.prefill.server.port, "vllm:num_requests_waiting", 1)
     assert not second
     assert decode(pods.fail, first).status_code == 200
     thread.join(20)
@@ -179,7 +183,7 @@ def test_a_full_prefill_pod_serves_the_next_prefill_once_a_decode_has_read(pods:
     assert pods.prefill.metric(USAGE) == 0
 
 
-def test_a_client_that_leaves_a_decode_frees_both_pods(pods: Pods) -> None:
+def test_a_client_disconnect_during_a_decode_frees_both_pods(pods: Pods) -> None:
     with pod("--kv-cache-transfer-latency", "1m") as slow:
         params = prefilled(pods.prefill)
         with pytest.raises(requests.ReadTimeout):
@@ -188,7 +192,8 @@ def test_a_client_that_leaves_a_decode_frees_both_pods(pods: Pods) -> None:
                 json={"prompt": PROMPT, "kv_transfer_params": params},
                 timeout=0.5,
             )
-        eventually(lambda: slow.metric(USAGE) == pods.prefill.metric(USAGE) == 0)
+        wait_for_metric(slow.server.port, USAGE, 0)
+        wait_for_metric(pods.prefill.server.port, USAGE, 0)
         assert pods.prefill.metric(EXPIRED) == 0
         assert slow.metric("vllm:num_requests_running") == 0
 
@@ -227,7 +232,7 @@ def test_an_occupied_port_is_replaced_by_a_free_one(pods: Pods) -> None:
             assert decode(pods.fail, params).status_code == 200
 
 
-def test_a_side_channel_survives_messages_that_it_does_not_know(pods: Pods) -> None:
+def test_a_side_channel_ignores_unknown_messages(pods: Pods) -> None:
     params = prefilled(pods.prefill)
     context = zmq.Context()
     with context.socket(zmq.DEALER) as peer:

@@ -7,6 +7,7 @@ A function of this file sends what one proxy sends, in the same order: bodies, h
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ import requests
 from tests.client import Client, events, served
 from tests.running_server import free_port
 from tests.stubs import eventually
+from tests.waits import wait_for_metric
 
 BLOCK_TOKENS = 16
 USAGE = "vllm:kv_cache_usage_perc"
@@ -253,7 +255,7 @@ def pods(connector: str) -> Iterator[Pods]:
         decode = stack.enter_context(served(*flags, *decode_flags))
         bootstrap = f"http://127.0.0.1:{bootstrap_port}"
         if connector == "mooncake":
-            eventually(lambda: is_open(bootstrap))
+            eventually(partial(is_open, bootstrap))
         yield Pods(prefill, decode, side_port, bootstrap)
 
 
@@ -304,5 +306,5 @@ def test_each_proxy_gets_its_reply_and_the_blocks(
         assert usage["prompt_tokens"] > 3 * BLOCK_TOKENS
         gained = pods.decode.metric(HITS) - hits
         assert gained == loaded_tokens(proxy, usage["prompt_tokens"]), proxy
-        eventually(lambda: pods.prefill.metric(USAGE) == 0)
-        eventually(lambda: pods.decode.metric(USAGE) == 0)
+        wait_for_metric(pods.prefill.server.port, USAGE, 0)
+        wait_for_metric(pods.decode.server.port, USAGE, 0)

@@ -97,7 +97,7 @@ def entry_of_slow(server: RunningServer) -> dict[str, Any] | None:
     return None
 
 
-def test_moments_of_parallel_scopes_are_their_own(server: RunningServer) -> None:
+def test_parallel_scopes_have_separate_times(server: RunningServer) -> None:
     def send(number: int) -> tuple[int, float, float]:
         headers = {"X-Request-Id": f"own-{number}", "X-Understudy-Scope": f"scope-{number % 3}"}
         start_s = time.time()

@@ -1,6 +1,4 @@
-"""Prompts as token ids, in time or refused; tokenizers loaded once, and never waited for without
-end.
-"""
+"""A load of a tokenizer that hangs blocks neither the server nor its end."""
 
 import subprocess
 import sys
@@ -24,26 +22,27 @@ from app.extensions.kv_index.tokenizers import TokenizerLibrary, TokenizerSource
 
 share_loop()
 
+embedded = default_tokenizer()  # before the time limit: a busy machine takes long to load it
 hang = monkey.get_original("threading", "Lock")()
 hang.acquire()
 def load(source):
     if source == "hangs":
         hang.acquire()  # a library that blocks its native thread, event loop or not
-    return default_tokenizer()
+    return embedded
 
 by_model = {"hangs": "hangs", "good": "good"}
 sources = TokenizerSources(by_model=by_model, folder=Path("nowhere"))
-library = TokenizerLibrary(load, sources, timeout_s=0.3)
+library = TokenizerLibrary(load, sources, timeout_s=2)
 def ask(model):
     try:
         return library.get(model).name
     except TokenizerError as error:
         return str(error)
 
-asked = [gevent.spawn(ask, name) for name in ("hangs", "hangs", "nobody", "good")]
-gevent.joinall(asked)
-for each in asked:
-    print(each.value)
+greenlets = [gevent.spawn(ask, name) for name in ("hangs", "hangs", "nobody", "good")]
+gevent.joinall(greenlets)
+for greenlet in greenlets:
+    print(greenlet.value)
 """
 
 
@@ -53,7 +52,7 @@ def test_a_hanging_load_blocks_neither_requests_nor_the_event_loop_nor_the_exit(
 ) -> None:
     command = [sys.executable, "-c", HANGING, how]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
-    late = "The tokenizer of the model `hangs` was not loaded within 0.3 s."
-    lost = "There is no tokenizer for the model `nobody`."
-    assert done.stdout.splitlines() == [late, late, lost, "embedded"], done.stderr
+    too_late = "The tokenizer of the model `hangs` was not loaded within 2 s."
+    unknown = "There is no tokenizer for the model `nobody`."
+    assert done.stdout.splitlines() == [too_late, too_late, unknown, "embedded"], done.stderr
     assert (done.returncode, done.stderr) == (0, "")

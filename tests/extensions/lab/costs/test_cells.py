@@ -28,7 +28,7 @@ def test_the_first_round_counts_as_one_of_ten() -> None:
     assert mean_of_rounds([3.0, 5.0], 2) == 4.0
 
 
-def test_servers_of_blackwell_kept_keys_in_fp8_from_019_on() -> None:
+def test_blackwell_has_keys_in_fp8_since_vllm_019() -> None:
     assert CELL.options.kv_cache_dtype == "fp8"
     assert replace(CELL, vllm="0.17.0").options.kv_cache_dtype == "auto"
     assert replace(CELL, device="h200").options.kv_cache_dtype == "auto"

@@ -108,7 +108,7 @@ def test_limits_are_the_defaults_of_vllm_on_the_device(device: str, batch: tuple
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_device_makes_a_profile_that_says_how_far_it_was_checked(device: str) -> None:
+def test_every_device_has_a_profile_that_states_what_was_verified(device: str) -> None:
     profile = profile_with(MIXTRAL, device, 8)
     assert f"mixture of few experts, on {DEVICES[device].name}" in profile.checked
     assert DEVICES[device].sheet in profile.source and "\n" not in profile.checked

@@ -102,14 +102,14 @@ def test_public_lengths_are_the_default_of_their_model() -> None:
         ({**GIVEN, "method": "draft_model", "model": "qwen3-0.5b"}, "did you mean Qwen/Qwen3-0.6B"),
     ],
 )
-def test_a_speculation_without_a_known_cost_or_length_is_refused(
+def test_a_speculation_without_a_known_cost_or_length_is_rejected(
     fields: dict[str, object], error: str
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         profile(speculation_of(**fields))
 
 
-def test_a_number_of_drafts_beyond_the_public_ones_is_refused() -> None:
+def test_a_number_of_drafts_beyond_the_public_ones_is_rejected() -> None:
     fields = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 9}
     with pytest.raises(ConfigError, match="accepted lengths of gpt-oss-120b are known for 3 to 8"):
         profile(speculation_of(**fields), "openai/gpt-oss-120b")

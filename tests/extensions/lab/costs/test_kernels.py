@@ -174,7 +174,7 @@ def test_an_explicit_format_of_keys_wins_over_the_checkpoint(dtype: str, factor:
         ),
     ],
 )
-def test_a_profile_says_in_one_line_how_far_it_was_checked(
+def test_a_profile_states_in_one_line_what_was_verified(
     config: dict[str, object], device: str, rule: str
 ) -> None:
     profile = datasheet_profile(config, device, EngineOptions(tensor_parallel_size=2))

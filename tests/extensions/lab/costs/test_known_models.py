@@ -107,7 +107,7 @@ def test_a_file_takes_precedence_over_a_name(
     assert read_model_config("Qwen/Qwen3-32B") == {"a": 1}
 
 
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+def test_an_unknown_name_is_rejected_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as refusal:
         read_model_config("Qwen/Qwen3-33B")
     text = str(refusal.value)

@@ -162,7 +162,7 @@ def test_newer_files_of_nemotron_list_the_layers_by_name() -> None:
         ("openai/gpt-oss-120b", "bf16", "bf16", "mxfp4"),
     ],
 )
-def test_a_checkpoint_says_which_parts_it_leaves_in_16_bits(
+def test_the_checkpoint_lists_the_parts_in_16_bits(
     name: str, attention: str, networks: str, experts: str
 ) -> None:
     shape = model_shape(read_model_config(name))
@@ -200,7 +200,7 @@ def test_weights_of_published_checkpoints_have_their_size() -> None:
         ("Qwen/Qwen3-8B", "mi355x", "shares of the data sheet, without constants of kernels"),
     ],
 )
-def test_a_profile_says_where_its_constants_come_from(name: str, device: str, rule: str) -> None:
+def test_a_profile_states_the_source_of_its_constants(name: str, device: str, rule: str) -> None:
     assert rule in profile_of_name(name, device, 8).checked
 
 

@@ -31,10 +31,10 @@ def model(kind: str, layers: int, width: int, inner: int, kv: int, vocab: int) -
     }
 
 
-LLAMA = model("Llama", 32, 4096, 14336, 8, 128256)
-LLAMA_70B = model("Llama", 80, 8192, 28672, 8, 128256)
-QWEN2 = model("Qwen2", 28, 3584, 18944, 4, 152064)
-QWEN3_32B = model("Qwen3", 64, 5120, 25600, 8, 151936)
+LLAMA = model("Llama", layers=32, width=4096, inner=14336, kv=8, vocab=128256)
+LLAMA_70B = model("Llama", layers=80, width=8192, inner=28672, kv=8, vocab=128256)
+QWEN2 = model("Qwen2", layers=28, width=3584, inner=18944, kv=4, vocab=152064)
+QWEN3_32B = model("Qwen3", layers=64, width=5120, inner=25600, kv=8, vocab=151936)
 QWEN3_32B["num_attention_heads"] = 64
 
 

@@ -28,7 +28,7 @@ def test_energy_is_power_times_time() -> None:
     assert energy.joules_per_output_token == pytest.approx(2160)
 
 
-def test_a_run_has_energy_only_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_energy_only_if_requested(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*LOAD, "--json", "-"]) == 0
     plain = msgspec.json.decode(capsys.readouterr().out)
     assert run([*LOAD, "--json", "-", "--device-watts", "auto"]) == 0
@@ -53,7 +53,7 @@ def test_a_run_has_energy_only_if_asked(capsys: pytest.CaptureFixture[str]) -> N
         ),
     ],
 )
-def test_unknown_power_is_refused_in_one_line(
+def test_unknown_power_is_rejected_in_one_line(
     flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*LOAD, *flags]) != 0

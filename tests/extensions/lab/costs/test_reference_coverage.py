@@ -21,7 +21,7 @@ def test_160_of_200_pairs_answer_from_tables_of_their_device() -> None:
 
 
 @pytest.mark.parametrize("device", ["l4", *AMD])
-def test_a_device_without_a_table_is_scaled_or_refused(device: str) -> None:
+def test_a_device_without_a_table_is_scaled_or_rejected(device: str) -> None:
     kinds = {table()[model.name, device].kind for model in MODELS}
     assert kinds <= {"scaled", "refused"}
 
@@ -42,7 +42,7 @@ def test_a_pair_has_the_kind_of_its_constants(model: str, device: str, kind: str
     assert table()[model, device].kind == kind
 
 
-def test_a_refusal_says_that_the_weights_do_not_fit() -> None:
+def test_the_error_states_that_the_weights_do_not_fit() -> None:
     for result in table().values():
         if result.kind == "refused":
             assert "leave no room for a KV cache" in result.detail

@@ -81,7 +81,7 @@ def test_an_id_is_noted_once_per_request_of_a_connection_also_in_pieces() -> Non
         assert ids(attempts) == ["drill-000001", "drill-000001", "drill-000002"]
 
 
-def test_a_closed_gate_refuses_and_breaks_connections_and_opens_again() -> None:
+def test_a_closed_gate_rejects_and_breaks_connections_and_opens_again() -> None:
     with gate_before(stubs.Pod("one")) as (gate, attempts):
         with closing(connect(gate)) as sock:
             sock.sendall(HEALTH)

@@ -110,7 +110,7 @@ def test_a_stream_that_hangs_is_lost_after_the_timeout() -> None:
     assert outcome.error == "timeout"
 
 
-def test_a_router_that_is_not_there_loses_the_request() -> None:
+def test_a_request_to_an_unreachable_router_counts_as_lost() -> None:
     client = DrillClient(
         Target.from_url(f"http://{stubs.unused_address()}"),
         model="tiny",

@@ -25,7 +25,7 @@ def test_failures_start_and_end_halfway_between_two_requests() -> None:
     assert brief(drill_of(uneven, rate=10))[0] == (pytest.approx(10.35), 1, "stop")
 
 
-def test_a_flap_is_as_many_outages_as_it_has_times() -> None:
+def test_a_flap_is_several_outages() -> None:
     flap = {"action": "flap", "at": "10s", "pod": 0, "times": 2, "down": "2s", "up": "3s"}
     assert brief(drill_of(flap)) == [
         (10.5, 0, "close"),
@@ -56,10 +56,10 @@ def test_peers_of_a_dead_rank_are_stuck_until_it_is_back() -> None:
     ]
 
 
-def test_a_slow_rank_slows_its_peers_and_a_partition_does_not_concern_them() -> None:
+def test_a_slow_rank_slows_its_peers_but_a_partition_does_not() -> None:
     groups = {"expert-parallel": [[0, 1]]}
     slow = {"action": "slow", "at": "5s", "for": "2s", "delay": "3s", "pod": 0}
-    assert Step(5.5, 1, "slow", 0, 3.0) in steps_of(drill_of(slow, **groups))
+    assert Step(5.5, 1, "slow", cause=0, delay_s=3.0) in steps_of(drill_of(slow, **groups))
     partition = {"action": "partition", "at": "5s", "for": "2s", "pod": 0}
     assert {step.pod for step in steps_of(drill_of(partition, **groups))} == {0}
 

@@ -18,8 +18,8 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
 
 def test_adapters_make_steps_slower(capsys: pytest.CaptureFixture[str]) -> None:
     no_adapter = figures(capsys)
-    one_adapter = figures(capsys, "--loras", "1")
-    many_adapters = figures(capsys, "--loras", "16", "--max-loras", "16", "--max-lora-rank", "64")
+    one_adapter = figures(capsys, "--loras=1")
+    many_adapters = figures(capsys, "--loras=16", "--max-loras=16", "--max-lora-rank=64")
 
     assert (
         no_adapter["tpot_s"]["mean"]
@@ -30,16 +30,16 @@ def test_adapters_make_steps_slower(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_requests_wait_for_a_slot(capsys: pytest.CaptureFixture[str]) -> None:
-    few = figures(capsys, "--loras", "8", "--max-loras", "1")
-    enough = figures(capsys, "--loras", "8", "--max-loras", "8")
+    few = figures(capsys, "--loras=8", "--max-loras=1")
+    enough = figures(capsys, "--loras=8", "--max-loras=8")
 
     assert few["ttft_s"]["p90"] > 3 * enough["ttft_s"]["p90"]
     assert few["running"]["mean"] < few["requests"]
 
 
 def test_slots_take_memory_of_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    small = figures(capsys, "--loras", "1")
-    large = figures(capsys, "--loras", "1", "--max-loras", "32", "--max-lora-rank", "256")
+    small = figures(capsys, "--loras=1")
+    large = figures(capsys, "--loras=1", "--max-loras=32", "--max-lora-rank=256")
     assert large["kv_cache_usage"]["mean"] > 1.05 * small["kv_cache_usage"]["mean"]
 
 
@@ -50,7 +50,7 @@ def test_slots_take_memory_of_the_cache(capsys: pytest.CaptureFixture[str]) -> N
         (["--loras", "4", "--max-loras", "4000", "--max-lora-rank", "512"], "--max-loras 4000"),
     ],
 )
-def test_wrong_adapters_are_refused_in_one_line(
+def test_wrong_adapters_are_rejected_in_one_line(
     flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*ENGINE, *LOAD, *flags]) != 0

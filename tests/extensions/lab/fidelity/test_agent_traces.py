@@ -59,7 +59,7 @@ def test_turns_follow_their_answers_after_the_recorded_pause(tmp_path: Path) -> 
     assert run.send_s[2] == pytest.approx(run.last_s[1] + 2.5)
 
 
-def test_the_parent_waits_for_all_subagents_but_those_in_the_background(tmp_path: Path) -> None:
+def test_the_parent_waits_for_all_subagents_except_background_ones(tmp_path: Path) -> None:
     quick = subagent(1.5, call(1.5, 2))
     slow = subagent(1.5, call(1.5, 2, out=900))
     background = subagent(1.5, call(1.5, 2, out=2000), status="async_launched")
@@ -125,7 +125,7 @@ def test_a_single_document_may_have_several_lines(tmp_path: Path) -> None:
         (trace(), "has no requests with tokens"),
     ],
 )
-def test_a_wrong_trace_is_refused_in_one_line(
+def test_a_wrong_trace_is_rejected_in_one_line(
     tmp_path: Path, document: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(ConfigError, match=error) as raised:

@@ -40,10 +40,8 @@ def test_gpu_hours_include_loading_and_draining_pods(
         *POLICY,
         "--goodput",
         "ttft:300",
-        "--gpu-hour-price",
-        "2",
-        "--plot",
-        str(picture),
+        "--gpu-hour-price=2",
+        f"--plot={picture}",
     )
     fleet = summary["fleet"]
     goodput = summary["goodput"]
@@ -70,9 +68,7 @@ def test_the_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
     pods = len(
         figures(capsys, *SCALED, *POLICY, *objectives)["fleet"]["constant"]["requests_per_pod"]
     )
-    swept = figures(
-        capsys, *LOAD, *POLICY, *objectives, "--sweep", "pods=1:4:1", "--processes", "1"
-    )
+    swept = figures(capsys, *LOAD, *POLICY, *objectives, "--sweep", "pods=1:4:1", "--processes=1")
     assert pods == swept["fewest"]
     assert figures(capsys, *SCALED, "--slo", "ttft_p99=1ms")["fleet"]["constant"] is None
     assert main(["simulate", *SCALED, *POLICY, *objectives]) == 0

@@ -111,13 +111,19 @@ def test_runs_of_an_idle_server_fit_only_base_and_front() -> None:
     true = msgspec.structs.replace(auto, cost=cost, front=front)
     rng = Random(1)
     at_s = [5 * number + rng.random() for number in range(12)]
-    tokens = [rng.randint(500, 1500) for _ in at_s], [rng.randint(10, 20) for _ in at_s]
-    outcome = simulate(
-        MeasuredRun("idle", at_s, at_s, at_s, at_s, *tokens).load, SimulationPlan(profile=true)
+    planned = MeasuredRun(
+        name="idle",
+        arrival_s=at_s,
+        send_s=at_s,
+        first_s=at_s,
+        last_s=at_s,
+        input_tokens=[rng.randint(500, 1500) for _ in at_s],
+        output_tokens=[rng.randint(10, 20) for _ in at_s],
     )
+    outcome = simulate(planned.load, SimulationPlan(profile=true))
     first_s = [first + rng.gauss(0, 1e-4) for first in outcome.first_s]
-    recording = MeasuredRun(
-        "idle", at_s, list(outcome.send_s), first_s, list(outcome.last_s), *tokens
+    recording = msgspec.structs.replace(
+        planned, send_s=list(outcome.send_s), first_s=first_s, last_s=list(outcome.last_s)
     )
     problem = make_problem(auto, [Run(recording, None, 0.0, recording.figures())])
     fit = Search(problem, None, 50, ignore).run(seed=3)

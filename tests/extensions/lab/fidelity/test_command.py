@@ -89,9 +89,7 @@ def test_figures_match_the_written_requests(
         HEADER + "".join(f"{number / 10},{100 + number},{5 + number}\n" for number in range(20))
     )
     requests.symlink_to(tmp_path / "target")
-    summary = figures(
-        capsys, "--trace", str(trace), "--requests", str(requests), "--plot", str(picture)
-    )
+    summary = figures(capsys, f"--trace={trace}", f"--requests={requests}", f"--plot={picture}")
     assert picture.read_bytes().startswith(b"\x89PNG") and requests.is_symlink()
     with requests.open() as file:
         rows = [
@@ -164,9 +162,7 @@ def test_flags_set_the_limits_of_the_engine(capsys: pytest.CaptureFixture[str]) 
     assert figures(capsys, *tight)["preemptions"] > 0
     slow = figures(capsys, *closed, "--no-async-scheduling")
     assert slow["duration_s"] != free["duration_s"]
-    assert (
-        figures(capsys, *closed, "--in-flight", "3", "--turnaround", "1s")["running"]["peak"] == 3
-    )
+    assert figures(capsys, *closed, "--in-flight=3", "--turnaround=1s")["running"]["peak"] == 3
 
 
 def test_profile_auto_uses_the_data_sheet(
@@ -177,7 +173,7 @@ def test_profile_auto_uses_the_data_sheet(
     auto = ["--num-requests", "20", "--profile", "auto", "--model-config", str(config), "--device"]
     fast, slow = (figures(capsys, *auto, device)["duration_s"] for device in ("b200", "l40s"))
     assert fast < slow
-    assert "device is also required" in refusal(capsys, "--num-requests", "1", "--profile", "auto")
+    assert "device is also required" in refusal(capsys, "--num-requests=1", "--profile=auto")
 
 
 def test_a_sweep_of_pods_finds_the_fewest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,7 +304,7 @@ def test_a_wrong_row_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixtur
         f"--requests={tmp_path / 'x.csv'}",
         f"--plot={tmp_path / 'x.png'}",
     ]
-    message = refusal(capsys, "--trace", str(trace), *FEW, *flags)
+    message = refusal(capsys, f"--trace={trace}", *FEW, *flags)
     assert message.startswith(
         f"{trace}, row 3: input_tokens 1990 and output_tokens 11 together must not exceed"
     )

@@ -204,7 +204,7 @@ def test_flags_of_a_single_run_are_rejected(
     twice = refusal(capsys, *FLEET, "--compare", first_file, same_file, status=2)
     assert twice.endswith("random.yaml is specified twice")
     assert "is specified twice" in refusal(
-        capsys, *FLEET, *compare_flags, "--html", "prefix.yaml", status=2
+        capsys, *FLEET, *compare_flags, "--html=prefix.yaml", status=2
     )
     assert "No such file" in refusal(capsys, *FLEET, "--compare", "absent.yaml", first_file)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["prefix.yaml", "random.yaml"]

@@ -39,7 +39,7 @@ def test_goodput_matches_the_written_requests(
     trace = trace_of(tmp_path / "trace.csv")
     requests = tmp_path / "requests.csv"
     limits = ["ttft:150", "code=e2el:371", "chat=tpot:15"]
-    summary = figures(capsys, "--trace", trace, "--requests", str(requests), "--goodput", *limits)
+    summary = figures(capsys, f"--trace={trace}", f"--requests={requests}", "--goodput", *limits)
     with requests.open() as file:
         rows = [
             {name: float(text) for name, text in fields.items()} for fields in csv.DictReader(file)
@@ -60,7 +60,7 @@ def test_the_price_is_proportional_to_the_gpu_hours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv", classes=False)
-    summary = figures(capsys, "--trace", trace, "--pods", "3", "--gpu-hour-price", "2.5")
+    summary = figures(capsys, f"--trace={trace}", "--pods=3", "--gpu-hour-price=2.5")
     hours = 3 * summary["duration_s"] / 3600
     price = summary["price"]
     assert summary["gpu_hours"] == pytest.approx(hours)
@@ -85,7 +85,7 @@ def test_a_wrong_limit_is_rejected_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: list[str], rule: str
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv")
-    assert rule in refusal(capsys, "--trace", trace, "--goodput", *limits, status=2)
+    assert rule in refusal(capsys, f"--trace={trace}", "--goodput", *limits, status=2)
 
 
 def test_limits_of_one_class_count_its_misses_per_interval(
@@ -112,9 +112,9 @@ def test_a_class_without_requests_is_rejected(
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv")
     plain = trace_of(tmp_path / "plain.csv", classes=False)
-    message = refusal(capsys, "--trace", trace, "--goodput", "hat=ttft:1")
+    message = refusal(capsys, f"--trace={trace}", "--goodput", "hat=ttft:1")
     assert message.endswith("does not have requests of class hat; known are chat, code")
-    assert refusal(capsys, "--trace", plain, "--goodput", "hat=ttft:1").endswith(
+    assert refusal(capsys, f"--trace={plain}", "--goodput", "hat=ttft:1").endswith(
         "class hat, and no column class"
     )
 

@@ -34,7 +34,7 @@ def test_every_latency_of_a_computed_profile_has_an_interval(
 def test_a_configuration_far_from_all_measurements_has_a_wide_interval(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    near = figures(capsys, *AUTO, "--model", "qwen3-32b", *LOAD)["intervals"]
+    near = figures(capsys, *AUTO, "--model=qwen3-32b", *LOAD)["intervals"]
     argv = ["--profile", "auto", "--device", "a100", "--model", "google/gemma-2-9b-it", *LOAD]
     far = figures(capsys, *argv)["intervals"]
     assert far["distance"] > 1 > near["distance"]

@@ -63,7 +63,7 @@ def test_a_tier_without_room_changes_nothing(capsys: pytest.CaptureFixture[str])
         (["--kv-tiers", "cpu=many@1GB/s"], "many"),
     ],
 )
-def test_wrong_tiers_are_refused_in_one_line(
+def test_wrong_tiers_are_rejected_in_one_line(
     flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["--rate", "1", "--seconds", "2", *flags]) != 0

@@ -103,7 +103,7 @@ def test_turns_follow_each_other_in_their_session(tmp_path: Path) -> None:
     assert list(load.arrival_s) == [0, 1, 2, 2, 2, 2]
 
 
-def test_groups_are_numbered_and_an_empty_name_is_no_group(tmp_path: Path) -> None:
+def test_groups_are_numbered_and_an_empty_name_means_no_group(tmp_path: Path) -> None:
     path = trace(
         tmp_path, GROUPED + "0,9,1,sales,8\n1,9,1,,\n2,9,1,help,4\n3,9,1,sales,9\n4,9,1,sales,0\n"
     )

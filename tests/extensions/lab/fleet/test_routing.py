@@ -61,7 +61,18 @@ QUESTIONS: list[tuple[str, dict[str, Any], tuple[str, dict[str, Any]]]] = [
 USAGE = {"prompt_tokens": 32, "prompt_tokens_details": {"cached_tokens": 16}}
 WHOLE = [{"choices": [{"text": ""}]}, {"choices": [{"text": "a"}]}, {"choices": [], "usage": USAGE}]
 ANSWERED = [
-    RecordedRequest(number, 0.0, 0.0, 0.0, 0.0, tokens_in, 1, text_s, cached, pod)
+    RecordedRequest(
+        number=number,
+        arrival_s=0.0,
+        send_s=0.0,
+        first_s=0.0,
+        last_s=0.0,
+        input_tokens=tokens_in,
+        output_tokens=1,
+        text_s=text_s,
+        cached_tokens=cached,
+        pod=pod,
+    )
     for number, (pod, text_s, tokens_in, cached) in enumerate(
         (("a", 0.1, 100, 0), ("a", 0.3, 100, 80), ("b", 0.2, 200, 120))
     )

@@ -118,7 +118,7 @@ def test_truncated_export_is_one_clear_line(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_journal_of_another_run_is_one_clear_line(
+def test_a_journal_of_another_run_is_reported_in_one_line(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = "locust-2.47.0.jsonl"

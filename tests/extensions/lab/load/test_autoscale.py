@@ -58,8 +58,10 @@ def test_scale_down_rates_match_the_kubernetes_documentation() -> None:
 
 
 def test_the_default_behavior_matches_kubernetes() -> None:
-    assert wanted("", 1, 1000.0, 6, 15.0) == [5, 10, 20, 40, 80, 100]
-    assert wanted("", 80, 0.0, 21, 15.0) == [80] * 19 + [1, 1], "five minutes since the start"
+    assert wanted("", 1, 1000.0, 6, every_s=15.0) == [5, 10, 20, 40, 80, 100]
+    assert wanted("", 80, 0.0, 21, every_s=15.0) == [80] * 19 + [1, 1], (
+        "five minutes since the start"
+    )
 
 
 def test_windows_take_the_highest_before_a_scale_down_and_the_lowest_before_a_scale_up() -> None:

@@ -61,7 +61,7 @@ def test_classes_of_a_trace_have_priorities(
         (["--priorities", "chat=0@50%", "chat=1@50%"], "each class must have a different name"),
     ],
 )
-def test_wrong_priorities_are_refused_in_one_line(
+def test_wrong_priorities_are_rejected_in_one_line(
     flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["--rate", "1", "--seconds", "2", *flags]) != 0

@@ -65,7 +65,7 @@ def test_the_probability_is_part_of_the_answer(capsys: pytest.CaptureFixture[str
     ("value", "rule"),
     [("0.9", "must be a percentage"), ("40%", "must be from 50 % to 99 %"), ("x%", "must be")],
 )
-def test_a_wrong_confidence_is_refused_in_one_line(
+def test_a_wrong_confidence_is_rejected_in_one_line(
     capsys: pytest.CaptureFixture[str], value: str, rule: str
 ) -> None:
     assert run([*ARGV, *LOAD, "--confidence", value]) == 2

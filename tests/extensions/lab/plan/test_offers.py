@@ -38,7 +38,7 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
 
 def test_each_price_list_has_its_own_fleets(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     prices = ["--device", "h100=2.5", "h100@spot=1"]
-    result = figures(capsys, "--model", model, "--rate", "4", *prices)["loads"][0]
+    result = figures(capsys, f"--model={model}", "--rate=4", *prices)["loads"][0]
 
     assert result["cheapest"]["device"] == "h100@spot"
     assert result["reasons"]["h100@spot tp 1"] == "cheapest"
@@ -47,7 +47,7 @@ def test_each_price_list_has_its_own_fleets(model: str, capsys: pytest.CaptureFi
 
 def test_nodes_are_rented_as_a_whole(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     prices = ["--device", "h100=2.5", "h100@node=2/8"]
-    result = figures(capsys, "--model", model, "--rate", "4", *prices)["loads"][0]
+    result = figures(capsys, f"--model={model}", "--rate=4", *prices)["loads"][0]
 
     assert result["cheapest"]["device"] == "h100"
     on_node = [fleet for fleet in result["simulated"] if fleet["device"] == "h100@node"]

@@ -54,7 +54,7 @@ def test_each_window_has_the_pods_for_its_own_rate(
     assert plan["price"] == pytest.approx(2.5 * plan["gpu_hours"])
 
 
-def test_a_pod_sustains_its_capacity_and_not_much_more(
+def test_a_pod_sustains_about_its_capacity(
     model: list[str], trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = ["--trace", str(trace), "--over-time"]
@@ -109,7 +109,7 @@ def test_a_single_request_is_one_request_per_second() -> None:
         ([f"{number / 1e7:.7f},3000,100" for number in range(200)], "pods in a window; at most 10"),
     ],
 )
-def test_a_load_that_needs_too_much_is_refused_in_one_line(
+def test_a_load_that_needs_too_much_is_rejected_in_one_line(
     model: list[str],
     tmp_path: Path,
     rows: list[str],

@@ -29,7 +29,7 @@ def test_the_answer_names_the_command_and_the_replicas(capsys: pytest.CaptureFix
 def test_limits_in_the_command_are_of_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--model", "Qwen/Qwen3-30B-A3B-FP8", "--device", "h200=2", "--enable-expert-parallel"]
     argv += ["--tensor-parallel-size", "1", "--data-parallel-size", "2"]
-    answer = figures(capsys, *argv, *LOAD, "--prefill-share", "0")["loads"][0]["cheapest"]
+    answer = figures(capsys, *argv, *LOAD, "--prefill-share=0")["loads"][0]["cheapest"]
     assert answer["devices_per_pod"] == 2
     assert answer["tensor_parallel_size"] == 1
     command = answer["serve_command"]
@@ -38,7 +38,7 @@ def test_limits_in_the_command_are_of_one_rank(capsys: pytest.CaptureFixture[str
     assert "--tensor-parallel-size" not in command
 
 
-def test_pods_that_transfer_have_a_connector_and_a_file_stands_for_any_model(
+def test_pods_with_transfers_have_a_connector_and_can_read_a_model_file(
     tmp_path: Path,
 ) -> None:
     shape = tmp_path / "config.json"

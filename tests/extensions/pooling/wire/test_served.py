@@ -10,8 +10,9 @@ import pytest
 from tests.conformance.calls import ok, post, token_ids
 from tests.conformance.clients import openai_client
 from tests.extensions.pooling.calls import BASE, EMBED, FLAGS, POOL
-from tests.hostile.raw_client import Wire, get, metric, running, wait_until, waiting
+from tests.hostile.raw_client import Wire, get, metric, running, waiting
 from tests.running_server import RunningServer, running_server
+from tests.waits import wait_for_metric
 
 COUNTED_ONCE_A_TEXT = (
     "vllm:time_to_first_token_seconds",
@@ -28,6 +29,8 @@ COUNTED_ONCE_A_TEXT = (
     "vllm:request_params_n",
 )
 NOT_COUNTED = ("vllm:inter_token_latency_seconds", "vllm:request_params_max_tokens")
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +50,22 @@ def narrow() -> Iterator[RunningServer]:
 
 def samples(server: RunningServer) -> dict[str, float]:
     """Name and value of every sample without labels of its own; of others the sums over them."""
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for line in get(server.port, "/metrics").body.decode().splitlines():
         if line.startswith("vllm:"):
             name = line.partition("{")[0]
-            found[name] = found.get(name, 0.0) + float(line.rpartition(" ")[2])
-    return found
+            sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
+    return sums
 
 
 def counted_by(server: RunningServer, path: str, *bodies: dict[str, object]) -> dict[str, float]:
-    before = samples(server)
+    sums_before = samples(server)
     for body in bodies:
         assert post(server, path, body).status_code == 200
-    return {name: value - before.get(name, 0.0) for name, value in samples(server).items()}
+    return {name: value - sums_before.get(name, 0.0) for name, value in samples(server).items()}
 
 
-def test_texts_are_counted_in_every_family_that_vllm_counts_them_in(every: RunningServer) -> None:
+def test_texts_are_counted_in_the_same_families_as_in_vllm(every: RunningServer) -> None:
     texts = ["hello", "hello world", "a third text"]
     tokens = sum(len(token_ids(every, text)) for text in texts)
     stopped = metric(every.port, "vllm:request_success_total", finished_reason="stop")
@@ -77,26 +80,29 @@ def test_texts_are_counted_in_every_family_that_vllm_counts_them_in(every: Runni
     assert added["vllm:request_prompt_tokens_sum"] == 2 * tokens
     assert added["vllm:generation_tokens_total"] == 0
     assert metric(every.port, "vllm:request_success_total", finished_reason="stop") == stopped + 6
-    found = metric(every.port, "vllm:prompt_tokens_by_source_total", source="local_compute")
-    assert found == computed + 2 * tokens
+    computed_after = metric(
+        every.port, "vllm:prompt_tokens_by_source_total", source="local_compute"
+    )
+    assert computed_after == computed + 2 * tokens
 
 
-def test_one_runs_one_waits_and_a_third_is_refused(narrow: RunningServer) -> None:
+def test_requests_above_the_limit_of_the_queue_are_rejected(narrow: RunningServer) -> None:
     with Wire(narrow.port) as first, Wire(narrow.port) as second:
         first.post(BASE[EMBED], EMBED)
-        wait_until(lambda: running(narrow.port) == 1)
+        wait_for_metric(narrow.port, RUNNING, 1)
         second.post(BASE[POOL], POOL)
-        wait_until(lambda: waiting(narrow.port) == 1)
+        wait_for_metric(narrow.port, WAITING, 1)
         assert post(narrow, EMBED, BASE[EMBED]).status_code == 429
         assert [wire.answer().status for wire in (first, second)] == [200, 200]
     assert (running(narrow.port), waiting(narrow.port)) == (0, 0)
 
 
-def test_a_client_that_leaves_gives_its_places_back(narrow: RunningServer) -> None:
+def test_a_client_that_disconnects_frees_its_slots(narrow: RunningServer) -> None:
     with Wire(narrow.port) as wire:
         wire.post({"input": ["a", "b", "c", "d", "e"] * 20}, EMBED)
-        wait_until(lambda: waiting(narrow.port) == 1)
-    wait_until(lambda: (running(narrow.port), waiting(narrow.port)) == (0, 0))
+        wait_for_metric(narrow.port, WAITING, 1)
+    wait_for_metric(narrow.port, RUNNING, 0)
+    wait_for_metric(narrow.port, WAITING, 0)
     assert metric(narrow.port, "understudy_aborted_requests_total") >= 2
     assert post(narrow, EMBED, BASE[EMBED]).status_code == 200
 
@@ -104,16 +110,16 @@ def test_a_client_that_leaves_gives_its_places_back(narrow: RunningServer) -> No
 def test_a_text_that_an_operator_aborts_gets_503(narrow: RunningServer) -> None:
     with Wire(narrow.port) as wire:
         wire.post(BASE[EMBED], EMBED)
-        wait_until(lambda: running(narrow.port) == 1)
+        wait_for_metric(narrow.port, RUNNING, 1)
         assert post(narrow, "/pause", {}).status_code == 200
         assert wire.answer().status == 503
     assert post(narrow, "/resume", {}).status_code == 200
     assert post(narrow, EMBED, BASE[EMBED]).status_code == 200
 
 
-def vectors(server: RunningServer, given: object, **fields: object) -> list[list[float]]:
+def vectors(server: RunningServer, texts: object, **fields: object) -> list[list[float]]:
     return [
-        item["embedding"] for item in ok(post(server, EMBED, {"input": given, **fields}))["data"]
+        item["embedding"] for item in ok(post(server, EMBED, {"input": texts, **fields}))["data"]
     ]
 
 
@@ -134,7 +140,9 @@ def test_ten_thousand_texts_are_embedded_in_order_while_others_are_served(
     )
 
 
-def test_a_client_that_leaves_a_large_answer_hurts_nobody(every: RunningServer) -> None:
+def test_a_client_disconnect_during_a_large_answer_affects_no_other_client(
+    every: RunningServer,
+) -> None:
     for _ in range(3):
         with Wire(every.port) as wire:
             wire.post({"input": ["a"] * 60, "dimensions": 65_536}, EMBED)
@@ -143,7 +151,7 @@ def test_a_client_that_leaves_a_large_answer_hurts_nobody(every: RunningServer) 
     assert len(vectors(every, "a")) == 1
 
 
-def test_the_sdk_asks_for_base64_and_returns_the_numbers(every: RunningServer) -> None:
+def test_the_sdk_requests_base64_and_returns_the_numbers(every: RunningServer) -> None:
     with openai_client(every, strict=False) as sdk:
         answer = sdk.embeddings.create(model="tiny", input=["hello", "world"])
         assert [item.embedding for item in answer.data] == vectors(every, ["hello", "world"])

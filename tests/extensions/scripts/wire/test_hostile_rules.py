@@ -27,13 +27,13 @@ def answered_beside_health(
     server: RunningServer, method: str, path: str, body: Any
 ) -> requests.Response:
     """The answer to a request, while health checks are answered on other connections."""
-    before = workers_of(server)
+    workers = workers_of(server)
     with ThreadPoolExecutor(1) as pool:
         hostile = pool.submit(requests.request, method, server.url + path, json=body, timeout=50)
         while wait([hostile], timeout=0.05).not_done:
             assert requests.get(f"{server.url}/health", timeout=20).status_code == 200
         answer = hostile.result()
-    assert workers_of(server) == before
+    assert workers_of(server) == workers
     return answer
 
 

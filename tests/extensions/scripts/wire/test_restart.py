@@ -1,4 +1,4 @@
-"""What tests have set at run time survives the crash of a worker."""
+"""Rules and faults that were set at run time survive the crash of a worker."""
 
 import json
 import os
@@ -21,9 +21,9 @@ def server() -> Iterator[vllm_understudy.Server]:
 
 
 def arbiter_of(server: vllm_understudy.Server) -> int:
-    found = re.search(r"Listening at: \S+ \((\d+)\)", server.log())
-    assert found
-    return int(found[1])
+    match = re.search(r"Listening at: \S+ \((\d+)\)", server.log())
+    assert match
+    return int(match[1])
 
 
 def children(pid: int) -> list[int]:
@@ -34,9 +34,13 @@ def children(pid: int) -> list[int]:
 def crash(server: vllm_understudy.Server) -> None:
     """Kills the worker, and waits until the arbiter has started another one."""
     arbiter = arbiter_of(server)
-    [before] = children(arbiter)
-    os.kill(before, signal.SIGKILL)
-    wait_until(lambda: children(arbiter) not in ([], [before]) and server.is_healthy())
+    [worker] = children(arbiter)
+    os.kill(worker, signal.SIGKILL)
+
+    def is_worker_replaced() -> bool:
+        return children(arbiter) not in ([], [worker]) and server.is_healthy()
+
+    wait_until(is_worker_replaced)
 
 
 def ask(server: vllm_understudy.Server, text: str = "hi", scope: str = "") -> str | None:
@@ -94,9 +98,13 @@ def test_a_reload_removes_the_rules(server: vllm_understudy.Server) -> None:
     server.reply(then={"text": "set"})
     assert ask(server) == "set"
     arbiter = arbiter_of(server)
-    [before] = children(arbiter)
+    [worker] = children(arbiter)
     os.kill(arbiter, signal.SIGHUP)
-    wait_until(lambda: before not in children(arbiter))
+
+    def has_worker_ended() -> bool:
+        return worker not in children(arbiter)
+
+    wait_until(has_worker_ended)
     assert ask(server) != "set"
     crash(server)
     assert ask(server) != "set"
@@ -113,4 +121,8 @@ def test_a_worker_starts_without_the_file_of_a_script(tmp_path: Path) -> None:
         [file] = server.ask("GET", "/admin/script")["files"]
         assert "cannot be read" in file["error"]
         script.write_text(json.dumps({"rules": [rule | {"then": {"text": "is back"}}]}))
-        wait_until(lambda: ask(server) == "is back")
+
+        def is_file_read() -> bool:
+            return ask(server) == "is back"
+
+        wait_until(is_file_read)

@@ -9,10 +9,14 @@ from tests.client import Client, served
 from tests.hostile.raw_client import wait_until
 
 
-def requests_in_flight(client: Client) -> int:
-    [load] = client.get("/get_load").json()
-    count: int = load["num_reqs"]
-    return count
+def wait_for_requests(client: Client, count: int) -> None:
+    """Waits until the server has this number of running and waiting requests."""
+
+    def is_count_reached() -> bool:
+        [load] = client.get("/get_load").json()
+        return bool(load["num_reqs"] == count)
+
+    wait_until(is_count_reached)
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -23,6 +27,6 @@ def test_a_client_that_disconnects_frees_its_slots(streams: bool) -> None:
     with served("--dialect=sglang", "--time-to-first-token=30m") as client:
         with socket.create_connection(("127.0.0.1", client.server.port)) as connection:
             connection.sendall(request)
-            wait_until(lambda: requests_in_flight(client) == 2)
-        wait_until(lambda: requests_in_flight(client) == 0)
+            wait_for_requests(client, 2)
+        wait_for_requests(client, 0)
         assert client.get("/health").status_code == 200

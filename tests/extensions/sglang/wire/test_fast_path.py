@@ -3,7 +3,7 @@
 import requests
 
 from tests.client import events, served
-from tests.hostile.raw_client import wait_until
+from tests.waits import wait_for_metric
 
 
 def test_plain_requests_are_counted_by_whether_they_stream() -> None:
@@ -16,19 +16,19 @@ def test_plain_requests_are_counted_by_whether_they_stream() -> None:
             )
         assert client.metric("understudy_requests_total", way="fast") >= 3
         name = "sglang:num_requests_total"
-        wait_until(lambda: client.metric(name, is_streaming="true") == 2)
+        wait_for_metric(client.server.port, name, 2, is_streaming="true")
         assert client.metric(name, is_streaming="false") == 1
 
 
-def test_the_last_event_of_a_plain_stream_names_what_ended_it() -> None:
+def test_the_last_event_of_a_plain_stream_has_the_matched_stop() -> None:
     chat = {"messages": [{"role": "user", "content": "one two three"}], "stream": True}
     with served("--dialect=sglang", "--mode=echo", "--inter-token-latency=1ms") as client:
         completion = {"prompt": "one two three", "max_tokens": 50, "stream": True}
         for path, body in (("chat/completions", chat), ("completions", completion)):
-            told = events(client.post(f"/v1/{path}", body))
-            assert told[-1]["choices"][0]["matched_stop"] == 0
+            chunks = events(client.post(f"/v1/{path}", body))
+            assert chunks[-1]["choices"][0]["matched_stop"] == 0
     with served("--dialect=sglang", "--inter-token-latency=1ms") as client:
-        told = events(client.post("/v1/chat/completions", {**chat, "max_tokens": 9}))
+        chunks = events(client.post("/v1/chat/completions", {**chat, "max_tokens": 9}))
         assert client.metric("understudy_requests_total", way="fast") >= 1
-        assert "matched_stop" in told[-1]["choices"][0]
-        assert "stop_reason" not in told[-1]["choices"][0]
+        assert "matched_stop" in chunks[-1]["choices"][0]
+        assert "stop_reason" not in chunks[-1]["choices"][0]

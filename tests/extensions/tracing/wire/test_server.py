@@ -1,4 +1,4 @@
-"""A real server, a real collector: whose spans arrive, joined to the client's, and when."""
+"""A real server sends the spans of requests to a real collector."""
 
 import json
 import os
@@ -15,9 +15,10 @@ import requests
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from tests.hostile.raw_client import Wire, ask, http_post, wait_until
+from tests.hostile.raw_client import Wire, ask, http_post
 from tests.http_server import Handler, serving
 from tests.running_server import RunningServer, free_port, running_server
+from tests.waits import wait_for_log
 
 PATIENCE_S = 20.0
 ERROR = 2
@@ -25,6 +26,8 @@ ERROR = 2
 SERVER = 2
 """Kind of a span that serves."""
 NANOSECONDS = 1_000_000_000
+COMPLETIONS = "/v1/completions"
+PARENT = "00f067aa0ba902b7"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,16 @@ class Received:
     end_s: float
     status: int
     reason: str
-    told: dict[str, Any]
+    attributes: dict[str, Any]
     resource: dict[str, Any]
 
     @property
     def duration_s(self) -> float:
         return self.end_s - self.start_s
+
+    def order(self) -> tuple[int, float, float]:
+        """A sort key: spans without a choice come first."""
+        return self.attributes.get("understudy.choice", -1), self.start_s, self.end_s
 
 
 @dataclass
@@ -66,23 +73,26 @@ class Collector:
             self.spans += decoded(message)
             self.changed.notify_all()
 
-    def wait_for(self, holds: Callable[[list[Received]], bool]) -> list[Received]:
-        """All spans, once `holds` of them. AssertionError when it does not come to that."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: holds(self.spans), PATIENCE_S), self.spans
-            return list(self.spans)
+    def wait_for(self, is_wanted: Callable[[Received], bool]) -> Received:
+        """Waits for a span, and returns it."""
 
-    def trace(self, wanted: str) -> list[Received]:
-        """The spans of the trace with the id `wanted`, its server span among them, by begin and
-        choice.
-        """
-        spans = self.wait_for(
-            lambda all_: any(s.trace_id == wanted and s.kind == SERVER for s in all_)
-        )
-        own = [span for span in spans if span.trace_id == wanted]
-        return sorted(
-            own, key=lambda span: (span.told.get("understudy.choice", -1), span.start_s, span.end_s)
-        )
+        def wanted_spans() -> list[Received]:
+            return [span for span in self.spans if is_wanted(span)]
+
+        with self.changed:
+            assert self.changed.wait_for(wanted_spans, PATIENCE_S), self.spans
+            return wanted_spans()[0]
+
+    def trace(self, trace_id: str) -> list[Received]:
+        """The spans of a trace with a server span, by choice and start."""
+
+        def is_server_span(span: Received) -> bool:
+            return span.trace_id == trace_id and span.kind == SERVER
+
+        self.wait_for(is_server_span)
+        with self.changed:
+            trace_spans = [span for span in self.spans if span.trace_id == trace_id]
+        return sorted(trace_spans, key=Received.order)
 
 
 def decoded(message: bytes) -> Iterator[Received]:
@@ -99,15 +109,15 @@ def decoded(message: bytes) -> Iterator[Received]:
                 end_s=span.end_time_unix_nano / NANOSECONDS,
                 status=span.status.code,
                 reason=span.status.message,
-                told={pair.key: plain(pair.value) for pair in span.attributes},
+                attributes={pair.key: plain(pair.value) for pair in span.attributes},
                 resource=resource,
             )
 
 
 def plain(value: AnyValue) -> Any:
     kind = value.WhichOneof("value")
-    found = getattr(value, kind)
-    return [plain(item) for item in found.values] if kind == "array_value" else found
+    content = getattr(value, kind)
+    return [plain(item) for item in content.values] if kind == "array_value" else content
 
 
 @contextmanager
@@ -128,10 +138,6 @@ def running_collector() -> Iterator[Collector]:
         yield collector
 
 
-COMPLETIONS = "/v1/completions"
-PARENT = "00f067aa0ba902b7"
-
-
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
     with running_collector() as collector:
@@ -140,7 +146,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def traced(collector: Collector) -> Iterator[RunningServer]:
-    """One place, a first token after 50 ms, then one every 20 ms."""
+    """One slot, a first token after 50 ms, then one every 20 ms."""
     flags = (
         "--max-num-seqs=1",
         "--time-to-first-token=50ms",
@@ -167,9 +173,9 @@ def fresh_trace() -> tuple[str, dict[str, str]]:
 
 
 def post(
-    server: RunningServer, headers: Mapping[str, str], path: str = COMPLETIONS, **asked: object
+    server: RunningServer, headers: Mapping[str, str], path: str = COMPLETIONS, **fields: object
 ) -> int:
-    got = requests.post(server.url + path, json=ask(**asked), headers=headers, timeout=20)
+    got = requests.post(server.url + path, json=ask(**fields), headers=headers, timeout=20)
     assert got.content
     return got.status_code
 
@@ -179,31 +185,39 @@ def names(spans: list[Received]) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_spans_of_a_request_are_joined_to_the_clients(
+def test_the_spans_of_a_request_belong_to_the_trace_of_the_client(
     traced: RunningServer, collector: Collector, stream: bool
 ) -> None:
     trace_id, headers = fresh_trace()
     assert post(traced, {**headers, "X-Request-Id": "mine"}, max_tokens=5, stream=stream) == 200
-    own, *phases = collector.trace(trace_id)
-    assert (own.name, own.kind, own.parent_id) == ("llm_request", SERVER, PARENT)
-    assert names(phases) == ["queued", "prefill", "decode"]
-    assert {span.parent_id for span in phases} == {own.span_id}
-    assert all(own.start_s <= span.start_s and span.end_s <= own.end_s for span in phases)
-    assert (own.told["gen_ai.request.id"], own.told["gen_ai.usage.completion_tokens"]) == (
-        "cmpl-mine-0",
-        5,
+    request_span, *phases = collector.trace(trace_id)
+    assert (request_span.name, request_span.kind, request_span.parent_id) == (
+        "llm_request",
+        SERVER,
+        PARENT,
     )
-    assert (own.told["http.response.status_code"], own.told["http.route"]) == (200, COMPLETIONS)
+    assert names(phases) == ["queued", "prefill", "decode"]
+    assert {span.parent_id for span in phases} == {request_span.span_id}
+    assert all(
+        request_span.start_s <= span.start_s and span.end_s <= request_span.end_s for span in phases
+    )
+    attributes = request_span.attributes
+    assert attributes["gen_ai.request.id"] == "cmpl-mine-0"
+    assert attributes["gen_ai.usage.completion_tokens"] == 5
+    assert attributes["http.response.status_code"] == 200
+    assert attributes["http.route"] == COMPLETIONS
     decode = phases[2]
-    first_token_s = own.told["gen_ai.latency.time_to_first_token"]
-    assert first_token_s == pytest.approx(decode.start_s - own.start_s, abs=0.001)
+    first_token_s = attributes["gen_ai.latency.time_to_first_token"]
+    assert first_token_s == pytest.approx(decode.start_s - request_span.start_s, abs=0.001)
     # The settings say 50 and 20 ms; a busy machine takes longer.
     assert first_token_s > 0.049
     assert decode.duration_s > 4 * 0.02 - 0.001
-    assert own.status == 0
+    assert request_span.status == 0
 
 
-def test_the_collector_learns_who_sends(traced: RunningServer, collector: Collector) -> None:
+def test_the_collector_receives_the_name_of_the_service(
+    traced: RunningServer, collector: Collector
+) -> None:
     trace_id, headers = fresh_trace()
     post(traced, headers)
     resource = collector.trace(trace_id)[0].resource
@@ -211,58 +225,66 @@ def test_the_collector_learns_who_sends(traced: RunningServer, collector: Collec
     assert collector.headers[-1]["x-tenant"] == "mine"
 
 
-def send(wire: Wire, headers: Mapping[str, str], **asked: object) -> Wire:
+def send(wire: Wire, headers: Mapping[str, str], **fields: object) -> Wire:
     lines = [
         f"{name}: {value}"
         for name, value in {"Content-Type": "application/json", **headers}.items()
     ]
-    return wire.send(http_post(COMPLETIONS, json.dumps(ask(**asked)).encode(), *lines))
+    return wire.send(http_post(COMPLETIONS, json.dumps(ask(**fields)).encode(), *lines))
 
 
-def test_a_span_ends_when_its_client_leaves(traced: RunningServer, collector: Collector) -> None:
+def test_a_span_ends_when_its_client_disconnects(
+    traced: RunningServer, collector: Collector
+) -> None:
     trace_id, headers = fresh_trace()
     with Wire(traced.port) as wire:
         next(send(wire, headers, max_tokens=4000, stream=True).events())
-    own, *phases = collector.trace(trace_id)
+    request_span, *phases = collector.trace(trace_id)
     assert names(phases) == ["queued", "prefill", "decode"]
-    assert [(span.status, span.reason) for span in (own, phases[-1])] == [(ERROR, "abort")] * 2
-    assert own.duration_s < 4000 * 0.02
+    assert [(span.status, span.reason) for span in (request_span, phases[-1])] == [
+        (ERROR, "abort")
+    ] * 2
+    assert request_span.duration_s < 4000 * 0.02
 
 
 @pytest.mark.parametrize(
-    ("path", "asked", "status", "name"),
+    ("path", "fields", "status", "name"),
     [
         (COMPLETIONS, {"n": 0}, 400, f"POST {COMPLETIONS}"),
         (COMPLETIONS, {"model": "nope"}, 404, f"POST {COMPLETIONS}"),
         ("/v1/nope", {}, 404, "POST"),
     ],
 )
-def test_a_refused_request_has_one_span(
+def test_a_rejected_request_has_one_span(
     traced: RunningServer,
     collector: Collector,
     path: str,
-    asked: dict[str, object],
+    fields: dict[str, object],
     status: int,
     name: str,
 ) -> None:
     trace_id, headers = fresh_trace()
-    assert post(traced, headers, path, **asked) == status
-    (own,) = collector.trace(trace_id)
-    assert (own.name, own.told["http.response.status_code"], own.status) == (name, status, 0)
+    assert post(traced, headers, path, **fields) == status
+    (request_span,) = collector.trace(trace_id)
+    assert (
+        request_span.name,
+        request_span.attributes["http.response.status_code"],
+        request_span.status,
+    ) == (name, status, 0)
 
 
 @pytest.mark.parametrize("parent", [None, "00-nonsense", f"00-{'0' * 32}-{PARENT}-01"])
-def test_without_a_valid_parent_a_trace_begins_here(
+def test_a_request_without_a_valid_parent_begins_a_trace(
     traced: RunningServer, collector: Collector, parent: str | None
 ) -> None:
     headers = {"Authorization": "Bearer key", "X-Request-Id": f"own-{parent}"[:12]}
     post(traced, {**headers, **({"traceparent": parent} if parent else {})})
-    wanted = f"cmpl-{headers['X-Request-Id']}-0"
+    request_id = f"cmpl-{headers['X-Request-Id']}-0"
 
-    def own(spans: list[Received]) -> list[Received]:
-        return [span for span in spans if span.told.get("gen_ai.request.id") == wanted]
+    def is_request_span(span: Received) -> bool:
+        return span.attributes.get("gen_ai.request.id") == request_id
 
-    assert own(collector.wait_for(lambda spans: bool(own(spans))))[0].parent_id == ""
+    assert collector.wait_for(is_request_span).parent_id == ""
 
 
 def test_probes_and_scrapes_are_not_traced(traced: RunningServer, collector: Collector) -> None:
@@ -272,7 +294,7 @@ def test_probes_and_scrapes_are_not_traced(traced: RunningServer, collector: Col
     trace_id, headers = fresh_trace()
     post(traced, headers)
     collector.trace(trace_id)
-    assert not {span.told.get("url.path") for span in collector.spans} & set(paths)
+    assert not {span.attributes.get("url.path") for span in collector.spans} & set(paths)
 
 
 @pytest.fixture
@@ -284,14 +306,16 @@ def silent() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_dead_collector_harms_no_request_and_no_end(answers: bool, silent: int) -> None:
+def test_a_dead_collector_does_not_affect_requests_and_the_shutdown(
+    answers: bool, silent: int
+) -> None:
     endpoint = (
         f"--otlp-traces-endpoint=http://127.0.0.1:{free_port() if answers else silent}/v1/traces"
     )
     with running_server(endpoint, env={"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}) as server:
         for _ in range(20):
             assert post(server, {}) == 200
-        wait_until(lambda: "spans were dropped" in server.log())
+        wait_for_log(server, "spans were dropped")
         for _ in range(20):
             assert post(server, {}) == 200
         assert server.stop() == 0
@@ -299,7 +323,9 @@ def test_a_dead_collector_harms_no_request_and_no_end(answers: bool, silent: int
         assert server.log().count("Traceback") == 0
 
 
-def test_a_server_that_cannot_trace_says_so_in_one_line(tmp_path: Path) -> None:
+def test_a_server_without_opentelemetry_does_not_start_and_names_the_package(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "opentelemetry.py").write_text("raise ImportError('no OpenTelemetry here')\n")
     with (
         pytest.raises(RuntimeError) as ended,

@@ -106,7 +106,7 @@ def test_a_run_prints_the_table_and_writes_the_figures(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_serving_ends_all_processes_of_the_fleet() -> None:
-    with begun("--pods", "1", "--serve", "--policies", "random", "prefix-aware", *SMALL) as fleet:
+    with begun("--pods=1", "--serve", "--policies", "random", "prefix-aware", *SMALL) as fleet:
         assert fleet.stdout is not None and fleet.stderr is not None
         lines = [fleet.stdout.readline() for _ in range(4)]
         names = [line.partition(": http://")[0] for line in lines]
