@@ -35,6 +35,7 @@ from tests.core.kvcache.sockets import until
 
 DEADLINE_S = 10.0
 BOOT = "first"
+T = TypeVar("T")
 
 
 class PlayedEngine:
@@ -209,9 +210,6 @@ def worker(folder: Path, greeted: bool = True, **limits: Any) -> Iterator[Worker
     finally:
         played.engine.close()
         played.peer.close()
-
-
-T = TypeVar("T")
 
 
 @pytest.fixture
