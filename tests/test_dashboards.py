@@ -22,7 +22,7 @@ QUERIES = [
 ]
 
 
-def test_what_grafana_is_given_fits_together() -> None:
+def test_the_provisioning_of_grafana_is_consistent() -> None:
     provisioning = GRAFANA / "provisioning"
     [source] = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())[
         "datasources"

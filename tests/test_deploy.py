@@ -51,7 +51,7 @@ def ports(name: str) -> dict[str, int]:
 @pytest.mark.parametrize(
     "described", OBJECTS, ids=lambda document: f"{document['kind']}-{document['metadata']['name']}"
 )
-def test_it_fits_the_schemas_of_kubernetes(described: dict[str, Any]) -> None:
+def test_every_manifest_satisfies_the_schemas_of_kubernetes(described: dict[str, Any]) -> None:
     check_schema(described)
 
 
@@ -84,7 +84,7 @@ def test_every_file_is_listed() -> None:
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_nobody_is_root_or_may_write(name: str) -> None:
+def test_containers_are_unprivileged_and_read_only(name: str) -> None:
     spec = pod(name)["spec"]
     only = container(name)
     security = spec["securityContext"]

@@ -48,19 +48,21 @@ def named(identifier: str) -> RequestContext:
     return request("/v1/models", headers={"x-request-id": identifier})
 
 
-def in_request(identifier: str, action: Callable[[], None]) -> None:
-    """Run `action` as part of a request."""
+def in_request(
+    identifier: str, action: Callable[..., None], *arguments: Any, **fields: Any
+) -> None:
+    """Call `action` as part of a request."""
 
     def served() -> None:
         current_request.set(named(identifier))
-        action()
+        action(*arguments, **fields)
 
     Context().run(served)
 
 
 def test_a_text_line_has_time_level_request_and_logger(capsys: Capture) -> None:
     configure()
-    in_request("req-1", lambda: logging.getLogger("app.core.server").warning("%d waiting", 3))
+    in_request("req-1", logging.getLogger("app.core.server").warning, "%d waiting", 3)
     time_pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
     pattern = rf"{time_pattern} WARNING \[\d+\] \[req-1\] app\.core\.server: 3 waiting\n"
     assert re.fullmatch(pattern, capsys.readouterr().err)
@@ -73,7 +75,7 @@ def test_a_json_line_of_any_logger_has_a_request_id(capsys: Capture, name: str) 
     Context().run(
         log.info, "outside"
     )  # other tests have left their requests in the context of this one
-    in_request("req-2", lambda: log.info("inside", extra={"tokens": 7}))
+    in_request("req-2", log.info, "inside", extra={"tokens": 7})
     outside, inside = lines(capsys.readouterr().err)
     assert (outside["request_id"], inside["request_id"]) == ("-", "req-2")
     assert inside["logger"] == name
@@ -114,7 +116,7 @@ def access(server: ServerLogger, path: str = "/v1/models", **environ: object) ->
 def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None:
     server = configure(access_log=True, log_format="json")
     context = named("req-3")
-    in_request("another", lambda: access(server, "/v1/models?key=secret", **{CONTEXT: context}))
+    in_request("another", access, server, "/v1/models?key=secret", **{CONTEXT: context})
     written = capsys.readouterr().out
     (line,) = lines(written)
     assert line.items() >= {
@@ -129,7 +131,7 @@ def test_a_text_access_line_takes_the_id_of_the_running_request_and_no_path_forg
 ) -> None:
     """The id where another server has made no context."""
     server = configure(access_log=True)
-    in_request("req-4", lambda: access(server))
+    in_request("req-4", access, server)
     assert capsys.readouterr().out.endswith(
         "[req-4] gunicorn.access: GET /v1/models 200 42 bytes 1.500 s\n"
     )

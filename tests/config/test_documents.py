@@ -28,7 +28,7 @@ def test_the_page_and_the_help_name_every_setting() -> None:
         assert f"  --{row.name}" in text
 
 
-def test_there_is_one_version() -> None:
+def test_all_files_state_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["version"] == VERSION
     assert f"## [{VERSION}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
@@ -48,7 +48,7 @@ def timing_of(path: Path, at_once: int) -> PerRequestTiming:
     return PerRequestTiming(settings.latency, slots, lambda: at_once, Random(1))
 
 
-def test_there_are_examples() -> None:
+def test_profiles_for_common_models_are_included() -> None:
     assert {path.stem for path in EXAMPLES} >= {"8b-h100", "70b-2xh100", "small-l4"}
 
 

@@ -93,7 +93,7 @@ def test_a_list_replaces_the_list_of_a_weaker_source(yaml_file: Write) -> None:
         (["-v", "5", "--log-level", "error"], "log.log_level", "error"),
     ],
 )
-def test_flag_syntaxes(argv: list[str], group: str, expected: Any) -> None:
+def test_flags_accept_every_documented_syntax(argv: list[str], group: str, expected: Any) -> None:
     assert attrgetter(group)(load(argv, {})) == expected
 
 
@@ -109,7 +109,9 @@ def test_flag_syntaxes(argv: list[str], group: str, expected: Any) -> None:
         ("HF_TOKEN", "secret", "tokenizer.hf_token", "secret"),
     ],
 )
-def test_environment_syntaxes(name: str, text: str, group: str, expected: Any) -> None:
+def test_environment_variables_accept_every_documented_syntax(
+    name: str, text: str, group: str, expected: Any
+) -> None:
     assert attrgetter(group)(load((), {name: text})) == expected
 
 
@@ -124,7 +126,9 @@ def test_environment_syntaxes(name: str, text: str, group: str, expected: Any) -
         ("# nothing", "server.port", 8000),
     ],
 )
-def test_yaml_syntaxes(yaml_file: Write, text: str, group: str, expected: Any) -> None:
+def test_yaml_accepts_every_documented_syntax(
+    yaml_file: Write, text: str, group: str, expected: Any
+) -> None:
     assert attrgetter(group)(load(["--config", yaml_file(text)], {})) == expected
 
 
@@ -268,7 +272,7 @@ def test_relative_paths_that_exist_become_absolute(
         ("seed", st.none() | st.integers(-(2**63), 2**63 - 1)),
     ],
 )
-def test_what_a_setting_writes_it_reads(name: str, values: st.SearchStrategy[Any]) -> None:
+def test_a_setting_reads_the_text_that_it_writes(name: str, values: st.SearchStrategy[Any]) -> None:
     row = BY_NAME[name]
 
     @hypothesis_settings(max_examples=40)
@@ -296,7 +300,7 @@ def test_a_duration_is_read_and_written_as_go_does(text: str, seconds: float) ->
     assert (parse_duration(500), format_duration(0.9999999999)) == (0.5, "1s")
 
 
-def test_what_is_no_duration_is_refused_with_the_rule() -> None:
+def test_an_invalid_duration_is_rejected_with_the_rule() -> None:
     wrong: list[object] = [
         "",
         "10 ms",

@@ -202,11 +202,13 @@ def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
         (["m", "--pooler-config.task", "classify"], "pooling-task", "classify"),
     ],
 )  # fmt: skip
-def test_what_has_a_meaning_acts(argv: list[str], name: str, expected: object) -> None:
+def test_a_flag_with_a_meaning_changes_its_setting(
+    argv: list[str], name: str, expected: object
+) -> None:
     assert value(served(*argv), name) == expected
 
 
-def test_what_is_expected_and_not_played_is_told() -> None:
+def test_flags_without_an_effect_are_listed_in_warnings() -> None:
     warnings = flags(
         "m", "-dp", "16", "--otlp-traces-endpoint", "grpc://a:4317", "--disable-log-requests"
     ).warnings
@@ -306,7 +308,7 @@ def test_a_file_is_weaker_than_the_line(yaml_file: Write) -> None:
         (["--config", "/a", "--config=/b"], "flag --config: only one file is allowed"),
     ],
 )
-def test_what_is_wrong_is_refused_in_one_line_that_names_it(argv: list[str], line: str) -> None:
+def test_an_invalid_flag_is_rejected_in_one_line_that_names_it(argv: list[str], line: str) -> None:
     assert line in refusal("m", *argv)
 
 

@@ -108,7 +108,9 @@ def test_other_configurations_have_no_effect(text: str) -> None:
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
     ],
 )
-def test_what_vllm_refuses_stops_the_start(fields: dict[str, Any], rule: str) -> None:
+def test_a_speculative_config_that_vllm_rejects_stops_the_start(
+    fields: dict[str, Any], rule: str
+) -> None:
     text = json.dumps(SYNTHETIC | fields)
     with pytest.raises(ConfigError) as caught:
         load(["--speculative-config", text], {})

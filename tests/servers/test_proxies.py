@@ -88,7 +88,7 @@ def test_a_whole_answer_passes(proxy: RunningServer) -> None:
     assert post(proxy.port, ask(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
 
 
-def test_who_leaves_the_proxy_gives_the_place_back(
+def test_a_client_that_leaves_the_proxy_frees_its_place(
     proxy: RunningServer, server: RunningServer
 ) -> None:
     aborts_before = aborts(server.port)
@@ -97,7 +97,7 @@ def test_who_leaves_the_proxy_gives_the_place_back(
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_what_breaks_off_is_broken_behind_the_proxy_too(proxy: RunningServer, stream: bool) -> None:
+def test_a_broken_answer_is_broken_behind_the_proxy(proxy: RunningServer, stream: bool) -> None:
     """Also where the proxy speaks HTTP/1.0 to the server, as nginx did by default up to 1.29.6."""
     came, is_broken = broken_answer(proxy, stream)
     assert is_broken and came.count(b"data: ") == 3 * stream

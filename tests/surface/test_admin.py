@@ -55,7 +55,7 @@ def test_a_wrong_change_changes_nothing(client: Client, values: dict[str, Any], 
     assert client.get("/admin/config").json() == settings_before
 
 
-def test_what_is_no_object_is_refused(client: Client) -> None:
+def test_a_change_that_is_no_json_object_is_rejected(client: Client) -> None:
     headers = {"Content-Type": "application/json"}
     for body in (b"", b"{", b"[]", b"null", b'{"a":' * 2000, b"\xff"):
         answer = client.post("/admin/config", data=body, headers=headers)

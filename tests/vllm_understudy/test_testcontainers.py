@@ -12,6 +12,8 @@ import pytest
 from app.core.cli import listed_commands
 from config.vllm.image import words_of
 
+MODULE = "vllm_understudy.testcontainers"
+
 
 class RecordingContainer:
     """Has the methods of testcontainers' DockerContainer, and notes their arguments."""
@@ -51,9 +53,6 @@ class RecordingStrategy:
     def with_startup_timeout(self, limit_s: int) -> "RecordingStrategy":
         self.limit_s = limit_s
         return self
-
-
-MODULE = "vllm_understudy.testcontainers"
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def test_wait_that_is_no_number_fails_the_step_before_the_start(runner: dict[str
         assert "unbound variable" not in done.stdout
 
 
-def test_another_server_at_the_port_fails_the_step(runner: dict[str, str]) -> None:
+def test_the_start_fails_if_another_server_has_the_port(runner: dict[str, str]) -> None:
     port = str(free_port())
     with step("start", runner, port=port) as first:
         assert first.returncode == 0, first.stdout

@@ -17,7 +17,7 @@ ROUTED = ROOT / "deploy" / "routers" / "docker-compose.yml"
 
 
 @pytest.mark.parametrize("file", [COMPOSE, MOVED, ROUTED], ids=["all", "vllm", "routers"])
-def test_it_fits_the_compose_specification(file: Path) -> None:
+def test_compose_files_satisfy_the_compose_specification(file: Path) -> None:
     command = [
         sys.executable,
         "-m",

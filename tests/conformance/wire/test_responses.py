@@ -89,7 +89,7 @@ def test_a_prompt_that_is_too_long_is_cut_on_demand(vllm: RunningServer) -> None
 
 
 @pytest.mark.parametrize("stream", ["false", "true"])
-def test_what_is_nested_too_deeply_is_a_bad_request(vllm: RunningServer, stream: str) -> None:
+def test_a_deeply_nested_body_is_a_bad_request(vllm: RunningServer, stream: str) -> None:
     tool = {**WEATHER, "parameters": {"properties": {"a": {"default": "nested"}}}}
     frame = json.dumps({**ASKED, "tools": [tool], "tool_choice": "none"})
     frame = frame.replace('"hi"', f'"hi", "stream": {stream}')

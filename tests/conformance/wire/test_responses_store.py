@@ -101,7 +101,7 @@ def test_the_events_of_the_background_can_be_read_again(keeping: RunningServer) 
     assert named_events(get(keeping, response["id"], stream=1, starting_after=-7)) == events
 
 
-def test_what_runs_and_what_waits_in_the_background_can_be_cancelled(
+def test_running_and_waiting_background_responses_can_be_cancelled(
     keeping: RunningServer,
 ) -> None:
     aborts_before = aborts(keeping.port)
@@ -150,7 +150,7 @@ def test_a_client_that_leaves_does_not_end_what_is_in_the_background(
         assert running(keeping.port) == 0
 
 
-def test_whoever_follows_is_let_go_when_it_is_cancelled(keeping: RunningServer) -> None:
+def test_a_cancelled_response_ends_the_streams_of_its_followers(keeping: RunningServer) -> None:
     with slowly(keeping), Wire(keeping.port) as wire, Wire(keeping.port) as other:
         response_id = followed(wire, keeping)
         path = (

@@ -256,7 +256,7 @@ def test_faults_strike_as_they_do_by_rules_of_their_own(
 
 
 @streamed
-def test_what_a_rule_cannot_answer_is_one_error_that_is_not_tried_again(
+def test_a_failing_rule_returns_one_error_that_clients_do_not_retry(
     server: RunningServer, client: openai.OpenAI, stream: bool
 ) -> None:
     why = r"rule 11 \(failing template\): template .* failed: division by zero"

@@ -79,7 +79,7 @@ def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
         ({"allowed_token_ids": []}, "allowed_token_ids"),
     ],
 )
-def test_what_only_the_engine_refuses_comes_inside_the_stream(
+def test_a_rejection_by_the_engine_is_an_event_of_the_stream(
     vllm: RunningServer, fields: Mapping[str, Any], param: str | None
 ) -> None:
     error, done = text_stream(vllm, **fields)
@@ -186,7 +186,7 @@ def test_tokenize_counts_a_chat_as_the_chat_does(vllm: RunningServer) -> None:
         assert tokens["token_strs"] is None
 
 
-def test_what_is_counted_is_what_a_message_costs(vllm: RunningServer) -> None:
+def test_count_tokens_equals_the_input_tokens_of_the_message(vllm: RunningServer) -> None:
     blocks = [{"type": "text", "text": "and"}, {"type": "text", "text": "bye"}]
     turns = [
         *MESSAGES,

@@ -60,7 +60,7 @@ def test_the_header_s_id_wins_over_the_body_s_and_that_over_a_fresh_one() -> Non
         assert fresh.startswith(f"{prefix}-") and len(fresh.removeprefix(f"{prefix}-")) >= 16
 
 
-def test_the_fingerprint() -> None:
+def test_the_fingerprint_names_the_version_and_the_parallel_sizes() -> None:
     for flags, fingerprint in (
         ((), r"vllm-0\.32\.0-[0-9a-f]{8}"),
         (
@@ -98,7 +98,7 @@ def test_a_threshold_is_a_reason_to_finish_if_a_header_says_so() -> None:
             )
 
 
-def test_another_word_is_refused_and_shown_up_to_its_fortieth_character() -> None:
+def test_an_invalid_header_is_rejected_and_its_first_forty_characters_are_shown() -> None:
     context = request(headers={"x-vllm-priority": "p" * 50, CACHE_THRESHOLD_HEADER: "t" * 50})
     for letter, read in (
         ("p", lambda: priority_of(context, 0)),

@@ -137,7 +137,7 @@ def check_turns(response_writer: ResponseWriter, *, choices: int) -> None:
     assert max(later - earlier for earlier, later in pairwise(entries_at_switch)) < 4 * SLICE
 
 
-def test_what_takes_too_much_memory_is_refused() -> None:
+def test_a_request_for_an_answer_that_takes_too_much_memory_is_rejected() -> None:
     limits = ModelLimits(max_model_len=1 << 30, vocab_size=4096, max_logprobs=30)
 
     def check(n: int, tokens: int, prompt_tokens: int = 1, **fields: Any) -> None:

@@ -89,7 +89,7 @@ def test_a_chat_may_be_as_long_as_the_client_says_or_there_is_room(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
-def test_what_changes_nothing_is_plain(kind: Kind, fields: Any) -> None:
+def test_fields_without_an_effect_leave_a_request_plain(kind: Kind, fields: Any) -> None:
     assert recognise(kind, **fields) is not None
 
 
@@ -108,7 +108,7 @@ def test_what_changes_nothing_is_plain(kind: Kind, fields: Any) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
-def test_whatever_else_is_left_to_the_general_way(kind: Kind, fields: Any) -> None:
+def test_requests_with_other_fields_are_left_to_the_general_way(kind: Kind, fields: Any) -> None:
     assert recognise(kind, **fields) is None
 
 

@@ -64,7 +64,7 @@ class Responding:
         return self.responder.respond_soon(requests, writer or Texts(), stream, request())
 
 
-def test_what_is_ready_at_once_is_no_promise() -> None:
+def test_an_answer_that_is_ready_at_once_is_a_response_and_no_promise() -> None:
     at_once = Responding(at_once=True)
     response = at_once.soon()
     assert isinstance(response, Response) and isinstance(response.body, bytes)

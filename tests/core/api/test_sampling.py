@@ -43,7 +43,7 @@ def test_a_request_that_says_nothing_is_sampled_as_the_model_wants() -> None:
     assert OWN.for_request(asked()) == plain_sampling(OWN) == wanted
 
 
-def test_what_a_request_says_goes_before_zeros_too() -> None:
+def test_fields_of_a_request_override_defaults_even_if_they_are_zero() -> None:
     request_sampling = {
         "temperature": 0.0,
         "top_p": 0.5,
@@ -63,7 +63,7 @@ def test_what_a_request_says_goes_before_zeros_too() -> None:
     )
 
 
-def test_what_the_engine_cannot_do_is_refused_by_name() -> None:
+def test_fields_that_the_engine_does_not_support_are_rejected_by_name() -> None:
     detection = {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 2}
     for field, value in (
         ("use_beam_search", True),

@@ -42,7 +42,7 @@ def test_how_a_model_thinks(
     assert thinking(chat, parser, {}) == expected
 
 
-def test_what_a_request_says_wins_over_the_server_s_arguments_of_the_template() -> None:
+def test_fields_of_a_request_override_the_template_arguments_of_the_server() -> None:
     chat = ChatCompletionRequest(messages=[])
     assert thinking(chat, "qwen3", OFF) == "no"
     chat.reasoning_effort = "low"

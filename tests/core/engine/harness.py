@@ -179,7 +179,7 @@ class Harness:
     def tokens(self, request_id: str = "a", index: int = 0) -> list[Tokens]:
         return [event for event in self.outputs(request_id, index) if isinstance(event, Tokens)]
 
-    def text(self, request_id: str = "a", index: int = 0) -> str:
+    def said(self, request_id: str = "a", index: int = 0) -> str:
         return "".join(text for event in self.tokens(request_id, index) for text in event.texts)
 
     def finish(self, request_id: str = "a", index: int = 0) -> str | None:

@@ -30,6 +30,7 @@ if is_present("adapters"):
     body = {"lora_name": "a", "lora_path": "b", "load_inplace": True}
     ADAPTER_REQUESTS.append((LOAD, body, "200"))
 TIMES = 20
+ENDS = {False: b'"metrics":null}', True: b"0\r\n\r\n"}
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +135,6 @@ class FastClient:
         self.sock.close()
         while self.path.connections:
             gevent.sleep(0.001)
-
-
-ENDS = {False: b'"metrics":null}', True: b"0\r\n\r\n"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

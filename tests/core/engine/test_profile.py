@@ -68,7 +68,7 @@ def test_the_default_cache_holds_two_whole_contexts() -> None:
     assert load(["--enable-kvcache"], {}).kvcache == replace(defaults.kvcache, enable_kvcache=True)
 
 
-def test_whatever_is_said_is_stronger_than_the_profile(tmp_path: Path) -> None:
+def test_explicit_settings_override_the_profile(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("max-num-batched-tokens: 4096\n")
     argv = ["--profile", NAME, "--max-num-seqs", "64", "--config", str(file)]
@@ -93,7 +93,7 @@ def test_whatever_is_said_is_stronger_than_the_profile(tmp_path: Path) -> None:
         (["--timing", "stepwise"], "setting timing"),
     ],
 )
-def test_what_does_not_fit_is_named(argv: list[str], named: str) -> None:
+def test_a_setting_that_contradicts_the_profile_is_named(argv: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named) as error:
         load(argv, {})
     assert "\n" not in str(error.value)

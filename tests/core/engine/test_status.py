@@ -50,7 +50,7 @@ def test_a_timed_sequence_is_queued_then_prefills_then_decodes() -> None:
     assert first.status() == SequenceStatus(
         Phase.DECODE, len(PROMPT), held=0, scheduled_s=START_S, first_s=START_S + 1
     )
-    assert first.text() == harness.text("a") != ""
+    assert first.text() == harness.said("a") != ""
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -77,7 +77,7 @@ def test_a_long_prompt_is_computed_in_chunks(ahead: bool) -> None:
     assert waiting.status().phase is Phase.QUEUED and waiting.block_numbers() == []
     harness.clock.advance(0.3)
     first_s = sequence.status().first_s
-    assert first_s == harness.tokens("a")[0].at_s and sequence.text() == harness.text("a")
+    assert first_s == harness.tokens("a")[0].at_s and sequence.text() == harness.said("a")
 
 
 def test_a_sequence_without_blocks_is_preempted() -> None:

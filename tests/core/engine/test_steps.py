@@ -39,7 +39,7 @@ def test_replies_do_not_depend_on_timing(requests: Sequence[tuple[float, int, in
             harness.ask(str(number), prompt_ids=[number] * prompt, max_tokens=reply, seed=number)
         harness.clock.advance(30)
     for number in range(len(requests)):
-        assert alone.text(str(number)) == shared.text(str(number))
+        assert alone.said(str(number)) == shared.said(str(number))
         assert shared.finish(str(number)) == "length"
 
 
@@ -163,7 +163,7 @@ def test_speculation_yields_several_tokens_per_step() -> None:
     for harness in (single, three):
         harness.ask("a", max_tokens=10)
         harness.clock.advance(1)
-    assert single.text("a") == three.text("a")
+    assert single.said("a") == three.said("a")
     assert single.metric("iteration_tokens_total_count") == 10
     assert three.metric("iteration_tokens_total_count") == 4
     assert (

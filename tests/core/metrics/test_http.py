@@ -14,6 +14,8 @@ from app.core.server.http.route import Route, get, post
 from app.core.server.middleware.http_metrics import HttpMetrics
 from tests.application import app_of, application, empty_response
 
+PROBES = ("/health", "/metrics", "/load", "/ping", "/version", "/ready", "/v1/load_lora_adapter")
+
 
 class Clock:
     now = 100.0
@@ -30,9 +32,6 @@ def clock() -> Clock:
 @pytest.fixture
 def metrics(clock: Clock) -> HttpMetrics:
     return HttpMetrics(clock=clock)
-
-
-PROBES = ("/health", "/metrics", "/load", "/ping", "/version", "/ready", "/v1/load_lora_adapter")
 
 
 def routes(clock: Clock) -> Iterator[Route]:

@@ -39,14 +39,16 @@ def answer(error: ApiError) -> tuple[int, str, str | None]:
         (b"{}", "body.messages"),
     ],
 )
-def test_what_is_no_json_object_is_a_bad_request_at_its_place(body: bytes, param: str) -> None:
+def test_a_body_that_is_no_json_object_is_a_bad_request_with_its_place(
+    body: bytes, param: str
+) -> None:
     assert answer(refusal(body)) == (400, "Bad Request", param)
 
 
 @pytest.mark.parametrize(
     "body", [b'{"a":"\xff"}', b"[" * 100_000, b'{"a":' * 100_000, b'{"a":' + b"1" * 5000 + b"}"]
 )
-def test_what_cannot_even_be_tried_has_the_frameworks_own_body(body: bytes) -> None:
+def test_an_unparsable_body_gets_the_error_of_the_framework(body: bytes) -> None:
     error = refusal(body)
     assert isinstance(error, UnparsableBodyError)
     assert list(json.loads(error.body())) == ["detail"]
@@ -67,7 +69,7 @@ def test_an_integer_of_too_many_digits_is_refused_in_an_unknown_field(offset: in
 @pytest.mark.parametrize(
     "content_type", [None, "", "text/plain", "application/jsonx", "application/json ;a"]
 )
-def test_another_content_type_is_refused_without_a_param(content_type: str | None) -> None:
+def test_a_wrong_content_type_is_rejected_without_a_param(content_type: str | None) -> None:
     assert answer(refusal(b'{"messages":[]}', content_type)) == (400, "Bad Request", None)
 
 

@@ -123,7 +123,7 @@ def test_the_rules_are_looked_at_in_vllms_order() -> None:
     assert refusal(chat(logit_bias={"9999": 1}, allowed_token_ids=[])) == "logit_bias"
 
 
-def test_what_follows_from_the_fields_is_kept() -> None:
+def test_a_validated_request_has_the_values_that_follow_from_its_fields() -> None:
     validated = check(
         chat(max_completion_tokens=7, max_tokens=3, n=2, stop="end", seed=-1, temperature=0.5),
         16,

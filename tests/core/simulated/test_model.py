@@ -17,7 +17,7 @@ def reply_text(harness: Harness, **fields: Any) -> str:
     harness.ask(name, **{"max_tokens": 40, **fields})
     harness.clock.advance(1000)
     assert harness.finish(name) is not None
-    return harness.text(name)
+    return harness.said(name)
 
 
 @given(
@@ -111,7 +111,7 @@ def test_echo_returns_the_text_and_reports_a_reached_limit() -> None:
         for limit, reason in ((2, "length"), (count, "length"), (count + 1, "stop")):
             name = f"{limit} {text}"
             harness.ask(name, echo_text=text, max_tokens=limit)
-            assert harness.text(name) == text and harness.finish(name) == reason
+            assert harness.said(name) == text and harness.finish(name) == reason
     harness.ask("nothing", echo_text="")
     [event] = harness.tokens("nothing")
     end = [embedded_tokenizer().eos_token_id]

@@ -70,7 +70,7 @@ def test_a_prompt_larger_than_the_cache_is_rejected() -> None:
 def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_same() -> None:
     served = harness(time_to_first_token=5.0)
     assert seconds_to_first_token(served, "miss", PROMPT, cache_hit_threshold=0.9) == 0
-    assert (served.finish("miss"), served.text("miss")) == ("cache_threshold", "")
+    assert (served.finish("miss"), served.said("miss")) == ("cache_threshold", "")
     assert seconds_to_first_token(served, "hit", PROMPT, cache_hit_threshold=0.7) == 5.0
     assert served.finish("hit") == "length"
     assert served.metric("request_success_total", finished_reason="stop") == 1

@@ -51,7 +51,7 @@ def length(text: str) -> int:
 @given(st.text(max_size=60))
 def test_a_scripted_text_is_emitted_verbatim(text: str) -> None:
     harness = played(ScriptedReply(text=text))
-    assert harness.text() == text
+    assert harness.said() == text
     assert counted(harness.tokens()) == length(text) + 1  # the end of text
     assert harness.finish() == "stop"
 
@@ -76,7 +76,7 @@ def test_thoughts_text_and_calls_follow_each_other() -> None:
 def test_parts_become_markup_where_the_response_has_no_parts() -> None:
     script = ScriptedReply(reasoning="Hm.", text="Let me look.", calls=(CALL,), in_parts=False)
     harness = played(script)
-    reply = harness.text()
+    reply = harness.said()
     assert reply.startswith("<think>\nHm.\n</think>\n\nLet me look.<tool_call>\n")
     assert all(event.part is None for event in harness.tokens())
     assert counted(harness.tokens()) == length(reply) + 1  # the end of text
@@ -92,7 +92,7 @@ def test_a_token_limit_cuts_any_scripted_reply() -> None:
     script = ScriptedReply(text="Let me look.")
     whole = length("Let me look.")
     full = played(script, max_tokens=whole, limited=True)
-    assert (counted(full.tokens()), full.text(), full.finish()) == (whole, script.text, "length")
+    assert (counted(full.tokens()), full.said(), full.finish()) == (whole, script.text, "length")
 
 
 def test_the_script_sets_the_finish_reason_unless_a_limit_ends_the_reply() -> None:
@@ -127,7 +127,7 @@ def test_delays_follow_the_script(timing: str) -> None:
             script=script, max_tokens=100, delays=((2, 0.5),) if script.token_delays else ()
         )
         harness.clock.advance(100)
-        assert harness.text() == script.text
+        assert harness.said() == script.text
         moments.append([event.at_s for event in harness.tokens()])
     plain, waited = moments
     assert len(plain) == len(waited) >= 5
@@ -141,6 +141,6 @@ def test_a_passing_script_sets_only_the_delays() -> None:
     unscripted.ask(max_tokens=4)
     unscripted.clock.advance(10)
     harness = played(ScriptedReply(passes=True, per_token_s=1.0), max_tokens=4, limited=True)
-    assert harness.text() == unscripted.text()
+    assert harness.said() == unscripted.said()
     first, *_, last = harness.tokens()
     assert last.at_s - first.at_s == pytest.approx(3.0)

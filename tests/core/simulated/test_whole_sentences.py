@@ -47,13 +47,13 @@ def test_a_reply_without_a_limit_is_whole_sentences_and_a_limit_still_cuts() -> 
     for number in range(300):
         harness.ask(f"free {number}", limited=False, **fields)
         assert harness.finish(f"free {number}") == "stop"
-        assert set(sentences_of(harness.text(f"free {number}"))) <= WHOLE
+        assert set(sentences_of(harness.said(f"free {number}"))) <= WHOLE
         lengths.append(sum(len(event.ids) for event in harness.tokens(f"free {number}")))
     assert sum(lengths) / 300 == pytest.approx(41, abs=4)
-    assert len({harness.text(f"free {number}") for number in range(300)}) > 280
+    assert len({harness.said(f"free {number}") for number in range(300)}) > 280
     for number in range(50):
         harness.ask(f"cut {number}", limited=True, max_tokens=6)
-        assert harness.text(f"cut {number}").isascii()
+        assert harness.said(f"cut {number}").isascii()
         assert harness.finish(f"cut {number}") == "length"
 
 

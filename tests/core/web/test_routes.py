@@ -40,7 +40,7 @@ def test_a_route_is_called_with_its_request() -> None:
         assert client.open(path, method=method).json == [method, *expected]
 
 
-def test_another_method_is_told_which_the_first_route_of_the_path_has() -> None:
+def test_a_wrong_method_gets_the_methods_of_the_first_route_of_the_path() -> None:
     client = application(ROUTES).test_client()
     for method, path, allowed in (
         ("PUT", "/things", "GET"),

@@ -68,7 +68,7 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024}, "body"),
     ],
 )
-def test_what_does_not_fit_the_schema_is_a_bad_request_at_its_place(
+def test_a_field_that_violates_the_schema_is_a_bad_request_with_its_place(
     fields: dict[str, Any], param: str
 ) -> None:
     assert refusal(**fields) == (400, "Bad Request", param)

@@ -32,7 +32,9 @@ LOADS = st.builds(
         (RankLoad(1, 0, 3, 1.0), 1, 3.0),
     ],
 )
-def test_scores(load: RankLoad, api_servers: int, expected: float) -> None:
+def test_the_score_weights_waiting_requests_and_api_servers(
+    load: RankLoad, api_servers: int, expected: float
+) -> None:
     assert score(load, api_servers) == expected
 
 

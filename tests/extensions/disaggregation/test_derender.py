@@ -107,7 +107,7 @@ REFUSED: list[tuple[str, Any, str, str | None]] = [
 ]
 
 
-def test_what_makes_no_answer() -> None:
+def test_invalid_tokens_and_answers_are_rejected() -> None:
     for path, body, kind, param in REFUSED:
         error = post(path, body, *PARSER).get_json()["error"]
         assert (error["type"], error["param"]) == (kind, param), body

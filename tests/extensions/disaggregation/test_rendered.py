@@ -43,12 +43,12 @@ def sampling(**fields: Any) -> dict[str, Any]:
     return params
 
 
-def test_what_a_request_leaves_out_has_a_default_or_is_left_out() -> None:
+def test_fields_that_a_request_omits_have_defaults_or_are_omitted() -> None:
     assert sampling() == DEFAULTS
     assert sampling(top_k=0, ignore_eos=False, min_tokens=0, stop=None, bad_words=[]) == DEFAULTS
 
 
-def test_what_a_request_says_is_told_zeros_too() -> None:
+def test_fields_of_a_request_are_rendered_even_if_they_are_zero() -> None:
     values = {
         "seed": 0, "top_k": 3, "logprobs": 0, "ignore_eos": True, "min_tokens": 2, "presence_penalty": -1.0,
         "frequency_penalty": 0.5, "repetition_penalty": 1.2, "temperature": 0.5, "top_p": 0.5, "min_p": 0.1,
@@ -68,7 +68,7 @@ def test_what_a_request_says_is_told_zeros_too() -> None:
     assert params == {name: DEFAULTS[name] for name in DEFAULTS if name in params} | wanted
 
 
-def test_what_vllm_makes_of_a_value() -> None:
+def test_values_are_normalized_as_in_vllm() -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"stop": "abc"}, {"stop": ["abc"], "output_text_buffer_length": 2}),
         ({"temperature": 0, "top_p": 0.5, "top_k": 3}, {"temperature": 0.0}),

@@ -100,7 +100,7 @@ def media(*spans: tuple[int, int]) -> dict[str, Any]:
     return {"mm_hashes": {"image": ["a"] * len(spans)}, "mm_placeholders": {"image": placeholders}}
 
 
-def test_what_is_no_generate_request(client: Client) -> None:
+def test_an_invalid_generate_request_is_rejected_with_its_field(client: Client) -> None:
     valid = {"token_ids": [1], "sampling_params": {}}
     for body, param in (
         ({"sampling_params": {}}, "body.token_ids"),
@@ -120,7 +120,7 @@ def test_what_is_no_generate_request(client: Client) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
 
 
-def test_what_is_rendered_generates_what_the_chat_would(client: Client) -> None:
+def test_a_rendered_chat_generates_the_same_reply_as_the_chat(client: Client) -> None:
     rendered = client.post(
         "/v1/chat/completions/render", {"messages": MESSAGES, "max_tokens": 7, "temperature": 0}
     ).json()

@@ -15,6 +15,8 @@ CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 PATHS = (CHAT, TEXT)
 TOKENS = 6
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +136,6 @@ def got(
     answer = ask(port, path, stream, fault, version=version, **headers)
     assert answer is not None
     return answer
-
-
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
 
 
 def asking(

@@ -98,7 +98,7 @@ def test_a_wrong_header_says_what_is_wrong(text: str, flaw: str) -> None:
     st.text(max_size=60)
     | st.sampled_from(list(rule_kinds())).flatmap(lambda a: st.just(a + ";x=") | st.just(a))
 )
-def test_whatever_a_header_says_it_is_a_rule_or_a_value_error(text: str) -> None:
+def test_any_header_is_a_rule_or_raises_value_error(text: str) -> None:
     try:
         assert parse_fault(text).action in rule_kinds()
     except ValueError as error:

@@ -144,7 +144,7 @@ def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
     assert "cannot be seen from here" in finding.what and client.report().awaiting_retry == 0
 
 
-def test_what_is_remembered_is_bounded_whatever_clients_do() -> None:
+def test_the_memory_of_the_audit_is_bounded() -> None:
     audit = Client().audit
     for number in range(2 * MAX_FAILED_BODIES):
         client = "one" if number % 2 else f"c{number}"

@@ -127,7 +127,7 @@ def test_a_server_may_leave_no_choice(
         (StructuredOutputs(json={"type": "array", "uniqueItems": True}), "uniqueItems"),
     ],
 )
-def test_what_is_no_form_is_refused(wanted: StructuredOutputs, word: str) -> None:
+def test_an_invalid_form_is_rejected_with_its_reason(wanted: StructuredOutputs, word: str) -> None:
     with pytest.raises(ApiError) as caught:
         constraint_of(wanted, FormConstraints())
     assert (

@@ -57,7 +57,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_what_would_take_too_long_is_refused(name: str) -> None:
+def test_a_message_with_too_many_parts_is_rejected(name: str) -> None:
     with pytest.raises(ApiError) as refusal:
         check(MANY[name])
     assert refusal.value.status == 400

@@ -25,7 +25,8 @@ class EngineProcess:
     """A running process; its log is a file."""
 
     def __init__(self, options: wire.EngineProcessOptions, folder: Path) -> None:
-        self.options, self.log = options, folder / "log"
+        self.options = options
+        self.log = folder / "log"
         with self.log.open("wb") as log:
             command = [
                 sys.executable,
@@ -61,10 +62,11 @@ class Worker:
         """With few `queued_messages` it is one that soon is behind."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger, self._socket.rcvhwm = 0, queued_messages
+        self._socket.linger = 0
+        self._socket.rcvhwm = queued_messages
         self._socket.connect(endpoint)
         self._decode = msgspec.msgpack.Decoder(list[wire.Notice]).decode
-        self.said: dict[int, list[wire.EngineCoreOutput]] = {}
+        self.outputs: dict[int, list[wire.EngineCoreOutput]] = {}
         self.loads: list[wire.EngineLoad] = []
         self.ready: list[wire.Ready] = []
         self.answers: dict[int, wire.CommandResult] = {}
@@ -119,7 +121,7 @@ class Worker:
         for notice in self._decode(self._socket.recv()):
             match notice:
                 case wire.EngineCoreOutput():
-                    self.said.setdefault(notice.key, []).append(notice)
+                    self.outputs.setdefault(notice.key, []).append(notice)
                 case wire.EngineLoad():
                     self.loads.append(notice)
                 case wire.Ready():
@@ -133,18 +135,33 @@ class Worker:
             assert time.monotonic() < end, "the engine did not say it"
             self.hear()
 
+    def wait_for_load(self, running: int | None = None, waiting: int | None = None) -> None:
+        """Waits until the last load has these counts; None stands for any."""
+
+        def has_counts() -> bool:
+            if not self.loads:
+                return False
+            load = self.loads[-1]
+            return running in (None, load.running) and waiting in (None, load.waiting)
+
+        self.until(has_counts)
+
+    def wait_for_outputs(self, key: int, more_than: int) -> None:
+        """Waits until a choice has had more outputs than `more_than`."""
+        self.until(lambda: len(self.outputs.get(key, [])) > more_than)
+
     def wait(self, *keys: int) -> list[wire.EngineCoreOutput]:
         """The last word of each choice, when all are over."""
         self.until(lambda: all(self.is_over(key) for key in keys))
-        return [self.said[key][-1] for key in keys]
+        return [self.outputs[key][-1] for key in keys]
 
     def is_over(self, key: int) -> bool:
-        return bool(self.said.get(key)) and self.said[key][-1].finish is not None
+        return bool(self.outputs.get(key)) and self.outputs[key][-1].finish is not None
 
     def whole(self, key: int) -> tuple[list[int], str]:
         """Tokens and text of a choice, which is waited for and then forgotten."""
         self.wait(key)
-        outputs = self.said.pop(key)
+        outputs = self.outputs.pop(key)
         return [token_id for part in outputs for token_id in part.ids], "".join(
             text for part in outputs for text in part.texts
         )

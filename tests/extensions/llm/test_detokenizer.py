@@ -15,7 +15,8 @@ BACKEND = default_tokenizer().backend
 
 def shown(ids: list[int], *stops: str, include: bool = False) -> tuple[list[str], str | None]:
     params = SamplingParams(stop=stops, include_stop_str_in_output=include)
-    detokenizer, pieces = Detokenizer(BACKEND, params), []
+    detokenizer = Detokenizer(BACKEND, params)
+    pieces = []
     for token_id in ids:
         pieces.append(detokenizer.add(token_id))
         if detokenizer.stopped is not None:

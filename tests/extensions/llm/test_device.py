@@ -41,8 +41,15 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
         return original(tensor)
 
     monkeypatch.setattr(torch.Tensor, "tolist", tolist)
-    monkeypatch.setattr(DeviceManager, "detect_device", staticmethod(lambda device: "meta"))
-    monkeypatch.setattr(DeviceManager, "free_bytes", lambda self: None)
+
+    def detect_device(device: str) -> str:
+        return "meta"
+
+    def free_bytes(manager: DeviceManager) -> None:
+        """The memory of this device is not known."""
+
+    monkeypatch.setattr(DeviceManager, "detect_device", staticmethod(detect_device))
+    monkeypatch.setattr(DeviceManager, "free_bytes", free_bytes)
     return shapes
 
 
@@ -50,12 +57,18 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     ("kind", "dtype"),
     [*((kind, "bfloat16") for kind in KINDS), ("llama", "float16"), ("llama", "float32")],
 )
-def test_one_tensor_a_step_is_read(
+def test_a_step_reads_one_tensor_from_the_device(
     kind: str, dtype: str, tmp_path: Path, reads: list[torch.Size]
 ) -> None:
     make_model(tmp_path, Shape(kind))
     options = EngineOptions(num_blocks=64, max_seq_length=512, max_num_batched_tokens=64)
-    runner = ModelRunner(load_checkpoint(tmp_path), DeviceManager("cuda", dtype), 64, 16, 512)
+    runner = ModelRunner(
+        load_checkpoint(tmp_path),
+        DeviceManager("cuda", dtype),
+        num_blocks=64,
+        block_size=16,
+        length=512,
+    )
     engine = LLMEngine(runner, None, options)
     for number, prompt in enumerate(prompts(6)):
         engine.add_request(str(number), prompt, [GREEDY, LIMITED, PENALISED][number % 3])
@@ -69,9 +82,17 @@ def test_one_tensor_a_step_is_read(
     assert engine.stats.generated_tokens == 6 * 12
 
 
-def test_what_else_is_read(tmp_path: Path, reads: list[torch.Size]) -> None:
+def test_logprobs_and_nucleus_sampling_read_further_tensors(
+    tmp_path: Path, reads: list[torch.Size]
+) -> None:
     make_model(tmp_path, vocabulary=VOCABULARY * 2)  # so large a one is not sorted whole
-    runner = ModelRunner(load_checkpoint(tmp_path), DeviceManager("cuda"), 64, 16, 512)
+    runner = ModelRunner(
+        load_checkpoint(tmp_path),
+        DeviceManager("cuda"),
+        num_blocks=64,
+        block_size=16,
+        length=512,
+    )
     for params, shapes in (
         (SamplingParams(temperature=0.0, max_tokens=1, logprobs=2), [(1,), (1, 6)]),
         (SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1), [(9, 4), (1,)]),

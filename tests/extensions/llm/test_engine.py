@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from app.core.base.clock.clock import VirtualClock
 from app.extensions.llm.engine import LLMEngine, Output
 from app.extensions.llm.engine_options import EngineOptions
 from app.extensions.llm.errors import ModelLoadError, QueueFull, RequestError
@@ -56,7 +57,8 @@ def params_of(number: int) -> SamplingParams:
 def test_replies_do_not_depend_on_batch_mates(
     folder: Path, alone: list[list[int]], order: list[int], data: st.DataObject
 ) -> None:
-    size, scarce = data.draw(st.sampled_from([4, 8, 16])), data.draw(st.booleans())
+    size = data.draw(st.sampled_from([4, 8, 16]))
+    scarce = data.draw(st.booleans())
     engine = make_engine(
         folder,
         num_blocks=1 + (180 if scarce else 1000) // size,
@@ -114,8 +116,9 @@ def test_seeds_repeat_and_choices_differ(folder: Path) -> None:
     assert len({tuple(choice) for choice in choices}) == 3
 
 
-def test_ends(folder: Path) -> None:
-    engine, prompt = make_engine(folder), WANTED[0]
+def test_a_reply_ends_at_end_tokens_stop_tokens_or_a_limit(folder: Path) -> None:
+    engine = make_engine(folder)
+    prompt = WANTED[0]
     [free] = generate(engine, [prompt])
     end = free[10]
     place = free.index(end)
@@ -138,7 +141,7 @@ def test_ends(folder: Path) -> None:
     assert end not in later[: place + 5]
 
 
-def test_priorities(folder: Path) -> None:
+def test_waiting_requests_run_in_order_of_priority(folder: Path) -> None:
     engine = make_engine(folder, max_num_seqs=1)
     short = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     for priority in (Priority.LOW, Priority.NORMAL, Priority.URGENT, Priority.HIGH):
@@ -147,16 +150,16 @@ def test_priorities(folder: Path) -> None:
 
 
 def test_queue_limit_and_time_limit(folder: Path) -> None:
-    now = [0.0]
+    clock = VirtualClock()
     limited = make_engine(folder, max_num_seqs=1, max_queue_size=2)
-    engine = LLMEngine(limited.runner, None, limited.options, now=lambda: now[0])
+    engine = LLMEngine(limited.runner, None, limited.options, now=clock.now)
     engine.add_request("runs", WANTED[0], GREEDY, max_wait_s=1.0)
     engine.step()
     engine.add_request("waits", WANTED[1], GREEDY, max_wait_s=1.0)
     engine.add_request("waits long", WANTED[2], GREEDY)
     with pytest.raises(QueueFull):
         engine.add_request("too many", WANTED[3], GREEDY)
-    now[0] = 1.5
+    clock.advance(1.5)
     ended = [output for output in engine.step() if output.update.finish]
     assert [(output.sequence.request_id, output.update.finish) for output in ended] == [
         ("waits", "timeout")
@@ -167,9 +170,10 @@ def test_queue_limit_and_time_limit(folder: Path) -> None:
     }
 
 
-def test_refusals(folder: Path) -> None:
+def test_invalid_requests_and_options_are_rejected(folder: Path) -> None:
     engine = make_engine(folder, num_blocks=9)
-    stop, bias = SamplingParams(stop="x"), SamplingParams(logit_bias={VOCABULARY: 1.0})
+    stop = SamplingParams(stop="x")
+    bias = SamplingParams(logit_bias={VOCABULARY: 1.0})
     wrong = [(prompt, GREEDY) for prompt in ([], [VOCABULARY], [-1], [1] * 128, "no tokenizer")]
     for prompt, params in [*wrong, ([1], stop), ([1], bias)]:
         with pytest.raises(RequestError):
@@ -187,12 +191,13 @@ def test_refusals(folder: Path) -> None:
     assert [len(tokens) for tokens in generate(engine, [[1] * 127])] == [1]
 
 
-def test_who_shares_keys_that_are_no_numbers_ends_too(tmp_path: Path) -> None:
+def test_a_request_that_shares_blocks_with_nan_keys_fails_alone(tmp_path: Path) -> None:
     """In a model of one layer they spoil nothing but what looks back at them."""
     make_model(tmp_path)
     edit_config(tmp_path, num_hidden_layers=1)
     engine = make_engine(tmp_path, max_num_batched_tokens=70)
-    first, clean = WANTED[0][:16], list(range(16))
+    first = WANTED[0][:16]
+    clean = list(range(16))
     fine = {"same first block": [*first, *clean, 3], "nothing in common": [*clean, *clean, 4]}
     apart = {name: generate(engine, [prompt])[0] for name, prompt in fine.items()}
     generated = {token_id for tokens in (*fine.values(), *apart.values()) for token_id in tokens}
@@ -213,7 +218,8 @@ def test_who_shares_keys_that_are_no_numbers_ends_too(tmp_path: Path) -> None:
 def test_logprobs_of_prompts_and_replies(folder: Path) -> None:
     from transformers import LlamaForCausalLM
 
-    engine, prompt = make_engine(folder, max_num_batched_tokens=20), WANTED[3]
+    engine = make_engine(folder, max_num_batched_tokens=20)
+    prompt = WANTED[3]
     generate(engine, [prompt])
     outputs: dict[str, list[Output]] = {}
     params = SamplingParams(

@@ -1,6 +1,7 @@
 """The same model out of a GGUF file: names, orders and quantisations."""
 
 import json
+from operator import attrgetter
 from pathlib import Path
 
 import gguf
@@ -20,7 +21,8 @@ from tests.extensions.llm.tiny import Shape, generate, make_engine, make_model, 
 
 pytestmark = pytest.mark.engine
 
-HEADS, KV_HEADS = 4, 2
+HEADS = 4
+KV_HEADS = 2
 
 
 GGUF_PARTS = {hub: own_name for own_name, hub in HUB_NAMES.items()}
@@ -83,11 +85,12 @@ def write(
 @pytest.mark.parametrize(
     "shape",
     [Shape("llama"), Shape("qwen2", tied=True), Shape("qwen3")],
-    ids=lambda shape: shape.kind,
+    ids=attrgetter("kind"),
 )
 def test_tokens_are_those_of_the_folder(shape: Shape, tmp_path: Path) -> None:
     make_model(tmp_path, shape)
-    file, wanted = tmp_path / "model.gguf", prompts(4)
+    file = tmp_path / "model.gguf"
+    wanted = prompts(4)
     write(tmp_path, file, shape.kind)
     checkpoint = read_gguf(file)
     assert (checkpoint.config.tied, checkpoint.eos_token_ids) == (shape.tied, {5})
@@ -101,7 +104,8 @@ def test_tokens_are_those_of_the_folder(shape: Shape, tmp_path: Path) -> None:
 def test_all_is_read_as_the_package_reads_it(kind: str, tmp_path: Path) -> None:
     make_model(tmp_path)
     write(tmp_path, path := tmp_path / "model.gguf", "llama", quantised=kind)
-    file, theirs = GGUFFile(path), gguf.GGUFReader(path)
+    file = GGUFFile(path)
+    theirs = gguf.GGUFReader(path)
     assert set(file.tensors) == {tensor.name for tensor in theirs.tensors}
     for tensor in theirs.tensors:
         wanted = dequantize(tensor.data, tensor.tensor_type)
@@ -145,9 +149,10 @@ def test_a_file_that_is_spoiled_is_read_or_refused(
         assert "\n" not in str(error)
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_unusable_gguf_files_are_rejected_with_their_reason(tmp_path: Path) -> None:
     make_model(tmp_path)
-    file, name = tmp_path / "model.gguf", "model.layers.0.mlp.down_proj.weight"
+    file = tmp_path / "model.gguf"
+    name = "model.layers.0.mlp.down_proj.weight"
     for kind, changes, message in (
         ("llama", {"leave_out": name}, rf"do not contain the tensor {name}"),
         ("gemma", {}, "The architecture gemma is not supported"),

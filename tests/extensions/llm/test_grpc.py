@@ -38,7 +38,7 @@ def test_the_model_says_what_it_says_over_http(
 ) -> None:
     server, engine = served
     sampling = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True, "logit_bias": {5: 1.0}}
-    messages = engine.said(generate(range(5, 40), stream, **sampling))
+    messages = engine.generate(generate(range(5, 40), stream, **sampling))
     body = {
         "token_ids": list(range(5, 40)),
         "sampling_params": {**sampling, "logit_bias": {"5": 1.0}},
@@ -62,7 +62,7 @@ def test_a_cancelled_call_is_computed_no_more(served: tuple[RunningServer, Engin
     ).success
 
 
-def test_it_has_no_eyes_and_tells_no_events(served: tuple[RunningServer, Engine]) -> None:
+def test_media_and_event_subscriptions_are_rejected(served: tuple[RunningServer, Engine]) -> None:
     (request := generate()).mm_inputs.mm_placeholders.add(offset=0, length=1)
     assert served[1].refusal(request)[0] == grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.RpcError) as refusal:

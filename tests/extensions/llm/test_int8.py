@@ -19,7 +19,15 @@ from app.extensions.llm.gguf_weights import read_gguf
 from app.extensions.llm.int8 import Int8GatedLinear, Int8Linear, Int8Matrix, max_activation
 from app.extensions.llm.model_files import find_model, load_tokenizer
 from tests.extensions.llm.test_gguf import write
-from tests.extensions.llm.tiny import KINDS, Shape, generate, make_engine, make_model, prompts, told
+from tests.extensions.llm.tiny import (
+    KINDS,
+    Shape,
+    generate,
+    logprobs_of,
+    make_engine,
+    make_model,
+    prompts,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -47,11 +55,13 @@ def test_weights_are_a_half_step_off_at_most() -> None:
     largest=st.sampled_from([1e-9, 1.0, 1e4]),
 )
 def test_products_are_near_and_of_one_row_alone(rows: int, size: int, largest: float) -> None:
-    matrix, x = Int8Matrix.quantized(random(33, size)), random(rows, size, seed=rows) * largest
+    matrix = Int8Matrix.quantized(random(33, size))
+    x = random(rows, size, seed=rows) * largest
     x[:, 0] *= 50  # as in models, one number of a row is much larger
     bias = random(33, seed=2) * largest
     layer = Int8Linear([matrix], bias)
-    products, wanted = layer(x), exact(matrix, x) + bias
+    products = layer(x)
+    wanted = exact(matrix, x) + bias
     off = (
         x.abs().amax(1, keepdim=True)
         / (1.99 * max_activation(size))
@@ -64,9 +74,11 @@ def test_products_are_near_and_of_one_row_alone(rows: int, size: int, largest: f
 
 
 def test_rows_that_are_no_numbers_stay_alone() -> None:
-    layer, x = Int8Linear([Int8Matrix.quantized(random(16, 32))]), random(6, 32)
+    layer = Int8Linear([Int8Matrix.quantized(random(16, 32))])
+    x = random(6, 32)
     wanted = layer(x)
-    x[2, 5], x[4, 0] = float("nan"), float("inf")
+    x[2, 5] = float("nan")
+    x[4, 0] = float("inf")
     products = layer(x)
     assert not bool(products[[2, 4]].isfinite().any()) and torch.equal(
         products[[0, 1, 3, 5]], wanted[[0, 1, 3, 5]]
@@ -85,11 +97,13 @@ def test_a_gated_layer() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_are_near_those_of_float32(kind: str, tmp_path: Path) -> None:
     make_model(tmp_path, Shape(kind, tied=kind == "qwen2"))
-    wide, narrow = make_engine(tmp_path), make_engine(tmp_path, dtype="int8")
+    wide = make_engine(tmp_path)
+    narrow = make_engine(tmp_path, dtype="int8")
     texts = [
         prompt + reply for prompt, reply in zip(prompts(), generate(wide, prompts()), strict=True)
     ]
-    (likeliest, logprobs), (near, rounded) = told(wide, texts), told(narrow, texts)
+    likeliest, logprobs = logprobs_of(wide, texts)
+    near, rounded = logprobs_of(narrow, texts)
     assert sum(a == b for a, b in zip(likeliest, near, strict=True)) > 0.9 * len(near)
     assert float((rounded - logprobs).abs().mean()) < 0.1
     info = narrow.runner.device.info()
@@ -103,16 +117,17 @@ def test_quantised_files_are_near_what_they_are_in_float32(kind: str, tmp_path: 
     write(tmp_path, file := tmp_path / "model.gguf", "llama", quantised=kind)
     texts = prompts(8)
     (likeliest, logprobs), (near, rounded) = (
-        told(make_engine(file, dtype), texts) for dtype in ("float32", "int8")
+        logprobs_of(make_engine(file, dtype), texts) for dtype in ("float32", "int8")
     )
     assert sum(a == b for a, b in zip(likeliest, near, strict=True)) > 0.9 * len(near)
     assert float((rounded - logprobs).abs().mean()) < 0.1
 
 
-def test_one_weight_at_a_time_is_float32(tmp_path: Path) -> None:
+def test_quantizing_keeps_one_weight_at_a_time_in_float32(tmp_path: Path) -> None:
     make_model(tmp_path)
     write(tmp_path, file := tmp_path / "model.gguf", "llama", quantised="Q8_0")
-    checkpoint, alive = read_gguf(file), []
+    checkpoint = read_gguf(file)
+    alive = []
 
     def watched(name: str) -> torch.Tensor:
         assert not any(earlier() is not None for earlier in alive)
@@ -130,8 +145,11 @@ def test_one_weight_at_a_time_is_float32(tmp_path: Path) -> None:
     assert len(alive) == 8
 
 
-def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeviceManager, "detect_device", staticmethod(lambda device: "cuda"))
+def test_int8_is_rejected_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def detect_device(device: str) -> str:
+        return "cuda"
+
+    monkeypatch.setattr(DeviceManager, "detect_device", staticmethod(detect_device))
     with pytest.raises(
         ModelLoadError,
         match="int8 is supported only on CPUs, not on cuda; choose bfloat16 or float32",
@@ -148,7 +166,7 @@ def test_a_real_model() -> None:
         "Rivers run to the sea. They carry sand, salt and silt with them. " * 6
     )
     (likeliest, logprobs), (near, rounded) = (
-        told(make_engine(path, dtype), [text]) for dtype in ("float32", "int8")
+        logprobs_of(make_engine(path, dtype), [text]) for dtype in ("float32", "int8")
     )
     assert sum(a == b for a, b in zip(likeliest, near, strict=True)) > 0.85 * len(near)
     assert float((rounded - logprobs).abs().mean()) < 0.2

@@ -29,7 +29,9 @@ def store_of(kv_heads: int, group: int, block_size: int) -> PagedStore:
     config = ModelConfig(
         architecture="llama", num_heads=kv_heads * group, num_kv_heads=kv_heads, **sizes
     )
-    store = PagedStore(config, 40, block_size, torch.float32, torch.device("cpu"))
+    store = PagedStore(
+        config, 40, block_size=block_size, dtype=torch.float32, device=torch.device("cpu")
+    )
     store.layers[0].normal_(generator=torch.Generator().manual_seed(1))
     return store
 
@@ -44,7 +46,8 @@ def store_of(kv_heads: int, group: int, block_size: int) -> PagedStore:
 def test_attention_over_blocks(
     kv_heads: int, group: int, block_size: int, places: list[tuple[int, int]]
 ) -> None:
-    store, random = store_of(kv_heads, group, block_size), Random(2)
+    store = store_of(kv_heads, group, block_size)
+    random = Random(2)
     decodes = []
     for start, count in places:  # with drafts
         blocks = random.sample(range(40), -(-(start + count) // block_size))
@@ -63,7 +66,8 @@ def test_attention_over_blocks(
 
 def test_keys_that_are_no_numbers_stay_in_their_sequence() -> None:
     store = store_of(2, 3, 4)
-    stored, queries = store.layers[0], torch.ones(2, 6, 24)
+    stored = store.layers[0]
+    queries = torch.ones(2, 6, 24)
     decodes = [Chunk(SEQUENCE, [0], 6, [3, 9]), Chunk(SEQUENCE, [0], 5, [4, 8])]
     alone = Decodes(store, decodes)(queries, stored)
     stored[3 * 4 + 1, 0, :, 5] = float("nan")
@@ -72,11 +76,14 @@ def test_keys_that_are_no_numbers_stay_in_their_sequence() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms(dtype: torch.dtype) -> None:
+def test_rms_norm_equals_that_of_torch(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
-    x, weight = torch.randn(5, 4, 48, generator=generator), torch.randn(48, generator=generator)
-    x[0], x[1] = 0, x[1] * 1e4
-    x, weight = x.to(dtype), weight.to(dtype)
+    x = torch.randn(5, 4, 48, generator=generator)
+    weight = torch.randn(48, generator=generator)
+    x[0] = 0
+    x[1] = x[1] * 1e4
+    x = x.to(dtype)
+    weight = weight.to(dtype)
     part = x[:, 1:3]  # not one piece of memory
     normed = RmsNorm(weight, 1e-6)(part)
     wanted = torch.nn.functional.rms_norm(part.float(), (48,), weight.float(), 1e-6)

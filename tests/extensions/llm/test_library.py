@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -91,7 +92,7 @@ def test_each_prompt_may_have_parameters_of_its_own(llm: LLM, model: str) -> Non
     ]
 
 
-def test_what_fails_is_told_and_others_live(llm: LLM) -> None:
+def test_a_failed_prompt_is_reported_and_the_others_succeed(llm: LLM) -> None:
     failed, fine = llm.generate([[], PROMPTS[0]], GREEDY, progress=False)
     assert failed["error"] == "The prompt is empty." and failed["generated_text"] == ""
     assert fine["tokens_generated"] == 24
@@ -125,7 +126,7 @@ def test_names_are_there_before_torch_is() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, timeout=50, check=True)
 
 
-def test_presets(llm: LLM) -> None:
+def test_presets_are_sampling_parameters_with_their_temperature(llm: LLM) -> None:
     for name in ("greedy", "creative", "balanced"):
         params: SamplingParams = getattr(SamplingParams, name)(max_tokens=5)
         assert (params.to_dict()["max_tokens"], params.is_greedy) == (5, name == "greedy")
@@ -190,7 +191,7 @@ def test_asyncio_answers_what_the_library_does(llm: LLM, model: str) -> None:
 
 def test_streams_end_when_the_engine_does(model: str) -> None:
     async def talk() -> None:
-        engine = AsyncLLM(lambda: make_engine(model))
+        engine = AsyncLLM(partial(make_engine, model))
         stream = engine.generate_stream("a", SamplingParams(max_tokens=400, ignore_eos=True))
         await anext(stream)
         await engine.shutdown()
@@ -199,7 +200,7 @@ def test_streams_end_when_the_engine_does(model: str) -> None:
                 pass
         with pytest.raises(LLMError):
             await engine.generate("a")
-        lost = AsyncLLM(lambda: make_engine("./nothing"))
+        lost = AsyncLLM(partial(make_engine, "./nothing"))
         with pytest.raises(LLMError):
             await lost.generate("a")
         await lost.shutdown()
@@ -243,7 +244,7 @@ def test_asynchronous_choices_and_failures(model: str) -> None:
 
 
 @pytest.fixture
-def told(
+def output_of(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
     """Runs the command, in this process; what it prints."""
@@ -259,31 +260,32 @@ def told(
 
 
 def test_the_command_reads_and_writes_files(
-    llm: LLM, told: Callable[..., str], tmp_path: Path
+    llm: LLM, output_of: Callable[..., str], tmp_path: Path
 ) -> None:
-    prompts, output = tmp_path / "prompts.txt", tmp_path / "results.json"
+    prompts = tmp_path / "prompts.txt"
+    output = tmp_path / "results.json"
     prompts.write_text("One\n\n  Two\n")
     texts = [text_of(result) for result in llm.generate(["One", "Two"], FIVE, progress=False)]
-    assert told("--file", str(prompts)) == f"> One\n{texts[0]}\n> Two\n{texts[1]}\n"
-    told("--file", str(prompts), "--output", str(output))
+    assert output_of("--file", str(prompts)) == f"> One\n{texts[0]}\n> Two\n{texts[1]}\n"
+    output_of("--file", str(prompts), "--output", str(output))
     assert [text_of(result) for result in json.loads(output.read_text())] == texts
-    told("One", "-o", str(output))
+    output_of("One", "-o", str(output))
     assert [text_of(result) for result in json.loads(output.read_text())] == texts[:1]
     for wrong in (
         ("--file", str(tmp_path / "none")),
         ("--output", str(output)),
         ("a", "--model", "./no"),
     ):
-        assert told(*wrong, status=1).startswith("error: ")
+        assert output_of(*wrong, status=1).startswith("error: ")
 
 
-def test_the_command_tells_statistics(llm: LLM, model: str, told: Callable[..., str]) -> None:
+def test_the_command_tells_statistics(llm: LLM, model: str, output_of: Callable[..., str]) -> None:
     text = text_of(llm.chat(HELLO, FIVE)) + "\n"
-    alone = json.loads(told("--stats"))
+    alone = json.loads(output_of("--stats"))
     assert (alone["model_name"], alone["total_requests"]) == (model, 0)
-    first_reply, _, stats = told("--stats", "One").partition("\n{")
+    first_reply, _, stats = output_of("--stats", "One").partition("\n{")
     assert first_reply and json.loads("{" + stats)["completed_requests"] == 1
-    first, second, last_stats = told(stdin="Hello\nstats\nclear\nHello\nstats\n").split(text)
+    first, second, last_stats = output_of(stdin="Hello\nstats\nclear\nHello\nstats\n").split(text)
     assert first == "" and all(
         json.loads(stats_text)["completed_requests"] == 1 for stats_text in (second, last_stats)
     )

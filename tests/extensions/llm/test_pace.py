@@ -50,17 +50,23 @@ class Machine:
         slow_steps: Container[int] = (),
         **options: float,
     ) -> None:
-        self.now_s, self.steps = 0.0, list[tuple[int, int, float]]()
+        self.now_s = 0.0
+        self.steps: list[tuple[int, int, float]] = []
         self.replies: dict[Hashable, list[int]] = defaultdict(list)
         self.dropped = 0
         """Parts of prompts that were planned and not computed."""
         options = {"num_blocks": 256, "max_seq_length": 1024, "step_time_s": TARGET_S, **options}
         sizes = EngineOptions(**options)  # type: ignore[arg-type]
-        checkpoint, device = load_checkpoint(folder), DeviceManager("cpu", "float32")
+        checkpoint = load_checkpoint(folder)
+        device = DeviceManager("cpu", "float32")
         runner = ModelRunner(
-            checkpoint, device, sizes.num_blocks, sizes.block_size, sizes.max_seq_length
+            checkpoint,
+            device,
+            num_blocks=sizes.num_blocks,
+            block_size=sizes.block_size,
+            length=sizes.max_seq_length,
         )
-        self.engine = LLMEngine(runner, None, sizes, now=lambda: self.now_s)
+        self.engine = LLMEngine(runner, None, sizes, now=self.now)
         run = runner.run
 
         def layer_s(parts: list[Chunk]) -> float:
@@ -75,22 +81,23 @@ class Machine:
         def timed(
             decodes: list[Chunk], chunks: list[Chunk], is_late: Callable[[float], bool]
         ) -> StepLogits:
-            def asked(done: float) -> bool:
+            def is_late_after(done: float) -> bool:
                 self.now_s += layer_s([*decodes, *chunks]) if done else 0.0
                 return is_late(done)
 
-            begun_s, tokens, count = (
-                self.now_s,
-                sum(len(part.tokens) for part in chunks),
-                len(chunks),
-            )
-            logits = run(decodes, chunks, asked)
+            begun_s = self.now_s
+            tokens = sum(len(part.tokens) for part in chunks)
+            count = len(chunks)
+            logits = run(decodes, chunks, is_late_after)
             self.now_s += layer_s([*decodes, *chunks])
             self.steps.append((len(decodes), tokens, self.now_s - begun_s))
             self.dropped += count - len(chunks)
             return logits
 
         runner.run = timed  # type: ignore[method-assign]
+
+    def now(self) -> float:
+        return self.now_s
 
     def add(self, number: int, tokens: int, max_tokens: int = 64) -> None:
         prompt = Random(number).choices(range(VOCABULARY), k=tokens)
@@ -119,7 +126,8 @@ def test_a_long_prompt_holds_no_stream_and_its_chunks_fill_the_time(folder: Path
 
 
 def test_a_late_step_drops_its_prompt_and_no_reply_changes(folder: Path) -> None:
-    plain, slow = Machine(folder, costs), Machine(folder, costs, slow_steps=range(3, 90, 4))
+    plain = Machine(folder, costs)
+    slow = Machine(folder, costs, slow_steps=range(3, 90, 4))
     for machine in (plain, slow):
         machine.run(8, 8, 8, 900)
     assert slow.replies == plain.replies and plain.dropped == 0 and slow.dropped > 5
@@ -203,7 +211,10 @@ def test_a_step_that_was_stopped_for_long_changes_little() -> None:
 def test_the_time_of_steps_is_learned_whatever_the_machine(
     base: float, per_token: float, per_pair: float, seed: int
 ) -> None:
-    times, random, place, steps = StepTimes(TARGET_S), Random(seed), 0, []
+    times = StepTimes(TARGET_S)
+    random = Random(seed)
+    place = 0
+    steps = []
     assert times.max_prompt_tokens(0, 0, 0) == FIRST_TOKENS
     while place < 2000:
         tokens = min(512, times.max_prompt_tokens(4, 400, place))
@@ -229,7 +240,8 @@ def played(governor: ThreadGovernor, costs: dict[int, float], steps: int, random
 
 
 def test_threads_step_down_beside_a_busy_core_and_up_again() -> None:
-    governor, random = ThreadGovernor(most=2, first=2), Random(1)
+    governor = ThreadGovernor(most=2, first=2)
+    random = Random(1)
     assert played(governor, {1: 1.0, 2: 0.6}, 400, random) < 1.05 * 0.6 * 400
     assert played(governor, {1: 1.0, 2: 1.8}, 400, random) < 400 / 0.9
     assert governor.threads(1) == 1
@@ -243,7 +255,8 @@ def test_threads_step_down_beside_a_busy_core_and_up_again() -> None:
 
 
 def test_on_many_cores_the_best_count_is_found_and_each_kind_of_step_has_its_own() -> None:
-    governor, random = ThreadGovernor(most=8, first=8), Random(2)
+    governor = ThreadGovernor(most=8, first=8)
+    random = Random(2)
     played(governor, {1: 1.0, 4: 0.5, 7: 0.3, 8: 0.9}, 400, random)
     assert governor.threads(1) == 7
     assert ThreadGovernor(most=1, first=3).threads(1) == 1
@@ -295,7 +308,7 @@ while not child:
     assert float(done.stdout) > 0.05
 
 
-def test_what_the_user_says_of_waiting_stays() -> None:
+def test_wait_policies_of_the_user_are_kept() -> None:
     environ = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}
     wait_shortly(environ)
     assert environ == {

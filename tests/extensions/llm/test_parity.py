@@ -17,10 +17,10 @@ from tests.extensions.llm.tiny import (
     edit_config,
     generate,
     greedy_tokens,
+    logprobs_of,
     make_engine,
     make_model,
     prompts,
-    told,
 )  # fmt: skip
 
 pytestmark = pytest.mark.engine
@@ -38,7 +38,8 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_tokens_of_transformers(shape: Shape, tmp_path: Path) -> None:
-    model, wanted = make_model(tmp_path, shape), prompts()
+    model = make_model(tmp_path, shape)
+    wanted = prompts()
     tokens = generate(make_engine(tmp_path), wanted)
     assert tokens == [greedy_tokens(model, prompt) for prompt in wanted]
 
@@ -53,9 +54,10 @@ def truth(model_of: PreTrainedModel) -> Truth:
     return wanted, [greedy_tokens(model_of, prompt) for prompt in wanted]
 
 
-def test_random_arrivals(folder: Path, truth: Truth) -> None:
+def test_tokens_do_not_depend_on_arrival_times(folder: Path, truth: Truth) -> None:
     wanted, expected = truth
-    engine, random = make_engine(folder, max_num_seqs=5), Random(5)
+    engine = make_engine(folder, max_num_seqs=5)
+    random = Random(5)
     tokens: dict[str, list[int]] = {str(number): [] for number in range(len(wanted))}
     waiting = list(enumerate(wanted))
     while waiting or engine.has_work:
@@ -76,7 +78,7 @@ def test_chunked_prefill_and_preemption(folder: Path, truth: Truth) -> None:
         check(engine.cache)
 
 
-def test_prefix_hits(folder: Path, truth: Truth) -> None:
+def test_requests_share_the_blocks_of_common_prefixes(folder: Path, truth: Truth) -> None:
     engine = make_engine(folder)
     assert generate(engine, truth[0]) == truth[1]
     # All come at once: 15 begin with two blocks of the first, which computes them in the same step.
@@ -112,7 +114,8 @@ def test_rotations_and_spellings_of_the_configuration(
 ) -> None:
     make_model(tmp_path)
     edit_config(tmp_path, **changes)
-    model, wanted = LlamaForCausalLM.from_pretrained(tmp_path).eval(), prompts(4)
+    model = LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    wanted = prompts(4)
     assert generate(make_engine(tmp_path), wanted) == [
         greedy_tokens(model, prompt) for prompt in wanted
     ]
@@ -124,16 +127,19 @@ def test_rotations_and_spellings_of_the_configuration(
 @pytest.mark.parametrize("kind", KINDS)
 def test_most_likely_tokens_are_those_of_float32(kind: str, tmp_path: Path) -> None:
     make_model(tmp_path, Shape(kind))
-    wide, narrow = make_engine(tmp_path), make_engine(tmp_path, dtype="bfloat16")
+    wide = make_engine(tmp_path)
+    narrow = make_engine(tmp_path, dtype="bfloat16")
     texts = [
         prompt + reply for prompt, reply in zip(prompts(), generate(wide, prompts()), strict=True)
     ]
-    (likeliest, logprobs), (near, rounded) = told(wide, texts), told(narrow, texts)
+    likeliest, logprobs = logprobs_of(wide, texts)
+    near, rounded = logprobs_of(narrow, texts)
     assert len(near) > 1000
     assert sum(a == b for a, b in zip(likeliest, near, strict=True)) > 0.9 * len(near)
     assert rounded.isfinite().all()
     assert float((rounded - logprobs).abs().mean()) < 0.1
-    runner, info = narrow.runner, narrow.runner.device.info()
+    runner = narrow.runner
+    info = narrow.runner.device.info()
     assert (info["device"], info["dtype"]) == ("cpu", "bfloat16")
     assert (runner.store.layers[0].dtype, runner.model.embedding.dtype) == (
         torch.float32,

@@ -88,7 +88,9 @@ def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
         assert [step.held for step in real.steps] == [step.held for step in simulated.steps]
 
 
-def test_what_cannot_be_loaded_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_cannot_be_loaded_is_reported_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert command.run(["--model", "/nowhere"]) == 1
     err = capsys.readouterr().err
     assert err.endswith("error: model /nowhere: Path not found: /nowhere.\n")

@@ -84,7 +84,7 @@ def test_equal_tokens_are_kept_together() -> None:
         ]
 
 
-def at(params: SamplingParams, seed: int, position: int) -> SamplingState:
+def state_at(params: SamplingParams, seed: int, position: int) -> SamplingState:
     return SamplingState(params, [], range(position), seed)  # type: ignore[arg-type]  # only its length counts
 
 
@@ -98,7 +98,7 @@ def test_every_draw_is_of_a_token_that_is_left(
 ) -> None:
     row = torch.tensor([[-torch.inf, *logits, -torch.inf]])
     left = limit(row / params.temperature, [params])[0].isfinite()
-    [token] = draw(row, [at(params, seed, position)]).tolist()
+    [token] = draw(row, [state_at(params, seed, position)]).tolist()
     assert left[token]
 
 
@@ -109,7 +109,8 @@ def test_a_draw_depends_on_its_row_alone(
 ) -> None:
     logits = torch.from_numpy(np.random.default_rng(numbers).normal(0, 3, (count, size))).float()
     states = [
-        at(data.draw(LIMITS), data.draw(SEEDS), data.draw(st.integers(0, 99))) for _ in range(count)
+        state_at(data.draw(LIMITS), data.draw(SEEDS), data.draw(st.integers(0, 99)))
+        for _ in range(count)
     ]
     together = draw(logits, states).tolist()
     order = data.draw(st.permutations(range(count)))
@@ -130,7 +131,7 @@ def drawn(
 ) -> NDArray[np.int64]:
     """The token of each (seed, position)."""
     rows = torch.from_numpy(logits).float().expand(len(places), -1)
-    return draw(rows, [at(params, seed, position) for seed, position in places]).numpy()
+    return draw(rows, [state_at(params, seed, position) for seed, position in places]).numpy()
 
 
 def chi_square(seen: Numbers, expected: Numbers) -> float:
@@ -166,12 +167,14 @@ def test_frequencies_are_those_of_the_oracle(
 @pytest.mark.parametrize("step", [(0, 1), (1, 0), (1, -1), (2**32, 0)], ids=str)
 def test_neighbouring_draws_are_independent(step: tuple[int, int]) -> None:
     """Of the next position, of the next choice, of both, and of a seed with the same lower word."""
-    size, count = 9, 20_000
+    size = 9
+    count = 20_000
     first_places = [
         (seed, position) for seed in range(200) for position in range(1, count // 200 + 1)
     ]
     second_places = [(seed + step[0], position + step[1]) for seed, position in first_places]
-    params, logits = SamplingParams(), np.linspace(0, 1, size)
+    params = SamplingParams()
+    logits = np.linspace(0, 1, size)
     pairs = drawn(logits, params, first_places) * size + drawn(logits, params, second_places)
     shares = np.outer(softmax(logits), softmax(logits)).ravel()
     assert chi_square(np.bincount(pairs, minlength=size * size).astype(float), shares * count) < 4
@@ -184,7 +187,7 @@ def test_small_errors_change_few_draws() -> None:
     random = np.random.default_rng(3)
     logits = torch.from_numpy(random.normal(0, 2, (400, 5000))).float()
     rounded = logits + torch.from_numpy(random.normal(0, 0.05, logits.shape)).float()
-    states = [at(SamplingParams(), seed, 0) for seed in range(len(logits))]
+    states = [state_at(SamplingParams(), seed, 0) for seed in range(len(logits))]
     changed = (draw(logits, states) != draw(rounded, states)).float().mean()
     apart = (logits.softmax(-1) - rounded.softmax(-1)).abs().sum(-1).mean() / 2
     assert 0 < changed < 4 * apart
@@ -224,7 +227,8 @@ def test_logprobs_are_of_the_models_own_logits() -> None:
 
 
 def test_only_allowed_tokens_come_and_no_bad_words() -> None:
-    row, params = torch.tensor([1.0, 9.0, 2.0, 3.0]), SamplingParams(temperature=0.0)
+    row = torch.tensor([1.0, 9.0, 2.0, 3.0])
+    params = SamplingParams(temperature=0.0)
     only = SamplingParams(temperature=0.0, allowed_token_ids=[0, 2])
     assert sample(row[None], [state(only)])[0].token_id == 2
     for output, expected in (([3], 3), ([2], 1), ([], 1)):
@@ -256,7 +260,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
-def test_what_is_not_honoured_is_refused(wrong: dict[str, Any]) -> None:
+def test_unsupported_sampling_parameters_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
         SamplingParams(**wrong)
 

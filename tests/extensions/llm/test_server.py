@@ -23,7 +23,8 @@ from scripts.surface import is_flag
 from tests.conformance.clients import openai_client
 from tests.conformance.recording import CASES, ENVIRONMENT, MORE_CASES, TOKENIZER, replay
 from tests.extensions.llm.tiny import Shape, edit_config, make_model
-from tests.hostile.raw_client import Wire, get, post, running, wait_until
+from tests.hostile.raw_client import Wire, get, post, wait_until
+from tests.hostile.waits import wait_for_running, wait_for_status
 from tests.running_server import RunningServer, running_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -104,11 +105,16 @@ def test_greedy_replies_are_those_of_the_library(server: RunningServer, model: s
 
 
 def test_choice_i_of_n_has_the_seed_and_i(server: RunningServer) -> None:
-    asked = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True, "temperature": 1.0}
+    fields_of_all = {
+        "max_tokens": 12,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "temperature": 1.0,
+    }
     prompts = [[3, 14, 15], [92, 65]]
 
     def tokens(seed: int, n: int, **fields: object) -> list[list[int]]:
-        body = asked | {"seed": seed, "n": n} | fields
+        body = fields_of_all | {"seed": seed, "n": n} | fields
         answer = post(server.port, body) if fields else post(server.port, HELLO | body, CHATS)
         return [choice["token_ids"] for choice in answer.json()["choices"]]
 
@@ -158,15 +164,15 @@ def test_anthropics_messages_are_read_whole_and_streamed(server: RunningServer) 
     assert whole.usage.output_tokens == streamed.usage.output_tokens > 0
 
 
-def test_what_ran_for_a_worker_that_is_killed_runs_no_more(server: RunningServer) -> None:
+def test_requests_of_a_killed_worker_are_aborted(server: RunningServer) -> None:
     [worker] = children(server.process.pid) - {engine_of(server)}
     with Wire(server.port) as wire:
         next(wire.post(LONG, CHATS).events())
         os.kill(worker, signal.SIGKILL)
     wait_until(lambda: bool(children(server.process.pid) - {engine_of(server), worker}))
-    wait_until(lambda: get(server.port, "/health").status == 200)
+    wait_for_status(server.port, 200)
     chat(server, max_tokens=2)
-    wait_until(lambda: running(server.port) == 0)
+    wait_for_running(server.port, 0)
 
 
 def test_an_engine_that_is_killed_has_a_successor(server: RunningServer) -> None:
@@ -179,7 +185,7 @@ def test_an_engine_that_is_killed_has_a_successor(server: RunningServer) -> None
         assert post(server.port, LONG, CHATS).status == 503
         *_, last = events
     assert last["error"]["code"] == 500
-    wait_until(lambda: get(server.port, "/health").status == 200)
+    wait_for_status(server.port, 200)
     assert chat(server, max_tokens=4)["usage"]["completion_tokens"] == 4
     assert engine_of(server) != engine_before
 
@@ -187,9 +193,9 @@ def test_an_engine_that_is_killed_has_a_successor(server: RunningServer) -> None
 def test_an_engine_that_hangs_is_not_healthy_until_it_goes_on(server: RunningServer) -> None:
     engine = engine_of(server)
     os.kill(engine, signal.SIGSTOP)
-    wait_until(lambda: get(server.port, "/health").status == 503, MAX_SILENCE_S + 20)
+    wait_for_status(server.port, 503, limit_s=MAX_SILENCE_S + 20)
     os.kill(engine, signal.SIGCONT)
-    wait_until(lambda: get(server.port, "/health").status == 200)
+    wait_for_status(server.port, 200)
     assert chat(server, max_tokens=4)["usage"]["completion_tokens"] == 4
     assert engine_of(server) == engine
 
@@ -209,7 +215,8 @@ def test_weights_that_are_cut_off_end_the_start_with_one_line(model: str, tmp_pa
 @pytest.mark.shared
 @pytest.mark.parametrize("cases", [CASES, MORE_CASES], ids=["first", "second"])
 def test_every_recorded_exchange_agrees(cases: Path, recorded_server: RunningServer) -> None:
-    report, left = "", [""]
+    report = ""
+    left = [""]
     for _ in range(TRIES):
         report = replay(recorded_server.url, "--cases", str(cases), "--only", ",".join(left))
         left = re.findall(r"^(\w+): \d+ difference", report, re.M)

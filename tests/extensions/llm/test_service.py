@@ -21,7 +21,7 @@ from app.extensions.llm.heartbeat import DUMP_STACKS_SIGNAL
 from tests.extensions.llm.process import EngineProcess, Worker, engine_process
 from tests.extensions.llm.remote.wire.test_process import is_alive
 from tests.extensions.llm.tiny import prompts
-from tests.hostile.raw_client import wait_until
+from tests.hostile.raw_client import wait_for_value
 from tests.running_server import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -64,7 +64,7 @@ def test_two_workers_hear_what_the_engine_is_and_each_what_it_ordered(
     replies_of_workers = [
         (worker if key % 2 else other).whole(key // 2) for key in range(len(WANTED))
     ]
-    assert not worker.said and not other.said
+    assert not worker.outputs and not other.outputs
     for key, prompt in enumerate(WANTED):
         worker.generate(key, prompt)
         assert worker.whole(key) == replies_of_workers[key]
@@ -74,7 +74,7 @@ def test_each_step_is_one_message_with_moments(worker: Worker) -> None:
     started_s = time.monotonic()
     worker.generate(1, WANTED[0], logprobs=2, prompt_logprobs=1)
     worker.wait(1)
-    outputs = worker.said[1]
+    outputs = worker.outputs[1]
     moments = [output.at_s for output in outputs]
     assert (
         [len(output.ids) for output in outputs]
@@ -94,13 +94,13 @@ def test_each_step_is_one_message_with_moments(worker: Worker) -> None:
 def test_an_abort_frees_blocks_and_is_the_last_word(worker: Worker) -> None:
     for key in range(6):
         worker.generate(key, WANTED[key], LONG)
-    worker.until(lambda: [(load.running, load.waiting) for load in worker.loads[-1:]] == [(4, 2)])
+    worker.wait_for_load(running=4, waiting=2)
     for key in range(6, 11):
         worker.generate(key, [1], LONG)
     [last] = worker.wait(10)  # that more may not wait is no fault of the request
     assert "wait" in str(last.error) and not last.is_refused
     worker.abort(*range(10), 99)
-    worker.until(lambda: worker.loads[-1].running == worker.loads[-1].waiting == 0)
+    worker.wait_for_load(running=0, waiting=0)
     assert worker.loads[-1].cache_usage == 0
     assert not any(worker.is_over(key) for key in range(10))
 
@@ -114,7 +114,7 @@ PACKED = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(NA
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(st.binary() | PACKED.map(msgspec.msgpack.encode), max_size=3))
-def test_what_is_no_order_changes_nothing(worker: Worker, frames: list[bytes]) -> None:
+def test_invalid_orders_are_ignored(worker: Worker, frames: list[bytes]) -> None:
     worker.raw(*frames or [b""])
     worker.generate(1, [1, 2, 3], 1)
     assert len(worker.whole(1)[0]) == 1
@@ -132,7 +132,7 @@ def test_orders_that_cannot_be_carried_out(worker: Worker) -> None:
     assert len(worker.whole(50)[0]) == LONG
 
 
-def test_it_writes_where_it_is_and_sigterm_ends_streams_and_the_process(folder: Path) -> None:
+def test_a_signal_dumps_stacks_and_sigterm_ends_streams_and_the_process(folder: Path) -> None:
     with engine_process(folder) as engine, Worker(engine.options.endpoint) as worker:
         worker.greet()
         engine.process.send_signal(DUMP_STACKS_SIGNAL)
@@ -140,7 +140,7 @@ def test_it_writes_where_it_is_and_sigterm_ends_streams_and_the_process(folder: 
         assert len(worker.whole(1)[0]) == 4
         assert "in run_once\n" in engine.log.read_text()
         worker.generate(1, [1] * 20, 900)
-        worker.until(lambda: len(worker.said.get(1, [])) > 2)
+        worker.wait_for_outputs(1, more_than=2)
         engine.process.terminate()
         assert worker.wait(1)[0].finish == "error"
         assert engine.process.wait(20) == 0
@@ -164,7 +164,7 @@ def test_the_engine_ends_with_its_parent(folder: Path) -> None:
             assert parent.stdout is not None
             pid, endpoint = parent.stdout.readline().split()
             parent.kill()
-        wait_until(lambda pid=pid: not is_alive(int(pid)), 30.0)
+        wait_for_value(is_alive, int(pid), equals=False, limit_s=30.0)
         assert not Path(endpoint.removeprefix("ipc://")).exists()
 
 
@@ -176,13 +176,13 @@ def test_a_pause_lets_nothing_begin_and_what_runs_go_on_or_end(
 ) -> None:
     assert worker.command("pause").error is None
     other.generate(1, WANTED[0])
-    other.until(lambda: other.loads[-1].waiting == 1)
-    assert other.loads[-1].paused and 1 not in other.said
+    other.wait_for_load(waiting=1)
+    assert other.loads[-1].paused and 1 not in other.outputs
     assert worker.command("resume").error is None
     assert len(other.whole(1)[0]) == 16
     for mode in ("keep", "abort"):
         other.generate(1, WANTED[0], 300)
-        other.until(lambda: other.loads[-1].running == 1)
+        other.wait_for_load(running=1)
         worker.command("pause", mode=mode)
         last = other.wait(1)[0]
         assert last.finish == ("length" if mode == "keep" else "abort")
@@ -192,13 +192,13 @@ def test_a_pause_lets_nothing_begin_and_what_runs_go_on_or_end(
 
 def test_a_pause_can_wait_for_what_runs(worker: Worker, other: Worker) -> None:
     other.generate(1, WANTED[0], 100)
-    other.until(lambda: other.loads[-1].running == 1)
+    other.wait_for_load(running=1)
     worker.command("pause", mode="wait")
     assert worker.loads[-1].running == 0
     other.until(lambda: other.is_over(1), patience_s=5)
     worker.command("resume")
     other.generate(2, WANTED[0], 900)
-    other.until(lambda: other.loads[-1].running == 1)
+    other.wait_for_load(running=1)
     number = worker.ask("pause", mode="wait")
     worker.command("resume")
     worker.answer(number)  # who resumes ends the waiting
@@ -209,12 +209,12 @@ def test_sleep_of_level_0_admits_nothing_and_what_runs_goes_on(
     worker: Worker, other: Worker
 ) -> None:
     other.generate(1, WANTED[1], 100)
-    other.until(lambda: len(other.said.get(1, [])) > 5)
+    other.wait_for_outputs(1, more_than=5)
     assert worker.command("sleep", level=0).error is None
     worker.generate(2, WANTED[0])
     assert len(other.whole(1)[0]) == 100
-    worker.until(lambda: worker.loads[-1].waiting == 1 and worker.loads[-1].running == 0)
-    assert worker.loads[-1].sleep_level == 0 and 2 not in worker.said
+    worker.wait_for_load(running=0, waiting=1)
+    assert worker.loads[-1].sleep_level == 0 and 2 not in worker.outputs
     worker.command("wake_up")
     assert worker.whole(2)[0] and worker.loads[-1].sleep_level is None
 
@@ -224,18 +224,18 @@ def test_after_sleep_it_says_the_same(worker: Worker, other: Worker, level: int)
     worker.generate(1, WANTED[0])
     expected = worker.whole(1)
     other.generate(1, WANTED[1], 200)
-    other.until(lambda: len(other.said.get(1, [])) > 5)
+    other.wait_for_outputs(1, more_than=5)
     assert worker.command("sleep", level=level).error is None
     assert worker.loads[-1].sleep_level == level and worker.loads[-1].running == 0
     worker.generate(2, WANTED[0])
-    worker.until(lambda: worker.loads[-1].waiting == 2)
+    worker.wait_for_load(waiting=2)
     worker.command("wake_up", tags=("weights",))
-    assert worker.loads[-1].sleep_level == level and 2 not in worker.said
+    assert worker.loads[-1].sleep_level == level and 2 not in worker.outputs
     worker.command("wake_up", tags=("kv_cache",))
     assert worker.loads[-1].sleep_level is None
     assert worker.whole(2) == expected
     other.wait(1)
-    assert other.said[1][-1].preemptions == 1
+    assert other.outputs[1][-1].preemptions == 1
     slept = other.whole(1)
     other.generate(3, WANTED[1], 200)
     assert other.whole(3) == slept
@@ -245,7 +245,9 @@ def test_kv_events_are_those_of_the_cache_and_can_be_had_again(
     folder: Path, tmp_path: Path
 ) -> None:
     """Prompts and replies, by the hashes with which an index looks for them."""
-    where, replay_endpoint, topic = f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/again", "kv@pod@tiny"
+    where = f"ipc://{tmp_path}/kv"
+    replay_endpoint = f"ipc://{tmp_path}/again"
+    topic = "kv@pod@tiny"
     publisher = PublisherSettings(
         endpoint=where, topic=topic, flush_s=0.0, batch_events=1, replay_endpoint=replay_endpoint
     )
@@ -265,8 +267,8 @@ def test_kv_events_are_those_of_the_cache_and_can_be_had_again(
 
         def heard() -> list[KVEvent]:
             while subscriber.poll(50):
-                told, number, payload = subscriber.recv_multipart()
-                assert told.decode() == topic
+                received_topic, number, payload = subscriber.recv_multipart()
+                assert received_topic.decode() == topic
                 numbers.append(int.from_bytes(number, "big"))
                 events.extend(msgspec.msgpack.decode(payload, type=EventBatch).events)
             return events
@@ -297,5 +299,8 @@ def test_kv_events_are_those_of_the_cache_and_can_be_had_again(
         asking.connect(replay_endpoint)
         asking.send_multipart([b"", bytes(8)])
         assert asking.poll(20_000)
-        _, told, _, payload = asking.recv_multipart()
-        assert told.decode() == topic and msgspec.msgpack.decode(payload, type=EventBatch).events
+        _, received_topic, _, payload = asking.recv_multipart()
+        assert (
+            received_topic.decode() == topic
+            and msgspec.msgpack.decode(payload, type=EventBatch).events
+        )

@@ -4,8 +4,9 @@ workers that stall, engines that fail, calm when there is no work.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -31,12 +32,21 @@ class Turns:
     """A service, its engine and its address; nothing happens but in `turn`."""
 
     def __init__(self, folder: Path, endpoint: str, queued_messages: int) -> None:
-        self.endpoint, self.now_s = endpoint, 100.0
+        self.endpoint = endpoint
+        self.now_s = 100.0
         self.engine: LLMEngine = make_engine(folder)
         self.socket = bind(zmq.Context.instance(), endpoint, queued_messages)
-        now, files = (lambda: self.now_s), (lambda: load_checkpoint(folder))
-        heart = Heartbeat(endpoint, now=now)
-        self.service = EngineService(self.engine, files, self.socket, None, heart, now=now)
+        self.service = EngineService(
+            self.engine,
+            partial(load_checkpoint, folder),
+            self.socket,
+            None,
+            Heartbeat(endpoint, now=self.now),
+            now=self.now,
+        )
+
+    def now(self) -> float:
+        return self.now_s
 
     def turn(self) -> None:
         self.service.run_once(0.01)
@@ -50,6 +60,14 @@ class Turns:
             for worker in workers:
                 worker.hear(0)
         raise AssertionError("it did not come to that")
+
+    def until_over(self, worker: Worker, *keys: int, others: Sequence[Worker] = ()) -> None:
+        """Takes turns until the choices of a worker are over."""
+        self.until(lambda: all(worker.is_over(key) for key in keys), worker, *others)
+
+    def until_answered(self, worker: Worker, number: int) -> None:
+        """Takes turns until a command of the worker has its answer."""
+        self.until(lambda: number in worker.answers, worker)
 
 
 @contextmanager
@@ -70,21 +88,21 @@ def test_a_worker_that_does_not_read_holds_up_nobody(folder: Path) -> None:
         for key in range(3):
             stalled.generate(key, [1] * 20, 450, logprobs=300)
         other.generate(1, [2] * 20, 450)
-        turns.until(lambda: other.is_over(1), other)
+        turns.until_over(other, 1)
         assert len(other.whole(1)[0]) == 450
         assert turns.engine.cache.pool.usage == 0
-        turns.until(lambda: all(stalled.is_over(key) for key in range(3)), stalled, other)
+        turns.until_over(stalled, 0, 1, 2, others=[other])
         for key in range(3):
-            assert stalled.said[key][-1].finish == "error" and len(stalled.whole(key)[0]) < 450
+            assert stalled.outputs[key][-1].finish == "error" and len(stalled.whole(key)[0]) < 450
         stalled.generate(10, [1], 5)
-        turns.until(lambda: stalled.is_over(10), stalled, other)
+        turns.until_over(stalled, 10, others=[other])
         assert len(stalled.whole(10)[0]) == 5
 
 
 def test_a_step_that_fails_ends_choices_and_the_service(folder: Path) -> None:
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
         worker.generate(1, [1] * 20, 100)
-        turns.until(lambda: len(worker.said.get(1, [])) > 3, worker)
+        turns.until(lambda: len(worker.outputs.get(1, [])) > 3, worker)
         del turns.engine.runner.model  # stands for whatever may go wrong in there
         with pytest.raises(AttributeError):
             turns.service.run()
@@ -96,7 +114,8 @@ def test_while_a_form_is_compiled_others_are_served(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And other forms, those behind it in the line, and one that is aborted meanwhile."""
-    may_end, begun = Event(), []
+    may_end = Event()
+    begun = []
 
     def compile(engine: LLMEngine, text: TextForm) -> None:
         begun.append(text.regex)
@@ -108,23 +127,23 @@ def test_while_a_form_is_compiled_others_are_served(
         for key, regex in enumerate(("first", "quick", "second", "left", "last")):
             worker.generate(key, [1], 5, form=TextForm(regex=regex))
         worker.generate(5, [1], 5)
-        turns.until(lambda: worker.is_over(5) and worker.is_over(1), worker)
+        turns.until_over(worker, 5, 1)
         worker.abort(3)
         turns.until(lambda: sorted(begun) == ["first", "quick", "second"], worker)
         turns.turn()
         may_end.set()
-        turns.until(lambda: all(worker.is_over(key) for key in (0, 2, 4)), worker)
+        turns.until_over(worker, 0, 2, 4)
         assert begun[3:] == ["last"]
-        assert worker.said[0][0].is_refused and worker.said[0][0].error == "It is no form."
-        assert 3 not in worker.said and len(worker.whole(5)[0]) == 5
+        assert worker.outputs[0][0].is_refused and worker.outputs[0][0].error == "It is no form."
+        assert 3 not in worker.outputs and len(worker.whole(5)[0]) == 5
 
 
-def test_it_gives_a_sign_of_life_before_each_layer_and_is_heard_now_and_then(folder: Path) -> None:
+def test_each_layer_is_a_heartbeat_and_an_idle_engine_reports_its_load(folder: Path) -> None:
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
         beats: list[float] = []
         turns.engine.pacer.on_layer = lambda: beats.append(turns.now_s)
         worker.generate(1, [1], 3)
-        turns.until(lambda: worker.is_over(1), worker)
+        turns.until_over(worker, 1)
         assert len(beats) == 3 * turns.engine.runner.config.num_layers
         loads_before = len(worker.loads)
         for _ in range(5):
@@ -140,7 +159,7 @@ def test_a_worker_that_left_while_nothing_ran_is_forgotten(folder: Path) -> None
         with Worker(turns.endpoint) as worker:
             number = worker.ask("pause")
             worker.generate(1, [1], 2)
-            turns.until(lambda: number in worker.answers, worker)
+            turns.until_answered(worker, number)
             assert len(turns.engine.scheduler.waiting.members) == 1
         turns.until(lambda: not turns.engine.scheduler.waiting.members)
 
@@ -148,7 +167,8 @@ def test_a_worker_that_left_while_nothing_ran_is_forgotten(folder: Path) -> None
 def test_sleep_gives_memory_back(folder: Path) -> None:
     wanted = prompts(2)
     with serving(folder) as turns:
-        engine, service = turns.engine, turns.service
+        engine = turns.engine
+        service = turns.service
         expected = generate(engine, wanted)
         layers = [
             weakref.ref(layer)
@@ -174,5 +194,5 @@ def test_the_load_tells_workers_that_a_pause_refuses_requests(folder: Path) -> N
             ("resume", False, False),
         ):
             number = worker.ask(name, refuse=refuse)
-            turns.until(lambda number=number: number in worker.answers, worker)
+            turns.until_answered(worker, number)
             assert worker.loads[-1].refuses_requests is expected

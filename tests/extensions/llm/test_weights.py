@@ -31,7 +31,8 @@ def refusal(folder: Path) -> str:
 
 
 def test_weights_that_are_cut_off_or_wrong(broken: Path) -> None:
-    tensors, content = load_file(broken / WEIGHTS), (broken / WEIGHTS).read_bytes()
+    tensors = load_file(broken / WEIGHTS)
+    content = (broken / WEIGHTS).read_bytes()
     for size in (0, 5, 200, len(content) - 1):
         (broken / WEIGHTS).write_bytes(content[:size])
         assert "truncated" in refusal(broken)
@@ -59,7 +60,9 @@ def test_weights_that_are_cut_off_or_wrong(broken: Path) -> None:
     ],
     ids=str,
 )
-def test_configuration(broken: Path, changes: dict[str, object], message: str) -> None:
+def test_an_unsupported_configuration_is_named(
+    broken: Path, changes: dict[str, object], message: str
+) -> None:
     edit_config(broken, **changes)
     assert message in refusal(broken)
 

@@ -131,7 +131,7 @@ def generate(
     return [tokens[str(number)] for number in range(len(wanted))]
 
 
-def told(engine: LLMEngine, texts: list[list[int]]) -> tuple[list[int], torch.Tensor]:
+def logprobs_of(engine: LLMEngine, texts: list[list[int]]) -> tuple[list[int], torch.Tensor]:
     """Of each place of each text:
 
     the likeliest token, and the log probability of the one that is there.

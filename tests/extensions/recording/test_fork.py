@@ -177,7 +177,7 @@ def of_an_agent(tmp_path: Path) -> Iterator[str]:
     yield written(tmp_path / "agent.jsonl", [Exchange(0.0, named, first.answer)])
 
 
-def test_another_version_of_the_agent_is_one_line_in_the_log(
+def test_a_changed_agent_version_is_logged_once(
     of_an_agent: str, caplog: pytest.LogCaptureFixture, served: Serve
 ) -> None:
     client = served(of_an_agent)

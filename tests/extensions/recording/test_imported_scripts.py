@@ -166,7 +166,7 @@ def test_a_cassette_of_ruby_is_read(tmp_path: Path) -> None:
     assert text(client, "Chat?") == "From VCR."
 
 
-def test_what_is_not_carried_over_is_listed_with_its_place(
+def test_parts_that_are_not_imported_are_listed_with_their_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = {

@@ -71,7 +71,7 @@ UNTRIED = [
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
-def test_what_is_no_json_object_is_refused_and_the_place_is_named(
+def test_a_body_that_is_no_json_object_is_rejected_with_its_place(
     server: RunningServer, path: str
 ) -> None:
     for body, param in NO_OBJECTS.items():
@@ -225,7 +225,7 @@ def test_the_word_chunked_is_known_in_any_case_and_http_1_0_has_no_chunks(
         CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n"),
     ],
 )
-def test_what_is_no_http_request_is_refused_and_the_connection_closed(
+def test_an_invalid_http_request_gets_400_and_closes_the_connection(
     server: RunningServer, head: bytes
 ) -> None:
     with Wire(server.port) as wire:
@@ -259,7 +259,7 @@ def test_headers_without_end_are_refused(server: RunningServer) -> None:
         assert wire.answer().status == 431
 
 
-def test_who_would_rather_speak_another_protocol_is_answered(server: RunningServer) -> None:
+def test_an_offer_to_upgrade_the_protocol_is_ignored(server: RunningServer) -> None:
     """As Java's clients would, in their first request."""
     upgrade = "Connection: Upgrade, HTTP2-Settings"
     headers = (JSON, upgrade, "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")

@@ -89,7 +89,7 @@ def test_half_a_body_and_then_silence_is_answered_with_408_and_the_connection_cl
     ],
     ids=["body", "head"],
 )
-def test_what_trickles_in_gets_no_more_time(
+def test_a_request_that_trickles_in_gets_no_more_time(
     server: RunningServer, begin: bytes, rest_of_request: bytes, limit_s: float, answer: bytes
 ) -> None:
     with Wire(server.port) as wire:

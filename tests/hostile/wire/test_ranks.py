@@ -134,7 +134,7 @@ def test_each_rank_has_a_worker_a_port_a_name_and_counters_of_its_own(three: Run
         (["--bind", "127.0.0.1:9000", "-b", "127.0.0.1:9001", "-b", "127.0.0.1:9003"], "bind"),
     ],
 )
-def test_what_does_not_fit_the_ranks_is_refused_in_one_line(
+def test_settings_that_contradict_the_ranks_are_rejected_in_one_line(
     arguments: list[str], named: str
 ) -> None:
     status, output = start_refused(*arguments, SIM_DATA_PARALLEL_SIZE="3")

@@ -36,7 +36,7 @@ def start_refused(*arguments: str, **variables: str) -> tuple[int, str]:
     return process.returncode, output
 
 
-def test_what_cannot_be_served_ends_the_start_in_one_line() -> None:
+def test_a_script_that_does_not_exist_ends_the_start_in_one_line() -> None:
     status, output = start_refused(SIM_SCRIPT="/nowhere")
     [line] = output.splitlines()
     assert status == 1 and line.startswith("error: ") and "/nowhere" in line

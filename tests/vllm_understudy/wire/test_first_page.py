@@ -19,7 +19,7 @@ def shape(line: str) -> str:
     return re.sub(r"[ =-]+", " ", re.sub(r"[\d.,]+", "0", line))
 
 
-def test_it_begins_with_five_jobs_that_have_a_command() -> None:
+def test_the_first_page_begins_with_five_jobs_that_have_a_command() -> None:
     names = [name for name, *_ in JOBS]
     assert names == [
         "Test a client",

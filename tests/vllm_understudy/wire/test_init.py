@@ -94,7 +94,7 @@ def test_its_service_starts_and_is_health_checked_on_its_port(project: Path) -> 
         assert requests.get(f"{server.url}/console", timeout=20).status_code == 200
 
 
-def test_it_writes_over_nothing_unless_it_is_told_to(
+def test_existing_files_are_overwritten_only_with_force(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = tmp_path / "understudy" / "compose.yaml"

@@ -50,7 +50,9 @@ def test_a_reply_ends_with_its_block_and_is_for_its_scope(server: vllm_understud
         server.reply({"message": {"contians": "x"}}, then="pass")
 
 
-def test_what_was_not_sent_is_shown_beside_what_was(server: vllm_understudy.Server) -> None:
+def test_a_failed_assertion_shows_the_requests_that_were_sent(
+    server: vllm_understudy.Server,
+) -> None:
     server.reply(then={"text": "Yes."})
     for city, scope in (("Rome", "one"), ("Oslo", "one"), ("Rome", "two")):
         chat(server, [{"role": "user", "content": f"weather in {city}"}], scope)

@@ -96,7 +96,7 @@ def test_a_reset_forgets_clients_and_restores_settings(server: vllm_understudy.S
     assert not server.verdict().clients and ask(server)
 
 
-def test_what_cannot_be_is_told(server: vllm_understudy.Server) -> None:
+def test_invalid_settings_and_faults_raise_an_error(server: vllm_understudy.Server) -> None:
     with pytest.raises(vllm_understudy.ControlError, match="unknown setting 'nix'"):
         server.configure(nix=3)
     with pytest.raises(vllm_understudy.ControlError, match="max-num-seqs"):
@@ -106,7 +106,7 @@ def test_what_cannot_be_is_told(server: vllm_understudy.Server) -> None:
     assert len(server.faults) == 1
 
 
-def test_it_ends_with_the_block_even_with_an_error_in_it() -> None:
+def test_the_server_ends_with_its_block_even_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), vllm_understudy.running_server() as server:
         raise ZeroDivisionError
     with pytest.raises(ConnectionRefusedError):

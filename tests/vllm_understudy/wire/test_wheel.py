@@ -132,7 +132,7 @@ def test_the_wheel_is_one_package_that_holds_the_tree_as_it_is(checkout: Path, w
     assert "vllm_understudy/app/core/engine/profiles/qwen3-14b-h100.yaml" in packed
 
 
-def test_it_serves_from_an_environment_that_was_empty(installed: Path, elsewhere: Path) -> None:
+def test_the_installed_wheel_serves(installed: Path, elsewhere: Path) -> None:
     (elsewhere / "profile.yaml").write_text("max-num-seqs: 3\n")
     command = [
         installed / "understudy",
@@ -174,7 +174,7 @@ def test_gunicorn_serves_it_by_its_name_and_reads_a_module_s_configuration_again
             time.sleep(0.1)
 
 
-def test_what_is_missing_ends_the_start_with_one_line(installed: Path, elsewhere: Path) -> None:
+def test_a_missing_extra_ends_the_command_with_one_line(installed: Path, elsewhere: Path) -> None:
     extra = ": pip install 'vllm-understudy[{}]'\n"
     for words, message in {
         "--grpc": extra.format("grpc"),
@@ -193,7 +193,7 @@ def test_help_names_what_an_installation_has(installed: Path, elsewhere: Path) -
         assert not re.search(r"python -m|install -e|gunicorn wsgi", help_run.stdout)
 
 
-def test_it_claims_no_other_name(installed: Path, elsewhere: Path) -> None:
+def test_the_wheel_installs_no_other_top_level_package(installed: Path, elsewhere: Path) -> None:
     code = "import vllm_understudy, app, config; app.MINE"
     run_of_code = run(installed / "python", "-c", code, cwd=elsewhere)
     assert run_of_code.returncode == 0, run_of_code.stderr

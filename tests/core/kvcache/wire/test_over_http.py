@@ -139,7 +139,7 @@ def cached(answer: Any) -> int:
     return tokens
 
 
-def test_what_a_real_vllm_was_asked_is_answered_alike() -> None:
+def test_events_equal_those_recorded_from_vllm() -> None:
     """Blocks of the reply differ: another model wrote it."""
     with published("--use-vllm-map-event-format", PYTHONHASHSEED="0") as (client, subscriber):
         for request in RECORDING:

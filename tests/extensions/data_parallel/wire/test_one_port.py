@@ -68,7 +68,7 @@ def complete(client: openai.OpenAI, rank: object = None, **fields: Any) -> Any:
     return client.completions.create(model="tiny", prompt="Hello", extra_headers=headers, **options)
 
 
-def test_one_port_is_open(server: RunningServer) -> None:
+def test_the_server_listens_at_one_port(server: RunningServer) -> None:
     """The arbiter holds the listeners of all workers."""
     assert listening_ports(server.process.pid) == {server.port}
 

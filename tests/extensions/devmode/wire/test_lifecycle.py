@@ -85,7 +85,7 @@ def test_a_sleep_that_waits_is_not_put_off_by_those_who_come_meanwhile() -> None
         )
 
 
-def test_nobody_falls_asleep_for_a_caller_who_has_left(client: Client) -> None:
+def test_a_sleep_request_is_dropped_when_its_caller_leaves(client: Client) -> None:
     pace(client, "50ms")
     with Wire(client.server.port) as running, Wire(client.server.port) as operator:
         events = running.post(ask(max_tokens=4000, stream=True)).events()

@@ -120,7 +120,7 @@ def test_each_client_is_judged_by_itself_and_its_key_is_not_shown(faulty: Runnin
     assert not any(key in name for name in clients for key in ("good", "bad", "other"))
 
 
-def test_who_leaves_is_counted(faulty: RunningServer) -> None:
+def test_clients_that_leave_are_counted_as_disconnects(faulty: RunningServer) -> None:
     for stream in (True, False):
         with Asker(faulty.port) as asker:
             asker.send(CHAT, question(CHAT, stream), X_Fault="slow-first-token; seconds=3600")
@@ -130,7 +130,7 @@ def test_who_leaves_is_counted(faulty: RunningServer) -> None:
     assert kinds(faulty, over=True) == set()
 
 
-def test_who_ignores_the_limit_of_its_key_is_found_too(faulty: RunningServer) -> None:
+def test_a_client_that_ignores_the_limit_of_its_key_is_found(faulty: RunningServer) -> None:
     config = f"{faulty.url}/admin/config"
 
     def is_found() -> bool:

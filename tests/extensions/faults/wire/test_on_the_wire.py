@@ -202,7 +202,7 @@ def test_a_quota_is_told_in_headers_and_refuses_what_is_too_much(faulty: Running
 @pytest.mark.parametrize(
     ("fault", "seen"), [("slow-first-token; seconds=3600", 0), ("stall; seconds=3600; after=3", 3)]
 )
-def test_who_waits_waits_alone_and_gives_its_place_back_when_it_leaves(
+def test_a_stalled_request_delays_no_other_and_frees_its_place_when_its_client_leaves(
     faulty: RunningServer, fault: str, seen: int
 ) -> None:
     with Asker(faulty.port) as asker:

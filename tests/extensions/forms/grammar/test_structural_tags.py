@@ -72,7 +72,7 @@ def test_each_format_derives_matching_texts(form: dict[str, Any], pattern: str) 
         assert re.fullmatch(pattern, derived, re.DOTALL), derived
 
 
-def test_nested_formats() -> None:
+def test_alternatives_in_a_sequence_are_written_in_order() -> None:
     pair = {"type": "grammar", "grammar": 'root ::= item "," item\nitem ::= "i"'}
     other = {"type": "grammar", "grammar": 'root ::= item\nitem ::= "j"'}
     choice = {"type": "or", "elements": [other, {"type": "const_string", "value": "k"}]}

@@ -86,7 +86,7 @@ def test_a_value_satisfies_its_schema_or_there_is_a_schema_error(schema: Any, se
 
 @given(schema=st.recursive(VALUES, keywords, max_leaves=5))
 @settings(max_examples=40, deadline=None)
-def test_what_is_wrong_for_jsonschema_is_wrong_here(schema: Any) -> None:
+def test_a_schema_that_jsonschema_rejects_is_rejected(schema: Any) -> None:
     """The other way round does not hold: some references and patterns are refused here alone."""
     try:
         check_schema(schema)

@@ -216,10 +216,10 @@ READERS: dict[str, Callable[[str], Any]] = {
     "uuid": UUID,
     "uri": lambda text: urlsplit(text).netloc,
     "regex": re.compile,
-    "email": lambda text: re.fullmatch(r"[a-z.]+@[a-z.]+", text),
-    "hostname": lambda text: re.fullmatch(r"[a-z]+(\.[a-z]+)+", text),
-    "duration": lambda text: re.fullmatch(r"P\d+DT\d+H", text),
-    "json-pointer": lambda text: text.startswith("/"),
+    "email": re.compile(r"[a-z.]+@[a-z.]+").fullmatch,
+    "hostname": re.compile(r"[a-z]+(\.[a-z]+)+").fullmatch,
+    "duration": re.compile(r"P\d+DT\d+H").fullmatch,
+    "json-pointer": re.compile(r"/.*", re.DOTALL).fullmatch,
 }
 
 

@@ -74,7 +74,7 @@ LARGE = [
 
 
 @pytest.mark.parametrize("pattern", [*WRONG, *LARGE])
-def test_what_is_no_pattern_not_supported_or_too_large_is_refused(pattern: str) -> None:
+def test_invalid_unsupported_and_large_patterns_are_rejected(pattern: str) -> None:
     with pytest.raises(SchemaError):
         matching_text(pattern, Random(1))
 

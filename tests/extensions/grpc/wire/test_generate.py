@@ -116,7 +116,7 @@ def test_log_probabilities_are_those_of_http(served: RunningServer, engine: Engi
     assert len(end.output_logprobs.token_ids) == len(end.output_logprobs.top_logprobs) == 5
 
 
-def test_whoever_prefills_tells_where_the_cache_is(engine: Engine) -> None:
+def test_a_prefill_returns_the_location_of_its_cache(engine: Engine) -> None:
     request = generate(range(1, 33), False)
     request.kv_transfer_params_json = '{"do_remote_decode": true}'
     [end] = ends_of(engine.generate(request))
@@ -163,7 +163,7 @@ BAD = {
 }
 
 
-def test_what_makes_no_sense_is_refused(engine: Engine) -> None:
+def test_invalid_requests_get_invalid_argument(engine: Engine) -> None:
     for name, request in BAD.items():
         code, text = engine.refusal(request)
         assert (code, text != "") == (grpc.StatusCode.INVALID_ARGUMENT, True), (name, code, text)

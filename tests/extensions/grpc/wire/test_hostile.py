@@ -49,7 +49,7 @@ def others_are_served(request: pytest.FixtureRequest, engine: Engine) -> Iterato
     assert engine.running() == 0
 
 
-def test_what_is_no_call_is_refused_alone(raw: RawClient) -> None:
+def test_invalid_calls_are_rejected_and_valid_ones_beside_them_succeed(raw: RawClient) -> None:
     get = encode({":method": "GET", ":scheme": "http", ":path": "/health", ":authority": "a"})
     raw.send(
         opening(1, get, 5),
@@ -106,7 +106,7 @@ def test_resets_are_borne_up_to_a_flood(served: RunningServer) -> None:
         assert raw.reason() == Reason.ENHANCE_YOUR_CALM
 
 
-def test_who_asks_for_answers_and_does_not_read_them_is_cut_off(served: RunningServer) -> None:
+def test_a_client_that_does_not_read_its_answers_is_disconnected(served: RunningServer) -> None:
     raw = RawClient(served.port)
     raw.sock.settimeout(5)
     pings = frame(frames.PING, 0, 0, bytes(8)) * 1000

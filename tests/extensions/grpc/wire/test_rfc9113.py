@@ -339,12 +339,12 @@ def _read(client: RawClient, seen: Seen, ended: int, marked: bool = False) -> No
             seen.add(*received)
 
 
-def test_there_are_a_hundred() -> None:
+def test_more_than_a_hundred_cases_are_tested() -> None:
     assert len(CASES) > 100
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_demanded_holds(served: RunningServer, name: str) -> None:
+def test_the_server_reacts_as_the_rfc_requires(served: RunningServer, name: str) -> None:
     steps, expected = CASES[name]
     seen = seen_of(served.port, steps, expected)
     assert seen.meets(expected), (expected, seen)
@@ -353,7 +353,9 @@ def test_what_is_demanded_holds(served: RunningServer, name: str) -> None:
 @pytest.mark.parametrize(
     "greeting", [b"GET * HTTP/2.0\r\n\r\nSM\r\n\r\n", PREFACE.replace(b"SM", b"XX")]
 )
-def test_another_preface_is_not_served(served: RunningServer, greeting: bytes) -> None:
+def test_a_connection_with_a_wrong_preface_is_not_served(
+    served: RunningServer, greeting: bytes
+) -> None:
     client = RawClient(served.port, greeting + frame(PING, 0, 0, MARK))
     with closing(client.sock):
         assert not any(kind == PING for kind, *_ in client.frames())

@@ -217,7 +217,7 @@ def test_a_pooling_model_embeds_as_over_http() -> None:
         assert failure(engine.stub.Embed, messages.EmbedRequest()) == Code.INVALID_ARGUMENT
 
 
-def test_what_is_not_there_is_unimplemented(engine: Engine) -> None:
+def test_unknown_methods_are_unimplemented(engine: Engine) -> None:
     calls = {"/vllm.grpc.engine.VllmEngine/Nothing": b"", "/a.B/C": b"x" * 100_000}
     for path, message in calls.items():
         assert failure(engine.channel.unary_unary(path), message) == Code.UNIMPLEMENTED

@@ -30,11 +30,12 @@ class Choice:
     def __init__(self, order: wire.EngineCoreRequest, text: str) -> None:
         self.order = order
         self.texts = [text[i : i + TOKEN_CHARS] for i in range(0, len(text), TOKEN_CHARS)] or [""]
-        self.said = 0
+        self.said_count = 0
 
     def step(self) -> wire.EngineCoreOutput:
-        order, place = self.order, self.said
-        self.said += 1
+        order = self.order
+        place = self.said_count
+        self.said_count += 1
         token_id = FIRST_ID + place
         output = wire.EngineCoreOutput(
             key=order.key, ids=[token_id], texts=[self.texts[place]], at_s=time.monotonic()
@@ -43,15 +44,17 @@ class Choice:
             top = [(token_id + rank, -0.5 - rank) for rank in range(order.logprobs)]
             output.logprobs = [wire.WireLogprob(token_id, -0.5, 1, top)]
         if not place:
-            output.scheduled_s, output.cached_tokens = time.monotonic(), 16
+            output.scheduled_s = time.monotonic()
+            output.cached_tokens = 16
             if order.prompt_logprobs is not None:
                 logprobs = [
-                    wire.WireLogprob(it, -9.0, 7, [(1, -0.1)]) for it in order.prompt_ids[1:]
+                    wire.WireLogprob(token_id, -9.0, 7, [(1, -0.1)])
+                    for token_id in order.prompt_ids[1:]
                 ]
                 output.prompt_logprobs = [None, *logprobs]
-        if self.said == len(self.texts):
+        if self.said_count == len(self.texts):
             output.finish = "stop"
-        elif self.said == order.max_tokens:
+        elif self.said_count == order.max_tokens:
             output.finish = "length"
         return output
 
@@ -113,10 +116,8 @@ class Engine:
                 refusal_output = wire.EngineCoreOutput(
                     key=order.key, at_s=time.monotonic(), finish="error"
                 )
-                refusal_output.error, refusal_output.is_refused = (
-                    (self.folder / "error").read_text(),
-                    order.seed == 400,
-                )
+                refusal_output.error = (self.folder / "error").read_text()
+                refusal_output.is_refused = order.seed == 400
                 notices.append(refusal_output)
             case wire.EngineCoreRequest():
                 self.choices[worker, order.key] = Choice(order, (self.folder / "text").read_text())
@@ -146,8 +147,11 @@ class Engine:
 
     def tell(self, step_tokens: int = 0) -> None:
         load = wire.EngineLoad(running=len(self.choices), cache_usage=0.25 if self.choices else 0.0)
-        load.step_tokens, load.paused, load.preemptions = step_tokens, self.paused, 3
-        load.prefix_queries, load.prefix_hits = 2 * self.computed, self.computed
+        load.step_tokens = step_tokens
+        load.paused = self.paused
+        load.preemptions = 3
+        load.prefix_queries = 2 * self.computed
+        load.prefix_hits = self.computed
         for notices in self.notices.values():
             notices.append(load)
 
@@ -158,9 +162,13 @@ class Engine:
                 notices.clear()
 
 
+def end(*_: object) -> None:
+    sys.exit(0)
+
+
 def main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=wire.EngineProcessOptions)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, end)
     engine = Engine(options)
     refusal = engine.folder / "refusal"
     if refusal.exists():

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.hostile.raw_client import get, wait_until
+from tests.hostile.raw_client import wait_until
+from tests.hostile.waits import wait_for_status
 from tests.running_server import ROOT, RunningServer, running_gunicorn
 
 CONFIGURATION = Path(__file__).with_name("gunicorn.conf.py")
@@ -37,6 +38,10 @@ class Peer:
         """Every request ends with this error; None: no more."""
         file = self.folder / "error"
         file.unlink(missing_ok=True) if error is None else file.write_text(error)
+
+    def wait_for_orders(self, count: int) -> None:
+        """Waits until the engine has had exactly `count` orders."""
+        wait_until(lambda: len(self.orders) == count)
 
     @property
     def orders(self) -> list[dict[str, Any]]:
@@ -75,5 +80,5 @@ def served(peer: Peer, ports: int = 1, **settings: str) -> Iterator[RunningServe
     extra = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT)}
     with running_gunicorn("-c", str(CONFIGURATION), env=env | extra, ports=ports) as server:
         for port in range(server.port, server.port + ports):
-            wait_until(lambda port=port: get(port, "/health").status == 200)  # type: ignore[misc]
+            wait_for_status(port, 200)
         yield server

@@ -5,7 +5,7 @@ what it orders, admits, counts, and survives.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ from tests.core.kvcache.sockets import until
 
 DEADLINE_S = 10.0
 BOOT = "first"
+T = TypeVar("T")
 
 
 class PlayedEngine:
@@ -80,6 +81,15 @@ class PlayedEngine:
             self.orders += orders
 
 
+def no_names(ids: Sequence[int]) -> list[str]:
+    """Names no tokens."""
+    return []
+
+
+def no_reader(request: object) -> None:
+    """Reads no text."""
+
+
 class Worker:
     """A worker's door to an engine that is played. Its clock stands still."""
 
@@ -92,18 +102,32 @@ class Worker:
             self.peer.endpoint,
             self.recorder,
             VirtualClock(START_S),
-            names=lambda ids: [],
-            reader_of=lambda request: None,
+            names=no_names,
+            reader_of=no_reader,
         )
         self.outputs: list[tuple[str, EngineOutput]] = []
         self.engine.start()
         until(lambda: wire.Hello() in self.peer.orders)
 
+    def wait_for_health(self, healthy: bool) -> None:
+        until(lambda: self.engine.healthy == healthy)
+
+    def wait_for_commands(self, count: int) -> None:
+        """Waits until at least `count` commands were sent."""
+        until(lambda: len(self.commands) >= count)
+
+    def wait_for_aborts(self, count: int) -> None:
+        """Waits until exactly `count` choices were aborted."""
+        until(lambda: len(self.aborted) == count)
+
+    def wait_for_refusals(self, refuses: bool) -> None:
+        until(lambda: self.engine.refuses_requests == refuses)
+
     def greet(self, boot: str = BOOT) -> None:
         self.peer.say(
             wire.Ready(boot=boot, pid=os.getpid(), max_model_len=4096, num_blocks=64, block_size=16)
         )
-        until(lambda: self.engine.healthy)
+        self.wait_for_health(True)
 
     def ask(self, name: str = "a", choices: int = 1, **fields: Any) -> Any:
         engine_requests = [
@@ -139,7 +163,7 @@ class Worker:
         """The engine says them, and the worker has taken them."""
         commands_before = len(self.commands)
         heard = self.engine.command(wire.EngineCommand(name="stats"))
-        until(lambda: len(self.commands) > commands_before)
+        self.wait_for_commands(commands_before + 1)
         self.peer.say(*notices, wire.CommandResult(number=self.commands[-1].number, value=True))
         heard.get(timeout=DEADLINE_S)
 
@@ -178,17 +202,14 @@ class Worker:
 @contextmanager
 def worker(folder: Path, greeted: bool = True, **limits: Any) -> Iterator[Worker]:
     """A worker, connected; `limits` are fields of SchedulingSettings."""
-    made = Worker(folder, **limits)
+    played = Worker(folder, **limits)
     try:
         if greeted:
-            made.greet()
-        yield made
+            played.greet()
+        yield played
     finally:
-        made.engine.close()
-        made.peer.close()
-
-
-T = TypeVar("T")
+        played.engine.close()
+        played.peer.close()
 
 
 @pytest.fixture
@@ -239,7 +260,7 @@ def test_an_abort_during_submission_sends_no_further_choices(
         gevent.sleep(0)
         assert play.engine.interrupt(["a"]) == 41
         asking.get(timeout=DEADLINE_S)
-        until(lambda: len(play.aborted) == 40)
+        play.wait_for_aborts(40)
         assert play.ends() == ["abort"] * 40 and len(play.ordered) == 16
 
 
@@ -248,7 +269,7 @@ def test_an_abort_is_sent_to_the_engine(play: Worker) -> None:
     keys = play.keys(2)
     assert 0 not in keys  # the number of what nobody has asked
     handle.abort()
-    until(lambda: len(play.aborted) == 2)
+    play.wait_for_aborts(2)
     assert sorted(play.aborted) == keys and play.engine.waiting == 0
     play.says(keys[0], "late")
     assert not play.outputs
@@ -263,7 +284,7 @@ def test_a_lost_engine_fails_its_requests_and_a_new_one_starts_afresh(
     play.loads(running=3, prefix_queries=64, prefix_hits=32, preemptions=2)
     answer = play.engine.command(wire.EngineCommand(name="resume"))
     play.peer.die()
-    until(lambda: not play.engine.healthy)
+    play.wait_for_health(False)
     assert play.ends() == ["EngineDeadError"] and play.engine.running == 0
     assert [record.getMessage() for record in caplog.records] == [
         "the engine process exited; 1 sequences fail"
@@ -299,7 +320,7 @@ def test_a_lost_engine_rejects_requests(tmp_path: Path) -> None:
             pytest.fail("it is ordered from nobody")
         lost = play.engine.waiting
         assert play.engine.healthy, "it is not looked at meanwhile"
-        until(lambda: not play.engine.healthy)
+        play.wait_for_health(False)
         assert play.ends() == ["EngineDeadError"] * lost and play.engine.waiting == 0
 
 
@@ -319,11 +340,14 @@ def test_a_command_has_its_own_answer(play: Worker) -> None:
         play.engine.command(wire.EngineCommand(name="pause", mode=mode))
         for mode in ("keep", "wait")
     )
-    until(lambda: len(play.commands) == 2)
-    one, other = play.commands
-    assert (one.mode, other.mode) == ("keep", "wait") and one.number != other.number
+    play.wait_for_commands(2)
+    first_command, second_command = play.commands
+    assert (first_command.mode, second_command.mode) == (
+        "keep",
+        "wait",
+    ) and first_command.number != second_command.number
     play.hears(
-        wire.CommandResult(number=other.number, value=False),
+        wire.CommandResult(number=second_command.number, value=False),
         wire.CommandResult(number=99_999, value=True),
     )
     assert second.get(timeout=DEADLINE_S).value is False and not first.ready()
@@ -344,8 +368,9 @@ def test_invalid_messages_do_not_affect_other_requests(
         wire.EngineLoad(),
         wire.EngineCoreOutput(key=good, ids=[1], texts=["a"], at_s=START_S),
     )
-    until(lambda: play.aborted == [bad])
-    assert [type(it) for _, it in play.outputs][:1] == [Started] and play.ends("good") == []
+    play.wait_for_aborts(1)
+    assert play.aborted == [bad]
+    assert [type(output) for _, output in play.outputs][:1] == [Started] and play.ends("good") == []
     assert "invalid message" in caplog.text and "could not be delivered" in caplog.text
     play.says(good, "b", finish="stop")
     assert play.ends("good") == ["stop"]
@@ -353,13 +378,21 @@ def test_invalid_messages_do_not_affect_other_requests(
 
 class Operated:
     def __init__(self, play: Worker) -> None:
-        self.play, self.life, self.left = play, RemoteLifecycle(play.engine), Event()
+        self.play = play
+        self.life = RemoteLifecycle(play.engine)
+        self.left = Event()
 
-    def does(self, act: Callable[[], T], value: bool | None = True, error: str | None = None) -> T:
-        """What `act` gives when the engine answers so."""
+    def does(
+        self,
+        act: Callable[..., T],
+        *arguments: object,
+        value: bool | None = True,
+        error: str | None = None,
+    ) -> T:
+        """What `act(*arguments)` returns when the engine answers so."""
         commands_before = len(self.play.commands)
-        acting = gevent.spawn(act)
-        until(lambda: len(self.play.commands) > commands_before)
+        acting = gevent.spawn(act, *arguments)
+        self.play.wait_for_commands(commands_before + 1)
         self.play.peer.say(
             wire.CommandResult(number=self.play.commands[-1].number, value=value, error=error)
         )
@@ -372,29 +405,29 @@ class Operated:
 
 def test_wake_up_by_tags_reports_when_all_memory_is_back(play: Worker) -> None:
     operated = Operated(play)
-    operated.does(lambda: operated.life.sleep(1, "abort", operated.left))
-    assert not operated.does(lambda: operated.life.wake_up(["weights"]), value=False)
+    operated.does(operated.life.sleep, 1, "abort", operated.left)
+    assert not operated.does(operated.life.wake_up, ["weights"], value=False)
     command = play.commands[-1]
     assert (command.name, command.level, command.tags) == ("wake_up", 0, ("weights",))
     assert (
         operated.stands == (True, True)
         and play.metric("engine_sleep_state", '"weights_offloaded"') == 1
     )
-    assert operated.does(lambda: operated.life.wake_up(["kv_cache"]))
+    assert operated.does(operated.life.wake_up, ["kv_cache"])
     assert operated.stands == (False, False) and play.metric("engine_sleep_state", '"awake"') == 1
-    operated.does(lambda: operated.life.sleep(0, "keep", operated.left))
+    operated.does(operated.life.sleep, 0, "keep", operated.left)
     assert play.commands[-1].level == 0 and operated.stands == (True, True)
-    assert operated.does(lambda: operated.life.wake_up(None)) and operated.stands == (False, False)
+    assert operated.does(operated.life.wake_up, None) and operated.stands == (False, False)
 
 
 def test_a_rejected_command_raises_and_changes_nothing(play: Worker) -> None:
     operated = Operated(play)
     with pytest.raises(CommandFailedError, match="Not now"):
-        operated.does(lambda: operated.life.pause("keep", operated.left), None, "Not now.")
+        operated.does(operated.life.pause, "keep", operated.left, value=None, error="Not now.")
     with pytest.raises(CommandFailedError):
         operated.life.release_cache()
     acting = gevent.spawn(operated.life.pause, "wait", operated.left)
-    until(lambda: len(play.commands) == 2)
+    play.wait_for_commands(2)
     operated.left.set()
     with pytest.raises(CallerLeftError):
         acting.get(timeout=DEADLINE_S)
@@ -404,11 +437,11 @@ def test_a_rejected_command_raises_and_changes_nothing(play: Worker) -> None:
 def test_a_pause_refuses_requests_of_all_workers(play: Worker) -> None:
     operated = Operated(play)
     operated.life = RemoteLifecycle(play.engine, refuses_in_pause=True)
-    operated.does(lambda: operated.life.pause("keep", operated.left))
+    operated.does(operated.life.pause, "keep", operated.left)
     assert not play.commands[-1].refuse
     play.ask("kept")
     assert play.outputs == []
-    operated.does(lambda: operated.life.pause("wait", operated.left))
+    operated.does(operated.life.pause, "wait", operated.left)
     assert play.commands[-1].refuse
     play.ask("late", choices=2)
     [(name, output)] = play.outputs
@@ -417,6 +450,6 @@ def test_a_pause_refuses_requests_of_all_workers(play: Worker) -> None:
     assert isinstance(output.error, EnginePausedError)
     operated.does(operated.life.resume)
     play.peer.say(wire.EngineLoad(paused=True, refuses_requests=True))
-    until(lambda: play.engine.refuses_requests)
+    play.wait_for_refusals(True)
     play.peer.say(wire.EngineLoad())
-    until(lambda: not play.engine.refuses_requests)
+    play.wait_for_refusals(False)

@@ -1,5 +1,6 @@
 """What an engine in a process of its own says of a choice, as it is emitted and counted."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,8 @@ from app.core.engine.wire import EngineCoreOutput
 from app.extensions.llm.remote_sequence import RemoteSequence
 from tests.core.engine.harness import engine_request
 
-ARRIVAL_S, NOW_S = 100.0, 109.0
+ARRIVAL_S = 100.0
+NOW_S = 109.0
 THOUGHT = Part("reasoning")
 
 
@@ -24,6 +26,10 @@ def words(text: str, ended: bool) -> list[Piece]:
     *words_before, last_word = text.split(" ")
     whole = [*words_before, last_word] if ended and last_word else words_before
     return [(THOUGHT, word[1:-1]) if word.startswith("[") else (None, word) for word in whole]
+
+
+def bracketed_names(ids: Sequence[int]) -> list[str]:
+    return [f"<{token_id}>" for token_id in ids]
 
 
 class Play:
@@ -39,9 +45,9 @@ class Play:
         engine: Any = SimpleNamespace(
             recorder=self.recorder,
             clock=VirtualClock(NOW_S),
-            names=lambda ids: [f"<{token_id}>" for token_id in ids],
+            names=bracketed_names,
             reader_of=lambda request: reader,
-            leave=lambda choice: self.left.append(choice.is_computed),
+            leave=self.leave,
         )
         request = engine_request(arrival_s=ARRIVAL_S, prompt_ids=[1] * 10)
         self.choice = RemoteSequence(engine, request, 1, handle)
@@ -50,8 +56,14 @@ class Play:
     def emit(self, output: EngineOutput) -> Any:
         self.outputs.append(output)
         if self.takes_plain and isinstance(output, Started):
-            return lambda *token: self.plain.append(token)
+            return self.emit_plain
         return None
+
+    def emit_plain(self, *token: Any) -> None:
+        self.plain.append(token)
+
+    def leave(self, choice: RemoteSequence) -> None:
+        self.left.append(choice.is_computed)
 
     def say(self, *texts: str, **fields: Any) -> None:
         ids = list(range(len(texts)))

@@ -24,7 +24,7 @@ from tests.extensions.recording.recordings import (
     recording_proxy,
     written,
 )
-from tests.hostile.raw_client import get, post, wait_until
+from tests.hostile.raw_client import get, post, wait_for_value, wait_until
 from tests.hostile.waits import wait_for_log
 from tests.http_server import Handler, serving
 from tests.other_workers import served_by
@@ -78,6 +78,15 @@ def say(server: RunningServer, text: str) -> str:
 def report(server: RunningServer) -> dict[str, Any]:
     report_body: dict[str, Any] = get(server.port, "/admin/replay").json()
     return report_body
+
+
+def count_recorded(server: RunningServer) -> int:
+    recorded: int = report(server)["recorded"]
+    return recorded
+
+
+def count_exchanges(file: Path) -> int:
+    return len(exchanges_of(file))
 
 
 def questions_of(file: Path) -> list[str]:
@@ -145,7 +154,7 @@ def test_a_file_that_is_rotated_while_servers_record_loses_nothing(
     rotated = tmp_path / "r.1"
     with recording_server(target, file) as server:
         say(server, "one")
-        wait_until(lambda: report(server)["recorded"] == 1)
+        wait_for_value(count_recorded, server, equals=1)
         if rotation == "rename":
             file.rename(rotated)
         elif rotation == "replace":
@@ -170,7 +179,7 @@ def test_lock_of_another_process_delays_no_answer(tmp_path: Path, target: Target
     file = tmp_path / "r"
     with recording_server(target, file) as server:
         say(server, "before")
-        wait_until(lambda: report(server)["recorded"] == 1)
+        wait_for_value(count_recorded, server, equals=1)
         with file.open("rb") as other, ThreadPoolExecutor(8) as clients:
             fcntl.flock(other, fcntl.LOCK_EX)
             answers = clients.map(lambda number: say(server, f"locked {number}"), range(8))
@@ -179,7 +188,7 @@ def test_lock_of_another_process_delays_no_answer(tmp_path: Path, target: Target
             assert say(server, "before") == "before"
             assert report(server)["unwritten"] == 8
             wait_for_log(server, "another process has locked the file")
-        wait_until(lambda: report(server)["recorded"] == 9)
+        wait_for_value(count_recorded, server, equals=9)
         assert say(server, "locked 3") == "locked 3"
         assert (target.request_counts["before"], target.request_counts["locked 3"]) == (1, 1)
         assert report(server)["not_kept"] == 0
@@ -251,7 +260,7 @@ def test_kill_9_while_writing_loses_no_written_line(tmp_path: Path, target: Targ
                 for future in uploads:
                     future.exception()
             assert say(survivor, "after") == "after"
-            wait_until(lambda: report(survivor)["recorded"] == 1)
+            wait_for_value(count_recorded, survivor, equals=1)
         written_questions = whole_questions_of(file)
         assert not Counter(confirmed) - Counter(written_questions), "a whole line is gone"
         assert written_questions[-1] == "after"
@@ -270,7 +279,7 @@ def test_full_disk_loses_the_exchange_but_no_answer(tmp_path: Path, target: Targ
     written(file, [exchange(chat("x" * 300_000), (0, b"1"))])  # longer than the log of the server
     with recording_server(target, file) as server:
         say(server, "before")
-        wait_until(lambda: report(server)["recorded"] == 1)
+        wait_for_value(count_recorded, server, equals=1)
         workers = [int(pid) for pid in children_of(server.process.pid)]
         for pid in workers:
             resource.prlimit(
@@ -299,13 +308,13 @@ def test_the_recorder_before_a_server_shares_the_rules(tmp_path: Path, target: T
         recording_proxy(f"http://127.0.0.1:{port}", file) as proxy,
     ):
         say(proxy, "one")
-        wait_until(lambda: len(exchanges_of(file)) == 1)
+        wait_for_value(count_exchanges, file, equals=1)
         with file.open("rb") as other:
             fcntl.flock(other, fcntl.LOCK_EX)
             assert say(proxy, "two") == "two"
             wait_for_log(proxy, "another process has locked the file")
             assert say(proxy, "three") == "three"
-        wait_until(lambda: len(exchanges_of(file)) == 3)
+        wait_for_value(count_exchanges, file, equals=3)
         file.rename(rotated)
         assert say(proxy, "four") == "four"
     assert questions_of(rotated) == ["one", "two", "three"]

@@ -27,7 +27,7 @@ def status(service: RunningServer, path: str, body: object = None) -> int:
     return requests.request(method, f"{service.url}{path}", json=body, timeout=20).status_code
 
 
-def test_it_has_the_routes_of_a_render_service(service: RunningServer) -> None:
+def test_a_render_service_tokenizes_and_renders(service: RunningServer) -> None:
     for path in ("/health", "/v1/models", "/version", "/metrics"):
         assert status(service, path) == 200
     assert status(service, "/tokenize", PROMPT) == 200
@@ -47,7 +47,9 @@ def test_it_has_the_routes_of_a_render_service(service: RunningServer) -> None:
         ("/admin/config", None),
     ],
 )
-def test_it_generates_nothing(service: RunningServer, path: str, body: object) -> None:
+def test_a_render_service_has_no_routes_that_generate(
+    service: RunningServer, path: str, body: object
+) -> None:
     method = "GET" if body is None else "POST"
     answer = requests.request(method, f"{service.url}{path}", json=body, timeout=20)
     assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})

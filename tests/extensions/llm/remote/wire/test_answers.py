@@ -12,7 +12,7 @@ import pytest
 from app.core.engine.kvcache.events import BlockStored, EventBatch, encoder
 from tests.application import app_of
 from tests.extensions.llm.remote.served import SENTENCE, Peer, new_peer, served
-from tests.hostile.raw_client import Wire, get, is_error, post, wait_until
+from tests.hostile.raw_client import Wire, get, is_error, post, wait_for_value, wait_until
 from tests.running_server import RunningServer
 
 CHATS = "/v1/chat/completions"
@@ -88,12 +88,12 @@ def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None
         "allowed_token_ids": [5, 6],
         "skip_special_tokens": False,
     }
-    asked = {"min_tokens": 2, "max_tokens": 9, "ignore_eos": True, "seed": 11, "priority": 3}
+    limits = {"min_tokens": 2, "max_tokens": 9, "ignore_eos": True, "seed": 11, "priority": 3}
     stops = {"stop": ["x", "y"], "stop_token_ids": [4], "include_stop_str_in_output": True}
     chat(
         remote,
         **sampling,
-        **asked,
+        **limits,
         **stops,
         logit_bias={"9": -2.5},
         cache_salt="s",
@@ -101,7 +101,7 @@ def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None
     )
     order = peer.last
     assert order["sampling"] == sampling | {"logit_bias": {"9": -2.5}}
-    assert {name: order[name] for name in asked} == asked
+    assert {name: order[name] for name in limits} == limits
     assert (order["stop"], order["stop_token_ids"], order["include_stop"]) == (
         ["x", "y"],
         [4],
@@ -182,7 +182,7 @@ def test_a_forced_call_has_the_form_that_the_engine_has_to_keep(
     assert json.loads(peer.last["form"]["json_schema"])["required"] == ["city"]
 
 
-def test_what_the_engine_refuses_is_the_clients_fault_and_what_fails_is_not(
+def test_a_rejected_request_gets_400_and_a_failed_one_500(
     remote: RunningServer, peer: Peer
 ) -> None:
     peer.fails("No such thing.")
@@ -205,7 +205,7 @@ def test_what_the_engine_refuses_is_the_clients_fault_and_what_fails_is_not(
         {"repetition_detection": {"max_pattern_size": 3, "min_count": 2}},
     ],
 )
-def test_what_a_model_that_computes_cannot_do_is_refused(
+def test_fields_that_a_real_model_does_not_support_are_rejected(
     remote: RunningServer, fields: Any
 ) -> None:
     error = post(remote.port, HELLO | fields, CHATS).json()["error"]
@@ -230,11 +230,11 @@ def test_the_metrics_are_the_engines(remote: RunningServer, peer: Peer) -> None:
     with Wire(remote.port) as wire:
         stream = wire.post(HELLO | {"stream": True}, CHATS).events()
         next(stream)
-        wait_until(lambda: value("num_requests_running") == 1)
+        wait_for_value(value, "num_requests_running", equals=1)
         assert value("kv_cache_usage_perc") == 0.25
         peer.talks_at(0.0)
         assert len([*stream]) > 5
-    wait_until(lambda: value("num_requests_running") == 0)
+    wait_for_value(value, "num_requests_running", equals=0)
     tokens = value("generation_tokens_total") - values_before[0]
     assert (tokens, value("time_to_first_token_seconds_count") - values_before[1]) == (11, 1)
     assert value("num_preemptions_total") == 3
@@ -264,7 +264,7 @@ TOKENS = list(range(1, 33))
 
 def test_the_engines_blocks_are_found(tmp_path: Path) -> None:
     peer = new_peer(tmp_path / "model")
-    stored = BlockStored([11, 12], None, TOKENS, 16, None)
+    stored = BlockStored([11, 12], None, token_ids=TOKENS, block_size=16, lora_id=None)
     (peer.folder / "blocks").write_bytes(encoder("map")(EventBatch(1.0, [stored])))
     with served(peer, kv_index="true", kv_index_block_size="16", zmq_endpoint="") as server:
         body = {"tokens": [*TOKENS, 99], "model": "tiny"}
@@ -276,4 +276,4 @@ def test_the_engines_blocks_are_found(tmp_path: Path) -> None:
 
         assert scores() == {}
         assert post(server.port, {"prompt": "Hello"}).status == 200
-        wait_until(lambda: scores() == {"pod": 2})
+        wait_for_value(scores, equals={"pod": 2})

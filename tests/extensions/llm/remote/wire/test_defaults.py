@@ -55,7 +55,9 @@ def test_the_models_own_defaults_hold_where_a_request_says_nothing(peer: Peer) -
         assert ordered(server, peer, **defaults, max_tokens=5) == (Sampling(**defaults), 5)
 
 
-def test_they_may_be_another_folders_or_nobodys(peer: Peer, tmp_path: Path) -> None:
+def test_generation_defaults_can_come_from_another_folder_or_from_vllm(
+    peer: Peer, tmp_path: Path
+) -> None:
     write(tmp_path / "other", {"temperature": 0.3})
     with served(peer, generation_config=str(tmp_path / "other")) as server:
         assert ordered(server, peer)[0] == Sampling(temperature=0.3)
@@ -74,7 +76,7 @@ def test_they_may_be_another_folders_or_nobodys(peer: Peer, tmp_path: Path) -> N
         ([], "generation_config.json"),
     ],
 )
-def test_what_they_cannot_be_ends_the_start_with_one_line(
+def test_invalid_generation_defaults_end_the_start_with_one_line(
     peer: Peer, content: object, reason: str
 ) -> None:
     write(peer.folder, content)

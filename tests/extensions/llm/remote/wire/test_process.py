@@ -17,7 +17,8 @@ from app.core.settings import load
 from app.extensions.llm.engine_process import private_folder
 from config import ConfigError
 from tests.extensions.llm.remote.served import SENTENCE, Peer, new_peer, served
-from tests.hostile.raw_client import Wire, get, is_error, post, wait_until
+from tests.hostile.raw_client import Wire, get, is_error, post, wait_for_value, wait_until
+from tests.hostile.waits import wait_for_log, wait_for_status
 from tests.running_server import RunningServer, running_gunicorn
 
 CHATS = "/v1/chat/completions"
@@ -42,7 +43,7 @@ def says(server: RunningServer, port: int | None = None) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def test_who_is_killed_under_load_ends_its_requests_with_an_error_and_gets_a_successor(
+def test_an_engine_killed_under_load_fails_its_requests_and_is_replaced(
     peer: Peer,
 ) -> None:
     with served(peer) as server, Wire(server.port) as streaming, Wire(server.port) as waiting:
@@ -50,33 +51,33 @@ def test_who_is_killed_under_load_ends_its_requests_with_an_error_and_gets_a_suc
         events = streaming.post(HELLO | {"stream": True}, CHATS).events()
         next(events), next(events)
         waiting.post(HELLO, CHATS)
-        wait_until(lambda: len(peer.orders) == 2)
+        peer.wait_for_orders(2)
         os.kill(peer.pids[0], signal.SIGKILL)
         assert get(server.port, "/health").status == 503
         is_error(post(server.port, HELLO | {"stream": True}, CHATS), 503, "Service Unavailable")
         *_, last = events
         assert (last["error"]["code"], last["error"]["type"]) == (500, "InternalServerError")
         is_error(waiting.answer(), 503, "Service Unavailable")
-        wait_until(lambda: get(server.port, "/health").status == 200)
+        wait_for_status(server.port, 200)
         peer.says(SENTENCE)
         assert says(server) == SENTENCE
         assert len(peer.pids) == 2
         assert "Traceback" not in server.log()
 
 
-def test_who_hangs_is_not_healthy_and_is_missed_no_more_when_it_goes_on(peer: Peer) -> None:
+def test_an_engine_that_hangs_is_unhealthy_until_it_continues(peer: Peer) -> None:
     with served(peer, engine_timeout="8s") as server:
         os.kill(peer.pids[0], signal.SIGSTOP)
-        wait_until(lambda: get(server.port, "/health").status == 503, 20)
+        wait_for_status(server.port, 503, limit_s=20)
         assert get(server.port, "/health/ready").status == 503
         is_error(post(server.port, HELLO, CHATS), 503, "Service Unavailable")
         os.kill(peer.pids[0], signal.SIGCONT)
-        wait_until(lambda: get(server.port, "/health").status == 200)
+        wait_for_status(server.port, 200)
         assert says(server) == SENTENCE
         assert len(peer.pids) == 1
 
 
-def test_who_hangs_for_too_long_is_killed_and_gets_a_successor(peer: Peer) -> None:
+def test_an_engine_that_hangs_for_too_long_is_killed_and_replaced(peer: Peer) -> None:
     with served(peer, engine_timeout="4s") as server, Wire(server.port) as streaming:
         peer.says(SENTENCE * 50, pace_s=0.05)
         events = streaming.post(HELLO | {"stream": True}, CHATS).events()
@@ -84,7 +85,7 @@ def test_who_hangs_for_too_long_is_killed_and_gets_a_successor(peer: Peer) -> No
         os.kill(peer.pids[0], signal.SIGSTOP)
         *_, last = events
         assert (last["error"]["code"], last["error"]["type"]) == (500, "InternalServerError")
-        wait_until(lambda: get(server.port, "/health").status == 200, 20)
+        wait_for_status(server.port, 200, limit_s=20)
         peer.says(SENTENCE)
         assert says(server) == SENTENCE
         assert len(peer.pids) == 2
@@ -104,7 +105,7 @@ def test_two_workers_share_one_engine_and_the_successor_of_a_killed_one_finds_it
         os.kill(min(children_before), signal.SIGKILL)
         wait_until(lambda: bool(children(server.process.pid) - {*peer.pids, *children_before}))
         for port in (server.port, server.port + 1):
-            wait_until(lambda port=port: get(port, "/health").status == 200)  # type: ignore[misc]
+            wait_for_status(port, 200)
             assert says(server, port) == SENTENCE
         assert len(peer.pids) == 1
 
@@ -136,7 +137,7 @@ def test_a_master_that_is_killed_leaves_no_engine_behind(peer: Peer) -> None:
     with served(peer) as server:
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(5)
-        wait_until(lambda: not is_alive(peer.pids[0]))
+        wait_for_value(is_alive, peer.pids[0], equals=False)
 
 
 def test_a_folder_too_long_for_a_socket_is_refused(
@@ -153,7 +154,7 @@ def test_a_folder_too_long_for_a_socket_is_refused(
         private_folder()
 
 
-def test_what_the_engine_cannot_load_ends_the_start_with_one_line(peer: Peer) -> None:
+def test_a_model_that_cannot_be_loaded_ends_the_start_with_one_line(peer: Peer) -> None:
     (peer.folder / "refusal").write_text("Its weights are cut off.")
     with pytest.raises(RuntimeError, match="status 1") as ended, served(peer):
         pass
@@ -177,11 +178,11 @@ def test_a_reload_keeps_the_engine_and_refuses_another_one(peer: Peer, tmp_path:
     with served(peer, config=str(file)) as server:
         file.write_text("max-num-seqs: 5")
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "reload rejected" in server.log())
+        wait_for_log(server, "reload rejected")
         file.write_text("max-num-seqs: 4\nenable-request-id-headers: true")
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "x-request-id" in get(server.port, "/health").headers)
-        wait_until(lambda: get(server.port, "/health").status == 200)
+        wait_for_status(server.port, 200)
         assert says(server) == SENTENCE
         assert len(peer.pids) == 1
 
