@@ -4,9 +4,6 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from glob import escape as glob_escape
-from glob import glob
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -60,8 +57,12 @@ def from_plain(values: Mapping[str, Any], base: type[Settings]) -> Settings:
 
 def _has_plugins(folder: str) -> bool:
     """Returns True if a package in this folder has entry points for plugins."""
-    for file in glob(os.path.join(glob_escape(folder or "."), "*.*-info", "entry_points.txt")):
-        with suppress(OSError):
-            if SECTION in Path(file).read_bytes():
+    packages: list[str] = []
+    with suppress(OSError):
+        packages = [name for name in os.listdir(folder or ".") if name.endswith("-info")]
+    for package in packages:
+        file = os.path.join(folder, package, "entry_points.txt")
+        with suppress(OSError), open(file, "rb") as entry_points:
+            if SECTION in entry_points.read():
                 return True
     return False

@@ -210,12 +210,22 @@ def _wait_until_healthy(server: RunningServer, limit_s: float) -> None:
 
 
 def _is_healthy(port: int) -> bool:
-    unverified = ssl._create_unverified_context()
     for connection in (
         http.client.HTTPConnection("127.0.0.1", port, timeout=1),
-        http.client.HTTPSConnection("127.0.0.1", port, timeout=1, context=unverified),
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=1, context=_unverified()),
     ):
-        with closing(connection), suppress(OSError, http.client.HTTPException):
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
+        with closing(connection):
+            try:
+                connection.request("GET", "/health")
+                return connection.getresponse().status == 200
+            except ConnectionRefusedError:
+                return False  # by TLS it would be refused, too
+            except (OSError, http.client.HTTPException):
+                pass  # perhaps the server speaks TLS
     return False
+
+
+@cache
+def _unverified() -> ssl.SSLContext:
+    """A context for servers with certificates of their own. Each takes milliseconds to create."""
+    return ssl._create_unverified_context()

@@ -7,9 +7,10 @@ import ast
 import re
 import tokenize
 from collections.abc import Iterator
-from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 MAX_TOKENS = 5_500
@@ -36,19 +37,24 @@ MODULES = {
 }
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
+Trees = dict[str, ast.Module]
+Imports = dict[str, frozenset[str]]
 
 
-@cache
-def imported(path: Path) -> tuple[str, ...]:
-    """The modules of ours that a file names in its imports, also for types alone."""
-    return tuple(_imported(path))
+@pytest.fixture(scope="module")
+def trees() -> Trees:
+    """The syntax trees of all modules, parsed once."""
+    return {module: ast.parse(path.read_text("utf-8")) for module, path in MODULES.items()}
 
 
-def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree_of(path)):
+@pytest.fixture(scope="module")
+def imports(trees: Trees) -> Imports:
+    """The modules of ours that each module names in its imports, also for types alone."""
+    return {module: frozenset(imported(tree)) for module, tree in trees.items()}
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -92,12 +98,12 @@ def system_of(module: str) -> str:
     return names[1] if names[1] in SYSTEMS else "app"
 
 
-def test_a_system_imports_only_those_below_it() -> None:
+def test_a_system_imports_only_those_below_it(imports: Imports) -> None:
     beyond = [
         f"{module} imports {other}"
-        for module, path in MODULES.items()
+        for module, others in imports.items()
         if not module.startswith("vllm_understudy")
-        for other in imported(path)
+        for other in others
         if system_of(other) not in (system_of(module), *SYSTEMS[system_of(module)])
     ]
     assert beyond == []
@@ -117,9 +123,9 @@ MAX_IMPORTED_NAMES = 30
 """Most names of ours that a module of the core imports, those for types alone apart."""
 
 
-def imported_names(path: Path) -> int:
+def imported_names(tree: ast.Module) -> int:
     """Returns how many names of ours a file imports when it runs."""
-    nodes = [node for node in tree_of(path).body if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     return sum(
         len(node.names)
         for node in nodes
@@ -127,18 +133,18 @@ def imported_names(path: Path) -> int:
     )
 
 
-def test_no_module_of_the_core_knows_most_of_the_others() -> None:
+def test_no_module_of_the_core_knows_most_of_the_others(trees: Trees) -> None:
     counts = {
-        module: imported_names(path)
-        for module, path in MODULES.items()
+        module: imported_names(tree)
+        for module, tree in trees.items()
         if module.startswith("app.core.")
     }
     assert {module: count for module, count in counts.items() if count > MAX_IMPORTED_NAMES} == {}
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_no_files_import_each_other_in_a_circle(imports: Imports) -> None:
     """Whatever does, at whatever place, is one thing in two files."""
-    graph = {module: set(imported(path)) - {module} for module, path in MODULES.items()}
+    graph = {module: others - {module} for module, others in imports.items()}
     assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES) > 200
 
 
@@ -200,12 +206,12 @@ def functions_with_settings(node: ast.AST, name: str) -> Iterator[str]:
             yield from functions_with_settings(child, f"{name}{child.name}.")
 
 
-def test_functions_of_the_core_get_only_the_sections_that_they_need() -> None:
+def test_functions_of_the_core_get_only_the_sections_that_they_need(trees: Trees) -> None:
     functions = {
         function
-        for module, path in MODULES.items()
+        for module, tree in trees.items()
         if module.startswith("app.core.")
-        for function in functions_with_settings(tree_of(path), f"{module}:")
+        for function in functions_with_settings(tree, f"{module}:")
         if not function.startswith(CONTRACT)
     }
     assert functions == set(WITH_ALL_SETTINGS)

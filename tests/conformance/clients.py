@@ -14,16 +14,19 @@ from tests.sdks import openai
 from vllm_understudy import Server
 
 HERE = Path(__file__).parent
+LIMIT_S = 55.0
 
 
-def told_by(program: str, server: RunningServer | Server, *words: str) -> Any:
+def told_by(
+    program: str, server: RunningServer | Server, *words: str, limit_s: float = LIMIT_S
+) -> Any:
     """The JSON that `program` of this folder prints after it has asked `server` for model `tiny`."""
-    return printed_by(program, server.url, "tiny", *words)
+    return printed_by(program, server.url, "tiny", *words, limit_s=limit_s)
 
 
-def printed_by(program: str, *words: str) -> Any:
+def printed_by(program: str, *words: str, limit_s: float = LIMIT_S) -> Any:
     """The JSON that `program` of this folder prints with these arguments."""
-    return _printed([str(CLIENTS_PYTHON), str(HERE / program), *words])
+    return _printed([str(CLIENTS_PYTHON), str(HERE / program), *words], limit_s)
 
 
 def told_by_node(program: str, server: RunningServer) -> Any:
@@ -33,14 +36,14 @@ def told_by_node(program: str, server: RunningServer) -> Any:
     )
 
 
-def _printed(command: list[str]) -> Any:
+def _printed(command: list[str], limit_s: float = LIMIT_S) -> Any:
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     done = subprocess.run(
         command,
         env={**os.environ, **quiet},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=limit_s,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,12 @@ def usable_extensions() -> list[str]:
     return [extension.__module__.rpartition(".")[2] for extension in present_extensions()]
 
 
-def imported_modules(file: Path) -> Iterator[str]:
+@cache
+def imported_modules(file: Path) -> tuple[str, ...]:
+    return tuple(_imported_modules(file))
+
+
+def _imported_modules(file: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -9,6 +9,7 @@ from tests.running_server import RunningServer, running_server
 
 python = pytest.mark.clients
 node = pytest.mark.node
+LITELLM_LIMIT_S = 150.0
 
 
 @pytest.fixture(scope="module")
@@ -16,10 +17,11 @@ def litellm_results(vllm: RunningServer) -> Any:
     """What litellm makes of all requests: its import takes longer than they do."""
     failing = ("--failure-injection-rate", "100", "--failure-types", "context_length")
     with running_server("--model", "tiny", *failing) as overflowing:
-        return told_by("litellm_client.py", vllm, overflowing.url)
+        return told_by("litellm_client.py", vllm, overflowing.url, limit_s=LITELLM_LIMIT_S)
 
 
 @python
+@pytest.mark.timeout(180)  # for all requests of litellm, beside a busy machine
 def test_litellm_completes_streams_and_maps_errors(litellm_results: Any) -> None:
     results = litellm_results["answers"]
     assert results["content"] == results["streamed"] != ""
@@ -34,6 +36,7 @@ def test_litellm_completes_streams_and_maps_errors(litellm_results: Any) -> None
 
 
 @python
+@pytest.mark.timeout(180)
 def test_litellm_knows_a_prompt_that_is_too_long(litellm_results: Any) -> None:
     results = litellm_results["too long"]
     assert set(results) == {"a little", "far"}
@@ -42,6 +45,7 @@ def test_litellm_knows_a_prompt_that_is_too_long(litellm_results: Any) -> None:
 
 
 @python
+@pytest.mark.timeout(180)
 def test_litellm_takes_an_injected_overflow_for_one(litellm_results: Any) -> None:
     results = litellm_results["overflowing"]
     assert {error for errors in results.values() for error in errors.values()} == {

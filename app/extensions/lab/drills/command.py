@@ -209,10 +209,10 @@ def run_drill(options: Namespace, flags: Sequence[str]) -> int:
     if options.same_as is not None:
         expected = read_figures(options.same_as)
     settings = load(flags, {}, warn=_warn)
+    choice = _router_choice(options, settings)
     tokenizer = tokenizer_of(settings)
     workload = _workload(drill, tokenizer)
     prompts = [tokenizer.encode(prompt) for prompt in workload.prompts]
-    choice = _router_choice(options, settings)
     plan = FleetPlan(
         flags=flags, settings=settings, workload=workload, pods=drill.pods, seed=drill.seed
     )

@@ -16,17 +16,17 @@ SLO = ["--goodput", "ttft:1000", "tpot:30"]
 ENGINE = ["--device", "h100=2.5", "--tensor-parallel-size", "1", "--prefill-share", "0"]
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> list[str]:
-    path = tmp_path / "config.json"
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    path = tmp_path_factory.mktemp("model") / "config.json"
     path.write_bytes(msgspec.json.encode(SHAPE))
     return ["--model-config", str(path)]
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two minutes: 2 requests a second, and then 40."""
-    path = tmp_path / "load.csv"
+    path = tmp_path_factory.mktemp("trace") / "load.csv"
     rows = ["arrival_s,input_tokens,output_tokens"]
     rows += [f"{number / 2},3000,100" for number in range(120)]
     rows += [f"{60 + number / 40},3000,100" for number in range(2400)]
@@ -34,17 +34,22 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
-    assert run([*argv, "--json", "-"]) == 0
-    return msgspec.json.decode(capsys.readouterr().out)
+def plan_of(model: list[str], trace: Path, *window: str) -> Any:
+    """The plan for windows of a minute, if no other `window` is given, on the only engine."""
+    file = trace.with_suffix(".json")
+    load = ["--trace", str(trace), "--over-time", *window]
+    assert run([*model, *ENGINE, *SLO, *load, "--json", str(file)]) == 0
+    [plan] = msgspec.json.decode(file.read_bytes())["loads"][0]["engines"]
+    return plan
 
 
-def test_each_window_has_the_pods_for_its_own_rate(
-    model: list[str], trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    load = ["--trace", str(trace), "--over-time", "60s"]
-    [plan] = figures(capsys, *model, *ENGINE, *SLO, *load)["loads"][0]["engines"]
+@pytest.fixture(scope="module")
+def plan(model: list[str], trace: Path) -> Any:
+    """The plan of `trace`, which takes a second."""
+    return plan_of(model, trace)
 
+
+def test_each_window_has_the_pods_for_its_own_rate(plan: Any) -> None:
     quiet, busy = plan["gpus"]
     capacity = plan["requests_per_s_of_a_pod"]
     assert busy - 1 < 40 / capacity <= busy
@@ -55,10 +60,8 @@ def test_each_window_has_the_pods_for_its_own_rate(
 
 
 def test_a_pod_sustains_about_its_capacity(
-    model: list[str], trace: Path, capsys: pytest.CaptureFixture[str]
+    model: list[str], plan: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load = ["--trace", str(trace), "--over-time"]
-    [plan] = figures(capsys, *model, *ENGINE, *SLO, *load)["loads"][0]["engines"]
     rates = [str(round(share * plan["requests_per_s_of_a_pod"], 3)) for share in (0.9, 1.25)]
 
     drawn = ["--rate", *rates, "--input-tokens", "3000", "--output-tokens", "100"]
@@ -70,16 +73,12 @@ def test_a_pod_sustains_about_its_capacity(
     assert above["cheapest"] is None
 
 
-def test_a_copy_of_a_trace_has_the_same_plan(
-    model: list[str], trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_copy_of_a_trace_has_the_same_plan_with_the_default_window_written_out(
+    model: list[str], trace: Path, plan: Any, tmp_path: Path
 ) -> None:
-    plans = []
-    for name in ("one.csv", "another.csv"):
-        copy = tmp_path / name
-        copy.write_bytes(trace.read_bytes())
-        load = ["--trace", str(copy), "--over-time", "60s"]
-        plans.append(figures(capsys, *model, *ENGINE, *SLO, *load)["loads"][0]["engines"])
-    assert plans[0] == plans[1]
+    copy = tmp_path / "another.csv"
+    copy.write_bytes(trace.read_bytes())
+    assert plan_of(model, copy, "60s") == plan
 
 
 def test_the_last_window_may_be_shorter() -> None:
