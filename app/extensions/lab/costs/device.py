@@ -1,4 +1,4 @@
-"""A device, and what engines on it were measured to take beyond its data sheet."""
+"""A device, and the overhead of engines that were measured on it."""
 
 from msgspec import Struct
 
