@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.api.answer_limits import check_repeated
 from app.core.api.chat.media import media_tokens
@@ -15,11 +15,10 @@ from app.core.api.headers import IMAGE_HEADER, boolean_header
 from app.core.api.identity import ResponseOptions
 from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered
 from app.core.api.writer import ChunkWriter, PlainChoice, chunk_end
-from app.core.base.metrics.recorder import NON_STREAMING
 from app.core.engine.errors import EnginePausedError
 from app.core.protocol import chat as wire
 from app.core.protocol import common
-from app.core.protocol.common import EXAMPLE_CHAT, HOLE, encode, template
+from app.core.protocol.common import EXAMPLE_CHAT, HOLE, encode
 from app.core.protocol.options import NamedToolChoice
 from app.core.server.http.errors import ApiError
 from app.core.server.http.response import error_event
@@ -41,19 +40,6 @@ if TYPE_CHECKING:
 
 PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
-PLAIN_CALL = template(
-    wire.ChunkChoice(
-        HOLE,
-        wire.Delta(
-            content=None,
-            tool_calls=[
-                wire.ToolCall(index=cast("int", HOLE), function=wire.FunctionCall(arguments=HOLE))
-            ],
-        ),
-        token_ids=None,
-    )
-)
-"""Bytes before the index of the choice, before that of the call, before the text, and behind it."""
 
 
 class CallForm(NamedTuple):
@@ -70,19 +56,6 @@ class CallForm(NamedTuple):
 
 
 DEFAULT_CALL_FORM = CallForm()
-CALL_FORMS = {
-    "llama3_json": CallForm(null_content=False, is_joined=True, text_end=True),
-    "llama4_json": CallForm(null_content=False, is_joined=True, text_end=True),
-    "mistral": CallForm(null_content=False, is_joined=True),
-    "pythonic": CallForm(null_content=False, is_joined=True, null_id=True, text_end=True),
-    "qwen3_coder": CallForm(null_content=False, is_joined=True),
-    "qwen3_xml": CallForm(null_content=False, is_joined=True),
-}
-"""Forms by the names of vLLM's parsers; other parsers have the form of Hermes models."""
-REQUIRED_CALL_FORMS = {
-    parser: form._replace(null_id=False, text_end=False) for parser, form in CALL_FORMS.items()
-}
-"""Forms of replies that have to call a tool."""
 
 
 class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
@@ -132,6 +105,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     kind = "chat.completion.chunk"
     plain_text = PLAIN_TEXT
+    joins_calls = False
+    """Chunks of calls are joined from bytes where they differ only in their text."""
     _logprobs: TokenNames | None = None
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
@@ -147,7 +122,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         self.image = options.blocks
         is_bare = not has_logprobs and not options.token_ids or options.hides
         is_plain = is_bare and not options.beams and not options.continuous_usage
-        self._calls_are_plain = is_plain and options.call_form.null_content
+        self._calls_are_plain = self.joins_calls and is_plain and options.call_form.null_content
         self._hides_end = options.parses and not options.call_form.text_end
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
@@ -193,58 +168,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             return b""
         shown = [text for text in output.texts[:count] if text or self._options.empty_thoughts]
         return self._render_plain(PLAIN_THOUGHT, self._thought_prefixes[output.index], shown)
-
-    def _render_call(self, output: Tokens, part: Part) -> bytes:
-        """Returns the chunks of tokens of a tool call.
-
-        The first token of a call with a name shows the name, the next ones the arguments; the last
-        one of a choice has the finish reason.
-        """
-        choice = self.choices[output.index]
-        texts = output.texts
-        has_end = output.finish is not None
-        start = 0
-        chunks: list[bytes] = []
-        if texts and part.name and choice.current_segment(part) is None:
-            start = 1
-        end = max(start, len(texts) - has_end)
-        if start and len(texts) > 1 and not texts[0]:
-            chunks.append(self._render_name(choice, output, part))
-        elif start:
-            chunks.append(self._render_token(output, 0))
-        choice.tokens += len(output.ids[start:end])
-        shown = list(filter(None, texts[start:end]))
-        if shown:
-            prefix, suffix = self._call_frame(output.index, part)
-            chunks.append(prefix + (suffix + prefix).join(map(encode, shown)) + suffix)
-        if has_end and (len(texts) > 1 or not start):
-            chunks.append(self._render_token(output, max(0, len(texts) - 1)))
-        return b"".join(chunks)
-
-    def _render_name(self, choice: ChoiceState, output: Tokens, part: Part) -> bytes:
-        """Returns the chunk of the first token of a call, which shows the name alone."""
-        choice.tokens += len(output.ids[:1])
-        segment = choice.open_segment(part)
-        segment.id = part.id or self._options.new_call_id()
-        function = wire.FunctionCall(part.name)
-        call = wire.ToolCall(segment.id, "function", part.number, function)
-        delta = wire.Delta(content=None, tool_calls=[call])
-        chunk_choice = wire.ChunkChoice(output.index, delta, token_ids=None)
-        return self._head + encode(chunk_choice) + self._chunk_end
-
-    def around_arguments(self, index: int, part: Part) -> tuple[bytes, bytes] | None:
-        """Returns the bytes around the text in the chunk of a token before or behind the name."""
-        if not self._calls_are_plain or self._weight_spans is not None:
-            return None
-        if part.name and self.choices[index].current_segment(part) is None:
-            return None
-        return self._call_frame(index, part)
-
-    def _call_frame(self, index: int, part: Part) -> tuple[bytes, bytes]:
-        before_index, before_number, before_text, choice_end = PLAIN_CALL
-        choice_start = before_index + b"%d" % index + before_number
-        prefix = self._head + choice_start + b"%d" % part.number + before_text
-        return prefix, choice_end + self._chunk_end
 
     def _build_choice(
         self, choice: ChoiceState, output: Tokens, span: slice, is_end: bool
@@ -349,7 +272,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         options = self._options
         if options.parser_runs is not None:
             for choice in self.choices:
-                options.parser_runs[NON_STREAMING, choice.called] += 1
+                options.parser_runs["non_streaming", choice.called] += 1
         answer = self._build_answer(wire.ChatCompletion, self._render_choice)
         answer.prompt_logprobs = prompt_entries(self.prompt_logprobs)
         answer.prompt_token_ids = options.prompt_ids if options.token_ids else None
@@ -410,10 +333,13 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         """The next message of a conversation, whole or as a stream."""
         request = pipeline.decode(context, wire.ChatCompletionRequest)
         accepted = pipeline.admit(request, context)
-        if request.tools:
-            from app.core.api.chat.tools import check_tool_choice  # not for chats without tools
+        writer_type = ChatWriter
+        if request.tools:  # other chats need neither of these modules
+            from app.core.api.chat.call_chunks import CallChatWriter
+            from app.core.api.chat.tools import check_tool_choice
 
             check_tool_choice(request, pipeline.settings.tools)
+            writer_type = CallChatWriter
         prompt = chat_prompt(pipeline, request, request.messages)
         meta = pipeline.identity.response_meta(
             "chatcmpl", context, request.request_id, accepted.model
@@ -427,7 +353,7 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
             else:
                 sends_image = header
         options = response_options(pipeline, accepted, request.messages, prompt, sends_image)
-        return pipeline.submit(accepted, meta, [prompt], ChatWriter(meta, options), context)
+        return pipeline.submit(accepted, meta, [prompt], writer_type(meta, options), context)
 
     docs = RouteDocs(
         body=(wire.ChatCompletionRequest,),
@@ -465,10 +391,9 @@ def response_options(
     form = DEFAULT_CALL_FORM
     if request.tools and tool_choice != "none":
         parser_runs = pipeline.responder.engine.recorder.parser_runs
-        forms = REQUIRED_CALL_FORMS
-        if tool_choice in ("auto", None):
-            forms = CALL_FORMS
-        form = forms.get(settings.tools.tool_call_parser, DEFAULT_CALL_FORM)
+        from app.core.api.chat.call_chunks import call_form  # not for chats without tools
+
+        form = call_form(tool_choice, settings.tools.tool_call_parser)
     tokens_by_modality: Mapping[str, int] | None = None
     if prompt.features and settings.api.enable_prompt_tokens_details:
         modalities = prompt.features["mm_hashes"]
