@@ -263,7 +263,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         normalize_messages(self.messages)
 
     def check_decoded(self) -> None:
-        """Reads plain messages once, which only the rules of other fields concern."""
+        """Applies the rules; plain messages need no conversion, and are read once."""
         is_plain = bool(self.messages)
         for message in self.messages:
             is_plain = (

@@ -356,7 +356,7 @@ class Recorder:
         self._counter(ABORTED[0].name).value += 1
 
     def replied_at_once(self, row: FinishedSequence, at_s: float) -> None:
-        """Counts a finished sequence and its tokens, all of which came at `at_s`, its arrival."""
+        """Counts a finished sequence whose tokens all came at `at_s`, its arrival."""
         tokens = row.generation_tokens
         first_tokens = min(tokens, 1)
         self._generated.value += first_tokens
