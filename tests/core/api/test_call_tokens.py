@@ -7,7 +7,7 @@ import gevent
 import pytest
 
 from app.core.api.chat.call_chunks import CALL_FORMS, CallChatWriter
-from app.core.api.chat.completions import ChatResponseOptions
+from app.core.api.chat.writer import ChatResponseOptions
 from app.core.api.identity import ResponseMeta
 from app.core.base.metrics.recorder import ParserRuns
 from app.core.engine.outputs import Finish, Part, Started, Tokens

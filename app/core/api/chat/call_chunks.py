@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from app.core.api.chat.completions import DEFAULT_CALL_FORM, CallForm, ChatWriter
+from app.core.api.chat.writer import DEFAULT_CALL_FORM, CallForm, ChatWriter
 from app.core.protocol import chat as wire
 from app.core.protocol.common import HOLE, encode, template
 
