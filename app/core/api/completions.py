@@ -244,7 +244,7 @@ def echoed_prompt(
 
     The text of a prompt that is sent as ids has its special tokens (`shows_special`).
     """
-    pipeline.slices.spend(len(ids))
+    pipeline.spend(len(ids))
     names: list[str] = []
     if shows_names:
         texts = pipeline.tokenizer.token_texts(ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +12,7 @@ from app.core.api.chat.media import encoded
 from app.core.api.chat.rules import ChatRules
 from app.core.api.fault import Fault
 from app.core.api.headers import RANK_HEADER, pinned_engine
-from app.core.base.clock.pause import Slices
+from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.request import Constraint
 from app.core.protocol.decoding import Request, decode
 from app.core.protocol.features import Feature
@@ -84,8 +83,8 @@ class RequestPipeline:
     """Rules that decide replies; None while there are none."""
     keeps_fast_path: Callable[[], bool] = always_fast
     """Returns whether plain requests may take the fast path under the settings in force."""
-    slices: Slices = field(default_factory=partial(Slices, SLICE))
-    """Counts texts of all requests that become tokens, and pauses now and then."""
+    values_left: int = SLICE
+    """Values that all requests may still process until the next pause."""
     version_options: Mapping[str, bool] = field(init=False)
     """Fields of `ResponseOptions` that depend on the simulated version."""
 
@@ -121,13 +120,20 @@ class RequestPipeline:
         self.responder.engine.check_accepting(request.n or 1)
         return ValidatedRequest(request, model, self.limits)
 
+    def spend(self, values: int) -> None:
+        """Counts processed values, and pauses after each slice."""
+        self.values_left -= values
+        if self.values_left < 0:
+            self.values_left = SLICE
+            pause_if_possible()
+
     def check_text(self, text: str) -> None:
         """Checks the length of a text before any work. May pause.
 
         Raises:
             ApiError: 400 for a text that cannot fit the context.
         """
-        self.slices.spend(1 + len(text) // CHARS_PER_VALUE)
+        self.spend(1 + len(text) // CHARS_PER_VALUE)
         max_tokens = self.limits.max_model_len
         if len(text) <= max_tokens:
             return

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
+from app.core.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.core.api.headers import (
     CACHE_THRESHOLD_HEADER,

@@ -14,7 +14,7 @@ from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseMeta, ResponseOptions
 from app.core.api.logprobs import SLICE, SomeEntries
 from app.core.base.clock.pause import Slices
-from app.core.base.metrics.recorder import STREAMING, ParserRuns
+from app.core.base.metrics.recorder import STREAMING
 from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.core.protocol.chat import ChunkChoice
 from app.core.protocol.coercion import JsonObject
@@ -37,6 +37,7 @@ from app.core.server.http.response import DONE, error_event
 
 if TYPE_CHECKING:
     from app.core.api.weight_spans import WeightSpans
+    from app.core.base.metrics.recorder import ParserRuns
 
 CHUNK_END = b"]}\n\n"
 CHUNK_END_WITH_TRANSFER = b'],"kv_transfer_params":null}\n\n'
@@ -65,7 +66,7 @@ class ResponseWriter:
     """The reply ends with an image."""
     keeps_alive = False
     """Idle streams get comments (`sse-keep-alive-interval`)."""
-    parser_runs: ParserRuns | None = None
+    parser_runs: "ParserRuns | None" = None
     """Counts runs of the parser of tool calls; None if none is run."""
     _weight_spans: "WeightSpans | None" = None
     """Versions of the weights, if the answer shows them."""

@@ -263,19 +263,19 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         normalize_messages(self.messages)
 
     def check_decoded(self) -> None:
-        """Reads plain messages once, which only the rules of other fields concern."""
+        """Applies the rules; plain messages need no conversion, and are read once."""
+        is_plain = bool(self.messages)
         for message in self.messages:
-            if (
-                type(message) is not dict
-                or message.keys() != PLAIN_KEYS
-                or not type(message["role"]) is type(message["content"]) is str
-            ):
-                break
+            is_plain = (
+                is_plain
+                and type(message) is dict
+                and message.keys() == PLAIN_KEYS
+                and type(message["role"]) is type(message["content"]) is str
+            )
+        if is_plain:
+            self.check_rules()
         else:
-            if self.messages:
-                self.check_rules()
-                return
-        super().check_decoded()
+            super().check_decoded()
 
     def conversations(self) -> Sequence[list[Message]]:
         """Returns the conversations, one for each prompt."""

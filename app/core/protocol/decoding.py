@@ -136,15 +136,6 @@ def decode(
         if len(body) > MAX_INTEGER_DIGITS and _has_long_number(body):
             _parse_json(body)
         return request
-    return _decode_laxly(body, kinds, ignored_fields, nullable_fields)
-
-
-def _decode_laxly(
-    body: bytes,
-    kinds: Sequence[type[T]],
-    ignored_fields: Collection[str],
-    nullable_fields: Collection[str],
-) -> T:
     values = _parse_json(body) if body else None
     if not isinstance(values, dict):
         error_type = "model_attributes_type" if body else "missing"

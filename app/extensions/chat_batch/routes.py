@@ -4,14 +4,10 @@ from itertools import chain
 
 from msgspec.structs import replace
 
-from app.core.api.chat.completions import (
-    ChatResponseOptions,
-    ChatWriter,
-    echoed_text,
-    response_options,
-)
+from app.core.api.chat.completions import echoed_text, response_options
 from app.core.api.chat.media import BuiltPrompt, features
 from app.core.api.chat.prompt import chat_prompt
+from app.core.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.core.api.choice_state import ChoiceState
 from app.core.api.identity import ResponseMeta
 from app.core.api.pipeline import RequestPipeline

@@ -236,7 +236,7 @@ def spend(pipeline: RequestPipeline, choice: derender.RenderedChoice) -> None:
     if choice.logprobs is not None:
         for entry in choice.logprobs.content or ():
             values += VALUES_PER_LOGPROB * (1 + len(entry.top_logprobs))
-    pipeline.slices.spend(VALUES_PER_CHOICE + values)
+    pipeline.spend(VALUES_PER_CHOICE + values)
 
 
 def is_event(pipeline: RequestPipeline, context: RequestContext) -> bool:

@@ -148,7 +148,7 @@ def _score(
         prompt_tokens = sum(map(len, prompts))
         data: list[Mapping[str, float | str]] = []
         for index, prompt in enumerate(prompts):
-            pipeline.slices.spend(1 + len(prompt))
+            pipeline.spend(1 + len(prompt))
             probabilities = label_probabilities(prompt, labels)
             score = probabilities[0]
             if request.apply_softmax:
@@ -197,7 +197,7 @@ def _scoring_prompts(
                 "items",
             )
         prompts.append(prompt[:max_prompt_tokens])
-        pipeline.slices.spend(len(prompts[-1]))
+        pipeline.spend(len(prompts[-1]))
     return prompts
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
+from app.core.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.core.api.identity import ResponseMeta
 from app.core.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import gevent
 import pytest
 
-from app.core.api.chat.completions import CALL_FORMS, ChatResponseOptions, ChatWriter
+from app.core.api.chat.call_chunks import CALL_FORMS, CallChatWriter
+from app.core.api.chat.writer import ChatResponseOptions
 from app.core.api.identity import ResponseMeta
 from app.core.base.metrics.recorder import ParserRuns
 from app.core.engine.outputs import Finish, Part, Started, Tokens
@@ -36,7 +37,7 @@ def streamed(takes: bool, *room: int, **options: object) -> Streamed:
     """
     runs: ParserRuns = Counter()
     shape = ChatResponseOptions(n=1, prompt_ids=[1], parser_runs=runs, **options)  # type: ignore[arg-type]
-    writer = ChatWriter(META, shape)
+    writer = CallChatWriter(META, shape)
     served = Served(Socket(*room), writer=writer)
     served.serve()
     served.stream.emit(Started(0, 0.0))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
+from app.core.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.core.api.identity import ResponseMeta
 from app.core.engine.outputs import EngineOutput, Finish, Part, Started, Tokens
 from tests.core.api import segments

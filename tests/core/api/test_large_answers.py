@@ -10,7 +10,7 @@ import pytest
 
 from app.core.api import logprobs, writer
 from app.core.api.answer_limits import check_answer_size
-from app.core.api.chat.completions import ChatResponseOptions, ChatWriter
+from app.core.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.core.api.identity import ResponseMeta
 from app.core.api.logprobs import SLICE

@@ -1,392 +1,29 @@
-"""POST /v1/chat/completions, and its answers: one JSON body or server-sent events."""
+"""POST /v1/chat/completions; for its answers, see `app.core.api.chat.writer`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from app.core.api.answer_limits import check_repeated
-from app.core.api.chat.call_form import CallForm
 from app.core.api.chat.media import media_tokens
 from app.core.api.chat.prompt import chat_options, chat_prompt
 from app.core.api.chat.thinking import EMPTY_THOUGHT_PARSERS
-from app.core.api.errors import as_stream_error
+from app.core.api.chat.writer import DEFAULT_CALL_FORM, ChatResponseOptions, ChatWriter
 from app.core.api.headers import IMAGE_HEADER, boolean_header
-from app.core.api.identity import ResponseOptions
-from app.core.api.logprobs import ALL, TokenNames, prompt_entries, rendered
-from app.core.api.writer import ChunkWriter, PlainChoice, chunk_end
-from app.core.base.metrics.recorder import NON_STREAMING
-from app.core.engine.errors import EnginePausedError
+from app.core.api.logprobs import ALL
 from app.core.protocol import chat as wire
-from app.core.protocol import common
-from app.core.protocol.common import EXAMPLE_CHAT, HOLE, encode, template
+from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.options import NamedToolChoice
-from app.core.server.http.errors import ApiError
-from app.core.server.http.response import error_event
 from app.core.server.http.route import STREAM_MEDIA, RouteDocs, post
 
 if TYPE_CHECKING:
-    from msgspec import UnsetType
-
     from app.core.api.chat.media import BuiltPrompt
-    from app.core.api.choice_state import ChoiceState
-    from app.core.api.identity import ResponseMeta
     from app.core.api.pipeline import RequestPipeline
-    from app.core.base.metrics.recorder import ParserRuns
-    from app.core.engine.outputs import Part, Started, Tokens
     from app.core.protocol.validation import ValidatedRequest
     from app.core.server.http.context import RequestContext
     from app.core.server.http.response import Response
     from app.core.server.http.route import PlainHandler, Route
-
-PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
-PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
-PLAIN_CALL = template(
-    wire.ChunkChoice(
-        HOLE,
-        wire.Delta(
-            content=None,
-            tool_calls=[
-                wire.ToolCall(index=cast("int", HOLE), function=wire.FunctionCall(arguments=HOLE))
-            ],
-        ),
-        token_ids=None,
-    )
-)
-"""Bytes before the index of the choice, before that of the call, before the text, and behind it."""
-DEFAULT_CALL_FORM = CallForm()
-CALL_FORMS = {
-    "llama3_json": CallForm(null_content=False, is_joined=True, text_end=True),
-    "llama4_json": CallForm(null_content=False, is_joined=True, text_end=True),
-    "mistral": CallForm(null_content=False, is_joined=True),
-    "pythonic": CallForm(null_content=False, is_joined=True, null_id=True, text_end=True),
-    "qwen3_coder": CallForm(null_content=False, is_joined=True),
-    "qwen3_xml": CallForm(null_content=False, is_joined=True),
-}
-"""Forms by the names of vLLM's parsers; other parsers have the form of Hermes models."""
-REQUIRED_CALL_FORMS = {
-    parser: form._replace(null_id=False, text_end=False) for parser, form in CALL_FORMS.items()
-}
-"""Forms of replies that have to call a tool."""
-
-
-class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
-    """Content of a response, from the request and the settings of the server."""
-
-    prompt_ids: Sequence[int]
-    role: str = "assistant"
-    echo: str | None = None
-    top_logprobs: int | None = None
-    """Alternatives shown; None without log probabilities."""
-    beams: bool = False
-    """The choices are beams.
-
-    Only the ids of their tokens are known: log probabilities have no bytes.
-    """
-    prompt_text: str | None = None
-    named_tool: bool = False
-    """A named tool had to be called: the reply then ends with `stop`."""
-    forced_tool: bool = False
-    """A tool had to be called: beside its calls, the reply's text is empty instead of null."""
-    new_call_id: Callable[[], str] = str
-    """Draws the id of a tool call; `str` where there are none."""
-    parser_runs: ParserRuns | None = None
-    """Counts runs of the parser of tool calls; None if none is run."""
-    parses: bool = False
-    """Thoughts or calls are parsed out of the text: an end that shows nothing has no text."""
-    reasons: bool = False
-    """The model thinks: usage counts its thoughts, and without a text the content is null."""
-    call_form: CallForm = DEFAULT_CALL_FORM
-    """Form of the chunks of tool calls."""
-    empty_thoughts: bool = False
-    """A token of thoughts that adds no text has its own chunk."""
-    show_reasoning: bool = True
-    """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
-    blocks: bool = False
-    """The content is a list of blocks that ends with an image."""
-    media_tokens: Mapping[str, int] | None = None
-
-    @property
-    def hides(self) -> bool:
-        """Tokens and log probabilities are hidden, as they would show hidden thoughts."""
-        return self.parses and not self.show_reasoning
-
-
-class ChatWriter(ChunkWriter[ChatResponseOptions]):
-    """Writes the answer to a chat, as a stream or whole."""
-
-    kind = "chat.completion.chunk"
-    plain_text = PLAIN_TEXT
-    _logprobs: TokenNames | None = None
-
-    def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
-        has_logprobs = options.top_logprobs is not None
-        is_special = (
-            options.token_ids
-            or options.continuous_usage
-            or options.blocks
-            or options.parser_runs is not None
-        )
-        super().__init__(meta, options, options.n, not has_logprobs and not is_special)
-        self.parser_runs = options.parser_runs
-        self.image = options.blocks
-        is_bare = not has_logprobs and not options.token_ids or options.hides
-        is_plain = is_bare and not options.beams and not options.continuous_usage
-        self._calls_are_plain = is_plain and options.call_form.null_content
-        self._hides_end = options.parses and not options.call_form.text_end
-        if options.top_logprobs is not None and not options.hides:
-            self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
-
-    def _render_failure(self, error: Exception) -> bytes:
-        if not isinstance(error, EnginePausedError):
-            return super()._render_failure(error)
-        # A streamed chat names another type than the other answers do.
-        paused = as_stream_error(error)
-        return error_event(ApiError(paused.status, "InternalServerError", paused.message))
-
-    def _render_start(self, output: Started) -> bytes:
-        """Returns the role chunks of all choices together, when the first choice starts."""
-        if self.started is not None:
-            return b""
-        self.record_start(output)
-        options = self._options
-        tail = common.ChunkTail(
-            prompt_token_ids=options.prompt_ids if options.token_ids else None,
-            prompt_text=options.prompt_text,
-        )
-        if options.continuous_usage:
-            tail.usage = self._choice_usage(0)
-        openings = [(wire.Delta(options.role, ""), chunk_end(tail))]
-        if options.echo:
-            echo = wire.Delta(content=options.echo)
-            openings.append((echo, chunk_end(common.ChunkTail(tail.usage))))
-        chunks: list[bytes] = []
-        for delta, end in openings:
-            for index in range(options.n):
-                chunks += self._head, encode(wire.ChunkChoice(index, delta)), end
-        return b"".join(chunks)
-
-    @cached_property
-    def _thought_prefixes(self) -> Sequence[bytes]:
-        return PLAIN_THOUGHT.prefixes(self._head, self._options.n)
-
-    def _render_plain_thoughts(self, output: Tokens, count: int) -> bytes:
-        choice = self.choices[output.index]
-        choice.tokens += count
-        choice.reasoning_tokens += count
-        if not self._options.show_reasoning:
-            return b""
-        shown = [text for text in output.texts[:count] if text or self._options.empty_thoughts]
-        return self._render_plain(PLAIN_THOUGHT, self._thought_prefixes[output.index], shown)
-
-    def _render_call(self, output: Tokens, part: Part) -> bytes:
-        """Returns the chunks of tokens of a tool call.
-
-        The first token of a call with a name shows the name, the next ones the arguments; the last
-        one of a choice has the finish reason.
-        """
-        choice = self.choices[output.index]
-        texts = output.texts
-        has_end = output.finish is not None
-        start = 0
-        chunks: list[bytes] = []
-        if texts and part.name and choice.current_segment(part) is None:
-            start = 1
-        end = max(start, len(texts) - has_end)
-        if start and len(texts) > 1 and not texts[0]:
-            chunks.append(self._render_name(choice, output, part))
-        elif start:
-            chunks.append(self._render_token(output, 0))
-        choice.tokens += len(output.ids[start:end])
-        shown = list(filter(None, texts[start:end]))
-        if shown:
-            prefix, suffix = self._call_frame(output.index, part)
-            chunks.append(prefix + (suffix + prefix).join(map(encode, shown)) + suffix)
-        if has_end and (len(texts) > 1 or not start):
-            chunks.append(self._render_token(output, max(0, len(texts) - 1)))
-        return b"".join(chunks)
-
-    def _render_name(self, choice: ChoiceState, output: Tokens, part: Part) -> bytes:
-        """Returns the chunk of the first token of a call, which shows the name alone."""
-        choice.tokens += len(output.ids[:1])
-        segment = choice.open_segment(part)
-        segment.id = part.id or self._options.new_call_id()
-        function = wire.FunctionCall(part.name)
-        call = wire.ToolCall(segment.id, "function", part.number, function)
-        delta = wire.Delta(content=None, tool_calls=[call])
-        chunk_choice = wire.ChunkChoice(output.index, delta, token_ids=None)
-        return self._head + encode(chunk_choice) + self._chunk_end
-
-    def around_arguments(self, index: int, part: Part) -> tuple[bytes, bytes] | None:
-        """Returns the bytes around the text in the chunk of a token before or behind the name."""
-        if not self._calls_are_plain or self._weight_spans is not None:
-            return None
-        if part.name and self.choices[index].current_segment(part) is None:
-            return None
-        return self._call_frame(index, part)
-
-    def _call_frame(self, index: int, part: Part) -> tuple[bytes, bytes]:
-        before_index, before_number, before_text, choice_end = PLAIN_CALL
-        choice_start = before_index + b"%d" % index + before_number
-        prefix = self._head + choice_start + b"%d" % part.number + before_text
-        return prefix, choice_end + self._chunk_end
-
-    def _build_choice(
-        self, choice: ChoiceState, output: Tokens, span: slice, is_end: bool
-    ) -> wire.ChunkChoice | None:
-        options = self._options
-        part = output.part
-        ids = output.ids[span]
-        text = "".join(output.texts[span])
-        if part is not None and part.kind == "reasoning":
-            choice.reasoning_tokens += len(ids)
-        delta = None
-        if text or part is None or choice.current_segment(part) is None:  # no markup
-            delta = self._delta(choice, part, text)
-        if delta is None:
-            shows_tokens = options.token_ids or options.top_logprobs is not None
-            if not is_end and (not shows_tokens or options.hides):
-                return None
-            delta = wire.Delta()
-        elif is_end and part is None and not text and self._hides_end:
-            delta = wire.Delta()
-        chunk_choice = wire.ChunkChoice(output.index, delta, token_ids=None)
-        if options.token_ids and not options.hides:
-            chunk_choice.token_ids = ids
-        if self._logprobs is not None and output.logprobs is not None:
-            entries = [*map(self._logprobs.chat_entry, output.logprobs[span])]
-            chunk_choice.logprobs = common.LogprobContent(entries)
-        return chunk_choice
-
-    def _delta(self, choice: ChoiceState, part: Part | None, text: str) -> wire.Delta | None:
-        """Returns a token's addition to the message; None for markup or a hidden thought."""
-        options = self._options
-        if part is None:
-            if options.blocks:
-                return wire.Delta(content=[wire.ContentBlock("text", text)])
-            return wire.Delta(content=text)
-        if part.kind == "reasoning":
-            if options.show_reasoning and (text or options.empty_thoughts):
-                return wire.Delta(reasoning=text)
-            return None
-        if part.kind == "image":
-            return wire.Delta(content=[wire.ContentBlock("image_url", image_url={"url": text})])
-        return self._call_delta(choice, part, text)
-
-    def _call_delta(self, choice: ChoiceState, part: Part, text: str) -> wire.Delta | None:
-        """Returns a token's addition to a tool call; None for markup."""
-        options = self._options
-        form = options.call_form
-        calls: list[wire.ToolCall] = []
-        if part.name and choice.current_segment(part) is None:
-            segment = choice.open_segment(part)
-            segment.id = part.id or options.new_call_id()
-            function = wire.FunctionCall(part.name)
-            if form.is_joined and text:
-                function.arguments = text
-                text = ""
-            calls.append(wire.ToolCall(segment.id, "function", part.number, function))
-        if text:
-            call = wire.ToolCall(index=part.number, function=wire.FunctionCall(arguments=text))
-            if form.null_id:
-                call.id = None
-            calls.append(call)
-        if not calls:
-            return None
-        delta = wire.Delta(tool_calls=calls)
-        if form.null_content:
-            delta.content = None
-        return delta
-
-    def _finish_reason(self, choice: ChoiceState) -> str:
-        """Returns `tool_calls` for a reply that called tools by choice and was not cut short."""
-        reason = choice.finish.reason
-        if reason == "stop" and choice.called and not self._options.named_tool:
-            return "tool_calls"
-        return reason
-
-    def _total_usage(self, missing: None | UnsetType) -> common.Usage:
-        options = self._options
-        usage = self._count_usage(len(options.prompt_ids), self.choices, missing)
-        if options.reasons:
-            reasoning_tokens = sum(choice.reasoning_tokens for choice in self.choices)
-            usage.completion_tokens_details = common.CompletionTokensDetails(reasoning_tokens)
-        if options.prompt_details:
-            usage.prompt_tokens_details = common.PromptTokensDetails(
-                cached_tokens=self.reported_cached_tokens,
-                created_cache_tokens=self.reported_created_tokens,
-                multimodal_tokens=options.media_tokens or missing,
-            )
-        return usage
-
-    def _choice_usage(self, index: int) -> common.Usage:
-        choice = self.choices[index]
-        usage = self._count_usage(len(self._options.prompt_ids), (choice,))
-        usage.completion_tokens_details = None
-        if self._options.reasons:
-            usage.completion_tokens_details = common.CompletionTokensDetails(
-                choice.reasoning_tokens
-            )
-        return usage
-
-    def whole(self) -> wire.ChatCompletion:
-        """Returns the whole answer, once all outputs are collected."""
-        options = self._options
-        if options.parser_runs is not None:
-            for choice in self.choices:
-                options.parser_runs[NON_STREAMING, choice.called] += 1
-        answer = self._build_answer(wire.ChatCompletion, self._render_choice)
-        answer.prompt_logprobs = prompt_entries(self.prompt_logprobs)
-        answer.prompt_token_ids = options.prompt_ids if options.token_ids else None
-        answer.prompt_text = options.prompt_text
-        answer.ec_transfer_params = self.encoded_media
-        return answer
-
-    def _render_choice(self, index: int, choice: ChoiceState) -> wire.ChatChoice:
-        chat_choice = wire.ChatChoice(
-            index=index,
-            message=self._message(choice),
-            logprobs=None,
-            finish_reason=self._finish_reason(choice),
-            stop_reason=choice.finish.stop_reason,
-            token_ids=None,
-        )
-        if self._options.weight_versions:
-            chat_choice.weight_versions = self._spans_of(index)
-        if self._logprobs is not None:
-            entries = rendered(choice.logprobs, self._logprobs.chat_entry)
-            chat_choice.logprobs = common.LogprobContent(entries)
-        if self._options.token_ids and not self._options.hides:
-            chat_choice.token_ids = choice.ids
-        return chat_choice
-
-    def _message(self, choice: ChoiceState) -> wire.ChatMessage:
-        options = self._options
-        texts = choice.texts_by_kind()
-        text = (options.echo or "") + texts["text"]
-        message = wire.ChatMessage(options.role, text)
-        if "image" in texts:
-            blocks: list[wire.ContentBlock] = []
-            if text:
-                blocks.append(wire.ContentBlock("text", text))
-            blocks.append(wire.ContentBlock("image_url", image_url={"url": texts["image"]}))
-            message.content = blocks
-        elif not text and options.echo is None and not options.forced_tool:
-            message.content = None if choice.called or options.reasons else text
-        if choice.called:
-            message.tool_calls = [
-                wire.ToolCall(
-                    id=segment.part.id or options.new_call_id(),
-                    type="function",
-                    function=wire.FunctionCall(segment.part.name, segment.text),
-                )
-                for segment in choice.segments
-                if segment.part is not None and segment.part.kind == "call"
-            ]
-        if options.show_reasoning:
-            message.reasoning = texts.get("reasoning") or None
-        return message
 
 
 def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list[Route]:
@@ -396,10 +33,13 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         """The next message of a conversation, whole or as a stream."""
         request = pipeline.decode(context, wire.ChatCompletionRequest)
         accepted = pipeline.admit(request, context)
-        if request.tools:
-            from app.core.api.chat.tools import check_tool_choice  # not for chats without tools
+        writer_type = ChatWriter
+        if request.tools:  # other chats need neither of these modules
+            from app.core.api.chat.call_chunks import CallChatWriter
+            from app.core.api.chat.tools import check_tool_choice
 
             check_tool_choice(request, pipeline.live.current.tools)
+            writer_type = CallChatWriter
         prompt = chat_prompt(pipeline, request, request.messages)
         meta = pipeline.identity.response_meta(
             "chatcmpl", context, request.request_id, accepted.model
@@ -413,7 +53,7 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
             else:
                 sends_image = header
         options = response_options(pipeline, accepted, request.messages, prompt, sends_image)
-        return pipeline.submit(accepted, meta, [prompt], ChatWriter(meta, options), context)
+        return pipeline.submit(accepted, meta, [prompt], writer_type(meta, options), context)
 
     docs = RouteDocs(
         body=(wire.ChatCompletionRequest,),
@@ -451,10 +91,9 @@ def response_options(
     form = DEFAULT_CALL_FORM
     if request.tools and tool_choice != "none":
         parser_runs = pipeline.responder.engine.recorder.parser_runs
-        forms = REQUIRED_CALL_FORMS
-        if tool_choice in ("auto", None):
-            forms = CALL_FORMS
-        form = forms.get(settings.tools.tool_call_parser, DEFAULT_CALL_FORM)
+        from app.core.api.chat.call_chunks import call_form  # not for chats without tools
+
+        form = call_form(tool_choice, settings.tools.tool_call_parser)
     tokens_by_modality: Mapping[str, int] | None = None
     if prompt.features and settings.api.enable_prompt_tokens_details:
         modalities = prompt.features["mm_hashes"]

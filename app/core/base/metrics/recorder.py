@@ -43,7 +43,6 @@ POST_S = 1e-6
 ROWS_PER_FOLD = 512
 """Rows of one kind that are counted together, in at most a millisecond."""
 STREAMING = "streaming"
-NON_STREAMING = "non_streaming"
 STEPS_PER_S = 1000
 """Engine steps per second of decoding that has none: tokens of a millisecond are one step."""
 
@@ -357,7 +356,7 @@ class Recorder:
         self._counter(ABORTED[0].name).value += 1
 
     def replied_at_once(self, row: FinishedSequence, at_s: float) -> None:
-        """Counts a finished sequence and its tokens, all of which came at `at_s`, its arrival."""
+        """Counts a finished sequence whose tokens all came at `at_s`, its arrival."""
         tokens = row.generation_tokens
         first_tokens = min(tokens, 1)
         self._generated.value += first_tokens
@@ -368,9 +367,7 @@ class Recorder:
         self._finished.append(row)
         if len(self._tokens) >= ROWS_PER_FOLD:
             self._fold_tokens()
-        if len(self._prefills) >= ROWS_PER_FOLD:
             self._fold_prefills()
-        if len(self._finished) >= ROWS_PER_FOLD:
             self._fold_finished()
 
     def sequence_finished(self, row: FinishedSequence) -> None:

@@ -176,11 +176,11 @@ WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
 MOST = {
-    "fast, no latency": (73, 24, 40),
+    "fast, no latency": (71, 24, 40),
     "fast, --profile": (243, 40, 155),
-    "Flask, no latency": (111, 36, 69),
-    "a required tool, direct": (181, 54, 121),
-    "a required tool": (170, 48, 114),
+    "Flask, no latency": (102, 36, 68),
+    "a required tool, direct": (147, 53, 109),
+    "a required tool": (138, 47, 102),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
