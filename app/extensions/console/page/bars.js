@@ -141,11 +141,8 @@ class BarsView {
 		pen.fillText(gutter > 100 ? "id" : "request", 8, 8);
 		if (!this.rows.length) {
 			pen.textAlign = "center";
-			pen.fillText(
-				"No requests in this time. The button Send load sends some.",
-				width / 2,
-				height / 2,
-			);
+			pen.fillText("No requests in this time.", width / 2, height / 2 - 8);
+			pen.fillText("The button Send load sends some.", width / 2, height / 2 + 8);
 		}
 	}
 
