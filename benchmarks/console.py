@@ -18,11 +18,11 @@ from pathlib import Path
 from benchmarks import cores
 from benchmarks.background import Background, background
 from benchmarks.connections import HOST
-from benchmarks.options import parser
+from benchmarks.options import add_other, parser
 from benchmarks.processes import used_by
 from benchmarks.report import medians, number, share, show, show_machine
 from benchmarks.rounds import interleaved
-from benchmarks.servers import Load, Server, ours
+from benchmarks.servers import OURS, ROOT, Load, Server, ours
 from benchmarks.steps import PROFILE
 from benchmarks.streams import StreamPlan
 from benchmarks.withheld import kept_awake
@@ -32,7 +32,12 @@ UNSEEN = "nobody looks"
 SEEN = "somebody looks"
 REQUESTS = "latencies of their own"
 STEPS = "steps and a KV cache"
-COLUMNS = ("timing", "console", "chunks/s", "CPU", "beyond", "KB/s to the page")
+COLUMNS = (
+    *("checkout", "timing", "console", "chunks/s", "CPU", "CPU per chunk"),
+    *("relative", "KB/s to the page"),
+)
+Key = tuple[str, str, str]
+"""Checkout, timing, console."""
 LIMIT = 0.03
 """Of a core, that looking may take."""
 
@@ -45,6 +50,11 @@ class Cost:
     cpu: float
     page_kb_s: float
 
+    @property
+    def chunk_us(self) -> float:
+        """Microseconds of CPU time for a chunk."""
+        return self.cpu / self.per_s * 1e6
+
 
 def main(argv: Sequence[str]) -> int:
     """Exit status: 1 when looking takes more than it may."""
@@ -56,17 +66,17 @@ def main(argv: Sequence[str]) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(kept_awake())
         streams = stack.enter_context(background())
-        servers = {
-            (timing, console): stack.enter_context(
-                ours(load, name=f"{timing}, {console}", extra_settings=settings)
-            )
-            for timing in (REQUESTS, STEPS)
-            for console, settings in _settings(timing, options, folder).items()
-        }
+        servers: dict[Key, Server] = {}
+        for checkout, root in _checkouts(options.other).items():
+            for timing in (REQUESTS, STEPS):
+                for console, settings in _settings(timing, options, folder).items():
+                    name = f"{checkout}, {timing}, {console}"
+                    server = ours(load, name=name, root=root, extra_settings=settings)
+                    servers[checkout, timing, console] = stack.enter_context(server)
         rounds = interleaved(
             list(servers),
             options.rounds,
-            lambda key: _measure(servers[key], streams, load, key[1] == SEEN),
+            lambda key: _measure(servers[key], streams, load, key[2] == SEEN),
         )
     return _show({key: medians(seen) for key, seen in rounds.items()}, options)
 
@@ -76,7 +86,16 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags.add_argument("--streams", type=int, default=1000, help="that run at the same time")
     flags.add_argument("--tokens", type=int, default=160, help="length of a stream")
     flags.add_argument("--itl", type=float, default=50, help="milliseconds between tokens")
+    add_other(flags)
     return flags.parse_args(argv)
+
+
+def _checkouts(other: Path | None) -> dict[str, Path]:
+    """Folders of the measured checkouts by name."""
+    checkouts = {OURS: ROOT}
+    if other is not None:
+        checkouts[other.name] = other.resolve()
+    return checkouts
 
 
 def _settings(
@@ -144,20 +163,24 @@ def looking(port: int) -> Iterator[Page]:
         reader.join(5)
 
 
-def _show(middle: Mapping[tuple[str, str], Cost], options: argparse.Namespace) -> int:
+def _show(middle: Mapping[Key, Cost], options: argparse.Namespace) -> int:
+    """Shows CPU times relative to a server without the console."""
     rows = []
     max_cpu_of_looking = 0.0
-    for (timing, console), cost in middle.items():
-        beyond = cost.cpu - middle[timing, WITHOUT].cpu
+    for (checkout, timing, console), cost in middle.items():
+        relative = cost.chunk_us / middle[checkout, timing, WITHOUT].chunk_us
         if console == SEEN:
-            max_cpu_of_looking = max(max_cpu_of_looking, cost.cpu - middle[timing, UNSEEN].cpu)
+            unseen = middle[checkout, timing, UNSEEN]
+            max_cpu_of_looking = max(max_cpu_of_looking, cost.cpu - unseen.cpu)
         rows.append(
             (
+                checkout,
                 timing,
                 console,
                 number(cost.per_s, 0),
                 share(cost.cpu),
-                f"{beyond:+.1%}",
+                f"{cost.chunk_us:.1f} µs",
+                f"{relative:.3f}x",
                 number(cost.page_kb_s, 0) if cost.page_kb_s else "",
             )
         )

@@ -211,7 +211,7 @@ class Console(Middleware):
         return json_response(settings)
 
     def _lessons(self, context: RequestContext) -> Response:
-        """The lessons: texts with their terms, what to show, flags of a similar server."""
+        """The lessons: titles, texts, terms, charts, and flags of a server with the same engine."""
         from app.extensions.console.lesson_terms import terms_of  # few pages ask for them
         from app.extensions.console.lessons import LESSONS
 

@@ -265,7 +265,7 @@ class RequestBars:
         if phase == Phase.DECODE and status.first_s is None:
             phase = Phase.PREFILL  # the last step of its prompt is running
         if phase != bar.phase:
-            self._write_phase(bar, phase, status, sequence, frame)
+            self._write_phase(bar, phase, status=status, sequence=sequence, frame=frame)
         if status.computed != bar.computed:
             bar.computed = status.computed
             frame.computed += (number, bar.computed)

@@ -41,7 +41,7 @@ class LessonEngine:
         if lesson.separates_prefill:
             self._prefill_engine = SmallEngine(lesson.engine)
         self._prefilled: list[tuple[float, Callable[[], None]]] = []
-        """Ends of prefills on the other engine, and what then submits the request to this one."""
+        """Ends of prefills on the other engine, with functions that submit their requests here."""
 
     def play(self) -> list[Picture | Frame]:
         """Returns a picture, and the frames until all requests have ended. May pause."""

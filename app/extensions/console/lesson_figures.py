@@ -11,7 +11,7 @@ LONG_PROMPT_TOKENS = 10_000
 
 
 class LessonFigures:
-    """What happened in a lesson, with times in milliseconds."""
+    """Figures of a played lesson, as texts."""
 
     def __init__(self, lesson: Lesson, frames: Sequence[Frame]) -> None:
         self._slots = lesson.engine.max_num_seqs

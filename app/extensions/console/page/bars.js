@@ -56,13 +56,11 @@ class BarsView {
 			show = $("show").value,
 			{ from, to } = this.axis.range;
 		const rows = [];
-		let live = 0,
-			failed = 0;
+		let live = 0;
 		for (const bar of model.bars.values()) {
 			const over = bar.end !== null,
 				broken = over && model.failed(bar);
 			live += !over;
-			failed += broken;
 			if ((over && show === "live") || (show === "failed" && !broken)) continue;
 			if (((over && bar.end < from) || bar.arrival > to) && !text) continue;
 			if (this.moment !== null && (bar.arrival > this.moment || (over && bar.end < this.moment)))
@@ -85,8 +83,7 @@ class BarsView {
 		$("request-table").hidden = !tabular;
 		$("requests-time").hidden = tabular;
 		this.spacer.style.height = `${this.dense ? 0 : Math.max(0, rows.length * ROW + HEAD + 6 - this.place.clientHeight)}px`;
-		$("requests-count").textContent =
-			`${whole(live)} in progress, ${whole(rows.length)} shown${failed ? `, ${whole(failed)} failed` : ""}`;
+		$("requests-count").textContent = `${whole(live)} in progress, ${whole(rows.length)} shown`;
 		$("all-rows").hidden = this.moment === null;
 		if (this.moment !== null)
 			$("all-rows").textContent = `at ${this.axis.label(this.moment)}: show all`;
@@ -144,11 +141,8 @@ class BarsView {
 		pen.fillText(gutter > 100 ? "id" : "request", 8, 8);
 		if (!this.rows.length) {
 			pen.textAlign = "center";
-			pen.fillText(
-				"No requests in this time. The button Send load sends some.",
-				width / 2,
-				height / 2,
-			);
+			pen.fillText("No requests in this time.", width / 2, height / 2 - 8);
+			pen.fillText("The button Send load sends some.", width / 2, height / 2 + 8);
 		}
 	}
 

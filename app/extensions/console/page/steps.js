@@ -28,7 +28,8 @@ class StepsView {
 			[pen, width, height] = surface(this.canvas, shared ? STRIP : (STRIP * 2) / 3),
 			end = width - RIGHT,
 			x = (at) => Math.max(this.axis.left, Math.min(end, this.axis.x(at, width)));
-		const rows = model.steps.filter(([begin, took]) => begin + took > from && begin < to),
+		const until = Math.min(to, model.at),
+			rows = model.steps.filter(([begin, took]) => begin + took > from && begin < until),
 			columns = [0, 1].flatMap((engine) =>
 				engine && engines.length < 2
 					? []
