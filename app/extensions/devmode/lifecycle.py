@@ -39,7 +39,7 @@ class ResetQuery(Struct):
 
     reset_running_requests: bool = False
     reset_external: bool = False
-    """Without effect: no connector keeps blocks beyond the cache."""
+    """Also empties the tier in host memory (`kv-offload-size`)."""
 
 
 class InfoQuery(Struct):
@@ -110,7 +110,10 @@ class LifecycleHandlers:
     def reset_prefix_cache(self, context: RequestContext) -> object:
         """Empties the prefix cache."""
         query = decode_query(context.query(), ResetQuery)
-        return {"success": self._lifecycle.reset_prefix_cache(query.reset_running_requests)}
+        is_reset = self._lifecycle.reset_prefix_cache(
+            query.reset_running_requests, query.reset_external
+        )
+        return {"success": is_reset}
 
     def reset_media(self, context: RequestContext) -> None:
         """Succeeds: no media are cached here."""

@@ -216,6 +216,11 @@ class Recorder:
         self._parser_runs: Tally[tuple[str, bool]] = Tally()
         """Runs of the tool call parser, by mode and whether the run has a call."""
 
+    @property
+    def instruments(self) -> EngineFamilies:
+        """The families with the labels of this engine; an extension may add some."""
+        return self._families
+
     def adapter_moved(self, sequence: Hashable, adapter: str, stage: AdapterStage | None) -> None:
         """Counts a sequence with an adapter that starts to wait or to run; None: that ends."""
         if self.adapter_series is not None:
