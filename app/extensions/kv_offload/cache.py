@@ -67,6 +67,7 @@ class TieredCache(KVCacheManager):
     ) -> None:
         kwargs["store"] = None  # the tiers replace it
         super().__init__(num_blocks, hasher, recorder, *args, **kwargs)
+        self.counts_lookups = options.has_prefix_cache
         self._options = options
         self._chunk_blocks = options.blocks_per_chunk
         self.tiers = Tiers(
@@ -134,7 +135,8 @@ class TieredCache(KVCacheManager):
         sequence.loaded = (end - cached) * self.block_size
         if self._options.in_steps and sequence.loaded:
             sequence.remote = True
-            self._must_wait = self.tiers.is_loading(hit.keys)
+            if self._options.has_prefix_cache:
+                self._must_wait = self.tiers.is_loading(hit.keys)
         return cached
 
     def fits(self, sequence: CachedSequence, tokens: int, cached: int, spare: int = 0) -> bool:
@@ -210,7 +212,11 @@ class TieredCache(KVCacheManager):
     def _store(self, sequence: CachedSequence, hashes: list[bytes]) -> None:
         """See `KVCache`; also notes the hashes of the reply."""
         first = sequence.cached_blocks
-        super()._store(sequence, hashes)
+        if self._options.has_prefix_cache:
+            super()._store(sequence, hashes)
+        else:
+            sequence.cached_blocks = first + len(hashes)
+            sequence.last_hash = hashes[-1]
         offload = self._offloads.get(sequence)
         if offload is None or self._options.is_prompt_only:
             return

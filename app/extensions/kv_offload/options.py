@@ -29,6 +29,8 @@ class OffloadOptions(Struct, frozen=True, kw_only=True):
     """Capacity of the tier on disk; 0 without one."""
     disk_bandwidth: float = 6e9
     has_disk_events: bool = False
+    has_prefix_cache: bool = True
+    """False if the devices do not keep blocks for later prompts."""
     in_steps: bool = False
     """True if sequences share steps: the scheduler then waits for loads."""
 
@@ -55,8 +57,8 @@ def offload_options(settings: Settings) -> OffloadOptions:
     section = settings.section(KvOffloadSettings)
     if not is_selected(settings):
         raise ConfigError("setting kv-offload-size: requires kv-connector offloading")
-    if settings.engine.is_real or not settings.kvcache.enable_kvcache:
-        raise ConfigError("setting kv-offload-size: requires enable-kvcache and a simulated engine")
+    if settings.engine.is_real:
+        raise ConfigError("setting kv-offload-size: requires a simulated engine")
     if settings.get("kv-cache-groups", ""):
         raise ConfigError("setting kv-offload-size: cannot be combined with kv-cache-groups")
     if section.kv_offload_disk_size and section.kv_offload_store_threshold >= 2:
@@ -89,6 +91,7 @@ def offload_options(settings: Settings) -> OffloadOptions:
         disk_chunks=disk_chunks,
         disk_bandwidth=section.kv_offload_disk_bandwidth * 1e9,
         has_disk_events=section.kv_offload_disk_events,
+        has_prefix_cache=settings.kvcache.enable_kvcache,
         in_steps=settings.steps.shared,
     )
 

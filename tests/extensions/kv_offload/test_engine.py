@@ -256,3 +256,18 @@ def test_a_full_disk_removes_the_oldest_chunks() -> None:
         if isinstance(event, BlockRemoved) and event.medium == "STORAGE"
     ]
     assert [len(event.block_hashes) for event in removed] == [2]
+
+
+@timings
+def test_without_a_prefix_cache_each_request_loads_its_blocks(steps: bool) -> None:
+    tiered = TieredEngine(30, steps=steps, has_prefix_cache=False)
+    tiered.complete("first", prompt_of(1))
+    for name in ("second", "third"):
+        tiered.submit(name, prompt_of(1))
+    tiered.clock.advance(60)
+
+    assert tiered.cached_tokens("second") == tiered.cached_tokens("third") == 64
+    assert tiered.metric("kv_offload_load_bytes_total") == 8e6
+    assert tiered.metric("prefix_cache_queries_total") == 0
+    assert {getattr(event, "medium", None) for event in tiered.events} == {"CPU"}
+    assert tiered.used_blocks == 0

@@ -1,12 +1,10 @@
 """MultiConnector: an OffloadingConnector beside a NixlConnector."""
 
-from random import Random
 from typing import Any
 
 import pytest
 
 from app.core.engine.kvcache.hashing import BlockHasher
-from app.core.engine.lora import Adapter
 from app.extensions.kv_offload.cache import TieredCache
 from app.extensions.kv_offload.options import OffloadOptions
 from tests.extensions.handoff import pods

@@ -136,6 +136,7 @@ def test_a_size_that_is_not_positive_stops_the_start(size: str) -> None:
         served("--kv-offloading-size", size)
 
 
+QUERIES = "vllm:prefix_cache_queries_total"
 HITS = "vllm:external_prefix_cache_hits_total"
 TIER = ("--enable-kvcache", "--kv-connector", "offloading", "--kv-offload-size", "1")
 
@@ -157,11 +158,17 @@ def test_settings_that_make_no_tier_stop_the_start(flags: tuple[str, ...], probl
         app_of(*flags)
 
 
-def test_tiers_without_a_cache_stop_the_start() -> None:
-    settings = load(TIER[1:], {})
+def test_a_server_without_a_prefix_cache_finds_prompts_in_its_tiers_only() -> None:
+    client = app_of(*TIER[1:], "--zmq-endpoint", "").test_client()
+    for _ in range(2):
+        question = {"prompt": list(range(200)), "max_tokens": 1}
+        assert client.post("/v1/completions", json=question).status_code == 200
 
-    with pytest.raises(ConfigError, match="setting kv-offload-size: requires enable-kvcache"):
-        KvOffload.prepare(settings)
+    metrics = client.get("/metrics").text
+    [hits] = [line for line in metrics.splitlines() if line.startswith(HITS)]
+    [queries] = [line for line in metrics.splitlines() if line.startswith(QUERIES)]
+    assert hits.endswith(" 192.0")
+    assert queries.endswith(" 0.0")
 
 
 def test_a_server_loads_a_prompt_that_its_cache_has_evicted() -> None:

@@ -321,6 +321,9 @@ class KVCacheManager(KVCache):
     A sequence on its own timeline takes all prompt blocks at once (`allocate`).
     """
 
+    counts_lookups = True
+    """False if blocks are never found on the devices."""
+
     def __init__(
         self,
         num_blocks: int,
@@ -373,7 +376,7 @@ class KVCacheManager(KVCache):
             return
         recorder = self._recorder
         cached_tokens = sequence.cached_tokens
-        if prompt.hashes is not None and prompt.reads:
+        if self.counts_lookups and prompt.hashes is not None and prompt.reads:
             recorder.looked_up(sequence.prompt_tokens, cached_tokens)
         if sequence.remote:
             sequence.fetched_tokens -= cached_tokens
