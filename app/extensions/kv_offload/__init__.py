@@ -34,6 +34,5 @@ class KvOffload(Extension):
     def kv_cache(self) -> Callable[..., KVCacheManager]:
         """Returns what makes a cache with tiers."""
         from app.extensions.kv_offload.cache import TieredCache
-        from app.extensions.kv_offload.options import offload_options
 
-        return TieredCache.maker(offload_options(self.parts.settings))
+        return TieredCache.maker(self.parts.settings)

@@ -21,6 +21,7 @@ from app.core.engine.kvcache.events import BlockStored
 from app.extensions.kv_offload.cpu_tier import Access, CpuTier
 from app.extensions.kv_offload.events import EventWriter
 from app.extensions.kv_offload.metrics import OffloadCounters
+from app.extensions.kv_offload.options import OffloadOptions, offload_options
 from app.extensions.kv_offload.policies import Key
 from app.extensions.kv_offload.tiers import TierHit, Tiers
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from app.core.base.clock.timer_wheel import TimerWheel
     from app.core.base.metrics.recorder import Recorder
     from app.core.engine.kvcache.hashing import BlockHasher
-    from app.extensions.kv_offload.options import OffloadOptions
+    from config import Settings
 
 SLOT_S = 1 / SLOTS_PER_S
 """The timer wheel runs items early by less than this time."""
@@ -93,9 +94,13 @@ class TieredCache(KVCacheManager):
         self._alarm = Alarm(self)
 
     @classmethod
-    def maker(cls, options: OffloadOptions) -> Callable[..., KVCacheManager]:
-        """Returns a function with the arguments of `KVCacheManager`."""
-        return partial(cls, options=options)
+    def maker(cls, settings: Settings) -> Callable[..., KVCacheManager]:
+        """Returns a function with the arguments of `KVCacheManager`.
+
+        Raises:
+            ConfigError: the settings of the tiers cannot be used.
+        """
+        return partial(cls, options=offload_options(settings))
 
     def attach(self, clock: Clock, wheel: TimerWheel) -> None:
         """See `KVCacheManager`."""

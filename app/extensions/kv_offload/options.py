@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from app.core.base.metrics.recorder import TOKEN_BYTES
+from app.core.base.metrics.optional_families import TOKEN_BYTES
 from app.extensions.kv_offload.settings import KvOffloadSettings
 from config import ConfigError, Settings
 

@@ -7,6 +7,7 @@ from msgspec import Meta
 from config.declaration import SIMULATED, About, Count, NotNegative, Section
 
 Size = Annotated[float, Meta(ge=0), About(simulated=True, unit="GiB")]
+Switch = Annotated[bool, SIMULATED]
 Bandwidth = Annotated[float, Meta(gt=0), About(simulated=True, unit="GB/s")]
 
 
@@ -23,11 +24,11 @@ class KvOffloadSettings(Section, frozen=True, kw_only=True):
     kv_offload_block_size: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
     """Number of tokens of a chunk, in place of kv-offload-blocks-per-chunk; must be a multiple of
     block-size."""
-    kv_offload_prompt_only: Annotated[bool, SIMULATED] = True
+    kv_offload_prompt_only: Switch = True
     """Store only blocks of prompts. If false, blocks of replies are stored, too."""
     kv_offload_store_threshold: Annotated[NotNegative, SIMULATED] = 0
     """Number of requests with the same chunk from which on the chunk is stored."""
-    kv_offload_full_events: Annotated[bool, SIMULATED] = False
+    kv_offload_full_events: Switch = False
     """Publish complete events of stored blocks (self_describing_kv_events of vLLM). If false, an
     event has only the hash of the last block of a chunk."""
     kv_offload_bytes_per_token: Annotated[NotNegative, About(simulated=True, unit="bytes")] = 0
@@ -40,5 +41,5 @@ class KvOffloadSettings(Section, frozen=True, kw_only=True):
     real disk. If 0, there is no such tier."""
     kv_offload_disk_bandwidth: Bandwidth = 6.0
     """Bandwidth between host memory and disk, in each direction."""
-    kv_offload_disk_events: Annotated[bool, SIMULATED] = False
+    kv_offload_disk_events: Switch = False
     """Publish events of the tier on disk (enable_kv_events of vLLM's tier)."""

@@ -32,15 +32,6 @@ CACHE_TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 SLEEP_OPERATIONS = ("sleep", "release_kv_cache_memory", "wake")
 
-# Bounds of families that a setting adds.
-BLOCK_LIFE = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
-    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
-)
-TRANSFER_TIMES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5)
-TRANSFER_BYTES = tuple(float(2**power) for power in range(11, 34, 2))
-DESCRIPTORS = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000)
-
 UNSET_LABELS = (
     "cache_hit_alignment_tokens",
     "effective_attention_block_size",
@@ -116,109 +107,109 @@ def _spec(
     return Spec(f"vllm:{name}", kind, help, bounds, base, extra, alias_of)
 
 
-_counter = partial(_spec, "counter")
-_gauge = partial(_spec, "gauge")
-_histogram = partial(_spec, "histogram")
+counter = partial(_spec, "counter")
+gauge = partial(_spec, "gauge")
+histogram = partial(_spec, "histogram")
 
 TABLE: tuple[Spec, ...] = (
-    _counter("estimated_flops_per_gpu_total", "Estimated floating point operations, per GPU."),
-    _counter("estimated_read_bytes_per_gpu_total", "Estimated bytes read from memory, per GPU."),
-    _counter("estimated_write_bytes_per_gpu_total", "Estimated bytes written to memory, per GPU."),
-    _gauge("num_requests_running", "Requests in the running batch."),
-    _gauge("num_requests_waiting", "Requests that wait for the batch."),
-    _gauge(
+    counter("estimated_flops_per_gpu_total", "Estimated floating point operations, per GPU."),
+    counter("estimated_read_bytes_per_gpu_total", "Estimated bytes read from memory, per GPU."),
+    counter("estimated_write_bytes_per_gpu_total", "Estimated bytes written to memory, per GPU."),
+    gauge("num_requests_running", "Requests in the running batch."),
+    gauge("num_requests_waiting", "Requests that wait for the batch."),
+    gauge(
         "num_requests_waiting_by_reason",
         "Waiting requests by cause: capacity = the batch is full, deferred = a passing constraint.",
         reason=("capacity", "deferred"),
     ),
-    _gauge(
+    gauge(
         "engine_sleep_state",
         "1 for the current state; weights_offloaded is sleep level 1, discard_all level 2.",
         sleep_state=SLEEP_STATES,
     ),
-    _gauge("kv_cache_usage_perc", "Used share of the KV cache, from 0 to 1."),
-    _gauge(
+    gauge("kv_cache_usage_perc", "Used share of the KV cache, from 0 to 1."),
+    gauge(
         "gpu_cache_usage_perc",
         "Alias of vllm:kv_cache_usage_perc.",
         alias_of="vllm:kv_cache_usage_perc",
     ),
-    _counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
-    _counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
-    _counter("external_prefix_cache_queries_total", "Prompt tokens looked up in external caches."),
-    _counter("external_prefix_cache_hits_total", "Prompt tokens found in external caches."),
-    _counter("mm_cache_queries_total", "Images and other media looked up in the media cache."),
-    _counter("mm_cache_hits_total", "Images and other media found in the media cache."),
-    _counter("num_preemptions_total", "Preemptions of running requests."),
-    _counter("prompt_tokens_total", "Prompt tokens of all prefills, cached tokens included."),
-    _counter(
+    counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
+    counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
+    counter("external_prefix_cache_queries_total", "Prompt tokens looked up in external caches."),
+    counter("external_prefix_cache_hits_total", "Prompt tokens found in external caches."),
+    counter("mm_cache_queries_total", "Images and other media looked up in the media cache."),
+    counter("mm_cache_hits_total", "Images and other media found in the media cache."),
+    counter("num_preemptions_total", "Preemptions of running requests."),
+    counter("prompt_tokens_total", "Prompt tokens of all prefills, cached tokens included."),
+    counter(
         "prompt_tokens_by_source_total",
         "Prompt tokens by where their KV came from.",
         source=PROMPT_SOURCES,
     ),
-    _counter("prompt_tokens_cached_total", "Prompt tokens that needed no prefill."),
-    _counter(
+    counter("prompt_tokens_cached_total", "Prompt tokens that needed no prefill."),
+    counter(
         "prompt_tokens_cached_by_source_total",
         "Cached prompt tokens by the tier that held them.",
         source=CACHE_TIERS,
     ),
-    _counter("generation_tokens_total", "Tokens generated."),
-    _counter(
+    counter("generation_tokens_total", "Tokens generated."),
+    counter(
         "request_success_total",
         "Finished requests by reason; requests that clients abandoned do not count.",
         finished_reason=FINISHED,
     ),
-    _counter(
+    counter(
         "admission_rejections_total",
         "Requests rejected by a limit of the waiting queue.",
         base=("model_name",),
         reason=REJECTIONS,
     ),
-    _histogram("request_prompt_tokens", "Prompt tokens per request."),
-    _histogram("request_generation_tokens", "Generated tokens per request."),
-    _histogram("iteration_tokens_total", "Tokens computed per engine step.", ITERATION_TOKENS),
-    _histogram(
+    histogram("request_prompt_tokens", "Prompt tokens per request."),
+    histogram("request_generation_tokens", "Generated tokens per request."),
+    histogram("iteration_tokens_total", "Tokens computed per engine step.", ITERATION_TOKENS),
+    histogram(
         "request_max_num_generation_tokens", "Generated tokens of each request's longest choice."
     ),
-    _histogram(
+    histogram(
         "max_num_generation_tokens",
         "Alias of vllm:request_max_num_generation_tokens.",
         alias_of="vllm:request_max_num_generation_tokens",
     ),
-    _histogram("request_params_n", "Requested choices per request (n).", (1, 2, 5, 10, 20)),
-    _histogram("request_params_max_tokens", "Token limit in force per request (max_tokens)."),
-    _histogram("time_to_first_token_seconds", "From arrival to first token.", FIRST_TOKEN),
-    _histogram("inter_token_latency_seconds", "Between two outputs of a request.", INTER_TOKEN),
-    _histogram(
+    histogram("request_params_n", "Requested choices per request (n).", (1, 2, 5, 10, 20)),
+    histogram("request_params_max_tokens", "Token limit in force per request (max_tokens)."),
+    histogram("time_to_first_token_seconds", "From arrival to first token.", FIRST_TOKEN),
+    histogram("inter_token_latency_seconds", "Between two outputs of a request.", INTER_TOKEN),
+    histogram(
         "time_per_output_token_seconds",
         "Alias of vllm:inter_token_latency_seconds.",
         INTER_TOKEN,
         alias_of="vllm:inter_token_latency_seconds",
     ),
-    _histogram(
+    histogram(
         "request_time_per_output_token_seconds",
         "Mean per token after the first, per request.",
         INTER_TOKEN,
     ),
-    _histogram("e2e_request_latency_seconds", "From arrival to end of a request.", REQUEST_LATENCY),
-    _histogram(
+    histogram("e2e_request_latency_seconds", "From arrival to end of a request.", REQUEST_LATENCY),
+    histogram(
         "request_queue_time_seconds", "Time in the waiting queue, per request.", REQUEST_LATENCY
     ),
-    _histogram(
+    histogram(
         "request_inference_time_seconds",
         "From leaving the waiting queue to last token.",
         REQUEST_LATENCY,
     ),
-    _histogram(
+    histogram(
         "request_prefill_time_seconds",
         "From leaving the waiting queue to first token.",
         REQUEST_LATENCY,
     ),
-    _histogram("request_decode_time_seconds", "From first token to last token.", REQUEST_LATENCY),
-    _histogram("request_num_preemptions", "Preemptions per request.", (1, 2, 3, 4, 5, 10, 20)),
-    _histogram(
+    histogram("request_decode_time_seconds", "From first token to last token.", REQUEST_LATENCY),
+    histogram("request_num_preemptions", "Preemptions per request.", (1, 2, 3, 4, 5, 10, 20)),
+    histogram(
         "request_prefill_kv_computed_tokens", "Prompt tokens per request that were not cached."
     ),
-    _counter(
+    counter(
         "tool_call_parser_invocations_total",
         "Runs of the tool call parser: one per whole choice, one per delta of a stream.",
         base=("model_name",),
@@ -226,14 +217,14 @@ TABLE: tuple[Spec, ...] = (
         outcome=("tool_call", "no_tool_call"),
         request_type=("chat_completions", "responses", "other"),
     ),
-    _histogram(
+    histogram(
         "sleep_mode_operation_duration_seconds",
         "Duration of sleep and wake operations.",
         SLEEP_OPERATION,
         base=(),
         operation=SLEEP_OPERATIONS,
     ),
-    _gauge(
+    gauge(
         "sleep_mode_operations_in_flight",
         "Sleep and wake operations in progress.",
         base=(),
@@ -241,27 +232,6 @@ TABLE: tuple[Spec, ...] = (
     ),
 )
 
-BLOCK_TIMES = (
-    _histogram("kv_block_lifetime_seconds", "From filling to eviction of a block.", BLOCK_LIFE),
-    _histogram(
-        "kv_block_idle_before_evict_seconds",
-        "From the last use of a block to its eviction.",
-        BLOCK_LIFE,
-    ),
-    _histogram("kv_block_reuse_gap_seconds", "Between two uses of a block.", BLOCK_LIFE),
-)
-"""Families that only `kv-cache-metrics` adds."""
-TRANSFERS = (
-    _histogram("nixl_xfer_time_seconds", "Duration of a transfer of KV caches.", TRANSFER_TIMES),
-    _histogram("nixl_post_time_seconds", "Time to post a transfer.", (0.001, *TRANSFER_TIMES)),
-    _histogram("nixl_bytes_transferred", "Bytes per transfer of KV caches.", TRANSFER_BYTES),
-    _histogram("nixl_num_descriptors", "Descriptors per transfer of KV caches.", DESCRIPTORS),
-    _counter("nixl_num_failed_transfers_total", "Transfers of KV caches that failed."),
-    _counter("nixl_num_failed_notifications_total", "Notifications that could not be sent."),
-    _counter("nixl_num_kv_expired_reqs_total", "Requests whose KV cache was not fetched in time."),
-    _counter("nixl_num_notifications_after_expiry_total", "Notifications that came too late."),
-)
-"""Families of vLLM's NIXL connector."""
 LATE = (
     Spec(
         "understudy_late_requests_total",
@@ -277,15 +247,3 @@ ABORTED = (
         "Sequences that clients abandoned, or that were aborted by id.",
     ),
 )
-
-
-def drafts(max_tokens: int) -> tuple[Spec, ...]:
-    """Returns the families of speculative decoding with up to `max_tokens` tokens per draft."""
-    positions = tuple(map(str, range(max_tokens)))
-    by_position = "Accepted draft tokens by position."
-    return (
-        _counter("spec_decode_num_drafts_total", "Verified drafts."),
-        _counter("spec_decode_num_draft_tokens_total", "Verified draft tokens."),
-        _counter("spec_decode_num_accepted_tokens_total", "Accepted draft tokens."),
-        _counter("spec_decode_num_accepted_tokens_per_pos_total", by_position, position=positions),
-    )
