@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from app.core.base.metrics.table import Spec, counter, histogram
-
-if TYPE_CHECKING:
-    from app.core.base.metrics.families import EngineFamilies
 
 LAYERS = 32
 """Number of layers of a usual model, Llama 3.1 8B, for simulated transfers of KV caches."""
@@ -48,15 +45,12 @@ TRANSFERS = (
 """Families of vLLM's NIXL connector."""
 
 
-def observe_transfer(
-    families: EngineFamilies, tokens: int, seconds: float, block_size: int
-) -> None:
-    """Observes a transfer of `tokens` tokens that took `seconds`."""
-    families.add(TRANSFERS)
+def transfer_values(tokens: int, seconds: float, block_size: int) -> Iterator[tuple[str, float]]:
+    """Yields the families in `TRANSFERS` and their values for a transfer that took `seconds`."""
     descriptors = PARTS * -(-tokens // block_size)
     values = (seconds, POST_S * descriptors, TOKEN_BYTES * tokens, descriptors)
     for spec, value in zip(TRANSFERS, values, strict=False):
-        families.histogram(spec.name).observe(value)
+        yield spec.name, value
 
 
 def drafts(max_tokens: int) -> tuple[Spec, ...]:

@@ -261,12 +261,14 @@ class Recorder:
 
         The next `prefilled` counts the tokens as cached.
         """
-        from app.core.base.metrics.optional_families import observe_transfer
+        from app.core.base.metrics.optional_families import TRANSFERS, transfer_values
 
+        self._families.add(TRANSFERS)
         self._fetched += tokens
         self._external_queries.value += tokens
         self._external_hits.value += tokens
-        observe_transfer(self._families, tokens, seconds, self._block_size)
+        for name, value in transfer_values(tokens, seconds, self._block_size):
+            self._histogram(name).observe(value)
 
     def looked_up_in_store(self, tokens: int, hits: int, tier: str) -> None:
         """Counts prompt tokens that were looked up in a connector's store."""
