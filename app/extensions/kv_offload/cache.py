@@ -79,7 +79,7 @@ class TieredCache(KVCacheManager):
                 has_threshold=options.store_threshold >= 2,
             ),
         )
-        self._writer = EventWriter(self._wire, options.has_full_events)
+        self._writer = EventWriter(self._wire, options.has_full_events, options.chunks)
         self._offloads: dict[CachedSequence, Offload] = {}
         self._unsent: dict[CachedSequence, list[tuple[Key, ...]]] = {}
         """Chunks that are stored after the step under way, by the sequence that computes them."""
@@ -111,6 +111,8 @@ class TieredCache(KVCacheManager):
     def caches(self) -> Mapping[str, Bounded]:
         """See `KVCache`."""
         caches = {**super().caches, "KV offload, CPU": self.tiers.cpu}
+        if self._writer.is_full:
+            caches["KV offload, events"] = self._writer
         if self.tiers.disk is not None:
             caches["KV offload, disk"] = self.tiers.disk
         return caches

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from app.core.engine.kvcache.cache import GROUP
-from app.core.engine.kvcache.events import BlockHash, BlockRemoved, BlockStored, KVEvent
+from app.core.engine.kvcache.events import (
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+    event_bytes,
+)
 from app.extensions.kv_offload.cpu_tier import CpuTier, TierEvent
 from app.extensions.kv_offload.policies import Key
 
@@ -18,15 +24,32 @@ class EventWriter:
     """
 
     def __init__(
-        self, to_wire: Callable[[Sequence[bytes]], list[BlockHash]], is_full: bool
+        self,
+        to_wire: Callable[[Sequence[bytes]], list[BlockHash]],
+        is_full: bool,
+        max_chunks: int,
     ) -> None:
-        """`to_wire` returns hashes as events carry them."""
+        """`to_wire` returns hashes as events carry them. The host has up to `max_chunks` chunks."""
         self.is_full = is_full
+        self._max_chunks = max_chunks
+        self._chunk_bytes = 0
+        """Memory of a described chunk, in bytes; all chunks have about the same size."""
         self._to_wire = to_wire
         self._stored: dict[Key, BlockStored] = {}
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the described chunks, in bytes."""
+        return len(self._stored) * self._chunk_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        """Maximum of `size_bytes`."""
+        return self._max_chunks * self._chunk_bytes
+
     def describe(self, key: Key, event: BlockStored) -> None:
         """Receives the event of a chunk's blocks in the host."""
+        self._chunk_bytes = event_bytes(event)
         self._stored.setdefault(key, event)
 
     def write(self, events: Iterable[TierEvent]) -> Iterator[KVEvent]:

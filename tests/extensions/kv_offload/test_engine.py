@@ -152,6 +152,8 @@ def test_full_events_have_tokens_and_parents() -> None:
     assert host[1].token_ids == device.token_ids[32:64]
     assert host[0].block_size == BLOCK_SIZE
     assert host[0].kv_cache_spec_kind == "full_attention"
+    memory = tiered.cache.caches["KV offload, events"]
+    assert 0 < memory.size_bytes < memory.limit_bytes
 
 
 def test_a_reset_empties_the_host_only_if_it_is_external() -> None:
