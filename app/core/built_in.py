@@ -43,6 +43,7 @@ BUILT_IN = {
     "fake_metrics": "FakeMetrics",
     "kv_index": "KvIndexing",
     "cache_groups": "CacheGroups",
+    "kv_offload": "KvOffload",
     "llm": "RealEngine",
     "devmode": "DevelopmentRoutes",
     "sglang": "SglangDialect",

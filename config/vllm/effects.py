@@ -89,10 +89,6 @@ def _rank(text: str) -> FlagValues:
     return {"data-parallel-rank": str(min(int(text), MAX_RANKS - 1))}
 
 
-def _offloading(text: str) -> FlagValues:
-    return {"kv-connector": "offloading"}
-
-
 def _traces_endpoint(text: str) -> FlagValues:
     return {"otlp-traces-endpoint": text} if text.startswith(HTTP) else {}
 
@@ -132,7 +128,8 @@ _SPECIAL_EFFECTS: Mapping[str, Callable[[str], FlagValues]] = {
     "ec-transfer-config": ec_transfer_settings,
     "headless": _nothing,
     "kv-events-config": kv_events_settings,
-    "kv-offloading-size": _offloading,
+    "kv-offloading-backend": _nothing,
+    "kv-offloading-size": _nothing,  # see `merge_offloading`
     "kv-transfer-config": kv_transfer_settings,
     "mm-processor-kwargs": _object,
     "otlp-traces-endpoint": _traces_endpoint,

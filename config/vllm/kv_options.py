@@ -10,6 +10,7 @@ from config.declaration import suggestion
 from config.durations import format_duration
 from config.sources import FlagValues
 from config.vllm.checks import unknown_name
+from config.vllm.offload_options import offload_settings
 
 T = TypeVar("T")
 
@@ -40,8 +41,6 @@ PEERS = (*HANDOFFS, "p2p")
 """Values of `kv-connector` whose pods get blocks of other pods."""
 MORIIO_NOTIFY_PORT = 61_005
 """vLLM's default port of notifications between the pods of a MoRIIOConnector."""
-TIERING = "TieringOffloadingSpec"
-"""Value of `spec_name` with which an OffloadingConnector has further tiers."""
 
 
 class KVEventsConfig(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -162,8 +161,8 @@ def _united(parts: list[FlagValues]) -> FlagValues:
 def _part_settings(part: KVTransferConfig, config: KVTransferConfig) -> FlagValues:
     """Returns the settings of one connector, which may be a part of that of `config`."""
     simulated = CONNECTORS.get(part.kv_connector or "", "")
-    if simulated == "offloading":
-        return _offloading_settings(part)
+    if part.kv_connector == "OffloadingConnector":
+        return offload_settings(part.kv_connector_extra_config)
     if simulated.startswith("lmcache"):
         return {"kv-connector": simulated, "kv-role": part.kv_role or "kv_both"}
     if simulated not in HANDOFFS:
@@ -195,22 +194,6 @@ def _handoff_settings(config: KVTransferConfig, connector: str, failure_policy: 
         if extra.get("proxy_ip"):
             settings["moriio-proxy"] = f"tcp://{extra['proxy_ip']}:{extra.get('proxy_ping_port')}"
     return settings
-
-
-def _offloading_settings(config: KVTransferConfig) -> FlagValues:
-    """Returns the settings of an OffloadingConnector, which may have a tier of other pods."""
-    extra = config.kv_connector_extra_config
-    tiers = extra.get("secondary_tiers")
-    if extra.get("spec_name") != TIERING or not isinstance(tiers, list):
-        return {"kv-connector": "offloading"}
-    for tier in tiers:
-        if isinstance(tier, dict) and tier.get("type") == "p2p":
-            settings: FlagValues = {"kv-connector": "p2p"}
-            for key in ("host", "port"):
-                if tier.get(key):
-                    settings[f"kv-side-channel-{key}"] = str(tier[key])
-            return settings
-    return {"kv-connector": "offloading"}
 
 
 def ec_transfer_settings(text: str) -> FlagValues:

@@ -24,6 +24,7 @@ from config.sources import Flags, FlagValues, Sources, ignore_warning
 from config.vllm.checks import check_load_balancing, check_values, is_headless
 from config.vllm.effects import HTTP, MAX_RANKS, effect_of, is_missing_example, local_ranks
 from config.vllm.facts import GROUPS, OBSOLETE, OPTIONS
+from config.vllm.offload_options import merge_offloading
 from config.vllm.option import Option
 from config.vllm.options import (
     PREFIX,
@@ -178,6 +179,7 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
     nonempty = {name: value for name, value in options.items() if value != ""}
     check_values(nonempty, available)
     merge_short_options(nonempty)
+    merge_offloading(nonempty)
     flags.headless = is_headless(nonempty)
     flags.unread = UNREAD
     check_load_balancing(nonempty, flags.headless)

@@ -22,6 +22,8 @@ OTHER_EXTENSIONS = {
     "journal/test_forms.py": "forms",
     "kv_index/test_cache_groups.py": "cache_groups",
     "kv_index/wire/test_grpc.py": "grpc",
+    "kv_offload/test_handoff.py": "handoff",
+    "kv_offload/test_kv_index.py": "kv_index",
     "lab/drills/test_fault_flags.py": "faults",
     "llm/test_grpc.py": "grpc",
     "llm/test_rehearse.py": "lab",

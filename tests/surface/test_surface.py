@@ -26,6 +26,7 @@ NOT_CONFIGURED = {
     "render_service": "needs a service, and adds no routes",
     "cache_groups": "adds no routes",
     "handoff": "adds no routes",
+    "kv_offload": "adds no routes",
     "lab": "has commands, and computes profiles before a server is built",
 }
 """Extensions that no configuration of the surface has, and why."""

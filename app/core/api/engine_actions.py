@@ -38,7 +38,7 @@ class ResetQuery(Struct):
 
     reset_running_requests: bool = False
     reset_external: bool = False
-    """Without effect: no connector keeps blocks beyond the cache."""
+    """Also empties the tier in host memory (`kv-offload-size`)."""
 
 
 class EngineActions:
@@ -93,4 +93,7 @@ class EngineActions:
     def _reset_prefix_cache(self, context: RequestContext) -> object:
         """Empties the prefix cache."""
         query = decode_query(context.query(), ResetQuery)
-        return {"success": self._lifecycle.reset_prefix_cache(query.reset_running_requests)}
+        is_reset = self._lifecycle.reset_prefix_cache(
+            query.reset_running_requests, query.reset_external
+        )
+        return {"success": is_reset}

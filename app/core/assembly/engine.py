@@ -104,7 +104,10 @@ def add_cache(parts: ServerParts) -> None:
     settings = parts.settings
     options = settings.kvcache
     is_simulated = not (settings.model.mm_encoder_only or settings.engine.is_real)
-    if not is_simulated or not options.enable_kvcache:
+    if not is_simulated:
+        return
+    makers = [extension.kv_cache() for extension in parts.extensions]
+    if not options.enable_kvcache and not any(makers):
         return
     from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.kvcache.hashing import BlockHasher
@@ -118,7 +121,6 @@ def add_cache(parts: ServerParts) -> None:
         options.hash_seed,
         parts.streams("hashes"),
     )
-    makers = [extension.kv_cache() for extension in parts.extensions]
     make_cache = next(filter(None, makers), KVCacheManager)
     parts.cache = make_cache(
         options.kv_cache_size,

@@ -103,6 +103,8 @@ class Engine(EngineClient):
             cache=parts.cache,
             rules=parts.rules,
         )
+        if parts.cache is not None:
+            parts.cache.attach(parts.clock, self.wheel)
         self._pool: SequencePool | None = None
         """The slots of sequences with latencies of their own and without a cache."""
         self.executor: SequencePool | StepExecutor

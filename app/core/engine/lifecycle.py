@@ -48,8 +48,11 @@ class Operations(Protocol):
     def resume(self) -> None:
         """Starts requests again."""
 
-    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        """Empties the prefix cache; returns False if running requests prevent that."""
+    def reset_prefix_cache(self, under_requests: bool = False, external: bool = False) -> bool:
+        """Empties the prefix cache, and if `external` the tiers outside of the devices.
+
+        Returns False if running requests prevent that.
+        """
 
 
 class Lifecycle:
@@ -165,7 +168,7 @@ class Lifecycle:
         self._engine.refuses_requests = self._refuses_in_pause and mode != "keep"
         self._settle(mode, caller_left)
         if clear_cache:
-            self.reset_prefix_cache(under_requests=True)
+            self.reset_prefix_cache(under_requests=True, external=True)
 
     def resume(self) -> None:
         """Starts requests again."""
@@ -174,14 +177,15 @@ class Lifecycle:
         self._engine.refuses_requests = False
         self._resume_if_unblocked()
 
-    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        """Empties the prefix cache; returns False if requests run, unless `under_requests`."""
-        return self._cache is None or self._cache.reset(under_requests)
+    def reset_prefix_cache(self, under_requests: bool = False, external: bool = False) -> bool:
+        """See `Operations`; `under_requests` empties the cache while requests run, too."""
+        return self._cache is None or self._cache.reset(under_requests, external)
 
     def _free(self, memory: Collection[str]) -> None:
         self._asleep |= set(memory)
         if self._cache is not None:
-            self._cache.discard()  # published with the next step, as in vLLM
+            # Published with the next step, as in vLLM.
+            self._cache.reset(under_requests=True, external=True)
             self._cache.caching = False
 
     def _settle(self, mode: PauseMode, caller_left: Event) -> None:

@@ -38,8 +38,5 @@ class ResettableCache(Protocol):
 
     caching: bool
 
-    def discard(self) -> None:
-        """Empties the prefix cache; the events wait for the next step."""
-
-    def reset(self, under_requests: bool) -> bool:
+    def reset(self, under_requests: bool, external: bool) -> bool:
         """Empties the prefix cache; see `Operations.reset_prefix_cache`."""

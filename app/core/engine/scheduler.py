@@ -48,7 +48,7 @@ class Scheduler(Generic[S]):
         flight.
         """
         self.fetching: list[S] = []
-        """Sequences that wait for the cache of a remote prefill, and hold its blocks.
+        """Sequences that wait for the cache of a remote prefill or of a store, and hold blocks.
 
         The latest is last.
         """
@@ -131,15 +131,18 @@ class Scheduler(Generic[S]):
         return True
 
     def fetched(self, sequence: S) -> None:
-        """Queues a sequence whose prompt cache has arrived.
+        """Queues a sequence whose prompt cache, or a loaded part, has arrived.
 
-        Only the last prompt token remains to be computed.
+        The last token always remains to be computed.
         """
         if sequence in self.fetching:
             self.fetching.remove(sequence)
-            sequence.computed = sequence.prompt_tokens - 1
+            last = sequence.prompt_tokens + sequence.written - 1
+            if not sequence.loaded:
+                sequence.computed = last
             sequence.remote = False
             self.blocks.filled(sequence)
+            sequence.computed = min(sequence.computed, last)
             # The sequence holds blocks that sequences before it may need.
             self.waiting.add(sequence, first=True)
 
@@ -476,7 +479,7 @@ class Scheduler(Generic[S]):
         """Assigns blocks, but no place, to a sequence whose cache will arrive."""
         self.waiting.pop(sequence)
         self.waiting.left(sequence)
-        sequence.held = -(-sequence.prompt_tokens // self._block_size)
+        sequence.held = -(-(sequence.prompt_tokens + sequence.written) // self._block_size)
         self.blocks.begin(sequence, cached, sequence.held - cached)
         self.fetching.append(sequence)
         if self.on_fetch is not None:

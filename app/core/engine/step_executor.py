@@ -214,7 +214,9 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self._queue.add(sequence)
 
     def transfer_s(self, sequence: SteppedSequence) -> float:
-        """Returns the seconds until the cache of a remote prefill has arrived."""
+        """Returns the seconds until the cache of a remote prefill or of a store has arrived."""
+        if sequence.loaded:
+            return sequence.load_s
         return self._timing.time_to_first_token(sequence.prompt_tokens, remote=True)
 
     def admitted(self, batch: Batch[SteppedSequence]) -> None:

@@ -68,6 +68,7 @@ class TimedSequence(ReplySequence):
                 self.due_s = at_s + context.timing.time_to_first_token(
                     self.prompt_tokens, cached_tokens, request.remote_prefill
                 )
+                self.due_s += self.load_s
                 if self._delays is not None:
                     self.due_s += self._delays.get(0, 0.0)
             next_s: float | None = self.due_s

@@ -107,14 +107,9 @@ class RankCaches:
         for cache in self._caches:
             cache.caching = caching
 
-    def discard(self) -> None:
-        """Empties all caches; the events wait for the next step."""
-        for cache in self._caches:
-            cache.discard()
-
-    def reset(self, under_requests: bool) -> bool:
+    def reset(self, under_requests: bool, external: bool) -> bool:
         """Empties all caches; returns False if running requests prevent that for one."""
-        return all([cache.reset(under_requests) for cache in self._caches])
+        return all([cache.reset(under_requests, external) for cache in self._caches])
 
 
 class RankExecutors:

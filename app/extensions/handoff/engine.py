@@ -52,6 +52,7 @@ class HandoffEngine(Engine):
             parts.cache.store = peering.store
         if isinstance(self.executor, StepExecutor):
             self._handoff_sequence = SteppedHandoff
+            self._start_load = self.executor.scheduler.on_fetch
             self.executor.scheduler.on_fetch = self._fetch
         self._sequence = self._new_sequence
 
@@ -109,6 +110,9 @@ class HandoffEngine(Engine):
         return self._handoff_sequence(self.handoffs, request, reply, handle)
 
     def _fetch(self, sequence: SteppedSequence) -> None:
+        if sequence.loaded and self._start_load is not None:  # from the tiers of this pod
+            self._start_load(sequence)
+            return
         steps = cast("StepExecutor", self.executor)
         cast("SteppedHandoff", sequence).fetch(steps.transfer_s(sequence))
 

@@ -170,6 +170,7 @@ class Handoffs:
             cache.running[held] = None
             held.blocks = sequence.blocks
             sequence.blocks = []
+            cache.release(sequence)
         release = partial(self._release, held, sequence.held)
         sequence.held = 0
         return release

@@ -133,7 +133,7 @@ class Peerings:
                 keeps_partial_chunks=name == "lmcache",
                 role=self._options.kv_role,
             )
-        if self._options.kv_store:
+        if self._options.kv_store and not self._settings.get("kv-offload-size", 0.0):
             return store_of(name, options.block_size)
         return None
 

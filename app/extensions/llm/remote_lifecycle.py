@@ -76,8 +76,11 @@ class RemoteLifecycle:
         self._engine.load.paused = False
         self._engine.refuses_requests = False
 
-    def reset_prefix_cache(self, under_requests: bool = False) -> bool:
-        """Empties the prefix cache; returns False if requests run, unless `under_requests`."""
+    def reset_prefix_cache(self, under_requests: bool = False, external: bool = False) -> bool:
+        """Empties the prefix cache; returns False if requests run, unless `under_requests`.
+
+        There are no tiers outside of the device.
+        """
         command = EngineCommand(name="reset_prefix_cache", clear=under_requests)
         return bool(self._run(command).value)
 

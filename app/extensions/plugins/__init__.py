@@ -52,13 +52,9 @@ class Plugins(Extension):
             ConfigError: A hook is invalid.
         """
         if settings.PLUGINS:
-            from app.core.application import tokenizer_of
-            from app.core.assembly.server import build
-            from app.core.built_in import enabled_extensions
-            from config.validation import LiveSettings
+            from app.extensions.plugins.hook_check import check_hooks
 
-            live = LiveSettings(settings)
-            build(live, tokenizer_of(settings), enabled_extensions(settings), rank=0)
+            check_hooks(settings)
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
@@ -70,11 +66,7 @@ class Plugins(Extension):
         """Returns the cost model of the first plugin that has one."""
         if self._registry is None:
             return None
-        named_cost = self._registry.step_cost(profile)
-        if named_cost is None:
-            return None
-        _, cost = named_cost
-        return cost
+        return self._registry.first_step_cost(profile)
 
     def reply(self) -> Callable[[EngineRequest, Random], ScriptedReply | None] | None:
         """Returns the first reply of a plugin."""

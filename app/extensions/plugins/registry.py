@@ -158,6 +158,14 @@ class PluginRegistry:
 
         return next(iter(self._collect("step_cost", convert, profile)), None)
 
+    def first_step_cost(self, profile: Profile) -> CostModel | None:
+        """Returns the cost model of the first plugin that has one."""
+        named_cost = self.step_cost(profile)
+        if named_cost is None:
+            return None
+        _, cost = named_cost
+        return cost
+
     def middleware(self) -> dict[Position, list[Middleware]]:
         """Returns middleware by position, the outermost first."""
         added: dict[Position, list[Middleware]] = {}

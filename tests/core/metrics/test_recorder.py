@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.core.base.metrics.lora_requests import LIMIT_BYTES, MAX_SERIES, LoraRequests
-from app.core.base.metrics.recorder import PARTS, TOKEN_BYTES, FinishedSequence, Recorder
+from app.core.base.metrics.optional_families import PARTS, TOKEN_BYTES
+from app.core.base.metrics.recorder import FinishedSequence, Recorder
 from app.core.base.metrics.table import FINISHED
 
 STEPS = r"(?m)^vllm:iteration_tokens_total.*$"

@@ -10,7 +10,7 @@ from typing import cast
 
 from app.core.base.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
 from app.core.base.metrics.spec import Bounds, Spec
-from app.core.base.metrics.table import BLOCK_TIMES, CACHE_CONFIG, TABLE
+from app.core.base.metrics.table import CACHE_CONFIG, TABLE
 
 
 def token_bounds(max_model_len: int) -> Bounds:
@@ -29,6 +29,8 @@ def engine_table(
     labels = {label: (value,) for label, value in {**CACHE_CONFIG, **cache_config}.items()}
     specs = [spec for spec in TABLE if older_names or not spec.alias_of]
     if block_times:
+        from app.core.base.metrics.optional_families import BLOCK_TIMES
+
         specs += BLOCK_TIMES
     specs.append(
         Spec(

@@ -21,25 +21,14 @@ from app.core.base.metrics.families import EngineFamilies, engine_table
 from app.core.base.metrics.instruments import Counter, Family, Instrument
 from app.core.base.metrics.table import (
     ABORTED,
-    BLOCK_TIMES,
     CACHE_CONFIG,
     FINISHED,
     LATE,
-    TRANSFERS,
-    drafts,
 )
 
 if TYPE_CHECKING:
     from app.core.base.metrics.lora_requests import AdapterStage, LoraRequests
 
-LAYERS = 32
-"""Number of layers of a usual model, Llama 3.1 8B, for simulated transfers of KV caches."""
-PARTS = 2 * LAYERS
-"""Keys and values of each layer; a block has a descriptor for each part."""
-TOKEN_BYTES = PARTS * 8 * 128 * 2
-"""Memory of a token's KV cache, in bytes: 8 heads of 128 numbers of 2 bytes in each part."""
-POST_S = 1e-6
-"""Time to post one descriptor, in seconds."""
 ROWS_PER_FOLD = 512
 """Rows of one kind that are counted together, in at most a millisecond."""
 STREAMING = "streaming"
@@ -190,6 +179,8 @@ class Recorder:
         self.families: dict[str, Family[Instrument]] = self._families.by_name
         """Families by name; recorders of several engines may share them."""
         if options.transfers:
+            from app.core.base.metrics.optional_families import TRANSFERS
+
             self._families.add(TRANSFERS)
         self._counter = self._families.counter
         self._histogram = self._families.histogram
@@ -219,6 +210,11 @@ class Recorder:
         self.parser_runs: ParserRuns = Tally()
         """Runs of the tool call parser since the last fold."""
 
+    @property
+    def instruments(self) -> EngineFamilies:
+        """The families with the labels of this engine; an extension may add some."""
+        return self._families
+
     def adapter_moved(self, sequence: Hashable, adapter: str, stage: AdapterStage | None) -> None:
         """Counts a sequence with an adapter that starts to wait or to run; None: that ends."""
         if self.adapter_series is not None:
@@ -232,6 +228,8 @@ class Recorder:
 
     def expect_drafts(self, positions: int) -> None:
         """Adds the families of speculative decoding; drafts have up to `positions` tokens."""
+        from app.core.base.metrics.optional_families import drafts
+
         *totals, by_position = drafts(positions)
         self._families.add((*totals, by_position))
         self._drafts = [self._counter(spec.name) for spec in totals]
@@ -266,14 +264,14 @@ class Recorder:
 
         The next `prefilled` counts the tokens as cached.
         """
+        from app.core.base.metrics.optional_families import TRANSFERS, transfer_values
+
         self._families.add(TRANSFERS)
         self._fetched += tokens
         self._external_queries.value += tokens
         self._external_hits.value += tokens
-        descriptors = PARTS * -(-tokens // self._block_size)
-        values = (seconds, POST_S * descriptors, TOKEN_BYTES * tokens, descriptors)
-        for spec, value in zip(TRANSFERS, values, strict=False):
-            self._histogram(spec.name).observe(value)
+        for name, value in transfer_values(tokens, seconds, self._block_size):
+            self._histogram(name).observe(value)
 
     def looked_up_in_store(self, tokens: int, hits: int, tier: str) -> None:
         """Counts prompt tokens that were looked up in a connector's store."""
@@ -291,7 +289,9 @@ class Recorder:
 
         `idle_s` is the time since its last use, `gaps_s` are the times between its uses.
         """
-        lifetimes, idle_times, gaps = (self._histogram(spec.name) for spec in BLOCK_TIMES)
+        lifetimes = self._histogram("kv_block_lifetime_seconds")
+        idle_times = self._histogram("kv_block_idle_before_evict_seconds")
+        gaps = self._histogram("kv_block_reuse_gap_seconds")
         lifetimes.observe(lifetime_s)
         idle_times.observe(idle_s)
         gaps.observe_all(gaps_s)

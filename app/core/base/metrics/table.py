@@ -26,15 +26,6 @@ CACHE_TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 SLEEP_OPERATIONS = ("sleep", "release_kv_cache_memory", "wake")
 
-# Bounds of families that a setting adds.
-BLOCK_LIFE = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
-    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
-)
-TRANSFER_TIMES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5)
-TRANSFER_BYTES = tuple(float(2**power) for power in range(11, 34, 2))
-DESCRIPTORS = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000)
-
 UNSET_LABELS = (
     "cache_hit_alignment_tokens",
     "effective_attention_block_size",
@@ -199,27 +190,6 @@ TABLE: tuple[Spec, ...] = (
     ),
 )
 
-BLOCK_TIMES = (
-    histogram("kv_block_lifetime_seconds", "From filling to eviction of a block.", BLOCK_LIFE),
-    histogram(
-        "kv_block_idle_before_evict_seconds",
-        "From the last use of a block to its eviction.",
-        BLOCK_LIFE,
-    ),
-    histogram("kv_block_reuse_gap_seconds", "Between two uses of a block.", BLOCK_LIFE),
-)
-"""Families that only `kv-cache-metrics` adds."""
-TRANSFERS = (
-    histogram("nixl_xfer_time_seconds", "Duration of a transfer of KV caches.", TRANSFER_TIMES),
-    histogram("nixl_post_time_seconds", "Time to post a transfer.", (0.001, *TRANSFER_TIMES)),
-    histogram("nixl_bytes_transferred", "Bytes per transfer of KV caches.", TRANSFER_BYTES),
-    histogram("nixl_num_descriptors", "Descriptors per transfer of KV caches.", DESCRIPTORS),
-    counter("nixl_num_failed_transfers_total", "Transfers of KV caches that failed."),
-    counter("nixl_num_failed_notifications_total", "Notifications that could not be sent."),
-    counter("nixl_num_kv_expired_reqs_total", "Requests whose KV cache was not fetched in time."),
-    counter("nixl_num_notifications_after_expiry_total", "Notifications that came too late."),
-)
-"""Families of vLLM's NIXL connector."""
 LATE = (
     Spec(
         "understudy_late_requests_total",
@@ -235,15 +205,3 @@ ABORTED = (
         "Sequences that clients abandoned, or that were aborted by id.",
     ),
 )
-
-
-def drafts(max_tokens: int) -> tuple[Spec, ...]:
-    """Returns the families of speculative decoding with up to `max_tokens` tokens per draft."""
-    positions = tuple(map(str, range(max_tokens)))
-    by_position = "Accepted draft tokens by position."
-    return (
-        counter("spec_decode_num_drafts_total", "Verified drafts."),
-        counter("spec_decode_num_draft_tokens_total", "Verified draft tokens."),
-        counter("spec_decode_num_accepted_tokens_total", "Accepted draft tokens."),
-        counter("spec_decode_num_accepted_tokens_per_pos_total", by_position, position=positions),
-    )

@@ -30,6 +30,8 @@ from app.core.engine.kvcache.hashing import (
 from app.core.engine.kvcache.stores import ConnectorStore
 
 if TYPE_CHECKING:
+    from app.core.base.clock.clock import Clock
+    from app.core.base.clock.timer_wheel import TimerWheel
     from app.core.base.metrics.recorder import Recorder
     from app.core.engine.lora import Adapter
     from app.core.engine.request import EngineRequest
@@ -274,10 +276,11 @@ class KVCache:
 
     # For operators.
 
-    def reset(self, under_requests: bool = False) -> bool:
-        """Empties the cache.
+    def reset(self, under_requests: bool = False, external: bool = False) -> bool:
+        """Empties the cache, and stops caching for running sequences.
 
-        Returns False without emptying while sequences run, unless `under_requests`.
+        Returns False without emptying while sequences run, unless `under_requests`. `external`
+        empties tiers outside of the devices in any case.
         """
         if self.running and not under_requests:
             return False
@@ -285,7 +288,7 @@ class KVCache:
         return True
 
     def discard(self) -> None:
-        """Empties the cache, and stops caching for running sequences."""
+        """Empties the cache, but no tiers outside of the devices; see `reset`."""
         for sequence in self.running:
             sequence.caches = False
         self.pool.clear(block for sequence in self.running for block in sequence.blocks)
@@ -318,6 +321,9 @@ class KVCacheManager(KVCache):
     A sequence on its own timeline takes all prompt blocks at once (`allocate`).
     """
 
+    counts_lookups = True
+    """False if blocks are never found on the devices."""
+
     def __init__(
         self,
         num_blocks: int,
@@ -337,6 +343,9 @@ class KVCacheManager(KVCache):
         self._publish = publish
         self._steps: list[list[KVEvent]] = []
         """Events of each prefill that await publishing."""
+
+    def attach(self, clock: Clock, wheel: TimerWheel) -> None:
+        """Receives the clock of the engine, for caches that need the time."""
 
     def prompts(self, requests: Sequence[EngineRequest]) -> list[Prompt]:
         """Returns the prompts of requests in order of index, with pauses."""
@@ -367,7 +376,7 @@ class KVCacheManager(KVCache):
             return
         recorder = self._recorder
         cached_tokens = sequence.cached_tokens
-        if prompt.hashes is not None and prompt.reads:
+        if self.counts_lookups and prompt.hashes is not None and prompt.reads:
             recorder.looked_up(sequence.prompt_tokens, cached_tokens)
         if sequence.remote:
             sequence.fetched_tokens -= cached_tokens

@@ -23,6 +23,7 @@ class CachedSequence:
         "fetched_tokens",
         "hits",
         "last_hash",
+        "load_s",
         "loaded",
         "preemptions",
         "prompt",
@@ -47,7 +48,9 @@ class CachedSequence:
         self.hits: list[Block] = []
         """Cached blocks found for the prompt, until they are assigned to the sequence."""
         self.loaded = 0
-        """Tokens after the blocks in `hits` that a connector's store loads at once."""
+        """Tokens after the blocks in `hits` that a connector's store loads."""
+        self.load_s = 0.0
+        """Duration of the load, in seconds, from the first admission on."""
         self.blocks: list[Block] = []
         self.cached_blocks = 0
         """Number of leading blocks that are cached or were found in the cache."""

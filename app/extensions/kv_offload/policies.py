@@ -1,0 +1,225 @@
+"""Which chunks leave a full tier: the least recently used (LRU), or by recency and frequency (ARC).
+
+Both behave as the eviction policies of vLLM 0.32's `CPUOffloadingManager`. Chunks that a transfer
+uses, or that are not written yet, are never evicted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+Key = bytes
+"""Hash of the last block of a chunk."""
+
+
+class Chunk(Struct, gc=False):
+    """One stored chunk."""
+
+    users: int = 0
+    """Number of transfers that read the chunk."""
+    is_ready: bool = False
+    """True after the transfer that writes the chunk."""
+
+    @property
+    def is_evictable(self) -> bool:
+        """True if no transfer reads or writes the chunk."""
+        return self.is_ready and not self.users
+
+
+class Policy(Protocol):
+    """The chunks of a tier, and the order of their eviction."""
+
+    def __len__(self) -> int:
+        """Returns the number of chunks."""
+
+    def get(self, key: Key) -> Chunk | None:
+        """Returns a chunk; None if the tier does not have it."""
+
+    def insert(self, key: Key, chunk: Chunk) -> None:
+        """Adds a chunk."""
+
+    def remove(self, key: Key) -> None:
+        """Removes a chunk whose transfer has failed."""
+
+    def missed(self, keys: Sequence[Key]) -> None:
+        """Notes chunks that a request wants to store, and that the tier does not have."""
+
+    def used(self, keys: Sequence[Key], reused: Collection[Key], new: Collection[Key]) -> None:
+        """Notes the chunks of a request that has ended, in the order of the prompt.
+
+        `reused` were there before the request, and `new` only since then.
+        """
+
+    def evict(self, count: int, protected: Collection[Key]) -> list[Key] | None:
+        """Removes `count` chunks; None, and no change, if too few can be evicted."""
+
+    def clear(self) -> None:
+        """Removes all chunks."""
+
+
+class Lru:
+    """Evicts the chunk whose latest use is the oldest.
+
+    The beginning of a prompt counts as used after its end, so that prompts lose their ends first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._chunks: OrderedDict[Key, Chunk] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def get(self, key: Key) -> Chunk | None:
+        """See `Policy`."""
+        return self._chunks.get(key)
+
+    def insert(self, key: Key, chunk: Chunk) -> None:
+        """See `Policy`."""
+        self._chunks[key] = chunk
+
+    def remove(self, key: Key) -> None:
+        """See `Policy`."""
+        del self._chunks[key]
+
+    def missed(self, keys: Sequence[Key]) -> None:
+        """Does nothing: only present chunks count."""
+
+    def used(self, keys: Sequence[Key], reused: Collection[Key], new: Collection[Key]) -> None:
+        """See `Policy`."""
+        for key in reversed(keys):
+            if key in self._chunks:
+                self._chunks.move_to_end(key)
+
+    def evict(self, count: int, protected: Collection[Key]) -> list[Key] | None:
+        """See `Policy`."""
+        victims: list[Key] = []
+        for key in _evictable(self._chunks, protected):
+            if len(victims) == count:
+                break
+            victims.append(key)
+        if len(victims) < count:
+            return None
+        for key in victims:
+            del self._chunks[key]
+        return victims
+
+    def clear(self) -> None:
+        """See `Policy`."""
+        self._chunks.clear()
+
+
+class Arc:
+    """Adaptive Replacement Cache (Megiddo and Modha, 2003).
+
+    `_recent` has chunks of one request, `_frequent` those that a later request used again. The keys
+    of evicted chunks stay in `_lost_recent` and `_lost_frequent`. A request for such a key moves
+    the target size of `_recent` up or down.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._target = 0.0
+        """Number of chunks that `_recent` keeps before chunks of `_frequent` are evicted."""
+        self._recent: OrderedDict[Key, Chunk] = OrderedDict()
+        self._frequent: OrderedDict[Key, Chunk] = OrderedDict()
+        self._lost_recent: OrderedDict[Key, None] = OrderedDict()
+        self._lost_frequent: OrderedDict[Key, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._recent) + len(self._frequent)
+
+    def get(self, key: Key) -> Chunk | None:
+        """See `Policy`."""
+        chunk = self._recent.get(key)
+        if chunk is None:
+            chunk = self._frequent.get(key)
+        return chunk
+
+    def insert(self, key: Key, chunk: Chunk) -> None:
+        """See `Policy`."""
+        self._recent[key] = chunk
+        self._lost_recent.pop(key, None)
+        self._lost_frequent.pop(key, None)
+
+    def remove(self, key: Key) -> None:
+        """See `Policy`."""
+        if self._recent.pop(key, None) is None:
+            del self._frequent[key]
+
+    def missed(self, keys: Sequence[Key]) -> None:
+        """Adapts the target to keys of evicted chunks."""
+        recent = self._lost_recent
+        frequent = self._lost_frequent
+        for key in reversed(keys):
+            if key in recent:
+                step = max(1.0, len(frequent) / len(recent))
+                self._target = min(self._target + step, self._capacity)
+                recent.move_to_end(key)
+            elif key in frequent:
+                step = max(1.0, len(recent) / len(frequent))
+                self._target = max(self._target - step, 0.0)
+                frequent.move_to_end(key)
+
+    def used(self, keys: Sequence[Key], reused: Collection[Key], new: Collection[Key]) -> None:
+        """See `Policy`."""
+        for key in reversed(keys):
+            if key in new:
+                for chunks in (self._recent, self._frequent):
+                    if key in chunks:
+                        chunks.move_to_end(key)
+            elif key in reused:
+                chunk = self._recent.pop(key, None)
+                if chunk is not None:
+                    self._frequent[key] = chunk
+                elif key in self._frequent:
+                    self._frequent.move_to_end(key)
+
+    def evict(self, count: int, protected: Collection[Key]) -> list[Key] | None:
+        """See `Policy`."""
+        recent = _evictable(self._recent, protected)
+        frequent = _evictable(self._frequent, protected)
+        victims: list[Key] = []
+        size = len(self._recent)
+        """Number of chunks that stay in `_recent`."""
+        for _ in range(count):
+            victim = None
+            if size >= int(self._target):
+                victim = next(recent, None)
+                size -= victim is not None
+            if victim is None:
+                victim = next(frequent, None)
+            if victim is None:
+                victim = next(recent, None)
+                size -= victim is not None
+            if victim is None:
+                return None
+            victims.append(victim)
+        for victim in victims:
+            if self._recent.pop(victim, None) is not None:
+                self._lost_recent[victim] = None
+            else:
+                del self._frequent[victim]
+                self._lost_frequent[victim] = None
+        for lost in (self._lost_recent, self._lost_frequent):
+            while len(lost) > self._capacity:
+                lost.popitem(last=False)
+        return victims
+
+    def clear(self) -> None:
+        """See `Policy`."""
+        self._target = 0.0
+        for chunks in (self._recent, self._frequent):
+            chunks.clear()
+        for lost in (self._lost_recent, self._lost_frequent):
+            lost.clear()
+
+
+def _evictable(chunks: OrderedDict[Key, Chunk], protected: Collection[Key]) -> Iterator[Key]:
+    """Yields the keys of chunks that may be evicted, the least recent first."""
+    for key, chunk in chunks.items():
+        if chunk.is_evictable and key not in protected:
+            yield key

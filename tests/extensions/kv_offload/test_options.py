@@ -1,0 +1,192 @@
+"""Options of vLLM and settings of the tiers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.core.settings import load, resolve, settings_type
+from app.extensions.kv_offload import KvOffload
+from app.extensions.kv_offload.options import GIB, offload_options
+from config import ConfigError, Settings
+from config.vllm.serve import settings_of
+from tests.application import app_of
+
+
+def served(*options: str) -> Settings:
+    """The settings of a vLLM command line."""
+    return resolve(settings_of(["tiny", *options], {}, settings_type()), {}, lambda text: None)
+
+
+def connected(**extra: Any) -> Settings:
+    """The settings of an OffloadingConnector with these further fields."""
+    config = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+    return served("--kv-transfer-config", json.dumps(config))
+
+
+def test_the_size_of_offloading_enables_a_tier_in_the_host() -> None:
+    settings = served("--kv-offloading-size", "2.5")
+
+    assert settings.kvcache.kv_connector == "offloading"
+    assert KvOffload.is_enabled(settings)
+    assert offload_options(settings).chunks == 2.5 * GIB // (16 * 131_072)
+
+
+def test_the_backend_lmcache_has_the_connector_of_lmcache() -> None:
+    settings = served("--kv-offloading-size", "2", "--kv-offloading-backend", "lmcache")
+
+    assert settings.kvcache.kv_connector == "lmcache-mp"
+    assert not KvOffload.is_enabled(settings)
+
+
+def test_the_size_of_offloading_replaces_the_connector_and_its_bytes() -> None:
+    config = {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": GIB, "eviction_policy": "arc"},
+    }
+
+    settings = served("--kv-offloading-size", "2", "--kv-transfer-config", json.dumps(config))
+
+    options = offload_options(settings)
+    assert settings.kvcache.kv_connector == "offloading"
+    assert (options.chunks, options.policy) == (1024, "arc")
+
+
+def test_a_connector_has_the_fields_of_its_json() -> None:
+    options = offload_options(
+        connected(
+            cpu_bytes_to_use=GIB,
+            spec_name="TieringOffloadingSpec",
+            block_size=64,
+            eviction_policy="arc",
+            offload_prompt_only=False,
+            self_describing_kv_events=True,
+            secondary_tiers=[{"type": "fs", "root_dir": "/kv", "enable_kv_events": True}],
+        )
+    )
+
+    assert (options.chunks, options.blocks_per_chunk, options.policy) == (128, 4, "arc")
+    assert options.has_full_events
+    assert not options.is_prompt_only
+    assert options.has_disk_events
+    assert options.disk_chunks == 1024 * 128
+
+
+def test_a_connector_beside_a_handoff_has_tiers() -> None:
+    parts = [
+        {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+        {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": GIB},
+        },
+    ]
+    config = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": parts},
+    }
+
+    settings = served("--kv-transfer-config", json.dumps(config))
+
+    assert settings.kvcache.kv_connector == "nixl"
+    assert KvOffload.is_enabled(settings)
+
+
+def test_a_connector_without_bytes_has_no_tiers() -> None:
+    settings = connected()
+
+    assert settings.kvcache.kv_connector == "offloading"
+    assert not KvOffload.is_enabled(settings)
+
+
+@pytest.mark.parametrize(
+    ("extra", "problem"),
+    [
+        ({"cpu_bytes_to_use": 0}, "cpu_bytes_to_use must be a positive number, got 0"),
+        ({"cpu_bytes_to_use": "4GB"}, "cpu_bytes_to_use must be a positive number, got '4GB'"),
+        ({"cpu_bytes_to_use": 1, "eviction_policy": "fifo"}, "eviction_policy must be one of lru"),
+        ({"cpu_bytes_to_use": 1, "store_threshold": -1}, "store_threshold must be a whole number"),
+        ({"cpu_bytes_to_use": 1, "block_size": 1, "blocks_per_chunk": 1}, "only one of block_size"),
+        ({"spec_name": "DiskSpec"}, "spec_name must be one of CPUOffloadingSpec, Tiering"),
+        (
+            {"spec_name": "TieringOffloadingSpec", "secondary_tiers": {}},
+            "secondary_tiers must be a list of objects",
+        ),
+        (
+            {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [{"type": "tape"}]},
+            "type must be one of example, fs, p2p, obj, kvcr, got 'tape'",
+        ),
+    ],
+)
+def test_a_wrong_field_stops_the_start(extra: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        connected(**extra)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "inf"])
+def test_a_size_that_is_not_positive_stops_the_start(size: str) -> None:
+    with pytest.raises(ConfigError, match="flag --kv-offloading-size: the value .* must be more"):
+        served("--kv-offloading-size", size)
+
+
+QUERIES = "vllm:prefix_cache_queries_total"
+HITS = "vllm:external_prefix_cache_hits_total"
+TIER = ("--enable-kvcache", "--kv-connector", "offloading", "--kv-offload-size", "1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--enable-kvcache", "--kv-offload-size", "1"), "requires kv-connector offloading"),
+        ((*TIER[:4], "0.000001"), "1e-06 GiB has no room for a chunk of 2097152 bytes"),
+        ((*TIER, "--kv-offload-block-size", "24"), "24 is not a multiple of block-size 16"),
+        (
+            (*TIER, "--kv-offload-disk-size", "1", "--kv-offload-store-threshold", "2"),
+            "setting kv-offload-store-threshold: cannot be combined with kv-offload-disk-size",
+        ),
+    ],
+)
+def test_settings_that_make_no_tier_stop_the_start(flags: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(SystemExit, match=problem):
+        app_of(*flags)
+
+
+def test_a_server_without_a_prefix_cache_finds_prompts_in_its_tiers_only() -> None:
+    client = app_of(*TIER[1:], "--zmq-endpoint", "").test_client()
+    for _ in range(2):
+        question = {"prompt": list(range(200)), "max_tokens": 1}
+        assert client.post("/v1/completions", json=question).status_code == 200
+
+    metrics = client.get("/metrics").text
+    [hits] = [line for line in metrics.splitlines() if line.startswith(HITS)]
+    [queries] = [line for line in metrics.splitlines() if line.startswith(QUERIES)]
+    assert hits.endswith(" 192.0")
+    assert queries.endswith(" 0.0")
+
+
+def test_a_server_loads_a_prompt_that_its_cache_has_evicted() -> None:
+    client = app_of(*TIER, "--kv-cache-size", "14", "--zmq-endpoint", "").test_client()
+    for first in (0, 1000, 0):
+        question = {"prompt": list(range(first, first + 200)), "max_tokens": 1}
+        answer = client.post("/v1/completions", json=question)
+        assert answer.status_code == 200
+
+    metrics = client.get("/metrics").text
+    [hits] = [line for line in metrics.splitlines() if line.startswith(HITS)]
+    assert hits.endswith(" 192.0")
+    assert "vllm:kv_offload_cpu_cache_usage_perc{" in metrics
+
+
+def test_without_the_setting_a_server_has_no_families_of_tiers() -> None:
+    app = app_of("--enable-kvcache", "--zmq-endpoint", "")
+
+    assert KvOffload.name not in {extension.name for extension in app.extensions}
+    assert "vllm:kv_offload_" not in app.test_client().get("/metrics").text
+    assert load([], {}).get("kv-offload-size", None) == 0
