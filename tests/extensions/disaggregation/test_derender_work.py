@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from app.core.api import pipeline
 from app.core.base.clock import pause
 from app.core.text.huggingface import LocalTokenizer
 from tests.extensions.disaggregation.test_derender import CHAT, REQUEST, TEXT, post
@@ -17,7 +18,8 @@ PARSERS = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
 def _pauses(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One item for each pause."""
     pauses: list[None] = []
-    monkeypatch.setattr(pause, "pause_if_possible", lambda: pauses.append(None))
+    for module in (pause, pipeline):
+        monkeypatch.setattr(module, "pause_if_possible", lambda: pauses.append(None))
     return pauses
 
 
