@@ -105,7 +105,7 @@ def test_a_class_without_requests_is_rejected(
 ) -> None:
     trace, plain = trace_of(tmp_path / "trace.csv"), trace_of(tmp_path / "plain.csv", classes=False)
     told = refusal(capsys, "--trace", trace, "--goodput", "hat=ttft:1")
-    assert told.endswith("does not have requests of class hat; known are chat, code")
+    assert told.endswith("does not have requests of class hat; the classes are chat, code")
     assert refusal(capsys, "--trace", plain, "--goodput", "hat=ttft:1").endswith(
         "class hat, and no column class"
     )
