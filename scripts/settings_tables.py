@@ -80,7 +80,7 @@ def options_page() -> Page:
 def versions_page() -> str:
     """Returns docs/versions.md: the present text with new sections."""
     sections = [
-        f"## New in {name}\n\nWhat differs for clients between {earlier} and {name}:\n\n"
+        f"## New in {name}\n\nThese differences between {earlier} and {name} affect clients:\n\n"
         + table(("area", earlier, name), _new_features(name))
         for earlier, name in pairwise(VERSIONS)
     ]

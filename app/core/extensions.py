@@ -322,15 +322,15 @@ class Extension:
         return None
 
     def reply(self) -> Callable[[EngineRequest, Random], str | ScriptedReply | None] | None:
-        """Returns a function that decides whole replies.
+        """Returns a function that provides whole replies.
 
-        It gets the request and its random numbers. It returns a text, a text with thoughts, calls
-        and pace, or None, which leaves the reply to the next extension, and at last to the model.
+        The function receives the request and a source of random numbers. It returns a text, a text
+        with reasoning, calls and timing, or None to let the next extension or the model reply.
         """
         return None
 
     def reply_length(self) -> Callable[[EngineRequest, Random], int | None] | None:
-        """Returns a function that decides the length of a random reply, in tokens."""
+        """Returns a function that sets the length of a random reply, in tokens."""
         return None
 
     def beam_search(self) -> Search | None:
@@ -356,7 +356,7 @@ class Extension:
         return None
 
     def fault(self) -> Callable[[RequestFacts], Fault | None] | None:
-        """Returns a function that decides whether a request fails."""
+        """Returns a function that determines whether a request fails."""
         return None
 
     def fault_injection(self) -> FaultInjection | None:

@@ -81,7 +81,7 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     completion; 0 disables comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
     """Content of system_fingerprint in responses: version, sizes of parallel groups, and hash
-    (full), version and hash (hash), the value of fingerprint-value (custom), or null (none)."""
+    (full); version and hash (hash); the value of fingerprint-value (custom); or null (none)."""
     fingerprint_value: str | None = None
     """Fingerprint for fingerprint-mode custom."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20

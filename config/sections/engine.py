@@ -135,9 +135,9 @@ class StepSettings(Section, frozen=True, kw_only=True):
     """Engine steps that requests share, as in vLLM (timing steps)."""
 
     timing: Annotated[Literal["", "requests", "steps"], SIMULATED] = ""
-    """Source of latencies. With requests, each request has its own latencies, from the latency
-    settings. With steps, all requests share the steps of one engine, which a profile describes. If
-    empty, steps is used with a profile, and requests otherwise."""
+    """Source of latencies. With requests, each request has separate latencies, which the latency
+    settings define. With steps, all requests share the steps of one engine, which a profile
+    describes. If empty, steps is used with a profile, and requests otherwise."""
     profile: Annotated[str, About(simulated=True, path=True)] = ""
     """Profile with the costs of an engine's steps, and with limits for settings that are not set.
     The value is a file, the name of a built-in profile, or auto, which computes a profile from data

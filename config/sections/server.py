@@ -61,9 +61,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     graceful_timeout: Duration = 30.0
     """Time from SIGTERM until running streams are cut off (shutdown-mode drain)."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
-    """Effect of SIGTERM. With drain, new requests are rejected with 503 after drain-duration, and
-    running requests finish. With vllm, new requests are rejected with 500 immediately, and running
-    requests fail after shutdown-timeout."""
+    """Effect of SIGTERM on requests. With drain, new requests are rejected with 503 after
+    drain-duration, and running requests finish. With vllm, new requests are rejected with 500
+    immediately, and running requests fail after shutdown-timeout."""
     shutdown_timeout: Duration = 0.0
     """Time after SIGTERM within which running requests must finish (shutdown-mode vllm). With 0s,
     the port closes immediately."""

@@ -32,10 +32,10 @@ class Feature(Difference, Enum):
     WEIGHT_VERSIONS = Difference(
         since="0.33",
         area="Chat and completions",
-        old_behavior="Answers do not name the versions of the weights.",
+        old_behavior="Responses do not contain the versions of the weights.",
         new_behavior="Requests have `return_weight_versions`. Choices have `weight_versions`, null "
-        "by default; in a streamed chat only the last chunk of a choice, in a streamed completion "
-        "all chunks.",
+        "by default. In a streamed chat, only the last chunk of a choice has this field; in a "
+        "streamed completion, all chunks do.",
         request_fields=("return_weight_versions",),
     )
     CHUNK_TRANSFER_PARAMS = Difference(
@@ -56,7 +56,7 @@ class Feature(Difference, Enum):
         since="0.33",
         area="Chat, completions and responses",
         old_behavior="A null for `skip_special_tokens` is an error.",
-        new_behavior="A null for `skip_special_tokens` stands for the default.",
+        new_behavior="A null for `skip_special_tokens` means the default.",
         nullable_fields=("skip_special_tokens",),
     )
     BEAM_TOKEN_IDS_ERROR = Difference(
@@ -68,9 +68,9 @@ class Feature(Difference, Enum):
     RESERVED_REPLY_TOKEN = Difference(
         since="0.33",
         area="Chat and completions",
-        old_behavior="A chat with `truncate_prompt_tokens: -1` and without a limit of tokens fills "
-        "the context with the prompt, and is an error.",
-        new_behavior="One token of the context is left for the reply.",
+        old_behavior="A chat with `truncate_prompt_tokens: -1` and without a token limit fills the "
+        "whole context with the prompt, which is an error.",
+        new_behavior="One token of the context is reserved for the reply.",
     )
     RESPONSE_CACHE_FIELDS = Difference(
         since="0.33",
@@ -83,7 +83,7 @@ class Feature(Difference, Enum):
     INCOMPLETE_ITEMS = Difference(
         since="0.33",
         area="Responses",
-        old_behavior="The last item of a response that reaches its limit of tokens has the status "
+        old_behavior="The last item of a response that reaches its token limit has the status "
         "`completed`, and the stream ends with `response.completed`.",
         new_behavior="The last item has the status `incomplete`, and the stream of an incomplete "
         "response ends with `response.incomplete`.",
@@ -92,27 +92,27 @@ class Feature(Difference, Enum):
         since="0.33",
         area="Messages",
         old_behavior="Errors have vLLM's types, such as `BadRequestError`.",
-        new_behavior="Errors have Anthropic's types, such as `invalid_request_error`, by status. "
-        "In a stream, the event of an error follows the end of the open block.",
+        new_behavior="Errors have Anthropic's types, such as `invalid_request_error`. "
+        "In a stream, the error event follows the end of the open block.",
     )
     PREFILL_INTERVAL = Difference(
         since="0.33",
         area="Scheduler",
         old_behavior="`--prefill-schedule-interval` has no effect on a single engine.",
         new_behavior="`--prefill-schedule-interval N` leaves N - 1 steps without prompts between "
-        "two with prompts, while other requests generate and none waits.",
+        "two with prompts while other requests are generating and none are waiting.",
     )
     SELF_PREEMPTION = Difference(
         since="0.33",
         area="Scheduler",
         old_behavior="With priority scheduling, a step ends at a request that preempts itself.",
-        new_behavior="The requests after it get their tokens.",
+        new_behavior="Requests after it still receive their tokens.",
     )
     LAST_ADAPTERS = Difference(
         since="0.33",
         area="Scheduler",
-        old_behavior="A request whose last token is under way does not count for `--max-loras`.",
-        new_behavior="The request counts until its end.",
+        old_behavior="A request whose last token is in progress does not count for `--max-loras`.",
+        new_behavior="The request counts until it ends.",
     )
     OFFLOADED_BLOCKS = Difference(
         since="0.33",
@@ -124,7 +124,7 @@ class Feature(Difference, Enum):
         since="0.33",
         area="Scale-out",
         old_behavior="Rendered requests do not describe how the reply is parsed. "
-        "`extra_args` has the parameters of transfers.",
+        "`extra_args` contains the transfer parameters.",
         new_behavior="Rendered requests have `parse_context`, null for completions and responses, "
         "and repeat `return_token_ids`. `kv_transfer_params` and `ec_transfer_params` are fields.",
     )
@@ -133,15 +133,15 @@ class Feature(Difference, Enum):
         area="Scale-out",
         old_behavior="`/inference/v1/generate` has the output modes `tokens` and `text`.",
         new_behavior="The output mode `derender` returns the parsed message of each choice. It "
-        "needs `parse_context` if the server has a parser, and cannot be streamed.",
+        "requires `parse_context` if the server has a parser, and cannot be streamed.",
         request_fields=("parse_context",),
     )
     DERENDER_AS_GENERATED = Difference(
         since="0.33",
         area="Scale-out",
-        old_behavior="Derendered answers keep the `finish_reason` of the tokens, the token or "
+        old_behavior="Derendered responses keep the `finish_reason` of the tokens, the token or "
         "string that stopped the reply, all calls and all alternatives of log probabilities.",
-        new_behavior="Derendered answers are like generated ones: calls, `finish_reason`, "
+        new_behavior="Derendered responses match generated ones: calls, `finish_reason`, "
         "alternatives and token ids follow the request, and texts end before the stop. Streams of "
         "requests with `stop` are rejected.",
     )

@@ -42,5 +42,5 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Handshake port reported in heartbeats and responses (moriio). Nothing listens on it;
     notifications use kv-side-channel-port."""
     moriio_read_mode: bool = False
-    """Report the transfer mode READ: a router waits for the prefill before it sends the decode
+    """Report the transfer mode READ. Routers then wait for the prefill before they send the decode
     request (moriio). If false, the mode is WRITE."""

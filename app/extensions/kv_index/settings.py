@@ -96,14 +96,16 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     cost-aware, it is in memory and limited by bytes. With redis, it is in Redis or Valkey, which
     several indexers can share."""
     kv_index_size: Count | None = None
-    """Capacity of the index. Backend memory: number of copies of blocks, where each tier of each
-    pod counts separately; 10,000,000 if empty. Backend cost-aware: size in MiB; 2,048 if empty."""
+    """Capacity of the index. With backend memory, it is the number of block copies, where each tier
+    of each pod counts separately (10,000,000 if empty). With backend cost-aware, it is the size in
+    MiB (2,048 if empty)."""
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )
-    """URL for backend redis: redis://, rediss://, valkey://, valkeys://, or unix://."""
+    """URL of the server for backend redis: redis://, rediss://, valkey://, valkeys://, or
+    unix://."""
     kv_index_ttl: Duration = 0.0
-    """Time without use after which backend redis removes a block; 0 disables expiry."""
+    """Time after which backend redis removes an unused block; 0 disables expiry."""
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
     """Number of tokens per index block; the block sizes of engines may differ."""
     kv_index_hash_seed: str = ""
@@ -111,8 +113,8 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_tier_weights: Annotated[
         tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
     ] = ("gpu=1.0", "cpu=0.8")
-    """Weight of a block in a score, by its storage tier, as tier=weight; other tiers have the
-    weight 0.5."""
+    """Weights of blocks in scores, by storage tier, as tier=weight; other tiers have the weight
+    0.5."""
     kv_index_routed_lifetime: Duration = 2.0
     """Time for which the blocks of a routed prompt count as cached before their events arrive."""
     kv_index_tokenizers: Annotated[
@@ -123,8 +125,9 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
         ),
     ] = ()
     """Tokenizers of the pods' models, as model=SOURCE, where SOURCE is a folder, a file, or a name
-    on the hub. An item without = is a folder with the tokenizers of other models, by path or in the
-    layout of the hub's cache. The item hub downloads all others from the hub."""
+    on the hub. An item without = is a folder that contains the tokenizers of other models, by path
+    or in the layout of the hub's cache. With the item hub, the tokenizers of all other models are
+    downloaded from the hub."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"
     """Response of /score_chat_completions: only the scores (scores), or podScores and
     templated_messages, as in llm-d's kv-cache manager up to 0.4 (templated)."""

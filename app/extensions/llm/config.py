@@ -152,7 +152,9 @@ def _architecture(fields: Mapping[str, object]) -> str:
     for full_name, short_name in ARCHITECTURES.items():
         if name in (full_name, short_name):
             return short_name
-    raise ModelLoadError(f"The architecture {name} is not one of {', '.join(ARCHITECTURES)}.")
+    raise ModelLoadError(
+        f"The architecture {name} is not supported; use one of {', '.join(ARCHITECTURES)}."
+    )
 
 
 def _rope_parameters(fields: Mapping[str, object]) -> dict[str, object]:
@@ -162,5 +164,7 @@ def _rope_parameters(fields: Mapping[str, object]) -> dict[str, object]:
         rope.update(parameters)
     kind = rope.setdefault("rope_type", rope.get("type", "default"))
     if kind not in ROPE_TYPES:
-        raise ModelLoadError(f"The RoPE type {kind} is not one of {', '.join(ROPE_TYPES)}.")
+        raise ModelLoadError(
+            f"RoPE of type {kind} is not supported; use one of {', '.join(ROPE_TYPES)}."
+        )
     return rope

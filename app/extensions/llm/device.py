@@ -63,7 +63,9 @@ class DeviceManager:
                 dtype = "float32"
         dtype = dtype.removeprefix("torch.")
         if dtype not in DTYPES:
-            raise ModelLoadError(f"The dtype {dtype} is not one of {', '.join(DTYPES)}.")
+            raise ModelLoadError(
+                f"The dtype {dtype} is not supported; use one of {', '.join(DTYPES)}."
+            )
         if dtype == "float16" and is_cpu:
             raise ModelLoadError("float16 is not supported on CPUs; choose float32 or bfloat16.")
         self.int8 = dtype == "int8"

@@ -57,7 +57,9 @@ def read_gguf(path: Path) -> Checkpoint:
     architecture = str(file.fields.get("general.architecture"))
     if architecture not in ARCHITECTURES.values():
         supported = ", ".join(ARCHITECTURES.values())
-        raise ModelLoadError(f"The architecture {architecture} is not one of {supported}.")
+        raise ModelLoadError(
+            f"The architecture {architecture} is not supported; use one of {supported}."
+        )
     scaling = file.fields.get(f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none") or "rope_freqs.weight" in file.tensors:
         raise ModelLoadError(

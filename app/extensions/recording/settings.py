@@ -30,7 +30,7 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     conversation, regardless of the text (turn). Use turn for agents, because their requests contain
     dates, paths, and IDs."""
     target: Annotated[Targets, About(secret=True, repeated=True)] = ()
-    """Servers that respond with replay-miss record, each specified as URL or, for requests to one
+    """Servers that respond if replay-miss is record, each specified as URL or, for requests to one
     model, as model=URL. To send a key, write it before the host: https://KEY@host. The flag may be
     repeated."""
     target_timeout: PositiveDuration = 300.0

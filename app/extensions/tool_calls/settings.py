@@ -10,5 +10,5 @@ class ToolCallSettings(Section, frozen=True, kw_only=True):
 
     tool_choice_auto: Annotated[Literal["match", "coin"], LIVE] = "match"
     """Tools that replies call with tool_choice auto. With match, they are the tools whose names and
-    descriptions match the last user message. With coin, each call is random, with the probability
-    tool-call-extra-call-probability."""
+    descriptions match the last user message. With coin, each call is made at random, with the
+    probability in tool-call-extra-call-probability."""

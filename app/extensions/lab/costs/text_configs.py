@@ -137,7 +137,7 @@ def _present(fields: Fields) -> dict[str, object]:
 def _check_architecture(architecture: object, origin: str) -> None:
     if not isinstance(architecture, str) or architecture in MATRICES:
         return
-    hint = f"; known are {', '.join(_kinds())}"
+    hint = f"; use one of {', '.join(_kinds())}"
     for name in MATRICES:
         if name.lower() == architecture.lower():
             hint = f"; did you mean {name}?"

@@ -137,7 +137,7 @@ def check_classes(limits: Limits, load: LoadTrace) -> None:
         if name and name not in load.classes:
             classes = ", and no column class"
             if load.classes:
-                classes = f"; known are {', '.join(load.classes)}"
+                classes = f"; the classes are {', '.join(load.classes)}"
             raise ConfigError(
                 f"--goodput: {load.origin} does not have requests of class {name}{classes}"
             )

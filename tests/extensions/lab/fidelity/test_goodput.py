@@ -113,7 +113,7 @@ def test_a_class_without_requests_is_rejected(
     trace = trace_of(tmp_path / "trace.csv")
     plain = trace_of(tmp_path / "plain.csv", classes=False)
     message = refusal(capsys, f"--trace={trace}", "--goodput", "hat=ttft:1")
-    assert message.endswith("does not have requests of class hat; known are chat, code")
+    assert message.endswith("does not have requests of class hat; the classes are chat, code")
     assert refusal(capsys, f"--trace={plain}", "--goodput", "hat=ttft:1").endswith(
         "class hat, and no column class"
     )
