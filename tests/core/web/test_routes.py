@@ -1,6 +1,7 @@
 """Routes behind Flask: one blueprint a family, found by rule, by path and by method."""
 
 from functools import partial
+from itertools import islice
 
 from flask import Response as FlaskResponse
 from flask import session, url_for
@@ -166,6 +167,9 @@ def test_functions_of_extensions_get_responses_as_flask_has_them() -> None:
 
 def test_the_test_client_gets_a_stream_token_by_token() -> None:
     app = app_of("--force-dummy-tokenizer", "--inter-token-latency", "25ms")
-    body = {"prompt": "a", "max_tokens": 12, "ignore_eos": True, "stream": True}
-    answer = app.test_client().post("/v1/completions", json=body)
-    assert len([piece for piece in answer.response if piece]) > 2
+    body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with app.test_client().post("/v1/completions", json=body) as answer:
+        pieces = filter(None, answer.response)
+        first_pieces = [*islice(pieces, 3)]
+    assert len(first_pieces) == 3
+    assert b"[DONE]" not in b"".join(first_pieces)
