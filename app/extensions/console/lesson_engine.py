@@ -93,7 +93,12 @@ class LessonEngine:
         prompt += [next(self._token_ids) for _ in range(arrival.prompt_tokens - shared)]
         if arrival.is_remote and self._prefill_engine is not None:
             decode = partial(
-                self._engine.submit, name, prompt, arrival.output_tokens, remote_prefill=True
+                self._engine.submit,
+                name,
+                prompt,
+                arrival.output_tokens,
+                remote_prefill=True,
+                arrival_s=arrival.at_s,
             )
             hand_over = partial(self._hand_over, decode)
             self._prefill_engine.submit(name, prompt, max_tokens=1, on_end=hand_over)

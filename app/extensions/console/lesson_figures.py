@@ -70,10 +70,10 @@ class LessonFigures:
 
     def transfer(self) -> str:
         """Returns the time from the end of the prefill to the first step of the other engine."""
-        number = min(self._long)
-        scheduled_ms = self._ends[number][5]
+        decode_number, prefill_number = sorted(self._long)
+        scheduled_ms = self._ends[decode_number][5]
         assert scheduled_ms is not None
-        return _time(scheduled_ms - self._arrivals_ms[number])
+        return _time(scheduled_ms - self._ends[prefill_number][2])
 
     def new_first(self) -> str:
         """Returns the median time to the first token of prompts that were not cached."""

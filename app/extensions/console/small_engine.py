@@ -99,9 +99,12 @@ class SmallEngine:
         prompt: Sequence[int],
         max_tokens: int,
         remote_prefill: bool = False,
+        arrival_s: float | None = None,
         on_end: Watch | None = None,
     ) -> None:
-        """Submits a request; `on_end` receives its outcome."""
+        """Submits a request that arrived at `arrival_s` or now; `on_end` receives its outcome."""
+        if arrival_s is None:
+            arrival_s = self._clock.now()
         observers: list[RequestObserver] = [
             partial(self.observer.bars.watch, Origin(path="/v1/completions"))
         ]
@@ -116,7 +119,7 @@ class SmallEngine:
             max_tokens=max_tokens,
             limited=True,
             ignore_eos=True,
-            arrival_s=self._clock.now(),
+            arrival_s=arrival_s,
             remote_prefill=remote_prefill,
             observers=observers,
         )
