@@ -38,11 +38,17 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """TCP port to listen on."""
     uds: Annotated[NonEmpty | None, About(path=True, created=True)] = None
     """Unix socket to listen on instead of a TCP port. The host and port settings are then
-    ignored."""grpc: Annotated[ bool | None, About( "Serve gRPC (vLLM's VllmEngine service) on the
-    ignored.same port. See docs/grpc.md. " f"Requires an extra: {install('grpc')}. " "If empty, gRPC
-    ignored.is served when the extra is installed and HTTPS is off." ), ] = None grpc_port: Port |
-    ignored.None = None"""Separate port for gRPC. If set, gRPC is enabled. Rank k uses this port
-    ignored.None = Noneplus k."""
+    ignored."""
+    grpc: Annotated[
+        bool | None,
+        About(
+            "Serve gRPC (vLLM's VllmEngine service) on the same port. See docs/grpc.md. "
+            f"Requires an extra: {install('grpc')}. "
+            "If empty, gRPC is served when the extra is installed and HTTPS is off."
+        ),
+    ] = None
+    grpc_port: Port | None = None
+    """Separate port for gRPC. If set, gRPC is enabled. Rank k uses this port plus k."""
     max_request_body_size_mb: Annotated[int, Meta(ge=1, le=512), About(unit="MiB")] = 4
     """Maximum size of a request body. Larger bodies are rejected with status 413."""
     max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
