@@ -45,7 +45,7 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     """Content of replies, and optional routes."""
 
     vllm_version: VersionName = "0.32"
-    """vLLM version that the server simulates; docs/versions.md lists the differences."""
+    """vLLM version that the server simulates. docs/versions.md lists the differences."""
     enable_request_id_headers: bool = False
     """Add an X-Request-Id header to responses."""
     enable_prompt_tokens_details: bool = False
