@@ -58,7 +58,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Time after startup during which the server reports that it is not ready."""
     drain_duration: Duration = 1.0
     """Time after SIGTERM during which the server still accepts requests but reports that it is not
-    ready. This time ends early when no client is connected and counts toward graceful-timeout."""
+    ready. This time counts toward graceful-timeout and ends early when no client is connected."""
     graceful_timeout: Duration = 30.0
     """Time from SIGTERM until running streams are cut off (drain mode)."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
