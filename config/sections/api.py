@@ -45,7 +45,7 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     """Content of replies, and optional routes."""
 
     vllm_version: VersionName = "0.32"
-    """vLLM version that the server simulates; docs/versions.md lists the differences."""
+    """vLLM version that the server simulates. docs/versions.md lists the differences."""
     enable_request_id_headers: bool = False
     """Add an X-Request-Id header to responses."""
     enable_prompt_tokens_details: bool = False
@@ -55,7 +55,8 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     enable_server_load_tracking: bool = False
     """Count the running requests for GET /load."""
     enable_per_request_metrics: bool = False
-    """Report the timings of a request in its response; a stream reports them with its usage."""
+    """Report the timings of a request in its response. A stream reports the timings with its
+    usage."""
     return_tokens_as_token_ids: bool = False
     """Show tokens in log probabilities as token_id:N, unless the request specifies otherwise."""
     response_role: str = "assistant"
@@ -66,7 +67,7 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     default_chat_template_kwargs: Annotated[
         Json | None, understood_by(json_object, "must be a JSON object")
     ] = None
-    """JSON object with arguments for chat templates; arguments in a request take precedence."""
+    """JSON object with arguments for chat templates. Arguments in a request take precedence."""
     reasoning_effort_map: Annotated[
         Json | None, understood_by(effort_map, "must be a JSON object of efforts to texts")
     ] = None
@@ -78,14 +79,14 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     """Serve GET /tokenizer_info."""
     sse_keep_alive_interval: Annotated[int, About(unit="s")] = 0
     """Time without a chunk after which the server sends a comment in the stream of a chat or
-    completion; 0 disables comments."""
+    completion. 0 disables comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
     """Content of system_fingerprint in responses: version, sizes of parallel groups, and hash
     (full); version and hash (hash); the value of fingerprint-value (custom); or null (none)."""
     fingerprint_value: str | None = None
-    """Fingerprint for fingerprint-mode custom."""
+    """Fingerprint for the custom fingerprint-mode."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20
-    """Maximum number of log probabilities per token that a request can ask for; -1 means no
+    """Maximum number of log probabilities per token that a request can ask for. -1 means no
     limit."""
 
     @property

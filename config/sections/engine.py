@@ -55,15 +55,15 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         Duration,
         SettingRule(ENGINE_TIMEOUT_RULE, _engine_timeout_flaw),
     ] = 60.0
-    """Time without progress after which the engine is killed and restarted (engine llm). The engine
-    is reported as unhealthy after half this time, but at most 10 s. 0 disables the timeout. The
-    time to load a model is not included."""
+    """Time without progress after which the engine is killed and restarted (llm engine). The engine
+    is reported as unhealthy after half this time or 10 s, whichever is shorter. 0 disables the
+    timeout. The time to load a model is not included."""
 
     speculative_config: Json | None = None
-    """Speculative decoding, in the format of vLLM's option. Engine llm supports the ngram method:
-    {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min":
-    2}. A simulated engine with timing steps uses the rates of rejection_sample_method synthetic or,
-    without them, the rates of its profile."""
+    """Speculative decoding, in the format of vLLM's option. The llm engine supports the ngram
+    method: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5,
+    "prompt_lookup_min": 2}. When timing is steps, a simulated engine uses the rates of the
+    synthetic rejection_sample_method or, without these rates, those of its profile."""
 
     def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
         """Yields why the simulated version of vLLM would reject `speculative_config`."""
@@ -121,13 +121,13 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     max_waiting_queue_length: Annotated[
         NotNegative, About(unit="requests", also=("max-queue-size",))
     ] = 1000
-    """Maximum number of waiting requests; further requests are rejected with status 429. With 0,
+    """Maximum number of waiting requests. Further requests are rejected with status 429. With 0,
     requests cannot wait."""
     max_num_queued_reqs: Annotated[NotNegative | None, About(unit="sequences")] = None
-    """Maximum number of running and waiting sequences; further requests are rejected with status
+    """Maximum number of running and waiting sequences. Further requests are rejected with status
     503. If empty, there is no limit."""
     scheduling_policy: Annotated[Literal["fcfs", "priority"], About(live=True)] = "fcfs"
-    """Order in which requests start: first come, first served (fcfs), or lowest priority number
+    """Order in which requests start: first come, first served (fcfs) or lowest priority number
     first (priority)."""
 
 
@@ -137,31 +137,31 @@ class StepSettings(Section, frozen=True, kw_only=True):
     timing: Annotated[Literal["", "requests", "steps"], SIMULATED] = ""
     """Source of latencies. With requests, each request has separate latencies, which the latency
     settings define. With steps, all requests share the steps of one engine, which a profile
-    describes. If empty, steps is used with a profile, and requests otherwise."""
+    describes. If empty, steps is used with a profile and requests without one."""
     profile: Annotated[str, About(simulated=True, path=True)] = ""
-    """Profile with the costs of an engine's steps, and with limits for settings that are not set.
+    """Profile with the costs of an engine's steps and with limits for settings that are not set.
     The value is a file, the name of a built-in profile, or auto, which computes a profile from data
-    sheets. With timing steps, the default is qwen3-14b-h100."""
+    sheets. When timing is steps, the default is qwen3-14b-h100."""
     device: str = ""
-    """Device to simulate with profile auto: h100, h200, a100, l40s, mi300x, or b200. With engine
-    llm, device to run on: auto, cuda, mps, or cpu."""
+    """Device to simulate with the auto profile: h100, h200, a100, l40s, mi300x, or b200. With the
+    llm engine, device to run on: auto, cuda, mps, or cpu."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
-    """Maximum number of tokens in a step (timing steps, engine llm)."""
+    """Maximum number of tokens in a step (steps timing and llm engine)."""
     enable_chunked_prefill: bool = True
-    """Allow the prefill of a prompt to take several steps (timing steps)."""
+    """Allow the prefill of a prompt to take several steps (steps timing)."""
     long_prefill_token_threshold: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
-    """Maximum number of tokens of one prompt in a step, unless no other request is running; 0 means
+    """Maximum number of tokens of one prompt in a step, unless no other request is running. 0 means
     no limit."""
     long_prefill_token_threshold_adaptive: Annotated[bool, SIMULATED] = False
     """Raise the threshold to max-num-batched-tokens divided by the number of requests."""
     watermark: Annotated[float, Meta(ge=0, lt=1), SIMULATED] = 0.0
     """Share of the KV cache that stays free when a request is admitted, unless no other request is
-    running (timing steps)."""
+    running (steps timing)."""
     prefill_schedule_interval: Annotated[Count, About(simulated=True, unit="steps")] = 1
     """Minimum number of steps between two prefill steps while other requests are generating and
-    none are waiting (timing steps; since vLLM 0.33)."""
+    none are waiting (steps timing; since vLLM 0.33)."""
     async_scheduling: bool = True
-    """Schedule the next step while the current step runs (timing steps)."""
+    """Schedule the next step while the current step runs (steps timing)."""
 
     @property
     def shared(self) -> bool:
@@ -173,9 +173,9 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Latencies of tokens, for timing requests."""
 
     latency_calculator: Annotated[Literal["", "constant", "per-token"], LATENCY] = ""
-    """Source of the time to first token: time-to-first-token (constant), or the length of the
-    prompt (per-token). If empty, constant is used if time-to-first-token or its deviation is set,
-    and per-token otherwise."""
+    """Source of the time to first token: time-to-first-token (constant) or the length of the prompt
+    (per-token). If empty, constant is used if time-to-first-token or its deviation is set.
+    Otherwise, per-token is used."""
     inter_token_latency: Annotated[Duration, LATENCY] = 0.0
     """Time between two tokens of a reply."""
     inter_token_latency_std_dev: Annotated[
@@ -195,8 +195,8 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     prefill_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the prefill time (per-token calculator)."""
     time_factor_under_load: Annotated[float, Meta(ge=1.0), LATENCY] = 1.0
-    """Factor by which latencies increase when max-num-seqs sequences are running. It grows linearly
-    from 1 with the number of running sequences."""
+    """Factor by which latencies increase when max-num-seqs sequences are running. The factor grows
+    linearly from 1 with the number of running sequences."""
     kv_cache_transfer_latency: Annotated[Duration, LATENCY] = 0.0
     """Time to the first token of a request with remote prefill (constant calculator)."""
     kv_cache_transfer_latency_std_dev: Annotated[
@@ -246,7 +246,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Share of blocks that kv-cache-metrics samples."""
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
     """Value of remote_host in kv_transfer_params. If empty, pod-ip is used or, without it, the host
-    name. With kv-connector nixl and a loopback address, the side channel listens only on that
+    name. With the nixl connector and a loopback address, the side channel listens only on that
     address."""
     kv_connector: Literal[
         "",
@@ -262,36 +262,36 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         "offloading",
     ] = ""
     """The simulated KV connector of vLLM. If empty, disaggregated prefill always succeeds. With
-    nixl, nixl-push, mooncake, and moriio, prefill pods hold their blocks, and decode pods read them
-    over a side channel. Each connector uses the parameters of its vLLM counterpart. p2p is the
-    OffloadingConnector with a P2P tier, whose pods copy blocks from each other. lmcache and
+    nixl, nixl-push, mooncake, and moriio, prefill pods hold their blocks. Decode pods read these
+    blocks over a side channel. Each connector uses the parameters of its vLLM counterpart. p2p is
+    the OffloadingConnector with a P2P tier, whose pods copy blocks from each other. lmcache and
     lmcache-mp keep prompts in chunks. With none, example, and offloading, kv_transfer_params is
-    ignored; example and offloading restore blocks that the cache has evicted."""
+    ignored. example and offloading restore blocks that the cache has evicted."""
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
     """Time for which a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
     """Handling of a request whose decode pod cannot read the blocks of its prefill pod (nixl). With
-    fail, the request fails; with recompute, the decode pod computes the prompt."""
+    fail, the request fails. With recompute, the decode pod computes the prompt."""
     kv_side_channel_timeout: PositiveDuration = 5.0
     """Time after which a decode pod considers an unresponsive prefill pod unreachable (nixl)."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
-    """Value of remote_port in kv_transfer_params, and the port of the side channel (nixl). Rank k
-    uses this port plus k."""
+    """Port of the side channel and value of remote_port in kv_transfer_params (nixl). Rank k uses
+    this port plus k."""
     zmq_endpoint: Annotated[str, zmq_address()] = "tcp://127.0.0.1:5557"
-    """Address for KV events (ZMQ PUB); rank k uses the port plus k. The publisher binds an address
-    with * or ::, and connects to any other address. If empty, no events are published."""
+    """Address for KV events (ZMQ PUB). Rank k uses the port plus k. The publisher binds an address
+    with * or :: and connects to any other address. If empty, no events are published."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
     """Number of pending events that triggers the publication of a batch."""
     event_flush_interval: Duration = 1.0
-    """Maximum time before a batch is published; with 0, a batch is published at every step."""
+    """Maximum time before a batch is published. With 0, a batch is published at every step."""
     kv_events_format: EventsFormat = "map"
     """Layout of KV events: maps, as in vLLM 0.24 and later (map); arrays, as in the named version
     of vLLM and later; or arrays, as in llm-d-inference-sim."""
     use_vllm_map_event_format: bool | None = None
-    """Option of llm-d-inference-sim; if false, it changes kv-events-format from map to
+    """Option of llm-d-inference-sim. If false, it changes kv-events-format from map to
     llm-d-inference-sim."""
     kv_events_topic: str = "kv@{address}:{port}@{model}"
-    """Topic of KV events; {address}, {port}, and {model} are replaced with the values of this
+    """Topic of KV events. {address}, {port}, and {model} are replaced with the values of this
     server."""
     kv_events_replay_endpoint: Annotated[str, zmq_address()] = ""
     """Address for replay requests (ZMQ ROUTER). If empty, replay is disabled."""

@@ -27,42 +27,43 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     model: NonEmpty = "understudy-tiny"
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
-    """Names that requests may use; replies contain the first one. If empty, the value of model is
-    used. With *, a request may use any name, and its reply contains that name."""
+    """Names that requests may use. Replies contain the first name. If empty, the value of model is
+    used. With *, a request may use any name. The reply then contains that name."""
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
-    """Context length, which includes the prompt and the completion. If empty, engine llm uses the
-    model's context length."""
+    """Context length, which includes the prompt and the completion. If empty, the llm engine uses
+    the model's context length."""
     task: Annotated[Literal["generate", "embed", "pooling", "score", "classify"], SIMULATED] = (
         "generate"
     )
     """Purpose of the model. Tasks other than generate serve pooling routes instead of chat and
-    completions. With embed, the routes are embeddings, score, rerank, and pooling; with score, they
-    are classify, score, rerank, and pooling; with classify, they are classify and pooling. With
+    completions. With embed, the routes are embeddings, score, rerank, and pooling. With score, they
+    are classify, score, rerank, and pooling. With classify, they are classify and pooling. With
     pooling, all of these routes are served."""
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None
     """Task of /pooling, with the same values as task in vLLM's pooler-config. An embedding model
-    supports embed and token_embed; a classifier supports classify and token_classify. If empty,
-    task selects embed or classify; with task pooling, each request can use any task."""
+    supports embed and token_embed. A classifier supports classify and token_classify. If empty, the
+    task setting selects embed or classify. When task is pooling, each request can use any task."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
-    """Serve /v1/embeddings along with chat and completions, as llm-d-inference-sim does (task
-    generate)."""
+    """Serve /v1/embeddings along with chat and completions, as llm-d-inference-sim does (generate
+    task)."""
     multimodal: bool | None = None
-    """Accept images, audio, and video in messages; if false, they are rejected with status 400. If
-    empty, the model's config.json decides; without that file, they are accepted."""
+    """Accept images, audio, and video in messages. If false, requests with such media are rejected
+    with status 400. If empty, the model's config.json determines whether they are accepted. Without
+    that file, they are."""
     default_embedding_dimensions: Annotated[int, Meta(ge=1, le=65536)] = 384
     """Length of an embedding if the request does not specify it."""
     mm_encoder_only: Annotated[bool, SIMULATED] = False
-    """Simulate the encoder of a disaggregated multimodal model: replies consist of exclamation
+    """Simulate the encoder of a disaggregated multimodal model. Replies consist of exclamation
     marks."""
     omni: Annotated[bool, SIMULATED] = False
     """Simulate a model that can reply with images."""
     image_emission_rate: Annotated[Percent, About(simulated=True, unit="%", live=True)] = 0
     """Probability that a reply of an omni model includes an image."""
     tensor_parallel_size: Annotated[Count, About(unit="devices")] = 1
-    """Number of devices that the model uses, reported in kv_transfer_params; one process simulates
-    all of them."""
+    """Number of devices that the model uses, reported in kv_transfer_params. One process simulates
+    all of these devices."""
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -85,11 +86,11 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     """Maximum number of adapters that run at the same time."""
     prefer_resident_adapters: Annotated[bool, SIMULATED] = True
     """Start requests whose adapter is in memory before requests whose adapter must be loaded, as in
-    llm-d-inference-sim (timing requests). If false, requests start in order of arrival, as in
+    llm-d-inference-sim (requests timing). If false, requests start in order of arrival, as in
     vLLM."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
-    """Maximum number of adapters in CPU memory; must be at least max-loras, which is the default.
-    The most recently used adapters are kept; others are reloaded when a request needs them."""
+    """Maximum number of adapters in CPU memory. Must be at least max-loras, which is the default.
+    The most recently used adapters are kept. Others are reloaded when a request needs them."""
     max_lora_rank: Count = 16
     """Rank of adapters whose path has no adapter_config.json that specifies a rank."""
     require_lora_files: Annotated[bool, SIMULATED] = False
@@ -108,7 +109,7 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
 
     tokenizer: Annotated[str | None, About(path=True)] = None
     """Folder, tokenizer.json file, or Hugging Face name. If empty, the model's tokenizer is used.
-    If that is not available, the embedded tokenizer is used."""
+    If the model's tokenizer is not available, the embedded tokenizer is used."""
     force_dummy_tokenizer: Annotated[bool, SIMULATED] = False
     """Use the embedded tokenizer even if the model's tokenizer is available."""
     tokenizers_cache_dir: Annotated[str | None, About(path=True)] = None

@@ -12,9 +12,9 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     """Content of the metrics."""
 
     disable_log_stats: bool = False
-    """Omit vLLM's metric families; HTTP and process families are still reported."""
+    """Omit vLLM's metric families. HTTP and process families are still reported."""
     simulator_metrics: bool = False
-    """Also report three families under their former names, which vLLM has removed; see
+    """Also report three families under their former names, which vLLM has removed. See
     docs/metrics.md."""
 
 

@@ -17,12 +17,12 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     """Content of replies."""
 
     mode: Annotated[Literal["random", "echo"], SIMULATED] = "random"
-    """Text of replies: sample sentences of random length (random), or the last message (echo)."""
+    """Text of replies: sample sentences of random length (random) or the last message (echo)."""
     seed: int | None = None
     """Seed of all random values. If empty, a different seed is used at every start."""
     reasoning_parser: str = ""
-    """If set to any name, replies begin with reasoning, in the field `reasoning`. If empty, replies
-    have no reasoning. With engine llm, the reasoning is the text before </think>. The name
+    """If set to any name, replies begin with reasoning, in the `reasoning` field. If empty, replies
+    have no reasoning. With the llm engine, the reasoning is the text before </think>. The name
     determines which template argument turns reasoning off, as with vLLM's parsers."""
 
 
@@ -56,11 +56,11 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
     """Probability that each call is followed by another call, up to one call per tool."""
     tool_call_parser: str = ""
-    """Format of tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder; engine
-    llm supports the first two. If empty or set to any other name, hermes is used. If set, a
+    """Format of tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder. The llm
+    engine supports the first two. If empty or set to any other name, hermes is used. If set, a
     simulated engine validates tools as vLLM does."""
     enable_auto_tool_choice: bool = True
     """Allow tool_choice. If false, every tool_choice is rejected, as in vLLM without a tool
     parser."""
     skip_tool_validation: Annotated[bool, LIVE] = False
-    """Accept tools with an invalid schema, and ignore the invalid parts."""
+    """Accept tools with an invalid schema and ignore the invalid parts."""

@@ -37,43 +37,45 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     port: Annotated[Port, About(env=("PORT",))] = 8000
     """TCP port to listen on."""
     uds: Annotated[NonEmpty | None, About(path=True, created=True)] = None
-    """Unix socket to listen on instead of a TCP port; host and port are then ignored."""
+    """Unix socket to listen on instead of a TCP port. The host and port settings are then
+    ignored."""
     grpc: Annotated[
         bool | None,
         About(
-            "Serve gRPC (vLLM's VllmEngine service) on the same port; see docs/grpc.md. "
+            "Serve gRPC (vLLM's VllmEngine service) on the same port. See docs/grpc.md. "
             f"Requires an extra: {install('grpc')}. "
             "If empty, gRPC is served when the extra is installed and HTTPS is off."
         ),
     ] = None
     grpc_port: Port | None = None
-    """Separate port for gRPC; setting it enables gRPC. Rank k uses this port plus k."""
+    """Separate port for gRPC. If set, gRPC is enabled. Rank k uses this port plus k."""
     max_request_body_size_mb: Annotated[int, Meta(ge=1, le=512), About(unit="MiB")] = 4
-    """Maximum size of a request body; larger bodies are rejected with status 413."""
+    """Maximum size of a request body. Larger bodies are rejected with status 413."""
     max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
-    """Maximum number of commas and opening brackets in a request body; bodies that exceed it are
-    rejected with status 413."""
+    """Maximum number of commas and opening brackets in a request body. Bodies that exceed this
+    number are rejected with status 413."""
     startup_duration: Duration = 0.0
     """Time after startup during which the server reports that it is not ready."""
     drain_duration: Duration = 1.0
     """Time after SIGTERM during which the server still accepts requests but reports that it is not
-    ready. It ends early when no client is connected, and counts toward graceful-timeout."""
+    ready. This time counts toward graceful-timeout and ends early when no client is connected."""
     graceful_timeout: Duration = 30.0
-    """Time from SIGTERM until running streams are cut off (shutdown-mode drain)."""
+    """Time from SIGTERM until running streams are cut off (drain mode)."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
-    """Effect of SIGTERM on requests. With drain, new requests are rejected with 503 after
-    drain-duration, and running requests finish. With vllm, new requests are rejected with 500
-    immediately, and running requests fail after shutdown-timeout."""
+    """Effect of SIGTERM on requests. With drain, running requests finish. New requests are rejected
+    with status 503 after drain-duration. With vllm, running requests fail after shutdown-timeout.
+    New requests are rejected with status 500 immediately."""
     shutdown_timeout: Duration = 0.0
-    """Time after SIGTERM within which running requests must finish (shutdown-mode vllm). With 0s,
-    the port closes immediately."""
+    """Time after SIGTERM within which running requests must finish (vllm mode). With 0s, the port
+    closes immediately."""
     client_timeout: PositiveDuration = 60.0
-    """Time after which a client is disconnected if it has not sent its complete request, or if it
-    reads none of its response."""
+    """Time after which a client is disconnected if it has not sent its complete request or does not
+    read its response."""
     keep_alive_timeout: Duration = 75.0
     """Time after which an idle connection is closed."""
     root_path: RootPath = ""
-    """Path prefix under which a proxy serves this server; request paths may begin with it."""
+    """Path prefix under which a proxy serves this server. Request paths may begin with this
+    prefix."""
     fast_path: bool = True
     """Serve requests for known routes without Flask, which is several times faster. Responses are
     the same. If false, all requests take the path that other WSGI servers use."""
@@ -82,29 +84,29 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     data_parallel_mode: Literal["ports", "internal", "external"] = "ports"
     """How ranks share ports. With ports, each rank is a separate process, on port + rank. With
     external, X-data-parallel-rank also counts from 0 on every port, as in vLLM. With internal, all
-    ranks share one process and one port, and each request runs on the least busy rank, as in
+    ranks share one process and one port. Each request then runs on the least busy rank, as in
     vLLM."""
     data_parallel_rank: Rank | None = None
-    """Rank of this server if it runs only one rank; it listens on port, and data-parallel-size is
-    the total number of ranks. If empty or negative, this server runs all ranks."""
+    """Rank of this server if it runs only one rank. The rank listens on port. data-parallel-size is
+    then the total number of ranks. If empty or negative, this server runs all ranks."""
     data_parallel_start_rank: Annotated[int, Meta(ge=0, le=1023)] = 0
-    """First rank of this server if it runs only some of the ranks; see data-parallel-size-local."""
+    """First rank of this server if it runs only some of the ranks. See data-parallel-size-local."""
     data_parallel_size_local: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] | None = None
-    """Number of ranks that this server runs; data-parallel-size is then the total number of ranks.
+    """Number of ranks that this server runs. data-parallel-size is then the total number of ranks.
     If empty, this server runs all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
-    """Value of the response header x-inference-pod, which is sent together with x-inference-port.
+    """Value of the x-inference-pod response header, which is sent together with x-inference-port.
     If empty, neither header is sent."""
     pod_ip: Annotated[str, About(env=("POD_IP", "VLLM_HOST_IP"))] = ""
     """Address at which other servers reach this server. If empty, the host name is used."""
     pod_namespace: Annotated[str, About(env=("POD_NAMESPACE",))] = ""
     """Value of the x-inference-namespace response header. If empty, the header is not sent."""
     server_dev_mode: Annotated[bool, About(env=("VLLM_SERVER_DEV_MODE",))] = False
-    """Serve the development routes, such as sleep, wake_up, reset_prefix_cache and server_info."""
+    """Serve the development routes, such as sleep, wake_up, reset_prefix_cache, and server_info."""
     profiling: bool = False
     """Serve start_profile and stop_profile, which succeed but have no effect."""
     weight_transfer: bool = False
-    """Simulate weight updates from a trainer; if false, such updates fail. Requires server-dev-mode
+    """Simulate weight updates from a trainer. If false, such updates fail. Requires server-dev-mode
     and a simulated engine."""
 
     @property
@@ -153,9 +155,9 @@ class TlsSettings(Section, frozen=True, kw_only=True):
     """HTTPS."""
 
     ssl_certfile: Annotated[str | None, About(path=True)] = None
-    """PEM certificate chain, reloaded when it changes; requires ssl-keyfile."""
+    """PEM certificate chain, reloaded when it changes. Requires ssl-keyfile."""
     ssl_keyfile: Annotated[str | None, About(path=True)] = None
-    """PEM private key; requires ssl-certfile."""
+    """PEM private key. Requires ssl-certfile."""
     self_signed_certs: bool = False
     """Serve HTTPS with a certificate that is generated at startup."""
 
@@ -170,12 +172,12 @@ class AccessSettings(Section, frozen=True, kw_only=True):
 
     api_key: Annotated[NonEmptyItems, About(env=("VLLM_API_KEY",), live=True, secret=True)] = ()
     """API keys. Requests under /v1, /v2, /inference, and /cohere, and over gRPC, must send one of
-    them. If empty, no key is required."""
+    these keys. If empty, no key is required."""
     admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
     """Key for /fake_metrics and requests under /admin. If empty, these requests require an API key,
     if one is set."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins from which browsers may send requests (CORS); * allows all origins, except on /admin,
+    """Origins from which browsers may send requests (CORS). * allows all origins, except on /admin,
     the console, and control routes. If empty, every preflight request is rejected."""
     allowed_methods: tuple[str, ...] = ("*",)
     """Methods that CORS requests may use."""
@@ -185,7 +187,7 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     """Allow CORS requests with credentials."""
     allowed_hosts: ReachedAs = ()
     """Public host names of this server. If no key is set, /admin, the console, and control routes
-    reject any other name that a public DNS server could resolve to this server; * accepts every
+    reject any other name that a public DNS server could resolve to this server. * accepts every
     name. See docs/access.md."""
 
     @property
@@ -218,4 +220,4 @@ class PluginSettings(Section, frozen=True, kw_only=True):
     plugin: Annotated[NonEmptyItems, About(path=True, repeated=True)] = ()
     """Plugins to load, each a module name or the path of a .py file."""
     installed_plugins: bool = True
-    """Also load the plugins of installed packages (entry points in the group understudy)."""
+    """Also load the plugins of installed packages (entry points in the understudy group)."""

@@ -49,8 +49,8 @@ class Feature(Difference, Enum):
         since="0.33",
         area="Development",
         old_behavior="Requests that arrive during a pause wait.",
-        new_behavior="Requests that arrive during a pause of mode `abort` or `wait` fail with 503, "
-        "streams with one event after their 200. In mode `keep` they wait.",
+        new_behavior="Requests that arrive during a pause in `abort` or `wait` mode fail with 503. "
+        "Streams fail with one event after their 200. In `keep` mode, requests wait.",
     )
     DEFAULT_SPECIAL_TOKENS = Difference(
         since="0.33",
@@ -75,17 +75,17 @@ class Feature(Difference, Enum):
     RESPONSE_CACHE_FIELDS = Difference(
         since="0.33",
         area="Responses",
-        old_behavior="`prompt_cache_options`, `prompt_cache_retention`, `safety_identifier` and "
+        old_behavior="`prompt_cache_options`, `prompt_cache_retention`, `safety_identifier`, and "
         "`spaces_between_special_tokens` are ignored.",
-        new_behavior="These fields are validated. Responses repeat the first three, and "
-        "`prompt_cache_key`; the retention `in-memory` becomes `in_memory`.",
+        new_behavior="These fields are validated. Responses repeat the first three fields and "
+        "`prompt_cache_key`. The retention `in-memory` becomes `in_memory`.",
     )
     INCOMPLETE_ITEMS = Difference(
         since="0.33",
         area="Responses",
-        old_behavior="The last item of a response that reaches its token limit has the status "
-        "`completed`, and the stream ends with `response.completed`.",
-        new_behavior="The last item has the status `incomplete`, and the stream of an incomplete "
+        old_behavior="The last item of a response that reaches its token limit has the "
+        "`completed` status. The stream ends with `response.completed`.",
+        new_behavior="The last item has the `incomplete` status. The stream of an incomplete "
         "response ends with `response.incomplete`.",
     )
     ANTHROPIC_ERROR_TYPES = Difference(
@@ -117,8 +117,8 @@ class Feature(Difference, Enum):
     OFFLOADED_BLOCKS = Difference(
         since="0.33",
         area="Metrics",
-        old_behavior="`vllm:cache_config_info` has no label `simple_cpu_offload_num_blocks`.",
-        new_behavior='The label `simple_cpu_offload_num_blocks` is "None".',
+        old_behavior="`vllm:cache_config_info` has no `simple_cpu_offload_num_blocks` label.",
+        new_behavior='The `simple_cpu_offload_num_blocks` label is "None".',
     )
     RENDERED_REQUESTS = Difference(
         since="0.33",
@@ -131,9 +131,9 @@ class Feature(Difference, Enum):
     DERENDER_OUTPUT_MODE = Difference(
         since="0.33",
         area="Scale-out",
-        old_behavior="`/inference/v1/generate` has the output modes `tokens` and `text`.",
-        new_behavior="The output mode `derender` returns the parsed message of each choice. It "
-        "requires `parse_context` if the server has a parser, and cannot be streamed.",
+        old_behavior="`/inference/v1/generate` has the `tokens` and `text` output modes.",
+        new_behavior="The `derender` output mode returns the parsed message of each choice. It "
+        "requires `parse_context` if the server has a parser and cannot be streamed.",
         request_fields=("parse_context",),
     )
     DERENDER_AS_GENERATED = Difference(
@@ -149,21 +149,21 @@ class Feature(Difference, Enum):
         since="0.33",
         area="Decisions",
         old_behavior="There is no `/v1/decisions`. `/v1/systemone` ignores unknown fields.",
-        new_behavior="`POST /v1/decisions` answers predicates, choices and scores about a text. "
+        new_behavior="`POST /v1/decisions` answers predicates, choices, and scores about a text. "
         "`/v1/systemone` rejects unknown fields and has `joint`. Gemma 4 supports both.",
     )
     ELASTIC_STATUS = Difference(
         since="0.33",
         area="Development",
         old_behavior="`/is_scaling_elastic_ep` returns only whether the ranks are changing.",
-        new_behavior="`/is_scaling_elastic_ep` also has `phase`, `epoch`, `error` and "
+        new_behavior="`/is_scaling_elastic_ep` also has `phase`, `epoch`, `error`, and "
         "`requested_data_parallel_size`.",
     )
     PROFILER_KWARGS = Difference(
         since="0.33",
         area="Development",
         old_behavior="`/start_profile` ignores `profiler_kwargs`.",
-        new_behavior="`/start_profile` has the field `profiler_kwargs`, an object.",
+        new_behavior="`/start_profile` has the `profiler_kwargs` field, an object.",
         request_fields=("profiler_kwargs",),
     )
 

@@ -15,5 +15,5 @@ class CacheGroupsSettings(Section, frozen=True, kw_only=True):
         NotNegative, About(simulated=True, unit="tokens")
     ] = 0
     """Distance between the positions at which a hybrid model caches sliding windows and linear
-    attention; must be a multiple of block-size. With 0, only the end of each prompt and the end of
+    attention. Must be a multiple of block-size. With 0, only the end of each prompt and the end of
     shared prefixes are cached."""

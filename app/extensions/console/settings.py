@@ -7,4 +7,4 @@ class ConsoleSettings(Section, frozen=True, kw_only=True):
     """The console."""
 
     console: bool = False
-    """Serve a page at /console that shows and controls the server; see docs/console.md."""
+    """Serve a page at /console that shows and controls the server. See docs/console.md."""

@@ -7,4 +7,4 @@ class DevelopmentSettings(Section, frozen=True, kw_only=True):
     """Routes for developers."""
 
     enable_sleep_mode: bool = True
-    """Enable the routes sleep and wake_up, which also require server-dev-mode."""
+    """Enable the sleep and wake_up routes, which also require server-dev-mode."""

@@ -7,8 +7,8 @@ class DisaggregationSettings(Section, frozen=True, kw_only=True):
     """Routes for disaggregated serving."""
 
     enable_scale_out: bool = True
-    """Serve the routes render, derender, inference/v1/generate, and abort_requests; if false, they
-    return status 403. With serve, these routes are disabled by default."""
+    """Serve the render, derender, inference/v1/generate, and abort_requests routes. If false, these
+    routes return status 403. With serve, these routes are disabled by default."""
     tokens_only: bool = False
-    """Serve the routes of enable-scale-out as an engine without a tokenizer: inference/v1/generate
-    rejects stop strings and output_mode text."""
+    """Serve the routes of enable-scale-out as an engine without a tokenizer. inference/v1/generate
+    then rejects stop strings and the text output_mode."""

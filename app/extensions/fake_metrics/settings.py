@@ -32,6 +32,6 @@ class FakeMetricsSettings(Section, frozen=True, kw_only=True):
         About(live=True, simulated=True, merge=merge_fake_metrics),
         understood_by(check_fake_metrics, "must have only the keys and values of docs/metrics.md"),
     ] = None
-    """JSON object with metrics that replace the real ones; see docs/metrics.md."""
+    """JSON object with metrics that replace the real metrics. See docs/metrics.md."""
     fake_metrics_refresh_interval: PositiveDuration = 0.1
     """Time between updates of fake metrics that are functions of time."""

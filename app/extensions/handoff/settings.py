@@ -17,14 +17,14 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Prefill and decode pods with a side channel."""
 
     kv_engine_id: str = ""
-    """ID of the engine in kv_transfer_params; with several ranks, rank k appends _dpk. If empty, a
+    """ID of the engine in kv_transfer_params. With several ranks, rank k appends _dpk. If empty, a
     random ID is used."""
     kv_store: Literal["", "example", "offloading", "lmcache", "lmcache-mp"] = ""
-    """Store to use in addition to the kv-connector nixl, nixl-push, mooncake, moriio, or p2p, as in
+    """Store to use in addition to the nixl, nixl-push, mooncake, moriio, or p2p connector, as in
     vLLM's MultiConnector."""
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
     """Role of this pod. With mooncake, a kv_consumer does not run a bootstrap server. With moriio,
-    a router treats a kv_producer as a prefill pod, and all others as decode pods."""
+    a router treats a kv_producer as a prefill pod and all others as decode pods."""
     lmcache_chunk_size: Annotated[
         int, Meta(ge=1), About(env=("LMCACHE_CHUNK_SIZE",), unit="tokens")
     ] = 256
@@ -39,8 +39,8 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """ZMQ address of the router that receives heartbeats (moriio). If empty, no heartbeats are
     sent."""
     moriio_handshake_port: Port = 6301
-    """Handshake port reported in heartbeats and responses (moriio). Nothing listens on it;
-    notifications use kv-side-channel-port."""
+    """Handshake port reported in heartbeats and responses (moriio). Nothing listens on this port.
+    Notifications use kv-side-channel-port."""
     moriio_read_mode: bool = False
-    """Report the transfer mode READ. Routers then wait for the prefill before they send the decode
-    request (moriio). If false, the mode is WRITE."""
+    """Report READ as the transfer mode. Routers then wait for the prefill before they send the
+    decode request (moriio). If false, the mode is WRITE."""

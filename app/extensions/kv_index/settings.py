@@ -75,13 +75,13 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """The index of the KV blocks of pods."""
 
     role: Annotated[Literal["server", "indexer"], SIMULATED] = "server"
-    """Role of this process: a simulated vLLM server (server), or only the index and its routes
+    """Role of this process: a simulated vLLM server (server) or only the index and its routes
     (indexer)."""
     kv_index: bool = False
-    """Maintain an index of KV blocks in a server; an indexer always has one."""
+    """Maintain an index of KV blocks in a server. An indexer always has one."""
     kv_index_bind: Annotated[str, zmq_address()] = ""
     """Address to which pods connect and send events (ZMQ SUB, bound). If empty, an indexer without
-    kv-index-pods uses tcp://*:5557; otherwise, no address is bound."""
+    kv-index-pods uses tcp://*:5557. Otherwise, no address is bound."""
     kv_index_pods: tuple[str, ...] = ()
     """Event publishers of the pods, to which the index connects: tcp://host:port, file:path (one
     per line; changes are detected), or dns://name:port. Options are appended after semicolons:
@@ -92,28 +92,28 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """Replay port of pods whose entry in kv-index-pods does not specify one. Rank k uses this port
     plus k."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Storage of the index. With memory, it is in memory and limited by the number of blocks. With
-    cost-aware, it is in memory and limited by bytes. With redis, it is in Redis or Valkey, which
-    several indexers can share."""
+    """Storage of the index. With memory, the index is in memory and limited by the number of
+    blocks. With cost-aware, it is in memory and limited by bytes. With redis, it is in Redis or
+    Valkey, which several indexers can share."""
     kv_index_size: Count | None = None
-    """Capacity of the index. With backend memory, it is the number of block copies, where each tier
-    of each pod counts separately (10,000,000 if empty). With backend cost-aware, it is the size in
-    MiB (2,048 if empty)."""
+    """Capacity of the index. With the memory backend, the capacity is the number of block copies,
+    where each tier of each pod counts separately (10,000,000 if empty). With the cost-aware
+    backend, it is the size in MiB (2,048 if empty)."""
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )
-    """URL of the server for backend redis: redis://, rediss://, valkey://, valkeys://, or
+    """URL of the server for the redis backend: redis://, rediss://, valkey://, valkeys://, or
     unix://."""
     kv_index_ttl: Duration = 0.0
-    """Time after which backend redis removes an unused block; 0 disables expiry."""
+    """Time after which the redis backend removes an unused block. 0 disables expiry."""
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
-    """Number of tokens per index block; the block sizes of engines may differ."""
+    """Number of tokens per index block. The block sizes of engines may differ."""
     kv_index_hash_seed: str = ""
     """Seed of the block keys."""
     kv_index_tier_weights: Annotated[
         tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
     ] = ("gpu=1.0", "cpu=0.8")
-    """Weights of blocks in scores, by storage tier, as tier=weight; other tiers have the weight
+    """Weights of blocks in scores, by storage tier, as tier=weight. Other tiers have the weight
     0.5."""
     kv_index_routed_lifetime: Duration = 2.0
     """Time for which the blocks of a routed prompt count as cached before their events arrive."""
@@ -126,10 +126,10 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     ] = ()
     """Tokenizers of the pods' models, as model=SOURCE, where SOURCE is a folder, a file, or a name
     on the hub. An item without = is a folder that contains the tokenizers of other models, by path
-    or in the layout of the hub's cache. With the item hub, the tokenizers of all other models are
+    or in the layout of the hub's cache. With the hub item, the tokenizers of all other models are
     downloaded from the hub."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"
-    """Response of /score_chat_completions: only the scores (scores), or podScores and
+    """Response of /score_chat_completions: only the scores (scores) or podScores and
     templated_messages, as in llm-d's kv-cache manager up to 0.4 (templated)."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:

@@ -15,25 +15,25 @@ class KvOffloadSettings(Section, frozen=True, kw_only=True):
     """Tiers of KV blocks in host memory and on disk, as of vLLM's OffloadingConnector."""
 
     kv_offload_size: Size = 0.0
-    """Size of the tier in host memory, for all devices of a rank. If 0, kv-connector offloading
-    stores blocks without a limit, and loads them at once."""
+    """Size of the tier in host memory, for all devices of a rank. If 0, the offloading connector
+    stores blocks without a limit and loads them at once."""
     kv_offload_policy: Annotated[Literal["lru", "arc"], SIMULATED] = "lru"
     """Eviction policy of the tier in host memory."""
     kv_offload_blocks_per_chunk: Annotated[Count, SIMULATED] = 1
     """Number of blocks that are stored and evicted together."""
     kv_offload_block_size: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
-    """Number of tokens of a chunk, in place of kv-offload-blocks-per-chunk; must be a multiple of
+    """Number of tokens of a chunk, in place of kv-offload-blocks-per-chunk. Must be a multiple of
     block-size."""
     kv_offload_prompt_only: Switch = True
     """Store only blocks of prompts. If false, blocks of replies are stored, too."""
     kv_offload_store_threshold: Annotated[NotNegative, SIMULATED] = 0
-    """Number of requests with the same chunk from which on the chunk is stored."""
+    """Number of requests with the same chunk after which the chunk is stored."""
     kv_offload_full_events: Switch = False
     """Publish complete events of stored blocks (self_describing_kv_events of vLLM). If false, an
     event has only the hash of the last block of a chunk."""
     kv_offload_bytes_per_token: Annotated[NotNegative, About(simulated=True, unit="bytes")] = 0
-    """Keys and values of one token, on all devices. If 0, the size in the profile; without one, the
-    size of Llama 3.1 8B (131072)."""
+    """Size of the keys and values of one token, on all devices. If 0, the size in the profile is
+    used. Without a profile, the size of Llama 3.1 8B (131072) is used."""
     kv_offload_bandwidth: Bandwidth = 50.0
     """Bandwidth between devices and host memory, in each direction."""
     kv_offload_disk_size: Size = 0.0

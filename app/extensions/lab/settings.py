@@ -11,7 +11,7 @@ class CostModelSettings(Section, frozen=True, kw_only=True):
     """Profile auto, which is computed from data sheets."""
 
     model_config: Annotated[str, About(simulated=True, path=True)] = ""
-    """The model's config.json, or the folder that contains it (profile auto)."""
+    """The model's config.json or the folder that contains this file (auto profile)."""
     profile_vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
-    """vLLM version of profile auto; engines up to 0.13 wait for each step. If empty or above 0.28,
-    the newest known version is used."""
+    """vLLM version of the auto profile. Engines up to 0.13 wait for each step. If empty or above
+    0.28, the newest known version is used."""

@@ -7,4 +7,4 @@ class OpenApiSettings(Section, frozen=True, kw_only=True):
     """The OpenAPI document of all routes."""
 
     disable_fastapi_docs: bool = False
-    """Disable the routes /openapi.json, /docs, and /redoc."""
+    """Disable the /openapi.json, /docs, and /redoc routes."""

@@ -23,10 +23,10 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
     """Handling of a request that is not in the recording. With simulate, the engine replies. With
     not-found, the request is rejected with 404. With nearest, the response to the most similar
-    request is sent. With record, a target responds, and its response is added to the recording. The
-    header X-Replay-Miss overrides this setting."""
+    request is sent. With record, a target responds and its response is added to the recording. The
+    X-Replay-Miss header overrides this setting."""
     replay_by: Literal["body", "turn"] = "body"
-    """How a request is matched to the recording: by its body (body), or by its position in the
+    """How a request is matched to the recording: by its body (body) or by its position in the
     conversation, regardless of the text (turn). Use turn for agents, because their requests contain
     dates, paths, and IDs."""
     target: Annotated[Targets, About(secret=True, repeated=True)] = ()
@@ -34,7 +34,7 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     model, as model=URL. To send a key, write it before the host: https://KEY@host. The flag may be
     repeated."""
     target_timeout: PositiveDuration = 300.0
-    """Maximum time to wait for a response from a target, or for the next part of a response."""
+    """Maximum time to wait for a response from a target or for the next part of a response."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Yields the conflicts of targets without a recording, and the other way round."""

@@ -320,13 +320,13 @@ def _add_engine(flags: FlagParser) -> None:
             dest=field,
             type=whole_number(minimum, MAX_TOKENS),
             metavar="N",
-            help=f"vLLM's option {name} [as in the profile]",
+            help=f"vLLM's {name} option [as in the profile]",
         )
     for name in ENGINE_SWITCHES:
         add(
             f"--{name}",
             action=argparse.BooleanOptionalAction,
-            help=f"vLLM's option {name} [as in the profile]",
+            help=f"vLLM's {name} option [as in the profile]",
         )
     adapters = whole_number(1, 10_000)
     add(
