@@ -1,7 +1,8 @@
-"""Draws sentences, docstrings and messages for a review of the prose.
+"""Draws sentences, docstrings, messages and names of tests for a review of the prose.
 
     $ python -m scripts.prose_sample [COMMIT]              # twenty docstrings, twenty messages
     $ python -m scripts.prose_sample --sentences [COMMIT]  # fifty sentences for users
+    $ python -m scripts.prose_sample --tests [COMMIT]      # twenty names of tests
 
 The fifty sentences are from the documentation, the help texts and the messages of errors and logs,
 in this proportion: 30, 10, 10. The hash of the commit, or of HEAD, seeds the choice, so that a
@@ -120,6 +121,14 @@ def user_sentences(chooser: random.Random) -> Iterator[tuple[str, str]]:
     yield from chooser.sample(message_texts, MESSAGES)
 
 
+def test_names() -> Iterator[str]:
+    """Yields path and name of each test function."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield f"{path.relative_to(ROOT)}::{node.name}"
+
+
 def main(arguments: Sequence[str]) -> None:
     """Prints the sample of a commit."""
     revisions = [argument for argument in arguments if not argument.startswith("--")]
@@ -133,6 +142,10 @@ def main(arguments: Sequence[str]) -> None:
     if "--sentences" in arguments:
         for number, (source, text) in enumerate(user_sentences(chooser), 1):
             print(f"{number}. {text} ({source})")
+        return
+    if "--tests" in arguments:
+        for name in chooser.sample([*test_names()], SAMPLE_SIZE):
+            print(name)
         return
     for title, read in (("Docstrings", docstrings), ("Messages", messages)):
         texts = [(path, *text) for path, tree in trees() for text in read(tree)]
