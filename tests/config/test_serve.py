@@ -244,7 +244,7 @@ def test_a_variable_is_stronger_than_a_default_and_weaker_than_the_line() -> Non
     assert served("m", "--enable-prefix-caching", environ=environ).kvcache.enable_kvcache
 
 
-def test_a_file_is_weaker_than_the_line(yaml_file: Write) -> None:
+def test_options_of_the_command_line_override_the_config_file(yaml_file: Write) -> None:
     text = """
         model: f
         port: 7

@@ -76,7 +76,7 @@ def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:
 @pytest.mark.parametrize(
     ("logprobs", "most_tokens"), [(None, MAX_OUTPUT_TOKENS), (0, 512), (20, 46), (5000, 1)]
 )
-def test_no_output_is_more_than_can_be_rendered_in_one_go(
+def test_a_large_reply_comes_in_outputs_of_at_most_the_allowed_tokens(
     logprobs: int | None, most_tokens: int
 ) -> None:
     harness = Harness()

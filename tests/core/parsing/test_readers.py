@@ -109,7 +109,9 @@ CASES: list[tuple[str, str, list[Piece]]] = [
 
 
 @pytest.mark.parametrize(("kind", "text", "pieces"), CASES)
-def test_a_text_is_split_into_parts(kind: str, text: str, pieces: list[Piece]) -> None:
+def test_a_text_is_split_into_thoughts_text_and_tool_calls(
+    kind: str, text: str, pieces: list[Piece]
+) -> None:
     assert read(TextReader(READERS[kind]), [text]) == pieces
 
 

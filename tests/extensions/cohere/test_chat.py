@@ -57,7 +57,7 @@ def test_an_answer_is_a_message_of_blocks(client: Client) -> None:
     assert "logprobs" not in body
 
 
-def test_log_probabilities_are_a_list_of_tokens(client: Client) -> None:
+def test_log_probabilities_have_one_entry_per_token(client: Client) -> None:
     body = answer(client, max_tokens=3, logprobs=True)
     texts = [entry["text"] for entry in body["logprobs"]]
     assert len(texts) == body["usage"]["tokens"]["output_tokens"]

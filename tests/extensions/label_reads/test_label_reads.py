@@ -146,7 +146,7 @@ def test_refusals() -> None:
         assert client_of().post(path, json=unknown).status_code == 404
 
 
-def test_models_that_decide_nothing(tmp_path: Path) -> None:
+def test_decisions_of_unsuitable_models_are_not_implemented(tmp_path: Path) -> None:
     """Those that make no tokens, and architectures that vLLM does not know how to ask."""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     for flags in (("--task", "embed"), ("--model", str(tmp_path))):

@@ -66,7 +66,7 @@ def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> 
     assert flags.values["mine-size"] == "8" and flags.values["max-num-seqs"] == "3"
 
 
-def test_a_server_without_plugins_says_so() -> None:
+def test_the_list_of_plugins_is_empty_without_plugins() -> None:
     answer = app_of("--no-installed-plugins").test_client().get("/admin/plugins")
     assert answer.json == {"api": 2, "plugins": []}
 

@@ -290,7 +290,7 @@ def test_escapes_in_python_are_read_in_linear_time(text: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["[1]", "1.5e3", '"a, \\"]"', "null", "{}", '{"b": [true]}'])
-def test_lists_of_llama_are_completed_at_any_place(value: str) -> None:
+def test_a_llama_call_with_lists_is_parsed_wherever_the_stream_splits_it(value: str) -> None:
     text = f'{{"name": "f", "parameters": {{"a": [{value}, {value}], "b": {value}}}}}'
     expected = {0: ("f", json.dumps(json.loads(text)["parameters"]))}
     for end in range(len(text)):

@@ -271,7 +271,7 @@ def test_a_selection_is_summed_and_keys_zoom_and_move(page: Page, server: Runnin
     assert page.evaluate("axis.length") == pytest.approx(length)
 
 
-def test_routes_are_counted_and_downloaded(
+def test_the_table_of_routes_counts_requests_and_downloads_as_csv(
     page: Page, server: RunningServer, tmp_path: Path
 ) -> None:
     for _ in range(3):

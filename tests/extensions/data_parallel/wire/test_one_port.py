@@ -106,7 +106,7 @@ def test_streams_of_all_ranks_go_on_side_by_side(timing: str) -> None:
 
 @pytest.mark.parametrize("rank", range(RANKS))
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_header_pins_a_request(
+def test_the_data_parallel_rank_header_selects_the_rank_of_a_request(
     server: RunningServer, client: openai.OpenAI, rank: int, stream: bool
 ) -> None:
     finished_before = finished(server)

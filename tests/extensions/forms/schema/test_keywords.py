@@ -168,7 +168,7 @@ DRAFTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_named_draft_is_honored(name: str) -> None:
+def test_a_schema_is_read_by_the_draft_that_it_names(name: str) -> None:
     newer = "https://json-schema.org/draft/2019-09/schema"
     draws(DRAFTS[name] | {"$schema": newer if len(name) == 7 else DRAFT.format(name[0])})
 

@@ -54,7 +54,7 @@ def test_an_indexer_serves_the_service_with_reflection_and_errors() -> None:
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_a_server_with_an_index_scores_itself_beside_its_engine() -> None:
+def test_a_server_with_an_index_scores_its_own_blocks_over_grpc() -> None:
     with (
         served("--kv-index", "--enable-kvcache", "--zmq-endpoint=") as client,
         grpc.insecure_channel(f"127.0.0.1:{client.server.port}") as channel,

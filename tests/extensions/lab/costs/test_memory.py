@@ -151,5 +151,5 @@ def test_an_invalid_version_is_rejected_in_one_line(version: str) -> None:
 @pytest.mark.parametrize(
     "version", ["0.15", "v0.15.1", "0.15.2rc1", "0.15.1.dev0+g89a77b108.d20260318"]
 )
-def test_versions_of_builds_are_versions(version: str) -> None:
+def test_the_minor_version_of_a_build_is_recognized(version: str) -> None:
     assert version_numbers(version) == [0, 15]
