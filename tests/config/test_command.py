@@ -23,13 +23,9 @@ PARALLEL = "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-s
         (["--prot", "1"], "unknown flag --prot; did you mean --port?"),
         (["--port", "1", "x"], "unexpected argument 'x': settings must be written as --name value"),
         (["serve", "--tensor-paralel-size", "2"], PARALLEL),
-        (
-            ["completion", "csh"],
-            "argument shell: invalid choice: 'csh' (choose from 'bash', 'zsh', 'fish')",
-        ),
     ],
 )
-def test_a_wrong_setting_ends_with_status_1_and_words_that_say_nothing_with_2_both_in_one_line(
+def test_a_wrong_setting_ends_with_status_1_and_a_wrong_argument_with_2_in_one_line(
     argv: list[str], error_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_error(argv, error_text, capsys)

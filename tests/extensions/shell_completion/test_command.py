@@ -1,0 +1,16 @@
+"""The command that prints completions for shells."""
+
+import pytest
+
+from app.core import cli as command
+
+
+def test_an_unknown_shell_ends_the_command_with_status_2_and_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command.main(["completion", "csh"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == (
+        "error: argument shell: invalid choice: 'csh' (choose from 'bash', 'zsh', 'fish')\n"
+    )
