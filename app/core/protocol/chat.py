@@ -264,18 +264,15 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
     def check_decoded(self) -> None:
         """Applies the rules; plain messages need no conversion, and are read once."""
-        is_plain = bool(self.messages)
-        for message in self.messages:
-            is_plain = (
-                is_plain
-                and type(message) is dict
+        for message in self.messages or [{}]:  # no messages need the conversion's error
+            if not (
+                type(message) is dict
                 and message.keys() == PLAIN_KEYS
                 and type(message["role"]) is type(message["content"]) is str
-            )
-        if is_plain:
-            self.check_rules()
-        else:
-            super().check_decoded()
+            ):
+                super().check_decoded()
+                return
+        self.check_rules()
 
     def conversations(self) -> Sequence[list[Message]]:
         """Returns the conversations, one for each prompt."""

@@ -220,24 +220,30 @@ class FastConnection(HubConnection):
             return
         token = current_request.set(context)
         try:
-            response = self.path.middleware.begin(context, is_general=True)
-            if response is None:
-                response = handle(context)
-            if response.status in WITHOUT_BODY:
-                _drop_body(response)
-        except GreenletExit:  # the worker ends
-            raise
-        except BaseException as error:
-            response = respond_to_error(error, context)
-        if self.is_open:
-            self._finish(response)
-        else:
             try:
-                self.path.middleware.end(context, response)
-            except Exception:
-                log.exception("a response could not be completed")
-            self._abandon_answer(context, response)
-        current_request.reset(token)
+                response = self.path.middleware.begin(context, is_general=True)
+                if response is None:
+                    response = handle(context)
+                if response.status in WITHOUT_BODY:
+                    _drop_body(response)
+            except GreenletExit:  # the worker ends
+                raise
+            except BaseException as error:
+                response = respond_to_error(error, context)
+            if self.is_open:
+                self._finish(response)
+            else:
+                self._end_unsent(response, context)
+        finally:
+            current_request.reset(token)
+
+    def _end_unsent(self, response: Response, context: RequestContext) -> None:
+        """Completes a request whose client has left."""
+        try:
+            self.path.middleware.end(context, response)
+        except Exception:
+            log.exception("a response could not be completed")
+        self._abandon_answer(context, response)
 
     def _wait_for(self, pending: PendingResponse) -> None:
         self._pending = pending
