@@ -25,7 +25,7 @@ PARALLEL = "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-s
         (["serve", "--tensor-paralel-size", "2"], PARALLEL),
     ],
 )
-def test_a_wrong_setting_ends_with_status_1_and_a_wrong_argument_with_2_in_one_line(
+def test_invalid_setting_exits_with_status_1_and_invalid_argument_with_status_2(
     argv: list[str], error_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_error(argv, error_text, capsys)
@@ -37,7 +37,7 @@ def check_error(argv: list[str], error_text: str, capsys: pytest.CaptureFixture[
     assert capsys.readouterr() == ("", f"error: {error_text}\n")
 
 
-def test_the_help_tells_what_a_duration_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_the_duration_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
     help_text = capsys.readouterr().out
     assert "--max-num-seqs NUMBER" in help_text
@@ -50,7 +50,7 @@ def test_the_help_tells_what_a_duration_is(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["help"]])
-def test_the_help_begins_with_the_commands_a_line_each(
+def test_help_starts_with_one_line_per_command(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(argv) == 0
@@ -64,7 +64,9 @@ def test_the_help_begins_with_the_commands_a_line_each(
     assert "HTTPS:" in heads and "Others:" in heads
 
 
-def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_command_prints_the_same_as_the_version_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for word in ("version", "--version"):
         assert command.main([word]) == 0
         assert capsys.readouterr().out == f"understudy {VERSION} (vLLM 0.32.0)\n"
@@ -79,14 +81,14 @@ def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> N
         (["--vllm-version", "0.33", "--version"], f"understudy {VERSION} (vLLM 0.33.0)"),
     ],
 )
-def test_the_printed_version_is_that_of_the_simulated_release(
+def test_printed_version_matches_the_simulated_vllm_release(
     argv: list[str], release: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(argv) == 0
     assert capsys.readouterr() == (f"{release}\n", "")
 
 
-def test_an_unknown_version_stops_the_start_and_lists_those_that_exist(
+def test_unknown_vllm_version_is_rejected_with_the_supported_versions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert command.main(["--vllm-version", "0.31"]) == 1
@@ -95,7 +97,7 @@ def test_an_unknown_version_stops_the_start_and_lists_those_that_exist(
     assert error.count("\n") == 1
 
 
-def test_vllms_command_of_the_image_prints_a_version_that_scripts_can_compare(
+def test_vllm_command_in_the_image_prints_a_comparable_version(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["vllm", "--version"]) == 0
@@ -113,7 +115,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     return commands
 
 
-def test_gunicorn_is_started_in_the_project_with_the_same_settings(
+def test_command_starts_gunicorn_in_the_project_folder_with_the_same_settings(
     started: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--port", "8123", "--served-model-name", "a,b", "c", "--enforce-eager"]

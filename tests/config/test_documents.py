@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "config" / "examples").glob("*.yaml"))
 
 
-def test_the_page_and_the_help_name_every_setting() -> None:
+def test_reference_page_and_help_list_every_setting() -> None:
     page = settings_page().markdown()
     text = usage(settings_table())
     for row in TABLE:
@@ -28,7 +28,7 @@ def test_the_page_and_the_help_name_every_setting() -> None:
         assert f"  --{row.name}" in text
 
 
-def test_all_files_state_the_same_version() -> None:
+def test_all_project_files_state_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["version"] == VERSION
     assert f"## [{VERSION}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
@@ -53,7 +53,7 @@ def test_profiles_for_common_models_are_included() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_says_where_its_figures_are_from_and_keeps_to_them(path: Path) -> None:
+def test_example_profile_cites_its_source_and_reproduces_its_measurements(path: Path) -> None:
     """Times between tokens at every load; those to the first token of a request that is alone."""
     text = path.read_text("utf-8")
     assert re.search(r"(?m)^# Source: https://\S+$", text)
@@ -76,6 +76,6 @@ def test_every_example_says_where_its_figures_are_from_and_keeps_to_them(path: P
     assert settings.model.max_model_len >= 8192
 
 
-def test_the_page_of_versions_lists_every_difference() -> None:
+def test_versions_page_lists_every_difference() -> None:
     expected = versions_page()
     assert VERSIONS_PAGE.read_text("utf-8") == expected, "run: python -m scripts.reference_pages"

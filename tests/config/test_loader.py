@@ -34,11 +34,11 @@ def warnings(argv: list[str], environ: dict[str, str] | None = None) -> list[str
 # Precedence
 
 
-def test_without_any_source_the_defaults_hold() -> None:
+def test_defaults_apply_without_any_configuration_source() -> None:
     assert load((), {}) == load(None, {}) == settings_type()()
 
 
-def test_the_strongest_source_wins(yaml_file: Write) -> None:
+def test_source_with_the_highest_precedence_sets_the_value(yaml_file: Write) -> None:
     file = yaml_file("port: 1\nmax-num-seqs: 1\nmax-model-len: 1")
     environ = {"SIM_CONFIG": file, "SIM_PORT": "2", "SIM_MAX_NUM_SEQS": "2"}
     settings = load(["--port", "3"], environ)
@@ -50,12 +50,12 @@ def test_the_strongest_source_wins(yaml_file: Write) -> None:
     assert settings.log == settings_type()().log
 
 
-def test_the_config_flag_is_stronger_than_its_variable(yaml_file: Write) -> None:
+def test_config_flag_overrides_its_environment_variable(yaml_file: Write) -> None:
     assert load(["--config", yaml_file("port: 7")], {"SIM_CONFIG": "/nowhere"}).server.port == 7
     assert load(["--config="], {"SIM_CONFIG": "/nowhere"}) == settings_type()()
 
 
-def test_a_list_replaces_the_list_of_a_weaker_source(yaml_file: Write) -> None:
+def test_list_setting_replaces_the_list_of_a_lower_precedence_source(yaml_file: Write) -> None:
     file = yaml_file("served-model-name: [a, b]")
     assert load(["--config", file], {}).model.served_names == ("a", "b")
     assert load(["--config", file, "--served-model-name", "c"], {}).model.served_names == ("c",)
@@ -138,13 +138,13 @@ def test_yaml_accepts_every_documented_syntax(
 @pytest.mark.parametrize(
     "argv", [["--enforce-eager"], ["--ec_transfer_config", "{}"], ["--logtostderr", "true"]]
 )
-def test_flags_of_vllm_and_klog_are_ignored_with_one_warning(argv: list[str]) -> None:
+def test_vllm_and_klog_flags_are_ignored_with_one_warning(argv: list[str]) -> None:
     (warning,) = warnings([*argv, "--port", "1"])
     assert warning.endswith("is accepted and ignored")
 
 
 @pytest.mark.parametrize(("name", "successor"), REMOVED.items())
-def test_a_removed_setting_stops_the_start_with_its_successor(
+def test_removed_setting_prevents_startup_and_names_its_replacement(
     yaml_file: Write, name: str, successor: str
 ) -> None:
     variable = "SIM_" + name.replace("-", "_").upper()
@@ -161,7 +161,7 @@ def test_a_removed_setting_stops_the_start_with_its_successor(
     assert f"| `{name}` | {successor} |" in settings_page().markdown() and name not in BY_NAME
 
 
-def test_a_setting_has_one_value_by_whichever_name(yaml_file: Write) -> None:
+def test_alias_of_a_setting_sets_the_same_value(yaml_file: Write) -> None:
     file = yaml_file("num_blocks: 7\nmax-seq-length: null")
     assert load(["--config", file], {}).kvcache.kv_cache_size == 7
     assert load(["--config", file], {"SIM_NUM_BLOCKS": "8"}).kvcache.kv_cache_size == 8
@@ -183,7 +183,7 @@ def test_a_setting_has_one_value_by_whichever_name(yaml_file: Write) -> None:
         load(["--config", yaml_file("kv-cache-size: 8\nnum-blocks: 9")], {})
 
 
-def test_ignored_keys_and_unknown_variables_cause_one_warning_each(yaml_file: Write) -> None:
+def test_ignored_keys_and_unknown_variables_log_one_warning_each(yaml_file: Write) -> None:
     file = yaml_file("enforce-eager: true\nzmq-max-connect-attempts: 3")
     environ = {"SIM_FOO": "1", "SIM_BAR": "2", "SIM_PORT": "1", "SIM_CONFIG": file}
     ignored, also, unknown = warnings([], environ)
@@ -195,7 +195,7 @@ def test_ignored_keys_and_unknown_variables_cause_one_warning_each(yaml_file: Wr
 # The table and the dump
 
 
-def test_every_setting_has_a_flag_a_variable_a_default_that_reads_back_and_a_help() -> None:
+def test_every_setting_has_a_flag_a_variable_a_parsable_default_and_a_help_text() -> None:
     for row in TABLE:
         assert row.name == row.attribute.replace("_", "-")
         assert row.env[0] == "SIM_" + row.attribute.upper()
@@ -204,7 +204,7 @@ def test_every_setting_has_a_flag_a_variable_a_default_that_reads_back_and_a_hel
     assert len({row.name for row in TABLE}) == len(TABLE)
 
 
-def test_the_dump_shows_every_setting_and_no_secret() -> None:
+def test_settings_dump_shows_every_setting_and_masks_secrets() -> None:
     argv = ["--hf-token", "hf_x", "--client-timeout", "90s", "--served-model-name", "a", "b"]
     settings = load(argv, {})
     shown = settings.dump()
@@ -236,7 +236,7 @@ def test_the_dump_shows_every_setting_and_no_secret() -> None:
         ["--chat-template", "{{ 'a\n' }}", "--hf-token", "hf_x"],
     ],
 )
-def test_flags_become_variables_that_mean_the_same_and_stay_stronger(
+def test_flags_converted_to_environment_variables_give_the_same_settings(
     tmp_path: Path, argv: list[str]
 ) -> None:
     file = tmp_path / "settings.yaml"
@@ -246,7 +246,7 @@ def test_flags_become_variables_that_mean_the_same_and_stay_stronger(
         assert load((), handed_over(argv, environ)) == load(argv, environ)
 
 
-def test_relative_paths_that_exist_become_absolute(
+def test_relative_paths_of_existing_files_become_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -272,7 +272,9 @@ def test_relative_paths_that_exist_become_absolute(
         ("seed", st.none() | st.integers(-(2**63), 2**63 - 1)),
     ],
 )
-def test_a_setting_reads_the_text_that_it_writes(name: str, values: st.SearchStrategy[Any]) -> None:
+def test_written_setting_value_parses_to_the_same_value(
+    name: str, values: st.SearchStrategy[Any]
+) -> None:
     row = BY_NAME[name]
 
     @hypothesis_settings(max_examples=40)
@@ -294,13 +296,13 @@ def test_a_setting_reads_the_text_that_it_writes(name: str, values: st.SearchStr
         ("-20ms", -0.02),
     ],
 )
-def test_a_duration_is_read_and_written_as_go_does(text: str, seconds: float) -> None:
+def test_duration_is_parsed_and_formatted_as_in_go(text: str, seconds: float) -> None:
     assert parse_duration(text) == parse_duration(f" {text} ") == seconds
     assert format_duration(seconds) == text
     assert (parse_duration(500), format_duration(0.9999999999)) == (0.5, "1s")
 
 
-def test_an_invalid_duration_is_rejected_with_the_rule() -> None:
+def test_invalid_duration_is_rejected_with_an_explanation() -> None:
     wrong: list[object] = [
         "",
         "10 ms",
@@ -326,7 +328,7 @@ def test_an_invalid_duration_is_rejected_with_the_rule() -> None:
 
 
 @given(st.text(max_size=80))
-def test_any_text_is_a_duration_or_breaks_the_rule(text: str) -> None:
+def test_any_text_is_parsed_as_a_duration_or_rejected(text: str) -> None:
     try:
         seconds = parse_duration(text)
     except ValueError as error:

@@ -68,7 +68,7 @@ def test_served_model_names_and_adapters_are_kept_unchanged(name: str) -> None:
         assert apart.lora.lora_modules == (adapter,)
 
 
-def test_joined_flags_are_still_read() -> None:
+def test_joined_short_flags_are_parsed() -> None:
     assert loaded("-v5").log.log_level == "trace"
     assert loaded("--served-model-name", "a-v1", "b-v2", "-v4").model.served_names == (
         "a-v1",
@@ -85,7 +85,7 @@ def test_options_with_a_version_in_their_name_are_accepted() -> None:
 # Empty words
 
 
-def test_empty_words_are_ignored_around_arguments() -> None:
+def test_empty_arguments_are_ignored() -> None:
     assert loaded("", "--port", "8123", "", "--log-http", "").server.port == 8123
     settings = served("", "model", "", "--port", "8123", "", "--no-enable-prefix-caching", "")
     assert (settings.model.model, settings.server.port) == ("model", 8123)
@@ -93,19 +93,19 @@ def test_empty_words_are_ignored_around_arguments() -> None:
     assert served("--enable-prefix-caching", "", "model").model.model == "model"
 
 
-def test_an_empty_word_behind_a_switch_leaves_the_switch_on() -> None:
+def test_empty_argument_after_a_boolean_flag_leaves_the_flag_on() -> None:
     assert loaded("--log-http", "", "--port", "1").log.log_http
     assert served("model", "--log-http", "").log.log_http
 
 
-def test_empty_words_are_dropped_from_lists() -> None:
+def test_empty_items_are_dropped_from_list_flags() -> None:
     for read in (loaded, served):
         settings = read("--served-model-name", "a", "", "b", "", "--lora-modules", "")
         assert settings.model.served_names == ("a", "b")
         assert settings.lora.lora_modules == ()
 
 
-def test_an_empty_value_of_a_flag_keeps_its_meaning() -> None:
+def test_empty_flag_value_clears_the_value_of_the_environment() -> None:
     environ = {"SIM_API_KEY": "secret", "SIM_POD_NAME": "pod", "SIM_MAX_NUM_QUEUED_REQS": "4"}
     argv = ("--api-key", "", "--pod-name", "", "--max-num-queued-reqs", "", "--port", "8123")
     settings = load(argv, environ, warn=pytest.fail)
@@ -120,7 +120,7 @@ def test_an_empty_value_of_a_flag_keeps_its_meaning() -> None:
     assert in_serve.server.port == 8123
 
 
-def test_the_image_ignores_empty_words_in_front_of_its_command() -> None:
+def test_image_ignores_empty_arguments_before_its_command() -> None:
     assert words_of(["", "serve", "model"], COMMANDS) == ["serve", "model"]
     assert words_of(["", "--model", "x", ""], COMMANDS) == ["serve", "--model", "x", ""]
     assert words_of(["vllm", "", "serve", "model"], COMMANDS) == ["serve", "model"]

@@ -18,27 +18,27 @@ def served(*argv: str, **environ: str) -> Settings:
     return resolve(settings_of(argv, environ, settings_type()), environ, warn=pytest.fail)
 
 
-def test_port_is_weaker_than_sim_port_and_the_flag() -> None:
+def test_sim_port_and_port_flag_override_the_port_variable() -> None:
     assert loaded(PORT="9001").server.port == 9001
     assert loaded(PORT="9001", SIM_PORT="9002").server.port == 9002
     assert loaded("--port", "9003", PORT="9001", SIM_PORT="9002").server.port == 9003
 
 
-def test_a_port_variable_that_is_no_port_is_named() -> None:
+def test_error_for_an_invalid_port_names_the_port_variable() -> None:
     with pytest.raises(
         ConfigError, match=r"^setting port: 'web' \(environment variable PORT\) must be"
     ):
         loaded(PORT="web")
 
 
-def test_vllms_command_line_does_not_read_port() -> None:
+def test_serve_command_ignores_the_port_variable() -> None:
     environ: Mapping[str, str] = {"PORT": "9001"}
     assert served("model", **environ).server.port == 8000
     assert served("model", SIM_PORT="9002", **environ).server.port == 9002
     assert served("model", "--port", "9003", **environ).server.port == 9003
 
 
-def test_the_server_of_vllms_command_line_does_not_read_port_either() -> None:
+def test_server_started_by_serve_command_ignores_the_port_variable() -> None:
     environ = {"PORT": "9001"}
     flags = settings_of(["model"], environ, settings_type())
     settings = resolve(flags, environ, warn=pytest.fail)

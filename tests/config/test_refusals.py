@@ -76,7 +76,7 @@ def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
         ),
     ],
 )
-def test_a_wrong_command_line_is_refused_in_one_line(argv: list[str], line: str) -> None:
+def test_invalid_command_line_is_rejected_with_a_one_line_error(argv: list[str], line: str) -> None:
     assert line in refusal(argv)
 
 
@@ -98,27 +98,29 @@ def test_a_wrong_command_line_is_refused_in_one_line(argv: list[str], line: str)
         ("!!python/object:os.system {}", "cannot be parsed"),
     ],
 )
-def test_a_wrong_yaml_file_is_refused_in_one_line(yaml_file: Write, text: str, line: str) -> None:
+def test_invalid_yaml_file_is_rejected_with_a_one_line_error(
+    yaml_file: Write, text: str, line: str
+) -> None:
     path = yaml_file(text)
     message = refusal(["--config", path])
     assert line in message and path in message
 
 
-def test_a_yaml_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_yaml_file_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"model: caf\xe9")
     assert "cannot be parsed" in refusal(["--config", str(path)])
     assert "cannot be read: Is a directory" in refusal(["--config", str(tmp_path)])
 
 
-def test_a_refusal_names_the_variable() -> None:
+def test_error_names_the_environment_variable_of_the_invalid_value() -> None:
     line = refusal([], {"SIM_PORT": "tcp://10.0.0.1:80"})
     assert line.startswith(
         "setting port: 'tcp://10.0.0.1:80' (environment variable SIM_PORT) must be"
     )
 
 
-def test_a_refusal_shows_neither_secrets_nor_endless_values() -> None:
+def test_error_truncates_long_values_and_hides_secrets() -> None:
     assert len(refusal(["--mode", "x" * 5000])) < 200
     assert refusal(["--mode", "a\nb"])
 
@@ -126,11 +128,11 @@ def test_a_refusal_shows_neither_secrets_nor_endless_values() -> None:
 @pytest.mark.parametrize(
     ("base", "deviation"), [("100ms", "30ms"), ("70ms", "21ms"), ("10us", "3us")]
 )
-def test_a_deviation_of_exactly_30_percent_passes(base: str, deviation: str) -> None:
+def test_deviation_of_exactly_30_percent_is_accepted(base: str, deviation: str) -> None:
     load(["--time-to-first-token", base, "--time-to-first-token-std-dev", deviation], {})
 
 
-def test_the_first_broken_rule_is_the_one_of_the_reference_order() -> None:
+def test_first_error_is_reported_in_the_order_of_the_reference() -> None:
     order = ["model", "port", "prefill-overhead", "max-num-seqs", "max-request-body-size-mb"]
     wrong = {"model": "", "port": "0", "prefill-overhead": "-1ms", "max-num-seqs": "0"}
     wrong["max-request-body-size-mb"] = "0"

@@ -68,7 +68,7 @@ def refusal(*argv: str) -> str:
 # What is known
 
 
-def test_the_line_of_a_real_deployment_is_taken_as_it_is() -> None:
+def test_real_vllm_serve_command_line_is_accepted_unchanged() -> None:
     settings = served(*ISSUE)
     assert (settings.model.model, settings.model.max_model_len) == ("org/model", 8192)
     assert settings.model.tensor_parallel_size == 4
@@ -100,7 +100,7 @@ def sample(name: str, facts: Option) -> list[str]:
     return [[*facts.choices, *facts.names, SAMPLES[facts.kind]][0]]
 
 
-def test_every_option_is_taken_with_a_value_of_its_kind() -> None:
+def test_every_option_accepts_a_value_of_its_type() -> None:
     elsewhere = ("config", "ssl-keyfile", "ssl-certfile")  # files that have to be there
     words = {name: sample(name, facts) for name, facts in OPTIONS.items() if name not in elsewhere}
     for forms in zip_longest(*map(names_of, words)):
@@ -119,7 +119,7 @@ def test_every_option_is_taken_with_a_value_of_its_kind() -> None:
 
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="needs what vLLM's parser was seen to know")
-def test_all_options_of_the_real_parser_are_known_with_their_choices() -> None:
+def test_all_options_of_the_vllm_parser_are_known_with_their_choices() -> None:
     seen = [json.loads(line) for line in SHARED.read_text().splitlines()]
     options = options_of(["0.32"])
     for option in seen[1:]:
@@ -132,13 +132,13 @@ def test_all_options_of_the_real_parser_are_known_with_their_choices() -> None:
     assert len(options) == len(seen) - 1
 
 
-def test_the_page_has_a_row_for_every_option() -> None:
+def test_serve_page_has_a_row_for_every_option() -> None:
     page = options_page().markdown()
     assert all(f"\n| `--{name}`" in page for name in OPTIONS)
     assert not any(OPTIONS[name].unplayed for name in MEANINGS)
 
 
-def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
+def test_every_vllm_option_named_like_a_setting_is_mapped() -> None:
     assert set(BY_NAME) & set(OPTIONS) <= set(MEANINGS)
     assert not set(OBSOLETE) & {*OPTIONS, *BY_NAME}
 
@@ -202,13 +202,13 @@ def test_an_option_with_the_name_of_a_setting_sets_it() -> None:
         (["m", "--pooler-config.task", "classify"], "pooling-task", "classify"),
     ],
 )  # fmt: skip
-def test_a_flag_with_a_meaning_changes_its_setting(
+def test_serve_flag_changes_the_corresponding_setting(
     argv: list[str], name: str, expected: object
 ) -> None:
     assert value(served(*argv), name) == expected
 
 
-def test_flags_without_an_effect_are_listed_in_warnings() -> None:
+def test_flags_without_effect_are_listed_in_a_warning() -> None:
     warnings = flags(
         "m", "-dp", "16", "--otlp-traces-endpoint", "grpc://a:4317", "--disable-log-requests"
     ).warnings
@@ -220,7 +220,7 @@ def test_flags_without_an_effect_are_listed_in_warnings() -> None:
     assert flags("m", "--port", "1").warnings == []
 
 
-def test_the_context_of_a_model_in_a_folder_is_its_own(tmp_path: Path) -> None:
+def test_model_folder_config_sets_the_context_length(tmp_path: Path) -> None:
     assert served(str(tmp_path)).model.max_model_len == CONTEXT_LENGTH
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048}')
     assert served(str(tmp_path)).model.max_model_len == 2048
@@ -234,7 +234,7 @@ def test_the_context_of_a_model_in_a_folder_is_its_own(tmp_path: Path) -> None:
 # Where else values come from
 
 
-def test_a_variable_is_stronger_than_a_default_and_weaker_than_the_line() -> None:
+def test_environment_variable_overrides_a_default_but_not_the_command_line() -> None:
     environ = {"SIM_MODEL": "v", "SIM_ENABLE_KVCACHE": "false", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "5"}
     environ |= {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_HOST_IP": "10.0.0.1", "VLLM_API_KEY": "k"}
     settings = served("--seed", "1", environ=environ)
@@ -244,7 +244,7 @@ def test_a_variable_is_stronger_than_a_default_and_weaker_than_the_line() -> Non
     assert served("m", "--enable-prefix-caching", environ=environ).kvcache.enable_kvcache
 
 
-def test_options_of_the_command_line_override_the_config_file(yaml_file: Write) -> None:
+def test_command_line_options_override_the_config_file(yaml_file: Write) -> None:
     text = """
         model: f
         port: 7
@@ -308,11 +308,13 @@ def test_options_of_the_command_line_override_the_config_file(yaml_file: Write) 
         (["--config", "/a", "--config=/b"], "flag --config: only one file is allowed"),
     ],
 )
-def test_an_invalid_flag_is_rejected_in_one_line_that_names_it(argv: list[str], line: str) -> None:
+def test_invalid_flag_is_rejected_with_a_one_line_error_that_names_it(
+    argv: list[str], line: str
+) -> None:
     assert line in refusal("m", *argv)
 
 
-def test_a_file_that_is_wrong_is_refused(yaml_file: Write) -> None:
+def test_invalid_config_file_is_rejected(yaml_file: Write) -> None:
     assert "must be a mapping" in refusal("--config", yaml_file("[a]"))
     assert "unknown flag --prot; did you mean --port?" in refusal("--config", yaml_file("prot: 1"))
     assert "unknown flag --no-prot" in refusal("--config", yaml_file("prot: false"))
@@ -322,7 +324,7 @@ def test_a_file_that_is_wrong_is_refused(yaml_file: Write) -> None:
 
 
 @given(st.integers(0, 10**9), st.sampled_from("kmgKMG"))
-def test_sizes_are_those_of_the_units(number: int, unit: str) -> None:
+def test_size_suffixes_k_m_and_g_multiply_the_number(number: int, unit: str) -> None:
     power = {"k": 1, "m": 2, "g": 3}[unit.lower()]
     expected = number * (1000 if unit.islower() else 1024) ** power
     assert OPTIONS["max-num-batched-tokens"].read(f"{number}{unit}") == str(expected)
@@ -336,7 +338,7 @@ def test_sizes_are_those_of_the_units(number: int, unit: str) -> None:
         min_size=1,
     )
 )
-def test_dotted_names_are_the_same_as_json(fields: dict[str, Any]) -> None:
+def test_dotted_flags_are_equivalent_to_json(fields: dict[str, Any]) -> None:
     words = []
     for name, field in fields.items():
         plus = "+" if isinstance(field, list) else ""
@@ -352,7 +354,7 @@ def test_dotted_names_are_the_same_as_json(fields: dict[str, Any]) -> None:
         max_size=6,
     )
 )
-def test_any_words_are_understood_or_refused_in_one_line(words: list[str]) -> None:
+def test_any_arguments_are_parsed_or_rejected_with_a_one_line_error(words: list[str]) -> None:
     try:
         served(*words)
     except ConfigError as error:

@@ -39,7 +39,7 @@ def transfer(**fields: object) -> list[str]:
 NAMED = [name for name, option in OPTIONS.items() if option.names]
 
 
-def test_the_options_with_names_are_the_ones_that_vllm_checks_at_its_start() -> None:
+def test_options_with_known_names_match_those_that_vllm_checks() -> None:
     assert NAMED == [
         "tool-call-parser",
         "quantization",
@@ -54,7 +54,7 @@ def test_the_options_with_names_are_the_ones_that_vllm_checks_at_its_start() -> 
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_an_unknown_name_is_refused_with_the_list_and_every_known_name_is_accepted(
+def test_unknown_name_is_rejected_with_a_list_and_every_known_name_is_accepted(
     name: str,
 ) -> None:
     option = OPTIONS[name]
@@ -64,7 +64,7 @@ def test_an_unknown_name_is_refused_with_the_list_and_every_known_name_is_accept
     assert all(is_accepted(f"--{name}", value) for value in option.names)
 
 
-def test_a_misspelled_name_is_corrected() -> None:
+def test_misspelled_name_gets_a_suggestion() -> None:
     assert refusal("--tool-call-parser", "hermez").endswith("; did you mean hermes?")
     assert refusal("--quantization=fp9").startswith("flag --quantization: 'fp9' must be one of ")
     assert refusal("-q", "gptc").endswith("; did you mean gptq?")
@@ -73,7 +73,7 @@ def test_a_misspelled_name_is_corrected() -> None:
     )
 
 
-def test_a_plugin_may_bring_any_name() -> None:
+def test_plugin_option_allows_any_parser_name() -> None:
     assert is_accepted("--tool-call-parser", "ours", "--tool-parser-plugin", "/plugins/ours.py")
     assert is_accepted(
         "--reasoning-parser", "ours", "--reasoning-parser-plugin", "/plugins/ours.py"
@@ -84,14 +84,14 @@ def test_a_plugin_may_bring_any_name() -> None:
     )
 
 
-def test_backends_are_named_in_any_case_and_executors_by_path() -> None:
+def test_backend_names_ignore_case_and_executors_may_be_import_paths() -> None:
     assert is_accepted("--attention-backend", "flash_attn")
     assert is_accepted("--mamba-backend", "triton")
     assert is_accepted("--distributed-executor-backend", "package.module.Executor")
     assert refusal("--attention-backend", "flash_attm").endswith("did you mean FLASH_ATTN?")
 
 
-def test_no_value_is_checked_where_vllm_takes_none() -> None:
+def test_empty_and_none_values_are_accepted_as_in_vllm() -> None:
     assert is_accepted(
         "--quantization", "None", "--tool-call-parser", "", "--attention-backend", "None"
     )
@@ -108,7 +108,7 @@ def test_no_value_is_checked_where_vllm_takes_none() -> None:
         ("video-pruning-rate", "1", "must be less than 1"),
     ],
 )
-def test_a_number_out_of_range_is_refused(name: str, value: str, rule: str) -> None:
+def test_number_out_of_range_is_rejected(name: str, value: str, rule: str) -> None:
     assert refusal(f"--{name}={value}") == f"flag --{name}: '{value}' {rule}"
     assert is_accepted(f"--{name}", "0.5" if OPTIONS[name].kind == "float" else "1")
 
@@ -116,13 +116,13 @@ def test_a_number_out_of_range_is_refused(name: str, value: str, rule: str) -> N
 # --kv-transfer-config
 
 
-def test_an_unknown_key_of_kv_transfer_config_is_refused() -> None:
+def test_unknown_key_of_kv_transfer_config_is_rejected() -> None:
     assert refusal(*transfer(kv_conector="NixlConnector")).endswith("; did you mean kv_connector?")
     assert is_accepted(*transfer(kv_connector="NixlConnector", kv_rank=0, kv_buffer_device="cpu"))
     assert is_accepted(*transfer(kv_connector="NixlConnector", kv_load_failure_policy="recompute"))
 
 
-def test_an_unknown_connector_is_refused_with_the_list() -> None:
+def test_unknown_connector_is_rejected_with_a_list_of_connectors() -> None:
     text = refusal(*transfer(kv_connector="P2pNccl"))
     assert "kv_connector 'P2pNccl' must be one of DecodeBenchConnector, ExampleConnector" in text
     assert "did you mean NixlConnector?" in refusal(*transfer(kv_connector="NixlConector"))
@@ -134,12 +134,12 @@ def test_an_unknown_connector_is_refused_with_the_list() -> None:
     assert "kv_connector 'Nixl'" in refusal(*transfer(kv_connector="MultiConnector", **inner))
 
 
-def test_a_connector_from_a_module_may_have_any_name() -> None:
+def test_connector_from_a_module_may_have_any_name() -> None:
     fields: Mapping[str, object] = {"kv_connector_module_path": "ours.connector"}
     assert is_accepted(*transfer(kv_connector="OurConnector", **fields))
 
 
-def test_a_connector_without_a_role_is_refused() -> None:
+def test_connector_without_a_role_is_rejected() -> None:
     argv = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
     assert "kv_role is required; it must be kv_producer, kv_consumer or kv_both" in refusal(*argv)
 
@@ -150,7 +150,9 @@ def test_a_connector_without_a_role_is_refused() -> None:
 @pytest.mark.parametrize(
     ("role", "encodes_only"), [("ec_producer", True), ("ec_consumer", False), ("ec_both", False)]
 )
-def test_a_producer_of_encodings_only_encodes(role: str, encodes_only: bool) -> None:
+def test_only_the_ec_producer_role_restricts_a_server_to_encoding(
+    role: str, encodes_only: bool
+) -> None:
     config = json.dumps({"ec_connector": "ECExampleConnector", "ec_role": role})
     flags = settings_of(("model", "--ec-transfer-config", config), {}, settings_type())
     assert flags.warnings == []
@@ -166,7 +168,7 @@ def test_a_producer_of_encodings_only_encodes(role: str, encodes_only: bool) -> 
         (("--mm-processor-kwargs", "[1]"), "Expected `object`, got `array`"),
     ],
 )
-def test_configurations_of_media_are_checked(argv: tuple[str, ...], line: str) -> None:
+def test_invalid_media_options_are_rejected(argv: tuple[str, ...], line: str) -> None:
     text = refusal(*argv)
     assert text.startswith(f"flag {argv[0]}: ") and line in text
 
@@ -182,13 +184,13 @@ def test_configurations_of_media_are_checked(argv: tuple[str, ...], line: str) -
         ("--data-parallel-multi-port-external-lb", "--data-parallel-hybrid-lb"),
     ],
 )
-def test_modes_of_load_balancing_exclude_each_other(argv: tuple[str, ...]) -> None:
+def test_load_balancing_modes_are_mutually_exclusive(argv: tuple[str, ...]) -> None:
     assert refusal(*argv).startswith(
         "cannot use more than one data parallel load balancing mode; choose one"
     )
 
 
-def test_a_headless_node_refuses_options_of_servers() -> None:
+def test_headless_node_rejects_api_server_options() -> None:
     assert "--api-server-count: 2 cannot be used with" in refusal(
         "--headless", "--api-server-count", "2"
     )
@@ -219,7 +221,9 @@ def test_a_headless_node_refuses_options_of_servers() -> None:
         (("-dp", "4", "--data-parallel-mode", "ports"), range(4), 4),
     ],
 )
-def test_ranks_and_ports_of_a_server(argv: tuple[str, ...], engines: range, ports: int) -> None:
+def test_data_parallel_options_determine_ranks_and_ports(
+    argv: tuple[str, ...], engines: range, ports: int
+) -> None:
     flags = settings_of(("model", *argv), {}, settings_type())
     server = resolve(flags, {}, ignore_warning).server
     assert (server.engine_ranks, len(addresses(server))) == (engines, ports)
@@ -240,12 +244,14 @@ def test_ranks_and_ports_of_a_server(argv: tuple[str, ...], engines: range, port
         (("-dp", "4", "-dpl", "2", "--api-server-count", "2"), "requires --api-server-count 1"),
     ],
 )
-def test_ranks_with_separate_ports_are_checked_as_by_vllm(argv: tuple[str, ...], rule: str) -> None:
+def test_invalid_multi_port_options_are_rejected_as_by_vllm(
+    argv: tuple[str, ...], rule: str
+) -> None:
     text = refusal("--data-parallel-multi-port-external-lb", *argv)
     assert text.startswith("flag --data-parallel-multi-port-external-lb: ") and rule in text
 
 
-def test_the_supervisor_needs_a_port_beside_those_of_the_ranks() -> None:
+def test_supervisor_port_must_differ_from_the_rank_ports() -> None:
     argv = ("-dp", "2", "-dpl", "2", "--data-parallel-multi-port-external-lb", "--port", "9255")
     line = (
         "flag --data-parallel-supervisor-port: 9256 is one of the ports of the ranks, 9255 to 9256"
@@ -253,19 +259,21 @@ def test_the_supervisor_needs_a_port_beside_those_of_the_ranks() -> None:
     assert refusal(*argv) == line
 
 
-def test_more_local_ranks_than_ranks_are_refused() -> None:
+def test_more_local_ranks_than_ranks_are_rejected() -> None:
     text = refusal("-dp", "2", "-dpl", "3")
     assert text == "data_parallel_size_local (3) must be <= data_parallel_size (2)"
 
 
-def test_the_start_ends_with_status_1_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_value_exits_with_status_1_and_a_one_line_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert cli.main(["serve", "model", "--gpu-memory-utilization", "1.5"]) == 1
     assert (
         capsys.readouterr().err == "error: flag --gpu-memory-utilization: '1.5' must be at most 1\n"
     )
 
 
-def test_names_in_a_file_are_checked_too(tmp_path: Path) -> None:
+def test_invalid_name_in_a_config_file_gets_a_suggestion(tmp_path: Path) -> None:
     file = tmp_path / "vllm.yaml"
     file.write_text("tool-call-parser: hermez\n")
     assert "did you mean hermes?" in refusal("--config", str(file))

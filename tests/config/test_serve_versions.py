@@ -24,7 +24,7 @@ WORDS = {
 }
 
 
-def test_options_change_only_with_supported_versions_after_the_oldest() -> None:
+def test_options_change_only_in_supported_versions() -> None:
     later_versions = set(list(RELEASES)[1:])
     changes = {
         name: {option.since, *option.later.values(), *option.gone.values()} - {""}
@@ -42,7 +42,7 @@ def refusal(*argv: str, environ: dict[str, str] | None = None) -> str:
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_an_option_of_a_later_version_is_unknown_and_the_error_names_the_version(
+def test_option_of_a_later_version_is_rejected_with_the_version_that_has_it(
     name: str,
 ) -> None:
     since = LATER[name]
@@ -51,7 +51,7 @@ def test_an_option_of_a_later_version_is_unknown_and_the_error_names_the_version
     settings_of(["model", "--vllm-version", since, *WORDS[name]], {}, settings_type())
 
 
-def test_the_version_may_stand_in_the_file_and_in_the_environment(tmp_path: Path) -> None:
+def test_vllm_version_can_be_set_in_the_file_or_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text('vllm-version: "0.33"\nmonokernel: true\n')
     settings_of(["model", "--config", str(file)], {}, settings_type())
@@ -60,14 +60,14 @@ def test_the_version_may_stand_in_the_file_and_in_the_environment(tmp_path: Path
     settings_of(["model", "--monokernel"], environ, settings_type())
 
 
-def test_the_beginning_of_an_option_is_clear_among_the_options_of_the_version() -> None:
+def test_option_prefix_is_resolved_among_the_options_of_the_version() -> None:
     settings_of(["model", "--sleep-mode"], {}, settings_type())
     with pytest.raises(UsageError, match="ambiguous"):
         settings_of(["model", "--vllm-version", "0.33", "--sleep-mode"], {}, settings_type())
 
 
 @pytest.mark.parametrize("flag", ["--vl", "--vllm-vers", "--vllm_version", "--vllm_v"])
-def test_the_beginning_of_the_version_selects_the_options_of_the_version(
+def test_abbreviated_version_flag_selects_the_options_of_that_version(
     flag: str, tmp_path: Path
 ) -> None:
     assert served("model", flag, "0.33", "--monokernel").api.vllm_version == "0.33"
@@ -77,7 +77,7 @@ def test_the_beginning_of_the_version_selects_the_options_of_the_version(
     assert served("model", "--config", str(file)).api.vllm_version == "0.33"
 
 
-def test_a_beginning_that_others_share_selects_no_version() -> None:
+def test_ambiguous_prefix_does_not_select_a_version() -> None:
     assert "--monokernel" in refusal("--v", "3", "--monokernel")
     assert short_forms("--abc", ["--abc", "--abd", "--x"]) == ("--abc",)
     assert short_forms("--abc", ["--abc", "--abcd"]) == ("--abc",)
@@ -95,7 +95,7 @@ def test_a_beginning_that_others_share_selects_no_version() -> None:
         ("attention-backend", "rocm_octave"),
     ],
 )
-def test_a_value_of_a_later_version_is_refused_with_the_version_that_knows_it(
+def test_value_of_a_later_version_is_rejected_with_the_version_that_has_it(
     name: str, value: str
 ) -> None:
     text = refusal(f"--{name}", value)
@@ -103,7 +103,7 @@ def test_a_value_of_a_later_version_is_refused_with_the_version_that_knows_it(
     settings_of(["model", "--vllm-version", "0.33", f"--{name}", value], {}, settings_type())
 
 
-def test_no_parser_of_thoughts_has_a_name_from_a_later_version_on() -> None:
+def test_reasoning_parser_none_is_accepted_only_from_version_0_33() -> None:
     assert "vLLM 0.33 knows it" in refusal("--reasoning-parser", "none")
     line = ("--vllm-version", "0.33", "--reasoning-parser")
     for name in ("none", "None"):
@@ -111,13 +111,13 @@ def test_no_parser_of_thoughts_has_a_name_from_a_later_version_on() -> None:
     assert served("model", *line, "qwen3").reply.reasoning_parser == "qwen3"
 
 
-def test_a_value_that_a_later_version_removed_is_unknown_there() -> None:
+def test_value_removed_in_a_later_version_is_rejected_there() -> None:
     settings_of(["model", "--spec-method", "medusa"], {}, settings_type())
     text = refusal("--vllm-version", "0.33", "--spec-method", "medusa")
     assert "must be one of" in text and "step5_mtp" in text
 
 
-def test_the_reasoning_effort_map_changes_the_effort_that_the_template_reads() -> None:
+def test_reasoning_effort_map_changes_the_effort_passed_to_the_template() -> None:
     line = ("--vllm-version", "0.33", "--reasoning-effort-map", '{"medium": "low", "max": "none"}')
     rules = ChatRules.of(served("model", *line).api)
     messages = [{"role": "user", "content": "Hi"}]
@@ -137,6 +137,6 @@ def test_the_reasoning_effort_map_changes_the_effort_that_the_template_reads() -
         ("[]", "must be a JSON object"),
     ],
 )
-def test_a_wrong_effort_map_stops_the_start(text: str, flaw: str) -> None:
+def test_invalid_reasoning_effort_map_prevents_startup(text: str, flaw: str) -> None:
     with pytest.raises(ConfigError, match=flaw):
         served("model", "--vllm-version", "0.33", "--reasoning-effort-map", text)

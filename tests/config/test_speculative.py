@@ -36,22 +36,22 @@ def acceptance(**fields: Any) -> tuple[float, ...] | None:
         (4, (1.0, 1.0, 1.0)),
     ],
 )
-def test_a_mean_length_leaves_one_position_to_chance(
+def test_fractional_acceptance_length_makes_one_position_probabilistic(
     length: float, chances: tuple[float, ...]
 ) -> None:
     assert acceptance(synthetic_acceptance_length=length) == chances
 
 
-def test_rates_by_position_become_chances_after_accepted_drafts() -> None:
+def test_acceptance_rates_per_position_become_conditional_probabilities() -> None:
     assert acceptance(synthetic_acceptance_rates=[0.8, 0.4, 0.1]) == (0.8, 0.5, 0.25)
     assert acceptance(synthetic_acceptance_rates=[0.5, 0, 0]) == (0.5, 0.0, 0.0)
 
 
-def test_names_may_have_hyphens() -> None:
+def test_speculative_config_fields_may_contain_hyphens() -> None:
     assert acceptance(**{"synthetic-acceptance-length": 3}) == (1.0, 1.0, 0.0)
 
 
-def test_suffix_decoding_has_a_default_number_of_drafts() -> None:
+def test_suffix_decoding_has_a_default_number_of_draft_tokens() -> None:
     text = json.dumps(
         {
             "method": "suffix",
@@ -74,7 +74,7 @@ def test_suffix_decoding_has_a_default_number_of_drafts() -> None:
         '{"num_speculative_tokens": 8}',
     ],
 )
-def test_other_configurations_have_no_effect(text: str) -> None:
+def test_speculative_config_without_synthetic_acceptance_is_ignored(text: str) -> None:
     assert synthetic_drafts(text) is None
 
 
@@ -108,7 +108,7 @@ def test_other_configurations_have_no_effect(text: str) -> None:
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
     ],
 )
-def test_a_speculative_config_that_vllm_rejects_stops_the_start(
+def test_speculative_config_that_vllm_rejects_prevents_startup(
     fields: dict[str, Any], rule: str
 ) -> None:
     text = json.dumps(SYNTHETIC | fields)
@@ -119,7 +119,7 @@ def test_a_speculative_config_that_vllm_rejects_stops_the_start(
     assert "must be a speculative_config of vLLM: " in message and rule in message
 
 
-def test_short_options_complete_the_configuration() -> None:
+def test_spec_flags_complete_the_speculative_config() -> None:
     words = ["model", "--spec-method", "ngram", "--spec-tokens", "3"]
     text = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}'
     flags = settings_of([*words, "-sc", text], {}, settings_type())
@@ -130,7 +130,7 @@ def test_short_options_complete_the_configuration() -> None:
     assert not any("--spec-" in warning for warning in flags.warnings)
 
 
-def test_short_options_must_not_repeat_the_configuration() -> None:
+def test_spec_flags_that_repeat_a_field_of_the_config_are_rejected() -> None:
     with pytest.raises(ConfigError, match="flag --spec-tokens: cannot be combined with"):
         settings_of(
             ["model", "--spec-tokens", "3", "-sc", '{"num_speculative_tokens": 3}'],
@@ -148,7 +148,7 @@ def test_short_options_must_not_repeat_the_configuration() -> None:
         ("num_speculative_tokens", "num-speculative-tokens"),
     ],
 )
-def test_last_spelling_of_a_field_wins(names: tuple[str, str]) -> None:
+def test_last_spelling_of_a_duplicate_field_is_used(names: tuple[str, str]) -> None:
     fields: dict[str, object] = dict(SYNTHETIC, synthetic_acceptance_length=3)
     del fields["num_speculative_tokens"]
     fields |= dict(zip(names, (1, 2), strict=True))
@@ -157,7 +157,7 @@ def test_last_spelling_of_a_field_wins(names: tuple[str, str]) -> None:
     assert drafts.acceptance == (1.0, 1.0)
 
 
-def test_short_options_replace_fields_with_dashes() -> None:
+def test_spec_flags_replace_fields_spelled_with_hyphens() -> None:
     text = json.dumps(
         {
             "method": "ngram",
@@ -183,7 +183,7 @@ def test_short_options_replace_fields_with_dashes() -> None:
         ({"rejection_sample_method": "fly"}, "", "0.33", "'fly'; vLLM 0.33 knows it"),
     ],
 )
-def test_names_depend_on_the_version(
+def test_valid_method_names_depend_on_the_vllm_version(
     fields: dict[str, Any], last_version: str, first_version: str, rule: str
 ) -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3} | fields
@@ -217,7 +217,7 @@ def test_names_depend_on_the_version(
         ({"method": "dspark"}, 2, 0),
     ],
 )
-def test_draft_slots_follow_the_method(
+def test_number_of_draft_slots_depends_on_the_method(
     fields: dict[str, Any], slots: int, later_slots: int
 ) -> None:
     text = json.dumps(SYNTHETIC | {"synthetic_acceptance_length": 2} | fields)

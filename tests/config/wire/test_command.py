@@ -23,7 +23,7 @@ def run(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(("name", "absent"), [("generate", "torch, numpy")])
-def test_help_needs_no_library_of_its_command(name: str, absent: str) -> None:
+def test_command_help_works_without_optional_libraries(name: str, absent: str) -> None:
     line = f"import sys; sys.modules |= dict.fromkeys('{absent}'.split(', '))"
     code = f"{line}; from app.core.cli import main; sys.exit(main(['{name}', '--help']))"
     done = subprocess.run(
@@ -38,7 +38,7 @@ def for_bash() -> str:
     return run("completion", "bash").stdout
 
 
-def test_a_shell_completes_commands_and_flags(for_bash: str, tmp_path: Path) -> None:
+def test_bash_completion_completes_commands_and_flags(for_bash: str, tmp_path: Path) -> None:
     script = tmp_path / "completion"
     script.write_text(for_bash)
     for words, completed in (
@@ -54,7 +54,7 @@ def test_a_shell_completes_commands_and_flags(for_bash: str, tmp_path: Path) -> 
         assert (done.stdout, done.stderr) == (f"{completed}\n", ""), words
 
 
-def test_zsh_gets_the_script_of_bash_and_fish_one_of_its_own(for_bash: str) -> None:
+def test_completion_scripts_for_zsh_and_fish_are_generated(for_bash: str) -> None:
     zsh = run("completion", "zsh").stdout
     fish = run("completion", "fish").stdout
     assert "bashcompinit" in zsh and zsh.endswith(for_bash)
@@ -70,7 +70,7 @@ def test_zsh_gets_the_script_of_bash_and_fish_one_of_its_own(for_bash: str) -> N
         (["dataset", "--help"], "1"),
     ],
 )
-def test_a_reader_that_goes_early_gets_no_traceback(argv: list[str], unbuffered: str) -> None:
+def test_closed_output_pipe_causes_no_traceback(argv: list[str], unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command_line = [sys.executable, "-m", "app", *argv]

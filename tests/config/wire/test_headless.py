@@ -28,7 +28,7 @@ def listening_ports(pid: int) -> set[int]:
     return ports
 
 
-def test_a_headless_node_opens_no_port_and_ends_at_sigterm() -> None:
+def test_headless_node_opens_no_port_and_exits_on_sigterm() -> None:
     port = free_port()
     command = [sys.executable, "-m", "app", "serve", "model", "--headless", "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
