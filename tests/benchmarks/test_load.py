@@ -37,7 +37,7 @@ def pieces(text: bytes, cuts: list[int]) -> list[bytes]:
     return [text[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
 
 
-def test_an_error_is_the_distance_from_request_plus_ttft_plus_k_itls() -> None:
+def test_token_error_is_relative_to_request_time_plus_ttft_plus_k_itls() -> None:
     assert errors_ms(stream(0, 0.5, -0.25, requested_ns=7 * MS), RHYTHM) == pytest.approx(
         [0, 0.5, -0.25]
     )
@@ -50,7 +50,7 @@ def test_an_error_is_the_distance_from_request_plus_ttft_plus_k_itls() -> None:
     assert nothing.chunks == 0 and math.isnan(nothing.speed) and math.isnan(nothing.drift_ms)
 
 
-def test_the_tokens_of_a_stream_are_known_by_its_duration() -> None:
+def test_token_count_is_derived_from_stream_duration() -> None:
     assert token_count(stream(*[0.0] * 60), itl_s=0.020) == pytest.approx(60)
     with_hidden_tokens = Arrivals(0, [50 * MS, 50 * MS, 650 * MS, 1230 * MS])
     assert token_count(with_hidden_tokens, itl_s=0.020) == pytest.approx(60)
@@ -58,7 +58,7 @@ def test_the_tokens_of_a_stream_are_known_by_its_duration() -> None:
 
 
 @pytest.mark.parametrize("family", STREAMED)
-def test_every_family_is_streamed_with_its_limit_of_tokens(family: str) -> None:
+def test_streamed_request_of_every_api_has_its_token_limit(family: str) -> None:
     requests = streams_of(family, 25)
     body = json.loads(next(requests).partition(b"\r\n\r\n")[2])
     limits = {key: body[key] for key in ("max_tokens", "max_output_tokens") if key in body}
@@ -69,7 +69,7 @@ def test_every_family_is_streamed_with_its_limit_of_tokens(family: str) -> None:
     assert next(requests) != next(requests)
 
 
-def test_streams_that_fall_behind_lose_speed_and_drift() -> None:
+def test_delayed_streams_show_lower_speed_and_growing_drift() -> None:
     slow = stream(*[0.0] * 101, itl_ms=40)
     seen = pace([slow], RHYTHM)
     assert seen.speed == pytest.approx((50 + 100 * 20) / (50 + 100 * 40))
@@ -82,7 +82,7 @@ def test_streams_that_fall_behind_lose_speed_and_drift() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 6), st.lists(st.integers(1, 400)))
-def test_events_are_counted_once_however_they_are_cut(count: int, cuts: list[int]) -> None:
+def test_events_are_counted_once_for_any_split_of_the_bytes(count: int, cuts: list[int]) -> None:
     reply, counted = EventStream(), 0
     for piece in pieces(HEAD + events(count), cuts):
         assert not reply.done
@@ -100,6 +100,6 @@ def test_events_are_counted_once_however_they_are_cut(count: int, cuts: list[int
 
 
 @pytest.mark.parametrize("reply", [EventStream(), WholeReply()])
-def test_a_refusal_is_never_measured(reply: EventStream | WholeReply) -> None:
+def test_rejected_request_raises_instead_of_being_measured(reply: EventStream | WholeReply) -> None:
     with pytest.raises(RefusedError, match="429"):
         reply.feed(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 2\r\n\r\n{}")

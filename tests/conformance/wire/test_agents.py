@@ -45,7 +45,7 @@ def running() -> Iterator[vllm_understudy.Server]:
     "name",
     [pytest.param(name, marks=[pytest.mark.clients] * (name in ELSEWHERE)) for name in AGENTS],
 )
-def test_an_agents_loop_is_set_and_verified_by_the_example(
+def test_documented_agent_test_passes_for_every_framework(
     page: str, name: str, running: vllm_understudy.Server
 ) -> None:
     def run_my_agent(base_url: str, question: str) -> str | None:
@@ -132,7 +132,7 @@ def over_messages(server: vllm_understudy.Server) -> Told:
     ],
     ids=["messages", "responses", "kept responses", "required"],
 )
-def test_an_agent_calls_one_tool_after_the_other(
+def test_agent_calls_tools_in_sequence(
     server: vllm_understudy.Server, ask: Callable[[vllm_understudy.Server], Told]
 ) -> None:
     assert ask(server) == (CALLS, ANSWER)
@@ -142,7 +142,7 @@ def test_an_agent_calls_one_tool_after_the_other(
 
 
 @pytest.mark.clients
-def test_agents_of_openai_agents_call_three_tools(server: vllm_understudy.Server) -> None:
+def test_openai_agents_sdk_calls_three_tools(server: vllm_understudy.Server) -> None:
     runs = told_by("openai_agents_client.py", server)
     assert len(runs) == 4
     for run in runs.values():

@@ -29,7 +29,7 @@ LATENCY = ("--time-to-first-token", "50ms", "--inter-token-latency", "10ms")
 
 @pytest.mark.aiperf
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_aiperf_completes_and_counts_as_we_do(endpoint: str, tmp_path: Path) -> None:
+def test_aiperf_token_counts_match_the_usage_of_the_server(endpoint: str, tmp_path: Path) -> None:
     with running_server("--enable-prompt-tokens-details", *LATENCY) as server:
         done = subprocess.run(
             [str(AIPERF), "profile", "--url", server.url, "--endpoint-type", endpoint, *ASKED]

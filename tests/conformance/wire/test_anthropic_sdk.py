@@ -72,7 +72,7 @@ def text_of(message: Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> None:
+def test_stream_helper_assembles_the_complete_message(client: anthropic.Anthropic) -> None:
     whole = create(client, max_tokens=40, extra_body=REPEATABLE)
     fields: dict[str, Any] = {
         "model": MODEL,
@@ -99,7 +99,7 @@ def test_the_stream_helper_gathers_the_message(client: anthropic.Anthropic) -> N
         ),
     ],
 )
-def test_errors_have_their_classes(
+def test_errors_raise_the_exception_classes_of_the_sdk(
     client: anthropic.Anthropic, fields: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(getattr(anthropic, error)) as caught:
@@ -107,7 +107,7 @@ def test_errors_have_their_classes(
     assert caught.value.message
 
 
-def test_an_error_in_a_stream_is_raised(client: anthropic.Anthropic) -> None:
+def test_error_event_in_a_stream_raises_api_status_error(client: anthropic.Anthropic) -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
     stream = create(client, max_tokens=1500, thinking=thinking, stream=True)
     with pytest.raises(anthropic.APIStatusError) as caught:
@@ -115,7 +115,7 @@ def test_an_error_in_a_stream_is_raised(client: anthropic.Anthropic) -> None:
     assert caught.value.body["error"]["type"] == "BadRequestError"  # type: ignore[index]
 
 
-def test_a_tool_is_used_and_its_result_answered(client: anthropic.Anthropic) -> None:
+def test_tool_use_and_tool_result_complete_a_conversation(client: anthropic.Anthropic) -> None:
     fields: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 200}
     message = create(client, **fields, tool_choice={"type": "any"})
     (use,) = message.content
@@ -134,7 +134,7 @@ def test_a_tool_is_used_and_its_result_answered(client: anthropic.Anthropic) -> 
     assert text_of(create(client, **fields, messages=turns, tool_choice={"type": "none"}))
 
 
-def test_a_model_thinks_before_it_answers(thinker: anthropic.Anthropic) -> None:
+def test_thinking_block_precedes_the_text_block(thinker: anthropic.Anthropic) -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
     message = create(thinker, max_tokens=1500, thinking=thinking)
     thought, text = message.content
@@ -162,7 +162,7 @@ def prompt_tokens(message: Any) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_thread_keeps_its_history_system_and_tools(
+def test_continued_thread_keeps_history_system_prompt_and_tools(
     client: anthropic.Anthropic, stream: bool
 ) -> None:
     called: dict[str, Any] = {
@@ -186,7 +186,9 @@ def test_a_thread_keeps_its_history_system_and_tools(
     assert prompt_tokens(third) > prompt_tokens(second)
 
 
-def test_a_thread_that_is_lost_is_said_to_be_so_and_sent_again(client: anthropic.Anthropic) -> None:
+def test_unknown_thread_raises_not_found_and_is_sent_again_in_full(
+    client: anthropic.Anthropic,
+) -> None:
     lost: Any = {"type": "continue", "previous_message_id": "msg_lost"}
     with pytest.raises(anthropic.NotFoundError) as refused:
         beta(client, False, messages=[HELLO], thread=lost)

@@ -11,7 +11,7 @@ from tests.sdks import openai
 FLAGS = ("--model", "understudy-tiny", "--served-model-name", "*", "--embeddings-with-chat")
 
 
-def test_the_openai_sdk_chats_and_embeds_with_any_name(tmp_path: Path) -> None:
+def test_openai_sdk_gets_chats_and_embeddings_for_any_model_name(tmp_path: Path) -> None:
     script = tmp_path / "replies.yaml"
     script.write_text("rules: [{when: {model: gpt-5}, then: {text: I am five.}}]")
     flags = ("--lora-modules", "sql=/sql", "--journal", "10", "--script", str(script))
@@ -43,7 +43,7 @@ def test_the_openai_sdk_chats_and_embeds_with_any_name(tmp_path: Path) -> None:
         assert [entry["model"] for entry in entries[:2]] == ["gpt-5", "sql"]
 
 
-def test_without_it_other_names_are_not_found() -> None:
+def test_unknown_model_name_returns_404_by_default() -> None:
     with running_server("--served-model-name", "one", "two") as server:
         body = {"model": "three", "prompt": "Hi", "max_tokens": 1}
         refused = requests.post(server.url + "/v1/completions", json=body, timeout=20)

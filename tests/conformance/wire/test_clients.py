@@ -37,7 +37,7 @@ def test_litellm_completes_streams_and_maps_errors(litellm_results: Any) -> None
 
 @python
 @pytest.mark.timeout(180)
-def test_litellm_knows_a_prompt_that_is_too_long(litellm_results: Any) -> None:
+def test_litellm_maps_a_too_long_prompt_to_context_window_exceeded(litellm_results: Any) -> None:
     results = litellm_results["too long"]
     assert set(results) == {"a little", "far"}
     for errors in results.values():
@@ -46,7 +46,7 @@ def test_litellm_knows_a_prompt_that_is_too_long(litellm_results: Any) -> None:
 
 @python
 @pytest.mark.timeout(180)
-def test_litellm_takes_an_injected_overflow_for_one(litellm_results: Any) -> None:
+def test_litellm_maps_an_injected_overflow_to_context_window_exceeded(litellm_results: Any) -> None:
     results = litellm_results["overflowing"]
     assert {error for errors in results.values() for error in errors.values()} == {
         "ContextWindowExceededError"
@@ -69,7 +69,7 @@ def test_instructor_gets_nested_objects_that_satisfy_their_schema(vllm: RunningS
 
 
 @python
-def test_langchain_streams_calls_tools_and_parses(vllm: RunningServer) -> None:
+def test_langchain_streams_calls_tools_and_parses_structured_output(vllm: RunningServer) -> None:
     results = told_by("langchain_client.py", vllm)
     assert results["whole"] == results["streamed"] != ""
     assert results["usage"] == results["streamed_usage"] == 6
@@ -98,7 +98,7 @@ def test_llama_index_calls_tools_within_forty_tokens(vllm: RunningServer) -> Non
 
 
 @python
-def test_pydantic_ai_runs_agents(vllm: RunningServer) -> None:
+def test_pydantic_ai_agents_get_tool_calls_and_typed_results(vllm: RunningServer) -> None:
     results = told_by("pydantic_ai_client.py", vllm)
     assert results["whole"] == results["streamed"] != ""
     assert results["usage"] == [6, 6]
@@ -109,7 +109,7 @@ def test_pydantic_ai_runs_agents(vllm: RunningServer) -> None:
 
 
 @node
-def test_the_openai_package_of_npm_streams_calls_and_maps_errors(vllm: RunningServer) -> None:
+def test_openai_npm_package_streams_calls_tools_and_maps_errors(vllm: RunningServer) -> None:
     results = told_by_node("openai.mjs", vllm)
     assert results["models"] == ["tiny"]
     assert results["whole"] == results["streamed"] == results["gathered"] != ""
@@ -124,7 +124,7 @@ def test_the_openai_package_of_npm_streams_calls_and_maps_errors(vllm: RunningSe
 
 
 @node
-def test_the_ai_sdk_streams_runs_tools_and_parses(vllm: RunningServer) -> None:
+def test_vercel_ai_sdk_streams_runs_tools_and_parses_objects(vllm: RunningServer) -> None:
     results = told_by_node("ai_sdk.mjs", vllm)
     streamed = results["streamed"]
     calling = results["streamed_calls"]

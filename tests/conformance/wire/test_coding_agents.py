@@ -25,7 +25,7 @@ MARKERS = {"aider": pytest.mark.aider}
     "name",
     [pytest.param(name, marks=MARKERS.get(name, pytest.mark.coding_agents)) for name in AGENTS],
 )
-def test_an_agent_edits_the_file_and_runs_it_by_the_rules_of_its_section(
+def test_coding_agent_completes_its_task_with_the_documented_script(
     name: str, tmp_path: Path
 ) -> None:
     page_section = section(AGENTS[name])

@@ -17,7 +17,9 @@ from tests.running_server import RunningServer
 
 
 @pytest.mark.parametrize("recorded", FACTS, ids=[fact["name"] for fact in FACTS])
-def test_the_answer_looks_like_vllm_s(recorded: dict[str, Any], publishing: RunningServer) -> None:
+def test_response_has_the_same_shape_as_that_of_vllm(
+    recorded: dict[str, Any], publishing: RunningServer
+) -> None:
     assert facts_text(facts({**recorded, **answer(publishing, recorded)})) == facts_text(recorded)
 
 

@@ -32,7 +32,7 @@ def all_agree(report: str) -> bool:
     return agreeing == exchanges != "0"
 
 
-def test_every_exchange_agrees() -> None:
+def test_responses_match_every_recorded_exchange_of_vllm() -> None:
     with running_server(*FLAGS_WITH_EVENTS, env=ENVIRONMENT) as server:
         for cases in (CASES, MORE_CASES, MORE_CASES):
             report = replay(server.url, "--cases", str(cases))
@@ -40,7 +40,7 @@ def test_every_exchange_agrees() -> None:
 
 
 @pytest.mark.parametrize("variant", CONFIGURATIONS)
-def test_every_exchange_of_a_variant_agrees(variant: str) -> None:
+def test_responses_match_the_recorded_exchanges_of_each_configuration(variant: str) -> None:
     """The third set. A seed, because a few exchanges need a certain letter in what is said."""
     command = [sys.executable, str(VARIANTS), "--python", sys.executable, "--variant", variant]
     env = os.environ | {"SIM_SEED": "1"}
@@ -69,7 +69,7 @@ LOADED = {
 }
 
 
-def test_nearly_all_series_agree_after_a_known_load() -> None:
+def test_nearly_all_metric_series_match_vllm_after_a_known_load() -> None:
     with running_server(
         *(f"--{name}={value}" for name, value in LOADED.items()), env=ENVIRONMENT
     ) as server:

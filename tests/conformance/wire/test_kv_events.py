@@ -106,7 +106,7 @@ def published(layout: str) -> list[Any]:
 
 @pytest.mark.shared
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_batches_are_those_of_a_real_vllm(timing: str) -> None:
+def test_kv_event_batches_match_those_of_a_real_vllm(timing: str) -> None:
     cache = ("--enable-kvcache", "--block-size=32", "--prefix-caching-hash-algo=sha256")
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.linger = 0
@@ -129,7 +129,7 @@ def test_batches_are_those_of_a_real_vllm(timing: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_vllms_own_decoding_reads_what_is_published(layout: str) -> None:
+def test_vllm_event_decoder_reads_the_published_events(layout: str) -> None:
     stored = [event for event in published(layout) if type(event).__name__ == "BlockStored"]
     for event in stored:
         assert len(event.token_ids) == 16 * len(event.block_hashes)

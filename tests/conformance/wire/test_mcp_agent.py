@@ -26,7 +26,7 @@ def running() -> Iterator[vllm_understudy.Server]:
 
 
 @pytest.mark.clients
-def test_the_example_of_the_page_passes(running: vllm_understudy.Server) -> None:
+def test_documented_mcp_agent_test_passes(running: vllm_understudy.Server) -> None:
     def run_my_agent(base_url: str, mcp_url: str, question: str) -> str:
         answer: str = printed_by("mcp_agent.py", base_url, mcp_url, question)
         return answer
@@ -64,7 +64,7 @@ def test_claude_code_calls_a_tool_of_the_scripted_server(tmp_path: Path) -> None
     assert "It is sunny." in output
 
 
-def test_the_faults_of_the_page_are_accepted() -> None:
+def test_documented_mcp_faults_are_accepted() -> None:
     with vllm_understudy.running_mcp_server() as mcp:
         mcp.tool("get_weather", "sunny")
         exec(EXAMPLES[1].replace("understudy.mcp", "mcp"), {"mcp": mcp})

@@ -35,7 +35,9 @@ def project(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("agent", ["openai", "ai", "anthropic", "agents", ""])
-def test_an_agents_loop_is_set_and_verified(agent: str, tmp_path: Path) -> None:
+def test_documented_javascript_test_passes_with_every_agent_library(
+    agent: str, tmp_path: Path
+) -> None:
     environment = project(tmp_path) | {"AGENT": agent}
     test_file = (HERE / "node" / "package.test.mjs").read_text()
     (tmp_path / "a.test.mjs").write_text(EXAMPLE if agent else test_file)
@@ -69,7 +71,7 @@ export class GenericContainer {
 
 
 @pytest.mark.parametrize("helper", ["vitest", "jest"])
-def test_helpers_start_reset_and_stop_a_server(helper: str, tmp_path: Path) -> None:
+def test_vitest_and_jest_helpers_start_reset_and_stop_a_server(helper: str, tmp_path: Path) -> None:
     environment = project(tmp_path) | {"HELPER": helper}
     packages = tmp_path / "node_modules"
     # Not a link: the helpers import packages of the project.
@@ -96,7 +98,7 @@ def test_helpers_start_reset_and_stop_a_server(helper: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("commands", INSTALLATIONS, ids=["link", "packed copy"])
-def test_the_page_installs_the_package_from_a_clone_beside_the_project(
+def test_documented_commands_install_the_package_from_a_clone(
     commands: str, tmp_path: Path
 ) -> None:
     shutil.copytree(ROOT / "clients" / "js", tmp_path / "understudy" / "clients" / "js")

@@ -41,7 +41,7 @@ def chat(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(model=MODEL, messages=MESSAGES, **fields)
 
 
-def test_a_streamed_chat_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
+def test_streamed_chat_joins_to_the_complete_chat(client: openai.OpenAI) -> None:
     whole = chat(client, max_tokens=40, seed=1).choices[0]
     chunks = list(chat(client, max_tokens=40, seed=1, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -52,7 +52,7 @@ def test_a_streamed_chat_is_the_whole_one_in_pieces(client: openai.OpenAI) -> No
     assert all(chunk.usage is None for chunk in chunks)
 
 
-def test_the_stream_helper_gathers_the_reply(client: openai.OpenAI) -> None:
+def test_stream_helper_assembles_the_complete_reply(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(
         model=MODEL, messages=MESSAGES, stop=["e", "a", " "]
     ) as stream:
@@ -69,7 +69,7 @@ def create(client: openai.OpenAI, **fields: Any) -> Any:
     return client.responses.create(**{"model": MODEL, "input": "Say something.", **fields})
 
 
-def test_a_streamed_response_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
+def test_streamed_response_joins_to_the_complete_response(client: openai.OpenAI) -> None:
     fields = {"max_output_tokens": 40, "temperature": 0}
     whole = create(client, **fields)
     events = list(create(client, **fields, stream=True))
@@ -88,7 +88,7 @@ def test_a_streamed_response_is_the_whole_one_in_pieces(client: openai.OpenAI) -
     assert "".join(deltas) == whole.output_text == events[-1].response.output_text
 
 
-def test_a_function_is_called_and_its_result_is_answered(client: openai.OpenAI) -> None:
+def test_function_call_and_its_result_complete_a_conversation(client: openai.OpenAI) -> None:
     conversation: list[Any] = [{"role": "user", "content": "How is the weather in Oslo?"}]
     first = create(client, input=conversation, tools=[WEATHER])
     (call,) = first.output
@@ -102,13 +102,13 @@ def test_a_function_is_called_and_its_result_is_answered(client: openai.OpenAI) 
     assert second.usage.input_tokens > first.usage.input_tokens
 
 
-def test_a_reply_is_parsed_into_a_model(client: openai.OpenAI) -> None:
+def test_reply_is_parsed_into_a_pydantic_model(client: openai.OpenAI) -> None:
     response = client.responses.parse(model=MODEL, input="A town, please.", text_format=Place)
     place = response.output_parsed
     assert isinstance(place, Place)
 
 
-def test_thoughts_come_before_words(thinking: RunningServer) -> None:
+def test_reasoning_item_precedes_the_message(thinking: RunningServer) -> None:
     with openai_client(thinking) as thinker:
         response = create(thinker, reasoning={"effort": "low"})
         thought, message = response.output
@@ -128,7 +128,7 @@ def test_thoughts_come_before_words(thinking: RunningServer) -> None:
         ({"background": True}, "BadRequestError"),
     ],
 )
-def test_errors_have_their_classes(
+def test_errors_raise_the_exception_classes_of_the_sdk(
     client: openai.OpenAI, fields: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(getattr(openai, error)) as caught:
@@ -136,7 +136,7 @@ def test_errors_have_their_classes(
     assert caught.value.message
 
 
-def test_a_response_that_fails_in_its_stream_is_told(client: openai.OpenAI) -> None:
+def test_error_during_streaming_ends_with_a_response_failed_event(client: openai.OpenAI) -> None:
     *_, last = create(client, **LOGPROBS, top_logprobs=21, stream=True)
     assert last.type == "response.failed"
     assert (last.response.status, last.response.error.code) == ("failed", "invalid_prompt")

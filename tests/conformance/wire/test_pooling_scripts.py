@@ -51,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield server
 
 
-def test_scores_are_those_of_the_script(server: RunningServer) -> None:
+def test_script_sets_similarity_scores(server: RunningServer) -> None:
     body = {"text_1": "weather?", "text_2": ["in Rome", "in Oslo"]}
     for path in ("/score", "/v1/score"):
         answer = ok(post(server, path, body))
@@ -64,7 +64,7 @@ def test_scores_are_those_of_the_script(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-def test_documents_are_ranked_by_the_script(server: RunningServer, path: str) -> None:
+def test_script_sets_the_ranking_of_documents(server: RunningServer, path: str) -> None:
     body = {"query": "weather?", "documents": ["in Oslo", "in Rome", "in Bonn"], "top_n": 2}
     results = ok(post(server, path, body))["results"]
     assert [(document["index"], document["relevance_score"]) for document in results] == [
@@ -73,14 +73,14 @@ def test_documents_are_ranked_by_the_script(server: RunningServer, path: str) ->
     ]
 
 
-def test_classes_have_the_names_and_probabilities_of_the_script(server: RunningServer) -> None:
+def test_script_sets_class_labels_and_probabilities(server: RunningServer) -> None:
     items = ok(post(server, "/classify", {"input": ["good", "the third", "cat"]}))["data"]
     assert [item["label"] for item in items[:2]] == ["positive", "LABEL_2"]
     assert [item["probs"] for item in items[:2]] == [[0.9, 0.1], [0.1, 0.2, 0.7]]
     assert [item["num_classes"] for item in items] == [2, 3, 2]
 
 
-def test_pooling_gives_the_vectors_and_classes_of_the_script(server: RunningServer) -> None:
+def test_script_sets_pooled_vectors_and_class_probabilities(server: RunningServer) -> None:
     def pooled(inputs: Any, **fields: Any) -> list[Any]:
         return [
             item["data"]
@@ -108,7 +108,7 @@ def test_pooling_gives_the_vectors_and_classes_of_the_script(server: RunningServ
         ("/rerank", {"query": "a", "documents": ["TEXT"]}),
     ],
 )
-def test_faults_delay_and_damage_in_every_route(
+def test_scripted_faults_delay_and_corrupt_responses_of_every_pooling_route(
     server: RunningServer, path: str, body: dict[str, Any]
 ) -> None:
     def posted_text(text: str) -> Any:

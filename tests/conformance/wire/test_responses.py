@@ -56,7 +56,7 @@ def text_of(response: dict[str, Any]) -> str:
     return text
 
 
-def test_custom_tools_and_functions_of_a_namespace_are_called(vllm: RunningServer) -> None:
+def test_custom_tools_and_namespace_functions_are_called(vllm: RunningServer) -> None:
     shell = {"type": "custom", "name": "shell"}
     events = stream(vllm, tools=[shell], input="Use the shell.", **FREELY)
     assert kinds(events) == [
@@ -80,7 +80,7 @@ def test_custom_tools_and_functions_of_a_namespace_are_called(vllm: RunningServe
     assert text_of(respond(vllm, tools=[shell, home], input=conversation))
 
 
-def test_a_prompt_that_is_too_long_is_cut_on_demand(vllm: RunningServer) -> None:
+def test_too_long_prompt_is_rejected_unless_truncation_is_auto(vllm: RunningServer) -> None:
     words = "word " * 3000
     assert error_of(send(vllm, input=words))[:2] == (400, "BadRequestError")
     response = respond(vllm, input=words, truncation="auto", max_output_tokens=8)
@@ -89,7 +89,7 @@ def test_a_prompt_that_is_too_long_is_cut_on_demand(vllm: RunningServer) -> None
 
 
 @pytest.mark.parametrize("stream", ["false", "true"])
-def test_a_deeply_nested_body_is_a_bad_request(vllm: RunningServer, stream: str) -> None:
+def test_deeply_nested_body_is_rejected_with_400(vllm: RunningServer, stream: str) -> None:
     tool = {**WEATHER, "parameters": {"properties": {"a": {"default": "nested"}}}}
     frame = json.dumps({**ASKED, "tools": [tool], "tool_choice": "none"})
     frame = frame.replace('"hi"', f'"hi", "stream": {stream}')

@@ -66,12 +66,12 @@ def begun(server: RunningServer, **fields: Any) -> str:
     return response_id
 
 
-def test_a_response_can_be_read_again(keeping: RunningServer) -> None:
+def test_stored_response_can_be_retrieved(keeping: RunningServer) -> None:
     for response in (respond(keeping), stream(keeping)[-1]["response"]):
         assert ok(get(keeping, response["id"])) == response
 
 
-def test_a_conversation_goes_on(keeping: RunningServer) -> None:
+def test_previous_response_id_continues_the_conversation(keeping: RunningServer) -> None:
     first = respond(keeping, instructions="Be brief.")
     second = respond(keeping, previous_response_id=first["id"], input="and?")
     assert second["previous_response_id"] == first["id"]
@@ -90,7 +90,7 @@ def test_a_conversation_goes_on(keeping: RunningServer) -> None:
     assert ok(get(keeping, first["id"])) == first
 
 
-def test_the_events_of_the_background_can_be_read_again(keeping: RunningServer) -> None:
+def test_stored_events_of_a_background_response_can_be_replayed(keeping: RunningServer) -> None:
     events = stream(keeping, background=True, max_output_tokens=5)
     response = events[-1]["response"]
     assert ok(get(keeping, response["id"])) == response
@@ -137,7 +137,7 @@ def followed(wire: Wire, server: RunningServer, **fields: Any) -> str:
     raise AssertionError("no event came")
 
 
-def test_a_client_that_leaves_does_not_end_what_is_in_the_background(
+def test_client_disconnect_does_not_end_a_background_response(
     keeping: RunningServer,
 ) -> None:
     with slowly(keeping):
@@ -150,7 +150,7 @@ def test_a_client_that_leaves_does_not_end_what_is_in_the_background(
         assert running(keeping.port) == 0
 
 
-def test_a_cancelled_response_ends_the_streams_of_its_followers(keeping: RunningServer) -> None:
+def test_cancelled_response_ends_the_streams_of_its_subscribers(keeping: RunningServer) -> None:
     with slowly(keeping), Wire(keeping.port) as wire, Wire(keeping.port) as other:
         response_id = followed(wire, keeping)
         path = (

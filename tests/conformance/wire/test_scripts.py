@@ -118,7 +118,7 @@ streamed = pytest.mark.parametrize("stream", [False, True], ids=["whole", "strea
 
 @streamed
 @pytest.mark.parametrize("text", ["Hi.", "Grüße an alle: 你好 👋🏽", "  two\tspaces  and more"])
-def test_a_chat_says_the_text_with_its_exact_tokens(
+def test_scripted_chat_returns_the_exact_text_and_token_count(
     server: RunningServer, client: openai.OpenAI, stream: bool, text: str
 ) -> None:
     answer = chat(client, f"repeat {text}", stream)
@@ -129,7 +129,7 @@ def test_a_chat_says_the_text_with_its_exact_tokens(
 
 
 @streamed
-def test_a_chat_thinks_and_calls(
+def test_scripted_chat_returns_reasoning_and_tool_calls(
     server: RunningServer, client: openai.OpenAI, stream: bool
 ) -> None:
     thinking = chat(client, "think", stream)
@@ -145,7 +145,7 @@ def test_a_chat_thinks_and_calls(
 
 
 @streamed
-def test_a_chat_has_the_form_end_and_usage_of_the_script(
+def test_script_sets_the_json_object_finish_reason_and_usage_of_a_chat(
     client: openai.OpenAI, stream: bool
 ) -> None:
     answer = chat(client, "an object", stream, response_format={"type": "json_object"})
@@ -160,7 +160,7 @@ def test_a_chat_has_the_form_end_and_usage_of_the_script(
 
 
 @streamed
-def test_completions_say_the_text_and_mark_up_what_is_told_apart_in_chats(
+def test_scripted_completion_returns_text_with_reasoning_markup(
     server: RunningServer, client: openai.OpenAI, stream: bool
 ) -> None:
     def complete(prompt: Any) -> list[str]:
@@ -179,7 +179,7 @@ def test_completions_say_the_text_and_mark_up_what_is_told_apart_in_chats(
 
 
 @streamed
-def test_responses_have_items_for_thought_text_and_calls(
+def test_scripted_response_has_items_for_reasoning_text_and_tool_calls(
     client: openai.OpenAI, stream: bool
 ) -> None:
     def respond(text: str, **fields: Any) -> Any:
@@ -206,7 +206,7 @@ def test_responses_have_items_for_thought_text_and_calls(
 
 
 @streamed
-def test_messages_have_blocks_for_thought_text_and_calls(
+def test_scripted_message_has_blocks_for_reasoning_text_and_tool_calls(
     claude: anthropic.Anthropic, stream: bool
 ) -> None:
     def message(text: str, **fields: Any) -> Any:
@@ -234,7 +234,7 @@ def test_messages_have_blocks_for_thought_text_and_calls(
 
 
 @streamed
-def test_faults_strike_as_they_do_by_rules_of_their_own(
+def test_scripted_faults_reach_the_client(
     server: RunningServer, client: openai.OpenAI, stream: bool
 ) -> None:
     with pytest.raises(openai.RateLimitError, match=r"Not now\.") as refused:
@@ -256,7 +256,7 @@ def test_faults_strike_as_they_do_by_rules_of_their_own(
 
 
 @streamed
-def test_a_failing_rule_returns_one_error_that_clients_do_not_retry(
+def test_failing_rule_returns_one_error_that_clients_do_not_retry(
     server: RunningServer, client: openai.OpenAI, stream: bool
 ) -> None:
     why = r"rule 11 \(failing template\): template .* failed: division by zero"
@@ -270,7 +270,7 @@ def test_a_failing_rule_returns_one_error_that_clients_do_not_retry(
     assert chat(client, "repeat Hi.", stream)["text"] == "Hi.", "nobody else's is lost"
 
 
-def test_a_report_says_which_rule_answered_how_often(
+def test_script_report_counts_the_uses_of_each_rule(
     server: RunningServer, client: openai.OpenAI
 ) -> None:
     requests.delete(server.url + "/admin/script", timeout=20)
@@ -285,7 +285,7 @@ def test_a_report_says_which_rule_answered_how_often(
 
 
 @pytest.mark.clients
-def test_an_agent_of_pydantic_ai_goes_round_its_loop() -> None:
+def test_scripted_pydantic_ai_agent_completes_its_tool_loop() -> None:
     with running_server("--model=tiny", "--script", EXAMPLE) as server:
         results = told_by("pydantic_ai_client.py", server)
     assert (set(results["cities"]), set(results["answers"])) == (

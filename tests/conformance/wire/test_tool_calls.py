@@ -34,7 +34,7 @@ def streamed(server: RunningServer, **fields: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_call_is_streamed_name_first_and_then_its_arguments(
+def test_streamed_tool_call_sends_its_name_before_its_arguments(
     vllm: RunningServer, choice: Any
 ) -> None:
     first, *pieces, last = streamed(vllm, tools=tool(CLOSED), tool_choice=choice, max_tokens=200)
@@ -58,7 +58,7 @@ def test_a_call_is_streamed_name_first_and_then_its_arguments(
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_call_that_is_cut_off_before_its_name_is_nothing_in_a_stream_and_text_in_a_whole_answer(
+def test_tool_call_truncated_before_its_name_is_dropped_when_streamed(
     vllm: RunningServer, choice: Any
 ) -> None:
     fields = {"tools": tool(PING), "tool_choice": choice, "max_tokens": CUT}

@@ -24,7 +24,7 @@ from tests.conformance.calls import (
 from tests.running_server import RunningServer, running_server
 
 
-def test_a_completion_echoes_its_prompt(vllm: RunningServer) -> None:
+def test_completion_with_echo_starts_with_the_prompt(vllm: RunningServer) -> None:
     assert text(vllm, echo=True)["choices"][0]["text"].startswith("hello")
     only = text(vllm, echo=True, max_tokens=0)
     assert only["choices"][0]["text"] == "hello"
@@ -32,13 +32,13 @@ def test_a_completion_echoes_its_prompt(vllm: RunningServer) -> None:
     assert only["usage"]["completion_tokens"] == 1
 
 
-def test_an_echo_with_token_ids_returned_leaves_the_prompts_text_away(vllm: RunningServer) -> None:
+def test_echo_with_token_ids_omits_the_prompt_text(vllm: RunningServer) -> None:
     choice = text(vllm, echo=True, return_token_ids=True)["choices"][0]
     assert not choice["text"].startswith("hello")
     assert choice["prompt_token_ids"] == token_ids(vllm)
 
 
-def test_an_echo_with_log_probabilities_begins_with_the_prompts(vllm: RunningServer) -> None:
+def test_echo_with_logprobs_starts_with_the_prompt_logprobs(vllm: RunningServer) -> None:
     choice = text(vllm, echo=True, logprobs=1)["choices"][0]
     logprobs = choice["logprobs"]
     prompt = token_ids(vllm)
@@ -49,7 +49,7 @@ def test_an_echo_with_log_probabilities_begins_with_the_prompts(vllm: RunningSer
     assert len(choice["prompt_logprobs"]) == len(prompt)
 
 
-def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
+def test_return_tokens_as_token_ids_replaces_token_texts_by_ids(vllm: RunningServer) -> None:
     fields = {"return_tokens_as_token_ids": True, "return_token_ids": True, "seed": 7}
     choice = chat(vllm, logprobs=True, top_logprobs=1, **fields)["choices"][0]
     for entry, token_id in zip(choice["logprobs"]["content"], choice["token_ids"], strict=True):
@@ -79,7 +79,7 @@ def test_tokens_can_be_named_by_their_ids(vllm: RunningServer) -> None:
         ({"allowed_token_ids": []}, "allowed_token_ids"),
     ],
 )
-def test_a_rejection_by_the_engine_is_an_event_of_the_stream(
+def test_engine_rejection_is_sent_as_an_error_event_of_the_stream(
     vllm: RunningServer, fields: Mapping[str, Any], param: str | None
 ) -> None:
     error, done = text_stream(vllm, **fields)
@@ -94,7 +94,7 @@ def test_a_rejection_by_the_engine_is_an_event_of_the_stream(
 
 
 @pytest.mark.parametrize("latency", ["0s", "1ms"], ids=["joined", "paced"])
-def test_no_stream_of_any_family_is_held_back_by_a_proxy(latency: str) -> None:
+def test_every_stream_disables_proxy_buffering(latency: str) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
     bodies: Mapping[str, Mapping[str, Any]] = {
         "/v1/chat/completions": chat,
@@ -133,7 +133,7 @@ BASE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", BASE)
-def test_an_unknown_model_is_not_found(vllm: RunningServer, path: str) -> None:
+def test_unknown_model_returns_404(vllm: RunningServer, path: str) -> None:
     for stream in ({}, {"stream": True}):
         got = post(vllm, path, {**BASE[path], **stream, "model": "nope"})
         assert error_of(got) == (404, "NotFoundError", "model")
@@ -153,7 +153,7 @@ def test_an_unknown_model_is_not_found(vllm: RunningServer, path: str) -> None:
         ("/v1/responses", lambda text: {"input": text}),
     ],
 )
-def test_every_family_says_by_the_words_of_vllm_that_a_prompt_is_too_long(
+def test_too_long_prompt_returns_the_context_length_error_of_vllm(
     vllm: RunningServer, path: str, body_of: Any, length: int
 ) -> None:
     got = post(vllm, path, {"model": "tiny", **body_of("word " * length)})
@@ -163,14 +163,14 @@ def test_every_family_says_by_the_words_of_vllm_that_a_prompt_is_too_long(
     )
 
 
-def test_every_chunk_of_a_stream_has_the_clients_id(vllm: RunningServer) -> None:
+def test_every_chunk_of_a_stream_has_the_request_id_of_the_client(vllm: RunningServer) -> None:
     body = {"messages": MESSAGES, "max_tokens": 2, "stream": True}
     got = post(vllm, CHAT, body, **{"X-Request-Id": "mine"})
     assert {event["id"] for event in events(got)[:-1]} == {"chatcmpl-mine"}
     assert got.headers["X-Request-Id"] == "mine"
 
 
-def test_tokenize_and_detokenize_undo_each_other(vllm: RunningServer) -> None:
+def test_detokenize_reverses_tokenize(vllm: RunningServer) -> None:
     prompt = "Zwölf Boxkämpfer 🥊 jagen\n\t世界"
     answer = ok(post(vllm, TOKENIZE, {"prompt": prompt, "return_token_strs": True}))
     assert list(answer) == ["count", "max_model_len", "tokens", "token_strs"]
@@ -178,7 +178,7 @@ def test_tokenize_and_detokenize_undo_each_other(vllm: RunningServer) -> None:
     assert ok(post(vllm, DETOKENIZE, {"tokens": answer["tokens"]})) == {"prompt": prompt}
 
 
-def test_tokenize_counts_a_chat_as_the_chat_does(vllm: RunningServer) -> None:
+def test_tokenize_returns_the_prompt_tokens_of_a_chat(vllm: RunningServer) -> None:
     for template_fields in ({}, {"add_generation_prompt": False}):
         tokens = ok(post(vllm, TOKENIZE, {"messages": MESSAGES, **template_fields}))
         answer = chat(vllm, return_token_ids=True, **template_fields)
