@@ -48,17 +48,17 @@ def imported_extensions(folder: Path) -> set[str]:
     return names
 
 
-def test_every_package_of_extensions_is_built_in() -> None:
+def test_every_extension_package_is_listed_as_built_in() -> None:
     packages = {file.parent.name for file in (ROOT / "app" / "extensions").glob("*/__init__.py")}
     assert packages <= set(BUILT_IN), "add it to BUILT_IN in app/core/built_in.py"
 
 
-def test_the_core_imports_no_extension() -> None:
+def test_core_imports_no_extension() -> None:
     assert imported_extensions(ROOT / "app" / "core") == set()
 
 
 @pytest.mark.parametrize("name", usable_extensions())
-def test_an_extension_imports_only_the_extensions_that_it_requires(name: str) -> None:
+def test_extension_imports_only_the_extensions_that_it_requires(name: str) -> None:
     extension = import_extension(name)
     assert extension.name == name, "the name must be that of the folder"
     imported = imported_extensions(ROOT / "app" / "extensions" / name)
@@ -69,7 +69,7 @@ MAX_REQUIREMENTS = 12
 """Most pairs of extensions of which the first requires the second."""
 
 
-def test_few_extensions_require_another() -> None:
+def test_number_of_extension_dependencies_stays_within_its_limit() -> None:
     pairs = [
         (extension.name, requirement)
         for extension in present_extensions()
@@ -79,7 +79,7 @@ def test_few_extensions_require_another() -> None:
 
 
 @pytest.mark.parametrize("folder", ["core", "config", "surface", "conformance", "servers"])
-def test_tests_of_other_folders_import_no_extension(folder: str) -> None:
+def test_tests_outside_extension_folders_import_no_extension(folder: str) -> None:
     """The tests of an extension are deleted with it."""
     files = (ROOT / "tests" / folder).rglob("*.py")
     assert [file for file in files if any(map(is_of_extension, imported_modules(file)))] == []
@@ -101,7 +101,7 @@ def documented_extensions() -> list[tuple[str, tuple[str, ...], bool]]:
     ]
 
 
-def test_the_table_of_extensions_in_the_documentation_is_complete() -> None:
+def test_documentation_lists_every_extension() -> None:
     documented = documented_extensions()
     assert [name for name, _, _ in documented] == list(BUILT_IN), (
         "docs/reference-extensions.md: one row for each, in the order of BUILT_IN"
@@ -111,7 +111,7 @@ def test_the_table_of_extensions_in_the_documentation_is_complete() -> None:
         assert requirements[extension.name] == tuple(extension.requires), extension.name
 
 
-def test_extensions_that_are_always_on_are_on_by_default() -> None:
+def test_always_on_extensions_are_enabled_by_default() -> None:
     enabled = {extension.name for extension in enabled_extensions(load((), {}))}
     usable = usable_extensions()
     always = {name for name, _, is_always_on in documented_extensions() if is_always_on}

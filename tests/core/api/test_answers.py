@@ -100,7 +100,7 @@ def choices_of(chunks: Sequence[dict[str, Any]], index: int) -> list[dict[str, A
 
 @given(replies=REPLIES, most_tokens=st.integers(1, 6), seed=st.integers(0, 9))
 @settings(max_examples=25, deadline=None)
-def test_a_streamed_chat_says_what_a_whole_one_says(
+def test_streamed_chat_has_the_same_content_as_the_complete_chat(
     replies: list[Reply], most_tokens: int, seed: int
 ) -> None:
     events = interleaved_events(replies, most_tokens, Random(seed), logprobs=True)
@@ -133,7 +133,7 @@ def test_a_streamed_chat_says_what_a_whole_one_says(
 
 @given(replies=REPLIES, most_tokens=st.integers(1, 6), seed=st.integers(0, 9), echo=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_a_streamed_completion_says_what_a_whole_one_says(
+def test_streamed_completion_has_the_same_content_as_the_complete_completion(
     replies: list[Reply], most_tokens: int, seed: int, echo: bool
 ) -> None:
     events = interleaved_events(replies, most_tokens, Random(seed), logprobs=True)
@@ -157,7 +157,7 @@ def test_a_streamed_completion_says_what_a_whole_one_says(
 
 @given(replies=REPLIES, most_tokens=st.integers(2, 8), seed=st.integers(0, 9), plain=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_tokens_that_come_together_are_written_like_tokens_that_come_alone(
+def test_tokens_emitted_together_are_written_as_one_chunk_each(
     replies: list[Reply], most_tokens: int, seed: int, plain: bool
 ) -> None:
     """vLLM's clients count chunks: joined tokens are still one chunk each."""
@@ -198,7 +198,7 @@ def test_continuous_usage_counts_each_choice_token_by_token(
 
 
 @pytest.mark.parametrize("make", [chat, completion])
-def test_a_failure_is_told_in_the_stream_and_raised_for_a_whole_answer(make: Any) -> None:
+def test_failure_is_sent_as_an_error_event_or_raised_without_streaming(make: Any) -> None:
     reply = Reply(["a", "b"], Finish("stop"))
     for error, code in ((too_many("no room"), 429), (ValueError("secret detail"), 500)):
         events = [Started(0, 0.0), reply.event(0, 0, 1, False), Failed(0, error)]
@@ -209,7 +209,7 @@ def test_a_failure_is_told_in_the_stream_and_raised_for_a_whole_answer(make: Any
             body_of(make([reply]), events)
 
 
-def test_the_echo_of_a_prompt_of_ids_shows_special_tokens() -> None:
+def test_echo_of_a_token_id_prompt_shows_special_tokens() -> None:
     with in_process() as client:
         special, word = client.post("/tokenize", {"prompt": "<|endoftext|> cat"}).json()["tokens"][
             :2

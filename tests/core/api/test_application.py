@@ -18,7 +18,7 @@ from tests.application import app_of
         ("a=b,c=d", "is no adapter"),
     ],
 )
-def test_a_wrong_adapter_stops_the_start(module: str, line: str) -> None:
+def test_invalid_adapter_prevents_startup(module: str, line: str) -> None:
     with pytest.raises((SystemExit, ConfigError), match="setting lora-modules:") as caught:
         app_of("--model", "base", "--force-dummy-tokenizer", "--lora-modules", module)
     assert line in str(caught.value)

@@ -62,7 +62,7 @@ def streamed(takes: bool, *room: int, **options: object) -> Streamed:
 
 
 @pytest.mark.parametrize("room", [(), (1000, 200, 10, 10, 300)], ids=["at once", "slowly"])
-def test_taken_tokens_of_a_call_have_the_same_bytes_and_counts(room: tuple[int, ...]) -> None:
+def test_tokens_taken_directly_from_a_tool_call_write_the_same_bytes(room: tuple[int, ...]) -> None:
     taken = streamed(True, *room)
     emitted = streamed(False, *room)
     assert taken.taken == 8 and emitted.taken == 0, "all but the first of a part, and the last"
@@ -77,9 +77,11 @@ def test_taken_tokens_of_a_call_have_the_same_bytes_and_counts(room: tuple[int, 
     [{"token_ids": True}, {"top_logprobs": 0}, {"continuous_usage": True}, {"beams": True}],
     ids=str,
 )
-def test_tokens_with_further_fields_are_not_taken(options: dict[str, object]) -> None:
+def test_tool_call_tokens_with_extra_fields_are_not_taken_directly(
+    options: dict[str, object],
+) -> None:
     assert streamed(True, **options).taken == 0
 
 
-def test_tokens_of_calls_in_another_form_are_not_taken() -> None:
+def test_tool_call_tokens_of_other_parsers_are_not_taken_directly() -> None:
     assert streamed(True, call_form=CALL_FORMS["mistral"]).taken == 0

@@ -84,7 +84,7 @@ def calling(*calls: dict[str, Any]) -> dict[str, Any]:
     return {"content": None, "tool_calls": [*calls]}
 
 
-def test_a_call_begins_with_its_id_and_name_and_goes_on_with_its_arguments() -> None:
+def test_streamed_tool_call_starts_with_its_id_and_name() -> None:
     written = deltas(MARKED_UP)
     assert written == [
         calling(begun(0, "look")),
@@ -98,7 +98,7 @@ def test_a_call_begins_with_its_id_and_name_and_goes_on_with_its_arguments() -> 
     assert list(written[0]["tool_calls"][0]) == ["id", "type", "index", "function"]
 
 
-def test_nothing_is_told_of_a_call_before_its_name_is_known() -> None:
+def test_tool_call_is_not_streamed_before_its_name_is_complete() -> None:
     """A token that completes the name and begins the arguments tells both."""
     name_and_arguments = calling(begun(0, "look"), arguments_delta(0, '{"a"'))
     assert deltas(NAMED, named_tool=True) == [
@@ -114,7 +114,7 @@ def test_nothing_is_told_of_a_call_before_its_name_is_known() -> None:
     assert tool_call["function"] == {"name": "look", "arguments": "{}"}
 
 
-def test_a_usage_in_the_midst_counts_the_tokens_of_markup_up_to_its_chunk() -> None:
+def test_continuous_usage_counts_the_markup_tokens_up_to_each_chunk() -> None:
     usages = [
         chunk["usage"]["completion_tokens"] for chunk in chunks(MARKED_UP, continuous_usage=True)
     ]
@@ -129,7 +129,7 @@ CUT = [
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_a_call_that_was_cut_off_is_as_far_as_it_came_or_the_text_of_a_whole_answer(
+def test_truncated_tool_call_is_partial_when_streamed_and_text_otherwise(
     part: int,
 ) -> None:
     cut: list[EngineOutput] = [replace(CUT[part], finish=Finish("length"))]
@@ -149,7 +149,7 @@ def test_a_call_that_was_cut_off_is_as_far_as_it_came_or_the_text_of_a_whole_ans
 THINKING: list[EngineOutput] = [tokens(["Hm", "."], THOUGHT), tokens(["Yes", "."], None, STOP)]
 
 
-def test_thoughts_come_before_the_reply_under_a_key_of_their_own_and_are_counted() -> None:
+def test_reasoning_precedes_the_content_and_is_counted_in_usage() -> None:
     assert deltas(THINKING, reasons=True) == [
         *({"reasoning": "Hm"}, {"reasoning": "."}),
         *({"content": "Yes"}, {"content": "."}),
@@ -172,7 +172,7 @@ def test_thoughts_come_before_the_reply_under_a_key_of_their_own_and_are_counted
         *(({"reasons": True, "echo": ""}, ""), ({"reasons": True, "echo": "Eh?"}, "Eh?")),
     ],
 )
-def test_the_content_beside_nothing_but_thoughts_is_null(
+def test_content_is_null_if_the_reply_has_only_reasoning(
     fields: dict[str, Any], content: str | None
 ) -> None:
     events: list[EngineOutput] = [tokens(["Hm", "."], THOUGHT, Finish("length"))]
@@ -182,7 +182,7 @@ def test_the_content_beside_nothing_but_thoughts_is_null(
     )
 
 
-def test_a_thought_without_text_has_a_chunk_with_some_parsers() -> None:
+def test_empty_reasoning_token_is_sent_as_a_chunk_only_by_some_parsers() -> None:
     events: list[EngineOutput] = [tokens(["Hm", "", "."], THOUGHT), tokens([""], THOUGHT, STOP)]
     assert deltas(events, reasons=True) == [{"reasoning": "Hm"}, {"reasoning": "."}, {}]
     expected = [{"reasoning": text} for text in ("Hm", "", ".", "")]

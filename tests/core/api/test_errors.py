@@ -47,7 +47,7 @@ def client() -> Iterator[FlaskClient]:
         yield client
 
 
-def test_every_error_has_the_same_four_fields(client: FlaskClient) -> None:
+def test_every_error_has_a_message_type_param_and_code(client: FlaskClient) -> None:
     for name, status, kind, param in (
         ("known", 404, "NotFoundError", "model"),
         ("busy", 429, "RateLimitError", None),
@@ -63,14 +63,14 @@ def test_every_error_has_the_same_four_fields(client: FlaskClient) -> None:
         assert answer.headers.get("Retry-After") == ("3" if name == "busy" else None)
 
 
-def test_a_bug_is_logged_and_not_told(
+def test_unexpected_error_is_logged_but_not_shown_to_the_client(
     client: FlaskClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert b"secret" not in client.post("/raise/bug").data
     assert "secret detail" in caplog.text
 
 
-def test_an_error_lets_go_of_the_frames_that_it_came_through(client: FlaskClient) -> None:
+def test_handled_error_releases_its_traceback(client: FlaskClient) -> None:
     try:
         raise LookupError from RAISED["bug"]
     except LookupError as error:
@@ -80,7 +80,7 @@ def test_an_error_lets_go_of_the_frames_that_it_came_through(client: FlaskClient
     assert RAISED["chained"].__traceback__ is None and RAISED["busy"].__traceback__ is None
 
 
-def test_a_slash_too_many_is_redirected_where_there_is_something(client: FlaskClient) -> None:
+def test_trailing_slash_of_an_existing_route_is_redirected(client: FlaskClient) -> None:
     for path in ("/v1/things/", "/v1/things//"):
         answer = client.get(path + "?a=%20b")
         assert answer.status_code == 307
@@ -111,7 +111,7 @@ TABLE: list[tuple[EngineError, int, str]] = [
 ]
 
 
-def test_each_error_has_its_status_type_and_text() -> None:
+def test_each_engine_error_maps_to_its_status_type_and_message() -> None:
     for error, status, kind in TABLE:
         api_error = as_api_error(error)
         expected = {"message": str(error), "type": kind, "param": None, "code": status}
@@ -125,7 +125,7 @@ def test_each_error_has_its_status_type_and_text() -> None:
     assert engine_errors == set(EngineError.__subclasses__()) == {type(row[0]) for row in TABLE}
 
 
-def test_an_error_for_clients_stays_what_it_is_and_of_others_nothing_is_told() -> None:
+def test_unexpected_stream_error_hides_its_details() -> None:
     api_error = ApiError(418, "Teapot", "short and stout")
     assert as_api_error(api_error) is api_error
     assert as_stream_error(api_error) is api_error

@@ -24,7 +24,9 @@ if is_present("chat_batch"):
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("version", "status"), [("0.32", 400), ("0.33", 200)])
-def test_a_null_for_special_tokens_is_the_default(path: str, version: str, status: int) -> None:
+def test_null_skip_special_tokens_is_accepted_from_version_0_33(
+    path: str, version: str, status: int
+) -> None:
     client = app_of("--vllm-version", version, *FLAGS).test_client()
     answer = client.post(path, json=BODIES[path] | {"skip_special_tokens": None})
     assert answer.status_code == status
@@ -33,7 +35,7 @@ def test_a_null_for_special_tokens_is_the_default(path: str, version: str, statu
 
 
 @pytest.mark.parametrize(("version", "status"), [("0.32", 400), ("0.33", 200)])
-def test_a_chat_that_truncates_a_long_prompt_has_room_for_a_token(
+def test_truncated_chat_prompt_leaves_room_for_one_token_from_version_0_33(
     version: str, status: int
 ) -> None:
     client = app_of("--vllm-version", version, "--max-model-len", "32").test_client()

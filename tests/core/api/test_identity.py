@@ -32,7 +32,7 @@ def post(
     return client_of(*flags).post(path, json=body, headers=headers)
 
 
-def test_headers_tell_which_pod_answered() -> None:
+def test_response_headers_name_the_pod_port_and_namespace() -> None:
     for flags, expected in (
         ((), [None, None, None]),
         (("--pod-name", "pod-1", "--port", "8123"), ["pod-1", "8123", None]),
@@ -43,7 +43,7 @@ def test_headers_tell_which_pod_answered() -> None:
         assert [answer.headers.get(name) for name in HEADERS] == expected
 
 
-def test_the_header_s_id_wins_over_the_body_s_and_that_over_a_fresh_one() -> None:
+def test_request_id_header_overrides_the_id_in_the_body() -> None:
     body_id = {"request_id": "own"}
     header = {"X-Request-Id": "header"}
     for path, body, prefix in (
@@ -60,7 +60,7 @@ def test_the_header_s_id_wins_over_the_body_s_and_that_over_a_fresh_one() -> Non
         assert fresh.startswith(f"{prefix}-") and len(fresh.removeprefix(f"{prefix}-")) >= 16
 
 
-def test_the_fingerprint_names_the_version_and_the_parallel_sizes() -> None:
+def test_system_fingerprint_contains_the_version_and_the_parallel_sizes() -> None:
     for flags, fingerprint in (
         ((), r"vllm-0\.32\.0-[0-9a-f]{8}"),
         (
@@ -80,13 +80,13 @@ def test_the_fingerprint_names_the_version_and_the_parallel_sizes() -> None:
         )
 
 
-def test_the_priority_is_the_headers_or_else_the_requests_own() -> None:
+def test_priority_header_overrides_the_priority_of_the_request() -> None:
     assert priority_of(request(), 5) == 5
     for header, priority in (("3", 3), ("-7", -7), (" 0 ", 0)):
         assert priority_of(request(headers={"x-vllm-priority": header}), 5) == priority
 
 
-def test_a_threshold_is_a_reason_to_finish_if_a_header_says_so() -> None:
+def test_cache_threshold_header_is_parsed_as_a_boolean() -> None:
     assert boolean_header(request(), CACHE_THRESHOLD_HEADER) is None
     for meant, words in ((True, ("1", "T", "true")), (False, ("0", "f", "FALSE"))):
         for header in words:
@@ -98,7 +98,7 @@ def test_a_threshold_is_a_reason_to_finish_if_a_header_says_so() -> None:
             )
 
 
-def test_an_invalid_header_is_rejected_and_its_first_forty_characters_are_shown() -> None:
+def test_invalid_header_is_rejected_and_shown_truncated_to_forty_characters() -> None:
     context = request(headers={"x-vllm-priority": "p" * 50, CACHE_THRESHOLD_HEADER: "t" * 50})
     for letter, read in (
         ("p", lambda: priority_of(context, 0)),

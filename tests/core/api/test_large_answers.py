@@ -97,7 +97,7 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize(("make", "choices"), FAMILIES)
-def test_a_large_answer_is_written_in_parts_that_say_the_same(
+def test_large_response_written_in_parts_has_the_same_content(
     make: Callable[[int], ResponseWriter], choices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_slices(make, choices, monkeypatch)
@@ -116,7 +116,7 @@ def check_slices(
     json.loads(body)
 
 
-def test_other_requests_have_turns_while_a_large_answer_is_written() -> None:
+def test_other_requests_run_while_a_large_response_is_written() -> None:
     check_turns(chat(2), choices=2)
 
 
@@ -137,7 +137,7 @@ def check_turns(response_writer: ResponseWriter, *, choices: int) -> None:
     assert max(later - earlier for earlier, later in pairwise(entries_at_switch)) < 4 * SLICE
 
 
-def test_a_request_for_an_answer_that_takes_too_much_memory_is_rejected() -> None:
+def test_request_whose_response_would_exceed_the_memory_limit_is_rejected() -> None:
     limits = ModelLimits(max_model_len=1 << 30, vocab_size=4096, max_logprobs=30)
 
     def check(n: int, tokens: int, prompt_tokens: int = 1, **fields: Any) -> None:
@@ -159,7 +159,7 @@ def test_a_request_for_an_answer_that_takes_too_much_memory_is_rejected() -> Non
         assert (refused.value.status, refused.value.type) == (400, "BadRequestError")
 
 
-def test_a_stream_repeats_only_so_much_of_its_prompts() -> None:
+def test_stream_that_would_repeat_its_prompts_too_often_is_rejected() -> None:
     flags = ["--seed", "1", "--force-dummy-tokenizer", "--max-model-len", "4096"]
     client = app_of(*flags).test_client()
     for tokens, stream, status in ((3000, True, 400), (900, True, 200), (3000, False, 200)):

@@ -17,7 +17,7 @@ def user_message(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(parts)}]
 
 
-def test_items_share_the_prompt_evenly_and_are_named_by_what_they_are() -> None:
+def test_media_items_divide_the_prompt_evenly_and_have_content_hashes() -> None:
     media = features(user_message(IMAGE, SOUND, IMAGE), range(10))
     assert media is not None
     names = [f"sim_img_{place}_{fnv1a_32(b'http://x/a.png'):x}" for place in (0, 1)]
@@ -35,14 +35,14 @@ def test_items_share_the_prompt_evenly_and_are_named_by_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("tokens", "spans"), [(2, [(0, 1), (1, 1), (1, 1)]), (0, [(0, 1), (0, 1), (0, 1)])]
 )
-def test_of_a_short_prompt_everybody_has_one_token(
+def test_media_items_of_a_short_prompt_have_one_token_each(
     tokens: int, spans: list[tuple[int, int]]
 ) -> None:
     offsets = placeholders(features(user_message(IMAGE, IMAGE, IMAGE), range(tokens)))
     assert [(offset, length) for _, offset, length in offsets] == spans
 
 
-def test_the_text_of_a_content_is_repeated_with_tool_calls_behind_it() -> None:
+def test_message_text_is_followed_by_its_tool_calls() -> None:
     contents: list[tuple[Any, str]] = [
         *((None, ""), ("", ""), ("Hello", "Hello"), ([], "")),
         ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),

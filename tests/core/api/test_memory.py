@@ -18,7 +18,7 @@ NAMES = {
 """Caches of the core."""
 
 
-def test_memory_lists_every_cache_of_the_core_with_its_limit_and_growth() -> None:
+def test_memory_report_lists_every_core_cache_with_its_size_and_limit() -> None:
     app = app_of("--enable-kvcache")
     sizes_before = check_caches(app, NAMES)
     chat = {"messages": [{"role": "user", "content": "Remember me."}], "max_tokens": 4}

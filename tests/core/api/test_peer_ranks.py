@@ -52,14 +52,14 @@ def path(status: int, body: Any) -> str:
     return f"/{status}/{json.dumps(body).encode().hex()}"
 
 
-def test_only_who_asks_is_passed_on(rank: str) -> None:
+def test_only_authentication_headers_are_forwarded_to_peer_ranks(rank: str) -> None:
     headers = {"authorization": "Bearer k", "content-type": "application/json", "cookie": "c"}
     received_headers = PeerRanks(0, [(1, rank)]).ask("GET", "/200/", headers)["1"]
     sent = {name.lower(): value for name, value in received_headers.items()}
     assert sent.get("authorization") == "Bearer k" and "cookie" not in sent
 
 
-def test_the_refusal_of_a_rank_is_that_of_all(rank: str) -> None:
+def test_rejection_by_one_rank_is_returned_to_the_client(rank: str) -> None:
     refusals: list[tuple[int, Any, str, str]] = [
         (400, {"error": {"message": "No such key.", "type": "Misfit"}}, "Misfit", "No such key."),
         (401, {"error": {"message": "Who are you?"}}, "Error", "Who are you?"),
@@ -74,7 +74,7 @@ def test_the_refusal_of_a_rank_is_that_of_all(rank: str) -> None:
         assert refused.value.message == f"Rank 1: {message}"
 
 
-def test_all_ranks_are_asked_and_the_message_names_those_that_accepted(rank: str) -> None:
+def test_all_ranks_are_called_and_the_error_names_those_that_accepted(rank: str) -> None:
     closed = f"http://127.0.0.1:{free_port()}"
     ranks = PeerRanks(0, [(1, closed), (2, rank), (3, closed)])
     with pytest.raises(ApiError) as refused:
@@ -83,7 +83,7 @@ def test_all_ranks_are_asked_and_the_message_names_those_that_accepted(rank: str
     assert refused.value.message.endswith(". Accepted by rank: 0, 2.")
 
 
-def test_a_rank_that_does_not_answer_or_with_no_json_is_unavailable(rank: str) -> None:
+def test_rank_without_a_json_response_is_unavailable(rank: str) -> None:
     for url, path in (
         (f"http://127.0.0.1:{free_port()}", "/200/"),
         (rank, "/200/" + b"<html>".hex()),
@@ -93,12 +93,12 @@ def test_a_rank_that_does_not_answer_or_with_no_json_is_unavailable(rank: str) -
         assert refused.value.status == 503
 
 
-def test_a_deletion_is_sent_again_to_a_rank_that_crashes(restarting_rank: str) -> None:
+def test_delete_is_retried_when_a_rank_restarts(restarting_rank: str) -> None:
     assert PeerRanks(0, [(1, restarting_rank)]).ask("DELETE", "/", {}) == {"1": {}}
     assert RestartingRank.methods == ["DELETE", "DELETE"]
 
 
-def test_an_addition_is_not_sent_again(restarting_rank: str) -> None:
+def test_post_is_not_retried_when_a_rank_restarts(restarting_rank: str) -> None:
     with pytest.raises(ApiError, match="Rank 1 does not respond"):
         PeerRanks(0, [(1, restarting_rank)]).ask("POST", "/", {})
     assert RestartingRank.methods == ["POST"]

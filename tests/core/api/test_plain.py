@@ -70,7 +70,7 @@ def room(recognised: Recognised | None) -> tuple[int, bool] | None:
         ({"min_tokens": 90}, 90, False),
     ],
 )
-def test_a_chat_may_be_as_long_as_the_client_says_or_there_is_room(
+def test_max_tokens_of_a_chat_is_limited_by_the_request_and_the_context(
     fields: dict[str, int], most_tokens: int, limited: bool
 ) -> None:
     recognised = recognise(**fields)
@@ -89,7 +89,7 @@ def test_a_chat_may_be_as_long_as_the_client_says_or_there_is_room(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
-def test_fields_without_an_effect_leave_a_request_plain(kind: Kind, fields: Any) -> None:
+def test_request_with_fields_without_effect_takes_the_fast_path(kind: Kind, fields: Any) -> None:
     assert recognise(kind, **fields) is not None
 
 
@@ -108,7 +108,7 @@ def test_fields_without_an_effect_leave_a_request_plain(kind: Kind, fields: Any)
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
-def test_requests_with_other_fields_are_left_to_the_general_way(kind: Kind, fields: Any) -> None:
+def test_request_with_other_fields_does_not_take_the_fast_path(kind: Kind, fields: Any) -> None:
     assert recognise(kind, **fields) is None
 
 
@@ -122,7 +122,7 @@ def test_requests_with_other_fields_are_left_to_the_general_way(kind: Kind, fiel
         ({"logprobs": None}, None),
     ],
 )
-def test_few_log_probabilities_of_a_chat_are_plain(
+def test_chat_with_few_logprobs_takes_the_fast_path(
     fields: dict[str, Any], alternatives: int | None
 ) -> None:
     recognised = recognise(max_tokens=16, **fields)
@@ -131,7 +131,7 @@ def test_few_log_probabilities_of_a_chat_are_plain(
     assert recognised.options.top_logprobs == alternatives  # type: ignore[attr-defined]
 
 
-def test_many_log_probabilities_are_left_to_the_handler() -> None:
+def test_chat_with_many_logprobs_does_not_take_the_fast_path() -> None:
     length = 2 * MAX_LOGPROBS
     fields = {"logprobs": True, "length": length}
     assert recognise(max_tokens=MAX_LOGPROBS, **fields) is not None
@@ -148,9 +148,7 @@ def test_many_log_probabilities_are_left_to_the_handler() -> None:
         (PlainCompletion, b'{"prompt": "h\\u00ef"}', "hï".encode()),
     ],
 )
-def test_the_prompt_is_known_by_its_bytes_and_may_not_be_known_at_once(
-    kind: Kind, body: bytes, key: bytes
-) -> None:
+def test_prompt_is_looked_up_by_its_bytes(kind: Kind, body: bytes, key: bytes) -> None:
     looked_up: list[bytes] = []
     assert (
         generation(kind, looked_up.append, LENGTH).recognise(body) is None and looked_up == []
@@ -160,7 +158,7 @@ def test_the_prompt_is_known_by_its_bytes_and_may_not_be_known_at_once(
     ) is None and looked_up == [key]
 
 
-def test_a_body_whose_prompt_is_known_is_read_once_within_limits() -> None:
+def test_body_with_a_known_prompt_is_parsed_once_and_cached_within_a_limit() -> None:
     looked_up: list[bytes] = []
     reader = generation(PlainCompletion, lambda key: looked_up.append(key) or [1, 2], LENGTH, None)
     results = [reader.recognise(b'{"prompt": "hi", "max_tokens": 7}') for _ in range(4)]

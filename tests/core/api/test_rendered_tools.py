@@ -16,7 +16,7 @@ START = '{"type": "function", "function": {"name": "f", "description": null, "pa
         ({"defer_loading": True}, ', "defer_loading": true}}'),
     ],
 )
-def test_null_is_printed_only_where_vllm_prints_it(
+def test_null_is_rendered_only_where_vllm_renders_it(
     client: Client, fields: dict[str, bool | None], end: str
 ) -> None:
     tool = {"type": "function", "function": {"name": "f", **fields}}

@@ -64,7 +64,7 @@ class Responding:
         return self.responder.respond_soon(requests, writer or Texts(), stream, request())
 
 
-def test_an_answer_that_is_ready_at_once_is_a_response_and_no_promise() -> None:
+def test_immediate_reply_returns_a_response_instead_of_a_pending_one() -> None:
     at_once = Responding(at_once=True)
     response = at_once.soon()
     assert isinstance(response, Response) and isinstance(response.body, bytes)
@@ -76,7 +76,7 @@ def test_an_answer_that_is_ready_at_once_is_a_response_and_no_promise() -> None:
     assert at_once.load.count == 0 and at_once.harness.is_idle()
 
 
-def test_a_promise_is_kept_when_the_last_choice_is_over_unless_the_client_leaves_before() -> None:
+def test_pending_response_resolves_after_its_last_choice_unless_the_client_leaves() -> None:
     for leaves in (False, True):
         paced = Responding()
         came: list[Response | Exception] = []
@@ -95,7 +95,7 @@ def test_a_promise_is_kept_when_the_last_choice_is_over_unless_the_client_leaves
         assert statuses == ([] if leaves else [200])
 
 
-def test_the_client_of_a_whole_answer_that_has_left_is_told_nothing() -> None:
+def test_disconnected_client_gets_no_response() -> None:
     paced = Responding()
     server, client = gevent.socket.socketpair()
     with server:
@@ -107,7 +107,7 @@ def test_the_client_of_a_whole_answer_that_has_left_is_told_nothing() -> None:
 
 
 @pytest.mark.parametrize("end", ["over", "left", "failed"])
-def test_a_promise_leaves_nothing_that_only_a_collector_frees(end: str) -> None:
+def test_pending_response_leaves_no_cyclic_garbage(end: str) -> None:
     paced = Responding()
 
     def serve() -> None:

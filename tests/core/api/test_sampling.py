@@ -35,7 +35,7 @@ def plain_sampling(
     )
 
 
-def test_a_request_that_says_nothing_is_sampled_as_the_model_wants() -> None:
+def test_request_without_sampling_fields_uses_the_defaults_of_the_model() -> None:
     assert (
         SamplingDefaults().for_request(asked()) == plain_sampling(SamplingDefaults()) == Sampling()
     )
@@ -43,7 +43,7 @@ def test_a_request_that_says_nothing_is_sampled_as_the_model_wants() -> None:
     assert OWN.for_request(asked()) == plain_sampling(OWN) == wanted
 
 
-def test_fields_of_a_request_override_defaults_even_if_they_are_zero() -> None:
+def test_zero_values_in_a_request_override_the_defaults() -> None:
     request_sampling = {
         "temperature": 0.0,
         "top_p": 0.5,
@@ -115,5 +115,7 @@ def text_of(ids: Sequence[int]) -> str:
         ([BEGIN] + [WORD] * MAX_SEARCHED_TOKENS, POSSIBLE),
     ],
 )
-def test_a_prompt_says_whether_thoughts_come(prompt: list[int], expected: Thoughts | None) -> None:
+def test_prompt_determines_whether_the_reply_starts_with_reasoning(
+    prompt: list[int], expected: Thoughts | None
+) -> None:
     assert ThoughtTokens(BEGIN, END, text_of).after(prompt) == expected

@@ -19,7 +19,7 @@ from tests.core.api.served_stream import END, Served, Socket, tokens
     large=st.sets(st.integers(0, 30)),
 )
 @settings(max_examples=25, deadline=None)
-def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
+def test_stream_writes_the_same_bytes_for_any_socket_write_sizes(
     takes: list[int], pauses: list[bool], count: int, early: int, plain: list[bool], large: set[int]
 ) -> None:
     """`early` events come before the server begins to iterate; `plain` ones come each by itself,
@@ -55,7 +55,7 @@ def test_however_much_the_socket_takes_at_once_the_bytes_are_the_same(
     assert served.plain.most_at_once <= SLICE_TOKENS
 
 
-def test_tokens_that_wait_for_a_client_are_merged_by_choice() -> None:
+def test_tokens_that_wait_for_a_slow_client_are_merged_by_choice() -> None:
     """A million separate outputs would hold the event loop for each garbage collection."""
     choices = 3
     count = 200
@@ -76,7 +76,7 @@ def test_tokens_that_wait_for_a_client_are_merged_by_choice() -> None:
     assert served.content() == expected.encode() + END
 
 
-def test_a_client_that_leaves_is_noticed_while_nothing_is_written() -> None:
+def test_client_disconnect_is_detected_while_nothing_is_written() -> None:
     served = Served(Socket())
     served.serve()
     assert served.socket and served.socket.watching
@@ -87,7 +87,7 @@ def test_a_client_that_leaves_is_noticed_while_nothing_is_written() -> None:
 
 
 @pytest.mark.parametrize("socket", [None, Socket()], ids=["no socket", "not direct"])
-def test_where_the_socket_cannot_be_taken_over_the_server_gets_each_event_unframed(
+def test_events_are_yielded_unframed_if_the_socket_is_not_available(
     socket: Socket | None,
 ) -> None:
     served = Served(socket, direct=False)
@@ -102,7 +102,7 @@ def test_where_the_socket_cannot_be_taken_over_the_server_gets_each_event_unfram
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_the_failure_of_one_choice_ends_the_stream_and_the_others(direct: bool) -> None:
+def test_failure_of_one_choice_ends_the_stream_and_the_other_choices(direct: bool) -> None:
     served = Served(Socket(), choices=3, direct=direct)
     served.serve()
     served.stream.emit(tokens("a", 0))
@@ -115,7 +115,7 @@ def test_the_failure_of_one_choice_ends_the_stream_and_the_others(direct: bool) 
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["attached", "iterated"])
-def test_a_stream_that_says_nothing_sends_comments(direct: bool) -> None:
+def test_idle_stream_sends_keep_alive_comments(direct: bool) -> None:
     """Only while it says nothing; the end stops it."""
     socket = Socket()
     served = Served(socket, direct=direct, keep_alive_s=0.05)

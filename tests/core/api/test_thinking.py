@@ -33,7 +33,7 @@ THINKING_OFF = {"thinking": False}
         ("hy_v4", {"reasoning_effort": "no_think"}, None, "no"),
     ],
 )
-def test_how_a_model_thinks(
+def test_parser_template_arguments_and_effort_determine_reasoning(
     parser: str, kwargs: dict[str, Any], effort: Any, expected: str
 ) -> None:
     chat = ChatCompletionRequest(
@@ -42,7 +42,7 @@ def test_how_a_model_thinks(
     assert thinking(chat, parser, {}) == expected
 
 
-def test_fields_of_a_request_override_the_template_arguments_of_the_server() -> None:
+def test_request_fields_override_the_template_arguments_of_the_server() -> None:
     chat = ChatCompletionRequest(messages=[])
     assert thinking(chat, "qwen3", OFF) == "no"
     chat.reasoning_effort = "low"

@@ -40,7 +40,7 @@ def chunks_of(client: Client, path: str, **fields: Any) -> Iterator[dict[str, An
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_choices_name_the_weights_if_asked(path: str) -> None:
+def test_choices_contain_weight_versions_on_request(path: str) -> None:
     client = client_of("0.33")
     assert answer_of(client, path)["choices"][0]["weight_versions"] is None
     [*_, last_key] = answer_of(client, path)["choices"][0]
@@ -49,7 +49,7 @@ def test_choices_name_the_weights_if_asked(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_the_last_chunk_of_each_choice_names_the_weights(path: str) -> None:
+def test_last_chunk_of_each_choice_contains_weight_versions(path: str) -> None:
     chunks = list(chunks_of(client_of("0.33"), path, n=2, **SHOWN))
     finished = [
         chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["finish_reason"] is not None
@@ -57,17 +57,17 @@ def test_the_last_chunk_of_each_choice_names_the_weights(path: str) -> None:
     assert [choice["weight_versions"] for choice in finished] == [SPANS, SPANS]
 
 
-def test_a_chat_shows_the_field_in_its_last_chunk_alone() -> None:
+def test_chat_stream_shows_weight_versions_only_in_its_last_chunk() -> None:
     choices = [chunk["choices"][0] for chunk in chunks_of(client_of("0.33"), CHAT)]
     assert ["weight_versions" in choice for choice in choices] == [False, False, False, True]
 
 
-def test_a_completion_shows_the_field_in_every_chunk() -> None:
+def test_completion_stream_shows_weight_versions_in_every_chunk() -> None:
     choices = [chunk["choices"][0] for chunk in chunks_of(client_of("0.33"), COMPLETIONS)]
     assert [choice["weight_versions"] for choice in choices] == [None, None, None]
 
 
-def test_chunks_end_with_the_transfer_but_for_the_role_and_the_usage() -> None:
+def test_chunks_contain_transfer_parameters_except_role_and_usage_chunks() -> None:
     options = {"stream_options": {"include_usage": True}}
     chunks = list(chunks_of(client_of("0.33"), CHAT, **options))
     shown = ["kv_transfer_params" in chunk for chunk in chunks]
@@ -77,7 +77,7 @@ def test_chunks_end_with_the_transfer_but_for_the_role_and_the_usage() -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_the_last_chunk_of_a_prefill_tells_where_its_cache_is(path: str) -> None:
+def test_last_chunk_of_a_prefill_contains_the_transfer_parameters(path: str) -> None:
     client = client_of("0.33", "--enable-kvcache")
     prefill = {"kv_transfer_params": {"do_remote_decode": True}}
     [*_, last] = chunks_of(client, path, **prefill)
@@ -87,7 +87,7 @@ def test_the_last_chunk_of_a_prefill_tells_where_its_cache_is(path: str) -> None
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_an_earlier_version_ignores_the_field_and_has_none(path: str) -> None:
+def test_version_0_32_ignores_return_weight_versions(path: str) -> None:
     client = client_of("0.32")
     for value in (True, None, "no boolean"):
         [choice] = answer_of(client, path, return_weight_versions=value)["choices"]
@@ -98,7 +98,7 @@ def test_an_earlier_version_ignores_the_field_and_has_none(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_a_later_version_refuses_a_wrong_value(path: str) -> None:
+def test_version_0_33_rejects_an_invalid_return_weight_versions(path: str) -> None:
     body = BODIES[path] | {"return_weight_versions": "no boolean"}
     answer = client_of("0.33").post(path, json=body)
     assert answer.status_code == 400

@@ -44,7 +44,7 @@ class Rings:
         gevent.sleep(2 * SOON_S)
 
 
-def test_an_alarm_rings_once_and_never_early(timer: LiveClock) -> None:
+def test_alarm_rings_once_and_never_early(timer: LiveClock) -> None:
     rings = Rings()
     gevent.get_hub().loop.update_now()  # libev counts from when it last looked at the time
     moment_s = time.monotonic() + SOON_S
@@ -55,7 +55,7 @@ def test_an_alarm_rings_once_and_never_early(timer: LiveClock) -> None:
 
 
 @pytest.mark.parametrize(("first_s", "second_s"), [(SOON_S, 2 * SOON_S), (60.0, SOON_S)])
-def test_a_later_alarm_replaces_an_earlier_one(
+def test_later_alarm_replaces_an_earlier_one(
     timer: LiveClock, first_s: float, second_s: float
 ) -> None:
     rings = Rings()
@@ -66,7 +66,7 @@ def test_a_later_alarm_replaces_an_earlier_one(
     assert rings.names == ["second"]
 
 
-def test_a_clock_opens_one_timer_at_its_first_alarm() -> None:
+def test_clock_opens_one_timer_descriptor_at_its_first_alarm() -> None:
     clock = LiveClock()
     rings = Rings()
     gevent.sleep(0)  # the hub is there from now on
@@ -88,7 +88,7 @@ def test_other_greenlets_run_during_a_pause() -> None:
     other.join()
 
 
-def test_callbacks_of_the_loop_do_not_pause() -> None:
+def test_event_loop_callbacks_do_not_pause() -> None:
     outcomes: list[str] = []
 
     def callback() -> None:
@@ -100,7 +100,7 @@ def test_callbacks_of_the_loop_do_not_pause() -> None:
     assert outcomes == ["done"]
 
 
-def test_work_pauses_after_its_maximum_duration() -> None:
+def test_work_is_interrupted_after_its_maximum_duration() -> None:
     clock = VirtualClock()
     pauses = list[float]()
 

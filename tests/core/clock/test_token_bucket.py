@@ -14,7 +14,7 @@ waits = st.lists(st.tuples(st.floats(0, 600), st.floats(0.1, 50)), max_size=60)
 starts = st.floats(0, 1e7)
 
 
-def test_a_full_bucket_allows_its_burst_and_then_one_token_per_second() -> None:
+def test_full_bucket_allows_a_burst_and_then_one_token_per_second() -> None:
     bucket = TokenBucket(60, 3)
     assert [bucket.take(1, 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 1.0]
     assert bucket.take(1, 0.5) == 0.5
@@ -24,13 +24,13 @@ def test_a_full_bucket_allows_its_burst_and_then_one_token_per_second() -> None:
 
 
 @pytest.mark.parametrize(("per_minute", "burst"), [(0, 1), (-1, None), (60, 0), (float("nan"), 1)])
-def test_a_rate_or_burst_of_zero_is_rejected(per_minute: float, burst: float | None) -> None:
+def test_rate_or_burst_of_zero_is_rejected(per_minute: float, burst: float | None) -> None:
     with pytest.raises(ValueError):
         TokenBucket(per_minute, burst)
 
 
 @given(rate=rates, burst=bursts, asks=waits, start_s=starts)
-def test_no_interval_exceeds_the_burst_plus_the_refill(
+def test_tokens_granted_never_exceed_the_burst_plus_the_refill(
     rate: float, burst: float, asks: list[tuple[float, float]], start_s: float
 ) -> None:
     bucket = TokenBucket(rate, burst, start_s)
@@ -45,7 +45,7 @@ def test_no_interval_exceeds_the_burst_plus_the_refill(
 
 
 @given(rate=rates, burst=bursts, asks=waits, start_s=starts)
-def test_the_returned_wait_is_exact(
+def test_returned_wait_time_is_exact(
     rate: float, burst: float, asks: list[tuple[float, float]], start_s: float
 ) -> None:
     bucket = TokenBucket(rate, burst, start_s)

@@ -44,7 +44,7 @@ def every(step: float, adapters: Sequence[str | None]) -> list[tuple[float, str 
     return [(number * step, adapter) for number, adapter in enumerate(adapters)]
 
 
-def test_requests_for_the_resident_adapter_go_first() -> None:
+def test_requests_for_the_loaded_adapter_run_first() -> None:
     adapters = ["l1", "l1", "l2", "l3", "l4", "l1", "l2", "l3", "l4"]
     assert play(harness(1, 1), every(0, adapters)) == list("015263748")
 
@@ -58,19 +58,19 @@ def test_requests_for_the_resident_adapter_go_first() -> None:
         (5, 5, ["0", "1", "2", "3", "4", "5", "6", "7"]),
     ],
 )
-def test_a_late_request_for_a_resident_adapter_goes_before_a_waiting_load(
+def test_late_request_for_a_loaded_adapter_runs_before_an_adapter_load(
     slots: int, max_loras: int, order: list[str]
 ) -> None:
     arrivals: list[tuple[float, str | None]] = [(0, "l1")] * 3 + [(0.1, "l2")] * 4 + [(0.5, "l1")]
     assert play(harness(slots, max_loras, ttft=1.0), arrivals) == order
 
 
-def test_the_base_model_overtakes_requests_that_wait_for_an_adapter() -> None:
+def test_base_model_request_overtakes_requests_that_wait_for_an_adapter() -> None:
     served = harness(2, 1)
     assert play(served, [(0, "l1"), (0, "l2"), (0.1, None)]) == ["0", "2", "1"]
 
 
-def test_an_adapter_that_is_unloaded_while_requests_wait_counts_as_the_base_model() -> None:
+def test_waiting_request_of_an_unloaded_adapter_runs_on_the_base_model() -> None:
     served = harness(2, 1)
     served.ask("0", max_tokens=1, adapter="l1")
     served.ask("1", max_tokens=1, adapter="l2")
@@ -83,7 +83,7 @@ def test_an_adapter_that_is_unloaded_while_requests_wait_counts_as_the_base_mode
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_free_counts_slots_for_adapters_in_memory_or_with_room(timing: Any) -> None:
+def test_room_counts_slots_usable_by_each_adapter(timing: Any) -> None:
     served = Harness(
         slots=3,
         max_waiting=0,
@@ -111,7 +111,7 @@ STEPS = {"steps": StepSettings(timing="steps")}
 @pytest.mark.parametrize(
     "sections", [IN_ORDER, STEPS], ids=["latencies of requests", "shared steps"]
 )
-def test_without_a_preference_the_first_of_those_that_fit_goes_first(
+def test_requests_run_in_arrival_order_without_adapter_preference(
     sections: dict[str, Any],
 ) -> None:
     served = Harness(
@@ -126,7 +126,7 @@ def test_without_a_preference_the_first_of_those_that_fit_goes_first(
     assert play(served, every(0, adapters)) == list("012345")
 
 
-def test_a_request_that_would_exceed_the_adapters_is_skipped_and_keeps_its_place() -> None:
+def test_request_beyond_the_adapter_limit_is_skipped_and_keeps_its_position() -> None:
     served = Harness(
         slots=3,
         adapters=ALL,

@@ -92,13 +92,13 @@ def _values(output: Any) -> list[Any]:
     fails_at=st.none() | st.integers(0, 3),
 )
 @settings(max_examples=40, deadline=None)
-def test_immediate_replies_have_the_outputs_and_metrics_of_sequences(
+def test_immediate_replies_have_the_same_outputs_and_metrics_as_paced_replies(
     requests: list[dict[str, Any]], mode: str, fails_at: int | None
 ) -> None:
     assert outcome(requests, mode, fails_at, False) == outcome(requests, mode, fails_at, True)
 
 
-def test_an_immediate_request_waits_behind_queued_ones() -> None:
+def test_immediate_request_waits_behind_queued_requests() -> None:
     harness = Harness(slots=1, inter_token_latency=0.1)
     harness.ask("slow")
     harness.engine.timing.apply(Harness().settings.latency)
@@ -164,7 +164,7 @@ def heard(
     blocks=st.sampled_from([None, 64]),
     profile=st.sampled_from([None, PROFILE, SPECULATES]),
 )
-def test_immediate_replies_count_the_same_tokens(
+def test_immediate_replies_count_the_same_tokens_as_paced_replies(
     gap_s: float,
     jitter_s: float,
     ttft_s: float,

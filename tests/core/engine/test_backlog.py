@@ -44,7 +44,7 @@ def shown(outputs: list[EngineOutput], choice: int) -> list[Shown]:
     ),
     taken_at=st.sets(st.integers(0, 40)),
 )
-def test_every_token_keeps_its_order_part_and_log_probability(
+def test_backlog_keeps_the_order_part_and_logprobs_of_every_token(
     drawn: list[tuple[int, int, Part | None, bool]], taken_at: set[int]
 ) -> None:
     """`drawn`: choice, number of tokens, part, and whether log probabilities are asked for."""
@@ -78,7 +78,7 @@ def test_every_token_keeps_its_order_part_and_log_probability(
         assert shown(taken, choice) == shown(emitted, choice)
 
 
-def test_waiting_tokens_of_one_part_become_one_output() -> None:
+def test_waiting_tokens_of_one_part_are_merged_into_one_output() -> None:
     backlog = TokenBacklog()
     waiting: list[EngineOutput] = []
     for position in range(100):
@@ -93,7 +93,7 @@ def test_waiting_tokens_of_one_part_become_one_output() -> None:
     assert (len(merged.ids), merged.at_s, merged.finish) == (100, 99.0, Finish("stop"))
 
 
-def test_the_outputs_of_the_engine_are_not_changed() -> None:
+def test_merging_does_not_change_the_original_outputs() -> None:
     backlog = TokenBacklog()
     waiting: list[EngineOutput] = []
     first = Tokens(0, ["a"], [1], 0.0)

@@ -56,7 +56,7 @@ def test_token_times_and_latency_metrics_are_exact() -> None:
     assert harness.metric("generation_tokens_total") == 5
 
 
-def test_waiting_is_part_of_the_time_to_the_first_token() -> None:
+def test_queue_time_counts_toward_the_time_to_first_token() -> None:
     harness = Harness(slots=1, **SLOW)
     harness.ask("a")
     harness.ask("b")
@@ -70,7 +70,7 @@ def test_waiting_is_part_of_the_time_to_the_first_token() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.2, 0.55, 0.85])
-def test_an_abort_at_any_stage_leaves_nothing_behind(after_s: float) -> None:
+def test_abort_at_any_stage_frees_all_resources(after_s: float) -> None:
     harness = Harness(slots=1, **SLOW)
     group = harness.ask("a")
     harness.clock.advance(after_s)
@@ -88,7 +88,7 @@ def test_an_abort_at_any_stage_leaves_nothing_behind(after_s: float) -> None:
     assert sum(finished(harness, reason) for reason in REASONS) == 0
 
 
-def test_aborting_a_request_does_not_start_its_waiting_choices() -> None:
+def test_abort_of_a_request_does_not_start_its_waiting_choices() -> None:
     harness = Harness(slots=2, inter_token_latency=0.1)
     group = harness.ask(choices=5)
     assert harness.gauges() == (2, 3)
@@ -99,7 +99,7 @@ def test_aborting_a_request_does_not_start_its_waiting_choices() -> None:
     assert harness.metric("prompt_tokens_total") == 6  # two of the five had begun
 
 
-def test_an_abort_during_started_suppresses_further_outputs() -> None:
+def test_abort_during_the_started_event_suppresses_further_outputs() -> None:
     harness = Harness(slots=1, inter_token_latency=0.1)
     heard: list[EngineOutput] = []
     groups: list[Any] = []
@@ -165,7 +165,7 @@ def refusal(harness: Harness, choices: int = 1) -> type[EngineError]:
     return caught.type
 
 
-def test_max_num_queued_reqs_bounds_unfinished_requests_and_counts_rejections() -> None:
+def test_max_num_queued_reqs_limits_unfinished_requests_and_counts_rejections() -> None:
     harness = Harness(slots=1, max_waiting=100, max_unfinished=3, **SLOW)
     harness.ask("a", 2)
     assert refusal(harness, 2) is TooManyRequestsError
@@ -174,7 +174,7 @@ def test_max_num_queued_reqs_bounds_unfinished_requests_and_counts_rejections() 
     assert refusal(harness) is TooManyRequestsError
 
 
-def test_room_is_bounded_by_slots_queue_and_limit() -> None:
+def test_room_is_limited_by_slots_queue_and_max_num_queued_reqs() -> None:
     free = Harness(slots=2, max_waiting=3, **SLOW)
     bounded = Harness(slots=2, max_waiting=3, max_unfinished=4, **SLOW)
     rooms = []

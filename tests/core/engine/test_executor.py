@@ -41,7 +41,7 @@ def new_sequence(harness: Harness, emit: Any = None, **fields: Any) -> TimedSequ
 
 
 @pytest.mark.parametrize("harness", [Harness(slots=3), stepped(slots=3)])
-def test_both_pools_are_executors_bounded_by_max_num_seqs(harness: Harness) -> None:
+def test_executors_are_limited_to_max_num_seqs(harness: Harness) -> None:
     executor = harness.engine.executor
     assert isinstance(executor, Executor)
     assert executor.free() == 3
@@ -72,7 +72,7 @@ def test_at_most_max_num_seqs_sequences_run_and_others_wait(slots: int) -> None:
     assert all(future.done() for future in futures) and pool.is_idle()
 
 
-def test_a_failed_sequence_sets_the_exception() -> None:
+def test_failed_sequence_sets_the_exception_of_its_future() -> None:
     harness = Harness(inter_token_latency=TOKEN_S)
     error = ValueError("the writer failed")
 
@@ -85,7 +85,7 @@ def test_a_failed_sequence_sets_the_exception() -> None:
     assert future.exception(timeout=0) is error
 
 
-def test_a_request_gets_no_thread() -> None:
+def test_requests_create_no_threads() -> None:
     harness = Harness(slots=100, inter_token_latency=TOKEN_S)
     threads_before = threading.active_count()
     futures = [pool_of(harness).submit(new_sequence(harness)) for _ in range(200)]
@@ -94,7 +94,7 @@ def test_a_request_gets_no_thread() -> None:
     assert all(future.done() for future in futures) and threading.active_count() == threads_before
 
 
-def test_a_stream_creates_no_future() -> None:
+def test_streamed_request_creates_no_future() -> None:
     harness = Harness(inter_token_latency=TOKEN_S)
     sequence = new_sequence(harness)
     pool_of(harness).enqueue(sequence)
@@ -104,7 +104,7 @@ def test_a_stream_creates_no_future() -> None:
 
 
 @pytest.mark.parametrize("profile", [None, PROFILE])
-def test_a_whole_response_waits_on_the_future_of_submit(profile: Any) -> None:
+def test_non_streamed_request_waits_for_the_future_of_submit(profile: Any) -> None:
     harness = stepped() if profile else Harness(inter_token_latency=TOKEN_S)
     request = engine_request(arrival_s=harness.clock.now())
     collector = ResponseCollector(harness.engine, [request], Mock())
@@ -119,14 +119,14 @@ def test_a_whole_response_waits_on_the_future_of_submit(profile: Any) -> None:
     assert waiting.successful() and future.result(timeout=0).tokens == 5
 
 
-def test_a_streaming_response_is_a_generator() -> None:
+def test_streaming_response_is_a_generator() -> None:
     stream = EventStream(Mock(**{"chunk.return_value": b"a", "closing.return_value": b""}), 1)
     stream.emit(Tokens(0, ["a"], [1], 1.0, finish=Finish("stop")))
     chunks = iter(stream)
     assert isinstance(chunks, GeneratorType) and list(chunks) == [b"a"]
 
 
-def test_a_waiting_sequence_whose_future_is_cancelled_never_starts() -> None:
+def test_waiting_sequence_whose_future_is_cancelled_never_starts() -> None:
     harness = Harness(slots=1, inter_token_latency=TOKEN_S)
     pool = pool_of(harness)
     pool.submit(new_sequence(harness))
@@ -139,7 +139,7 @@ def test_a_waiting_sequence_whose_future_is_cancelled_never_starts() -> None:
         future.result(timeout=0)
 
 
-def test_a_sequence_in_steps_whose_future_is_cancelled_never_starts() -> None:
+def test_running_sequence_whose_future_is_cancelled_never_starts() -> None:
     harness = stepped(slots=1)
     request = engine_request(arrival_s=harness.clock.now())
     handle = harness.engine.submit([request], harness.events.append, awaited=True)  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ def test_shutdown_cancels_the_futures_of_sequences_that_have_not_started() -> No
     assert first.result(timeout=0).reason == "length"
 
 
-def test_shutdown_cancels_sequences_that_have_joined_no_step() -> None:
+def test_shutdown_cancels_sequences_that_have_not_joined_a_step() -> None:
     harness = stepped(slots=1)
     handles = [harness.ask(name, max_tokens=50) for name in "ab"]
     harness.clock.advance(0.1)

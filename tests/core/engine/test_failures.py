@@ -14,7 +14,7 @@ def finished(harness: Harness, reason: str) -> float:
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 2, 5, None])
-def test_a_listener_that_fails_loses_no_slot(fails_at: int | None) -> None:
+def test_failing_output_callback_frees_its_slot(fails_at: int | None) -> None:
     """Event number `fails_at` cannot be told, or none at all; 5 is the last token."""
     harness = Harness(slots=1, **SLOW)
     heard: list[EngineOutput] = []
@@ -32,7 +32,9 @@ def test_a_listener_that_fails_loses_no_slot(fails_at: int | None) -> None:
     assert isinstance(heard[-1], Failed) and finished(harness, "error") == 1
 
 
-def test_a_request_whose_preparation_fails_takes_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_fails_during_preparation_takes_no_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     harness = Harness()
     model = harness.engine.model
     original = model.reply
@@ -48,7 +50,7 @@ def test_a_request_whose_preparation_fails_takes_no_slot(monkeypatch: pytest.Mon
     assert harness.is_idle() and harness.events == []
 
 
-def test_a_sequence_that_ends_at_once_may_abort_others_or_fail() -> None:
+def test_callback_of_an_immediate_sequence_may_abort_others_or_fail() -> None:
     harness = stepped()
     doomed = harness.ask("doomed", max_tokens=20)
 
@@ -67,7 +69,7 @@ def test_a_sequence_that_ends_at_once_may_abort_others_or_fail() -> None:
     assert harness.is_idle()
 
 
-def test_a_failing_observer_does_not_affect_others() -> None:
+def test_failing_observer_does_not_affect_other_observers() -> None:
     harness = Harness(slots=1, **SLOW)
 
     def failing(outcome: SequenceOutcome) -> None:

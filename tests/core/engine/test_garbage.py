@@ -94,7 +94,7 @@ def _answered(app: Understudy, environ: Any) -> str:
         ("/admin/config", {"inter-token-latency": "0s"}, "200"),
     ],
 )
-def test_a_request_leaves_nothing_behind(path: str, body: Any, status: str) -> None:
+def test_request_leaves_no_cyclic_garbage(path: str, body: Any, status: str) -> None:
     check_garbage(path, body, status)
 
 
@@ -139,7 +139,7 @@ class FastClient:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("instance", ["app", "paced"])
-def test_a_request_on_the_fast_path_leaves_nothing_behind(
+def test_request_on_the_fast_path_leaves_no_cyclic_garbage(
     instance: str, stream: bool, request: pytest.FixtureRequest
 ) -> None:
     """At once and as tokens come, on a connection that goes on."""
@@ -155,7 +155,7 @@ def test_a_request_on_the_fast_path_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_of_the_fast_path_that_leaves_leaves_nothing_behind(
+def test_client_disconnect_on_the_fast_path_leaves_no_cyclic_garbage(
     paced: Understudy, stream: bool
 ) -> None:
     def work() -> None:

@@ -38,7 +38,7 @@ class BusyClock(VirtualClock):
         {"choices": 1024, "max_tokens": 60},
     ],
 )
-def test_large_requests_pause_often_in_real_time(fields: dict[str, Any]) -> None:
+def test_large_request_yields_often_to_other_work(fields: dict[str, Any]) -> None:
     # Time of the processor, the best of three: other processes make a machine's caches slow, too.
     assert any(longest_turn_s(fields) < LONGEST_S for _ in range(3))
 
@@ -65,7 +65,7 @@ def longest_turn_s(fields: dict[str, Any]) -> float:
     return max(held)
 
 
-def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:
+def test_large_request_is_admitted_completely_or_rejected() -> None:
     harness = Harness(slots=200, max_waiting=0, clock=BusyClock(START_S), time_to_first_token=1.0)
     comer = gevent.spawn(harness.ask, "small", 100)
     with pytest.raises(Exception, match="queue is full"):
@@ -76,7 +76,7 @@ def test_a_large_request_is_admitted_as_a_whole_or_not_at_all() -> None:
 @pytest.mark.parametrize(
     ("logprobs", "most_tokens"), [(None, MAX_OUTPUT_TOKENS), (0, 512), (20, 46), (5000, 1)]
 )
-def test_a_large_reply_comes_in_outputs_of_at_most_the_allowed_tokens(
+def test_large_reply_is_split_into_outputs_of_limited_size(
     logprobs: int | None, most_tokens: int
 ) -> None:
     harness = Harness()
@@ -86,7 +86,7 @@ def test_a_large_reply_comes_in_outputs_of_at_most_the_allowed_tokens(
     assert sum(counts) == 2500 and max(counts) == most_tokens and harness.finish() == "length"
 
 
-def test_the_future_of_a_handle_is_done_with_the_last_choice() -> None:
+def test_future_of_a_request_completes_with_its_last_choice() -> None:
     harness = Harness(slots=1, inter_token_latency=0.1)
     handle = harness.ask(choices=2, max_tokens=3)
     future = handle.future
@@ -101,7 +101,7 @@ def test_the_future_of_a_handle_is_done_with_the_last_choice() -> None:
     assert harness.engine.submit([], harness.events.append).future.done()  # type: ignore[arg-type]
 
 
-def test_interrupting_thousands_yields_to_other_work() -> None:
+def test_interrupting_thousands_of_requests_yields_to_other_work() -> None:
     harness = Harness(slots=3000, inter_token_latency=0.1)
     for number in range(30):
         harness.ask(str(number), choices=100, max_tokens=5)

@@ -29,7 +29,7 @@ class Operated(Harness):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_sleep_levels_are_reported_until_wake_up(level: int) -> None:
+def test_sleep_level_is_reported_until_wake_up(level: int) -> None:
     harness = Operated(blocks=40)
     assert harness.cache is not None
     harness.life.sleep(level, "abort", harness.left)
@@ -50,7 +50,7 @@ def test_sleep_levels_are_reported_until_wake_up(level: int) -> None:
 
 
 @pytest.mark.parametrize("tags", [None, ["scheduling"], ["weights"], ["everything"]])
-def test_any_wake_up_ends_a_sleep_at_level_0(tags: list[str] | None) -> None:
+def test_any_wake_up_ends_sleep_level_0(tags: list[str] | None) -> None:
     harness = Operated()
     harness.life.sleep(0, "abort", harness.left)
     assert harness.life.wake_up(tags) and not harness.life.paused
@@ -63,7 +63,7 @@ def test_resume_during_sleep_restores_no_memory() -> None:
     assert (harness.life.paused, harness.life.is_sleeping) == (False, True)
 
 
-def test_the_prefix_cache_is_not_reset_while_requests_run() -> None:
+def test_prefix_cache_is_not_reset_while_requests_run() -> None:
     harness = Operated(blocks=40)
     assert Operated().life.reset_prefix_cache()
     harness.ask("a")
@@ -74,7 +74,7 @@ def test_the_prefix_cache_is_not_reset_while_requests_run() -> None:
 
 
 @pytest.mark.parametrize("clears", [True, False])
-def test_a_pause_empties_the_cache_unless_told_otherwise(clears: bool) -> None:
+def test_pause_clears_the_prefix_cache_unless_disabled(clears: bool) -> None:
     harness = Operated(blocks=40)
     assert harness.cache is not None
     ids = list(range(40))
@@ -102,7 +102,7 @@ class Refusing(Operated):
         return isinstance(event, Failed) and isinstance(event.error, EnginePausedError)
 
 
-def test_the_mode_of_a_pause_decides_whether_requests_are_refused() -> None:
+def test_pause_mode_determines_whether_requests_are_rejected() -> None:
     harness = Refusing()
     harness.life.pause("keep", harness.left)
     assert not harness.is_refused("kept")
@@ -119,13 +119,13 @@ def test_the_mode_of_a_pause_decides_whether_requests_are_refused() -> None:
     assert harness.metric("request_success_total", finished_reason="error") == 0
 
 
-def test_requests_wait_during_a_sleep() -> None:
+def test_requests_wait_during_sleep() -> None:
     harness = Refusing()
     harness.life.sleep(0, "abort", harness.left)
     assert not harness.is_refused("a")
 
 
-def test_without_the_feature_requests_wait_in_every_pause() -> None:
+def test_requests_wait_during_any_pause_before_version_0_33() -> None:
     harness = Operated()
     harness.life.pause("abort", harness.left)
     harness.ask("a")

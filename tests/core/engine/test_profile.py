@@ -37,12 +37,12 @@ def changed(tmp_path: Path, **changes: Any) -> str:
 
 
 @pytest.mark.parametrize("name", shipped_profiles())
-def test_every_shipped_profile_is_one_and_says_where_it_is_from(name: str) -> None:
+def test_every_shipped_profile_is_valid_and_cites_its_source(name: str) -> None:
     profile = read_profile(name)
     assert profile.source and profile.model and profile.device and profile.checked
 
 
-def test_a_profile_sets_the_engine_that_it_describes() -> None:
+def test_profile_sets_the_engine_settings_that_it_describes() -> None:
     settings = load(["--profile", NAME], {})
     assert (settings.steps.timing, settings.steps.profile, settings.steps.shared) == (
         "steps",
@@ -54,11 +54,11 @@ def test_a_profile_sets_the_engine_that_it_describes() -> None:
     assert settings.kvcache.enable_kvcache and settings.model.max_model_len == 40960
 
 
-def test_steps_without_a_profile_are_those_of_the_recorded_engine() -> None:
+def test_step_timing_without_a_profile_uses_the_default_profile() -> None:
     assert load(["--timing", "steps"], {}) == load(["--profile", NAME], {})
 
 
-def test_the_default_cache_holds_two_whole_contexts() -> None:
+def test_default_kv_cache_holds_two_full_contexts() -> None:
     defaults = load([], {})
     assert (
         (defaults.kvcache.kv_cache_size - 1) * defaults.kvcache.block_size
@@ -93,7 +93,7 @@ def test_explicit_settings_override_the_profile(tmp_path: Path) -> None:
         (["--timing", "stepwise"], "setting timing"),
     ],
 )
-def test_a_setting_that_contradicts_the_profile_is_named(argv: list[str], named: str) -> None:
+def test_error_names_the_setting_that_contradicts_the_profile(argv: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named) as error:
         load(argv, {})
     assert "\n" not in str(error.value)
@@ -110,9 +110,7 @@ def test_a_setting_that_contradicts_the_profile_is_named(argv: list[str], named:
         ({"source": None}, "source"),
     ],
 )
-def test_a_profile_that_is_wrong_is_refused(
-    tmp_path: Path, changes: dict[str, Any], named: str
-) -> None:
+def test_invalid_profile_is_rejected(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     path = changed(tmp_path, **changes)
     with pytest.raises(ConfigError, match=named) as error:
         load(["--profile", path], {})
@@ -128,7 +126,7 @@ def test_a_profile_that_is_wrong_is_refused(
         (["--timing", "steps", "--device", "h100"], "device"),
     ],
 )
-def test_start_without_the_lab_names_the_setting_that_needs_it(
+def test_startup_without_the_lab_names_the_setting_that_needs_it(
     argv: list[str],
     name: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -149,7 +147,7 @@ def test_profile_files_need_no_extension(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings.kvcache.kv_cache_size == 18038
 
 
-def test_limits_of_absent_extensions_are_ignored() -> None:
+def test_profile_limits_of_absent_extensions_are_ignored() -> None:
     """`engine-step-time` of the profile is a setting of the extension `llm`."""
     profile = read_profile("smollm2-135m-cpu")
     assert profile.engine.engine_step_time is not None

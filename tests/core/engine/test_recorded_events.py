@@ -134,7 +134,7 @@ def test_prompts_of_one_request_share_cached_blocks_as_recorded(profile: Profile
     check(play.cache)
 
 
-def test_a_prompt_that_bypasses_the_cache_is_not_counted_as_a_query() -> None:
+def test_prompt_that_bypasses_the_cache_is_not_counted_as_a_query() -> None:
     play = Play(OneToken(), None)
     play.ask(list(range(100)))
     play.ask(list(range(100)), prompt_logprobs=1)
@@ -142,7 +142,7 @@ def test_a_prompt_that_bypasses_the_cache_is_not_counted_as_a_query() -> None:
 
 
 @timings
-def test_every_step_has_the_recorded_events(profile: Profile | None) -> None:
+def test_every_step_emits_the_recorded_kv_events(profile: Profile | None) -> None:
     play = Play(Recorded(), profile)
     batches = play.batches
     clock = play.clock

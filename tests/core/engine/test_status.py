@@ -34,7 +34,7 @@ def phases(harness: Harness, request_id: str) -> list[Phase]:
     return seen
 
 
-def test_a_timed_sequence_is_queued_then_prefills_then_decodes() -> None:
+def test_sequence_is_queued_then_prefills_then_decodes() -> None:
     harness = Harness(slots=1, **SLOW)
     harness.ask("a", prompt_ids=PROMPT)
     harness.ask("b", prompt_ids=PROMPT)
@@ -54,7 +54,7 @@ def test_a_timed_sequence_is_queued_then_prefills_then_decodes() -> None:
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_long_prompt_is_computed_in_chunks(ahead: bool) -> None:
+def test_long_prompt_is_computed_in_chunks(ahead: bool) -> None:
     harness = stepped(ahead, slots=1, blocks=2000)
     harness.ask("a", prompt_ids=list(range(9000)), max_tokens=90)
     harness.ask("b")
@@ -80,7 +80,7 @@ def test_a_long_prompt_is_computed_in_chunks(ahead: bool) -> None:
     assert first_s == harness.tokens("a")[0].at_s and sequence.text() == harness.said("a")
 
 
-def test_a_sequence_without_blocks_is_preempted() -> None:
+def test_sequence_without_free_blocks_is_preempted() -> None:
     harness = stepped(slots=4, blocks=12)
     for name in "abc":
         harness.ask(name, prompt_ids=[ord(name)] * 20, max_tokens=24)

@@ -43,7 +43,7 @@ MIXED = {"tokens": 12, "sequences": 4, "context": 300, "prefills": 2, "attention
         ({"wake": 9.0}, 0.0, 0.0),
     ],
 )
-def test_each_cost_constant_counts_its_quantity(
+def test_each_cost_constant_multiplies_its_quantity(
     constants: Any, decodes_s: float, mixed_s: float
 ) -> None:
     assert cost(step(**{**MIXED, "prefills": 0}), **constants) == pytest.approx(decodes_s)
@@ -89,7 +89,7 @@ class Device:
     ),
     st.sampled_from([0.02, 0.04, 0.3]),
 )
-def test_prefill_soon_after_prefill_is_slower(
+def test_prefill_soon_after_another_prefill_is_slower(
     steps: list[tuple[float, int, bool]], tau: float
 ) -> None:
     costs = StepCost(

@@ -101,7 +101,7 @@ class Line:
         ((100, 100, 100, 100, 100), True, 4 * 16),
     ],
 )
-def test_the_threshold_of_prompts_spares_one_that_is_alone(
+def test_adaptive_long_prefill_threshold_does_not_limit_a_single_prompt(
     prompts: Sequence[int], adaptive: bool, tokens: int
 ) -> None:
     log = StepLog(
@@ -116,7 +116,7 @@ def test_the_threshold_of_prompts_spares_one_that_is_alone(
 
 
 @pytest.mark.parametrize(("spaces", "distance"), [(True, 5), (False, 1)])
-def test_the_interval_leaves_steps_without_prompts(spaces: bool, distance: int) -> None:
+def test_prefill_interval_spaces_the_steps_with_prompts(spaces: bool, distance: int) -> None:
     log = StepLog(SchedulerRules(spaces_prefill=spaces), prefill_schedule_interval=5)
     log.ask(10, output=60)
     log.harness.clock.advance(0.2)
@@ -129,7 +129,7 @@ def test_the_interval_leaves_steps_without_prompts(spaces: bool, distance: int) 
     assert log.harness.is_idle()
 
 
-def test_the_interval_does_not_hold_prompts_while_a_backlog_waits() -> None:
+def test_prefill_interval_does_not_delay_prompts_while_a_backlog_waits() -> None:
     rules = SchedulerRules(spaces_prefill=True)
     log = StepLog(rules, prefill_schedule_interval=5, max_num_batched_tokens=16)
     log.ask(4, output=60)
@@ -141,9 +141,7 @@ def test_the_interval_does_not_hold_prompts_while_a_backlog_waits() -> None:
 
 
 @pytest.mark.parametrize(("passes", "computed"), [(True, 9), (False, 8)])
-def test_the_step_goes_on_after_a_sequence_that_preempts_itself(
-    passes: bool, computed: int
-) -> None:
+def test_scheduling_continues_after_a_sequence_preempts_itself(passes: bool, computed: int) -> None:
     rules = SchedulerRules(passes_self_preempted=passes)
     line = Line(SchedulerLimits(by_priority=True, rules=rules), blocks=4)
     unimportant = line.add(BLOCK, output=9, priority=2)
@@ -155,7 +153,9 @@ def test_the_step_goes_on_after_a_sequence_that_preempts_itself(
 
 
 @pytest.mark.parametrize(("watermark", "running"), [(0.0, 2), (0.5, 1)])
-def test_the_watermark_stays_free_when_others_run(watermark: float, running: int) -> None:
+def test_watermark_blocks_stay_free_while_other_sequences_run(
+    watermark: float, running: int
+) -> None:
     line = Line(SchedulerLimits(watermark=watermark), blocks=9)
     line.add(4 * BLOCK, output=5)  # alone, it takes more than it may beside others
     line.add(2 * BLOCK, output=5)
@@ -164,7 +164,7 @@ def test_the_watermark_stays_free_when_others_run(watermark: float, running: int
 
 
 @pytest.mark.parametrize(("prompt", "fetching"), [(3, 1), (4, 0)])
-def test_a_transfer_leaves_the_blocks_that_unfinished_prompts_need(
+def test_remote_transfer_reserves_the_blocks_that_unfinished_prompts_need(
     prompt: int, fetching: int
 ) -> None:
     line = Line(SchedulerLimits(long_prefill_token_threshold=BLOCK), blocks=8)
@@ -174,7 +174,7 @@ def test_a_transfer_leaves_the_blocks_that_unfinished_prompts_need(
     assert len(line.scheduler.fetching) == fetching
 
 
-def test_drafts_of_a_model_take_slots_of_the_step() -> None:
+def test_draft_tokens_of_a_draft_model_use_token_slots_of_the_step() -> None:
     line = Line(
         SchedulerLimits(max_num_batched_tokens=20, draft_slots=3),
         drafts=Drafts([1.0], Random(1)),
@@ -186,7 +186,7 @@ def test_drafts_of_a_model_take_slots_of_the_step() -> None:
 
 
 @pytest.mark.parametrize(("holds", "running"), [(False, 2), (True, 1)])
-def test_an_adapter_counts_while_the_last_token_of_its_request_is_under_way(
+def test_adapter_stays_in_use_during_the_last_token_of_its_request(
     holds: bool, running: int
 ) -> None:
     limits = SchedulerLimits(rules=SchedulerRules(holds_last_adapters=holds))
@@ -199,7 +199,7 @@ def test_an_adapter_counts_while_the_last_token_of_its_request_is_under_way(
     assert len(line.scheduler.running) == running
 
 
-def test_draft_slots_that_fill_a_step_are_refused() -> None:
+def test_draft_slots_that_fill_a_step_are_rejected() -> None:
     with pytest.raises(
         ConfigError, match=r"draft-slots 64 .* less than max-num-batched-tokens, 64"
     ):

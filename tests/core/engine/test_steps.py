@@ -43,7 +43,7 @@ def test_replies_do_not_depend_on_timing(requests: Sequence[tuple[float, int, in
         assert shared.finish(str(number)) == "length"
 
 
-def test_requests_share_steps_and_metrics_count_them() -> None:
+def test_concurrent_requests_share_steps_and_metrics_count_them() -> None:
     harness = stepped()
     for name in "ab":
         harness.ask(name, prompt_ids=[1] * 10, max_tokens=3)
@@ -62,7 +62,7 @@ def test_requests_share_steps_and_metrics_count_them() -> None:
     assert harness.is_idle()
 
 
-def test_a_prompt_in_chunks_is_one_iteration_with_its_last_chunk() -> None:
+def test_chunked_prompt_counts_as_one_iteration_with_its_last_chunk() -> None:
     steps = StepSettings(timing="steps", max_num_batched_tokens=16)
     harness = Harness(profile=PROFILE, sections={"steps": steps})
     harness.ask(prompt_ids=[1] * 40, max_tokens=3)
@@ -71,7 +71,7 @@ def test_a_prompt_in_chunks_is_one_iteration_with_its_last_chunk() -> None:
     assert harness.metric("iteration_tokens_total_sum") == 40 + 3
 
 
-def test_late_arrivals_are_recorded() -> None:
+def test_late_request_arrivals_are_recorded() -> None:
     harness = stepped()
     harness.ask("a", arrival_s=START_S - 0.1)
     harness.ask("b")
@@ -87,7 +87,7 @@ def test_late_arrivals_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.015, 0.03, 0.06])
-def test_an_abort_at_any_time_frees_everything(after_s: float) -> None:
+def test_abort_at_any_time_frees_all_blocks(after_s: float) -> None:
     harness = stepped(blocks=BLOCKS, slots=1)
     handle = harness.ask("a", prompt_ids=[1] * 30, max_tokens=20)
     harness.ask("b", prompt_ids=[2] * 30, max_tokens=4)
@@ -103,7 +103,7 @@ def test_an_abort_at_any_time_frees_everything(after_s: float) -> None:
 
 
 @pytest.mark.parametrize(("threshold", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
-def test_enough_cached_is_a_share_of_the_prompt(threshold: float, finish: str) -> None:
+def test_cache_threshold_is_a_fraction_of_the_prompt(threshold: float, finish: str) -> None:
     harness = stepped(blocks=BLOCKS)
     ids = list(range(10 * BLOCK_TOKENS))  # all but its last block is found again
     harness.ask("before", prompt_ids=ids)
@@ -113,7 +113,7 @@ def test_enough_cached_is_a_share_of_the_prompt(threshold: float, finish: str) -
     assert harness.finish("a") == finish and harness.is_idle()
 
 
-def test_a_remote_prefill_waits_for_its_transfer() -> None:
+def test_remote_prefill_waits_for_its_transfer() -> None:
     harness = stepped(slots=1, kv_cache_transfer_latency=0.5)
     harness.ask("a", remote_prefill=True, prompt_ids=[1] * 1000)
     harness.clock.advance(0.3)
@@ -144,7 +144,7 @@ def test_no_request_starts_during_a_pause() -> None:
     assert harness.finish("b") == "length" and harness.is_idle()
 
 
-def test_deliberate_delays_shift_later_tokens() -> None:
+def test_scripted_delays_shift_later_tokens() -> None:
     plain = stepped()
     late = stepped()
     plain.ask("a", max_tokens=4)
@@ -178,7 +178,7 @@ def test_speculation_yields_several_tokens_per_step() -> None:
     assert "spec_decode" not in single.recorder.render()
 
 
-def test_drafts_are_accepted_by_the_synthetic_law_of_vllm() -> None:
+def test_drafts_are_accepted_at_the_synthetic_rates_of_vllm() -> None:
     config = {
         "method": "ngram",
         "num_speculative_tokens": 3,
@@ -218,7 +218,7 @@ def kinds_and_texts(harness: Harness, **fields: Any) -> list[tuple[str, str]]:
     ]
 
 
-def test_tokens_of_one_step_may_be_of_several_parts() -> None:
+def test_tokens_of_one_step_may_belong_to_several_reply_parts() -> None:
     rates = SpeculationRates(acceptance=(1.0, 1.0, 1.0))
     single = stepped()
     several = stepped(profile=replace(PROFILE, speculation=rates))

@@ -14,7 +14,7 @@ from tests.core.engine.harness import Harness
 
 
 @pytest.mark.parametrize("gap_s", [0.0, 0.0001, 0.01])
-def test_choices_of_one_request_take_turns_token_by_token(gap_s: float) -> None:
+def test_choices_of_one_request_alternate_token_by_token(gap_s: float) -> None:
     harness = Harness(slots=3, inter_token_latency=gap_s)
     harness.ask("a", choices=3, num_choices=3, max_tokens=4)
     harness.clock.advance(1)
@@ -31,7 +31,7 @@ def test_choices_of_one_request_take_turns_token_by_token(gap_s: float) -> None:
         ({"kv_cache_transfer_time_per_token": 1.0, "latency_calculator": "constant"}, 0.0),
     ],
 )
-def test_a_remote_prefill_costs_its_transfer_alone(settings: Any, seconds: float) -> None:
+def test_remote_prefill_takes_only_its_transfer_time(settings: Any, seconds: float) -> None:
     latency = LatencySettings(time_to_first_token=5.0, time_factor_under_load=3.0, **settings)
     timing = PerRequestTiming(latency, 4, lambda: 4, Random(1))
     assert timing.time_to_first_token(100, 20, remote=True) == seconds
@@ -57,20 +57,20 @@ def latency(running: int = 1, slots: int = 4, seed: int = 1, **settings: Any) ->
         ),
     ],
 )
-def test_prefill_follows_the_calculator_and_ignores_the_other_one(
+def test_prefill_time_follows_the_selected_latency_calculator(
     settings: Any, expected_s: float
 ) -> None:
     assert latency(**settings).time_to_first_token(100, 20) == pytest.approx(expected_s, abs=1e-9)
 
 
 @pytest.mark.parametrize(("prompt", "cached"), [(0, 0), (20, 20), (20, 24)])
-def test_a_prompt_of_which_nothing_is_computed_costs_the_overhead(prompt: int, cached: int) -> None:
+def test_fully_cached_prompt_takes_only_the_prefill_overhead(prompt: int, cached: int) -> None:
     waits = latency(prefill_overhead=0.5, prefill_time_per_token=1.0)
     assert waits.time_to_first_token(prompt, cached) == 0.5
 
 
 @given(mean_s=st.floats(1e-6, 10), share=st.floats(0, 30), seed=st.integers(0, 2**32))
-def test_jitter_stays_within_seventy_per_cent_however_large_the_deviation(
+def test_jitter_stays_within_seventy_percent_of_the_mean(
     mean_s: float, share: float, seed: int
 ) -> None:
     waits = latency(
@@ -81,7 +81,9 @@ def test_jitter_stays_within_seventy_per_cent_however_large_the_deviation(
 
 
 @pytest.mark.parametrize(("running", "factor"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)])
-def test_load_stretches_both_waits_up_to_the_factor_when_full(running: int, factor: float) -> None:
+def test_load_increases_both_latencies_up_to_the_configured_factor(
+    running: int, factor: float
+) -> None:
     waits = latency(
         running, time_factor_under_load=4.0, inter_token_latency=0.01, time_to_first_token=0.1
     )

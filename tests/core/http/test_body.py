@@ -75,7 +75,7 @@ def test_body_with_too_many_json_values_is_rejected(body: bytes, status: int) ->
         assert limits.read(posted(io.BytesIO(body), len(body))) == body
 
 
-def test_too_large_body_is_read_one_byte_past_the_limit() -> None:
+def test_reading_stops_one_byte_past_the_body_size_limit() -> None:
     endless = Endless()
     assert refused(endless, 101) == refused(endless, 10**40) == 413
     assert endless.requested_bytes == 0

@@ -84,7 +84,9 @@ def read(kind: type[ChunkedReader], data: bytes, cuts: list[int]) -> object:
 
 @given(chunked_bodies(), st.lists(st.integers(0, 200), max_size=6))
 @example(b"0\r\n\nX: y\r\n\r\n", [4])
-def test_bodies_within_the_limits_are_read_as_by_gunicorn(data: bytes, cuts: list[int]) -> None:
+def test_chunked_bodies_within_the_limits_are_parsed_as_by_gunicorn(
+    data: bytes, cuts: list[int]
+) -> None:
     expected = read(ChunkedReader, data, [])
     if isinstance(expected, type):
         # The kind of gunicorn's error also depends on where the pieces end.
@@ -93,7 +95,7 @@ def test_bodies_within_the_limits_are_read_as_by_gunicorn(data: bytes, cuts: lis
     assert read(BoundedChunks, data, cuts) == expected
 
 
-def test_chunk_size_has_at_most_sixteen_digits() -> None:
+def test_chunk_size_with_more_than_sixteen_digits_is_rejected() -> None:
     request = SimpleNamespace(limit_request_field_size=0, max_buffer_headers=0)
     unreader = IterUnreader(())
     for digits in range(1, 17):

@@ -45,7 +45,7 @@ class Closing:
         self.closed += 1
 
 
-def test_complete_body_has_type_and_length_headers_but_pieces_have_none() -> None:
+def test_complete_body_has_type_and_length_headers_but_streamed_body_has_none() -> None:
     response = Response(b"{}", 201, {"X-First": "1"}, "application/json")
     response.headers["X-Last"] = "2"
     status, headers, body = served(response)
@@ -89,7 +89,7 @@ def test_close_callbacks_run_once_after_the_body_is_closed() -> None:
     assert closed == ["first, 1 closed", "second"]
 
 
-def test_query_has_the_last_value_of_each_name() -> None:
+def test_query_contains_the_last_value_of_each_name() -> None:
     context = request("/wake_up?tags=a&level=2&tags=b%20c&empty=&%C3%BC=%ff")
     assert (context.arguments("tags"), list(context.arguments("none"))) == (["a", "b c"], [])
     assert context.query() == {"tags": "b c", "level": "2", "empty": "", "ü": "�"}

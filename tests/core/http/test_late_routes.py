@@ -49,7 +49,7 @@ def loader(calls: list[str], load_s: float | None = None) -> Callable[[], list[R
     return load
 
 
-def test_routes_of_a_group_are_loaded_once_by_the_first_request() -> None:
+def test_lazy_routes_of_a_group_are_loaded_once_by_the_first_request() -> None:
     calls: list[str] = []
     a, b = late_routes(loader(calls), "GET /a", "POST /b")
     assert (a.methods, a.path, b.methods, b.path) == (("GET",), "/a", ("POST",), "/b")
@@ -59,7 +59,7 @@ def test_routes_of_a_group_are_loaded_once_by_the_first_request() -> None:
     assert a.loaded() is a.loaded() and calls == ["load"]
 
 
-def test_errors_are_answered_in_the_format_of_the_loaded_route() -> None:
+def test_errors_have_the_format_of_the_loaded_route() -> None:
     _, b = late_routes(loader([]), "GET /a", "POST /b")
     context = context_for(b)
     b.handle(context)
@@ -67,7 +67,7 @@ def test_errors_are_answered_in_the_format_of_the_loaded_route() -> None:
     assert context.route is not None and context.route.on_error is not None
 
 
-def test_an_error_that_precedes_the_handler_has_the_format_of_the_late_route() -> None:
+def test_error_before_the_handler_has_the_format_of_the_lazily_loaded_route() -> None:
     a, b = late_routes(loader([]), "GET /a", "POST /b")
     assert respond_to_error(bad_request("no"), context_for(b)).body == b"error of b"
     answer = respond_to_error(bad_request("no"), context_for(a))
@@ -75,7 +75,7 @@ def test_an_error_that_precedes_the_handler_has_the_format_of_the_late_route() -
     assert b'"message":"no"' in answer.body
 
 
-def test_requests_that_come_during_the_import_use_the_same_routes() -> None:
+def test_requests_during_the_import_use_the_same_routes() -> None:
     calls: list[str] = []
     a, b = late_routes(loader(calls, load_s=0.01), "GET /a", "POST /b")
     loads = [gevent.spawn(route.loaded) for route in (a, b, a)]
@@ -86,7 +86,7 @@ def test_requests_that_come_during_the_import_use_the_same_routes() -> None:
 
 
 @pytest.mark.parametrize("operations", [["GET /a"], ["GET /a", "POST /b", "POST /c"], ["GET /b"]])
-def test_loaded_routes_must_be_the_declared_ones(operations: list[str]) -> None:
+def test_loaded_routes_must_match_the_declared_routes(operations: list[str]) -> None:
     route, *_ = late_routes(loader([]), *operations)
     with pytest.raises(LookupError, match="declared"):
         route.loaded()

@@ -112,7 +112,7 @@ def body_of(data: bytes, head: bytes = b"") -> bytes:
     return unframed(data[len(head) : -len(LAST_CHUNK)])
 
 
-def test_head_and_pieces_of_one_turn_are_sent_in_one_write() -> None:
+def test_head_and_first_pieces_are_sent_in_one_write() -> None:
     with connected(head=HEAD) as client:
         client.put(b"a")
         assert client.received() == b""
@@ -121,7 +121,7 @@ def test_head_and_pieces_of_one_turn_are_sent_in_one_write() -> None:
         assert client.puts(b"") == b"", "an empty chunk would end the body"
 
 
-def test_last_chunk_is_sent_with_the_last_piece() -> None:
+def test_last_chunk_marker_is_sent_with_the_last_piece() -> None:
     for last, chunk in ((b"b", b"1\r\nb\r\n"), (b"", b"")):
         with connected() as client:
             client.put(b"a")
@@ -130,7 +130,7 @@ def test_last_chunk_is_sent_with_the_last_piece() -> None:
             assert client.ended() == (False, 0)
 
 
-def test_slow_client_that_takes_each_slice_in_time_is_not_disconnected() -> None:
+def test_slow_client_that_reads_each_slice_in_time_is_not_disconnected() -> None:
     with connected(write_timeout_s=4 * QUICK_S) as client:
         stalled_pieces = client.stall()
         client.waiting = [PIECE] * 40

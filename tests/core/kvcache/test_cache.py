@@ -20,7 +20,7 @@ from tests.core.kvcache.caches import (
 )
 
 
-def test_events_carry_salt_adapter_and_hashes() -> None:
+def test_block_events_contain_salt_adapter_and_hashes() -> None:
     cache = small_cache()
     serve(cache, [1, 2], reply=[3, 4, 5], salt="s")  # a prompt of less than a block
     serve(cache, tokens(0, 4), adapter=ALICE)
@@ -43,7 +43,7 @@ def test_events_carry_salt_adapter_and_hashes() -> None:
     assert unwanted.reset() and unwanted.take_events() == []
 
 
-def test_a_long_prompt_is_hashed_with_pauses() -> None:
+def test_hashing_a_long_prompt_yields_to_other_work() -> None:
     cache = small_cache(1000)
     turns = []
     other = gevent.spawn(turns.append, 1)
@@ -52,7 +52,7 @@ def test_a_long_prompt_is_hashed_with_pauses() -> None:
     assert prompt[1] and len(prompt[0].hashes or ()) == 250
 
 
-def test_a_chunked_prompt_caches_only_full_blocks() -> None:
+def test_chunked_prompt_caches_only_full_blocks() -> None:
     cache = small_cache()
     sequence = Replying(cache, tokens(0, 14))
     assert admit(cache, sequence, blocks=2) == 0
@@ -74,7 +74,7 @@ def test_a_chunked_prompt_caches_only_full_blocks() -> None:
     assert serve(cache, tokens(0, 17)) == 16
 
 
-def test_a_chunked_prompt_starts_after_its_cached_blocks() -> None:
+def test_chunked_prompt_starts_after_its_cached_blocks() -> None:
     cache = small_cache()
     serve(cache, tokens(0, 9))
     sequence = Replying(cache, tokens(0, 20))
@@ -100,7 +100,7 @@ class Observed:
         self.observations.append((lifetime_s, idle_s, gaps_s))
 
 
-def test_residency_records_the_gaps_between_the_last_four_uses() -> None:
+def test_residency_metrics_record_the_gaps_between_the_last_four_uses() -> None:
     clock = VirtualClock(100.0)
     observed = Observed()
     cache = small_cache(2)

@@ -67,7 +67,7 @@ def test_events_without_a_subscriber_are_logged_once_after_a_minute(
     assert caplog.messages == [expected] * (not is_subscribed)
 
 
-def test_events_go_to_listeners_in_batches_with_numbers_and_the_time_of_day() -> None:
+def test_listeners_receive_numbered_batches_with_the_wall_clock_time() -> None:
     settings = PublisherSettings(endpoint=None, topic=TOPIC, batch_events=2, flush_s=5.0)
     clock = VirtualClock(100.0)
     sender = EventSender(settings, wall=lambda: 1.5, now=clock.now)
@@ -97,7 +97,7 @@ def test_waiting_events_are_sent_together_up_to_a_limit() -> None:
     assert [queue.take(0.0), queue.take(0.0)] == [events(limit), events(50 - limit, limit)]
 
 
-def test_without_a_flush_interval_every_step_is_sent_alone() -> None:
+def test_each_step_is_sent_separately_without_a_flush_interval() -> None:
     queue = EventQueue(100, 2, 0.0)
     for step in (events(40), [], events(1, 40)):
         queue.put(step)
@@ -105,7 +105,7 @@ def test_without_a_flush_interval_every_step_is_sent_alone() -> None:
     assert queue.due_s() == math.inf
 
 
-def test_a_message_is_bounded_in_bytes_but_has_at_least_one_event() -> None:
+def test_message_size_is_limited_but_allows_at_least_one_event() -> None:
     def large(share: float) -> KVEvent:
         return BlockRemoved(
             [0] * int(share * MESSAGE_BYTES / event_bytes(BlockRemoved([0] * 1000)) * 1000)
@@ -119,7 +119,7 @@ def test_a_message_is_bounded_in_bytes_but_has_at_least_one_event() -> None:
     assert [queue.take(0.0) for _ in parts] == parts
 
 
-def test_the_event_queue_is_bounded_in_bytes() -> None:
+def test_event_queue_is_limited_in_bytes() -> None:
     event_size = event_bytes(BlockRemoved([0]))
     queue = EventQueue(100, 1, 0.0, limit_bytes=3 * event_size)
     assert queue.put(events(4)) == 1
@@ -141,7 +141,7 @@ ADDRESSES: list[tuple[str, int, str | None, bool, bool]] = [
 
 
 @pytest.mark.parametrize(("endpoint", "rank", "rank_endpoint", "bound", "ipv6"), ADDRESSES)
-def test_endpoints_decide_who_binds_and_each_rank_has_its_own(
+def test_endpoint_determines_bind_or_connect_and_the_port_of_each_rank(
     endpoint: str, rank: int, rank_endpoint: str | None, bound: bool, ipv6: bool
 ) -> None:
     assert (is_bound(endpoint), is_ipv6(endpoint)) == (bound, ipv6)

@@ -104,7 +104,7 @@ def hasher(
     [vector[1:] for vector in VECTORS],
     ids=[vector[0] for vector in VECTORS],
 )
-def test_hashes_are_vllms(
+def test_block_hashes_equal_those_of_vllm(
     algorithm: Algorithm, seed: str | None, first_parent: str, hashes: list[str]
 ) -> None:
     ours = hasher(algorithm, seed=seed)
@@ -113,7 +113,7 @@ def test_hashes_are_vllms(
         assert [block.hex() for block in ours.hashes(IDS)] == hashes
 
 
-def test_v11_blocks_of_four() -> None:
+def test_block_hashes_for_block_size_four_match_vllm() -> None:
     hashes = hasher(block_size=4, seed="42").hashes(range(1, 9))
     assert [block.hex() for block in hashes] == [
         "0a99040f25d8a5f22275b867f403918da98c9d140eaea10f5319d4d1d84429df",
@@ -125,14 +125,16 @@ def test_v11_blocks_of_four() -> None:
 @pytest.mark.parametrize(
     ("extras", "numbers"), [row[1:] for row in EXTRAS], ids=[row[0] for row in EXTRAS]
 )
-def test_hashes_with_extra_keys_are_vllms(extras: list[Extra], numbers: list[int]) -> None:
+def test_block_hashes_with_extra_keys_equal_those_of_vllm(
+    extras: list[Extra], numbers: list[int]
+) -> None:
     ours = hasher(seed="42")
     for _ in range(2):
         assert [low64(block) for block in ours.hashes(IDS, extras)] == numbers
 
 
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
-def test_a_missing_xxhash_seed_is_drawn_as_in_vllm(algorithm: Algorithm) -> None:
+def test_missing_xxhash_seed_is_drawn_randomly_as_in_vllm(algorithm: Algorithm) -> None:
     seed = Random(7).randbytes(32).hex()
     drawn, seeded, other = (
         BlockHasher(algorithm, 16, text, Random(number)).none_hash
@@ -146,7 +148,7 @@ extra_keys = st.none() | st.tuples(st.tuples(st.text(max_size=30), st.integers(-
 
 
 @given(st.lists(ids_of_any_width, max_size=60), st.integers(1, 30), st.data())
-def test_hashes_are_those_of_a_cbor_library_for_ids_of_every_width(
+def test_block_hashes_equal_those_of_a_cbor_library_for_ids_of_any_size(
     ids: list[int], block_size: int, data: st.DataObject
 ) -> None:
     count = len(ids) // block_size
@@ -171,7 +173,7 @@ def test_hashes_are_those_of_a_cbor_library_for_ids_of_every_width(
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=30), max_size=30), st.integers(2, 8)
 )
-def test_evicting_remembered_hashes_changes_no_hash(prompts: list[list[int]], entries: int) -> None:
+def test_evicting_cached_hashes_changes_no_hash(prompts: list[list[int]], entries: int) -> None:
     forgetful = BlockHasher("sha256_cbor", 2, "0", Random(0), entries * 500)
     for prompt in prompts:
         assert forgetful.hashes(prompt) == hasher(block_size=2).hashes(prompt)
@@ -179,9 +181,7 @@ def test_evicting_remembered_hashes_changes_no_hash(prompts: list[list[int]], en
 
 @pytest.mark.parametrize("algorithm", ["sha256_cbor", "xxhash_cbor"])
 @pytest.mark.parametrize("blocks", [10, PART_BLOCKS])
-def test_the_memory_of_remembered_hashes_is_estimated_correctly(
-    algorithm: Algorithm, blocks: int
-) -> None:
+def test_estimated_memory_of_cached_hashes_is_correct(algorithm: Algorithm, blocks: int) -> None:
     ours = hasher(algorithm)
     ours.hashes(range(16 * blocks))
     reckoned = ours.memo.size_bytes
@@ -200,7 +200,7 @@ LORA = ("lora", "Alice", "/p/alice")
 SALT = ("cache_salt", "s1")
 
 
-def test_extra_keys_are_in_the_blocks_of_their_tokens() -> None:
+def test_extra_keys_are_assigned_to_the_blocks_of_their_tokens() -> None:
     keys = ExtraKeys(16, ALICE, "s1", [Placeholder("second", 14, 20), Placeholder("first", 1, 2)])
     first = [("mm", "first", 1), ("mm", "second", 14)]
     second = ("mm", "second", -2)
@@ -219,7 +219,7 @@ spans = st.tuples(st.integers(0, 100), st.integers(0, 60))
 
 
 @given(st.lists(spans, max_size=6), st.integers(1, 20))
-def test_an_image_is_in_exactly_the_blocks_that_hold_one_of_its_tokens(
+def test_image_key_is_in_exactly_the_blocks_that_contain_its_tokens(
     media: list[tuple[int, int]], block_size: int
 ) -> None:
     images = [

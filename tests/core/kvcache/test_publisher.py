@@ -14,7 +14,7 @@ def many(count: int) -> list[KVEvent]:
     return [BlockRemoved([number]) for number in range(count)]
 
 
-def test_a_failing_listener_does_not_affect_publishing(
+def test_failing_listener_does_not_affect_publishing(
     peers: Peers, caplog: pytest.LogCaptureFixture
 ) -> None:
     publisher = peers.publisher(None)
@@ -49,7 +49,7 @@ def test_events_after_close_are_dropped_and_counted(peers: Peers) -> None:
     assert publisher.dropped_events == 2
 
 
-def test_a_late_subscriber_receives_events(peers: Peers) -> None:
+def test_late_subscriber_receives_events(peers: Peers) -> None:
     first, port = peers.listening()
     first.close()
     publisher = peers.publisher(f"tcp://127.0.0.1:{port}")
@@ -58,7 +58,7 @@ def test_a_late_subscriber_receives_events(peers: Peers) -> None:
     assert meet(publisher, peers.listening_at(port)) >= 1
 
 
-def test_a_slow_subscriber_does_not_block_others(peers: Peers) -> None:
+def test_slow_subscriber_does_not_block_others(peers: Peers) -> None:
     publisher = peers.publisher("tcp://*:0", hwm=5, batch_events=1)
     publisher.start()
     stopped = peers.subscriber()
@@ -78,7 +78,7 @@ def test_a_slow_subscriber_does_not_block_others(peers: Peers) -> None:
     assert len(sequences) < 600
 
 
-def test_an_occupied_endpoint_is_opened_once_it_is_free(
+def test_occupied_endpoint_is_bound_once_it_is_free(
     peers: Peers, caplog: pytest.LogCaptureFixture
 ) -> None:
     occupant = peers.socket(zmq.PULL)

@@ -49,7 +49,7 @@ def sequences(messages: list[list[bytes]], frame: int = 1) -> list[int]:
     return [int.from_bytes(message[frame], "big") for message in messages[:-1]]
 
 
-def test_a_late_subscriber_asks_for_what_it_missed(peers: Peers) -> None:
+def test_late_subscriber_can_request_missed_batches(peers: Peers) -> None:
     publisher = published(peers, 3)
     met = meet(publisher, peers.connected_to(publisher.addresses["events"]))
     client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
@@ -63,14 +63,16 @@ def test_a_late_subscriber_asks_for_what_it_missed(peers: Peers) -> None:
 @pytest.mark.parametrize(
     ("start", "expected"), [(0, [2, 3, 4]), (3, [3, 4]), (5, []), (2**64 - 2, [])]
 )
-def test_only_the_last_batches_are_kept(peers: Peers, start: int, expected: list[int]) -> None:
+def test_replay_buffer_keeps_only_the_last_batches(
+    peers: Peers, start: int, expected: list[int]
+) -> None:
     publisher = published(peers, 5, replay_batches=3)
     client = peers.connected_to(publisher.addresses["replay"], zmq.DEALER)
     ask(client, start)
     assert sequences(answer(client)) == expected
 
 
-def test_the_replay_buffer_is_bounded_in_bytes() -> None:
+def test_replay_buffer_is_limited_in_bytes() -> None:
     replay = ReplayBuffer(b"kv@", 100, limit_bytes=100 + 3 * BATCH_BYTES)
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
         server, address = open_socket(context, zmq.ROUTER, "inproc://replay", bind=True, hwm=0)
@@ -100,7 +102,7 @@ def test_malformed_replay_requests_are_ignored(peers: Peers) -> None:
     assert sequences(answer(client)) == [0]
 
 
-def test_clients_that_do_not_read_share_what_they_were_sent() -> None:
+def test_slow_replay_clients_share_the_memory_of_sent_batches() -> None:
     """Each had a copy of its own: a few of them could fill the memory of a server."""
     replay = ReplayBuffer(b"kv@", 1000)
     for sequence in range(200):

@@ -68,12 +68,12 @@ def read(layout: LayoutName, *events: KVEvent) -> Sequence[Any]:
     return stored_events
 
 
-def test_vllm_0_33_writes_maps() -> None:
+def test_vllm_0_33_encodes_events_as_maps() -> None:
     assert written("map", STORED, REMOVED, CLEARED).hex() == MAP
 
 
 @pytest.mark.parametrize(("layout", "expected"), ONE_BLOCK, ids=[row[0] for row in ONE_BLOCK])
-def test_older_vllms_write_arrays(layout: LayoutName, expected: str) -> None:
+def test_earlier_vllm_versions_encode_events_as_arrays(layout: LayoutName, expected: str) -> None:
     assert written(layout, STORED).hex() == expected
 
 
@@ -86,11 +86,13 @@ def test_older_vllms_write_arrays(layout: LayoutName, expected: str) -> None:
         ("llm-d-inference-sim", ["BlockRemoved", [HASH], "GPU"]),
     ],
 )
-def test_removals_grow_with_the_versions(layout: LayoutName, expected: list[Any]) -> None:
+def test_removal_events_gain_fields_in_later_versions(
+    layout: LayoutName, expected: list[Any]
+) -> None:
     assert read(layout, REMOVED, CLEARED) == [expected, ["AllBlocksCleared"]]
 
 
-def test_vllm_0_17_names_images_without_their_offset() -> None:
+def test_vllm_0_17_encodes_images_without_their_offset() -> None:
     event = BlockStored(
         [1, 2, 3],
         9,
@@ -112,7 +114,7 @@ def test_vllm_0_17_names_images_without_their_offset() -> None:
     )
 
 
-def test_llm_ds_simulator_writes_nine_items_and_0_for_no_parent() -> None:
+def test_llm_d_simulator_encodes_nine_items_and_0_for_no_parent() -> None:
     name = "ab426c6f636b53746f726564"
     expected = (
         BATCH
@@ -140,7 +142,7 @@ def test_llm_ds_simulator_writes_nine_items_and_0_for_no_parent() -> None:
     ]
 
 
-def test_unset_fields_are_left_out_of_a_map() -> None:
+def test_unset_fields_are_omitted_from_a_map() -> None:
     stored, removed = read(
         "map", BlockStored([1], None, token_ids=[1], block_size=1, lora_id=None), BlockRemoved([1])
     )

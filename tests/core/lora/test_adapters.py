@@ -19,7 +19,7 @@ def names(registry: LoRARegistry) -> list[str]:
     return [adapter.name for adapter in registry]
 
 
-def test_the_first_adapter_is_dropped_above_the_limit() -> None:
+def test_oldest_adapter_is_dropped_above_the_limit() -> None:
     registry = LoRARegistry([Adapter("first", "/first")], at_runtime=2)
     for name in "abc":
         registry.load(name, "/")
@@ -38,7 +38,7 @@ def levels(memory_tiers: AdapterMemory) -> dict[str, str]:
     return dict(memory_tiers)
 
 
-def test_the_latest_used_adapters_are_on_the_gpu() -> None:
+def test_most_recently_used_adapters_are_on_the_gpu() -> None:
     registry = LoRARegistry([Adapter("alice", "/a")])
     memory_tiers = memory(registry)
     assert levels(memory_tiers) == {"alice": "gpu"}

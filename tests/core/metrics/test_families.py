@@ -43,7 +43,9 @@ def recorder() -> Recorder:
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_a_family_is_as_recorded(name: str, recorder: Recorder) -> None:
+def test_metric_family_has_the_recorded_type_labels_and_buckets(
+    name: str, recorder: Recorder
+) -> None:
     facts = FACTS[name]
     family = scrape(recorder)[name.removesuffix("_total") if facts["type"] == "counter" else name]
     labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
@@ -68,7 +70,7 @@ def test_vllm_has_all_families_except_optional_older_names(older_names: bool) ->
     assert others == (ALIASES.keys() if older_names else set())
 
 
-def test_the_older_names_repeat_the_modern_numbers() -> None:
+def test_deprecated_metric_names_repeat_the_current_values() -> None:
     recorder = new_recorder(older_names=True)
     recorder.decoded(4, 0.03, at_s=1.0)
     recorder.sequence_finished(
@@ -94,7 +96,7 @@ def test_the_older_names_repeat_the_modern_numbers() -> None:
         assert repeated == [sample[:3] for sample in families[modern].samples]
 
 
-def test_series_that_vllm_has_at_start_are_there_at_zero(recorder: Recorder) -> None:
+def test_series_that_vllm_has_at_startup_start_at_zero(recorder: Recorder) -> None:
     families = scrape(recorder)
     success = {
         s.labels["finished_reason"]: s.value for s in families["vllm:request_success"].samples
@@ -108,7 +110,7 @@ def exposed(http: HttpMetrics, *families: Families) -> str:
     return Exposition([*families, http.text], http.process_text).render().decode()
 
 
-def test_a_scrape_parses_and_has_every_kind_of_family() -> None:
+def test_scrape_is_parsable_and_contains_every_kind_of_metric() -> None:
     http = HttpMetrics()
     http.end(request("/v1/completions", "POST"), Response(b"{}"))
     text = exposed(http, Recorder('mo"del\\\n%s', 2048, {}).render)
@@ -123,7 +125,7 @@ def test_a_scrape_parses_and_has_every_kind_of_family() -> None:
     assert running.labels == {"model_name": 'mo"del\\\n%s', "engine": "0"}
 
 
-def test_metrics_of_an_embedding_application_are_served() -> None:
+def test_metrics_work_inside_an_embedding_flask_application() -> None:
     http = HttpMetrics()
     count = http.exporter.counter("tea_pots", "Pots of tea.")(lambda: "tea")
     with Flask("embedding").test_request_context("/"):
@@ -131,14 +133,14 @@ def test_metrics_of_an_embedding_application_are_served() -> None:
     assert "tea_pots_total 2.0" in exposed(http)
 
 
-def test_metrics_are_those_of_this_process_whatever_directory_others_share(
+def test_metrics_ignore_the_prometheus_multiprocess_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/nowhere")
     assert "process_open_fds" in exposed(HttpMetrics())
 
 
-def test_process_families_are_read_rarely_and_other_families_always() -> None:
+def test_process_metrics_are_cached_and_other_metrics_are_read_each_time() -> None:
     reads = []
     clock = VirtualClock()
 

@@ -102,7 +102,7 @@ def samples(metrics: HttpMetrics, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_stream_lasts_until_its_end(app: Understudy, metrics: HttpMetrics) -> None:
+def test_stream_duration_is_measured_until_its_end(app: Understudy, metrics: HttpMetrics) -> None:
     response = start(app, "/v1/completions", "POST", b"12345")
     next(iter(response))
     assert samples(metrics, "http_requests_total") == {("/v1/completions", "POST", "2xx"): 0}
@@ -116,7 +116,7 @@ def test_a_stream_lasts_until_its_end(app: Understudy, metrics: HttpMetrics) -> 
     assert samples(metrics, "http_request_size_bytes_sum") == {("/v1/completions",): 5}
 
 
-def test_exchanges_of_several_kinds_are_counted_each_where_it_belongs(
+def test_exchanges_are_counted_by_path_method_and_status(
     app: Understudy, metrics: HttpMetrics, clock: Clock
 ) -> None:
     for number in range(300):  # more than are noted before they are counted
@@ -149,7 +149,9 @@ def test_exchanges_of_several_kinds_are_counted_each_where_it_belongs(
     }
 
 
-def test_a_client_that_goes_away_ends_the_stream(app: Understudy, metrics: HttpMetrics) -> None:
+def test_client_disconnect_ends_the_measured_duration(
+    app: Understudy, metrics: HttpMetrics
+) -> None:
     response = start(app, "/v1/completions", "POST")
     next(iter(response))
     response.close()
@@ -170,21 +172,21 @@ def test_a_client_that_goes_away_ends_the_stream(app: Understudy, metrics: HttpM
         ("/nope", "BREW", ("none", "other", "4xx")),
     ],
 )
-def test_requests_that_go_wrong_are_counted_too(
+def test_failed_requests_are_counted(
     app: Understudy, metrics: HttpMetrics, path: str, method: str, series: tuple[str, ...]
 ) -> None:
     call(app, path, method)
     assert samples(metrics, "http_requests_total") == {series: 1}
 
 
-def test_a_client_cannot_create_series_at_will(app: Understudy, metrics: HttpMetrics) -> None:
+def test_unknown_paths_and_methods_share_one_series(app: Understudy, metrics: HttpMetrics) -> None:
     for index in range(50):
         call(app, f"/nope{index}", f"BREW{index}")
     assert samples(metrics, "http_requests_total") == {("none", "other", "4xx"): 50}
 
 
 @pytest.mark.parametrize("path", [*PROBES, "/x/health"])
-def test_probes_and_scrapes_are_not_counted(
+def test_health_probes_and_scrapes_are_not_counted(
     app: Understudy, metrics: HttpMetrics, path: str
 ) -> None:
     call(app, path)
@@ -192,7 +194,7 @@ def test_probes_and_scrapes_are_not_counted(
 
 
 @pytest.mark.parametrize("length", ["abc", "-5", "9" * 5000, ""])
-def test_a_senseless_content_length_counts_as_nothing(
+def test_invalid_content_length_counts_as_zero(
     app: Understudy, metrics: HttpMetrics, length: str
 ) -> None:
     environ = EnvironBuilder(path="/nope").get_environ() | {"CONTENT_LENGTH": length}
@@ -212,7 +214,7 @@ def test_a_senseless_content_length_counts_as_nothing(
     ],
     ids=["as recorded from a real vLLM", "a context that does not fill its last block"],
 )
-def test_labels_of_the_cache_give_its_capacity_as_vllm_does(
+def test_cache_config_labels_give_the_capacity_as_in_vllm(
     flags: tuple[str, ...], tokens: str, concurrency: str
 ) -> None:
     page = (
@@ -228,7 +230,7 @@ def test_labels_of_the_cache_give_its_capacity_as_vllm_does(
 
 
 @pytest.mark.parametrize(("version", "value"), [("0.32", None), ("0.33", "None")])
-def test_the_labels_of_the_cache_are_those_of_the_version(version: str, value: str | None) -> None:
+def test_cache_config_labels_depend_on_the_vllm_version(version: str, value: str | None) -> None:
     client = app_of("--force-dummy-tokenizer", "--vllm-version", version).test_client()
     page = client.get("/metrics").get_data(as_text=True)
     families = {family.name: family for family in text_string_to_metric_families(page)}

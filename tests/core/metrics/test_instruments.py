@@ -20,7 +20,7 @@ bounds = st.lists(finite, unique=True, max_size=12).map(sorted)
 
 
 @given(bounds, st.lists(st.tuples(finite, st.integers(1, 5)), max_size=40))
-def test_a_histogram_counts_like_a_naive_one(
+def test_histogram_counts_equal_a_simple_count(
     limits: list[float], seen: list[tuple[float, int]]
 ) -> None:
     histogram = Histogram(limits)
@@ -34,7 +34,7 @@ def test_a_histogram_counts_like_a_naive_one(
 
 
 @given(st.one_of(st.floats(), st.integers(-(10**18), 10**18)))
-def test_numbers_are_printed_as_prometheus_client_prints_them(value: float) -> None:
+def test_numbers_are_formatted_as_by_prometheus_client(value: float) -> None:
     assert number(value) == floatToGoString(value)
 
 
@@ -71,7 +71,7 @@ def ours(name: str, create: type, kind: str, labels: dict[str, str], seen: list[
     st.dictionaries(st.sampled_from(["model_name", "engine", "zone"]), st.text(), min_size=1),
     values,
 )
-def test_every_kind_prints_the_same_bytes_as_prometheus_client(
+def test_every_metric_type_prints_the_same_bytes_as_prometheus_client(
     labels: dict[str, str], seen: list[float]
 ) -> None:
     histogram = partial(Histogram, BOUNDS)

@@ -65,7 +65,7 @@ def tell(recorder: Recorder, name: str, arguments: tuple[Any, ...]) -> None:
 
 @given(st.lists(EVENTS, max_size=10), st.integers(0, 30), st.lists(EVENTS, max_size=5))
 @settings(max_examples=25, deadline=None)
-def test_folding_rows_later_gives_the_same_text(
+def test_deferred_aggregation_gives_the_same_metrics(
     first: list[tuple[str, tuple[Any, ...]]],
     times: int,
     later_events: list[tuple[str, tuple[Any, ...]]],
@@ -83,7 +83,7 @@ def make() -> Recorder:
     return Recorder("tiny", 2048, {"block_size": "16"})
 
 
-def test_each_transfer_is_an_observation() -> None:
+def test_each_transfer_is_one_observation() -> None:
     recorder = make()
     recorder.fetched(100, 0.02)
     recorder.fetched(33, 0.03)
@@ -116,7 +116,7 @@ def series(loras: LoraRequests) -> list[tuple[str, str, float]]:
     ]
 
 
-def test_a_combination_has_the_time_at_which_it_last_became_current() -> None:
+def test_adapter_combination_has_the_time_of_its_last_change() -> None:
     loras = lora_requests()
     loras.move(1, "a", "waiting")
     loras.move(1, "a", "running")
@@ -130,7 +130,7 @@ def test_a_combination_has_the_time_at_which_it_last_became_current() -> None:
     assert series(loras)[-2:] == [("b", "", 8), ("", "", 9)]
 
 
-def test_memory_is_bounded_however_long_the_names_are() -> None:
+def test_memory_is_bounded_for_names_of_any_length() -> None:
     loras = lora_requests()
     for number in range(MAX_SERIES):
         loras.move(number, f"{number}" * 10_000, "running")

@@ -73,7 +73,9 @@ def test_any_origin_gets_a_wildcard_or_its_name_with_credentials() -> None:
         ({"origin": OTHER, "method": "PUT", "headers": "x-other"}, "origin, method, headers"),
     ],
 )
-def test_preflight_lists_refused_parts(request_headers: dict[str, str], refused: str) -> None:
+def test_preflight_response_lists_disallowed_methods_and_headers(
+    request_headers: dict[str, str], refused: str
+) -> None:
     page = client(
         allowed_origins=(PAGE,), allowed_methods=("POST", "GET"), allowed_headers=("authorization",)
     )
@@ -85,7 +87,7 @@ def test_preflight_lists_refused_parts(request_headers: dict[str, str], refused:
     assert answer.headers["Vary"] == PREFLIGHT_VARY
 
 
-def test_origins_match_exactly_and_plain_options_is_not_a_preflight() -> None:
+def test_origins_must_match_exactly() -> None:
     for origin in ("http://[::1]:3000", "https://*.example", "https://a.b"):
         page = client(allowed_origins=(origin,))
         assert allowed_origin(preflight(page, origin)) == origin
@@ -107,7 +109,7 @@ CONTROL_PATHS = (
 
 
 @pytest.mark.parametrize("credentials", [False, True])
-def test_wildcard_origin_does_not_open_control_paths(credentials: bool) -> None:
+def test_wildcard_origin_does_not_open_control_routes(credentials: bool) -> None:
     access = AccessSettings(allowed_origins=("*", PAGE), allow_credentials=credentials)
     for path in (*CONTROL_PATHS, "/v1/models"):
         route = post(path, secret)
@@ -126,7 +128,7 @@ def test_wildcard_origin_does_not_open_control_paths(credentials: bool) -> None:
                 assert "Origin" in checked.headers["Vary"]
 
 
-def test_named_origin_opens_control_paths_beside_a_wildcard() -> None:
+def test_named_origin_opens_control_routes_beside_a_wildcard() -> None:
     page = application(
         [post("/admin/config", empty_object)],
         Cors(AccessSettings(allowed_origins=("*", PAGE))),
@@ -149,7 +151,7 @@ def keyed(live: LiveSettings) -> FlaskClient:
         (("api",), "admin", {"admin"}),
     ],
 )
-def test_admin_requires_admin_key_or_else_api_key(
+def test_admin_routes_require_the_admin_key_or_else_the_api_key(
     api_key: tuple[str, ...], admin_key: str | None, opening: set[str]
 ) -> None:
     access = AccessSettings(api_key=api_key, admin_key=admin_key)

@@ -57,7 +57,7 @@ def test_forwarded_host_header_does_not_replace_the_host(app: Any) -> None:
         assert status(app, "/admin/config", {name: value}, "GET", host="evil.example") == 403
 
 
-def test_error_for_a_refused_host_names_the_setting(app: Any) -> None:
+def test_error_for_a_rejected_host_names_the_setting(app: Any) -> None:
     answer = app.test_client().get("/admin/config", headers={"Host": "gpu.corp.example"})
     error = answer.get_json()["error"]
     assert (answer.status_code, error["type"], error["code"]) == (403, "PermissionDeniedError", 403)
@@ -65,7 +65,7 @@ def test_error_for_a_refused_host_names_the_setting(app: Any) -> None:
     assert "--allowed-hosts" in error["message"]
 
 
-def test_key_changes_apply_while_serving(app: Any) -> None:
+def test_changed_api_key_applies_while_serving(app: Any) -> None:
     running = app_of(*FLAGS)
     assert status(running, "/admin/memory", method="GET", host="evil.example") == 403
     assert status(running, "/admin/config", json={"admin-key": "secret-of-the-test"}) == 200
@@ -74,7 +74,7 @@ def test_key_changes_apply_while_serving(app: Any) -> None:
     assert status(running, "/admin/memory", key, "GET", host="evil.example") == 200
 
 
-def test_names_of_this_machine_are_accepted() -> None:
+def test_local_host_names_are_accepted() -> None:
     """The DNS is asked once, and only for a name that begins with the machine's."""
     lookups: list[str] = []
 
@@ -99,13 +99,13 @@ def test_names_of_this_machine_are_accepted() -> None:
         ["{}", "{}:8000", "{}.", "{}.:80", "user@{}", "localhost@{}", "{}\t", "[{}]", "[::1].{}"]
     ),
 )
-def test_no_spelling_of_a_public_name_is_accepted(name: str, spelling: str) -> None:
+def test_no_spelling_of_a_public_host_name_is_accepted(name: str, spelling: str) -> None:
     hosts = HostNames(("console.test",))
     assert not hosts.accepts(spelling.format(name))
     assert not hosts.accepts(spelling.format(name).upper())
 
 
-def test_control_paths_are_recognized_in_requests(app: Any) -> None:
+def test_control_routes_are_recognized_in_requests(app: Any) -> None:
     """A preflight has no route, so its path alone decides."""
     for path in (
         "/admin/journal",

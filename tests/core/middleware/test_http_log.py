@@ -39,7 +39,9 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [json.loads(record.getMessage()) for record in caplog.records if record.name == NAME]
 
 
-def test_log_can_be_switched_while_the_server_runs(caplog: pytest.LogCaptureFixture) -> None:
+def test_body_logging_can_be_switched_while_the_server_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     live = LiveSettings(Settings())
     client = client_of(live)
@@ -49,7 +51,7 @@ def test_log_can_be_switched_while_the_server_runs(caplog: pytest.LogCaptureFixt
     assert [line["body"] for line in logged(caplog)] == ["one"]
 
 
-def test_body_of_a_stream_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_streamed_body_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     live = LiveSettings(Settings())
     client = client_of(live)
@@ -58,7 +60,7 @@ def test_body_of_a_stream_is_not_logged(caplog: pytest.LogCaptureFixture) -> Non
     assert [(line["body"], line["response"]) for line in logged(caplog)] == [("", "(stream)")]
 
 
-def test_secrets_of_forms_are_masked(caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_in_form_bodies_are_masked(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     live = LiveSettings(Settings())
     client = client_of(live)
@@ -69,7 +71,7 @@ def test_secrets_of_forms_are_masked(caplog: pytest.LogCaptureFixture) -> None:
     assert (line["path"], line["body"]) == ("/thing?pwd=***", "password=***&n=1")
 
 
-def test_cut_body_shows_no_part_of_a_password(caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_body_shows_no_part_of_a_password(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     live = LiveSettings(Settings())
     client = client_of(live)

@@ -71,7 +71,7 @@ OTHERS = (
 )
 
 
-def test_last_word_of_a_name_marks_a_secret() -> None:
+def test_last_word_of_a_field_name_marks_a_secret() -> None:
     assert all(map(is_secret, SECRETS)) and not any(map(is_secret, OTHERS))
 
 
@@ -107,7 +107,7 @@ def test_secret_fields_are_masked_at_any_depth(
 @given(
     st.dictionaries(st.sampled_from(OTHERS), st.text() | st.integers() | st.lists(st.integers()))
 )
-def test_other_fields_are_unchanged(body: dict[str, object]) -> None:
+def test_fields_that_are_not_secret_are_unchanged(body: dict[str, object]) -> None:
     assert json.loads(mask_text(json.dumps(body))) == body
 
 
@@ -152,7 +152,7 @@ def test_text_without_secrets_is_unchanged() -> None:
         assert mask_text(text) == masked
 
 
-def test_cut_body_shows_no_part_of_a_secret() -> None:
+def test_truncated_body_shows_no_part_of_a_secret() -> None:
     text = '{"n": 1, "api_key": "' + "abcdefgh" * 8 + '"}'
     for cut in range(len('{"n": 1, "api_key": "'), 60):
         assert mask_text(text[:cut]) == '{"n": 1, "api_key": "***"'
@@ -219,7 +219,7 @@ MULTIPART = "\r\n".join(
 )
 
 
-def test_only_secret_fields_of_forms_are_masked() -> None:
+def test_only_secret_fields_of_form_bodies_are_masked() -> None:
     for text, masked in (
         ("api_key=a&n=1&pwd=b", "api_key=***&n=1&pwd=***"),
         ("n=1&api%5Fkey=a", "n=1&api%5Fkey=***"),
@@ -244,13 +244,13 @@ def test_only_secret_fields_of_forms_are_masked() -> None:
         assert "hid" not in mask_text(MULTIPART[:cut])
 
 
-def test_text_in_pieces_is_masked_as_a_whole() -> None:
+def test_text_in_pieces_is_masked_like_the_complete_text() -> None:
     for text in (MULTIPART, "api_key=hidden&n=1", "see https://me:hidden@host/?pwd=hidden now"):
         pieces = mask_pieces([text[start : start + 3] for start in range(0, len(text), 3)])
         assert "".join(pieces) == mask_text(text)
 
 
-def test_cut_text_never_ends_within_a_password() -> None:
+def test_truncated_text_never_ends_within_a_password() -> None:
     text = 'see "http://host:80" and https://me:hidden@host'
     for cut in range(text.index("hidden"), text.index("@")):
         assert without_cut_url(text[:cut]) == 'see "http://host:80" and https://'

@@ -41,7 +41,7 @@ def exchange(stack: MiddlewareStack, status: int = 200) -> Response | None:
     return early_response
 
 
-def test_begin_runs_until_the_first_response_and_end_in_reverse() -> None:
+def test_begin_hooks_run_until_the_first_response_and_end_hooks_in_reverse() -> None:
     ran: Ran = []
     assert exchange(MiddlewareStack([Named("a", ran), Named("b", ran), Named("c", ran)])) is None
     assert ran == ["a begins", "b begins", "c begins", "c ends 200", "b ends 200", "a ends 200"]
@@ -54,7 +54,7 @@ def test_begin_runs_until_the_first_response_and_end_in_reverse() -> None:
     assert ran == ["a begins", "b begins", "c ends 401", "b ends 401", "a ends 401"]
 
 
-def test_request_ends_with_middleware_that_was_active_at_its_begin() -> None:
+def test_request_ends_with_the_middleware_that_was_active_at_its_start() -> None:
     for active in (True, False):
         ran: Ran = []
         single = Named("one", ran)
@@ -72,7 +72,7 @@ def test_request_ends_with_middleware_that_was_active_at_its_begin() -> None:
     ("path", "status"),
     [("/", 200), ("/none", 404), ("/fails", 405), ("/fails", 500), ("/refuses", 429)],
 )
-def test_every_answer_passes_the_stack_once(path: str, status: int) -> None:
+def test_every_response_passes_the_middleware_stack_once(path: str, status: int) -> None:
     ran: Ran = []
 
     def fails(context: RequestContext) -> Response:

@@ -109,13 +109,13 @@ CASES: list[tuple[str, str, list[Piece]]] = [
 
 
 @pytest.mark.parametrize(("kind", "text", "pieces"), CASES)
-def test_a_text_is_split_into_thoughts_text_and_tool_calls(
+def test_text_is_split_into_reasoning_text_and_tool_calls(
     kind: str, text: str, pieces: list[Piece]
 ) -> None:
     assert read(TextReader(READERS[kind]), [text]) == pieces
 
 
-def test_the_name_of_a_call_is_emitted_before_its_arguments_end() -> None:
+def test_tool_call_name_is_emitted_before_its_arguments_end() -> None:
     pieces = TextReader(hermes).feed('<tool_call>{"name": "weather", "arguments": {"ci')
     assert pieces == [call(0, "weather", ""), call(0, "weather", '{"ci')]
 
@@ -150,7 +150,9 @@ TEXTS = st.lists(SCRAPS, max_size=12).map("".join)
 @pytest.mark.parametrize("kind", READERS)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_parts_do_not_depend_on_how_the_text_is_cut(kind: str, data: st.DataObject) -> None:
+def test_parsed_parts_do_not_depend_on_how_the_stream_is_split(
+    kind: str, data: st.DataObject
+) -> None:
     text = data.draw(TEXTS)
     places = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     tokens = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
@@ -169,7 +171,9 @@ TOLD = st.text().filter(
     st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_arguments_are_emitted_verbatim(arguments: dict[str, object], tight: bool) -> None:
+def test_tool_call_arguments_are_emitted_verbatim(
+    arguments: dict[str, object], tight: bool
+) -> None:
     separators = (",", ":") if tight else (", ", ": ")
     written = json.dumps({"name": "f", "arguments": arguments}, separators=separators)
     [(part, arguments_text)] = read(TextReader(hermes), list(f"<tool_call>{written}</tool_call>"))

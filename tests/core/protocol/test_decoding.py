@@ -39,7 +39,7 @@ def answer(error: ApiError) -> tuple[int, str, str | None]:
         (b"{}", "body.messages"),
     ],
 )
-def test_a_body_that_is_no_json_object_is_a_bad_request_with_its_place(
+def test_body_that_is_not_a_json_object_returns_400_with_the_error_position(
     body: bytes, param: str
 ) -> None:
     assert answer(refusal(body)) == (400, "Bad Request", param)
@@ -48,14 +48,14 @@ def test_a_body_that_is_no_json_object_is_a_bad_request_with_its_place(
 @pytest.mark.parametrize(
     "body", [b'{"a":"\xff"}', b"[" * 100_000, b'{"a":' * 100_000, b'{"a":' + b"1" * 5000 + b"}"]
 )
-def test_an_unparsable_body_gets_the_error_of_the_framework(body: bytes) -> None:
+def test_unparsable_body_returns_the_parse_error_of_fastapi(body: bytes) -> None:
     error = refusal(body)
     assert isinstance(error, UnparsableBodyError)
     assert list(json.loads(error.body())) == ["detail"]
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4299, 4300, 4301, 9000])
-def test_an_integer_of_too_many_digits_is_refused_in_an_unknown_field(offset: int) -> None:
+def test_integer_with_too_many_digits_is_rejected_even_in_an_unknown_field(offset: int) -> None:
     def body(value: bytes) -> bytes:
         return b'{"messages":%b,%b"unknown":%b}' % (messages, b" " * offset, value)
 
@@ -69,12 +69,12 @@ def test_an_integer_of_too_many_digits_is_refused_in_an_unknown_field(offset: in
 @pytest.mark.parametrize(
     "content_type", [None, "", "text/plain", "application/jsonx", "application/json ;a"]
 )
-def test_a_wrong_content_type_is_rejected_without_a_param(content_type: str | None) -> None:
+def test_wrong_content_type_is_rejected_without_a_param(content_type: str | None) -> None:
     assert answer(refusal(b'{"messages":[]}', content_type)) == (400, "Bad Request", None)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_every_unicode_encoding_is_understood(encoding: str) -> None:
+def test_every_unicode_encoding_is_accepted(encoding: str) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "é"}]}, ensure_ascii=False).encode(
         encoding
     )
@@ -96,7 +96,9 @@ def test_every_unicode_encoding_is_understood(encoding: str) -> None:
         ("top_logprobs", None, 0),
     ],
 )
-def test_near_misses_are_converted(field: str, value: object, read: object) -> None:
+def test_compatible_values_are_converted_to_the_field_type(
+    field: str, value: object, read: object
+) -> None:
     got = getattr(chat(**{field: value}), field)
     assert got == read and type(got) is type(read)
 
@@ -119,7 +121,7 @@ def test_near_misses_are_converted(field: str, value: object, read: object) -> N
         ),
     ],
 )
-def test_a_value_of_the_wrong_type_is_named_by_its_path(
+def test_error_for_a_wrong_type_names_the_path_of_the_field(
     field: str, value: object, param: str
 ) -> None:
     assert answer(refusal(json.dumps({"messages": HELLO, field: value}).encode())) == (
@@ -129,17 +131,17 @@ def test_a_value_of_the_wrong_type_is_named_by_its_path(
     )
 
 
-def test_half_a_surrogate_pair_is_not_accepted_as_text() -> None:
+def test_lone_surrogate_in_a_text_is_rejected() -> None:
     error = refusal(b'{"messages":[{"role":"user","content":"\\ud800"}]}')
     assert answer(error) == (400, "BadRequestError", None)
     whole = b'{"messages":[{"role":"user","content":"\\ud83d\\ude00"}]}'
     assert decode(whole, JSON, ChatCompletionRequest).messages[0]["content"] == "\U0001f600"
 
 
-def test_half_a_surrogate_pair_is_no_number() -> None:
+def test_lone_surrogate_in_a_number_list_is_rejected() -> None:
     with pytest.raises(ConversionError):
         convert_value(list[int], [1, "\ud800"])
 
 
-def test_a_message_that_quotes_half_a_surrogate_pair_can_still_be_sent() -> None:
+def test_error_message_that_quotes_a_lone_surrogate_can_be_sent() -> None:
     assert json.loads(bad_request("\ud800", "a\ud800").body())["error"]["message"] == "?"

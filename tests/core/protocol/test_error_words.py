@@ -46,7 +46,7 @@ def message_of(request: Any, prompt: list[int] | None = None) -> str:
         (66, True, "at least 65"),
     ],
 )
-def test_agents_read_the_numbers_of_a_context_overflow(
+def test_agents_can_parse_the_numbers_of_a_context_overflow_error(
     tokens: int, is_text: bool, words: str
 ) -> None:
     text = message(fit_prompt, completion(), [1] * tokens, 64, is_text=is_text)
@@ -58,7 +58,7 @@ def test_agents_read_the_numbers_of_a_context_overflow(
     assert text.endswith(f"length of the input prompt. (parameter=input_tokens, value={value})")
 
 
-def test_a_prompt_that_fills_the_context_is_told_both_lengths() -> None:
+def test_error_for_a_prompt_that_fills_the_context_contains_both_lengths() -> None:
     text = message(LIMITS.check_prompt, [1] * 64)
     assert "(length 64)" in text
     assert "longer than the maximum model length of 64" in text
@@ -87,12 +87,16 @@ def test_a_prompt_that_fills_the_context_is_told_both_lengths() -> None:
         ({"min_tokens": 9, "max_tokens": 8}, "less than or equal to max_tokens=8, got 9"),
     ],
 )
-def test_a_rule_names_field_and_values(fields: dict[str, Any], words: str) -> None:
+def test_validation_error_names_the_field_and_its_values(
+    fields: dict[str, Any], words: str
+) -> None:
     assert words in message_of(chat(**fields))
 
 
 @pytest.mark.parametrize(("ids", "shown"), [([1, 100, 101], 101), ([-2, 100], -2)])
-def test_a_token_id_out_of_vocabulary_is_named(ids: list[int], shown: int) -> None:
+def test_error_for_an_out_of_vocabulary_token_names_the_token_id(
+    ids: list[int], shown: int
+) -> None:
     assert message_of(completion(), ids) == f"Token id {shown} is out of vocabulary"
 
 
@@ -115,12 +119,14 @@ def test_a_token_id_out_of_vocabulary_is_named(ids: list[int], shown: int) -> No
         ({"messages": "hi"}, "list_type", "body.messages"),
     ],
 )
-def test_a_field_error_has_pydantics_type(fields: dict[str, Any], kind: str, place: str) -> None:
+def test_field_error_has_the_error_type_of_pydantic(
+    fields: dict[str, Any], kind: str, place: str
+) -> None:
     text = message(chat, **fields)
     assert text.startswith(f"1 validation error:\n  {{'type': '{kind}', 'loc': '{place}'")
 
 
-def test_a_missing_field_and_broken_json_have_pydantics_types() -> None:
+def test_missing_field_and_invalid_json_have_the_error_types_of_pydantic() -> None:
     assert "'missing', 'loc': 'body.messages'" in message(chat_of, b"{}")
     assert "'json_invalid', 'loc': 'body.1'" in message(chat_of, b"{x")
 
@@ -129,24 +135,24 @@ def chat_of(body: bytes) -> object:
     return decode(body, JSON, type(chat()))
 
 
-def test_a_literal_error_lists_the_words_and_quotes_the_value() -> None:
+def test_literal_error_lists_the_allowed_values_and_quotes_the_received_value() -> None:
     text = message(chat, reasoning_effort="extreme")
     assert "'none'" in text and "'max'" in text and "not 'extreme'" in text
 
 
-def test_a_prompt_is_required() -> None:
+def test_request_without_a_prompt_is_rejected() -> None:
     text = message(completion, prompt="")
     assert text == "Either prompt or prompt_embeds must be provided and non-empty."
 
 
-def test_a_message_quotes_a_bounded_part_of_what_a_client_sent() -> None:
+def test_error_message_quotes_client_input_up_to_a_limit() -> None:
     keys = {"x" * 10_000: 1}
     body = json.dumps({"prompt": "hi", "logit_bias": keys}).encode()
     text = message_of(decode(body, JSON, CompletionRequest))
     assert len(text) < 3 * MAX_SHOWN_CHARS
 
 
-def test_a_literal_error_does_not_write_what_may_be_large() -> None:
+def test_literal_error_does_not_render_a_large_value() -> None:
     class Large(list[object]):
         def __repr__(self) -> str:
             raise AssertionError

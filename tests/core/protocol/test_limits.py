@@ -106,14 +106,14 @@ BORDERS: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("fields", "beyond", "param"), BORDERS)
-def test_the_last_that_is_allowed_and_the_first_that_is_not(
+def test_limit_values_are_accepted_and_values_beyond_are_rejected(
     fields: dict[str, Any], beyond: dict[str, Any], param: str | None
 ) -> None:
     check(chat(**fields))
     assert refusal(chat(**beyond)) == param
 
 
-def test_the_rules_are_looked_at_in_vllms_order() -> None:
+def test_sampling_limits_are_checked_in_the_order_of_vllm() -> None:
     assert refusal(chat(n=0, temperature=-1)) is None
     assert refusal(chat(presence_penalty=5, temperature=-1)) is None
     assert refusal(chat(temperature=-1, top_p=5)) == "temperature"
@@ -123,7 +123,7 @@ def test_the_rules_are_looked_at_in_vllms_order() -> None:
     assert refusal(chat(logit_bias={"9999": 1}, allowed_token_ids=[])) == "logit_bias"
 
 
-def test_a_validated_request_has_the_values_that_follow_from_its_fields() -> None:
+def test_validated_request_has_the_values_derived_from_its_fields() -> None:
     validated = check(
         chat(max_completion_tokens=7, max_tokens=3, n=2, stop="end", seed=-1, temperature=0.5),
         16,
@@ -138,7 +138,7 @@ def test_a_validated_request_has_the_values_that_follow_from_its_fields() -> Non
     assert check(chat()).requested is None
 
 
-def test_a_prompt_leaves_room_for_a_token() -> None:
+def test_prompt_must_leave_room_for_one_token() -> None:
     assert refusal(chat(), CONTEXT) == "max_tokens"
     LIMITS.check_prompt([49] * (CONTEXT - 1))
     for tokens in (0, CONTEXT):
@@ -155,7 +155,7 @@ def test_a_prompt_leaves_room_for_a_token() -> None:
         ({"truncate_prompt_tokens": -1, "max_tokens": 1}, [0, 1]),
     ],
 )
-def test_a_prompt_is_truncated_at_the_side_that_was_asked_for(
+def test_prompt_is_truncated_on_the_requested_side(
     fields: dict[str, Any], remaining: list[int]
 ) -> None:
     context = 3 if "-1" in str(fields) else 10
@@ -166,14 +166,14 @@ def test_a_prompt_is_truncated_at_the_side_that_was_asked_for(
     ("fields", "length"),
     [({}, 2), ({"max_tokens": 0}, 3), ({"max_tokens": 1}, 2), ({"max_completion_tokens": 0}, 3)],
 )
-def test_a_reserved_token_is_kept_free_unless_the_request_wants_none(
+def test_truncation_reserves_one_token_for_the_reply_unless_max_tokens_is_0(
     fields: dict[str, Any], length: int
 ) -> None:
     request = chat(truncate_prompt_tokens=-1, **fields)
     assert len(fit_prompt(request, [0, 1, 2, 3], 3, reserves_reply_token=True)) == length
 
 
-def test_all_log_probabilities_are_as_many_as_the_vocabulary() -> None:
+def test_unlimited_logprobs_are_bounded_by_the_vocabulary_size() -> None:
     everything = ModelLimits(max_model_len=CONTEXT, vocab_size=4096, max_logprobs=-1)
     validated = accepted(chat(logprobs=True, top_logprobs=-1), everything)
     validated.check_engine([[1]])
@@ -183,7 +183,7 @@ def test_all_log_probabilities_are_as_many_as_the_vocabulary() -> None:
     assert refused(everything.check_logprobs, "logprobs", 4097)[2] == "logprobs"
 
 
-def test_echo_asks_for_log_probabilities_of_the_prompt() -> None:
+def test_echo_with_logprobs_enables_prompt_logprobs() -> None:
     assert accepted(completion(echo=True, logprobs=2)).prompt_logprobs == 2
     assert accepted(completion(logprobs=2)).prompt_logprobs is None
     assert accepted(chat(echo=True)).prompt_logprobs == 0

@@ -64,7 +64,7 @@ def decode_and_check(kind: type[Request], body: bytes, content_type: str | None 
 @pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.__name__)
 @given(st.data())
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
-def test_any_values_in_the_fields_of_any_kind_give_one_or_an_api_error(
+def test_any_field_values_are_decoded_or_raise_an_api_error(
     kind: type[Request], data: st.DataObject
 ) -> None:
     names = [field.encode_name for field in msgspec.structs.fields(kind)]
@@ -77,7 +77,7 @@ def test_any_values_in_the_fields_of_any_kind_give_one_or_an_api_error(
     st.none() | st.sampled_from([JSON, "text/plain"]) | st.text(max_size=20),
 )
 @settings(max_examples=25)
-def test_any_bytes_give_a_request_or_an_api_error(body: bytes, content_type: str | None) -> None:
+def test_any_bytes_are_decoded_or_raise_an_api_error(body: bytes, content_type: str | None) -> None:
     for kind in KINDS:
         decode_and_check(kind, body, content_type)
     try:
@@ -122,13 +122,13 @@ prompts = (
 
 @given(st.fixed_dictionaries({"messages": messages}, optional=sampling))
 @settings(max_examples=25)
-def test_a_valid_chat_arrives_as_it_was_sent(body: dict[str, Any]) -> None:
+def test_valid_chat_is_decoded_unchanged(body: dict[str, Any]) -> None:
     request = decode(json.dumps(body).encode(), JSON, ChatCompletionRequest)
     assert {name: getattr(request, name) for name in body} == body
 
 
 @given(st.fixed_dictionaries({"prompt": prompts}, optional=sampling))
 @settings(max_examples=25)
-def test_a_valid_completion_arrives_as_it_was_sent(body: dict[str, Any]) -> None:
+def test_valid_completion_is_decoded_unchanged(body: dict[str, Any]) -> None:
     request = decode(json.dumps(body).encode(), JSON, CompletionRequest)
     assert {name: getattr(request, name) for name in body} == body

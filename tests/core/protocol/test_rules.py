@@ -67,14 +67,14 @@ def allowed(tools: object) -> dict[str, object]:
         ({"repetition_detection": {"max_pattern_size": 3, "min_count": 1}}, None),
     ],
 )
-def test_a_broken_rule_names_the_bare_field_or_none(
+def test_chat_validation_error_names_the_top_level_field(
     fields: dict[str, Any], param: str | None
 ) -> None:
     assert refusal(**fields) == (400, "BadRequestError", param)
 
 
 @pytest.mark.parametrize("tag", [None, '{"a": NaN}', "", "[]", "{", {}, 7])
-def test_a_structural_tag_is_a_text_that_holds_an_object(tag: object) -> None:
+def test_structural_tag_must_be_a_json_object_in_a_string(tag: object) -> None:
     if tag in (None, '{"a": NaN}'):
         check_structured_outputs({"structural_tag": tag}, None)
         return
@@ -82,7 +82,7 @@ def test_a_structural_tag_is_a_text_that_holds_an_object(tag: object) -> None:
         check_structured_outputs({"structural_tag": tag}, None)
 
 
-def test_the_rules_are_looked_at_in_vllms_order() -> None:
+def test_chat_fields_are_checked_in_the_order_of_vllm() -> None:
     assert refusal(tools=[], cache_salt="", stream_options={"include_usage": True})[2] == "tools"
     assert refusal(cache_salt="", stream_options={"include_usage": True})[2] == "stream_options"
     assert refusal(cache_salt="", response_format={"type": "json_schema"})[2] == "response_format"
@@ -100,7 +100,7 @@ def test_the_rules_are_looked_at_in_vllms_order() -> None:
         {"role": "narrator", "tool_call_id": "a", "reasoning": "b", "task": "c", "tools": None},
     ],
 )
-def test_messages_of_every_kind_pass_and_keep_their_keys(message: dict[str, Any]) -> None:
+def test_messages_of_every_role_are_accepted_and_keep_their_keys(message: dict[str, Any]) -> None:
     assert chat(messages=[message]).messages == [message]
 
 
@@ -125,13 +125,13 @@ def test_messages_of_every_kind_pass_and_keep_their_keys(message: dict[str, Any]
         ),
     ],
 )
-def test_a_message_of_no_kind_is_reported_as_a_developer_message(
+def test_error_for_an_invalid_message_refers_to_the_developer_message_schema(
     message: object, param: str
 ) -> None:
     assert refusal(messages=[message]) == (400, "Bad Request", param)
 
 
-def test_an_old_name_of_reasoning_is_understood() -> None:
+def test_reasoning_content_is_accepted_as_an_alias_of_reasoning() -> None:
     message = {"role": "assistant", "content": "x", "reasoning_content": "because"}
     assert chat(messages=[message]).messages == [
         {"role": "assistant", "content": "x", "reasoning": "because"}
@@ -150,7 +150,7 @@ def test_an_old_name_of_reasoning_is_understood() -> None:
         ([[1, -1]], "body.prompt.0"),
     ],
 )
-def test_forms_are_not_mixed(prompt: object, param: str) -> None:
+def test_prompt_that_mixes_texts_and_token_ids_is_rejected(prompt: object, param: str) -> None:
     assert refused(completion, prompt=prompt) == (400, "Bad Request", param)
 
 
@@ -170,5 +170,7 @@ def test_forms_are_not_mixed(prompt: object, param: str) -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format"),
     ],
 )
-def test_a_broken_rule_of_a_text_names_the_bare_field(fields: dict[str, Any], param: str) -> None:
+def test_completion_validation_error_names_the_top_level_field(
+    fields: dict[str, Any], param: str
+) -> None:
     assert refused(completion, **fields) == (400, "BadRequestError", param)

@@ -27,7 +27,7 @@ SOURCES = [
 VERSION_NUMBER = re.compile(rf"({'|'.join(map(re.escape, RELEASES))})(\.\d+)?")
 
 
-def test_the_setting_offers_the_versions_of_the_table() -> None:
+def test_vllm_version_setting_accepts_every_supported_release() -> None:
     assert get_args(get_type_hints(ApiSettings)["vllm_version"]) == tuple(RELEASES)
 
 
@@ -36,19 +36,19 @@ def test_two_minor_versions_are_supported() -> None:
     assert minors == [minors[0], minors[0] + 1]
 
 
-def test_every_feature_comes_with_a_supported_version_that_is_not_the_oldest() -> None:
+def test_every_version_feature_starts_after_the_oldest_supported_version() -> None:
     later_versions = list(RELEASES)[1:]
     assert [feature.name for feature in Feature if feature.since not in later_versions] == []
 
 
-def test_a_version_has_the_features_of_those_before_it() -> None:
+def test_version_has_all_features_of_earlier_versions() -> None:
     features = [version.features for version in VERSIONS.values()]
     for earlier, later in zip(features, features[1:], strict=False):
         assert earlier < later
 
 
 @pytest.mark.parametrize("name", RELEASES)
-def test_the_setting_selects_the_version(name: str) -> None:
+def test_vllm_version_setting_selects_the_simulated_version(name: str) -> None:
     version = simulated_version(load(["--vllm-version", name], {}).api)
     assert version.name == name
     assert version.release == RELEASES[name]
@@ -68,7 +68,7 @@ def uses_of_numbers(code: str) -> Iterator[str]:
             yield f"line {node.lineno}: vllm_version"
 
 
-def test_other_code_asks_for_features_and_knows_no_number() -> None:
+def test_source_code_compares_features_instead_of_version_numbers() -> None:
     comparisons = [
         f"{path.relative_to(ROOT)}, {use}"
         for path in SOURCES
@@ -77,7 +77,7 @@ def test_other_code_asks_for_features_and_knows_no_number() -> None:
     assert comparisons == []
 
 
-def test_comparisons_with_a_number_are_found() -> None:
+def test_version_number_comparisons_are_detected() -> None:
     code = "if name == '0.33' or settings.api.vllm_version > '0.32.1':\n    pass\n"
     assert sorted(uses_of_numbers(code)) == [
         "line 1: '0.32.1'",

@@ -49,7 +49,7 @@ def messages_as_asgi2(app: Understudy, scope: Mapping[str, Any]) -> list[Mapping
 
 
 @pytest.mark.parametrize("messages_of", [messages_as_asgi2, messages_as_asgi3])
-def test_startup_fails_with_one_line(app: Understudy, messages_of: Any) -> None:
+def test_asgi_startup_fails_with_a_one_line_error(app: Understudy, messages_of: Any) -> None:
     [message] = messages_of(app, {"type": "lifespan", "asgi": {"version": "3.0"}})
     assert message == {"type": "lifespan.startup.failed", "message": REFUSAL}
     assert "\n" not in REFUSAL
@@ -57,7 +57,7 @@ def test_startup_fails_with_one_line(app: Understudy, messages_of: Any) -> None:
 
 
 @pytest.mark.parametrize("messages_of", [messages_as_asgi2, messages_as_asgi3])
-def test_request_without_startup_gets_500_and_is_logged(
+def test_asgi_request_without_startup_returns_500_and_is_logged(
     app: Understudy, messages_of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
@@ -67,6 +67,6 @@ def test_request_without_startup_gets_500_and_is_logged(
     assert [record.getMessage() for record in caplog.records] == [REFUSAL]
 
 
-def test_websocket_is_closed(app: Understudy) -> None:
+def test_asgi_websocket_is_closed(app: Understudy) -> None:
     [message] = messages_as_asgi3(app, {"type": "websocket", "path": "/"})
     assert message == {"type": "websocket.close", "code": 1011}

@@ -19,7 +19,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a socket filter of Linux")
-def test_listener_that_refuses_handshakes_keeps_its_backlog(listener: socket.socket) -> None:
+def test_listener_that_rejects_handshakes_keeps_its_backlog(listener: socket.socket) -> None:
     address = listener.getsockname()
     with socket.create_connection(address) as established:
         established.sendall(b"early")
@@ -37,7 +37,7 @@ def test_listener_that_refuses_handshakes_keeps_its_backlog(listener: socket.soc
         listener.accept()[0].close()
 
 
-def test_refusing_handshakes_leaves_unix_sockets_alone(tmp_path: object) -> None:
+def test_rejecting_handshakes_does_not_affect_unix_sockets(tmp_path: object) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{tmp_path}/socket")
         listener.listen()

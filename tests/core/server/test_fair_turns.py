@@ -36,7 +36,9 @@ def run_until(done: Sized, count: int) -> None:
             gevent.sleep(0)
 
 
-def test_limit_on_a_turn_applies_to_all_connections_together(turns: FairTurns, time: Time) -> None:
+def test_time_limit_of_a_turn_applies_to_all_connections_together(
+    turns: FairTurns, time: Time
+) -> None:
     began: list[int] = []
     done: list[int] = []
     watcher = gevent.get_hub().loop.prepare()
@@ -53,7 +55,7 @@ def test_limit_on_a_turn_applies_to_all_connections_together(turns: FairTurns, t
     assert len(done) == 6 and max(map(done.count, done)) == 2
 
 
-def test_short_work_runs_first_and_long_work_once_per_turn(turns: FairTurns, time: Time) -> None:
+def test_short_tasks_run_before_a_long_task_in_every_turn(turns: FairTurns, time: Time) -> None:
     done: list[str] = []
     long = ConnectionCost(1.0)
     short = ConnectionCost()

@@ -17,7 +17,7 @@ def in_hub(handlers: HandlerGreenlets, *works: object) -> None:
     gevent.sleep(0.001)
 
 
-def test_work_runs_at_once_and_greenlets_are_used_again() -> None:
+def test_handlers_run_immediately_and_reuse_greenlets() -> None:
     handlers = HandlerGreenlets()
     greenlets = []
 
@@ -29,7 +29,7 @@ def test_work_runs_at_once_and_greenlets_are_used_again() -> None:
     assert len(set(greenlets)) == 1
 
 
-def test_work_that_waits_does_not_delay_other_work() -> None:
+def test_waiting_handler_does_not_delay_other_handlers() -> None:
     handlers = HandlerGreenlets()
     bell = Event()
     seen = []
@@ -45,7 +45,7 @@ def test_work_that_waits_does_not_delay_other_work() -> None:
     assert seen == ["at once", "waited"]
 
 
-def test_few_idle_greenlets_are_kept_without_their_work() -> None:
+def test_number_of_idle_greenlets_is_limited() -> None:
     handlers = HandlerGreenlets()
     bell = Event()
 
@@ -63,7 +63,7 @@ def test_few_idle_greenlets_are_kept_without_their_work() -> None:
     assert len(remaining_works) == 0
 
 
-def test_kill_ends_waiting_work_only() -> None:
+def test_kill_ends_only_waiting_handlers() -> None:
     handlers = HandlerGreenlets()
     ended = []
 
@@ -81,7 +81,7 @@ def test_kill_ends_waiting_work_only() -> None:
     assert seen == [1]
 
 
-def test_a_failure_ends_its_greenlet_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_handler_ends_only_its_greenlet(capsys: pytest.CaptureFixture[str]) -> None:
     handlers = HandlerGreenlets()
     seen: list[int] = []
 

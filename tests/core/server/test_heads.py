@@ -86,7 +86,7 @@ def by_gunicorn(data: bytes) -> Any:
 
 
 @given(heads())
-def test_fast_path_and_gunicorn_parse_heads_alike(data: bytes) -> None:
+def test_fast_path_and_gunicorn_parse_request_heads_alike(data: bytes) -> None:
     data = data[: data.find(b"\r\n\r\n") + 4]
     head = RequestHeads(ROUTES).read(data)
     if head is not None:

@@ -96,7 +96,7 @@ def connections(path: FastPath) -> Iterator[list[FastConnection]]:
             connection.close()
 
 
-def test_slices_of_many_lagging_clients_share_the_time_of_a_turn(
+def test_writes_to_many_slow_clients_share_the_time_of_one_turn(
     connections: list[FastConnection], clock: Clock
 ) -> None:
     iterations: list[int] = []
@@ -111,7 +111,7 @@ def test_slices_of_many_lagging_clients_share_the_time_of_a_turn(
     )
 
 
-def test_waiting_for_a_turn_does_not_count_against_the_client(
+def test_waiting_for_a_turn_does_not_count_toward_the_client_timeout(
     path: FastPath, connections: list[FastConnection], clock: Clock
 ) -> None:
     connection, *_ = connections
@@ -129,7 +129,7 @@ def test_waiting_for_a_turn_does_not_count_against_the_client(
     assert connection.lags
 
 
-def test_client_that_takes_no_bytes_is_disconnected(
+def test_client_that_reads_nothing_is_disconnected(
     connections: list[FastConnection], clock: Clock
 ) -> None:
     stalled, *_ = connections

@@ -19,7 +19,7 @@ PATIENCE_S = 5.0
 
 
 @pytest.mark.parametrize(("size", "is_read"), [(MAX_HEAD_BYTES, True), (MAX_HEAD_BYTES + 1, False)])
-def test_only_a_head_within_the_limit_is_read(
+def test_only_request_heads_within_the_size_limit_are_parsed(
     size: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_data: list[bytes] = []

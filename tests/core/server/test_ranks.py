@@ -14,7 +14,7 @@ FOUR = ServerSettings(port=8000, data_parallel_size=4)
 ALONE = replace(FOUR, data_parallel_rank=3)
 
 
-def test_ranks_have_consecutive_ports_and_a_single_rank_uses_the_configured_port() -> None:
+def test_ranks_have_consecutive_ports() -> None:
     ports = range(8000, 8004)
     assert ranks.addresses(replace(FOUR, host="10.0.0.1")) == [f"10.0.0.1:{port}" for port in ports]
     assert ranks.addresses(ServerSettings(host="::1")) == ["[::1]:8000"]
@@ -23,7 +23,7 @@ def test_ranks_have_consecutive_ports_and_a_single_rank_uses_the_configured_port
     assert ranks.settings_of_rank(ALONE, 3).port == 8000
 
 
-def test_rank_of_settings_takes_precedence_over_the_environment() -> None:
+def test_rank_setting_takes_precedence_over_the_environment() -> None:
     cases = [(FOUR, {}, 0), (FOUR, {ranks.RANK: "2"}, 2), (ALONE, {}, 3)]
     for server, environ, rank in (*cases, (replace(FOUR, data_parallel_rank=-1), {}, 0)):
         assert ranks.rank_of(server, environ) == rank
@@ -43,7 +43,7 @@ def round_trip(settings: Settings) -> Settings | None:
     limit=st.none() | st.integers(0, 10**6),
     patience_ns=st.integers(0, 10**13),
 )
-def test_exported_settings_equal_the_original(
+def test_settings_exported_to_the_environment_load_unchanged(
     pod: str, names: list[str], seed: int | None, limit: int | None, patience_ns: int
 ) -> None:
     settings = Settings(

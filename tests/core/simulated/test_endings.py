@@ -52,7 +52,7 @@ def naive(
     min_tokens=st.integers(0, 5),
     include=st.booleans(),
 )
-def test_stops_end_a_reply_as_a_token_by_token_search_would(
+def test_stop_strings_end_a_reply_as_in_a_token_by_token_search(
     texts: list[str], stops: list[str], min_tokens: int, include: bool
 ) -> None:
     got = stopped(
@@ -65,12 +65,12 @@ def test_stops_end_a_reply_as_a_token_by_token_search_would(
     assert len(got.texts) == len(got.ids)
 
 
-def test_a_possible_beginning_of_a_stop_is_held_back() -> None:
+def test_possible_start_of_a_stop_string_is_held_back() -> None:
     got = stopped(script("Hello", " wor", "ld", " END", "!"), engine_request(stop=("END",)))
     assert (got.texts, got.finish) == (["Hel", "lo w", "or", "ld "], Finish("stop", "END"))
 
 
-def test_a_stop_token_is_counted_but_not_shown_and_not_before_min_tokens() -> None:
+def test_stop_token_is_counted_but_not_shown_and_ignored_before_min_tokens() -> None:
     got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({1})))
     assert (got.texts, got.ids, got.finish) == (["a", ""], [0, 1], Finish("stop", 1))
     got = stopped(
@@ -103,27 +103,27 @@ def played(sampling: dict[str, Any], **fields: Any) -> tuple[list[int], str | No
         ({"logit_bias": {END: 100}}, [END], "stop"),
     ],
 )
-def test_a_bias_of_100_and_allowed_tokens_decide(
+def test_logit_bias_of_100_and_allowed_token_ids_determine_the_tokens(
     sampling: dict[str, Any], ids: list[int], finish: str, how: dict[str, Any]
 ) -> None:
     assert played(sampling, **how) == (ids, finish)
 
 
-def test_a_forbidden_or_ignored_end_of_text_does_not_end_the_reply() -> None:
+def test_forbidden_or_ignored_eos_token_does_not_end_the_reply() -> None:
     assert played({"logit_bias": {END: -100}})[1] == "length"
     assert played({"logit_bias": {END: 100}}, ignore_eos=True) == ([END] * 12, "length")
     ids, finish = played({"logit_bias": {END: 100}}, min_tokens=4)
     assert (len(ids), ids[-1], finish) == (5, END, "stop")
 
 
-def test_a_bias_of_minus_a_hundred_forbids() -> None:
+def test_logit_bias_of_minus_100_forbids_tokens() -> None:
     unbiased = played({"logit_bias": {VOCABULARY: -1}}, seed=5)[0]
     forbidden = dict.fromkeys(unbiased[:-1], -100.0)
     for how in ({"seed": 5}, {"greedy": True}, {}):
         assert not set(played({"logit_bias": forbidden}, **how)[0]) & set(forbidden)
 
 
-def test_a_bias_between_shifts_the_odds_and_a_greedy_choice_is_the_likeliest_token() -> None:
+def test_moderate_logit_bias_changes_the_token_probability() -> None:
     for bias, share in ((-100, 0), (0, 0), (6, 0.2), (7, 0.41), (100, 1)):
         rng = Random(1)
         tokens = TokenChooser(Sampling(logit_bias={7: bias}), VOCABULARY, False)

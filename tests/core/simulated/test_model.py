@@ -24,7 +24,7 @@ def reply_text(harness: Harness, **fields: Any) -> str:
     ttft=st.floats(0, 2), itl=st.floats(0, 0.5), tokens=st.integers(1, 60), start=st.floats(0, 1e6)
 )
 @settings(max_examples=25, deadline=None)
-def test_token_k_is_due_k_gaps_after_the_first_and_comes_less_than_two_slots_late(
+def test_each_token_is_emitted_on_schedule_and_less_than_two_slots_late(
     ttft: float, itl: float, tokens: int, start: float
 ) -> None:
     harness = Harness(time_to_first_token=ttft, inter_token_latency=itl)
@@ -39,7 +39,7 @@ def test_token_k_is_due_k_gaps_after_the_first_and_comes_less_than_two_slots_lat
     assert count == tokens
 
 
-def test_a_delayed_stream_returns_to_its_schedule() -> None:
+def test_delayed_stream_returns_to_its_schedule() -> None:
     harness = Harness(**SLOW)
     harness.ask(max_tokens=30)
     harness.clock.advance(0.55)
@@ -54,7 +54,7 @@ def test_a_delayed_stream_returns_to_its_schedule() -> None:
     assert harness.tokens()[-1].at_s == pytest.approx(1000.5 + 29 * 0.1, abs=1e-9)
 
 
-def test_a_seed_decides_a_reply_on_any_server_and_nothing_else_does() -> None:
+def test_seed_alone_determines_the_reply_on_any_server() -> None:
     first = Harness(seed=1)
     other = Harness(seed=2)
     for seed in (0, 1, -5, 2**62):
@@ -75,7 +75,7 @@ def test_a_seed_decides_a_reply_on_any_server_and_nothing_else_does() -> None:
     assert len(replies) > 115
 
 
-def test_seeded_requests_do_not_change_a_seeded_servers_replies() -> None:
+def test_requests_with_seeds_do_not_change_other_replies_of_a_seeded_server() -> None:
     first = Harness(seed=3)
     other = Harness(seed=3)
     assert [reply_text(first) for _ in range(10)] == [reply_text(other) for _ in range(10)]
@@ -92,7 +92,7 @@ def test_seeded_requests_do_not_change_a_seeded_servers_replies() -> None:
     limited=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_lengths_stay_within_the_limits_and_set_the_finish_reason(
+def test_reply_length_stays_within_the_limits_and_sets_the_finish_reason(
     max_tokens: int, min_tokens: int, seed: int, limited: bool
 ) -> None:
     min_tokens = min(min_tokens, max_tokens)
@@ -103,7 +103,7 @@ def test_lengths_stay_within_the_limits_and_set_the_finish_reason(
     assert harness.finish() == ("length" if count == max_tokens else "stop")
 
 
-def test_echo_returns_the_text_and_reports_a_reached_limit() -> None:
+def test_echo_mode_returns_the_text_and_reports_a_reached_limit() -> None:
     harness = Harness(mode="echo")
     for text in ("What goes in comes out.", "日本語 🙂\n\n  x", "a" * 1000):
         assert reply_text(harness, echo_text=text, limited=False) == text

@@ -45,7 +45,7 @@ def test_cached_tokens_are_not_prefilled_again() -> None:
     assert served.metric("prompt_tokens_cached_total") == 24 + 32
 
 
-def test_a_request_that_does_not_fit_waits_and_blocks_later_ones() -> None:
+def test_request_without_enough_free_blocks_waits_and_blocks_later_requests() -> None:
     served = harness(blocks=6, time_to_first_token=1.0)
     served.ask("a", prompt_ids=PROMPT, max_tokens=1)
     served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
@@ -58,7 +58,7 @@ def test_a_request_that_does_not_fit_waits_and_blocks_later_ones() -> None:
     assert served.is_idle()
 
 
-def test_a_prompt_larger_than_the_cache_is_rejected() -> None:
+def test_prompt_larger_than_the_cache_is_rejected() -> None:
     served = harness(blocks=4)
     with pytest.raises(
         PromptExceedsCacheError, match="32 tokens exceeds the KV cache of 24 tokens"
@@ -67,7 +67,7 @@ def test_a_prompt_larger_than_the_cache_is_rejected() -> None:
     assert served.is_idle()
 
 
-def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_same() -> None:
+def test_request_below_the_cache_threshold_ends_at_once_but_stores_its_prompt() -> None:
     served = harness(time_to_first_token=5.0)
     assert seconds_to_first_token(served, "miss", PROMPT, cache_hit_threshold=0.9) == 0
     assert (served.finish("miss"), served.said("miss")) == ("cache_threshold", "")
@@ -77,7 +77,7 @@ def test_a_request_with_too_few_hits_ends_at_once_and_stores_its_prompt_all_the_
     assert served.is_idle()
 
 
-def test_nothing_is_cached_during_sleep() -> None:
+def test_prefix_cache_stores_nothing_during_sleep() -> None:
     served = harness()
     assert served.cache is not None
     seconds_to_first_token(served, "a", PROMPT)

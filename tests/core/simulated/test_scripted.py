@@ -49,14 +49,14 @@ def length(text: str) -> int:
 
 @settings(max_examples=15, deadline=None)
 @given(st.text(max_size=60))
-def test_a_scripted_text_is_emitted_verbatim(text: str) -> None:
+def test_scripted_text_is_emitted_verbatim(text: str) -> None:
     harness = played(ScriptedReply(text=text))
     assert harness.said() == text
     assert counted(harness.tokens()) == length(text) + 1  # the end of text
     assert harness.finish() == "stop"
 
 
-def test_thoughts_text_and_calls_follow_each_other() -> None:
+def test_scripted_reasoning_text_and_tool_calls_are_emitted_in_order() -> None:
     script = ScriptedReply(reasoning="Hm. Rome?", text="Let me look.", calls=(CALL, ("b", "{}")))
     harness = played(script)
     expected = [
@@ -73,7 +73,7 @@ def test_thoughts_text_and_calls_follow_each_other() -> None:
     assert "<tool_call>" in markup and json.loads(CALL[1])["city"] in markup
 
 
-def test_parts_become_markup_where_the_response_has_no_parts() -> None:
+def test_reasoning_and_tool_calls_become_markup_in_a_plain_text_response() -> None:
     script = ScriptedReply(reasoning="Hm.", text="Let me look.", calls=(CALL,), in_parts=False)
     harness = played(script)
     reply = harness.said()
@@ -82,7 +82,7 @@ def test_parts_become_markup_where_the_response_has_no_parts() -> None:
     assert counted(harness.tokens()) == length(reply) + 1  # the end of text
 
 
-def test_a_token_limit_cuts_any_scripted_reply() -> None:
+def test_token_limit_truncates_any_scripted_reply() -> None:
     script = ScriptedReply(reasoning="Hm. Rome?", text="Let me look.", calls=(CALL,))
     whole = counted(played(script).tokens())
     for limit in (1, 2, 3, 5, 8, 13, 20, 30, whole):
@@ -95,7 +95,7 @@ def test_a_token_limit_cuts_any_scripted_reply() -> None:
     assert (counted(full.tokens()), full.said(), full.finish()) == (whole, script.text, "length")
 
 
-def test_the_script_sets_the_finish_reason_unless_a_limit_ends_the_reply() -> None:
+def test_script_sets_the_finish_reason_unless_a_limit_ends_the_reply() -> None:
     reasons: list[Any] = ["length", "abort", "content_filter"]
     for reason in reasons:
         assert played(ScriptedReply(text="So it is.", finish=reason)).finish() == reason
@@ -106,7 +106,7 @@ def test_the_script_sets_the_finish_reason_unless_a_limit_ends_the_reply() -> No
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_delays_follow_the_script(timing: str) -> None:
+def test_scripted_delays_shift_the_token_times(timing: str) -> None:
     stepped = {
         "sections": {"steps": StepSettings(timing="steps")},
         "profile": PROFILE,
@@ -136,7 +136,7 @@ def test_delays_follow_the_script(timing: str) -> None:
         assert waited[number] - plain[number] == pytest.approx(wait, abs=1e-6)
 
 
-def test_a_passing_script_sets_only_the_delays() -> None:
+def test_script_without_a_reply_sets_only_the_delays() -> None:
     unscripted = Harness()
     unscripted.ask(max_tokens=4)
     unscripted.clock.advance(10)

@@ -46,20 +46,20 @@ def counts_exactly(tokenizer: Tokenizer, book: Corpus, count: int, seed: int) ->
 
 @given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
 @settings(max_examples=50, deadline=None)
-def test_a_reply_encoded_again_is_exactly_the_ids_that_were_counted(count: int, seed: int) -> None:
+def test_encoding_a_reply_gives_exactly_the_counted_token_ids(count: int, seed: int) -> None:
     counts_exactly(embedded_tokenizer(), embedded_corpus(), count, seed)
 
 
 @pytest.mark.shared
 @given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
 @settings(max_examples=50, deadline=None)
-def test_encoded_replies_equal_the_counted_ids_with_another_tokenizer(
+def test_encoding_a_reply_with_another_tokenizer_gives_the_counted_token_ids(
     count: int, seed: int
 ) -> None:
     counts_exactly(recorded_tokenizer(), RECORDED_CORPUS(), count, seed)
 
 
-def test_a_thousand_replies_do_not_look_alike_and_are_in_several_scripts() -> None:
+def test_thousand_replies_differ_and_contain_several_writing_systems() -> None:
     rng = Random(1)
     replies = ["".join(embedded_corpus().compose(40, rng)[1]) for _ in range(1000)]
     assert len(set(replies)) > 900
@@ -70,7 +70,7 @@ def test_a_thousand_replies_do_not_look_alike_and_are_in_several_scripts() -> No
     assert "def " in text or "import " in text or "return " in text
 
 
-def test_a_lossy_tokenizer_is_rejected() -> None:
+def test_lossy_tokenizer_is_rejected() -> None:
     deaf: Any = SimpleNamespace(name="deaf", vocab_size=1)
     deaf.encode_many = lambda texts: [[0] for _ in texts]
     deaf.pieces = lambda ids: ["?" for _ in ids]
@@ -86,20 +86,20 @@ def test_a_lossy_tokenizer_is_rejected() -> None:
         (7, [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6)]),
     ],
 )
-def test_length_buckets_match_the_specification(
+def test_reply_length_buckets_match_the_specification(
     max_tokens: int, ranges: list[tuple[int, int]]
 ) -> None:
     assert [bucket_range(max_tokens, bucket) for bucket in range(BUCKETS)] == ranges
 
 
 @given(max_tokens=st.integers(1, 5000), limited=st.booleans(), seed=st.integers(0, 2**32))
-def test_a_length_is_within_the_limit_and_one_only_where_the_limit_is(
+def test_reply_length_is_within_the_limit_and_at_least_two_if_possible(
     max_tokens: int, limited: bool, seed: int
 ) -> None:
     assert min(2, max_tokens) <= reply_length(max_tokens, limited, Random(seed)) <= max_tokens
 
 
-def test_lengths_gather_around_forty_or_use_the_limit_up_in_fifteen_per_cent() -> None:
+def test_reply_lengths_average_forty_and_15_percent_reach_the_limit() -> None:
     rng = Random(4)
     reached = sum(limited_length(300, rng) == 300 for _ in range(10_000))
     assert reached / 10_000 == pytest.approx(0.15, abs=0.01)
@@ -120,7 +120,9 @@ def reply_logprobs(
 
 
 @given(ids=IDS, wanted=st.integers(0, 20))
-def test_alternatives_are_real_tokens_with_falling_probability(ids: list[int], wanted: int) -> None:
+def test_logprob_alternatives_are_valid_tokens_with_decreasing_probability(
+    ids: list[int], wanted: int
+) -> None:
     entries = reply_logprobs(embedded_tokenizer(), ids, wanted)
     assert [entry.token_id for entry in entries] == ids
     for entry in entries:
@@ -133,14 +135,14 @@ def test_alternatives_are_real_tokens_with_falling_probability(ids: list[int], w
         assert list(logprobs) == sorted(logprobs, reverse=True) and logprobs[0] < 0
 
 
-def test_unnamed_tokens_come_last_among_the_alternatives() -> None:
+def test_tokens_without_text_come_last_among_the_alternatives() -> None:
     [entry] = reply_logprobs(embedded_tokenizer(), [9], SIZE)
     assert sorted(token for token, _, _ in entry.top) == list(range(SIZE))
     names = [name == "" for _, name, _ in entry.top]
     assert names == sorted(names) and any(names)
 
 
-def test_a_client_may_name_the_alternatives_and_positions_decide_probabilities() -> None:
+def test_client_can_request_logprobs_of_given_tokens() -> None:
     for entry in reply_logprobs(embedded_tokenizer(), [9, 65], 3, (5, 9, 65)):
         named = [token_id for token_id in (5, 9, 65) if token_id != entry.token_id]
         assert [token for token, _, _ in entry.top] == [entry.token_id, *named]
@@ -149,7 +151,7 @@ def test_a_client_may_name_the_alternatives_and_positions_decide_probabilities()
     assert [entry.top[1][2] for entry in entries] == [-1.5, -1.6, -1.7, -1.5]
 
 
-def test_the_last_token_of_a_character_has_its_name() -> None:
+def test_multi_token_character_is_the_text_of_its_last_token() -> None:
     tokenizer = embedded_tokenizer()
     text = "naïve 𝔘 ꙮ 🦉"
     entries = reply_logprobs(tokenizer, tokenizer.encode(text), 0)

@@ -18,7 +18,7 @@ def sentences_of(text: str) -> list[str]:
     return re.split(r"(?<=[.!?]) (?=[A-Z])", text)
 
 
-def test_every_sentence_of_the_prose_begins_with_a_capital_and_ends_with_a_mark() -> None:
+def test_every_sample_sentence_starts_with_a_capital_and_ends_with_punctuation() -> None:
     assert [
         sentence for sentence in WHOLE if not (sentence[0].isupper() and sentence[-1] in ".!?")
     ] == []
@@ -27,7 +27,7 @@ def test_every_sentence_of_the_prose_begins_with_a_capital_and_ends_with_a_mark(
 
 @given(tokens=st.integers(0, 400), seed=st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
-def test_texts_are_whole_sentences_of_the_wanted_length_from_nine_tokens_on(
+def test_reply_of_nine_or_more_tokens_is_whole_sentences_of_the_exact_length(
     tokens: int, seed: int
 ) -> None:
     ids, texts = embedded_corpus().whole_sentences().compose(tokens, Random(seed))
@@ -40,7 +40,7 @@ def test_texts_are_whole_sentences_of_the_wanted_length_from_nine_tokens_on(
         assert 5 <= len(ids) <= 9
 
 
-def test_a_reply_without_a_limit_is_whole_sentences_and_a_limit_still_cuts() -> None:
+def test_unlimited_reply_ends_with_a_whole_sentence_and_a_limit_truncates_it() -> None:
     harness = Harness(seed=3)
     fields = {"max_tokens": 4000, "ignore_eos": False}
     lengths = []
@@ -59,9 +59,7 @@ def test_a_reply_without_a_limit_is_whole_sentences_and_a_limit_still_cuts() -> 
 
 @given(room=st.integers(1, 60), min_tokens=st.integers(0, 60), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_a_context_that_is_almost_full_still_limits_the_reply(
-    room: int, min_tokens: int, seed: int
-) -> None:
+def test_nearly_full_context_limits_the_reply(room: int, min_tokens: int, seed: int) -> None:
     harness = Harness(seed=seed)
     harness.ask(max_tokens=room, min_tokens=min(min_tokens, room), limited=False, ignore_eos=False)
     count = sum(len(event.ids) for event in harness.tokens())
@@ -69,6 +67,6 @@ def test_a_context_that_is_almost_full_still_limits_the_reply(
     assert harness.finish() == ("length" if count == room else "stop")
 
 
-def test_reachable_sums_are_sums_of_repeated_lengths() -> None:
+def test_reachable_sums_contain_every_sum_of_repeated_lengths() -> None:
     sums = reachable_sums([6, 4])
     assert [total for total, reachable in enumerate(sums) if reachable] == [0, 4, 6, 8, 10, 12]

@@ -75,13 +75,13 @@ EXTRA: dict[str, Any] = {"add_generation_prompt": False, "documents": [1], "bos_
         ("{{ messages.__class__ }}{{ ''.__doc__ }}", {}, ""),
     ],
 )
-def test_templates_render_as_their_authors_expect(
+def test_chat_templates_render_the_expected_text(
     source: str, options: dict[str, Any], text: str
 ) -> None:
     assert render(source, **options) == text
 
 
-def test_a_template_may_reject_a_conversation() -> None:
+def test_template_can_reject_a_conversation() -> None:
     for name in ("messages", "conversation", "tokenizer", "model_config"):
         with pytest.raises(ChatTemplateError, match=name):
             render("", chat_template_kwargs={name: "x"})
@@ -133,7 +133,7 @@ def test_templates_print_no_memory_addresses(source: str) -> None:
     assert "0x" not in text
 
 
-def test_no_filter_returns_an_object_with_an_address() -> None:
+def test_no_template_filter_returns_an_object_with_a_memory_address() -> None:
     arguments: dict[str, Any] = {
         "attr": "upper",
         "batch": 2,
@@ -151,7 +151,7 @@ def test_no_filter_returns_an_object_with_an_address() -> None:
             assert "0x" not in outcome_of(template, value=value), name
 
 
-def test_functions_and_iterators_work_as_without_their_wrappers() -> None:
+def test_wrapped_template_functions_and_iterators_behave_like_the_originals() -> None:
     source = (
         "{% set turn = cycler('a', 'b') %}{% set comma = joiner() %}{{ turn.next() }}{{ turn.next() }}"
         "{{ comma() }}{{ comma() }}{{ dict(a=1).a }}{{ range(3) | sum }}{{ 'a b'.split() | length }}"
@@ -162,7 +162,7 @@ def test_functions_and_iterators_work_as_without_their_wrappers() -> None:
     assert render(source) == "ab, 1321/2X2/2Y[1, 2]TrueTrue1True  1"
 
 
-def test_methods_of_equal_values_are_equal() -> None:
+def test_methods_of_equal_template_values_are_equal() -> None:
     assert (
         render("{% set m = {} %}{{ m.items == m['items'] }}{{ m.items == m.keys }}") == "TrueFalse"
     )
@@ -178,7 +178,7 @@ REACHING = (
 
 
 @pytest.mark.parametrize("source", REACHING)
-def test_the_sandbox_stops_unsafe_templates(source: str) -> None:
+def test_sandbox_rejects_unsafe_templates(source: str) -> None:
     with pytest.raises(ChatTemplateError):
         render(source)
 
@@ -196,7 +196,7 @@ def test_the_sandbox_stops_unsafe_templates(source: str) -> None:
         "{% if true %}" * 120 + "{% endif %}" * 120,  # Python refuses so many levels of indentation
     ],
 )
-def test_an_invalid_template_is_rejected(source: str) -> None:
+def test_invalid_template_is_rejected(source: str) -> None:
     with pytest.raises(ChatTemplateError, match="does not compile"):
         render(source)
 
@@ -209,7 +209,7 @@ TALK: list[Any] = [
 ]
 
 
-def test_the_final_message_can_be_continued() -> None:
+def test_final_message_can_be_continued() -> None:
     options = {"continue_final_message": True, "add_generation_prompt": False}
     assert render(ECHO, TALK, **options) == "[user]count[/][assistant]one, two, "
     assert render(TRIM, TALK, **options) == "[user]count[/][assistant]one, two,"
@@ -220,7 +220,7 @@ def test_the_final_message_can_be_continued() -> None:
     assert render(source, parts, **options) == "count|one"
 
 
-def test_a_final_message_that_is_not_printed_cannot_be_continued() -> None:
+def test_final_message_that_is_not_rendered_cannot_be_continued() -> None:
     options = {"continue_final_message": True, "add_generation_prompt": False}
     with pytest.raises(ChatTemplateError, match="does not render"):
         render("nothing", TALK, **options)
@@ -235,7 +235,7 @@ def test_a_final_message_that_is_not_printed_cannot_be_continued() -> None:
         )
 
 
-def test_named_templates_are_selected_by_name_or_by_tools() -> None:
+def test_named_template_is_selected_by_name_or_by_the_presence_of_tools() -> None:
     templates = ChatTemplates({"default": "plain", "tool_use": "tools", "rag": "documents"}, {})
     for options, text in (
         ({}, "plain"),
@@ -249,7 +249,7 @@ def test_named_templates_are_selected_by_name_or_by_tools() -> None:
         templates.render(HI)
 
 
-def test_templates_are_found_in_all_places_of_a_folder(
+def test_templates_are_found_in_every_file_of_a_model_folder(
     tmp_path: Path, embedded: LocalTokenizer
 ) -> None:
     data = Path(__file__).parents[3] / "app/core/text/data"
@@ -268,7 +268,7 @@ def test_templates_are_found_in_all_places_of_a_folder(
     assert rendered() == "file"
 
 
-def test_the_embedded_template_writes_roles_tools_and_calls(embedded: LocalTokenizer) -> None:
+def test_embedded_template_renders_roles_tools_and_tool_calls(embedded: LocalTokenizer) -> None:
     call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}
     talk: list[Any] = [
         {"role": "system", "content": "Be brief."},
@@ -303,7 +303,7 @@ def test_compiled_templates_stay_within_a_memory_limit() -> None:
         assert 0 < compiler.compiled.size_bytes <= compiler.compiled.limit_bytes
 
 
-def test_long_json_is_written_like_short_json() -> None:
+def test_long_json_is_rendered_like_short_json() -> None:
     tools = [{"name": f"ä{n}", "n": [n, None, True, {"b": 1.5}]} for n in range(3_000)]
     assert render("{{ tools | tojson }}", tools=tools) == json.dumps(tools, ensure_ascii=False)
     assert render("{{ tools | tojson(indent=1) }}", tools=tools) == json.dumps(
@@ -333,7 +333,7 @@ def outcome_of(template: jinja2.Template, **values: object) -> str:
 
 @settings(max_examples=40, deadline=None)
 @given(MEMBERS, NAMES, st.sampled_from(USES))
-def test_members_of_messages_equal_those_of_jinjas_sandbox(
+def test_attribute_access_equals_that_of_the_jinja_sandbox(
     member: dict[str, Any], name: str, use: str
 ) -> None:
     source = use.replace("%s", name)
@@ -367,7 +367,7 @@ def test_members_of_messages_equal_those_of_jinjas_sandbox(
         ("{{ message.content }}{{ messages | length }}", False),
     ],
 )
-def test_texts_around_a_single_message_are_learned_if_they_depend_on_its_role_alone(
+def test_message_prefix_and_suffix_are_cached_if_they_depend_only_on_the_role(
     body: str, depends_on_role_alone: bool
 ) -> None:
     source = (
@@ -402,7 +402,7 @@ JSON_VALUES = st.recursive(
     st.lists(st.lists(st.dictionaries(st.text(max_size=5), JSON_VALUES), max_size=2), max_size=4),
     st.text(max_size=8) | st.just(END_MARK),
 )
-def test_texts_around_a_message_beside_tools_are_those_of_the_template(
+def test_rendering_with_cached_tool_prefixes_equals_the_template(
     tool_lists: list[list[dict[str, object]]], text: str
 ) -> None:
     templates = ChatTemplates({"default": TOOLS_SOURCE}, {})
@@ -413,7 +413,7 @@ def test_texts_around_a_message_beside_tools_are_those_of_the_template(
         assert templates.render(messages, options) == compiled.render(messages, options)
 
 
-def test_equal_numbers_of_different_kinds_are_different_tools() -> None:
+def test_equal_numbers_of_different_types_are_cached_as_different_tools() -> None:
     templates = ChatTemplates({"default": TOOLS_SOURCE}, {})
     values = (1, 1.0, True, None, float("nan"), float("inf"), "1")
     for value in values:
@@ -422,7 +422,7 @@ def test_equal_numbers_of_different_kinds_are_different_tools() -> None:
     assert len(templates.tool_wrappers) == len(values)
 
 
-def test_texts_around_messages_beside_tools_are_remembered_within_a_limit() -> None:
+def test_cached_tool_prefixes_stay_within_a_memory_limit() -> None:
     wrappers = ToolWrappers(limit_bytes=5_000)
     for number in range(100):
         key = wrappers.tools_key([{"name": f"tool {number}"}])

@@ -41,13 +41,13 @@ TELL = {"type": "output_text", "text": "b"}
         *(([TEXT, {"type": kind}], "hi") for kind in ("text", "refusal", "input_text", "thinking")),
     ],
 )  # fmt: skip
-def test_parts_are_joined_by_newlines_for_templates_that_expect_strings(
+def test_content_parts_are_joined_by_newlines_for_string_templates(
     value: object, text: str
 ) -> None:
     assert content(value) == text
 
 
-def test_parts_stay_parts_for_templates_that_loop_over_them() -> None:
+def test_content_parts_are_kept_for_templates_that_loop_over_them() -> None:
     assert content("a", "openai") == [{"type": "text", "text": "a"}]
     assert content(None, "openai") == []
     assert content([IMAGE, TELL], "openai") == [{"type": "image"}, {"type": "text", "text": "b"}]
@@ -75,7 +75,7 @@ def named(call: object) -> dict[str, object]:
         {"type": "function"})),
     ],
 )  # fmt: skip
-def test_an_invalid_message_is_rejected_with_vllms_parameter_name(
+def test_error_for_an_invalid_message_has_the_param_of_vllm(
     message: dict[str, object], words: str, param: object
 ) -> None:
     with pytest.raises(ChatTemplateError, match=words) as caught:
@@ -91,7 +91,7 @@ def test_an_invalid_message_is_rejected_with_vllms_parameter_name(
         *((text, {}) for text in ("", None, "{broken", "[1]", 3)),
     ],
 )
-def test_tool_call_arguments_become_an_object(arguments: object, parsed: object) -> None:
+def test_tool_call_arguments_are_parsed_into_an_object(arguments: object, parsed: object) -> None:
     message = named(
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     )
@@ -160,13 +160,13 @@ def template_for_each(body: str) -> str:
         ),
     ],
 )
-def test_a_template_that_loops_over_content_gets_parts(source: str, expected: str) -> None:
+def test_content_format_is_detected_from_loops_in_the_template(source: str, expected: str) -> None:
     assert detect_content_format(Environment().parse(source)) == expected
 
 
 @pytest.mark.parametrize("kind", ["image_url", "audio_url", "video_url"])
 @pytest.mark.parametrize("address", [None, "http://a/b.png", {"url": None}])
-def test_a_medium_needs_its_url(kind: str, address: object) -> None:
+def test_media_part_without_a_url_is_rejected(kind: str, address: object) -> None:
     part = {"type": kind, kind: address}
     with pytest.raises(ChatTemplateError, match=f"{kind}.url"):
         parse_messages([{"role": "user", "content": [TEXT, part]}], "openai")
@@ -199,7 +199,9 @@ STRANGE = {"type": "input_text", "text": "b"}
     ],
 )
 @pytest.mark.parametrize("role", ["user", "developer"])
-def test_at_least_one_part_must_have_a_known_form(role: str, part: object, is_known: bool) -> None:
+def test_message_without_any_known_content_part_is_rejected(
+    role: str, part: object, is_known: bool
+) -> None:
     refusal = pytest.raises(ChatTemplateError, match="All parts of the message")
     with nullcontext() if is_known else refusal:
         content([part], role=role)
@@ -209,7 +211,7 @@ def test_at_least_one_part_must_have_a_known_form(role: str, part: object, is_kn
 
 
 @pytest.mark.parametrize("kind", [*MODALITIES, None])
-def test_a_text_model_rejects_media(kind: str | None) -> None:
+def test_text_model_rejects_media(kind: str | None) -> None:
     name = kind or "image_url"
     part = {"type": kind, name: {"url": "x"} if name.endswith("_url") else "x"}
     messages = [message_of([TEXT, part])]

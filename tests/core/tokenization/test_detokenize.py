@@ -14,7 +14,7 @@ any_ids = st.lists(
 
 
 @given(any_ids, st.booleans())
-def test_the_pieces_of_any_ids_join_to_their_text(ids: list[int], skip: bool) -> None:
+def test_token_texts_join_to_the_decoded_text(ids: list[int], skip: bool) -> None:
     pieces = TOKENIZER.pieces(ids, skip)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == TOKENIZER.decode(ids, skip)
@@ -22,7 +22,7 @@ def test_the_pieces_of_any_ids_join_to_their_text(ids: list[int], skip: bool) ->
 
 @given(st.text(max_size=40))
 @settings(max_examples=40, deadline=None)
-def test_a_valid_text_streams_as_the_library_streams_it(text: str) -> None:
+def test_valid_text_is_split_into_tokens_as_by_the_decode_stream_of_the_library(text: str) -> None:
     ids = TOKENIZER.encode(text)
     stream = DecodeStream(skip_special_tokens=True)
     streamed = [stream.step(TOKENIZER.backend, token_id) or "" for token_id in ids]
@@ -37,7 +37,7 @@ def bytes_of(tokenizer: LocalTokenizer, raw: bytes) -> list[int]:
     return [tokenizer.backend.token_to_id(symbols[byte]) for byte in raw]
 
 
-def test_a_character_is_in_the_piece_of_the_token_that_completes_it(
+def test_character_is_in_the_text_of_the_token_that_completes_it(
     embedded: LocalTokenizer,
 ) -> None:
     for raw, pieces in (
@@ -54,7 +54,7 @@ def test_a_character_is_in_the_piece_of_the_token_that_completes_it(
     assert "".join(shown) == "\ufffd<|endoftext|>\ufffd"
 
 
-def test_words_of_a_sentencepiece_vocabulary_keep_blanks_and_bytes(
+def test_sentencepiece_tokens_keep_spaces_and_bytes(
     sentencepiece: LocalTokenizer,
 ) -> None:
     assert TOKENIZER.pieces([]) == sentencepiece.pieces([]) == []
@@ -65,7 +65,7 @@ def test_words_of_a_sentencepiece_vocabulary_keep_blanks_and_bytes(
     assert sentencepiece.pieces(ids)[-4:] == ["", "", "", "🎉"]
 
 
-def test_pieces_of_a_sentencepiece_vocabulary_join_to_the_text(
+def test_sentencepiece_token_texts_join_to_the_decoded_text(
     sentencepiece: LocalTokenizer,
 ) -> None:
     @given(st.lists(st.integers(0, 500), max_size=30))

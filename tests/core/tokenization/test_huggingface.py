@@ -32,13 +32,13 @@ EMBEDDED = default_tokenizer()
 
 @given(st.lists(st.text(max_size=30), max_size=6))
 @settings(max_examples=50, deadline=None)
-def test_any_text_survives_the_embedded_tokenizer(texts: list[str]) -> None:
+def test_any_text_survives_encoding_and_decoding(texts: list[str]) -> None:
     ids = EMBEDDED.encode_many(texts)
     assert ids == [EMBEDDED.encode(text) for text in texts]
     assert [EMBEDDED.decode(token_ids, skip_special_tokens=False) for token_ids in ids] == texts
 
 
-def test_a_sentence_encodes_to_the_same_ids_wherever_it_is_cut(
+def test_prefix_of_a_sentence_encodes_to_the_same_ids(
     embedded: LocalTokenizer,
 ) -> None:
     """The length of a reply is counted in ids, clients count by encoding its text."""
@@ -50,7 +50,7 @@ def test_a_sentence_encodes_to_the_same_ids_wherever_it_is_cut(
                 assert text.endswith("\ufffd") or embedded.encode(text) == ids[:cut]
 
 
-def test_special_tokens_are_skipped_or_shown_and_spellings_are_texts(
+def test_special_tokens_are_skipped_or_shown_and_their_spelling_is_plain_text(
     embedded: LocalTokenizer,
 ) -> None:
     ids = [*embedded.encode("done"), 0]
@@ -63,14 +63,14 @@ def test_special_tokens_are_skipped_or_shown_and_spellings_are_texts(
 
 
 @pytest.mark.parametrize("worst", [-1, 2**32, 2**63 - 1])
-def test_an_impossible_id_is_a_value_error(embedded: LocalTokenizer, worst: int) -> None:
+def test_invalid_token_id_raises_value_error(embedded: LocalTokenizer, worst: int) -> None:
     for use in (embedded.decode, embedded.pieces, embedded.token_strings, embedded.check_ids):
         with pytest.raises(TokenIdError, match=str(worst)):
             use([5, worst])
     assert issubclass(TokenIdError, ValueError)
 
 
-def test_an_id_without_a_token_adds_nothing_but_is_outside_the_vocabulary(
+def test_id_without_a_token_decodes_to_nothing_within_the_vocabulary_size(
     embedded: LocalTokenizer,
 ) -> None:
     assert embedded.vocab_size is not None
@@ -83,14 +83,14 @@ def test_an_id_without_a_token_adds_nothing_but_is_outside_the_vocabulary(
         embedded.check_ids([beyond])
 
 
-def test_half_a_surrogate_pair_is_an_input_error(embedded: LocalTokenizer) -> None:
+def test_lone_surrogate_in_a_text_is_an_input_error(embedded: LocalTokenizer) -> None:
     for text in ("a\ud800b", "a\ud800b" * 1_000):
         with pytest.raises(TokenizerInputError, match="surrogate"):
             embedded.encode(text)
 
 
 @pytest.mark.shared
-def test_the_recorded_ids_are_reproduced(recorded: LocalTokenizer) -> None:
+def test_tokenizer_reproduces_the_recorded_ids(recorded: LocalTokenizer) -> None:
     assert recorded.encode("hello world") == [280, 76, 332, 1400, 1273]
     assert recorded.decode([338, 1402, 4025]) == "one two three"
     chat = [28, 92, 1495, 92, 30, 199, 2371, 199, 28, 92, 3510, 618, 897, 92, 30, 199]
@@ -98,7 +98,7 @@ def test_the_recorded_ids_are_reproduced(recorded: LocalTokenizer) -> None:
     assert (recorded.eos_token_id, recorded.vocab_size) == (0, 4096)
 
 
-def test_the_post_processor_adds_special_tokens_on_request(tmp_path: Path) -> None:
+def test_post_processor_adds_special_tokens_on_request(tmp_path: Path) -> None:
     content = json.loads((ROOT / "app/core/text/data/tokenizer.json").read_text(encoding="utf-8"))
     begin = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
     content["post_processor"] = {
@@ -146,9 +146,7 @@ def test_eos_token_ids_come_from_the_generation_config(tmp_path: Path) -> None:
         ("tokenizer_config.json", "no tok"),
     ],
 )
-def test_a_folder_without_a_tokenizer_is_rejected(
-    tmp_path: Path, name: str, complaint: str
-) -> None:
+def test_folder_without_a_tokenizer_is_rejected(tmp_path: Path, name: str, complaint: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(TokenizerLoadError, match=complaint):
         LocalTokenizer.from_path(tmp_path)
@@ -158,12 +156,12 @@ BARE = ChatOptions(add_generation_prompt=False)
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_many_ids_decode_as_in_the_library(embedded: LocalTokenizer, skip: bool) -> None:
+def test_long_id_list_decodes_as_in_the_library(embedded: LocalTokenizer, skip: bool) -> None:
     ids = Random(1).choices(range(6_144), k=60_000)
     assert embedded.decode(ids, skip) == embedded.backend.decode(ids, skip)
 
 
-def test_caches_are_bounded_and_report_their_size(tmp_path: Path) -> None:
+def test_tokenizer_caches_are_bounded_and_report_their_size(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "app/core/text/data", tmp_path, dirs_exist_ok=True)
     tokenizer = LocalTokenizer.from_path(tmp_path)
     sizes_before = {name: cache.size_bytes for name, cache in tokenizer.caches.items()}
@@ -178,7 +176,7 @@ def test_caches_are_bounded_and_report_their_size(tmp_path: Path) -> None:
         assert sizes_before[name] < cache.size_bytes < cache.limit_bytes < 40_000_000, name
 
 
-def test_a_long_conversation_renders_like_a_short_one(embedded: LocalTokenizer) -> None:
+def test_long_conversation_renders_like_a_short_one(embedded: LocalTokenizer) -> None:
     chat = [{"role": "user", "content": f"Number {n}"} for n in range(1_000)]
     text = embedded.render_chat(chat)
     assert (
@@ -205,7 +203,7 @@ class MeetingBackend:
 
 
 @pytest.mark.parametrize(("size", "met"), [(LONG_TEXT, True), (LONG_TEXT + 1, False)])
-def test_few_long_texts_are_encoded_at_a_time(
+def test_number_of_long_texts_encoded_concurrently_is_limited(
     monkeypatch: pytest.MonkeyPatch, size: int, met: bool
 ) -> None:
     """The library takes 250 bytes for a token: 60 clients with texts of 4 MB took 3 GB."""

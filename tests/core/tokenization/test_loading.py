@@ -23,7 +23,7 @@ def name_of(model: str, **settings: Any) -> str:
     return loaded(model, **settings).name
 
 
-def test_a_plain_model_name_gets_the_embedded_tokenizer_silently(
+def test_model_name_without_a_repository_uses_the_embedded_tokenizer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.DEBUG):
@@ -31,7 +31,7 @@ def test_a_plain_model_name_gets_the_embedded_tokenizer_silently(
     assert caplog.records == []
 
 
-def test_a_folder_or_a_file_is_loaded_from_disk(tmp_path: Path) -> None:
+def test_tokenizer_is_loaded_from_a_folder_or_a_file(tmp_path: Path) -> None:
     shutil.copy(EMBEDDED / "tokenizer.json", tmp_path)
     assert name_of(model="x", tokenizer=str(tmp_path)) == str(tmp_path)
     assert name_of(model=str(tmp_path)) == str(tmp_path)
@@ -47,7 +47,7 @@ def test_a_folder_or_a_file_is_loaded_from_disk(tmp_path: Path) -> None:
         (None, "TokenizersBackend"),
     ],
 )
-def test_the_info_has_the_fields_that_transformers_adds(
+def test_tokenizer_info_has_the_fields_that_transformers_adds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, class_name: str | None, shown: str
 ) -> None:
     shutil.copy(EMBEDDED / "tokenizer.json", tmp_path)
@@ -70,7 +70,7 @@ def test_the_info_has_the_fields_that_transformers_adds(
     assert isinstance(added, dict) and added["0"] == "<|endoftext|>"
 
 
-def test_the_embedded_tokenizer_can_be_selected() -> None:
+def test_embedded_tokenizer_can_be_selected() -> None:
     assert name_of(model="x", tokenizer="/nowhere", force_dummy_tokenizer=True) == "embedded"
 
 
@@ -87,7 +87,7 @@ def test_the_embedded_tokenizer_can_be_selected() -> None:
         (None, True),
     ],
 )
-def test_the_models_config_determines_whether_it_takes_media(
+def test_model_config_determines_whether_media_are_accepted(
     tmp_path: Path, config: str | None, takes_media: bool
 ) -> None:
     def takes(**settings: Any) -> bool:
@@ -105,7 +105,7 @@ def test_the_models_config_determines_whether_it_takes_media(
     assert [takes(takes_media=setting) for setting in (True, False)] == [True, False]
 
 
-def test_a_model_without_a_tokenizer_falls_back_with_one_warning(
+def test_model_without_a_tokenizer_falls_back_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert name_of(model=str(tmp_path)) == "embedded"
@@ -128,7 +128,7 @@ def cached_repository(cache: Path, name: str) -> Path:
     return snapshot
 
 
-def test_a_cached_repository_needs_no_network(tmp_path: Path) -> None:
+def test_cached_repository_needs_no_network(tmp_path: Path) -> None:
     snapshot = cached_repository(tmp_path, "somebody/small")
     assert fetch("somebody/small", cache=tmp_path) == snapshot
     assert LocalTokenizer.from_path(snapshot).encode("a") != []

@@ -13,7 +13,7 @@ TOKENIZER = default_tokenizer()
 CHAT = b'[{"role": "user", "content": "Who comes again?"}]'
 
 
-def test_the_least_recently_used_prompt_is_dropped() -> None:
+def test_least_recently_used_prompt_is_evicted() -> None:
     encoded: list[bytes] = []
 
     def encode(key: bytes) -> list[int]:
@@ -30,7 +30,7 @@ def test_the_least_recently_used_prompt_is_dropped() -> None:
     assert memo.ids(b"1") and encoded == [b"1"]
 
 
-def test_the_size_equals_the_entries() -> None:
+def test_reported_size_matches_the_memory_of_the_entries() -> None:
     memo = PromptMemo(lambda key: [1_000 * len(key) + k for k in range(hash(key) % 60)], 1 << 18)
     tracemalloc.start()
     try:
@@ -45,7 +45,7 @@ def test_the_size_equals_the_entries() -> None:
     assert 0.9 * held_bytes < memo.size_bytes < 1.2 * held_bytes
 
 
-def test_a_prompt_is_remembered_from_its_second_use() -> None:
+def test_prompt_is_cached_from_its_second_use() -> None:
     text = "Who comes again?"
     for memo, key, expected in (
         (text_memo(TOKENIZER), text.encode(), TOKENIZER.encode(text, True)),
@@ -70,7 +70,7 @@ def test_a_prompt_is_remembered_from_its_second_use() -> None:
         b"[]",
     ],
 )
-def test_only_plain_conversations_are_supported(key: bytes) -> None:
+def test_prompt_cache_supports_only_plain_conversations(key: bytes) -> None:
     memo = chat_memo(TOKENIZER)
     for _ in range(3):
         assert memo.ids(key) is None
@@ -80,6 +80,6 @@ def test_only_plain_conversations_are_supported(key: bytes) -> None:
 @pytest.mark.parametrize(
     "template", ["{{ strftime_now('%S') }}", "{{ [1, 2] | random }}", "{{ lipsum(1) }}"]
 )
-def test_time_dependent_prompts_are_not_remembered(template: str) -> None:
+def test_time_dependent_prompts_are_not_cached(template: str) -> None:
     memo = chat_memo(default_tokenizer(template))
     assert memo.ids(CHAT) is memo.ids(CHAT) is None

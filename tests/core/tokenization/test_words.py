@@ -77,7 +77,7 @@ TEXTS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(TEXTS)
-def test_ascii_texts_have_the_library_s_ids(text: str) -> None:
+def test_ascii_texts_have_the_token_ids_of_the_library(text: str) -> None:
     for encoder, backend in encoders():
         expected = backend.encode(text, add_special_tokens=False).ids
         assert encoder.encode(text) == encoder.encode(text) == expected
@@ -86,7 +86,7 @@ def test_ascii_texts_have_the_library_s_ids(text: str) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(TEXTS | st.text(max_size=30), st.booleans())
-def test_any_text_is_encoded_as_in_the_library(text: str, framed: bool) -> None:
+def test_any_text_has_the_token_ids_of_the_library(text: str, framed: bool) -> None:
     for tokenizer in tokenizers():
         expected = tokenizer.backend.encode(text, add_special_tokens=framed).ids
         assert tokenizer.encode(text, framed) == expected
@@ -95,7 +95,7 @@ def test_any_text_is_encoded_as_in_the_library(text: str, framed: bool) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(TEXTS, st.integers(0, 200)), max_size=4), st.sampled_from(SPECIAL))
-def test_long_parts_are_remembered_with_the_library_s_ids(
+def test_texts_with_cached_parts_have_the_token_ids_of_the_library(
     parts: list[tuple[str, int]], separator: str
 ) -> None:
     text = separator.join(part * count for part, count in parts)
@@ -105,7 +105,7 @@ def test_long_parts_are_remembered_with_the_library_s_ids(
         assert encoder.encode(text) == expected
 
 
-def test_parts_are_remembered_from_their_second_use_within_a_limit() -> None:
+def test_text_parts_are_cached_from_their_second_use_within_a_limit() -> None:
     parts = TextParts(limit_bytes=20_000)
     parts.learn("a" * 100, [1, 2])
     assert not parts and parts.size_bytes == 0
@@ -151,7 +151,7 @@ def other_tokenizers() -> dict[str, Tokenizer]:
     }
 
 
-def test_other_kinds_of_tokenizers_do_not_use_the_word_cache() -> None:
+def test_other_types_of_tokenizers_do_not_use_the_word_cache() -> None:
     others = other_tokenizers()
     assert [name for name in others if has_independent_words(others[name])] == []
     assert has_independent_words(pairwise()) and has_independent_words(embedded_backend())

@@ -100,14 +100,14 @@ ADDITIONS = (
 
 
 @pytest.mark.parametrize("add", ADDITIONS)
-def test_no_route_is_direct_after_an_addition(add: Callable[[Any], None]) -> None:
+def test_flask_hook_disables_the_direct_path_of_all_routes(add: Callable[[Any], None]) -> None:
     app = application(ROUTES)
     add(app)
     assert app.take_direct_routes() == []
 
 
 @pytest.mark.parametrize("name", ("wsgi_app", "dispatch_request", "process_response"))
-def test_no_route_is_direct_if_a_method_of_all_applications_is_wrapped(
+def test_wrapped_flask_method_disables_the_direct_path(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     app = application(ROUTES)
@@ -125,12 +125,12 @@ def view() -> str:
     return "a view of Flask"
 
 
-def test_routes_without_variables_are_direct() -> None:
+def test_only_routes_without_variables_use_the_direct_path() -> None:
     app = application([*ROUTES, get("/things/{name}", empty_response)])
     assert [route.path for route in app.take_direct_routes()] == ["/things", "/other"]
 
 
-def test_additions_of_other_blueprints_do_not_matter() -> None:
+def test_additions_of_other_blueprints_keep_the_direct_path() -> None:
     app = application(ROUTES)
     other = Blueprint("other", __name__)
     other.before_request(do_nothing)
@@ -139,7 +139,7 @@ def test_additions_of_other_blueprints_do_not_matter() -> None:
     assert len(app.take_direct_routes()) == 2
 
 
-def test_receivers_of_signals_see_all_requests() -> None:
+def test_flask_signal_receiver_disables_the_direct_path() -> None:
     app = application(ROUTES)
 
     def receive(sender: Flask, **arguments: object) -> None:
@@ -159,7 +159,7 @@ def test_replaced_views_and_rules_are_served_by_flask() -> None:
     assert [route.path for route in app.take_direct_routes()] == ["/other"]
 
 
-def test_late_additions_are_refused() -> None:
+def test_additions_after_the_first_request_are_rejected() -> None:
     app: Understudy = application(ROUTES)
     app.take_direct_routes()
     with pytest.raises(AssertionError, match="already handled its first request"):

@@ -44,7 +44,7 @@ def ident(context: RequestContext) -> Response:
     return json_response(threading.get_ident())
 
 
-def test_requests_of_many_threads_are_served_by_one_that_begins_with_the_first() -> None:
+def test_requests_of_all_threads_are_served_by_one_loop_thread() -> None:
     app = application([get("/", ident)])
     service = Begun()
     app.services.append(service)
@@ -61,7 +61,7 @@ def test_requests_of_many_threads_are_served_by_one_that_begins_with_the_first()
     assert threading.get_ident() not in served_in
 
 
-def test_a_request_leaves_nothing_behind_that_only_a_collection_would_find() -> None:
+def test_request_leaves_no_cyclic_garbage() -> None:
     class Mark:
         """What a context keeps."""
 
@@ -109,7 +109,7 @@ def length(timeout_s: float) -> Route:
     return post("/", body_length)
 
 
-def test_a_body_is_waited_for_by_its_own_thread_alone() -> None:
+def test_request_body_is_read_in_the_thread_of_its_request() -> None:
     client = served(length(PATIENCE_S), get("/", ident))
     slow = SlowInput()
     overrides = {**THREADED, "wsgi.input": slow, "CONTENT_LENGTH": "4"}
@@ -127,7 +127,7 @@ def test_a_body_is_waited_for_by_its_own_thread_alone() -> None:
     assert slow.reader_threads == [thread]
 
 
-def test_the_thread_of_a_body_that_does_not_come_is_free_to_say_so() -> None:
+def test_body_timeout_returns_408_while_the_socket_can_still_be_written() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, ours.makefile("rb") as source:
         theirs.send(b"the first half")
@@ -142,7 +142,7 @@ def test_the_thread_of_a_body_that_does_not_come_is_free_to_say_so() -> None:
         ours.sendall(b"can still be written to")
 
 
-def test_flasks_own_server_serves_too() -> None:
+def test_flask_development_server_serves_requests() -> None:
     """`flask run`:
 
     its input has no end of its own, so no more than the declared length may be read.

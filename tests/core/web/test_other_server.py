@@ -71,7 +71,7 @@ def broken_body(
 
 
 @pytest.mark.parametrize("server", ["uwsgi", "waitress", "mod_wsgi", "another"])
-def test_a_break_by_mistake_is_an_error_everywhere(
+def test_error_while_streaming_is_raised_under_every_server(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = Shown(server, monkeypatch)
@@ -88,7 +88,7 @@ def test_a_break_by_mistake_is_an_error_everywhere(
     shown.client.close()
 
 
-def test_several_processes_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_several_processes_log_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """And only the thread of a request calls what its server gave it."""
     app = application([get("/", empty_response)])
     called = list[int]()

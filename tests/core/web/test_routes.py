@@ -28,7 +28,7 @@ ROUTES = [
 ]
 
 
-def test_a_route_is_called_with_its_request() -> None:
+def test_route_handler_receives_the_request_and_path_variables() -> None:
     client = application(ROUTES).test_client()
     for method, path, expected in (
         ("GET", "/things", ["/things", {}]),
@@ -41,7 +41,7 @@ def test_a_route_is_called_with_its_request() -> None:
         assert client.open(path, method=method).json == [method, *expected]
 
 
-def test_a_wrong_method_gets_the_methods_of_the_first_route_of_the_path() -> None:
+def test_wrong_method_returns_405_with_the_methods_of_the_first_route() -> None:
     client = application(ROUTES).test_client()
     for method, path, allowed in (
         ("PUT", "/things", "GET"),
@@ -55,7 +55,7 @@ def test_a_wrong_method_gets_the_methods_of_the_first_route_of_the_path() -> Non
         assert answer.data == (b"" if method == "HEAD" else b'{"detail":"Method Not Allowed"}')
 
 
-def test_no_route_takes_a_websocket() -> None:
+def test_websocket_upgrade_is_rejected_on_every_route() -> None:
     client = app_of("--force-dummy-tokenizer", "--api-key", "key").test_client()
     for path, status, media_type in (
         ("/health", 403, "text/plain"),
@@ -67,7 +67,7 @@ def test_no_route_takes_a_websocket() -> None:
     assert client.get("/health", headers={"Upgrade": "h2c"}).status_code == 200
 
 
-def test_metrics_ignore_method_and_further_path_and_ping_takes_two_methods() -> None:
+def test_metrics_route_accepts_any_method_and_ping_accepts_get_and_post() -> None:
     client = app_of("--force-dummy-tokenizer").test_client()
     for method, path, has_length in (
         ("GET", "/metrics", True),
@@ -90,7 +90,7 @@ def test_metrics_ignore_method_and_further_path_and_ping_takes_two_methods() -> 
 # Of whoever embeds the application
 
 
-def test_views_may_return_what_flask_allows() -> None:
+def test_added_views_may_return_any_flask_response() -> None:
     """Beside routes of ours; a stream is closed at its end."""
     app = application(ROUTES)
     closed = list[str]()
@@ -135,7 +135,7 @@ def test_views_may_return_what_flask_allows() -> None:
         assert url_for("converted", path="a b", more="yes") == "/converted/a%20b?more=yes"
 
 
-def test_functions_of_extensions_get_responses_as_flask_has_them() -> None:
+def test_after_request_functions_receive_flask_responses() -> None:
     """Whole ones and streams; what the middleware do comes behind them."""
     app = app_of("--force-dummy-tokenizer", "--enable-request-id-headers")
     app.secret_key = "a secret"
@@ -165,7 +165,7 @@ def test_functions_of_extensions_get_responses_as_flask_has_them() -> None:
     assert seen == [(200, None)] * 4
 
 
-def test_the_test_client_gets_a_stream_token_by_token() -> None:
+def test_flask_test_client_receives_a_stream_token_by_token() -> None:
     app = app_of("--force-dummy-tokenizer", "--inter-token-latency", "25ms")
     body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True}
     with app.test_client().post("/v1/completions", json=body) as answer:

@@ -7,11 +7,11 @@ from scripts.removal_test import choose, failure_without
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_server_without_an_extension_answers_a_chat(name: str) -> None:
+def test_server_without_any_one_extension_answers_a_chat(name: str) -> None:
     assert failure_without(name, tests=False, workers=0) is None
 
 
-def test_commits_choose_two_extensions_each_and_all_of_them_in_turn() -> None:
+def test_removal_test_selects_two_extensions_per_commit_and_covers_all() -> None:
     chosen = {tuple(choose(f"{commit:040x}")) for commit in range(len(BUILT_IN))}
     assert len(chosen) == len(BUILT_IN)
     assert all(len(set(names)) == 2 for names in chosen)

@@ -174,7 +174,7 @@ def of_prompt(prompt: list[int], event: dict[str, Any], fact: dict[str, Any]) ->
     assert event["token_ids"][:known_tokens] == prompt[start : start + known_tokens]
 
 
-def test_the_cache_shows_in_metrics_and_answers(empty: Both) -> None:
+def test_cache_hits_are_shown_in_metrics_and_usage(empty: Both) -> None:
     client, subscriber = empty
     names = ("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_cached_total")
     values_before = [client.metric(f"vllm:{name}") for name in names]
@@ -228,7 +228,7 @@ def told_usage(text: str) -> Any:
     return [usage for usage in usages if usage][-1]
 
 
-def test_new_and_read_blocks_are_told_apart(empty: Both) -> None:
+def test_usage_distinguishes_cached_and_newly_stored_tokens(empty: Both) -> None:
     client, _ = empty
     for number, (path, stream) in enumerate(
         (family, stream) for family in USAGE for stream in (False, True)
@@ -251,7 +251,7 @@ def test_new_and_read_blocks_are_told_apart(empty: Both) -> None:
         assert cached_usage == (tokens, cached_tokens, whole - cached_tokens), (path, stream)
 
 
-def test_every_rank_publishes_at_a_port_of_its_own() -> None:
+def test_every_rank_publishes_events_at_a_separate_port() -> None:
     first = free_port(2)
     env = {
         "SIM_FORCE_DUMMY_TOKENIZER": "1",
@@ -296,7 +296,7 @@ def rank_of_an_event(port: int, url: str) -> int:
     return rank
 
 
-def test_a_rank_that_is_played_alone_tells_of_itself_and_names_the_engines_of_all() -> None:
+def test_single_rank_publishes_its_events_and_lists_the_engines_of_all_ranks() -> None:
     alone = ("--data-parallel-size", "4", "--data-parallel-rank", "2")
     with served(*alone, "--enable-kvcache", "--zmq-endpoint", "tcp://127.0.0.1:5600") as client:
         sources = client.get("/kv_event_sources").json()
@@ -306,7 +306,7 @@ def test_a_rank_that_is_played_alone_tells_of_itself_and_names_the_engines_of_al
         assert list(client.get("/query").json()) == ["0", "1", "2", "3"]
 
 
-def test_a_miss_can_be_had_on_demand() -> None:
+def test_cache_threshold_can_force_a_cache_threshold_finish() -> None:
     """With simulator.md's header, also where no cache is played."""
     bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "Hello"},

@@ -54,7 +54,7 @@ def status_line(server: RunningServer, method: str, path: str, *headers: str) ->
 
 
 @pytest.mark.parametrize("host", FOREIGN_HOSTS)
-def test_rebound_name_can_neither_read_nor_control(server: RunningServer, host: str) -> None:
+def test_rebound_host_name_can_neither_read_nor_control(server: RunningServer, host: str) -> None:
     header = f"Host: {host}"
     for path in READABLE:
         assert status_line(server, "GET", path, header) == 403, path
@@ -73,7 +73,7 @@ def test_rebound_name_can_neither_read_nor_control(server: RunningServer, host: 
 
 
 @pytest.mark.parametrize("host", OWN_HOSTS)
-def test_names_of_the_server_read_everything(server: RunningServer, host: str) -> None:
+def test_allowed_host_names_can_read_everything(server: RunningServer, host: str) -> None:
     for path in (*READABLE, *OPEN):
         assert status_line(server, "GET", path, f"Host: {host}") == 200, path
 
@@ -103,7 +103,7 @@ def test_wildcard_origin_does_not_open_the_journal(server: RunningServer) -> Non
     assert models.headers["access-control-allow-origin"] == "*"
 
 
-def test_default_origins_of_vllm_open_no_control_path() -> None:
+def test_default_origins_of_vllm_open_no_control_route() -> None:
     port = free_port()
     words = (
         "serve",

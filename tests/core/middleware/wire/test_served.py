@@ -62,7 +62,7 @@ def is_unauthorized(answer: Whole) -> bool:
     return answer_parts == (401, "application/json", UNAUTHORIZED)
 
 
-def test_only_guarded_paths_need_a_key(guarded: RunningServer) -> None:
+def test_only_protected_paths_require_a_key(guarded: RunningServer) -> None:
     for path in GUARDED:
         assert is_unauthorized(get(guarded.port, path))
         assert status(guarded, path, **bearing(FIRST)) != 401
@@ -85,13 +85,13 @@ def test_only_guarded_paths_need_a_key(guarded: RunningServer) -> None:
         *(f"X-Api-Key: {FIRST}", f"X-Admin-Key: {FIRST}", f"Cookie: Authorization=Bearer {FIRST}"),
     ],
 )
-def test_other_credentials_are_rejected(guarded: RunningServer, header: str) -> None:
+def test_invalid_credentials_are_rejected(guarded: RunningServer, header: str) -> None:
     with Wire(guarded.port) as wire:
         request = f"GET /v1/models HTTP/1.1\r\nHost: test\r\n{header}\r\n\r\n"
         assert is_unauthorized(wire.send(request.encode("latin-1")).answer())
 
 
-def test_only_the_admin_key_opens_admin(guarded: RunningServer) -> None:
+def test_only_the_admin_key_opens_admin_routes(guarded: RunningServer) -> None:
     for header in ({"X-Admin-Key": ADMIN}, bearing(ADMIN)):
         assert status(guarded, "/admin/config", **header) == 200
     for header in ({}, {"X-Admin-Key": FIRST}, bearing(FIRST), {"X-Api-Key": ADMIN}):
@@ -99,7 +99,7 @@ def test_only_the_admin_key_opens_admin(guarded: RunningServer) -> None:
         assert status(guarded, "/admin/config", "POST", **header) == 401
 
 
-def test_keys_never_appear_in_answers_or_logs(guarded: RunningServer) -> None:
+def test_keys_never_appear_in_responses_or_logs(guarded: RunningServer) -> None:
     for key in (FIRST, SECOND, ADMIN):
         headers = {**bearing(key), "X-Api-Key": key, "X-Admin-Key": key}
         requests.get(f"{guarded.url}/v1/models?api_key={key}", headers=headers, timeout=20)
@@ -119,7 +119,7 @@ def post(server: RunningServer, key: str = FIRST, **fields: object) -> requests.
     return requests.post(server.url + COMPLETIONS, json=ask(**fields), headers=headers, timeout=20)
 
 
-def test_answers_streams_and_errors_are_for_the_page_but_not_the_want_of_a_key(
+def test_cors_headers_are_set_except_when_the_key_is_missing(
     guarded: RunningServer,
 ) -> None:
     for expected, key, fields in (
@@ -148,7 +148,7 @@ def test_answers_streams_and_errors_are_for_the_page_but_not_the_want_of_a_key(
     assert got.headers["Access-Control-Max-Age"] == "600"
 
 
-def test_no_page_is_allowed_by_default(server: RunningServer) -> None:
+def test_no_origin_is_allowed_by_default(server: RunningServer) -> None:
     preflight_headers = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
     preflight = requests.options(server.url + COMPLETIONS, headers=preflight_headers, timeout=20)
     assert (preflight.status_code, preflight.text) == (400, "Disallowed CORS origin")
@@ -169,7 +169,7 @@ def lines(server: RunningServer) -> list[dict[str, Any]]:
     return [line for line in requests_logged if line["path"] != "/health"]
 
 
-def test_complete_answer_is_logged_with_its_request(guarded: RunningServer) -> None:
+def test_complete_response_is_logged_with_its_request(guarded: RunningServer) -> None:
     body = ask(user="Zoë", api_key="hidden")
     headers = {**bearing(FIRST), "X-Request-Id": "mine", "X-Other": "seen"}
     url = f"{guarded.url}{COMPLETIONS}?key=hidden&b=1"
@@ -217,7 +217,7 @@ def test_rejected_request_is_logged(guarded: RunningServer) -> None:
         )
 
 
-def test_long_body_is_cut_in_the_log(guarded: RunningServer) -> None:
+def test_long_body_is_truncated_in_the_log(guarded: RunningServer) -> None:
     body = b'{"prompt": "' + b"x" * (MAX_BODY_BYTES + 1000) + b'"}'
     with Wire(guarded.port) as wire:
         wire.send(http_post(COMPLETIONS, body, f"Authorization: Bearer {FIRST}")).answer()

@@ -150,7 +150,7 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_request_has_the_same_answer_on_both_ways(
+def test_request_has_the_same_response_on_the_direct_and_the_general_path(
     pair: Pair, path: str, body: Mapping[str, Any]
 ) -> None:
     counts_before = requests_by_way(pair.direct.port)
@@ -163,7 +163,7 @@ def test_request_has_the_same_answer_on_both_ways(
     assert served[2] == 0
 
 
-def test_every_route_has_the_same_answer_on_both_ways(pair: Pair) -> None:
+def test_every_route_has_the_same_response_on_the_direct_and_the_general_path(pair: Pair) -> None:
     # Both are asked, because each logged request draws an id.
     document, _ = [
         json.loads(get(server.port, "/openapi.json").body) for server in (pair.direct, pair.general)
@@ -187,7 +187,7 @@ def test_every_route_has_the_same_answer_on_both_ways(pair: Pair) -> None:
     assert request_count > 100
 
 
-def test_access_lines_are_the_same_on_both_ways(pair: Pair) -> None:
+def test_access_log_lines_are_the_same_on_the_direct_and_the_general_path(pair: Pair) -> None:
     lines = []
     for server, extra_headers in ((pair.direct, ()), (pair.general, (GENERAL,))):
         headers = ("Content-Type: application/json", "X-Request-Id: logged", *extra_headers)
@@ -200,7 +200,7 @@ def test_access_lines_are_the_same_on_both_ways(pair: Pair) -> None:
     assert lines[0] == lines[1]
 
 
-def test_client_that_leaves_while_a_handler_waits_ends_the_request() -> None:
+def test_client_disconnect_during_a_waiting_handler_ends_the_request() -> None:
     flags = ("--time-to-first-token", "30s", "--access-log")
     with running_server(*flags, env={"SIM_FAST_PATH": "true"}) as server:
         with Wire(server.port) as wire:
@@ -219,7 +219,7 @@ def _running(server: RunningServer) -> float:
     return float(gauge[1])
 
 
-def test_stop_cuts_a_handler_that_waits_beyond_the_graceful_timeout() -> None:
+def test_shutdown_ends_a_handler_that_waits_beyond_the_graceful_timeout() -> None:
     flags = ("--time-to-first-token", "60s", "--graceful-timeout", "1")
     with running_server(*flags, env={"SIM_FAST_PATH": "true"}) as server:
         with Wire(server.port) as wire:
@@ -232,7 +232,7 @@ def test_stop_cuts_a_handler_that_waits_beyond_the_graceful_timeout() -> None:
         assert "Traceback" not in server.log()
 
 
-def test_pipelined_requests_are_answered_in_their_order(pair: Pair) -> None:
+def test_pipelined_requests_are_answered_in_order(pair: Pair) -> None:
     bodies = [{**CHAT, "stop": "e", "seed": seed, "max_tokens": 9} for seed in range(5)]
     requests = [
         http_post(CHAT_PATH, json.dumps(body).encode(), "Content-Type: application/json")
@@ -371,7 +371,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "line-break",
     ),
 )
-def test_handler_that_fails_in_any_way_answers_500_and_keeps_the_connection(
+def test_failing_handler_returns_500_and_keeps_the_connection(
     odd: RunningServer, name: str
 ) -> None:
     request = f"GET /odd/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
@@ -388,7 +388,7 @@ def test_handler_that_fails_in_any_way_answers_500_and_keeps_the_connection(
 @pytest.mark.parametrize(
     "fields_of_request", ({}, {"n": 2}, {"stream": True}, {"stream": True, "n": 2})
 )
-def test_middleware_that_fails_answers_500_and_frees_its_slot(
+def test_failing_middleware_returns_500_and_frees_its_slot(
     odd: RunningServer, header: str, fields_of_request: Mapping[str, Any]
 ) -> None:
     data = json.dumps({**CHAT, **fields_of_request}).encode()
@@ -399,21 +399,21 @@ def test_middleware_that_fails_answers_500_and_frees_its_slot(
     wait_for_value(_running, odd, equals=0)
 
 
-def test_piece_of_a_body_that_fails_closes_the_connection(odd: RunningServer) -> None:
+def test_error_while_streaming_a_body_closes_the_connection(odd: RunningServer) -> None:
     with Wire(odd.port) as wire:
         wire.send(b"GET /odd/breaks-off HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert wire.seconds_until_closed() < 10
     assert "a response ended early" in odd.log()
 
 
-def test_response_that_cannot_be_closed_leaves_its_connection_open(odd: RunningServer) -> None:
+def test_error_while_closing_a_response_keeps_the_connection_open(odd: RunningServer) -> None:
     with Wire(odd.port) as wire:
         for _ in range(2):
             wire.send(b"GET /odd/close-fails HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert wire.answer().body == b"x"
 
 
-def test_headers_of_the_connection_are_the_servers_alone(odd: RunningServer) -> None:
+def test_connection_headers_of_a_handler_are_ignored(odd: RunningServer) -> None:
     with Wire(odd.port) as wire:
         for _ in range(2):
             wire.send(b"GET /odd/hops HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -425,7 +425,9 @@ def test_headers_of_the_connection_are_the_servers_alone(odd: RunningServer) -> 
 
 
 @pytest.mark.parametrize(("name", "status"), (("not-modified", 304), ("no-content", 204)))
-def test_status_without_a_body_sends_none(odd: RunningServer, name: str, status: int) -> None:
+def test_response_with_status_204_or_304_has_no_body(
+    odd: RunningServer, name: str, status: int
+) -> None:
     request = f"GET /odd/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with Wire(odd.port) as wire, wire.sock.makefile("rb") as received:
         wire.send(request * 2)
@@ -435,7 +437,7 @@ def test_status_without_a_body_sends_none(odd: RunningServer, name: str, status:
                 pass
 
 
-def test_body_that_is_cut_short_is_an_error_on_both_ways(pair: Pair) -> None:
+def test_truncated_request_body_returns_400_on_both_paths(pair: Pair) -> None:
     request = http_post(CHAT_PATH, json.dumps(CHAT).encode())[:-3]
     answers = []
     for server in (pair.direct, pair.general):
@@ -446,7 +448,7 @@ def test_body_that_is_cut_short_is_an_error_on_both_ways(pair: Pair) -> None:
     assert answers[0].body == answers[1].body
 
 
-def test_late_body_counts_from_the_arrival_of_its_head() -> None:
+def test_request_duration_starts_with_the_arrival_of_the_head() -> None:
     request = http_post(CHAT_PATH, json.dumps(CHAT).encode())
     with running_server(env={"SIM_FAST_PATH": "true"}) as server, Wire(server.port) as wire:
         wire.send(request[:-3])
@@ -458,7 +460,7 @@ def test_late_body_counts_from_the_arrival_of_its_head() -> None:
     assert float(seconds[1]) > 0.65
 
 
-def test_functions_of_flask_extensions_see_every_request(tmp_path: Path) -> None:
+def test_flask_extension_hooks_run_for_every_request(tmp_path: Path) -> None:
     (tmp_path / "hooked.py").write_text(HOOKED, "utf-8")
     command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(tmp_path), "hooked:app"]
     port = free_port()

@@ -40,7 +40,7 @@ def expected(lengths: list[int]) -> list[tuple[str, int]]:
     ]
 
 
-def test_gunicorn_flags_direct_logs_and_statsd_counts_every_request(
+def test_gunicorn_flags_set_log_files_and_statsd_counts_every_request(
     tmp_path: Path,
 ) -> None:
     access = tmp_path / "access.log"
@@ -98,7 +98,7 @@ def heard(statsd: socket.socket, last: bytes) -> list[bytes]:
     return packets
 
 
-def test_syslog_gets_both_logs_and_custom_logger_class_works() -> None:
+def test_syslog_receives_both_logs_and_a_custom_logger_class_works() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as syslog:
         syslog.bind(("127.0.0.1", 0))
         syslog.settimeout(20)
@@ -115,7 +115,7 @@ def test_syslog_gets_both_logs_and_custom_logger_class_works() -> None:
                 assert "Traceback" not in server.log()
 
 
-def test_pidfile_names_the_arbiter_until_the_server_ends(tmp_path: Path) -> None:
+def test_pidfile_contains_the_arbiter_pid_until_the_server_exits(tmp_path: Path) -> None:
     pidfile = tmp_path / "server.pid"
     with running_gunicorn("--pid", str(pidfile)) as server:
         assert int(pidfile.read_text()) == server.process.pid

@@ -36,7 +36,7 @@ def test_sim_port_takes_precedence_over_port() -> None:
         assert lines_with(server, f"Listening at: http://127.0.0.1:{server.port} ")
 
 
-def test_threads_and_max_requests_get_one_line_each() -> None:
+def test_threads_and_max_requests_log_one_warning_each() -> None:
     flags = ("--threads", "4", "--max-requests", "10", "--max-requests-jitter", "3")
     with running_gunicorn(*flags) as server:
         [threads] = lines_with(server, "threads=")
@@ -45,13 +45,13 @@ def test_threads_and_max_requests_get_one_line_each() -> None:
         assert "max_requests=10, max_requests_jitter=3: no effect: " in max_requests
 
 
-def test_start_without_ignored_options_logs_no_warning() -> None:
+def test_startup_without_ignored_options_logs_no_warning() -> None:
     with running_gunicorn() as server:
         assert not lines_with(server, "WARNING")
 
 
 @pytest.mark.parametrize("worker", ["sync", "gthread", "gevent"])
-def test_other_worker_class_is_warned_of_with_lost_features(worker: str) -> None:
+def test_other_worker_class_logs_a_warning_with_the_missing_features(worker: str) -> None:
     with running_gunicorn("-k", worker) as server:
         [line] = lines_with(server, "worker_class=")
         assert (
@@ -60,7 +60,7 @@ def test_other_worker_class_is_warned_of_with_lost_features(worker: str) -> None
         )
 
 
-def test_several_workers_without_our_configuration_are_reported(tmp_path: Path) -> None:
+def test_several_workers_without_the_shipped_configuration_log_a_warning(tmp_path: Path) -> None:
     configuration = tmp_path / "own.py"
     configuration.write_text(f"{BIND}workers = 2\n")
     with running_gunicorn("-c", str(configuration)) as server:
@@ -72,7 +72,9 @@ def test_several_workers_without_our_configuration_are_reported(tmp_path: Path) 
         )
 
 
-def test_our_worker_without_our_configuration_reports_several(tmp_path: Path) -> None:
+def test_shipped_worker_without_the_shipped_configuration_warns_of_many_workers(
+    tmp_path: Path,
+) -> None:
     configuration = tmp_path / "own.py"
     configuration.write_text(f"{BIND}{OUR_WORKER}workers = 3\n")
     with running_gunicorn("-c", str(configuration)) as server:
@@ -84,7 +86,9 @@ def test_our_worker_without_our_configuration_reports_several(tmp_path: Path) ->
         )
 
 
-def test_our_worker_without_our_configuration_starts_its_services(tmp_path: Path) -> None:
+def test_shipped_worker_without_the_shipped_configuration_starts_its_services(
+    tmp_path: Path,
+) -> None:
     configuration = tmp_path / "own.py"
     configuration.write_text(f"{BIND}{OUR_WORKER}")
     events_port = free_port()

@@ -82,7 +82,7 @@ def off_extensions() -> list[str]:
     return [extension.name for extension in present_extensions() if extension not in enabled]
 
 
-def test_start_does_not_import_late_modules() -> None:
+def test_startup_does_not_import_lazy_modules() -> None:
     """A worker when it takes its first connection."""
     script = "import app.core.server.gunicorn.worker, wsgi, sys; print(*sys.modules)"
     words = [sys.executable, "-c", script]
@@ -98,7 +98,7 @@ def test_start_does_not_import_late_modules() -> None:
     assert modules - allowed == set()
 
 
-def test_settings_are_declared_without_the_code_of_extensions() -> None:
+def test_settings_are_declared_without_importing_extension_code() -> None:
     """Only the packages, which declare the extensions, and their settings are imported."""
     script = "from app.core.settings import load; import sys; load(); print(*sys.modules)"
     words = [sys.executable, "-c", script]
@@ -109,7 +109,7 @@ def test_settings_are_declared_without_the_code_of_extensions() -> None:
     assert [name for name in code if name != PATHS_OF_POOLING] == []
 
 
-def test_the_list_of_late_modules_names_modules() -> None:
+def test_list_of_lazy_modules_contains_only_existing_modules() -> None:
     assert [name for name in LAZY_MODULES if find_spec(name) is None] == []
 
 
@@ -149,7 +149,7 @@ def docstring_count(path: Path) -> int:
     return sum(isinstance(text, ast.Constant) and type(text.value) is str for text in texts)
 
 
-def test_default_server_imports_few_tokens_for_its_first_requests(tmp_path: Path) -> None:
+def test_first_requests_of_a_default_server_import_few_tokens_of_code(tmp_path: Path) -> None:
     (tmp_path / "reporting.py").write_text(APPLICATION_WITH_REPORT, "utf-8")
     command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(tmp_path), "reporting:app"]
     port = free_port()
@@ -187,7 +187,7 @@ INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\
 MOST_INDEX = {"one KV event": (44, 14, 20), "one score": (31, 11, 19)}
 
 
-def test_calls_and_files_per_request_stay_within_their_budgets() -> None:
+def test_function_calls_and_files_per_request_stay_within_their_budgets() -> None:
     words = [sys.executable, str(ROOT / "scripts" / "trace_request.py"), "--summary"]
     output = subprocess.run(
         words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True

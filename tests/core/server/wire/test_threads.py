@@ -59,7 +59,7 @@ def text_of(port: int, number: int) -> str:
 @pytest.mark.parametrize(
     ("worker", "timing"), [("gthread", STEPS), ("threads of gevent", LATENCIES)]
 )
-def test_all_threads_stream_at_the_same_time(
+def test_all_threads_stream_concurrently(
     tmp_path: Path, worker: str, timing: dict[str, str]
 ) -> None:
     with served_by(worker, tmp_path, **timing) as server, ThreadPoolExecutor(THREADS) as several:
@@ -85,7 +85,7 @@ def test_slow_sender_delays_no_other_client(server: RunningServer) -> None:
         assert slow[0].sock.recv(1) == b""
 
 
-def test_cache_events_are_published_and_requests_finish_at_the_end(tmp_path: Path) -> None:
+def test_kv_events_are_published_and_requests_finish_at_shutdown(tmp_path: Path) -> None:
     with subscribed() as subscriber:
         cache = {
             "SIM_ENABLE_KVCACHE": "true",

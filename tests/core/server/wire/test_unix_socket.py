@@ -114,7 +114,7 @@ def sockets_of(pid: int) -> set[str]:
     return sockets
 
 
-def test_requests_are_served_only_at_the_socket_and_survive_a_reload(folder: Path) -> None:
+def test_requests_are_served_only_at_the_unix_socket_and_survive_a_reload(folder: Path) -> None:
     path = folder / "vllm.sock"
     port = free_port()
     with socket_server(path, *serve_command(path, "--port", str(port), "--console")) as server:
@@ -133,13 +133,13 @@ def test_requests_are_served_only_at_the_socket_and_survive_a_reload(folder: Pat
     assert not path.exists()
 
 
-def test_relative_socket_is_in_the_working_folder(folder: Path) -> None:
+def test_relative_socket_path_is_resolved_in_the_working_folder(folder: Path) -> None:
     command = serve_command(Path("vllm.sock"))
     with socket_server(folder / "vllm.sock", *command, cwd=folder) as server:
         wait_for_lines(server, f"Listening at: unix:{folder / 'vllm.sock'}")
 
 
-def test_only_stale_sockets_are_replaced(folder: Path) -> None:
+def test_only_stale_socket_files_are_replaced(folder: Path) -> None:
     path = folder / "vllm.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
@@ -154,7 +154,7 @@ def test_only_stale_sockets_are_replaced(folder: Path) -> None:
         assert ask(path, "GET", "/health")[0] == 200
 
 
-def test_setting_and_bind_option_open_a_socket(folder: Path) -> None:
+def test_uds_setting_and_gunicorn_bind_open_a_socket(folder: Path) -> None:
     path = folder / "vllm.sock"
     gunicorn = (sys.executable, "-m", "gunicorn", "wsgi:app")
     with socket_server(
@@ -167,7 +167,9 @@ def test_setting_and_bind_option_open_a_socket(folder: Path) -> None:
         wait_for_lines(server, f"console: /console at unix:{path}")
 
 
-def test_health_check_uses_the_socket(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_check_uses_the_unix_socket(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = folder / "vllm.sock"
     environ = {"SIM_UDS": str(path)}
     with socket_server(path, *serve_command(path)):
@@ -184,7 +186,7 @@ def test_health_check_uses_the_socket(folder: Path, capsys: pytest.CaptureFixtur
         ("long", "the path must have at most 107 bytes"),
     ],
 )
-def test_unusable_socket_path_stops_the_start(folder: Path, make: str, reason: str) -> None:
+def test_unusable_socket_path_prevents_startup(folder: Path, make: str, reason: str) -> None:
     path = folder / "vllm.sock"
     if make == "file":
         path.write_text("")
@@ -199,7 +201,7 @@ def test_unusable_socket_path_stops_the_start(folder: Path, make: str, reason: s
     assert ended.stderr == f"error: cannot listen at unix:{path}: {reason}\n"
 
 
-def test_bind_to_a_socket_serves_only_one_rank(folder: Path) -> None:
+def test_bind_to_a_unix_socket_allows_only_one_rank(folder: Path) -> None:
     command = (
         sys.executable,
         "-m",

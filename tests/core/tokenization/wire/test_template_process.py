@@ -49,7 +49,7 @@ def pid_of(process: TemplateProcess) -> int:
     return process._worker.process.pid
 
 
-def test_a_conversation_renders_as_in_the_server(process: TemplateProcess) -> None:
+def test_conversation_renders_as_in_the_server_process(process: TemplateProcess) -> None:
     talk = [*HI, {"role": "assistant", "content": "one, two, \ud800"}]
     source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     expected = "<s>[user]hi[assistant]one, two, \ud800"
@@ -66,13 +66,13 @@ def test_a_conversation_renders_as_in_the_server(process: TemplateProcess) -> No
     assert render(process, "{{ messages | length }}", HI * 2_001) == "2001"
 
 
-def test_the_server_s_own_templates_start_no_process(process: TemplateProcess) -> None:
+def test_configured_templates_start_no_process(process: TemplateProcess) -> None:
     assert render(process, "rag") == "documents"
     assert render(process, "default") == "default"
     assert process._worker is None
 
 
-def test_the_process_survives_ordinary_template_errors(process: TemplateProcess) -> None:
+def test_template_process_survives_template_errors(process: TemplateProcess) -> None:
     assert render(process, "a") == "a"
     pid = pid_of(process)
     for source, reason in (
@@ -108,7 +108,7 @@ def test_the_process_survives_ordinary_template_errors(process: TemplateProcess)
         (DOUBLING, "too much memory|takes more than 0.3 s"),
     ],
 )
-def test_a_template_above_its_limits_is_stopped(
+def test_template_that_exceeds_its_limits_is_stopped(
     process: TemplateProcess, source: str, reason: str
 ) -> None:
     with pytest.raises(ChatTemplateError, match=reason):
@@ -116,7 +116,7 @@ def test_a_template_above_its_limits_is_stopped(
     assert render(process, "{{ messages[0].content }}") == "hi"
 
 
-def test_a_process_that_has_died_is_replaced(process: TemplateProcess) -> None:
+def test_killed_template_process_is_replaced(process: TemplateProcess) -> None:
     assert render(process, "a") == "a"
     worker = process._worker
     assert worker is not None
@@ -125,7 +125,7 @@ def test_a_process_that_has_died_is_replaced(process: TemplateProcess) -> None:
     assert render(process, "b") == "b"
 
 
-def test_an_abandoned_request_does_not_leave_its_answer_to_the_next() -> None:
+def test_next_request_does_not_receive_the_result_of_an_abandoned_one() -> None:
     process = TemplateProcess(cpu_s=30.0)
     assert render(process, "a") == "a"
     with pytest.raises(TimeoutError), gevent.Timeout(0.05, TimeoutError):
@@ -134,14 +134,14 @@ def test_an_abandoned_request_does_not_leave_its_answer_to_the_next() -> None:
     process.close()
 
 
-def test_a_process_without_an_answer_is_stopped() -> None:
+def test_template_process_that_does_not_respond_is_stopped() -> None:
     process = TemplateProcess(cpu_s=30.0, patience_s=0.5)
     with pytest.raises(ChatTemplateError, match="was stopped"):
         render(process, ENDLESS)
     process.close()
 
 
-def test_the_process_has_no_secrets(
+def test_template_process_environment_contains_no_secrets(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -149,7 +149,7 @@ def test_the_process_has_no_secrets(
     assert b"hf_secret" not in Path(f"/proc/{pid_of(process)}/environ").read_bytes()
 
 
-def test_a_tokenizer_ends_its_process_with_itself(embedded: LocalTokenizer) -> None:
+def test_closing_the_tokenizer_ends_its_template_process(embedded: LocalTokenizer) -> None:
     options = ChatOptions(chat_template="{{ messages[0].content }}")
     assert embedded.encode_chat(HI, options) == embedded.encode("hi")
     renderer = embedded._templates._renderer
@@ -170,7 +170,7 @@ def workers_of(server: RunningServer) -> list[int]:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-def test_a_hostile_template_is_a_400_and_the_worker_continues(
+def test_hostile_template_returns_400_and_the_server_continues(
     server: RunningServer, path: str
 ) -> None:
     """Health checks are answered while the template runs, and afterwards by the same process."""

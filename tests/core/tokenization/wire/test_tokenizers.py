@@ -9,7 +9,7 @@ from tests.core.tokenization.test_huggingface import ROOT
 from tests.core.tokenization.test_loading import cached_repository
 
 
-def test_training_again_gives_the_shipped_files(tmp_path: Path) -> None:
+def test_repeated_training_reproduces_the_shipped_tokenizer_files(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "research/train_tokenizer.py"), "--output", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
     shipped = ROOT / "app/core/text/data"
@@ -31,7 +31,7 @@ LONG_WORK = {
 }
 
 
-def test_other_greenlets_run_during_long_work() -> None:
+def test_other_greenlets_run_during_long_tokenization() -> None:
     program = """
 import sys
 from gevent import monkey; monkey.patch_all()
@@ -90,7 +90,7 @@ def test_offline_mode_uses_only_the_cache(tmp_path: Path) -> None:
     assert done.stderr.count("WARNING") == len(done.stderr.splitlines()) == 1
 
 
-def test_the_hub_library_is_imported_only_when_needed() -> None:
+def test_hub_library_is_imported_only_when_needed() -> None:
     program = (
         "import sys; from app.core.text.huggingface import load_tokenizer; load_tokenizer('m')"
     )
