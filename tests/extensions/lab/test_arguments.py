@@ -15,13 +15,13 @@ from tests.config.test_command import check_error
         (["record", "--out"], "argument --out: expected one argument"),
     ],
 )
-def test_wrong_arguments_end_with_one_line(
+def test_invalid_arguments_print_a_one_line_error(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_error(argv, message, capsys)
 
 
-def test_help_is_also_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_command_prints_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(["help", "simulate"])
     assert not ended.value.code and "python -m app simulate" in capsys.readouterr().out

@@ -39,13 +39,13 @@ FEW_FLEETS = ["--seconds", "3", "--max-num-seqs", "256", "--max-num-batched-toke
 
 
 @pytest.mark.parametrize("page", EXAMPLES, ids=str)
-def test_example_pages_equal_those_of_the_current_console(page: Path) -> None:
+def test_example_pages_match_the_current_console(page: Path) -> None:
     text = (ROOT / page).read_text("utf-8")
     assert renewed(text) == text, "python -m scripts.example_pages"
 
 
 @pytest.mark.parametrize(("command", "printed"), PLANS)
-def test_the_planning_page_shows_the_output_of_its_commands(
+def test_planning_page_shows_the_output_of_its_commands(
     command: str, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of each load, longer than a cold start, has the heading and the columns of the whole."""
@@ -65,7 +65,7 @@ def test_the_planning_page_shows_the_output_of_its_commands(
 
 
 @pytest.mark.parametrize(("command", "printed"), SEARCHES)
-def test_the_planning_page_shows_the_tables_of_its_plans(
+def test_planning_page_shows_the_tables_of_its_plans(
     command: str, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search of fewer fleets for a part of the load has the columns and lines of the whole."""
@@ -85,7 +85,7 @@ def test_the_planning_page_shows_the_tables_of_its_plans(
         assert any(line.startswith(beginning) for line in wanted)
 
 
-def test_the_planning_page_shows_the_output_of_its_series(
+def test_planning_page_shows_the_output_of_its_time_series_plan(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of the load, on one of the engines, has the columns and the last line of the whole."""
@@ -102,7 +102,7 @@ def test_the_planning_page_shows_the_output_of_its_series(
     assert wanted[-1].startswith("GPUs of h100 tp 2 over time: 0s=2")
 
 
-def test_planning_shows_the_fleets_of_models_together(
+def test_planning_page_shows_the_fleets_of_models_planned_together(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search of fewer fleets has the columns of the whole, and the same price lists."""
@@ -119,12 +119,12 @@ def test_planning_shows_the_fleets_of_models_together(
     ]
 
 
-def test_planning_has_plans_with_and_without_a_confidence() -> None:
+def test_planning_page_has_plans_with_and_without_a_confidence() -> None:
     assert ["--confidence" in command for command, _ in SEARCHES] == [False, True]
 
 
 @pytest.mark.parametrize(("command", "printed"), SIMULATIONS)
-def test_the_simulate_page_shows_the_output_of_its_commands(
+def test_simulate_page_shows_the_output_of_its_commands(
     command: str, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = shlex.split(command.replace("\\\n", ""))
@@ -133,7 +133,7 @@ def test_the_simulate_page_shows_the_output_of_its_commands(
 
 
 @pytest.mark.parametrize("command", EXAMPLE_LOADS)
-def test_simulate_page_reads_the_loads_of_the_examples(
+def test_simulate_page_commands_accept_the_example_loads(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -147,6 +147,6 @@ def test_simulate_page_has_a_run_a_sweep_and_two_examples() -> None:
     assert [Path(command.split()[2]).suffix for command in EXAMPLE_LOADS] == [".yml", ".jsonl"]
 
 
-def test_reference_of_options_is_that_of_the_parsers() -> None:
+def test_options_page_matches_the_command_line_parsers() -> None:
     page = lab_page()
     assert page.path.read_text("utf-8") == page.markdown(), "python -m scripts.reference_lab"

@@ -147,7 +147,7 @@ def steps_of(cost: CostConstants, count: int, seed: int) -> list[RecordedStep]:
 
 @settings(max_examples=25, deadline=None)
 @given(requests=REQUESTS, in_flight=st.one_of(st.none(), st.integers(1, 8)))
-def test_an_engine_and_its_simulation_have_equal_times_and_steps(
+def test_engine_run_and_its_simulation_have_equal_times_and_steps(
     requests: list[tuple[float, int, int]], in_flight: int | None
 ) -> None:
     load = load_of(requests)
@@ -172,7 +172,7 @@ def test_an_engine_and_its_simulation_have_equal_times_and_steps(
         ([(0.0, 5, 2), (0.0, 5, 4), (0.0, 5, 1)], 2, [0.0, 0.0, LATER], [1.0, 1.0, 4.0]),
     ],
 )
-def test_the_client_sends_when_a_request_is_due_and_has_a_place(
+def test_client_sends_a_request_when_it_is_due_and_a_slot_is_free(
     requests: list[tuple[float, int, int]],
     in_flight: int | None,
     send_s: list[float],
@@ -184,7 +184,7 @@ def test_the_client_sends_when_a_request_is_due_and_has_a_place(
     assert in_flight or engine.pauses == pytest.approx([8.0])
 
 
-def test_a_fit_recovers_the_constants_and_a_bend_between_tried_values() -> None:
+def test_fit_recovers_the_constants_and_a_breakpoint() -> None:
     cost = fit_steps(steps_of(CPU, 400, 1)).cost
     fitted = msgspec.structs.asdict(cost)
     wanted = msgspec.structs.asdict(CPU)
@@ -220,7 +220,7 @@ def good() -> Rehearsal:
     return rehearsed()
 
 
-def test_an_engine_of_the_family_is_rehearsed_without_an_error(good: Rehearsal) -> None:
+def test_rehearsal_of_an_engine_that_follows_the_model_shows_no_error(good: Rehearsal) -> None:
     assert good.within
     for comparison in good.comparisons:
         assert comparison.same_steps and comparison.noise < 1e-9
@@ -244,7 +244,7 @@ def played(scale: float, steps: int = 3) -> Played:
     )
 
 
-def test_the_median_error_may_exceed_the_noise_by_5_points_and_single_ones_by_10() -> None:
+def test_tolerated_error_is_the_noise_plus_5_points_median_or_10_points_each() -> None:
     for repeated, simulated, within in (
         *((1.0, 1.049, True), (1.0, 1.051, False), (1.0, 0.951, True), (1.0, 0.949, False)),
         (1.1, 1.15, True),
@@ -259,7 +259,7 @@ def test_the_median_error_may_exceed_the_noise_by_5_points_and_single_ones_by_10
     assert not Comparison(3, played(1.0), played(1.0), played(1.0, steps=2)).same_steps
 
 
-def test_the_report_has_figures_costs_and_a_verdict(good: Rehearsal) -> None:
+def test_report_contains_figures_costs_and_a_verdict(good: Rehearsal) -> None:
     text = report.table(good)
     assert "2 in flight: 20 requests, " in text and "5 in flight: 20 requests, " in text
     assert text.count("the same in the simulation") == 2
@@ -273,7 +273,7 @@ def test_the_report_has_figures_costs_and_a_verdict(good: Rehearsal) -> None:
     assert "NOT within the bound with 7 in flight" in report.verdict(bad)
 
 
-def test_written_requests_are_a_recording_for_calibrate(tmp_path: Path) -> None:
+def test_written_requests_can_be_read_by_the_calibrate_command(tmp_path: Path) -> None:
     engine = StandIn(LIMITS, CPU)
     recording = play_on(engine, load_of([(0.0, 5, 2), (0.5, 7, 3)]), None, engine.clock).recording
     report.write_requests(recording, tmp_path / "real.csv")

@@ -40,7 +40,9 @@ def model_config(folder: Path, **changes: object) -> str:
         ),
     ],
 )
-def test_settings_that_do_not_fit_stop_the_start_with_one_line(argv: list[str], error: str) -> None:
+def test_conflicting_settings_prevent_startup_with_a_one_line_error(
+    argv: list[str], error: str
+) -> None:
     with pytest.raises(ConfigError, match=error) as raised:
         load(argv, {})
     assert "\n" not in str(raised.value)
@@ -53,7 +55,7 @@ def test_profile_auto_is_computed_from_data_sheets(tmp_path: Path) -> None:
     assert settings.model.max_model_len == 40960
 
 
-def test_block_count_follows_the_limits_that_are_set(tmp_path: Path) -> None:
+def test_block_count_follows_the_configured_limits(tmp_path: Path) -> None:
     argv = ["--profile", "auto", "--device", "h100", "--model-config", model_config(tmp_path)]
     large = load(argv, {})
     small = load([*argv, *SMALL_STEPS], {})
@@ -61,7 +63,7 @@ def test_block_count_follows_the_limits_that_are_set(tmp_path: Path) -> None:
     assert small.kvcache.kv_cache_size > large.kvcache.kv_cache_size
 
 
-def test_server_starts_with_a_model_that_fits_with_small_steps_only(tmp_path: Path) -> None:
+def test_server_starts_with_a_model_that_fits_only_with_small_steps(tmp_path: Path) -> None:
     path = model_config(tmp_path, num_hidden_layers=60)
     argv = ["--profile", "auto", "--device", "l40s", "--model-config", path]
     with pytest.raises(ConfigError, match="leave no room for a KV cache"):

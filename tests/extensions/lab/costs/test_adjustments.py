@@ -39,20 +39,20 @@ def adjustment_of(**values: float) -> Adjustment:
     return Adjustment(device="h100", weights="bf16", has_experts=False, version=19, **fields)  # type: ignore[arg-type]
 
 
-def test_launches_count_in_each_layer_of_each_step() -> None:
+def test_kernel_launches_are_counted_per_layer_and_step() -> None:
     launched = adjustment_of(launch_us=10.0)
     for tokens in (1, 8192):
         added_s = layers_s(launched, tokens) - layers_s(NO_ADJUSTMENT, tokens)
         assert added_s == pytest.approx(40 * 10e-6)
 
 
-def test_small_and_large_steps_have_separate_factors() -> None:
+def test_small_and_large_steps_have_separate_correction_factors() -> None:
     factors = adjustment_of(decode=0.8, prefill=1.5)
     for tokens, factor in ((1, 0.8), (64, 0.8), (2048, 1.5)):
         assert layers_s(factors, tokens) == pytest.approx(factor * layers_s(NO_ADJUSTMENT, tokens))
 
 
-def test_the_nearest_version_with_the_same_scheduler_is_taken(
+def test_correction_of_the_nearest_version_with_the_same_scheduler_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = [replace(adjustment_of(decode=0.9), version=version) for version in (12, 16, 19)]
@@ -73,7 +73,7 @@ def test_the_nearest_version_with_the_same_scheduler_is_taken(
         assert taken == NO_ADJUSTMENT
 
 
-def test_the_output_names_the_version_of_a_correction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_names_the_version_of_a_correction(monkeypatch: pytest.MonkeyPatch) -> None:
     table = [replace(adjustment_of(decode=0.9), cells=6)]
 
     def shipped_adjustments() -> list[Adjustment]:
@@ -92,7 +92,7 @@ def test_the_output_names_the_version_of_a_correction(monkeypatch: pytest.Monkey
     )
 
 
-def test_corrections_are_small() -> None:
+def test_corrections_stay_small() -> None:
     """A larger one would mean that the kernels are wrong, which no factor can correct."""
     for adjustment in shipped_adjustments():
         assert 0.5 < adjustment.decode < 2
@@ -101,6 +101,6 @@ def test_corrections_are_small() -> None:
         assert adjustment.cells >= 4
 
 
-def test_a_device_without_measurements_has_no_correction() -> None:
+def test_device_without_measurements_has_no_correction() -> None:
     checked = datasheet_profile(QWEN, "l40s", EngineOptions(tensor_parallel_size=2)).checked
     assert "fitted to" not in checked

@@ -23,19 +23,19 @@ CELL = Cell(
 )
 
 
-def test_the_first_round_counts_as_one_of_ten() -> None:
+def test_first_round_of_a_benchmark_counts_as_one_tenth() -> None:
     assert mean_of_rounds([10.0, 10.0, 1.0, 1.0, 1.0, 1.0], 2) == pytest.approx(1.9)
     assert mean_of_rounds([3.0, 5.0], 2) == 4.0
 
 
-def test_blackwell_has_keys_in_fp8_since_vllm_019() -> None:
+def test_blackwell_uses_an_fp8_kv_cache_since_vllm_0_19() -> None:
     assert CELL.options.kv_cache_dtype == "fp8"
     assert replace(CELL, vllm="0.17.0").options.kv_cache_dtype == "auto"
     assert replace(CELL, device="h200").options.kv_cache_dtype == "auto"
     assert replace(CELL, client="unknown").options.kv_cache_dtype == "auto"
 
 
-def test_ranks_of_data_parallel_attention_have_one_device() -> None:
+def test_data_parallel_attention_ranks_have_one_device_each() -> None:
     ranks = replace(CELL, dp_attention=4, ep=16).options
     assert (ranks.tensor_parallel_size, ranks.data_parallel_size) == (1, 4)
     assert ranks.enable_expert_parallel

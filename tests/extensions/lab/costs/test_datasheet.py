@@ -52,7 +52,7 @@ def profile_with(
     return datasheet_profile({**config, **changes}, device, options)
 
 
-def test_constants_equal_the_formulas() -> None:
+def test_computed_constants_equal_the_formulas() -> None:
     cost = profile_with(QWEN).cost
     linear = 40 * (5120 * (40 + 16) * 128 + 40 * 128 * 5120 + 3 * 5120 * 17408)
     assert cost.weights == pytest.approx(2 * (linear + 151936 * 5120) / (BANDWIDTH * 0.85))
@@ -65,7 +65,7 @@ def test_constants_equal_the_formulas() -> None:
     assert (cost.p, cost.slowdown) == (6, 0)
 
 
-def test_measured_servers_of_mi300x_gave_its_overheads() -> None:
+def test_computed_latencies_match_the_measured_mi300x_servers() -> None:
     """Six runs of `vllm bench latency` by ROCm: seconds a token by the sequences of a batch."""
     config = read_model_config("nvidia/Llama-3.1-70B-Instruct-FP8")
     options = EngineOptions(tensor_parallel_size=8, vllm_version="0.11.1")
@@ -80,7 +80,7 @@ def test_measured_servers_of_mi300x_gave_its_overheads() -> None:
         )
 
 
-def test_blocks_fill_the_remaining_memory() -> None:
+def test_kv_blocks_fill_the_remaining_memory() -> None:
     engine = datasheet_profile(QWEN, "h100", limits={"max_num_seqs": 256}).engine
     assert engine.num_gpu_blocks == pytest.approx(18038, rel=0.02)  # what a real vLLM had
     assert (engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len) == (
@@ -100,7 +100,9 @@ def test_blocks_fill_the_remaining_memory() -> None:
         ("mi300x", (16384, 1024)),
     ],
 )
-def test_limits_are_the_defaults_of_vllm_on_the_device(device: str, batch: tuple[int, int]) -> None:
+def test_batch_limits_equal_the_defaults_of_vllm_for_the_device(
+    device: str, batch: tuple[int, int]
+) -> None:
     engine = profile_with(QWEN, device).engine
     assert (engine.max_num_batched_tokens, engine.max_num_seqs) == batch
     few = datasheet_profile(QWEN, device, limits={"max_num_batched_tokens": 128}).engine
@@ -115,7 +117,7 @@ def test_every_device_has_a_profile_that_states_what_was_verified(device: str) -
     assert profile.cost.weights > 0 and profile.engine.num_gpu_blocks > 2
 
 
-def test_several_devices_share_the_work_and_sum_their_results() -> None:
+def test_tensor_parallel_devices_share_the_work() -> None:
     one_device = profile_with(QWEN).cost
     four_devices = profile_with(QWEN, devices=4).cost
     assert four_devices.weights == pytest.approx(one_device.weights / 4)
@@ -158,7 +160,7 @@ def test_quantized_weights_are_read_faster(quantization: dict[str, object], bits
     )
 
 
-def test_a_step_reads_only_the_experts_of_its_tokens() -> None:
+def test_step_reads_only_the_experts_of_its_tokens() -> None:
     cost = profile_with(MIXTRAL, devices=2).cost
     experts = 32 * 8 * 3 * 4096 * 14336
     assert cost.expert_weights == pytest.approx(2 * experts / (BANDWIDTH * 0.85 * 2))
@@ -271,7 +273,7 @@ def seconds(cost: CostConstants, tokens: int) -> float:
         ),
     ],
 )
-def test_an_impossible_configuration_is_rejected_in_one_line(
+def test_impossible_configuration_is_rejected_with_a_one_line_error(
     device: str, devices: int, changes: dict[str, object], rule: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
@@ -288,7 +290,7 @@ def test_an_impossible_configuration_is_rejected_in_one_line(
         ("[]", "Expected `object`"),
     ],
 )
-def test_an_invalid_config_file_is_rejected_in_one_line(
+def test_invalid_config_file_is_rejected_with_a_one_line_error(
     tmp_path: Path, content: str | None, rule: str
 ) -> None:
     path = tmp_path / "config.json"

@@ -42,7 +42,7 @@ def step_s(profile: Profile, sequences: int, drafts: int) -> float:
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "draft_model"])
-def test_each_draft_takes_a_pass_and_a_share_of_the_memory(method: str) -> None:
+def test_each_draft_token_adds_a_forward_pass_and_memory(method: str) -> None:
     fields = {**GIVEN, "method": method, "model": "Qwen/Qwen3-0.6B"}
     plain = profile(None)
     few = profile(speculation_of(**fields))
@@ -52,7 +52,7 @@ def test_each_draft_takes_a_pass_and_a_share_of_the_memory(method: str) -> None:
     assert few.engine.num_gpu_blocks < plain.engine.num_gpu_blocks
 
 
-def test_a_pass_reads_the_weights_of_the_drafter() -> None:
+def test_draft_pass_reads_the_weights_of_the_draft_model() -> None:
     small = profile(speculation_of(**{**GIVEN, "method": "draft_model", "model": "qwen3-0.6b"}))
     large = profile(speculation_of(**{**GIVEN, "method": "draft_model", "model": "qwen3-4b"}))
 
@@ -60,7 +60,7 @@ def test_a_pass_reads_the_weights_of_the_drafter() -> None:
     assert step_s(large, 1, 3) - step_s(small, 1, 3) > 3 * more_bytes / 4.8e12
 
 
-def test_drafts_in_parallel_take_one_pass() -> None:
+def test_parallel_drafting_takes_one_pass() -> None:
     passes = profile(speculation_of(**{**GIVEN, "num_speculative_tokens": 7}))
     one_pass = profile(
         speculation_of(**{**GIVEN, "num_speculative_tokens": 7, "parallel_drafting": True})
@@ -68,7 +68,7 @@ def test_drafts_in_parallel_take_one_pass() -> None:
     assert step_s(one_pass, 1, 7) < step_s(passes, 1, 7)
 
 
-def test_ngram_has_no_weights_and_waits_for_each_step() -> None:
+def test_ngram_drafting_has_no_weights_and_disables_async_scheduling() -> None:
     drafted = profile(speculation_of(method="ngram", num_speculative_tokens=3, **SYNTHETIC))
     plain = profile(None)
 
@@ -77,7 +77,7 @@ def test_ngram_has_no_weights_and_waits_for_each_step() -> None:
     assert step_s(drafted, 1, 3) > step_s(plain, 1, 3)
 
 
-def test_public_lengths_are_the_default_of_their_model() -> None:
+def test_published_acceptance_lengths_are_the_default_of_their_model() -> None:
     fields = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 7}
     drafted = profile(speculation_of(**fields), "openai/gpt-oss-120b")
 
@@ -102,20 +102,20 @@ def test_public_lengths_are_the_default_of_their_model() -> None:
         ({**GIVEN, "method": "draft_model", "model": "qwen3-0.5b"}, "did you mean Qwen/Qwen3-0.6B"),
     ],
 )
-def test_a_speculation_without_a_known_cost_or_length_is_rejected(
+def test_speculation_without_a_known_cost_or_acceptance_is_rejected(
     fields: dict[str, object], error: str
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         profile(speculation_of(**fields))
 
 
-def test_a_number_of_drafts_beyond_the_public_ones_is_rejected() -> None:
+def test_more_draft_tokens_than_published_are_rejected() -> None:
     fields = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 9}
     with pytest.raises(ConfigError, match="accepted lengths of gpt-oss-120b are known for 3 to 8"):
         profile(speculation_of(**fields), "openai/gpt-oss-120b")
 
 
-def test_without_a_configuration_no_draft_is_made() -> None:
+def test_no_tokens_are_drafted_without_a_configuration() -> None:
     assert read_speculation("{}") is None
     assert profile(None).speculation is None
 
@@ -125,14 +125,14 @@ def label_of(run: DraftRun) -> str:
 
 
 @pytest.mark.parametrize("run", list(reported_runs()), ids=label_of)
-def test_the_gain_of_reported_runs_has_the_right_sign_and_size(run: DraftRun) -> None:
+def test_simulated_speculation_gain_matches_reported_runs(run: DraftRun) -> None:
     gain = simulated_gain(run, None)
     assert (gain > 0) == (run.gain > 0)
     if run.method == "eagle":
         assert gain == pytest.approx(run.gain, abs=0.1)
 
 
-def test_drafts_that_are_seldom_right_lose() -> None:
+def test_rarely_accepted_drafts_reduce_the_throughput() -> None:
     run = next(reported_runs())
     never = DraftRun(
         server=run.server,
@@ -145,7 +145,7 @@ def test_drafts_that_are_seldom_right_lose() -> None:
     assert simulated_gain(never, None) < -0.2
 
 
-def test_notes_of_cells_have_drafts_and_their_acceptance() -> None:
+def test_benchmark_notes_contain_draft_count_and_acceptance() -> None:
     assert drafts_of("drafts=7 acceptance=2.31") == (7, 2.31)
     assert drafts_of("3 drafts, acceptance 40 %") == (3, pytest.approx(2.2))
     assert drafts_of("moe_tp=1 batch=128") is None

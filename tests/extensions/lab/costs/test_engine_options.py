@@ -24,7 +24,7 @@ def profile_with(
     return datasheet_profile(config, device, options)
 
 
-def test_a_pipeline_has_more_blocks_and_throughput_but_the_same_latency() -> None:
+def test_pipeline_parallelism_adds_blocks_and_throughput_but_keeps_the_latency() -> None:
     one_stage = profile_with(EngineOptions())
     two_stages = profile_with(EngineOptions(pipeline_parallel_size=2))
     assert two_stages.devices == 2
@@ -39,7 +39,7 @@ def test_a_pipeline_has_more_blocks_and_throughput_but_the_same_latency() -> Non
     )
 
 
-def test_ranks_have_separate_attention_and_limits_but_share_the_experts() -> None:
+def test_data_parallel_ranks_share_experts_but_have_separate_attention() -> None:
     four = EngineOptions(tensor_parallel_size=4, enable_expert_parallel=True)
     ranks = EngineOptions(data_parallel_size=4, enable_expert_parallel=True)
     tensor = profile_with(four, EXPERTS)
@@ -51,27 +51,27 @@ def test_ranks_have_separate_attention_and_limits_but_share_the_experts() -> Non
     assert seconds(data.cost, 1, decodes=1) > seconds(tensor.cost, 1, decodes=1)
 
 
-def test_limits_of_a_rank_are_multiplied_by_the_ranks() -> None:
+def test_limits_of_a_rank_are_multiplied_by_the_number_of_ranks() -> None:
     options = EngineOptions(data_parallel_size=2)
     limits = {"max_num_seqs": 100, "num_gpu_blocks": 1000}
     engine = datasheet_profile(EXPERTS, "h100", options, limits=limits).engine
     assert (engine.max_num_seqs, engine.num_gpu_blocks) == (200, 2000)
 
 
-def test_the_busiest_device_of_expert_parallelism_has_more_than_its_share() -> None:
+def test_busiest_expert_parallel_device_has_more_than_its_share() -> None:
     layer = ExpertLayer(width=1, inner_width=1, experts=128, experts_per_row=8, ranks=4)
     assert layer.busiest(8) > 3
     assert layer.busiest(80_000) == pytest.approx(20_000, rel=0.02)
 
 
-def test_experts_of_few_rows_take_longer_where_devices_hold_whole_ones() -> None:
+def test_small_expert_batches_take_longer_with_expert_parallelism() -> None:
     shared = EngineOptions(tensor_parallel_size=4)
     whole = EngineOptions(tensor_parallel_size=4, enable_expert_parallel=True)
     costs = [profile_with(options, EXPERTS).cost for options in (shared, whole)]
     assert seconds(costs[1], 1, decodes=1) > seconds(costs[0], 1, decodes=1)
 
 
-def test_without_graphs_small_steps_take_the_time_of_their_launches() -> None:
+def test_small_steps_without_cuda_graphs_take_their_kernel_launch_time() -> None:
     graphs = profile_with(EngineOptions())
     eager = profile_with(EngineOptions(enforce_eager=True, tensor_parallel_size=8))
     assert seconds(eager.cost, 1, decodes=1) > 40 * 200e-6
@@ -79,7 +79,7 @@ def test_without_graphs_small_steps_take_the_time_of_their_launches() -> None:
     assert "enforce-eager" not in graphs.checked
 
 
-def test_memory_follows_utilization_and_graphs() -> None:
+def test_kv_blocks_depend_on_memory_utilization_and_cuda_graphs() -> None:
     blocks = [
         profile_with(options).engine.num_gpu_blocks
         for options in (
@@ -92,7 +92,7 @@ def test_memory_follows_utilization_and_graphs() -> None:
     assert blocks == sorted(blocks) and len(set(blocks)) == 4
 
 
-def test_weights_in_16_bits_are_quantized_while_they_are_loaded() -> None:
+def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
     stored = profile_with(EngineOptions(), {**QWEN, "quantization_config": FP8})
     converted = profile_with(EngineOptions(quantization="fp8"))
     assert converted.cost == stored.cost
@@ -160,7 +160,7 @@ def test_weights_in_16_bits_are_quantized_while_they_are_loaded() -> None:
         ),
     ],
 )
-def test_options_without_known_costs_are_rejected_in_one_line(
+def test_options_without_known_costs_are_rejected_with_a_one_line_error(
     options: EngineOptions, config: dict[str, object], device: str, rule: str
 ) -> None:
     with pytest.raises(ConfigError) as refusal:
@@ -177,7 +177,9 @@ def test_options_without_known_costs_are_rejected_in_one_line(
         ("1.0", "; vLLM 1.0 is taken for 0.28, the newest known version"),
     ],
 )
-def test_a_version_without_constants_names_the_nearest(version: str, text: str) -> None:
+def test_version_without_constants_uses_the_nearest_version_and_names_it(
+    version: str, text: str
+) -> None:
     assert text in profile_with(EngineOptions(vllm_version=version)).checked
     nearest = text.split(" is taken for ")[1].split(",")[0]
     measured = profile_with(EngineOptions(vllm_version=nearest))

@@ -36,7 +36,7 @@ def error(residual: float, **changes: object) -> KnownError:
 
 
 @pytest.mark.parametrize("figure", ["tpot", "ttft"])
-def test_intervals_cover_groups_that_they_were_not_made_of(figure: str) -> None:
+def test_intervals_cover_server_groups_that_were_not_used_to_fit_them(figure: str) -> None:
     coverage = leave_one_group_out(read_errors(), figure)
     assert 0.74 <= coverage.share <= 0.88
     assert coverage.worst_large_group >= 0.6
@@ -44,7 +44,7 @@ def test_intervals_cover_groups_that_they_were_not_made_of(figure: str) -> None:
     assert len(coverage.groups) > 30
 
 
-def test_intervals_grow_with_the_distance_of_the_nearest_measurement() -> None:
+def test_interval_width_grows_with_the_distance_to_the_nearest_measurement() -> None:
     model = ErrorModel([error(0.05), error(-0.05), error(0.1), error(0.02)])
     places = [
         PLACE,
@@ -59,7 +59,7 @@ def test_intervals_grow_with_the_distance_of_the_nearest_measurement() -> None:
     assert distances == sorted(distances) and distances[0] == 0
 
 
-def test_far_from_all_measurements_an_interval_is_wide_even_if_they_agree() -> None:
+def test_interval_far_from_all_measurements_is_wide_even_if_they_agree() -> None:
     model = ErrorModel([error(0.001), error(-0.001)])
     far = msgspec.structs.replace(PLACE, device="mi300x", family="Gemma", has_experts=True)
     widths = [model.spread(place, "tpot").half_width for place in (PLACE, far)]
@@ -67,7 +67,7 @@ def test_far_from_all_measurements_an_interval_is_wide_even_if_they_agree() -> N
     assert widths[1] > 0.2
 
 
-def test_the_bias_of_the_same_servers_moves_the_interval_and_that_of_others_does_not() -> None:
+def test_bias_of_similar_servers_shifts_the_interval() -> None:
     biased = [error(value, device="h100") for value in (0.28, 0.3, 0.32)]
     spread = ErrorModel(biased).spread(PLACE, "tpot")
     assert spread.center == pytest.approx(0.3)
@@ -78,7 +78,7 @@ def test_the_bias_of_the_same_servers_moves_the_interval_and_that_of_others_does
     assert distant.low < 1 < distant.high
 
 
-def test_a_confidence_of_90_percent_is_the_upper_end_of_the_80_percent_interval() -> None:
+def test_confidence_of_90_percent_is_the_upper_end_of_the_80_percent_interval() -> None:
     spread = known_errors().spread(PLACE, "tpot")
     assert spread.factor(0.9) == pytest.approx(spread.high)
     assert spread.factor(0.1) == pytest.approx(spread.low)
@@ -99,7 +99,7 @@ def test_a_confidence_of_90_percent_is_the_upper_end_of_the_80_percent_interval(
         {"data_parallel": True},
     ],
 )
-def test_each_fact_of_a_server_counts(changes: dict[str, object]) -> None:
+def test_each_server_property_adds_to_the_distance(changes: dict[str, object]) -> None:
     other = msgspec.structs.replace(PLACE, **changes)
     distance = distance_between(PLACE, other)
     assert distance > 0
@@ -107,7 +107,7 @@ def test_each_fact_of_a_server_counts(changes: dict[str, object]) -> None:
     assert distance_between(PLACE, PLACE) == 0
 
 
-def test_a_situation_has_the_facts_of_the_options() -> None:
+def test_server_properties_are_derived_from_the_engine_options() -> None:
     options = EngineOptions(
         tensor_parallel_size=2,
         data_parallel_size=2,

@@ -57,7 +57,7 @@ def test_larger_steps_take_longer_and_more_devices_are_faster(device: str) -> No
     assert seconds(four_devices, 1, decodes=1) > seconds(one_device, 1, decodes=1) / 4
 
 
-def test_a_step_of_decodes_reads_the_weights_at_a_share_of_the_bandwidth() -> None:
+def test_decode_step_reads_the_weights_at_a_fraction_of_the_bandwidth() -> None:
     weights = 2 * (40 * (5120 * 56 * 128 + 40 * 128 * 5120 + 3 * 5120 * 17408) + 151936 * 5120)
     cost = profile_with().cost
     assert (
@@ -65,7 +65,7 @@ def test_a_step_of_decodes_reads_the_weights_at_a_share_of_the_bandwidth() -> No
     )
 
 
-def test_formats_of_eight_and_four_bits_are_faster_most_of_all_in_large_steps() -> None:
+def test_eight_and_four_bit_formats_are_faster_especially_in_large_steps() -> None:
     modelopt = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
     for few, many in ((1, 64), (16, 4096)):
         bf16, fp8, nvfp4 = (
@@ -79,7 +79,7 @@ def test_formats_of_eight_and_four_bits_are_faster_most_of_all_in_large_steps() 
         assert bf16[0] / fp8[0] < 2
 
 
-def test_a_window_bounds_the_context_of_its_layers() -> None:
+def test_sliding_window_limits_the_context_of_its_layers() -> None:
     layers = ["sliding_attention", "full_attention"] * 20
     full = profile_with().cost
     half = profile_with(sliding_window=128, layer_types=layers).cost
@@ -90,7 +90,7 @@ def test_a_window_bounds_the_context_of_its_layers() -> None:
     assert grown[1] == pytest.approx(grown[0] / 2, rel=0.01)
 
 
-def test_an_expert_that_all_tokens_share_is_computed_beside_the_others() -> None:
+def test_shared_expert_is_computed_in_addition_to_the_routed_experts() -> None:
     experts = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
     alone, beside = (
         profile_with(devices=4, **experts, shared_expert_intermediate_size=size).cost.products
@@ -101,7 +101,7 @@ def test_an_expert_that_all_tokens_share_is_computed_beside_the_others() -> None
         assert beside_s > alone_s
 
 
-def test_a_row_is_routed_on_every_device_and_links_do_not_get_hot() -> None:
+def test_expert_routing_cost_does_not_shrink_with_the_number_of_devices() -> None:
     sparse = {
         "num_experts": 128,
         "num_experts_per_tok": 8,
@@ -117,7 +117,7 @@ def test_a_row_is_routed_on_every_device_and_links_do_not_get_hot() -> None:
     assert slowdowns == sorted(slowdowns, reverse=True) and slowdowns[0] == ASYNCHRONOUS.slowdown
 
 
-def test_the_version_chooses_the_scheduler() -> None:
+def test_vllm_version_determines_the_scheduler() -> None:
     old = profile_with(version="0.12.0")
     new = profile_with(version="0.15.1")
     newest = profile_with()
@@ -127,7 +127,7 @@ def test_the_version_chooses_the_scheduler() -> None:
 
 
 @pytest.mark.parametrize("device", ["h100", "b200", "mi300x"])
-def test_keys_have_the_format_of_the_checkpoint_on_every_device(device: str) -> None:
+def test_kv_cache_has_the_format_of_the_checkpoint_on_every_device(device: str) -> None:
     scheme = {**FP8, "kv_cache_scheme": {"num_bits": 8}}
     algorithm = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
     wide, *narrow = (
@@ -141,7 +141,7 @@ def test_keys_have_the_format_of_the_checkpoint_on_every_device(device: str) -> 
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [("fp8", 2), ("fp8_e5m2", 2), ("bfloat16", 1)])
-def test_an_explicit_format_of_keys_wins_over_the_checkpoint(dtype: str, factor: int) -> None:
+def test_kv_cache_dtype_option_overrides_the_checkpoint(dtype: str, factor: int) -> None:
     scheme = {**FP8, "kv_cache_scheme": {"num_bits": 8}}
     plain = profile_with(quantization_config=FP8).engine.num_gpu_blocks
     for kind in (FP8, scheme):
@@ -174,7 +174,7 @@ def test_an_explicit_format_of_keys_wins_over_the_checkpoint(dtype: str, factor:
         ),
     ],
 )
-def test_a_profile_states_in_one_line_what_was_verified(
+def test_profile_states_in_one_line_what_was_verified(
     config: dict[str, object], device: str, rule: str
 ) -> None:
     profile = datasheet_profile(config, device, EngineOptions(tensor_parallel_size=2))
@@ -186,7 +186,9 @@ def test_a_profile_states_in_one_line_what_was_verified(
 
 
 @given(POINTS, st.integers(1, 2000))
-def test_a_table_is_linear_between_its_points(points: list[tuple[int, float]], count: int) -> None:
+def test_table_is_interpolated_linearly_between_its_points(
+    points: list[tuple[int, float]], count: int
+) -> None:
     interpolated = interpolate(points, count)
     if count in dict(points):
         assert interpolated == pytest.approx(dict(points)[count], abs=1e-9)
@@ -197,5 +199,5 @@ def test_a_table_is_linear_between_its_points(points: list[tuple[int, float]], c
 
 
 @given(st.floats(1e-9, 1), st.floats(1e-9, 1), st.floats(1, 14))
-def test_a_norm_lies_between_the_longer_and_the_sum(a: float, b: float, p: float) -> None:
+def test_p_norm_lies_between_the_maximum_and_the_sum(a: float, b: float, p: float) -> None:
     assert max(a, b) <= norm(a, b, p) * (1 + 1e-9) <= (a + b) * (1 + 2e-9)

@@ -76,7 +76,7 @@ They are published, except where a publisher counts encoders or drafts, too.
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
+def test_model_shapes_have_the_published_number_of_parameters(name: str) -> None:
     shape = model_shape(read_model_config(name))
     shared, expert = shape.weights()
     parameters = shape.table_weights + shared + shape.num_experts * expert
@@ -84,7 +84,7 @@ def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", known_models())
-def test_every_model_makes_a_profile(name: str) -> None:
+def test_every_known_model_has_a_computed_profile(name: str) -> None:
     config = read_model_config(name)
     heads = model_shape(config).num_attention_heads
     devices = next(count for count in (8, 4, 2) if heads % count == 0)
@@ -93,11 +93,11 @@ def test_every_model_makes_a_profile(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-32B", "qwen/qwen3-32b", "Qwen3-32B"])
-def test_a_name_needs_neither_its_organization_nor_its_case(name: str) -> None:
+def test_model_name_may_omit_its_organization_and_ignores_case(name: str) -> None:
     assert read_model_config(name) == known_models()["Qwen/Qwen3-32B"]
 
 
-def test_a_file_takes_precedence_over_a_name(
+def test_config_file_takes_precedence_over_a_known_model_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -107,7 +107,7 @@ def test_a_file_takes_precedence_over_a_name(
     assert read_model_config("Qwen/Qwen3-32B") == {"a": 1}
 
 
-def test_an_unknown_name_is_rejected_with_the_nearest() -> None:
+def test_unknown_model_name_is_rejected_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError) as refusal:
         read_model_config("Qwen/Qwen3-33B")
     text = str(refusal.value)

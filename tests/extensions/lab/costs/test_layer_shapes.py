@@ -37,7 +37,7 @@ def prefill_s(cost: CostConstants, tokens: int) -> float:
     return StepCost(cost).seconds(batch, 0.0, idle=False)
 
 
-def test_the_text_part_of_a_model_costs_the_same_as_the_model_alone() -> None:
+def test_text_part_of_a_multimodal_model_costs_the_same_as_the_text_model() -> None:
     nested = {
         "architectures": ["Mistral3ForConditionalGeneration"],
         "text_config": {**QWEN, "architectures": None},
@@ -52,7 +52,7 @@ def test_the_text_part_of_a_model_costs_the_same_as_the_model_alone() -> None:
     assert "encoder" not in alone.checked
 
 
-def test_fields_that_a_family_leaves_out_have_its_defaults() -> None:
+def test_omitted_config_fields_have_the_defaults_of_the_model_family() -> None:
     gemma = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "text_config": {
@@ -85,7 +85,7 @@ def test_dense_layers_of_llama_4_are_wider_than_its_experts() -> None:
         ("deepseek-ai/DeepSeek-V3.2", 61 * (576 * 2 + 132)),  # with the index of each token
     ],
 )
-def test_every_device_holds_the_whole_latent_vector_of_a_token(
+def test_every_device_stores_the_full_latent_vector_of_a_token(
     name: str, latent_bytes: int
 ) -> None:
     config = read_model_config(name)
@@ -97,12 +97,12 @@ def test_every_device_holds_the_whole_latent_vector_of_a_token(
     assert profile.kv_bytes_per_token == 8 * latent_bytes
 
 
-def test_a_sparse_token_in_fp8_has_scales_and_16_bit_rope_numbers() -> None:
+def test_sparse_attention_token_in_fp8_has_scales_and_16_bit_rope_values() -> None:
     shape = model_shape(read_model_config("deepseek-ai/DeepSeek-V3.2"))
     assert token_bytes(shape, 8, 1) == 61 * (656 + 132)
 
 
-def test_decodes_with_latent_attention_read_one_vector_for_all_heads() -> None:
+def test_decode_with_latent_attention_reads_one_vector_for_all_heads() -> None:
     cost = profile_of_name("deepseek-ai/DeepSeek-R1", "h200", 8).cost
     read_s = 61 * 576 * 2 / 4.8e12
     assert read_s < cost.per_context < 1.2 * read_s  # sixteen heads hardly compute
@@ -110,7 +110,7 @@ def test_decodes_with_latent_attention_read_one_vector_for_all_heads() -> None:
     assert alone.per_context > 61 * 576 * 2 / 7.75e12
 
 
-def test_a_query_that_sees_chosen_tokens_costs_less_in_a_long_context() -> None:
+def test_sparse_attention_costs_less_in_a_long_context() -> None:
     full, sparse = (
         profile_of_name(f"deepseek-ai/DeepSeek-{kind}", "b300", 8).cost for kind in ("V3.1", "V3.2")
     )
@@ -119,7 +119,7 @@ def test_a_query_that_sees_chosen_tokens_costs_less_in_a_long_context() -> None:
     assert prefill_s(sparse, 8192) > prefill_s(sparse, 4096)
 
 
-def test_a_sequence_has_a_state_of_a_fixed_size() -> None:
+def test_linear_attention_state_has_a_fixed_size_per_sequence() -> None:
     shape = model_shape(read_model_config("Qwen/Qwen3-Next-80B-A3B-Instruct"))
     assert (shape.attention_layers, shape.recurrent_layers) == (12, 36)
     state = 32 * 128 * 128 * 2 + (2 * 16 * 128 + 32 * 128) * 3 * 2
@@ -139,13 +139,13 @@ def test_more_sequences_leave_less_memory_for_tokens() -> None:
     assert many.num_gpu_blocks < few.num_gpu_blocks
 
 
-def test_a_layer_of_nemotron_has_one_part() -> None:
+def test_each_nemotron_layer_is_either_attention_mamba_or_moe() -> None:
     shape = model_shape(read_model_config("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"))
     assert (shape.attention_layers, shape.recurrent_layers, shape.sparse_layers) == (6, 23, 23)
     assert (shape.dense_layers, shape.layers) == (0, 26)
 
 
-def test_newer_files_of_nemotron_list_the_layers_by_name() -> None:
+def test_newer_nemotron_config_files_list_the_layers_by_name() -> None:
     config = dict(read_model_config("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"))  # type: ignore[call-overload]
     pattern = config.pop("hybrid_override_pattern")
     names = {"M": "mamba", "E": "moe", "*": "attention"}
@@ -162,7 +162,7 @@ def test_newer_files_of_nemotron_list_the_layers_by_name() -> None:
         ("openai/gpt-oss-120b", "bf16", "bf16", "mxfp4"),
     ],
 )
-def test_the_checkpoint_lists_the_parts_in_16_bits(
+def test_unquantized_modules_are_read_from_the_checkpoint(
     name: str, attention: str, networks: str, experts: str
 ) -> None:
     shape = model_shape(read_model_config(name))
@@ -171,13 +171,13 @@ def test_the_checkpoint_lists_the_parts_in_16_bits(
     assert storage.kernels == experts
 
 
-def test_one_layer_in_16_bits_does_not_count_for_all() -> None:
+def test_one_unquantized_layer_does_not_apply_to_all_layers() -> None:
     quantization = {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn"]}
     shape = model_shape({**QWEN, "quantization_config": quantization})
     assert read_storage(shape.quantization_config, "").attention_kernels == "fp8"
 
 
-def test_weights_of_published_checkpoints_have_their_size() -> None:
+def test_computed_weight_sizes_match_published_checkpoints() -> None:
     for name, gigabytes in (
         ("moonshotai/Kimi-K2.5", 595),
         ("deepseek-ai/DeepSeek-R1", 673),
@@ -200,13 +200,13 @@ def test_weights_of_published_checkpoints_have_their_size() -> None:
         ("Qwen/Qwen3-8B", "mi355x", "shares of the data sheet, without constants of kernels"),
     ],
 )
-def test_a_profile_states_the_source_of_its_constants(name: str, device: str, rule: str) -> None:
+def test_profile_states_the_source_of_its_constants(name: str, device: str, rule: str) -> None:
     assert rule in profile_of_name(name, device, 8).checked
 
 
 @pytest.mark.parametrize("name", ["nvidia/Kimi-K2.5-NVFP4", "nvidia/DeepSeek-V3.2-NVFP4"])
 @pytest.mark.parametrize("device", ["b200", "b300", "gb200", "gb300"])
-def test_longer_prompts_and_more_decodes_cost_more(name: str, device: str) -> None:
+def test_longer_prompts_and_more_decodes_take_longer(name: str, device: str) -> None:
     cost = profile_of_name(name, device, 8).cost
     assert prefill_s(cost, 512) < prefill_s(cost, 2048) < prefill_s(cost, 8192)
     assert decode_s(cost, 1, 1000) < decode_s(cost, 32, 1000) < decode_s(cost, 32, 10_000)

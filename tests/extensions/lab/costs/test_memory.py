@@ -59,7 +59,7 @@ QWEN3_32B["num_attention_heads"] = 64
         ("0.23.0", QWEN, 2, "h100", 1, 0.92, 256, 44.04),
     ],
 )
-def test_the_cache_has_the_logged_memory(
+def test_computed_cache_memory_matches_vllm_logs(
     version: str,
     config: object,
     weight_bytes: int,
@@ -110,7 +110,7 @@ def test_the_cache_has_the_logged_memory(
         ),
     ],
 )
-def test_blocks_are_within_6_percent_of_logs(
+def test_kv_block_counts_are_within_6_percent_of_vllm_logs(
     name: str, device_name: str, options: dict[str, Any], limits: int, tokens: int
 ) -> None:
     engine_options = EngineOptions(
@@ -122,7 +122,7 @@ def test_blocks_are_within_6_percent_of_logs(
     assert 16 * profile.engine.num_gpu_blocks == pytest.approx(tokens, rel=0.06)
 
 
-def test_blocks_follow_limits_and_windows() -> None:
+def test_kv_block_count_depends_on_limits_and_sliding_windows() -> None:
     def blocks(version: str = "", config: object = QWEN, **limits: int) -> int:
         return datasheet_profile(
             config, "h100", EngineOptions(vllm_version=version), limits=limits
@@ -141,7 +141,7 @@ def test_blocks_follow_limits_and_windows() -> None:
 
 
 @pytest.mark.parametrize("version", ["newest", "0", "0.x", "-1.2", "0.15.1; rm", "1e9.1", "0.15\n"])
-def test_an_invalid_version_is_rejected_in_one_line(version: str) -> None:
+def test_invalid_vllm_version_is_rejected_with_a_one_line_error(version: str) -> None:
     with pytest.raises(
         ConfigError, match="vllm-version .*: must be a version of vLLM, such as 0.15.1"
     ):
@@ -151,5 +151,5 @@ def test_an_invalid_version_is_rejected_in_one_line(version: str) -> None:
 @pytest.mark.parametrize(
     "version", ["0.15", "v0.15.1", "0.15.2rc1", "0.15.1.dev0+g89a77b108.d20260318"]
 )
-def test_the_minor_version_of_a_build_is_recognized(version: str) -> None:
+def test_minor_version_of_a_vllm_build_is_recognized(version: str) -> None:
     assert version_numbers(version) == [0, 15]

@@ -10,7 +10,7 @@ from app.extensions.lab.fidelity.simulate import run
 LOAD = ["--rate", "4", "--seconds", "20"]
 
 
-def test_power_grows_from_idle_to_full() -> None:
+def test_power_grows_from_idle_to_full_load() -> None:
     watts = MEASURED["h100"]
     series = [watts.mean_w(running) for running in (0, 0.5, 1, 8, 128, 500)]
 
@@ -28,7 +28,7 @@ def test_energy_is_power_times_time() -> None:
     assert energy.joules_per_output_token == pytest.approx(2160)
 
 
-def test_a_run_has_energy_only_if_requested(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulation_reports_energy_only_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*LOAD, "--json", "-"]) == 0
     plain = msgspec.json.decode(capsys.readouterr().out)
     assert run([*LOAD, "--json", "-", "--device-watts", "auto"]) == 0
@@ -53,7 +53,7 @@ def test_a_run_has_energy_only_if_requested(capsys: pytest.CaptureFixture[str]) 
         ),
     ],
 )
-def test_unknown_power_is_rejected_in_one_line(
+def test_unknown_device_power_is_rejected_with_a_one_line_error(
     flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*LOAD, *flags]) != 0

@@ -13,7 +13,7 @@ def table() -> Answers:
     return answers()
 
 
-def test_160_of_200_pairs_answer_from_tables_of_their_device() -> None:
+def test_at_least_160_of_200_pairs_use_tables_of_their_device() -> None:
     assert (len(MODELS), len(SHOWN)) == (20, 10)
     kinds = Counter(result.kind for (_, device), result in table().items() if device in SHOWN)
     assert kinds.total() == 200
@@ -21,7 +21,7 @@ def test_160_of_200_pairs_answer_from_tables_of_their_device() -> None:
 
 
 @pytest.mark.parametrize("device", ["l4", *AMD])
-def test_a_device_without_a_table_is_scaled_or_rejected(device: str) -> None:
+def test_device_without_a_table_is_scaled_or_rejected(device: str) -> None:
     kinds = {table()[model.name, device].kind for model in MODELS}
     assert kinds <= {"scaled", "refused"}
 
@@ -38,11 +38,13 @@ def test_a_device_without_a_table_is_scaled_or_rejected(device: str) -> None:
         ("DeepSeek-R1", "l40s", "refused"),
     ],
 )
-def test_a_pair_has_the_kind_of_its_constants(model: str, device: str, kind: str) -> None:
+def test_each_model_and_device_pair_has_the_expected_source_of_constants(
+    model: str, device: str, kind: str
+) -> None:
     assert table()[model, device].kind == kind
 
 
-def test_the_error_states_that_the_weights_do_not_fit() -> None:
+def test_error_states_that_the_weights_do_not_fit() -> None:
     for result in table().values():
         if result.kind == "refused":
             assert "leave no room for a KV cache" in result.detail

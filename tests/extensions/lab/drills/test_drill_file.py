@@ -22,7 +22,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_the_example_has_every_failure_and_ranks_that_wait() -> None:
+def test_example_drill_contains_every_failure_and_dependent_ranks() -> None:
     drill = read_drill(EXAMPLE)
     assert drill.duration_s == 600
     assert drill.requests == 300
@@ -36,7 +36,7 @@ def test_the_example_has_every_failure_and_ranks_that_wait() -> None:
     assert flap.end_s == 210 + 3 * 5 + 2 * 10
 
 
-def test_the_schema_accepts_the_example_and_rejects_an_unknown_action() -> None:
+def test_schema_accepts_the_example_and_rejects_an_unknown_action() -> None:
     document = parse_yaml(str(EXAMPLE))
     schema = json.loads((EXAMPLE.parent / "schema.json").read_text())
     assert schema == json.loads(json.dumps(drill_schema()))
@@ -99,7 +99,7 @@ def test_the_schema_accepts_the_example_and_rejects_an_unknown_action() -> None:
         ('{duration: "\\ud800"}', "matching regex"),
     ],
 )
-def test_a_flaw_is_one_line_and_nothing_starts(
+def test_invalid_drill_file_prints_a_one_line_error_and_starts_nothing(
     text: str, flaw: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, text)
@@ -131,7 +131,7 @@ def test_a_flaw_is_one_line_and_nothing_starts(
         (["--same-as", "/nowhere.json"], "/nowhere.json: cannot be read"),
     ],
 )
-def test_a_wrong_flag_is_one_line_and_nothing_starts(
+def test_invalid_flag_prints_a_one_line_error_and_starts_nothing(
     flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.run(["--drill", str(EXAMPLE), "--no-png", *flags]) in (1, 2)
@@ -146,13 +146,11 @@ def test_a_wrong_flag_is_one_line_and_nothing_starts(
     "flags",
     [["--router", "x {port} {pods}"], ["--same-as", "x.json"], ["--pod-ports", "4001"]],
 )
-def test_flags_of_a_drill_need_a_drill(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drill_flags_require_a_drill(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(flags) == 2
     assert f"argument {flags[0]}: needs --drill" in capsys.readouterr().err
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_error_for_a_missing_drill_file_states_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_drill(tmp_path / "none.yaml")

@@ -92,14 +92,12 @@ def test_answered_requests_have_ids_due_times_and_cached_tokens() -> None:
         (StreamingPod([{"error": {"message": "pod 127.0.0.1:4711 left"}}]), "broken answer"),
     ],
 )
-def test_anything_but_a_whole_answer_is_lost_for_one_of_few_reasons(
-    pod: StreamingPod, error: str
-) -> None:
+def test_incomplete_response_counts_as_lost_with_a_reason(pod: StreamingPod, error: str) -> None:
     [outcome] = run(pod)
     assert outcome.error == error
 
 
-def test_a_stream_that_hangs_is_lost_after_the_timeout() -> None:
+def test_hanging_stream_counts_as_lost_after_the_timeout() -> None:
     pod = StreamingPod(WHOLE)
     pod.may_end.clear()
     waiting = gevent.spawn(run, pod, timeout_s=0.05)
@@ -110,7 +108,7 @@ def test_a_stream_that_hangs_is_lost_after_the_timeout() -> None:
     assert outcome.error == "timeout"
 
 
-def test_a_request_to_an_unreachable_router_counts_as_lost() -> None:
+def test_request_to_an_unreachable_router_counts_as_lost() -> None:
     client = DrillClient(
         Target.from_url(f"http://{stubs.unused_address()}"),
         model="tiny",

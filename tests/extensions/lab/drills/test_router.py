@@ -26,7 +26,7 @@ class Metrics:
         return [self.text]
 
 
-def test_placeholders_become_ports_and_urls() -> None:
+def test_placeholders_are_replaced_by_ports_and_urls() -> None:
     words = fill_placeholders(
         "route --port={port} --metrics {port2} --urls {pods} --list={pods} 'a b'",
         ports=(1, 2),
@@ -45,13 +45,13 @@ def test_placeholders_become_ports_and_urls() -> None:
     ]
 
 
-def test_a_counter_is_the_sum_of_its_series() -> None:
+def test_router_counter_is_the_sum_of_its_series() -> None:
     with stubs.serving(Metrics(TEXT)) as address:
         assert read_counter(f"http://{address}/metrics#retries_total") == 5
         assert read_counter(f"http://{address}/metrics#unknown") == 0
 
 
-def test_metrics_that_cannot_be_read_are_one_line() -> None:
+def test_unreadable_router_metrics_are_reported_in_one_line() -> None:
     with (
         stubs.serving(Metrics(b"", "404 Not Found")) as address,
         pytest.raises(FleetError, match="status 404"),

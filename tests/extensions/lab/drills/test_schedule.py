@@ -25,7 +25,7 @@ def test_failures_start_and_end_halfway_between_two_requests() -> None:
     assert brief(drill_of(uneven, rate=10))[0] == (pytest.approx(10.35), 1, "stop")
 
 
-def test_a_flap_is_several_outages() -> None:
+def test_flap_action_causes_several_outages() -> None:
     flap = {"action": "flap", "at": "10s", "pod": 0, "times": 2, "down": "2s", "up": "3s"}
     assert brief(drill_of(flap)) == [
         (10.5, 0, "close"),
@@ -35,7 +35,7 @@ def test_a_flap_is_several_outages() -> None:
     ]
 
 
-def test_a_restart_kills_only_a_pod_that_runs() -> None:
+def test_restart_action_kills_only_a_running_pod() -> None:
     kill = {"action": "kill", "at": "5s", "pod": 0}
     restart = {"action": "restart", "at": "10s", "start-up": "4s", "pod": 0}
     alone = [(10.5, 0, "kill"), (10.5, 0, "start"), (14.5, 0, "admit")]
@@ -43,7 +43,7 @@ def test_a_restart_kills_only_a_pod_that_runs() -> None:
     assert brief(drill_of(kill, restart)) == [(5.5, 0, "kill"), *alone[1:]]
 
 
-def test_peers_of_a_dead_rank_are_stuck_until_it_is_back() -> None:
+def test_peers_of_a_dead_rank_are_stuck_until_it_returns() -> None:
     kill = {"action": "kill", "at": "5s", "pod": 0}
     restart = {"action": "restart", "at": "10s", "start-up": "4s", "pod": 0}
     steps = steps_of(drill_of(kill, restart, **{"expert-parallel": [[0, 1, 2]]}))
@@ -56,7 +56,7 @@ def test_peers_of_a_dead_rank_are_stuck_until_it_is_back() -> None:
     ]
 
 
-def test_a_slow_rank_slows_its_peers_but_a_partition_does_not() -> None:
+def test_slow_rank_slows_its_peers_but_a_partition_does_not() -> None:
     groups = {"expert-parallel": [[0, 1]]}
     slow = {"action": "slow", "at": "5s", "for": "2s", "delay": "3s", "pod": 0}
     assert Step(5.5, 1, "slow", cause=0, delay_s=3.0) in steps_of(drill_of(slow, **groups))
@@ -64,7 +64,7 @@ def test_a_slow_rank_slows_its_peers_but_a_partition_does_not() -> None:
     assert {step.pod for step in steps_of(drill_of(partition, **groups))} == {0}
 
 
-def test_phases_name_the_failures_that_last_and_the_latest_that_ended() -> None:
+def test_phase_names_contain_active_failures_and_the_last_ended_failure() -> None:
     stop = {"action": "stop", "at": "10s", "for": "10s", "pod": 0}
     stuck = {"action": "stuck", "at": "15s", "for": "10s", "pod": 1}
     kill = {"action": "kill", "at": "40s", "pod": 2}
@@ -101,7 +101,7 @@ class RecordedPod:
         return note
 
 
-def test_the_player_takes_each_step_at_its_time_with_its_arguments() -> None:
+def test_player_executes_each_step_at_its_time_with_its_arguments() -> None:
     clock = [0.0]
     calls: list[tuple[object, ...]] = []
 

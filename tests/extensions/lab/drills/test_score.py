@@ -66,28 +66,28 @@ def test_requests_count_in_the_phase_in_which_they_are_due() -> None:
     assert figures().answered_by_pod == (6, 2)
 
 
-def test_tokens_of_lost_requests_do_not_count_as_kept() -> None:
+def test_cached_tokens_of_lost_requests_are_not_counted() -> None:
     killed = figures().phases[1]
     assert (killed.prompt_tokens, killed.cached_tokens, killed.reusable_tokens) == (300, 120, 240)
     assert killed.cached_share == pytest.approx(0.4)
     assert killed.kept_share == pytest.approx(0.5)
 
 
-def test_retries_of_the_router_are_the_growth_of_its_counter_in_a_phase() -> None:
+def test_router_retries_are_the_increase_of_its_counter_per_phase() -> None:
     counted = figures((7, 7, 12))
     assert [phase.router_retries for phase in counted.phases] == [0, 5]
     assert counted.total.router_retries == 5
     assert figures().total.router_retries is None
 
 
-def test_equal_counts_have_equal_hashes_and_measured_times_do_not_matter() -> None:
+def test_equal_counts_have_equal_hashes_despite_different_times() -> None:
     later = [msgspec.structs.replace(outcome, end_s=outcome.end_s + 0.2) for outcome in outcomes()]
     repeated = score(DRILL, phases_of(DRILL), later)
     assert repeated.digest == figures().digest
     assert differences(repeated, figures()) == []
 
 
-def test_a_count_that_differs_changes_the_hash_and_is_named() -> None:
+def test_different_count_changes_the_hash_and_is_named() -> None:
     run = outcomes()
     run[6] = outcome(6)
     changed = score(DRILL, phases_of(DRILL), run)
@@ -98,14 +98,14 @@ def test_a_count_that_differs_changes_the_hash_and_is_named() -> None:
     ]
 
 
-def test_the_phases_of_another_drill_are_not_compared() -> None:
+def test_phases_of_different_drills_are_not_compared() -> None:
     quiet = msgspec.structs.replace(DRILL, failures=())
     other = score(quiet, phases_of(quiet), outcomes())
     [line] = differences(other, figures())
     assert "different drills" in line
 
 
-def test_margins_are_those_of_the_nearest_request_at_the_failing_pod() -> None:
+def test_margins_are_taken_from_the_nearest_request_at_the_failing_pod() -> None:
     run = [outcome(3, 1.3, pods=(1,)), outcome(4, 0.2, pods=(0,)), outcome(4, 0.9, pods=(1,))]
     played = [PlayedStep(Step(4.5, 1, "kill", 1), 0.0, 0.02)]
     margins = measure(DRILL, run, played).margins
@@ -114,20 +114,20 @@ def test_margins_are_those_of_the_nearest_request_at_the_failing_pod() -> None:
     assert margins.timeout_s == pytest.approx(8.7)
 
 
-def test_the_order_of_ends_and_starts_has_a_margin() -> None:
+def test_order_of_request_ends_and_starts_has_a_margin() -> None:
     run = [outcome(0, 0.6), outcome(1, 0.75), outcome(2, 1.7)]
     margins = measure(DRILL, run, []).margins
     assert margins.order_s == pytest.approx(0.25)  # 1.76 is the end, and 2.01 the next start
     assert measure(DRILL, run[:1], []).margins.order_s is None
 
 
-def test_a_run_without_answers_has_no_times() -> None:
+def test_run_without_responses_has_no_latencies() -> None:
     times = measure(DRILL, [outcome(1, error="timeout")], [])
     assert times.p50_s is None
     assert times.margins.slow_s is None
 
 
-def test_figures_are_read_back_from_a_report(tmp_path: Path) -> None:
+def test_figures_can_be_read_from_a_report(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(msgspec.json.encode({"figures": figures(), "digest": "x"}))
     assert read_figures(path) == figures()
@@ -136,7 +136,7 @@ def test_figures_are_read_back_from_a_report(tmp_path: Path) -> None:
         read_figures(path)
 
 
-def test_reusable_tokens_are_full_blocks_that_an_earlier_prompt_begins_with() -> None:
+def test_reusable_tokens_are_full_blocks_of_an_earlier_prompt_prefix() -> None:
     first = list(range(10))
     prompts = [first, first, [*range(8), 99, 98, 97], [7, *range(1, 10)], list(range(8))]
     # The last token of a prompt is always computed, so eight tokens have one block of four.

@@ -16,7 +16,7 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return msgspec.json.decode(capsys.readouterr().out)
 
 
-def test_adapters_make_steps_slower(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lora_adapters_make_steps_slower(capsys: pytest.CaptureFixture[str]) -> None:
     no_adapter = figures(capsys)
     one_adapter = figures(capsys, "--loras=1")
     many_adapters = figures(capsys, "--loras=16", "--max-loras=16", "--max-lora-rank=64")
@@ -29,7 +29,7 @@ def test_adapters_make_steps_slower(capsys: pytest.CaptureFixture[str]) -> None:
     assert many_adapters["tpot_s"]["mean"] < 1.6 * no_adapter["tpot_s"]["mean"]
 
 
-def test_requests_wait_for_a_slot(capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_wait_for_a_free_adapter_slot(capsys: pytest.CaptureFixture[str]) -> None:
     few = figures(capsys, "--loras=8", "--max-loras=1")
     enough = figures(capsys, "--loras=8", "--max-loras=8")
 
@@ -37,7 +37,7 @@ def test_requests_wait_for_a_slot(capsys: pytest.CaptureFixture[str]) -> None:
     assert few["running"]["mean"] < few["requests"]
 
 
-def test_slots_take_memory_of_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapter_slots_reduce_the_kv_cache_memory(capsys: pytest.CaptureFixture[str]) -> None:
     small = figures(capsys, "--loras=1")
     large = figures(capsys, "--loras=1", "--max-loras=32", "--max-lora-rank=256")
     assert large["kv_cache_usage"]["mean"] > 1.05 * small["kv_cache_usage"]["mean"]
@@ -50,7 +50,7 @@ def test_slots_take_memory_of_the_cache(capsys: pytest.CaptureFixture[str]) -> N
         (["--loras", "4", "--max-loras", "4000", "--max-lora-rank", "512"], "--max-loras 4000"),
     ],
 )
-def test_wrong_adapters_are_rejected_in_one_line(
+def test_invalid_adapter_flags_are_rejected_with_a_one_line_error(
     flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*ENGINE, *LOAD, *flags]) != 0
@@ -60,6 +60,6 @@ def test_wrong_adapters_are_rejected_in_one_line(
     assert error in err
 
 
-def test_adapters_need_the_shape_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapters_require_a_computed_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*LOAD, "--loras", "2"]) != 0
     assert "--loras requires profile auto" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def simulated(load: LoadTrace) -> SimulationOutcome:
     return simulate(load, SimulationPlan(profile=PROFILE))
 
 
-def test_turns_follow_their_answers_after_the_recorded_pause(tmp_path: Path) -> None:
+def test_turns_follow_the_previous_answer_after_the_recorded_pause(tmp_path: Path) -> None:
     load = read(tmp_path, trace(call(0, 2), call(4, 3), call(9, 4, think_time=2.5)))
     run = simulated(load)
 
@@ -59,7 +59,7 @@ def test_turns_follow_their_answers_after_the_recorded_pause(tmp_path: Path) -> 
     assert run.send_s[2] == pytest.approx(run.last_s[1] + 2.5)
 
 
-def test_the_parent_waits_for_all_subagents_except_background_ones(tmp_path: Path) -> None:
+def test_parent_agent_waits_for_all_subagents_except_background_ones(tmp_path: Path) -> None:
     quick = subagent(1.5, call(1.5, 2))
     slow = subagent(1.5, call(1.5, 2, out=900))
     background = subagent(1.5, call(1.5, 2, out=2000), status="async_launched")
@@ -73,7 +73,7 @@ def test_the_parent_waits_for_all_subagents_except_background_ones(tmp_path: Pat
     assert run.send_s[joined] == pytest.approx(run.last_s[second])
 
 
-def test_calls_of_a_subagent_that_overlapped_are_parallel(tmp_path: Path) -> None:
+def test_overlapping_subagent_calls_run_in_parallel(tmp_path: Path) -> None:
     inner = subagent(1.0, call(0.0, 2, api_time=5.0), call(1.0, 2, api_time=1.0), call(7.0, 3))
     load = read(tmp_path, trace(call(0, 2), inner))
 
@@ -81,7 +81,7 @@ def test_calls_of_a_subagent_that_overlapped_are_parallel(tmp_path: Path) -> Non
     assert set(load.predecessors[3]) == {1, 2}
 
 
-def test_a_call_of_a_subagent_follows_all_that_ended_before_it(tmp_path: Path) -> None:
+def test_subagent_call_follows_all_calls_that_ended_before_it(tmp_path: Path) -> None:
     long = call(1, 2, api_time=5.0)
     calls = subagent(1, long, call(2, 2), call(3.5, 2), call(10, 2))
     load = read(tmp_path, trace(call(0, 2), calls, call(20, 3)))
@@ -89,7 +89,7 @@ def test_a_call_of_a_subagent_follows_all_that_ended_before_it(tmp_path: Path) -
     assert load.predecessors == {1: (0,), 2: (0,), 3: (2,), 4: (1, 3), 5: (0, 4)}
 
 
-def test_equal_hashes_are_found_in_the_cache_within_a_trace_only(tmp_path: Path) -> None:
+def test_equal_hashes_share_cached_blocks_only_within_a_trace(tmp_path: Path) -> None:
     one_trace = trace(call(0, 40), call(50, 41))
     alone = simulated(read(tmp_path, one_trace))
     twice = simulated(read(tmp_path, one_trace, one_trace))
@@ -98,7 +98,7 @@ def test_equal_hashes_are_found_in_the_cache_within_a_trace_only(tmp_path: Path)
     assert twice.cached_tokens == 2 * alone.cached_tokens
 
 
-def test_places_bound_the_conversations_at_a_time(tmp_path: Path) -> None:
+def test_number_of_concurrent_conversations_is_limited(tmp_path: Path) -> None:
     traces = [trace(call(0, 2), call(2, 3)) for _ in range(5)]
     load = read(tmp_path, *traces)
     limit_conversations(load, 2)
@@ -110,7 +110,7 @@ def test_places_bound_the_conversations_at_a_time(tmp_path: Path) -> None:
         assert run.send_s[2 * number] == pytest.approx(ends[number - 2])
 
 
-def test_a_single_document_may_have_several_lines(tmp_path: Path) -> None:
+def test_single_document_may_span_several_lines(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text(json.dumps(trace(call(0, 2), call(4, 3)), indent=2))
     assert len(read_trace(path)) == 2
@@ -125,7 +125,7 @@ def test_a_single_document_may_have_several_lines(tmp_path: Path) -> None:
         (trace(), "has no requests with tokens"),
     ],
 )
-def test_a_wrong_trace_is_rejected_in_one_line(
+def test_invalid_trace_is_rejected_with_a_one_line_error(
     tmp_path: Path, document: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(ConfigError, match=error) as raised:

@@ -61,7 +61,7 @@ def test_gpu_hours_include_loading_and_draining_pods(
     assert "best constant fleet" in picture.read_text()
 
 
-def test_the_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
+def test_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     objectives = ["--slo", "ttft_p99=400ms"]
@@ -81,7 +81,7 @@ def test_the_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
     ] == lines[-3:-1]
 
 
-def test_a_plugin_can_supply_the_autoscaling_policy(
+def test_plugin_can_supply_the_autoscaling_policy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = ROOT / "examples" / "plugins" / "look_ahead.py"
@@ -108,7 +108,7 @@ def test_a_plugin_can_supply_the_autoscaling_policy(
     assert "hook autoscalers of a plugin failed" in capsys.readouterr().err
 
 
-def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
+def test_cold_start_is_a_duration_or_a_size_divided_by_a_bandwidth() -> None:
     assert read_cold_start("1m30s", 0.0) == 90
     assert read_cold_start("40s+2GB/s", 30e9) == 55
     assert read_cold_start("30GB@500MB/s", 1.0) == 60
@@ -121,7 +121,7 @@ def test_a_cold_start_is_a_time_or_a_size_over_a_bandwidth() -> None:
             read_cold_start(text, 0.0)
 
 
-def test_an_autoscaled_load_has_a_maximum_length(
+def test_autoscaled_load_has_a_maximum_duration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     closed = [
@@ -174,7 +174,7 @@ def test_an_autoscaled_load_has_a_maximum_length(
         ),
     ],
 )
-def test_wrong_flags_are_rejected_in_one_line(
+def test_invalid_flags_are_rejected_with_a_one_line_error(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refusal(capsys, *argv, status=2 if message.startswith("argument") else 1).startswith(

@@ -64,7 +64,7 @@ def aiperf(**changes: object) -> dict[str, object]:
     return {"metadata": started, "metrics": METRICS, "error": None, **changes}
 
 
-def test_results_of_vllm_bench_serve_are_read(tmp_path: Path) -> None:
+def test_vllm_bench_serve_results_are_read(tmp_path: Path) -> None:
     [run] = read(tmp_path, VLLM)
     assert run.send_s == run.arrival_s == [0.0, 0.5]  # in order of arrival, from the first on
     assert run.input_tokens == [200, 100] and run.output_tokens == [2, 3]
@@ -94,7 +94,7 @@ def test_results_of_vllm_bench_serve_are_read(tmp_path: Path) -> None:
         (dict.fromkeys(LISTS, []), "does not contain requests"),
     ],
 )
-def test_wrong_results_of_vllm_bench_serve_are_rejected(
+def test_invalid_vllm_bench_serve_results_are_rejected(
     tmp_path: Path, changes: dict[str, object], rule: str
 ) -> None:
     document = {name: value for name, value in {**VLLM, **changes}.items() if value is not None}
@@ -117,7 +117,7 @@ def test_reports_of_all_guidellm_versions_are_read(tmp_path: Path) -> None:
     assert "request 1 does not have times for its first and last token" in no_stream
 
 
-def test_exports_of_aiperf_are_read(tmp_path: Path) -> None:
+def test_aiperf_exports_are_read(tmp_path: Path) -> None:
     warmup = aiperf(metadata={"request_start_ns": 1, "benchmark_phase": "warmup"})
     later = aiperf(metadata={"request_start_ns": 6_000_000_000})
     lines = "\n".join(json.dumps(record) for record in (warmup, later, aiperf()))
@@ -137,14 +137,14 @@ def test_exports_of_aiperf_are_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_exports_of_aiperf_are_rejected(
+def test_invalid_aiperf_exports_are_rejected(
     tmp_path: Path, changes: dict[str, object], rule: str
 ) -> None:
     lines = json.dumps(aiperf()) + "\n" + json.dumps(aiperf(**changes))
     assert rule in refused(tmp_path, lines)
 
 
-def test_csv_files_may_be_compressed_and_lack_arrival_or_send(tmp_path: Path) -> None:
+def test_csv_files_may_be_compressed_and_omit_arrival_or_send_times(tmp_path: Path) -> None:
     for file in ("run.csv", "run.csv.gz"):
         [run] = read(tmp_path, CSV + "0.5,10,3,0.75,1,2\n\n1.5,20,1,1.5,2,2\n", file)
         assert (run.name, run.arrival_s, run.send_s) == ("run", [0.0, 1.0], [0.25, 1.0])
@@ -173,11 +173,13 @@ def test_csv_files_may_be_compressed_and_lack_arrival_or_send(tmp_path: Path) ->
         (CSV + "0,10,3,0,2,1\n", "line 2: sent at 0 s, first token at 2 s, last at 1 s"),
     ],
 )
-def test_wrong_csv_files_are_rejected_in_one_line(tmp_path: Path, text: str, rule: str) -> None:
+def test_invalid_csv_files_are_rejected_with_a_one_line_error(
+    tmp_path: Path, text: str, rule: str
+) -> None:
     assert rule in refused(tmp_path, text, "run.csv")
 
 
-def test_unknown_formats_are_rejected(tmp_path: Path) -> None:
+def test_unknown_benchmark_formats_are_rejected(tmp_path: Path) -> None:
     assert "is not a result of vllm bench serve, guidellm or aiperf" in refused(
         tmp_path, {"results": []}
     )

@@ -68,7 +68,7 @@ def scaled_problem() -> Problem:
     return make_problem(start, [run_of(load(3, 30, 800)), run_of(load(9, 45, 2000))], fixed)
 
 
-def test_a_fit_recovers_and_identifies_the_constants() -> None:
+def test_fit_recovers_and_identifies_the_constants() -> None:
     problem = scaled_problem()
     fit = Search(problem, None, 160, ignore).run(seed=3)
     constants = certainties(problem, fit.x, None)
@@ -82,13 +82,13 @@ def test_a_fit_recovers_and_identifies_the_constants() -> None:
     }
 
 
-def test_equal_seeds_give_equal_fits() -> None:
+def test_same_seed_gives_the_same_fit() -> None:
     first_fit = Search(scaled_problem(), None, 30, ignore).run(seed=5)
     second_fit = Search(scaled_problem(), None, 30, ignore).run(seed=5)
     assert first_fit == second_fit
 
 
-def test_similar_steps_identify_only_the_sum_of_base_and_weights() -> None:
+def test_similar_steps_identify_only_the_sum_of_the_base_and_weights_constants() -> None:
     fixed = [constant.name for constant in CONSTANTS if constant.name not in ("base", "weights")]
     problem = make_problem(TRUE, [run_of(load(2, 400, 40))], fixed)
     constants = certainties(problem, [0.0, 0.0], None)
@@ -104,7 +104,7 @@ def test_similar_steps_identify_only_the_sum_of_base_and_weights() -> None:
     assert line not in warnings
 
 
-def test_runs_of_an_idle_server_fit_only_base_and_front() -> None:
+def test_runs_of_an_idle_server_fit_only_the_base_and_front_constants() -> None:
     auto = datasheet_profile(QWEN, "h100")
     cost = msgspec.structs.replace(auto.cost, base=3 * auto.cost.base)
     front = msgspec.structs.replace(auto.front, front=0.5 * auto.front.front)
@@ -136,7 +136,7 @@ def test_runs_of_an_idle_server_fit_only_base_and_front() -> None:
     assert "base and front are fitted, all other constants stay" in line
 
 
-def test_a_fit_recovers_the_engine_step_time() -> None:
+def test_fit_recovers_the_engine_step_time_constant() -> None:
     start = read_profile("smollm2-135m-cpu")
     recording = load(2, 60, 300)
     true = msgspec.structs.replace(
@@ -150,7 +150,7 @@ def test_a_fit_recovers_the_engine_step_time() -> None:
     assert not make_problem(TRUE, [run], fixed).constants
 
 
-def test_a_written_profile_reads_back_equal(tmp_path: Path) -> None:
+def test_written_profile_is_read_back_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     small = msgspec.structs.replace(
         TRUE, cost=msgspec.structs.replace(TRUE.cost, wake=1e-5, base=2e-17)
@@ -174,7 +174,7 @@ def recorded(folder: Path, name: str = "run.csv") -> Path:
     return path
 
 
-def test_the_command_writes_a_profile_a_table_and_a_picture(
+def test_calibrate_command_writes_a_profile_a_table_and_a_chart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "mine.yaml"
@@ -209,7 +209,7 @@ def test_the_command_writes_a_profile_a_table_and_a_picture(
     )
 
 
-def test_calibrate_can_start_from_a_data_sheet(tmp_path: Path) -> None:
+def test_calibration_can_start_from_a_data_sheet(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads")
     shape = {
@@ -251,7 +251,7 @@ def test_calibrate_can_start_from_a_data_sheet(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_input_is_rejected_in_one_line_without_output(
+def test_invalid_input_is_rejected_with_a_one_line_error_and_no_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
 ) -> None:
     out = tmp_path / "mine.yaml"
@@ -270,7 +270,7 @@ def test_wrong_input_is_rejected_in_one_line_without_output(
     assert not out.exists()
 
 
-def test_a_missing_optimizer_is_reported_with_the_install_command(
+def test_missing_optimizer_is_reported_with_the_install_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cma", None)
@@ -285,7 +285,7 @@ def test_a_missing_optimizer_is_reported_with_the_install_command(
     assert "pip install -e '.[calibrate]'" in capsys.readouterr().err
 
 
-def test_the_start_is_scaled_to_the_recorded_server() -> None:
+def test_start_of_the_fit_is_scaled_to_the_recorded_server() -> None:
     costs = {
         name: 40 * getattr(TRUE.cost, name)
         for name in ("base", "weights", "per_token", "per_attention")
@@ -298,7 +298,7 @@ def test_the_start_is_scaled_to_the_recorded_server() -> None:
     assert scale_start(TRUE, runs) is TRUE
 
 
-def test_a_fit_with_large_mean_errors_is_reported_as_useless() -> None:
+def test_fit_with_large_mean_errors_is_reported_as_unusable() -> None:
     good = [0.05] * 12
     bad = [0.01, 0.02, 0.9, 0.9, 0.0, 0.0, 0.3, 0.3, -0.8, -0.2, 0.0, 0.0]
     assert misfits({"good": good, "tail": [0.0, 0.1, 0.9, 0.9] * 3}, 120) == []

@@ -79,7 +79,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> 
     return err.removeprefix("error: ").rstrip("\n")
 
 
-def test_figures_match_the_written_requests(
+def test_reported_figures_match_the_written_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, requests, picture = (
@@ -111,7 +111,7 @@ def test_figures_match_the_written_requests(
     assert figures(capsys, "--trace", str(requests))["ttft_s"] == summary["ttft_s"]
 
 
-def test_synthetic_acceptance_divides_the_time_between_tokens(
+def test_synthetic_acceptance_reduces_the_time_between_tokens(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     load = ["--num-requests", "1", "--input-tokens", "16", "--output-tokens", "1201"]
@@ -133,7 +133,7 @@ def test_synthetic_acceptance_divides_the_time_between_tokens(
     assert "exactly one of synthetic_acceptance_rates or synthetic_acceptance_length" in message
 
 
-def test_the_table_has_a_line_for_each_figure_and_objective(
+def test_table_has_a_line_for_each_figure_and_objective(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["simulate", *DRAWN, "--pods", "2", "--slo", "ttft_p99=10s,itl_mean=1us"]) == 0
@@ -153,7 +153,7 @@ def test_the_table_has_a_line_for_each_figure_and_objective(
     assert lines[-2:] == ["ttft_p99 <= 10000 ms: met", "itl_mean <= 0.001 ms: not met"]
 
 
-def test_flags_set_the_limits_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_set_the_limits_of_the_simulated_engine(capsys: pytest.CaptureFixture[str]) -> None:
     closed = ["--num-requests", "40", "--input-tokens", "64", "--output-tokens", "64"]
     free = figures(capsys, *closed)
     assert free["running"]["peak"] == 40
@@ -176,7 +176,7 @@ def test_profile_auto_uses_the_data_sheet(
     assert "device is also required" in refusal(capsys, "--num-requests=1", "--profile=auto")
 
 
-def test_a_sweep_of_pods_finds_the_fewest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pod_sweep_finds_the_smallest_sufficient_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--rate", "40", "--seconds", "10", "--output-tokens", "16", "--processes", "1"]
     argv = [*load, "--sweep", "pods=1:4:1", "--slo", "ttft_p99=500ms"]
     assert figures(capsys, *argv)["fewest"] in (2, 3)
@@ -187,7 +187,9 @@ def test_a_sweep_of_pods_finds_the_fewest(capsys: pytest.CaptureFixture[str]) ->
     )
 
 
-def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rate_sweep_finds_the_highest_sustainable_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = tmp_path / "curve.png"
     document = tmp_path / "curve.json"
     load = ["--seconds", "20", "--output-tokens", "16", "--processes", "1"]
@@ -204,7 +206,7 @@ def test_a_sweep_finds_the_highest_rate(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.endswith("highest rate: none meets ttft_p50 <= 0.001 ms\n")
 
 
-def test_a_sweep_reports_rows_without_an_answer(
+def test_sweep_reports_skipped_rows_without_an_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (trace := tmp_path / "trace.csv").write_text(
@@ -214,7 +216,7 @@ def test_a_sweep_reports_rows_without_an_answer(
     assert capsys.readouterr().err == f"{trace}: 1 rows without an answer were skipped\n"
 
 
-def test_equal_runs_draw_equal_files(tmp_path: Path) -> None:
+def test_repeated_runs_write_identical_charts(tmp_path: Path) -> None:
     pictures = [tmp_path / name for name in ("a.svg", "b.SVG")]
     for picture in pictures:
         assert run([*DRAWN, "--slo", "ttft_p99=1s", "--plot", str(picture)]) == 0
@@ -284,7 +286,7 @@ def test_prefix_aware_routing_finds_more_cached_prefixes(
         *FAILURES,
     ],
 )
-def test_wrong_flags_are_rejected_in_one_line(
+def test_invalid_flags_are_rejected_with_a_one_line_error(
     argv: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],
@@ -294,7 +296,9 @@ def test_wrong_flags_are_rejected_in_one_line(
     assert message in refusal(capsys, *argv, status=1 if (argv, message) in FAILURES else 2)
 
 
-def test_a_wrong_row_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_trace_row_leaves_no_output_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (trace := tmp_path / "trace.csv").write_text(HEADER + "0,10,5\n0,1990,11\n")
     document = tmp_path / "x.json"
     earlier_content = b"as it was"
@@ -312,7 +316,7 @@ def test_a_wrong_row_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert document.read_bytes() == earlier_content
 
 
-def test_sweeps_and_objectives_are_read() -> None:
+def test_sweep_and_objective_arguments_are_parsed() -> None:
     assert read_sweep("rate=0.1:0.5:0.1").values == (0.1, 0.2, 0.3, 0.4, 0.5)
     assert read_sweep("in-flight=1:6:2").values == (1, 3, 5)
     first, second = read_objectives("ttft_p99=500ms, e2e_mean=2s")
@@ -328,7 +332,7 @@ def test_sweeps_and_objectives_are_read() -> None:
             read_sweep(text)
 
 
-def test_progress_appears_only_for_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_shown_only_for_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     with progress_bar(stream, "read", 8, "bytes") as progress:
         progress(4)

@@ -67,7 +67,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> 
     return err.removeprefix("error: ").rstrip("\n")
 
 
-def test_the_sentence_says_why_the_router_with_cache_hits_is_better(
+def test_comparison_explains_why_the_router_with_cache_hits_is_better(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both runs are those that `simulate` makes alone of the same options."""
@@ -94,7 +94,7 @@ def test_the_sentence_says_why_the_router_with_cache_hits_is_better(
     assert [cell.strip() for cell in rows["TPOT p50"].split("|")[2:4]] == tpot
 
 
-def test_a_file_may_have_any_option_of_a_run(
+def test_comparison_file_may_contain_any_simulation_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "rate: 5\nseconds: 4\nenable-prefix-caching: {}\ngoodput: ['ttft:500', 'tpot:50']\npods: 2\n"
@@ -106,7 +106,7 @@ def test_a_file_may_have_any_option_of_a_run(
         assert summary["goodput"]["requests"] == summary["requests"]
 
 
-def test_files_of_equal_names_are_labeled_by_their_paths(
+def test_files_with_equal_names_are_labeled_by_their_paths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "old").mkdir()
@@ -117,7 +117,7 @@ def test_files_of_equal_names_are_labeled_by_their_paths(
     assert list(comparison["runs"]) == list(map(str, paths))
 
 
-def test_the_sentence_names_costs_and_gains() -> None:
+def test_comparison_sentence_names_costs_and_gains() -> None:
     assert sentence() == (None, "Neither is better: no figure that decides differs by 5 %.")
     assert sentence(TTFT_p99=103.0)[0] is None
     assert sentence(TTFT_p99=25.0) == (
@@ -137,7 +137,7 @@ def test_the_sentence_names_costs_and_gains() -> None:
     )
 
 
-def test_the_sentence_leaves_out_figures_that_explain_nothing() -> None:
+def test_comparison_sentence_omits_figures_that_do_not_explain_the_result() -> None:
     """Fewer cached tokens and longer queues are no reasons for a better run."""
     a = RunFigures("a", BASE | {"prompt tokens cached": 0.6, "mean wait in the queue": 1.0})
     b = RunFigures(
@@ -146,11 +146,11 @@ def test_the_sentence_leaves_out_figures_that_explain_nothing() -> None:
     assert compare(a, b).sentence.endswith("; these figures do not show why.")
 
 
-def test_p99_does_not_decide_for_few_requests() -> None:
+def test_p99_is_ignored_in_a_comparison_of_few_requests() -> None:
     assert sentence(TTFT_p99=10.0, requests=50.0)[1].startswith("Neither is better")
 
 
-def test_different_loads_are_reported() -> None:
+def test_different_loads_are_reported_with_a_warning() -> None:
     """Latencies of twice the load are compared, with a warning."""
     assert sentence(requests=400.0)[1].endswith("differs by 5 %; but the loads differ in requests.")
     larger_load = {"requests": 400.0, "output tokens/s": 2000.0, "GPU-hours": 1.0}
@@ -160,7 +160,7 @@ def test_different_loads_are_reported() -> None:
     )
 
 
-def test_runs_without_common_requests_are_rejected_in_one_line() -> None:
+def test_runs_without_completed_requests_are_rejected_with_a_one_line_error() -> None:
     with pytest.raises(ValueError, match="^idle has no finished request to compare$"):
         compare(RunFigures("a", BASE), RunFigures("idle", {"requests": 3.0}))
 
@@ -184,13 +184,13 @@ def test_runs_without_common_requests_are_rejected_in_one_line() -> None:
         ("pods: yes", "prefix.yaml: argument --pods: expected one argument"),
     ],
 )
-def test_a_wrong_file_is_rejected_in_one_line(
+def test_invalid_comparison_file_is_rejected_with_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
 ) -> None:
     assert message in refusal(capsys, *FLEET, "--compare", *files(tmp_path, "", text))
 
 
-def test_flags_of_a_single_run_are_rejected(
+def test_flags_of_a_single_run_are_rejected_in_a_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -210,7 +210,7 @@ def test_flags_of_a_single_run_are_rejected(
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["prefix.yaml", "random.yaml"]
 
 
-def test_the_page_holds_both_runs_and_no_text_ends_its_script(tmp_path: Path) -> None:
+def test_comparison_page_contains_both_runs_and_escapes_script_tags(tmp_path: Path) -> None:
     (a := tmp_path / "<script>alert(1)<").mkdir()
     page = tmp_path / "both.html"
     paths = [tmp_path / "x.yaml", a / "x.yaml"]

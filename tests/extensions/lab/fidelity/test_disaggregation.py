@@ -50,7 +50,7 @@ def simulated(
     return simulation
 
 
-def test_a_prompt_is_computed_then_sent_then_continued() -> None:
+def test_prompt_is_prefilled_then_transferred_then_decoded() -> None:
     # Both prompts are one step, and share the link: 3 blocks take 0.12 s each.
     outcome = simulated(load_of([(1.0, 10, 3), (0.0, 9, 1)]), bandwidth=100.0).outcome
     transfers = outcome.transfers
@@ -68,7 +68,7 @@ def test_a_prompt_is_computed_then_sent_then_continued() -> None:
     )
 
 
-def test_a_transfer_waits_for_blocks_and_prefill_for_the_transfer() -> None:
+def test_transfer_waits_for_free_blocks_and_later_prefill_for_the_transfer() -> None:
     # A pool of 39 blocks has room for one prompt of 20 blocks, which three steps compute.
     outcome = simulated(load_of([(0.0, 80, 10)] * 2), bandwidth=40.0).outcome
     transfers = outcome.transfers
@@ -91,7 +91,7 @@ def test_a_transfer_waits_for_blocks_and_prefill_for_the_transfer() -> None:
     st.sampled_from([inf, 2000.0, 100.0]),
     st.none() | st.integers(1, 6),
 )
-def test_no_request_or_block_is_lost(
+def test_no_request_is_lost_and_all_blocks_are_released(
     requests: list[tuple[float, int, int]],
     groups: Any,
     policy: str,
@@ -129,7 +129,7 @@ def test_no_request_or_block_is_lost(
 
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS)
-def test_steps_of_decode_pods_have_no_prefill(requests: list[tuple[float, int, int]]) -> None:
+def test_decode_pods_run_no_prefill_steps(requests: list[tuple[float, int, int]]) -> None:
     prefills = [0, 0]
 
     def watch(pod: Any, batch: Any, start_s: float, end_s: float) -> None:
@@ -145,7 +145,7 @@ def test_steps_of_decode_pods_have_no_prefill(requests: list[tuple[float, int, i
 Capture = pytest.CaptureFixture[str]
 
 
-def test_the_table_has_a_line_for_each_pool(capsys: Capture) -> None:
+def test_table_has_a_line_for_each_pool(capsys: Capture) -> None:
     summary = figures(capsys, *SPLIT, "--transfer-latency", "20ms")
     disaggregation = summary["disaggregation"]
     requests = summary["requests"]
@@ -172,7 +172,7 @@ def test_the_table_has_a_line_for_each_pool(capsys: Capture) -> None:
     assert datasheet_profile(SHAPE, "h100").kv_bytes_per_token == 2 * 2 * 8 * 128 * 36
 
 
-def test_a_sweep_finds_the_best_split(capsys: Capture) -> None:
+def test_sweep_finds_the_best_ratio_of_prefill_to_decode_pods(capsys: Capture) -> None:
     argv = [*LOAD, "--pods", "4", "--sweep", "prefill-pods=1:3:1", "--processes", "1", "--slo"]
     sweep = figures(capsys, *argv, "itl_p99=14ms", "--goodput", "ttft:400", "tpot:14")
     good = [point["summary"]["goodput"]["good"] for point in sweep["points"]]

@@ -41,7 +41,7 @@ def filmed(pods: int = 1, **engine: Any) -> tuple[LoadTrace, SimulationOutcome, 
 
 
 @pytest.mark.parametrize("pods", [1, 3])
-def test_frames_have_the_times_of_every_request(pods: int) -> None:
+def test_replay_frames_have_the_times_of_every_request(pods: int) -> None:
     load, outcome, film, page = filmed(pods)
     begin_s = min(outcome.send_s)
     figures = page.figures
@@ -70,7 +70,7 @@ def test_frames_have_the_times_of_every_request(pods: int) -> None:
 
 
 @pytest.mark.parametrize("pods", [1, 3])
-def test_frames_have_the_gap_before_each_token(pods: int) -> None:
+def test_replay_frames_have_the_gap_before_each_token(pods: int) -> None:
     load, outcome, _, page = filmed(pods)
     assert len(page.itl) == sum(load.output_tokens) - len(load) == outcome.gaps.count
     [p50_s, p99_s] = outcome.gaps.quantiles_s([0.5, 0.99])
@@ -79,7 +79,7 @@ def test_frames_have_the_gap_before_each_token(pods: int) -> None:
     assert gaps[int(0.99 * len(gaps))] == pytest.approx(1000 * p99_s, abs=0.1)
 
 
-def test_frames_of_a_fleet_have_a_lane_per_pod_and_count_shared_blocks_once() -> None:
+def test_replay_of_a_fleet_has_a_lane_per_pod_and_counts_shared_blocks_once() -> None:
     profile = read_profile("qwen3-14b-h100")
     plan = SimulationPlan(profile=profile, pods=3, policy="prefix-aware")
     sizes = {"input_tokens": Between(50, 90), "output_tokens": Between(20, 60), "prefix_groups": 5}
@@ -104,7 +104,7 @@ def test_frames_of_a_fleet_have_a_lane_per_pod_and_count_shared_blocks_once() ->
     assert film.picture(outcome).began is None
 
 
-def test_prefill_and_decode_pods_have_lanes() -> None:
+def test_replay_has_separate_lanes_for_prefill_and_decode_pods() -> None:
     profile = read_profile("qwen3-14b-h100")
     split = Disaggregation(prefill_pods=1, decode_pods=2, bytes_per_token=1e5, bandwidth=1e10)
     plan = SimulationPlan(profile=profile, pods=3, disaggregation=split)
@@ -124,7 +124,7 @@ def test_prefill_and_decode_pods_have_lanes() -> None:
     )
 
 
-def test_pods_of_an_autoscaled_fleet_load_and_get_ready(tmp_path: Path) -> None:
+def test_replay_shows_pods_of_an_autoscaled_fleet_load_and_become_ready(tmp_path: Path) -> None:
     page = tmp_path / "run.html"
     load = ["--rate", "30", "--arrivals", "ramp", "--seconds", "60", "--policy", "least-requests"]
     scaled = ["--autoscale", "hpa:metric=running,target=5,min=1,max=3", "--cold-start", "20s"]
@@ -138,7 +138,7 @@ def test_pods_of_an_autoscaled_fleet_load_and_get_ready(tmp_path: Path) -> None:
     ]
 
 
-def test_large_films_are_thinned_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_replay_is_thinned_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_recorder, "MAX_BARS", 50)
     monkeypatch.setattr(step_recorder, "MAX_STEPS", 100)
     load, outcome, film, page = filmed(num_gpu_blocks=100, max_num_seqs=64, max_model_len=1100)
@@ -149,7 +149,7 @@ def test_large_films_are_thinned_out_with_a_note(monkeypatch: pytest.MonkeyPatch
     assert "one request in 2 has a bar" in note and "one step in 32 is shown" in note
 
 
-def test_the_page_stands_alone_and_no_text_ends_its_script(tmp_path: Path) -> None:
+def test_replay_page_is_self_contained_and_escapes_script_tags(tmp_path: Path) -> None:
     _, outcome, film, _ = filmed()
     html = report_of(film.picture(outcome), film.frames(outcome))
     recording = re.search(

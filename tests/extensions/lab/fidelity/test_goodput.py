@@ -56,7 +56,7 @@ def test_goodput_matches_the_written_requests(
     assert goodput["good_per_s"] == pytest.approx(sum(good) / summary["duration_s"])
 
 
-def test_the_price_is_proportional_to_the_gpu_hours(
+def test_price_is_proportional_to_the_gpu_hours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv", classes=False)
@@ -81,14 +81,14 @@ def test_the_price_is_proportional_to_the_gpu_hours(
         (["a=ttft:1", "a=ttft:2"], "has two limits for ttft in class a"),
     ],
 )
-def test_a_wrong_limit_is_rejected_in_one_line(
+def test_invalid_goodput_limit_is_rejected_with_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: list[str], rule: str
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv")
     assert rule in refusal(capsys, f"--trace={trace}", "--goodput", *limits, status=2)
 
 
-def test_limits_of_one_class_count_its_misses_per_interval(
+def test_goodput_limits_of_one_class_count_its_misses_per_interval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [
@@ -107,7 +107,7 @@ def test_limits_of_one_class_count_its_misses_per_interval(
     assert summary["goodput"]["by_class"]["chat"]["good"] == 30
 
 
-def test_a_class_without_requests_is_rejected(
+def test_class_without_requests_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv")
@@ -125,7 +125,7 @@ def test_a_class_without_requests_is_rejected(
     ),
     st.dictionaries(st.sampled_from(METRICS), st.floats(1, 20_000), min_size=1),
 )
-def test_a_looser_limit_is_met_by_at_least_as_many_requests(
+def test_looser_limit_is_met_by_at_least_as_many_requests(
     moments: list[tuple[float, float, int]], limits: dict[str, float]
 ) -> None:
     load = LoadTrace("drawn")

@@ -36,7 +36,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_stages_follow_each_other_after_the_interval(tmp_path: Path) -> None:
+def test_load_stages_follow_each_other_after_the_interval(tmp_path: Path) -> None:
     load = read_trace(written(tmp_path, STAGES.format("constant") + SERVER + RANDOM))
 
     assert len(load) == 2 * 30 + 10 * 60
@@ -45,7 +45,7 @@ def test_stages_follow_each_other_after_the_interval(tmp_path: Path) -> None:
     assert load.arrival_s[61] == pytest.approx(35.1)
 
 
-def test_lengths_have_the_mean_and_the_bounds_of_the_distribution(tmp_path: Path) -> None:
+def test_lengths_have_the_mean_and_bounds_of_the_distribution(tmp_path: Path) -> None:
     load = read_trace(written(tmp_path, SERVER + RANDOM + STAGES.format("poisson")))
 
     assert mean(load.input_tokens) == pytest.approx(100, rel=0.05)
@@ -64,7 +64,7 @@ def test_groups_share_their_system_prompt(tmp_path: Path) -> None:
     assert set(load.output_tokens) == {20}
 
 
-def test_the_seed_of_the_specification_decides_the_draws(tmp_path: Path) -> None:
+def test_seed_of_the_specification_determines_the_load(tmp_path: Path) -> None:
     text = STAGES.format("poisson") + RANDOM
     first = read_trace(written(tmp_path, text))
     repeated = read_trace(written(tmp_path, text))
@@ -102,7 +102,7 @@ def test_the_seed_of_the_specification_decides_the_draws(tmp_path: Path) -> None
         ),
     ],
 )
-def test_an_unsupported_specification_is_rejected_in_one_line(
+def test_unsupported_specification_is_rejected_with_a_one_line_error(
     tmp_path: Path, text: str, error: str
 ) -> None:
     path = written(tmp_path, text)

@@ -10,7 +10,7 @@ AUTO = ["--profile", "auto", "--device", "h100", "--tensor-parallel-size", "2"]
 LOAD = ["--rate", "4", "--seconds", "10"]
 
 
-def test_every_latency_of_a_computed_profile_has_an_interval(
+def test_every_latency_of_a_computed_profile_has_an_error_interval(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = [*AUTO, "--model", "qwen3-32b", *LOAD]
@@ -31,7 +31,7 @@ def test_every_latency_of_a_computed_profile_has_an_interval(
     assert row.rstrip(" |").endswith(percent)
 
 
-def test_a_configuration_far_from_all_measurements_has_a_wide_interval(
+def test_configuration_far_from_all_measurements_has_a_wide_error_interval(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     near = figures(capsys, *AUTO, "--model=qwen3-32b", *LOAD)["intervals"]
@@ -44,11 +44,11 @@ def test_a_configuration_far_from_all_measurements_has_a_wide_interval(
     assert ", which is not near (distance " in capsys.readouterr().out
 
 
-def test_a_fitted_profile_has_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fitted_profile_has_no_error_interval(capsys: pytest.CaptureFixture[str]) -> None:
     assert "intervals" not in figures(capsys, *LOAD)
 
 
-def test_the_json_of_a_sweep_has_the_interval_of_each_point(
+def test_sweep_json_has_the_interval_of_each_point(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = [*AUTO, "--model", "qwen3-32b", "--seconds", "5", "--sweep", "rate=1:2:1", "--json", "-"]

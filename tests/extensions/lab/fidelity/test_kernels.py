@@ -15,7 +15,9 @@ CELLS = RECORDING.parent / "truth" / "cells"
     ("family", "tpot", "tpot_p90", "ttft"),
     [("llama", 0.05, 0.16, 0.13), ("gpt-oss", 0.10, 0.30, 0.25)],
 )
-def test_measured_servers_are_met(family: str, tpot: float, tpot_p90: float, ttft: float) -> None:
+def test_simulated_latencies_match_measured_servers(
+    family: str, tpot: float, tpot_p90: float, ttft: float
+) -> None:
     """A third of the cells of a family; `python -m benchmarks.cells` plays all."""
     cells = [
         cell

@@ -17,7 +17,7 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return msgspec.json.decode(capsys.readouterr().out)
 
 
-def test_a_large_tier_saves_what_the_devices_evict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_large_kv_tier_keeps_blocks_that_the_gpu_evicts(capsys: pytest.CaptureFixture[str]) -> None:
     without = figures(capsys, *SMALL, *CACHE)
     tiered = figures(capsys, *SMALL, *CACHE, "--kv-tiers", "cpu=200GB@50GB/s")
     roomy = figures(capsys, *SMALL)
@@ -29,7 +29,9 @@ def test_a_large_tier_saves_what_the_devices_evict(capsys: pytest.CaptureFixture
     assert tiered["ttft_s"]["mean"] < without["ttft_s"]["mean"]
 
 
-def test_loading_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_slower_kv_tier_increases_the_time_to_first_token(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     fast = figures(capsys, *SMALL, *CACHE, "--kv-tiers", "cpu=200GB@500GB/s")
     slow = figures(capsys, *SMALL, *CACHE, "--kv-tiers", "cpu=200GB@2GB/s")
 
@@ -37,7 +39,7 @@ def test_loading_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert slow["ttft_s"]["p90"] > fast["ttft_s"]["p90"] + 0.5 * moved_s
 
 
-def test_a_full_tier_hands_its_blocks_to_the_next(capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_kv_tier_moves_its_blocks_to_the_next_tier(capsys: pytest.CaptureFixture[str]) -> None:
     two_tiers = ["--kv-tiers", "cpu=5GB@50GB/s", "disk=1TB@5GB/s"]
     tiered = figures(capsys, *SMALL, *CACHE, *two_tiers)
 
@@ -46,7 +48,7 @@ def test_a_full_tier_hands_its_blocks_to_the_next(capsys: pytest.CaptureFixture[
     assert tiered["cached_tokens"] == figures(capsys, *SMALL)["cached_tokens"]
 
 
-def test_a_tier_without_room_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kv_tier_without_room_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     without = figures(capsys, *SMALL, *CACHE)
     tiered = figures(capsys, *SMALL, *CACHE, "--kv-tiers", "cpu=1B@50GB/s")
 
@@ -63,7 +65,7 @@ def test_a_tier_without_room_changes_nothing(capsys: pytest.CaptureFixture[str])
         (["--kv-tiers", "cpu=many@1GB/s"], "many"),
     ],
 )
-def test_wrong_tiers_are_rejected_in_one_line(
+def test_invalid_kv_tiers_are_rejected_with_a_one_line_error(
     flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["--rate", "1", "--seconds", "2", *flags]) != 0

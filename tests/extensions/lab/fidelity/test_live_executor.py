@@ -17,7 +17,7 @@ from tests.extensions.lab.fidelity.loops import ClientLoop
 
 @settings(deadline=None)
 @given(REQUESTS)
-def test_the_live_executor_agrees_with_the_offline_simulation(
+def test_live_executor_agrees_with_the_offline_simulation(
     requests: Sequence[tuple[float, int, int]],
 ) -> None:
     harness = stepped(blocks=BLOCKS)

@@ -70,7 +70,7 @@ def client(url: str, now: Callable[[], float] = perf_counter) -> RecordingClient
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_a_measurement_has_the_times_of_the_first_and_last_token(size: int) -> None:
+def test_recorded_request_has_the_times_of_its_first_and_last_token(size: int) -> None:
     whole = b"".join(ANSWER)
     shredded = [whole[place : place + size] for place in range(0, len(whole), size)]
     pieces = ANSWER if size == 1000 else shredded[:20] + [b"".join(shredded[20:])]
@@ -119,13 +119,13 @@ def test_a_measurement_has_the_times_of_the_first_and_last_token(size: int) -> N
         ),
     ],
 )
-def test_an_invalid_response_ends_the_recording(pieces: list[bytes], rule: str) -> None:
+def test_invalid_response_ends_the_recording(pieces: list[bytes], rule: str) -> None:
     with answering(pieces) as (url, _), pytest.raises(RecordError) as error:
         client(url).run(TWO)
     assert rule in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_target_is_a_url_that_may_end_with_v1() -> None:
+def test_target_url_may_end_with_v1() -> None:
     assert read_target("http://there/vllm/v1/").prefix == "/vllm"
     for url in ("localhost:8000", "https://there", "http://", "http://there:port"):
         with pytest.raises(ConfigError, match="^target "):
@@ -142,7 +142,7 @@ def test_a_target_is_a_url_that_may_end_with_v1() -> None:
         (["--trace", "nothing.csv"], "nothing.csv"),
     ],
 )
-def test_wrong_flags_are_rejected_in_one_line(
+def test_invalid_flags_are_rejected_with_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
 ) -> None:
     out = tmp_path / "run.csv"

@@ -57,7 +57,7 @@ SESSIONS = st.builds(
 
 @settings(max_examples=50, deadline=None)
 @given(SESSIONS, st.sampled_from(FLEETS))
-def test_a_turn_arrives_after_the_answer_and_the_think_time(
+def test_next_turn_arrives_after_the_answer_and_the_think_time(
     recipe: Recipe, fleet: dict[str, Any]
 ) -> None:
     load = draw_load(recipe, 100)
@@ -75,7 +75,7 @@ def test_a_turn_arrives_after_the_answer_and_the_think_time(
 
 @settings(max_examples=25, deadline=None)
 @given(SESSIONS)
-def test_a_turn_finds_the_whole_blocks_of_its_conversation(recipe: Recipe) -> None:
+def test_turn_finds_the_full_cached_blocks_of_its_conversation(recipe: Recipe) -> None:
     load = draw_load(replace(recipe, prefix_groups=0, prefix_tokens=0), 400)
     out = simulate(load, SimulationPlan(profile=ROOMY))
     # The last token of an answer is computed with the turn that follows it.
@@ -88,7 +88,9 @@ def test_a_turn_finds_the_whole_blocks_of_its_conversation(recipe: Recipe) -> No
 
 @settings(max_examples=50, deadline=None)
 @given(REQUESTS)
-def test_a_session_of_one_turn_is_a_request(requests: list[tuple[float, int, int]]) -> None:
+def test_session_of_one_turn_equals_a_single_request(
+    requests: list[tuple[float, int, int]],
+) -> None:
     """Also where it loses its blocks, and finds them again."""
     load = load_of(requests)
     plan = SimulationPlan(profile=REAL)
@@ -99,7 +101,7 @@ def test_a_session_of_one_turn_is_a_request(requests: list[tuple[float, int, int
     assert (moments(out), out.preemptions) == (moments(plain), plain.preemptions)
 
 
-def test_prefix_aware_routing_keeps_conversations_on_their_pod() -> None:
+def test_prefix_aware_routing_keeps_a_conversation_on_its_pod() -> None:
     recipe = Recipe(input_tokens=Between(400, 500), requests=6, rate=2.0, turns=4, think_s=1.0)
     load = draw_load(recipe, 4000)
     out = simulate(load, SimulationPlan(profile=ROOMY, pods=3, policy="prefix-aware"))
@@ -135,7 +137,7 @@ def test_cached_tokens_of_a_prefix_tree_match_a_manual_count(tmp_path: Path) -> 
 
 @settings(max_examples=15, deadline=None)
 @given(SESSIONS)
-def test_written_requests_read_back_as_the_load(recipe: Recipe) -> None:
+def test_written_requests_are_read_back_as_the_same_load(recipe: Recipe) -> None:
     load = draw_load(recipe, 100)
     plan = SimulationPlan(profile=PLAIN)
     film = Film(load, plan, "sessions")

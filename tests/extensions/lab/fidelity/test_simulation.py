@@ -68,7 +68,7 @@ def moments(outcome: SimulationOutcome) -> list[tuple[float, float, float]]:
     return list(zip(outcome.send_s, outcome.first_s, outcome.last_s, strict=True))
 
 
-def test_times_of_offline_requestswith_fixed_step_and_front_costs() -> None:
+def test_request_times_follow_from_fixed_step_and_front_costs() -> None:
     def seen(
         *requests: tuple[float, int, int], profile: Profile = PLAIN
     ) -> list[tuple[float, float, float]]:
@@ -88,7 +88,7 @@ def test_times_of_offline_requestswith_fixed_step_and_front_costs() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS, st.integers(1, 8), st.sampled_from([0.0, 0.005]), st.sampled_from([FRONTED, REAL]))
-def test_a_single_pod_equals_one_engine(
+def test_single_pod_equals_one_engine(
     requests: list[tuple[float, int, int]], places: int, turnaround_s: float, profile: Profile
 ) -> None:
     load = load_of(requests)
@@ -111,7 +111,7 @@ def test_a_single_pod_equals_one_engine(
 
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS, st.sampled_from(["random", "round-robin"]), st.integers(2, 4))
-def test_independent_pods_equal_pods_on_one_timeline(
+def test_independently_simulated_pods_equal_pods_on_one_timeline(
     requests: list[tuple[float, int, int]], policy: str, pods: int
 ) -> None:
     load = load_of(requests)
@@ -175,7 +175,7 @@ def test_cached_prefixes_are_not_computed_again() -> None:
     assert outcome.cached_tokens == 0
 
 
-def test_policies_choose_the_expected_pods() -> None:
+def test_routing_policies_choose_the_expected_pods() -> None:
     requests = [(0.0, 8, 20)] * 4 + [(0.0, 8, 2)] * 4
     load = load_of(requests, [(number % 2, 8) for number in range(8)])
     plan = SimulationPlan(profile=PLAIN, pods=4, policy="round-robin")
@@ -223,7 +223,7 @@ def test_no_request_is_lost_when_pods_join_and_leave(
         assert pod.blocks.free == pod.blocks.capacity
 
 
-def test_engine_step_time_cuts_prompts_like_the_real_engine() -> None:
+def test_engine_step_time_splits_prompts_like_the_real_engine() -> None:
     """Steps with a part of a prompt take 0.2 s, or 1.25 times the time of their decodes."""
     profile = read_profile("smollm2-135m-cpu")
     steps: list[tuple[int, int, float]] = []

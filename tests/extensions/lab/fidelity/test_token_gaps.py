@@ -30,7 +30,7 @@ def outcome_of(rows: list[tuple[float, int, int]], blocks: int = 10_000) -> Simu
     return simulate(load, SimulationPlan(profile=profile))
 
 
-def test_a_prompt_that_stalls_a_decode_is_in_the_itl_and_hardly_in_the_tpot() -> None:
+def test_prompt_that_stalls_a_decode_affects_the_itl_more_than_the_tpot() -> None:
     stalled = outcome_of([(0.0, 10, 201), (0.5, 3000, 1)])
     summary = summarize(stalled, "made")
     stall_s = STEP_S + 3001 * PER_TOKEN_S
@@ -41,7 +41,7 @@ def test_a_prompt_that_stalls_a_decode_is_in_the_itl_and_hardly_in_the_tpot() ->
     assert [objective.is_met(summary) for objective in objectives] == [False, True, True]
 
 
-def test_the_mean_of_the_gaps_of_a_request_is_its_tpot() -> None:
+def test_mean_gap_of_a_request_is_its_tpot() -> None:
     summary = summarize(outcome_of([(0.0, 10, 101)]), "made")
     assert summary.itl_s.mean == pytest.approx(summary.tpot_s.mean, abs=1e-5)
 
@@ -51,7 +51,7 @@ def test_every_token_after_the_first_has_a_gap() -> None:
     assert outcome.gaps.count == sum(9 + number for number in range(20))
 
 
-def test_a_preemption_is_one_long_gap() -> None:
+def test_preemption_is_one_long_gap() -> None:
     rows = [(0.0, 60, 100), (0.0, 60, 100)]
     squeezed = outcome_of(rows, blocks=16)
     assert squeezed.preemptions > 0
@@ -65,7 +65,7 @@ def test_a_preemption_is_one_long_gap() -> None:
     assert longest_s > 10 * STEP_S
 
 
-def test_quantiles_of_gaps_are_gaps() -> None:
+def test_quantiles_of_gaps_are_recorded_gaps() -> None:
     gaps = TokenGaps()
     gaps.add(0.001, 98, 1.0)
     gaps.add(0.5, 1, 1.0)
@@ -74,7 +74,7 @@ def test_quantiles_of_gaps_are_gaps() -> None:
     assert gaps.mean_s == pytest.approx((0.098 + 0.7) / 100)
 
 
-def test_a_run_without_gaps_meets_any_objective_on_them() -> None:
+def test_run_without_gaps_meets_any_gap_objective() -> None:
     summary = summarize(outcome_of([(0.0, 10, 1)]), "made")
     assert summary.itl_s.p99 is None
     assert all(objective.is_met(summary) for objective in read_objectives("itl_p99=1ms"))

@@ -48,7 +48,7 @@ def trace(folder: Path, text: str) -> Path:
     return path
 
 
-def test_columns_are_found_by_name_and_others_ignored(tmp_path: Path) -> None:
+def test_columns_are_found_by_name_and_other_columns_are_ignored(tmp_path: Path) -> None:
     load = read_trace(
         trace(tmp_path, "note,output_tokens,arrival_s,input_tokens\nx,3,0.5,10\n,4,0.5,20\n")
     )
@@ -70,7 +70,7 @@ def test_columns_are_found_by_name_and_others_ignored(tmp_path: Path) -> None:
         BENCHMARK,
     ],
 )
-def test_public_formats_are_detected(tmp_path: Path, text: str, packed: bool) -> None:
+def test_public_trace_formats_are_detected(tmp_path: Path, text: str, packed: bool) -> None:
     (path := tmp_path / "load").write_bytes(
         gzip.compress(text.encode()) if packed else text.encode()
     )
@@ -81,7 +81,7 @@ def test_public_formats_are_detected(tmp_path: Path, text: str, packed: bool) ->
     assert load.origin == str(path)
 
 
-def test_hash_ids_become_paths_of_a_tree(tmp_path: Path) -> None:
+def test_hash_ids_become_paths_in_a_prefix_tree(tmp_path: Path) -> None:
     load = read_trace(trace(tmp_path, MOONCAKE))
     assert list(load.arrival_s) == pytest.approx([0.0, 0.04, 0.08, 0.12, 0.16])
     paths = [load.path(number) for number in range(5)]
@@ -94,7 +94,7 @@ def test_hash_ids_become_paths_of_a_tree(tmp_path: Path) -> None:
     assert list(load.prefix_tokens) == [1100, 1536, 512, 1536, 1000]
 
 
-def test_turns_follow_each_other_in_their_session(tmp_path: Path) -> None:
+def test_turns_follow_each_other_within_their_session(tmp_path: Path) -> None:
     rows = "0,10,5,a,\n1,9,1,,\n2,7,3,b,9\n,15,5,a,0.5\n0,30,5,a,2\n,12,1,b,0\n"
     load = read_trace(trace(tmp_path, SESSIONS + rows))
     assert list(load.session) == [0, NO_GROUP, 1, 0, 0, 1]
@@ -173,7 +173,7 @@ def test_groups_are_numbered_and_an_empty_name_means_no_group(tmp_path: Path) ->
         (gzip.compress(HEADER.encode(), mtime=0)[:-9], " cannot be decompressed"),
     ],
 )
-def test_wrong_traces_are_rejected_in_one_line(
+def test_invalid_traces_are_rejected_with_a_one_line_error(
     tmp_path: Path, text: str | bytes, reason: str
 ) -> None:
     (path := tmp_path / "trace.csv").write_bytes(text.encode() if isinstance(text, str) else text)

@@ -27,9 +27,7 @@ EXPECTED_ERRORS = {
 @pytest.mark.shared
 @pytest.mark.skipif(not RUNS.is_dir(), reason="the recorded runs are not beside the recording")
 @pytest.mark.parametrize("name", EXPECTED_ERRORS)
-def test_the_simulation_of_a_recorded_run_has_the_documented_errors(
-    name: str, tmp_path: Path
-) -> None:
+def test_simulation_of_a_recorded_run_has_the_documented_errors(name: str, tmp_path: Path) -> None:
     trace = RUNS / f"{name}.csv.gz"
     figures = tmp_path / "found.json"
     client = ["--in-flight", "256", "--turnaround", "60us"]

@@ -72,7 +72,7 @@ def test_headers_and_status_are_forwarded() -> None:
 
 
 @pytest.mark.parametrize("head", [b"", CHUNKED + b"5\r\nhello\r\n"])
-def test_a_client_disconnect_ends_the_request_at_the_pod(head: bytes) -> None:
+def test_client_disconnect_ends_the_request_at_the_pod(head: bytes) -> None:
     talker = stubs.Talker(head)
     with pod_behind_proxy(talker) as (address, url, proxy):
 
@@ -91,7 +91,7 @@ def test_a_client_disconnect_ends_the_request_at_the_pod(head: bytes) -> None:
         stubs.eventually(is_ended)
 
 
-def test_an_unreachable_pod_is_skipped() -> None:
+def test_unreachable_pod_is_skipped() -> None:
     dead = stubs.unused_address()
     policy = Always()
     with (
@@ -106,7 +106,7 @@ def test_an_unreachable_pod_is_skipped() -> None:
     assert proxy.in_flight == {dead: 0, alive: 0}
 
 
-def test_no_reachable_pod_gives_status_502() -> None:
+def test_proxy_returns_502_if_no_pod_is_reachable() -> None:
     expected = {
         "message": "no pod can be reached",
         "type": "Bad Gateway",
@@ -126,7 +126,7 @@ def test_no_reachable_pod_gives_status_502() -> None:
         assert proxy.in_flight[address] == 0
 
 
-def test_an_unreachable_indexer_falls_back_to_load() -> None:
+def test_routing_falls_back_to_load_if_the_indexer_is_unreachable() -> None:
     policy = PrefixAware(Indexer(stubs.unused_address()).scores, Random(1))
     with two_pods() as (first, second), proxying([first, second], policy) as (url, proxy):
         proxy.in_flight[first] += 1
@@ -136,7 +136,7 @@ def test_an_unreachable_indexer_falls_back_to_load() -> None:
         assert json.loads(exchange(url, "GET", "/routing")[1])["fallbacks"] == 3
 
 
-def test_health_is_answered_by_the_proxy_and_models_by_the_least_loaded_pod() -> None:
+def test_proxy_answers_health_checks_and_forwards_model_requests() -> None:
     with two_pods() as (first, second), proxying([first, second], RoundRobin()) as (url, proxy):
         proxy.in_flight[first] += 1
         assert exchange(url, "GET", "/v1/models") == (201, b"two")

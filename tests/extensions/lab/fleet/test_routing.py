@@ -98,13 +98,13 @@ def failing(incoming: Incoming) -> Mapping[str, float]:
         ({"elsewhere": 99.0, "b": 1.0}, (0, 0, 0), "b"),  # no pod of ours
     ],
 )
-def test_requests_in_flight_count_against_cached_prefixes(
+def test_running_requests_count_against_cached_prefixes(
     scores: dict[str, float], in_flight: tuple[int, int, int], chosen: str
 ) -> None:
     assert prefix_aware(scores).choose(ANY, PODS, dict(zip(PODS, in_flight, strict=True))) == chosen
 
 
-def test_a_failing_indexer_is_counted_and_falls_back_to_load() -> None:
+def test_indexer_failure_is_counted_and_routing_falls_back_to_load() -> None:
     policy = PrefixAware(failing, Random(1))
     assert policy.choose(ANY, PODS, {"a": 1, "b": 1, "c": 0}) == "c"
     assert policy.choose(ANY, PODS, {"a": 0, "b": 1, "c": 1}) == "a"
@@ -122,7 +122,7 @@ def ask_indexer(
 
 
 @pytest.mark.parametrize(("path", "body", "question"), QUESTIONS)
-def test_score_requests_have_the_fields_that_determine_blocks(
+def test_score_requests_contain_the_fields_that_determine_block_keys(
     path: str, body: dict[str, Any], question: tuple[str, dict[str, Any]]
 ) -> None:
     """A text as text, a conversation with what its template needs, and of a batch the first prompt."""
@@ -136,12 +136,12 @@ def test_invalid_requests_are_not_scored(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("answer", [500, b"no JSON", b"[1]", b'{"pod": "much"}'])
-def test_an_invalid_answer_of_the_indexer_is_an_error(answer: object) -> None:
+def test_invalid_indexer_response_raises_an_error(answer: object) -> None:
     with pytest.raises(IndexerError):
         ask_indexer(COMPLETIONS, {"prompt": "Once"}, answer)
 
 
-def test_an_unreachable_or_silent_indexer_is_an_error() -> None:
+def test_unreachable_or_silent_indexer_raises_an_error() -> None:
     with pytest.raises(IndexerError, match="not respond"):
         Indexer(stubs.unused_address()).scores(Incoming(COMPLETIONS, b'{"prompt": "Once"}'))
     talker = stubs.Talker(b"")
@@ -160,7 +160,9 @@ def small_workload(requests: int, groups: int, seed: int, prefix_tokens: int = 2
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 2**31))
-def test_workloads_share_prefixes_within_groups(requests: int, groups: int, seed: int) -> None:
+def test_workload_prompts_share_prefixes_within_groups(
+    requests: int, groups: int, seed: int
+) -> None:
     workload = small_workload(requests, groups, seed)
     assert small_workload(requests, groups, seed) == workload
     assert len(workload.prompts) == requests
@@ -208,7 +210,7 @@ def played(address: str) -> tuple[list[RecordedRequest], list[str]]:
     return client.run([PlannedRequest(0.0, completion("m", "prompt", 4))]), errors
 
 
-def test_a_request_is_timed_from_the_sending_to_the_first_text() -> None:
+def test_time_to_first_text_is_measured_from_sending_the_request() -> None:
     with stubs.serving(answers) as address:
         [recorded], errors = played(address)
     assert (recorded.pod, recorded.input_tokens, recorded.cached_tokens, errors) == (
@@ -220,7 +222,7 @@ def test_a_request_is_timed_from_the_sending_to_the_first_text() -> None:
     assert 0.04 < recorded.text_s - recorded.send_s < 5
 
 
-def test_errors_and_refused_connections_are_failures() -> None:
+def test_error_responses_and_refused_connections_count_as_failures() -> None:
     with stubs.serving(stubs.Indexer(429)) as address:
         assert played(address) == ([], ["HTTP/1.1 429 Bad: "])
     _, [error] = played(stubs.unused_address())
@@ -238,7 +240,7 @@ def summary(policy: str = "random", fallbacks: int = 0) -> PolicySummary:
     )
 
 
-def test_a_summary_counts_answered_requests() -> None:
+def test_summary_counts_answered_requests() -> None:
     counts = summary(fallbacks=3)
     assert (counts.requests, counts.failed, counts.fallbacks) == (4, 1, 3)
     assert counts.ttft_mean_s == pytest.approx(0.2) and counts.ttft_p50_s == pytest.approx(0.2)
@@ -254,7 +256,7 @@ def test_a_summary_counts_answered_requests() -> None:
     )
 
 
-def test_the_table_has_a_row_per_policy_and_notes_on_failures() -> None:
+def test_table_has_a_row_per_policy_and_notes_on_failures() -> None:
     lines = policy_table([summary(), summary("round-robin")]).splitlines()
     assert len(lines) == 4 and len({len(line) for line in lines}) == 1
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
@@ -280,7 +282,7 @@ def test_the_table_has_a_row_per_policy_and_notes_on_failures() -> None:
 
 
 @pytest.mark.skipif(missing("fleet"), reason="matplotlib is optional")
-def test_the_picture_is_a_png(tmp_path: Path) -> None:
+def test_chart_is_written_as_a_png(tmp_path: Path) -> None:
     path = tmp_path / "fleet.png"
     draw_policies(
         [summary(policy) for policy in ("random", "round-robin", "prefix-aware")], "title", path

@@ -7,7 +7,7 @@ from config import ConfigError
 from tests.extensions.lab.judge.synthetic import SERVER_ZERO_S, pair_of
 
 
-def test_difference_lies_within_the_fastest_ways() -> None:
+def test_clock_difference_is_bounded_by_the_fastest_requests_in_each_direction() -> None:
     ways = [(0.010, 0.003), (0.0004, 0.020), (0.030, 0.0006), (0.005, 0.005)]
     pairs = [pair_of(number, number * 1.0, ways_s=way) for number, way in enumerate(ways)]
     alignment = align("x.json", pairs, has_unix_times=False)
@@ -17,14 +17,14 @@ def test_difference_lies_within_the_fastest_ways() -> None:
     assert not alignment.is_same_clock
 
 
-def test_a_clock_that_is_three_seconds_behind_is_a_different_clock() -> None:
+def test_clock_that_is_three_seconds_behind_is_a_different_clock() -> None:
     pairs = [pair_of(number, 1.8e9 + number, difference_s=3.0) for number in range(5)]
     alignment = align("x.json", pairs, has_unix_times=True)
     assert not alignment.is_same_clock
     assert alignment.difference_s == pytest.approx(3.0, abs=0.001)
 
 
-def test_unix_times_of_one_machine_need_no_correction() -> None:
+def test_unix_times_of_the_same_machine_need_no_correction() -> None:
     ways = (0.0002, 0.0008)
     pairs = [pair_of(number, 1.8e9 + number, ways, difference_s=0.0) for number in range(5)]
     alignment = align("x.json", pairs, has_unix_times=True)
@@ -32,7 +32,7 @@ def test_unix_times_of_one_machine_need_no_correction() -> None:
     assert alignment.half_width_s == pytest.approx(0.0005, abs=1e-5)
 
 
-def test_drift_of_the_clocks_is_found() -> None:
+def test_clock_drift_is_estimated() -> None:
     # The server's clock gains 20 ms in 100 s, much more than the ways take.
     pairs = [pair_of(number, float(number), drift=200e-6) for number in range(101)]
     alignment = align("x.json", pairs, has_unix_times=False)
@@ -42,7 +42,7 @@ def test_drift_of_the_clocks_is_found() -> None:
         assert abs(alignment.to_server(moment_s) - true_s) < 0.0012
 
 
-def test_clock_that_was_set_during_the_run_is_an_error_that_names_two_requests() -> None:
+def test_clock_change_during_the_run_is_an_error_that_names_two_requests() -> None:
     pairs = [pair_of(number, float(number)) for number in range(10)]
     pairs += [
         pair_of(number, float(number), difference_s=SERVER_ZERO_S + 5) for number in range(10, 20)
@@ -53,7 +53,7 @@ def test_clock_that_was_set_during_the_run_is_an_error_that_names_two_requests()
         align("x.json", pairs, has_unix_times=False)
 
 
-def test_failed_requests_do_not_bound_the_clocks() -> None:
+def test_failed_requests_are_ignored_in_the_clock_alignment() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     for pair in pairs:
         pair.tool.error = "timeout"

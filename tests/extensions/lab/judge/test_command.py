@@ -53,7 +53,7 @@ def error_of(
         ('{"input_config": {}}', "use profile_export.jsonl"),
     ],
 )
-def test_wrong_export_is_one_line_with_its_place(
+def test_invalid_export_is_reported_in_one_line_with_its_position(
     content: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "export.json"
@@ -73,7 +73,7 @@ def test_wrong_export_is_one_line_with_its_place(
         ('{"entries": [{"id": "x", "route": "/", "arrived_s": 1e300}]}', "not a time in seconds"),
     ],
 )
-def test_wrong_journal_is_one_line(
+def test_invalid_journal_is_reported_in_one_line(
     content: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "journal.json"
@@ -82,13 +82,15 @@ def test_wrong_journal_is_one_line(
     assert line.startswith(f"error: {path}") and reason in line
 
 
-def test_missing_files_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_are_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     missing = tmp_path / "missing.json"
     assert "No such file" in error_of(capsys, missing)
     assert "No such file" in error_of(capsys, EXPORTS / LOCUST, journal=str(missing))
 
 
-def test_requests_without_ids_that_cannot_be_counted_off_are_one_line(
+def test_unmatched_requests_without_ids_are_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [json.loads(line) for line in (EXPORTS / LOCUST).read_text().splitlines()]
@@ -97,7 +99,7 @@ def test_requests_without_ids_that_cannot_be_counted_off_are_one_line(
     assert "send X-Request-Id" in error_of(capsys, export)
 
 
-def test_order_stands_for_ids_where_all_requests_are_there(
+def test_complete_exports_without_ids_are_matched_by_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests = json.loads((EXPORTS / INFERENCE_PERF).read_text())
@@ -109,7 +111,7 @@ def test_order_stands_for_ids_where_all_requests_are_there(
     assert json.loads(capsys.readouterr().out)["matched_by"] == "order"
 
 
-def test_clock_that_was_set_during_the_run_is_one_line(
+def test_clock_change_during_the_run_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = json.loads((EXPORTS / VLLM).read_text())
@@ -121,7 +123,7 @@ def test_clock_that_was_set_during_the_run_is_one_line(
     assert "clocks of the export and the journal do not match" in line
 
 
-def test_failed_requests_are_counted_and_not_compared(
+def test_failed_requests_are_counted_but_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = (EXPORTS / LOCUST).read_text().splitlines()
@@ -137,7 +139,9 @@ def test_failed_requests_are_counted_and_not_compared(
     assert verdict["latencies"]["E2E"]["tool"]["max"] < 1000
 
 
-def test_warmup_of_aiperf_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warmup_requests_of_aiperf_are_excluded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = (EXPORTS / AIPERF).read_text().splitlines()
     row = json.loads(lines[0])
     row["metadata"]["benchmark_phase"] = "warmup"
@@ -149,7 +153,7 @@ def test_warmup_of_aiperf_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "In the journal before or after the run: 1" in text
 
 
-def test_rows_of_requests_are_written(tmp_path: Path) -> None:
+def test_request_rows_are_written_as_csv(tmp_path: Path) -> None:
     out = tmp_path / "rows.csv"
     export = EXPORTS / VLLM
     arguments = ["judge", str(export), "--journal", journal_of(VLLM), "--out", str(out)]
@@ -160,7 +164,9 @@ def test_rows_of_requests_are_written(tmp_path: Path) -> None:
     assert all(float(row["tool_ttft_s"]) > float(row["server_ttft_s"]) for row in rows)
 
 
-def test_too_much_added_time_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_fails_if_the_added_time_exceeds_the_limit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     export = EXPORTS / VLLM
     arguments = ["judge", str(export), "--journal", journal_of(VLLM)]
     assert main([*arguments, "--max-added-ms", "100"]) == 0
@@ -170,7 +176,7 @@ def test_too_much_added_time_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith("error: the median of the added time is 1.") and "exceeds 0.5" in line
 
 
-def test_requests_that_guidellm_never_sent_are_a_note(
+def test_unsent_requests_of_guidellm_are_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "guidellm-0.8.1.json"
@@ -185,7 +191,7 @@ def test_requests_that_guidellm_never_sent_are_a_note(
     assert "Never sent by the tool: 1" in text
 
 
-def test_clock_of_another_host_is_reported_with_its_difference(
+def test_clock_difference_to_another_host_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [json.loads(line) for line in (EXPORTS / LOCUST).read_text().splitlines()]

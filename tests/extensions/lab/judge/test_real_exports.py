@@ -35,7 +35,7 @@ def matched(name: str) -> tuple[Export, Matches]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_request_is_found_and_clocks_are_aligned_within_a_millisecond(name: str) -> None:
+def test_every_request_is_matched_and_clocks_are_aligned_within_a_millisecond(name: str) -> None:
     export, matches = matched(name)
     assert len(matches.pairs) == len(export.requests) >= 12
     assert matches.not_served == [] and matches.not_reported == []
@@ -51,7 +51,7 @@ def test_every_request_is_found_and_clocks_are_aligned_within_a_millisecond(name
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_tools_on_the_machine_of_the_server_have_its_clock_if_they_write_unix_times(
+def test_tools_that_write_unix_times_share_the_clock_of_a_local_server(
     name: str,
 ) -> None:
     export, matches = matched(name)
@@ -63,7 +63,7 @@ def test_tools_on_the_machine_of_the_server_have_its_clock_if_they_write_unix_ti
 
 
 @pytest.mark.parametrize("name", STREAMING)
-def test_server_times_are_those_of_the_load_and_the_overhead_is_the_difference(name: str) -> None:
+def test_overhead_is_the_difference_between_tool_and_server_times(name: str) -> None:
     export, matches = matched(name)
     alignment = align(name, answered_pairs(matches), export.has_unix_times)
     verdict, rows = judge(export, matches, alignment, network_s=0.0001)
@@ -84,7 +84,9 @@ def test_server_times_are_those_of_the_load_and_the_overhead_is_the_difference(n
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_command_prints_the_verdict(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_judge_command_prints_the_verdict_for_every_tool(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["judge", str(EXPORTS / name), "--journal", journal_of(name), "--rtt-ms", "0.1"]
     assert main(arguments) == 0
     text = capsys.readouterr().out
@@ -97,14 +99,14 @@ def test_command_prints_the_verdict(name: str, capsys: pytest.CaptureFixture[str
     assert verdict["overhead_ms"] > 0
 
 
-def test_version_of_guidellm_is_named() -> None:
+def test_guidellm_version_is_recognized() -> None:
     export, _ = matched("guidellm-0.8.1.json")
     assert export.title == "guidellm 0.8.1"
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.999])
-def test_truncated_export_is_one_clear_line(
+def test_truncated_export_is_reported_in_one_line(
     name: str, share: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = (EXPORTS / name).read_bytes().rstrip()
@@ -118,7 +120,7 @@ def test_truncated_export_is_one_clear_line(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_journal_of_another_run_is_reported_in_one_line(
+def test_journal_of_another_run_is_reported_in_one_line(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = "locust-2.47.0.jsonl"

@@ -28,7 +28,7 @@ def wanted(fields: str, pods: int, metric: float, looks: int, every_s: float = 6
     return counts
 
 
-def test_replicas_follow_the_formula_and_its_tolerance() -> None:
+def test_replica_count_follows_the_kubernetes_formula_and_its_tolerance() -> None:
     assert [replicas_for(5, [value] * 5, 0.1) for value in (0.2, 0.05, 0.11, 0.091)] == [
         10,
         3,
@@ -57,14 +57,14 @@ def test_scale_down_rates_match_the_kubernetes_documentation() -> None:
     assert wanted(",window-down=0s,select-down=disabled", 80, 0.1, 2) == [80, 80]
 
 
-def test_the_default_behavior_matches_kubernetes() -> None:
+def test_default_scaling_behavior_matches_kubernetes() -> None:
     assert wanted("", 1, 1000.0, 6, every_s=15.0) == [5, 10, 20, 40, 80, 100]
     assert wanted("", 80, 0.0, 21, every_s=15.0) == [80] * 19 + [1, 1], (
         "five minutes since the start"
     )
 
 
-def test_windows_take_the_highest_before_a_scale_down_and_the_lowest_before_a_scale_up() -> None:
+def test_stabilization_windows_delay_scaling_in_both_directions() -> None:
     down = read_policy(USUAL + ",window-down=60s", {}).start(2)
     values = (16.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     counts = []
@@ -85,7 +85,7 @@ def test_windows_take_the_highest_before_a_scale_down_and_the_lowest_before_a_sc
     st.integers(0, 9),
     st.sampled_from(["", ",up=1/60s,down=50%/30s", ",select-up=min,window-up=30s,window-down=0s"]),
 )
-def test_the_number_stays_within_bounds(
+def test_replica_count_stays_within_its_bounds(
     looks: list[tuple[float, list[float]]], min_pods: int, more_pods: int, rules: str
 ) -> None:
     policy = read_policy(
@@ -100,7 +100,7 @@ def test_the_number_stays_within_bounds(
         assert min_pods <= pods <= min_pods + more_pods
 
 
-def test_schedules_and_plugin_policies_are_read() -> None:
+def test_schedule_and_plugin_policies_are_parsed() -> None:
     schedule = read_policy("schedule:0s=2,1m=8,5m=3", {})
     assert (schedule.min_pods, schedule.max_pods) == (2, 8)
     assert [schedule.start(2)(Look(at_s, 2, ())) for at_s in (0.0, 59.0, 60.0, 1e6)] == [2, 2, 8, 3]
@@ -150,6 +150,6 @@ def test_histogram_quantiles_match_prometheus() -> None:
         ("other:min=1,max=2", "'other' must be one of hpa, schedule"),
     ],
 )
-def test_wrong_policies_are_rejected(text: str, rule: str) -> None:
+def test_invalid_autoscaling_policies_are_rejected(text: str, rule: str) -> None:
     with pytest.raises((ValueError, ArgumentTypeError), match=rule):
         read_policy(text, {})

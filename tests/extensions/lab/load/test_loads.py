@@ -22,7 +22,7 @@ def drawn(limit: int = LONGEST, **fields: Any) -> LoadTrace:
 @pytest.mark.parametrize(
     ("arrivals", "deviation"), [("constant", 0.0), ("poisson", 1.0), ("bursty", 2.0)]
 )
-def test_gaps_have_the_mean_of_the_rate_and_their_own_deviation(
+def test_arrival_gaps_have_the_mean_and_deviation_of_the_arrival_process(
     arrivals: str, deviation: float
 ) -> None:
     moments = drawn(rate=20.0, arrivals=arrivals, burstiness=0.25, seconds=1000).arrival_s
@@ -32,7 +32,7 @@ def test_gaps_have_the_mean_of_the_rate_and_their_own_deviation(
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 40.0), (30.0, 10.0)])
-def test_a_ramp_goes_from_rate_to_rate(low: float, high: float) -> None:
+def test_ramp_changes_the_rate_linearly(low: float, high: float) -> None:
     moments = drawn(rate=high, ramp_from=low, arrivals="ramp", seconds=400).arrival_s
     assert list(moments) == sorted(moments)
     quarters = [
@@ -51,7 +51,7 @@ def test_a_ramp_goes_from_rate_to_rate(low: float, high: float) -> None:
         ("sharegpt", 200, 4, 1024),
     ],
 )
-def test_lengths_have_their_mean_and_range(
+def test_drawn_lengths_have_the_specified_mean_and_range(
     text: str, mean: float, min_length: int, max_length: int
 ) -> None:
     lengths = read_lengths(text, "input")
@@ -61,7 +61,7 @@ def test_lengths_have_their_mean_and_range(
     assert min_length <= min(drawn) <= max(drawn) <= max_length
 
 
-def test_wrong_lengths_are_rejected() -> None:
+def test_invalid_length_specifications_are_rejected() -> None:
     for text in (
         "",
         "0",
@@ -79,7 +79,7 @@ def test_wrong_lengths_are_rejected() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(ARRIVALS), st.integers(0, 3), st.integers(1, 50))
-def test_equal_recipes_make_equal_loads(arrivals: str, seed: int, max_requests: int) -> None:
+def test_same_seed_draws_the_same_load(arrivals: str, seed: int, max_requests: int) -> None:
     lengths = {
         "input_tokens": read_lengths("50:lognormal", "input"),
         "output_tokens": Between(1, 9),
@@ -95,7 +95,7 @@ def test_equal_recipes_make_equal_loads(arrivals: str, seed: int, max_requests: 
     assert set(load.group) <= {0, 1, 2}
 
 
-def test_only_lognormal_lengths_are_cut_to_the_limit() -> None:
+def test_only_lognormal_lengths_are_truncated_to_the_limit() -> None:
     wide = read_lengths("90:lognormal:2", "input")
     load = drawn(100, input_tokens=wide, output_tokens=wide, requests=500)
     assert max(map(sum, zip(load.input_tokens, load.output_tokens, strict=True))) == 100

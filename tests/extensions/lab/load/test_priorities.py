@@ -17,7 +17,9 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return msgspec.json.decode(capsys.readouterr().out)
 
 
-def test_an_urgent_class_waits_less_on_a_busy_engine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_higher_priority_class_waits_less_on_a_busy_engine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     plain = figures(capsys, *BUSY)
     chat, batch = figures(capsys, *BUSY, *CLASSES)["classes"]
 
@@ -35,7 +37,7 @@ def test_equal_priorities_change_nothing(capsys: pytest.CaptureFixture[str]) -> 
     assert equal == plain
 
 
-def test_classes_of_a_trace_have_priorities(
+def test_trace_classes_can_have_priorities(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "load.csv"
@@ -61,7 +63,7 @@ def test_classes_of_a_trace_have_priorities(
         (["--priorities", "chat=0@50%", "chat=1@50%"], "each class must have a different name"),
     ],
 )
-def test_wrong_priorities_are_rejected_in_one_line(
+def test_invalid_priorities_are_rejected_with_a_one_line_error(
     flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["--rate", "1", "--seconds", "2", *flags]) != 0

@@ -18,7 +18,7 @@ def answer(capsys: pytest.CaptureFixture[str], flags: Sequence[str] = ()) -> Any
     return figures(capsys, *ARGV, *LOAD, *flags)["loads"][0]
 
 
-def test_more_confidence_costs_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_higher_confidence_costs_more(capsys: pytest.CaptureFixture[str]) -> None:
     plain = answer(capsys)["cheapest"]
     likely = answer(capsys, ["--confidence", "90%"])["cheapest"]
     sure = answer(capsys, ["--confidence", "99%"])["cheapest"]
@@ -28,7 +28,7 @@ def test_more_confidence_costs_more(capsys: pytest.CaptureFixture[str]) -> None:
     assert likely["pods"] in range(plain["pods"], sure["pods"] + 1)
 
 
-def test_the_same_fleet_is_nearer_to_its_limit_with_confidence(
+def test_same_fleet_is_closer_to_its_limit_with_a_confidence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plain = answer(capsys)["simulated"]
@@ -39,7 +39,7 @@ def test_the_same_fleet_is_nearer_to_its_limit_with_confidence(
     assert all(fleet["slo_share"] > shares[fleet["pods"]] for fleet in common)
 
 
-def test_the_answer_names_the_limit_that_binds_and_the_next_fleets(
+def test_plan_names_the_binding_limit_and_the_next_fleets(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     document = answer(capsys)
@@ -55,7 +55,9 @@ def test_the_answer_names_the_limit_that_binds_and_the_next_fleets(
     assert f"cheaper, misses {cheaper['misses']}" in out
 
 
-def test_the_probability_is_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_states_the_probability_of_meeting_the_limits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run([*ARGV, *LOAD, "--confidence", "80%"]) == 0
     heading = capsys.readouterr().out.splitlines()[0]
     assert heading.endswith("for 99 % of requests, met with a probability of 80%")
@@ -65,7 +67,7 @@ def test_the_probability_is_part_of_the_answer(capsys: pytest.CaptureFixture[str
     ("value", "rule"),
     [("0.9", "must be a percentage"), ("40%", "must be from 50 % to 99 %"), ("x%", "must be")],
 )
-def test_a_wrong_confidence_is_rejected_in_one_line(
+def test_invalid_confidence_is_rejected_with_a_one_line_error(
     capsys: pytest.CaptureFixture[str], value: str, rule: str
 ) -> None:
     assert run([*ARGV, *LOAD, "--confidence", value]) == 2

@@ -36,7 +36,9 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return msgspec.json.decode(capsys.readouterr().out)
 
 
-def test_each_price_list_has_its_own_fleets(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_price_list_has_separate_fleets(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     prices = ["--device", "h100=2.5", "h100@spot=1"]
     result = figures(capsys, f"--model={model}", "--rate=4", *prices)["loads"][0]
 
@@ -54,13 +56,13 @@ def test_nodes_are_rented_as_a_whole(model: str, capsys: pytest.CaptureFixture[s
     assert on_node and {fleet["price_per_hour"] for fleet in on_node} == {16.0}
 
 
-def test_a_pod_does_not_span_nodes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pod_does_not_span_nodes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--tensor-parallel-size", "1", "4"]
     assert run(["--model", model, "--rate", "4", "--device", "h100=2/2", *FEW, *sizes]) == 0
     assert "a pod has 4 devices and a node 2" in capsys.readouterr().out
 
 
-def test_the_cheapest_model_is_chosen(
+def test_cheapest_model_is_chosen(
     model: str, small_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = ["--rate", "30", "--device", "h100=2.5", "--output-tokens", "400"]
@@ -70,7 +72,7 @@ def test_the_cheapest_model_is_chosen(
     assert small_model in result["cheapest"]["serve_command"]
 
 
-def test_models_together_share_nodes(
+def test_models_planned_together_share_nodes(
     model: str, small_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = ["--rate", "4", "6", "--together", "--device", "h100=2.5", "h100@node=1/4"]
@@ -94,7 +96,7 @@ def test_models_together_share_nodes(
         (["--device", "h100=2", "--together", "--rate", "1", "2"], "1 models, 2 loads"),
     ],
 )
-def test_wrong_offers_are_rejected_in_one_line(
+def test_invalid_offers_are_rejected_with_a_one_line_error(
     model: str, flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["--model", model, "--rate", "4", *FEW, *flags]) != 0

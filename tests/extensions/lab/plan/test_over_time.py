@@ -49,7 +49,7 @@ def plan(model: list[str], trace: Path) -> Any:
     return plan_of(model, trace)
 
 
-def test_each_window_has_the_pods_for_its_own_rate(plan: Any) -> None:
+def test_each_window_has_enough_pods_for_its_rate(plan: Any) -> None:
     quiet, busy = plan["gpus"]
     capacity = plan["requests_per_s_of_a_pod"]
     assert busy - 1 < 40 / capacity <= busy
@@ -59,7 +59,7 @@ def test_each_window_has_the_pods_for_its_own_rate(plan: Any) -> None:
     assert plan["price"] == pytest.approx(2.5 * plan["gpu_hours"])
 
 
-def test_a_pod_sustains_about_its_capacity(
+def test_pod_sustains_its_computed_capacity(
     model: list[str], plan: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rates = [str(round(share * plan["requests_per_s_of_a_pod"], 3)) for share in (0.9, 1.25)]
@@ -73,7 +73,7 @@ def test_a_pod_sustains_about_its_capacity(
     assert above["cheapest"] is None
 
 
-def test_a_copy_of_a_trace_has_the_same_plan_with_the_default_window_written_out(
+def test_explicit_default_window_gives_the_same_plan(
     model: list[str], trace: Path, plan: Any, tmp_path: Path
 ) -> None:
     copy = tmp_path / "another.csv"
@@ -81,21 +81,21 @@ def test_a_copy_of_a_trace_has_the_same_plan_with_the_default_window_written_out
     assert plan_of(model, copy, "60s") == plan
 
 
-def test_the_last_window_may_be_shorter() -> None:
+def test_last_window_may_be_shorter() -> None:
     load = LoadTrace("test")
     for arrival_s in (0.0, 5.0, 9.0, 10.0, 11.0, 12.0):
         load.arrival_s.append(arrival_s)
     assert window_rates(load, 10.0) == ([0.3, 1.5], 12.0)
 
 
-def test_one_request_at_the_beginning_of_the_last_window_is_not_a_high_rate() -> None:
+def test_single_request_in_the_last_window_is_not_a_high_rate() -> None:
     load = LoadTrace("test")
     for arrival_s in (0.0, 5.0, 9.0, 10.001):
         load.arrival_s.append(arrival_s)
     assert window_rates(load, 10.0) == ([0.3, 1.0], 10.001)
 
 
-def test_a_single_request_is_one_request_per_second() -> None:
+def test_single_request_counts_as_one_request_per_second() -> None:
     load = LoadTrace("test")
     load.arrival_s.append(3.0)
     assert window_rates(load, 60.0)[0] == [1.0]
@@ -108,7 +108,7 @@ def test_a_single_request_is_one_request_per_second() -> None:
         ([f"{number / 1e7:.7f},3000,100" for number in range(200)], "pods in a window; at most 10"),
     ],
 )
-def test_a_load_that_needs_too_much_is_rejected_in_one_line(
+def test_load_that_needs_too_many_pods_is_rejected_with_a_one_line_error(
     model: list[str],
     tmp_path: Path,
     rows: list[str],
@@ -134,7 +134,7 @@ def test_a_load_that_needs_too_much_is_rejected_in_one_line(
         ([*SLO, "--in-flight", "4"], "arrivals that do not depend on replies"),
     ],
 )
-def test_a_load_without_a_series_is_rejected_in_one_line(
+def test_load_without_a_series_is_rejected_with_a_one_line_error(
     model: list[str],
     trace: Path,
     flags: list[str],

@@ -41,7 +41,7 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
 
 @pytest.mark.timeout(600)  # hundreds of simulations, beside a busy machine
 @pytest.mark.parametrize("limits", ["ttft:2000 tpot:30", "ttft:1000 tpot:20", "tpot:14"])
-def test_the_choice_is_within_5_percent_of_an_exhaustive_search(
+def test_chosen_fleet_is_within_5_percent_of_an_exhaustive_search(
     model: list[str], capsys: pytest.CaptureFixture[str], limits: str
 ) -> None:
     load = [*model, *LOAD, "--rate", "8", "--goodput", *limits.split()]
@@ -68,7 +68,7 @@ def test_the_choice_is_within_5_percent_of_an_exhaustive_search(
     assert shares == sorted(shares, reverse=True)
 
 
-def test_bounds_do_not_change_the_choice(
+def test_search_bounds_do_not_change_the_chosen_fleet(
     model: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without bounds the same fleet is found, by more runs."""
@@ -81,7 +81,7 @@ def test_bounds_do_not_change_the_choice(
         assert len(bounded_load["simulated"]) < len(free_load["simulated"])
 
 
-def test_bounds_allow_for_several_tokens_per_step(
+def test_search_bounds_allow_for_several_tokens_per_step(
     model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = ["--seconds", "3", "--rate", "1", "--output-tokens", "100", "--input-tokens", "1000"]
@@ -109,7 +109,7 @@ def test_fleets_of_tiny_pods_are_searched(
     assert figures(capsys, *argv)["loads"][0]["cheapest"]["pods"] > 1
 
 
-def test_the_table_explains_each_device(
+def test_table_explains_the_result_of_each_device(
     model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape = SHAPE | {"hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672}
@@ -154,7 +154,7 @@ def test_the_table_explains_each_device(
     assert "runner-up: h200 tp 4 x" in second and "--max-num-seqs 1024" in second
 
 
-def test_an_unreachable_slo_reports_the_nearest_fleet(
+def test_unreachable_objective_reports_the_nearest_fleet(
     model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "plan.json"
@@ -200,7 +200,7 @@ def test_an_unreachable_slo_reports_the_nearest_fleet(
         (["--goodput", "ttft:x"], "--goodput must be"),
     ],
 )
-def test_wrong_flags_are_rejected_in_one_line(
+def test_invalid_flags_are_rejected_with_a_one_line_error(
     model: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     argv = [*model, "--device", "h100=2", "--rate", "2", "--seconds", "3", "--goodput", "ttft:500"]

@@ -14,7 +14,9 @@ from tests.extensions.lab.plan.test_plan import figures
 LOAD = ["--rate", "2", "--seconds", "3", "--goodput", "ttft:2000", "tpot:50", "--processes", "1"]
 
 
-def test_the_answer_names_the_command_and_the_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_the_serve_command_and_the_number_of_replicas(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     argv = ["--model", "qwen3-14b", "--device", "h100=2", "--tensor-parallel-size", "2"]
     options = ["--kv-cache-dtype", "fp8", "--gpu-memory-utilization", "0.85", "--enforce-eager"]
     assert run([*argv, *options, *LOAD, "--max-model-len", "8192", "--prefill-share", "0"]) == 0
@@ -26,7 +28,7 @@ def test_the_answer_names_the_command_and_the_replicas(capsys: pytest.CaptureFix
     ) in out
 
 
-def test_limits_in_the_command_are_of_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_in_the_serve_command_apply_to_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--model", "Qwen/Qwen3-30B-A3B-FP8", "--device", "h200=2", "--enable-expert-parallel"]
     argv += ["--tensor-parallel-size", "1", "--data-parallel-size", "2"]
     answer = figures(capsys, *argv, *LOAD, "--prefill-share=0")["loads"][0]["cheapest"]
@@ -38,7 +40,7 @@ def test_limits_in_the_command_are_of_one_rank(capsys: pytest.CaptureFixture[str
     assert "--tensor-parallel-size" not in command
 
 
-def test_pods_with_transfers_have_a_connector_and_can_read_a_model_file(
+def test_serve_commands_of_disaggregated_pods_have_a_kv_connector(
     tmp_path: Path,
 ) -> None:
     shape = tmp_path / "config.json"
@@ -64,7 +66,7 @@ def test_pods_with_transfers_have_a_connector_and_can_read_a_model_file(
     assert '"kv_connector":"NixlConnector"' in commands[1]
 
 
-def test_the_command_has_drafts_adapters_priorities_and_offloading(
+def test_serve_command_has_drafts_adapters_priorities_and_offloading(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     drafts = (
@@ -87,7 +89,7 @@ def test_the_command_has_drafts_adapters_priorities_and_offloading(
     ("flags", "name"),
     [(["--loras", "2"], "loras"), (["--kv-tiers", "cpu=1GB@1GB/s"], "kv-tiers")],
 )
-def test_a_confidence_needs_known_errors(
+def test_confidence_is_rejected_for_options_without_known_errors(
     flags: list[str], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--model", "Qwen/Qwen3-8B", "--device", "h100=2", *LOAD, "--confidence", "90%"]

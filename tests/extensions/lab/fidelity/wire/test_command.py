@@ -11,7 +11,7 @@ from tests.extensions.lab.fidelity.test_command import figures
 from tests.running_server import ROOT
 
 
-def test_the_number_of_processes_does_not_change_results(
+def test_number_of_processes_does_not_change_the_results(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = ["--seconds", "5", "--sweep", "rate=2:4:2", "--processes"]
@@ -19,7 +19,7 @@ def test_the_number_of_processes_does_not_change_results(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_processes(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupt_signal_ends_all_processes(tmp_path: Path, number: signal.Signals) -> None:
     load = ["--seconds", "10", "--sweep", "rate=1:1000:1", "--processes", "2"]
     command = [sys.executable, "-m", "app", "simulate", *load, f"--json={tmp_path / 'x.json'}"]
     with subprocess.Popen(

@@ -10,7 +10,7 @@ from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from tests.running_server import RunningServer
 
 
-def test_a_live_server_is_recorded(
+def test_requests_to_a_live_server_are_recorded(
     server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.csv.gz"
@@ -57,7 +57,7 @@ def test_prompts_of_a_group_share_their_prefix(server: RunningServer, tmp_path: 
     )
 
 
-def test_an_unknown_model_is_reported(
+def test_unknown_model_is_reported(
     server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.csv"

@@ -59,7 +59,7 @@ def are_gone(pids: Sequence[int]) -> bool:
         ),
     ],
 )
-def test_wrong_input_is_rejected_in_one_line(
+def test_invalid_input_is_rejected_with_a_one_line_error(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage = message.startswith(("argument", "unknown", "flag --port"))
@@ -73,7 +73,7 @@ def test_wrong_input_is_rejected_in_one_line(
     )
 
 
-def test_a_run_prints_the_table_and_writes_the_figures(
+def test_fleet_command_prints_a_table_and_writes_figures(
     fleet: Fleet,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -105,7 +105,7 @@ def test_a_run_prints_the_table_and_writes_the_figures(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_serving_ends_all_processes_of_the_fleet() -> None:
+def test_interrupting_a_served_fleet_ends_all_its_processes() -> None:
     with begun("--pods=1", "--serve", "--policies", "random", "prefix-aware", *SMALL) as fleet:
         assert fleet.stdout is not None and fleet.stderr is not None
         lines = [fleet.stdout.readline() for _ in range(4)]
@@ -120,7 +120,7 @@ def test_serving_ends_all_processes_of_the_fleet() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_an_interrupted_start_ends_all_processes() -> None:
+def test_interrupted_startup_ends_all_processes() -> None:
     with begun("--pods", "1", *SMALL) as fleet:
         assert fleet.stderr is not None
         while len(started := servers(fleet)) < 2:

@@ -29,7 +29,7 @@ def completion(
         return response.getheader("x-routed-to") or "", details.get("cached_tokens") or 0
 
 
-def test_every_policy_gets_the_whole_workload(
+def test_every_policy_receives_the_whole_workload(
     fleet: Fleet, workload: Workload, options: Namespace
 ) -> None:
     summaries_of_policies = compare_policies(fleet, workload, options, POLICIES)
@@ -80,7 +80,7 @@ def test_prompts_are_routed_to_the_pod_that_cached_them(
         assert proxy.policy.fallbacks == 0
 
 
-def test_cleared_caches_are_cleared_in_the_index(fleet: Fleet) -> None:
+def test_clearing_the_caches_clears_the_index(fleet: Fleet) -> None:
     body = {"prompt": "Soon forgotten, as so much before it has been. " * 20}
     incoming = Incoming("/v1/completions", json.dumps(body).encode())
     with running_proxy(fleet, POLICIES["round-robin"], Random(1)) as (address, _):

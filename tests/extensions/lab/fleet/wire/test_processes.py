@@ -49,7 +49,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_servers_answer_in_the_block_and_are_gone_after_it() -> None:
+def test_servers_run_inside_the_block_and_are_stopped_after_it() -> None:
     with processes() as started:
         servers = [begun(started, "server", SERVE) for _ in range(2)]
         for server in servers:
@@ -60,7 +60,7 @@ def test_servers_answer_in_the_block_and_are_gone_after_it() -> None:
     assert not any(is_alive(server.process.pid) for server in servers)
 
 
-def test_a_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.extensions.lab.fleet.processes.STOP_TIMEOUT_S", 0.1)
     with processes() as started:
         server = begun(started, "server", STUBBORN)
@@ -68,7 +68,7 @@ def test_a_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch
     assert server.process.returncode == -signal.SIGKILL
 
 
-def test_a_failed_start_is_reported_in_one_line() -> None:
+def test_failed_startup_is_reported_in_one_line() -> None:
     text = "print('begun'); print('error: no such file'); print('bye'); raise SystemExit(3)"
     with processes() as started, pytest.raises(FleetError) as failed:
         started.wait(begun(started, "pod 7", text))

@@ -13,7 +13,7 @@ from tests.running_server import free_port, running_server
 KEY = "key-of-the-test"
 
 
-def test_run_is_judged_by_the_journal_of_the_server(
+def test_live_run_is_judged_by_the_journal_of_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export = tmp_path / "run.jsonl"
@@ -49,7 +49,7 @@ def test_run_is_judged_by_the_journal_of_the_server(
     )
 
 
-def test_server_that_is_not_there_is_one_line(
+def test_unreachable_server_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export = tmp_path / "run.jsonl"

@@ -52,7 +52,9 @@ def plan_argv(folder: Path) -> list[str]:
     return ["--model-config", str(path), "--device", "h100=2.5", "l40s=1.1", *LOAD]
 
 
-def test_a_cluster_gives_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dask_cluster_writes_the_same_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = plan_argv(tmp_path)
     outputs = []
     with cluster() as (address, _):
@@ -62,7 +64,7 @@ def test_a_cluster_gives_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFi
     assert outputs[0] == outputs[1] == outputs[2]
 
 
-def test_a_dead_scheduler_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_unreachable_dask_scheduler_is_reported_in_one_line(tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
     argv = [*plan_argv(tmp_path), "--seconds", "1000", "--json", str(target)]
     with cluster() as (address, scheduler):
@@ -81,7 +83,7 @@ def test_a_dead_scheduler_is_reported_in_one_line(tmp_path: Path) -> None:
     )
 
 
-def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
+def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
     argv = [*plan_argv(tmp_path), "--seconds", "1000", "--processes", "2"]
     command = [sys.executable, "-m", "app", "plan", *argv]
     with subprocess.Popen(

@@ -39,7 +39,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-def test_one_machine_plans_and_draws_with_what_the_page_installs(
+def test_planning_and_charts_work_with_the_packages_that_the_page_installs(
     python: Path, tmp_path: Path
 ) -> None:
     plan = planning_words()
@@ -51,7 +51,7 @@ def test_one_machine_plans_and_draws_with_what_the_page_installs(
 
 
 @pytest.mark.timeout(300)
-def test_a_missing_dask_is_reported_in_one_line(python: Path) -> None:
+def test_missing_dask_is_reported_in_one_line(python: Path) -> None:
     plan = planning_words()
     done = run(python, *plan, "--backend", "dask=127.0.0.1:1", cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "")
