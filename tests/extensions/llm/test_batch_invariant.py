@@ -66,7 +66,9 @@ def alone(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.permutations(range(len(WANTED))), st.data())
-def test_no_schedule_changes_a_bit(alone: Alone, order: list[int], data: st.DataObject) -> None:
+def test_batching_and_scheduling_do_not_change_a_single_bit(
+    alone: Alone, order: list[int], data: st.DataObject
+) -> None:
     folder, dtype, unbatched = alone
     engine = make_engine(
         folder,
@@ -84,7 +86,7 @@ def test_no_schedule_changes_a_bit(alone: Alone, order: list[int], data: st.Data
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
-def test_its_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_batch_invariant_tokens_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
     model = make_model(tmp_path, Shape(kind))
     engine = make_engine(tmp_path, batch_invariant=True, max_num_batched_tokens=23)
     for prompt, tokens in zip(

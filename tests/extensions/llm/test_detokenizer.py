@@ -26,7 +26,7 @@ def shown(ids: list[int], *stops: str, include: bool = False) -> tuple[list[str]
 
 @settings(deadline=None)
 @given(st.text())
-def test_all_of_a_text_and_no_half_characters(text: str) -> None:
+def test_pieces_join_to_the_text_without_partial_characters(text: str) -> None:
     ids = BACKEND.encode(text, add_special_tokens=False).ids
     pieces, _ = shown(ids)
     assert "".join(pieces) == BACKEND.decode(ids)
@@ -35,7 +35,7 @@ def test_all_of_a_text_and_no_half_characters(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.text("abc "), st.lists(st.text("abc ", min_size=1, max_size=4), min_size=1, max_size=3))
-def test_stop_strings_never_leak(text: str, stops: list[str]) -> None:
+def test_no_part_of_a_stop_string_is_emitted(text: str, stops: list[str]) -> None:
     ids = [token_id for character in text for token_id in BACKEND.encode(character).ids]
     places = [text.find(stop) for stop in stops if stop in text]
     pieces, stopped = shown(ids, *stops)
@@ -49,13 +49,13 @@ def test_stop_strings_never_leak(text: str, stops: list[str]) -> None:
     assert "".join(pieces) == text[: end - len(stopped)]
 
 
-def test_the_stop_string_on_request() -> None:
+def test_stop_string_is_included_on_request() -> None:
     ids = BACKEND.encode("one. two. three").ids
     pieces, stopped = shown(ids, ". tw", include=True)
     assert ("".join(pieces), stopped) == ("one. tw", ". tw")
 
 
-def test_a_character_that_is_never_finished_comes_at_the_end() -> None:
+def test_incomplete_character_is_emitted_at_the_end() -> None:
     ids = BACKEND.encode("a🦙", add_special_tokens=False).ids[:-1]
     pieces, _ = shown(ids)
     assert pieces[:-1] == ["a", *[""] * (len(ids) - 1)]

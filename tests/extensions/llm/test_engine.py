@@ -54,7 +54,7 @@ def params_of(number: int) -> SamplingParams:
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.permutations(range(len(WANTED))), st.data())
-def test_replies_do_not_depend_on_batch_mates(
+def test_replies_do_not_depend_on_other_requests_in_the_batch(
     folder: Path, alone: list[list[int]], order: list[int], data: st.DataObject
 ) -> None:
     size = data.draw(st.sampled_from([4, 8, 16]))
@@ -80,7 +80,7 @@ def test_replies_do_not_depend_on_batch_mates(
 
 
 @pytest.mark.parametrize("config", [None, LOOKUP])
-def test_replies_are_the_same_after_all_were_preempted(
+def test_replies_are_unchanged_after_preemption(
     folder: Path, alone: list[list[int]], config: SpeculativeConfig | None
 ) -> None:
     for wanted in ([0], [1], range(4)):
@@ -101,7 +101,7 @@ def note(outputs: list[Output], tokens: dict[str, list[int]]) -> None:
         tokens.setdefault(output.sequence.request_id, []).extend(output.update.ids)
 
 
-def test_seeds_repeat_and_choices_differ(folder: Path) -> None:
+def test_equal_seeds_repeat_replies_and_choices_differ(folder: Path) -> None:
     engine = make_engine(folder)
     first, repeated = (generate(engine, WANTED[:1], SAMPLED)[0] for _ in range(2))
     assert first == repeated
@@ -116,7 +116,7 @@ def test_seeds_repeat_and_choices_differ(folder: Path) -> None:
     assert len({tuple(choice) for choice in choices}) == 3
 
 
-def test_a_reply_ends_at_end_tokens_stop_tokens_or_a_limit(folder: Path) -> None:
+def test_reply_ends_at_an_eos_token_a_stop_token_or_the_limit(folder: Path) -> None:
     engine = make_engine(folder)
     prompt = WANTED[0]
     [free] = generate(engine, [prompt])
@@ -149,7 +149,7 @@ def test_waiting_requests_run_in_order_of_priority(folder: Path) -> None:
     assert list(run_all(engine)) == ["URGENT", "HIGH", "NORMAL", "LOW"]
 
 
-def test_queue_limit_and_time_limit(folder: Path) -> None:
+def test_requests_beyond_the_queue_limit_or_the_time_limit_fail(folder: Path) -> None:
     clock = VirtualClock()
     limited = make_engine(folder, max_num_seqs=1, max_queue_size=2)
     engine = LLMEngine(limited.runner, None, limited.options, now=clock.now)
@@ -191,7 +191,7 @@ def test_invalid_requests_and_options_are_rejected(folder: Path) -> None:
     assert [len(tokens) for tokens in generate(engine, [[1] * 127])] == [1]
 
 
-def test_a_request_that_shares_blocks_with_nan_keys_fails_alone(tmp_path: Path) -> None:
+def test_request_that_shares_blocks_with_nan_keys_fails_alone(tmp_path: Path) -> None:
     """In a model of one layer they spoil nothing but what looks back at them."""
     make_model(tmp_path)
     edit_config(tmp_path, num_hidden_layers=1)
@@ -215,7 +215,7 @@ def test_a_request_that_shares_blocks_with_nan_keys_fails_alone(tmp_path: Path) 
     check(engine.cache)
 
 
-def test_logprobs_of_prompts_and_replies(folder: Path) -> None:
+def test_logprobs_equal_those_of_transformers(folder: Path) -> None:
     from transformers import LlamaForCausalLM
 
     engine = make_engine(folder, max_num_batched_tokens=20)

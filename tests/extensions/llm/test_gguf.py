@@ -87,7 +87,9 @@ def write(
     [Shape("llama"), Shape("qwen2", tied=True), Shape("qwen3")],
     ids=attrgetter("kind"),
 )
-def test_tokens_are_those_of_the_folder(shape: Shape, tmp_path: Path) -> None:
+def test_gguf_file_generates_the_same_tokens_as_the_model_folder(
+    shape: Shape, tmp_path: Path
+) -> None:
     make_model(tmp_path, shape)
     file = tmp_path / "model.gguf"
     wanted = prompts(4)
@@ -101,7 +103,7 @@ def test_tokens_are_those_of_the_folder(shape: Shape, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0"])
-def test_all_is_read_as_the_package_reads_it(kind: str, tmp_path: Path) -> None:
+def test_gguf_weights_are_decoded_as_by_the_gguf_package(kind: str, tmp_path: Path) -> None:
     make_model(tmp_path)
     write(tmp_path, path := tmp_path / "model.gguf", "llama", quantised=kind)
     file = GGUFFile(path)
@@ -134,7 +136,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     change=st.binary(min_size=1, max_size=9),
     end=st.none() | st.integers(0, 60_000),
 )
-def test_a_file_that_is_spoiled_is_read_or_refused(
+def test_corrupt_gguf_file_is_read_or_rejected_in_one_line(
     whole: tuple[Path, bytes], place: int, change: bytes, end: int | None
 ) -> None:
     folder, content = whole
@@ -149,7 +151,7 @@ def test_a_file_that_is_spoiled_is_read_or_refused(
         assert "\n" not in str(error)
 
 
-def test_unusable_gguf_files_are_rejected_with_their_reason(tmp_path: Path) -> None:
+def test_unusable_gguf_file_is_rejected_with_its_reason(tmp_path: Path) -> None:
     make_model(tmp_path)
     file = tmp_path / "model.gguf"
     name = "model.layers.0.mlp.down_proj.weight"
@@ -204,7 +206,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
 
 @settings(max_examples=25, deadline=None)
 @given(text=st.text() | st.text("ab 1'\n<|endoftext|>"))
-def test_tokens_are_those_of_the_folder_with_the_vocabulary(
+def test_gguf_tokenizer_gives_the_same_token_ids_as_the_folder(
     tokenizer: LocalTokenizer, text: str
 ) -> None:
     ids = tokenizer.encode(text)
@@ -212,7 +214,9 @@ def test_tokens_are_those_of_the_folder_with_the_vocabulary(
     assert tokenizer.decode(ids, False) == text
 
 
-def test_template_and_ends_of_a_file(tokenizer: LocalTokenizer) -> None:
+def test_chat_template_and_eos_tokens_are_read_from_the_gguf_file(
+    tokenizer: LocalTokenizer,
+) -> None:
     eos = default_tokenizer().backend.token_to_id("<|endoftext|>")
     assert tokenizer.eos_token_ids == {eos}
     assert tokenizer.encode_chat([{"role": "user", "content": "Hello"}]) == [
@@ -221,7 +225,7 @@ def test_template_and_ends_of_a_file(tokenizer: LocalTokenizer) -> None:
     ]
 
 
-def test_how_digits_are_cut(tmp_path: Path) -> None:
+def test_digits_are_split_as_the_pre_tokenizer_type_requires(tmp_path: Path) -> None:
     for words, pieces in (
         ("gpt-2", "2024"),
         ("smollm", "2 0 2 4"),
@@ -233,7 +237,7 @@ def test_how_digits_are_cut(tmp_path: Path) -> None:
         assert [piece for piece, _ in cutter.pre_tokenize_str("2024")] == pieces.split()
 
 
-def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_gguf_tokenizers_are_rejected(tmp_path: Path) -> None:
     write_tokenizer(path := tmp_path / "model.gguf", "unheard-of")
     with pytest.raises(ModelLoadError, match="words like unheard-of; only qwen2, .* are supported"):
         load_tokenizer(path)

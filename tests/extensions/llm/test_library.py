@@ -51,7 +51,7 @@ def llm(model: str) -> LLM:
     return LLM(model_name=model, device="cpu", num_blocks=256, max_seq_length=512)
 
 
-def test_streams_say_what_batches_say(llm: LLM) -> None:
+def test_streamed_results_equal_batch_results(llm: LLM) -> None:
     results = llm.generate(PROMPTS, GREEDY)
     for prompt, result in zip(PROMPTS, results, strict=True):
         items = list(llm.generate_stream(prompt, GREEDY))
@@ -69,7 +69,7 @@ def test_streams_say_what_batches_say(llm: LLM) -> None:
     assert whole["prompt_tokens"] == len(llm.encode_chat(HELLO, "Be brief."))
 
 
-def test_each_prompt_may_have_parameters_of_its_own(llm: LLM, model: str) -> None:
+def test_each_prompt_may_have_separate_sampling_parameters(llm: LLM, model: str) -> None:
     params = [SamplingParams(max_tokens=count, seed=count, ignore_eos=True) for count in (3, 5, 4)]
     results = llm.generate(PROMPTS[:3], params, progress=False)
     assert [result["tokens_generated"] for result in results] == [3, 5, 4]
@@ -92,7 +92,7 @@ def test_each_prompt_may_have_parameters_of_its_own(llm: LLM, model: str) -> Non
     ]
 
 
-def test_a_failed_prompt_is_reported_and_the_others_succeed(llm: LLM) -> None:
+def test_failed_prompt_is_reported_and_other_prompts_succeed(llm: LLM) -> None:
     failed, fine = llm.generate([[], PROMPTS[0]], GREEDY, progress=False)
     assert failed["error"] == "The prompt is empty." and failed["generated_text"] == ""
     assert fine["tokens_generated"] == 24
@@ -100,7 +100,7 @@ def test_a_failed_prompt_is_reported_and_the_others_succeed(llm: LLM) -> None:
         next(llm.generate_stream([10**6], GREEDY))
 
 
-def test_more_prompts_than_may_wait(model: str) -> None:
+def test_more_prompts_than_the_queue_holds_are_completed(model: str) -> None:
     with LLM(model, num_blocks=64, max_seq_length=512, max_queue_size=2, max_num_seqs=2) as llm:
         assert [
             result["tokens_generated"] for result in llm.generate(["a"] * 9, GREEDY, progress=False)
@@ -111,7 +111,7 @@ def test_more_prompts_than_may_wait(model: str) -> None:
         assert llm.get_stats()["total_requests"] == 0
 
 
-def test_a_name_of_the_hub_is_found_in_its_cache(
+def test_hub_model_name_is_found_in_the_local_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -122,7 +122,7 @@ def test_a_name_of_the_hub_is_found_in_its_cache(
         find_model("some-people/another")
 
 
-def test_names_are_there_before_torch_is() -> None:
+def test_public_names_are_available_before_torch_is_imported() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, timeout=50, check=True)
 
 
@@ -135,7 +135,7 @@ def test_presets_are_sampling_parameters_with_their_temperature(llm: LLM) -> Non
         assert [result["tokens_generated"] for result in results] == [3, 3]
 
 
-def test_asyncio_answers_what_the_library_does(llm: LLM, model: str) -> None:
+def test_async_api_returns_the_same_results_as_the_library(llm: LLM, model: str) -> None:
     texts = [
         text_of(result) for result in llm.generate(["Hello", "One", "Two"], FIVE, progress=False)
     ]
@@ -189,7 +189,7 @@ def test_asyncio_answers_what_the_library_does(llm: LLM, model: str) -> None:
     asyncio.run(talk())
 
 
-def test_streams_end_when_the_engine_does(model: str) -> None:
+def test_async_streams_end_when_the_engine_stops(model: str) -> None:
     async def talk() -> None:
         engine = AsyncLLM(partial(make_engine, model))
         stream = engine.generate_stream("a", SamplingParams(max_tokens=400, ignore_eos=True))
@@ -210,7 +210,7 @@ def test_streams_end_when_the_engine_does(model: str) -> None:
         LLM("./nothing")
 
 
-def test_asynchronous_choices_and_failures(model: str) -> None:
+def test_async_api_supports_several_choices_and_reports_failures(model: str) -> None:
     engines: list[LLMEngine] = []
 
     def make() -> LLMEngine:
@@ -259,7 +259,7 @@ def output_of(
     return run
 
 
-def test_the_command_reads_and_writes_files(
+def test_generate_command_reads_and_writes_files(
     llm: LLM, output_of: Callable[..., str], tmp_path: Path
 ) -> None:
     prompts = tmp_path / "prompts.txt"
@@ -279,7 +279,9 @@ def test_the_command_reads_and_writes_files(
         assert output_of(*wrong, status=1).startswith("error: ")
 
 
-def test_the_command_tells_statistics(llm: LLM, model: str, output_of: Callable[..., str]) -> None:
+def test_generate_command_prints_statistics(
+    llm: LLM, model: str, output_of: Callable[..., str]
+) -> None:
     text = text_of(llm.chat(HELLO, FIVE)) + "\n"
     alone = json.loads(output_of("--stats"))
     assert (alone["model_name"], alone["total_requests"]) == (model, 0)

@@ -114,7 +114,7 @@ class Machine:
             self.replies[sequence.request_id] += output.ids
 
 
-def test_a_long_prompt_holds_no_stream_and_its_chunks_fill_the_time(folder: Path) -> None:
+def test_long_prompt_is_chunked_to_the_target_step_time(folder: Path) -> None:
     machine = Machine(folder, costs)
     machine.run(8, 8, 8, 900)
     mixed = [took_s for decodes, prompt, took_s in machine.steps if decodes and prompt]
@@ -125,7 +125,7 @@ def test_a_long_prompt_holds_no_stream_and_its_chunks_fill_the_time(folder: Path
     )  # each gets its token
 
 
-def test_a_late_step_drops_its_prompt_and_no_reply_changes(folder: Path) -> None:
+def test_late_step_drops_its_prompt_chunk_without_changing_replies(folder: Path) -> None:
     plain = Machine(folder, costs)
     slow = Machine(folder, costs, slow_steps=range(3, 90, 4))
     for machine in (plain, slow):
@@ -143,14 +143,14 @@ def test_a_late_step_drops_its_prompt_and_no_reply_changes(folder: Path) -> None
     assert slow.engine.stats.prefix_hits == 900 // 16 * 16, "all its blocks are found"
 
 
-def test_late_steps_in_a_row_hold_no_stream_for_long(folder: Path) -> None:
+def test_consecutive_late_steps_delay_streams_only_briefly(folder: Path) -> None:
     machine = Machine(folder, costs, slow_steps=range(6, 14))
     machine.run(8, 8, 8, 900)
     assert machine.dropped
     assert max(took_s for decodes, _, took_s in machine.steps if decodes) < 1.6 * TARGET_S
 
 
-def test_a_prompt_that_ends_after_a_drop_leaves_only_blocks_that_are_stored(folder: Path) -> None:
+def test_prompt_completed_after_a_dropped_chunk_caches_only_stored_blocks(folder: Path) -> None:
     plain = Machine(folder, costs)
     plain.run(8, 900)
     for steps in range(4, 16):
@@ -168,7 +168,7 @@ def test_a_prompt_that_ends_after_a_drop_leaves_only_blocks_that_are_stored(fold
         assert machine.engine.stats.prefix_hits == stored // 16 * 16
 
 
-def test_a_prompt_goes_on_where_every_step_is_late(folder: Path) -> None:
+def test_prompt_progresses_even_if_every_step_is_late(folder: Path) -> None:
     def seconds(tokens: int, pairs: float) -> float:
         return (0.1 + 0.002 * tokens) * (8 if len(machine.steps) >= 40 else 1)
 
@@ -183,7 +183,7 @@ def test_a_prompt_goes_on_where_every_step_is_late(folder: Path) -> None:
     assert machine.dropped and machine.engine.scheduler.decoding[0] == 5, "before the replies end"
 
 
-def test_without_a_target_prompts_are_cut_by_tokens(folder: Path) -> None:
+def test_prompts_are_chunked_by_tokens_without_a_target_time(folder: Path) -> None:
     machine = Machine(
         folder, lambda tokens, pairs: 1.0, max_num_batched_tokens=300, step_time_s=0.0
     )
@@ -191,7 +191,7 @@ def test_without_a_target_prompts_are_cut_by_tokens(folder: Path) -> None:
     assert [prompt for _, prompt, _ in machine.steps if prompt] == [300] * 3
 
 
-def test_a_step_that_was_stopped_for_long_changes_little() -> None:
+def test_single_suspended_step_hardly_changes_the_estimate() -> None:
     times = StepTimes(TARGET_S)
     for number in range(20):
         times.add(150, 1e4 * number, 0.2 + 1e-7 * number)
@@ -208,7 +208,7 @@ def test_a_step_that_was_stopped_for_long_changes_little() -> None:
     per_pair=st.floats(0, 1e-5),
     seed=st.integers(0, 9),
 )
-def test_the_time_of_steps_is_learned_whatever_the_machine(
+def test_step_time_estimate_converges_on_any_machine(
     base: float, per_token: float, per_pair: float, seed: int
 ) -> None:
     times = StepTimes(TARGET_S)
@@ -239,7 +239,7 @@ def played(governor: ThreadGovernor, costs: dict[int, float], steps: int, random
     return whole
 
 
-def test_threads_step_down_beside_a_busy_core_and_up_again() -> None:
+def test_thread_count_falls_on_a_busy_core_and_rises_again() -> None:
     governor = ThreadGovernor(most=2, first=2)
     random = Random(1)
     assert played(governor, {1: 1.0, 2: 0.6}, 400, random) < 1.05 * 0.6 * 400
@@ -254,7 +254,7 @@ def test_threads_step_down_beside_a_busy_core_and_up_again() -> None:
     assert governor.threads(1) == 2
 
 
-def test_on_many_cores_the_best_count_is_found_and_each_kind_of_step_has_its_own() -> None:
+def test_best_thread_count_is_found_per_kind_of_step() -> None:
     governor = ThreadGovernor(most=8, first=8)
     random = Random(2)
     played(governor, {1: 1.0, 4: 0.5, 7: 0.3, 8: 0.9}, 400, random)
@@ -266,7 +266,7 @@ def test_on_many_cores_the_best_count_is_found_and_each_kind_of_step_has_its_own
     )
 
 
-def test_cores_are_those_of_affinity_and_of_both_versions_of_cgroups(tmp_path: Path) -> None:
+def test_usable_cores_respect_affinity_and_cgroups(tmp_path: Path) -> None:
     assert usable_cores() >= 1
     cgroup_file = tmp_path / "cgroup"
     cgroup_file.write_text("4:cpu,cpuacct:/a/b\n2:memory:/a\n0::/unit\n")
@@ -287,7 +287,7 @@ def test_cores_are_those_of_affinity_and_of_both_versions_of_cgroups(tmp_path: P
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count")
-def test_a_thread_that_shares_its_core_waits_for_it() -> None:
+def test_thread_on_a_shared_core_reports_its_waiting_time() -> None:
     program = """
 import os, time
 from app.extensions.llm.core_wait import core_wait_s
@@ -308,7 +308,7 @@ while not child:
     assert float(done.stdout) > 0.05
 
 
-def test_wait_policies_of_the_user_are_kept() -> None:
+def test_thread_settings_of_the_user_are_kept() -> None:
     environ = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}
     wait_shortly(environ)
     assert environ == {

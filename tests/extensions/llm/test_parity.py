@@ -37,7 +37,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_tokens_of_transformers(shape: Shape, tmp_path: Path) -> None:
+def test_greedy_tokens_equal_those_of_transformers(shape: Shape, tmp_path: Path) -> None:
     model = make_model(tmp_path, shape)
     wanted = prompts()
     tokens = generate(make_engine(tmp_path), wanted)
@@ -70,7 +70,7 @@ def test_tokens_do_not_depend_on_arrival_times(folder: Path, truth: Truth) -> No
     check(engine.cache)
 
 
-def test_chunked_prefill_and_preemption(folder: Path, truth: Truth) -> None:
+def test_chunked_prefill_and_preemption_do_not_change_tokens(folder: Path, truth: Truth) -> None:
     for options, preempted in (({"max_num_batched_tokens": 19}, False), ({"num_blocks": 24}, True)):
         engine = make_engine(folder, **options)
         assert generate(engine, truth[0]) == truth[1]
@@ -87,7 +87,9 @@ def test_requests_share_the_blocks_of_common_prefixes(folder: Path, truth: Truth
     assert engine.stats.prefix_hits > 15 * 32 + 16 * 40
 
 
-def test_without_prefix_caching(folder: Path, truth: Truth) -> None:
+def test_disabled_prefix_caching_gives_the_same_tokens_without_hits(
+    folder: Path, truth: Truth
+) -> None:
     engine = make_engine(folder, enable_prefix_caching=False)
     assert generate(engine, truth[0]) == truth[1]
     assert engine.stats.prefix_hits == 0
@@ -109,7 +111,7 @@ OLDER = {
 @pytest.mark.parametrize(
     "changes", [OLDER, {"rope_parameters": LLAMA3}], ids=["older spelling", "scaled"]
 )
-def test_rotations_and_spellings_of_the_configuration(
+def test_rope_scaling_and_legacy_config_names_give_the_tokens_of_transformers(
     changes: dict[str, object], tmp_path: Path
 ) -> None:
     make_model(tmp_path)
@@ -125,7 +127,9 @@ def test_rotations_and_spellings_of_the_configuration(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_most_likely_tokens_are_those_of_float32(kind: str, tmp_path: Path) -> None:
+def test_bfloat16_model_predicts_the_most_likely_tokens_of_float32(
+    kind: str, tmp_path: Path
+) -> None:
     make_model(tmp_path, Shape(kind))
     wide = make_engine(tmp_path)
     narrow = make_engine(tmp_path, dtype="bfloat16")

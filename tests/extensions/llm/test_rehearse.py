@@ -30,7 +30,7 @@ LIMITS = EngineLimits(
 LENGTHS = (100, 9), (3, 30), (17, 1), (48, 5), (60, 12), (1, 40), (16, 16), (31, 2)
 
 
-def test_a_rehearsal_from_the_command_line(
+def test_rehearse_command_writes_a_report_and_recordings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = command.run([*SMALL, "--out", str(tmp_path / "new" / "out")])
@@ -63,9 +63,7 @@ def test_a_rehearsal_from_the_command_line(
 
 @pytest.mark.parametrize("blocks", [120, 11])
 @pytest.mark.parametrize("in_flight", [None, 3])
-def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
-    in_flight: int | None, blocks: int
-) -> None:
+def test_engine_executes_the_simulated_steps(in_flight: int | None, blocks: int) -> None:
     """Prompts in chunks, requests that wait for a place, one that has all of the budget; in the
     smaller cache some that lose their blocks.
     """
@@ -88,7 +86,7 @@ def test_the_engine_makes_the_steps_that_the_simulation_says_it_would(
         assert [step.held for step in real.steps] == [step.held for step in simulated.steps]
 
 
-def test_a_model_that_cannot_be_loaded_is_reported_in_one_line(
+def test_model_that_cannot_be_loaded_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert command.run(["--model", "/nowhere"]) == 1

@@ -64,7 +64,7 @@ LIMITS = st.builds(
     st.sampled_from([5, 100, 700, 3000]),
     st.lists(LIMITS, min_size=1, max_size=4),
 )
-def test_each_row_keeps_what_the_oracle_keeps(
+def test_top_p_top_k_and_min_p_keep_the_same_tokens_as_the_reference(
     seed: int, size: int, params: list[SamplingParams]
 ) -> None:
     rows = np.random.default_rng(seed).normal(0, 3, (len(params), size))
@@ -76,7 +76,7 @@ def test_each_row_keeps_what_the_oracle_keeps(
         np.testing.assert_allclose(row, oracle(logits, row_params), atol=1e-9)
 
 
-def test_equal_tokens_are_kept_together() -> None:
+def test_tokens_with_equal_logits_are_kept_together() -> None:
     row = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.7)):
         assert limit(row.clone(), [params]).isfinite().tolist() == [
@@ -93,7 +93,7 @@ SEEDS = st.integers(-(2**63), 2**64 + 128)
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=200), SEEDS, st.integers(0, 5000), LIMITS)
-def test_every_draw_is_of_a_token_that_is_left(
+def test_every_sampled_token_is_allowed(
     logits: list[float], seed: int, position: int, params: SamplingParams
 ) -> None:
     row = torch.tensor([[-torch.inf, *logits, -torch.inf]])
@@ -104,7 +104,7 @@ def test_every_draw_is_of_a_token_that_is_left(
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(0, 10**6), st.sampled_from([2, 64, 65, 320, 1000]), st.integers(1, 9))
-def test_a_draw_depends_on_its_row_alone(
+def test_sampled_token_depends_only_on_its_row(
     data: st.DataObject, numbers: int, size: int, count: int
 ) -> None:
     logits = torch.from_numpy(np.random.default_rng(numbers).normal(0, 3, (count, size))).float()
@@ -152,7 +152,7 @@ def chi_square(seen: Numbers, expected: Numbers) -> float:
     "params", [SamplingParams(), SamplingParams(temperature=0.8, top_k=6, top_p=0.95)]
 )
 @pytest.mark.parametrize("along", ["seeds", "positions"])
-def test_frequencies_are_those_of_the_oracle(
+def test_sampling_frequencies_match_the_reference_distribution(
     logits: Numbers, params: SamplingParams, along: str
 ) -> None:
     count = 20_000
@@ -165,7 +165,7 @@ def test_frequencies_are_those_of_the_oracle(
 
 
 @pytest.mark.parametrize("step", [(0, 1), (1, 0), (1, -1), (2**32, 0)], ids=str)
-def test_neighbouring_draws_are_independent(step: tuple[int, int]) -> None:
+def test_consecutive_samples_are_statistically_independent(step: tuple[int, int]) -> None:
     """Of the next position, of the next choice, of both, and of a seed with the same lower word."""
     size = 9
     count = 20_000
@@ -180,7 +180,7 @@ def test_neighbouring_draws_are_independent(step: tuple[int, int]) -> None:
     assert chi_square(np.bincount(pairs, minlength=size * size).astype(float), shares * count) < 4
 
 
-def test_small_errors_change_few_draws() -> None:
+def test_small_logit_errors_change_few_samples() -> None:
     """A sum of probabilities in the order of ids, walked to a random number, changes seven times as
     many.
     """
@@ -193,7 +193,7 @@ def test_small_errors_change_few_draws() -> None:
     assert 0 < changed < 4 * apart
 
 
-def test_penalties_and_bias() -> None:
+def test_penalties_and_logit_bias_change_the_logits() -> None:
     params = SamplingParams(
         repetition_penalty=2.0,
         presence_penalty=0.5,
@@ -209,7 +209,7 @@ def test_penalties_and_bias() -> None:
     assert row.tolist() == [1.0, -1.0, 2.0, 3.0, 0.0, 5.0]
 
 
-def test_logprobs_are_of_the_models_own_logits() -> None:
+def test_logprobs_are_computed_from_the_unmodified_logits() -> None:
     row = torch.tensor([1.0, 3.0, 2.0, 0.0])
     first_entry, other = logprobs_of(torch.stack((row, row.flip(0))), [2, 0], [2, 1])
     assert (other.rank, other.top) == (4, [(2, first_entry.top[0][1])])
@@ -226,7 +226,7 @@ def test_logprobs_are_of_the_models_own_logits() -> None:
     assert sampled.logprobs.logprob == pytest.approx(reference[3], abs=1e-6)
 
 
-def test_only_allowed_tokens_come_and_no_bad_words() -> None:
+def test_allowed_token_ids_and_bad_words_restrict_sampling() -> None:
     row = torch.tensor([1.0, 9.0, 2.0, 3.0])
     params = SamplingParams(temperature=0.0)
     only = SamplingParams(temperature=0.0, allowed_token_ids=[0, 2])
@@ -237,7 +237,7 @@ def test_only_allowed_tokens_come_and_no_bad_words() -> None:
 
 
 @pytest.mark.parametrize("broken", [[float("nan"), 1.0], [float("inf"), 1.0], [-float("inf")] * 2])
-def test_logits_that_are_no_numbers_spoil_their_row_alone(broken: list[float]) -> None:
+def test_invalid_logits_fail_only_their_row(broken: list[float]) -> None:
     rows = torch.tensor([[0.0, 1.0], broken, [1.0, 0.0]])
     for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_p=0.1)):
         assert [
@@ -265,7 +265,7 @@ def test_unsupported_sampling_parameters_are_rejected(wrong: dict[str, Any]) -> 
         SamplingParams(**wrong)
 
 
-def test_the_docs_name_each_field() -> None:
+def test_documentation_lists_each_sampling_field() -> None:
     docs = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
     table = docs[docs.index("| field | default | meaning |") :]
     assert [name for name in SamplingParams.__struct_fields__ if f"`{name}`" not in table] == []

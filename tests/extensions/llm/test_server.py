@@ -82,7 +82,7 @@ def engine_of(server: RunningServer) -> int:
     return pid
 
 
-def test_only_the_engines_process_has_torch_and_the_context_is_the_models_own(
+def test_only_the_engine_process_imports_torch(
     server: RunningServer,
 ) -> None:
     chat(server, max_tokens=2)
@@ -92,7 +92,7 @@ def test_only_the_engines_process_has_torch_and_the_context_is_the_models_own(
     assert get(server.port, "/v1/models").json()["data"][0]["max_model_len"] == 1024
 
 
-def test_greedy_replies_are_those_of_the_library(server: RunningServer, model: str) -> None:
+def test_greedy_replies_equal_those_of_the_library(server: RunningServer, model: str) -> None:
     prompt = [3, 14, 15, 92, 65]
     body = {"prompt": prompt, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
     token_ids = post(server.port, body | {"return_token_ids": True}).json()["choices"][0][
@@ -104,7 +104,7 @@ def test_greedy_replies_are_those_of_the_library(server: RunningServer, model: s
     assert b"spec_decode" not in get(server.port, "/metrics").body
 
 
-def test_choice_i_of_n_has_the_seed_and_i(server: RunningServer) -> None:
+def test_seed_of_choice_i_is_the_request_seed_plus_i(server: RunningServer) -> None:
     fields_of_all = {
         "max_tokens": 12,
         "ignore_eos": True,
@@ -126,7 +126,7 @@ def test_choice_i_of_n_has_the_seed_and_i(server: RunningServer) -> None:
     assert tokens(5, 3) == [tokens(seed, 1)[0] for seed in (5, 6, 7)]
 
 
-def test_chats_whole_streamed_and_with_log_probabilities(server: RunningServer) -> None:
+def test_chats_are_returned_complete_streamed_and_with_logprobs(server: RunningServer) -> None:
     with openai_client(server) as client:
         create = client.chat.completions.create
         whole = create(**ASKED)
@@ -143,7 +143,7 @@ def test_chats_whole_streamed_and_with_log_probabilities(server: RunningServer) 
             create(**ASKED | {"max_tokens": 10**6})
 
 
-def test_anthropics_messages_are_read_whole_and_streamed(server: RunningServer) -> None:
+def test_anthropic_messages_are_returned_complete_and_streamed(server: RunningServer) -> None:
     with anthropic.Anthropic(
         base_url=server.url,
         auth_token="x",
@@ -175,7 +175,7 @@ def test_requests_of_a_killed_worker_are_aborted(server: RunningServer) -> None:
     wait_for_running(server.port, 0)
 
 
-def test_an_engine_that_is_killed_has_a_successor(server: RunningServer) -> None:
+def test_killed_engine_is_replaced(server: RunningServer) -> None:
     engine_before = engine_of(server)
     with Wire(server.port) as wire:
         events = wire.post(LONG, CHATS).events()
@@ -190,7 +190,7 @@ def test_an_engine_that_is_killed_has_a_successor(server: RunningServer) -> None
     assert engine_of(server) != engine_before
 
 
-def test_an_engine_that_hangs_is_not_healthy_until_it_goes_on(server: RunningServer) -> None:
+def test_hanging_engine_is_unhealthy_until_it_continues(server: RunningServer) -> None:
     engine = engine_of(server)
     os.kill(engine, signal.SIGSTOP)
     wait_for_status(server.port, 503, limit_s=MAX_SILENCE_S + 20)
@@ -200,7 +200,9 @@ def test_an_engine_that_hangs_is_not_healthy_until_it_goes_on(server: RunningSer
     assert engine_of(server) == engine
 
 
-def test_weights_that_are_cut_off_end_the_start_with_one_line(model: str, tmp_path: Path) -> None:
+def test_truncated_weights_prevent_startup_with_a_one_line_error(
+    model: str, tmp_path: Path
+) -> None:
     shutil.copytree(model, tmp_path / "broken")
     weights = tmp_path / "broken" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -214,7 +216,9 @@ def test_weights_that_are_cut_off_end_the_start_with_one_line(model: str, tmp_pa
 
 @pytest.mark.shared
 @pytest.mark.parametrize("cases", [CASES, MORE_CASES], ids=["first", "second"])
-def test_every_recorded_exchange_agrees(cases: Path, recorded_server: RunningServer) -> None:
+def test_responses_match_every_recorded_exchange_of_vllm(
+    cases: Path, recorded_server: RunningServer
+) -> None:
     report = ""
     left = [""]
     for _ in range(TRIES):

@@ -53,7 +53,7 @@ def other(engine: EngineProcess) -> Iterator[Worker]:
         yield connected
 
 
-def test_two_workers_hear_what_the_engine_is_and_each_what_it_ordered(
+def test_each_worker_receives_the_engine_description_and_only_its_outputs(
     worker: Worker, other: Worker, engine: EngineProcess
 ) -> None:
     ready = worker.greet()
@@ -70,7 +70,7 @@ def test_two_workers_hear_what_the_engine_is_and_each_what_it_ordered(
         assert worker.whole(key) == replies_of_workers[key]
 
 
-def test_each_step_is_one_message_with_moments(worker: Worker) -> None:
+def test_each_step_sends_one_message_with_timestamps(worker: Worker) -> None:
     started_s = time.monotonic()
     worker.generate(1, WANTED[0], logprobs=2, prompt_logprobs=1)
     worker.wait(1)
@@ -91,7 +91,7 @@ def test_each_step_is_one_message_with_moments(worker: Worker) -> None:
     assert [output.finish for output in outputs] == [None] * 15 + ["length"]
 
 
-def test_an_abort_frees_blocks_and_is_the_last_word(worker: Worker) -> None:
+def test_abort_frees_blocks_and_ends_the_output(worker: Worker) -> None:
     for key in range(6):
         worker.generate(key, WANTED[key], LONG)
     worker.wait_for_load(running=4, waiting=2)
@@ -114,13 +114,13 @@ PACKED = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(NA
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(st.binary() | PACKED.map(msgspec.msgpack.encode), max_size=3))
-def test_invalid_orders_are_ignored(worker: Worker, frames: list[bytes]) -> None:
+def test_invalid_commands_are_ignored(worker: Worker, frames: list[bytes]) -> None:
     worker.raw(*frames or [b""])
     worker.generate(1, [1, 2, 3], 1)
     assert len(worker.whole(1)[0]) == 1
 
 
-def test_orders_that_cannot_be_carried_out(worker: Worker) -> None:
+def test_impossible_requests_are_rejected_and_others_continue(worker: Worker) -> None:
     refused = {"sampling": Sampling(top_p=7.0)}, {"sampling": Sampling(bad_words=("x",))}
     cases = ({"prompt_ids": []}, {"prompt_ids": [1] * 2000}, {"max_tokens": 0}, *refused)
     for key, case in enumerate(cases):
@@ -132,7 +132,7 @@ def test_orders_that_cannot_be_carried_out(worker: Worker) -> None:
     assert len(worker.whole(50)[0]) == LONG
 
 
-def test_a_signal_dumps_stacks_and_sigterm_ends_streams_and_the_process(folder: Path) -> None:
+def test_signal_dumps_stacks_and_sigterm_ends_streams_and_the_process(folder: Path) -> None:
     with engine_process(folder) as engine, Worker(engine.options.endpoint) as worker:
         worker.greet()
         engine.process.send_signal(DUMP_STACKS_SIGNAL)
@@ -146,7 +146,7 @@ def test_a_signal_dumps_stacks_and_sigterm_ends_streams_and_the_process(folder: 
         assert engine.process.wait(20) == 0
 
 
-def test_the_engine_ends_with_its_parent(folder: Path) -> None:
+def test_engine_process_ends_with_its_parent(folder: Path) -> None:
     """Also when the parent has no time for a word, and whether the model is loaded or not."""
     code = f"""if True:
         import os, sys, time
@@ -171,7 +171,7 @@ def test_the_engine_ends_with_its_parent(folder: Path) -> None:
 # Commands of an operator, and what the index of blocks hears.
 
 
-def test_a_pause_lets_nothing_begin_and_what_runs_go_on_or_end(
+def test_pause_starts_no_request_and_keeps_or_ends_running_ones(
     worker: Worker, other: Worker
 ) -> None:
     assert worker.command("pause").error is None
@@ -190,7 +190,7 @@ def test_a_pause_lets_nothing_begin_and_what_runs_go_on_or_end(
         worker.command("resume")
 
 
-def test_a_pause_can_wait_for_what_runs(worker: Worker, other: Worker) -> None:
+def test_pause_in_wait_mode_waits_for_running_requests(worker: Worker, other: Worker) -> None:
     other.generate(1, WANTED[0], 100)
     other.wait_for_load(running=1)
     worker.command("pause", mode="wait")
@@ -205,7 +205,7 @@ def test_a_pause_can_wait_for_what_runs(worker: Worker, other: Worker) -> None:
     other.abort(2)
 
 
-def test_sleep_of_level_0_admits_nothing_and_what_runs_goes_on(
+def test_sleep_level_0_admits_no_request_and_running_ones_continue(
     worker: Worker, other: Worker
 ) -> None:
     other.generate(1, WANTED[1], 100)
@@ -220,7 +220,7 @@ def test_sleep_of_level_0_admits_nothing_and_what_runs_goes_on(
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_after_sleep_it_says_the_same(worker: Worker, other: Worker, level: int) -> None:
+def test_replies_are_unchanged_after_sleep(worker: Worker, other: Worker, level: int) -> None:
     worker.generate(1, WANTED[0])
     expected = worker.whole(1)
     other.generate(1, WANTED[1], 200)
@@ -241,9 +241,7 @@ def test_after_sleep_it_says_the_same(worker: Worker, other: Worker, level: int)
     assert other.whole(3) == slept
 
 
-def test_kv_events_are_those_of_the_cache_and_can_be_had_again(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_kv_events_describe_the_cache_and_can_be_replayed(folder: Path, tmp_path: Path) -> None:
     """Prompts and replies, by the hashes with which an index looks for them."""
     where = f"ipc://{tmp_path}/kv"
     replay_endpoint = f"ipc://{tmp_path}/again"

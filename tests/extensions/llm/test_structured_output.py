@@ -85,13 +85,13 @@ def say(llm: LLM, seed: int = 0, **form: object) -> tuple[str, object]:
 
 @settings(max_examples=25, deadline=None)
 @given(SCHEMAS, st.integers(0, 10**6))
-def test_a_text_with_a_schema_satisfies_it(llm: LLM, schema: Schema, seed: int) -> None:
+def test_json_output_satisfies_its_schema(llm: LLM, schema: Schema, seed: int) -> None:
     text, reason = say(llm, seed, json=schema)
     assert reason == "stop", text
     jsonschema.validate(json.loads(text), schema)
 
 
-def test_a_text_with_a_pattern_matches_it(llm: LLM) -> None:
+def test_regex_output_matches_its_pattern(llm: LLM) -> None:
     for pattern in (r"(yes|no)( sir)?", r"\d{4}-\d\d", "[α-ω]{2,5}!", r"a/b\\c", "^anchored$"):
         text, reason = say(llm, 1, regex=pattern)
         assert re.fullmatch(pattern, text) and reason == "stop"
@@ -102,12 +102,12 @@ def test_a_text_with_a_pattern_matches_it(llm: LLM) -> None:
     st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), min_size=1),
     st.integers(),
 )
-def test_a_choice_is_one_of_them(llm: LLM, choices: list[str], seed: int) -> None:
+def test_choice_output_is_one_of_the_choices(llm: LLM, choices: list[str], seed: int) -> None:
     text, reason = say(llm, abs(seed), choice=choices)
     assert text in choices and reason == "stop"
 
 
-def test_grammars_of_both_notations(llm: LLM) -> None:
+def test_lark_and_gbnf_grammars_constrain_the_output(llm: LLM) -> None:
     lark = 'start: "SELECT " column (", " column) ~ 1..3\ncolumn: /c[0-9](~1..3)?/'
     gbnf = 'root ::= "SELECT " column ", " column\ncolumn ::= "c" [0-9]'
     for grammar in (lark, gbnf):
@@ -124,7 +124,7 @@ def test_grammars_of_both_notations(llm: LLM) -> None:
         ('root ::= a.b "." a.c\na.b ::= "x"\na.c ::= [a.b]', "x..", "x.x"),
     ],
 )
-def test_grammars_that_the_library_reads_otherwise(
+def test_converted_grammars_accept_and_reject_the_expected_texts(
     llm: LLM, grammar: str, right: str, wrong: str
 ) -> None:
     form = TextForm(grammar=grammar)
@@ -211,7 +211,7 @@ def test_structural_tags_allow_exactly_the_texts_of_their_format(
         assert not may_be_said(llm, form, text), text
 
 
-def test_older_structural_tags(llm: LLM) -> None:
+def test_legacy_structural_tags_constrain_the_output(llm: LLM) -> None:
     text, _ = say(llm, structural_tag=json.dumps({"structures": [TAG], "triggers": ["<f="]}))
     assert all(re.match(r"a>\d{1,2}(</f>|$)", tail) for tail in text.split("<f=")[1:])
 
@@ -249,7 +249,7 @@ def may_be_said(llm: LLM, form: TextForm, text: str) -> bool:
         {"structural_tag": '{"structures": [{"begin": "x", "end": "y"}], "triggers": ["z"]}'},
     ],
 )
-def test_a_form_that_cannot_be_is_refused_in_a_short_line(llm: LLM, form: Schema) -> None:
+def test_invalid_constraint_is_rejected_with_a_short_error(llm: LLM, form: Schema) -> None:
     wanted = StructuredOutputsParams(**form)
     with pytest.raises(RequestError) as raised:
         next(llm.generate_stream("a", SamplingParams(structured_outputs=wanted)))
@@ -257,13 +257,13 @@ def test_a_form_that_cannot_be_is_refused_in_a_short_line(llm: LLM, form: Schema
     assert len(say(llm, regex="[ab]{3}")[0]) == 3
 
 
-def test_exactly_one_form_is_required() -> None:
+def test_exactly_one_constraint_is_required() -> None:
     for form in ({}, {"regex": "a", "json_object": True}, {"choice": []}):
         with pytest.raises(RequestError):
             StructuredOutputsParams(**form)
 
 
-def test_ends_of_all_kinds(llm: LLM) -> None:
+def test_stop_strings_and_min_tokens_apply_to_constrained_output(llm: LLM) -> None:
     """Stop strings come first; least lengths are kept while the form leaves a way; ends are not
     ignored.
     """
@@ -288,7 +288,7 @@ def test_ends_of_all_kinds(llm: LLM) -> None:
     assert len(set(texts)) == 4 and all(re.fullmatch("[a-z]{6,9}", text) for text in texts)
 
 
-def test_beside_a_form_others_are_free_and_preemption_keeps_it(model: str) -> None:
+def test_constraint_does_not_affect_other_requests_and_survives_preemption(model: str) -> None:
     free = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     form = StructuredOutputsParams(regex="[a-z ]{60,70}")
     formed = SamplingParams(temperature=1.0, seed=5, structured_outputs=form)
@@ -317,7 +317,7 @@ EXPLODING = {
 """Of these the library computes for minutes, in gigabytes."""
 
 
-def test_a_form_that_explodes_is_refused_and_holds_up_nobody_for_long(model: str) -> None:
+def test_exploding_constraint_is_rejected_without_delaying_others_for_long(model: str) -> None:
     with (
         engine_process(Path(model), max_model_len=512) as engine,
         Worker(engine.options.endpoint) as worker,
@@ -330,7 +330,7 @@ def test_a_form_that_explodes_is_refused_and_holds_up_nobody_for_long(model: str
         assert re.fullmatch("[ab]{3}", worker.whole(5)[1])
 
 
-def test_when_nothing_is_left_one_request_ends(llm: LLM) -> None:
+def test_request_without_any_allowed_token_fails_alone(llm: LLM) -> None:
     wanted = StructuredOutputsParams(regex="abc")
     result = llm.generate_single(
         "a", SamplingParams(structured_outputs=wanted, allowed_token_ids=[5])

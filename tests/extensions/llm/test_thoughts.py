@@ -56,7 +56,9 @@ def tags(thinker: Path) -> tuple[int, int]:
     return tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
 
 
-def test_the_form_holds_behind_thoughts_of_any_form(thinker: Path, tags: tuple[int, int]) -> None:
+def test_constraint_applies_after_reasoning_with_any_tags(
+    thinker: Path, tags: tuple[int, int]
+) -> None:
     begin, end = tags
     thoughts = Thoughts(end_id=end, begin_id=begin)
     likely = {begin: LIKELY, end: LIKELY}
@@ -86,7 +88,9 @@ def test_the_form_holds_behind_thoughts_of_any_form(thinker: Path, tags: tuple[i
         assert "reasoning tags" in reply_text(Thoughts(end_id=1_000_000), {}, seed=1)
 
 
-def test_a_server_tells_thoughts_and_form_apart(thinker: Path, tags: tuple[int, int]) -> None:
+def test_server_separates_reasoning_from_constrained_output(
+    thinker: Path, tags: tuple[int, int]
+) -> None:
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": "What is this"}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}},

@@ -30,7 +30,7 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_weights_that_are_cut_off_or_wrong(broken: Path) -> None:
+def test_truncated_or_invalid_weights_are_rejected(broken: Path) -> None:
     tensors = load_file(broken / WEIGHTS)
     content = (broken / WEIGHTS).read_bytes()
     for size in (0, 5, 200, len(content) - 1):
@@ -60,14 +60,14 @@ def test_weights_that_are_cut_off_or_wrong(broken: Path) -> None:
     ],
     ids=str,
 )
-def test_an_unsupported_configuration_is_named(
+def test_error_names_the_unsupported_model_configuration(
     broken: Path, changes: dict[str, object], message: str
 ) -> None:
     edit_config(broken, **changes)
     assert message in refusal(broken)
 
 
-def test_files_that_are_missing_or_no_json(broken: Path) -> None:
+def test_missing_or_invalid_model_files_are_rejected(broken: Path) -> None:
     (broken / WEIGHTS).rename(broken / "weights")
     assert "does not contain a .safetensors file" in refusal(broken)
     (broken / "model.safetensors.index.json").write_text(
@@ -80,7 +80,7 @@ def test_files_that_are_missing_or_no_json(broken: Path) -> None:
     assert "does not contain config.json" in refusal(broken)
 
 
-def test_a_model_that_is_larger_than_the_memory(
+def test_model_larger_than_the_memory_is_rejected(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for free_bytes, message in (
@@ -94,7 +94,7 @@ def test_a_model_that_is_larger_than_the_memory(
             make_engine(folder, num_blocks=10_000)
 
 
-def test_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_unavailable_devices_are_rejected(caplog: pytest.LogCaptureFixture) -> None:
     for name in ("cuda:7", "cuda:x", "cpu:1", "tpu", "mps"):
         assert DeviceManager(name).device.type == "cpu"
         assert name in caplog.text

@@ -16,7 +16,7 @@ class Moved:
         return self.now_s
 
 
-def test_a_resting_engine_is_not_silent(tmp_path: Path) -> None:
+def test_idle_engine_sends_heartbeats(tmp_path: Path) -> None:
     now = Moved()
     heartbeat = Heartbeat(f"ipc://{tmp_path}/engine", now)
     heartbeat.begin()
@@ -31,12 +31,12 @@ def test_a_resting_engine_is_not_silent(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
-def test_a_process_that_has_ended_is_ending() -> None:
+def test_exited_process_is_reported_as_ending() -> None:
     assert is_ending(2**31 - 1), "no process has this number"
     assert not is_ending(os.getpid())
 
 
-def test_silence_grows_with_every_look_until_the_next_beat() -> None:
+def test_silence_accumulates_until_the_next_heartbeat() -> None:
     silence = HeartbeatMonitor(max_step_s=2.0)
     assert [silence.look(5.0, now_s) for now_s in (6.0, 7.0, 8.5)] == [0.0, 1.0, 2.5]
     assert silence.look(9.0, 9.5) == 0.0
@@ -45,7 +45,7 @@ def test_silence_grows_with_every_look_until_the_next_beat() -> None:
     assert silence.look(None, 12.0) == 0.0
 
 
-def test_a_stopped_monitor_does_not_count_its_own_pause() -> None:
+def test_suspended_monitor_does_not_count_its_own_pause() -> None:
     silence = HeartbeatMonitor(max_step_s=2.0)
     silence.look(5.0, 5.5)
     assert silence.look(5.0, 4000.0) == 2.0

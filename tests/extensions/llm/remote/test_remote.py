@@ -218,7 +218,7 @@ def play(tmp_path: Path) -> Iterator[Worker]:
         yield greeted
 
 
-def test_a_choice_waits_until_the_engine_has_begun_it_and_runs_to_its_end(play: Worker) -> None:
+def test_choice_is_waiting_until_the_engine_starts_it(play: Worker) -> None:
     handle = play.ask()
     [key] = play.keys(1)
     assert (play.engine.waiting, play.engine.running, handle.future.done()) == (1, 0, False)
@@ -230,7 +230,7 @@ def test_a_choice_waits_until_the_engine_has_begun_it_and_runs_to_its_end(play: 
     assert play.ends() == ["stop"] and not play.aborted and not [*play.engine.sequences()]
 
 
-def test_slots_and_queue_bound_admitted_requests(play: Worker) -> None:
+def test_slots_and_queue_limit_admitted_requests(play: Worker) -> None:
     assert play.engine.room() == 3
     play.engine.check_admission(3)
     with pytest.raises(QueueFullError, match="0 wait already"):
@@ -242,7 +242,7 @@ def test_slots_and_queue_bound_admitted_requests(play: Worker) -> None:
     assert len(play.keys(3)) == 3
 
 
-def test_sequences_of_other_workers_take_room_too(play: Worker) -> None:
+def test_sequences_of_other_workers_occupy_slots(play: Worker) -> None:
     play.ask()
     play.loads(running=2, waiting=0)
     assert play.engine.room() == 1
@@ -252,7 +252,7 @@ def test_sequences_of_other_workers_take_room_too(play: Worker) -> None:
     assert play.engine.room() == 2
 
 
-def test_an_abort_during_submission_sends_no_further_choices(
+def test_abort_during_submission_sends_no_further_choices(
     tmp_path: Path,
 ) -> None:
     with worker(tmp_path) as play:
@@ -264,7 +264,7 @@ def test_an_abort_during_submission_sends_no_further_choices(
         assert play.ends() == ["abort"] * 40 and len(play.ordered) == 16
 
 
-def test_an_abort_is_sent_to_the_engine(play: Worker) -> None:
+def test_abort_is_sent_to_the_engine(play: Worker) -> None:
     handle = play.ask(choices=2)
     keys = play.keys(2)
     assert 0 not in keys  # the number of what nobody has asked
@@ -275,7 +275,7 @@ def test_an_abort_is_sent_to_the_engine(play: Worker) -> None:
     assert not play.outputs
 
 
-def test_a_lost_engine_fails_its_requests_and_a_new_one_starts_afresh(
+def test_lost_engine_fails_its_requests_and_a_new_engine_starts_empty(
     play: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     play.ask()
@@ -307,7 +307,7 @@ def test_a_lost_engine_fails_its_requests_and_a_new_one_starts_afresh(
     assert play.metric("num_preemptions_total") == 2
 
 
-def test_a_lost_engine_rejects_requests(tmp_path: Path) -> None:
+def test_lost_engine_rejects_requests(tmp_path: Path) -> None:
     with worker(tmp_path, max_num_seqs=9999) as play:
         play.peer.die()
         for _ in range(1000):  # nobody has noticed; what is sent before the socket knows is lost
@@ -324,7 +324,7 @@ def test_a_lost_engine_rejects_requests(tmp_path: Path) -> None:
         assert play.ends() == ["EngineDeadError"] * lost and play.engine.waiting == 0
 
 
-def test_a_repeated_greeting_keeps_requests_but_a_new_engine_fails_them(play: Worker) -> None:
+def test_repeated_greeting_keeps_requests_but_a_new_engine_fails_them(play: Worker) -> None:
     play.ask()
     [key] = play.keys(1)
     play.greet()
@@ -335,7 +335,7 @@ def test_a_repeated_greeting_keeps_requests_but_a_new_engine_fails_them(play: Wo
     assert play.ends() == ["EngineDeadError"] and play.engine.healthy
 
 
-def test_a_command_has_its_own_answer(play: Worker) -> None:
+def test_each_command_receives_its_own_result(play: Worker) -> None:
     first, second = (
         play.engine.command(wire.EngineCommand(name="pause", mode=mode))
         for mode in ("keep", "wait")
@@ -403,7 +403,7 @@ class Operated:
         return self.life.is_sleeping, self.life.paused
 
 
-def test_wake_up_by_tags_reports_when_all_memory_is_back(play: Worker) -> None:
+def test_wake_up_by_tags_reports_whether_all_memory_is_restored(play: Worker) -> None:
     operated = Operated(play)
     operated.does(operated.life.sleep, 1, "abort", operated.left)
     assert not operated.does(operated.life.wake_up, ["weights"], value=False)
@@ -420,7 +420,7 @@ def test_wake_up_by_tags_reports_when_all_memory_is_back(play: Worker) -> None:
     assert operated.does(operated.life.wake_up, None) and operated.stands == (False, False)
 
 
-def test_a_rejected_command_raises_and_changes_nothing(play: Worker) -> None:
+def test_failed_command_raises_and_changes_nothing(play: Worker) -> None:
     operated = Operated(play)
     with pytest.raises(CommandFailedError, match="Not now"):
         operated.does(operated.life.pause, "keep", operated.left, value=None, error="Not now.")
@@ -434,7 +434,7 @@ def test_a_rejected_command_raises_and_changes_nothing(play: Worker) -> None:
     assert operated.stands == (False, False)
 
 
-def test_a_pause_refuses_requests_of_all_workers(play: Worker) -> None:
+def test_pause_rejects_requests_of_all_workers(play: Worker) -> None:
     operated = Operated(play)
     operated.life = RemoteLifecycle(play.engine, refuses_in_pause=True)
     operated.does(operated.life.pause, "keep", operated.left)

@@ -103,7 +103,7 @@ def test_tokens_are_emitted_as_they_arrive() -> None:
     assert len(play.outputs) == 4
 
 
-def test_plain_tokens_go_to_the_token_receiver() -> None:
+def test_plain_tokens_are_sent_to_the_token_receiver() -> None:
     play = Play(takes_plain=True)
     play.say("a")
     play.say("b", at_s=102.0)
@@ -114,7 +114,7 @@ def test_plain_tokens_go_to_the_token_receiver() -> None:
     assert [texts for texts, *_ in play.tokens()] == [["c", "d"], ["e"]]
 
 
-def test_tokens_of_held_text_are_emitted_with_that_text() -> None:
+def test_tokens_of_buffered_text_are_emitted_with_that_text() -> None:
     play = Play(TextReader(words))
     play.say("On")
     play.say("e ", "tw")
@@ -150,7 +150,7 @@ def test_unequal_numbers_of_tokens_and_texts_fail_the_choice(
         ({"finish": "timeout"}, EngineFailedError, "waited too long"),
     ],
 )
-def test_a_failure_is_emitted_once(fields: Any, error: type[Exception], message: str) -> None:
+def test_failure_is_emitted_only_once(fields: Any, error: type[Exception], message: str) -> None:
     play = Play()
     play.say(**fields)
     [failed] = play.outputs

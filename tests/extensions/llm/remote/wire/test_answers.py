@@ -41,7 +41,7 @@ def events(server: RunningServer, **fields: Any) -> list[Any]:
         return [*wire.post(HELLO | fields | {"stream": True}, CHATS).events()]
 
 
-def test_statistics_count_what_was_served(remote: RunningServer, peer: Peer) -> None:
+def test_statistics_count_served_requests(remote: RunningServer, peer: Peer) -> None:
     stats_before = get(remote.port, "/stats").json()
     tokens = chat(remote)["usage"]["completion_tokens"]
     after = get(remote.port, "/stats").json()
@@ -52,7 +52,7 @@ def test_statistics_count_what_was_served(remote: RunningServer, peer: Peer) -> 
     assert "/stats" in get(remote.port, "/openapi.json").json()["paths"]
 
 
-def test_rules_for_replies_are_refused_with_one_line(remote: RunningServer) -> None:
+def test_script_rules_are_rejected_with_a_one_line_error(remote: RunningServer) -> None:
     for path in ("/admin/script/rules", "/admin/script/rules?scope=a"):
         refused = get(remote.port, path)
         assert refused.status == 400
@@ -63,11 +63,11 @@ def test_rules_for_replies_are_refused_with_one_line(remote: RunningServer) -> N
     is_error(post(remote.port, rule, "/admin/script/rules"), 400, "BadRequestError")
 
 
-def test_a_simulation_has_no_statistics_as_vllm_has_none() -> None:
+def test_simulated_server_has_no_stats_route() -> None:
     assert app_of().test_client().get("/stats").status_code == 404
 
 
-def test_a_chat_is_what_the_engine_says(remote: RunningServer, peer: Peer) -> None:
+def test_chat_returns_the_text_of_the_engine(remote: RunningServer, peer: Peer) -> None:
     answer = chat(remote)
     [choice] = answer["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (SENTENCE, "stop")
@@ -75,7 +75,7 @@ def test_a_chat_is_what_the_engine_says(remote: RunningServer, peer: Peer) -> No
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
 
 
-def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None:
+def test_every_sampling_field_is_sent_to_the_engine(remote: RunningServer, peer: Peer) -> None:
     sampling = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -123,14 +123,14 @@ def test_every_sampling_field_arrives(remote: RunningServer, peer: Peer) -> None
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"grammar": 'root ::= "a"'}),
     ],
 )
-def test_the_form_of_a_text_arrives_as_it_was_written(
+def test_structured_output_constraint_is_sent_to_the_engine_unchanged(
     remote: RunningServer, peer: Peer, fields: Any, form: Any
 ) -> None:
     chat(remote, **fields)
     assert peer.last["form"] == form
 
 
-def test_log_probabilities_are_the_engines(remote: RunningServer, peer: Peer) -> None:
+def test_logprobs_are_those_of_the_engine(remote: RunningServer, peer: Peer) -> None:
     [first, *_] = chat(remote, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
     assert [entry["logprob"] for entry in first["top_logprobs"]] == [-0.5, -1.5]
     body = {"prompt": "Hello there", "max_tokens": 1, "prompt_logprobs": 1}
@@ -142,7 +142,9 @@ def test_log_probabilities_are_the_engines(remote: RunningServer, peer: Peer) ->
     ]
 
 
-def test_calls_of_tools_are_read_as_they_come(remote: RunningServer, peer: Peer) -> None:
+def test_tool_calls_of_the_engine_are_parsed_while_streaming(
+    remote: RunningServer, peer: Peer
+) -> None:
     peer.says(
         'Let me see.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
     )
@@ -161,7 +163,7 @@ def test_calls_of_tools_are_read_as_they_come(remote: RunningServer, peer: Peer)
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
-def test_a_forced_call_has_the_form_that_the_engine_has_to_keep(
+def test_required_tool_call_sends_its_json_schema_to_the_engine(
     remote: RunningServer, peer: Peer
 ) -> None:
     peer.says('[{"name": "weather", "parameters": {"city": "Rome"}}]')
@@ -182,7 +184,7 @@ def test_a_forced_call_has_the_form_that_the_engine_has_to_keep(
     assert json.loads(peer.last["form"]["json_schema"])["required"] == ["city"]
 
 
-def test_a_rejected_request_gets_400_and_a_failed_one_500(
+def test_rejected_request_returns_400_and_failed_request_returns_500(
     remote: RunningServer, peer: Peer
 ) -> None:
     peer.fails("No such thing.")
@@ -212,14 +214,16 @@ def test_fields_that_a_real_model_does_not_support_are_rejected(
     assert (error["code"], error["param"]) == (400, next(iter(fields)))
 
 
-def test_a_client_that_leaves_ends_its_request(remote: RunningServer, peer: Peer) -> None:
+def test_client_disconnect_aborts_the_request_in_the_engine(
+    remote: RunningServer, peer: Peer
+) -> None:
     peer.says(SENTENCE * 20, pace_s=0.02)
     with Wire(remote.port) as wire:
         next(wire.post(HELLO | {"stream": True}, CHATS).events())
     wait_until(lambda: peer.orders[-1] == {"type": "abort", "keys": [peer.last["key"]]})
 
 
-def test_the_metrics_are_the_engines(remote: RunningServer, peer: Peer) -> None:
+def test_metrics_are_those_of_the_engine(remote: RunningServer, peer: Peer) -> None:
     def value(name: str) -> float:
         text = get(remote.port, "/metrics").body.decode()
         [number] = re.findall(rf"^vllm:{name}{{[^}}]*}} (\S+)$", text, re.M)
@@ -243,7 +247,7 @@ def test_the_metrics_are_the_engines(remote: RunningServer, peer: Peer) -> None:
     assert value("inter_token_latency_seconds_count") > 0
 
 
-def test_commands_of_operators_reach_the_engine(remote: RunningServer, peer: Peer) -> None:
+def test_operator_commands_are_sent_to_the_engine(remote: RunningServer, peer: Peer) -> None:
     assert post(remote.port, {}, "/pause?mode=keep").status == 200
     assert get(remote.port, "/is_paused").json() == {"is_paused": True}
     assert post(remote.port, {}, "/resume").status == 200
@@ -262,7 +266,7 @@ def test_commands_of_operators_reach_the_engine(remote: RunningServer, peer: Pee
 TOKENS = list(range(1, 33))
 
 
-def test_the_engines_blocks_are_found(tmp_path: Path) -> None:
+def test_blocks_of_the_engine_are_indexed(tmp_path: Path) -> None:
     peer = new_peer(tmp_path / "model")
     stored = BlockStored([11, 12], None, token_ids=TOKENS, block_size=16, lora_id=None)
     (peer.folder / "blocks").write_bytes(encoder("map")(EventBatch(1.0, [stored])))

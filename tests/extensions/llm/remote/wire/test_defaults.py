@@ -41,7 +41,7 @@ def ordered(server: RunningServer, peer: Peer, **fields: Any) -> tuple[Sampling,
     return msgspec.convert(peer.last["sampling"], Sampling), peer.last["max_tokens"]
 
 
-def test_the_models_own_defaults_hold_where_a_request_says_nothing(peer: Peer) -> None:
+def test_generation_config_of_the_model_sets_the_sampling_defaults(peer: Peer) -> None:
     with served(peer) as server:
         for way in ({}, {"n": 1, "top_logprobs": None}):  # the fast way, and the general one
             assert ordered(server, peer, **way) == (Sampling(**TOLD), 7)
@@ -76,7 +76,7 @@ def test_generation_defaults_can_come_from_another_folder_or_from_vllm(
         ([], "generation_config.json"),
     ],
 )
-def test_invalid_generation_defaults_end_the_start_with_one_line(
+def test_invalid_generation_config_prevents_startup_with_a_one_line_error(
     peer: Peer, content: object, reason: str
 ) -> None:
     write(peer.folder, content)

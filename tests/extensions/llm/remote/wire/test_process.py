@@ -43,7 +43,7 @@ def says(server: RunningServer, port: int | None = None) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def test_an_engine_killed_under_load_fails_its_requests_and_is_replaced(
+def test_engine_killed_under_load_fails_its_requests_and_is_replaced(
     peer: Peer,
 ) -> None:
     with served(peer) as server, Wire(server.port) as streaming, Wire(server.port) as waiting:
@@ -65,7 +65,7 @@ def test_an_engine_killed_under_load_fails_its_requests_and_is_replaced(
         assert "Traceback" not in server.log()
 
 
-def test_an_engine_that_hangs_is_unhealthy_until_it_continues(peer: Peer) -> None:
+def test_hanging_engine_is_unhealthy_until_it_continues(peer: Peer) -> None:
     with served(peer, engine_timeout="8s") as server:
         os.kill(peer.pids[0], signal.SIGSTOP)
         wait_for_status(server.port, 503, limit_s=20)
@@ -77,7 +77,7 @@ def test_an_engine_that_hangs_is_unhealthy_until_it_continues(peer: Peer) -> Non
         assert len(peer.pids) == 1
 
 
-def test_an_engine_that_hangs_for_too_long_is_killed_and_replaced(peer: Peer) -> None:
+def test_engine_that_hangs_too_long_is_killed_and_replaced(peer: Peer) -> None:
     with served(peer, engine_timeout="4s") as server, Wire(server.port) as streaming:
         peer.says(SENTENCE * 50, pace_s=0.05)
         events = streaming.post(HELLO | {"stream": True}, CHATS).events()
@@ -96,7 +96,7 @@ def test_an_engine_that_hangs_for_too_long_is_killed_and_replaced(peer: Peer) ->
         assert "Traceback" not in server.log()
 
 
-def test_two_workers_share_one_engine_and_the_successor_of_a_killed_one_finds_it(
+def test_two_workers_share_one_engine_and_a_replaced_worker_reconnects(
     peer: Peer,
 ) -> None:
     with served(peer, ports=2, data_parallel_size="2") as server:
@@ -110,7 +110,7 @@ def test_two_workers_share_one_engine_and_the_successor_of_a_killed_one_finds_it
         assert len(peer.pids) == 1
 
 
-def test_only_our_own_user_reaches_the_engine_and_nothing_of_it_is_left(peer: Peer) -> None:
+def test_engine_socket_is_private_and_removed_at_shutdown(peer: Peer) -> None:
     with served(peer) as server:
         [socket] = re.findall(
             r"understudy-engine-\w+", Path(f"/proc/{peer.pids[0]}/cmdline").read_text()
@@ -122,7 +122,7 @@ def test_only_our_own_user_reaches_the_engine_and_nothing_of_it_is_left(peer: Pe
         assert not is_alive(peer.pids[0])
 
 
-def test_a_server_that_ends_lets_what_runs_come_to_its_end(peer: Peer) -> None:
+def test_shutdown_lets_running_requests_finish(peer: Peer) -> None:
     peer.says(SENTENCE, pace_s=0.05)
     with served(peer) as server, Wire(server.port) as streaming:
         events = streaming.post(HELLO | {"stream": True}, CHATS).events()
@@ -133,16 +133,14 @@ def test_a_server_that_ends_lets_what_runs_come_to_its_end(peer: Peer) -> None:
         assert server.process.wait(10) == 0
 
 
-def test_a_master_that_is_killed_leaves_no_engine_behind(peer: Peer) -> None:
+def test_killed_master_process_leaves_no_engine_process(peer: Peer) -> None:
     with served(peer) as server:
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(5)
         wait_for_value(is_alive, peer.pids[0], equals=False)
 
 
-def test_a_folder_too_long_for_a_socket_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_long_socket_path_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -154,7 +152,7 @@ def test_a_folder_too_long_for_a_socket_is_refused(
         private_folder()
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_start_with_one_line(peer: Peer) -> None:
+def test_model_that_cannot_be_loaded_prevents_startup_with_a_one_line_error(peer: Peer) -> None:
     (peer.folder / "refusal").write_text("Its weights are cut off.")
     with pytest.raises(RuntimeError, match="status 1") as ended, served(peer):
         pass
@@ -167,12 +165,14 @@ def test_a_model_that_cannot_be_loaded_ends_the_start_with_one_line(peer: Peer) 
     ("setting", "value"),
     [("mode", "echo"), ("timing", "steps"), ("lora-modules", "a=b"), ("time-to-first-token", "1s")],
 )
-def test_settings_of_a_simulation_are_refused(setting: str, value: str) -> None:
+def test_simulation_settings_are_rejected_with_a_real_engine(setting: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"setting {setting}: |argument --{setting}: "):
         load(["--engine", "llm", f"--{setting}", value], {})
 
 
-def test_a_reload_keeps_the_engine_and_refuses_another_one(peer: Peer, tmp_path: Path) -> None:
+def test_reload_keeps_the_engine_and_rejects_changed_engine_settings(
+    peer: Peer, tmp_path: Path
+) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("max-num-seqs: 4")
     with served(peer, config=str(file)) as server:
@@ -187,7 +187,7 @@ def test_a_reload_keeps_the_engine_and_refuses_another_one(peer: Peer, tmp_path:
         assert len(peer.pids) == 1
 
 
-def test_without_torch_the_server_says_what_to_install(peer: Peer) -> None:
+def test_missing_torch_prevents_startup_with_the_install_command(peer: Peer) -> None:
     env = {"SIM_ENGINE": "llm", "SIM_MODEL": str(peer.folder)}
     hidden = {"PYTHONPATH": str(peer.folder / "nowhere")}
     message = r"pip install -e '\.\[engine\]'"
