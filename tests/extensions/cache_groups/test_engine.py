@@ -102,7 +102,7 @@ timings = pytest.mark.parametrize(
 
 @timings
 @pytest.mark.parametrize("name", LAYERS)
-def test_many_requests_in_a_small_cache_end_and_leave_no_block(
+def test_many_requests_in_a_small_cache_complete_and_release_all_blocks(
     name: str, profile: Profile | None
 ) -> None:
     random = Random(7)
@@ -123,7 +123,9 @@ def test_many_requests_in_a_small_cache_end_and_leave_no_block(
 
 @timings
 @pytest.mark.parametrize("name", LAYERS)
-def test_events_tell_which_blocks_each_group_has(name: str, profile: Profile | None) -> None:
+def test_kv_events_describe_the_blocks_of_each_cache_group(
+    name: str, profile: Profile | None
+) -> None:
     random = Random(3)
     hybrid = HybridEngine(LAYERS[name], 160, profile)
     for number in range(60):
@@ -143,7 +145,7 @@ def test_events_tell_which_blocks_each_group_has(name: str, profile: Profile | N
 
 
 @timings
-def test_a_shared_beginning_is_found_by_the_third_prompt(profile: Profile | None) -> None:
+def test_shared_prefix_is_found_by_the_third_prompt(profile: Profile | None) -> None:
     hybrid = HybridEngine(LAYERS["gpt-oss"], 400, profile)
     for number in range(3):
         hybrid.submit(number, [*range(200), *[9000 + number] * 100], 2)
@@ -152,7 +154,7 @@ def test_a_shared_beginning_is_found_by_the_third_prompt(profile: Profile | None
     assert hybrid.hits() == [0, 0, 192]
 
 
-def test_the_longest_prompt_uses_nearly_all_blocks_of_windows() -> None:
+def test_longest_accepted_prompt_uses_nearly_all_blocks_of_sliding_windows() -> None:
     hybrid = HybridEngine(LAYERS["gpt-oss"], 401, read_profile("qwen3-14b-h100"))
     limit = hybrid.cache.max_tokens
 

@@ -26,7 +26,7 @@ def write(path: Path, config: object) -> str:
     return str(file)
 
 
-def test_presets_have_the_groups_of_their_models() -> None:
+def test_presets_have_the_cache_groups_of_their_models() -> None:
     groups = {name: group_layers(layers) for name, layers in PRESETS.items()}
 
     assert groups == {
@@ -47,7 +47,7 @@ def test_presets_have_the_groups_of_their_models() -> None:
         ),
     ],
 )
-def test_a_file_of_a_model_makes_groups(
+def test_model_config_file_determines_the_cache_groups(
     config: object, groups: list[GroupSpec], tmp_path: Path
 ) -> None:
     assert group_layers(read_layers(write(tmp_path, config))) == groups
@@ -69,7 +69,7 @@ def test_a_file_of_a_model_makes_groups(
         ),
     ],
 )
-def test_a_file_without_usable_layers_stops_the_start(
+def test_model_config_without_usable_layers_is_rejected(
     config: object, problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=problem):
@@ -97,19 +97,21 @@ def test_a_file_without_usable_layers_stops_the_start(
         ),
     ],
 )
-def test_settings_that_make_no_cache_stop_the_start(flags: list[str], problem: str) -> None:
+def test_cache_groups_with_conflicting_settings_prevent_startup(
+    flags: list[str], problem: str
+) -> None:
     with pytest.raises(SystemExit, match=problem):
         app_of("--enable-kvcache", *flags)
 
 
-def test_groups_without_a_cache_stop_the_start() -> None:
+def test_cache_groups_without_a_cache_prevent_startup() -> None:
     settings = load(["--kv-cache-groups", "gpt-oss"], {})
 
     with pytest.raises(ConfigError, match="setting kv-cache-groups: requires enable-kvcache and"):
         CacheGroups.prepare(settings)
 
 
-def test_a_server_finds_a_prompt_again_in_all_groups() -> None:
+def test_repeated_prompt_hits_all_cache_groups() -> None:
     client = app_of(
         "--enable-kvcache", "--kv-cache-groups", "gpt-oss", "--zmq-endpoint", ""
     ).test_client()
@@ -123,7 +125,7 @@ def test_a_server_finds_a_prompt_again_in_all_groups() -> None:
     assert hits.endswith(" 192.0")
 
 
-def test_without_the_setting_the_cache_has_one_group() -> None:
+def test_cache_has_one_group_by_default() -> None:
     app = app_of("--enable-kvcache", "--zmq-endpoint", "")
 
     assert CacheGroups.name not in {extension.name for extension in app.extensions}

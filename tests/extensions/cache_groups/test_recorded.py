@@ -20,7 +20,7 @@ def test_hits_events_and_free_blocks_equal_those_of_vllm(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_layers_make_the_groups_of_vllm(name: str) -> None:
+def test_layers_are_grouped_as_in_vllm(name: str) -> None:
     example = read_example(name)
     model = example["model"]
 

@@ -72,7 +72,7 @@ def assert_idle(pair: Pair) -> None:
     assert pair.decode.is_idle
 
 
-def test_a_decode_that_comes_first_waits_for_its_prefill(pair: Pair) -> None:
+def test_early_decode_waits_for_its_prefill(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     assert decode.end == ""
@@ -84,7 +84,7 @@ def test_a_decode_that_comes_first_waits_for_its_prefill(pair: Pair) -> None:
     assert_idle(pair)
 
 
-def test_a_read_counts_as_an_external_hit_but_not_for_nixl(pair: Pair) -> None:
+def test_mooncake_transfer_counts_as_an_external_hit_but_not_for_nixl(pair: Pair) -> None:
     pair.begin_prefill()
     pair.advance(0.5)
     pair.begin_decode()
@@ -98,7 +98,7 @@ def test_a_read_counts_as_an_external_hit_but_not_for_nixl(pair: Pair) -> None:
     assert line.endswith(f" {len(PROMPT)}.0")
 
 
-def test_a_decode_waits_longer_than_a_question_takes(pair: Pair) -> None:
+def test_early_decode_waits_longer_than_the_query_timeout(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(3.5 * TIMEOUT_S)
     assert decode.end == ""
@@ -108,7 +108,7 @@ def test_a_decode_waits_longer_than_a_question_takes(pair: Pair) -> None:
     assert_idle(pair)
 
 
-def test_a_decode_after_its_prefill_reads_at_once(pair: Pair) -> None:
+def test_decode_after_its_prefill_reads_at_once(pair: Pair) -> None:
     pair.begin_prefill()
     pair.advance(0.5)
     assert not pair.prefill.is_idle
@@ -118,7 +118,7 @@ def test_a_decode_after_its_prefill_reads_at_once(pair: Pair) -> None:
     assert_idle(pair)
 
 
-def test_a_decode_fails_when_its_prefill_is_aborted(pair: Pair) -> None:
+def test_decode_fails_when_its_prefill_is_aborted(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     prefill = pair.begin_prefill()
@@ -129,7 +129,7 @@ def test_a_decode_fails_when_its_prefill_is_aborted(pair: Pair) -> None:
     assert_idle(pair)
 
 
-def test_a_prefill_whose_decode_was_aborted_frees_its_blocks(pair: Pair) -> None:
+def test_prefill_whose_decode_was_aborted_frees_its_blocks(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     assert decode.handle is not None
@@ -141,7 +141,7 @@ def test_a_prefill_whose_decode_was_aborted_frees_its_blocks(pair: Pair) -> None
     assert_idle(pair)
 
 
-def test_a_decode_fails_when_the_prefill_pod_is_gone(pair: Pair) -> None:
+def test_decode_fails_when_the_prefill_pod_is_gone(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     pair.prefill.channel.is_alive = False
@@ -161,14 +161,14 @@ def test_a_decode_fails_when_the_prefill_pod_is_gone(pair: Pair) -> None:
     ],
     ids=str,
 )
-def test_a_decode_of_an_unknown_prefill_fails(pair: Pair, wrong: dict[str, object]) -> None:
+def test_decode_of_an_unknown_prefill_fails(pair: Pair, wrong: dict[str, object]) -> None:
     decode = pair.begin_decode(**wrong)
     pair.advance(0.5)
     assert decode.end == "error"
     assert_idle(pair)
 
 
-def test_a_second_decode_of_a_transfer_fails_while_the_first_one_waits(pair: Pair) -> None:
+def test_second_decode_of_a_transfer_fails_while_the_first_one_waits(pair: Pair) -> None:
     first = pair.begin_decode()
     pair.advance(0.5)
     second = pair.begin_decode()
@@ -180,14 +180,14 @@ def test_a_second_decode_of_a_transfer_fails_while_the_first_one_waits(pair: Pai
     assert_idle(pair)
 
 
-def test_a_prefill_without_a_transfer_id_holds_nothing(pair: Pair) -> None:
+def test_prefill_without_a_transfer_id_holds_no_blocks(pair: Pair) -> None:
     prefill = pair.begin_prefill(transfer_id="")
     pair.advance(0.5)
     assert prefill.end == "length"
     assert_idle(pair)
 
 
-def test_a_prefill_holds_its_blocks_for_eight_minutes(pair: Pair) -> None:
+def test_prefill_holds_its_blocks_for_eight_minutes(pair: Pair) -> None:
     pair.begin_prefill()
     pair.advance(LEASE_S + 1)
     assert len(pair.prefill.engine.handoffs.leases) == 1

@@ -63,7 +63,7 @@ def find_engine(
     return answer
 
 
-def test_an_engine_is_found_by_its_id() -> None:
+def test_engine_is_found_by_its_id() -> None:
     entries = {
         "0": EngineEntry("other", {"0": {"0": "tcp://h:1"}}),
         "1": EngineEntry("e", {"0": {"0": "tcp://pod:5601"}}),
@@ -83,34 +83,34 @@ def test_an_engine_is_found_by_its_id() -> None:
     ],
     ids=str,
 )
-def test_an_entry_without_an_address_is_a_problem(content: object) -> None:
+def test_entry_without_an_address_is_reported(content: object) -> None:
     with answering(whole(content)) as url:
         assert find_engine(url)[2].startswith(f"bootstrap server {url}: ")
 
 
-def test_an_endless_answer_is_not_read_to_its_end() -> None:
+def test_endless_response_is_not_read_to_its_end() -> None:
     with answering(HEAD + b"\r\n", repeat(b"x" * 262_144)) as url:
         assert find_engine(url)[2].endswith("the response is too long")
 
 
-def test_a_slow_answer_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_response_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_directory, "REQUEST_TIMEOUT_S", 0.2)
     with answering(HEAD + b"\r\n", repeat(b" ")) as url:
         assert find_engine(url)[2].startswith(f"bootstrap server {url}: ")
 
 
 @pytest.mark.parametrize("url", ["", "http://", "pod:8998", "http://pod:port", "http://[::1"])
-def test_an_address_that_is_no_url_is_a_problem(url: str) -> None:
+def test_invalid_bootstrap_url_is_reported(url: str) -> None:
     assert find_engine(url)[2]
 
 
-def test_a_closed_port_and_an_answer_that_is_not_http_are_problems() -> None:
+def test_closed_port_and_non_http_response_are_reported() -> None:
     assert find_engine(f"http://{unused_address()}")[2]
     with answering(b"\x00\xff\r\n\r\n") as url:
         assert find_engine(url)[2]
 
 
-def test_an_engine_is_asked_for_once() -> None:
+def test_known_engine_is_looked_up_only_once() -> None:
     directory = EngineDirectory()
     entries = {
         "0": EngineEntry("e", {"0": {"0": "tcp://pod:5601"}}),
@@ -124,7 +124,7 @@ def test_an_engine_is_asked_for_once() -> None:
     assert find_engine(url, "g", directory)[2].startswith(f"bootstrap server {url}: ")
 
 
-def test_an_unknown_engine_is_asked_for_again() -> None:
+def test_unknown_engine_is_looked_up_again() -> None:
     directory = EngineDirectory()
     with answering(whole({})) as url:
         assert find_engine(url, directory=directory)[2].endswith("remote engine_id e not found")
@@ -133,7 +133,7 @@ def test_an_unknown_engine_is_asked_for_again() -> None:
         assert find_engine(url, directory=directory) == ("pod", 5601, "")
 
 
-def test_lookups_of_the_same_moment_share_one_query() -> None:
+def test_concurrent_lookups_share_one_query() -> None:
     entries = {"0": EngineEntry("e", {"0": {"0": "tcp://pod:5601"}})}
     queries = []
 
@@ -159,7 +159,7 @@ def test_lookups_of_the_same_moment_share_one_query() -> None:
     assert len(queries) == 1
 
 
-def test_a_lookup_that_fails_does_not_stop_the_others() -> None:
+def test_failed_lookup_does_not_affect_other_lookups() -> None:
     directory = EngineDirectory()
     entries = {"0": EngineEntry("e", {"0": {"0": "tcp://pod:5601"}})}
 
@@ -171,7 +171,7 @@ def test_a_lookup_that_fails_does_not_stop_the_others() -> None:
         assert find_engine(url, directory=directory) == ("pod", 5601, "")
 
 
-def test_an_unexpected_failure_of_a_query_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_query_error_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(url: str) -> None:
         raise RuntimeError("broken")
 
@@ -181,7 +181,7 @@ def test_an_unexpected_failure_of_a_query_is_a_problem(monkeypatch: pytest.Monke
     assert find_engine("http://pod:8998", directory=directory)[2].endswith("the query failed")
 
 
-def test_the_number_of_remembered_engines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_cached_engines_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_directory, "MAX_ENGINES", 2)
     directory = EngineDirectory()
     entries = {

@@ -46,7 +46,7 @@ def prefilled(network: Network, prefill: Pod, decode: Pod) -> Request:
     return request
 
 
-def test_blocks_are_held_until_they_are_read(start: Start, kind: dict[str, Any]) -> None:
+def test_prefill_blocks_are_held_until_they_are_read(start: Start, kind: dict[str, Any]) -> None:
     network, prefill, decode = start(transfer_s=1.0)
     request = prefilled(network, prefill, decode)
     held = prefill.held
@@ -62,7 +62,7 @@ def test_blocks_are_held_until_they_are_read(start: Start, kind: dict[str, Any])
         assert held == 5
 
 
-def test_an_unused_lease_expires(start: Start) -> None:
+def test_unused_lease_expires(start: Start) -> None:
     network, prefill, decode = start()
     request = prefilled(network, prefill, decode)
     advance(network, [prefill, decode], LEASE_S - 1)
@@ -78,7 +78,7 @@ def test_an_unused_lease_expires(start: Start) -> None:
     assert decode.is_idle
 
 
-def test_the_second_read_of_a_prefill_fails(start: Start) -> None:
+def test_second_read_of_a_prefill_fails(start: Start) -> None:
     network, prefill, decode = start(transfer_s=1.0)
     other = Pod(network, 3)
     pods = [prefill, decode, other]
@@ -110,7 +110,7 @@ def test_the_second_read_of_a_prefill_fails(start: Start) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
-def test_wrong_parameters_follow_the_failure_policy(
+def test_invalid_transfer_parameters_follow_the_failure_policy(
     start: Start, policy: str, changes: dict[str, Any]
 ) -> None:
     network, prefill, decode = start(policy=policy)
@@ -126,7 +126,7 @@ def test_wrong_parameters_follow_the_failure_policy(
 
 
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
-def test_a_dead_prefill_pod_is_noticed_after_the_timeout(start: Start, policy: str) -> None:
+def test_dead_prefill_pod_is_detected_after_the_timeout(start: Start, policy: str) -> None:
     network, prefill, decode = start(policy=policy)
     request = prefilled(network, prefill, decode)
     prefill.channel.is_alive = False
@@ -138,7 +138,7 @@ def test_a_dead_prefill_pod_is_noticed_after_the_timeout(start: Start, policy: s
     assert decode.is_idle
 
 
-def test_a_prefill_pod_that_dies_during_the_transfer_is_noticed(start: Start) -> None:
+def test_prefill_pod_that_dies_during_the_transfer_is_detected(start: Start) -> None:
     network, prefill, decode = start(transfer_s=1.0)
     request = prefilled(network, prefill, decode)
     answer = decode.decode(request)
@@ -149,7 +149,7 @@ def test_a_prefill_pod_that_dies_during_the_transfer_is_noticed(start: Start) ->
     assert decode.is_idle
 
 
-def test_a_lease_shorter_than_the_transfer_is_extended(start: Start) -> None:
+def test_lease_shorter_than_the_transfer_is_extended(start: Start) -> None:
     network, prefill, decode = start(transfer_s=4 * LEASE_S)
     request = prefilled(network, prefill, decode)
     answer = decode.decode(request)
@@ -158,7 +158,7 @@ def test_a_lease_shorter_than_the_transfer_is_extended(start: Start) -> None:
     assert prefill.failures() == (0, 0, 0)
 
 
-def test_a_lease_that_is_lost_during_the_transfer_fails_the_read(start: Start) -> None:
+def test_lease_lost_during_the_transfer_fails_the_read(start: Start) -> None:
     network, prefill, decode = start(transfer_s=2 * LEASE_S)
     request = prefilled(network, prefill, decode)
     answer = decode.decode(request)
@@ -171,7 +171,7 @@ def test_a_lease_that_is_lost_during_the_transfer_fails_the_read(start: Start) -
 
 
 @pytest.mark.parametrize("moment_s", [0.0, 0.5])
-def test_the_end_of_a_decode_request_releases_the_blocks(start: Start, moment_s: float) -> None:
+def test_end_of_a_decode_request_releases_the_blocks(start: Start, moment_s: float) -> None:
     network, prefill, decode = start(transfer_s=1.0)
     request = prefilled(network, prefill, decode)
     answer = decode.decode(request)
@@ -184,7 +184,7 @@ def test_the_end_of_a_decode_request_releases_the_blocks(start: Start, moment_s:
 
 
 @pytest.mark.parametrize("kind", CACHED_KINDS)
-def test_a_waiting_decode_keeps_the_lease(kind: dict[str, Any]) -> None:
+def test_waiting_decode_keeps_the_lease(kind: dict[str, Any]) -> None:
     network = Network()
     prefill = Pod(network, 1, **kind)
     decode = Pod(network, 2, **kind)
@@ -201,7 +201,7 @@ def test_a_waiting_decode_keeps_the_lease(kind: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", CACHED_KINDS)
-def test_a_full_prefill_pod_lets_later_prefills_wait(kind: dict[str, Any]) -> None:
+def test_full_prefill_pod_makes_later_prefills_wait(kind: dict[str, Any]) -> None:
     network = Network()
     prefill = Pod(network, 1, **kind)
     decode = Pod(network, 2, **kind)
@@ -216,7 +216,7 @@ def test_a_full_prefill_pod_lets_later_prefills_wait(kind: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("moment_s", [0.0, 0.5])
-def test_an_aborted_prefill_frees_its_blocks(start: Start, moment_s: float) -> None:
+def test_aborted_prefill_frees_its_blocks(start: Start, moment_s: float) -> None:
     network, prefill, _ = start()
     request = prefill.prefill(PROMPT, delay_s=1.0)
     advance(network, [prefill], moment_s)
@@ -228,7 +228,7 @@ def test_an_aborted_prefill_frees_its_blocks(start: Start, moment_s: float) -> N
 
 
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
-def test_a_handoff_to_itself_computes_from_the_cache(start: Start, policy: str) -> None:
+def test_transfer_from_the_same_pod_uses_its_prefix_cache(start: Start, policy: str) -> None:
     network, prefill, _ = start(policy=policy)
     request = prefilled(network, prefill, prefill)
     answer = prefill.decode(request)
@@ -242,7 +242,7 @@ def test_a_handoff_to_itself_computes_from_the_cache(start: Start, policy: str) 
     assert prefill.is_idle
 
 
-def test_a_recomputed_prompt_counts_as_computed(start: Start) -> None:
+def test_recomputed_prompt_does_not_count_as_cached(start: Start) -> None:
     network, prefill, decode = start(policy="recompute")
     request = prefilled(network, prefill, decode)
     decode.decode(request, remote_engine_id="nonsense")
@@ -253,7 +253,7 @@ def test_a_recomputed_prompt_counts_as_computed(start: Start) -> None:
 
 
 @pytest.mark.parametrize("kind", CACHED_KINDS)
-def test_a_reset_of_the_cache_waits_for_held_blocks(kind: dict[str, Any]) -> None:
+def test_cache_reset_waits_for_held_blocks(kind: dict[str, Any]) -> None:
     network = Network()
     prefill = Pod(network, 1, **kind)
     prefill.prefill(PROMPT)

@@ -38,7 +38,7 @@ def holder() -> Holder:
     return Holder()
 
 
-def test_each_lease_ends_at_its_own_time(holder: Holder) -> None:
+def test_each_lease_expires_separately(holder: Holder) -> None:
     holder.hold("a")
     holder.clock.advance(1)
     holder.hold("b")
@@ -73,13 +73,13 @@ def test_only_the_reader_releases_blocks(holder: Holder) -> None:
     assert len(holder.leases) == 0
 
 
-def test_a_repeated_request_id_releases_the_earlier_blocks(holder: Holder) -> None:
+def test_repeated_request_id_releases_the_earlier_blocks(holder: Holder) -> None:
     holder.hold("a", "a")
     assert holder.released == ["a"]
     assert len(holder.leases) == 1
 
 
-def test_released_blocks_may_start_a_prompt_with_the_same_id(holder: Holder) -> None:
+def test_blocks_can_be_leased_again_under_the_same_request_id(holder: Holder) -> None:
     def release_first() -> None:
         holder.released.append("first")
         holder.leases.hold("a", partial(holder.released.append, "third"))
@@ -91,16 +91,14 @@ def test_released_blocks_may_start_a_prompt_with_the_same_id(holder: Holder) -> 
     assert holder.released == ["first", "second", "third"]
 
 
-def test_the_oldest_lease_ends_above_the_limit(
-    holder: Holder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oldest_lease_ends_above_the_limit(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "MAX_LEASES", 2)
     holder.hold("a", "b", "c")
     assert holder.released == ["a"]
     assert holder.expired()
 
 
-def test_memory_of_ended_leases_is_bounded(holder: Holder) -> None:
+def test_memory_of_expired_leases_is_bounded(holder: Holder) -> None:
     for number in range(10_000):
         holder.hold(str(number))
         holder.leases.respond(Done(str(number), "reader"))
@@ -117,6 +115,6 @@ def test_memory_of_ended_leases_is_bounded(holder: Holder) -> None:
     ],
     ids=str,
 )
-def test_handoffs_need_the_nixl_connector(flags: list[str], is_on: bool) -> None:
+def test_kv_transfers_are_enabled_by_the_nixl_connector(flags: list[str], is_on: bool) -> None:
     settings = load(["--force-dummy-tokenizer", *flags], {})
     assert Handoff.is_enabled(settings) == is_on

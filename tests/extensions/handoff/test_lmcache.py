@@ -65,7 +65,7 @@ def fetched_tokens(request: Request) -> int:
 @pytest.mark.parametrize(
     ("connector", "tokens"), [("lmcache", len(PROMPT) - 1), ("lmcache-mp", 2 * CHUNK_TOKENS)]
 )
-def test_a_prompt_is_loaded_from_the_store(steps: bool, connector: str, tokens: int) -> None:
+def test_cached_prompt_is_loaded_from_the_store(steps: bool, connector: str, tokens: int) -> None:
     pods = Pods(steps, connector)
     assert fetched_tokens(pods.complete(0, PROMPT)) == 0
     assert fetched_tokens(pods.complete(0, PROMPT)) == tokens
@@ -73,7 +73,7 @@ def test_a_prompt_is_loaded_from_the_store(steps: bool, connector: str, tokens: 
 
 
 @pytest.mark.parametrize("connector", ["lmcache", "lmcache-mp"])
-def test_only_equal_chunks_are_loaded(steps: bool, connector: str) -> None:
+def test_only_matching_chunks_are_loaded(steps: bool, connector: str) -> None:
     pods = Pods(steps, connector)
     pods.complete(0, PROMPT)
     other = [*PROMPT[:30], *range(100, 114)]
@@ -110,7 +110,7 @@ def test_prompts_with_different_salts_or_images_share_no_partial_chunk(tokens: i
         ("lmcache-mp", "kv_consumer", True),
     ],
 )
-def test_roles_limit_the_older_connector_only(
+def test_roles_apply_only_to_the_older_connector(
     steps: bool, connector: str, role: str, is_loaded: bool
 ) -> None:
     pods = Pods(steps, connector, role)
@@ -118,14 +118,14 @@ def test_roles_limit_the_older_connector_only(
     assert (fetched_tokens(pods.complete(0, PROMPT)) > 0) is is_loaded
 
 
-def test_a_prompt_is_copied_to_the_receiver_that_the_request_names(steps: bool) -> None:
+def test_prompt_is_copied_to_the_receiver_named_in_the_request(steps: bool) -> None:
     pods = Pods(steps, "lmcache", "kv_producer", "kv_consumer")
     pods.complete(0, PROMPT, disagg_spec=SPEC)
     assert fetched_tokens(pods.complete(1, PROMPT)) == len(PROMPT) - 1
 
 
 @pytest.mark.parametrize("missing", [*SPEC, "disagg_spec"])
-def test_an_incomplete_receiver_is_reported_in_one_line(
+def test_incomplete_receiver_is_reported_in_one_line(
     steps: bool, missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec: object = {name: value for name, value in SPEC.items() if name != missing}
@@ -138,7 +138,7 @@ def test_an_incomplete_receiver_is_reported_in_one_line(
     assert fetched_tokens(pods.complete(1, PROMPT)) == 0
 
 
-def test_a_receiver_that_is_gone_does_not_delay_the_prefill(steps: bool) -> None:
+def test_unreachable_receiver_does_not_delay_the_prefill(steps: bool) -> None:
     pods = Pods(steps, "lmcache", "kv_producer", "kv_consumer")
     pods.pods[1].channel.is_alive = False
     pods.complete(0, PROMPT, disagg_spec=SPEC)
@@ -157,13 +157,13 @@ def answered(pods: Pods, connector: str, **params: Any) -> object:
     return msgspec.to_builtins(answer)
 
 
-def test_the_older_connector_answers_with_the_first_token_on_request(steps: bool) -> None:
+def test_older_connector_returns_the_first_token_on_request(steps: bool) -> None:
     pods = Pods(steps)
     assert answered(pods, "lmcache", ret_first_tok=True) == {"first_tok": 1}
     assert answered(pods, "lmcache", do_remote_decode=True) is None
 
 
-def test_the_newer_connector_answers_with_the_tokens_of_the_store_on_request(steps: bool) -> None:
+def test_newer_connector_returns_the_number_of_stored_tokens_on_request(steps: bool) -> None:
     pods = Pods(steps, "lmcache-mp")
     name = "num_lmcache_extra_cached_tokens"
     assert answered(pods, "lmcache-mp", **{name: True}) == {name: 0}
@@ -171,7 +171,7 @@ def test_the_newer_connector_answers_with_the_tokens_of_the_store_on_request(ste
     assert answered(pods, "lmcache-mp", do_remote_decode=True) == {}
 
 
-def test_the_flags_of_other_connectors_have_no_effect(steps: bool) -> None:
+def test_transfer_parameters_of_other_connectors_are_ignored(steps: bool) -> None:
     pods = Pods(steps)
     request = pods.pods[0].decode_as(PROMPT, {"do_remote_prefill": True})
     advance(pods.network, pods.pods, 0.5)
@@ -179,14 +179,14 @@ def test_the_flags_of_other_connectors_have_no_effect(steps: bool) -> None:
     assert pods.pods[0].is_idle
 
 
-def test_a_sender_copies_each_prompt_to_its_receiver(steps: bool) -> None:
+def test_sender_copies_each_prompt_to_its_receiver(steps: bool) -> None:
     pods = Pods(steps, "lmcache", "kv_producer", "kv_consumer")
     pods.pods[0].engine.handoffs.parts[:] = [LMCacheDialect("pod:2")]
     pods.complete(0, PROMPT)
     assert fetched_tokens(pods.complete(1, PROMPT)) == len(PROMPT) - 1
 
 
-def test_a_copy_is_sent_in_parts(steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_copy_is_sent_in_parts(steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handoffs, "MAX_KEYS", 1)
     pods = Pods(steps, "lmcache", "kv_producer", "kv_consumer")
     pods.complete(0, PROMPT, disagg_spec=SPEC)

@@ -21,7 +21,7 @@ def settings_for(**config: Any) -> Settings:
     return resolve(flags, {}, ignore)
 
 
-def test_a_mooncake_connector_keeps_its_role() -> None:
+def test_mooncake_connector_keeps_its_role() -> None:
     settings = settings_for(
         kv_connector="MooncakeConnector",
         kv_role="kv_consumer",
@@ -34,7 +34,7 @@ def test_a_mooncake_connector_keeps_its_role() -> None:
     assert Handoff.is_enabled(settings)
 
 
-def test_a_moriio_connector_has_its_ports_and_its_router() -> None:
+def test_moriio_connector_reads_its_ports_and_router_address() -> None:
     settings = settings_for(
         kv_connector="MoRIIOConnector",
         kv_role="kv_producer",
@@ -55,7 +55,7 @@ def test_a_moriio_connector_has_its_ports_and_its_router() -> None:
 
 
 @pytest.mark.parametrize("role", ["kv_producer", "kv_consumer", "kv_both"])
-def test_a_moriio_connector_without_further_fields_has_the_ports_of_vllm(role: str) -> None:
+def test_moriio_connector_defaults_to_the_ports_of_vllm(role: str) -> None:
     settings = settings_for(kv_connector="MoRIIOConnector", kv_role=role)
     options = settings.section(HandoffSettings)
     assert settings.kvcache.kv_side_channel_port == 61_005
@@ -66,7 +66,7 @@ def test_a_moriio_connector_without_further_fields_has_the_ports_of_vllm(role: s
 @pytest.mark.parametrize(
     "address", ["router:36367", "tcp://router", "tcp://router:x", "tcp://router:70000"]
 )
-def test_the_address_of_a_router_is_a_zmq_address(address: str) -> None:
+def test_router_address_that_is_not_a_zmq_address_is_rejected(address: str) -> None:
     with pytest.raises(ValueError, match="moriio-proxy"):
         load(["--kv-connector", "moriio", "--moriio-proxy", address], {})
 
@@ -83,7 +83,7 @@ def offloading(**tier: Any) -> Settings:
     )
 
 
-def test_an_offloading_connector_with_a_p2p_tier_has_the_address_of_the_tier() -> None:
+def test_p2p_tier_of_an_offloading_connector_sets_the_side_channel_address() -> None:
     settings = offloading(type="p2p", host="10.0.0.7", port=5720)
     assert settings.kvcache.kv_connector == "p2p"
     assert settings.kvcache.kv_side_channel_host == "10.0.0.7"
@@ -91,19 +91,19 @@ def test_an_offloading_connector_with_a_p2p_tier_has_the_address_of_the_tier() -
     assert Handoff.is_enabled(settings)
 
 
-def test_a_p2p_tier_without_an_address_has_that_of_vllm() -> None:
+def test_p2p_tier_without_an_address_uses_the_default_of_vllm() -> None:
     settings = offloading(type="p2p")
     assert settings.kvcache.kv_side_channel_host == "localhost"
     assert settings.kvcache.kv_side_channel_port == 5710
 
 
-def test_an_offloading_connector_with_other_tiers_has_no_peers() -> None:
+def test_offloading_connector_without_a_p2p_tier_has_no_peers() -> None:
     settings = offloading(type="obj")
     assert settings.kvcache.kv_connector == "offloading"
     assert not Handoff.is_enabled(settings)
 
 
-def test_a_push_connector_has_the_id_of_its_engine() -> None:
+def test_push_connector_keeps_its_engine_id() -> None:
     settings = settings_for(
         kv_connector="NixlPushConnector", kv_role="kv_producer", engine_id="prefill-1"
     )
@@ -121,7 +121,7 @@ def lmcache(path: Path, text: str) -> Settings:
     return resolve(settings_of(options, environ, settings_type()), environ, ignore)
 
 
-def test_an_lmcache_sender_copies_to_the_peer_in_its_file(tmp_path: Path) -> None:
+def test_lmcache_sender_reads_its_receiver_from_the_config_file(tmp_path: Path) -> None:
     text = "nixl_role: sender\nnixl_peer_host: localhost\nnixl_peer_port: 55555\nchunk_size: 64\n"
     options = lmcache(tmp_path, text).section(HandoffSettings)
     assert (options.lmcache_receiver, options.lmcache_chunk_size) == ("localhost:55555", 64)
@@ -135,25 +135,25 @@ def test_an_lmcache_sender_copies_to_the_peer_in_its_file(tmp_path: Path) -> Non
         "pd_role: receiver\npd_peer_init_port: [55555]\n",
     ],
 )
-def test_an_lmcache_receiver_listens_at_the_port_in_its_file(tmp_path: Path, text: str) -> None:
+def test_lmcache_receiver_reads_its_port_from_the_config_file(tmp_path: Path, text: str) -> None:
     settings = lmcache(tmp_path, text)
     assert settings.kvcache.kv_side_channel_port == 55_555
     assert settings.section(HandoffSettings).lmcache_receiver == ""
 
 
 @pytest.mark.parametrize("receiver", ["pod:65535", "10.0.0.1:1", ""])
-def test_a_receiver_is_a_host_and_a_port(receiver: str) -> None:
+def test_lmcache_receiver_is_a_host_and_a_port(receiver: str) -> None:
     settings = load(("--model", "m", f"--lmcache-receiver={receiver}"))
     assert settings.section(HandoffSettings).lmcache_receiver == receiver
 
 
 @pytest.mark.parametrize("receiver", ["pod:65536", "pod:70000", "pod:0", "pod", ":80", "pod:x"])
-def test_a_receiver_that_has_no_port_is_rejected(receiver: str) -> None:
+def test_lmcache_receiver_without_a_valid_port_is_rejected(receiver: str) -> None:
     with pytest.raises(ConfigError, match="lmcache-receiver"):
         load(("--model", "m", f"--lmcache-receiver={receiver}"))
 
 
 @pytest.mark.parametrize("text", ["- 5", "a: [", "chunk_size: many"])
-def test_a_wrong_lmcache_file_is_rejected(tmp_path: Path, text: str) -> None:
+def test_invalid_lmcache_config_file_is_rejected(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="lmcache.yaml|lmcache-chunk-size"):
         lmcache(tmp_path, text)

@@ -86,7 +86,7 @@ def assert_idle(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("first", ["prefill", "decode"])
-def test_a_decode_copies_the_whole_blocks_of_its_prefill(pair: Pair, first: str) -> None:
+def test_decode_copies_the_full_blocks_of_its_prefill(pair: Pair, first: str) -> None:
     if first == "prefill":
         prefill = pair.begin_prefill()
         pair.advance(0.5)
@@ -103,7 +103,7 @@ def test_a_decode_copies_the_whole_blocks_of_its_prefill(pair: Pair, first: str)
     assert_idle(pair)
 
 
-def test_a_prefill_keeps_no_blocks_for_its_reader(cached_pair: Pair) -> None:
+def test_prefill_holds_no_blocks_for_its_reader(cached_pair: Pair) -> None:
     cached_pair.begin_prefill()
     cached_pair.advance(0.5)
     assert len(cached_pair.prefill.engine.handoffs.leases) == 1
@@ -112,7 +112,7 @@ def test_a_prefill_keeps_no_blocks_for_its_reader(cached_pair: Pair) -> None:
     assert_idle(cached_pair)
 
 
-def test_a_decode_without_a_prefill_computes_its_prompt_after_half_a_minute(pair: Pair) -> None:
+def test_decode_without_a_prefill_computes_its_prompt_after_30_seconds(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(29.0)
     assert decode.end == ""
@@ -121,7 +121,7 @@ def test_a_decode_without_a_prefill_computes_its_prompt_after_half_a_minute(pair
     assert_idle(pair)
 
 
-def test_a_decode_computes_its_prompt_when_the_prefill_is_aborted(pair: Pair) -> None:
+def test_decode_computes_its_prompt_when_the_prefill_is_aborted(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     prefill = pair.begin_prefill()
@@ -133,7 +133,7 @@ def test_a_decode_computes_its_prompt_when_the_prefill_is_aborted(pair: Pair) ->
 
 
 @pytest.mark.parametrize("role", ["remote_prefiller", "remote_kv_source"])
-def test_a_decode_computes_its_prompt_when_the_peer_is_gone(pair: Pair, role: str) -> None:
+def test_decode_computes_its_prompt_when_the_peer_is_unreachable(pair: Pair, role: str) -> None:
     pair.prefill.channel.is_alive = False
     decode = pair.begin_decode(role)
     pair.advance(2.5 * TIMEOUT_S)
@@ -141,7 +141,7 @@ def test_a_decode_computes_its_prompt_when_the_peer_is_gone(pair: Pair, role: st
     assert pair.decode.is_idle
 
 
-def test_an_aborted_decode_frees_all_blocks_and_leases(pair: Pair) -> None:
+def test_aborted_decode_frees_all_blocks_and_leases(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     assert decode.handle is not None
@@ -152,7 +152,7 @@ def test_an_aborted_decode_frees_all_blocks_and_leases(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("has_prompt", [True, False])
-def test_a_symmetric_reader_copies_the_blocks_that_the_peer_has(
+def test_symmetric_reader_copies_the_blocks_that_the_peer_has(
     cached_pair: Pair, has_prompt: bool
 ) -> None:
     stored = [*PROMPT[:12], *OTHER] if has_prompt else OTHER
@@ -165,7 +165,7 @@ def test_a_symmetric_reader_copies_the_blocks_that_the_peer_has(
     assert_idle(cached_pair)
 
 
-def test_an_aborted_lookup_frees_all_blocks_and_leases(pair: Pair) -> None:
+def test_aborted_lookup_frees_all_blocks_and_leases(pair: Pair) -> None:
     decode = pair.begin_decode("remote_kv_source")
     assert decode.handle is not None
     decode.handle.abort()
@@ -200,7 +200,7 @@ def test_copied_blocks_stay_in_the_store_of_the_pod(cached_pair: Pair) -> None:
     ],
     ids=str,
 )
-def test_incomplete_parameters_are_reported_in_one_line(
+def test_incomplete_transfer_parameters_are_reported_in_one_line(
     pair: Pair, params: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     request = pair.decode.complete(PROMPT, params)
@@ -211,14 +211,14 @@ def test_incomplete_parameters_are_reported_in_one_line(
     assert_idle(pair)
 
 
-def test_the_flags_of_other_connectors_have_no_effect(pair: Pair) -> None:
+def test_transfer_parameters_of_other_connectors_are_ignored(pair: Pair) -> None:
     request = pair.decode.decode_as(PROMPT, {"do_remote_prefill": True})
     pair.advance(0.5)
     assert (request.end, fetched_tokens(request)) == ("length", 0)
     assert_idle(pair)
 
 
-def test_a_lookup_with_an_odd_answer_computes_its_prompt(pair: Pair) -> None:
+def test_lookup_with_an_invalid_response_computes_its_prompt(pair: Pair) -> None:
     decode = pair.begin_decode("remote_kv_source")
     pair.network.messages.clear()
     pair.decode.engine.handoffs.reads.answered(Answer(2, "1" * 5000))
@@ -227,7 +227,7 @@ def test_a_lookup_with_an_odd_answer_computes_its_prompt(pair: Pair) -> None:
     assert pair.decode.is_idle
 
 
-def test_a_lookup_has_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_keys_per_lookup_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "MAX_KEYS", 1)
     pair = pods(steps=True)
     pair.begin_prefill(PROMPT, unrelated=True)

@@ -64,7 +64,7 @@ def assert_idle(pair: Pair) -> None:
     assert pair.decode.is_idle
 
 
-def test_a_decode_that_registers_first_gets_the_blocks_after_the_prefill(pair: Pair) -> None:
+def test_early_decode_receives_the_blocks_after_the_prefill(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     assert decode.end == ""
@@ -76,7 +76,7 @@ def test_a_decode_that_registers_first_gets_the_blocks_after_the_prefill(pair: P
     assert_idle(pair)
 
 
-def test_a_decode_gets_the_blocks_of_an_earlier_prefill(pair: Pair) -> None:
+def test_decode_receives_the_blocks_of_an_earlier_prefill(pair: Pair) -> None:
     pair.begin_prefill()
     pair.advance(0.5)
     decode = pair.begin_decode()
@@ -86,7 +86,7 @@ def test_a_decode_gets_the_blocks_of_an_earlier_prefill(pair: Pair) -> None:
     assert_idle(pair)
 
 
-def test_blocks_without_a_registration_are_released_at_the_end_of_the_lease(pair: Pair) -> None:
+def test_unclaimed_blocks_are_released_when_the_lease_expires(pair: Pair) -> None:
     pair.begin_prefill()
     pair.advance(LEASE_S)
     assert len(pair.prefill.engine.handoffs.leases) == 1
@@ -99,7 +99,7 @@ def test_blocks_without_a_registration_are_released_at_the_end_of_the_lease(pair
     ("remote_request_id", "is_extended"),
     [(f"{REQUEST_ID}-0123abcd", True), ("0f8e", False), (None, False)],
 )
-def test_only_the_id_of_the_answer_extends_the_lease(
+def test_only_the_returned_request_id_extends_the_lease(
     remote_request_id: str | None, is_extended: bool
 ) -> None:
     pair = pods(blocks=9, steps=True)
@@ -113,7 +113,7 @@ def test_only_the_id_of_the_answer_extends_the_lease(
     assert decode.end == other.end == ""
 
 
-def test_a_decode_fails_when_its_prefill_is_aborted(pair: Pair) -> None:
+def test_decode_fails_when_its_prefill_is_aborted(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     prefill = pair.begin_prefill()
@@ -125,7 +125,7 @@ def test_a_decode_fails_when_its_prefill_is_aborted(pair: Pair) -> None:
     assert_idle(pair)
 
 
-def test_a_prefill_whose_decode_was_aborted_frees_its_blocks(pair: Pair) -> None:
+def test_prefill_whose_decode_was_aborted_frees_its_blocks(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     assert decode.handle is not None
@@ -148,14 +148,14 @@ def test_a_prefill_whose_decode_was_aborted_frees_its_blocks(pair: Pair) -> None
     ],
     ids=str,
 )
-def test_a_decode_with_wrong_parameters_fails(pair: Pair, wrong: dict[str, object]) -> None:
+def test_decode_with_invalid_parameters_fails(pair: Pair, wrong: dict[str, object]) -> None:
     decode = pair.begin_decode(**wrong)
     pair.advance(2.5 * TIMEOUT_S)
     assert decode.end == "error"
     assert_idle(pair)
 
 
-def test_the_answer_of_a_prefill_has_the_fields_of_the_push_connector() -> None:
+def test_prefill_response_has_the_fields_of_the_push_connector() -> None:
     pull = KVTransferParams(
         remote_block_ids=((1, 2),),
         remote_engine_id="e",

@@ -17,7 +17,7 @@ def make_index(block_size: int) -> Index:
     return Index(MemoryBackend(), block_size=block_size)
 
 
-def test_a_dropped_tail_is_counted_as_a_loss() -> None:
+def test_dropped_last_block_is_counted_as_a_loss() -> None:
     index = make_index(64)
     stores = index._ingest
     stores.tails = type(stores.tails)(2000)
@@ -26,7 +26,7 @@ def test_a_dropped_tail_is_counted_as_a_loss() -> None:
     assert index.metrics.skipped_events == {"unaligned_parent": 1}
 
 
-def test_images_match_for_engines_whose_block_size_divides_the_indexs() -> None:
+def test_images_match_if_the_engine_block_size_divides_the_index_block_size() -> None:
     index = make_index(16)
     tokens = list(range(64))
     image = [Placeholder("img", 20, 10)]
@@ -47,7 +47,7 @@ sizes = st.integers(1, 12)
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_split_of_a_prompt_into_events_is_matched_and_can_be_removed(
+def test_prompt_split_into_any_events_is_matched_and_can_be_removed(
     data: st.DataObject,
 ) -> None:
     """Whatever the sizes, and however the engine's blocks are spread over events."""
@@ -86,7 +86,7 @@ def test_any_split_of_a_prompt_into_events_is_matched_and_can_be_removed(
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (1000, 1), (1, 100)])
-def test_tails_take_no_more_memory_than_estimated(tokens: int, blocks: int) -> None:
+def test_partial_blocks_take_no_more_memory_than_estimated(tokens: int, blocks: int) -> None:
     index = make_index(1 << 14)
     tails = index._ingest.tails
     tracemalloc.start()

@@ -6,12 +6,12 @@ from tests.application import app_of
 from tests.core.middleware.test_foreign_pages import status
 
 
-def test_an_index_of_pods_that_are_nowhere_stops_the_start() -> None:
+def test_invalid_pod_address_prevents_startup() -> None:
     with pytest.raises(SystemExit, match="kv-index-pods"):
         app_of("--role", "indexer", "--kv-index-pods", "tcp://a:0")
 
 
-def test_indexer_checks_the_host() -> None:
+def test_indexer_checks_the_host_header() -> None:
     indexer = app_of(
         "--role", "indexer", "--kv-index-pods", "tcp://pod:5557", "--force-dummy-tokenizer"
     )

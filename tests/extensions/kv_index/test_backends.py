@@ -22,7 +22,7 @@ A = source("a")
 B = source("b")
 
 
-def test_engine_keys_are_separate_for_each_pod_model_rank_and_group(
+def test_engine_block_keys_are_separate_per_pod_model_rank_and_group(
     backend: Backend,
 ) -> None:
     others = [source("b"), source("a", "other"), source("a", "m", 1)]
@@ -35,7 +35,7 @@ def test_engine_keys_are_separate_for_each_pod_model_rank_and_group(
     assert _plain(backend.covered_keys(A, [(1, 1)])[0]) == (15,)
 
 
-def test_clearing_a_pod_removes_all_its_engines(backend: Backend) -> None:
+def test_clearing_a_pod_removes_the_blocks_of_all_its_engines(backend: Backend) -> None:
     backend.apply(A, [store([1], [11])])
     backend.apply(source("a", "other", 2), [store([1], [12], group=1)])
     backend.apply(B, [store([1], [11])])
@@ -45,7 +45,7 @@ def test_clearing_a_pod_removes_all_its_engines(backend: Backend) -> None:
     assert backend.clear("a") == 0 == backend.clear("nobody")
 
 
-def test_bits_of_removed_pods_are_reused_without_old_blocks(backend: Backend) -> None:
+def test_reused_slot_of_a_removed_pod_has_no_old_blocks(backend: Backend) -> None:
     for number in range(20):
         pod = source(f"pod{number}")
         backend.apply(pod, [store([1, 2], [11, 100 + number])])
@@ -56,7 +56,7 @@ def test_bits_of_removed_pods_are_reused_without_old_blocks(backend: Backend) ->
     assert max(backend.lookup([99]).copies[0]) < 1 << 4
 
 
-def test_candidates_of_an_adapter_are_the_pods_with_its_blocks(backend: Backend) -> None:
+def test_scoring_candidates_of_an_adapter_are_the_pods_with_its_blocks(backend: Backend) -> None:
     backend.apply(A, [store([1], [11], adapter="alice")])
     backend.apply(B, [store([1], [11])])
     assert [Index(backend).base_model(name) for name in ("alice", "m", "bob")] == ["m", "m", "bob"]
@@ -72,7 +72,7 @@ def test_candidates_of_an_adapter_are_the_pods_with_its_blocks(backend: Backend)
     assert backend.lookup([11]).holders.candidates("alice") == 0
 
 
-def test_names_may_contain_any_character(backend: Backend) -> None:
+def test_pod_model_and_adapter_names_may_contain_any_character(backend: Backend) -> None:
     odd = IndexedEngine("10.0.0.1:8000@x\n\0é", 'org/"model"@1 {}', 3)
     backend.apply(odd, [store([1], [11], "tier: x", adapter="a b\0c")])
     assert holders_of(backend, 11) == {(f"{odd.pod}/3", "tier: x")}
@@ -81,7 +81,7 @@ def test_names_may_contain_any_character(backend: Backend) -> None:
     assert holders_of(backend, 11) == set()
 
 
-def test_keys_of_64_bits_are_exact(backend: Backend) -> None:
+def test_block_keys_of_64_bits_are_stored_exactly(backend: Backend) -> None:
     largest = (1 << 64) - 1
     backend.apply(A, [store([largest, 1 << 63], [largest - 1, (1 << 53) + 1])])
     assert set(content(backend, [largest - 1, (1 << 53) + 1, 1 << 53, largest])) == {
@@ -91,7 +91,9 @@ def test_keys_of_64_bits_are_exact(backend: Backend) -> None:
     assert _plain(backend.covered_keys(A, [(0, largest)])[0]) == (largest - 1,)
 
 
-def test_greenlets_do_not_race(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_greenlets_keep_the_index_consistent(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("app.extensions.kv_index.memory.SLICE", 1)
 
     def work(number: int) -> None:
@@ -130,7 +132,7 @@ def test_llm_d_addresses_are_accepted(address: str, redis_address: str) -> None:
 # The index in memory: its bound, and what it forgets.
 
 
-def test_the_least_recently_used_block_is_evicted_above_the_bound() -> None:
+def test_least_recently_used_block_is_evicted_above_the_bound() -> None:
     backend = MemoryBackend(2)
     backend.apply(A, [store([1], [11]), store([2], [12])])
     backend.lookup([11])
@@ -142,7 +144,7 @@ def test_the_least_recently_used_block_is_evicted_above_the_bound() -> None:
     assert backend.size().evicted == 2
 
 
-def test_an_evicted_block_can_be_stored_again_and_removed() -> None:
+def test_evicted_block_can_be_stored_again_and_removed() -> None:
     backend = MemoryBackend(2)
     backend.apply(A, [store([1, 2, 3], [11, 12, 13])])
     assert set(content(backend, [11, 12, 13])) == {12, 13}
@@ -152,7 +154,7 @@ def test_an_evicted_block_can_be_stored_again_and_removed() -> None:
     assert backend.size().copies == 0
 
 
-def test_maps_forget_evicted_blocks() -> None:
+def test_maps_drop_evicted_blocks() -> None:
     backend = MemoryBackend(100)
     for number in range(0, 3_000, 10):
         keys = range(number, number + 10)
@@ -169,7 +171,9 @@ def test_no_copy_takes_more_than_max_copy_bytes(numbers: list[list[int]]) -> Non
     assert weigh_bytes(copies) <= MAX_COPY_BYTES * weigh_copies(copies)
 
 
-def test_repeats_above_their_memory_limit_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_stores_above_their_memory_limit_are_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("app.extensions.kv_index.memory.REPEATS_LIMIT_BYTES", 2 * REPEAT_BYTES)
     backend = MemoryBackend()
     keys = [1, 2, 3]

@@ -22,7 +22,7 @@ def score(index: Index, operation: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_scores_equal_the_hits_of_vllm(name: str) -> None:
+def test_scores_equal_the_cache_hits_of_vllm(name: str) -> None:
     example = read_example(name)
     replay = Replay(example)
     index = Index(MemoryBackend(), block_size=example["model"]["block_size"])

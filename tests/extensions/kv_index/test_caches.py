@@ -12,5 +12,5 @@ NAMES = {
 }
 
 
-def test_memory_lists_every_cache_of_the_index() -> None:
+def test_memory_report_lists_every_cache_of_the_index() -> None:
     check_caches(app_of("--kv-index"), NAMES)

@@ -127,7 +127,7 @@ def held_by_index(backend: Backend, keys: list[int]) -> dict[str, set[int]]:
 
 
 @pytest.mark.timeout(60)
-def test_after_a_day_the_index_equals_the_union_of_the_caches(backend: Backend) -> None:
+def test_index_equals_the_union_of_the_caches_after_a_day_of_events(backend: Backend) -> None:
     rng = Random(24)
     index = Index(backend, block_size=BLOCK)
     fleet = Fleet(index, BlockHasher("sha256_cbor", BLOCK, "0", rng))

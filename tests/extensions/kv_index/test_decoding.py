@@ -68,7 +68,7 @@ those of vLLM 0.33, and those of versions to come.
 
 
 @pytest.mark.parametrize("layout", REAL)
-def test_recorded_bytes_of_every_vllm_version_are_read(layout: LayoutName) -> None:
+def test_recorded_events_of_every_vllm_version_are_decoded(layout: LayoutName) -> None:
     batch = decode(bytes.fromhex(REAL[layout]))
     stored = batch.events[0]
     assert isinstance(stored, BlockStored)
@@ -78,7 +78,7 @@ def test_recorded_bytes_of_every_vllm_version_are_read(layout: LayoutName) -> No
     assert len(batch.events) == (3 if layout == "map" else 1)
 
 
-def test_sglang_may_omit_trailing_fields() -> None:
+def test_trailing_fields_may_be_omitted_as_by_sglang() -> None:
     events = [["BlockStored", [-1], None, [1, 2], 2], ["BlockRemoved", [-1]], ["AllBlocksCleared"]]
     batch = decode(pack([1.0, events, None]))
     stored = batch.events[0]
@@ -86,7 +86,7 @@ def test_sglang_may_omit_trailing_fields() -> None:
     assert engine_keys(stored.block_hashes, "block_hashes") == [(1 << 64) - 1]
 
 
-def test_arrays_maps_and_packed_events_may_be_mixed() -> None:
+def test_arrays_maps_and_packed_events_may_be_mixed_in_a_batch() -> None:
     removed = ["BlockRemoved", [1]]
     mapped = {"block_hashes": [2], "type": "BlockRemoved", "later": "field"}
     batch = decode(pack([1, [removed, mapped, pack(removed), pack(mapped)]]))
@@ -94,7 +94,7 @@ def test_arrays_maps_and_packed_events_may_be_mixed() -> None:
     assert not batch.losses
 
 
-def test_events_of_the_first_simulator_without_tokens_are_read() -> None:
+def test_token_free_events_of_the_first_llm_d_simulator_are_decoded() -> None:
     batch = decode(pack([1.0, [["BlockStored", [5], None, None, 0, None]], 0]))
     stored = batch.events[0]
     assert isinstance(stored, BlockStored) and not stored.token_ids
@@ -108,7 +108,7 @@ def is_good(event: object) -> bool:
 @pytest.mark.parametrize(
     ("field", "value"), [(f, v) for f, values in WRONG.items() for v in values]
 )
-def test_a_wrong_type_loses_only_that_event_and_names_the_field(field: str, value: Any) -> None:
+def test_field_of_the_wrong_type_loses_only_its_event_and_is_named(field: str, value: Any) -> None:
     mapped = STORED | {field: value}
     fields = STORED | {name: None for name in ORDER[5:]} | {field: value}
     listed = ["BlockStored", *(fields[name] for name in ORDER)]
@@ -136,13 +136,13 @@ def test_a_wrong_type_loses_only_that_event_and_names_the_field(field: str, valu
         ({"type": "BlockRemoved"}, "bad_block_hashes"),
     ],
 )
-def test_a_malformed_event_loses_only_itself(event: Any, reason: str) -> None:
+def test_malformed_event_does_not_affect_other_events(event: Any, reason: str) -> None:
     batch = decode(pack([1.0, [GOOD, event, GOOD], 0]))
     assert (len(batch.events), batch.losses) == (2, [reason])
 
 
 @pytest.mark.parametrize("ts", ["x", None, math.nan, math.inf, [1]])
-def test_a_batch_without_a_valid_time_keeps_its_events(ts: Any) -> None:
+def test_batch_without_a_valid_time_keeps_its_events(ts: Any) -> None:
     batch = decode(pack([ts, [GOOD], 0]))
     assert (batch.ts, len(batch.events), batch.losses) == (0.0, 1, ["bad_ts"])
 
@@ -170,14 +170,14 @@ def test_payloads_that_are_not_batches_are_rejected(payload: bytes) -> None:
         decode(payload)
 
 
-def test_a_batch_above_the_limit_of_events_is_rejected() -> None:
+def test_batch_above_the_limit_of_events_is_rejected() -> None:
     assert len(decode(pack([1.0, [None] * MAX_EVENTS, 0])).losses) == MAX_EVENTS
     with pytest.raises(BatchTooLargeError):
         decode(pack([1.0, [None] * (MAX_EVENTS + 1), 0]))
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEAD)
-def test_lookahead_tokens_of_any_shape_keep_the_event(lookahead: Any) -> None:
+def test_lookahead_tokens_of_any_shape_are_accepted(lookahead: Any) -> None:
     batch = decode(pack([1.0, [STORED | {"lookahead_token_ids": lookahead}, GOOD], 0]))
     stored = batch.events[0]
     assert isinstance(stored, BlockStored) and is_good(batch.events[1])
@@ -209,7 +209,7 @@ values = st.recursive(
 @settings(max_examples=50, deadline=None)
 @given(st.lists(values, max_size=5))
 @example([b"\xa1\x80"])  # packed by itself, text that is none
-def test_valid_events_survive_next_to_invalid_ones(others: list[Any]) -> None:
+def test_valid_events_are_kept_next_to_invalid_ones(others: list[Any]) -> None:
     events = [GOOD]
     for other in others:
         events += [other, GOOD]
@@ -224,7 +224,7 @@ def test_valid_events_survive_next_to_invalid_ones(others: list[Any]) -> None:
     items=st.lists(values, max_size=4),
     of_batch=st.lists(values, max_size=2),
 )
-def test_unknown_fields_may_have_any_name_and_shape(
+def test_unknown_fields_of_any_name_and_type_are_ignored(
     fields: dict[str, Any], items: list[Any], of_batch: list[Any]
 ) -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": None}

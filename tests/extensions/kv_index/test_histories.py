@@ -187,7 +187,7 @@ def check(backend: Backend, model: Model) -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_any_history_has_the_same_result_as_a_simple_model(
+def test_any_event_history_gives_the_same_result_as_a_simple_model(
     make_backend: MakeBackend, history: Any
 ) -> None:
     backend = make_backend()
@@ -230,7 +230,7 @@ def recount(backend: MemoryBackend) -> None:
 
 
 @given(histories, st.sampled_from([3, 6, 1000]), st.sampled_from([1, 3, 2048]), st.booleans())
-def test_counts_and_weights_stay_exact_with_evictions(
+def test_counts_and_weights_stay_exact_after_evictions(
     history: Any, bound: int, a_slice: int, by_bytes: bool
 ) -> None:
     backend = MemoryBackend(500 * bound, weigh_bytes) if by_bytes else MemoryBackend(bound)

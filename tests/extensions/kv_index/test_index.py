@@ -51,7 +51,7 @@ def losses(index: Index) -> dict[str, int]:
     return dict(index.metrics.skipped_events)
 
 
-def test_pods_are_scored_by_the_prefix_that_they_have(index: Index) -> None:
+def test_pods_are_scored_by_their_cached_prefix(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3], PROMPT[:12]))
     ingest(index, "b", stored([1], PROMPT[:4]), stored([3], PROMPT[8:12], 2))
     best, other = index.score("m", PROMPT)
@@ -67,7 +67,7 @@ def test_prompts_without_a_known_block_have_no_scores(index: Index) -> None:
     assert index.score("m", []) == [] == index.score("unheard", PROMPT)
 
 
-def test_scores_can_be_computed_for_selected_pods(index: Index) -> None:
+def test_scores_can_be_limited_to_selected_pods(index: Index) -> None:
     for pod in ("a", "b", "c"):
         ingest(index, pod, stored([1, 2], PROMPT[:8]))
     assert {score.pod for score in index.score("m", PROMPT, pods=["a", "c", "x"])} == {"a", "c"}
@@ -75,7 +75,7 @@ def test_scores_can_be_computed_for_selected_pods(index: Index) -> None:
     assert len(matched(index, PROMPT)) == 3
 
 
-def test_blocks_count_by_their_best_tier(index: Index) -> None:
+def test_blocks_count_with_the_weight_of_their_best_tier(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16]), offloaded([1, 3, 4]), removed([3, 4]))
     ingest(index, "a", offloaded([4], "NVMe"), removed([4], "CPU"))
     (score,) = index.score("m", PROMPT)
@@ -83,7 +83,7 @@ def test_blocks_count_by_their_best_tier(index: Index) -> None:
     assert score.score == pytest.approx(2 * 1.0 + 0.8 + 0.5)
 
 
-def test_weights_of_tiers_can_be_configured(backend: Backend) -> None:
+def test_tier_weights_can_be_configured(backend: Backend) -> None:
     index = make_index(backend, weights={"gpu": 0.2, "cpu": 0.9, "disk": 0.0})
     ingest(
         index,
@@ -98,7 +98,7 @@ def test_weights_of_tiers_can_be_configured(backend: Backend) -> None:
     assert (score.score, score.matched) == (pytest.approx(1.1), 2)
 
 
-def test_models_do_not_share_blocks(index: Index) -> None:
+def test_different_models_share_no_blocks(index: Index) -> None:
     ingest(index, "a", stored([1, 2], PROMPT[:8]))
     ingest(index, "b", stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 1), model="other")
     assert matched(index, PROMPT) == {"a": 2}
@@ -116,7 +116,7 @@ def test_ranks_of_a_pod_are_scored_separately(index: Index) -> None:
     assert [(s.rank, s.matched) for s in index.score("m", PROMPT)] == [(1, 1)]
 
 
-def test_an_adapter_has_separate_blocks(index: Index) -> None:
+def test_adapter_has_separate_blocks(index: Index) -> None:
     with_name = {"lora_id": 1, "lora_name": "alice", "extra_keys": [["alice"], ["alice"]]}
     ingest(index, "a", stored([1, 2], PROMPT[:8], **with_name))
     ingest(index, "b", stored([1, 2], PROMPT[:8]))
@@ -128,7 +128,7 @@ def test_an_adapter_has_separate_blocks(index: Index) -> None:
     assert matched(index, PROMPT, lora="7") == {"c": 2}
 
 
-def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> None:
+def test_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> None:
     extra_keys = [["alice", ["img", 2], "salt"], ["alice", ["img", -2]], ["alice"]]
     ingest(index, "a", stored([1, 2, 3], PROMPT[:12], lora_name="alice", extra_keys=extra_keys))
     image = [Placeholder("img", 2, 5)]
@@ -138,7 +138,7 @@ def test_a_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> 
     assert matched(index, PROMPT, lora="alice", media=image) == {}
 
 
-def test_a_long_prompt_with_a_salt_is_found_to_its_end() -> None:
+def test_long_prompt_with_a_salt_is_found_to_its_end() -> None:
     index = make_index(MemoryBackend())
     part_blocks = 1024
     tokens = [number % 1000 for number in range(4 * (2 * part_blocks + 3))]
@@ -152,7 +152,7 @@ def test_a_long_prompt_with_a_salt_is_found_to_its_end() -> None:
         assert matched(index, tokens[: 4 * block_count + 3], salt="salt") == {"a": block_count}
 
 
-def test_images_change_all_blocks_from_the_first_one_that_they_overlap(index: Index) -> None:
+def test_images_change_all_block_keys_from_the_first_overlapping_block(index: Index) -> None:
     for pod, image in (("a", "one"), ("b", "two")):
         extra_keys = [None, [[image, 1]], [[image, -3]], None]
         ingest(index, pod, stored([1, 2, 3, 4], PROMPT[:16], extra_keys=extra_keys))
@@ -161,12 +161,12 @@ def test_images_change_all_blocks_from_the_first_one_that_they_overlap(index: In
     assert matched(index, PROMPT) == {"a": 1, "b": 1}
 
 
-def test_old_engines_publish_images_without_offsets(index: Index) -> None:
+def test_images_of_older_vllm_events_match_without_offsets(index: Index) -> None:
     ingest(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["img", "salt"], ["img"]]))
     assert matched(index, PROMPT, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
 
 
-def test_a_prefix_counts_as_far_as_sliding_windows_can_continue_it(index: Index) -> None:
+def test_prefix_counts_as_far_as_sliding_windows_can_continue_it(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL))
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **WINDOW))
     assert matched(index, PROMPT) == {"a": 4}
@@ -179,7 +179,7 @@ def test_a_prefix_counts_as_far_as_sliding_windows_can_continue_it(index: Index)
     assert losses(index) == {}
 
 
-def test_a_prefix_counts_up_to_the_last_state_of_linear_attention(index: Index) -> None:
+def test_prefix_counts_up_to_the_last_state_of_linear_attention(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL), stored([2], PROMPT[:8], **LINEAR))
     assert matched(index, PROMPT) == {"a": 2}
     ingest(index, "a", stored([4], PROMPT[8:16], 2, **LINEAR))
@@ -188,14 +188,14 @@ def test_a_prefix_counts_up_to_the_last_state_of_linear_attention(index: Index) 
     assert matched(index, PROMPT) == {"a": 2}
 
 
-def test_all_groups_of_an_engine_must_continue_the_same_prefix(index: Index) -> None:
+def test_prefix_counts_only_if_all_cache_groups_of_an_engine_can_continue_it(index: Index) -> None:
     full = stored([1, 2, 3, 4], PROMPT[:16], **FULL)
     window = stored([1, 2, 3], PROMPT[:12], **WINDOW)
     ingest(index, "a", window, stored([2, 4], PROMPT[:16], **LINEAR), full)
     assert matched(index, PROMPT) == {"a": 2}
 
 
-def test_events_of_a_group_may_name_none_or_some_of_their_blocks(index: Index) -> None:
+def test_events_of_a_cache_group_may_omit_some_or_all_blocks(index: Index) -> None:
     # vLLM publishes the tokens of all blocks, and the hashes of the cached ones, the group with
     # windows first.
     window = stored([3, 4], PROMPT[:16], **WINDOW)
@@ -207,26 +207,26 @@ def test_events_of_a_group_may_name_none_or_some_of_their_blocks(index: Index) -
     assert matched(index, PROMPT) == {"a": 4}
 
 
-def test_a_group_without_any_block_yet_continues_no_prefix(index: Index) -> None:
+def test_cache_group_without_blocks_continues_no_prefix(index: Index) -> None:
     ingest(index, "a", stored([], PROMPT[:8], **LINEAR), stored([1, 2], PROMPT[:8], **FULL))
     assert matched(index, PROMPT) == {}
 
 
-def test_blocks_that_no_group_with_all_blocks_has_are_counted(index: Index) -> None:
+def test_blocks_without_a_full_attention_counterpart_are_counted(index: Index) -> None:
     ingest(index, "a", stored([7, 8], PROMPT[:8], **WINDOW))
     ingest(index, "b", stored([1], PROMPT[:4], **FULL), stored([1, 9], PROMPT[:8], **WINDOW))
     assert losses(index) == {"unpaired_block": 3}
     assert matched(index, PROMPT) == {"b": 1}
 
 
-def test_a_shortened_prefix_counts_blocks_by_their_best_tier(index: Index) -> None:
+def test_truncated_prefix_counts_each_block_in_its_best_tier(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL), stored([2], PROMPT[:8], **LINEAR))
     ingest(index, "a", offloaded([2, 3], group_idx=0), removed([2, 3], group_idx=0))
     (score,) = index.score("m", PROMPT)
     assert score.tiers == {"gpu": 1, "cpu": 1}
 
 
-def test_offloaded_blocks_of_an_unknown_group_are_counted(index: Index) -> None:
+def test_offloaded_blocks_of_an_unknown_group_are_counted_as_losses(index: Index) -> None:
     ingest(index, "a", offloaded([1, 2], group_idx=5), removed([4], group_idx=5))
     assert losses(index) == {"unknown_block": 3}
 
@@ -264,19 +264,21 @@ def test_values_at_the_limit_are_accepted_and_values_above_are_rejected(
         (removed([b""]), "bad_block_hashes"),
     ],
 )
-def test_an_invalid_event_loses_only_itself_with_a_reason(event: KVEvent, reason: str) -> None:
+def test_invalid_event_is_counted_with_its_reason_and_others_are_kept(
+    event: KVEvent, reason: str
+) -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", stored([7], PROMPT[:4]), event, stored([8], PROMPT[4:8], 7))
     assert losses(index) == {reason: 1}
     assert matched(index, PROMPT) == {"a": 2}
 
 
-def test_events_without_blocks_have_no_effect(index: Index) -> None:
+def test_events_without_blocks_are_ignored(index: Index) -> None:
     ingest(index, "a", stored([], []), removed([]), stored([1], PROMPT[:4], 0))
     assert losses(index) == {} and matched(index, PROMPT) == {"a": 1}
 
 
-def test_media_above_the_limit_of_tiers_are_rejected() -> None:
+def test_media_names_above_the_tier_limit_are_rejected() -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
     assert losses(index) == {"too_many_tiers": 6}
@@ -361,7 +363,7 @@ def holders(*pods: str) -> Holders:
     return holders
 
 
-def test_the_example_of_llm_d() -> None:
+def test_scores_match_the_documented_example_of_llm_d() -> None:
     """Blocks 1001 to 1006: a on gpu has 1, 2, 3 (also cpu) and 6; b on cpu has 4 and 5."""
     copies = [(0b01,), (0b01,), (0b01, 0b01), (0, 0b10), (0, 0b10), (0b01,)]
     weights = {"gpu": 1.0, "cpu": 0.5}
@@ -381,7 +383,7 @@ grouped = st.lists(st.booleans(), min_size=12, max_size=12)
 
 
 @given(found_blocks, grouped, masks, st.integers(1, 3), st.integers(1, 4))
-def test_the_group_with_the_shortest_prefix_counts_for_an_engine(
+def test_shortest_prefix_of_all_cache_groups_counts(
     masks_by_block: list[tuple[int, ...]],
     scored: list[bool],
     left: int,
@@ -433,7 +435,7 @@ def alone(copies_by_block: list[tuple[int, ...]], number: int) -> tuple[int, flo
     return matched, worth
 
 
-def test_candidates_of_an_adapter_are_the_holders_of_its_blocks(
+def test_scoring_candidates_of_an_adapter_are_the_holders_of_its_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.extensions.kv_index.holders.MAX_ADAPTERS", 3)

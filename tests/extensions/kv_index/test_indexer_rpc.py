@@ -39,7 +39,7 @@ def store(index: KvIndex, pod: str, blocks: int, rank: int = 0) -> None:
     ingest(index.index, pod, stored(range(1, blocks + 1), TOKENS[: 4 * blocks]), rank=rank)
 
 
-def test_the_messages_have_the_names_and_numbers_of_llm_d() -> None:
+def test_indexer_messages_have_the_names_and_numbers_of_llm_d() -> None:
     from app.extensions.kv_index.indexer_proto import GetPodScoresRequest, GetPodScoresResponse
 
     request = GetPodScoresRequest(prompt="p", model_name="m", pod_identifiers=["a", "b"])
@@ -52,7 +52,7 @@ def test_the_messages_have_the_names_and_numbers_of_llm_d() -> None:
     assert response.SerializeToString() == b"\x0a\x0e" + without_rank + b"\x18\0"
 
 
-def test_pods_are_scored_best_first_and_without_a_rank(index: KvIndex) -> None:
+def test_pods_are_returned_best_first_without_a_rank(index: KvIndex) -> None:
     store(index, "a", 1)
     store(index, "b", 3)
     answer = ask(index, prompt=TEXT, model_name="m")
@@ -60,7 +60,7 @@ def test_pods_are_scored_best_first_and_without_a_rank(index: KvIndex) -> None:
     assert not any(score.HasField("data_parallel_rank") for score in answer.scores)
 
 
-def test_pod_identifiers_limit_the_answer(index: KvIndex) -> None:
+def test_pod_identifiers_limit_the_response(index: KvIndex) -> None:
     store(index, "a", 1)
     store(index, "b", 3)
     answer = ask(index, prompt=TEXT, model_name="m", pod_identifiers=["a", "c"])
@@ -68,7 +68,7 @@ def test_pod_identifiers_limit_the_answer(index: KvIndex) -> None:
     assert not ask(index, prompt=TEXT, model_name="m", pod_identifiers=["c"]).scores
 
 
-def test_each_rank_of_a_pod_has_a_score(index: KvIndex) -> None:
+def test_each_rank_of_a_pod_is_scored(index: KvIndex) -> None:
     store(index, "a", 1, rank=0)
     store(index, "a", 2, rank=1)
     answer = ask(index, prompt=TEXT, model_name="m")
@@ -76,7 +76,7 @@ def test_each_rank_of_a_pod_has_a_score(index: KvIndex) -> None:
     assert all(score.HasField("data_parallel_rank") for score in answer.scores)
 
 
-def test_the_number_of_backend_calls_does_not_depend_on_the_number_of_pods(
+def test_number_of_backend_calls_does_not_depend_on_the_number_of_pods(
     index: KvIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(index, "a", 1)
@@ -97,13 +97,13 @@ def test_the_number_of_backend_calls_does_not_depend_on_the_number_of_pods(
     assert len(calls) == for_one_pod
 
 
-def test_a_prompt_without_a_block_has_no_scores(index: KvIndex) -> None:
+def test_prompt_shorter_than_a_block_has_no_scores(index: KvIndex) -> None:
     store(index, "a", 1)
     assert not ask(index, prompt="", model_name="m").scores
     assert not ask(index, prompt="a", model_name="m").scores
 
 
-def test_an_unknown_model_is_not_found(index: KvIndex) -> None:
+def test_unknown_model_returns_not_found(index: KvIndex) -> None:
     with pytest.raises(ApiError) as caught:
         ask(index, prompt=TEXT, model_name="unknown")
     assert caught.value.status in (404, 503)

@@ -36,7 +36,7 @@ PART = PART_BLOCKS * SIZE
 
 
 @pytest.mark.parametrize(("seed", "root", "expected", "with_image"), VECTORS)
-def test_keys_are_those_of_llm_d(
+def test_block_keys_equal_those_of_llm_d(
     seed: str, root: int, expected: list[int], with_image: int
 ) -> None:
     keys = RequestKeys(16, seed)
@@ -61,7 +61,7 @@ texts = st.none() | st.lists(st.text(max_size=5), max_size=3).map(tuple)
 
 @settings(max_examples=40, deadline=None)
 @given(ids, st.integers(1, 9), st.data())
-def test_keys_are_xxh64_of_numbers_and_texts(
+def test_block_keys_are_xxh64_hashes_of_numbers_and_texts(
     tokens: list[int], size: int, data: st.DataObject
 ) -> None:
     blocks = len(tokens) // size
@@ -101,7 +101,7 @@ def test_cached_keys_equal_computed_keys(drawn_prompts: list[list[int]]) -> None
         assert cache.parts.size_bytes <= cache.parts.limit_bytes
 
 
-def test_parts_with_equal_hashes_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_parts_with_equal_hashes_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     def equal_hash(data: bytes, seed: int) -> int:
         return 1
 
@@ -113,7 +113,7 @@ def test_parts_with_equal_hashes_are_distinguished(monkeypatch: pytest.MonkeyPat
         assert cache.keys(parent, prompt) == keys.keys(parent, prompt)
 
 
-def test_parts_take_no_more_memory_than_estimated() -> None:
+def test_cached_prompt_parts_take_no_more_memory_than_estimated() -> None:
     cache = PrefixKeyCache(RequestKeys(16))
     tracemalloc.start()
     try:
@@ -145,7 +145,7 @@ def test_parts_take_no_more_memory_than_estimated() -> None:
         (None, "alice", None),
     ],
 )
-def test_published_features_are_identifiers_and_the_salt(
+def test_extra_key_features_are_image_identifiers_and_the_salt(
     keys: list[object] | None, adapter: str | None, features: Features
 ) -> None:
     assert published_features([["before"], keys, None], adapter) == [("before",), features, None]
@@ -161,7 +161,7 @@ def image(identifier: str, offset: int, length: int) -> Placeholder:
 
 
 @given(st.integers(1, 12), sizes, images, st.none() | st.just("salt"), st.booleans())
-def test_requested_and_published_features_are_equal_for_equal_block_sizes(
+def test_keys_of_requests_and_events_are_equal_for_equal_block_sizes(
     blocks: int, size: int, shown: list[tuple[str, int, int]], salt: str | None, adapted: bool
 ) -> None:
     media = [image(*fields) for fields in shown]

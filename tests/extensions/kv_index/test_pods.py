@@ -33,14 +33,14 @@ from app.extensions.kv_index.presence import PodTracker
         ("é" * (MAX_TOPIC_BYTES // 2), Topic("é" * (MAX_TOPIC_BYTES // 2), None, False)),
     ],
 )
-def test_a_topic_names_a_pod_and_optionally_its_model(topic: str, named: Topic) -> None:
+def test_topic_names_a_pod_and_optionally_its_model(topic: str, named: Topic) -> None:
     assert parse_topic(topic.encode()) == named
 
 
 @pytest.mark.parametrize(
     "topic", [b"", b"kv@", b"kv@@m", b"\xff", b"a\nb", b"kv@a\0@m", b"x" * (MAX_TOPIC_BYTES + 1)]
 )
-def test_invalid_topics_name_no_pod(topic: bytes) -> None:
+def test_invalid_topic_names_no_pod(topic: bytes) -> None:
     assert parse_topic(topic) is None
 
 
@@ -62,7 +62,7 @@ def now(source: TargetSource) -> Sequence[PodEndpoint]:
         ),
     ],
 )
-def test_targets_are_addresses_with_options(text: str, target: PodEndpoint) -> None:
+def test_target_addresses_may_have_options(text: str, target: PodEndpoint) -> None:
     assert parse_target(text) == target
 
 
@@ -71,12 +71,14 @@ def test_targets_are_addresses_with_options(text: str, target: PodEndpoint) -> N
     ["", "host", "host:", ":5", "h:0", "h:99999", "h:x", "h:１", "http://h:1", "h:1;x=y", "h:1;pod=",
      "h:1;replay=h", "ipc://", "h:1;pod", "dns://h", "dns://h:0", "dns://h:1;x=y", "dns://:1", "dns://"],
 )  # fmt: skip
-def test_invalid_targets_are_rejected(text: str) -> None:
+def test_invalid_target_addresses_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         target_sources([text])
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_pod_list_file_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "pods"
     source = FileSource(path)
     assert now(source) == () == now(source)
@@ -93,7 +95,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureF
     assert [target.endpoint for target in now(source)] == ["tcp://h:3"]
 
 
-def test_a_host_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixture) -> None:
+def test_host_name_resolves_to_all_its_addresses(caplog: pytest.LogCaptureFixture) -> None:
     answers: list[list[str] | OSError] = [
         ["10.0.0.1", "fd00::1"],
         OSError("later"),
@@ -131,14 +133,14 @@ def test_a_host_name_stands_for_all_its_addresses(caplog: pytest.LogCaptureFixtu
         (";replay=tcp://elsewhere:9", "tcp://elsewhere:9", None, None),
     ],
 )
-def test_a_host_name_may_have_the_options_of_a_target(
+def test_host_name_accepts_the_options_of_a_target(
     options: str, replay: str | None, pod: str | None, model: str | None
 ) -> None:
     (source,) = target_sources([f"dns://127.0.0.1:7{options}"])
     assert now(source) == [PodEndpoint("tcp://127.0.0.1:7", replay, pod, model)]
 
 
-def test_several_pods_with_one_name_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_several_addresses_for_one_pod_name_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     target = parse_target("pods.example:1;pod=a")
     two_addresses = {"pods.example": ["10.0.0.1", "10.0.0.2"]}
     source = DnsSource(target, two_addresses.__getitem__)
@@ -149,7 +151,7 @@ def test_several_pods_with_one_name_are_logged(caplog: pytest.LogCaptureFixture)
     assert [target.name for target in now(source)] == ["a"] and len(caplog.records) == 1
 
 
-def test_the_resolver_distinguishes_unknown_hosts_from_temporary_failures(
+def test_resolver_distinguishes_unknown_hosts_from_temporary_failures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "127.0.0.1" in resolve_host("127.0.0.1")
@@ -166,7 +168,7 @@ def test_the_resolver_distinguishes_unknown_hosts_from_temporary_failures(
                 resolve_host("x")
 
 
-def test_a_list_may_contain_all_kinds_of_sources(tmp_path: Path) -> None:
+def test_source_list_may_contain_all_kinds_of_sources(tmp_path: Path) -> None:
     path = tmp_path / "pods"
     path.write_text("h:1")
     sources = target_sources(["a:1", f"file:{path}", f"file://{path}", "dns://127.0.0.1:7", "b:2"])
@@ -180,7 +182,7 @@ def test_a_list_may_contain_all_kinds_of_sources(tmp_path: Path) -> None:
         target_sources(["dns://name"])
 
 
-def test_a_pod_expires_after_its_latest_connection_was_closed() -> None:
+def test_pod_expires_after_its_latest_connection_was_closed() -> None:
     tracker = PodTracker(10)
     for pod in "abcd":
         tracker.record_message(pod, 1, 0)

@@ -56,7 +56,7 @@ def test_engines_above_the_limits_are_rejected_and_counted() -> None:
     assert len(pool.positions()) == 20
 
 
-def test_a_restart_is_counted_once_while_the_backend_is_unavailable(
+def test_backend_restart_is_counted_once_while_the_backend_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = Failing()
@@ -73,7 +73,7 @@ def test_a_restart_is_counted_once_while_the_backend_is_unavailable(
     assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({})
 
 
-def test_an_internal_error_loses_only_one_message(caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_loses_only_one_message(caplog: pytest.LogCaptureFixture) -> None:
     index, pool = make()
     ingest = index.ingest
 
@@ -123,7 +123,7 @@ def test_arbitrary_frames_do_not_break_the_subscriber(
         assert "gap" not in indexer.index.metrics.skipped_messages
 
 
-def test_the_first_epoch_of_a_backend_is_not_a_loss() -> None:
+def test_first_epoch_of_a_backend_is_not_a_loss() -> None:
     backend = MemoryBackend()
     index, pool = make(backend)
     for epoch, sequence in (("", 0), ("first", 1), ("first", 1), ("second", 2)):
@@ -134,7 +134,7 @@ def test_the_first_epoch_of_a_backend_is_not_a_loss() -> None:
 
 
 @pytest.mark.parametrize("unread", [b"garbage", bytes(2000)], ids=["unreadable", "too large"])
-def test_an_unreadable_message_is_skipped_for_one_engine_that_expects_its_number(
+def test_unreadable_message_is_skipped_for_the_engine_that_expects_its_number(
     unread: bytes,
 ) -> None:
     index, pool = make(max_payload_bytes=1000)
@@ -157,7 +157,7 @@ def test_an_unreadable_message_is_skipped_for_one_engine_that_expects_its_number
     assert sum(index.metrics.skipped_messages.values()) == 1 + 2
 
 
-def test_the_longest_silent_pods_are_removed_above_the_limit() -> None:
+def test_longest_silent_pods_are_removed_above_the_limit() -> None:
     index, pool = make(max_pods=3)
     for sequence, pod in enumerate("abcade"):  # when d comes, a is not the longest silent
         pool.put(
@@ -170,7 +170,7 @@ def test_the_longest_silent_pods_are_removed_above_the_limit() -> None:
     assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({})
 
 
-def test_losses_are_counted_once_when_a_batch_is_repeated(
+def test_losses_are_counted_once_when_a_batch_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.extensions.kv_index.resources.MIN_BACKOFF_S", 0.001)
@@ -185,7 +185,9 @@ def test_losses_are_counted_once_when_a_batch_is_repeated(
     assert index.metrics.skipped_events == {"token_count": 1, "unknown_block": 1}
 
 
-def test_the_index_pauses_after_some_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_yields_to_other_work_after_thousands_of_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     index, pool = make()
     copies = [0]
 

@@ -24,7 +24,7 @@ def indexer(*flags: str) -> FlaskClient:
         ("/score_chat_completions", {"messages": CHAT}),
     ],
 )
-def test_the_routed_pod_is_scored_in_this_answer_and_the_next(
+def test_routed_pod_is_scored_in_this_response_and_the_next(
     path: str, body: dict[str, object]
 ) -> None:
     client = indexer()
@@ -35,20 +35,20 @@ def test_the_routed_pod_is_scored_in_this_answer_and_the_next(
     assert client.post(path, json={**body, "pods": ["pod-b"]}).get_json() == {}
 
 
-def test_tokens_name_the_rank_and_the_tier() -> None:
+def test_routed_tokens_name_the_rank_and_the_tier() -> None:
     client = indexer()
     body = {"tokens": TOKENS, "routed_to": "pod-a", "routed_rank": 3}
     card = client.post("/score_tokens", json=body).get_json()["scores"]["pod-a"]
     assert (card["rank"], card["matched"], card["tiers"]) == (3, 3, {"speculative": 3})
 
 
-def test_the_weight_of_the_tier_can_be_set() -> None:
+def test_weight_of_the_speculative_tier_can_be_set() -> None:
     client = indexer("--kv-index-tier-weights", "gpu=1", "speculative=0.5")
     body = {"tokens": TOKENS, "routed_to": "pod-a"}
     assert client.post("/score_tokens", json=body).get_json()["scores"]["pod-a"]["score"] == 1.5
 
 
-def test_without_a_lifetime_the_request_is_rejected() -> None:
+def test_routed_request_without_a_configured_lifetime_is_rejected() -> None:
     client = indexer("--kv-index-routed-lifetime", "0s")
     answer = client.post("/score_tokens", json={"tokens": TOKENS, "routed_to": "pod-a"})
     assert answer.status_code == 400
@@ -56,6 +56,6 @@ def test_without_a_lifetime_the_request_is_rejected() -> None:
     assert "kv-index-routed-lifetime is 0" in answer.get_json()["error"]["message"]
 
 
-def test_a_rank_below_zero_is_rejected() -> None:
+def test_negative_rank_is_rejected() -> None:
     body = {"tokens": TOKENS, "routed_to": "pod-a", "routed_rank": -1}
     assert indexer().post("/score_tokens", json=body).status_code == 400

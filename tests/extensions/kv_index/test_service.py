@@ -109,7 +109,7 @@ def test_metrics_are_valid_and_contain_every_loss_reason(
         assert ("kvcache_events_skipped_total", reason) in samples
 
 
-def test_latencies_have_llm_d_buckets_and_lookups_have_faster_ones() -> None:
+def test_indexer_latency_histograms_have_the_buckets_of_llm_d() -> None:
     llm_d_bounds = [
         *("0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5"),
         *("1.0", "2.5", "5.0", "10.0", "+Inf"),
@@ -135,14 +135,14 @@ def test_latencies_have_llm_d_buckets_and_lookups_have_faster_ones() -> None:
     assert 'tokenization_tokenized_tokens_total{tokenizer="t"} 5' in text
 
 
-def test_sizes_are_unknown_while_the_backend_is_unavailable() -> None:
+def test_index_size_is_unknown_while_the_backend_is_unavailable() -> None:
     kv_index = make(RedisBackend("redis://127.0.0.1:1", timeout_s=0.2))
     assert kv_index.stats()["size"] is None
     assert "kvcache_index_blocks" in kv_index.metrics_text()
     kv_index.close()
 
 
-def test_the_subscriber_continues_after_an_error(
+def test_subscriber_continues_after_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     step = Subscriber.step
@@ -166,7 +166,7 @@ def test_the_subscriber_continues_after_an_error(
     assert caplog.text.count("RuntimeError: a fault") == 2
 
 
-def test_backends_are_chosen_by_name() -> None:
+def test_backends_are_selected_by_name() -> None:
     assert isinstance(open_backend(KVIndexSettings()), MemoryBackend)
     costly = open_backend(KVIndexSettings(kv_index_backend="cost-aware", kv_index_size=3))
     assert isinstance(costly, MemoryBackend)
@@ -178,7 +178,7 @@ def test_backends_are_chosen_by_name() -> None:
         make(targets=["nonsense"])
 
 
-def test_a_slow_source_does_not_delay_other_sources(index: KvIndex, engine: FakeEngine) -> None:
+def test_slow_source_does_not_delay_other_sources(index: KvIndex, engine: FakeEngine) -> None:
     may_answer = Event()
 
     class Slow(TargetSource):
@@ -224,7 +224,7 @@ def index_of(**options: Any) -> KvIndex:
         ({"role": "indexer", "kv_index_pods": ("h:1",), "kv_index_bind": "tcp://*:7"}, "tcp://*:7"),
     ],
 )
-def test_an_indexer_listens_unless_pods_are_configured(
+def test_indexer_listens_unless_pods_are_configured(
     options: dict[str, Any], bind: str | None
 ) -> None:
     index = index_of(**options)
@@ -250,13 +250,13 @@ def test_only_configured_models_and_folders_have_tokenizers(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "options", [{"kv_index_pods": ("nonsense",)}, {"kv_index_redis_url": "http://h:1"}]
 )
-def test_the_error_for_an_invalid_address_names_its_setting(options: dict[str, Any]) -> None:
+def test_error_for_an_invalid_address_names_its_setting(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="setting kv-index-pods or kv-index-redis-url: "):
         index_of(kv_index_backend="redis", **options)
 
 
 @pytest.mark.parametrize(("topic", "pod"), [("kv@a@org/m", "a"), ("", ""), ("events", "events")])
-def test_batches_of_this_servers_publisher_are_indexed(topic: str, pod: str) -> None:
+def test_batches_of_the_local_publisher_are_indexed(topic: str, pod: str) -> None:
     index = index_of(kv_index_block_size=4)
     index.open()
     BatchListener(index, "org/m")(topic, 0, EventBatch(1.0, [stored([1], PROMPT[:4])], 0))
@@ -268,7 +268,7 @@ def test_batches_of_this_servers_publisher_are_indexed(topic: str, pod: str) -> 
     index.close()
 
 
-def test_the_index_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixture) -> None:
+def test_index_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureFixture) -> None:
     first = index_of(kv_index_bind="tcp://127.0.0.1:*")
     first.open()
     second = index_of(kv_index_bind=str(first.address))
@@ -287,7 +287,7 @@ def test_the_index_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCapt
     second.close()
 
 
-def test_the_documentation_states_the_fixed_limits() -> None:
+def test_documentation_states_the_fixed_limits() -> None:
     page = " ".join((ROOT / "docs/kv-index.md").read_text().split())
     pool = PoolSettings()
     subscriber = SUBSCRIBER

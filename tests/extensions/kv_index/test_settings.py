@@ -28,7 +28,7 @@ RANKS = ("--data-parallel-size", "2")
         ),
     ],
 )
-def test_wrong_settings_of_an_index_stop_the_start_with_one_line(
+def test_invalid_index_settings_prevent_startup_with_a_one_line_error(
     words: list[str], line: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -37,11 +37,11 @@ def test_wrong_settings_of_an_index_stop_the_start_with_one_line(
 
 
 @pytest.mark.parametrize("words", [["--kv-index-bind", "tcp://*:5557"], ["--role", "indexer"]])
-def test_a_rank_that_is_served_alone_may_keep_an_index(words: list[str]) -> None:
+def test_index_is_allowed_for_a_separately_served_rank(words: list[str]) -> None:
     load([*words, *RANKS, "--data-parallel-rank", "1"], {})
 
 
-def test_relative_paths_of_tokenizers_become_absolute(
+def test_relative_tokenizer_paths_become_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "here"

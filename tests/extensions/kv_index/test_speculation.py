@@ -36,7 +36,7 @@ def matched(index: Index, tokens: list[int] = PROMPT, *pods: str) -> dict[str, i
     return {score.pod: score.matched for score in index.score("m", tokens, pods=pods)}
 
 
-def test_a_routed_prompt_counts_at_once_and_only_for_its_lifetime(
+def test_routed_prompt_counts_at_once_and_only_for_its_lifetime(
     index: Index, clock: list[float]
 ) -> None:
     assert matched(index) == {}
@@ -53,7 +53,7 @@ def test_a_routed_prompt_counts_at_once_and_only_for_its_lifetime(
     assert index.speculation.size_bytes == 0
 
 
-def test_only_the_common_beginning_of_two_prompts_counts(index: Index) -> None:
+def test_only_the_common_prefix_of_two_prompts_counts(index: Index) -> None:
     route(index, "a")
     other = [*PROMPT[:12], 1, 2, 3, 4]
     assert matched(index, other) == {"a": 3}
@@ -62,7 +62,7 @@ def test_only_the_common_beginning_of_two_prompts_counts(index: Index) -> None:
     assert index.score("another model", PROMPT) == []
 
 
-def test_speculative_blocks_add_to_those_of_events_and_sort_the_pods(index: Index) -> None:
+def test_speculative_blocks_are_added_to_event_blocks_and_change_the_ranking(index: Index) -> None:
     ingest(index, "a", block(0), block(1))
     ingest(index, "b", block(0), block(1), block(2))
     assert list(matched(index)) == ["b", "a"]
@@ -72,7 +72,7 @@ def test_speculative_blocks_add_to_those_of_events_and_sort_the_pods(index: Inde
     assert best.tiers == {"gpu": 2, "speculative": BLOCKS - 2}
 
 
-def test_an_event_confirms_the_prompt_and_later_removals_count(
+def test_event_confirms_a_routed_prompt_and_later_removals_count(
     index: Index, clock: list[float]
 ) -> None:
     route(index, "a")
@@ -84,7 +84,7 @@ def test_an_event_confirms_the_prompt_and_later_removals_count(
     assert matched(index) == {"a": 1}
 
 
-def test_an_event_of_a_part_another_pod_or_another_rank_does_not_confirm(index: Index) -> None:
+def test_partial_or_foreign_event_does_not_confirm_a_routed_prompt(index: Index) -> None:
     route(index, "a")
     ingest(index, "a", block(0))
     ingest(index, "b", stored(range(1, BLOCKS + 1), PROMPT))
@@ -92,7 +92,7 @@ def test_an_event_of_a_part_another_pod_or_another_rank_does_not_confirm(index: 
     assert len(index.speculation) == 1
 
 
-def test_a_prompt_that_the_pod_has_is_not_kept(index: Index) -> None:
+def test_prompt_that_the_pod_has_cached_is_not_kept_as_routed(index: Index) -> None:
     """No event will come for blocks that are cached, and the pod may remove them."""
     ingest(index, "a", stored(range(1, BLOCKS + 1), PROMPT))
     route(index, "a")
@@ -115,7 +115,7 @@ def restart_engine(index: Index) -> None:
 
 
 @pytest.mark.parametrize("lose_cache", [clear_by_event, remove_pod, restart_engine])
-def test_a_pod_that_loses_its_cache_loses_its_routed_prompts(
+def test_pod_that_loses_its_cache_loses_its_routed_prompts(
     index: Index, lose_cache: Callable[[Index], None]
 ) -> None:
     ingest(index, "a", stored([77], [9, 9, 9, 9]))
@@ -125,13 +125,13 @@ def test_a_pod_that_loses_its_cache_loses_its_routed_prompts(
     assert matched(index) == {"b": BLOCKS}
 
 
-def test_the_filter_by_pods_applies_to_routed_prompts(index: Index) -> None:
+def test_pod_filter_applies_to_routed_prompts(index: Index) -> None:
     route(index, "a")
     route(index, "b")
     assert matched(index, PROMPT, "b", "c") == {"b": BLOCKS}
 
 
-def test_a_repeated_prompt_starts_its_lifetime_again(index: Index, clock: list[float]) -> None:
+def test_repeated_prompt_restarts_its_lifetime(index: Index, clock: list[float]) -> None:
     route(index, "a")
     clock[0] += LIFETIME_S - 0.5
     route(index, "a")
@@ -139,7 +139,7 @@ def test_a_repeated_prompt_starts_its_lifetime_again(index: Index, clock: list[f
     assert matched(index) == {"a": BLOCKS}
 
 
-def test_the_oldest_prompts_are_dropped_above_the_limit() -> None:
+def test_oldest_routed_prompts_are_dropped_above_the_limit() -> None:
     speculation = Speculation(LIFETIME_S, limit_bytes=3000)
     for number in range(1, 9):
         speculation.add("a", 0, [number, number + 100])
@@ -149,20 +149,20 @@ def test_the_oldest_prompts_are_dropped_above_the_limit() -> None:
     assert len(speculation.complete([], [8, 108], ())) == 1
 
 
-def test_without_a_lifetime_nothing_is_kept() -> None:
+def test_routed_prompts_are_not_kept_without_a_lifetime() -> None:
     speculation = Speculation(0.0)
     speculation.add("a", 0, [1, 2])
     assert len(speculation) == 0
 
 
 @pytest.mark.parametrize("length", range(6))
-def test_the_common_prefix_of_two_prompts_is_found(length: int) -> None:
+def test_common_prefix_length_of_two_prompts_is_found(length: int) -> None:
     keys = list(range(5))
     other = [*keys[:length], *range(90, 95 - length)]
     assert common_prefix(keys, other) == min(length, 5)
 
 
-def test_prompts_with_the_same_beginning_are_compared_in_parts(
+def test_prompts_with_the_same_prefix_are_compared_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     speculation = Speculation(LIFETIME_S, now=float)

@@ -44,7 +44,7 @@ def losses(indexer: SteppedIndexer) -> dict[str, int]:
     return dict(indexer.index.metrics.skipped_messages)
 
 
-def test_batches_out_of_order_are_all_applied(indexer: SteppedIndexer) -> None:
+def test_out_of_order_batches_are_all_applied(indexer: SteppedIndexer) -> None:
     engine = indexer.engine(connect=False)
     for sequence, number in ((3, 0), (4, 1), (6, 3), (5, 2)):
         put(indexer, engine, sequence, block(number) if number != 3 else stored([9], [1, 2, 3, 4]))
@@ -64,7 +64,7 @@ def test_batches_before_the_first_message_of_a_pod_count_as_a_gap(indexer: Stepp
 
 
 @pytest.mark.parametrize("topics", [True, False])
-def test_a_replay_fills_a_gap_before_later_batches_are_applied(
+def test_replay_fills_a_gap_before_later_batches_are_applied(
     indexer: SteppedIndexer, topics: bool
 ) -> None:
     engine = indexer.engine(connect=False, topics=topics)
@@ -86,14 +86,16 @@ def test_a_replay_fills_a_gap_before_later_batches_are_applied(
     indexer.wait_until(are_replays_complete)
 
 
-def test_an_invalid_replay_address_fails_at_once(indexer: SteppedIndexer) -> None:
+def test_invalid_replay_address_fails_at_once(indexer: SteppedIndexer) -> None:
     engine = indexer.engine(connect=False)
     put(indexer, engine, 3, block(0), replay="nonsense")
     indexer.settle()
     assert indexer.matched(PROMPT) == {"a": 1}
 
 
-def test_a_restart_clears_the_pod_and_requests_its_first_batches(indexer: SteppedIndexer) -> None:
+def test_engine_restart_clears_the_pod_and_requests_its_first_batches(
+    indexer: SteppedIndexer,
+) -> None:
     engine = indexer.engine(connect=False)
     for number in range(3):
         put(indexer, engine, number, block(number))
@@ -104,7 +106,7 @@ def test_a_restart_clears_the_pod_and_requests_its_first_batches(indexer: Steppe
     assert indexer.index.backend.size().copies == 2
 
 
-def test_only_a_few_replays_run_at_once(indexer: SteppedIndexer) -> None:
+def test_number_of_concurrent_replays_is_limited(indexer: SteppedIndexer) -> None:
     engines = [indexer.engine(connect=False) for _ in range(12)]
     for number, engine in enumerate(engines):
         for block_number in range(2):
@@ -168,7 +170,7 @@ def test_each_rank_is_replayed_from_its_own_port(indexer: SteppedIndexer, connec
     assert losses(indexer) == {}
 
 
-def test_a_target_with_a_replay_address_is_replayed_from_there_for_any_rank(
+def test_target_with_a_replay_address_is_replayed_from_it_for_any_rank(
     indexer: SteppedIndexer,
 ) -> None:
     engine = indexer.engine("kv@a@m", connect=False)
@@ -201,7 +203,7 @@ def test_pods_on_one_host_do_not_get_the_blocks_of_other_pods(indexer: SteppedIn
 
 
 @pytest.mark.parametrize("topics", [True, False])
-def test_a_replay_from_another_rank_is_rejected(indexer: SteppedIndexer, topics: bool) -> None:
+def test_replay_from_another_rank_is_rejected(indexer: SteppedIndexer, topics: bool) -> None:
     engine = indexer.engine(connect=False)
     other = indexer.engine(connect=False, topics=topics)
     publish(other, range(3), rank=1)
@@ -215,7 +217,7 @@ def test_a_replay_from_another_rank_is_rejected(indexer: SteppedIndexer, topics:
 
 
 @pytest.mark.parametrize("topic", [b"", b"kv@a@m"], ids=["no topic", "answers without"])
-def test_a_replay_without_a_topic_is_accepted(indexer: SteppedIndexer, topic: bytes) -> None:
+def test_replay_without_a_topic_is_accepted(indexer: SteppedIndexer, topic: bytes) -> None:
     engine = indexer.engine(topic.decode(), connect=False, topics=not topic)
     publish(engine, range(4), lost=range(4))
     indexer.pool.put(
@@ -279,7 +281,7 @@ def test_malformed_replay_messages_are_ignored(indexer: SteppedIndexer, silent: 
 @pytest.mark.parametrize(
     ("pause_s", "answers", "fails_s"), [(1.9, 3, 3 * 1.9 + 2), (1.5, 79, 120.0)]
 )
-def test_replays_without_an_answer_or_an_end_fail(
+def test_replay_without_a_response_or_an_end_fails(
     indexer: SteppedIndexer, silent: FakeEngine, pause_s: float, answers: int, fails_s: float
 ) -> None:
     ask(indexer, silent, 200, block(0))
@@ -339,7 +341,7 @@ def test_removing_a_pod_drops_its_waiting_messages(
     silent.close()
 
 
-def test_after_a_failed_replay_the_next_one_starts_after_the_cool_down(
+def test_next_replay_after_a_failed_one_starts_after_the_cool_down(
     indexer: SteppedIndexer, silent: FakeEngine
 ) -> None:
     ask(indexer, silent, 5, block(0))
@@ -358,7 +360,7 @@ def test_after_a_failed_replay_the_next_one_starts_after_the_cool_down(
 @pytest.mark.parametrize(
     ("unread", "reason"), [(b"garbage", "unreadable"), (bytes(1 + (1 << 20)), "too_large")]
 )
-def test_an_unreadable_batch_of_a_replay_loses_only_itself(
+def test_unreadable_batch_of_a_replay_does_not_affect_other_batches(
     indexer: SteppedIndexer, silent: FakeEngine, unread: bytes, reason: str
 ) -> None:
     ask(indexer, silent, 3, block(1))
@@ -378,7 +380,7 @@ class Forgetful(MemoryBackend):
 
 
 @pytest.mark.parametrize("waiting", [True, False], ids=["during a replay", "between replays"])
-def test_all_batches_are_requested_again_after_a_loss_of_the_backends_data(waiting: bool) -> None:
+def test_all_batches_are_requested_again_after_the_backend_lost_its_data(waiting: bool) -> None:
     backend = Forgetful()
     backend.epoch = "first"
     with stepped_indexer(backend) as indexer:

@@ -69,7 +69,7 @@ def test_listed_pods_are_connected_and_may_use_any_topic(indexer: SteppedIndexer
     assert indexer.matched(PROMPT, "n") == {"b": 1}
 
 
-def test_the_list_of_pods_may_change(indexer: SteppedIndexer, tmp_path: Path) -> None:
+def test_changed_pod_list_changes_the_connections(indexer: SteppedIndexer, tmp_path: Path) -> None:
     path = tmp_path / "pods"
     a = indexer.engine("kv@a@m", connect=False)
     b = indexer.engine("kv@b@m", connect=False)
@@ -89,7 +89,7 @@ def test_the_list_of_pods_may_change(indexer: SteppedIndexer, tmp_path: Path) ->
     indexer.wait_for_matches(PROMPT, {"b": 1})
 
 
-def test_a_pod_is_removed_some_time_after_its_connection_closed(indexer: SteppedIndexer) -> None:
+def test_pod_is_removed_some_time_after_its_connection_closed(indexer: SteppedIndexer) -> None:
     indexer.listen(grace_s=30.0)
     a = indexer.engine("kv@a@m")
     b = indexer.engine("kv@b@m")
@@ -106,7 +106,7 @@ def test_a_pod_is_removed_some_time_after_its_connection_closed(indexer: Stepped
     assert [position.pod for position in indexer.pool.positions()] == ["b"]
 
 
-def test_a_pod_that_reconnects_in_time_keeps_its_blocks(indexer: SteppedIndexer) -> None:
+def test_pod_that_reconnects_in_time_keeps_its_blocks(indexer: SteppedIndexer) -> None:
     indexer.listen(grace_s=30.0)
     a = indexer.engine("kv@a@m")
     indexer.meet(a)
@@ -124,7 +124,7 @@ def test_a_pod_that_reconnects_in_time_keeps_its_blocks(indexer: SteppedIndexer)
     assert indexer.matched(PROMPT) == {"a": 2}
 
 
-def test_malformed_messages_are_counted_and_the_next_is_read(indexer: SteppedIndexer) -> None:
+def test_malformed_message_is_counted_and_the_next_one_is_read(indexer: SteppedIndexer) -> None:
     indexer.listen()
     a = indexer.engine("kv@a@m")
     indexer.meet(a)
@@ -178,7 +178,7 @@ def test_events_of_vllm_0_33_with_lookahead_tokens_are_read(indexer: SteppedInde
     assert indexer.index.metrics.skipped_events == {}
 
 
-def test_a_payload_of_100_megabytes_is_counted_as_too_large_and_the_next_is_read(
+def test_payload_of_100_megabytes_is_rejected_and_the_next_one_is_read(
     indexer: SteppedIndexer,
 ) -> None:
     indexer.listen()
@@ -191,7 +191,7 @@ def test_a_payload_of_100_megabytes_is_counted_as_too_large_and_the_next_is_read
     assert indexer.index.metrics.skipped_messages == {"too_large": 1}
 
 
-def test_a_subscriber_that_stopped_reading_detects_and_fills_the_gap(
+def test_subscriber_that_stopped_reading_detects_and_fills_the_gap(
     indexer: SteppedIndexer,
 ) -> None:
     """What neither side has room for is lost on the way, and asked for again."""
@@ -222,7 +222,7 @@ def test_a_subscriber_that_stopped_reading_detects_and_fills_the_gap(
     assert not indexer.index.metrics.skipped_messages.get("gap")
 
 
-def test_a_target_with_an_address_that_zmq_rejects_is_skipped(indexer: SteppedIndexer) -> None:
+def test_target_with_an_address_that_zmq_rejects_is_skipped(indexer: SteppedIndexer) -> None:
     a = indexer.engine("kv@a@m", connect=False)
     indexer.listen(
         TargetSource([PodEndpoint("tcp://no such host:1"), PodEndpoint(a.endpoint)]), bind=None
@@ -232,7 +232,7 @@ def test_a_target_with_an_address_that_zmq_rejects_is_skipped(indexer: SteppedIn
     assert [target.endpoint for target in indexer.subscriber.targets] == [a.endpoint]
 
 
-def test_a_target_with_an_unknown_host_is_logged_once(
+def test_target_with_an_unknown_host_is_logged_once(
     indexer: SteppedIndexer, caplog: pytest.LogCaptureFixture
 ) -> None:
     targets = [PodEndpoint("tcp://nobody.invalid:1"), PodEndpoint(f"{LOCAL}:1")]
@@ -274,7 +274,7 @@ def heard(indexer: SteppedIndexer, **settings: object) -> FakeEngine:
     return engine
 
 
-def test_a_message_of_many_parts_is_read_with_pauses(
+def test_reading_a_message_of_many_parts_yields_to_other_work(
     indexer: SteppedIndexer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = heard(indexer)
@@ -298,7 +298,7 @@ def test_a_message_of_many_parts_is_read_with_pauses(
         (HERE, None),
     ],
 )
-def test_replays_are_requested_from_the_host_of_the_connection(
+def test_replays_are_requested_from_the_host_of_the_event_connection(
     indexer: SteppedIndexer, bind: str, replay: str | None, tmp_path: Path
 ) -> None:
     indexer.listen(bind=f"ipc://{tmp_path}/events" if bind == "ipc" else bind, replay_port=77)

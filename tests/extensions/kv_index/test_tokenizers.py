@@ -76,7 +76,7 @@ class Stuck:
         return self._tokenizer.encode(text, add_special_tokens)
 
 
-def test_special_tokens_are_added_to_prompts_and_to_conversations_on_request() -> None:
+def test_special_tokens_are_added_to_prompts_and_conversations_on_request() -> None:
     folder = TokenizerFolder(
         tokenizer_file=Path("tokenizer.json"),
         chat_templates={"default": "{{ messages[0].content }}"},
@@ -94,7 +94,7 @@ def test_special_tokens_are_added_to_prompts_and_to_conversations_on_request() -
     ) == tokenizer.encode(TEXT)
 
 
-def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_tokens() -> None:
+def test_prompt_is_encoded_once_per_tokenizer_and_special_token_option() -> None:
     calls: list[tuple[str, bool]] = []
 
     class Counting(LocalTokenizer):
@@ -114,7 +114,7 @@ def test_a_prompt_is_encoded_once_for_each_tokenizer_and_each_choice_of_special_
     assert calls == [(TEXT, True), (TEXT, False)] * 2
 
 
-def test_slow_prompts_time_out_and_too_many_prompts_are_rejected_at_once(
+def test_slow_prompts_time_out_and_excess_prompts_are_rejected_at_once(
     tokenizer: LocalTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Stuck(tokenizer)
@@ -179,7 +179,7 @@ def outcomes(
     ]
 
 
-def test_each_request_gets_a_separate_error_for_a_failed_load(
+def test_each_request_receives_a_separate_error_for_a_failed_load(
     loader: Loader,
 ) -> None:
     errors = outcomes(library(loader), "bad")
@@ -191,7 +191,7 @@ def test_each_request_gets_a_separate_error_for_a_failed_load(
     assert len(set(map(id, errors))) == 16
 
 
-def test_a_failed_load_is_tried_again_after_a_while(loader: Loader) -> None:
+def test_failed_load_is_retried_after_a_delay(loader: Loader) -> None:
     clock = VirtualClock()
     models = library(loader, now=clock.now)
     for seconds, loads in ((0, 1), (9.9, 1), (0.2, 2)):  # ten seconds
@@ -201,9 +201,7 @@ def test_a_failed_load_is_tried_again_after_a_while(loader: Loader) -> None:
         assert len(loader.calls) == loads
 
 
-def test_the_least_recently_used_tokenizer_is_dropped(
-    loader: Loader, embedded: LocalTokenizer
-) -> None:
+def test_least_recently_used_tokenizer_is_evicted(loader: Loader, embedded: LocalTokenizer) -> None:
     room = 2 * tokenizer_bytes(embedded)
     models = library(loader, limit_bytes=room)
     for model in ("a", "b", "a", "c", "a", "b"):
@@ -215,7 +213,7 @@ def test_the_least_recently_used_tokenizer_is_dropped(
     assert models.size_bytes == room + FAILURE_BYTES
 
 
-def test_the_hub_is_queried_only_if_enabled_and_only_for_valid_names(
+def test_hub_is_queried_only_if_enabled_and_only_for_valid_names(
     loader: Loader,
 ) -> None:
     models = library(loader, hub=True)
@@ -236,7 +234,7 @@ def test_the_hub_is_queried_only_if_enabled_and_only_for_valid_names(
     assert loader.calls == ["org/some-model.v2"]
 
 
-def test_a_load_that_exceeds_the_timeout_continues_for_later_requests(
+def test_load_that_exceeds_the_timeout_continues_for_later_requests(
     loader: Loader, embedded: LocalTokenizer
 ) -> None:
     loader.gates["a"] = threading.Event()
@@ -249,9 +247,7 @@ def test_a_load_that_exceeds_the_timeout_continues_for_later_requests(
     assert loader.calls == ["a"]
 
 
-def test_the_number_of_concurrent_loads_is_limited(
-    loader: Loader, embedded: LocalTokenizer
-) -> None:
+def test_number_of_concurrent_loads_is_limited(loader: Loader, embedded: LocalTokenizer) -> None:
     loader.gates |= {"a": threading.Event(), "b": threading.Event()}
     models = library(loader, timeout_s=0.05)
     for model in ("a", "b", "c"):
@@ -289,7 +285,7 @@ def put(directory: Path, *folders: str) -> None:
         (directory / folder / "tokenizer.json").write_text("{}")
 
 
-def test_tokenizers_are_found_by_path_and_in_a_hub_cache(tmp_path: Path) -> None:
+def test_tokenizers_are_found_by_path_and_in_the_hub_cache(tmp_path: Path) -> None:
     cached = "hub/models--Qwen--Qwen3-0.6B/snapshots/0123abc"
     put(tmp_path, cached, "mine/tuned", "models--org--a--b/snapshots/x")
     (tmp_path / "mine/empty").mkdir()
@@ -317,7 +313,7 @@ def test_tokenizers_are_found_by_path_and_in_a_hub_cache(tmp_path: Path) -> None
     assert find_tokenizer(tmp_path, "late") == tmp_path / "late/tokenizer.json"
 
 
-def test_the_current_snapshot_is_used_or_else_the_latest_one(
+def test_current_snapshot_or_else_the_latest_one_is_used(
     tmp_path: Path,
 ) -> None:
     repository = tmp_path / "models--org--name"

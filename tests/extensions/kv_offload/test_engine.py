@@ -16,7 +16,7 @@ def evict(tiered: TieredEngine, number: int = 90) -> None:
 
 
 @timings
-def test_an_evicted_prompt_is_loaded_in_the_time_of_its_bytes(steps: bool) -> None:
+def test_loading_an_evicted_prompt_takes_the_time_of_its_bytes(steps: bool) -> None:
     tiered = TieredEngine(12, steps=steps)
     tiered.complete("first", prompt_of(1))
     cold_s = tiered.first_token_s("first")
@@ -35,7 +35,7 @@ def test_an_evicted_prompt_is_loaded_in_the_time_of_its_bytes(steps: bool) -> No
     assert tiered.metric("prompt_tokens_cached_by_source_total", 'source="host"') == 64
 
 
-def test_running_requests_get_tokens_while_another_one_loads() -> None:
+def test_running_requests_receive_tokens_while_another_prompt_loads() -> None:
     tiered = TieredEngine(30)
     tiered.complete("first", prompt_of(1))
     evict(tiered)
@@ -54,7 +54,7 @@ def test_running_requests_get_tokens_while_another_one_loads() -> None:
 
 
 @timings
-def test_a_client_that_leaves_during_a_load_leaves_no_block(steps: bool) -> None:
+def test_client_disconnect_during_a_load_releases_all_blocks(steps: bool) -> None:
     tiered = TieredEngine(12, steps=steps)
     tiered.complete("first", prompt_of(1))
     evict(tiered)
@@ -74,7 +74,7 @@ def test_a_client_that_leaves_during_a_load_leaves_no_block(steps: bool) -> None
     assert tiered.complete("third", prompt_of(1)) == 4 * BLOCK_SIZE
 
 
-def test_a_request_that_needs_the_blocks_of_an_aborted_load_starts_after_it() -> None:
+def test_request_for_blocks_of_an_aborted_load_starts_after_the_load() -> None:
     tiered = TieredEngine(12)
     tiered.complete("first", prompt_of(1, 8))
     evict(tiered)
@@ -92,7 +92,7 @@ def test_a_request_that_needs_the_blocks_of_an_aborted_load_starts_after_it() ->
     assert tiered.used_blocks == 0
 
 
-def test_a_request_for_blocks_that_are_being_loaded_waits_and_finds_them_in_the_cache() -> None:
+def test_request_for_loading_blocks_waits_and_finds_them_in_the_cache() -> None:
     tiered = TieredEngine(30)
     tiered.complete("first", prompt_of(1))
     evict(tiered)
@@ -107,7 +107,7 @@ def test_a_request_for_blocks_that_are_being_loaded_waits_and_finds_them_in_the_
     assert tiered.metric("external_prefix_cache_hits_total") == 64
 
 
-def test_a_prompt_of_full_blocks_is_loaded_up_to_its_last_token() -> None:
+def test_prompt_of_full_blocks_is_loaded_except_for_its_last_token() -> None:
     tiered = TieredEngine(12)
     prompt = prompt_of(1, 4, 0)
     tiered.complete("first", prompt)
@@ -137,7 +137,7 @@ def test_blocks_are_stored_after_their_step_and_evicted_from_the_end(steps: bool
     assert device[0].block_hashes == first_hashes
 
 
-def test_full_events_have_tokens_and_parents() -> None:
+def test_stored_events_have_tokens_and_parent_hashes_if_enabled() -> None:
     tiered = TieredEngine(40, has_full_events=True, blocks_per_chunk=2)
     tiered.complete("first", prompt_of(1, 5))
 
@@ -156,7 +156,7 @@ def test_full_events_have_tokens_and_parents() -> None:
     assert 0 < memory.size_bytes < memory.limit_bytes
 
 
-def test_a_reset_empties_the_host_only_if_it_is_external() -> None:
+def test_cache_reset_clears_the_host_tier_only_if_reset_external_is_set() -> None:
     tiered = TieredEngine(40)
     tiered.complete("first", prompt_of(1))
 
@@ -168,7 +168,7 @@ def test_a_reset_empties_the_host_only_if_it_is_external() -> None:
 
 
 @timings
-def test_a_reset_during_a_load_leaves_no_block_and_no_waiting_request(steps: bool) -> None:
+def test_cache_reset_during_a_load_leaves_no_block_and_no_waiting_request(steps: bool) -> None:
     tiered = TieredEngine(12, steps=steps)
     tiered.complete("first", prompt_of(1))
     evict(tiered)
@@ -183,7 +183,7 @@ def test_a_reset_during_a_load_leaves_no_block_and_no_waiting_request(steps: boo
     assert tiered.metric("kv_offload_cpu_cache_usage_perc") == 0
 
 
-def test_a_preempted_request_loads_its_blocks_again() -> None:
+def test_preempted_request_loads_its_blocks_again() -> None:
     tiered = TieredEngine(12)
     for number in range(2):
         tiered.submit(f"{number}", prompt_of(number, 4), 60)
@@ -197,7 +197,7 @@ def test_a_preempted_request_loads_its_blocks_again() -> None:
     assert tiered.used_blocks == 0
 
 
-def test_chunks_of_several_blocks_are_stored_and_loaded_whole() -> None:
+def test_chunks_of_several_blocks_are_stored_and_loaded_completely() -> None:
     tiered = TieredEngine(12, blocks_per_chunk=2)
     tiered.complete("first", prompt_of(1, 5))
     evict(tiered)
@@ -205,7 +205,7 @@ def test_chunks_of_several_blocks_are_stored_and_loaded_whole() -> None:
     assert tiered.complete("again", prompt_of(1, 5)) == 4 * BLOCK_SIZE
 
 
-def test_replies_are_stored_if_not_only_prompts_are() -> None:
+def test_reply_blocks_are_stored_unless_only_prompts_are_stored() -> None:
     for is_prompt_only, cached_blocks in ((True, 1), (False, 3)):
         tiered = TieredEngine(12, is_prompt_only=is_prompt_only)
         prompt = prompt_of(1, 1, 0)
@@ -217,7 +217,7 @@ def test_replies_are_stored_if_not_only_prompts_are() -> None:
         assert cached_tokens == cached_blocks * BLOCK_SIZE
 
 
-def test_a_store_without_room_is_counted_and_tried_again() -> None:
+def test_store_without_room_is_counted_and_retried() -> None:
     tiered = TieredEngine(40, chunks=6)
     tiered.submit("first", prompt_of(1))
     tiered.submit("second", prompt_of(2), 200)
@@ -227,7 +227,7 @@ def test_a_store_without_room_is_counted_and_tried_again() -> None:
     assert tiered.metric("kv_offload_store_bytes_total") == 8e6
 
 
-def test_a_prompt_on_disk_is_read_into_the_host_and_loaded() -> None:
+def test_prompt_on_disk_is_loaded_through_the_host_tier() -> None:
     tiered = TieredEngine(20, chunks=18, disk_chunks=100, disk_bandwidth=2e6, has_disk_events=True)
     tiered.complete("first", prompt_of(1))
     evict(tiered)
@@ -247,7 +247,7 @@ def test_a_prompt_on_disk_is_read_into_the_host_and_loaded() -> None:
     assert tiered.used_blocks == 0
 
 
-def test_a_full_disk_removes_the_oldest_chunks() -> None:
+def test_full_disk_tier_evicts_the_oldest_chunks() -> None:
     tiered = TieredEngine(40, disk_chunks=6, has_disk_events=True)
     tiered.complete("first", prompt_of(1))
     tiered.complete("second", prompt_of(2))
@@ -261,7 +261,7 @@ def test_a_full_disk_removes_the_oldest_chunks() -> None:
 
 
 @timings
-def test_without_a_prefix_cache_each_request_loads_its_blocks(steps: bool) -> None:
+def test_each_request_loads_its_blocks_without_a_prefix_cache(steps: bool) -> None:
     tiered = TieredEngine(30, steps=steps, has_prefix_cache=False)
     tiered.complete("first", prompt_of(1))
     for name in ("second", "third"):

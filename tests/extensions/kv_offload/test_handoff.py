@@ -34,7 +34,7 @@ def ended(network: Network, all_pods: list[Pod], *requests: pods.Request) -> boo
     return all(request.end == "length" for request in requests)
 
 
-def test_a_prefill_pod_loads_a_prompt_from_its_tiers_and_hands_it_over(steps: bool) -> None:
+def test_prefill_pod_transfers_a_prompt_loaded_from_its_tiers(steps: bool) -> None:
     network = Network()
     prefill_pod = Pod(network, 1, steps=steps)
     decode_pod = Pod(network, 2, steps=steps)

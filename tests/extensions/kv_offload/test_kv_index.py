@@ -6,7 +6,7 @@ from tests.extensions.kv_index.engines import ingest
 from tests.extensions.kv_offload.engines import BLOCK_SIZE, TieredEngine, prompt_of
 
 
-def test_a_block_in_the_host_counts_less_than_one_on_a_device() -> None:
+def test_host_tier_block_scores_less_than_a_device_block() -> None:
     tiered = TieredEngine(12)
     index = Index(MemoryBackend(), block_size=BLOCK_SIZE)
     prompt = prompt_of(1)

@@ -28,7 +28,7 @@ def connected(**extra: Any) -> Settings:
     return served("--kv-transfer-config", json.dumps(config))
 
 
-def test_the_size_of_offloading_enables_a_tier_in_the_host() -> None:
+def test_offloading_size_enables_a_host_tier() -> None:
     settings = served("--kv-offloading-size", "2.5")
 
     assert settings.kvcache.kv_connector == "offloading"
@@ -36,14 +36,14 @@ def test_the_size_of_offloading_enables_a_tier_in_the_host() -> None:
     assert offload_options(settings).chunks == 2.5 * GIB // (16 * 131_072)
 
 
-def test_the_backend_lmcache_has_the_connector_of_lmcache() -> None:
+def test_lmcache_backend_selects_the_lmcache_connector() -> None:
     settings = served("--kv-offloading-size", "2", "--kv-offloading-backend", "lmcache")
 
     assert settings.kvcache.kv_connector == "lmcache-mp"
     assert not KvOffload.is_enabled(settings)
 
 
-def test_the_size_of_offloading_replaces_the_connector_and_its_bytes() -> None:
+def test_offloading_size_replaces_the_connector_and_its_bytes() -> None:
     config = {
         "kv_connector": "NixlConnector",
         "kv_role": "kv_both",
@@ -57,7 +57,7 @@ def test_the_size_of_offloading_replaces_the_connector_and_its_bytes() -> None:
     assert (options.chunks, options.policy) == (1024, "arc")
 
 
-def test_a_connector_has_the_fields_of_its_json() -> None:
+def test_connector_json_sets_the_tier_fields() -> None:
     options = offload_options(
         connected(
             cpu_bytes_to_use=GIB,
@@ -77,7 +77,7 @@ def test_a_connector_has_the_fields_of_its_json() -> None:
     assert options.disk_chunks == 1024 * 128
 
 
-def test_a_connector_beside_a_handoff_has_tiers() -> None:
+def test_offloading_connector_beside_a_transfer_connector_has_tiers() -> None:
     parts = [
         {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
         {
@@ -98,7 +98,7 @@ def test_a_connector_beside_a_handoff_has_tiers() -> None:
     assert KvOffload.is_enabled(settings)
 
 
-def test_a_connector_without_bytes_has_no_tiers() -> None:
+def test_connector_without_a_size_has_no_tiers() -> None:
     settings = connected()
 
     assert settings.kvcache.kv_connector == "offloading"
@@ -124,14 +124,14 @@ def test_a_connector_without_bytes_has_no_tiers() -> None:
         ),
     ],
 )
-def test_a_wrong_field_stops_the_start(extra: dict[str, Any], problem: str) -> None:
+def test_invalid_connector_field_prevents_startup(extra: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
         connected(**extra)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "inf"])
-def test_a_size_that_is_not_positive_stops_the_start(size: str) -> None:
+def test_non_positive_tier_size_prevents_startup(size: str) -> None:
     with pytest.raises(ConfigError, match="flag --kv-offloading-size: the value .* must be more"):
         served("--kv-offloading-size", size)
 
@@ -153,12 +153,12 @@ TIER = ("--enable-kvcache", "--kv-connector", "offloading", "--kv-offload-size",
         ),
     ],
 )
-def test_settings_that_make_no_tier_stop_the_start(flags: tuple[str, ...], problem: str) -> None:
+def test_invalid_tier_settings_prevent_startup(flags: tuple[str, ...], problem: str) -> None:
     with pytest.raises(SystemExit, match=problem):
         app_of(*flags)
 
 
-def test_a_server_without_a_prefix_cache_finds_prompts_in_its_tiers_only() -> None:
+def test_server_without_a_prefix_cache_finds_prompts_only_in_its_tiers() -> None:
     client = app_of(*TIER[1:], "--zmq-endpoint", "").test_client()
     for _ in range(2):
         question = {"prompt": list(range(200)), "max_tokens": 1}
@@ -171,7 +171,7 @@ def test_a_server_without_a_prefix_cache_finds_prompts_in_its_tiers_only() -> No
     assert queries.endswith(" 0.0")
 
 
-def test_a_server_loads_a_prompt_that_its_cache_has_evicted() -> None:
+def test_server_loads_a_prompt_that_its_cache_has_evicted() -> None:
     client = app_of(*TIER, "--kv-cache-size", "14", "--zmq-endpoint", "").test_client()
     for first in (0, 1000, 0):
         question = {"prompt": list(range(first, first + 200)), "max_tokens": 1}
@@ -184,7 +184,7 @@ def test_a_server_loads_a_prompt_that_its_cache_has_evicted() -> None:
     assert "vllm:kv_offload_cpu_cache_usage_perc{" in metrics
 
 
-def test_without_the_setting_a_server_has_no_families_of_tiers() -> None:
+def test_tier_metrics_are_off_by_default() -> None:
     app = app_of("--enable-kvcache", "--zmq-endpoint", "")
 
     assert KvOffload.name not in {extension.name for extension in app.extensions}

@@ -21,7 +21,7 @@ REQUESTS = 150
     ],
     ids=["lru", "disk", "chunks", "threshold"],
 )
-def test_all_requests_end_and_leave_no_block(
+def test_all_random_requests_complete_and_release_all_blocks(
     options: dict[str, object], seed: int, steps: bool
 ) -> None:
     random = Random(seed)

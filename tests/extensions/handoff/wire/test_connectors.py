@@ -75,7 +75,7 @@ def mooncake() -> Iterator[MooncakePods]:
 
 
 @pytest.mark.parametrize("first", ["prefill", "decode"])
-def test_concurrent_mooncake_requests_share_a_prefill(mooncake: MooncakePods, first: str) -> None:
+def test_concurrent_mooncake_requests_share_a_transfer(mooncake: MooncakePods, first: str) -> None:
     transfer = mooncake.params(f"transfer of {first}")
     transfer_id = transfer["transfer_id"]
     hits = mooncake.decode.metric(HITS)
@@ -94,7 +94,7 @@ def test_concurrent_mooncake_requests_share_a_prefill(mooncake: MooncakePods, fi
     assert mooncake.prefill.metric(USAGE) == mooncake.decode.metric(USAGE) == 0
 
 
-def test_a_mooncake_decode_of_an_unknown_engine_fails(mooncake: MooncakePods) -> None:
+def test_mooncake_decode_of_an_unknown_engine_fails(mooncake: MooncakePods) -> None:
     wrong = {**mooncake.params("t"), "remote_engine_id": "unknown"}
     assert decode(mooncake.decode, **wrong).status_code == 500
     assert "remote engine_id unknown not found" in mooncake.decode.server.log()
@@ -103,7 +103,7 @@ def test_a_mooncake_decode_of_an_unknown_engine_fails(mooncake: MooncakePods) ->
     assert mooncake.decode.metric(USAGE) == 0
 
 
-def test_the_bootstrap_server_lists_and_registers_engines(mooncake: MooncakePods) -> None:
+def test_bootstrap_server_lists_and_registers_engines(mooncake: MooncakePods) -> None:
     registration = {"engine_id": "e", "dp_rank": 7, "tp_rank": 0, "pp_rank": 0, "addr": "tcp://h:1"}
     url = f"{mooncake.bootstrap}/register"
     assert requests.post(url, json=registration, timeout=20).json() == {"status": "ok"}
@@ -115,7 +115,7 @@ def test_the_bootstrap_server_lists_and_registers_engines(mooncake: MooncakePods
     assert entries["0"]["worker_addr"]["0"]["0"].startswith("tcp://127.0.0.1:")
 
 
-def test_a_taken_bootstrap_port_is_reported_in_one_line(mooncake: MooncakePods) -> None:
+def test_occupied_bootstrap_port_is_reported_in_one_line(mooncake: MooncakePods) -> None:
     port = int(mooncake.bootstrap.rpartition(":")[2])
     with mooncake_pod(port) as pod:
         assert pod.complete(prompt=PROMPT)["choices"]
@@ -124,7 +124,7 @@ def test_a_taken_bootstrap_port_is_reported_in_one_line(mooncake: MooncakePods) 
         assert len(lines) == 1
 
 
-def test_further_ranks_register_with_the_first_one() -> None:
+def test_other_ranks_register_with_the_first_rank() -> None:
     port = free_port()
     ranks = ("--data-parallel-size", "2", "--data-parallel-mode", "internal")
     with mooncake_pod(port, *ranks):
@@ -194,7 +194,7 @@ def test_moriio_pods_register_with_the_router(moriio: MoriioPods) -> None:
         assert heartbeat["transfer_mode"] == mode
 
 
-def test_a_moriio_decode_reads_with_the_answer_of_the_prefill(moriio: MoriioPods) -> None:
+def test_moriio_decode_reads_with_the_parameters_of_the_prefill(moriio: MoriioPods) -> None:
     params = prefill(moriio.prefill, transfer_id="read")["kv_transfer_params"]
     assert list(params) == [
         "do_remote_prefill",
@@ -216,7 +216,7 @@ def test_a_moriio_decode_reads_with_the_answer_of_the_prefill(moriio: MoriioPods
     assert moriio.prefill.metric(USAGE) == 0
 
 
-def test_a_moriio_decode_finds_its_prefill_by_the_id_of_the_request(moriio: MoriioPods) -> None:
+def test_moriio_decode_finds_its_prefill_by_the_request_id(moriio: MoriioPods) -> None:
     addresses = (moriio.heartbeats["P"]["zmq_address"], moriio.heartbeats["D"]["zmq_address"])
     request_id = "___prefill_addr_{}___decode_addr_{}_{}".format(*addresses, "0" * 32)
     with ThreadPoolExecutor(1) as pool:
@@ -227,7 +227,7 @@ def test_a_moriio_decode_finds_its_prefill_by_the_id_of_the_request(moriio: Mori
     wait_for_metric(moriio.prefill.server.port, USAGE, 0)
 
 
-def test_a_moriio_decode_without_an_address_fails(moriio: MoriioPods) -> None:
+def test_moriio_decode_without_an_address_fails(moriio: MoriioPods) -> None:
     failed = decode(moriio.decode, transfer_id="nowhere")
     assert (failed.status_code, json.loads(failed.text)["error"]["code"]) == (500, 500)
     for port in ("x", "1" * 5000):

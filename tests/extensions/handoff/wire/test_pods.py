@@ -79,7 +79,7 @@ def decode(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_decode_reads_and_releases_the_blocks_of_a_prefill(pods: Pods, stream: bool) -> None:
+def test_decode_reads_and_releases_the_blocks_of_a_prefill(pods: Pods, stream: bool) -> None:
     hits = pods.fail.metric(HITS)
     failures = pods.fail.metric(FAILURES)
     prompt = list(range(400 + 100 * stream, 480 + 100 * stream))  # no other test caches it
@@ -109,7 +109,7 @@ def test_a_decode_reads_and_releases_the_blocks_of_a_prefill(pods: Pods, stream:
     ],
     ids=str,
 )
-def test_a_decode_of_unknown_blocks_follows_the_failure_policy(
+def test_decode_of_unknown_blocks_follows_the_failure_policy(
     pods: Pods, wrong: dict[str, Any]
 ) -> None:
     right = prefilled(pods.prefill)
@@ -132,7 +132,7 @@ def test_a_decode_of_unknown_blocks_follows_the_failure_policy(
     assert pods.prefill.metric(USAGE) == 0
 
 
-def test_a_second_decode_of_a_prefill_follows_the_failure_policy(pods: Pods) -> None:
+def test_second_decode_of_a_prefill_follows_the_failure_policy(pods: Pods) -> None:
     params = prefilled(pods.prefill)
     assert decode(pods.fail, params).status_code == 200
     assert decode(pods.fail, params, OTHER).status_code == 500
@@ -140,14 +140,14 @@ def test_a_second_decode_of_a_prefill_follows_the_failure_policy(pods: Pods) -> 
     assert pods.prefill.metric(USAGE) == 0
 
 
-def test_failed_loads_end_with_reason_error(pods: Pods) -> None:
+def test_failed_loads_end_with_finish_reason_error(pods: Pods) -> None:
     name = "vllm:request_success_total"
     errors_before = pods.fail.metric(name, finished_reason="error")
     assert decode(pods.fail, {"do_remote_prefill": True}).status_code == 500
     assert pods.fail.metric(name, finished_reason="error") == errors_before + 1
 
 
-def test_an_ended_lease_frees_the_blocks_and_fails_the_decode(pods: Pods) -> None:
+def test_expired_lease_frees_the_blocks_and_fails_the_decode(pods: Pods) -> None:
     with pod(*QUICK) as prefill:
         params = prefilled(prefill)
         assert prefill.metric(USAGE) == 5 / 8
@@ -166,7 +166,7 @@ def test_decodes_of_a_dead_prefill_pod_end_after_the_timeout(pods: Pods) -> None
     assert pods.fail.metric(USAGE) == pods.recompute.metric(USAGE) == 0
 
 
-def test_a_full_prefill_pod_serves_the_next_prefill_once_a_decode_has_read(pods: Pods) -> None:
+def test_full_prefill_pod_serves_the_next_prefill_after_a_decode_has_read(pods: Pods) -> None:
     first = prefilled(pods.prefill)
     second: list[dict[str, Any]] = []
 
@@ -183,7 +183,7 @@ def test_a_full_prefill_pod_serves_the_next_prefill_once_a_decode_has_read(pods:
     assert pods.prefill.metric(USAGE) == 0
 
 
-def test_a_client_disconnect_during_a_decode_frees_both_pods(pods: Pods) -> None:
+def test_client_disconnect_during_a_decode_frees_both_pods(pods: Pods) -> None:
     with pod("--kv-cache-transfer-latency", "1m") as slow:
         params = prefilled(pods.prefill)
         with pytest.raises(requests.ReadTimeout):
@@ -222,7 +222,7 @@ def test_each_data_parallel_rank_has_a_side_channel(pods: Pods) -> None:
         assert ranks.metric(USAGE, engine="0") == ranks.metric(USAGE, engine="1") == 0
 
 
-def test_an_occupied_port_is_replaced_by_a_free_one(pods: Pods) -> None:
+def test_occupied_side_channel_port_is_replaced_by_a_free_one(pods: Pods) -> None:
     with socket.create_server(("127.0.0.1", free_port())) as occupied:
         taken = occupied.getsockname()[1]
         with served(*FLAGS, "--kv-side-channel-port", str(taken)) as prefill:
@@ -232,7 +232,7 @@ def test_an_occupied_port_is_replaced_by_a_free_one(pods: Pods) -> None:
             assert decode(pods.fail, params).status_code == 200
 
 
-def test_a_side_channel_ignores_unknown_messages(pods: Pods) -> None:
+def test_side_channel_ignores_unknown_messages(pods: Pods) -> None:
     params = prefilled(pods.prefill)
     context = zmq.Context()
     with context.socket(zmq.DEALER) as peer:

@@ -41,7 +41,7 @@ def services(channel: grpc.Channel) -> list[str]:
     return [service.name for service in answer.list_services_response.service]
 
 
-def test_an_indexer_serves_the_service_with_reflection_and_errors() -> None:
+def test_indexer_serves_the_grpc_service_with_reflection_and_errors() -> None:
     with (
         served("--role", "indexer", "--kv-index-bind", f"tcp://127.0.0.1:{free_port()}") as client,
         grpc.insecure_channel(f"127.0.0.1:{client.server.port}") as channel,
@@ -54,7 +54,7 @@ def test_an_indexer_serves_the_service_with_reflection_and_errors() -> None:
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_a_server_with_an_index_scores_its_own_blocks_over_grpc() -> None:
+def test_server_with_an_index_scores_its_own_blocks_over_grpc() -> None:
     with (
         served("--kv-index", "--enable-kvcache", "--zmq-endpoint=") as client,
         grpc.insecure_channel(f"127.0.0.1:{client.server.port}") as channel,

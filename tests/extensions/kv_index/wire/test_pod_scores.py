@@ -112,7 +112,7 @@ def test_pods_are_scored_by_their_cached_blocks(fleet: tuple[Client, Client, Cli
     assert answer["scores"][name(second_pod)] == card
 
 
-def test_texts_and_conversations_match_the_blocks_of_the_pods(
+def test_texts_and_conversations_match_the_cached_blocks_of_pods(
     fleet: tuple[Client, Client, Client],
 ) -> None:
     index, first_pod, _ = fleet
@@ -126,7 +126,7 @@ def test_texts_and_conversations_match_the_blocks_of_the_pods(
     assert blocks == first_pod.post("/tokenize", {"messages": CHAT}).json()["count"] // 16
 
 
-def test_adapters_and_salts_are_distinguished_and_a_reset_cache_scores_nothing(
+def test_adapters_and_salts_have_separate_scores_and_a_reset_cache_has_none(
     fleet: tuple[Client, Client, Client],
 ) -> None:
     index, first_pod, _ = fleet
@@ -148,7 +148,7 @@ def test_adapters_and_salts_are_distinguished_and_a_reset_cache_scores_nothing(
     wait_for_scores(index, {}, tokens=[8] * 64)
 
 
-def test_the_state_lists_pods_streams_and_sizes(fleet: tuple[Client, Client, Client]) -> None:
+def test_state_route_lists_pods_streams_and_sizes(fleet: tuple[Client, Client, Client]) -> None:
     index, first_pod, second_pod = fleet
     for client in (first_pod, second_pod):
         client.complete(prompt=[10] * 64)
@@ -166,7 +166,7 @@ def test_the_state_lists_pods_streams_and_sizes(fleet: tuple[Client, Client, Cli
     } <= families
 
 
-def test_errors_of_bad_requests_equal_those_of_vllm(fleet: tuple[Client, Client, Client]) -> None:
+def test_bad_requests_return_the_errors_of_vllm(fleet: tuple[Client, Client, Client]) -> None:
     for path, body, status, param in (
         ("completions", {"prompt": TEXT, "model": "unknown"}, 404, "model"),
         ("completions", {"model": MODEL}, 400, "body.prompt"),
@@ -183,7 +183,7 @@ def test_errors_of_bad_requests_equal_those_of_vllm(fleet: tuple[Client, Client,
         assert param is None or answer.json()["error"]["param"] == param
 
 
-def test_a_server_indexes_its_own_cache() -> None:
+def test_server_indexes_its_own_cache() -> None:
     flags = ("--trust-request-chat-template", "-v", "5")
     with pod("", "--kv-index", "--kv-index-chat-answer", "templated", *flags) as client:
         client.complete(prompt=TOKENS)
@@ -204,7 +204,7 @@ def test_a_server_indexes_its_own_cache() -> None:
         assert set(answer) == {"podScores", "templated_messages"}
 
 
-def test_pods_that_are_added_to_a_file_are_connected_and_replayed(tmp_path: Path) -> None:
+def test_pods_added_to_the_list_file_are_connected_and_replayed(tmp_path: Path) -> None:
     """The indexer also requests the batches that it missed."""
     events = free_port()
     replays = free_port()
@@ -232,7 +232,7 @@ def scores_after_recaching(index: Client, client: Client) -> Any:
     return counts
 
 
-def test_an_indexer_has_scores_after_a_reload() -> None:
+def test_indexer_has_scores_after_a_reload() -> None:
     with indexer() as (index, endpoint), pod(endpoint) as client:
         [first] = workers_of(index.server)
         index.server.process.send_signal(signal.SIGHUP)

@@ -55,7 +55,7 @@ def test_indexers_that_share_redis_have_equal_scores(
     assert first.size() == second.size() and first.pods() == ["a", "b"]
 
 
-def test_a_batch_that_several_indexers_receive_is_applied_once(
+def test_batch_that_several_indexers_receive_is_applied_once(
     redis_process: RedisServer, namespace: str
 ) -> None:
     first = connect(redis_process, namespace)
@@ -69,7 +69,7 @@ def test_a_batch_that_several_indexers_receive_is_applied_once(
     assert second.position(A) == Stamp(2, 102.0) and second.position(B) is None
 
 
-def test_a_restart_that_several_indexers_detect_clears_once(
+def test_restart_detected_by_several_indexers_clears_the_pod_once(
     redis_process: RedisServer, namespace: str
 ) -> None:
     first = connect(redis_process, namespace)
@@ -84,7 +84,7 @@ def test_a_restart_that_several_indexers_detect_clears_once(
     assert set(content(first, [11, 12, 13, 21, 22])) == {21, 22}
 
 
-def test_the_next_indexer_completes_an_interrupted_clear(
+def test_next_indexer_completes_an_interrupted_clear(
     redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = connect(redis_process, namespace)
@@ -106,7 +106,9 @@ def test_the_next_indexer_completes_an_interrupted_clear(
     ]
 
 
-def test_holders_above_the_limit_are_rejected(redis_process: RedisServer, namespace: str) -> None:
+def test_pods_above_the_holder_limit_are_rejected(
+    redis_process: RedisServer, namespace: str
+) -> None:
     backend = connect(redis_process, namespace, max_holders=2)
     for pod in (A, B):
         backend.apply(pod, [store([1], [11])])
@@ -118,7 +120,7 @@ def test_holders_above_the_limit_are_rejected(redis_process: RedisServer, namesp
     assert holders_of(backend, 11) == {("b", "gpu"), ("c", "gpu")}
 
 
-def test_namespaces_are_separate(redis_process: RedisServer) -> None:
+def test_redis_namespaces_are_separate(redis_process: RedisServer) -> None:
     first = connect(redis_process, "one")
     second = connect(redis_process, "two")
     first.apply(A, [store([1], [11])])
@@ -149,7 +151,7 @@ def put(indexer: SteppedIndexer, sequence: int, **fields: object) -> None:
     indexer.pool.put(PublishedMessage("a", "m", sequence, payload, **fields))  # type: ignore[arg-type]
 
 
-def test_nothing_is_lost_while_redis_is_unavailable(own_server: RedisServer) -> None:
+def test_redis_outage_loses_no_event(own_server: RedisServer) -> None:
     with stepped_indexer(connect(own_server, timeout_s=0.5)) as indexer:
         indexer.engine(connect=False)
         put(indexer, 0)
@@ -172,7 +174,7 @@ def test_nothing_is_lost_while_redis_is_unavailable(own_server: RedisServer) -> 
         assert indexer.index.backend.loss_count == 0
 
 
-def test_replays_refill_a_redis_that_lost_its_data(own_server: RedisServer) -> None:
+def test_replays_refill_redis_after_data_loss(own_server: RedisServer) -> None:
     with stepped_indexer(connect(own_server, timeout_s=0.5)) as indexer:
         engine = indexer.engine(connect=False)
         for sequence in range(3):
@@ -188,7 +190,7 @@ def test_replays_refill_a_redis_that_lost_its_data(own_server: RedisServer) -> N
         assert indexer.index.metrics.skipped_events == {}
 
 
-def test_a_restarted_indexer_replays_missed_batches(own_server: RedisServer) -> None:
+def test_restarted_indexer_replays_missed_batches(own_server: RedisServer) -> None:
     with stepped_indexer(connect(own_server)) as indexer:
         engine = indexer.engine(connect=False)
         for sequence in range(3):
@@ -206,7 +208,7 @@ def test_a_restarted_indexer_replays_missed_batches(own_server: RedisServer) -> 
         assert indexer.index.metrics.skipped_messages == {}
 
 
-def test_scripts_that_redis_dropped_are_sent_again(
+def test_scripts_missing_in_redis_are_loaded_again(
     redis_process: RedisServer, namespace: str
 ) -> None:
     backend = connect(redis_process, namespace)
@@ -216,14 +218,14 @@ def test_scripts_that_redis_dropped_are_sent_again(
     assert len(content(backend, [11, 12])) == 2
 
 
-def test_a_broken_connection_is_reopened(redis_process: RedisServer, namespace: str) -> None:
+def test_broken_redis_connection_is_reopened(redis_process: RedisServer, namespace: str) -> None:
     backend = connect(redis_process, namespace)
     backend.apply(A, [store([1], [11])])
     redis_process.client().client_kill_filter(_type="normal", skipme=True)
     assert holders_of(backend, 11) == {("a", "gpu")}
 
 
-def test_a_full_redis_counts_as_unavailable(own_server: RedisServer) -> None:
+def test_full_redis_counts_as_unavailable(own_server: RedisServer) -> None:
     backend = connect(own_server)
     client: redis.Redis = own_server.client()
     client.config_set("maxmemory", 1)

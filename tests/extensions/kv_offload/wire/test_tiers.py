@@ -70,7 +70,7 @@ def hashes_of(events: Subscriber, medium: str) -> list[int]:
     return [block_hash for event in stored for block_hash in event["block_hashes"]]
 
 
-def test_a_subscriber_sees_the_host_store_blocks_that_a_later_prompt_loads(
+def test_subscriber_receives_events_of_blocks_that_a_later_prompt_loads(
     subscriber: tuple[Subscriber, str],
 ) -> None:
     events, endpoint = subscriber
