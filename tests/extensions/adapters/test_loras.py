@@ -19,7 +19,7 @@ def error(answer: Any) -> tuple[int, str, str | None]:
     return answer.status_code, error_body["type"], error_body["param"]
 
 
-def test_an_adapter_serves_as_a_model_from_its_loading_to_its_unloading(client: Client) -> None:
+def test_adapter_is_served_as_a_model_until_it_is_unloaded(client: Client) -> None:
     base, first = client.get("/v1/models").json()["data"][:2]
     assert (base["id"], base["parent"], base["max_model_len"]) == (MODEL, None, 32_768)
     assert (first["id"], first["root"], first["parent"]) == ("first", "/adapters/first", MODEL)
@@ -37,7 +37,7 @@ def test_an_adapter_serves_as_a_model_from_its_loading_to_its_unloading(client: 
     assert client.metric("vllm:lora_requests_info", running_lora_adapters="first", max_lora="2") > 0
 
 
-def test_an_adapter_is_loaded_once_unless_it_is_replaced(client: Client) -> None:
+def test_adapter_is_loaded_once_unless_load_inplace_is_set(client: Client) -> None:
     body = {"lora_name": "first", "lora_path": "/elsewhere"}
     assert error(client.post("/v1/load_lora_adapter", body)) == (400, "InvalidUserInput", None)
     assert client.post("/v1/load_lora_adapter", {**body, "load_inplace": True}).status_code == 200
@@ -46,7 +46,7 @@ def test_an_adapter_is_loaded_once_unless_it_is_replaced(client: Client) -> None
     assert client.post("/v1/load_lora_adapter", back).status_code == 200
 
 
-def test_what_cannot_be_loaded_or_unloaded(client: Client) -> None:
+def test_invalid_adapter_requests_return_the_errors_of_vllm(client: Client) -> None:
     invalid = (400, "InvalidUserInput", None)
     for path, body, wrong in (
         ("load", {"lora_name": "", "lora_path": "x"}, invalid),
@@ -67,7 +67,7 @@ def test_what_cannot_be_loaded_or_unloaded(client: Client) -> None:
         assert error(client.post(f"/v1/{path}_lora_adapter", body)) == wrong, body
 
 
-def test_adapters_come_and_go_in_sagemakers_words(client: Client) -> None:
+def test_sagemaker_adapter_routes_load_and_unload_adapters(client: Client) -> None:
     body = {"name": "third", "src": "/adapters/third"}
     assert client.post("/adapters", body).status_code == 200
     assert names(client)[-1] == "third"
@@ -77,7 +77,7 @@ def test_adapters_come_and_go_in_sagemakers_words(client: Client) -> None:
     assert error(client.delete("/adapters/third")) == (404, "NotFoundError", None)
 
 
-def test_routers_see_where_adapters_are_and_none_leaves_the_api_for_another() -> None:
+def test_metrics_show_loaded_adapters_and_all_adapters_remain_available() -> None:
     flags = ("--lora-modules", "a=/a", "b=/b", "--max-loras", "1", "--max-cpu-loras", "2")
     with in_process("--lora-residency-metrics", "--allow-runtime-lora-updating", *flags) as client:
         for used, level in (("a", "gpu"), ("b", "cpu")):
@@ -120,7 +120,7 @@ def adapter_folder(folder: Path, **fields: Any) -> str:
         ({"bias": None}, "Adapter bias is not supported"),
     ],
 )
-def test_an_adapter_that_vllm_cannot_load_gets_500(
+def test_adapter_that_vllm_cannot_load_returns_500(
     client: Client, tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
     path = adapter_folder(tmp_path, **fields)
@@ -148,7 +148,7 @@ def test_an_adapter_that_vllm_cannot_load_gets_500(
         {"use_bdlora": False, "use_dora": None, "layer_replication": 0, "rank_pattern": []},
     ],
 )
-def test_an_adapter_that_vllm_loads_is_loaded(
+def test_valid_adapter_folder_is_loaded(
     client: Client, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     body = {"lora_name": "fit", "lora_path": adapter_folder(tmp_path, **fields)}
@@ -160,7 +160,7 @@ def test_an_adapter_that_vllm_loads_is_loaded(
     assert answer.text == "Success: LoRA adapter 'fit' removed successfully."
 
 
-def test_required_files_must_exist(tmp_path: Path) -> None:
+def test_missing_adapter_files_are_rejected_if_required(tmp_path: Path) -> None:
     flags = ("--require-lora-files", "--allow-runtime-lora-updating")
     with in_process(*flags) as client:
         body = {"lora_name": "a", "lora_path": "/not/an/adapter"}

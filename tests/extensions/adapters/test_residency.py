@@ -8,7 +8,7 @@ from app.extensions.adapters.config_file import CONFIG, MAX_CONFIG_BYTES
 from app.extensions.adapters.residency import LoraResidency, rank_of
 
 
-def test_rank_of_a_file_that_is_large_or_not_plain_is_unknown(tmp_path: Path) -> None:
+def test_adapter_rank_is_unknown_if_the_file_is_large_or_not_regular(tmp_path: Path) -> None:
     file = tmp_path / CONFIG
     file.write_text('{"r": 8}')
     assert rank_of(str(tmp_path)) == 8
@@ -21,7 +21,7 @@ def test_rank_of_a_file_that_is_large_or_not_plain_is_unknown(tmp_path: Path) ->
     assert rank_of(str(tmp_path)) is None
 
 
-def test_metric_families_report_adapter_levels(tmp_path: Path) -> None:
+def test_metrics_report_the_memory_tier_of_each_adapter(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 64, "peft_type": "LORA"}')
     registry = LoRARegistry([Adapter("a", str(tmp_path)), Adapter("b", "/nowhere")])
     server = {"model_name": "m", "engine": "0"}

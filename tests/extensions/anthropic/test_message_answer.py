@@ -86,7 +86,7 @@ FINISH = st.builds(Finish, REASONS, st.none() | st.just("END") | st.integers(0, 
 
 @given(segments=segments(), finish=FINISH, most_tokens=st.integers(1, 6), cached=st.integers(0, 16))
 @settings(max_examples=25, deadline=None)
-def test_a_streamed_message_says_what_a_whole_one_says(
+def test_streamed_message_has_the_same_content_as_the_complete_message(
     segments: list[Segment], finish: Finish, most_tokens: int, cached: int
 ) -> None:
     events = told(segments, finish, most_tokens, cached)
@@ -111,7 +111,7 @@ def test_a_streamed_message_says_what_a_whole_one_says(
         (Finish("abort"), None, None, None),
     ],
 )
-def test_why_a_message_ended(
+def test_finish_reason_maps_to_the_anthropic_stop_reason(
     finish: Finish, part: Part | None, reason: str | None, sequence: str | None
 ) -> None:
     events = told([(part, ["{}"])], finish)
@@ -125,7 +125,7 @@ def tool_use(number: int, name: str, arguments: dict[str, Any]) -> dict[str, Any
     return {"type": "tool_use", "id": f"chatcmpl-tool-{number}", "name": name, "input": arguments}
 
 
-def test_a_call_is_a_block_that_opens_with_its_name_before_it_has_arguments() -> None:
+def test_tool_use_block_opens_with_its_name_before_its_arguments() -> None:
     writer = answer()
     writer.chunk(Started(0, 0.5))
     ((kind, opened),) = named(writer.chunk(Tokens(0, [""], [1], 1.0, part=call(0))))
@@ -139,7 +139,7 @@ def test_a_call_is_a_block_that_opens_with_its_name_before_it_has_arguments() ->
         assert block["input"] == {}
 
 
-def test_a_failure_ends_the_stream_with_an_error_and_is_raised_for_a_whole_message() -> None:
+def test_failure_is_sent_as_an_error_event_or_raised_without_streaming() -> None:
     for error, kind in (
         (internal("It broke."), "InternalServerError"),
         (too_many("Full."), "RateLimitError"),

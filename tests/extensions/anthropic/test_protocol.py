@@ -68,13 +68,13 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024}, "body"),
     ],
 )
-def test_a_field_that_violates_the_schema_is_a_bad_request_with_its_place(
+def test_field_that_violates_the_schema_returns_400_with_its_path(
     fields: dict[str, Any], param: str
 ) -> None:
     assert refusal(**fields) == (400, "Bad Request", param)
 
 
-def test_sampling_limits_and_forms_keep_their_values() -> None:
+def test_sampling_fields_limits_and_output_format_are_converted() -> None:
     same = {
         **{
             "max_tokens": 7,
@@ -100,7 +100,7 @@ def test_sampling_limits_and_forms_keep_their_values() -> None:
     assert converted.response_format.json_schema.json_schema == form["schema"]
 
 
-def test_system_turns_stay_unless_the_template_wants_all_of_them_first() -> None:
+def test_system_messages_keep_their_position_unless_the_template_forbids_it() -> None:
     note = {"role": "system", "content": "Now be long."}
     blocks = [text(f"{BILLING_HEADER}: cc=1"), text("!")]
     converted = decoded(
@@ -119,7 +119,7 @@ def test_system_turns_stay_unless_the_template_wants_all_of_them_first() -> None
     ]
 
 
-def test_a_round_of_tools_becomes_calls_and_their_results() -> None:
+def test_tool_use_and_tool_result_become_a_call_and_a_tool_message() -> None:
     call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"}
     thought = {"type": "thinking", "thinking": "Look outside.", "signature": "s"}
@@ -144,7 +144,7 @@ def test_a_round_of_tools_becomes_calls_and_their_results() -> None:
     ]
 
 
-def test_a_result_of_several_items_is_one_text_then_images_then_references() -> None:
+def test_tool_result_items_become_a_text_then_images_then_references() -> None:
     items = [
         text("one"),
         {"type": "image", "source": {"type": "url", "url": "http://a"}},
@@ -175,7 +175,9 @@ def test_a_result_of_several_items_is_one_text_then_images_then_references() -> 
         ({"type": "none"}, "none"),
     ],
 )
-def test_a_choice_among_tools_keeps_its_meaning(choice: dict[str, Any] | None, wanted: str) -> None:
+def test_tool_choice_is_converted_to_its_openai_equivalent(
+    choice: dict[str, Any] | None, wanted: str
+) -> None:
     assert chat(tools=[WEATHER], tool_choice=choice).tool_choice == wanted
 
 
@@ -189,7 +191,7 @@ def test_a_choice_among_tools_keeps_its_meaning(choice: dict[str, Any] | None, w
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}, None, 1024),
     ],
 )
-def test_thinking_is_bounded_by_a_budget_and_switched_off_by_effort_none(
+def test_thinking_budget_and_effort_none_are_converted(
     fields: dict[str, Any], effort: str | None, budget: int | None
 ) -> None:
     converted = chat(**fields)
@@ -209,6 +211,6 @@ ASKED = text("What is it?")
         ),
     ],
 )
-def test_an_image_becomes_a_url(block: dict[str, Any], url: str) -> None:
+def test_image_block_becomes_an_image_url(block: dict[str, Any], url: str) -> None:
     (message,) = messages(user({"type": "image", **block}, ASKED))
     assert message["content"] == [{"type": "image_url", "image_url": {"url": url}}, ASKED]

@@ -24,7 +24,7 @@ class Template:
         return str([arguments.get(name) for name in self.known_names])
 
 
-def test_disabled_thoughts_are_the_least_that_the_template_can_say() -> None:
+def test_template_capabilities_for_disabled_thinking_are_detected() -> None:
     templates: list[tuple[Any, str]] = [
         (Template(), "low"),
         (Template("enable_thinking"), "none"),

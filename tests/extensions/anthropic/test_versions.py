@@ -36,7 +36,7 @@ META = ResponseMeta("chatcmpl-1", 1_700_000_000, "a model", "fp")
         (504, "api_error"),
     ],
 )
-def test_anthropics_types_follow_the_status(status: int, expected: str) -> None:
+def test_status_determines_the_anthropic_error_type(status: int, expected: str) -> None:
     assert anthropic_type(status) == expected
 
 
@@ -48,7 +48,7 @@ def test_anthropics_types_follow_the_status(status: int, expected: str) -> None:
         ({"messages": []}, 400, "BadRequestError", "invalid_request_error"),
     ],
 )
-def test_errors_have_the_types_of_the_version(
+def test_anthropic_error_types_depend_on_the_vllm_version(
     path: str, fields: dict[str, Any], status: int, old_type: str, new_type: str
 ) -> None:
     for version, expected in (("0.32", old_type), ("0.33", new_type)):
@@ -62,7 +62,7 @@ def test_errors_have_the_types_of_the_version(
 
 
 @pytest.mark.parametrize("version", ["0.32", "0.33"])
-def test_a_misfit_to_the_schema_keeps_the_shape_of_the_other_families(version: str) -> None:
+def test_schema_violation_has_the_openai_error_format(version: str) -> None:
     client = app_of("--vllm-version", version).test_client()
     error = json.loads(client.post(MESSAGES, json=BODY | {"model": "m", "max_tokens": 0}).data)[
         "error"
@@ -79,7 +79,7 @@ def test_a_misfit_to_the_schema_keeps_the_shape_of_the_other_families(version: s
         (EngineDeadError(), "api_error"),
     ],
 )
-def test_an_error_ends_the_open_block_of_a_stream(error: Exception, expected: str) -> None:
+def test_error_closes_the_open_block_of_a_stream(error: Exception, expected: str) -> None:
     writer = MessageWriter(META, 16, False, lambda: "1", has_anthropic_types=True)
     writer.chunk(Started(0, 0.5))
     writer.chunk(Tokens(0, ["Hi"], [1], 1.0))
@@ -89,7 +89,7 @@ def test_an_error_ends_the_open_block_of_a_stream(error: Exception, expected: st
     assert events[1]["error"]["type"] == expected
 
 
-def test_an_error_before_the_first_block_stands_alone() -> None:
+def test_error_before_the_first_block_is_the_only_event() -> None:
     writer = MessageWriter(META, 16, False, lambda: "1", has_anthropic_types=True)
     [event] = parsed(writer.chunk(Failed(0, unavailable("later"))) + writer.closing())
     assert event["type"] == "error"

@@ -10,7 +10,7 @@ HELLO = {"role": "user", "content": "hi"}
 CHAT: dict[str, Any] = {"messages": [HELLO]}
 
 
-def test_a_beam_is_one_chunk(client: Client) -> None:
+def test_beam_is_streamed_as_one_chunk(client: Client) -> None:
     fields = {
         **CHAT,
         "use_beam_search": True,
@@ -29,9 +29,7 @@ def test_a_beam_is_one_chunk(client: Client) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0}, {"temperature": 0, "max_tokens": 1}])
-def test_beams_differ_in_each_api_and_prompt_and_come_best_first(
-    client: Client, fields: Any
-) -> None:
+def test_beams_are_distinct_and_sorted_by_probability(client: Client, fields: Any) -> None:
     beams = {"use_beam_search": True, "n": 3, "max_tokens": 5, **fields}
     chat = client.post("/v1/chat/completions", {**CHAT, **beams, "logprobs": True}).json()[
         "choices"
@@ -52,7 +50,7 @@ def are_falling(beams: list[list[float]]) -> bool:
     return sums == sorted(sums, reverse=True)
 
 
-def test_a_beam_search_looks_at_few_fields(client: Client) -> None:
+def test_beam_search_ignores_unsupported_fields(client: Client) -> None:
     for fields in (
         *(
             {"min_tokens": 9},
@@ -82,7 +80,7 @@ def test_a_beam_search_looks_at_few_fields(client: Client) -> None:
             assert 'prompt_logprobs":[' not in answer.text
 
 
-def test_what_a_beam_search_asks_the_engine_for_is_checked(client: Client) -> None:
+def test_beam_search_with_invalid_engine_parameters_is_rejected(client: Client) -> None:
     beam = {**CHAT, "use_beam_search": True, "max_tokens": 1, "logprobs": True, "top_logprobs": 9}
     choice = client.post("/v1/chat/completions", beam).json()["choices"][0]
     assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 3
@@ -92,7 +90,7 @@ def test_what_a_beam_search_asks_the_engine_for_is_checked(client: Client) -> No
     assert error["error"]["code"] == 400
 
 
-def test_a_beam_search_of_no_tokens_has_one_empty_choice_per_prompt() -> None:
+def test_beam_search_of_zero_tokens_returns_one_empty_choice_per_prompt() -> None:
     search = {"use_beam_search": True, "n": 3, "max_tokens": 0}
     with in_process() as client:
         chat = client.post("/v1/chat/completions", {"messages": [HELLO], **search}).json()

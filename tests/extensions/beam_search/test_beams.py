@@ -37,7 +37,7 @@ def beams(harness: Harness, choices: int = 2, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"profile": PROFILE}, {"time_to_first_token": 1.0}])
-def test_a_beam_is_emitted_as_one_output(fields: dict[str, Any]) -> None:
+def test_beam_is_emitted_as_one_output(fields: dict[str, Any]) -> None:
     harness = searching(mode="random", **fields)
     beams(harness, logprobs=2)
     harness.clock.advance(60)
@@ -78,7 +78,7 @@ def test_beams_of_a_prompt_are_distinct_and_the_likeliest_comes_first(
             assert entry.logprob == pytest.approx(ranked[0] - 0.5 * (entry.rank - 1))
 
 
-def test_a_prompt_has_the_same_beams_each_time() -> None:
+def test_repeated_prompt_has_the_same_beams() -> None:
     harness = searching(mode="random", seed=1)
     for _ in range(2):
         beams(harness)
@@ -99,7 +99,7 @@ def test_each_step_of_a_beam_counts_as_a_request_of_one_token() -> None:
     assert harness.metric("request_params_n_sum") == requests
 
 
-def test_a_search_without_a_step_ends_with_an_empty_beam() -> None:
+def test_beam_search_without_a_step_ends_with_an_empty_beam() -> None:
     harness = searching(mode="random")
     beams(harness, choices=1, max_tokens=0)
     harness.clock.advance(60)
@@ -108,7 +108,7 @@ def test_a_search_without_a_step_ends_with_an_empty_beam() -> None:
     assert harness.metric("generation_tokens_total") == 0 and harness.is_idle()
 
 
-def test_a_beam_that_stops_names_the_end_of_text_token() -> None:
+def test_stop_reason_of_a_beam_is_the_end_of_text_token() -> None:
     harness = searching(mode="echo")
     beams(harness, choices=1, echo_text="hi", max_tokens=9, ignore_eos=False)
     harness.clock.advance(60)
@@ -117,7 +117,7 @@ def test_a_beam_that_stops_names_the_end_of_text_token() -> None:
     assert (beam.finish.reason, beam.finish.stop_reason) == ("stop", 0) and 0 not in beam.ids
 
 
-def test_aborted_beams_emit_nothing_and_interrupted_beams_emit_abort() -> None:
+def test_aborted_beams_emit_nothing_and_interrupted_beams_end_with_abort() -> None:
     harness = searching(mode="random", time_to_first_token=1.0)
     beams(harness)
     harness.clock.advance(1.5)
@@ -131,7 +131,7 @@ def test_aborted_beams_emit_nothing_and_interrupted_beams_emit_abort() -> None:
     assert harness.finish(index=0) == harness.finish(index=1) == "abort" and harness.is_idle()
 
 
-def test_a_step_of_many_beams_yields_to_other_work(
+def test_step_of_many_beams_yields_to_other_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     harness = searching(mode="random")
@@ -154,7 +154,7 @@ def test_a_step_of_many_beams_yields_to_other_work(
     assert len(harness.tokens(index=9)) == 1 and harness.is_idle()
 
 
-def test_a_pause_that_waits_refuses_the_next_step_of_a_beam_search() -> None:
+def test_pause_in_wait_mode_rejects_the_next_step_of_a_beam_search() -> None:
     harness = searching(slots=1, time_to_first_token=0.25, inter_token_latency=0.25)
     life = Lifecycle(harness.engine, harness.recorder, None, refuses_in_pause=True)
     harness.ask("beams", beams=True)
@@ -168,6 +168,6 @@ def test_a_pause_that_waits_refuses_the_next_step_of_a_beam_search() -> None:
     assert isinstance(event.error, EnginePausedError)
 
 
-def test_a_search_is_rejected_without_the_extension() -> None:
+def test_beam_search_is_rejected_without_the_extension() -> None:
     with pytest.raises(RequestRejectedError, match="without the extension 'beam_search'"):
         beams(Harness(mode="random"))

@@ -16,7 +16,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 @pytest.mark.parametrize("token_ids", [[1, 2], []])
-def test_a_beam_search_with_allowed_tokens_is_an_error_or_ignores_them(
+def test_beam_search_with_allowed_token_ids_is_rejected_from_version_0_33(
     path: str, token_ids: list[int]
 ) -> None:
     search = {"use_beam_search": True, "n": 2, "allowed_token_ids": token_ids}
@@ -31,7 +31,7 @@ def test_a_beam_search_with_allowed_tokens_is_an_error_or_ignores_them(
     assert client.post(path, json=BODIES[path] | search).status_code == 200
 
 
-def test_a_streamed_beam_search_with_allowed_tokens_sends_the_error_as_an_event() -> None:
+def test_streamed_beam_search_with_allowed_token_ids_sends_an_error_event() -> None:
     client = app_of("--vllm-version", "0.33").test_client()
     search = {"use_beam_search": True, "allowed_token_ids": [1], "stream": True}
     answer = client.post(CHAT, json=BODIES[CHAT] | search)
@@ -39,7 +39,7 @@ def test_a_streamed_beam_search_with_allowed_tokens_sends_the_error_as_an_event(
     assert '"code":400' in answer.text
 
 
-def test_beams_do_not_name_the_weights() -> None:
+def test_beams_have_no_weight_versions() -> None:
     client = app_of("--vllm-version", "0.33").test_client()
     search = {"use_beam_search": True, "n": 2, "return_weight_versions": True}
     answer = client.post(CHAT, json=BODIES[CHAT] | search)

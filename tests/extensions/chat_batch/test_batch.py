@@ -7,7 +7,7 @@ ASKED = {"role": "user", "content": "a"}
 BEGUN = {"role": "assistant", "content": "Well"}
 
 
-def test_a_batch_repeats_each_conversation_and_shows_nothing_about_its_prompts() -> None:
+def test_batch_choices_repeat_their_conversation_and_hide_prompt_fields() -> None:
     conversations = [[ASKED], [ASKED, BEGUN]]
     body = {
         "messages": conversations,

@@ -32,7 +32,7 @@ HELLO = [{"role": "user", "content": "hi"}]
         ),
     ],
 )
-def test_a_batch_is_a_list_of_conversations_with_one_answer_each(
+def test_invalid_batch_of_conversations_is_rejected(
     fields: dict[str, object], kind: str, param: str
 ) -> None:
     with pytest.raises(ApiError) as caught:

@@ -44,7 +44,7 @@ def events(client: Client, **fields: Any) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
-def test_an_answer_is_a_message_of_blocks(client: Client) -> None:
+def test_response_message_is_a_list_of_content_blocks(client: Client) -> None:
     body = answer(client, max_tokens=4)
     assert body["message"]["role"] == "assistant"
     [block] = body["message"]["content"]
@@ -57,14 +57,14 @@ def test_an_answer_is_a_message_of_blocks(client: Client) -> None:
     assert "logprobs" not in body
 
 
-def test_log_probabilities_have_one_entry_per_token(client: Client) -> None:
+def test_logprobs_have_one_entry_per_token(client: Client) -> None:
     body = answer(client, max_tokens=3, logprobs=True)
     texts = [entry["text"] for entry in body["logprobs"]]
     assert len(texts) == body["usage"]["tokens"]["output_tokens"]
     assert all(len(entry["token_ids"]) == len(entry["logprobs"]) == 1 for entry in body["logprobs"])
 
 
-def test_a_stream_has_the_events_of_a_message(client: Client) -> None:
+def test_stream_has_the_message_events_of_cohere(client: Client) -> None:
     event_list = events(client, max_tokens=4)
     types = [event["type"] for event in event_list]
     assert types[:3] == ["message-start", "content-start", "content-delta"]
@@ -108,7 +108,9 @@ def test_tool_calls_have_events_and_a_finish_reason(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("is_reasoning", "types"), [(True, "thinking"), (False, "tool_plan")])
-def test_reasoning_is_a_block_or_the_plan_of_the_calls(is_reasoning: bool, types: str) -> None:
+def test_reasoning_becomes_a_thinking_block_or_the_tool_plan(
+    is_reasoning: bool, types: str
+) -> None:
     flags = [*FLAGS, *PARSERS]
     if not is_reasoning:
         flags.append("--no-cohere-is-reasoning-model")
@@ -128,7 +130,7 @@ def test_reasoning_is_a_block_or_the_plan_of_the_calls(is_reasoning: bool, types
         assert kinds[0] == "thinking"
 
 
-def test_fields_become_those_of_a_chat(client: Client) -> None:
+def test_cohere_fields_are_converted_to_chat_fields(client: Client) -> None:
     body = {
         "model": MODEL,
         "messages": [
@@ -175,7 +177,7 @@ def test_fields_become_those_of_a_chat(client: Client) -> None:
         ({"model": MODEL, "messages": HELLO, "k": "many"}, "int_parsing"),
     ],
 )
-def test_errors_have_coheres_shape(client: Client, body: dict[str, Any], words: str) -> None:
+def test_errors_have_the_cohere_format(client: Client, body: dict[str, Any], words: str) -> None:
     for path in (PATH, RENDER):
         response = client.post(path, body)
         assert response.status_code == 400, response.text
@@ -183,12 +185,12 @@ def test_errors_have_coheres_shape(client: Client, body: dict[str, Any], words: 
         assert words in response.json()["message"]
 
 
-def test_an_unknown_model_is_not_found(client: Client) -> None:
+def test_unknown_model_returns_404(client: Client) -> None:
     response = client.post(PATH, {"model": "other", "messages": HELLO})
     assert (response.status_code, list(response.json())) == (404, ["message"])
 
 
-def test_a_structured_answer_fits_its_schema(client: Client) -> None:
+def test_structured_output_satisfies_its_schema(client: Client) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     form = {"type": "json_object", "json_schema": schema}
     [block] = answer(client, response_format=form)["message"]["content"]
@@ -203,7 +205,7 @@ def test_a_structured_answer_fits_its_schema(client: Client) -> None:
         (("--enable-cohere-api", "--no-enable-scale-out"), 400, 404),
     ],
 )
-def test_the_routes_are_opt_in(
+def test_cohere_routes_are_off_by_default(
     flags: tuple[str, ...], chat_status: int, render_status: int
 ) -> None:
     with in_process(*flags) as client:
@@ -211,7 +213,7 @@ def test_the_routes_are_opt_in(
         assert client.post(RENDER, {}).status_code == render_status
 
 
-def test_valid_documents_are_converted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_documents_are_converted_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """One by one, 100,000 documents would hold the event loop for half a second."""
 
     def refuse(kind: object, value: object) -> object:
@@ -223,7 +225,7 @@ def test_valid_documents_are_converted_at_once(monkeypatch: pytest.MonkeyPatch) 
     assert protocol.convert_documents(None) is None
 
 
-def test_a_document_that_is_a_list_is_rejected() -> None:
+def test_document_that_is_a_list_is_rejected() -> None:
     assert protocol.convert_documents(["a", {"b": 1}]) == ["a", {"b": 1}]
     with pytest.raises(ConversionError):
         protocol.convert_documents([[1]])

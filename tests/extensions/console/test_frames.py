@@ -19,7 +19,7 @@ from tests.extensions.explanation.explained import quick_profile
 SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.1}
 
 
-def test_a_request_is_a_bar_from_its_arrival_to_its_end() -> None:
+def test_request_is_shown_as_a_bar_from_its_arrival_to_its_end() -> None:
     watched = WatchedEngine(slots=1, **SLOW)
     watched.ask("a", prompt_ids=[1, 2, 3], max_tokens=4)
     watched.ask("b", max_tokens=4)
@@ -39,7 +39,7 @@ def test_a_request_is_a_bar_from_its_arrival_to_its_end() -> None:
     assert page.phases[second] == [Phase.PREFILL]
 
 
-def test_frame_figures_equal_the_metrics() -> None:
+def test_figures_of_a_frame_equal_the_metrics() -> None:
     watched = WatchedEngine(slots=3, max_waiting=50, blocks=400, **SLOW)
     rng = Random(4)
     for number in range(30):
@@ -87,7 +87,7 @@ def test_each_step_is_sent_once_with_its_token_counts() -> None:
     )
 
 
-def test_a_picture_contains_the_steps_before_the_page_was_opened() -> None:
+def test_snapshot_contains_steps_from_before_the_page_was_opened() -> None:
     watched = WatchedEngine(seen=False, slots=8, profile=quick_profile(max_num_seqs=8))
     for number in range(5):
         watched.ask(f"r{number}", prompt_ids=list(range(300)), max_tokens=30)
@@ -106,7 +106,7 @@ def test_a_picture_contains_the_steps_before_the_page_was_opened() -> None:
     assert picture.steps == watched.page.steps
 
 
-def test_a_picture_has_the_time_since_when_no_request_was_dropped(
+def test_snapshot_has_the_time_since_which_no_request_was_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bars, "MAX_PAST_BARS", 3)
@@ -131,7 +131,7 @@ def test_a_picture_has_the_time_since_when_no_request_was_dropped(
 
 
 @pytest.mark.parametrize("steps", [False, True])
-def test_the_block_map_equals_the_state_of_the_cache(steps: bool) -> None:
+def test_block_map_equals_the_state_of_the_cache(steps: bool) -> None:
     """Prompts that share beginnings, more than the cache holds:
 
     blocks are shared, cached, evicted.
@@ -166,7 +166,7 @@ def test_the_block_map_equals_the_state_of_the_cache(steps: bool) -> None:
 
 
 @pytest.mark.parametrize("steps", [False, True])
-def test_a_remote_prefill_is_shown_as_a_transfer(steps: bool) -> None:
+def test_remote_prefill_is_shown_as_a_transfer(steps: bool) -> None:
     profile = quick_profile() if steps else None
     watched = WatchedEngine(slots=2, blocks=100, profile=profile, kv_cache_transfer_latency=2.0)
     watched.ask("a", prompt_ids=list(range(60)), remote_prefill=True)
@@ -177,7 +177,7 @@ def test_a_remote_prefill_is_shown_as_a_transfer(steps: bool) -> None:
     assert page.ended[page.number_of("a")][1] == "length"
 
 
-def test_frames_count_running_requests_by_loaded_adapter() -> None:
+def test_frames_count_running_requests_per_adapter() -> None:
     watched = WatchedEngine(slots=4, adapters=("x", "y"), max_loras=1, **SLOW)
     for name in ("x", "x", "y"):
         watched.ask(f"of {name}", adapter=name)
@@ -187,7 +187,7 @@ def test_frames_count_running_requests_by_loaded_adapter() -> None:
     assert watched.frame(2).frame["adapters"] == {"y": 1}
 
 
-def test_a_preempted_sequence_has_the_phase_preempted() -> None:
+def test_preempted_sequence_has_the_phase_preempted() -> None:
     profile = quick_profile(max_num_seqs=4)
     watched = WatchedEngine(slots=4, max_waiting=100, blocks=40, profile=profile)
     for number in range(4):
@@ -202,7 +202,7 @@ def test_a_preempted_sequence_has_the_phase_preempted() -> None:
     assert len(page.ended) == 4
 
 
-def test_a_picture_and_later_frames_give_the_same_state_as_all_frames() -> None:
+def test_snapshot_plus_later_frames_equals_the_state_of_all_frames() -> None:
     watched = WatchedEngine(slots=4, max_waiting=100, blocks=80, inter_token_latency=0.05)
     late = Page()
     for number in range(25):
@@ -227,7 +227,7 @@ def test_a_picture_and_later_frames_give_the_same_state_as_all_frames() -> None:
     }
 
 
-def test_a_page_that_opens_late_gets_recently_ended_requests(
+def test_late_page_receives_recently_completed_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watched = WatchedEngine(seen=False, slots=4, inter_token_latency=0.01)
@@ -254,7 +254,7 @@ def test_a_page_that_opens_late_gets_recently_ended_requests(
     assert [row[1] for row in later.bars.values()] == ["runs"]
 
 
-def test_a_restarted_observer_sends_the_current_state() -> None:
+def test_restarted_observer_sends_the_current_state() -> None:
     watched = WatchedEngine(slots=4, blocks=100, inter_token_latency=0.05)
     watched.ask("a", prompt_ids=list(range(50)), max_tokens=100)
     watched.frame()
@@ -280,7 +280,7 @@ def test_bars_of_thousands_of_requests_stay_within_the_memory_limit() -> None:
     assert not list(watched.observer.bars.live())
 
 
-def test_a_frame_omits_unchanged_parts() -> None:
+def test_frame_omits_unchanged_parts() -> None:
     watched = WatchedEngine(blocks=50)
     watched.frame()
     watched.harness.clock.advance(0.25)
@@ -318,7 +318,7 @@ def read(box: ClientQueue, min_events: int) -> list[str]:
     return events
 
 
-def test_the_engine_is_observed_while_a_page_is_open(watched: WatchedEngine) -> None:
+def test_engine_is_observed_only_while_a_page_is_open(watched: WatchedEngine) -> None:
     feed = feed_of(watched)
     first = feed.open()
     second = feed.open()
@@ -335,7 +335,7 @@ def test_the_engine_is_observed_while_a_page_is_open(watched: WatchedEngine) -> 
     assert len(feed) == 0 and third.gone
 
 
-def test_a_slow_browser_loses_frames_and_gets_a_new_picture(
+def test_slow_browser_loses_frames_and_receives_a_new_snapshot(
     watched: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "MAX_WAITING_EVENTS", 3)
@@ -352,7 +352,7 @@ def test_a_slow_browser_loses_frames_and_gets_a_new_picture(
         box.close()
 
 
-def test_a_browser_that_never_reads_is_disconnected(
+def test_browser_that_never_reads_is_disconnected(
     watched: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "MAX_WAITING_EVENTS", 3)
@@ -370,7 +370,7 @@ def test_a_browser_that_never_reads_is_disconnected(
     assert len(feed) == 0 and not watched.observer.is_open
 
 
-def test_an_error_in_a_frame_ends_only_the_streams(
+def test_error_while_building_a_frame_ends_only_the_streams(
     watched: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:

@@ -49,7 +49,7 @@ def played(watched: WatchedEngine, seconds: float) -> dict[float, list[float]]:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["requests", "steps"])
-def test_past_figures_equal_the_recorded_figures_of_the_engine(
+def test_historical_figures_equal_the_recorded_figures_of_the_engine(
     shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bars, "MAX_PAST_BARS", 3)
@@ -68,7 +68,7 @@ def test_past_figures_equal_the_recorded_figures_of_the_engine(
         assert row["cache_usage"] is None
 
 
-def test_past_figures_begin_after_the_dropped_requests(
+def test_historical_figures_start_after_the_dropped_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(history, "MAX_REQUESTS", 3)
@@ -82,14 +82,14 @@ def test_past_figures_begin_after_the_dropped_requests(
     assert past[-1]["length"] == 6
 
 
-def test_past_figures_go_back_five_minutes() -> None:
+def test_historical_figures_cover_five_minutes() -> None:
     watched = unseen(slots=8, inter_token_latency=0.01)
     watched.harness.clock.advance(1000)
     past = past_of(watched)
     assert len(past) * STEP_MS == pytest.approx(history.PAST_MS, abs=STEP_MS)
 
 
-def test_past_figures_include_requests_whose_texts_were_dropped(
+def test_historical_figures_include_requests_whose_texts_were_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bars, "MAX_ENDED_BYTES", 1)
@@ -103,7 +103,7 @@ def test_past_figures_include_requests_whose_texts_were_dropped(
     assert past[-1]["length"] == 20
 
 
-def test_ended_requests_are_kept_for_five_minutes() -> None:
+def test_completed_requests_are_kept_for_five_minutes() -> None:
     watched = unseen(slots=8, inter_token_latency=0.01)
     watched.ask("old", max_tokens=2)
     watched.harness.clock.advance(200)
@@ -116,7 +116,7 @@ def test_ended_requests_are_kept_for_five_minutes() -> None:
     assert ends.size_bytes < ends.limit_bytes
 
 
-def test_the_history_can_pause_after_each_request() -> None:
+def test_computing_the_history_pauses_after_each_request() -> None:
     live = LiveRequest(arrival_ms=0.0, prompt_tokens=5, running_ms=1.0, first_ms=2.0, tokens=9)
     end: EndRow = (1, "length", 900.0, 9, 0, 1.0, 2.0, 900.0)
     ended = EndedRequest(arrival_ms=0.0, prompt_tokens=5, end=end)

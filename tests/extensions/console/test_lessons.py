@@ -60,14 +60,14 @@ def played(name: str) -> PlayedLesson:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lesson_ends_and_is_short(name: str) -> None:
+def test_all_requests_of_a_lesson_complete_within_15_seconds(name: str) -> None:
     lesson = played(name)
     assert len(lesson.ends.keys() - PREFILL_BARS) == len(lesson.lesson.arrivals)
     assert {row[1] for row in lesson.ends.values()} == {"length"}
     assert 3 < lesson.frames[-1].at / 1000 < 15
 
 
-def test_a_full_cache_makes_requests_wait_beside_free_slots() -> None:
+def test_full_cache_makes_requests_wait_despite_free_slots() -> None:
     lesson = played("kv-cache-full")
     assert lesson.server["places"] == 32
     assert lesson.server["blocks"] == 819
@@ -77,7 +77,7 @@ def test_a_full_cache_makes_requests_wait_beside_free_slots() -> None:
     assert lesson.max_figure("preemptions") == 0
 
 
-def test_a_preempted_stream_has_a_gap_of_seconds() -> None:
+def test_preempted_stream_has_a_gap_of_seconds() -> None:
     lesson = played("preemption")
     assert lesson.server["blocks"] == 160
     assert lesson.max_figure("running") == 12
@@ -87,7 +87,7 @@ def test_a_preempted_stream_has_a_gap_of_seconds() -> None:
     assert sum(step[2] for step in lesson.steps) > first_prefill_tokens + 300, "computed again"
 
 
-def test_a_chunked_prompt_leaves_every_step_room_for_the_streams() -> None:
+def test_chunked_prompt_leaves_room_for_the_streams_in_every_step() -> None:
     lesson = played("chunked-prefill")
     chunks = [step for step in lesson.steps if step[0] > LONG_ARRIVAL_S * 1000 and step[2]]
     assert len(chunks) == 24
@@ -106,7 +106,7 @@ def test_prompts_with_a_cached_prefix_need_almost_no_prefill() -> None:
     assert [lesson.ends[number][4] for number in range(1, 7)] == [0] * 6
 
 
-def test_a_long_prompt_stops_all_streams_once_and_p99_hides_it() -> None:
+def test_long_prompt_stalls_all_streams_once_without_raising_p99() -> None:
     lesson = played("long-prompt")
     gaps_ms = lesson.gaps_ms
     assert [gap > 1000 for gap in gaps_ms[-9:]] == [False] + [True] * 8
@@ -114,7 +114,7 @@ def test_a_long_prompt_stops_all_streams_once_and_p99_hides_it() -> None:
     assert gaps_ms[int(len(gaps_ms) * 0.99)] < 15
 
 
-def test_streams_keep_their_pace_when_the_prompt_is_computed_elsewhere() -> None:
+def test_streams_keep_their_pace_with_disaggregated_prefill() -> None:
     lesson = played("prefill-decode-apart")
     assert lesson.gaps_ms[-1] < 15
     later_steps = [step for step in lesson.steps if step[0] > LONG_ARRIVAL_S * 1000]
@@ -127,7 +127,7 @@ def test_streams_keep_their_pace_when_the_prompt_is_computed_elsewhere() -> None
     assert played("chunked-prefill").first_s(9) > played("long-prompt").first_s(9)
 
 
-def test_a_request_is_decoded_where_its_prefill_has_ended() -> None:
+def test_request_is_decoded_where_its_prefill_ended() -> None:
     lesson = played("prefill-decode-apart")
     arrivals_ms = {row[0]: row[5] for frame in lesson.frames for row in frame.new}
     [prefill_number] = lesson.ends.keys() & PREFILL_BARS
@@ -140,7 +140,7 @@ def test_a_request_is_decoded_where_its_prefill_has_ended() -> None:
 
 
 @pytest.mark.parametrize("name", ["chunked-prefill", "long-prompt"])
-def test_a_running_request_is_in_its_prefill_until_its_first_token(name: str) -> None:
+def test_running_request_is_in_the_prefill_phase_until_its_first_token(name: str) -> None:
     lesson = played(name)
     phases = [row[1:3] for frame in lesson.frames for row in frame.phases if row[0] == 9]
     assert [phase for phase, _ in phases] == [Phase.PREFILL, Phase.DECODE]
@@ -158,13 +158,15 @@ def test_a_running_request_is_in_its_prefill_until_its_first_token(name: str) ->
         ("prefill-decode-apart", ["13.1 ms", "252 ms", "1.52 s"]),
     ],
 )
-def test_a_recording_has_the_figures_that_its_text_explains(name: str, figures: list[str]) -> None:
+def test_lesson_figures_have_the_values_that_its_text_explains(
+    name: str, figures: list[str]
+) -> None:
     lesson = played(name)
     assert lesson.server["figures"] == list(zip(lesson.lesson.figures, figures, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_terms_of_a_lesson_are_those_of_its_text(name: str) -> None:
+def test_glossary_of_a_lesson_contains_every_term_of_its_text(name: str) -> None:
     lesson = find_lesson(name)
     assert lesson is not None
     words = lesson.text.replace(",", "").split()
@@ -172,7 +174,7 @@ def test_the_terms_of_a_lesson_are_those_of_its_text(name: str) -> None:
     assert expected <= terms_of(lesson.text).keys()
 
 
-def test_a_plural_has_the_definition_of_its_term() -> None:
+def test_plural_has_the_definition_of_its_term() -> None:
     assert terms_of("Three prefix hits") == {"prefix hit": TERMS["prefix hit"]}
     assert terms_of("The prefix of a stepladder") == {}
 
@@ -181,7 +183,7 @@ def client(*flags: str) -> Any:
     return app_of("--console", "--force-dummy-tokenizer", *flags).test_client()
 
 
-def test_a_server_with_default_settings_lists_and_plays_six_lessons() -> None:
+def test_default_server_lists_and_plays_six_lessons() -> None:
     http_client = client()
     lessons = http_client.get("/admin/console/lessons").get_json()
     assert [lesson["name"] for lesson in lessons] == NAMES
@@ -193,7 +195,7 @@ def test_a_server_with_default_settings_lists_and_plays_six_lessons() -> None:
     assert frames[-1]["at"] > 3000
 
 
-def test_an_unknown_lesson_is_not_found_and_lessons_need_the_key() -> None:
+def test_unknown_lesson_returns_404_and_lessons_require_the_key() -> None:
     assert client().get("/admin/console/lessons/other").status_code == 404
     keyed = client("--admin-key", "secret")
     for path in ("lessons", "lessons/preemption"):

@@ -34,13 +34,13 @@ def keyed() -> Any:
     )
 
 
-def test_the_console_is_off_by_default() -> None:
+def test_console_is_off_by_default() -> None:
     http_client = app_of("--force-dummy-tokenizer").test_client()
     for path in ("/console", "/console/main.js", "/admin/console/knobs", "/admin/console/stream"):
         assert http_client.get(path).status_code == 404
 
 
-def test_the_admin_key_protects_the_data_but_not_the_page(keyed: Any) -> None:
+def test_admin_key_protects_the_data_but_not_the_page(keyed: Any) -> None:
     """A browser cannot send a key with the address that is typed: the page asks for it."""
     for path in ("stream", "knobs", "figures", "requests/1"):
         assert keyed.get(f"/admin/console/{path}").status_code == 401
@@ -51,7 +51,7 @@ def test_the_admin_key_protects_the_data_but_not_the_page(keyed: Any) -> None:
     assert keyed.get("/console").status_code == 200
 
 
-def test_there_is_a_knob_for_every_live_setting_and_none_shows_a_secret(keyed: Any) -> None:
+def test_every_live_setting_has_a_control_and_no_control_shows_a_secret(keyed: Any) -> None:
     def knobs() -> dict[str, Any]:
         return {
             knob["name"]: knob for knob in keyed.get("/admin/console/knobs", headers=KEY).get_json()
@@ -69,7 +69,7 @@ def test_there_is_a_knob_for_every_live_setting_and_none_shows_a_secret(keyed: A
     assert knobs()["inter-token-latency"]["value"] == "35ms"
 
 
-def test_actions_work_without_the_development_routes() -> None:
+def test_console_actions_work_without_the_development_routes() -> None:
     http_client = client()
     assert http_client.post("/pause").status_code == 404
     for action, state in (
@@ -85,7 +85,7 @@ def test_actions_work_without_the_development_routes() -> None:
     assert http_client.get("/admin/console/figures").get_json()["state"] == "draining"
 
 
-def test_a_rejected_request_is_counted_with_its_reason() -> None:
+def test_rejected_request_is_counted_with_its_reason() -> None:
     app = app_of("--console", "--force-dummy-tokenizer", "--max-model-len", "16")
     console = next(member for member in app.middleware.members if isinstance(member, Console))
     console.observer.start()
@@ -112,7 +112,7 @@ def test_a_rejected_request_is_counted_with_its_reason() -> None:
         (f"00-{'a' * 10_000}-b-01", ""),
     ],
 )
-def test_values_from_clients_are_shortened(traceparent: str, trace_id: str) -> None:
+def test_long_client_values_are_truncated(traceparent: str, trace_id: str) -> None:
     context = request(
         "/" + "p" * 10_000, "POST", {"traceparent": traceparent, "x-request-id": "r" * 10_000}
     )
@@ -136,13 +136,13 @@ def test_values_from_clients_are_shortened(traceparent: str, trace_id: str) -> N
     ],
     ids=["struct", "long text", "many", "deep"],
 )
-def test_a_setting_of_any_size_gets_a_short_summary(value: object, summary_start: str) -> None:
+def test_setting_value_of_any_size_has_a_short_summary(value: object, summary_start: str) -> None:
     shown_value = summarize(value)
     assert isinstance(shown_value, str) and shown_value.startswith(summary_start)
     assert len(shown_value) <= MAX_SETTING_CHARACTERS
 
 
-def test_request_details_have_prompt_settings_tokens_and_blocks() -> None:
+def test_request_details_contain_prompt_settings_tokens_and_blocks() -> None:
     watched = WatchedEngine(slots=2, blocks=50, inter_token_latency=0.1)
     ids = embedded_tokenizer().encode(HOSTILE)
     watched.ask("a", prompt_ids=ids, max_tokens=30, stop=("x!",), seed=5)
@@ -174,7 +174,7 @@ IMPOSSIBLE = (
 )  # fmt: skip
 
 
-def test_an_invalid_or_impossible_load_is_rejected(keyed: Any) -> None:
+def test_invalid_or_impossible_load_is_rejected(keyed: Any) -> None:
     for body in IMPOSSIBLE:
         answer = keyed.post(
             "/admin/console/load", data=body, content_type="application/json", headers=KEY
@@ -184,13 +184,13 @@ def test_an_invalid_or_impossible_load_is_rejected(keyed: Any) -> None:
     assert client("--task", "embed").post("/admin/console/load", json={}).status_code == 400
 
 
-def test_the_files_of_the_page_are_smaller_than_200_kb() -> None:
+def test_page_files_are_smaller_than_200_kb() -> None:
     assert (
         sum((FOLDER / name).stat().st_size for name in ("index.html", *STYLES, *SCRIPTS)) < 200_000
     )
 
 
-def test_the_page_loads_only_its_own_files_and_has_no_inline_code() -> None:
+def test_page_loads_only_its_own_files_and_has_no_inline_code() -> None:
     html = (FOLDER / "index.html").read_text("utf-8")
     named = re.findall(r'(?:src|href)="([^"#][^"]*)"', html)
     assert set(named) == {f"console/{name}" for name in (*STYLES, *SCRIPTS)} | {"data:,"}
@@ -200,7 +200,7 @@ def test_the_page_loads_only_its_own_files_and_has_no_inline_code() -> None:
     assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|\sstyle=", html)
 
 
-def test_files_have_a_policy_and_an_etag_and_unknown_files_are_not_found() -> None:
+def test_page_files_have_a_content_security_policy_and_an_etag() -> None:
     http_client = application(page.routes()).test_client()
     for path in ("/console", "/console/main.js", "/console/console.css"):
         answer = http_client.get(path)

@@ -17,7 +17,7 @@ def report_of(watched: WatchedEngine, request_id: str) -> RequestReport:
     return report
 
 
-def test_a_report_explains_choices_that_wait_run_and_have_ended() -> None:
+def test_report_explains_waiting_running_and_completed_choices() -> None:
     watched = WatchedEngine(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
     watched.ask("first", max_tokens=4)
     watched.ask("late", max_tokens=4)
@@ -32,7 +32,7 @@ def test_a_report_explains_choices_that_wait_run_and_have_ended() -> None:
     assert watched.observer.explain("never") is None
 
 
-def test_the_sentence_of_a_report_describes_the_slowest_choice() -> None:
+def test_report_sentence_describes_the_slowest_choice() -> None:
     watched = WatchedEngine(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
     watched.ask("both", choices=2, max_tokens=4)
     watched.frame(100)
@@ -42,7 +42,7 @@ def test_the_sentence_of_a_report_describes_the_slowest_choice() -> None:
     assert report.choices[0].total_ms < report.choices[1].total_ms
 
 
-def test_the_log_of_delays_counts_as_a_cache_of_a_server_with_a_console() -> None:
+def test_memory_report_includes_the_delay_log_only_with_the_console() -> None:
     sizes = {}
     for flag in ("--console", "--no-console"):
         client = app_of(flag, "--force-dummy-tokenizer").test_client()
@@ -51,7 +51,7 @@ def test_the_log_of_delays_counts_as_a_cache_of_a_server_with_a_console() -> Non
     assert "delay log" not in sizes["--no-console"]
 
 
-def test_a_report_has_the_times_of_the_journal_in_unix_seconds() -> None:
+def test_report_has_the_journal_times_in_unix_seconds() -> None:
     watched = WatchedEngine(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
     watched.ask("first", max_tokens=4)
     watched.ask("late", max_tokens=4)

@@ -32,14 +32,14 @@ LOADS = st.builds(
         (RankLoad(1, 0, 3, 1.0), 1, 3.0),
     ],
 )
-def test_the_score_weights_waiting_requests_and_api_servers(
+def test_load_score_weights_waiting_requests_by_the_number_of_api_servers(
     load: RankLoad, api_servers: int, expected: float
 ) -> None:
     assert score(load, api_servers) == expected
 
 
 @given(st.lists(LOADS, min_size=1, max_size=8), st.integers(0, 7), st.integers(1, 8))
-def test_the_first_least_busy_rank_from_the_start_on_is_chosen(
+def test_first_least_busy_rank_from_the_start_index_is_chosen(
     loads: list[RankLoad], start: int, api_servers: int
 ) -> None:
     chosen = least_busy(loads, start, api_servers)
@@ -51,13 +51,13 @@ def test_the_first_least_busy_rank_from_the_start_on_is_chosen(
 
 
 @given(st.integers(1, 8), st.integers(0, 50))
-def test_idle_ranks_are_chosen_in_turn(ranks: int, requests: int) -> None:
+def test_idle_ranks_are_chosen_in_rotation(ranks: int, requests: int) -> None:
     chosen = [least_busy([IDLE] * ranks, start) for start in range(requests)]
     assert chosen == [start % ranks for start in range(requests)]
 
 
 @given(st.integers(1, 8), st.lists(st.one_of(st.none(), st.integers(0, 400)), max_size=60))
-def test_unpinned_requests_even_out_what_pinned_ones_left(
+def test_requests_without_a_rank_go_to_less_loaded_ranks(
     ranks: int, pins: list[int | None]
 ) -> None:
     """No request ends. An unpinned one never goes to a rank that has more than another one."""

@@ -7,7 +7,7 @@ from tests.client import in_process
 TOKENS = re.compile(r'^vllm:generation_tokens_total\{engine="(\d+)".*\} (\S+)$', re.M)
 
 
-def test_a_beam_search_runs_on_the_rank_that_it_names() -> None:
+def test_beam_search_runs_on_the_requested_rank() -> None:
     search = {"prompt": "Hello", "use_beam_search": True, "n": 2, "max_tokens": 2}
     with in_process("--data-parallel-mode=internal", "--data-parallel-size=2") as client:
         for _ in range(3):

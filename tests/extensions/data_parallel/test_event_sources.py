@@ -21,7 +21,7 @@ FLAGS = ("--data-parallel-mode=internal", "--enable-kvcache", "--zmq-endpoint=tc
         ),
     ],
 )
-def test_each_rank_has_a_port_of_its_own(ranks: tuple[str, ...], expected: list[int]) -> None:
+def test_each_rank_has_a_separate_event_port(ranks: tuple[str, ...], expected: list[int]) -> None:
     with in_process(*FLAGS, *ranks) as client:
         sources = client.get("/kv_event_sources").json()
     assert {int(rank): source["endpoint"] for rank, source in sources.items()} == {

@@ -5,7 +5,7 @@ import re
 from tests.client import in_process
 
 
-def test_texts_to_embed_are_balanced() -> None:
+def test_embedding_texts_are_balanced_across_ranks() -> None:
     ranks = ("--data-parallel-mode=internal", "--data-parallel-size=2")
     with in_process(*ranks, "--task=embed") as client:
         texts = ["One", "Two", "Three", "Four"]

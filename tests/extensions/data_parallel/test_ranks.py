@@ -35,7 +35,7 @@ def complete(client: Client, rank: object = None, **fields: Any) -> Any:
     return client.post("/v1/completions", body, headers=headers)
 
 
-def test_the_first_request_goes_to_the_second_rank(client: Client) -> None:
+def test_first_request_goes_to_the_second_rank(client: Client) -> None:
     """The start of the scan moves on before the first request, too."""
     complete(client)
     assert generated(client) == Counter({0: 0, 1: 2})
@@ -50,7 +50,9 @@ def test_the_first_request_goes_to_the_second_rank(client: Client) -> None:
         ("/v1/completions", {"prompt": ["Hello", "Goodbye"]}),
     ],
 )
-def test_every_family_may_be_pinned(client: Client, path: str, body: dict[str, Any]) -> None:
+def test_rank_header_selects_the_rank_in_every_api(
+    client: Client, path: str, body: dict[str, Any]
+) -> None:
     fields = {**body, "max_tokens": 2, "ignore_eos": True}
     for _ in range(3):
         assert client.post(path, fields, headers={RANK: "0"}).status_code == 200
@@ -79,7 +81,7 @@ def test_every_family_may_be_pinned(client: Client, path: str, body: dict[str, A
         ),
     ],
 )
-def test_the_header_counts_locally_and_the_metrics_globally(
+def test_rank_header_counts_local_ranks_and_metrics_count_global_ranks(
     flags: tuple[str, ...], ranks: list[int]
 ) -> None:
     with in_process(INTERNAL, *flags) as client:
@@ -96,7 +98,7 @@ def test_the_header_counts_locally_and_the_metrics_globally(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_prompts_of_a_request_are_balanced(client: Client, stream: bool) -> None:
+def test_prompts_of_a_request_are_balanced_across_ranks(client: Client, stream: bool) -> None:
     prompts = ["One", "Two", "Three", "Four"]
     answer = complete(client, prompt=prompts, n=2, stream=stream)
     assert answer.status_code == 200
@@ -110,14 +112,16 @@ def test_the_prompts_of_a_request_are_balanced(client: Client, stream: bool) -> 
 @pytest.mark.parametrize(
     ("prompts", "n", "status"), [(4, 1, 200), (2, 2, 200), (5, 1, 429), (1, 3, 429)]
 )
-def test_prompts_of_a_request_take_the_room_of_all_ranks(prompts: int, n: int, status: int) -> None:
+def test_prompts_of_a_request_may_use_the_slots_of_all_ranks(
+    prompts: int, n: int, status: int
+) -> None:
     limits = ("--max-num-seqs=1", "--max-waiting-queue-length=1")
     with in_process(INTERNAL, "--data-parallel-size=2", *limits) as client:
         assert complete(client, prompt=["Hello"] * prompts, n=n).status_code == status
         assert complete(client, prompt=["Hello"] * 4).status_code == 200
 
 
-def test_adapters_older_names_and_pooling_have_one_page_each() -> None:
+def test_metrics_of_all_ranks_declare_each_family_once() -> None:
     for flags in (
         ("--lora-modules=a=/a", "--enable-lora", "--simulator-metrics", "--lora-residency-metrics"),
         ("--task=pooling",),

@@ -72,7 +72,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_command_writes_dataset_that_server_reads(
+def test_command_writes_a_dataset_that_the_server_reads(
     run: Run, source: Path, tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
     output = tmp_path / "new" / "replies.sqlite3"
@@ -154,7 +154,7 @@ def test_existing_file_is_not_overwritten(
         ),
     ],
 )
-def test_invalid_input_prints_one_line_and_leaves_no_partial_file(
+def test_invalid_input_prints_a_one_line_error_and_leaves_no_partial_file(
     run: Run, tmp_path: Path, content: bytes, message: str
 ) -> None:
     source = tmp_path / "talks.json"
@@ -194,7 +194,7 @@ def test_invalid_input_prints_one_line_and_leaves_no_partial_file(
         ),
     ],
 )
-def test_invalid_command_prints_one_line(
+def test_invalid_command_prints_a_one_line_error(
     run: Run, source: Path, argv: list[str], message: str, status: int
 ) -> None:
     folder = str(source.parent)
@@ -214,7 +214,9 @@ class Picky(LocalTokenizer):
         return super().encode(text, add_special_tokens)
 
 
-def test_conversation_is_cut_where_tokenizer_rejects_it(tokenizer: LocalTokenizer) -> None:
+def test_conversation_is_truncated_where_the_tokenizer_rejects_it(
+    tokenizer: LocalTokenizer,
+) -> None:
     recorder = RecordWriter(Picky(tokenizer))
     assert len(list(recorder.records(CONVERSATIONS))) == 4
     assert (recorder.conversations, recorder.rejected, recorder.rejection) == (4, 1, "not this one")
@@ -236,14 +238,14 @@ def test_conversations_are_read_one_by_one() -> None:
         [("human", "q2"), ("gpt", ["a2"])],
     ],
 )
-def test_conversation_ends_at_first_turn_of_wrong_speaker(
+def test_conversation_ends_at_the_first_turn_of_the_wrong_speaker(
     spoken: list[tuple[str, Any]],
 ) -> None:
     begun = ("human", "q1"), ("gpt", "a1")
     assert [question for question, *_ in exchanges(turns(*begun, *spoken))] == ["q1"]
 
 
-def test_invalid_conversation_has_no_exchanges() -> None:
+def test_invalid_conversation_yields_no_exchanges() -> None:
     for item in (
         None,
         [],

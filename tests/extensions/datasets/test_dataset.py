@@ -42,7 +42,7 @@ def reply(
     return recorded
 
 
-def test_recorded_prompt_gets_its_reply_cut_to_limit(opened: Opener) -> None:
+def test_recorded_prompt_gets_its_reply_truncated_to_the_limit(opened: Opener) -> None:
     dataset = opened([row([5], [50, 51]), row(PROMPT, [70, 71], ["a", "b"]), row([6], [60, 61])])
     for seed in range(10):
         assert reply(dataset, 9, seed=seed) == RecordedReply([70, 71], ["a", "b"], 0, False)
@@ -53,7 +53,7 @@ def test_recorded_prompt_gets_its_reply_cut_to_limit(opened: Opener) -> None:
     assert reply(dataset, 3) == RecordedReply([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
 
 
-def test_ignore_eos_prefers_exact_then_longer_then_shorter_reply(
+def test_ignore_eos_prefers_exact_then_longer_then_shorter_replies(
     opened: Opener,
 ) -> None:
     dataset = opened([row(PROMPT, [length] * length) for length in (2, 4, 6)])
@@ -64,7 +64,9 @@ def test_ignore_eos_prefers_exact_then_longer_then_shorter_reply(
     assert reply(dataset, 8, 8).reached_limit
 
 
-def test_older_files_are_matched_by_text_hash(opened: Opener, tokenizer: LocalTokenizer) -> None:
+def test_older_dataset_files_are_matched_by_text_hash(
+    opened: Opener, tokenizer: LocalTokenizer
+) -> None:
     turns = [("user", "Hi"), ("assistant", "Hello."), ("user", "Who are you?")]
     ids = tokenizer.encode("A stand-in.")
     old = (text_hash(turns), json.dumps(tokenizer.pieces(ids)), len(ids))
@@ -75,7 +77,7 @@ def test_older_files_are_matched_by_text_hash(opened: Opener, tokenizer: LocalTo
         assert (recorded.ids, "".join(recorded.texts)) == (ids, "A stand-in.")
 
 
-def test_broken_row_returns_none_and_warns_once(
+def test_corrupt_row_returns_none_and_warns_once(
     opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The true length counts where the column tells another."""
@@ -110,7 +112,7 @@ def test_locked_file_and_deleted_row_return_none(
         assert dataset.reply(PROMPT, (), min_tokens=1, max_tokens=5, rng=Random(1)) is None
 
 
-def test_memory_copy_outlives_file(file: Path, tokenizer: LocalTokenizer) -> None:
+def test_in_memory_copy_outlives_the_file(file: Path, tokenizer: LocalTokenizer) -> None:
     dataset = Dataset(file, "llmd", True, tokenizer)
     file.unlink()
     with closing(dataset):
@@ -149,7 +151,7 @@ def test_catalogue_prefers_fitting_then_longer_then_shorter_rows(
     assert drawn <= (fitting or {key for _, _, key in rows})
 
 
-def test_rows_without_tokens_are_skipped_and_rows_without_hash_match_no_prompt() -> None:
+def test_rows_without_tokens_are_skipped_and_rows_without_a_hash_match_no_prompt() -> None:
     rows: list[tuple[object, object, int]] = [
         (HASHES[0], 0, 1), (HASHES[0], -3, 2), (HASHES[0], None, 3), (HASHES[0], "4", 4),
         (None, 4, 5), ("text", 4, 6), (b"", 4, 7), (b"short", 4, 8),
@@ -162,7 +164,7 @@ def test_rows_without_tokens_are_skipped_and_rows_without_hash_match_no_prompt()
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))
-def test_ids_are_hashed_as_little_endian_words(ids: list[int]) -> None:
+def test_token_ids_are_hashed_as_little_endian_words(ids: list[int]) -> None:
     assert (
         ids_hash(ids) == sha256(b"".join(struct.pack("<I", token_id) for token_id in ids)).digest()
     )
@@ -190,7 +192,7 @@ STRINGS = ["a", "b"]
         ("[7, 8]", IDS, []),
     ],
 )
-def test_all_spellings_of_tokens_are_decoded(text: str, ids: list[int], strings: list[str]) -> None:
+def test_all_token_encodings_are_decoded(text: str, ids: list[int], strings: list[str]) -> None:
     assert decode(text) == decode(text.encode()) == RecordedTokens(ids, strings)
 
 
@@ -202,19 +204,19 @@ def test_all_spellings_of_tokens_are_decoded(text: str, ids: list[int], strings:
         '{"Tokens": [1], "Strings": [2]}', '{"Tokens": "ab"}', b"\xff\xfe", '["\ud800"]', "[" * 100_000,
     ],
 )  # fmt: skip
-def test_value_without_reply_is_rejected(raw: object) -> None:
+def test_row_without_a_reply_is_rejected(raw: object) -> None:
     with pytest.raises(DatasetError, match="gen_tokens"):
         decode(raw)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text()), min_size=1, max_size=8))
 @settings(max_examples=20, deadline=None)
-def test_encoded_tokens_decode_to_same_value(pairs: list[tuple[int, str]]) -> None:
+def test_encoded_tokens_decode_to_the_same_value(pairs: list[tuple[int, str]]) -> None:
     tokens = RecordedTokens([token_id for token_id, _ in pairs], [text for _, text in pairs])
     assert decode(encode(tokens)) == tokens
 
 
-def test_missing_ids_or_strings_are_completed(tokenizer: LocalTokenizer) -> None:
+def test_missing_token_ids_or_strings_are_completed(tokenizer: LocalTokenizer) -> None:
     strange = RecordedTokens([4_000_000_000, 1], ["not", "mine"])
     assert complete(strange, tokenizer) == strange
     ids = tokenizer.encode("The garden is open. 🌳 Grüße")
@@ -227,7 +229,7 @@ def test_missing_ids_or_strings_are_completed(tokenizer: LocalTokenizer) -> None
         assert complete(half, tokenizer) == RecordedTokens(ids, strings)
 
 
-def test_strings_with_other_token_boundaries_are_preserved(tokenizer: LocalTokenizer) -> None:
+def test_token_strings_with_other_boundaries_are_preserved(tokenizer: LocalTokenizer) -> None:
     strings = ["T", "he ", "", "gardengardengarden"]
     completed = complete(RecordedTokens([], strings), tokenizer)
     assert completed.strings == strings

@@ -59,7 +59,7 @@ def test_existing_file_is_not_downloaded(shop: Shop, path: Path) -> None:
     assert (path.read_bytes(), shop.requests) == (b"mine", [])
 
 
-def test_broken_connection_is_resumed(shop: Shop, path: Path) -> None:
+def test_download_is_resumed_after_a_broken_connection(shop: Shop, path: Path) -> None:
     shop.cuts = [100_000, 50_000]
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT
@@ -75,7 +75,7 @@ def test_broken_connection_is_resumed(shop: Shop, path: Path) -> None:
     ]
 
 
-def test_later_start_resumes_failed_download(shop: Shop, path: Path) -> None:
+def test_failed_download_is_resumed_at_the_next_start(shop: Shop, path: Path) -> None:
     shop.cuts = [100_000, 0]
     assert "continues after 100000 bytes" in trouble(shop, path)
     assert files(path) == ["replies.sqlite3.part", "replies.sqlite3.part.etag"]
@@ -93,7 +93,7 @@ def test_later_start_resumes_failed_download(shop: Shop, path: Path) -> None:
     [('"second"', CONTENT[::-1]), (None, CONTENT[:5000])],
     ids=["changed", "shorter"],
 )
-def test_changed_file_is_downloaded_from_start(
+def test_changed_file_is_downloaded_from_the_start(
     shop: Shop, path: Path, etag: str | None, content: bytes
 ) -> None:
     shop.cuts = [100_000, 0]
@@ -105,7 +105,9 @@ def test_changed_file_is_downloaded_from_start(
     assert path.read_bytes() == content
 
 
-def test_server_without_ranges_is_retried_until_no_progress(shop: Shop, path: Path) -> None:
+def test_download_without_range_support_is_retried_until_no_progress(
+    shop: Shop, path: Path
+) -> None:
     shop.ranges = False
     shop.cuts = [1000] * 50
     assert "IncompleteRead" in trouble(shop, path)
@@ -115,7 +117,7 @@ def test_server_without_ranges_is_retried_until_no_progress(shop: Shop, path: Pa
     assert path.read_bytes() == CONTENT
 
 
-def test_part_with_wrong_offset_is_rejected(shop: Shop, path: Path) -> None:
+def test_resumed_part_with_a_wrong_offset_is_rejected(shop: Shop, path: Path) -> None:
     shop.cuts = [1000, 10_000, 10_000, 10_000]
     shop.wrong_start = 7
     with pytest.raises(DatasetError):
@@ -126,7 +128,7 @@ def test_part_with_wrong_offset_is_rejected(shop: Shop, path: Path) -> None:
     assert path.read_bytes() == CONTENT
 
 
-def test_wrong_checksum_or_empty_file_is_an_error_and_discarded(shop: Shop, path: Path) -> None:
+def test_wrong_checksum_or_empty_file_is_rejected_and_deleted(shop: Shop, path: Path) -> None:
     shop.statuses = [302, 302]  # are followed
     assert trouble(shop, path, "0" * 64).endswith(f"the file's SHA-256 is {SHA256}, not {'0' * 64}")
     assert files(path) == []
@@ -146,21 +148,21 @@ def test_partial_file_survives_transient_errors(
     assert bool(files(path)) is remains
 
 
-def test_unreachable_server_error_hides_secrets_of_url(path: Path) -> None:
+def test_unreachable_server_error_hides_secrets_of_the_url(path: Path) -> None:
     port = free_port()
     with pytest.raises(DatasetError, match=rf"from http://127.0.0.1:{port}/x: .*refused") as caught:
         download(f"http://me:secret@127.0.0.1:{port}/x?signature=secret", path)
     assert "secret" not in str(caught.value)
 
 
-def test_invalid_url_or_folder_is_an_error(shop: Shop, path: Path, tmp_path: Path) -> None:
+def test_invalid_url_or_folder_is_rejected(shop: Shop, path: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="cannot be downloaded"):
         download("http://[bad", path)
     (tmp_path / "taken").write_text("a file")
     assert "cannot be written to" in trouble(shop, tmp_path / "taken" / "replies.sqlite3")
 
 
-def test_concurrent_processes_download_once(shop: Shop, path: Path) -> None:
+def test_concurrent_processes_download_the_file_once(shop: Shop, path: Path) -> None:
     together = threading.Barrier(4)
 
     def start() -> None:
@@ -176,7 +178,7 @@ def test_concurrent_processes_download_once(shop: Shop, path: Path) -> None:
     assert len(shop.requests) == 1
 
 
-def test_interrupt_keeps_partial_file(
+def test_interrupt_keeps_the_partial_file(
     shop: Shop, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> NoReturn:

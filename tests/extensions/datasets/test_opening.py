@@ -50,7 +50,7 @@ def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
         ("id INTEGER PRIMARY KEY", "id INT", f"id {MISDECLARED} INT, not INTEGER"),
     ],
 )
-def test_column_of_wrong_type_is_an_error(
+def test_column_of_the_wrong_type_is_rejected(
     path: Path, right: str, wrong: str, message: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
     make_file(path, ROWS, TABLE.replace(right, wrong))
@@ -58,7 +58,7 @@ def test_column_of_wrong_type_is_an_error(
 
 
 @kinds
-def test_invalid_dataset_is_an_error(
+def test_invalid_dataset_is_rejected(
     path: Path, in_memory: bool, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert trouble(path.parent, in_memory, tokenizer)
@@ -98,7 +98,7 @@ def locked(path: Path) -> Iterator[Path]:
         ("x", TABLE.replace("id INTEGER PRIMARY KEY", "id INTEGER NOT NULL PRIMARY KEY")),
     ],
 )
-def test_any_file_name_and_table_without_primary_key_work(
+def test_any_file_name_and_a_table_without_primary_key_are_accepted(
     tmp_path: Path, name: str, table: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
     path = make_file(tmp_path / name, [row([1], [1, 1]), *ROWS], table, "talks")
@@ -108,7 +108,7 @@ def test_any_file_name_and_table_without_primary_key_work(
     assert recorded is not None and recorded.ids == [1, 2]
 
 
-def test_unusable_file_logs_one_warning(
+def test_unusable_dataset_logs_one_warning(
     locked: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     datasets = open_datasets(DatasetSettings(dataset_path=(str(locked),)), tokenizer)
@@ -116,7 +116,7 @@ def test_unusable_file_logs_one_warning(
     assert caplog.messages == [f"dataset {locked} is not used: database is locked"]
 
 
-def test_missing_file_other_than_first_stops_start(
+def test_missing_additional_file_prevents_startup(
     path: Path,
 ) -> None:
     with pytest.raises(DatasetError, match=f"setting dataset-path: file not found: {path}"):
@@ -139,7 +139,7 @@ def reply_texts(datasets: Mapping[str, Dataset], model: str) -> list[str] | None
     return None if recorded is None else list(recorded.texts)
 
 
-def test_model_uses_its_file_and_others_the_default(
+def test_model_uses_its_own_file_and_other_models_the_default_file(
     tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
     general, own_file = (
@@ -180,12 +180,12 @@ def test_model_uses_its_file_and_others_the_default(
         (["--dataset-path", "a", "--dataset-table-name", "a b"], "letters, digits and underscores"),
     ],
 )
-def test_invalid_settings_stop_start(flags: list[str], rule: str) -> None:
+def test_invalid_settings_prevent_startup(flags: list[str], rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         load(flags, {})
 
 
-def test_first_equals_sign_separates_model_from_path() -> None:
+def test_first_equals_sign_separates_the_model_from_the_path() -> None:
     assert DatasetSettings(dataset_path=("a", "tiny = b=c")).files == {"": "a", "tiny": "b=c"}
     assert DatasetSettings(dataset_path=("=a=b",)).files == {"": "a=b"}
     flags = ["--dataset-path", "a", "--dataset-url", "HTTPS://b/c", "--dataset-sha256", "aB" * 32]

@@ -7,7 +7,7 @@ import pytest
 from tests.application import handed_over
 
 
-def test_paths_become_absolute_behind_the_names_of_their_models(
+def test_dataset_paths_become_absolute_and_keep_their_model_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "here"

@@ -10,7 +10,7 @@ def state(client: Client) -> tuple[bool, bool]:
     ]
 
 
-def test_a_server_sleeps_until_it_is_woken(client: Client) -> None:
+def test_server_sleeps_until_wake_up(client: Client) -> None:
     assert client.get("/is_sleeping").json() == {"is_sleeping": False}
     assert client.post("/sleep?level=2").json() == {"status": "sleeping", "level": 2}
     assert client.get("/is_sleeping").json() == {"is_sleeping": True}
@@ -22,7 +22,7 @@ def test_a_server_sleeps_until_it_is_woken(client: Client) -> None:
     assert client.metric("vllm:engine_sleep_state", sleep_state="awake") == 1
 
 
-def test_parts_wake_one_by_one(client: Client) -> None:
+def test_wake_up_with_tags_wakes_parts_separately(client: Client) -> None:
     client.post("/sleep")
     for tags in (["weights"], ["everything"], ["weights", "kv_cache"]):
         body = client.post("/wake_up", params={"tags": tags}).json()
@@ -32,7 +32,7 @@ def test_parts_wake_one_by_one(client: Client) -> None:
     assert state(client) == (False, False)
 
 
-def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None:
+def test_kv_cache_memory_can_be_released_during_a_pause_and_restored() -> None:
     def blocks() -> int:
         client.complete(prompt="Hello " * 100)
         usage = client.complete(prompt="Hello " * 100)["usage"]
@@ -66,7 +66,7 @@ def test_the_memory_of_the_cache_is_released_in_a_pause_and_comes_back() -> None
         assert client.post("/release_kv_cache_memory").status_code == 500
 
 
-def test_words_that_mean_nothing_are_refused(client: Client) -> None:
+def test_invalid_levels_modes_and_tags_are_rejected(client: Client) -> None:
     for path in (
         *(
             "/sleep?level=7",
@@ -95,7 +95,7 @@ def test_words_that_mean_nothing_are_refused(client: Client) -> None:
         assert state(client) == (False, False)
 
 
-def test_the_small_routes_answer(client: Client) -> None:
+def test_reset_profile_and_server_info_routes_respond_as_in_vllm(client: Client) -> None:
     assert client.post("/reset_prefix_cache").json() == {"success": True}
     reset = "/reset_prefix_cache?reset_running_requests=yes&reset_external=1"
     assert client.post(reset).json() == {"success": True}
@@ -108,7 +108,7 @@ def test_the_small_routes_answer(client: Client) -> None:
     assert "model='base'" in client.get("/server_info").json()["vllm_config"]
 
 
-def test_without_the_settings_there_are_no_such_routes_and_metrics() -> None:
+def test_development_routes_and_metrics_are_off_by_default() -> None:
     with in_process() as client:
         paths = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache", "/start_profile")
         for path in (*paths, "/abort_requests", "/v1/load_lora_adapter"):

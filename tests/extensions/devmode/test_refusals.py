@@ -33,14 +33,16 @@ if is_present("disaggregation"):
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_whole_answers_are_rejected(paused: Client, path: str) -> None:
+def test_non_streamed_requests_are_rejected_during_a_pause(paused: Client, path: str) -> None:
     answer = paused.post(path, BODIES[path])
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "ServiceUnavailableError"
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_consists_of_one_error(paused: Client, path: str) -> None:
+def test_streamed_request_receives_one_error_event_during_a_pause(
+    paused: Client, path: str
+) -> None:
     answer = paused.post(path, BODIES[path] | {"stream": True})
     assert answer.status_code == 200
     [data, done] = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
@@ -49,16 +51,16 @@ def test_a_stream_consists_of_one_error(paused: Client, path: str) -> None:
     assert done == "[DONE]"
 
 
-def test_invalid_requests_are_rejected_for_their_own_fault(paused: Client) -> None:
+def test_invalid_requests_keep_their_own_error_during_a_pause(paused: Client) -> None:
     assert paused.post("/v1/completions", {"prompt": "hi", "temperature": -1}).status_code == 400
     assert paused.post("/v1/completions", {"prompt": "hi", "model": "x"}).status_code == 404
 
 
-def test_requests_without_generation_are_answered(paused: Client) -> None:
+def test_tokenize_is_served_during_a_pause(paused: Client) -> None:
     assert paused.post("/tokenize", {"prompt": "hi"}).status_code == 200
 
 
-def test_requests_are_served_after_a_resume(dev_client: Client) -> None:
+def test_requests_are_served_after_resume_or_wake_up(dev_client: Client) -> None:
     for path in ("/resume", "/wake_up"):
         dev_client.post("/pause")
         dev_client.post(path)

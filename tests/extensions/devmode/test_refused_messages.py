@@ -9,13 +9,13 @@ HELLO = [{"role": "user", "content": "hi"}]
 BODY = {"model": "base", "messages": HELLO, "max_tokens": 2}
 
 
-def test_a_message_is_rejected(paused: Client) -> None:
+def test_message_is_rejected_during_a_pause(paused: Client) -> None:
     answer = paused.post(MESSAGES, BODY)
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "overloaded_error"
 
 
-def test_a_stream_of_a_message_consists_of_one_error(paused: Client) -> None:
+def test_streamed_message_receives_one_error_event_during_a_pause(paused: Client) -> None:
     answer = paused.post(MESSAGES, BODY | {"stream": True})
     assert answer.status_code == 200
     [name, data] = [line for line in answer.text.splitlines() if line]
@@ -23,6 +23,6 @@ def test_a_stream_of_a_message_consists_of_one_error(paused: Client) -> None:
     assert json.loads(data.removeprefix("data: "))["error"]["type"] == "overloaded_error"
 
 
-def test_tokens_of_messages_are_counted(paused: Client) -> None:
+def test_count_tokens_is_served_during_a_pause(paused: Client) -> None:
     count = {"model": "base", "messages": HELLO}
     assert paused.post(f"{MESSAGES}/count_tokens", count).status_code == 200

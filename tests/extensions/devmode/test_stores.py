@@ -56,7 +56,7 @@ CASES = [
 
 @pytest.mark.parametrize("flags", [(), STEPS], ids=["alone", "steps"])
 @pytest.mark.parametrize(("connector", "prompt", "cached_count"), CASES)
-def test_a_store_outlives_a_reset(
+def test_external_store_survives_a_prefix_cache_reset(
     connector: str, prompt: list[int], cached_count: int, flags: tuple[str, ...]
 ) -> None:
     app = served(connector, *flags)
@@ -76,7 +76,7 @@ def test_a_store_outlives_a_reset(
 @pytest.mark.parametrize(
     ("fields", "expected"), [({}, 120), ({"remote_prefill_cached_tokens": 7}, 7)]
 )
-def test_a_decode_tells_what_was_fetched_or_what_the_prefill_had_cached(
+def test_decode_reports_the_transferred_or_previously_cached_tokens(
     fields: dict[str, int], expected: int
 ) -> None:
     app = served("")
@@ -93,7 +93,9 @@ def test_a_decode_tells_what_was_fetched_or_what_the_prefill_had_cached(
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     ],
 )
-def test_transfer_parameters_may_stand_at_the_top(path: str, body: dict[str, Any]) -> None:
+def test_transfer_parameters_are_accepted_as_top_level_fields(
+    path: str, body: dict[str, Any]
+) -> None:
     client = served("").test_client()
     body = {**body, "max_tokens": 1}
     inside = client.post(

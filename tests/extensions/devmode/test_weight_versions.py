@@ -3,7 +3,7 @@
 from tests.extensions.devmode.test_weights import TRAINED, ask, client_of
 
 
-def test_generated_tokens_name_the_weights() -> None:
+def test_weight_versions_follow_weight_updates() -> None:
     client = client_of(*TRAINED)
     updated = {"success": True, "new_version": "2"}
     assert ask(client, "/update_weight_version", {"new_version": "2"}) == (200, updated)

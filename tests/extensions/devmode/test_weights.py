@@ -56,13 +56,13 @@ REFUSALS: list[tuple[str, object, tuple[int, str, str | None]]] = [
 ]
 
 
-def test_a_server_that_no_trainer_may_change_refuses() -> None:
+def test_weight_updates_are_rejected_without_a_weight_transfer_engine() -> None:
     client = client_of(*DEV)
     for path, body, expected in REFUSALS:
         assert refused(ask(client, path, body)) == expected, (path, body)
 
 
-def test_without_development_mode_there_are_no_trainers() -> None:
+def test_weight_update_routes_are_off_by_default() -> None:
     paths = {route.path for route in app_of("--force-dummy-tokenizer").routes}
     assert paths >= {"/scale_elastic_ep", "/is_scaling_elastic_ep"}
     assert paths.isdisjoint(
@@ -73,7 +73,7 @@ def test_without_development_mode_there_are_no_trainers() -> None:
     assert pooled.isdisjoint({"/scale_elastic_ep"})
 
 
-def test_a_session_of_updates() -> None:
+def test_weight_update_session_follows_the_protocol_of_vllm() -> None:
     client = client_of(*TRAINED)
     failed = (500, INTERNAL, None)
     assert refused(ask(client, "/update_weights", {"update_info": {}})) == failed
@@ -103,7 +103,7 @@ def test_a_session_of_updates() -> None:
     assert ask(client, "/shutdown_weight_transfer_engine") == (200, shut)
 
 
-def test_the_size_of_the_world() -> None:
+def test_world_size_counts_the_parallel_ranks() -> None:
     client = client_of(*TRAINED)
     assert client.get("/get_world_size").get_json() == {"world_size": 4}
     assert client.get("/get_world_size?include_dp=no").get_json() == {"world_size": 2}
@@ -117,7 +117,7 @@ def test_the_size_of_the_world() -> None:
     assert ask(client, "/is_scaling_elastic_ep") == (200, {"is_scaling_elastic_ep": False})
 
 
-def test_a_later_version_tells_the_phase_of_scaling() -> None:
+def test_version_0_33_reports_the_phase_of_elastic_scaling() -> None:
     client = client_of("--vllm-version", "0.33", "--force-dummy-tokenizer")
     status = {
         "is_scaling_elastic_ep": False,
@@ -129,7 +129,7 @@ def test_a_later_version_tells_the_phase_of_scaling() -> None:
     assert ask(client, "/is_scaling_elastic_ep") == (200, status)
 
 
-def test_methods_of_workers_return_what_a_worker_without_a_gpu_returns() -> None:
+def test_collective_rpc_returns_the_results_of_a_worker_without_a_gpu() -> None:
     client = client_of(*DEV)
     for method, result in (
         ("check_health", None),
@@ -150,7 +150,7 @@ def test_methods_of_workers_return_what_a_worker_without_a_gpu_returns() -> None
     assert ask(profiled, "/collective_rpc", {"method": "profile"})[0] == 200
 
 
-def test_a_profile_is_of_a_session() -> None:
+def test_profiler_must_be_started_before_it_is_stopped() -> None:
     client = client_of("--profiling", "--force-dummy-tokenizer")
     assert client.post("/start_profile", json={}).status_code == 200
     for body, param in (
@@ -160,7 +160,7 @@ def test_a_profile_is_of_a_session() -> None:
         assert refused(ask(client, "/start_profile", body))[::2] == (400, param)
 
 
-def test_arguments_of_the_profiler_come_with_a_later_version() -> None:
+def test_profiler_arguments_are_accepted_from_version_0_33() -> None:
     later = client_of("--vllm-version", "0.33", "--profiling", "--force-dummy-tokenizer")
     body: dict[str, object] = {"profiler_kwargs": {"with_stack": True}}
     assert later.post("/start_profile", json=body).status_code == 200
@@ -171,7 +171,7 @@ def test_arguments_of_the_profiler_come_with_a_later_version() -> None:
     assert earlier.post("/start_profile", json=body).status_code == 200
 
 
-def test_method_that_is_no_text_is_not_implemented() -> None:
+def test_collective_rpc_method_that_is_not_a_string_is_rejected() -> None:
     client = app_of("--force-dummy-tokenizer", "--server-dev-mode").test_client()
     for method in (["sleep"], {"name": "sleep"}, 1):
         answer = client.post("/collective_rpc", json={"method": method})

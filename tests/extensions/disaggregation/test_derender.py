@@ -43,7 +43,7 @@ TEXTS = ["Hello there, world", "naïve 😀 done"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_comes_back(text: str) -> None:
+def test_derendered_tokens_give_the_original_text(text: str) -> None:
     ids = ids_of(text)
     body = {"generate_responses": [answer(ids), answer(ids)], "prompt_tokens": [3, 4]}
     whole = post(TEXT, body).get_json()
@@ -57,7 +57,7 @@ def test_a_text_comes_back(text: str) -> None:
     assert chat["choices"][0]["message"]["content"] == text and chat["id"] == "r"
 
 
-def test_a_parser_finds_calls() -> None:
+def test_tool_parser_extracts_calls_from_derendered_text() -> None:
     ids = ids_of(CALL)
     chat_fields = {"chat_request": REQUEST}
     [choice] = post(CHAT, {"generate_response": answer(ids), **chat_fields}, *PARSER).get_json()[
@@ -70,7 +70,7 @@ def test_a_parser_finds_calls() -> None:
     }
 
 
-def test_log_probabilities_get_their_texts() -> None:
+def test_derendered_logprobs_get_token_texts() -> None:
     ids = ids_of("Hello there")
     entries = [
         {
@@ -107,7 +107,7 @@ REFUSED: list[tuple[str, Any, str, str | None]] = [
 ]
 
 
-def test_invalid_tokens_and_answers_are_rejected() -> None:
+def test_invalid_tokens_and_responses_are_rejected() -> None:
     for path, body, kind, param in REFUSED:
         error = post(path, body, *PARSER).get_json()["error"]
         assert (error["type"], error["param"]) == (kind, param), body
@@ -119,7 +119,7 @@ def test_invalid_tokens_and_answers_are_rejected() -> None:
         assert post(path, body).status_code == 400, "more than the context"
 
 
-def test_the_last_token_of_a_character_is_named_with_it_and_parts_have_no_name() -> None:
+def test_multi_token_character_is_the_text_of_its_last_token() -> None:
     ids = ids_of("a \N{WAVING HAND SIGN}")
     last = ids[-1]
     other = ids_of("\N{BEAR FACE}")[-1]

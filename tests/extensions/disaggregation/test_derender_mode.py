@@ -51,7 +51,7 @@ def error_of(answer: TestResponse) -> dict[str, Any]:
     return error
 
 
-def test_without_a_parser_the_text_is_the_content() -> None:
+def test_text_is_returned_as_content_without_a_parser() -> None:
     sampling = {"max_tokens": 2, "ignore_eos": True, "seed": 1}
     choice = generated(client_of("0.33"), sampling)
     body = {"token_ids": [5, 6], "sampling_params": sampling, "output_mode": "text"}
@@ -62,7 +62,7 @@ def test_without_a_parser_the_text_is_the_content() -> None:
     assert "text" not in choice
 
 
-def test_calls_are_parsed_with_the_context() -> None:
+def test_tool_calls_are_parsed_with_the_parse_context() -> None:
     sampling = {"max_tokens": 99, "structured_outputs": {"choice": [CALL]}}
     context = {"tools": [PING], "tool_choice": "auto"}
     choice = generated(client_of("0.33", *PARSER), sampling, parse_context=context)
@@ -75,7 +75,7 @@ def test_calls_are_parsed_with_the_context() -> None:
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", CALL)
 
 
-def test_a_named_call_ends_with_stop() -> None:
+def test_named_tool_choice_ends_with_finish_reason_stop() -> None:
     sampling = {"max_tokens": 99, "structured_outputs": {"choice": [CALL]}}
     context = {"tools": [PING], "tool_choice": NAMED}
     choice = generated(client_of("0.33", *PARSER), sampling, parse_context=context)
@@ -83,7 +83,7 @@ def test_a_named_call_ends_with_stop() -> None:
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "ping"
 
 
-def test_hidden_thoughts_hide_ids_and_log_probabilities() -> None:
+def test_hidden_reasoning_omits_token_ids_and_logprobs() -> None:
     sampling = {"max_tokens": 2, "logprobs": 1, "ignore_eos": True}
     shown = generated(client_of("0.33", *PARSER), sampling, parse_context={})
     assert len(shown["token_ids"]) == len(shown["logprobs"]["content"]) == 2
@@ -94,15 +94,13 @@ def test_hidden_thoughts_hide_ids_and_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize(("logprobs", "alternatives"), [(0, 0), (2, 2)])
-def test_log_probabilities_have_the_alternatives_of_a_chat(
-    logprobs: int, alternatives: int
-) -> None:
+def test_logprobs_have_as_many_alternatives_as_requested(logprobs: int, alternatives: int) -> None:
     choice = generated(client_of("0.33"), {"max_tokens": 1, "logprobs": logprobs})
     [entry] = choice["logprobs"]["content"]
     assert len(entry["top_logprobs"]) == alternatives
 
 
-def test_named_tokens_have_log_probabilities() -> None:
+def test_logprob_token_ids_enable_logprobs() -> None:
     choice = generated(client_of("0.33"), {"max_tokens": 1, "logprob_token_ids": [7, 8]})
     assert len(choice["logprobs"]["content"]) == 1
 
@@ -118,24 +116,24 @@ def test_named_tokens_have_log_probabilities() -> None:
         ({"parse_context": 1}, "body.parse_context"),
     ],
 )  # fmt: skip
-def test_requests_that_cannot_be_derendered(fields: dict[str, Any], param: str | None) -> None:
+def test_invalid_derender_requests_are_rejected(fields: dict[str, Any], param: str | None) -> None:
     answer = generate(client_of("0.33", *PARSER), {"max_tokens": 1}, **fields)
     assert error_of(answer)["param"] == param
 
 
-def test_other_modes_ignore_later_fields_of_the_context() -> None:
+def test_other_output_modes_ignore_unknown_parse_context_fields() -> None:
     fields = {"parse_context": {"later": 1}, "output_mode": "tokens"}
     assert generate(client_of("0.33"), {"max_tokens": 1}, **fields).status_code == 200
 
 
-def test_the_text_of_tokens_is_needed() -> None:
+def test_derender_mode_requires_detokenization() -> None:
     answer = generate(client_of("0.33"), {"max_tokens": 1, "detokenize": False})
     assert error_of(answer)["param"] == "body"
     answer = generate(client_of("0.33", "--tokens-only"), {"max_tokens": 1})
     assert "tokenizer" in error_of(answer)["message"]
 
 
-def test_an_earlier_version_has_no_such_mode_and_ignores_the_context() -> None:
+def test_version_0_32_rejects_derender_mode_and_ignores_the_parse_context() -> None:
     client = client_of("0.32")
     assert error_of(generate(client, {"max_tokens": 1}))["param"] == "body.output_mode"
     for context in ({}, 1, {"later": 1}):
@@ -159,7 +157,7 @@ def chat_choice(client: Client, ids: list[int], chat: dict[str, Any], **fields: 
     return answer.json["choices"][0]
 
 
-def test_a_derendered_call_follows_the_chat() -> None:
+def test_derendered_tool_calls_follow_the_chat_request() -> None:
     ids = ids_of(CALL + "\n" + CALL)
     chat = {"tools": [PING], "parallel_tool_calls": False}
     choice = chat_choice(client_of("0.33", *PARSER), ids, chat)
@@ -174,7 +172,7 @@ def test_a_derendered_call_follows_the_chat() -> None:
     assert "weight_versions" not in choice
 
 
-def test_a_derendered_chat_has_its_alternatives_unless_thoughts_are_hidden() -> None:
+def test_derendered_chat_omits_logprobs_if_reasoning_is_hidden() -> None:
     candidates = [{"token_id": token, "logprob": -1.0} for token in (5, 6, 7)]
     logprobs = {"content": [{"token_id": 5, "logprob": -1.0, "top_logprobs": candidates}]}
     chat: dict[str, Any] = {"logprobs": True, "top_logprobs": 1}
@@ -186,7 +184,7 @@ def test_a_derendered_chat_has_its_alternatives_unless_thoughts_are_hidden() -> 
     assert chat_choice(client_of("0.32", *PARSER), [5], chat, logprobs=logprobs)["logprobs"]
 
 
-def test_completions_repeat_token_ids_and_have_one_more_alternative() -> None:
+def test_derendered_completion_repeats_token_ids_and_has_one_more_alternative() -> None:
     candidates = [{"token_id": token, "logprob": -1.0} for token in (5, 6, 7)]
     logprobs = {"content": [{"token_id": 5, "logprob": -1.0, "top_logprobs": candidates}]}
     body = {
@@ -215,14 +213,14 @@ def test_completions_repeat_token_ids_and_have_one_more_alternative() -> None:
         ({"stop": "four"}, "one two three", None),
     ],
 )
-def test_a_whole_text_ends_before_its_stop_string(
+def test_derendered_text_ends_before_its_stop_string(
     request_fields: dict[str, Any], text: str, stop_reason: str | None
 ) -> None:
     choice = chat_choice(client_of("0.33"), ids_of("one two three"), request_fields)
     assert (choice["message"]["content"], choice["stop_reason"]) == (text, stop_reason)
 
 
-def test_a_whole_text_ends_before_the_token_that_stopped_it() -> None:
+def test_derendered_text_ends_before_its_stop_token() -> None:
     ids = ids_of("one x")
     stop = {"stop_token_ids": ids[-1:]}
     for version, text, reason in (("0.33", "one", ids[-1]), ("0.32", "one x", None)):
@@ -246,13 +244,15 @@ def event_of(version: str, path: str, request: dict[str, Any], **fields: Any) ->
         (COMPLETIONS, {"completion_request": {"prompt": "hi", "stop": ["two"]}}),
     ],
 )
-def test_a_stream_cannot_follow_stop_strings(path: str, request_fields: dict[str, Any]) -> None:
+def test_streamed_derendering_rejects_stop_strings(
+    path: str, request_fields: dict[str, Any]
+) -> None:
     ids = ids_of("one")
     assert "stop" in error_of(event_of("0.33", path, request_fields, ids=ids))["message"]
     assert event_of("0.32", path, request_fields, ids=ids).status_code == 200
 
 
-def test_an_event_ends_before_the_token_that_stopped_it() -> None:
+def test_streamed_chunk_ends_before_its_stop_token() -> None:
     ids = ids_of("one x")
     completion = {"prompt": "hi", "stop_token_ids": ids[-1:], "return_token_ids": True}
     answer = event_of("0.33", COMPLETIONS, {"completion_request": completion}, ids=ids)

@@ -86,7 +86,7 @@ SIZES = st.lists(st.integers(0, 4), max_size=30)
 
 @given(text=TEXTS, sizes=SIZES)
 @settings(max_examples=40, deadline=None)
-def test_events_join_to_the_text_however_the_stream_was_cut(text: str, sizes: list[int]) -> None:
+def test_streamed_chunks_join_to_the_text_for_any_split(text: str, sizes: list[int]) -> None:
     ids = ids_of("x" + text)
     completion = streamed(TEXT, chunks_of(ids, sizes))
     assert "".join(choice["text"] for choice in choices_of(completion)) == "x" + text
@@ -97,7 +97,7 @@ def test_events_join_to_the_text_however_the_stream_was_cut(text: str, sizes: li
     assert all("\ufffd" not in (delta["content"] or "") for delta in deltas) or "\ufffd" in text
 
 
-def test_an_event_has_the_form_of_vllm_s_chunks() -> None:
+def test_streamed_chunk_has_the_fields_of_vllm() -> None:
     ids = ids_of("Hello there")
     [chat] = streamed(
         CHAT, [ids], finish="length", chat_request={"messages": MESSAGES, "return_token_ids": True}
@@ -131,13 +131,13 @@ def test_an_event_has_the_form_of_vllm_s_chunks() -> None:
     ]
 
 
-def test_the_state_of_a_plain_stream_stays_small() -> None:
+def test_state_of_a_stream_without_a_parser_stays_small() -> None:
     ids = ids_of("The quick brown fox jumps over the lazy dog, again and again. " * 20)
     answers = streamed(CHAT, [[token_id] for token_id in ids])
     assert max(len(answer["stream_state"]["output_token_ids"]) for answer in answers) < 12
 
 
-def test_an_event_of_usage_alone_has_no_choices_and_the_prompt_s_tokens() -> None:
+def test_usage_chunk_has_no_choices_and_counts_the_prompt_tokens() -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 6, "total_tokens": 16}
     for path in (CHAT, TEXT):
         for given_tokens, shown in ((None, 10), (12, 12)):
@@ -154,7 +154,7 @@ def test_an_event_of_usage_alone_has_no_choices_and_the_prompt_s_tokens() -> Non
             assert counts == (shown, 6, shown + 6)
 
 
-def test_log_probabilities_get_texts_and_offsets_that_go_on() -> None:
+def test_streamed_logprobs_have_texts_and_continuous_offsets() -> None:
     ids = ids_of("Hello there")
     state = None
     offsets: list[int] = []
@@ -179,9 +179,7 @@ CUTS = ([], [1] * 200, [4] * 40, [7, 1, 1, 30])
 
 @pytest.mark.parametrize("sizes", CUTS, ids=["whole", "tokens", "fours", "uneven"])
 @pytest.mark.parametrize("has_tail", [False, True], ids=["", "finish in an event without tokens"])
-def test_parsed_events_join_to_the_message_of_the_whole_answer(
-    sizes: list[int], has_tail: bool
-) -> None:
+def test_parsed_chunks_join_to_the_complete_message(sizes: list[int], has_tail: bool) -> None:
     flags = (*PARSER, *REASONS)
     ids = ids_of(REPLY)
     chunks = [*chunks_of(ids, sizes), *([[]] if has_tail else [])]
@@ -211,7 +209,7 @@ def test_parsed_events_join_to_the_message_of_the_whole_answer(
         ({"tool_choice": "none"}, 0, "stop"),
     ],
 )
-def test_the_chat_request_decides_what_a_parser_shows(
+def test_chat_request_determines_the_output_of_the_tool_parser(
     fields: Json, calls: int, reason: str
 ) -> None:
     chat = {"messages": MESSAGES, "tools": [TOOL], **fields}
@@ -221,7 +219,7 @@ def test_the_chat_request_decides_what_a_parser_shows(
     assert choices_of(answers)[-1]["finish_reason"] == reason
 
 
-def test_thoughts_are_hidden_on_request_and_may_have_ended_in_the_prompt() -> None:
+def test_reasoning_is_hidden_on_request_and_may_have_ended_in_the_prompt() -> None:
     ids = ids_of("Hm.</think>Yes.")
     chat = {"messages": MESSAGES, "return_token_ids": True}
     for hidden, message in (
@@ -258,7 +256,7 @@ TEXT_EVENT = "body.DerenderCompletionStreamRequest"
         (TEXT, {"generate_chunk": ONE, "prompt_token_ids": [5] * 40_000}, "BadRequestError", None),
     ],
 )
-def test_events_that_cannot_be_derendered_get_400(
+def test_invalid_chunks_are_rejected_with_400(
     path: str, body: Json, kind: str, param: str | None
 ) -> None:
     answer = post(path, {"stream": True, **body}, *PARSER)
@@ -279,7 +277,7 @@ def test_events_that_cannot_be_derendered_get_400(
         ({"output_token_ids": "no"}, ".output_token_ids"),
     ],
 )
-def test_a_state_that_is_none_gets_400_with_its_field(state: Json, field: str) -> None:
+def test_invalid_stream_state_is_rejected_with_400_and_its_field(state: Json, field: str) -> None:
     answer = post(TEXT, {"stream": True, "generate_chunk": ONE, "stream_state": state})
     error = answer.get_json()["error"]
     param = f"{TEXT_EVENT}.stream_state{field}"
@@ -299,7 +297,7 @@ STATES = st.fixed_dictionaries(
 
 @given(state=STATES, ids=st.lists(st.integers(0, 2**40), max_size=5), has_parser=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_no_state_of_a_client_fails_the_server(
+def test_no_client_supplied_stream_state_causes_a_server_error(
     state: Json, ids: list[int], has_parser: bool
 ) -> None:
     flags = PARSER if has_parser else ()
@@ -309,6 +307,6 @@ def test_no_state_of_a_client_fails_the_server(
     assert post(TEXT, body, *flags).status_code in (200, 400)
 
 
-def test_bodies_that_are_no_objects_get_400() -> None:
+def test_body_that_is_not_an_object_is_rejected_with_400() -> None:
     for body in ([1, 2, 3], "x", None):
         assert post(TEXT, body).status_code == 400

@@ -12,7 +12,7 @@ def ids(client: Client) -> list[int]:
     return [client.post("/tokenize", {"prompt": text}).json()["tokens"][0] for text in ("x", END)]
 
 
-def test_the_other_families_count_it(client: Client, ids: list[int]) -> None:
+def test_end_of_text_token_is_counted_in_every_api(client: Client, ids: list[int]) -> None:
     tokens = client.post("/tokenize", {"prompt": "hi"}).json()["tokens"]
     sampling = {"max_tokens": 9, "structured_outputs": {"choice": ["x"]}}
     generated = client.post(
@@ -31,7 +31,9 @@ def test_the_other_families_count_it(client: Client, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_biases_decide_in_every_family(client: Client, ids: list[int], n: int) -> None:
+def test_logit_bias_and_allowed_token_ids_apply_in_every_api(
+    client: Client, ids: list[int], n: int
+) -> None:
     for steered in ({"logit_bias": {str(ids[0]): 100}}, {"allowed_token_ids": ids[:1]}):
         fields = {**steered, "n": n, "max_tokens": 4}
         chat = client.post("/v1/chat/completions", {**CHAT, **fields}).json()

@@ -21,7 +21,7 @@ TOOL = {
         ("auto", None),
     ],
 )
-def test_tools_that_must_be_called_are_a_structural_tag(
+def test_required_tools_are_rendered_as_a_structural_tag(
     choice: Any, form: dict[str, Any] | None
 ) -> None:
     body = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice}

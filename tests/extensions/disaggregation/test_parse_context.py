@@ -58,7 +58,7 @@ def rendered(client: Client, path: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("path", "choice"), [(CHAT, "none"), (MESSAGES, None)])
-def test_a_chat_or_message_without_tools_has_defaults(path: str, choice: str | None) -> None:
+def test_parse_context_without_tools_has_defaults(path: str, choice: str | None) -> None:
     request = rendered(client_of("0.33"), path)
     assert request["parse_context"] == DEFAULTS | {"tool_choice": choice}
     names = list(request)
@@ -72,22 +72,24 @@ def test_a_chat_or_message_without_tools_has_defaults(path: str, choice: str | N
         ({"tool_choice": {"type": "none"}}, "none"),
     ],
 )
-def test_a_message_with_tools_or_a_choice_has_a_choice(fields: dict[str, Any], choice: str) -> None:
+def test_parse_context_of_a_message_contains_its_tool_choice(
+    fields: dict[str, Any], choice: str
+) -> None:
     context = rendered(client_of("0.33"), MESSAGES, **fields)["parse_context"]
     assert context["tool_choice"] == choice
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, RESPONSES])
-def test_other_requests_have_a_null_context(path: str) -> None:
+def test_parse_context_of_completions_and_responses_is_null(path: str) -> None:
     assert rendered(client_of("0.33"), path)["parse_context"] is None
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_an_earlier_version_has_no_context(path: str) -> None:
+def test_version_0_32_renders_no_parse_context(path: str) -> None:
     assert "parse_context" not in rendered(client_of("0.32"), path)
 
 
-def test_the_context_repeats_what_a_parser_reads() -> None:
+def test_parse_context_contains_the_fields_that_a_parser_reads() -> None:
     function = {"id": "a", "type": "function", "function": {"name": "ping", "arguments": "{}"}}
     messages = [
         *HELLO,
@@ -106,7 +108,7 @@ def test_the_context_repeats_what_a_parser_reads() -> None:
     }
 
 
-def test_the_context_shows_a_named_choice_and_strict_tools() -> None:
+def test_parse_context_contains_the_named_choice_and_strict_tools() -> None:
     tool = {"type": "function", "function": PING["function"] | {"strict": True}}
     choice = {"type": "function", "function": {"name": "ping"}}
     context = rendered(client_of("0.33"), CHAT, tools=[tool], tool_choice=choice)["parse_context"]
@@ -116,7 +118,7 @@ def test_the_context_shows_a_named_choice_and_strict_tools() -> None:
     ]
 
 
-def test_template_variables_leave_out_what_null_or_auto_unsets() -> None:
+def test_template_variables_omit_fields_that_are_null_or_auto() -> None:
     flags = ("--default-chat-template-kwargs", '{"cohere_format": "cmd3", "a": 1}')
     kwargs = {"a": None, "b": "auto", "c": 2}
     chat = {"chat_template_kwargs": kwargs, "reasoning_effort": "none"}
@@ -131,7 +133,7 @@ def test_template_variables_leave_out_what_null_or_auto_unsets() -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
-def test_transfers_are_beside_the_sampling_parameters(path: str) -> None:
+def test_transfer_parameters_are_rendered_next_to_the_sampling_parameters(path: str) -> None:
     request = rendered(client_of("0.33"), path, **TRANSFER)
     assert request["kv_transfer_params"] == TRANSFER["kv_transfer_params"]
     assert "extra_args" not in request["sampling_params"]
@@ -140,7 +142,7 @@ def test_transfers_are_beside_the_sampling_parameters(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_an_earlier_version_has_transfers_among_the_extra_arguments(path: str) -> None:
+def test_version_0_32_renders_transfer_parameters_as_extra_arguments(path: str) -> None:
     request = rendered(client_of("0.32"), path, **TRANSFER, return_token_ids=True)
     assert request["kv_transfer_params"] is None
     assert request["return_token_ids"] is None
@@ -148,6 +150,6 @@ def test_an_earlier_version_has_transfers_among_the_extra_arguments(path: str) -
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_the_wish_for_token_ids_is_repeated(path: str) -> None:
+def test_return_token_ids_is_rendered(path: str) -> None:
     assert rendered(client_of("0.33"), path, return_token_ids=True)["return_token_ids"] is True
     assert rendered(client_of("0.33"), path)["return_token_ids"] is None

@@ -7,7 +7,7 @@ from app.core.protocol.decoding import decode
 from app.extensions.disaggregation.protocol import GenerateRequest
 
 
-def test_a_request_of_tokens_becomes_a_completion_with_the_same_fields() -> None:
+def test_generate_request_becomes_a_completion_with_the_same_fields() -> None:
     sampling = {
         **{
             "n": 2,

@@ -43,12 +43,12 @@ def sampling(**fields: Any) -> dict[str, Any]:
     return params
 
 
-def test_fields_that_a_request_omits_have_defaults_or_are_omitted() -> None:
+def test_omitted_sampling_fields_are_rendered_with_defaults_or_omitted() -> None:
     assert sampling() == DEFAULTS
     assert sampling(top_k=0, ignore_eos=False, min_tokens=0, stop=None, bad_words=[]) == DEFAULTS
 
 
-def test_fields_of_a_request_are_rendered_even_if_they_are_zero() -> None:
+def test_sampling_fields_are_rendered_even_if_they_are_zero() -> None:
     values = {
         "seed": 0, "top_k": 3, "logprobs": 0, "ignore_eos": True, "min_tokens": 2, "presence_penalty": -1.0,
         "frequency_penalty": 0.5, "repetition_penalty": 1.2, "temperature": 0.5, "top_p": 0.5, "min_p": 0.1,
@@ -68,7 +68,7 @@ def test_fields_of_a_request_are_rendered_even_if_they_are_zero() -> None:
     assert params == {name: DEFAULTS[name] for name in DEFAULTS if name in params} | wanted
 
 
-def test_values_are_normalized_as_in_vllm() -> None:
+def test_sampling_values_are_normalized_as_in_vllm() -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"stop": "abc"}, {"stop": ["abc"], "output_text_buffer_length": 2}),
         ({"temperature": 0, "top_p": 0.5, "top_k": 3}, {"temperature": 0.0}),
@@ -85,7 +85,7 @@ def test_values_are_normalized_as_in_vllm() -> None:
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def test_each_family_is_rendered_as_the_chat_that_it_is() -> None:
+def test_request_of_every_api_renders_like_the_equivalent_chat() -> None:
     chat = rendered("/v1/chat/completions/render", {"messages": MESSAGES, "max_tokens": 5})
     message = rendered(
         "/v1/messages/render",
@@ -110,7 +110,7 @@ def test_each_family_is_rendered_as_the_chat_that_it_is() -> None:
     assert rendered("/v1/completions/render", beam)["error"]["type"] == "BadRequestError"
 
 
-def test_prompts_have_numbers_and_tokens_their_places() -> None:
+def test_rendered_prompts_have_numbered_ids_and_token_offsets() -> None:
     prompts = rendered(
         "/v1/completions/render", {"prompt": ["Hello there", "Hi"], "return_token_offsets": True}
     )

@@ -21,7 +21,7 @@ def generate(client: Client, **fields: Any) -> Any:
     return answer.json()
 
 
-def test_tokens_come_for_tokens_and_their_text_on_request(client: Client) -> None:
+def test_generate_returns_tokens_and_their_text_on_request(client: Client) -> None:
     body = generate(client, request_id="mine", output_mode="text")
     assert body["request_id"] == "generate-tokens-mine"
     (choice,) = body["choices"]
@@ -33,7 +33,7 @@ def test_tokens_come_for_tokens_and_their_text_on_request(client: Client) -> Non
     )
 
 
-def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client) -> None:
+def test_generate_stream_sends_one_token_per_event_and_usage_on_request(client: Client) -> None:
     params = {"max_tokens": 3, "ignore_eos": True}
     for options in (None, {"include_usage": True}):
         body = {
@@ -54,7 +54,7 @@ def test_a_stream_has_a_token_an_event_and_usage_only_when_asked(client: Client)
 TWO = {"token_ids": [1, 2], "sampling_params": {}}
 
 
-def test_tokens_only_refuses_what_needs_a_tokenizer() -> None:
+def test_tokens_only_server_rejects_requests_that_need_a_tokenizer() -> None:
     with in_process("--tokens-only") as client:
         body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 5}}
         for fields, phrase in (
@@ -100,7 +100,7 @@ def media(*spans: tuple[int, int]) -> dict[str, Any]:
     return {"mm_hashes": {"image": ["a"] * len(spans)}, "mm_placeholders": {"image": placeholders}}
 
 
-def test_an_invalid_generate_request_is_rejected_with_its_field(client: Client) -> None:
+def test_invalid_generate_request_is_rejected_with_its_field(client: Client) -> None:
     valid = {"token_ids": [1], "sampling_params": {}}
     for body, param in (
         ({"sampling_params": {}}, "body.token_ids"),
@@ -120,7 +120,7 @@ def test_an_invalid_generate_request_is_rejected_with_its_field(client: Client) 
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
 
 
-def test_a_rendered_chat_generates_the_same_reply_as_the_chat(client: Client) -> None:
+def test_rendered_chat_generates_the_same_reply_as_the_chat(client: Client) -> None:
     rendered = client.post(
         "/v1/chat/completions/render", {"messages": MESSAGES, "max_tokens": 7, "temperature": 0}
     ).json()
@@ -135,7 +135,7 @@ def test_a_rendered_chat_generates_the_same_reply_as_the_chat(client: Client) ->
     assert text == client.chat(max_tokens=7, temperature=0)["choices"][0]["message"]["content"]
 
 
-def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
+def test_rendered_media_have_hashes_and_count_as_prompt_tokens(client: Client) -> None:
     content = [
         {"type": "text", "text": "Look at these, please, and tell me what you see"},
         {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
@@ -165,7 +165,7 @@ def test_media_have_hashes_and_share_the_prompt(client: Client) -> None:
     )
 
 
-def test_a_model_of_text_takes_no_media_by_any_route() -> None:
+def test_text_model_rejects_media_on_every_route() -> None:
     address = "https://example.com/a.png"
     block = {"type": "image", "source": {"type": "url", "url": address}}
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}}]}]
@@ -189,7 +189,7 @@ def test_a_model_of_text_takes_no_media_by_any_route() -> None:
             assert "is not a multimodal model" in error["message"]
 
 
-def test_a_prefill_says_where_its_cache_is_and_a_decode_takes_it_from_there(client: Client) -> None:
+def test_prefill_returns_transfer_parameters_that_a_decode_accepts(client: Client) -> None:
     prefill_params = {
         "do_remote_decode": True,
         "do_remote_prefill": False,
@@ -212,7 +212,9 @@ def test_a_prefill_says_where_its_cache_is_and_a_decode_takes_it_from_there(clie
 
 
 @pytest.mark.parametrize("ids", [[5, 6, 7], [], [-1], [True]])
-def test_a_decode_may_be_handed_the_tokens_of_its_prompt(client: Client, ids: Any) -> None:
+def test_decode_accepts_prompt_token_ids_in_the_transfer_parameters(
+    client: Client, ids: Any
+) -> None:
     body = {"messages": MESSAGES, "max_tokens": 1, "kv_transfer_params": {"prompt_token_ids": ids}}
     answer = client.post("/v1/chat/completions", body)
     if ids == [5, 6, 7]:
@@ -224,7 +226,7 @@ def test_a_decode_may_be_handed_the_tokens_of_its_prompt(client: Client, ids: An
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_a_remote_prefill_costs_the_transfer_alone_and_is_counted_as_fetched() -> None:
+def test_remote_prefill_takes_only_its_transfer_time_and_counts_as_a_transfer() -> None:
     with in_process("--time-to-first-token", "5s", "--kv-cache-transfer-latency", "1ms") as client:
         client.complete(kv_transfer_params={"do_remote_prefill": True})
         assert client.metric("vllm:time_to_first_token_seconds_bucket", le="2.5") == 1
@@ -254,7 +256,7 @@ def test_a_remote_prefill_costs_the_transfer_alone_and_is_counted_as_fetched() -
             assert client.metric(f"vllm:{name}") == count, name
 
 
-def test_an_encoder_says_exclamation_marks_and_where_its_media_are() -> None:
+def test_encoder_returns_exclamation_marks_and_the_location_of_its_media() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     with in_process("--mm-encoder-only", "--enable-scale-out", "--mode", "echo") as client:
         body = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 3}
@@ -269,7 +271,7 @@ def test_an_encoder_says_exclamation_marks_and_where_its_media_are() -> None:
         assert client.complete(max_tokens=2)["choices"][0]["text"] == "!!"
 
 
-def test_an_omni_model_draws_when_it_is_told_to() -> None:
+def test_omni_model_generates_an_image_on_request() -> None:
     with in_process("--omni", "--model", MODEL) as client:
         fields = {"messages": MESSAGES, "max_tokens": 2}
         plain = client.post("/v1/chat/completions", fields).json()
@@ -289,7 +291,7 @@ def test_an_omni_model_draws_when_it_is_told_to() -> None:
         assert isinstance(none["choices"][0]["message"]["content"], str)
 
 
-def test_a_request_may_be_pinned_to_the_rank_that_it_reaches(client: Client) -> None:
+def test_rank_header_must_match_the_rank_that_receives_the_request(client: Client) -> None:
     def pinned(rank: str, **fields: Any) -> Any:
         body = {"prompt": "Hello", "max_tokens": 1, **fields}
         return client.post("/v1/completions", body, headers={"X-data-parallel-rank": rank})
@@ -308,6 +310,6 @@ def test_a_request_may_be_pinned_to_the_rank_that_it_reaches(client: Client) -> 
     ("flags", "status"),
     [((), 404), (("--enable-scale-out",), 404), (("--tokens-only",), 200)],
 )
-def test_the_open_route_of_aborts_needs_tokens_only(flags: tuple[str, ...], status: int) -> None:
+def test_abort_requests_route_requires_tokens_only(flags: tuple[str, ...], status: int) -> None:
     with in_process(*flags) as client:
         assert client.post("/abort_requests", {"request_ids": ["a"]}).status_code == status

@@ -11,7 +11,7 @@ from config.vllm.serve import settings_of
 from tests.client import Client, in_process
 
 
-def test_the_small_routes_answer(client: Client) -> None:
+def test_kv_event_sources_and_abort_routes_respond_without_options(client: Client) -> None:
     assert client.get("/kv_event_sources").json() == {}  # no events are published
     for path in ("/abort_requests", "/inference/v1/abort_requests"):
         for body in ([], "x"):  # names no requests
@@ -19,7 +19,7 @@ def test_the_small_routes_answer(client: Client) -> None:
             assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
 
 
-def test_routes_that_are_off_are_refused_and_the_first_time_is_logged(
+def test_disabled_route_returns_404_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with in_process("--no-enable-scale-out") as client, caplog.at_level(logging.WARNING):
@@ -31,7 +31,7 @@ def test_routes_that_are_off_are_refused_and_the_first_time_is_logged(
     assert [record.getMessage() for record in caplog.records] == [line]
 
 
-def test_routes_for_routers_are_on_unless_the_command_is_serve() -> None:
+def test_scale_out_routes_are_on_by_default_except_with_serve() -> None:
     with in_process() as client:
         assert client.post("/v1/completions/render", {"prompt": "Hello"}).status_code == 200
     flags = settings_of(("tiny",), {}, settings_type())

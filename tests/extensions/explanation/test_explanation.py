@@ -39,7 +39,7 @@ def waited(choice: Explanation, cause: str) -> float:
 
 
 @both_timings
-def test_an_adapter_waits_while_others_hold_all_slots(timing: str) -> None:
+def test_request_that_waits_for_an_adapter_slot_is_explained(timing: str) -> None:
     explained = engine(timing, slots=4, adapters=("chat", "sql", "new"), max_loras=2)
     for name in ("chat", "sql"):
         explained.ask(name, adapter=name, max_tokens=200)
@@ -59,7 +59,7 @@ def test_an_adapter_waits_while_others_hold_all_slots(timing: str) -> None:
 
 
 @both_timings
-def test_a_full_cache_keeps_a_prompt_waiting(timing: str) -> None:
+def test_request_that_waits_for_free_blocks_is_explained(timing: str) -> None:
     explained = engine(timing, slots=4, blocks=40)
     explained.ask("first", prompt_ids=list(range(250)), max_tokens=30)
     explained.clock.advance(0.1)
@@ -71,7 +71,7 @@ def test_a_full_cache_keeps_a_prompt_waiting(timing: str) -> None:
 
 
 @both_timings
-def test_a_long_prompt_ahead_is_named(timing: str) -> None:
+def test_long_prompt_that_delays_a_request_is_named(timing: str) -> None:
     """Without steps it holds the only place, in steps it takes their budget."""
     options = {"slots": 1, "time_to_first_token": 0, "prefill_time_per_token": 0.001}
     explained = engine(timing, budget=2048, **(options if timing == "requests" else {}))
@@ -91,7 +91,7 @@ def test_a_long_prompt_ahead_is_named(timing: str) -> None:
 
 
 @both_timings
-def test_requests_of_higher_priority_go_first(timing: str) -> None:
+def test_request_delayed_by_higher_priorities_is_explained(timing: str) -> None:
     explained = engine(timing, slots=1, by_priority=True)
     explained.ask("first", max_tokens=20)
     explained.clock.advance(0.05)
@@ -110,7 +110,7 @@ def test_requests_of_higher_priority_go_first(timing: str) -> None:
 
 
 @both_timings
-def test_a_cache_of_another_engine_is_awaited(timing: str) -> None:
+def test_request_that_waits_for_a_kv_transfer_is_explained(timing: str) -> None:
     explained = engine(timing, slots=2, blocks=100, kv_cache_transfer_latency=2.0)
     explained.ask("moved", prompt_ids=list(range(60)), remote_prefill=True)
     explained.clock.advance(100)
@@ -125,7 +125,7 @@ def test_a_cache_of_another_engine_is_awaited(timing: str) -> None:
 @pytest.mark.parametrize(
     ("first", "reason"), [("high", "held most blocks"), ("low", "needed its blocks")]
 )
-def test_a_preempted_request_names_the_one_that_took_its_blocks(first: str, reason: str) -> None:
+def test_preempted_request_names_the_request_that_took_its_blocks(first: str, reason: str) -> None:
     explained = engine("steps", slots=4, blocks=40, by_priority=True)
     asks = {"low": (list(range(140)), 1), "high": (list(range(1000, 1140)), 0)}
     for name in sorted(asks, key=lambda name: name != first):
@@ -137,7 +137,7 @@ def test_a_preempted_request_names_the_one_that_took_its_blocks(first: str, reas
     assert [explained.phase for explained in low.phases][-3:] == ["decode", "preempted", "decode"]
 
 
-def test_a_slow_decode_names_the_prompt_beside_it() -> None:
+def test_slow_decode_names_the_prompt_in_the_same_steps() -> None:
     explained = engine("steps", slots=4)
     explained.ask("short", max_tokens=60)
     explained.clock.advance(0.05)
@@ -150,7 +150,7 @@ def test_a_slow_decode_names_the_prompt_beside_it() -> None:
 
 
 @both_timings
-def test_a_fault_that_slows_a_reply_is_told(timing: str) -> None:
+def test_delay_by_a_fault_is_explained(timing: str) -> None:
     explained = engine(timing)
     explained.ask("slowed", delays=((0, 3.0), (2, 4.0)))
     explained.clock.advance(20)
@@ -160,7 +160,7 @@ def test_a_fault_that_slows_a_reply_is_told(timing: str) -> None:
 
 
 @both_timings
-def test_a_pause_is_told(timing: str) -> None:
+def test_delay_by_a_pause_is_explained(timing: str) -> None:
     explained = engine(timing)
     explained.engine.executor.pause()
     explained.ask("late")
@@ -171,7 +171,7 @@ def test_a_pause_is_told(timing: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_phases_cover_any_request_at_any_moment(seed: int) -> None:
+def test_phases_cover_the_whole_duration_of_any_request(seed: int) -> None:
     """Drawn loads with adapters, priorities, transfers, aborts and pauses, in both timings."""
     rng, names = Random(seed), [f"r{number}" for number in range(30)]
     shape = {
@@ -200,7 +200,7 @@ def test_phases_cover_any_request_at_any_moment(seed: int) -> None:
     assert {why(explained, name).status for name in names} <= {"length", "abort"}
 
 
-def test_thousands_of_steps_stay_within_the_bound() -> None:
+def test_delay_log_of_thousands_of_steps_stays_within_its_limit() -> None:
     explained = engine("steps", slots=8)
     explained.ask("a", max_tokens=5000, prompt_ids=list(range(20)))
     for number in range(200):

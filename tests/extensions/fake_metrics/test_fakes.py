@@ -138,7 +138,7 @@ def fakes(argv: list[str], environ: dict[str, str] | None = None) -> FakeMetrics
     return parse(load(argv, environ or {}).section(FakeMetricsSettings).fake_metrics)
 
 
-def test_yaml_flag_and_variable_are_equivalent(file: str) -> None:
+def test_yaml_flag_and_variable_give_the_same_fake_metrics(file: str) -> None:
     text = json.dumps(FLAG)
     meant = fakes(["--fake-metrics", text])
     assert meant is not None and meant.waiting_requests == Function("oscillate", 0, 5, period_s=1)
@@ -146,7 +146,7 @@ def test_yaml_flag_and_variable_are_equivalent(file: str) -> None:
 
 
 @pytest.mark.parametrize("argv", [[], ["--fake-metrics", "null"], ["--fake-metrics="]])
-def test_without_fake_metrics_the_metrics_are_true(argv: list[str]) -> None:
+def test_metrics_are_real_without_fake_metrics(argv: list[str]) -> None:
     assert fakes(argv) is None
 
 
@@ -218,7 +218,7 @@ LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period
         ({"loras": [{"timestamp": "noon"}]}, "loras[0].timestamp: Expected `float`, got `str`"),
     ],
 )
-def test_a_wrong_value_stops_the_start_and_names_its_key(keys: Any, complaint: str) -> None:
+def test_invalid_value_prevents_startup_and_names_its_key(keys: Any, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(["--fake-metrics", json.dumps(keys)], {})
     line = str(caught.value)
@@ -226,7 +226,7 @@ def test_a_wrong_value_stops_the_start_and_names_its_key(keys: Any, complaint: s
     assert complaint in line
 
 
-def test_the_refresh_interval_must_be_positive() -> None:
+def test_refresh_interval_must_be_positive() -> None:
     for text in ("0s", "-1s"):
         with pytest.raises(
             ConfigError, match="fake-metrics-refresh-interval: .* must be longer than 0s"
@@ -282,14 +282,14 @@ SERVER = 'engine="0",model_name="tiny"'
         ),
     ],
 )
-def test_a_number_is_shown_unchanged(keys: dict[str, Any], lines: list[str]) -> None:
+def test_fake_number_is_exported_unchanged(keys: dict[str, Any], lines: list[str]) -> None:
     shown = Faked(keys).lines()
     assert [line % SERVER for line in lines] == [
         line % SERVER for line in lines if line % SERVER in shown
     ]
 
 
-def test_all_finish_reasons_of_vllm_and_configured_ones_are_shown() -> None:
+def test_all_finish_reasons_of_vllm_and_configured_ones_are_exported() -> None:
     samples = Faked({"request-success-total": {"stop": 20, "tool_calls": 3}}).samples(
         "request_success_total"
     )
@@ -303,7 +303,7 @@ def test_all_finish_reasons_of_vllm_and_configured_ones_are_shown() -> None:
     ]
 
 
-def test_counts_are_observations_of_the_upper_bound_of_their_bucket() -> None:
+def test_bucket_counts_become_observations_of_the_upper_bound() -> None:
     faked = Faked({"ttft-buckets-values": [1, 2, 3]})
     assert faked.samples("time_to_first_token_seconds_bucket")[:4] == [
         'time_to_first_token_seconds_bucket{le="0.001"} 1.0',
@@ -319,7 +319,7 @@ def test_counts_are_observations_of_the_upper_bound_of_their_bucket() -> None:
 
 
 @pytest.mark.parametrize(("key", "family"), HISTOGRAMS.items())
-def test_every_list_of_counts_has_its_family(key: str, family: str) -> None:
+def test_each_bucket_list_exports_its_histogram(key: str, family: str) -> None:
     faked = Faked({key.replace("_", "-"): [0, 1, 2]})
     name = family.removeprefix("vllm:")
     cumulative = [float(sample.split()[-1]) for sample in faked.samples(f"{name}_bucket")]
@@ -333,7 +333,7 @@ def test_every_list_of_counts_has_its_family(key: str, family: str) -> None:
     assert faked.names() == {name} | others.get(name, set()) | ALWAYS
 
 
-def test_the_families_of_the_process_and_of_http_stay_true() -> None:
+def test_process_and_http_metrics_remain_real() -> None:
     text = Faked({}).scrape().decode()
     assert "process_open_fds" in text and "http_request_duration_highr_seconds_count" in text
 
@@ -347,12 +347,14 @@ def test_the_families_of_the_process_and_of_http_stay_true() -> None:
         ("squarewave", (2, 2, 10, 10, 2, 2, 10, 10, 2)),
     ],
 )
-def test_two_periods_in_quarters(shape: Any, values: tuple[float, ...]) -> None:
+def test_function_has_the_expected_values_over_two_periods(
+    shape: Any, values: tuple[float, ...]
+) -> None:
     function = Function(shape, start=2.0, end=10.0, period_s=4)
     assert [value_at(function, at_s, 1) for at_s in range(9)] == pytest.approx(values)
 
 
-def test_requests_are_whole_and_the_usage_is_not() -> None:
+def test_fake_request_counts_are_integers_and_cache_usage_is_not() -> None:
     faked = Faked(
         {
             "running-requests": "oscillate:0:5:4s",
@@ -381,7 +383,7 @@ def test_requests_are_whole_and_the_usage_is_not() -> None:
     ]
 
 
-def test_a_value_changes_only_with_the_refresh_interval() -> None:
+def test_fake_value_changes_only_at_the_refresh_interval() -> None:
     faked = Faked({"running-requests": "ramp:0:100:100s"}, "--fake-metrics-refresh-interval", "10s")
     values = []
     for _ in range(5):
@@ -390,7 +392,7 @@ def test_a_value_changes_only_with_the_refresh_interval() -> None:
     assert values == [0, 0, 10, 10, 20]
 
 
-def test_a_function_starts_when_it_is_set() -> None:
+def test_function_starts_when_it_is_set() -> None:
     faked = Faked({"running-requests": "ramp:0:10:10s", "waiting-requests": 3})
     faked.clock.advance(5)
     faked.update(waiting_requests="ramp:0:10:10s")
@@ -420,7 +422,7 @@ WAYS = pytest.mark.parametrize("update", [Faked.update, update_by_post], ids=["a
 
 
 @WAYS
-def test_an_empty_list_or_object_makes_a_family_disappear(update: Update) -> None:
+def test_empty_list_or_object_removes_its_metric_family(update: Update) -> None:
     lists = (
         "ttft_buckets_values",
         "tpot_buckets_values",
@@ -449,7 +451,7 @@ def test_null_and_missing_values_change_nothing(update: Update) -> None:
 
 
 @WAYS
-def test_adapters_are_replaced_and_an_empty_list_is_an_entry_of_now(update: Update) -> None:
+def test_updated_adapters_replace_the_previous_ones(update: Update) -> None:
     faked = Faked({"loras": [ADAPTER]})
     faked.clock.advance(10)
     update(faked, loras=[{**ADAPTER, "running": "c"}])
@@ -482,7 +484,7 @@ LISTED = {"request-prompt-tokens": [10, 20, 30]}  # amounts to 200 tokens
     ],
 )
 @WAYS
-def test_a_total_is_derived_unless_the_update_contains_it(
+def test_token_total_is_derived_unless_the_update_contains_it(
     update: Update, start: dict[str, Any], changes: dict[str, Any], total: int
 ) -> None:
     faked = Faked(start)
@@ -512,7 +514,7 @@ def test_a_total_is_derived_unless_the_update_contains_it(
         (b'{"loras": ' + b"[" * 100_000 + b"}", "fake-metrics must be JSON"),
     ],
 )
-def test_an_invalid_update_is_rejected_and_changes_nothing(body: bytes, message: str) -> None:
+def test_invalid_update_is_rejected_and_changes_nothing(body: bytes, message: str) -> None:
     faked = Faked({"running-requests": 1, "prefix-cache-hits": 1, "prefix-cache-queries": 10})
     lines_before = faked.lines()
     status, answer = post(faked, body)
@@ -522,7 +524,7 @@ def test_an_invalid_update_is_rejected_and_changes_nothing(body: bytes, message:
     assert faked.lines() == lines_before
 
 
-def test_a_server_serves_requests_and_counts_none_of_them() -> None:
+def test_served_requests_do_not_change_fake_metrics() -> None:
     keys = {"running-requests": 10, "prefix-cache-hits": 100, "prefix-cache-queries": 200}
     flags = ["--fake-metrics", json.dumps(keys), "--force-dummy-tokenizer"]
     client = app_of(*flags).test_client()

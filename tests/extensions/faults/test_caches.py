@@ -5,5 +5,5 @@ from tests.application import app_of, check_caches
 NAMES = {"client audit", "fault scripts"}
 
 
-def test_memory_lists_fault_rules_and_the_audit_of_clients() -> None:
+def test_memory_report_lists_fault_rules_and_the_client_audit() -> None:
     check_caches(app_of(), NAMES)

@@ -42,7 +42,7 @@ from tests.extensions.faults.client import CHAT, TEXT, asking
         ({"action": "empty", "name": "\ud800"}, "an unpaired surrogate"),
     ],
 )
-def test_a_wrong_rule_stops_the_start_with_its_number_and_flaw(rule: object, flaw: str) -> None:
+def test_invalid_rule_prevents_startup_with_its_number_and_error(rule: object, flaw: str) -> None:
     text = json.dumps([{"action": "empty"}, rule])
     with pytest.raises(ConfigError) as refused:
         load(["--fault-rules", text], {})
@@ -54,7 +54,7 @@ def test_a_wrong_rule_stops_the_start_with_its_number_and_flaw(rule: object, fla
     assert flaw in line
 
 
-def test_in_a_yaml_file_rules_are_written_as_yaml(tmp_path: Path) -> None:
+def test_fault_rules_in_a_yaml_file_are_read_as_yaml(tmp_path: Path) -> None:
     path = tmp_path / "faults.yaml"
     path.write_text(
         "fault-rules:\n- action: disconnect\n  after: 3\n  every: 2\n- {action: error, status: 503}\n"
@@ -67,7 +67,7 @@ def test_in_a_yaml_file_rules_are_written_as_yaml(tmp_path: Path) -> None:
     assert loaded.dump()["fault-rules"][0] == {"action": "disconnect", "after": 3, "every": 2}
 
 
-def test_a_header_may_be_short_or_json() -> None:
+def test_fault_header_accepts_the_short_form_and_json() -> None:
     assert parse_fault("disconnect; after=3") == DisconnectRule(after=3)
     assert parse_fault(' {"action": "disconnect", "after": 3}') == DisconnectRule(after=3)
     assert parse_fault("error;status=429;retry_after=2;times=1;message=a = b;") == ErrorRule(
@@ -87,7 +87,7 @@ def test_a_header_may_be_short_or_json() -> None:
         ('{"a":' * 9000, "not JSON"),
     ],
 )
-def test_a_wrong_header_says_what_is_wrong(text: str, flaw: str) -> None:
+def test_error_for_an_invalid_fault_header_states_the_problem(text: str, flaw: str) -> None:
     with pytest.raises(ValueError) as refused:
         parse_fault(text)
     assert flaw in str(refused.value) and len(str(refused.value)) < 300
@@ -98,7 +98,7 @@ def test_a_wrong_header_says_what_is_wrong(text: str, flaw: str) -> None:
     st.text(max_size=60)
     | st.sampled_from(list(rule_kinds())).flatmap(lambda a: st.just(a + ";x=") | st.just(a))
 )
-def test_any_header_is_a_rule_or_raises_value_error(text: str) -> None:
+def test_any_fault_header_is_parsed_or_raises_value_error(text: str) -> None:
     try:
         assert parse_fault(text).action in rule_kinds()
     except ValueError as error:
@@ -110,7 +110,7 @@ PAGE = (DOCS / "faults.md").read_text("utf-8")
 REFERENCE = (DOCS / "reference-scripts.md").read_text("utf-8")
 
 
-def test_the_yaml_file_of_the_page_is_a_settings_file(tmp_path: Path) -> None:
+def test_documented_yaml_file_is_a_valid_settings_file(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
     path = tmp_path / "faults.yaml"
     path.write_text(example)
@@ -120,14 +120,14 @@ def test_the_yaml_file_of_the_page_is_a_settings_file(tmp_path: Path) -> None:
     assert [rule.action for rule in rules] == ["disconnect", "error", "stall", "rate-limit"]
 
 
-def test_every_header_of_the_page_is_a_rule() -> None:
+def test_every_documented_fault_header_is_valid() -> None:
     headers = re.findall(r"-H 'X-Fault: (.+)'", PAGE)
     assert len(headers) >= 3 and all(
         parse_fault(header).action in rule_kinds() for header in headers
     )
 
 
-def test_every_action_matcher_type_and_family_is_described() -> None:
+def test_every_action_matcher_type_and_path_is_documented() -> None:
     fields = {
         name for kind in (*rule_kinds().values(), FaultRule) for name in kind.__struct_fields__
     }
@@ -159,21 +159,21 @@ def struck(fault_script: FaultScript, *requests: RequestFacts, now_s: float = 0.
         ({"model": "m", "path": TEXT}, asking(TEXT), asking(CHAT)),
     ],
 )
-def test_a_matcher_lets_others_pass(
+def test_matcher_applies_only_to_matching_requests(
     matcher: dict[str, Any], hit: RequestFacts, miss: RequestFacts
 ) -> None:
     assert struck(script({"action": "empty", **matcher}), miss, hit) == [False, True]
 
 
 @pytest.mark.parametrize("pattern", ["*a", "[!", "*?"])
-def test_a_pattern_made_to_be_slow_is_not(pattern: str) -> None:
+def test_hostile_path_pattern_is_matched_quickly(pattern: str) -> None:
     slow = script({"action": "empty", "path": (pattern * 256)[:256]})
     begun_s = time.process_time()
     struck(slow, asking("/v1/chat/completions" * 2))
     assert time.process_time() - begun_s < 0.02
 
 
-def test_nth_and_every_count_the_requests_that_fit() -> None:
+def test_nth_and_every_count_matching_requests() -> None:
     fits = asking()
     other = asking(model="other")
     nth = script({"action": "empty", "model": "m", "nth": 2})
@@ -182,7 +182,7 @@ def test_nth_and_every_count_the_requests_that_fit() -> None:
     assert struck(every, fits, other, fits, fits, fits) == [False, False, True, False, True]
 
 
-def test_times_is_how_often_a_rule_strikes() -> None:
+def test_times_limits_how_often_a_rule_fires() -> None:
     assert struck(script({"action": "empty", "times": 2}), *[asking()] * 4) == [
         True,
         True,
@@ -193,20 +193,20 @@ def test_times_is_how_often_a_rule_strikes() -> None:
     assert struck(later, *[asking()] * 4) == [False, True, False, False]
 
 
-def test_probability_is_a_share_of_the_requests() -> None:
+def test_probability_is_the_share_of_faulted_requests() -> None:
     hits = struck(script({"action": "empty", "probability": 0.25}), *[asking()] * 4000)
     assert sum(hits) == pytest.approx(1000, abs=100)
     assert not any(struck(script({"action": "empty", "probability": 0}), *[asking()] * 100))
 
 
-def test_the_first_rule_that_strikes_decides_and_all_of_them_count() -> None:
+def test_first_firing_rule_decides_and_all_rules_count() -> None:
     rules = script({"action": "empty", "nth": 1}, {"action": "error", "every": 2, "name": "second"})
     first, second = (rules.fault_for(asking(), RNG, 0.0) for _ in range(2))
     assert first and first.name == "empty"
     assert second and second.name == "second" and second.error and second.error.status == 500
 
 
-def test_a_quota_is_told_while_it_lasts_and_then_says_truly_when_to_come_back() -> None:
+def test_rate_limit_headers_show_the_quota_and_the_exact_retry_time() -> None:
     rules = script({"action": "rate-limit", "rate": 30, "burst": 2})
     headers = []
     for _ in range(2):
@@ -227,7 +227,7 @@ def test_a_quota_is_told_while_it_lasts_and_then_says_truly_when_to_come_back() 
     assert struck(rules, asking(), now_s=2.5) == [False]
 
 
-def test_a_quota_of_tokens_holds_a_big_request_back_and_takes_no_request_for_it() -> None:
+def test_token_quota_rejects_a_large_request_without_using_the_request_quota() -> None:
     rules = script({"action": "rate-limit", "rate": 600, "token_rate": 60, "token_burst": 100})
     assert struck(rules, asking(tokens=80), asking(tokens=30)) == [False, True]
     fault = rules.fault_for(asking(tokens=20), RNG, 0.0)

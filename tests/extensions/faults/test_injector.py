@@ -48,21 +48,21 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("kind", FAILURES)
-def test_each_type_of_failure_has_its_status_type_param_and_words(kind: str) -> None:
+def test_each_failure_type_has_its_status_type_param_and_message(kind: str) -> None:
     failed = failure(kind, "llama", 1000)
     assert (failed.status, failed.type, failed.param) == FAILURES[kind][:3]
     assert failed.message.startswith(FAILURES[kind][3]) and "{" not in failed.message
 
 
 @pytest.mark.parametrize("rate", [0, 30, 100])
-def test_so_many_percent_fail(rate: int) -> None:
+def test_failure_injection_rate_is_the_percentage_of_failed_requests(rate: int) -> None:
     plan, _ = planned(failure_injection_rate=rate)
     assert plan.is_quiet is (rate == 0)
     failed = sum(plan.fault_for(asking()) is not None for _ in range(4000))
     assert failed / 40 == pytest.approx(rate, abs=3 if rate % 100 else 0)
 
 
-def test_a_change_of_the_rate_and_the_types_holds_from_the_next_request_on() -> None:
+def test_changed_failure_rate_and_types_apply_from_the_next_request() -> None:
     plan, live = planned(failure_injection_rate=100, failure_types=["rate_limit"])
     assert {status(plan) for _ in range(10)} == {429}
     live.change({"failure-types": ["server_error", "model_not_found"]})
@@ -74,7 +74,7 @@ def test_a_change_of_the_rate_and_the_types_holds_from_the_next_request_on() -> 
     assert plan.is_quiet and {status(plan) for _ in range(10)} == {None}
 
 
-def test_changed_rules_count_anew_and_others_go_on() -> None:
+def test_changed_rules_restart_their_counts() -> None:
     rules = [{"action": "error", "nth": 2}]
     plan, live = planned(fault_rules=rules)
     assert status(plan) is None
@@ -88,7 +88,7 @@ def test_changed_rules_count_anew_and_others_go_on() -> None:
     assert plan.is_quiet
 
 
-def test_rules_that_stay_in_the_list_go_on_counting() -> None:
+def test_unchanged_rules_keep_their_counts() -> None:
     once = {"action": "error", "status": 502, "times": 1}
     plan, live = planned(fault_rules=[once])
     assert [status(plan), status(plan)] == [502, None]
@@ -98,7 +98,7 @@ def test_rules_that_stay_in_the_list_go_on_counting() -> None:
     assert [status(plan) for _ in range(4)] == [429, 502, None, None]
 
 
-def test_the_strongest_source_decides() -> None:
+def test_header_overrides_rules_and_rules_override_the_failure_rate() -> None:
     rules = [{"action": "error", "status": 502}]
     plan, live = planned(
         fault_rules=rules, failure_injection_rate=100, failure_types=["rate_limit"]
@@ -110,7 +110,7 @@ def test_the_strongest_source_decides() -> None:
     assert status(plan) == 429
 
 
-def test_a_header_that_does_not_strike_leaves_it_to_the_others() -> None:
+def test_header_that_does_not_fire_leaves_the_decision_to_the_rules() -> None:
     plan, _ = planned(fault_rules=[{"action": "error", "status": 502}])
     assert status(plan, X_Fault="error;status=503;nth=5") == 502
     fault = plan.fault_for(asking(X_Fault="rate-limit"))
@@ -129,7 +129,7 @@ STATUSES = ("oops", "399", "600", "5" * 5000, "٤٠٤")
         {"X_Fault": "error; message=" + "m" * MAX_HEADER_CHARACTERS},
     ],
 )
-def test_a_header_that_makes_no_sense_is_a_bad_request(header: dict[str, str]) -> None:
+def test_invalid_fault_header_returns_400(header: dict[str, str]) -> None:
     fault = planned()[0].fault_for(asking(**header))
     assert (
         fault and fault.error and (fault.error.status, fault.error.type) == (400, "BadRequestError")
@@ -152,7 +152,7 @@ def test_requests_of_one_client_with_the_same_header_are_counted_together() -> N
     assert ask("a")
 
 
-def test_the_rules_of_the_last_headers_are_remembered() -> None:
+def test_number_of_cached_header_rules_is_limited() -> None:
     plan, _ = planned()
     for number in range(MAX_HEADER_RULES + 1):
         plan.fault_for(asking(X_Fault=f"error;times=1;name={number}"))

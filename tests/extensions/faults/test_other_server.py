@@ -16,7 +16,7 @@ from tests.core.web.test_other_server import ClientDisconnected, Shown, broken_b
         ("another", ConnectionResetError),
     ],
 )
-def test_a_break_on_purpose_is_quiet_and_no_end(
+def test_injected_disconnect_closes_the_connection_without_an_error_log(
     server: str, end: type[BaseException], threads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = Shown(server, monkeypatch)

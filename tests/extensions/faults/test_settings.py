@@ -14,7 +14,7 @@ from tests.client import Client
         ({"failure-types": ["bogus"]}, "must only have"),
     ],
 )
-def test_a_wrong_change_of_failures_changes_nothing(
+def test_invalid_change_of_failure_settings_changes_nothing(
     client: Client, values: dict[str, Any], line: str
 ) -> None:
     settings_before = client.get("/admin/config").json()

@@ -110,12 +110,12 @@ CONDUCT = {
 
 
 @pytest.mark.parametrize("case", CONDUCT)
-def test_conduct_is_judged(case: str) -> None:
+def test_client_conduct_has_the_expected_findings(case: str) -> None:
     client, findings = CONDUCT[case]
     assert client.findings_by_kind(10 * RETRY_WINDOW_S).keys() == findings
 
 
-def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
+def test_concurrent_identical_requests_are_not_counted_as_retries() -> None:
     audit = Client().audit
     for number in range(20):
         exchange = AuditedExchange(
@@ -133,7 +133,7 @@ def test_identical_requests_that_were_all_on_their_way_are_no_retries() -> None:
     assert audit.report().clean is True
 
 
-def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
+def test_truncated_stream_that_is_not_retried_in_time_is_reported() -> None:
     client = Client().ask(cut_off=True)
     assert (
         client.findings_by_kind(RETRY_WINDOW_S - 0.1) == {} and client.report().awaiting_retry == 1
@@ -144,7 +144,7 @@ def test_a_cut_stream_that_is_not_asked_for_again_in_time_is_found() -> None:
     assert "cannot be seen from here" in finding.what and client.report().awaiting_retry == 0
 
 
-def test_the_memory_of_the_audit_is_bounded() -> None:
+def test_audit_memory_is_bounded() -> None:
     audit = Client().audit
     for number in range(2 * MAX_FAILED_BODIES):
         client = "one" if number % 2 else f"c{number}"

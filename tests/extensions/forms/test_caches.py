@@ -5,5 +5,5 @@ from tests.application import app_of, check_caches
 NAMES = {"schemas"}
 
 
-def test_memory_lists_compiled_schemas() -> None:
+def test_memory_report_lists_compiled_schemas() -> None:
     check_caches(app_of(), NAMES)

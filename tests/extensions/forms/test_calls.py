@@ -61,7 +61,7 @@ def raw(events: list[Tokens]) -> str:
     return embedded_tokenizer().decode([token for event in events for token in event.ids])
 
 
-def test_required_calls_have_valid_arguments_and_markup() -> None:
+def test_required_tool_calls_have_valid_arguments_and_markup() -> None:
     for seed in range(10):
         events = played(ToolCalls(tools=TOOLS, min_calls=2, max_calls=2), server_seed=seed)
         for name, arguments in (calls := called(events)):
@@ -75,7 +75,7 @@ def test_required_calls_have_valid_arguments_and_markup() -> None:
         assert events[-1].finish is not None and events[-1].finish.reason == "stop"
 
 
-def test_the_number_of_calls_follows_the_probability_of_an_extra_call() -> None:
+def test_number_of_tool_calls_follows_the_configured_probability() -> None:
     for least_calls, chance, counts in (
         (0, 0, {0}),
         (1, 0, {1}),
@@ -88,7 +88,7 @@ def test_the_number_of_calls_follows_the_probability_of_an_extra_call() -> None:
         assert {len(called(events)) if events[0].part else 0 for events in replies} == counts
 
 
-def test_a_small_limit_cuts_off_a_call_with_unbounded_text() -> None:
+def test_small_token_limit_truncates_a_tool_call_with_unbounded_text() -> None:
     for limit in range(1, 96, 7):
         events = played(ToolCalls(tools=TOOLS[:1], min_calls=1), limited=True, max_tokens=limit)
         assert sum(len(event.ids) for event in events) == limit
@@ -119,7 +119,7 @@ CLOSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CLOSED)
 @pytest.mark.parametrize("named", [False, True])
-def test_arguments_fit_the_limit_of_the_client(name: str, named: bool) -> None:
+def test_generated_arguments_fit_the_token_limit_of_the_client(name: str, named: bool) -> None:
     calls = ToolCalls(tools=(ToolFunction(name, CLOSED[name]),), min_calls=1, named=named)
     for seed in range(5):
         events = played(calls, limited=True, max_tokens=41, server_seed=seed)
@@ -139,7 +139,7 @@ def test_arguments_fit_the_limit_of_the_client(name: str, named: bool) -> None:
     assert called(played(calls))
 
 
-def test_the_same_seed_makes_the_same_call() -> None:
+def test_same_seed_generates_the_same_tool_call() -> None:
     calls = ToolCalls(tools=TOOLS, min_calls=1, max_calls=2)
     assert raw(played(calls, seed=7)) == raw(played(calls, seed=7, server_seed=9))
     assert len({raw(played(calls, server_seed=seed)) for seed in range(8)}) > 1
@@ -147,7 +147,7 @@ def test_the_same_seed_makes_the_same_call() -> None:
 
 @given(limit=st.integers(1, 60), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_a_structured_reply_is_valid_or_ends_with_length(limit: int, seed: int) -> None:
+def test_structured_reply_is_valid_or_ends_with_finish_reason_length(limit: int, seed: int) -> None:
     events = played(
         constraint=Constraint(schema=WEATHER), limited=True, max_tokens=limit, seed=seed
     )
@@ -161,7 +161,7 @@ def test_a_structured_reply_is_valid_or_ends_with_length(limit: int, seed: int) 
     assert count <= limit
 
 
-def test_an_unsatisfiable_schema_is_rejected() -> None:
+def test_unsatisfiable_schema_is_rejected() -> None:
     for schema in (False, {"type": "integer", "minimum": 5, "maximum": 3}):
         with pytest.raises(UnsatisfiableSchemaError):
             played(constraint=Constraint(schema=schema))
@@ -174,7 +174,7 @@ def thinking(**fields: Any) -> list[Tokens]:
     return harness.tokens()
 
 
-def test_thoughts_respect_their_budget_and_may_use_up_the_limit() -> None:
+def test_reasoning_stays_within_its_budget_and_may_use_up_the_token_limit() -> None:
     events = thinking(max_tokens=3)
     assert {event.part and event.part.kind for event in events} == {"reasoning"}
     assert events[-1].finish is not None and events[-1].finish.reason == "length"
@@ -184,7 +184,7 @@ def test_thoughts_respect_their_budget_and_may_use_up_the_limit() -> None:
         assert sum(len(event.ids) for event in events) > budget
 
 
-def test_a_stop_ends_thoughts_and_the_reply_with_them() -> None:
+def test_stop_string_in_the_reasoning_ends_the_reply() -> None:
     whole = "".join(text for event in thinking() if event.part for text in event.texts)
     stop = whole[8:10]
     events = thinking(stop=(stop,))
@@ -196,7 +196,7 @@ def test_a_stop_ends_thoughts_and_the_reply_with_them() -> None:
     assert (first.ids, first.finish) == ([token], Finish("stop", token))
 
 
-def test_only_thoughts_makes_the_whole_reply_reasoning() -> None:
+def test_reasoning_only_option_makes_the_whole_reply_reasoning() -> None:
     calls = ToolCalls(tools=TOOLS, min_calls=1)
     events = thinking(only_thoughts=True, tool_calls=calls, constraint=Constraint(regex="a{9}"))
     assert {event.part and event.part.kind for event in events} == {"reasoning"}
@@ -209,7 +209,7 @@ def test_only_thoughts_makes_the_whole_reply_reasoning() -> None:
     st.lists(st.integers(0, 12), max_size=60),
     st.booleans(),
 )
-def test_a_token_shows_its_part_of_the_arguments_and_the_name_once_it_is_complete(
+def test_each_token_carries_its_part_of_the_tool_call_arguments(
     drawn: list[tuple[str, str]], lengths: list[int], terse: bool
 ) -> None:
     text, calls = written(drawn, terse)

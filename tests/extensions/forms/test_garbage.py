@@ -10,7 +10,7 @@ FUNCTION = {
 }
 
 
-def test_a_request_with_tools_leaves_nothing_behind() -> None:
+def test_request_with_tools_leaves_no_cyclic_garbage() -> None:
     tools = [{"function": FUNCTION}]
     body = {"messages": MESSAGES, "tools": tools, "tool_choice": "required"}
     check_garbage(CHAT, body, "200")

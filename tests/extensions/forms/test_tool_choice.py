@@ -57,13 +57,13 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         ({"tool_choice": allowed("required", "look", "go")}, (["look", "go"], 1, 2, False)),
     ],
 )
-def test_a_choice_says_which_tools_are_called_and_how_often(
+def test_tool_choice_determines_which_tools_are_called_and_how_often(
     fields: dict[str, Any], expected: tuple[list[str], int, int, bool] | None
 ) -> None:
     assert figures_of(calls(tools=TOOLS, **fields)) == expected
 
 
-def test_without_tools_there_is_no_call_and_a_named_one_must_be_one() -> None:
+def test_unknown_named_tool_choice_is_rejected() -> None:
     assert calls() is None and calls(tools=None) is None
     with pytest.raises(ApiError, match="exactly one tool"):
         calls(tools=[TOOLS[0], TOOLS[0]], tool_choice=LOOK)
@@ -103,7 +103,7 @@ PARSED = ToolSettings(tool_call_parser="hermes")
         (PARSED, NAMED, None),
     ],
 )
-def test_a_server_may_leave_no_choice(
+def test_tool_choice_is_rejected_if_the_server_options_do_not_allow_it(
     settings: ToolSettings, choice: object, refused: str | None
 ) -> None:
     request = chat(tools=TOOLS, tool_choice=choice)
@@ -127,7 +127,9 @@ def test_a_server_may_leave_no_choice(
         (StructuredOutputs(json={"type": "array", "uniqueItems": True}), "uniqueItems"),
     ],
 )
-def test_an_invalid_form_is_rejected_with_its_reason(wanted: StructuredOutputs, word: str) -> None:
+def test_invalid_structured_output_is_rejected_with_its_reason(
+    wanted: StructuredOutputs, word: str
+) -> None:
     with pytest.raises(ApiError) as caught:
         constraint_of(wanted, FormConstraints())
     assert (
@@ -135,7 +137,7 @@ def test_an_invalid_form_is_rejected_with_its_reason(wanted: StructuredOutputs, 
     )
 
 
-def test_tools_that_cannot_fit_are_refused_before_the_chat_is_tokenized(
+def test_tools_that_exceed_the_context_are_rejected_before_tokenization(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tool = {"type": "function", "function": {"name": "look", "description": "a" * 100_000}}
@@ -166,7 +168,7 @@ def tool(**parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "look", "parameters": parameters}}
 
 
-def test_tools_that_come_again_are_not_checked_again() -> None:
+def test_repeated_tools_are_not_validated_again() -> None:
     constraints = CountingConstraints()
     known_tools: KnownTools = LimitedDict(1 << 20)
     questions = []
@@ -187,7 +189,7 @@ def test_tools_that_come_again_are_not_checked_again() -> None:
     assert constraints.compiled == 3
 
 
-def test_tools_that_were_not_checked_are_not_known_to_a_server_that_checks() -> None:
+def test_unvalidated_tools_are_validated_by_a_server_that_checks_them() -> None:
     known_tools: KnownTools = LimitedDict(1 << 20)
     request = chat(tools=[tool(type="no type")])
     unchecked = ToolSettings(enable_auto_tool_choice=True, skip_tool_validation=True)

@@ -25,7 +25,7 @@ TAGS = {
 TAGGED = re.compile(r"[^<]*(?:<f=x>[12]</f>[^<]*)+", re.DOTALL)
 
 
-def test_the_parser_s_work_is_counted(client: Client) -> None:
+def test_tool_parser_invocations_are_counted(client: Client) -> None:
     name = "vllm:tool_call_parser_invocations_total"
     body = {
         "messages": [{"role": "user", "content": "Hi"}],
@@ -52,7 +52,7 @@ CONSTRAINTS: list[tuple[dict[str, Any], Callable[[str], object]]] = [
 ]
 
 
-def test_vllm_s_own_constraints_hold_in_both_families(client: Client) -> None:
+def test_structured_output_constraints_apply_to_chats_and_completions(client: Client) -> None:
     for wanted, fits in CONSTRAINTS:
         reply = client.chat(structured_outputs=wanted)["choices"][0]["message"]["content"]
         assert fits(reply), reply
@@ -66,7 +66,7 @@ def test_vllm_s_own_constraints_hold_in_both_families(client: Client) -> None:
         assert re.fullmatch("(ab)+", choice["text"]) or limit == 1
 
 
-def test_thoughts_are_told_apart() -> None:
+def test_reasoning_is_separated_from_the_content() -> None:
     with in_process("--reasoning-parser", "qwen3") as client:
         answer = client.chat(max_tokens=60, ignore_eos=True)
         message = answer["choices"][0]["message"]

@@ -51,7 +51,7 @@ def frames_until_failure(budget: FrameBudget, calls: int = 0) -> int:
     raise AssertionError("the budget has no end")
 
 
-def test_running_calls_answers_and_time_raise_the_frame_limit() -> None:
+def test_running_calls_responses_and_time_raise_the_frame_limit() -> None:
     assert frames_until_failure(FrameBudget()) == MAX_FRAMES
     assert frames_until_failure(FrameBudget(), calls=3) == MAX_FRAMES + 3 * MAX_FRAMES_PER_CALL
     answered = FrameBudget()
@@ -63,7 +63,7 @@ def test_running_calls_answers_and_time_raise_the_frame_limit() -> None:
     assert frames_until_failure(spent) == FRAMES_FORGIVEN - 1, "the refused frame counts, too"
 
 
-def test_past_answers_and_time_pay_for_a_limited_number_of_frames() -> None:
+def test_past_responses_and_time_allow_a_limited_number_of_frames() -> None:
     rich = FrameBudget()
     for _ in range(100_000):
         rich.pay()
@@ -76,7 +76,7 @@ def test_past_answers_and_time_pay_for_a_limited_number_of_frames() -> None:
 
 
 @pytest.mark.parametrize(("flags", "size"), [(0, MIN_PROGRESS_BYTES), (END_STREAM, 0)])
-def test_messages_and_ends_of_streams_count_as_progress(flags: int, size: int) -> None:
+def test_messages_and_stream_ends_count_as_progress(flags: int, size: int) -> None:
     budget = FrameBudget()
     for _ in range(3 * MAX_FRAMES):
         budget.charge(kind=DATA, flags=flags, size=size, call_count=1)
@@ -112,7 +112,7 @@ def client_and_server() -> Iterator[tuple[socket.socket, Http2Connection]]:
             connection.close()
 
 
-def test_disconnected_client_is_noticed_before_its_frames_are_read(
+def test_client_disconnect_is_detected_before_pending_frames_are_read(
     client_and_server: tuple[socket.socket, Http2Connection],
 ) -> None:
     client, connection = client_and_server

@@ -29,7 +29,7 @@ def large(**fields: Any) -> bytes:
     return data
 
 
-def test_large_prompts_texts_schemas_and_tensors_are_read() -> None:
+def test_large_prompts_texts_schemas_and_tensors_are_accepted() -> None:
     tensor = messages.TensorData(inline=bytes(9 << 20), shape=[3, 4])
     media = messages.MultimodalInputs(
         pixel_values=tensor, model_specific_tensors={"a": tensor, "b": tensor}
@@ -57,14 +57,14 @@ MANY = {
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_a_message_with_too_many_parts_is_rejected(name: str) -> None:
+def test_message_with_too_many_parts_is_rejected(name: str) -> None:
     with pytest.raises(ApiError) as refusal:
         check(MANY[name])
     assert refusal.value.status == 400
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_borne(data: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_rejected_with_400(data: bytes) -> None:
     for begin in (b"", field(3, bytes(SCANNED_BYTES))):
         try:
             check(begin + data)

@@ -3,7 +3,7 @@
 from tests.extensions.journal.test_journal import chat, client_of, entries
 
 
-def test_tool_calls_are_not_in_the_text() -> None:
+def test_journal_text_contains_no_tool_calls() -> None:
     client = client_of("--journal", "10")
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     answer = chat(client, "call", tools=[tool], tool_choice="required", max_tokens=300)

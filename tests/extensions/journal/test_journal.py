@@ -39,7 +39,7 @@ def entries(client: FlaskClient, **query: Any) -> Sequence[Any]:
     return rows
 
 
-def test_error_of_a_grpc_call_is_its_masked_status_message() -> None:
+def test_journal_error_of_a_grpc_call_is_its_masked_status_message() -> None:
     outcome = RpcOutcome(RpcCode.INVALID_ARGUMENT, "No rule answers Bearer sk-1234567890abcdef.")
     message = error_of(RpcResponse(outcome=outcome, status=400))
     assert message is not None and message.startswith("No rule answers")
@@ -47,7 +47,7 @@ def test_error_of_a_grpc_call_is_its_masked_status_message() -> None:
     assert error_of(RpcResponse(status=499)) is None
 
 
-def test_entry_has_request_and_reply() -> None:
+def test_journal_entry_has_request_and_reply() -> None:
     client = client_of("--journal", "10")
     reply = chat(client, 'A "café"', api_key="sk-1")
     chat(client, "again", "one", stream=True)
@@ -72,7 +72,7 @@ def test_entry_has_request_and_reply() -> None:
     assert first["error"] is None
 
 
-def test_entries_are_filtered_by_route_text_and_scope_and_cleared() -> None:
+def test_journal_entries_are_filtered_by_route_text_and_scope_and_cleared() -> None:
     client = client_of("--journal", "10")
     for text, scope in (('say "Rome"', "a"), ("Rome", "b"), ("Oslo", "a")):
         chat(client, text, scope)
@@ -91,14 +91,14 @@ def test_entries_are_filtered_by_route_text_and_scope_and_cleared() -> None:
     assert "Extra inputs are not permitted" in wrong["error"]["message"]
 
 
-def test_reasoning_is_not_in_the_text() -> None:
+def test_journal_text_contains_no_reasoning() -> None:
     client = client_of("--journal", "10", "--reasoning-parser", "any")
     message = chat(client, "think", max_tokens=60)["choices"][0]["message"]
     assert message["reasoning"]
     assert [entry["text"] for entry in entries(client)] == [message["content"] or ""]
 
 
-def test_journal_is_limited_by_number_and_bytes() -> None:
+def test_journal_is_limited_by_number_of_entries_and_bytes() -> None:
     client = client_of("--journal", "3")
     for number in range(5):
         chat(client, str(number))
@@ -182,7 +182,7 @@ def test_requests_without_a_key_are_limited_in_number_and_size() -> None:
     assert memory["caches"]["journal"]["size_bytes"] < 1 << 20
 
 
-def test_both_rings_are_merged_in_order_of_arrival_and_cleared_together() -> None:
+def test_keyed_and_keyless_entries_are_merged_by_arrival_and_cleared_together() -> None:
     client = keyed_client("--journal", "10")
     for number in range(6):
         client.post("/tokenize", json={"prompt": str(number)}, headers=KEY if number % 2 else {})
@@ -357,12 +357,12 @@ def test_secrets_are_masked_in_every_encoding(
     assert with_every_byte_escaped("zq") not in shown and with_every_byte_escaped("qx") not in shown
 
 
-def test_disabled_journal_stores_nothing_and_its_route_explains_the_flag() -> None:
+def test_disabled_journal_stores_nothing_and_its_route_names_the_flag() -> None:
     answer: Any = client_of().get("/admin/journal").json
     assert "--journal 1000" in answer["error"]["message"] and not Journal(0).active
 
 
-def test_body_that_is_not_json_becomes_a_string_and_binary_becomes_null() -> None:
+def test_non_json_body_is_stored_as_a_string_and_binary_as_null() -> None:
     assert (
         masked_json(b'{"token": "s", "a": [1e400]')
         == b'"{\\"token\\": \\"***\\", \\"a\\": [1e400]"'

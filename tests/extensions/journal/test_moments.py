@@ -32,7 +32,7 @@ def entries(client: FlaskClient) -> list[dict[str, Any]]:
     return rows
 
 
-def test_moments_of_a_stream_are_unix_seconds_in_order(client: FlaskClient) -> None:
+def test_timestamps_of_a_stream_are_unix_seconds_in_order(client: FlaskClient) -> None:
     before_s = time.time()
     message = {"role": "user", "content": "Hello"}
     body = {"messages": [message], "max_tokens": 4, "stream": True}
@@ -54,7 +54,7 @@ def test_moments_of_a_stream_are_unix_seconds_in_order(client: FlaskClient) -> N
     assert entry["preemptions"] == 0
 
 
-def test_whole_answer_has_one_send_after_its_last_token(client: FlaskClient) -> None:
+def test_non_streamed_response_has_one_send_time_after_its_last_token(client: FlaskClient) -> None:
     client.post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": 3})
     [entry] = entries(client)
     [sent_s] = entry["sends_s"]
@@ -63,7 +63,7 @@ def test_whole_answer_has_one_send_after_its_last_token(client: FlaskClient) -> 
     assert sent_s >= entry["last_s"] - CLOCK_S
 
 
-def test_rejected_request_has_only_its_arrival_and_its_answer(client: FlaskClient) -> None:
+def test_rejected_request_has_only_arrival_and_response_times(client: FlaskClient) -> None:
     client.post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": -3})
     [entry] = entries(client)
     assert entry["status"] == 400
@@ -73,7 +73,7 @@ def test_rejected_request_has_only_its_arrival_and_its_answer(client: FlaskClien
     assert [entry[name] for name in names] == [None] * len(names)
 
 
-def test_cached_tokens_count_each_prompt_once(client: FlaskClient) -> None:
+def test_cached_tokens_of_several_prompts_are_summed(client: FlaskClient) -> None:
     prompts = ["one two three " * 30, "four five six " * 30]
     for _ in range(2):
         client.post(COMPLETIONS, json={"prompt": prompts, "max_tokens": 2, "n": 3})
@@ -85,7 +85,9 @@ def test_cached_tokens_count_each_prompt_once(client: FlaskClient) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_response_id_is_that_of_the_answer(client: FlaskClient, path: str, stream: bool) -> None:
+def test_journal_response_id_is_that_of_the_response(
+    client: FlaskClient, path: str, stream: bool
+) -> None:
     fields = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
     headers = {"X-Request-Id": "own-0"}
     body = {**fields, "max_tokens": 2, "n": 2, "stream": stream}
@@ -111,14 +113,14 @@ class Clock:
         return self.now_s + 1_000.0
 
 
-def test_offset_is_of_the_fastest_pair_of_readings() -> None:
+def test_clock_offset_is_taken_from_the_fastest_pair_of_readings() -> None:
     # The process is paused for 40 ms between the readings of the first pair.
     clock = Clock(steps_s=[0.0, 0.0, 0.04])
     wall_clock = WallClock(clock.monotonic, clock.unix)
     assert wall_clock.offset_s() == 1_000.0
 
 
-def test_offset_follows_an_adjusted_system_clock() -> None:
+def test_clock_offset_follows_an_adjusted_system_clock() -> None:
     clock = Clock(steps_s=[])
     shift_s = 0.0
 
@@ -133,7 +135,7 @@ def test_offset_follows_an_adjusted_system_clock() -> None:
     assert wall_clock.offset_s() == 1_005.0
 
 
-def test_the_empty_body_of_a_disconnected_client_is_not_a_send() -> None:
+def test_empty_body_of_a_disconnected_client_has_no_send_time() -> None:
     log = SendLog(Clock(steps_s=[]).monotonic, [].append)
     assert stamped(b"", log) == b""
     assert list(log.moments) == []
@@ -154,7 +156,7 @@ class Pieces(StreamingBody):
             yield b"piece"
 
 
-def test_long_answer_keeps_its_last_moment_within_the_limit() -> None:
+def test_long_response_keeps_its_last_send_time_within_the_limit() -> None:
     clock = Clock(steps_s=[1.0] * (MAX_SENDS + 7))
     grown: list[int] = []
     log = SendLog(clock.monotonic, grown.append)

@@ -45,7 +45,7 @@ def decided(**fields: Any) -> dict[str, Any]:
     return parsed
 
 
-def test_each_type_of_question_has_its_answer() -> None:
+def test_each_question_type_has_its_answer() -> None:
     answer = decided()
     assert list(answer) == ["model", "answers", "usage"]
     predicate, choice, score = answer["answers"]
@@ -67,13 +67,13 @@ def test_each_type_of_question_has_its_answer() -> None:
     assert score["score"] == pytest.approx(expected)
 
 
-def test_the_same_questions_have_the_same_answers() -> None:
+def test_same_questions_get_the_same_answers() -> None:
     messages = [{"role": "user", "content": [{"type": "input_text", "text": "the sky is blue"}]}]
     assert decided()["answers"] == decided(input=messages)["answers"]
     assert decided()["answers"] != decided(input="the sea is blue")["answers"]
 
 
-def test_usage_counts_the_prompts_of_all_questions() -> None:
+def test_usage_counts_the_prompt_tokens_of_all_questions() -> None:
     text = "It is a long text about the sky. " * 20
     first = decided(input=text, cache_salt="a salt")["usage"]
     second_usage = decided(input=text, cache_salt="a salt")["usage"]
@@ -110,7 +110,7 @@ def with_choices(*values: object) -> dict[str, Any]:
         ({"hint": 1}, "body.hint"),
     ],
 )  # fmt: skip
-def test_bodies_that_do_not_fit(fields: dict[str, Any], param: str) -> None:
+def test_body_that_violates_the_schema_returns_400(fields: dict[str, Any], param: str) -> None:
     answer = post(client_of("0.33"), **fields)
     assert answer.status_code == 400
     assert answer.json is not None
@@ -128,7 +128,9 @@ def test_bodies_that_do_not_fit(fields: dict[str, Any], param: str) -> None:
         ({"questions": [with_choices(*map(str, range(27)))]}, None),
     ],
 )
-def test_questions_that_the_model_cannot_answer(fields: dict[str, Any], param: str | None) -> None:
+def test_question_that_the_model_cannot_answer_returns_400(
+    fields: dict[str, Any], param: str | None
+) -> None:
     answer = post(client_of("0.33"), **fields)
     assert answer.status_code == 400
     assert answer.json is not None
@@ -136,16 +138,16 @@ def test_questions_that_the_model_cannot_answer(fields: dict[str, Any], param: s
     assert (error["type"], error["param"]) == ("BadRequestError", param)
 
 
-def test_true_differs_from_its_name() -> None:
+def test_boolean_choice_differs_from_the_string_true() -> None:
     [answer] = decided(questions=[with_choices(True, "true")])["answers"]
     assert [entry["value"] for entry in answer["probabilities"]] == [True, "true"]
 
 
-def test_an_unknown_model_is_not_found() -> None:
+def test_unknown_model_returns_404() -> None:
     assert post(client_of("0.33"), model="other").status_code == 404
 
 
-def test_models_without_decisions(tmp_path: Path) -> None:
+def test_model_without_decision_support_returns_501(tmp_path: Path) -> None:
     llama, gemma = tmp_path / "llama", tmp_path / "gemma"
     for folder, architecture in ((llama, "LlamaForCausalLM"), (gemma, "Gemma4ForCausalLM")):
         folder.mkdir()
@@ -157,11 +159,11 @@ def test_models_without_decisions(tmp_path: Path) -> None:
     assert earlier.post("/v1/systemone", json=STATE).status_code == 501
 
 
-def test_an_earlier_version_has_no_such_route() -> None:
+def test_decisions_route_does_not_exist_in_version_0_32() -> None:
     assert post(client_of("0.32")).status_code == 404
 
 
-def test_systemone_has_joint_since_the_version() -> None:
+def test_systemone_accepts_joint_from_version_0_33() -> None:
     answer = client_of("0.33").post("/v1/systemone", json=STATE | {"joint": False})
     assert answer.json is not None
     assert list(answer.json)[-1] == "joint"

@@ -44,7 +44,7 @@ def decide(**question: object) -> Any:
     return answer
 
 
-def test_a_score_is_the_first_label_s_share() -> None:
+def test_score_is_the_probability_share_of_the_first_label() -> None:
     first, repeated = ok(SCORING, SCORE), ok(SCORING, SCORE)
     assert first["data"] == repeated["data"] and first["id"].startswith("generative-scoring-")
     assert list(first) == ["id", "object", "created", "model", "data", "usage"]
@@ -60,7 +60,7 @@ def test_a_score_is_the_first_label_s_share() -> None:
     )
 
 
-def test_each_label_that_is_read_is_a_token_generated() -> None:
+def test_each_label_read_counts_as_one_generated_token() -> None:
     def generated() -> float:
         lines = client_of().get("/metrics").text.splitlines()
         return sum(
@@ -75,7 +75,7 @@ def test_each_label_that_is_read_is_a_token_generated() -> None:
     assert generated() == generated_before + 3
 
 
-def test_tokens_and_texts_in_either_order_are_prompts() -> None:
+def test_token_ids_and_texts_are_accepted_as_prompts_in_either_order() -> None:
     tokens = {"query": [7, 8], "items": [[9], [10, 11]], "label_token_ids": [1]}
     assert ok(SCORING, tokens)["usage"]["prompt_tokens"] == 7
     pair = {"query": [7, 8], "items": [[9]], "label_token_ids": [1, 2]}
@@ -85,7 +85,7 @@ def test_tokens_and_texts_in_either_order_are_prompts() -> None:
     assert ok(SCORING, long)["usage"]["prompt_tokens"] == 255
 
 
-def test_questions_of_each_type() -> None:
+def test_each_question_type_has_its_probabilities() -> None:
     choice = decide(
         type="choice", criteria={"pet": "lives in a house", "wild": None}, instructions="Which?"
     )
@@ -136,7 +136,7 @@ REFUSALS: list[tuple[str, object, str, str | None]] = [
 ]
 
 
-def test_refusals() -> None:
+def test_invalid_requests_are_rejected_with_the_errors_of_vllm() -> None:
     for path, body, kind, param in REFUSALS:
         response = client_of().post(path, json=body)
         error = response.get_json()["error"]
@@ -146,7 +146,7 @@ def test_refusals() -> None:
         assert client_of().post(path, json=unknown).status_code == 404
 
 
-def test_decisions_of_unsuitable_models_are_not_implemented(tmp_path: Path) -> None:
+def test_decision_requests_to_unsupported_models_return_501(tmp_path: Path) -> None:
     """Those that make no tokens, and architectures that vLLM does not know how to ask."""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     for flags in (("--task", "embed"), ("--model", str(tmp_path))):
@@ -158,14 +158,14 @@ def test_decisions_of_unsuitable_models_are_not_implemented(tmp_path: Path) -> N
         assert client_of(*flags).post(DECISIONS, json={}).status_code == 400
 
 
-def test_the_routes_depend_on_the_task() -> None:
+def test_task_determines_the_available_routes() -> None:
     paths = {route.path for route in app_of("--force-dummy-tokenizer").routes}
     assert paths >= {SCORING, DECISIONS}
     paths = {route.path for route in app_of("--force-dummy-tokenizer", "--task", "embed").routes}
     assert DECISIONS in paths and SCORING not in paths
 
 
-def test_prompts_with_too_many_tokens_together_are_rejected() -> None:
+def test_prompts_with_too_many_tokens_in_total_are_rejected() -> None:
     """Each item repeats the query: a body of 100 KB would take hundreds of megabytes."""
     body = {"query": [5] * 20_000, "items": ["a"] * 250, "label_token_ids": [5, 6]}
     client = app_of("--force-dummy-tokenizer", "--max-model-len", "32768").test_client()

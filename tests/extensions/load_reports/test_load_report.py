@@ -31,7 +31,7 @@ def answer(context: RequestContext) -> Response:
         ("/v1/responses", "JSON", None),
     ],
 )
-def test_complete_answers_of_chats_and_completions_report_the_load(
+def test_chat_and_completion_responses_report_the_load_on_request(
     path: str, wanted: str | None, report: str | None
 ) -> None:
     recorder = Recorder("tiny", 2048, {})

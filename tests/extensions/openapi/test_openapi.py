@@ -98,7 +98,7 @@ def check_schema(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_route_is_described_and_the_document_is_whole(kind: str) -> None:
+def test_openapi_document_describes_every_route(kind: str) -> None:
     routes = application(kind).routes
     served = {
         f"{method} {route.path}" for route in routes for method in route.methods if method != "HEAD"
@@ -116,7 +116,7 @@ def test_every_route_is_described_and_the_document_is_whole(kind: str) -> None:
     assert all(operation["summary"] for operation in described_operations.values())
 
 
-def test_fields_that_vllm_declares_are_described() -> None:
+def test_openapi_document_describes_the_fields_that_vllm_declares() -> None:
     """Fields and queries that vLLM 0.32 declares: `vllm_fields.json`."""
     absent = absent_paths()
     for route, fields in FIELDS.items():
@@ -149,7 +149,7 @@ BEFORE: Mapping[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_example_is_taken_and_answered_as_it_is_described(kind: str) -> None:
+def test_every_example_is_accepted_and_its_response_matches_the_schema(kind: str) -> None:
     whole = described(kind)
     for name, operation in operations(kind).items():
         method, path = name.split()
@@ -198,13 +198,13 @@ def test_errors_match_the_schemas_of_their_routes() -> None:
         is_valid(answer.get_json(), content["application/json"]["schema"], described("generate"))
 
 
-def test_nothing_is_described_where_documents_are_switched_off() -> None:
+def test_openapi_document_is_absent_if_the_docs_are_disabled() -> None:
     client = app_of("--disable-fastapi-docs").test_client()
     assert {client.get(path).status_code for path in ("/openapi.json", "/docs", "/redoc")} == {404}
     assert "openapi" not in client.get("/").get_json()
 
 
-def test_people_may_read_it_behind_a_proxy_too() -> None:
+def test_openapi_document_is_served_behind_a_proxy_path() -> None:
     client = app_of("--root-path", "/models/one/").test_client()
     assert document(client)["servers"] == [{"url": "/models/one"}]
     assert client.get("/models/one/openapi.json").status_code == 200
@@ -226,7 +226,7 @@ def test_people_may_read_it_behind_a_proxy_too() -> None:
         assert client.post(path).headers["Allow"] == "GET, HEAD"
 
 
-def test_the_root_says_what_this_is_and_where_to_look() -> None:
+def test_root_describes_the_server_and_lists_its_routes() -> None:
     client = application("generate").test_client()
     description = client.get("/").get_json()
     assert (description["name"], description["version"], description["plays"]) == (

@@ -3,7 +3,7 @@
 from tests.extensions.openapi.test_openapi import application, described, is_valid, operations
 
 
-def test_a_stored_response_is_as_it_is_described() -> None:
+def test_stored_response_matches_its_schema() -> None:
     client = application("generate").test_client()
     body = {"input": "hello", "background": True}
     stored = client.post("/v1/responses", json=body).get_json()

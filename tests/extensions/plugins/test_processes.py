@@ -37,7 +37,7 @@ def answered(*flags: str, text: str = "Hi") -> dict[str, Any]:
     return choice
 
 
-def test_the_first_named_plugin_with_a_reply_decides(plugin: Write) -> None:
+def test_first_plugin_with_a_reply_decides(plugin: Write) -> None:
     silent = plugin("def reply(self):\n    return lambda request, rng: None\n", "silent")
     first = plugin(SAYING.format(text="first"), "first")
     second = plugin(SAYING.format(text="second"), "second")
@@ -45,7 +45,7 @@ def test_the_first_named_plugin_with_a_reply_decides(plugin: Write) -> None:
         assert answered("--plugin", *paths)["message"]["content"] == expected
 
 
-def test_thoughts_and_calls_of_a_plugin_are_told_apart(plugin: Write) -> None:
+def test_plugin_reply_may_contain_reasoning_and_tool_calls(plugin: Write) -> None:
     path = plugin(
         "def reply(self):\n"
         "    return lambda request, rng: ScriptedReply("
@@ -57,7 +57,7 @@ def test_thoughts_and_calls_of_a_plugin_are_told_apart(plugin: Write) -> None:
     assert choice["finish_reason"] == "tool_calls"
 
 
-def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> None:
+def test_serve_command_accepts_plugins_and_their_settings(plugin: Write) -> None:
     path = plugin(
         f"Settings = TestSettings\n{SAYING.format(text='x')}", preamble=settings_class("size", 4)
     )
@@ -66,7 +66,7 @@ def test_vllms_command_line_takes_plugins_with_their_settings(plugin: Write) -> 
     assert flags.values["mine-size"] == "8" and flags.values["max-num-seqs"] == "3"
 
 
-def test_the_list_of_plugins_is_empty_without_plugins() -> None:
+def test_list_of_plugins_is_empty_without_plugins() -> None:
     answer = app_of("--no-installed-plugins").test_client().get("/admin/plugins")
     assert answer.json == {"api": 2, "plugins": []}
 
@@ -74,7 +74,7 @@ def test_the_list_of_plugins_is_empty_without_plugins() -> None:
 PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
 
 
-def test_the_plugin_of_the_page_works(tmp_path: Path) -> None:
+def test_documented_plugin_replies_and_all_hooks_are_documented(tmp_path: Path) -> None:
     [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     path = tmp_path / "shout.py"
     path.write_text(code)
@@ -131,7 +131,7 @@ def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
         ),
     ],
 )
-def test_a_module_that_holds_no_plugin_is_refused(tmp_path: Path, text: str, line: str) -> None:
+def test_module_without_a_plugin_is_rejected(tmp_path: Path, text: str, line: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(text)
     message = refusal("--plugin", str(path))
@@ -191,7 +191,7 @@ OWN_SETTINGS = "Settings = TestSettings"
         ),
     ],
 )
-def test_a_plugin_that_cannot_be_used_is_named(
+def test_error_names_the_unusable_plugin(
     plugin: Write, body: str, preamble: str, line: str
 ) -> None:
     path = plugin(body, preamble=preamble)
@@ -202,7 +202,7 @@ def test_a_plugin_that_cannot_be_used_is_named(
 
 if is_present("adapters"):  # it has a route with a variable
 
-    def test_a_route_that_exists_with_another_name_of_its_variable_is_refused(
+    def test_route_that_differs_only_in_its_variable_name_is_rejected(
         plugin: Write,
     ) -> None:
         route = "Route(methods=('DELETE',), path='/adapters/{a}', handle=print)"
@@ -211,14 +211,14 @@ if is_present("adapters"):  # it has a route with a variable
         assert message == "plugin mine: the route DELETE /adapters/{a} already exists"
 
 
-def test_names_of_sections_and_settings_are_not_taken_twice(plugin: Write) -> None:
+def test_duplicate_section_and_setting_names_are_rejected(plugin: Write) -> None:
     server = plugin(REPLY, "server")
     assert refusal("--plugin", server).endswith("this name is already in use")
     other = plugin(OWN_SETTINGS, "max", preamble=settings_class("num_seqs"))
     assert refusal("--plugin", other).endswith("the setting max-num-seqs already exists")
 
 
-def test_two_plugins_of_one_name_are_refused(plugin: Write, tmp_path: Path) -> None:
+def test_two_plugins_with_the_same_name_are_rejected(plugin: Write, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     first = plugin(REPLY)
     other = plugin(REPLY, file="sub/mine")
@@ -227,13 +227,13 @@ def test_two_plugins_of_one_name_are_refused(plugin: Write, tmp_path: Path) -> N
     )
 
 
-def test_a_name_that_is_no_flag_is_refused(plugin: Write) -> None:
+def test_plugin_name_that_is_not_a_valid_flag_is_rejected(plugin: Write) -> None:
     assert "a name must consist of a-z, digits and single dashes" in refusal(
         "--plugin", plugin(REPLY, "my plug")
     )
 
 
-def test_a_module_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_error_names_the_missing_module_or_file(tmp_path: Path) -> None:
     assert refusal("--plugin", "no.such.module").startswith(
         "plugin module (no.such.module): cannot be imported: ModuleNotFoundError"
     )
@@ -243,7 +243,7 @@ def test_a_module_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_values_of_its_settings_are_checked_as_all_others(plugin: Write) -> None:
+def test_plugin_settings_are_validated_like_all_other_settings(plugin: Write) -> None:
     path = plugin(f"{OWN_SETTINGS}\n{REPLY}", preamble=settings_class("size", 4))
     assert started("--plugin", path, "--mine-size", "7").dump()["mine-size"] == 7
     assert refusal("--plugin", path, "--mine-size", "0") == (
@@ -259,7 +259,7 @@ def test_values_of_its_settings_are_checked_as_all_others(plugin: Write) -> None
     assert refusal("--mine-size", "1").startswith("unknown flag --mine-size")
 
 
-def test_a_yaml_file_may_name_plugins_and_their_settings(plugin: Write, tmp_path: Path) -> None:
+def test_yaml_file_may_contain_plugins_and_their_settings(plugin: Write, tmp_path: Path) -> None:
     path = plugin(f"{OWN_SETTINGS}\n{REPLY}", preamble=settings_class("size", 4))
     file = tmp_path / "settings.yaml"
     file.write_text(f"plugin: [{path}]\nmine-size: 9\n")

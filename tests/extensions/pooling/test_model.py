@@ -55,7 +55,7 @@ def no_pause() -> None:
 MODEL = PoolingModel(4, 2, TOKENIZER, no_pause)
 
 
-def test_vectors_have_their_length_unless_the_request_wants_them_without() -> None:
+def test_vectors_have_unit_length_unless_normalization_is_disabled() -> None:
     raw, unit, same = (MODEL.vector("hello", activation) for activation in (False, None, True))
     length = math.dist(raw, [0] * 4)
     assert length != pytest.approx(1) and unit == same
@@ -73,14 +73,16 @@ def cosine(text: str, other: str, dimensions: int = 384) -> float:
 
 
 @given(text=TEXTS, dimensions=DIMENSIONS)
-def test_every_text_has_a_vector_of_length_one(text: str, dimensions: int) -> None:
+def test_every_text_has_a_unit_vector(text: str, dimensions: int) -> None:
     numbers = vector(text, dimensions)
     assert len(numbers) == dimensions
     assert math.dist(numbers, [0] * dimensions) == pytest.approx(1, abs=1e-6)
 
 
 @given(text=TEXTS, short=DIMENSIONS, long=DIMENSIONS)
-def test_a_shorter_vector_is_a_prefix_of_a_longer_one(text: str, short: int, long: int) -> None:
+def test_shorter_vector_has_the_direction_of_a_prefix_of_the_longer_one(
+    text: str, short: int, long: int
+) -> None:
     short, long = sorted((short, long))
     beginning, whole = (
         embedding(text, count, no_pause, known_features=KnownFeatures(), unit=False)
@@ -90,11 +92,11 @@ def test_a_shorter_vector_is_a_prefix_of_a_longer_one(text: str, short: int, lon
         assert beginning == whole[:short]
 
 
-def test_a_vector_is_the_same_on_every_machine() -> None:
+def test_vector_is_the_same_on_every_machine() -> None:
     assert [round(float(number), 6) for number in vector("The quick brown fox", 8)] == GOLDEN
 
 
-def test_vectors_have_kept_their_bytes() -> None:
+def test_vectors_are_unchanged_since_the_stored_checksum() -> None:
     texts = [
         "",
         "hello",
@@ -119,7 +121,7 @@ def test_vectors_have_kept_their_bytes() -> None:
     assert digest.hexdigest() == VECTORS_SHA256
 
 
-def test_remembered_places_do_not_change_vectors() -> None:
+def test_cached_feature_positions_do_not_change_vectors() -> None:
     known_features = KnownFeatures()
     for dimensions in (1024, 8, 1024, 8, 384, 384, 384):
         numbers = embedding("The quick fox", dimensions, no_pause, known_features=known_features)
@@ -128,7 +130,7 @@ def test_remembered_places_do_not_change_vectors() -> None:
 
 
 @given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=8), max_size=5))
-def test_remembered_words_that_share_features_do_not_change_vectors(texts: list[list[str]]) -> None:
+def test_cached_words_that_share_features_do_not_change_vectors(texts: list[list[str]]) -> None:
     known_features = KnownFeatures()
     for text in [" ".join(WORDS)] * 2 + [" ".join(words) for words in texts]:
         for dimensions in (5, 100):
@@ -136,7 +138,7 @@ def test_remembered_words_that_share_features_do_not_change_vectors(texts: list[
             assert numbers == vector(text, dimensions)
 
 
-def test_memory_of_remembered_places_is_limited() -> None:
+def test_memory_of_cached_features_is_limited() -> None:
     known_features = KnownFeatures(places_bytes=20_000, words_bytes=10_000)
     for number in range(40):
         for _ in range(2):
@@ -169,7 +171,7 @@ def test_memory_of_remembered_places_is_limited() -> None:
         ("Straße nach Zürich", "STRASSE NACH ZÜRICH", "Brot und Butter"),
     ],
 )
-def test_texts_that_share_words_or_characters_are_near(
+def test_texts_that_share_words_or_characters_have_similar_vectors(
     text: str, near: str, far: str, dimensions: int
 ) -> None:
     assert cosine(text, near, dimensions) > 0.5
@@ -182,9 +184,7 @@ def scored(query: list[int], document: list[int]) -> float:
 
 
 @given(query=BAGS, document=BAGS)
-def test_a_score_is_between_0_and_1_and_the_same_from_both_sides(
-    query: list[int], document: list[int]
-) -> None:
+def test_score_is_between_0_and_1_and_symmetric(query: list[int], document: list[int]) -> None:
     assert 0 < scored(query, document) < 1
     assert scored(query, document) == scored(document, query)
 
@@ -201,7 +201,7 @@ def brain_float(code: int) -> float:
 
 
 @pytest.mark.parametrize("dtype", PACKED)
-def test_numbers_are_packed_in_the_order_that_is_asked_for(dtype: str) -> None:
+def test_numbers_are_packed_in_the_requested_byte_order(dtype: str) -> None:
     big = bytes.fromhex(PACKED[dtype])
     size = len(big) // len(NUMBERS)
     little = b"".join(big[i : i + size][::-1] for i in range(0, len(big), size))
@@ -213,7 +213,7 @@ def test_numbers_are_packed_in_the_order_that_is_asked_for(dtype: str) -> None:
 
 
 @given(number=SINGLES)
-def test_a_bfloat16_is_the_nearest_upper_half_of_a_single_and_even_on_a_tie(number: float) -> None:
+def test_bfloat16_is_rounded_to_nearest_and_ties_to_even(number: float) -> None:
     code = small_float(number, 8, 7)
     error = abs(brain_float(code) - number)
     for neighbour in (code - 1, code + 1):
@@ -226,8 +226,6 @@ def test_a_bfloat16_is_the_nearest_upper_half_of_a_single_and_even_on_a_tie(numb
     ("number", "code"),
     [(448.0, 0x7E), (2**-6, 0x08), (2**-9, 0x01), (2**-11, 0x00), (1.0625, 0x38), (1.1875, 0x3A)],
 )
-def test_eight_bits_have_their_limits_and_ties_go_to_the_even_neighbour(
-    number: float, code: int
-) -> None:
+def test_fp8_values_saturate_and_ties_are_rounded_to_even(number: float, code: int) -> None:
     assert small_float(number, 4, 3) == code
     assert small_float(-number, 4, 3) == 0x80 | code

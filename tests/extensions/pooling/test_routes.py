@@ -115,7 +115,7 @@ RULE = "BadRequestError"
 COHERE_FLAGS = ("--task=embed", "--force-dummy-tokenizer")
 
 
-def test_memory_lists_the_features_of_embedded_texts() -> None:
+def test_memory_report_lists_the_features_of_embedded_texts() -> None:
     app = app_of("--task=embed")
     sizes_before = check_caches(app, {"embeddings"})["embeddings"]
     assert app.test_client().post("/v1/embeddings", json={"input": "a fox"}).status_code == 200
@@ -137,7 +137,7 @@ def decoded(kind: type[Request], **body: Any) -> Any:
         ([1.0, "2", True], [], [[1, 2, 1]]),
     ],
 )
-def test_input_comes_in_four_forms(
+def test_input_is_accepted_in_four_forms(
     kind: type[Request], value: Any, texts: list[str], id_lists: list[list[int]]
 ) -> None:
     for extra in ({}, {"priority": "1"}):  # the second is decoded the lax way
@@ -154,7 +154,7 @@ def test_messages_are_one_conversation_and_take_precedence_over_input(kind: type
         assert (parsed.add_special_tokens, parsed.add_generation_prompt) == (False, False)
 
 
-def test_embeddings_alone_take_several_conversations() -> None:
+def test_only_embeddings_accept_several_conversations() -> None:
     for body in SEVERAL:
         assert decoded(EmbeddingRequest, **body).conversations == [MESSAGES, MESSAGES]
         with pytest.raises(ApiError) as caught:
@@ -162,7 +162,7 @@ def test_embeddings_alone_take_several_conversations() -> None:
         assert (caught.value.status, caught.value.type) == (400, "Bad Request")
 
 
-def test_the_two_inputs_of_a_score_have_four_pairs_of_names() -> None:
+def test_score_inputs_are_accepted_under_four_pairs_of_names() -> None:
     for names in (
         ("queries", "documents"),
         ("queries", "items"),
@@ -174,7 +174,7 @@ def test_the_two_inputs_of_a_score_have_four_pairs_of_names() -> None:
             assert (parsed.queries, parsed.documents) == ("a", ["b", "c"])
 
 
-def test_a_wrong_type_is_a_bad_request_with_its_path() -> None:
+def test_wrong_type_returns_400_with_the_path_of_the_field() -> None:
     for kind, body, param in REFUSED:
         with pytest.raises(ApiError) as caught:
             decoded(kind, **body)
@@ -192,7 +192,7 @@ def test_a_wrong_type_is_a_bad_request_with_its_path() -> None:
         ("embed", {"mm_encoder_only": True}, set(TASK_PATHS["embed"]) - {EMBED, COHERE}),
     ],
 )
-def test_a_task_has_the_same_routes_as_in_vllm(
+def test_each_task_has_the_same_routes_as_in_vllm(
     task: str, settings: dict[str, bool], expected: set[str]
 ) -> None:
     client = create_app(settings_type()(model=ModelSettings(task=task, **settings))).test_client()
@@ -201,7 +201,7 @@ def test_a_task_has_the_same_routes_as_in_vllm(
     assert all(answers[path].json == {"detail": "Not Found"} for path in answers.keys() - expected)
 
 
-def test_embeddings_may_stand_beside_chat_and_completions() -> None:
+def test_embeddings_can_be_served_with_chat_and_completions() -> None:
     """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
     model = ModelSettings(embeddings_with_chat=True)
     assert served_paths(model) == (EMBED,)
@@ -216,21 +216,21 @@ def test_embeddings_may_stand_beside_chat_and_completions() -> None:
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), RULES)
-def test_a_broken_rule_is_a_bad_request_error(
+def test_violated_rule_returns_a_bad_request_error(
     path: str, fields: dict[str, Any], param: str | None
 ) -> None:
     refusal = refused(path, {**BASE[path], **fields}, "--task=pooling")
     assert refusal == (400, "BadRequestError", param)
 
 
-def test_a_cross_encoder_needs_room_for_both_texts() -> None:
+def test_cross_encoder_requires_room_for_both_texts() -> None:
     body = {"text_1": "a " * 40, "text_2": "a " * 40}
     assert client_of("--task=pooling").post(SCORE, json=body).status_code == 200
     assert refused(SCORE, body, "--task=score") == (400, "BadRequestError", "input_tokens")
 
 
 @pytest.mark.parametrize("path", BASE)
-def test_an_unknown_model_is_not_found(path: str) -> None:
+def test_unknown_model_returns_404(path: str) -> None:
     body = {**BASE[path], "model": "nope"}
     assert refused(path, body, "--task=pooling") == (404, "NotFoundError", None)
 
@@ -244,7 +244,9 @@ def test_an_unknown_model_is_not_found(path: str) -> None:
         ('{"matryoshka_dimensions": [4]}', 200),
     ],
 )
-def test_a_plain_model_has_vectors_of_one_length(tmp_path: Path, config: str, status: int) -> None:
+def test_dimensions_are_rejected_unless_the_model_supports_them(
+    tmp_path: Path, config: str, status: int
+) -> None:
     (tmp_path / "config.json").write_text(config)
     client = client_of("--task=embed", f"--model={tmp_path}", "--force-dummy-tokenizer")
     assert client.post(EMBED, json={**BASE[EMBED], "dimensions": 4}).status_code == status
@@ -265,7 +267,7 @@ def test_every_form_of_input_gives_the_same_vectors_in_order() -> None:
     assert {len(vector) for vector in wanted} == {DIMENSIONS}
 
 
-def test_a_conversation_is_embedded_as_its_prompt() -> None:
+def test_conversation_is_embedded_like_its_prompt() -> None:
     prompt = call("/tokenize", messages=MESSAGES, add_generation_prompt=False)["tokens"]
     answer = call(EMBED, messages=MESSAGES)
     assert [item["embedding"] for item in answer["data"]] == vectors(prompt)
@@ -274,7 +276,7 @@ def test_a_conversation_is_embedded_as_its_prompt() -> None:
     assert [item["embedding"] for item in several] == vectors([prompt, prompt])
 
 
-def test_an_input_of_the_whole_context_is_accepted_and_a_longer_one_truncated() -> None:
+def test_input_of_full_context_is_accepted_and_longer_input_is_truncated() -> None:
     assert call(EMBED, input=[1] * 64)["usage"]["prompt_tokens"] == 64
     for keep, used in ((-1, 64), (5, 5), (64, 64)):
         body = {"input": [list(range(100)), [7]], "truncate_prompt_tokens": keep}
@@ -288,7 +290,7 @@ def test_an_input_of_the_whole_context_is_accepted_and_a_longer_one_truncated() 
     ("dtype", "size"),
     [("float32", 4), ("float16", 2), ("bfloat16", 2), ("fp8_e4m3", 1), ("fp8_e5m2", 1)],
 )
-def test_bytes_have_a_metadata_header_unless_only_bytes_are_requested(
+def test_binary_response_has_a_metadata_header_unless_only_bytes_are_requested(
     dtype: str, size: int
 ) -> None:
     body = {"input": ["hello", "world"], "embed_dtype": dtype, "endianness": "big"}
@@ -324,9 +326,7 @@ def test_bytes_have_a_metadata_header_unless_only_bytes_are_requested(
         ("token_classify", (3, 2)),
     ],
 )
-def test_the_output_of_pooling_has_the_shape_of_its_task(
-    task: str | None, shape: tuple[int, ...]
-) -> None:
+def test_pooling_output_has_the_shape_of_its_task(task: str | None, shape: tuple[int, ...]) -> None:
     body = {"input": [1, 2, 3], "task": task}
     client = client_of("--task=pooling")
     (item,) = client.post(POOL, json=body).get_json()["data"]
@@ -341,7 +341,7 @@ def test_the_output_of_pooling_has_the_shape_of_its_task(
     assert list(numbers) == [number for row in rows for number in row]
 
 
-def test_a_model_rejects_the_tasks_of_other_models() -> None:
+def test_model_rejects_tasks_that_it_does_not_support() -> None:
     assert len(call(POOL, "score", **BASE[POOL])["data"][0]["data"]) == 1
     answer = client_of("--task=classify").post(POOL, json={**BASE[POOL], "task": "classify"})
     assert len(answer.get_json()["data"][0]["data"]) == 2
@@ -349,7 +349,7 @@ def test_a_model_rejects_the_tasks_of_other_models() -> None:
         assert refused(POOL, {**BASE[POOL], "task": task}, "--task=classify")[::2] == (400, "task")
 
 
-def test_probabilities_of_classes_add_up_to_one() -> None:
+def test_class_probabilities_add_up_to_one() -> None:
     items = call(CLASSIFY, input=["hello", "world", "hello"])["data"]
     assert [item["index"] for item in items] == [0, 1, 2]
     for item in items:
@@ -373,7 +373,7 @@ def test_common_tokens_raise_the_score(path: str) -> None:
     assert len(set(values)) == 4 and all(0 < value < 1 for value in values)
 
 
-def test_texts_are_scored_one_with_many_or_in_pairs() -> None:
+def test_texts_are_scored_one_to_many_or_in_pairs() -> None:
     equal, different = scores(text_1="a b", text_2=["a b", "c d"])
     assert scores(text_1=["a b", "a b"], text_2=["a b", "c d"]) == [equal, different]
     assert scores(text_1="a b", text_2="c d") == scores(data_1="c d", data_2="a b") == [different]
@@ -381,14 +381,14 @@ def test_texts_are_scored_one_with_many_or_in_pairs() -> None:
     assert 1 / (1 + math.exp(-logit)) == pytest.approx(different)
 
 
-def test_a_cross_encoder_reads_the_query_with_every_document() -> None:
+def test_cross_encoder_counts_the_query_with_every_document() -> None:
     body = {"query": "hello", "documents": ["world", "hello world"]}
     query, *documents = (len(token_ids(text)) for text in ("hello", "world", "hello world"))
     assert call(RERANK, **body)["usage"]["prompt_tokens"] == query + sum(documents)
     assert call(RERANK, "score", **body)["usage"]["prompt_tokens"] == 2 * query + sum(documents)
 
 
-def test_a_cross_encoder_takes_a_place_for_each_pair() -> None:
+def test_cross_encoder_uses_one_sequence_per_pair() -> None:
     def counted() -> float:
         lines = client_of("--task=score").get("/metrics").text.splitlines()
         return sum(
@@ -403,7 +403,7 @@ def test_a_cross_encoder_takes_a_place_for_each_pair() -> None:
 
 
 @pytest.mark.parametrize("path", [RERANK, "/v1/rerank", "/v2/rerank"])
-def test_a_rerank_is_sorted_and_keeps_the_places_of_documents(path: str) -> None:
+def test_rerank_results_are_sorted_and_keep_the_document_indices(path: str) -> None:
     documents = ["blue whales", "red fox", "red cats", "blue whales"]
     results = call(path, query="red fox", documents=documents)["results"]
     assert [result["index"] for result in results] == [1, 2, 0, 3]
@@ -428,7 +428,7 @@ def test_a_rerank_is_sorted_and_keeps_the_places_of_documents(path: str) -> None
         (SCORE, "score", ["index", "object", "score"]),
     ],
 )
-def test_a_list_has_vllms_keys_and_nulls_in_vllms_order(
+def test_embedding_list_has_the_keys_nulls_and_order_of_vllm(
     path: str, prefix: str, keys: list[str]
 ) -> None:
     answer = json.loads(client_of("--task=pooling").post(path, json=BASE[path]).data)
@@ -441,7 +441,7 @@ def test_a_list_has_vllms_keys_and_nulls_in_vllms_order(
     assert list(answer["usage"].values()) == [tokens, tokens, 0, None, None]
 
 
-def test_a_rerank_has_vllms_keys_and_nulls_in_vllms_order() -> None:
+def test_rerank_response_has_the_keys_nulls_and_order_of_vllm() -> None:
     answer = call(RERANK, **BASE[RERANK])
     assert list(answer) == ["id", "model", "usage", "results"]
     assert list(answer["usage"]) == ["prompt_tokens", "total_tokens"]
@@ -457,7 +457,7 @@ def embedded(*flags: str, **body: object) -> Any:
     return answer.get_json()
 
 
-def test_all_embedding_types_of_cohere_encode_the_same_vector() -> None:
+def test_all_cohere_embedding_types_encode_the_same_vector() -> None:
     kinds = ["float", "base64", "binary", "ubinary"]
     answer = embedded(texts=["hello", "world"], embedding_types=kinds)
     assert list(answer) == ["id", "embeddings", "texts", "meta", "response_type"]
@@ -481,7 +481,7 @@ def test_all_embedding_types_of_cohere_encode_the_same_vector() -> None:
     assert answer["meta"] == {"api_version": {"version": "2"}, "billed_units": units}
 
 
-def test_mixed_inputs_are_conversations() -> None:
+def test_mixed_inputs_are_embedded_as_conversations() -> None:
     mixed = {"content": [{"type": "text", "text": "hello"}]}
     answer = embedded(inputs=[mixed], output_dimension=8)
     assert "texts" not in answer and list(answer["embeddings"]) == ["float"]
@@ -489,14 +489,14 @@ def test_mixed_inputs_are_conversations() -> None:
 
 
 @pytest.mark.parametrize(("truncate", "same"), [("END", "a b"), ("START", "c d")])
-def test_a_long_text_is_cut(truncate: str, same: str) -> None:
+def test_long_text_is_truncated_at_the_requested_side(truncate: str, same: str) -> None:
     token_count = embedded(texts=[same])["meta"]["billed_units"]["input_tokens"]
     answer = embedded(texts=["a b c d"], truncate=truncate, max_tokens=token_count)
     assert answer["meta"]["billed_units"]["input_tokens"] == token_count
     assert embedded(texts=["word " * 100])["meta"]["billed_units"]["input_tokens"] == 64
 
 
-def test_input_types_come_from_the_files_of_the_model(tmp_path: Path) -> None:
+def test_input_types_are_read_from_the_files_of_the_model(tmp_path: Path) -> None:
     prompts = {"prompts": {"search_query": "Find: ", "none": ""}}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     assert task_instructions(tmp_path) == prompts["prompts"]
@@ -547,7 +547,7 @@ def test_invalid_cohere_requests_are_rejected(body: object, kind: str, param: st
         (("--task", "pooling"), "plugin", "No IOProcessor plugin installed."),
     ],
 )
-def test_a_model_has_two_tasks_and_serves_one(
+def test_pooling_model_rejects_a_task_that_is_not_served(
     flags: tuple[str, ...], task: str, words: str
 ) -> None:
     client = client_of("--task", "pooling", *flags)
@@ -557,11 +557,11 @@ def test_a_model_has_two_tasks_and_serves_one(
     assert answer.json["error"]["message"].startswith(words)
 
 
-def test_the_pooling_task_is_the_default_task() -> None:
+def test_pooling_task_setting_sets_the_default_task() -> None:
     client = client_of("--task", "pooling", "--pooling-task", "token_embed")
     answer = client.post("/pooling", json={"input": [1, 2, 3]})
     assert len(answer.json["data"][0]["data"]) == 3
 
 
-def test_a_model_without_files_has_the_input_types_of_cohere() -> None:
+def test_model_without_files_has_the_input_types_of_cohere() -> None:
     assert refused(COHERE, {"texts": ["cat"], "input_type": "other"}, *COHERE_FLAGS)[0] == 400

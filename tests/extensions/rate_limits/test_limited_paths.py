@@ -52,7 +52,9 @@ def ignore(outcome: SequenceOutcome) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_routes_that_use_the_engine_are_limited(task: str, observed: list[EngineRequest]) -> None:
+def test_only_routes_that_use_the_engine_are_rate_limited(
+    task: str, observed: list[EngineRequest]
+) -> None:
     app = app_of(*filter(is_flag, FLAGS), f"--task={task}")
     client = app.test_client()
     model = client.get("/v1/models").get_json()["data"][0]["id"]

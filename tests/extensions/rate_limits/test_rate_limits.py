@@ -90,7 +90,7 @@ def test_requests_beyond_the_limit_are_rejected_until_the_bucket_refills() -> No
     assert is_refused(limited.post(), retry_after="20")
 
 
-def test_every_answer_has_the_remaining_limits() -> None:
+def test_every_response_has_the_remaining_limits() -> None:
     limited = Limited(requests_per_minute=2, tokens_per_minute=600)
     assert told(limited.post(), "requests") == ("2", "1", "30s")
     for _ in range(2):  # the second of which is refused
@@ -101,7 +101,7 @@ def test_every_answer_has_the_remaining_limits() -> None:
     assert told(limited.post(), "requests") == ("2", "1", "30s")
 
 
-def test_prompts_are_charged_at_once_and_replies_at_their_end() -> None:
+def test_prompt_tokens_are_charged_at_once_and_reply_tokens_at_the_end() -> None:
     limited = Limited(tokens_per_minute=60)
     limited.post(max_tokens=10)
     assert told(limited.post(max_tokens=0), "tokens") == ("60", "57", "3s")
@@ -124,14 +124,14 @@ def test_disconnected_client_is_charged_for_generated_tokens() -> None:
     assert told(limited.post(max_tokens=0), "tokens")[1] == "5900"
 
 
-def test_limits_apply_per_key_or_else_per_address() -> None:
+def test_limits_apply_per_key_or_else_per_client_address() -> None:
     limited = Limited(requests_per_minute=1)
     assert [limited.post(key).status_code for key in ("one", "two", "one")] == [200, 200, 429]
     statuses = [limited.post("", address=f"10.0.0.{host}").status_code for host in (1, 2, 1)]
     assert statuses == [200, 200, 429]
 
 
-def test_requests_that_generate_nothing_are_not_limited() -> None:
+def test_requests_without_generation_are_not_limited() -> None:
     limited = Limited(requests_per_minute=1)
     for _ in range(3):
         for answer in (limited.post(path="/tokenize"), limited.client.get(COMPLETIONS)):
@@ -151,7 +151,7 @@ def test_limits_can_change_while_the_server_runs() -> None:
         assert limited.post().status_code == expected[-1]
 
 
-def test_change_of_one_limit_keeps_the_remainder_of_the_other() -> None:
+def test_changing_one_limit_keeps_the_remainder_of_the_other() -> None:
     limited = Limited(requests_per_minute=2, tokens_per_minute=600)
     limited.post()
     limited.live.change({"requests-per-minute": 4})
@@ -168,7 +168,7 @@ def test_change_of_one_limit_keeps_the_remainder_of_the_other() -> None:
     assert told(answer, "tokens")[:2] == ("60", "57")
 
 
-def test_number_of_remembered_callers_is_limited() -> None:
+def test_number_of_remembered_clients_is_limited() -> None:
     limited = Limited(tokens_per_minute=1)
     for number in range(MAX_CALLERS + 1):
         limited.limits.callers.charge(b"%d" % number, 1)
@@ -196,5 +196,5 @@ def test_no_client_exceeds_the_limit_and_waiting_clients_are_served(
         assert limited.post(max_tokens=0).status_code == 200
 
 
-def test_memory_lists_the_clients_of_a_server_with_limits() -> None:
+def test_memory_report_lists_the_rate_limited_clients() -> None:
     check_caches(app_of("--requests-per-minute", "5"), {"rate limits"})

@@ -5,6 +5,6 @@ import pytest
 from tests.config.test_command import check_error
 
 
-def test_wrong_arguments_end_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_print_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["record", "--proxy", "--taget", "x"]
     check_error(argv, "unknown flag --taget; did you mean --target?", capsys)

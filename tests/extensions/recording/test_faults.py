@@ -12,7 +12,7 @@ from tests.extensions.recording.recordings import chat, exchange
 from tests.extensions.recording.test_replay import STREAM, asking, came, replaying
 
 
-def test_fault_applies_to_a_recorded_answer_without_consuming_it(tmp_path: Path) -> None:
+def test_fault_applies_to_a_recorded_response_without_consuming_it(tmp_path: Path) -> None:
     recorded = [exchange(chat("Hi"), (0, text)) for text in (b"1", b"2")]
     with replaying(tmp_path, recorded, VirtualClock()) as replay:
         replay.faults = FaultInjector(Random(1), VirtualClock().now)

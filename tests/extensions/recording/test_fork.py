@@ -67,7 +67,7 @@ def text(client: Any, body: dict[str, Any], **headers: str) -> Any:
     return answer.get_json()["choices"][0]["message"]["content"]
 
 
-def test_replay_by_turn_answers_by_the_number_of_replies_whatever_the_texts(
+def test_replay_by_turn_selects_the_response_by_the_number_of_replies(
     file: str, served: Serve
 ) -> None:
     client = served(file, "--replay-miss", "not-found")
@@ -81,13 +81,13 @@ def test_replay_by_turn_answers_by_the_number_of_replies_whatever_the_texts(
     assert text(client, step(0, stream=True)) == 404
 
 
-def test_parallel_calls_of_one_reply_count_as_one(file: str, served: Serve) -> None:
+def test_parallel_tool_calls_of_one_reply_count_as_one_turn(file: str, served: Serve) -> None:
     body = step(1)
     body["messages"].insert(2, {"role": "assistant", "content": "Let me look."})
     assert text(served(file), body) == "two"
 
 
-def test_a_body_that_is_no_conversation_is_compared_as_a_whole(file: str, served: Serve) -> None:
+def test_body_that_is_not_a_conversation_is_compared_completely(file: str, served: Serve) -> None:
     with closing(Recording(file, by_turn=True)) as recording:
         assert len(recording) == 4
     client = served(file, "--replay-miss", "not-found")
@@ -111,7 +111,7 @@ def test_fork_keeps_the_first_turns_and_a_script_continues(
     ]
 
 
-def test_fork_without_prompts_has_no_text_of_requests_and_replays_the_same(
+def test_fork_without_prompts_contains_no_request_text_and_replays_the_same(
     file: str, tmp_path: Path, served: Serve
 ) -> None:
     out = tmp_path / "fork.jsonl"
@@ -134,7 +134,7 @@ def test_fork_without_prompts_keeps_requests_with_malformed_tools(
     assert all(isinstance(tool["name"], str) for tool in shortened["tools"])
 
 
-def test_fork_without_prompts_drops_what_the_responses_api_repeats(tmp_path: Path) -> None:
+def test_fork_without_prompts_drops_fields_repeated_by_the_responses_api(tmp_path: Path) -> None:
     response = {"object": "response", "instructions": "secret", "tools": TOOLS, "output": []}
     event = json.dumps({"type": "response.created", "response": response}).encode()
     body = b"event: response.created\ndata: " + event + b"\n\ndata: [DONE]\n\n"
@@ -160,7 +160,7 @@ def test_fork_without_prompts_drops_what_the_responses_api_repeats(tmp_path: Pat
         (["--out", "/missing/fork"], "cannot be written"),
     ],
 )
-def test_an_invalid_fork_is_one_clear_line(
+def test_invalid_fork_is_reported_in_one_line(
     file: str, tmp_path: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = [] if "--out" in flags else ["--out", str(tmp_path / "new")]
@@ -177,7 +177,7 @@ def of_an_agent(tmp_path: Path) -> Iterator[str]:
     yield written(tmp_path / "agent.jsonl", [Exchange(0.0, named, first.answer)])
 
 
-def test_a_changed_agent_version_is_logged_once(
+def test_changed_agent_version_is_logged_once(
     of_an_agent: str, caplog: pytest.LogCaptureFixture, served: Serve
 ) -> None:
     client = served(of_an_agent)
@@ -191,6 +191,6 @@ def test_a_changed_agent_version_is_logged_once(
     ]
 
 
-def test_turn_and_nearest_exclude_each_other(file: str) -> None:
+def test_replay_by_turn_and_nearest_match_cannot_be_combined(file: str) -> None:
     with pytest.raises(ValueError, match="cannot be combined"):
         load(["--replay", file, "--replay-by", "turn", "--replay-miss", "nearest"], {})

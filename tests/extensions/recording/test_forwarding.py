@@ -152,7 +152,7 @@ def test_no_interpretation_of_a_forwarded_path_leaves_its_first_segment(
         ("/v1/models/a\r\nX: 1", "/v1/models/a%0D%0AX:%201"),
     ],
 )
-def test_target_becomes_path_and_query_of_a_request_line(target: str, forwarded: str) -> None:
+def test_request_target_is_reduced_to_path_and_query(target: str, forwarded: str) -> None:
     assert origin_form(target) == forwarded
 
 
@@ -180,7 +180,7 @@ def test_root_path_is_not_forwarded(target: str, path: str, forwarded: str) -> N
         ({}, "/v1/a/b?c=1"),
     ],
 )
-def test_target_is_found_for_every_kind_of_wsgi_environ(
+def test_request_target_is_found_in_every_kind_of_wsgi_environ(
     given_by_server: dict[str, str], target: str
 ) -> None:
     environ = {

@@ -56,7 +56,7 @@ def fixture(match: dict[str, Any], response: dict[str, Any], **fields: Any) -> d
     return {"match": match, "response": response, **fields}
 
 
-def test_aimock_fixtures_answer_by_parts_of_the_message_and_call_tools(tmp_path: Path) -> None:
+def test_imported_aimock_fixtures_match_message_parts_and_call_tools(tmp_path: Path) -> None:
     call = {"name": "weather", "arguments": {"city": "Rome"}, "id": "call_1"}
     document = {
         "fixtures": [
@@ -77,7 +77,7 @@ def test_aimock_fixtures_answer_by_parts_of_the_message_and_call_tools(tmp_path:
     assert reply(client, "are you busy?") == 429
 
 
-def test_an_aimock_sequence_answers_in_the_order_of_its_indices(tmp_path: Path) -> None:
+def test_imported_aimock_sequence_answers_in_the_order_of_its_indices(tmp_path: Path) -> None:
     match = {"userMessage": "joke"}
     document = {
         "fixtures": [
@@ -90,7 +90,7 @@ def test_an_aimock_sequence_answers_in_the_order_of_its_indices(tmp_path: Path) 
     assert [text(client, "a joke") for _ in range(4)] == ["one", "two", "many", "many"]
 
 
-def test_mockllm_prompts_are_compared_without_case_and_others_get_the_default(
+def test_imported_mockllm_prompts_ignore_case_and_have_a_default_reply(
     tmp_path: Path,
 ) -> None:
     document = {"responses": {"what is 2+2?": "9"}, "defaults": {"unknown_response": "No idea."}}
@@ -99,7 +99,7 @@ def test_mockllm_prompts_are_compared_without_case_and_others_get_the_default(
     assert text(client, "What is 3+3?") == "No idea."
 
 
-def test_the_last_matching_rule_of_mock_llm_answers_with_its_templates(tmp_path: Path) -> None:
+def test_last_matching_rule_of_imported_mock_llm_answers_with_its_templates(tmp_path: Path) -> None:
     def rule(match: str, content: object, status: int = 200) -> dict[str, Any]:
         response = {"status": status, "content": json.dumps(content)}
         return {"path": CHAT, "match": match, "response": response}
@@ -123,7 +123,7 @@ def test_the_last_matching_rule_of_mock_llm_answers_with_its_templates(tmp_path:
     assert reply(client, "fail") == 401
 
 
-def test_litellm_mocks_answer_for_their_models(tmp_path: Path) -> None:
+def test_imported_litellm_mocks_answer_for_their_models(tmp_path: Path) -> None:
     def model(name: str, **parameters: Any) -> dict[str, Any]:
         return {"model_name": name, "litellm_params": {"model": "openai/x", **parameters}}
 
@@ -154,7 +154,7 @@ def interaction(uri: str, sent: object, body: object, **response: Any) -> dict[s
 CHOICE = {"choices": [{"index": 0, "message": {"content": "From VCR."}, "finish_reason": "stop"}]}
 
 
-def test_a_cassette_of_ruby_is_read(tmp_path: Path) -> None:
+def test_cassette_of_ruby_vcr_is_read(tmp_path: Path) -> None:
     body = {"encoding": "UTF-8", "base64_string": b64encode(json.dumps(CHOICE).encode()).decode()}
     request = {
         "method": "post",
@@ -166,7 +166,7 @@ def test_a_cassette_of_ruby_is_read(tmp_path: Path) -> None:
     assert text(client, "Chat?") == "From VCR."
 
 
-def test_parts_that_are_not_imported_are_listed_with_their_place(
+def test_parts_that_cannot_be_imported_are_listed_with_their_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = {
@@ -202,7 +202,7 @@ def test_parts_that_are_not_imported_are_listed_with_their_place(
         ("missing.json", None, "cannot be read: No such file"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_one_clear_line(
+def test_file_that_cannot_be_imported_is_reported_in_one_line(
     tmp_path: Path,
     name: str,
     content: str | None,
@@ -271,7 +271,7 @@ def with_value(document: Any, place: tuple[Any, ...], value: object) -> Any:
     ("read", "document"),
     [(import_aimock, CHAOTIC), (import_litellm, MOCKS), (import_cassette, CASSETTE)],
 )
-def test_an_odd_value_anywhere_costs_at_most_its_rule(
+def test_invalid_value_anywhere_drops_at_most_its_rule(
     read: Callable[[object, ImportedScript], object], document: Any
 ) -> None:
     for place in places(document):

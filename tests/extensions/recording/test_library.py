@@ -60,7 +60,7 @@ def test_file_that_is_not_a_recording_is_rejected(tmp_path: Path, content: bytes
 
 
 @pytest.mark.parametrize("cut", [2, 100])
-def test_cut_last_line_is_skipped(
+def test_truncated_last_line_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
 ) -> None:
     path = written(tmp_path / "r", [ONE, ONE], line_of(ONE)[:-cut])
@@ -78,7 +78,7 @@ def test_line_that_is_too_long_is_rejected(tmp_path: Path, monkeypatch: pytest.M
         Recording(path)
 
 
-def test_changed_file_is_noticed(tmp_path: Path) -> None:
+def test_changed_file_is_detected(tmp_path: Path) -> None:
     path = Path(written(tmp_path / "r", [ONE]))
     with closing(Recording(str(path))) as recording:
         path.write_bytes(HEADER + b"x" * 50)
@@ -124,12 +124,12 @@ def test_key_order_volatile_fields_and_nulls_do_not_change_the_request_key(
     "other",
     [chat("Ho"), chat("Hi", stream=True), chat("Hi", temperature=0.5), chat("Hi", "Ho", "Hi")],
 )
-def test_fields_that_change_the_answer_change_the_request_key(other: dict[str, Any]) -> None:
+def test_fields_that_change_the_response_change_the_request_key(other: dict[str, Any]) -> None:
     assert form(chat("Hi")).key != form(other).key
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[" * 100_000, b"[1, 2]"])
-def test_other_bodies_are_compared_by_bytes_except_for_form_boundaries(
+def test_non_json_bodies_are_compared_by_bytes_except_for_form_boundaries(
     body: bytes,
 ) -> None:
     assert form(body).key == form(body).key != form(body + b"x").key
@@ -188,7 +188,7 @@ def test_requests_of_other_routes_or_stream_modes_are_not_similar(
         assert recording.find(form(b"Hi")) is None
 
 
-def test_equal_requests_get_their_answers_in_recorded_order(
+def test_equal_requests_get_their_responses_in_recorded_order(
     tmp_path: Path,
 ) -> None:
     recorded = [
@@ -212,7 +212,7 @@ BODIES = (
 
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(BODIES), st.lists(st.integers(0, 200), max_size=5))
-def test_body_in_pieces_is_masked_like_the_whole_body(body: str, cuts: list[int]) -> None:
+def test_body_in_pieces_is_masked_like_the_complete_body(body: str, cuts: list[int]) -> None:
     data = body.encode()
     ends = sorted(min(cut, len(data)) for cut in cuts)
     pieces = [data[start:end] for start, end in pairwise([0, *ends, len(data)])]

@@ -48,7 +48,7 @@ def read(
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(len(HEADER) - 1, len(CONTENT)))
-def test_every_whole_line_before_a_cut_is_read(cut: int) -> None:
+def test_every_complete_line_before_a_truncation_is_read(cut: int) -> None:
     content = CONTENT[:cut]
     moments, _, warnings = read(content)
     assert moments == [float(number) for number in range(whole_lines(content))]
@@ -57,7 +57,7 @@ def test_every_whole_line_before_a_cut_is_read(cut: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(len(HEADER) - 1, len(CONTENT)), st.integers(0, len(CONTENT)))
-def test_growing_file_with_a_cut_line_is_read_to_its_end(cut: int, extra: int) -> None:
+def test_growing_file_with_a_truncated_line_is_read_to_its_end(cut: int, extra: int) -> None:
     """What a reader saw of a file in the middle of a write never hides what comes next."""
     begun = CONTENT[:cut]
     first, reader, _ = read(begun)
@@ -69,7 +69,7 @@ def test_growing_file_with_a_cut_line_is_read_to_its_end(cut: int, extra: int) -
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(len(HEADER), len(CONTENT)))
-def test_whole_lines_after_a_cut_line_are_read(cut: int) -> None:
+def test_complete_lines_after_a_truncated_line_are_read(cut: int) -> None:
     """The rule of the writer: a newline comes first where there is none."""
     content = CONTENT[:cut]
     separator = b"" if content.endswith(b"\n") else b"\n"
@@ -105,7 +105,7 @@ def test_partial_line_is_skipped_with_one_warning(
         assert len(recording) == 3, "a server that only replays it starts, too"
 
 
-def test_completed_remainder_of_a_cut_line_is_warned_of_once(
+def test_completed_remainder_of_a_truncated_line_logs_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES[:1], HALF))
@@ -181,7 +181,7 @@ def test_recording_replaced_by_another_format_stays_loaded_and_is_logged_once(
     assert ["is not a recording" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_growing_recording_must_be_valid_at_the_start(tmp_path: Path) -> None:
+def test_growing_recording_must_be_valid_at_startup(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("something else")
     with pytest.raises(RecordingError, match="is not a recording"):
         Recording(str(tmp_path / "r"), grows=True)

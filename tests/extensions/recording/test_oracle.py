@@ -36,7 +36,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_stored_answers_are_read_by_case_and_by_run(store: Path) -> None:
+def test_stored_responses_are_read_by_case_and_run(store: Path) -> None:
     outcome = _outcome('{"id": "x"}')
     written = [stored(CASE, run, outcome.answer, {"c": 1.0}) for run in (0, 1)]
     write_answers("1.0", "base", written)
@@ -46,13 +46,13 @@ def test_stored_answers_are_read_by_case_and_by_run(store: Path) -> None:
     assert read[CASE.name][0].counts == {"c": 1.0}
 
 
-def test_file_is_a_recording_that_other_commands_read(store: Path) -> None:
+def test_stored_responses_are_a_recording_that_other_commands_read(store: Path) -> None:
     write_answers("1.0", "base", [stored(CASE, 0, _outcome("{}").answer, {})])
     [(_, exchange)] = recorded(str(file_of("1.0", "base")))
     assert (exchange.request.target, exchange.request.body) == ("/p", '{"n":1}')
 
 
-def test_answers_are_current_until_a_request_changes(store: Path) -> None:
+def test_stored_responses_are_current_until_a_request_changes(store: Path) -> None:
     write_answers("1.0", "base", [stored(CASE, 0, _outcome("{}").answer, {})])
     read = read_answers("1.0", "base")
     changed = Case(name=CASE.name, area="a", reason="Another.", path="/p", body={"n": 2})
@@ -63,7 +63,7 @@ def test_answers_are_current_until_a_request_changes(store: Path) -> None:
     assert not is_current(read_answers("1.0", "other"), [CASE])
 
 
-def test_words_and_counters_are_compared() -> None:
+def test_error_messages_and_counters_are_compared() -> None:
     area = Area("a", path="/p")
     area.case("words", "A reason.", words=(r"at least \d+",))
     [case] = area.cases
@@ -75,18 +75,18 @@ def test_words_and_counters_are_compared() -> None:
     ]
 
 
-def test_best_of_the_recorded_answers_is_compared() -> None:
+def test_closest_recorded_response_is_compared() -> None:
     runs = [_outcome('{"a": 1}'), _outcome('{"a": null}')]
     assert least_disagreements(CASE, runs, _outcome('{"a": null}'), NAMES) == []
     assert len(least_disagreements(CASE, runs, _outcome('{"a": "x"}'), NAMES)) == 2
 
 
-def test_samples_are_named_without_model_and_engine() -> None:
+def test_samples_are_named_without_model_and_engine_labels() -> None:
     exposition = 'a_total{engine="0",model_name="m",reason="stop"} 3.0\nb_total 4\n'
     assert dict(samples_of(exposition, ("a_total",))) == {"a_total(reason=stop)": 3.0}
 
 
-def test_a_release_is_compared_by_difference(
+def test_release_comparison_lists_different_responses(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = cases_of("base")[:5]

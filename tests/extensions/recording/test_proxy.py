@@ -180,7 +180,7 @@ def test_huge_or_compressed_body_is_forwarded_but_not_recorded(
     assert recorder.warnings == [f"not kept: POST /v1/completions: {why}"]
 
 
-def test_memory_of_all_exchanges_is_limited_and_released(tmp_path: Path) -> None:
+def test_memory_of_concurrent_exchanges_is_limited_and_released(tmp_path: Path) -> None:
     pod = answering(bytes(1000))
     room = 2 * PIECE_OVERHEAD_BYTES + 1000 + 2
     with (
@@ -229,7 +229,7 @@ def test_chunked_request_is_forwarded_in_chunks(tmp_path: Path) -> None:
         (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b""),
     ],
 )
-def test_unusual_answer_is_forwarded_and_recorded(
+def test_unusual_response_is_forwarded_and_recorded(
     tmp_path: Path, answer: bytes, body: bytes
 ) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
@@ -257,7 +257,7 @@ def test_unusual_answer_is_forwarded_and_recorded(
         OK + b"Content-Length: %d\r\n\r\nhello" % 10**30,
     ],
 )
-def test_missing_answer_gives_502_and_is_not_recorded(tmp_path: Path, answer: bytes) -> None:
+def test_missing_response_returns_502_and_is_not_recorded(tmp_path: Path, answer: bytes) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
         with stubs.posted(proxy, {}) as response:
             assert response.status == 502
@@ -274,7 +274,7 @@ def test_missing_answer_gives_502_and_is_not_recorded(tmp_path: Path, answer: by
         OK + b"Content-Length: 100\r\n\r\nhello",
     ],
 )
-def test_broken_body_breaks_off_for_the_client_and_is_recorded_as_broken(
+def test_broken_response_breaks_off_for_the_client_and_is_recorded_as_broken(
     tmp_path: Path, answer: bytes
 ) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
@@ -284,7 +284,7 @@ def test_broken_body_breaks_off_for_the_client_and_is_recorded_as_broken(
     assert recorded.answer.is_broken and body_of(recorded) in (b"hello", b"")
 
 
-def test_targets_by_model_get_their_requests_and_keys(tmp_path: Path) -> None:
+def test_targets_by_model_receive_their_requests_and_keys(tmp_path: Path) -> None:
     first = stubs.Pod("first")
     second = stubs.Pod("second")
     with stubs.serving(first) as first_port, stubs.serving(second) as two:

@@ -88,7 +88,7 @@ def test_chunks_are_replayed_at_their_recorded_times(tmp_path: Path) -> None:
         assert -LEAD_S <= moment_s - 100 - due_s <= 3 * SLOT_S
 
 
-def test_answer_in_one_piece_is_sent_at_its_recorded_time(tmp_path: Path) -> None:
+def test_non_streamed_response_is_sent_at_its_recorded_time(tmp_path: Path) -> None:
     clock = VirtualClock()
     recorded = exchange(chat("Hi"), (2.0, b"{}"), headers=[("content-length", "7"), *JSON_HEADERS])
     with replaying(tmp_path, [recorded], clock) as replay:
@@ -136,7 +136,7 @@ def test_unrecorded_request_is_simulated_or_rejected(tmp_path: Path) -> None:
     assert (report["equal"], report["nearest"], report["missed"]) == (0, 0, 1)
 
 
-def test_nearest_answer_is_used_when_requested(tmp_path: Path) -> None:
+def test_nearest_response_is_used_when_requested(tmp_path: Path) -> None:
     with replaying(
         tmp_path, [exchange(chat("Hi"), (0, b"1"))], VirtualClock(), replay_miss="nearest"
     ) as replay:
@@ -151,7 +151,7 @@ def test_nearest_answer_is_used_when_requested(tmp_path: Path) -> None:
     )
 
 
-def test_journal_has_text_and_usage_of_recorded_answers(tmp_path: Path) -> None:
+def test_journal_has_text_and_usage_of_recorded_responses(tmp_path: Path) -> None:
     journal = Journal(10)
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     parts: list[dict[str, Any]] = [
@@ -193,7 +193,7 @@ def test_journal_has_text_and_usage_of_recorded_answers(tmp_path: Path) -> None:
     assert rows[0]["model"] == "m"
 
 
-def test_broken_recorded_answer_breaks_off(tmp_path: Path) -> None:
+def test_broken_recorded_response_breaks_off(tmp_path: Path) -> None:
     clock = VirtualClock()
     broken = exchange(chat("Hi"), (0, b"1"), is_broken=True, end_s=1.0)
     with replaying(tmp_path, [broken], clock) as replay:
@@ -209,7 +209,7 @@ def test_broken_recorded_answer_breaks_off(tmp_path: Path) -> None:
         response.close()
 
 
-def test_thousands_of_due_chunks_do_not_block_the_loop(tmp_path: Path) -> None:
+def test_thousands_of_due_chunks_do_not_block_the_event_loop(tmp_path: Path) -> None:
     clock = VirtualClock()
     recorded = exchange(chat("Hi"), *[(0.0, b"data: 1\n\n")] * 4000)
     turns = 0

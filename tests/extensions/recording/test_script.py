@@ -43,7 +43,7 @@ def choice(**message: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
 
 
-def test_tool_loop_becomes_two_rules_and_a_tool_schema() -> None:
+def test_recorded_tool_loop_becomes_two_rules_and_a_tool_schema() -> None:
     first = chat("How is the weather?", tools=TOOLS)
     second = {
         **first,
@@ -124,7 +124,7 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("target", "sent", "events", "action"), STREAMS)
-def test_stream_becomes_a_rule(
+def test_recorded_stream_becomes_a_rule(
     target: str, sent: Any, events: list[Any], action: dict[str, Any]
 ) -> None:
     [rule] = rules_of(exchange(sent, *stream(*events), target=target))
@@ -154,7 +154,7 @@ def test_pauses_of_a_stream_are_preserved(head: Any, piece: Any) -> None:
     }
 
 
-def test_errors_and_broken_answers_become_faults() -> None:
+def test_errors_and_broken_responses_become_faults() -> None:
     error = {"error": {"message": "Slow down", "type": "RateLimitError", "code": 429}}
     rules = rules_of(
         whole(chat("a"), error, status=429),
@@ -180,7 +180,7 @@ def test_rules_match_the_model_only_if_models_differ() -> None:
     assert ["nth" in rule["when"] for rule in rules] == [False, False]
 
 
-def test_unsupported_exchanges_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_exchanges_are_omitted(capsys: pytest.CaptureFixture[str]) -> None:
     others = ("/v1/embeddings", "/v1/responses", "/v1/messages")
     assert (
         rules_of(*(whole(chat("Hi"), {}, path) for path in others), whole(chat("Hi"), "no choices"))
@@ -192,7 +192,7 @@ def test_unsupported_exchanges_are_left_out(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.splitlines() == messages
 
 
-def test_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path / "r", [whole(chat("Hi\nthere: [ü]"), choice(content="{% A"))])
     out = ["--out", str(tmp_path / "s.yaml")]
     assert main([*COMMAND, file, *out]) == 0
@@ -211,7 +211,7 @@ def test_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     )
 
 
-def test_messages_and_responses_become_rules_with_the_tool_of_the_result() -> None:
+def test_messages_and_responses_become_rules_that_match_tool_results() -> None:
     blocks = [
         {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "sun"}]}
     ]

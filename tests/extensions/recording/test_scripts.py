@@ -24,7 +24,7 @@ def test_text_full_of_template_syntax_stays_within_template_limits() -> None:
     assert Template(rule["then"]["text"]).text({}) == text
 
 
-def test_script_that_the_command_writes_passes_the_check_of_scripts(tmp_path: Path) -> None:
+def test_written_script_passes_the_script_check(tmp_path: Path) -> None:
     recording = written(tmp_path / "r", [whole(chat("Hi\nthere: [ü]"), choice(content="{% A"))])
     script = str(tmp_path / "s.yaml")
     assert main([*COMMAND, recording, "--out", script]) == 0
@@ -50,7 +50,7 @@ def test_script_reproduces_the_recorded_replies(tmp_path: Path) -> None:
     assert (refused.status_code, refused.get_json()["error"]["message"]) == (429, "Slow down")
 
 
-def test_a_rule_of_a_test_answers_what_the_recording_does_not(tmp_path: Path) -> None:
+def test_rule_set_by_a_test_answers_requests_that_the_recording_does_not(tmp_path: Path) -> None:
     recording = written(tmp_path / "r", [whole(chat("Hi"), choice(content="recorded"))])
     flags = ["--force-dummy-tokenizer", "--model=m", f"--replay={recording}"]
     app = create_app(load([*flags, "--replay-miss=not-found"], {}))

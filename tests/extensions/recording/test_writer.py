@@ -91,7 +91,7 @@ def test_line_without_newline_is_terminated_before_appending(tmp_path: Path, who
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, len(HEADER) - 2])
-def test_cut_header_is_rewritten(tmp_path: Path, cut: int) -> None:
+def test_truncated_header_is_rewritten(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "r"
     path.write_bytes(HEADER[:cut])
     with recorder(path) as recording:
@@ -100,7 +100,7 @@ def test_cut_header_is_rewritten(tmp_path: Path, cut: int) -> None:
     assert b'"target":"http://target"' in path.read_bytes().splitlines()[0]
 
 
-def test_moved_file_gets_a_successor(tmp_path: Path) -> None:
+def test_new_file_is_created_after_the_recording_was_moved(tmp_path: Path) -> None:
     path = tmp_path / "r"
     rotated = tmp_path / "r.1"
     with recorder(path) as recording:
@@ -116,7 +116,7 @@ def test_moved_file_gets_a_successor(tmp_path: Path) -> None:
     assert (recording.file.written, recording.warnings) == (5, [])
 
 
-def test_replacing_recording_is_appended_to(tmp_path: Path) -> None:
+def test_recording_that_replaced_the_file_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with recorder(path) as recording:
         recording.record("one")
@@ -140,7 +140,7 @@ def test_file_that_is_not_a_recording_is_not_appended_to(tmp_path: Path) -> None
     assert texts_of(path) == ["two"]
 
 
-def test_missing_folder_loses_only_its_exchanges(tmp_path: Path) -> None:
+def test_missing_folder_loses_only_the_exchanges_of_that_time(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     path = folder / "r"
@@ -172,7 +172,7 @@ def test_exchanges_are_written_once_the_lock_is_free(
     assert recording.warnings[1:] == [f"{path}: the lock is free again; writing 4 exchanges"]
 
 
-def test_closing_drops_and_counts_exchanges_behind_a_lock(
+def test_closing_while_the_file_is_locked_drops_and_counts_exchanges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
@@ -186,7 +186,7 @@ def test_closing_drops_and_counts_exchanges_behind_a_lock(
     assert texts_of(path) == []
 
 
-def test_without_a_loop_waiting_exchanges_are_written_with_the_next_one(
+def test_waiting_exchanges_are_written_with_the_next_one_without_an_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
@@ -234,7 +234,7 @@ def test_recorder_starts_while_another_process_holds_the_lock(
     assert texts_of(path) == ["old", "new"]
 
 
-def test_two_recorders_share_a_file_and_its_successors(tmp_path: Path) -> None:
+def test_two_recorders_share_a_file_and_its_rotated_files(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with recorder(path) as first, recorder(path) as second:
         for number in range(20):

@@ -7,13 +7,13 @@ from app.extensions.render_service.tokenizer import RenderTokenizer
 SERVICE = ["--render-url", "http://127.0.0.1:9/"]
 
 
-def test_the_url_selects_the_service_before_any_named_tokenizer() -> None:
+def test_render_url_takes_precedence_over_a_named_tokenizer() -> None:
     for named in ([], ["--tokenizer", "/nowhere"]):
         tokenizer = tokenizer_of(load([*SERVICE, *named], {}))
         assert isinstance(tokenizer, RenderTokenizer)
         assert tokenizer.name == "http://127.0.0.1:9"
 
 
-def test_the_embedded_tokenizer_can_be_selected_instead() -> None:
+def test_embedded_tokenizer_can_be_selected_instead() -> None:
     tokenizer = tokenizer_of(load([*SERVICE, "--force-dummy-tokenizer"], {}))
     assert tokenizer.name == "embedded"

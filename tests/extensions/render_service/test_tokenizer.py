@@ -75,7 +75,7 @@ def test_text_is_encoded_by_the_service(service: RenderTokenizer) -> None:
     assert len(Service.connections) == 1
 
 
-def test_a_chat_is_rendered_by_the_service(service: RenderTokenizer) -> None:
+def test_chat_is_rendered_by_the_service(service: RenderTokenizer) -> None:
     messages = [{"role": "user", "content": "hi"}]
     assert service.encode_chat(messages) == TOKENIZER.encode_chat(messages)
     assert Service.seen == [
@@ -110,14 +110,14 @@ def test_ids_are_decoded_by_the_service_and_split_at_words(service: RenderTokeni
         ('200 [{"token_ids": [1.5]}]', "the response does not contain a list of token_ids"),
     ],
 )
-def test_an_unusable_response_has_a_clear_error(
+def test_unusable_response_raises_a_clear_error(
     service: RenderTokenizer, answer: str, complaint: str
 ) -> None:
     with pytest.raises(TokenizerServiceError, match=complaint):
         service.encode(f"!{answer}")
 
 
-def test_a_rejection_by_the_service_is_an_input_error(service: RenderTokenizer) -> None:
+def test_rejection_by_the_service_is_an_input_error(service: RenderTokenizer) -> None:
     with pytest.raises(TokenizerInputError, match="^too strange$"):
         service.encode('!400 {"error": {"message": "too strange", "code": 400}}')
     assert [
@@ -134,7 +134,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}
 @pytest.mark.parametrize(
     ("part", "limit"), [(IMAGE, "image"), ({"type": "text", "text": "x"}, "text")]
 )
-def test_a_silent_service_times_out_by_the_limit_of_texts_or_images(
+def test_silent_service_times_out_after_the_limit_for_texts_or_images(
     part: dict[str, object], limit: str
 ) -> None:
     limits = {"text": 20.0, "image": 20.0, limit: 0.05}
@@ -150,7 +150,7 @@ def test_a_silent_service_times_out_by_the_limit_of_texts_or_images(
         remote.close()
 
 
-def test_an_unreachable_service_has_a_clear_error_and_only_negative_ids_are_invalid() -> None:
+def test_unreachable_service_raises_a_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     remote = RenderTokenizer(f"http://127.0.0.1:{port}", model="m")

@@ -5,5 +5,5 @@ from tests.application import app_of, check_caches
 NAMES = {"responses"}
 
 
-def test_memory_lists_stored_responses() -> None:
+def test_memory_report_lists_stored_responses() -> None:
     check_caches(app_of(), NAMES)

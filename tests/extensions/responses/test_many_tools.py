@@ -13,7 +13,7 @@ from app.extensions.responses.protocol_items import InputItem, convert_input
 from app.extensions.responses.tools import convert_tools
 
 
-def test_conversion_of_many_tools_lets_other_work_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converting_many_tools_yields_to_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[None] = []
     monkeypatch.setattr(pause, "pause", partial(pauses.append, None))
     tools = [{"type": "function", "name": f"f{number}"} for number in range(1000)]
@@ -22,7 +22,7 @@ def test_conversion_of_many_tools_lets_other_work_run(monkeypatch: pytest.Monkey
     assert len(pauses) >= 5
 
 
-def test_conversion_of_a_large_namespace_lets_other_work_run(
+def test_converting_a_large_namespace_yields_to_other_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[None] = []
@@ -36,7 +36,7 @@ def test_conversion_of_a_large_namespace_lets_other_work_run(
     assert len(pauses) >= 5
 
 
-def test_conversion_of_many_input_items_lets_other_work_run(
+def test_converting_many_input_items_yields_to_other_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[None] = []
@@ -60,7 +60,7 @@ def seconds_for_calls(number: int) -> float:
     return seconds
 
 
-def test_calls_in_a_row_take_linear_time() -> None:
+def test_consecutive_calls_are_converted_in_linear_time() -> None:
     """A copy of the earlier calls for each call would take sixteen times as long."""
     few_s = min(seconds_for_calls(6_000) for _ in range(3))
     many_s = min(seconds_for_calls(24_000) for _ in range(3))

@@ -90,7 +90,7 @@ def events_of(answer: requests.Response) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_whole_answers_have_the_keys_of_the_specification(client: Client, name: str) -> None:
+def test_responses_have_the_keys_of_the_specification(client: Client, name: str) -> None:
     answer = client.post(PATH, {"input": "hi", **REQUESTS[name]})
     assert answer.status_code == 200, answer.text
     response = answer.json()
@@ -103,14 +103,14 @@ def test_whole_answers_have_the_keys_of_the_specification(client: Client, name: 
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_events_have_the_keys_of_the_specification(client: Client, name: str) -> None:
+def test_stream_events_have_the_keys_of_the_specification(client: Client, name: str) -> None:
     events = events_of(client.post(PATH, {"input": "hi", "stream": True, **REQUESTS[name]}))
     assert [flaw for event in events for flaw in event_flaws(event)] == []
     *_, last = events
     assert last["type"] == f"response.{last['response']['status']}"
 
 
-def test_answers_in_the_form_of_vllm_lack_keys() -> None:
+def test_default_dialect_of_vllm_lacks_keys_of_the_specification() -> None:
     with in_process() as client:
         found_flaws = flaws(client.post(PATH, {"input": "hi"}).json(), RESPONSE)
         missing = [flaw for flaw in found_flaws if "is a required property" in flaw]
@@ -119,7 +119,7 @@ def test_answers_in_the_form_of_vllm_lack_keys() -> None:
         }
 
 
-def test_the_answer_repeats_what_the_request_sets(client: Client) -> None:
+def test_response_repeats_the_fields_of_the_request(client: Client) -> None:
     response = client.post(PATH, {"input": "hi", **REQUESTS["repeated"]}).json()
     assert response["safety_identifier"] == "user-1"
     assert response["prompt_cache_key"] == "key-1"
@@ -127,14 +127,14 @@ def test_the_answer_repeats_what_the_request_sets(client: Client) -> None:
     assert response["text"] == {"format": {"type": "text"}, "verbosity": "low"}
 
 
-def test_store_is_true_only_where_a_response_can_be_read(client: Client) -> None:
+def test_store_is_true_only_if_the_response_can_be_retrieved(client: Client) -> None:
     assert client.post(PATH, {"input": "hi"}).json()["store"] is True
     assert client.post(PATH, {"input": "hi", "store": False}).json()["store"] is False
     with in_process("--responses-dialect", "open") as other:
         assert other.post(PATH, {"input": "hi"}).json()["store"] is False
 
 
-def test_custom_calls_have_the_keys_of_every_item(client: Client) -> None:
+def test_custom_tool_calls_have_the_keys_of_the_specification(client: Client) -> None:
     body = {"input": "hi", "tools": [SHELL], "tool_choice": "required"}
     events = events_of(client.post(PATH, {**body, "stream": True}))
     for item in [events[2]["item"], *events[-1]["response"]["output"]]:
@@ -169,7 +169,7 @@ def writer(ended: list[ResponseObject]) -> OpenResponsesWriter:
     )
 
 
-def test_a_completed_response_has_its_end_time() -> None:
+def test_completed_response_has_a_completion_time() -> None:
     ended: list[ResponseObject] = []
     whole = writer(ended)
     whole.collect(Started(0, 1.0, 0))
@@ -187,7 +187,7 @@ def test_a_completed_response_has_its_end_time() -> None:
         (too_many("busy"), "too_many_requests", "rate_limit_exceeded"),
     ],
 )
-def test_a_failed_stream_has_an_error_before_its_last_event(
+def test_failed_stream_sends_an_error_event_before_its_last_event(
     error: Exception, kind: str, code: str
 ) -> None:
     ended: list[ResponseObject] = []
@@ -225,13 +225,13 @@ def test_errors_have_the_types_of_the_specification(
     assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == (kind, code)
 
 
-def test_routes_of_stored_responses_have_the_same_errors(client: Client) -> None:
+def test_routes_of_stored_responses_have_the_same_error_format(client: Client) -> None:
     for answer in (client.get(f"{PATH}/resp_x"), client.post(f"{PATH}/resp_x/cancel")):
         assert answer.status_code == 404
         assert answer.json()["error"]["type"] == "not_found"
 
 
-def test_stored_events_end_with_done() -> None:
+def test_replayed_event_stream_ends_with_done() -> None:
     flags = ("--responses-dialect", "open", "--enable-responses-store")
     with in_process(*flags, "--inter-token-latency", "20ms") as client:
         body = {"input": "hi", "max_output_tokens": 5, "ignore_eos": True, "background": True}
@@ -245,7 +245,7 @@ def test_stored_events_end_with_done() -> None:
         assert flaws(client.get(address).json(), RESPONSE) == []
 
 
-def test_a_cancelled_stream_ends_with_done() -> None:
+def test_cancelled_stream_ends_with_done() -> None:
     flags = ("--responses-dialect", "open", "--enable-responses-store")
     with in_process(*flags, "--inter-token-latency", "50ms") as client:
         body = {

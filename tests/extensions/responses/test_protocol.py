@@ -142,7 +142,7 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ),
     ],
 )
-def test_a_field_that_violates_the_schema_is_a_bad_request_with_its_path(
+def test_field_that_violates_the_schema_returns_400_with_its_path(
     fields: dict[str, Any], param: str
 ) -> None:
     assert refusal(**fields) == (400, "Bad Request", param)
@@ -164,11 +164,11 @@ def test_a_field_that_violates_the_schema_is_a_bad_request_with_its_path(
         ({"tools": [SPACE, {**SPACE, "name": "town"}], "tool_choice": NAMED}, "tool_choice"),
     ],
 )
-def test_a_violated_rule_is_named_in_the_error(fields: dict[str, Any], param: str) -> None:
+def test_violated_rule_is_named_in_the_error(fields: dict[str, Any], param: str) -> None:
     assert refusal(**fields) == (400, "BadRequestError", param)
 
 
-def test_sampling_and_limits_keep_their_values() -> None:
+def test_sampling_fields_and_limits_are_converted() -> None:
     converted = chat(
         **SAME, max_output_tokens=7, reasoning={"effort": "low"}, instructions="Be brief."
     )
@@ -181,7 +181,7 @@ def test_sampling_and_limits_keep_their_values() -> None:
     assert converted.messages == [{"role": "system", "content": "Be brief."}, HELLO]
 
 
-def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
+def test_consecutive_reasoning_text_and_calls_form_one_assistant_turn() -> None:
     thought = {
         "type": "reasoning",
         "summary": [],
@@ -210,7 +210,7 @@ def test_thoughts_words_and_calls_in_a_row_are_one_turn() -> None:
         (HELLO, False),
     ],
 )
-def test_an_unfinished_message_or_thought_is_continued(
+def test_incomplete_message_or_reasoning_item_is_continued(
     last: dict[str, Any], continued: bool
 ) -> None:
     converted = chat(input=[HELLO, last])
@@ -237,11 +237,11 @@ def test_an_unfinished_message_or_thought_is_continued(
         ),
     ],
 )
-def test_echo_repeats_the_last_item(items: Any, echoed: str) -> None:
+def test_echo_mode_repeats_the_last_input_item(items: Any, echoed: str) -> None:
     assert echo_text(decoded(input=items).input) == echoed
 
 
-def test_only_functions_of_namespaces_and_custom_tools_can_be_called() -> None:
+def test_only_namespace_functions_and_custom_tools_can_be_called() -> None:
     search = {"type": "web_search", "search_context_size": "low"}
     assert decoded(tools=[search]).tool_choice == "auto"
     assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
@@ -264,7 +264,7 @@ def test_only_functions_of_namespaces_and_custom_tools_can_be_called() -> None:
     ("tools", "name"),
     [([SPACE], "home__weather"), ([SPACE, WEATHER], "weather"), ([WEATHER], "weather")],
 )
-def test_a_function_of_a_namespace_can_be_chosen_by_its_name(tools: list[Any], name: str) -> None:
+def test_namespace_function_can_be_chosen_by_its_name(tools: list[Any], name: str) -> None:
     assert decoded(tools=tools, tool_choice=NAMED).tool_choice == {**NAMED, "name": name}
     meant = chat(tools=tools, tool_choice=NAMED).tool_choice
     assert isinstance(meant, NamedToolChoice)
@@ -284,9 +284,7 @@ def test_a_function_of_a_namespace_can_be_chosen_by_its_name(tools: list[Any], n
         ),
     ],
 )
-def test_a_tool_choice_is_returned_unchanged_and_auto_draws_a_call(
-    choice: Any, repeated: Any, meant: str
-) -> None:
+def test_tool_choice_is_returned_unchanged(choice: Any, repeated: Any, meant: str) -> None:
     fields = {"tools": [WEATHER], **({} if choice is None else {"tool_choice": choice})}
     converted = chat(**fields)
     assert (decoded(**fields).tool_choice, converted.tool_choice) == (repeated, meant)
@@ -295,7 +293,7 @@ def test_a_tool_choice_is_returned_unchanged_and_auto_draws_a_call(
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}])
-def test_after_a_result_no_call_is_forced_until_the_next_question(choice: Any) -> None:
+def test_tool_result_suspends_a_forced_call_until_the_next_question(choice: Any) -> None:
     later = [HELLO, CALL, RESULT, {"role": "assistant", "content": "Rain."}, HELLO]
     for conversation in (later[:3], later[:4]):
         converted = chat(tools=[WEATHER], tool_choice=choice, input=conversation)
@@ -323,7 +321,7 @@ def sdk_choices() -> TypeAdapter[Any]:
 
 
 @pytest.mark.parametrize("tool_fields", TOOL_FIELDS, ids=itemgetter("type"))
-def test_a_tool_is_returned_with_all_its_fields_or_rejected_like_in_the_sdk(
+def test_tool_is_returned_with_all_its_fields_or_rejected_like_in_the_sdk(
     tool_fields: dict[str, Any], sdk_tools: TypeAdapter[Any]
 ) -> None:
     wrong = [
@@ -343,13 +341,13 @@ def test_a_tool_is_returned_with_all_its_fields_or_rejected_like_in_the_sdk(
         assert tool is not tool_fields or list(converted.items()) == list(expected.items())
 
 
-def test_a_tool_of_another_type_is_returned_unchanged() -> None:
+def test_tool_of_another_type_is_returned_unchanged() -> None:
     tools = [{"type": "shell", "environment": 5}, {"type": "file_search"}]
     assert convert_tools(tools) == tools
 
 
 @pytest.mark.parametrize("choice", CHOICE_FIELDS, ids=itemgetter("type"))
-def test_a_tool_choice_is_returned_with_all_its_fields(
+def test_tool_choice_is_returned_with_all_its_fields(
     choice: dict[str, Any], sdk_choices: TypeAdapter[Any]
 ) -> None:
     expected = sdk_choices.validate_python(choice).model_dump(mode="json", by_alias=True)

@@ -83,7 +83,7 @@ def gathered(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     shows=st.booleans(),
 )
 @settings(max_examples=25, deadline=None)
-def test_a_streamed_response_equals_the_whole_response(
+def test_streamed_response_equals_the_complete_response(
     segments: list[Segment],
     finish: Finish,
     most_tokens: int,
@@ -107,7 +107,7 @@ def test_a_streamed_response_equals_the_whole_response(
 
 @given(segments=segments(), most_tokens=st.integers(1, 6), top=st.integers(0, 3))
 @settings(max_examples=25, deadline=None)
-def test_the_events_and_messages_of_a_stream_have_equal_log_probabilities(
+def test_stream_events_and_final_messages_have_equal_logprobs(
     segments: list[Segment], most_tokens: int, top: int
 ) -> None:
     events = told(segments, Finish("stop"), most_tokens, logprobs=True)
@@ -136,7 +136,7 @@ def test_the_events_and_messages_of_a_stream_have_equal_log_probabilities(
     assert all(len(entry["top_logprobs"]) == top for entry in [*in_events, *in_items])
 
 
-def test_a_reply_without_text_is_an_empty_message_or_no_message() -> None:
+def test_reply_without_text_is_an_empty_message_or_no_message() -> None:
     """Where thoughts or calls are parsed out of the text, and in a stream, nothing is made of no
     text.
     """
@@ -155,7 +155,7 @@ def test_a_reply_without_text_is_an_empty_message_or_no_message() -> None:
     assert kinds(streamed(answer(**shape), hidden)) == ["created", "in_progress", "completed"]
 
 
-def test_a_response_has_usage_transfer_parameters_and_raw_messages() -> None:
+def test_response_has_usage_transfer_parameters_and_raw_messages() -> None:
     events = told([(None, ["Look"]), (IMAGE, ["data:image/png;base64,AA=="])], Finish("stop"))
     body = whole(answer(), events)
     assert [content["text"] for content in body["output"][0]["content"]] == ["Look"], "no image"
@@ -179,7 +179,7 @@ def test_a_response_has_usage_transfer_parameters_and_raw_messages() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_failure_ends_the_stream_with_a_failed_response(begun: bool) -> None:
+def test_failure_ends_the_stream_with_a_failed_response(begun: bool) -> None:
     for error, code in (
         (internal("It broke."), "server_error"),
         (too_many("Full."), "rate_limit_exceeded"),

@@ -49,7 +49,7 @@ def missing(store: ResponseStore, name: str) -> bool:
     return False
 
 
-def test_the_one_that_was_touched_longest_ago_is_forgotten_first() -> None:
+def test_least_recently_used_response_is_evicted_first() -> None:
     store = ResponseStore(True, max_responses=3)
     for name in "abc":
         store.store(stored(name))
@@ -58,7 +58,7 @@ def test_the_one_that_was_touched_longest_ago_is_forgotten_first() -> None:
     assert [missing(store, name) for name in "abcd"] == [False, True, False, False]
 
 
-def test_large_responses_leave_room_for_fewer() -> None:
+def test_large_responses_evict_more_stored_responses() -> None:
     store = ResponseStore(True, max_responses=100, max_bytes=10_000)
     for name in "abc":
         store.store(stored(name, size=3000))
@@ -67,7 +67,7 @@ def test_large_responses_leave_room_for_fewer() -> None:
     assert [missing(store, name) for name in "abcd"] == [True, True, True, False]
 
 
-def test_a_response_that_has_grown_is_weighed_again() -> None:
+def test_growing_response_is_measured_again() -> None:
     store = ResponseStore(True, max_responses=100, max_bytes=10_000)
     growing = stored("b", events=[])
     store.store(stored("a"))
@@ -84,7 +84,7 @@ def traced_bytes() -> int:
 
 @pytest.mark.parametrize("size", [0, 1_000, 30_000])
 @pytest.mark.parametrize("events", [0, 40])
-def test_the_estimated_size_of_the_store_is_near_its_memory(size: int, events: int) -> None:
+def test_estimated_size_of_the_store_is_close_to_its_memory(size: int, events: int) -> None:
     """A response with events is one that was generated in the background."""
     store = ResponseStore(True)
     tracemalloc.start()
@@ -103,7 +103,7 @@ def test_the_estimated_size_of_the_store_is_near_its_memory(size: int, events: i
     assert 0.85 * held_bytes < store.size_bytes < 1.15 * held_bytes
 
 
-def test_small_responses_leave_room_for_a_large_one() -> None:
+def test_many_small_responses_are_evicted_for_a_large_one() -> None:
     """The number of responses has a limit, too, which does not make any of them larger."""
     store = ResponseStore(True, max_responses=10, max_bytes=100_000)
     for number in range(8):
@@ -113,7 +113,7 @@ def test_small_responses_leave_room_for_a_large_one() -> None:
     assert 60_000 < store.size_bytes < 80_000
 
 
-def test_the_report_of_memory_counts_stored_responses_by_their_size() -> None:
+def test_memory_report_counts_stored_responses_by_size() -> None:
     client = app_of("--enable-responses-store").test_client()
     for number in range(100):
         client.post("/v1/responses", json={"input": f"number {number}", "max_output_tokens": 1})
@@ -121,7 +121,7 @@ def test_the_report_of_memory_counts_stored_responses_by_their_size() -> None:
     assert 100_000 < memory["caches"]["responses"]["size_bytes"] < 500_000
 
 
-def test_a_background_response_is_queued_until_it_ends() -> None:
+def test_background_response_is_queued_until_it_ends() -> None:
     with in_process("--enable-responses-store", "--inter-token-latency", "10m") as client:
 
         def has_first_token() -> bool:
@@ -136,14 +136,14 @@ def test_a_background_response_is_queued_until_it_ends() -> None:
         assert [*statuses, cancelled["status"]] == ["queued", "queued", "cancelled"]
 
 
-def test_a_completed_response_releases_its_request() -> None:
+def test_completed_response_releases_its_request() -> None:
     response = stored("a", status="in_progress", events=[])
     response.abort = ignore
     response.append_events(b"1\n\n", is_over=True)
     assert response.abort is None
 
 
-def test_an_update_changes_only_the_status() -> None:
+def test_update_changes_only_the_status() -> None:
     response = stored("a", status="in_progress")
     first_body = response.body
     response.update_status("failed")
@@ -158,7 +158,7 @@ def following(response: StoredResponse, start: int = 0) -> gevent.Greenlet[..., 
     return greenlet
 
 
-def test_followers_get_stored_and_later_events() -> None:
+def test_subscribers_receive_stored_and_later_events() -> None:
     response = stored("a", events=[])
     response.append_events(b"0\n\n1\n\n")
     all_of_them = following(response)

@@ -51,7 +51,7 @@ def events_of(client: Client, **fields: Any) -> list[dict[str, Any]]:
     return parsed(answer.data)
 
 
-def test_responses_repeat_the_fields_of_the_prompt_cache_in_vllms_order() -> None:
+def test_prompt_cache_fields_are_returned_in_the_order_of_vllm() -> None:
     response = response_of(client_of("0.33"), **CACHE_FIELDS)
     assert {name: response[name] for name in REPEATED} == REPEATED
     keys = list(response)
@@ -67,7 +67,7 @@ def test_responses_repeat_the_fields_of_the_prompt_cache_in_vllms_order() -> Non
     ]
 
 
-def test_fields_of_the_prompt_cache_are_null_by_default() -> None:
+def test_prompt_cache_fields_are_null_by_default() -> None:
     response = response_of(client_of("0.33"))
     assert [response[name] for name in REPEATED] == [None] * 4
     [created, *_, ended] = events_of(client_of("0.33"), **LONGER, **CACHE_FIELDS)
@@ -76,20 +76,20 @@ def test_fields_of_the_prompt_cache_are_null_by_default() -> None:
 
 
 @pytest.mark.parametrize(("name", "value", "param"), WRONG_VALUES)
-def test_wrong_fields_of_the_prompt_cache_are_rejected(name: str, value: Any, param: str) -> None:
+def test_invalid_prompt_cache_fields_are_rejected(name: str, value: Any, param: str) -> None:
     answer = client_of("0.33").post(PATH, json={"input": "hi", name: value})
     assert answer.status_code == 400
     assert json.loads(answer.data)["error"]["param"] == param
 
 
 @pytest.mark.parametrize(("name", "value", "param"), WRONG_VALUES)
-def test_version_0_32_ignores_fields_of_the_prompt_cache(name: str, value: Any, param: str) -> None:
+def test_version_0_32_ignores_prompt_cache_fields(name: str, value: Any, param: str) -> None:
     response = response_of(client_of("0.32"), **{name: value})
     assert not set(REPEATED) & set(response)
 
 
 @pytest.mark.parametrize(("version", "status"), [("0.32", "completed"), ("0.33", "incomplete")])
-def test_a_cut_message_is_incomplete_as_the_response_is(version: str, status: str) -> None:
+def test_truncated_message_is_incomplete_from_version_0_33(version: str, status: str) -> None:
     response = response_of(client_of(version), **LONGER)
     assert response["status"] == "incomplete"
     assert [item["status"] for item in response["output"]] == [status]
@@ -102,7 +102,7 @@ def test_a_cut_message_is_incomplete_as_the_response_is(version: str, status: st
 
 
 @pytest.mark.parametrize("version", ["0.32", "0.33"])
-def test_a_finished_message_is_completed(version: str) -> None:
+def test_finished_message_is_completed(version: str) -> None:
     choice = {"structured_outputs": {"choice": ["yes"]}, "max_output_tokens": 50}
     client = client_of(version)
     response = response_of(client, **choice)
@@ -112,7 +112,7 @@ def test_a_finished_message_is_completed(version: str) -> None:
     assert events[-1]["response"]["output"][0]["status"] == "completed"
 
 
-def test_a_stored_stream_ends_with_the_incomplete_response() -> None:
+def test_stored_stream_ends_with_the_incomplete_response() -> None:
     client = client_of("0.33", "--enable-responses-store")
     events = events_of(client, **LONGER, background=True)
     assert events[-1]["type"] == "response.incomplete"

@@ -24,7 +24,7 @@ def client_of(task: str) -> FlaskClient:
         ("generate", {"prompt": "hello", "max_tokens": 2}, "cmpl-"),
     ],
 )
-def test_a_body_goes_to_its_family(task: str, body: object, begins: str) -> None:
+def test_invocation_body_determines_its_api(task: str, body: object, begins: str) -> None:
     check_family(task, body, begins)
 
 
@@ -35,7 +35,7 @@ def check_family(task: str, body: object, begins: str) -> None:
     assert told.get_json()["id"].startswith(begins)
 
 
-def test_refusals() -> None:
+def test_invalid_invocation_returns_400() -> None:
     refused: list[tuple[str, object, str | None]] = [
         ("generate", {"prompt": "x", "max_tokens": "many"}, None),
         ("generate", [1], None),
@@ -55,12 +55,12 @@ def check_refusal(task: str, body: object, param: str | None) -> None:
     assert (error["code"], error["type"], error["param"]) == (400, "BadRequestError", param)
 
 
-def test_a_header_names_the_model() -> None:
+def test_adapter_header_selects_the_model() -> None:
     headers = {"X-Amzn-SageMaker-Adapter-Identifier": "missing"}
     assert client_of("generate").post(PATH, json=CHAT, headers=headers).status_code == 404
 
 
-def test_it_streams_and_is_counted() -> None:
+def test_invocation_can_be_streamed_and_is_counted() -> None:
     told = client_of("generate").post(PATH, json={**CHAT, "stream": True})
     assert told.headers["Content-Type"].startswith("text/event-stream")
     assert told.text.endswith("data: [DONE]\n\n")
@@ -68,7 +68,7 @@ def test_it_streams_and_is_counted() -> None:
     assert count in client_of("generate").get("/metrics").text
 
 
-def test_half_surrogate_has_the_same_answer_with_the_model_in_a_header() -> None:
+def test_lone_surrogate_returns_the_same_error_with_a_model_header() -> None:
     client = client_of("generate")
     body = {**CHAT, "unknown_field": "\ud800"}
     headers = {"X-Amzn-SageMaker-Adapter-Identifier": "understudy-tiny"}

@@ -20,10 +20,10 @@ PAIR = {"query": "cat", "documents": ["a cat"]}
         ("pooling", {"input": "hi", "task": "classify"}, "embd-"),
     ],
 )
-def test_a_body_goes_to_its_family(task: str, body: object, begins: str) -> None:
+def test_invocation_body_determines_its_api(task: str, body: object, begins: str) -> None:
     check_family(task, body, begins)
 
 
-def test_refusals() -> None:
+def test_invalid_invocation_returns_400() -> None:
     check_refusal("classify", {}, None)
     check_refusal("embed", {"input": "x", "normalize": True}, "normalize")

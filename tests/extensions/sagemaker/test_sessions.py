@@ -39,7 +39,7 @@ def opened(client: Client) -> str:
     return match[1]
 
 
-def test_a_session_lasts_from_its_opening_to_its_closing(client: Client) -> None:
+def test_session_lasts_until_it_is_closed(client: Client) -> None:
     session = opened(client)
     headers = {SESSION: session}
     assert client.post("/invocations", PROMPT, headers=headers).json()["choices"]
@@ -50,7 +50,7 @@ def test_a_session_lasts_from_its_opening_to_its_closing(client: Client) -> None
     assert "session not found" in unknown.json()["error"]["message"]
 
 
-def test_invalid_requests_about_sessions(client: Client) -> None:
+def test_invalid_session_requests_are_rejected(client: Client) -> None:
     headers = {SESSION: opened(client)}
     for body, sent, status, words in (
         ({**OPEN, "extra": 1}, {}, 400, "extra"),
@@ -66,13 +66,13 @@ def test_invalid_requests_about_sessions(client: Client) -> None:
     assert client.post("/invocations", CLOSE, headers=headers).status_code == 200
 
 
-def test_requests_without_a_session_and_other_routes_are_served(client: Client) -> None:
+def test_requests_without_a_session_are_served(client: Client) -> None:
     assert client.post("/invocations", PROMPT).status_code == 200
     assert client.post("/v1/completions", PROMPT, headers={SESSION: "any"}).status_code == 200
     assert client.post("/invocations", []).status_code == 400
 
 
-def test_without_the_setting_there_are_no_sessions() -> None:
+def test_sessions_are_disabled_by_default() -> None:
     with in_process() as client:
         answer = client.post("/invocations", OPEN)
         error = answer.json()["error"]
@@ -101,7 +101,7 @@ def invoke(sessions: Sessions, body: bytes, session: str | None = None) -> Respo
     return sessions.begin(context)
 
 
-def test_sessions_expire_and_are_bounded() -> None:
+def test_sessions_expire_and_their_number_is_limited() -> None:
     ids = Ids()
     sessions = Sessions(BodyLimits(1000, 1.0), ids, 60)
     body = b'{"requestType":"NEW_SESSION"}'
@@ -119,7 +119,7 @@ def test_sessions_expire_and_are_bounded() -> None:
     assert 0 < sessions.size_bytes == sessions.limit_bytes
 
 
-def test_sessions_and_route_share_one_parsed_body(
+def test_request_body_is_parsed_once_for_session_and_route(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[bytes] = []

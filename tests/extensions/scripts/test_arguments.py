@@ -18,7 +18,7 @@ from tests.config.test_command import check_error
         ),
     ],
 )
-def test_wrong_arguments_end_with_one_line(
+def test_invalid_arguments_print_a_one_line_error(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_error(argv, message, capsys)

@@ -15,7 +15,7 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required"
 CALL = "rules: [{then: {tool_calls: [{name: get_weather, arguments: {%s}}]}}]"
 
 
-def test_the_first_rule_that_fits_answers(books: Books) -> None:
+def test_first_matching_rule_answers(books: Books) -> None:
     book = books.open(
         "rules: [{when: {message: a}, then: {text: A}}, {when: {message: b}, then: {text: B}}]",
         "rules: [{when: {message: b}, then: {text: late}}, {when: {message: c}, then: {text: C}}]",
@@ -31,7 +31,7 @@ def test_the_first_rule_that_fits_answers(books: Books) -> None:
     assert line.endswith("1.yaml: 1 of 2 rules never answered: rule 1")
 
 
-def test_a_file_of_one_model_applies_to_that_model_only(books: Books) -> None:
+def test_file_for_one_model_applies_only_to_that_model(books: Books) -> None:
     book = books.open("rules: [{then: {text: of big}}]", model="big")
     assert [reply_text(book, request("a", model=name)) for name in ("big", "small")] == [
         "of big",
@@ -55,7 +55,7 @@ def test_nth_counts_per_server_per_key_or_per_conversation(books: Books) -> None
     assert [reply_text(book, requests[0]) for _ in range(4)] == [None, None, "3", "4"]
 
 
-def test_draws_repeat_by_the_seed_of_the_file_or_of_the_request(books: Books) -> None:
+def test_random_choices_are_determined_by_the_seed_of_the_file_or_request(books: Books) -> None:
     text = "{seed: 3, rules: [{when: {chance: 0.5}, then: {text: x}}]}"
     first, same = (
         [reply_text(book, request("a")) for _ in range(200)]
@@ -71,7 +71,7 @@ def test_draws_repeat_by_the_seed_of_the_file_or_of_the_request(books: Books) ->
     assert texts[0] == texts[1] != reply_text(book, request("a"))
 
 
-def test_a_rule_about_vectors_is_for_requests_for_vectors(books: Books) -> None:
+def test_embedding_rule_matches_only_embedding_requests(books: Books) -> None:
     book = books.open("rules: [{then: {embedding: [1, 0.5]}}, {then: {text: words}}]")
     assert reply_text(book, request("a")) == "words"
     decision = book.decide(request("a", api="embeddings"))
@@ -79,7 +79,7 @@ def test_a_rule_about_vectors_is_for_requests_for_vectors(books: Books) -> None:
     assert decision.answer.embedding == (1.0, 0.5)
 
 
-def test_a_fault_fires_by_its_rule_and_later_rules_answer_otherwise(books: Books) -> None:
+def test_fault_fires_by_its_own_rule_and_later_rules_answer(books: Books) -> None:
     book = books.open(
         "rules: [{then: {fault: {action: error, status: 503, times: 1}}},"
         " {then: {text: a, fault: {action: truncate, after: 2, nth: 2}}}]"
@@ -96,7 +96,7 @@ def test_a_fault_fires_by_its_rule_and_later_rules_answer_otherwise(books: Books
     assert third.fault is not None and third.fault.name == "truncate"
 
 
-def test_calls_are_checked_against_the_tools_of_the_request(books: Books) -> None:
+def test_scripted_calls_are_validated_against_the_tools_of_the_request(books: Books) -> None:
     book = books.open(CALL % "city: '{{ message }}'")
     decision = book.decide(request("Rome", tools={"get_weather": CITY}))
     assert decision is not None and decision.answer is not None
@@ -111,7 +111,7 @@ def test_calls_are_checked_against_the_tools_of_the_request(books: Books) -> Non
     assert book.decide(request("Rome")) is not None
 
 
-def test_a_call_that_is_not_offered_is_left_to_the_next_rule_and_logged_once(
+def test_call_of_a_tool_that_is_not_offered_skips_the_rule_and_is_logged_once(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = "{when: {nth: 1}, then: {tool_calls: [{name: get_weather}], fault: {action: truncate, times: 1}}}"
@@ -140,7 +140,7 @@ def test_a_call_that_is_not_offered_is_left_to_the_next_rule_and_logged_once(
     ]
 
 
-def test_calls_are_checked_at_the_start_where_the_script_has_schemas(
+def test_scripted_calls_are_validated_at_startup_if_the_script_has_schemas(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     tools = "tools: {get_weather: {type: object, required: [city]}}\n"
@@ -163,9 +163,7 @@ def test_calls_are_checked_at_the_start_where_the_script_has_schemas(
     assert "the tool calls of rule 1 are checked only when requests offer the tools" in later
 
 
-def test_a_rule_that_cannot_answer_is_logged_once(
-    books: Books, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_rule_is_logged_once(books: Books, caplog: pytest.LogCaptureFixture) -> None:
     book = books.open(
         "rules: [{when: {message: {regex: '(a|aa)+$'}}, then: {text: x}}, {then: {text: y}}]"
     )
@@ -181,7 +179,7 @@ def test_a_rule_that_cannot_answer_is_logged_once(
     assert "rule 1: template" in line and "division by zero" in line
 
 
-def test_a_changed_file_is_read_again_and_equal_rules_go_on_counting(books: Books) -> None:
+def test_changed_file_is_reloaded_and_unchanged_rules_keep_their_counts(books: Books) -> None:
     book = books.open("rules: [{when: {nth: 2}, then: {text: second}}, {then: {text: old}}]")
     assert reply_text(book, request("a")) == "old"
     books.write(
@@ -197,7 +195,7 @@ def test_a_changed_file_is_read_again_and_equal_rules_go_on_counting(books: Book
     assert [reply_text(book, request("a")) for _ in range(2)] == [None, "second"]
 
 
-def test_rules_of_changed_files_are_used_together_when_all_are_compiled(
+def test_rules_of_changed_files_replace_the_old_ones_together(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = "rules: [{when: {message: x}, then: {text: %s}}]"
@@ -219,7 +217,7 @@ def test_rules_of_changed_files_are_used_together_when_all_are_compiled(
     assert reply_text(book, request("x")) == "newest"
 
 
-def test_an_invalid_file_keeps_the_earlier_rules(
+def test_invalid_changed_file_keeps_the_previous_rules(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     book = books.open("rules: [{then: {text: old}}]")

@@ -15,7 +15,7 @@ TOOLS = json.dumps(
 )
 
 
-def test_a_check_prints_the_count_of_rules_or_the_first_error(
+def test_check_command_prints_the_number_of_rules_or_the_first_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["script", "check", EXAMPLE]) == 0
@@ -30,7 +30,7 @@ def test_a_check_prints_the_count_of_rules_or_the_first_error(
     )
 
 
-def test_a_try_prints_the_rule_its_answer_and_the_reasons_of_other_rules(
+def test_try_command_prints_the_matching_rule_its_answer_and_skip_reasons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "messages.json"
@@ -52,7 +52,9 @@ def test_a_try_prints_the_rule_its_answer_and_the_reasons_of_other_rules(
     assert json.loads("".join(lines)) == {"text": "The weather: sunny."}
 
 
-def test_a_try_can_repeat_a_request_and_set_headers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_try_command_can_repeat_a_request_and_set_headers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["script", "try", EXAMPLE, "--messages", "Hello"]) == 0
     assert '"fault": "error"' in capsys.readouterr().out
     repeat_flags = ["--times", "2", "--header", "X-User: Ada"]
@@ -60,7 +62,7 @@ def test_a_try_can_repeat_a_request_and_set_headers(capsys: pytest.CaptureFixtur
     assert '"text": "Hello Ada!"' in capsys.readouterr().out
 
 
-def test_each_try_has_the_whole_time_for_matching(
+def test_each_repeated_try_has_the_full_matching_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budgets: set[MatchBudget] = set()
@@ -86,7 +88,7 @@ def test_each_try_has_the_whole_time_for_matching(
         ),
     ],
 )
-def test_an_invalid_try_is_an_error_in_one_line(
+def test_invalid_try_prints_a_one_line_error(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["script", "try", EXAMPLE, *arguments]) == 1

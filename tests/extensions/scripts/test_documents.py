@@ -19,7 +19,7 @@ FINAL: dict[str, Any] = {"final_answer": True, "get_weather": True}
 CODE_PROMPT = ("system", "Write code between <code> and </code>.")
 
 
-def test_the_page_shows_the_example() -> None:
+def test_scripts_page_shows_the_example() -> None:
     text = (ROOT / "examples" / "scripts" / "weather.yaml").read_text()
     assert len(text.splitlines()) <= 20
     assert f"```yaml\n{text}```" in (ROOT / "docs" / "scripts.md").read_text()
@@ -36,7 +36,7 @@ STEP = fields("next_thought", "next_tool_name", "next_tool_args")
 
 
 @pytest.mark.parametrize("script", [JSON, DSPY, SMOLAGENTS])
-def test_scripts_of_the_page_are_valid(
+def test_documented_scripts_are_valid(
     books: Books, script: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["script", "check", str(books.write(script))]) == 0
@@ -54,7 +54,7 @@ def reply(book: ScriptSet, matched_request: MatchedRequest) -> tuple[str, list[t
     ]
 
 
-def test_a_prompt_for_json_gets_json(books: Books) -> None:
+def test_documented_json_script_answers_json_prompts_with_json(books: Books) -> None:
     text, _ = reply(books.open(JSON), request("Where? Answer in json."))
     assert set(json.loads(text)) == {"answer", "confidence", "sources"}
     assert books.open(JSON).decide(request("Hello")) is None
@@ -79,14 +79,16 @@ def test_a_prompt_for_json_gets_json(books: Books) -> None:
         ),
     ],
 )
-def test_dspy_gets_its_fields(books: Books, prompt: str, expected: dict[str, str]) -> None:
+def test_documented_dspy_script_returns_the_expected_fields(
+    books: Books, prompt: str, expected: dict[str, str]
+) -> None:
     text, _ = reply(books.open(DSPY), request(prompt))
     *parts, completed = re.findall(r"\[\[ ## (\w+) ## \]\]\s*([^\[]*)", text)
     assert completed == ("completed", "")
     assert {name: value.strip() for name, value in parts} == expected
 
 
-def test_smolagents_gets_code_or_calls(books: Books) -> None:
+def test_documented_smolagents_script_returns_code_or_tool_calls(books: Books) -> None:
     book = books.open(SMOLAGENTS)
     observed = ("user", "Observation:\nsun")
     for matched_request, code in (

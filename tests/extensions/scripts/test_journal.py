@@ -15,7 +15,7 @@ def client() -> FlaskClient:
     return app_of("--seed", "1", "--journal", "10").test_client()
 
 
-def test_the_journal_names_a_rule_of_the_run_time() -> None:
+def test_journal_names_the_runtime_rule_that_answered() -> None:
     client = app_of("--force-dummy-tokenizer", "--journal", "4").test_client()
     [other] = rules(client, "", "PUT", {"rules": [rule("other")]})
     assert reply_text(client) == "other"
@@ -23,7 +23,7 @@ def test_the_journal_names_a_rule_of_the_run_time() -> None:
     assert journal["entries"][0]["rule"] == f"script at run time: rule {other['id']} (other)"
 
 
-def test_the_journal_has_the_error_of_an_unmatched_request(client: FlaskClient) -> None:
+def test_journal_contains_the_error_of_an_unmatched_request(client: FlaskClient) -> None:
     set_rules(client, {"name": "weather", "when": {"message": "x"}, "then": {"text": "a"}})
     message_of(chat(client, "the news"))
     entries: Any = client.get("/admin/journal").json
@@ -33,7 +33,7 @@ def test_the_journal_has_the_error_of_an_unmatched_request(client: FlaskClient) 
     assert entry["rule"] is None
 
 
-def test_unscoped_rules_and_entries_are_selected_by_an_empty_scope(client: FlaskClient) -> None:
+def test_empty_scope_selects_unscoped_rules_and_entries(client: FlaskClient) -> None:
     set_rules(client, {"then": {"text": "of one"}}, query="?scope=one")
     set_rules(client, {"then": {"text": "of all"}})
     chat(client, "first")

@@ -75,7 +75,7 @@ def error_of(client: FlaskClient, body: object) -> tuple[int, str]:
         ("{{ choose(*message) }}", "arguments with * are not supported in a script (line 1)"),
     ],
 )
-def test_a_template_that_is_too_large_to_compile_is_rejected_with_its_place(
+def test_template_that_is_too_large_to_compile_is_rejected_with_its_position(
     client: FlaskClient, source: str, reason: str
 ) -> None:
     body = {"rules": [{"then": "pass"}, {"name": "bomb", "then": {"text": source}}]}
@@ -85,7 +85,7 @@ def test_a_template_that_is_too_large_to_compile_is_rejected_with_its_place(
     assert reason in message
 
 
-def test_an_error_of_python_s_compiler_is_an_error_of_the_rule(
+def test_python_compiler_error_is_reported_as_an_error_of_the_rule(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template, "MAX_DEPTH", 1_000)
@@ -97,14 +97,14 @@ def test_an_error_of_python_s_compiler_is_an_error_of_the_rule(
     assert "too many levels of indentation" in message
 
 
-def test_templates_at_the_limits_compile_and_render() -> None:
+def test_templates_at_the_size_limits_compile_and_render() -> None:
     depth = MAX_DEPTH - 3
     assert Template("{{ user" + "|upper" * depth + " }}").value(VALUES) == "U"
     count = MAX_NODES - 2
     assert Template("{{ turn }}" * count).text(VALUES) == "1" * count
 
 
-def test_the_templates_of_all_added_rules_have_a_limit_together(
+def test_templates_of_all_added_rules_share_a_limit(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (template, script_set):
@@ -117,7 +117,7 @@ def test_the_templates_of_all_added_rules_have_a_limit_together(
     assert error_of(client, {"rules": body["rules"] * 2})[0] == 400
 
 
-def test_a_rule_has_a_limit_of_templates(client: FlaskClient) -> None:
+def test_number_of_templates_per_rule_is_limited(client: FlaskClient) -> None:
     status, message = error_of(client, {"then": {"json": ["{{ turn }}"] * 1_001}})
     assert status == 400
     assert "rule 1: then.json: the rule has more than 1000 templates" in message
@@ -141,12 +141,12 @@ def test_a_rule_has_a_limit_of_templates(client: FlaskClient) -> None:
         ("{{ [user.nothing] }}", "has no attribute 'nothing'"),
     ],
 )
-def test_work_without_bound_is_a_failure_of_the_request(source: str, reason: str) -> None:
+def test_unbounded_template_work_fails_the_request(source: str, reason: str) -> None:
     with pytest.raises(RuleFailureError, match=reason.replace("(", r"\(")):
         Template(source).value({**VALUES, "unix": 0})
 
 
-def test_the_templates_of_an_answer_share_a_budget(books: Books) -> None:
+def test_templates_of_one_answer_share_a_budget(books: Books) -> None:
     book = books.open(
         "rules: [{then: {json: {a: " + json.dumps(["{{ message | length }}"] * 100) + "}}}]"
     )
@@ -155,7 +155,7 @@ def test_the_templates_of_an_answer_share_a_budget(books: Books) -> None:
         reply_text(book, request("x" * 65_536))
 
 
-def test_rendering_lets_other_requests_run_between_operations() -> None:
+def test_rendering_yields_to_other_requests_between_operations() -> None:
     pauses: list[int] = []
     budget = Budget(pause=partial(pauses.append, 1))
     Template("{{ user | upper | lower }}").text({**VALUES, BUDGET_KEY: budget})
@@ -163,14 +163,14 @@ def test_rendering_lets_other_requests_run_between_operations() -> None:
 
 
 @pytest.mark.parametrize("name", ["header", "random", "choose", "hex"])
-def test_functions_can_only_be_called(name: str) -> None:
+def test_template_functions_can_only_be_called(name: str) -> None:
     with pytest.raises(ScriptError, match=rf"{name} \(line 1\) is a function; write {name}"):
         Template("{{ NAME }}".replace("NAME", name))
     with pytest.raises(ScriptError, match="is a function"):
         Template("{{ choose(1, NAME) }}".replace("NAME", name))
 
 
-def test_values_have_members_but_no_methods() -> None:
+def test_template_values_have_members_but_no_methods() -> None:
     assert Template("{{ match.items }}").value(VALUES) == "group"
     for source in (
         "{{ user.upper }}",
@@ -182,7 +182,7 @@ def test_values_have_members_but_no_methods() -> None:
             Template(source).value(VALUES)
 
 
-def test_a_negative_number_keeps_its_sign() -> None:
+def test_negative_number_keeps_its_sign() -> None:
     assert Template("{{ -5 }}").value(VALUES) == -5
 
 
@@ -196,13 +196,13 @@ def test_a_negative_number_keeps_its_sign() -> None:
         "(a{" + "9" * 5_000,
     ],
 )
-def test_a_regex_that_repeats_too_much_is_rejected(client: FlaskClient, source: str) -> None:
+def test_regex_with_too_many_repetitions_is_rejected(client: FlaskClient, source: str) -> None:
     status, message = error_of(client, {"when": {"message": {"regex": source}}, "then": "pass"})
     assert status == 400
     assert "script at run time: rule 1: the regex" in message or "is too long" in message
 
 
-def test_a_count_with_a_blank_inside_is_rejected() -> None:
+def test_repetition_count_with_a_space_inside_is_rejected() -> None:
     with pytest.raises(ScriptError, match="a space or a comment inside a repeat count"):
         RegexCompiler().compile("(?x)(?:a){1 000}", ignore_case=False)
 
@@ -211,12 +211,12 @@ def test_a_count_with_a_blank_inside_is_rejected() -> None:
     "source",
     [r"\d{4}-\d{2}-\d{2}", r"(?:\d{1,3}\.){3}\d{1,3}", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"],
 )
-def test_ordinary_counts_are_far_below_the_limit(source: str) -> None:
+def test_ordinary_repetition_counts_are_far_below_the_limit(source: str) -> None:
     assert unrolled_nodes(source) < MAX_REGEX_NODES / 20
     assert isinstance(RegexCompiler().compile(source, ignore_case=True), regex.Pattern)
 
 
-def test_regexes_of_a_script_have_a_limit_together(client: FlaskClient) -> None:
+def test_regexes_of_a_script_share_a_limit(client: FlaskClient) -> None:
     rule = {"when": {"message": {"regex": "a{9000}"}}, "then": "pass"}
     assert client.post(RULES, json={"rules": [rule] * 30}).status_code == 200
     answer: Any = client.post(RULES, json={"rules": [rule] * 30})
@@ -229,7 +229,7 @@ def ticking() -> Callable[[], float]:
     return map(float, range(1_000_000)).__next__
 
 
-def test_rules_with_text_conditions_are_skipped_when_the_time_is_used_up(
+def test_text_conditions_are_skipped_after_the_matching_time_is_used_up(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = ["{when: {message: {contains: [x, y]}}, then: {text: one}}"] * 5
@@ -250,7 +250,7 @@ def test_rules_with_text_conditions_are_skipped_when_the_time_is_used_up(
 @pytest.mark.parametrize(
     "when", [{"contains": "b"}, {"regex": "b"}, {"contains": "b", "ignore_case": True}]
 )
-def test_every_kind_of_search_is_charged(when: dict[str, Any]) -> None:
+def test_every_kind_of_search_counts_toward_the_matching_time(when: dict[str, Any]) -> None:
     conditions = Conditions(convert({"message": when}, When))
     matched_request = request("a")
     matched_request.budget = MatchBudget(seconds=1, now=ticking())
@@ -260,7 +260,7 @@ def test_every_kind_of_search_is_charged(when: dict[str, Any]) -> None:
     assert issubclass(BudgetSpentError, SlowRegexError)
 
 
-def test_all_prompts_of_a_request_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_prompts_of_a_request_share_the_matching_time(monkeypatch: pytest.MonkeyPatch) -> None:
     budgets = list[MatchBudget]()
     check = MatchBudget.check
 
@@ -277,7 +277,7 @@ def test_all_prompts_of_a_request_share_the_time(monkeypatch: pytest.MonkeyPatch
     assert len({id(budget) for budget in budgets}) == 1
 
 
-def test_a_text_is_folded_once_for_all_rules() -> None:
+def test_text_is_case_folded_once_for_all_rules() -> None:
     matched_request = request("ABC" * 10)
     rules = [Conditions(convert({"message": {"contains": "x", "ignore_case": True}}, When))] * 3
     for conditions in rules:
@@ -285,7 +285,7 @@ def test_a_text_is_folded_once_for_all_rules() -> None:
     assert matched_request.folded == {"ABC" * 10: "abc" * 10}
 
 
-def test_rules_compile_one_request_at_a_time_beside_the_loop(books: Books) -> None:
+def test_rules_are_compiled_one_request_at_a_time_outside_the_event_loop(books: Books) -> None:
     book = books.open("rules: [{then: pass}]")
     order = list[str]()
 
@@ -303,7 +303,7 @@ def test_rules_compile_one_request_at_a_time_beside_the_loop(books: Books) -> No
     assert sorted(order[2:]) == ["first has rules", "second has rules"]
 
 
-def test_constant_json_of_any_size_is_prepared_once(client: FlaskClient) -> None:
+def test_large_constant_json_is_serialized_once(client: FlaskClient) -> None:
     status, message = error_of(client, {"then": {"json": ["x" * 1000] * 300}})
     assert status == 400
     assert f"rule 1: then.json: has more than {MAX_CHARACTERS} characters" in message

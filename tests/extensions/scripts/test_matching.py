@@ -75,7 +75,7 @@ def fits(when: dict[str, Any], matched_request: MatchedRequest) -> bool:
         ({"headers": {"x-team": None}}, False),
     ],
 )
-def test_a_chat_fits(when: dict[str, Any], holds: bool) -> None:
+def test_conditions_match_a_chat(when: dict[str, Any], holds: bool) -> None:
     assert fits(when, CHAT) is holds
 
 
@@ -92,7 +92,7 @@ def test_a_chat_fits(when: dict[str, Any], holds: bool) -> None:
         ({"headers": {"X-Team": "blue"}}, False),
     ],
 )
-def test_a_conversation_with_tools_fits(when: dict[str, Any], holds: bool) -> None:
+def test_conditions_match_a_conversation_with_tools(when: dict[str, Any], holds: bool) -> None:
     assert fits(when, AGENT) is holds
 
 
@@ -132,7 +132,7 @@ def filled(source: str, seed: int = 1, **values: Any) -> object:
         ("{# nothing #}a", "a"),
     ],
 )
-def test_a_template_gives(source: str, value: object) -> None:
+def test_template_renders_the_expected_value(source: str, value: object) -> None:
     assert filled(source) == value
 
 
@@ -143,7 +143,7 @@ def test_a_template_gives(source: str, value: object) -> None:
         *("{{ choose() }}", "{{ unix | date('%999Y') }}"),
     ],
 )
-def test_a_rule_that_fails_for_one_request_affects_no_other_request(source: str) -> None:
+def test_failing_template_fails_only_its_request(source: str) -> None:
     with pytest.raises(RuleFailureError, match="failed"):
         filled(source)
 
@@ -166,12 +166,12 @@ def test_a_rule_that_fails_for_one_request_affects_no_other_request(source: str)
         *("{{ " + "1 + " * 3000 + "1 }}", "{{ " + "(" * 500 + "1" + ")" * 500 + " }}"),
     ],
 )
-def test_templates_that_could_run_long_are_rejected_at_the_start(source: str) -> None:
+def test_templates_with_unbounded_work_are_rejected_at_startup(source: str) -> None:
     with pytest.raises(ScriptError, match="template"):
         Template(source)
 
 
-def test_the_length_of_a_rendered_text_is_limited() -> None:
+def test_length_of_a_rendered_text_is_limited() -> None:
     long = "x" * (MAX_CHARACTERS // 2)
     assert filled("{{ message }}", message=long) == long
     for source in (
@@ -184,7 +184,7 @@ def test_the_length_of_a_rendered_text_is_limited() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(st.text())
-def test_a_message_is_inserted_without_interpretation(text: str) -> None:
+def test_message_is_inserted_without_interpretation(text: str) -> None:
     assert filled("<{{ message }}>", message=text) == f"<{text}>"
     assert filled("{{ message }}", message=text) == text
 

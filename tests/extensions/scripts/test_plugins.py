@@ -22,7 +22,7 @@ EXTENSION = TestPlugin
 """
 
 
-def test_a_script_decides_a_reply_before_a_plugin(books: Books, tmp_path: Path) -> None:
+def test_script_reply_takes_precedence_over_a_plugin(books: Books, tmp_path: Path) -> None:
     rules = "rules: [{when: {message: {contains: scripted}}, then: {text: by the script}}]"
     script = books.write(rules)
     plugin = tmp_path / "mine.py"

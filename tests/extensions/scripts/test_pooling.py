@@ -7,14 +7,14 @@ from tests.extensions.scripts.test_run_time import rules
 from tests.extensions.scripts.test_unmatched import message_of
 
 
-def test_a_rule_of_the_run_time_gives_an_embedding() -> None:
+def test_runtime_rule_returns_an_embedding() -> None:
     client = app_of("--task", "pooling").test_client()
     rules(client, "", "POST", {"then": {"embedding": [0.25, 0.5]}})
     answer: Any = client.post("/v1/embeddings", json={"input": "a"}).json
     assert answer["data"][0]["embedding"] == [0.25, 0.5]
 
 
-def test_replies_do_not_make_embeddings_strict() -> None:
+def test_chat_rules_do_not_affect_embeddings() -> None:
     client = app_of("--task", "embed", "--seed", "1").test_client()
     rules(client, "", "POST", {"when": {"message": "x"}, "then": {"text": "a"}})
     assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200

@@ -102,7 +102,7 @@ def compile_rules(script: Script, path: str) -> None:
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_an_invalid_script_is_an_error_in_one_line_with_its_position(
+def test_invalid_script_is_rejected_with_a_one_line_error_and_position(
     tmp_path: Path, text: str
 ) -> None:
     path = tmp_path / "a.yaml"
@@ -114,7 +114,7 @@ def test_an_invalid_script_is_an_error_in_one_line_with_its_position(
     assert line.startswith(f"script {path}") and "\n" not in line
 
 
-def test_a_missing_or_too_large_file_is_rejected(tmp_path: Path) -> None:
+def test_missing_or_too_large_script_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="cannot be read: No such file"):
         read_script(str(tmp_path / "none.yaml"))
     large = tmp_path / "large.yaml"
@@ -134,7 +134,7 @@ RULES = st.fixed_dictionaries({"then": VALUES}, optional={"when": VALUES, "name"
 
 @settings(deadline=None, max_examples=25)
 @given(st.one_of(VALUES, st.fixed_dictionaries({"rules": st.lists(RULES, min_size=1, max_size=3)})))
-def test_any_document_is_accepted_or_rejected_in_one_line(document: Any) -> None:
+def test_any_document_is_accepted_or_rejected_with_a_one_line_error(document: Any) -> None:
     try:
         if isinstance(document, dict):
             compile_rules(convert_script(document, "a.yaml"), "a.yaml")
@@ -143,7 +143,7 @@ def test_any_document_is_accepted_or_rejected_in_one_line(document: Any) -> None
 
 
 @pytest.mark.parametrize("name", EVIL)
-def test_a_hostile_file_is_rejected_quickly_and_in_one_line(tmp_path: Path, name: str) -> None:
+def test_hostile_file_is_rejected_quickly_with_a_one_line_error(tmp_path: Path, name: str) -> None:
     text, reason = EVIL[name]
     path = tmp_path / "a.yaml"
     path.write_text(text)
@@ -154,7 +154,7 @@ def test_a_hostile_file_is_rejected_quickly_and_in_one_line(tmp_path: Path, name
     assert time.process_time() - begun_s < SOON_S
 
 
-def test_the_file_of_settings_has_the_same_limits(tmp_path: Path) -> None:
+def test_settings_file_has_the_same_parser_limits(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("port: &a [*a]")
     with pytest.raises(ConfigError, match="nested more than 100 levels"):
@@ -174,7 +174,7 @@ def test_the_file_of_settings_has_the_same_limits(tmp_path: Path) -> None:
         ("'{{ 1e308 * 10 | float }}'", "JSON cannot express"),
     ],
 )
-def test_a_template_that_exceeds_its_limits_fails_only_that_request(
+def test_template_that_exceeds_its_limits_fails_only_that_request(
     books: Books, action: str, why: str
 ) -> None:
     book = books.open(f"rules: [{{then: {{json: {action}}}}}]")
@@ -182,7 +182,7 @@ def test_a_template_that_exceeds_its_limits_fails_only_that_request(
         reply_text(book, request('"' * 1000))
 
 
-def test_thousands_of_requests_keep_no_memory(books: Books) -> None:
+def test_counters_of_thousands_of_requests_stay_bounded(books: Books) -> None:
     """Counters of keys and conversations are bounded, and there is nothing else that grows."""
     counted = "{when: {nth: {count: 2, per: %s}}, then: {text: again}}"
     regex_rule = "{when: {message: {regex: 'm(?P<n>.+)'}}, then: {text: '{{ match.n }}'}}"
@@ -193,7 +193,7 @@ def test_thousands_of_requests_keep_no_memory(books: Books) -> None:
     assert [rule["answered"] for rule in book.report()["files"][0]["rules"]] == [0, 0, 5000]
 
 
-def test_a_long_text_is_searched_beside_the_loop(
+def test_long_text_is_searched_outside_the_event_loop(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search looks at its time now and then only, and may go through a long text many times

@@ -41,7 +41,7 @@ def rule(text: str, **when: Any) -> dict[str, Any]:
     return {"name": text, "when": when, "then": {"text": text}}
 
 
-def test_rules_are_set_appended_counted_and_removed(client: FlaskClient) -> None:
+def test_rules_can_be_set_appended_counted_and_removed(client: FlaskClient) -> None:
     plain = reply_text(client)
     rules(client, "", "PUT", {"rules": [rule("one", message="hi"), rule("two", message="x")]})
     [third] = rules(client, "", "POST", rule("three"))
@@ -61,7 +61,7 @@ def test_rules_are_set_appended_counted_and_removed(client: FlaskClient) -> None
     assert rules(client, "", "DELETE") == [] and reply_text(client) not in ("other", "") and plain
 
 
-def test_a_scope_has_separate_rules(client: FlaskClient) -> None:
+def test_each_scope_has_separate_rules(client: FlaskClient) -> None:
     rules(client, "?scope=a", "PUT", {"rules": [rule("of a")]})
     rules(client, "?scope=b", "POST", rule("of b"))
     rules(client, "", "POST", rule("of all"))
@@ -104,7 +104,7 @@ def test_runtime_rules_take_precedence_over_file_rules(books: Books) -> None:
         ({}, {"fault": {"action": "error", "status": 503}}, False),
     ],
 )
-def test_plain_requests_take_the_fast_path_where_rules_decide_at_once(
+def test_plain_requests_take_the_fast_path_unless_rules_need_a_search(
     conditions: dict[str, Any], action: Any, is_fast: bool
 ) -> None:
     app = app_of("--seed", "1")
@@ -164,7 +164,7 @@ def test_plain_requests_take_the_fast_path_where_rules_decide_at_once(
         ),
     ],
 )
-def test_an_invalid_rule_changes_nothing(
+def test_invalid_rule_changes_nothing(
     client: FlaskClient, body: Mapping[str, Any], line: str
 ) -> None:
     rules(client, "", "POST", rule("there"))
@@ -177,14 +177,14 @@ def test_an_invalid_rule_changes_nothing(
     assert [row["name"] for row in rules(client)] == ["there"]
 
 
-def test_a_regex_that_takes_too_long_is_skipped(client: FlaskClient) -> None:
+def test_slow_regex_is_skipped(client: FlaskClient) -> None:
     slow = {"when": {"message": {"regex": "(a|aa)+$"}}, "then": {"text": "never"}}
     rules(client, "", "PUT", {"rules": [slow, rule("next")]})
     assert reply_text(client, "a" * 2000 + "!") == "next"
     assert [row["too_slow"] for row in rules(client)] == [1, 0]
 
 
-def test_a_template_with_a_huge_result_is_an_error_in_one_line(client: FlaskClient) -> None:
+def test_template_with_a_huge_result_returns_a_one_line_error(client: FlaskClient) -> None:
     template = "{{ " + "|".join(["message", *["replace('a', 'aaaaaaaa')"] * 20]) + " }}"
     rules(client, "", "POST", {"then": {"text": template}})
     body = {"messages": [{"role": "user", "content": "a"}]}
@@ -195,7 +195,7 @@ def test_a_template_with_a_huge_result_is_an_error_in_one_line(client: FlaskClie
     )
 
 
-def test_a_server_without_simulated_text_rejects_rules() -> None:
+def test_server_without_simulated_text_rejects_rules() -> None:
     client = app_of("--mm-encoder-only").test_client()
     for method in ("GET", "PUT", "POST", "DELETE"):
         answer_body: Any = client.open(RULES, method=method, json=rule("one")).json

@@ -23,7 +23,7 @@ def uses() -> Iterator[SharedUses]:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["take", "remove"]), KEYS), max_size=60))
-def test_keys_of_the_same_bucket_are_counted_apart(calls: list[tuple[str, bytes]]) -> None:
+def test_keys_in_the_same_bucket_are_counted_separately(calls: list[tuple[str, bytes]]) -> None:
     expected: Counter[bytes] = Counter()
     with new_table() as file:
         uses = SharedUses(file.fileno())
@@ -42,7 +42,7 @@ def key_of(number: int) -> bytes:
     return (1 + number * BUCKETS).to_bytes(8, "little")
 
 
-def test_a_full_bucket_forgets_the_count_that_was_changed_longest_ago(uses: SharedUses) -> None:
+def test_full_bucket_evicts_the_least_recently_changed_count(uses: SharedUses) -> None:
     for number in range(WAYS):
         assert uses.take(key_of(number), limit=2)
     assert uses.take(key_of(0), limit=2)
@@ -59,7 +59,7 @@ def test_adding_and_removing_many_rules_keeps_the_counts(uses: SharedUses) -> No
     assert uses.count(key_of(0)) == 1
 
 
-def test_nothing_is_left_after_clear(uses: SharedUses) -> None:
+def test_clear_removes_all_counts(uses: SharedUses) -> None:
     uses.take(b"rule one", limit=1)
     uses.clear()
     assert uses.count(b"rule one") == 0

@@ -37,7 +37,7 @@ def message_of(answer: Any) -> str:
     return str(answer.json["error"]["message"])
 
 
-def test_an_unmatched_request_is_an_error_with_the_nearest_rule(client: FlaskClient) -> None:
+def test_unmatched_request_returns_an_error_with_the_nearest_rule(client: FlaskClient) -> None:
     weather = {"message": {"role": "user", "contains": "weather"}, "tool_result": False, "turn": 1}
     set_rules(
         client,
@@ -51,7 +51,7 @@ def test_an_unmatched_request_is_an_error_with_the_nearest_rule(client: FlaskCli
     )
 
 
-def test_a_used_up_sequence_names_its_last_reply(client: FlaskClient) -> None:
+def test_exhausted_sequence_names_its_last_reply(client: FlaskClient) -> None:
     set_rules(client, *[{"name": name, "times": 1, "then": {"text": name}} for name in "abc"])
     texts = [chat(client).json["choices"][0]["message"]["content"] for _ in range(3)]
     assert texts == ["a", "b", "c"]
@@ -74,13 +74,15 @@ def test_a_used_up_sequence_names_its_last_reply(client: FlaskClient) -> None:
         ({"chance": 0.0}, "when.chance has excluded this request"),
     ],
 )
-def test_each_condition_has_a_reason(client: FlaskClient, when: Any, reason: str) -> None:
+def test_error_states_why_each_condition_did_not_match(
+    client: FlaskClient, when: Any, reason: str
+) -> None:
     set_rules(client, {"when": when, "then": {"text": "a"}})
     message = message_of(chat(client, "hi", Authorization="Bearer secret"))
     assert reason in message and "secret" not in message
 
 
-def test_the_header_takes_precedence_over_the_setting_and_the_replies(
+def test_unmatched_header_takes_precedence_over_the_setting(
     client: FlaskClient,
 ) -> None:
     assert chat(client).status_code == 200
@@ -100,17 +102,17 @@ def test_the_header_takes_precedence_over_the_setting_and_the_replies(
     )
 
 
-def test_the_setting_makes_a_server_without_rules_strict() -> None:
+def test_unmatched_setting_rejects_requests_without_any_rules() -> None:
     client = app_of("--unmatched", "error").test_client()
     assert message_of(chat(client)) == "No rule answers this request: no rules are set for it."
 
 
-def test_a_setting_at_run_time_makes_a_server_without_rules_strict(client: FlaskClient) -> None:
+def test_unmatched_setting_can_be_changed_at_run_time(client: FlaskClient) -> None:
     client.post("/admin/config", json={"unmatched": "error"})
     assert "no rules are set" in message_of(chat(client))
 
 
-def test_nth_counts_matches_that_another_rule_answers(books: Books) -> None:
+def test_nth_counts_matches_answered_by_another_rule(books: Books) -> None:
     book = books.open(
         "rules: [{when: {nth: 1}, then: {text: one}}, {when: {nth: 2}, then: {text: two}},"
         " {when: {nth: 3}, then: {text: three}}]"
@@ -123,7 +125,7 @@ def test_nth_counts_matches_that_another_rule_answers(books: Books) -> None:
     assert [reply_text(book, request(text)) for text in "aab"] == ["plain", "plain", "third"]
 
 
-def test_times_and_nth_count_for_each_scope(books: Books) -> None:
+def test_times_and_nth_are_counted_per_scope(books: Books) -> None:
     book = books.open(
         "rules: [{times: 1, then: {text: once}}, {when: {nth: 2}, then: {text: second}}]"
     )
@@ -136,7 +138,7 @@ def test_times_and_nth_count_for_each_scope(books: Books) -> None:
     assert answers == ["once", "once", "second", "once", "second"]
 
 
-def test_a_rule_that_can_never_answer_is_rejected(client: FlaskClient) -> None:
+def test_unreachable_rule_is_rejected(client: FlaskClient) -> None:
     set_rules(client, {"name": "all", "then": {"text": "a"}})
     answer: Any = client.post(RULES, json={"when": {"message": "x"}, "then": {"text": "b"}})
     assert answer.status_code == 400
@@ -150,12 +152,12 @@ def test_a_rule_that_can_never_answer_is_rejected(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("scope", ["sch%C3%B6n", "a%0Ab", "%20a", "a%20", "s" * 257])
-def test_a_scope_that_no_header_can_name_is_rejected(client: FlaskClient, scope: str) -> None:
+def test_scope_that_no_header_can_name_is_rejected(client: FlaskClient, scope: str) -> None:
     answer: Any = client.post(f"{RULES}?scope={scope}", json={"then": {"text": "a"}})
     assert answer.status_code == 400 and "scope" in answer.json["error"]["message"]
 
 
-def test_a_scope_has_one_owner(client: FlaskClient) -> None:
+def test_scope_accepts_rules_of_one_owner_only(client: FlaskClient) -> None:
     set_rules(client, {"times": 1, "then": {"text": "a"}}, query="?scope=one&owner=test_a")
     rule = {"times": 1, "then": {"text": "b"}}
     set_rules(client, rule, query="?scope=one&owner=test_a")
@@ -166,7 +168,7 @@ def test_a_scope_has_one_owner(client: FlaskClient) -> None:
     set_rules(client, rule, query="?scope=one&owner=test_b")
 
 
-def test_a_rule_without_conditions_does_not_call_tools_forever(client: FlaskClient) -> None:
+def test_rule_without_conditions_stops_calling_tools_after_50_results(client: FlaskClient) -> None:
     set_rules(client, {"then": {"tool_calls": [{"name": "f"}]}})
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     messages: list[Any] = [{"role": "user", "content": "go"}]

@@ -23,24 +23,24 @@ def text(client: Client, **params: Any) -> str:
     return reply
 
 
-def test_the_reply_matches_a_pattern(client: Client) -> None:
+def test_regex_output_matches_its_pattern(client: Client) -> None:
     requests_before = client.metric("sglang:num_so_requests_total")
     assert re.fullmatch("[ab]{3}", text(client, regex="[ab]{3}"))
     assert client.metric("sglang:num_so_requests_total") == requests_before + 1
 
 
-def test_the_reply_is_json(client: Client) -> None:
+def test_json_schema_output_is_valid_json(client: Client) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     assert isinstance(json.loads(text(client, json_schema=json.dumps(schema)))["a"], int)
     assert isinstance(json.loads(text(client, json_schema="$$ANY$$")), dict)
 
 
-def test_the_reply_follows_a_grammar(client: Client) -> None:
+def test_ebnf_output_follows_its_grammar(client: Client) -> None:
     assert text(client, ebnf='root ::= "yes" | "no"') in ("yes", "no")
 
 
 @pytest.mark.parametrize("wrong", [{"regex": "("}, {"json_schema": "{"}, {"ebnf": "root"}])
-def test_an_invalid_form_is_an_error(client: Client, wrong: Any) -> None:
+def test_invalid_constraint_is_rejected(client: Client, wrong: Any) -> None:
     answer = client.post("/generate", {"text": "Hello", "sampling_params": wrong})
     assert answer.status_code == 400
     assert list(answer.json()["error"]) == ["message"]

@@ -42,7 +42,7 @@ def params(**fields: Any) -> dict[str, Any]:
     return {"sampling_params": {"ignore_eos": True, **fields}}
 
 
-def test_the_answer_has_text_ids_and_meta_info(client: Client) -> None:
+def test_generate_response_has_text_token_ids_and_meta_info(client: Client) -> None:
     answer = generate(client, **HELLO, **params(max_new_tokens=4), rid="mine")
     assert answer["text"] and len(answer["output_ids"]) == 4
     meta_info = answer["meta_info"]
@@ -59,17 +59,17 @@ def test_the_answer_has_text_ids_and_meta_info(client: Client) -> None:
     }
 
 
-def test_put_generates_as_well(client: Client) -> None:
+def test_generate_accepts_put(client: Client) -> None:
     url = client.url + "/generate"
     assert client.session.put(url, json=HELLO).json()["text"]
 
 
-def test_an_answer_ends_after_128_tokens_by_default(client: Client) -> None:
+def test_reply_ends_after_128_tokens_by_default(client: Client) -> None:
     meta_info = generate(client, **HELLO, **params())["meta_info"]
     assert meta_info["finish_reason"] == {"type": "length", "length": 128}
 
 
-def test_the_end_names_the_token_or_the_text_that_matched() -> None:
+def test_finish_reason_names_the_matched_stop_token_or_string() -> None:
     with in_process(DIALECT, "--mode=echo") as client:
         natural = generate(client, text="one two three")
         assert natural["text"] == "one two three"
@@ -86,14 +86,14 @@ def test_the_end_names_the_token_or_the_text_that_matched() -> None:
         )
 
 
-def test_no_tokens_are_generated_on_request(client: Client) -> None:
+def test_zero_max_new_tokens_generates_no_tokens(client: Client) -> None:
     answer = generate(client, input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 0})
     assert (answer["text"], answer["output_ids"]) == ("", [])
     assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
     assert answer["meta_info"]["prompt_tokens"] == 3
 
 
-def test_a_batch_is_answered_by_a_list(client: Client) -> None:
+def test_batch_returns_a_list(client: Client) -> None:
     answers = generate(
         client,
         text=["Hello", "there"],
@@ -109,21 +109,21 @@ def test_a_batch_is_answered_by_a_list(client: Client) -> None:
     assert only["text"]
 
 
-def test_a_stream_of_a_batch_numbers_its_events(client: Client) -> None:
+def test_streamed_batch_numbers_its_events(client: Client) -> None:
     events = stream(client, text=["Hello", "there"], **params(max_new_tokens=2))
     ends = {event["index"]: event for event in events if event["meta_info"]["finish_reason"]}
     assert sorted(ends) == [0, 1]
     assert all(len(end["output_ids"]) == 2 for end in ends.values())
 
 
-def test_several_replies_to_a_prompt_are_a_list_also_when_they_are_equal(client: Client) -> None:
+def test_n_replies_are_returned_as_a_list_even_if_they_are_equal(client: Client) -> None:
     fields = params(max_new_tokens=3, n=2, temperature=0)
     first, second = generate(client, **HELLO, **fields)
     assert first["output_ids"] == second["output_ids"]
     assert first["meta_info"]["id"] != second["meta_info"]["id"]
 
 
-def test_log_probabilities_are_triples(client: Client) -> None:
+def test_logprobs_are_triples(client: Client) -> None:
     meta_info = generate(
         client,
         **HELLO,
@@ -146,7 +146,7 @@ def test_log_probabilities_are_triples(client: Client) -> None:
         assert triple == top[0], "the likeliest token was chosen"
 
 
-def test_log_probabilities_of_chosen_tokens_have_no_texts_by_default(client: Client) -> None:
+def test_logprobs_of_requested_tokens_have_no_texts_by_default(client: Client) -> None:
     [event] = stream(
         client,
         **HELLO,
@@ -161,13 +161,13 @@ def test_log_probabilities_of_chosen_tokens_have_no_texts_by_default(client: Cli
     assert meta_info["output_token_logprobs"][0][2] is None
 
 
-def test_log_probabilities_start_within_the_prompt(client: Client) -> None:
+def test_logprob_start_len_selects_the_first_prompt_logprob(client: Client) -> None:
     fields = {"input_ids": [1, 2, 3, 4], "return_logprob": True, "logprob_start_len": 3}
     meta_info = generate(client, **fields, **params(max_new_tokens=1))["meta_info"]
     assert [triple[1] for triple in meta_info["input_token_logprobs"]] == [4]
 
 
-def test_the_prompt_is_shown_on_request(client: Client) -> None:
+def test_prompt_token_ids_are_returned_on_request(client: Client) -> None:
     fields = {"input_ids": [7, 8], "return_prompt_token_ids": True}
     assert generate(client, **fields)["prompt_token_ids"] == [7, 8]
 
@@ -222,7 +222,7 @@ def test_fields_without_effect_and_nulls_are_accepted(client: Client, fields: An
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_broken_rule_is_an_error_with_a_message(
+def test_violated_rule_returns_an_error_message(
     client: Client, fields: Any, words: str, streams: bool
 ) -> None:
     if streams:
@@ -238,7 +238,7 @@ def test_a_broken_rule_is_an_error_with_a_message(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_wrong_sampling_parameter_is_a_text(client: Client, streams: bool) -> None:
+def test_invalid_sampling_parameter_returns_an_error_string(client: Client, streams: bool) -> None:
     for wrong in ({"temperatur": 1}, {"temperature": "hot"}, {"stop": [1]}):
         body = error(client, **HELLO, sampling_params=wrong, stream=streams)
         assert next(iter(wrong)) in body["error"]
@@ -257,7 +257,7 @@ def test_a_wrong_sampling_parameter_is_a_text(client: Client, streams: bool) -> 
     ]
     + [b'{"text":"a","bootstrap_port":"x"}', b'{"input_ids":' + b"[" * 2000 + b"]" * 2000 + b"}"],
 )
-def test_an_invalid_body_is_a_flat_error(client: Client, body: bytes) -> None:
+def test_invalid_body_returns_a_flat_error_object(client: Client, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     answer = client.session.post(client.url + "/generate", data=body, headers=headers)
     assert answer.status_code == 400
@@ -266,7 +266,7 @@ def test_an_invalid_body_is_a_flat_error(client: Client, body: bytes) -> None:
     assert fields == {"object": "error", "type": "Bad Request", "param": None, "code": 400}
 
 
-def test_salts_separate_the_cached_prompts_of_a_batch() -> None:
+def test_cache_salts_separate_the_cached_prompts_of_a_batch() -> None:
     with in_process(DIALECT, "--enable-kvcache") as client:
         fields = {"input_ids": [[1] * 40, [1] * 40], "cache_salt": ["a", "b"]}
         for cached in (0, 32):
@@ -275,14 +275,14 @@ def test_salts_separate_the_cached_prompts_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_draining_server_rejects_streams_with_an_error_status(streams: bool) -> None:
+def test_draining_server_rejects_streams_with_503(streams: bool) -> None:
     with in_process(DIALECT) as client:
         client.post("/admin/drain")
         answer = client.post("/generate", {**HELLO, "stream": streams})
         assert (answer.status_code, answer.json()["code"]) == (503, 503)
 
 
-def test_a_full_queue_is_503_and_an_aborted_event_of_a_stream() -> None:
+def test_full_queue_returns_503_or_an_abort_event() -> None:
     flags = ("--max-num-seqs=1", "--max-waiting-queue-length=1", "--time-to-first-token=10m")
     with in_process(DIALECT, *flags) as client:
         waiting = [
@@ -327,15 +327,13 @@ def test_requests_are_aborted_by_id() -> None:
             assert (end["type"], end["message"]) == ("abort", "Aborted")
 
 
-def test_an_answer_that_would_repeat_a_long_prompt_too_often_is_rejected(client: Client) -> None:
+def test_response_that_would_repeat_a_long_prompt_too_often_is_rejected(client: Client) -> None:
     fields = {"input_ids": [7] * 4000, **params(max_new_tokens=1, n=1500)}
     message = error(client, **fields, return_prompt_token_ids=True)
     assert message["error"]["message"].startswith("The response would take ")
 
 
-def test_a_repeated_prompt_is_converted_to_tokens_once(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_prompt_is_tokenized_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts: list[object] = []
 
     def counted(pipeline: Any, request: Any, prompt: Any) -> Any:
@@ -348,14 +346,14 @@ def test_a_repeated_prompt_is_converted_to_tokens_once(
     assert prompts in (["one", "two"], ["one", "two", "two"])
 
 
-def test_a_stream_with_many_log_probabilities_is_rejected(client: Client) -> None:
+def test_stream_with_too_many_logprobs_is_rejected(client: Client) -> None:
     fields = {**HELLO, "return_logprob": True, "top_logprobs_num": 20}
     [event] = stream(client, **fields, **params(max_new_tokens=4000))
     assert "log probabilities" in event["error"]["message"]
     assert len(stream(client, **fields, **params(max_new_tokens=4))) == 1
 
 
-def test_an_embedding_model_does_not_generate() -> None:
+def test_embedding_model_rejects_generation() -> None:
     with in_process(DIALECT, "--task=embed") as client:
         assert client.post("/generate", HELLO).status_code == 404
         assert client.get("/model_info").json()["is_generation"] is False

@@ -43,7 +43,7 @@ def tokens(count: int, finish: Finish | None = None) -> list[EngineOutput]:
     return outputs
 
 
-def test_events_have_the_text_so_far() -> None:
+def test_each_event_contains_the_text_so_far() -> None:
     chunks = events(tokens(3, Finish("stop")))
     assert [event["text"] for event in chunks] == [' "0"', ' "0" "1"', ' "0" "1" "2"']
     assert [event["output_ids"] for event in chunks] == [[0], [0, 1], [0, 1, 2]]
@@ -55,13 +55,13 @@ def test_events_have_the_text_so_far() -> None:
     assert [info.get("e2e_latency") for info in infos] == [None, None, 1.0]
 
 
-def test_a_stream_interval_joins_events() -> None:
+def test_stream_interval_combines_events() -> None:
     chunks = events(tokens(10, Finish("length")), stream_interval=4)
     assert [len(event["output_ids"]) for event in chunks] == [1, 5, 9, 10]
     assert chunks[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 10}
 
 
-def test_thoughts_are_part_of_the_text_and_images_are_not() -> None:
+def test_reasoning_is_included_in_the_text_but_images_are_not() -> None:
     outputs: list[EngineOutput] = [
         Started(0, 1.0),
         Tokens(0, ["think"], [5], 1.0, part=Part("reasoning")),
@@ -74,7 +74,7 @@ def test_thoughts_are_part_of_the_text_and_images_are_not() -> None:
     assert event["meta_info"]["finish_reason"] == {"type": "stop", "matched": "end"}
 
 
-def test_a_failure_of_the_engine_ends_the_stream_with_an_abort() -> None:
+def test_engine_failure_ends_the_stream_with_an_abort() -> None:
     event = events([*tokens(2), Failed(0, EngineFailedError("The engine is gone."))])[-1]
     assert event["text"] == ' "0" "1"'
     assert event["meta_info"]["finish_reason"] == {

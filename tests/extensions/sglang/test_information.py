@@ -26,13 +26,13 @@ def _client() -> Iterator[Client]:
         yield client
 
 
-def test_the_routes_are_off_by_default() -> None:
+def test_sglang_routes_are_off_by_default() -> None:
     with in_process() as client:
         assert {client.get(path).status_code for path in PATHS} == {404}
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
-def test_the_model_is_described(client: Client, path: str) -> None:
+def test_model_info_describes_the_model(client: Client, path: str) -> None:
     info = client.get(path).json()
     assert info["model_path"] == info["served_model_name"] == info["tokenizer_path"] == MODEL
     assert info["is_generation"] is True
@@ -41,7 +41,7 @@ def test_the_model_is_described(client: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-def test_the_server_is_described(client: Client, path: str) -> None:
+def test_server_info_describes_the_server(client: Client, path: str) -> None:
     info = client.get(path).json()
     assert (info["dp_size"], info["tp_size"], info["page_size"]) == (1, 1, 16)
     assert (info["status"], info["disaggregation_mode"]) == ("ready", "null")
@@ -57,17 +57,17 @@ def test_the_server_is_described(client: Client, path: str) -> None:
     }
 
 
-def test_kv_events_without_an_endpoint_are_not_described() -> None:
+def test_kv_events_are_null_in_server_info_without_an_endpoint() -> None:
     with in_process(DIALECT, "--enable-kvcache", "--zmq-endpoint=") as client:
         assert client.get("/server_info").json()["kv_events"] is None
 
 
-def test_the_load_of_an_idle_server_is_zero(client: Client) -> None:
+def test_load_of_an_idle_server_is_zero(client: Client) -> None:
     no_load = {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
     assert client.get("/get_load").json() == [no_load]
 
 
-def test_the_load_counts_tokens_of_running_and_of_waiting_requests() -> None:
+def test_load_counts_tokens_of_running_and_waiting_requests() -> None:
     flags = ("--max-num-seqs=1", "--time-to-first-token=10m")
     with in_process(DIALECT, *flags) as client:
         streams = [unread_stream(client, tokens) for tokens in (100, 20)]
@@ -91,7 +91,7 @@ def unread_stream(client: Client, prompt_tokens: int) -> TestResponse:
     return client.app.test_client().post("/v1/completions", json=body)
 
 
-def test_sections_of_loads_are_chosen_by_the_query(client: Client) -> None:
+def test_query_selects_sections_and_ranks_of_the_load_report(client: Client) -> None:
     whole = client.get("/v1/loads").json()
     assert [load["dp_rank"] for load in whole["loads"]] == [0]
     assert whole["loads"][0]["queues"]["waiting"] == 0
@@ -105,7 +105,7 @@ def test_sections_of_loads_are_chosen_by_the_query(client: Client) -> None:
     assert client.get("/v1/loads?dp_rank=7").json()["loads"] == []
 
 
-def test_loads_are_gauges_on_request(client: Client) -> None:
+def test_loads_are_returned_as_prometheus_gauges_on_request(client: Client) -> None:
     lines = client.get("/v1/loads?format=prometheus").text.splitlines()
     assert "# TYPE sglang_num_running_reqs gauge" in lines
     assert 'sglang_num_running_reqs{dp_rank="0"} 0' in lines
@@ -121,7 +121,7 @@ def test_loads_are_gauges_on_request(client: Client) -> None:
         ("format=xml", "query.format"),
     ],
 )
-def test_a_wrong_query_is_a_flat_error(client: Client, query: str, words: str) -> None:
+def test_invalid_query_returns_a_flat_error_object(client: Client, query: str, words: str) -> None:
     answer = client.get(f"/v1/loads?{query}")
     assert answer.status_code == 400
     error = answer.json()
@@ -129,20 +129,20 @@ def test_a_wrong_query_is_a_flat_error(client: Client, query: str, words: str) -
     assert error == {"object": "error", "type": "Bad Request", "param": None, "code": 400}
 
 
-def test_health_is_checked_with_a_token(client: Client) -> None:
+def test_health_check_generates_one_token(client: Client) -> None:
     tokens_before = client.metric("vllm:generation_tokens_total")
     answer = client.get("/health_generate")
     assert (answer.status_code, answer.text) == (200, "")
     assert client.metric("vllm:generation_tokens_total") == tokens_before + 1
 
 
-def test_a_server_that_drains_is_not_healthy() -> None:
+def test_draining_server_is_unhealthy() -> None:
     with in_process(DIALECT) as client:
         client.post("/admin/drain")
         assert client.get("/health_generate").status_code == 503
 
 
-def test_the_cache_is_flushed(client: Client) -> None:
+def test_flush_cache_empties_the_prefix_cache(client: Client) -> None:
     def cached() -> int:
         usage = client.complete(prompt="Hello " * 100)["usage"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
@@ -156,7 +156,7 @@ def test_the_cache_is_flushed(client: Client) -> None:
     assert client.get("/flush_cache?timeout=-1").status_code == 400
 
 
-def test_an_engine_that_makes_no_token_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_check_fails_if_no_token_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(information, "HEALTH_TIMEOUT_S", 0.01)
     with in_process(DIALECT, "--time-to-first-token=10m") as client:
         assert client.get("/health_generate").status_code == 503
@@ -164,7 +164,7 @@ def test_an_engine_that_makes_no_token_is_unhealthy(monkeypatch: pytest.MonkeyPa
         assert client.get("/health").status_code == 200
 
 
-def test_native_routes_but_the_health_check_need_an_api_key() -> None:
+def test_native_routes_except_the_health_check_require_an_api_key() -> None:
     with in_process(DIALECT, "--api-key=secret") as client:
         for path in PATHS:
             status = 200 if path == "/health_generate" else 401

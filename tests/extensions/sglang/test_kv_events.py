@@ -18,7 +18,7 @@ def encoded(*events: Any) -> list[Any]:
     return event_maps
 
 
-def test_stored_blocks_are_a_map_with_signed_hashes() -> None:
+def test_stored_block_event_is_a_map_with_signed_hashes() -> None:
     event = BlockStored(
         block_hashes=[1, HIGH],
         parent_block_hash=HIGH,
@@ -44,7 +44,7 @@ def test_stored_blocks_are_a_map_with_signed_hashes() -> None:
     assert first["parent_block_hash"] is None and "lora_name" not in first
 
 
-def test_removed_and_cleared_blocks_have_the_names_of_media() -> None:
+def test_removed_and_cleared_block_events_have_sglang_medium_names() -> None:
     event_maps = encoded(BlockRemoved([HIGH], medium="CPU"), AllBlocksCleared())
     removed = {"type": "BlockRemoved", "block_hashes": [-2], "medium": "CPU_PINNED"}
     assert event_maps == [removed, {"type": "AllBlocksCleared"}]
@@ -54,5 +54,5 @@ def test_removed_and_cleared_blocks_have_the_names_of_media() -> None:
     ("block_hash", "number"),
     [(0, 0), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (bytes(24) + b"\xff" * 8, -1)],
 )
-def test_hashes_are_the_low_64_bits(block_hash: int | bytes, number: int) -> None:
+def test_published_hashes_are_the_signed_low_64_bits(block_hash: int | bytes, number: int) -> None:
     assert signed(block_hash) == number

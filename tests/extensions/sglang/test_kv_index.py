@@ -5,7 +5,7 @@ from app.extensions.kv_index.decoding import decode
 from app.extensions.sglang.kv_events import encode_batch
 
 
-def test_the_index_reads_the_events_of_the_dialect() -> None:
+def test_kv_index_reads_the_events_of_the_sglang_dialect() -> None:
     events = [BlockStored([1, 2], None, [4, 5], 1, None), BlockRemoved([1]), AllBlocksCleared()]
     batch = decode(encode_batch(EventBatch(1.5, events, 1)))
     assert (batch.ts, batch.rank, batch.losses) == (1.5, 1, ())

@@ -24,12 +24,12 @@ def samples(client: Client, name: str) -> dict[str, float]:
     return {labels: float(value) for labels, value in lines}
 
 
-def test_the_families_are_off_by_default() -> None:
+def test_sglang_metrics_are_off_by_default() -> None:
     with in_process() as client:
         assert "sglang:" not in client.get("/metrics").text
 
 
-def test_requests_are_counted_by_whether_they_stream(client: Client) -> None:
+def test_requests_are_counted_by_streaming_mode(client: Client) -> None:
     client.post("/generate", {"text": "Hello", "sampling_params": {"max_new_tokens": 4}})
     client.post("/v1/chat/completions", CHAT)
     client.post("/v1/chat/completions", {**CHAT, "stream": True})
@@ -83,7 +83,7 @@ def test_cached_tokens_are_counted_as_device_tokens() -> None:
         assert list(samples(client, "cache_hit_rate").values()) == [32 / 80]
 
 
-def test_gauges_have_the_labels_of_a_scheduler() -> None:
+def test_gauges_have_the_scheduler_labels_of_sglang() -> None:
     with in_process(DIALECT) as client:
         [labels] = samples(client, "max_total_num_tokens")
         assert labels == (
@@ -91,11 +91,11 @@ def test_gauges_have_the_labels_of_a_scheduler() -> None:
         )
 
 
-def test_the_health_check_is_not_counted(client: Client) -> None:
+def test_health_checks_are_not_counted(client: Client) -> None:
     client.get("/health_generate")
     assert samples(client, "num_requests_total") == {}
 
 
-def test_without_statistics_there_are_no_families() -> None:
+def test_disabled_statistics_remove_the_sglang_metrics() -> None:
     with in_process(DIALECT, "--disable-log-stats") as client:
         assert "sglang:" not in client.get("/metrics").text

@@ -27,7 +27,7 @@ def body(path: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_whole_answer_has_the_matched_stop(client: Client, path: str) -> None:
+def test_non_streamed_response_has_matched_stop(client: Client, path: str) -> None:
     natural = client.post(path, body(path)).json()
     [choice] = natural["choices"]
     assert (choice["finish_reason"], choice["matched_stop"]) == ("stop", 0)
@@ -41,7 +41,7 @@ def test_a_whole_answer_has_the_matched_stop(client: Client, path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("latency", ["0", "1ms"])
-def test_the_last_event_of_a_stream_has_the_matched_stop(path: str, latency: str) -> None:
+def test_last_stream_event_has_matched_stop(path: str, latency: str) -> None:
     with in_process(DIALECT, "--mode=echo", f"--inter-token-latency={latency}") as client:
         chunks = events(client.post(path, body(path, stream=True)))
     choices = [choice for event in chunks for choice in event["choices"]]
@@ -49,7 +49,7 @@ def test_the_last_event_of_a_stream_has_the_matched_stop(path: str, latency: str
     assert (choices[-1]["finish_reason"], choices[-1]["matched_stop"]) == ("stop", 0)
 
 
-def test_a_text_that_looks_like_a_key_is_not_changed(client: Client) -> None:
+def test_generated_text_that_looks_like_json_keys_is_unchanged(client: Client) -> None:
     text = 'a ,"stop_reason":null "finish_reason":"stop","stop_reason":null b'
     answer = client.post(PATHS[1], {"prompt": text, "max_tokens": 100}).json()
     assert answer["choices"][0]["text"] == text
@@ -65,7 +65,9 @@ def test_a_text_that_looks_like_a_key_is_not_changed(client: Client) -> None:
         (PATHS[1], {"prompt": "a", "model": "none"}, 404, "NotFoundError"),
     ],
 )
-def test_errors_are_flat(client: Client, path: str, wrong: Any, status: int, kind: str) -> None:
+def test_openai_route_errors_are_flat_objects(
+    client: Client, path: str, wrong: Any, status: int, kind: str
+) -> None:
     answer = client.post(path, wrong)
     assert answer.status_code == status
     error = answer.json()
@@ -74,5 +76,5 @@ def test_errors_are_flat(client: Client, path: str, wrong: Any, status: int, kin
     assert int(answer.headers["Content-Length"]) == len(answer.content)
 
 
-def test_errors_of_other_routes_keep_their_form(client: Client) -> None:
+def test_errors_of_other_routes_keep_their_format(client: Client) -> None:
     assert json.loads(client.post("/tokenize", {}).text)["error"]["code"] == 400

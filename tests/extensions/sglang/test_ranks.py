@@ -24,19 +24,19 @@ def _client() -> Iterator[Client]:
         yield client
 
 
-def test_the_server_is_described_with_its_ranks(client: Client) -> None:
+def test_server_info_describes_all_ranks(client: Client) -> None:
     info = client.get("/server_info").json()
     assert info["dp_size"] == info["kv_events"]["dp_size"] == len(info["internal_states"]) == 2
 
 
-def test_each_rank_has_a_load(client: Client) -> None:
+def test_each_rank_reports_its_load(client: Client) -> None:
     assert [load["dp_rank"] for load in client.get("/get_load").json()] == [0, 1]
     assert [load["dp_rank"] for load in client.get("/v1/loads").json()["loads"]] == [0, 1]
     [load] = client.get("/v1/loads?dp_rank=1").json()["loads"]
     assert load["dp_rank"] == 1
 
 
-def test_the_load_belongs_to_the_rank_of_the_request() -> None:
+def test_load_report_counts_requests_on_their_rank() -> None:
     with in_process("--dialect=sglang", *FLAGS, "--time-to-first-token=10m") as client:
         body = {"input_ids": [1] * 50, "stream": True, "routed_dp_rank": 1}
         stream = client.app.test_client().post("/generate", json=body)
@@ -47,7 +47,7 @@ def test_the_load_belongs_to_the_rank_of_the_request() -> None:
 
 @pytest.mark.parametrize("field", ["routed_dp_rank", "data_parallel_rank"])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_request_chooses_its_rank(client: Client, path: str, field: str) -> None:
+def test_rank_field_selects_the_rank_of_a_request(client: Client, path: str, field: str) -> None:
     for rank in (0, 1, 1):
         name = "vllm:request_success_total"
         requests_before = client.metric(name, engine=str(rank))
@@ -56,7 +56,7 @@ def test_a_request_chooses_its_rank(client: Client, path: str, field: str) -> No
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_header_chooses_the_rank(client: Client, path: str) -> None:
+def test_rank_header_selects_the_rank_of_a_request(client: Client, path: str) -> None:
     name = "vllm:request_success_total"
     requests_before = client.metric(name, engine="1")
     headers = {"X-data-parallel-rank": "1"}
@@ -65,7 +65,7 @@ def test_a_header_chooses_the_rank(client: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_rank_must_exist(client: Client, path: str) -> None:
+def test_rank_out_of_range_is_rejected(client: Client, path: str) -> None:
     for rank in (-1, 2, 10**30):
         answer = client.post(path, {**BODIES[path], "data_parallel_rank": rank})
         assert answer.status_code == 400
@@ -73,12 +73,12 @@ def test_a_rank_must_exist(client: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("rank", [None, "1", True, 1.5])
-def test_openai_routes_ignore_a_rank_of_another_type(client: Client, rank: Any) -> None:
+def test_openai_routes_ignore_a_rank_that_is_not_an_integer(client: Client, rank: Any) -> None:
     for path in PATHS[:2]:
         assert client.post(path, {**BODIES[path], "routed_dp_rank": rank}).status_code == 200
 
 
-def test_gauges_name_the_rank(client: Client) -> None:
+def test_gauges_have_a_rank_label(client: Client) -> None:
     page = client.get("/metrics").text
     assert re.findall(r'^sglang:page_size\{dp_rank="(\d)".*\} (\S+)$', page, re.M) == [
         ("0", "16.0"),
@@ -86,7 +86,7 @@ def test_gauges_name_the_rank(client: Client) -> None:
     ]
 
 
-def test_other_fields_of_a_body_with_a_rank_are_skipped() -> None:
+def test_rank_is_found_among_other_body_fields() -> None:
     assert rank_of(b'{"prompt": "a_rank", "text": [1, {}], "data_parallel_rank": 1}') == 1
     assert rank_of(b'{"routed_dp_rank": "x", "data_parallel_rank": 1}') == 1
     assert rank_of(b'{"data_parallel_rank": %b}' % (b"9" * 5000)) is None

@@ -5,7 +5,7 @@ import pytest
 from app.core import cli as command
 
 
-def test_an_unknown_shell_ends_the_command_with_status_2_and_one_line(
+def test_unknown_shell_exits_with_status_2_and_a_one_line_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert command.main(["completion", "csh"]) == 2

@@ -20,7 +20,7 @@ NAMED = {"type": "function", "function": {"name": "save_users"}}
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_a_named_tool_without_a_known_argument_has_no_empty_ones(number: int) -> None:
+def test_named_tool_omits_arguments_that_the_message_does_not_contain(number: int) -> None:
     """Client libraries ask for structured output in this way."""
     application = app_of("--seed", "1", "--enable-auto-tool-choice")
     tool = {"type": "function", "function": {"name": "save_users", "parameters": USERS}}
@@ -35,7 +35,7 @@ def test_a_named_tool_without_a_known_argument_has_no_empty_ones(number: int) ->
     assert users and all(users)
 
 
-def test_of_the_arguments_in_a_message_only_the_unfit_one_is_drawn() -> None:
+def test_only_the_invalid_argument_from_a_message_is_replaced() -> None:
     application = app_of("--seed", "1", "--enable-auto-tool-choice")
     properties = {
         "city": {"type": "string"},

@@ -58,7 +58,7 @@ def requested(question: str, **options: Any) -> list[tuple[str, dict[str, object
         ("ping", "ping", {}),
     ],
 )
-def test_a_message_asks_for_the_tool_of_its_words(
+def test_tool_is_selected_by_the_words_of_the_message(
     question: str, name: str, arguments: dict[str, object]
 ) -> None:
     assert requested(question) == [(name, arguments)]
@@ -67,11 +67,11 @@ def test_a_message_asks_for_the_tool_of_its_words(
 @pytest.mark.parametrize(
     "question", ["hi", "", "Tell me a joke.", "Use a tool to get the current value", "12 and 13"]
 )
-def test_a_message_that_fits_no_tool_asks_for_none(question: str) -> None:
+def test_message_that_matches_no_tool_calls_none(question: str) -> None:
     assert requested(question) == []
 
 
-def test_a_message_that_names_several_tools_asks_for_them_in_its_order() -> None:
+def test_several_named_tools_are_called_in_the_order_of_the_message() -> None:
     question = "First ping, then magic_function(4)"
     assert requested(question) == [("ping", {}), ("magic_function", {"input": 4})]
     assert requested(question, first_only=True) == [("ping", {})]
@@ -82,18 +82,18 @@ def test_a_message_that_names_several_tools_asks_for_them_in_its_order() -> None
     ]
 
 
-def test_a_named_tool_is_called_whatever_the_message_says() -> None:
+def test_named_tool_choice_is_called_for_any_message() -> None:
     assert requested("Twice 21", tools=(MAGIC,), named=True) == [("magic_function", {"input": 21})]
 
 
-def test_a_boolean_is_true_when_the_message_contains_its_name() -> None:
+def test_boolean_argument_is_true_if_the_message_contains_its_name() -> None:
     switch = tool("switch_light", "", (), bright=dict(type="boolean"), red=dict(type="boolean"))
     assert requested("Switch on a bright light", tools=(switch,)) == [
         ("switch_light", {"bright": True})
     ]
 
 
-def test_texts_with_a_pattern_and_values_of_other_types_are_left_to_the_schema() -> None:
+def test_pattern_strings_and_other_types_are_not_filled_from_the_message() -> None:
     book = tool(
         "book_room",
         "",
@@ -104,7 +104,7 @@ def test_texts_with_a_pattern_and_values_of_other_types_are_left_to_the_schema()
     assert requested("Book the room for Ada and Grace", tools=(book,)) == [("book_room", {})]
 
 
-def test_remembered_words_of_tools_are_bounded_and_choose_the_same_tools() -> None:
+def test_cached_tool_words_are_bounded_and_select_the_same_tools() -> None:
     matcher = ToolMatcher()
     limit_bytes = matcher.tool_words.limit_bytes
     long_description = "Reports the weather. " * 500
@@ -127,14 +127,14 @@ def test_remembered_words_of_tools_are_bounded_and_choose_the_same_tools() -> No
         True,
     ],
 )
-def test_odd_schemas_take_no_arguments(schema: Any) -> None:
+def test_unusual_schemas_get_no_arguments(schema: Any) -> None:
     odd = ToolFunction("get_weather", schema)
     calls = ToolCalls(tools=(odd,), question="get_weather(city=Rome)")
     [call] = ToolMatcher().requested_calls(calls)
     assert call.arguments == {}
 
 
-def test_tools_that_clients_make_long_or_many_are_compared_in_part() -> None:
+def test_long_names_and_long_tool_lists_are_compared_only_partly() -> None:
     long_name = tool("weather_" * 10_000, "weather " * 100_000)
     many = (long_name, *(tool(f"tool_{number}") for number in range(1_000)))
     calls = ToolCalls(tools=many, max_calls=9, question="Use tool_5 and tool_900, please.")
@@ -154,7 +154,7 @@ NUMBER = {"type": "number"}
         "weather " + "'a " * 1_300,
     ],
 )
-def test_messages_and_schemas_of_clients_cannot_hold_the_server(message: str) -> None:
+def test_hostile_messages_and_schemas_are_matched_quickly(message: str) -> None:
     """Each of these took seconds, or minutes."""
     fields = {f"f{number}": dict(type="integer") for number in range(50_000)}
     many = tool("weather", "", fields, **fields)
@@ -165,7 +165,7 @@ def test_messages_and_schemas_of_clients_cannot_hold_the_server(message: str) ->
         assert len(call[1]) <= MAX_FIELDS
 
 
-def test_only_the_first_fields_and_values_of_enums_are_compared() -> None:
+def test_only_the_first_fields_and_enum_values_are_compared() -> None:
     names = [f"f{number}" for number in range(MAX_FIELDS + 1)]
     fields = tool("add", "", names, **dict.fromkeys(names, INTEGER))
     [(_, arguments)] = requested(" ".join(map(str, range(200))), tools=(fields,), named=True)
@@ -192,13 +192,15 @@ def test_only_the_first_fields_and_values_of_enums_are_compared() -> None:
         ("NaN, Infinity, 1e999 and -Infinity", []),
     ],
 )
-def test_numbers_are_those_that_a_reader_sees(message: str, numbers: list[float]) -> None:
+def test_numbers_in_a_message_are_recognized_as_a_human_would(
+    message: str, numbers: list[float]
+) -> None:
     add = tool("add", "", "abc", a=NUMBER, b=NUMBER, c=NUMBER)
     [(_, arguments)] = requested(message, tools=(add,), named=True)
     assert [*arguments.values()] == numbers
 
 
-def test_assigned_numbers_are_finite_and_for_their_field_only() -> None:
+def test_assigned_numbers_are_finite_and_used_only_for_their_field() -> None:
     add = tool("add", "", "abc", a=NUMBER, b=NUMBER, c=INTEGER)
     message = f"b=2, a={'9' * 400}.5, c=1.5 and 7"
     assert requested(message, tools=(add,), named=True) == [("add", {"b": 2})]
@@ -215,13 +217,15 @@ def test_assigned_numbers_are_finite_and_for_their_field_only() -> None:
         ("Switch the light on", {}),
     ],
 )
-def test_a_boolean_needs_a_word_of_its_own(message: str, arguments: dict[str, object]) -> None:
+def test_boolean_argument_requires_a_separate_word(
+    message: str, arguments: dict[str, object]
+) -> None:
     names = ("bright", "light", "is_on", "_", "", "\u2603")
     switch = tool("switch_light", **dict.fromkeys(names, BOOLEAN))
     assert requested(message, tools=(switch,)) == [("switch_light", arguments)]
 
 
-def test_an_assigned_value_is_not_the_value_of_another_field() -> None:
+def test_assigned_value_is_not_used_for_another_field() -> None:
     trip = tool("trip", "", ("start", "end"), start=TEXT, end=TEXT)
     message = '{"end": "Rome"} and "Oslo"'
     assert requested(message, tools=(trip,), named=True) == [
@@ -229,7 +233,7 @@ def test_an_assigned_value_is_not_the_value_of_another_field() -> None:
     ]
 
 
-def test_the_longest_name_at_a_place_is_the_one_that_is_meant() -> None:
+def test_longest_tool_name_at_a_position_is_selected() -> None:
     tools = (tool("get_weather"), tool("get_weather_forecast"), tool("forecast_storms"))
 
     def names(question: str) -> list[str]:
@@ -246,7 +250,7 @@ def test_the_longest_name_at_a_place_is_the_one_that_is_meant() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "\t\n"])
-def test_a_tool_without_a_name_is_not_asked_for(name: str) -> None:
+def test_tool_without_a_name_is_never_selected(name: str) -> None:
     nameless = tool(name, "Get the weather forecast of a city")
     assert requested("The weather forecast of the city", tools=(nameless,)) == []
     assert requested("The weather of Rome", tools=(nameless, WEATHER))[0][0] == WEATHER.name
@@ -269,14 +273,14 @@ def test_a_tool_without_a_name_is_not_asked_for(name: str) -> None:
         ("run it", []),
     ],
 )
-def test_an_ordinary_word_is_a_name_only_where_a_name_can_be(
+def test_ordinary_word_counts_as_a_tool_name_only_in_a_suitable_position(
     question: str, names: list[str]
 ) -> None:
     tools = (tool("get_weather"), tool("search"), tool("run"), tool("ping"))
     assert [name for name, _ in requested(question, tools=tools)] == names
 
 
-def test_many_tools_are_compared_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparing_many_tools_yields_to_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[None] = []
     for module in ("core.base.clock.pause", "extensions.tool_calls.matching"):
         target = f"app.{module}.pause_if_possible"

@@ -9,7 +9,7 @@ from tests.client import MODEL, events, in_process
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_message_has_the_call_of_a_constrained_text(stream: bool) -> None:
+def test_structured_output_of_a_message_is_parsed_as_a_tool_use(stream: bool) -> None:
     call = {"name": "ping", "parameters": {}}
     body = {
         "model": MODEL,

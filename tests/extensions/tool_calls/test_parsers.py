@@ -141,11 +141,13 @@ CASES: list[tuple[str, str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "expected", "_streamed"), CASES)
-def test_a_whole_text_is_read(name: str, text: str, expected: Any, _streamed: Any) -> None:
+def test_complete_text_is_parsed_into_tool_calls(
+    name: str, text: str, expected: Any, _streamed: Any
+) -> None:
     assert whole(name, text) == expected
 
 
-def test_a_call_of_llama_that_is_cut_off_is_text_in_a_whole_answer() -> None:
+def test_truncated_llama_call_is_text_in_a_non_streamed_response() -> None:
     text = '{"name": "get_weather", "parameters": {"city": "Ro'
     assert whole("llama3_json", text) == (text, {})
     assert streamed("llama3_json", [*text]) == ("", {0: ("get_weather", '{"city": "R')})
@@ -153,7 +155,7 @@ def test_a_call_of_llama_that_is_cut_off_is_text_in_a_whole_answer() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize(("name", "text", "expected", "differing"), CASES)
-def test_a_stream_is_read_however_it_is_cut(
+def test_streamed_text_is_parsed_for_any_split(
     name: str, text: str, expected: Any, differing: Any, size: int
 ) -> None:
     tokens = [text[start : start + size] for start in range(0, len(text), size)]
@@ -169,7 +171,7 @@ def test_a_stream_is_read_however_it_is_cut(
 @pytest.mark.parametrize(
     "tag", ["<parameter=a", "<parameter=a>", "<parameter", "< ", "</parameter>"]
 )
-def test_odd_tags_of_qwen_are_read_in_linear_time(tag: str, is_partial: bool) -> None:
+def test_malformed_qwen_tags_are_parsed_in_linear_time(tag: str, is_partial: bool) -> None:
     """The regexes that read 668 of these tags took half a minute."""
     arguments = json.loads(arguments_of(tag * 20_000, is_partial))
     assert [*arguments] == (["a"] if tag.endswith("a>") else [])
@@ -187,12 +189,12 @@ def test_odd_tags_of_qwen_are_read_in_linear_time(tag: str, is_partial: bool) ->
         ("</parameter>1<parameter=a>1</parameter><parameter=b", {"a": "1"}, {}),
     ],
 )
-def test_parameters_of_qwen_end_at_a_tag(markup: str, closed: Any, is_open: Any) -> None:
+def test_qwen_parameters_end_at_a_tag(markup: str, closed: Any, is_open: Any) -> None:
     assert json.loads(arguments_of(markup, False)) == closed
     assert json.loads(arguments_of(markup, True)) == closed | is_open
 
 
-def test_arguments_of_qwen_are_converted_once_for_each_step(
+def test_qwen_arguments_are_converted_once_per_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A conversion for each tag of a text with 2,000 parameters took ten seconds."""
@@ -215,7 +217,7 @@ SURROGATES = {"a": "\ud800", "\udfff": ["\ud83d", "\u00e9"]}
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "mistral"])
-def test_half_surrogates_are_escaped(name: str) -> None:
+def test_lone_surrogates_are_escaped(name: str) -> None:
     value = json.dumps(SURROGATES)
     text = f"<function=get_weather><parameter=days>{value}</parameter></function>"
     if name == "mistral":
@@ -233,7 +235,7 @@ def test_half_surrogates_are_escaped(name: str) -> None:
     assert SURROGATES in json.loads(sent.encode()).values()
 
 
-def test_the_end_of_arguments_is_held_however_they_are_cut() -> None:
+def test_closing_braces_of_arguments_are_held_back_for_any_split() -> None:
     text = '{"a": "\\"}\\\\", "b": [{}]}}'
     for first in range(len(text) + 1):
         for second in range(first, len(text) + 1):
@@ -242,7 +244,7 @@ def test_the_end_of_arguments_is_held_however_they_are_cut() -> None:
             assert (certain, hold.release()) == (text[:-2], "}}")
 
 
-def test_many_calls_of_llama_are_read_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_llama_calls_are_parsed_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brackets up to the end of the text were counted for each call: nine seconds for these."""
     counted: list[int] = []
 
@@ -265,7 +267,7 @@ def test_many_calls_of_llama_are_read_in_linear_time(monkeypatch: pytest.MonkeyP
         assert len(counted) < 20
 
 
-def test_long_lists_of_calls_in_python_are_text() -> None:
+def test_too_long_pythonic_call_lists_are_returned_as_text() -> None:
     calls = f"[{'f(), ' * 100_000}f()]"
     assert whole("pythonic", calls) == (calls, {})
     assert streamed("pythonic", [calls]) == ("", {})
@@ -277,7 +279,7 @@ def test_long_lists_of_calls_in_python_are_text() -> None:
 
 @pytest.mark.parametrize("quote", ("'", '"', "'''", '"""'))
 @pytest.mark.parametrize("prefix", ("f", "F", "rf", "fR"))
-def test_expressions_in_a_formatted_text_count_as_signs(prefix: str, quote: str) -> None:
+def test_f_string_expressions_count_toward_the_length_limit(prefix: str, quote: str) -> None:
     expressions = "{1}" * 500
     assert is_too_long(f"[f(text={prefix}{quote}{expressions}{quote})]")
     assert not is_too_long(f"[f(text={quote}{expressions}{quote})]")
@@ -285,12 +287,12 @@ def test_expressions_in_a_formatted_text_count_as_signs(prefix: str, quote: str)
 
 
 @pytest.mark.parametrize("text", ["[f(a='" + "\\'" * 200_000, "[f(a='" + "\\" * 400_000])
-def test_escapes_in_python_are_read_in_linear_time(text: str) -> None:
+def test_python_escapes_are_parsed_in_linear_time(text: str) -> None:
     assert open_brackets(text) == ["[", "(", "'"]
 
 
 @pytest.mark.parametrize("value", ["[1]", "1.5e3", '"a, \\"]"', "null", "{}", '{"b": [true]}'])
-def test_a_llama_call_with_lists_is_parsed_wherever_the_stream_splits_it(value: str) -> None:
+def test_llama_call_with_lists_is_parsed_for_any_split(value: str) -> None:
     text = f'{{"name": "f", "parameters": {{"a": [{value}, {value}], "b": {value}}}}}'
     expected = {0: ("f", json.dumps(json.loads(text)["parameters"]))}
     for end in range(len(text)):

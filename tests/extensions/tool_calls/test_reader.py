@@ -36,31 +36,31 @@ def stream_deltas(client: Client, **fields: Any) -> list[dict[str, Any]]:
     return [chunk["choices"][0]["delta"] for chunk in chunks[1:]]
 
 
-def test_a_whole_chat_has_the_calls_and_the_text_before_them(hermes: Client) -> None:
+def test_complete_chat_has_the_tool_calls_and_the_text_before_them(hermes: Client) -> None:
     [choice] = hermes.chat("hi", **texts_of(f"Sure. {CALL}\n{PING}"))["choices"]
     assert called(choice) == [("get_weather", '{"city": "Rome"}'), ("ping", "{}")]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Sure. ", "tool_calls")
 
 
-def test_every_choice_has_its_calls(hermes: Client) -> None:
+def test_every_choice_has_its_tool_calls(hermes: Client) -> None:
     choices = hermes.chat("hi", n=2, **texts_of(CALL))["choices"]
     assert [called(choice) for choice in choices] == [[("get_weather", '{"city": "Rome"}')]] * 2
 
 
-def test_a_constraint_decides_the_text_whatever_the_message_asks_for(hermes: Client) -> None:
+def test_structured_output_constraint_determines_the_text_for_any_message(hermes: Client) -> None:
     fields = texts_of("no")
     [choice] = hermes.chat("What is the weather in Rome?", **fields)["choices"]
     assert (called(choice), choice["message"]["content"]) == ([], "no")
 
 
-def test_a_strict_tool_may_be_called_in_spite_of_a_constraint(hermes: Client) -> None:
+def test_strict_tool_may_be_called_despite_a_constraint(hermes: Client) -> None:
     strict = {"name": "get_weather", "parameters": PARAMETERS, "strict": True}
     fields = texts_of("no") | {"tools": [{"type": "function", "function": strict}]}
     [choice] = hermes.chat("What is the weather in Rome?", **fields)["choices"]
     assert called(choice) == [("get_weather", '{"city": "Rome"}')]
 
 
-def test_without_parallel_calls_the_first_one_is_returned(hermes: Client) -> None:
+def test_only_the_first_call_is_returned_without_parallel_tool_calls(hermes: Client) -> None:
     fields = texts_of(f"{CALL}{PING}") | {"parallel_tool_calls": False}
     [choice] = hermes.chat("hi", **fields)["choices"]
     assert [name for name, _ in called(choice)] == ["get_weather"]
@@ -68,18 +68,18 @@ def test_without_parallel_calls_the_first_one_is_returned(hermes: Client) -> Non
     assert {call["index"] for delta in deltas for call in delta.get("tool_calls", ())} == {0}
 
 
-def test_no_choice_of_tools_leaves_the_text(hermes: Client) -> None:
+def test_tool_choice_none_leaves_the_markup_as_text(hermes: Client) -> None:
     [choice] = hermes.chat("hi", **texts_of(CALL), tool_choice="none")["choices"]
     assert (called(choice), choice["message"]["content"]) == ([], CALL)
 
 
-def test_a_call_cut_off_by_the_limit_is_text(hermes: Client) -> None:
+def test_tool_call_truncated_by_the_token_limit_is_text(hermes: Client) -> None:
     [choice] = hermes.chat("hi", max_tokens=4, **texts_of(CALL))["choices"]
     assert CALL.startswith(choice["message"]["content"])
     assert (called(choice), choice["finish_reason"]) == ([], "length")
 
 
-def test_chunks_of_hermes_calls_have_null_contents(hermes: Client) -> None:
+def test_hermes_call_chunks_have_null_content(hermes: Client) -> None:
     first, *others, last = stream_deltas(hermes, **texts_of(CALL))
     [call] = first["tool_calls"]
     assert (first["content"], call["function"]) == (None, {"name": "get_weather"})
@@ -87,7 +87,7 @@ def test_chunks_of_hermes_calls_have_null_contents(hermes: Client) -> None:
     assert (arguments, last) == ('{"city": "Rome"}', {})
 
 
-def test_chunks_of_pythonic_calls_have_null_ids_and_an_empty_end() -> None:
+def test_pythonic_call_chunks_have_null_ids_and_an_empty_last_delta() -> None:
     with in_process("--tool-call-parser", "pythonic") as client:
         deltas = stream_deltas(client, **texts_of('[get_weather(city="Rome")]'))
         calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
@@ -98,7 +98,7 @@ def test_chunks_of_pythonic_calls_have_null_ids_and_an_empty_end() -> None:
         assert stream_deltas(client, **texts_of("just text"))[-1] == {"content": ""}
 
 
-def test_chunks_of_llama_and_qwen_calls_have_no_content() -> None:
+def test_llama_and_qwen_call_chunks_have_no_content() -> None:
     texts = {
         "llama3_json": '{"name": "get_weather", "parameters": {"city": "Rome"}}',
         "qwen3_coder": "<function=get_weather><parameter=city>Rome</parameter></function>",
@@ -113,7 +113,7 @@ def test_chunks_of_llama_and_qwen_calls_have_no_content() -> None:
 
 
 @pytest.mark.parametrize("setting", ["match", "coin"])
-def test_auto_is_decided_by_the_setting(setting: str) -> None:
+def test_tool_choice_auto_setting_decides_whether_a_tool_is_called(setting: str) -> None:
     with in_process("--tool-choice-auto", setting) as client:
         choices = [
             client.chat("What is the weather in Rome?", tools=TOOLS)["choices"][0]
@@ -146,7 +146,7 @@ def test_required_calls_take_arguments_from_the_message(hermes: Client) -> None:
     assert json.loads(called(choice)[0][1]) == {"city": "Oslo"}
 
 
-def test_a_token_that_adds_two_parts_shows_them_one_after_the_other() -> None:
+def test_parts_completed_by_one_token_are_emitted_in_order() -> None:
     calls = ToolCalls(tools=(ToolFunction("ping"),), streams=True)
     texts = [f"a{PING}", PING, ""]
     reply = CallReader("hermes").read(Reply(texts, [1, 2, 3], STOP), calls)
@@ -157,7 +157,7 @@ def test_a_token_that_adds_two_parts_shows_them_one_after_the_other() -> None:
     )
 
 
-def test_a_long_stream_is_read_several_tokens_at_a_time() -> None:
+def test_long_stream_is_parsed_several_tokens_at_a_time() -> None:
     calls = ToolCalls(tools=(ToolFunction("ping"),), streams=True)
     text = f'{{"name": "ping", "parameters": {{"text": "{"word " * 1000}"}}}}'
     reply = CallReader("llama3_json").read(Reply([*text], range(len(text)), STOP), calls)
@@ -178,7 +178,7 @@ def test_a_long_stream_is_read_several_tokens_at_a_time() -> None:
         ("qwen3_coder", "<function=f>" + "<parameter=a>1</parameter>" * 300),
     ],
 )
-def test_a_stream_is_read_with_pauses(
+def test_parsing_a_stream_yields_to_other_work(
     parser: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[None] = []
@@ -192,7 +192,7 @@ def test_a_stream_is_read_with_pauses(
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral", "qwen3_coder"])
-def test_a_long_text_is_read_in_a_thread(
+def test_long_text_is_parsed_in_a_thread(
     parser: str, streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_threads: list[object] = []

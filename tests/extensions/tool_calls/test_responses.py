@@ -4,7 +4,7 @@ from tests.client import Client, events
 from tests.extensions.tool_calls.test_reader import PING
 
 
-def test_a_response_has_all_calls(hermes: Client) -> None:
+def test_response_contains_all_tool_calls(hermes: Client) -> None:
     tools = [{"type": "function", "name": "ping", "parameters": {"type": "object"}}]
     body = {"input": "hi", "tools": tools, "structured_outputs": {"choice": [PING * 2]}}
     output = hermes.post("/v1/responses", body).json()["output"]
@@ -15,7 +15,7 @@ def test_a_response_has_all_calls(hermes: Client) -> None:
     assert len(single) == 1
 
 
-def test_the_stream_of_a_response_has_the_calls(hermes: Client) -> None:
+def test_streamed_response_contains_the_tool_calls(hermes: Client) -> None:
     tools = [{"type": "function", "name": "ping", "parameters": {"type": "object"}}]
     choice = {"structured_outputs": {"choice": [f"Sure. {PING}"]}, "stream": True}
     body = {"input": "hi", "tools": tools, **choice}

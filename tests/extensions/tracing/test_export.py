@@ -60,7 +60,7 @@ def test_spans_are_exported_in_order_and_in_batches() -> None:
     assert sum(exporter.batches, []) == names
 
 
-def test_waiting_spans_are_reported_among_the_caches() -> None:
+def test_waiting_spans_are_listed_in_the_cache_report() -> None:
     app = app_of("--otlp-traces-endpoint=http://127.0.0.1:9")
     caches = {name: cache for room in app.caches for name, cache in room().items()}
     assert isinstance(caches["spans"], SpanSender)
@@ -86,7 +86,7 @@ def test_lost_spans_are_logged_once_a_minute(
     assert [line.partition(" ")[0] for line in lost(caplog)] == ["10", "30"]
 
 
-def test_spans_above_the_limit_are_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_spans_above_the_limit_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     exporter = KeepingExporter()
     sender = SpanSender(exporter)
     sender.limit_bytes = 2**20
@@ -114,7 +114,7 @@ def long_texts(number: int) -> dict[str, AttributeValue]:
     "attributes_of",
     [no_attributes, many_numbers, long_texts],
 )
-def test_the_estimated_size_of_a_span_is_an_upper_bound(
+def test_estimated_size_of_a_span_is_an_upper_bound(
     attributes_of: Callable[[int], dict[str, AttributeValue]],
 ) -> None:
     spans: list[ReadableSpan] = []

@@ -6,7 +6,7 @@ from config.vllm.serve import settings_of
 from tests.callbacks import ignore
 
 
-def test_a_collector_for_grpc_is_accepted_and_gets_no_spans() -> None:
+def test_grpc_collector_is_accepted_but_receives_no_spans() -> None:
     flags = settings_of(["m", "--otlp-traces-endpoint", "grpc://jaeger:4317"], {}, settings_type())
     settings = resolve(flags, {}, ignore)
     assert settings.section(TracingSettings).otlp_traces_endpoint is None

@@ -70,7 +70,7 @@ def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
     }
 
 
-def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
+def test_request_spans_are_queued_prefill_and_decode() -> None:
     traced = Traced(slots=1)
     traced.observers.clear()
     traced.ask("other", max_tokens=2)
@@ -93,7 +93,7 @@ def test_a_sequence_is_queued_then_prefilled_then_decoded() -> None:
     assert delay.startswith("Waited 3.0 s for a slot: 1 of 1 taken")
 
 
-def test_explanations_stop_when_their_time_is_used_up() -> None:
+def test_delay_explanations_stop_after_their_time_budget() -> None:
     """Each call of this clock takes 2 ms, and so does an explanation."""
     traced = Traced()
     moment_s = 0.0
@@ -121,7 +121,7 @@ def test_explanations_stop_when_their_time_is_used_up() -> None:
         moment_s += 100.0
 
 
-def test_the_span_of_a_request_has_the_attributes_of_vllm() -> None:
+def test_request_span_has_the_attributes_of_vllm() -> None:
     traced = Traced()
     traced.ask("cmpl-mine", choices=2, num_choices=2, max_tokens=4)
     traced.clock.advance(10)
@@ -163,7 +163,7 @@ def test_the_span_of_a_request_has_the_attributes_of_vllm() -> None:
     ("after_s", "last"),
     [(1.0, ("prefill", 0.0, 1.0)), (4.5, ("decode", 2.0, 4.5)), (0.0, ("prefill", 0.0, 0.0))],
 )
-def test_the_phase_in_which_a_client_disconnects_is_the_last_and_fails(
+def test_client_disconnect_fails_the_current_phase_which_is_the_last(
     after_s: float, last: tuple[str, float, float]
 ) -> None:
     traced = Traced()
@@ -177,7 +177,7 @@ def test_the_phase_in_which_a_client_disconnects_is_the_last_and_fails(
     assert attributes(request_span)["gen_ai.response.finish_reasons"] == ("abort",)
 
 
-def test_a_request_that_is_aborted_in_the_queue_has_only_that_phase() -> None:
+def test_request_aborted_in_the_queue_has_only_the_queued_phase() -> None:
     traced = Traced(slots=1)
     traced.ask("other", max_tokens=50)
     traced.exporter.clear()

@@ -14,7 +14,7 @@ from tests.extensions.wsgi_middleware.examples import Tagged, tagged
 EXAMPLES = "tests.extensions.wsgi_middleware.examples"
 
 
-def test_the_last_middleware_is_the_outermost() -> None:
+def test_last_middleware_is_the_outermost() -> None:
     application = app_of(f"--middleware={EXAMPLES}.tagged", f"--middleware={EXAMPLES}.Tagged")
     client = application.test_client()
     answer = client.get("/health")
@@ -22,7 +22,7 @@ def test_the_last_middleware_is_the_outermost() -> None:
     assert client.get("/health", headers={"X-Refuse": "yes"}).status_code == 403
 
 
-def test_asgi_middleware_is_named_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_asgi_middleware_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     names = [f"{EXAMPLES}.{name}" for name in ("Asgi", "Tagged", "of_fastapi", "tagged")]
     with caplog.at_level(logging.WARNING):
         assert usable_middleware(names) == [Tagged, tagged]
@@ -31,7 +31,7 @@ def test_asgi_middleware_is_named_and_left_out(caplog: pytest.LogCaptureFixture)
         assert f"middleware {name} is ASGI" in record.message
 
 
-def test_middleware_for_absent_asgi_packages_is_left_out(
+def test_middleware_that_needs_a_missing_asgi_package_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "of_an_asgi_user.py").write_text("import starlette\n")
@@ -51,6 +51,6 @@ def test_middleware_for_absent_asgi_packages_is_left_out(
         (f"{EXAMPLES}.NUMBER", "Must be a function or a class."),
     ],
 )
-def test_a_name_of_nothing_usable_is_refused(name: str, words: str) -> None:
+def test_unusable_middleware_name_is_rejected(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_middleware(name)

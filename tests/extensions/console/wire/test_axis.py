@@ -98,7 +98,7 @@ def report(browser: Browser, recording: Path) -> Iterator[Page]:
     assert complaints == []
 
 
-def test_details_explain_why_a_request_was_late_while_it_waits_and_after(
+def test_request_details_explain_a_delay_during_and_after_the_request(
     console: ConsolePage, server: RunningServer
 ) -> None:
     ids = list[str]()
@@ -138,7 +138,7 @@ def test_details_explain_why_a_request_was_late_while_it_waits_and_after(
     assert shares == [pytest.approx(phase_ms / total_ms, abs=0.01) for phase_ms in phases_ms]
 
 
-def test_a_recording_has_phases_but_no_causes(report: Page) -> None:
+def test_recording_shows_phases_without_causes(report: Page) -> None:
     late = "[...model.bars.values()].reduce((a, b) => (b.first - b.arrival > a.first - a.arrival ? b : a))"
     report.evaluate(f"views.detail.show({late}.number, model)")
     sentence = report.inner_text("#detail .sentence")
@@ -192,7 +192,7 @@ def test_dragging_on_one_chart_zooms_all_charts(report: Page) -> None:
     assert report.evaluate("[axis.range.from, axis.range.to]") == [first, last]
 
 
-def test_hundreds_of_requests_are_a_density_until_a_moment_is_selected(report: Page) -> None:
+def test_hundreds_of_requests_are_shown_as_a_density_until_a_time_is_selected(report: Page) -> None:
     assert report.evaluate("model.bars.size") >= 240
     assert report.evaluate("views.bars.dense")
     at_ms = 12_120.0
@@ -217,7 +217,7 @@ def test_hundreds_of_requests_are_a_density_until_a_moment_is_selected(report: P
     assert not report.evaluate("views.bars.dense")
 
 
-def test_marks_of_a_recording_are_shown_as_text(report: Page) -> None:
+def test_annotations_of_a_recording_are_shown_as_text(report: Page) -> None:
     assert report.evaluate("model.marks.map(([, kind, text]) => [kind, text])") == [
         ["setting", "time-to-first-token: 100ms"],
         ["pause", "pause <b>"],
@@ -226,7 +226,7 @@ def test_marks_of_a_recording_are_shown_as_text(report: Page) -> None:
     assert report.locator("#overview .marks i").count() == 2
 
 
-def test_marks_of_changes_are_kept_for_later_pages_and_recordings(
+def test_annotations_of_setting_changes_are_kept_for_later_pages_and_recordings(
     console: ConsolePage, server: RunningServer, tmp_path: Path
 ) -> None:
     load(server, rate=5, seconds=1, prompt_tokens=20, output_tokens=2)
@@ -259,7 +259,7 @@ def test_marks_of_changes_are_kept_for_later_pages_and_recordings(
 
 
 @pytest.mark.parametrize("width", [1280, 1920])
-def test_common_actions_are_above_the_fold_and_work(
+def test_common_actions_are_above_the_fold_and_change_the_server(
     browser: Browser, server: RunningServer, width: int
 ) -> None:
     console = ConsolePage(browser.new_page(viewport={"width": width, "height": 900}), server)
@@ -291,7 +291,7 @@ def test_common_actions_are_above_the_fold_and_work(
     console.close()
 
 
-def test_changed_settings_are_shown_also_if_another_console_changes_them(
+def test_setting_changed_in_another_console_is_shown(
     console: ConsolePage, server: RunningServer
 ) -> None:
     def chip_names() -> list[str]:

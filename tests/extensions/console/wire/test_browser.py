@@ -63,7 +63,7 @@ def console(browser: Browser, server: RunningServer) -> Iterator[ConsolePage]:
     assert console.hosts <= {f"127.0.0.1:{server.port}"}, "other servers were called"
 
 
-def test_the_console_asks_for_the_key_and_shows_the_figures_of_the_metrics(
+def test_console_asks_for_the_key_and_shows_the_metric_values(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.page.goto(f"{server.url}/console")
@@ -123,7 +123,9 @@ def test_hostile_ids_and_prompts_are_shown_as_text(
     assert console.model("document.documentElement.scrollWidth") <= 1280
 
 
-def test_open_details_follow_a_running_request(console: ConsolePage, server: RunningServer) -> None:
+def test_open_request_details_update_while_the_request_runs(
+    console: ConsolePage, server: RunningServer
+) -> None:
     console.open()
     load(server, rate=100, seconds=1, prompt_tokens=20, output_tokens=1500)
     running = "[...model.bars.values()].find(bar => bar.end === null && bar.tokens > 2)"
@@ -148,7 +150,7 @@ def test_open_details_follow_a_running_request(console: ConsolePage, server: Run
     wait_until_idle(server)
 
 
-def test_the_check_tab_shows_the_uses_of_each_script_rule(browser: Browser, tmp_path: Path) -> None:
+def test_check_tab_shows_the_uses_of_each_script_rule(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{name: greet <b>, then: {text: hello}}, {name: never, then: pass}]")
     with running_server("--console", "--script", str(path)) as server:
@@ -164,7 +166,7 @@ def test_the_check_tab_shows_the_uses_of_each_script_rule(browser: Browser, tmp_
         console.close()
 
 
-def test_after_send_load_keys_explore_the_requests_and_do_not_stop_the_load(
+def test_arrow_keys_select_requests_without_stopping_the_load(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()
@@ -194,7 +196,7 @@ def test_after_send_load_keys_explore_the_requests_and_do_not_stop_the_load(
     wait_until_idle(server)
 
 
-def test_words_of_marks_and_times_do_not_cover_the_column_of_durations(
+def test_labels_do_not_overlap_the_duration_column(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()
@@ -229,9 +231,7 @@ def test_words_of_marks_and_times_do_not_cover_the_column_of_durations(
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_curves_and_steps_begin_with_the_history_of_the_server(
-    browser: Browser, timing: str
-) -> None:
+def test_charts_start_with_the_history_of_the_server(browser: Browser, timing: str) -> None:
     flags = (
         ("--inter-token-latency", "20ms")
         if timing == "requests"
@@ -327,7 +327,7 @@ def test_settings_faults_and_buttons_change_the_server(
     console.wait_for("[...model.blocks].every(state => state === 0)", "blocks stay cached")
 
 
-def test_a_late_answer_does_not_replace_chosen_fault_rules(console: ConsolePage) -> None:
+def test_late_response_does_not_overwrite_the_chosen_fault_rules(console: ConsolePage) -> None:
     console.open()
     held_requests: list[Route] = []
 
@@ -361,7 +361,9 @@ def test_every_tab_shows_its_content(console: ConsolePage, server: RunningServer
     wait_for_match(console.page, "#tab-body [role=status]", r"127\.0\.0\.1:\d+\s+[1-9]")
 
 
-def test_keys_select_requests_tabs_and_actions(console: ConsolePage, server: RunningServer) -> None:
+def test_keyboard_selects_requests_tabs_and_actions(
+    console: ConsolePage, server: RunningServer
+) -> None:
     console.open()
     load(server, rate=20, seconds=1, output_tokens=10)
     console.wait_for("model.bars.size > 5", "no bars")
@@ -391,7 +393,7 @@ def test_keys_select_requests_tabs_and_actions(console: ConsolePage, server: Run
     assert console.page.get_attribute("html", "data-theme") != first_theme
 
 
-def test_a_past_moment_is_shown_and_a_recording_is_saved_and_opened(
+def test_past_time_is_shown_and_a_recording_is_saved_and_reopened(
     console: ConsolePage, server: RunningServer, tmp_path: Path
 ) -> None:
     console.open()
@@ -436,7 +438,7 @@ def test_a_past_moment_is_shown_and_a_recording_is_saved_and_opened(
     assert console.model("model.bars.size") > 8, "the page is unchanged"
 
 
-def test_the_page_of_a_simulation_shows_requests_and_pods(browser: Browser, tmp_path: Path) -> None:
+def test_simulation_page_shows_requests_and_pods(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "run.html"
     complaints = list[str]()
     assert run(["--rate", "8", "--seconds", "30", "--pods", "2", "--html", str(file)]) == 0
@@ -457,7 +459,7 @@ def test_the_page_of_a_simulation_shows_requests_and_pods(browser: Browser, tmp_
     assert complaints == []
 
 
-def test_a_simulation_opens_at_its_busiest_moment_with_means_and_peaks(
+def test_simulation_page_opens_at_its_busiest_time_with_means_and_peaks(
     browser: Browser, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.html"
@@ -502,7 +504,7 @@ def test_a_simulation_opens_at_its_busiest_moment_with_means_and_peaks(
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_the_console_fits_its_window_and_is_accessible(
+def test_console_fits_the_window_and_is_accessible(
     browser: Browser, server: RunningServer, theme: Any, width: int
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=theme)
@@ -520,7 +522,7 @@ def test_the_console_fits_its_window_and_is_accessible(
     console.close()
 
 
-def test_the_console_does_not_grow_with_thousands_of_requests(browser: Browser) -> None:
+def test_console_memory_does_not_grow_with_thousands_of_requests(browser: Browser) -> None:
     """What the page keeps of bars and elements, and the server of requests, stays within its
     limits.
     """

@@ -131,7 +131,7 @@ def live(browser: Browser, server: RunningServer, complaints: list[str]) -> Page
     return page
 
 
-def test_the_page_says_in_one_sentence_which_router_is_better(
+def test_comparison_page_states_in_one_sentence_which_router_is_better(
     browser: Browser, simulated: tuple[Path, str], complaints: list[str]
 ) -> None:
     file, sentence = simulated
@@ -180,7 +180,7 @@ def test_the_page_says_in_one_sentence_which_router_is_better(
     page.close()
 
 
-def test_a_comparison_is_saved_with_notes_and_opens_again(
+def test_comparison_is_saved_with_notes_and_reopened(
     browser: Browser, simulated: tuple[Path, str], tmp_path: Path, complaints: list[str]
 ) -> None:
     page = opened(browser, simulated[0].as_uri(), complaints, "comparison")
@@ -195,7 +195,7 @@ def test_a_comparison_is_saved_with_notes_and_opens_again(
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["all frames", "some frames are lost"])
-def test_a_live_run_is_saved_as_a_page_and_shows_the_same_figures(
+def test_saved_page_of_a_live_run_shows_the_same_figures(
     browser: Browser, server: RunningServer, tmp_path: Path, is_lost: bool, complaints: list[str]
 ) -> None:
     """The page that is saved needs no server, and saves itself again."""
@@ -227,7 +227,7 @@ def test_a_live_run_is_saved_as_a_page_and_shows_the_same_figures(
     assert "script-src 'sha256-" in first.read_text("utf-8")
 
 
-def test_a_recorded_run_is_compared_with_a_simulated_one_and_with_the_live_one(
+def test_recorded_run_is_compared_with_a_simulated_and_a_live_run(
     browser: Browser, server: RunningServer, tmp_path: Path, complaints: list[str]
 ) -> None:
     page = live(browser, server, complaints)
@@ -254,7 +254,7 @@ def test_a_recorded_run_is_compared_with_a_simulated_one_and_with_the_live_one(
     page.close()
 
 
-def test_files_that_cannot_be_compared_are_reported_in_one_line(
+def test_incompatible_files_are_reported_in_one_line(
     browser: Browser,
     server: RunningServer,
     simulated: tuple[Path, str],
@@ -326,7 +326,7 @@ def test_example_pages_of_the_documentation_open(
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_a_comparison_is_accessible(
+def test_comparison_page_is_accessible(
     browser: Browser, simulated: tuple[Path, str], theme: Any, width: int, complaints: list[str]
 ) -> None:
     window: dict[str, Any] = {"viewport": {"width": width, "height": 800}, "color_scheme": theme}

@@ -159,7 +159,7 @@ def test_shown_latencies_equal_the_latencies_of_the_engine(
     page.close()
 
 
-def test_a_live_page_shows_the_first_token_times_that_the_server_explains(browser: Browser) -> None:
+def test_live_page_shows_the_time_to_first_token_that_the_server_reports(browser: Browser) -> None:
     """Drawn latencies and more requests than places: those that wait do so for seconds."""
     flags = (
         "--time-to-first-token=300ms",

@@ -72,7 +72,7 @@ def assert_untouched(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["evil.example", "localhost"])
-def test_a_page_of_another_origin_changes_nothing(
+def test_page_of_another_origin_cannot_change_the_server(
     browser: Browser, server: RunningServer, name: str
 ) -> None:
     """Also not one of another server on this machine, which is another origin of the same site."""
@@ -89,7 +89,7 @@ def test_a_page_of_another_origin_changes_nothing(
     assert_untouched(server)
 
 
-def test_a_rebound_host_name_is_rejected(browser: Browser, server: RunningServer) -> None:
+def test_rebound_host_name_is_rejected(browser: Browser, server: RunningServer) -> None:
     """DNS rebinding: for the browser, page and server are of one origin then."""
     page = browser.new_page()
     home = f"http://evil.example:{server.port}"

@@ -50,7 +50,7 @@ def events(answer: requests.Response) -> Iterator[tuple[str, Any]]:
             yield kind, json.loads(line.removeprefix(b"data: "))
 
 
-def test_a_stream_begins_with_a_picture_and_reports_a_request_with_its_trace(
+def test_stream_starts_with_a_snapshot_and_reports_the_trace_of_a_request(
     server: RunningServer,
 ) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -88,7 +88,7 @@ def test_a_stream_begins_with_a_picture_and_reports_a_request_with_its_trace(
         assert figures["prompt"] == metric(server.port, "vllm:prompt_tokens_total")
 
 
-def test_consoles_above_the_limit_are_rejected_in_one_line(server: RunningServer) -> None:
+def test_consoles_above_the_limit_are_rejected_with_a_one_line_error(server: RunningServer) -> None:
     with ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(look, [server] * 50))
     try:
@@ -111,7 +111,7 @@ def test_consoles_above_the_limit_are_rejected_in_one_line(server: RunningServer
     until(has_room, "places of consoles that have gone stay taken")
 
 
-def test_two_consoles_see_the_changes_of_a_setting_in_the_same_order(
+def test_two_consoles_receive_setting_changes_in_the_same_order(
     server: RunningServer,
 ) -> None:
     def turn(value: str) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def test_two_consoles_see_the_changes_of_a_setting_in_the_same_order(
         assert turn("0")["failure-injection-rate"] == 0
 
 
-def test_a_browser_that_does_not_read_blocks_no_other_client(server: RunningServer) -> None:
+def test_browser_that_does_not_read_blocks_no_other_client(server: RunningServer) -> None:
     with socket.socket() as silent_client:
         silent_client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         silent_client.connect(("127.0.0.1", server.port))
@@ -165,7 +165,7 @@ def test_a_browser_that_does_not_read_blocks_no_other_client(server: RunningServ
             assert any(frame.get("ended") for frame in frames)
 
 
-def test_the_load_generator_sends_the_planned_load_and_stops_on_request(
+def test_load_generator_sends_the_planned_load_and_stops_on_request(
     server: RunningServer,
 ) -> None:
     url = f"{server.url}/admin/console/load"
@@ -198,7 +198,7 @@ def test_the_load_generator_sends_the_planned_load_and_stops_on_request(
     until(is_idle, "requests run on")
 
 
-def test_open_consoles_do_not_delay_a_shutdown() -> None:
+def test_open_consoles_do_not_delay_shutdown() -> None:
     with (
         running_server("--console", "--graceful-timeout", "15s") as server,
         requests.get(f"{server.url}/admin/console/stream", stream=True, timeout=LIMIT_S) as answer,
@@ -209,7 +209,7 @@ def test_open_consoles_do_not_delay_a_shutdown() -> None:
         assert time.monotonic() - begun_s < 10
 
 
-def test_the_console_of_a_rank_lists_all_ranks() -> None:
+def test_console_of_one_rank_lists_all_ranks() -> None:
     env = {"SIM_CONSOLE": "true", "SIM_DATA_PARALLEL_SIZE": "2"}
     with running_gunicorn(env=env, ports=2) as server:
         second = f"http://127.0.0.1:{server.port + 1}"
@@ -221,7 +221,7 @@ def test_the_console_of_a_rank_lists_all_ranks() -> None:
         assert set(figures) == {"0", "1"} and figures["0"]["state"] == "serving"
 
 
-def test_a_console_shows_the_requests_of_a_remote_engine(tmp_path: Path) -> None:
+def test_console_shows_the_requests_of_a_remote_engine(tmp_path: Path) -> None:
     peer = new_peer(tmp_path / "model")
     peer.says("The rain in Spain stays mainly in the plain.", pace_s=0.1)
     with served(peer, console="true") as server:

@@ -51,7 +51,7 @@ def opened(page: Page, server: RunningServer, name: str) -> None:
     wait_for_state(page, "report")
 
 
-def test_the_page_of_lessons_links_to_six_lessons_that_play_on_a_click(
+def test_lessons_page_links_to_six_lessons_that_play_on_click(
     page: Page, server: RunningServer
 ) -> None:
     page.goto(f"{server.url}/console")
@@ -87,7 +87,7 @@ def test_each_lesson_has_a_link_and_two_sentences(
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_the_charts_that_a_lesson_explains_come_first(
+def test_charts_that_a_lesson_explains_come_first(
     page: Page, server: RunningServer, name: str
 ) -> None:
     opened(page, server, name)
@@ -107,7 +107,7 @@ def test_the_charts_that_a_lesson_explains_come_first(
     assert first["y"] + first["height"] <= fold
 
 
-def test_a_lesson_can_be_paused_and_ends_with_its_figures(
+def test_lesson_can_be_paused_and_shows_its_figures_at_the_end(
     page: Page, server: RunningServer
 ) -> None:
     opened(page, server, "long-prompt")
@@ -132,9 +132,7 @@ def test_a_lesson_can_be_paused_and_ends_with_its_figures(
     assert figures == ["1.22 s", "12.9 ms", "1.26 s"]
 
 
-def test_the_tip_names_the_phase_of_a_running_request_while_time_goes_on(
-    page: Page, server: RunningServer
-) -> None:
+def test_tooltip_names_the_phase_of_a_running_request(page: Page, server: RunningServer) -> None:
     opened(page, server, "long-prompt")
     page.evaluate("stop(1500)")
     wait_for_js(page, "views.bars.model.at === 1500", "another moment is shown")
@@ -151,7 +149,7 @@ def test_the_tip_names_the_phase_of_a_running_request_while_time_goes_on(
     wait_for_text(page, "#tip", "no token for 1.22 s: a step with 24,000 prompt tokens")
 
 
-def test_two_engines_have_named_rows(page: Page, server: RunningServer) -> None:
+def test_each_of_two_engines_has_a_named_row(page: Page, server: RunningServer) -> None:
     opened(page, server, "prefill-decode-apart")
     rows = page.evaluate("views.bars.rows.map(row => row.heading || row.id)")
     streams = [f"r{number}" for number in range(9, 0, -1)]
@@ -181,7 +179,7 @@ def test_moving_to_another_time_stops_the_playback(page: Page, server: RunningSe
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_lessons_tables_and_sums_are_accessible(
+def test_lesson_tables_and_sums_are_accessible(
     browser: Browser, server: RunningServer, theme: Any, width: int
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=theme)
@@ -197,7 +195,7 @@ def test_lessons_tables_and_sums_are_accessible(
     page.close()
 
 
-def test_on_a_phone_the_chart_is_above_the_fold_and_no_text_is_cut_off(
+def test_chart_is_above_the_fold_and_no_text_is_cut_off_on_a_phone(
     browser: Browser, server: RunningServer
 ) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
@@ -219,7 +217,7 @@ def test_on_a_phone_the_chart_is_above_the_fold_and_no_text_is_cut_off(
     page.close()
 
 
-def test_the_table_of_requests_is_sorted_and_filtered(page: Page, server: RunningServer) -> None:
+def test_request_table_can_be_sorted_and_filtered(page: Page, server: RunningServer) -> None:
     opened(page, server, "prefix-hit")
     page.select_option("#as", "table")
     heading = page.locator("#request-table th button", has_text="first token")
@@ -240,7 +238,7 @@ def test_the_table_of_requests_is_sorted_and_filtered(page: Page, server: Runnin
     assert page.is_visible("#detail")
 
 
-def test_a_selection_is_summed_and_keys_zoom_and_move(page: Page, server: RunningServer) -> None:
+def test_selection_shows_its_sums_and_keys_zoom_and_pan(page: Page, server: RunningServer) -> None:
     opened(page, server, "long-prompt")
     box = page.locator("#steps-time").bounding_box()
     assert box is not None
@@ -271,7 +269,7 @@ def test_a_selection_is_summed_and_keys_zoom_and_move(page: Page, server: Runnin
     assert page.evaluate("axis.length") == pytest.approx(length)
 
 
-def test_the_table_of_routes_counts_requests_and_downloads_as_csv(
+def test_route_table_counts_requests_and_downloads_as_csv(
     page: Page, server: RunningServer, tmp_path: Path
 ) -> None:
     for _ in range(3):
@@ -287,7 +285,7 @@ def test_the_table_of_routes_counts_requests_and_downloads_as_csv(
     assert {row["failed"] for row in rows} == {"0"}
 
 
-def test_a_comparison_has_the_differences_by_percentile(
+def test_comparison_shows_the_differences_by_percentile(
     page: Page, server: RunningServer, tmp_path: Path
 ) -> None:
     files: list[str] = []

@@ -32,7 +32,7 @@ SHARED = (
 )
 
 
-def test_the_leader_serves_all_ranks_on_one_port() -> None:
+def test_leader_serves_all_ranks_on_one_port() -> None:
     leader = (*SHARED, "--api-server-count", "8", "--data-parallel-start-rank", "0")
     with (
         running_image(*leader) as server,
@@ -45,7 +45,7 @@ def test_the_leader_serves_all_ranks_on_one_port() -> None:
         assert set(re.findall(r'engine="(\d)"', page)) == set("0123")
 
 
-def test_hybrid_nodes_serve_their_ranks() -> None:
+def test_hybrid_node_serves_only_its_own_ranks() -> None:
     node = (*SHARED, "--data-parallel-start-rank", "2", "--data-parallel-hybrid-lb")
     with (
         running_image(*node) as server,
@@ -61,7 +61,7 @@ def test_hybrid_nodes_serve_their_ranks() -> None:
         assert finished == [("2", "1.0"), ("3", "1.0")]
 
 
-def test_a_worker_has_no_port_and_ends_at_sigterm() -> None:
+def test_worker_node_opens_no_port_and_exits_on_sigterm() -> None:
     words = (*SHARED, "--port", "8000", "--data-parallel-start-rank", "2", "--headless")
     command = [sys.executable, "-m", "app.entrypoint", *words]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as worker:

@@ -39,26 +39,26 @@ def numbers(client: Client, family: str) -> list[float]:
     return [float(text) for text in re.findall(rf"^{family}\{{engine=.*\}} (\S+)$", page, re.M)]
 
 
-def test_an_idle_rank_gets_what_a_full_one_would_hold() -> None:
+def test_idle_rank_accepts_requests_while_another_rank_is_full() -> None:
     flags = ("--max-num-seqs=1", "--max-waiting-queue-length=0")
     with served(*TWO_RANKS, *flags) as client, streams(client, 1, None):
         assert numbers(client, "vllm:num_requests_running") == [1.0, 1.0]
         assert client.post("/v1/completions", BODY).status_code == 429
 
 
-def test_requests_in_flight_decide() -> None:
+def test_new_requests_go_to_the_rank_with_fewer_running_requests() -> None:
     """Three on rank 0 balance three on rank 1, wherever the scan starts."""
     with served(*TWO_RANKS) as client, streams(client, 0, 0, 0, None, None, None):
         assert numbers(client, "vllm:num_requests_running") == [3.0, 3.0]
 
 
-def test_the_limit_of_queued_requests_holds_for_all_ranks_together() -> None:
+def test_max_num_queued_reqs_applies_to_all_ranks_together() -> None:
     with served(*TWO_RANKS, "--max-num-queued-reqs=2") as client, streams(client, None, None):
         assert client.post("/v1/completions", BODY).status_code == 503
         rejections = client.metric("vllm:admission_rejections_total", reason="max_num_queued_reqs")
         assert rejections == 1
 
 
-def test_requests_of_all_ranks_end_with_the_server() -> None:
+def test_requests_of_all_ranks_end_at_shutdown() -> None:
     with served(*TWO_RANKS, "--shutdown-mode=vllm") as client, streams(client, 0, 1):
         assert client.server.stop() == 0

@@ -68,12 +68,12 @@ def complete(client: openai.OpenAI, rank: object = None, **fields: Any) -> Any:
     return client.completions.create(model="tiny", prompt="Hello", extra_headers=headers, **options)
 
 
-def test_the_server_listens_at_one_port(server: RunningServer) -> None:
+def test_server_listens_on_one_port(server: RunningServer) -> None:
     """The arbiter holds the listeners of all workers."""
     assert listening_ports(server.process.pid) == {server.port}
 
 
-def test_requests_in_turn_go_to_the_ranks_in_turn(
+def test_sequential_requests_go_to_the_ranks_in_rotation(
     server: RunningServer, client: openai.OpenAI
 ) -> None:
     finished_before = finished(server)
@@ -82,7 +82,7 @@ def test_requests_in_turn_go_to_the_ranks_in_turn(
     assert finished(server) - finished_before == Counter({rank: 2 for rank in range(RANKS)})
 
 
-def test_requests_at_once_go_to_all_ranks(server: RunningServer, client: openai.OpenAI) -> None:
+def test_concurrent_requests_go_to_all_ranks(server: RunningServer, client: openai.OpenAI) -> None:
     finished_before = finished(server)
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(lambda _: complete(client), range(12)))
@@ -91,7 +91,7 @@ def test_requests_at_once_go_to_all_ranks(server: RunningServer, client: openai.
 
 
 @pytest.mark.parametrize("timing", ["--time-to-first-token=20ms", "--profile=qwen3-14b-h100"])
-def test_streams_of_all_ranks_go_on_side_by_side(timing: str) -> None:
+def test_ranks_stream_concurrently(timing: str) -> None:
     """Every engine has an alarm of its own."""
     words = ("serve", "tiny", "--data-parallel-size=4", timing, "--inter-token-latency=5ms")
     with (
@@ -106,7 +106,7 @@ def test_streams_of_all_ranks_go_on_side_by_side(timing: str) -> None:
 
 @pytest.mark.parametrize("rank", range(RANKS))
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_data_parallel_rank_header_selects_the_rank_of_a_request(
+def test_data_parallel_rank_header_selects_the_rank(
     server: RunningServer, client: openai.OpenAI, rank: int, stream: bool
 ) -> None:
     finished_before = finished(server)
@@ -118,7 +118,7 @@ def test_the_data_parallel_rank_header_selects_the_rank_of_a_request(
 
 
 @pytest.mark.parametrize("rank", [RANKS, -1, 10**30])
-def test_a_rank_out_of_range_is_rejected(client: openai.OpenAI, rank: int) -> None:
+def test_rank_out_of_range_is_rejected(client: openai.OpenAI, rank: int) -> None:
     message = f"data_parallel_rank {rank} is out of range [0, {RANKS})."
     with pytest.raises(openai.BadRequestError) as caught:
         complete(client, rank)
@@ -132,11 +132,11 @@ def test_a_rank_out_of_range_is_rejected(client: openai.OpenAI, rank: int) -> No
         list(complete(client, rank, stream=True))
 
 
-def test_a_header_without_a_number_is_ignored(client: openai.OpenAI) -> None:
+def test_rank_header_without_a_number_is_ignored(client: openai.OpenAI) -> None:
     assert complete(client, "first").usage.completion_tokens == 2
 
 
-def test_metrics_have_the_series_of_all_ranks_on_one_page(server: RunningServer) -> None:
+def test_metrics_page_has_the_series_of_all_ranks(server: RunningServer) -> None:
     page = metrics(server)
     types = re.findall(r"^# TYPE (\S+)", page, re.M)
     assert max(Counter(types).values()) == 1
@@ -152,7 +152,7 @@ def test_metrics_have_the_series_of_all_ranks_on_one_page(server: RunningServer)
     assert max(Counter(lines).values()) == 1
 
 
-def test_the_fingerprint_has_the_number_of_ranks(client: openai.OpenAI) -> None:
+def test_system_fingerprint_contains_the_number_of_ranks(client: openai.OpenAI) -> None:
     assert f"-dp{RANKS}-" in complete(client).system_fingerprint
 
 
@@ -188,7 +188,7 @@ def hit_tokens(server: RunningServer) -> Counter[int]:
     return Counter({int(rank): int(float(tokens)) for rank, tokens in hits})
 
 
-def test_a_prompt_is_cached_on_its_rank_only(server: RunningServer, client: openai.OpenAI) -> None:
+def test_prompt_is_cached_only_on_its_rank(server: RunningServer, client: openai.OpenAI) -> None:
     prompt = [7] * 64
     hits_before = hit_tokens(server)
     for rank in (0, 0, 1, 1, 2):
@@ -217,9 +217,7 @@ def test_sleep_and_wake_up_act_on_all_ranks(server: RunningServer) -> None:
     assert sleep_states(server) == ["awake"] * RANKS
 
 
-def test_a_pause_holds_all_ranks_until_the_resume(
-    server: RunningServer, client: openai.OpenAI
-) -> None:
+def test_pause_stops_all_ranks_until_resume(server: RunningServer, client: openai.OpenAI) -> None:
     assert post(server, "/pause?mode=keep").status_code == 200
     with ThreadPoolExecutor(RANKS) as pool:
         answers = [pool.submit(complete, client, rank) for rank in range(RANKS)]
@@ -231,7 +229,7 @@ def test_a_pause_holds_all_ranks_until_the_resume(
         assert [answer.result().usage.completion_tokens for answer in answers] == [2] * RANKS
 
 
-def test_control_routes_answer_as_with_one_rank(server: RunningServer) -> None:
+def test_control_routes_respond_as_with_a_single_rank(server: RunningServer) -> None:
     assert post(server, "/reset_prefix_cache").status_code == 200
     scaled = post(server, "/scale_elastic_ep", json={"new_data_parallel_size": RANKS})
     assert scaled.json() == {"message": f"Scaled to {RANKS} data parallel engines"}

@@ -65,20 +65,20 @@ def rank_servers(server: RunningServer) -> list[RunningServer]:
     ]
 
 
-def test_each_local_rank_and_the_supervisor_have_a_port(ranks: tuple[RunningServer, str]) -> None:
+def test_each_local_rank_and_the_supervisor_has_a_port(ranks: tuple[RunningServer, str]) -> None:
     server, supervisor = ranks
     workers = psutil.Process(server.process.pid).children()
     ports = set().union(*(listening_ports(worker.pid) for worker in workers))
     assert ports == {server.port, server.port + 1, int(supervisor.rpartition(":")[2])}
 
 
-def test_ranks_count_globally_in_metrics(ranks: tuple[RunningServer, str]) -> None:
+def test_metrics_use_global_rank_numbers(ranks: tuple[RunningServer, str]) -> None:
     for position, server in enumerate(rank_servers(ranks[0])):
         page = requests.get(f"{server.url}/metrics", timeout=20).text
         assert set(re.findall(r'engine="(\d+)"', page)) == {str(FIRST_RANK + position)}
 
 
-def test_the_header_counts_from_0_on_every_port(ranks: tuple[RunningServer, str]) -> None:
+def test_rank_header_counts_from_0_on_every_port(ranks: tuple[RunningServer, str]) -> None:
     for server in rank_servers(ranks[0]):
         with openai_client(server, strict=False) as client:
 
@@ -97,7 +97,7 @@ def test_the_header_counts_from_0_on_every_port(ranks: tuple[RunningServer, str]
                     complete(rank)
 
 
-def test_the_supervisor_answers_its_paths_only(ranks: tuple[RunningServer, str]) -> None:
+def test_supervisor_serves_only_its_documented_paths(ranks: tuple[RunningServer, str]) -> None:
     _, supervisor = ranks
     assert [status_of(supervisor, path) for path in PATHS] == [200, 200, 200]
     other = requests.get(f"{supervisor}/metrics", timeout=20)
@@ -105,7 +105,7 @@ def test_the_supervisor_answers_its_paths_only(ranks: tuple[RunningServer, str])
     assert requests.post(f"{supervisor}/health", timeout=20).status_code == 405
 
 
-def test_a_rank_that_does_not_answer_ends_the_server() -> None:
+def test_unresponsive_rank_ends_the_server() -> None:
     flags = ("--dp-supervisor-probe-timeout-s=0.1", "--dp-supervisor-probe-failure-threshold=2")
     with supervised(*flags) as (server, supervisor):
         [stopped] = [
@@ -121,7 +121,7 @@ def test_a_rank_that_does_not_answer_ends_the_server() -> None:
         assert f"not healthy: 127.0.0.1:{server.port + 1}" in server.log()
 
 
-def test_the_supervisor_is_not_ready_while_the_server_ends() -> None:
+def test_supervisor_is_not_ready_during_shutdown() -> None:
     flags = ("--shutdown-timeout=20", "--inter-token-latency=20ms")
     with supervised(*flags) as (server, supervisor):
         with openai_client(server, strict=False) as client:
@@ -140,7 +140,7 @@ def test_the_supervisor_is_not_ready_while_the_server_ends() -> None:
         assert status_of(supervisor) is None
 
 
-def test_a_supervisor_port_in_use_is_logged_and_tried_again() -> None:
+def test_occupied_supervisor_port_is_logged_and_retried() -> None:
     taken = free_port()
     words = ("serve", "tiny", "-dpm", "--data-parallel-size=2", "--data-parallel-size-local=2")
     options = (

@@ -52,7 +52,7 @@ def run(script: str, file: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
-def test_other_greenlets_run_while_a_lookup_waits_for_the_file(file: Path) -> None:
+def test_other_greenlets_run_while_a_lookup_waits_for_a_locked_file(file: Path) -> None:
     """If the lookup held the event loop, the file would stay locked, and nothing would come back."""
     run(
         """
@@ -72,7 +72,7 @@ def test_other_greenlets_run_while_a_lookup_waits_for_the_file(file: Path) -> No
     )
 
 
-def test_greenlets_look_up_at_once_and_a_fork_is_outlived(file: Path) -> None:
+def test_concurrent_lookups_return_the_correct_rows_and_survive_a_fork(file: Path) -> None:
     run(
         """
         def look_up(dataset, number, turns):

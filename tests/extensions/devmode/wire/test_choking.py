@@ -62,7 +62,9 @@ def check_answers(futures: list[Future[Any]]) -> None:
 
 
 @pytest.mark.parametrize("choke", [{"paused": True}, {"kv_blocks": 0}])
-def test_nothing_starts_until_the_engine_is_let_go(client: Client, choke: dict[str, Any]) -> None:
+def test_no_request_starts_while_the_engine_is_throttled_to_zero(
+    client: Client, choke: dict[str, Any]
+) -> None:
     with ThreadPoolExecutor(6) as pool:
         with choked(client, **choke):
             futures = [pool.submit(client.complete) for _ in range(6)]
@@ -77,7 +79,7 @@ def test_nothing_starts_until_the_engine_is_let_go(client: Client, choke: dict[s
     assert client.get(CHOKE).json()["choked"] is False
 
 
-def test_fewer_places_serve_one_after_another(client: Client) -> None:
+def test_throttled_slots_serve_requests_one_after_another(client: Client) -> None:
     with ThreadPoolExecutor(6) as pool, choked(client, places=1):
         futures = [pool.submit(client.complete, max_tokens=50) for _ in range(6)]
         most_running = 0.0
@@ -87,13 +89,13 @@ def test_fewer_places_serve_one_after_another(client: Client) -> None:
     assert 1 <= most_running <= engine_count(client)
 
 
-def test_a_choke_ends_by_itself(client: Client) -> None:
+def test_throttling_ends_after_its_duration(client: Client) -> None:
     with choked(client, paused=True, seconds=0.2):
         assert client.complete()["choices"]
         assert client.get(CHOKE).json()["choked"] is False
 
 
-def test_a_choke_leaves_the_pause_of_an_operator(client: Client) -> None:
+def test_end_of_throttling_keeps_the_pause_of_an_operator(client: Client) -> None:
     client.post("/pause?mode=keep")
     with choked(client, paused=True):
         pass
@@ -115,7 +117,7 @@ def test_a_choke_leaves_the_pause_of_an_operator(client: Client) -> None:
         ({"paused": True, "seconds": 0}, "seconds"),
     ],
 )
-def test_an_invalid_choke_changes_nothing(client: Client, body: Any, reason: str) -> None:
+def test_invalid_throttling_request_changes_nothing(client: Client, body: Any, reason: str) -> None:
     with choked(client, places=1):
         answer = client.post(CHOKE, body)
         assert answer.status_code == 400 and reason in answer.json()["error"]["message"]

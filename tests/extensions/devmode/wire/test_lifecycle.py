@@ -27,7 +27,7 @@ def pace(client: Client, itl: str) -> None:
     client.post("/admin/config", {"inter-token-latency": itl})
 
 
-def test_at_level_0_requests_wait(client: Client) -> None:
+def test_requests_wait_during_sleep_level_0(client: Client) -> None:
     client.post("/sleep?level=0")
     assert client.get("/is_sleeping").json() == {"is_sleeping": True}
     with ThreadPoolExecutor(1) as pool:
@@ -38,7 +38,7 @@ def test_at_level_0_requests_wait(client: Client) -> None:
     assert client.get("/is_paused").json() == {"is_paused": False}
 
 
-def test_a_pause_aborts_what_runs_and_keeps_what_comes_waiting(client: Client) -> None:
+def test_pause_aborts_running_requests_and_holds_new_ones(client: Client) -> None:
     with Wire(client.server.port) as running, ThreadPoolExecutor(1) as pool:
         pace(client, "1s")
         events = running.post(ask(max_tokens=1000, stream=True)).events()
@@ -53,7 +53,7 @@ def test_a_pause_aborts_what_runs_and_keeps_what_comes_waiting(client: Client) -
     assert (client.metric(RUNNING), client.metric(WAITING)) == (0, 0)
 
 
-def test_a_pause_may_wait_for_what_runs(client: Client) -> None:
+def test_pause_in_wait_mode_lets_running_requests_finish(client: Client) -> None:
     pace(client, "50ms")
     with Wire(client.server.port) as running:
         events = running.post(ask(max_tokens=5, stream=True)).events()
@@ -65,7 +65,7 @@ def test_a_pause_may_wait_for_what_runs(client: Client) -> None:
     pace(client, "0s")
 
 
-def test_a_sleep_that_waits_is_not_put_off_by_those_who_come_meanwhile() -> None:
+def test_new_requests_do_not_delay_a_waiting_sleep() -> None:
     with (
         served(
             "--server-dev-mode", "--max-num-seqs", "1", "--inter-token-latency", "20ms"
@@ -85,7 +85,7 @@ def test_a_sleep_that_waits_is_not_put_off_by_those_who_come_meanwhile() -> None
         )
 
 
-def test_a_sleep_request_is_dropped_when_its_caller_leaves(client: Client) -> None:
+def test_waiting_sleep_request_is_cancelled_when_its_client_disconnects(client: Client) -> None:
     pace(client, "50ms")
     with Wire(client.server.port) as running, Wire(client.server.port) as operator:
         events = running.post(ask(max_tokens=4000, stream=True)).events()
@@ -102,7 +102,7 @@ def test_a_sleep_request_is_dropped_when_its_caller_leaves(client: Client) -> No
 
 @pytest.mark.parametrize("ids", [["cmpl-mine-0"], None])
 @pytest.mark.parametrize("path", ["/abort_requests", "/inference/v1/abort_requests"])
-def test_an_aborted_request_ends_with_abort(
+def test_aborted_request_ends_with_finish_reason_abort(
     client: Client, path: str, ids: list[str] | None
 ) -> None:
     """The engine knows a prompt of a text completion by its number, too."""
@@ -123,7 +123,7 @@ def test_an_aborted_request_ends_with_abort(
     assert client.metric("understudy_aborted_requests_total") >= 1
 
 
-def test_a_draining_server_finishes_what_it_has_and_takes_no_more() -> None:
+def test_draining_server_finishes_running_requests_and_rejects_new_ones() -> None:
     with (
         served("--inter-token-latency", "50ms") as client,
         Wire(client.server.port) as staying,
@@ -146,7 +146,7 @@ def test_a_draining_server_finishes_what_it_has_and_takes_no_more() -> None:
         assert len(list(events)) == 9
 
 
-def test_a_stream_goes_on_with_the_new_pace(client: Client) -> None:
+def test_running_stream_uses_a_changed_latency(client: Client) -> None:
     client.post("/admin/config", {"inter-token-latency": "1h"})
     with Wire(client.server.port) as wire:
         events = wire.post(ask(max_tokens=3, stream=True)).events()
@@ -155,7 +155,7 @@ def test_a_stream_goes_on_with_the_new_pace(client: Client) -> None:
     client.complete()
 
 
-def test_a_change_for_all_ranks_reaches_them_all_or_none() -> None:
+def test_setting_change_for_all_ranks_is_applied_to_all_or_none() -> None:
     with served("--data-parallel-size", "3") as client:
 
         def itl(rank: int) -> str:
@@ -180,7 +180,7 @@ def test_a_change_for_all_ranks_reaches_them_all_or_none() -> None:
         assert client.session.get(last, timeout=20).status_code == 503
 
 
-def test_plain_requests_are_rejected_during_a_pause_where_vllm_rejects_them() -> None:
+def test_fast_path_requests_are_rejected_during_a_pause_as_in_vllm() -> None:
     with served("--vllm-version", "0.33", "--server-dev-mode") as client:
         client.post("/pause")
         for path, body in (

@@ -51,9 +51,7 @@ def chat(client: openai.OpenAI, fault: str, **fields: Any) -> Any:
     )
 
 
-def test_the_openai_sdk_waits_as_long_as_it_is_told(
-    faulty: RunningServer, sdk: openai.OpenAI
-) -> None:
+def test_openai_sdk_honors_retry_after(faulty: RunningServer, sdk: openai.OpenAI) -> None:
     reply = chat(sdk, "error; status=429; retry_after=1; times=2")
     assert reply.usage.completion_tokens == TOKENS
     seen = conduct(faulty)
@@ -61,14 +59,12 @@ def test_the_openai_sdk_waits_as_long_as_it_is_told(
     assert seen["findings"] == [] and verdict(faulty, over=True)["clean"] is True
 
 
-def test_the_openai_sdk_tries_a_broken_connection_again(
-    faulty: RunningServer, sdk: openai.OpenAI
-) -> None:
+def test_openai_sdk_retries_a_broken_connection(faulty: RunningServer, sdk: openai.OpenAI) -> None:
     assert chat(sdk, "disconnect; times=1").choices
     assert conduct(faulty)["faults"] == {"disconnect": 1} and kinds(faulty, over=True) == set()
 
 
-def test_the_openai_sdk_raises_what_a_program_has_to_handle(
+def test_openai_sdk_raises_an_exception_for_each_fault(
     faulty: RunningServer, sdk: openai.OpenAI
 ) -> None:
     hasty = sdk.with_options(max_retries=0)
@@ -85,7 +81,7 @@ def test_the_openai_sdk_raises_what_a_program_has_to_handle(
         chat(hasty.with_options(timeout=0.3), "slow-first-token; seconds=3600")
 
 
-def test_a_stream_that_lost_its_end_looks_whole_to_the_openai_sdk(
+def test_openai_sdk_does_not_notice_a_truncated_stream(
     faulty: RunningServer, sdk: openai.OpenAI
 ) -> None:
     """Which is what the finding is for; the finish reason is all that a program could look at."""
@@ -96,7 +92,7 @@ def test_a_stream_that_lost_its_end_looks_whole_to_the_openai_sdk(
     assert kinds(faulty, over=True) == {"truncated_stream_not_retried"}
 
 
-def test_each_client_is_judged_by_itself_and_its_key_is_not_shown(faulty: RunningServer) -> None:
+def test_each_client_is_audited_separately_and_its_key_is_hidden(faulty: RunningServer) -> None:
     for key, times in (("good", 1), ("bad", 3)):
         for _ in range(times):
             ask(
@@ -120,7 +116,7 @@ def test_each_client_is_judged_by_itself_and_its_key_is_not_shown(faulty: Runnin
     assert not any(key in name for name in clients for key in ("good", "bad", "other"))
 
 
-def test_clients_that_leave_are_counted_as_disconnects(faulty: RunningServer) -> None:
+def test_client_disconnects_are_counted(faulty: RunningServer) -> None:
     for stream in (True, False):
         with Asker(faulty.port) as asker:
             asker.send(CHAT, question(CHAT, stream), X_Fault="slow-first-token; seconds=3600")
@@ -130,7 +126,7 @@ def test_clients_that_leave_are_counted_as_disconnects(faulty: RunningServer) ->
     assert kinds(faulty, over=True) == set()
 
 
-def test_a_client_that_ignores_the_limit_of_its_key_is_found(faulty: RunningServer) -> None:
+def test_client_that_ignores_its_rate_limit_is_reported(faulty: RunningServer) -> None:
     config = f"{faulty.url}/admin/config"
 
     def is_found() -> bool:

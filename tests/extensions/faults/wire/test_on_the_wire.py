@@ -34,7 +34,7 @@ def is_json(chunk: str) -> bool:
 @every_path
 @every_version
 @pytest.mark.parametrize("after", [1, 4])
-def test_a_stream_breaks_off_after_exactly_so_many_chunks(
+def test_stream_breaks_off_after_the_configured_number_of_chunks(
     faulty: RunningServer, path: str, version: str, after: int
 ) -> None:
     if version == "1.0":  # where nothing but a reset tells a break from the end
@@ -49,7 +49,7 @@ def test_a_stream_breaks_off_after_exactly_so_many_chunks(
 
 @every_path
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_connection_ends_before_the_status_line_or_in_the_middle(
+def test_connection_closes_before_the_status_line_or_within_the_response(
     faulty: RunningServer, path: str, stream: bool
 ) -> None:
     assert ask(faulty.port, path, stream, "disconnect") is None
@@ -61,7 +61,7 @@ def test_the_connection_ends_before_the_status_line_or_in_the_middle(
 
 @every_path
 @every_version
-def test_a_stream_ends_early_as_if_that_were_all(
+def test_missing_done_fault_ends_a_stream_early_without_an_error(
     faulty: RunningServer, path: str, version: str
 ) -> None:
     usual = got(faulty.port, path, True, "disconnect; after=100", version=version)
@@ -84,7 +84,7 @@ def test_a_stream_ends_early_as_if_that_were_all(
 
 @every_path
 @pytest.mark.parametrize("action", ["truncated-json", "truncate"])
-def test_a_whole_answer_is_cut_and_its_length_fits(
+def test_truncated_response_has_a_matching_content_length(
     faulty: RunningServer, path: str, action: str
 ) -> None:
     answer = got(faulty.port, path, False, action)
@@ -95,7 +95,7 @@ def test_a_whole_answer_is_cut_and_its_length_fits(
 
 
 @every_path
-def test_one_chunk_is_no_json_and_the_others_are_in_order(faulty: RunningServer, path: str) -> None:
+def test_malformed_chunk_fault_corrupts_exactly_one_chunk(faulty: RunningServer, path: str) -> None:
     answer = got(faulty.port, path, True, "malformed-chunk; chunk=3")
     assert answer.whole and answer.chunks[-1] == DONE
     broken = [number for number, chunk in enumerate(answer.chunks[:-1], 1) if not is_json(chunk)]
@@ -104,7 +104,7 @@ def test_one_chunk_is_no_json_and_the_others_are_in_order(faulty: RunningServer,
 
 @every_path
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_is_empty_or_the_error_that_is_asked_for(
+def test_empty_and_error_faults_return_an_empty_or_error_response(
     faulty: RunningServer, path: str, stream: bool
 ) -> None:
     answer = got(faulty.port, path, stream, "empty")
@@ -125,7 +125,7 @@ def test_an_answer_is_empty_or_the_error_that_is_asked_for(
     assert got(faulty.port, path, stream, "explode").status == 400
 
 
-def test_settings_strike_whom_they_name(faulty: RunningServer) -> None:
+def test_fault_settings_apply_only_to_matching_requests(faulty: RunningServer) -> None:
     def change(**settings: Any) -> None:
         requests.post(f"{faulty.url}/admin/config", json=settings, timeout=20).raise_for_status()
 
@@ -149,7 +149,7 @@ def test_settings_strike_whom_they_name(faulty: RunningServer) -> None:
         change(**{"fault-rules": None, "failure-injection-rate": 0, "failure-types": []})
 
 
-def test_errors_on_purpose_come_after_decoding_and_before_the_model_check(
+def test_injected_errors_come_after_decoding_and_before_the_model_check(
     faulty: RunningServer,
 ) -> None:
     with Asker(faulty.port) as asker:
@@ -169,7 +169,9 @@ def test_errors_on_purpose_come_after_decoding_and_before_the_model_check(
             assert answer and answer.status == 200, "only requests for generation go wrong"
 
 
-def test_the_connection_serves_the_next_request_unless_it_was_broken(faulty: RunningServer) -> None:
+def test_connection_serves_the_next_request_unless_the_fault_broke_it(
+    faulty: RunningServer,
+) -> None:
     faults = ("truncate; after=2", "truncated-json", "empty", "missing-done", "error; status=503")
     with Asker(faulty.port) as asker:
         for fault in faults:
@@ -183,7 +185,9 @@ def test_the_connection_serves_the_next_request_unless_it_was_broken(faulty: Run
             assert asker.is_closed()
 
 
-def test_a_quota_is_told_in_headers_and_refuses_what_is_too_much(faulty: RunningServer) -> None:
+def test_rate_limit_fault_sends_quota_headers_and_rejects_excess_requests(
+    faulty: RunningServer,
+) -> None:
     fault = "rate-limit; rate=0.5; burst=2; name=quota"
     with Asker(faulty.port) as asker:
         answers = [
@@ -202,7 +206,7 @@ def test_a_quota_is_told_in_headers_and_refuses_what_is_too_much(faulty: Running
 @pytest.mark.parametrize(
     ("fault", "seen"), [("slow-first-token; seconds=3600", 0), ("stall; seconds=3600; after=3", 3)]
 )
-def test_a_stalled_request_delays_no_other_and_frees_its_place_when_its_client_leaves(
+def test_stalled_request_delays_no_other_and_frees_its_slot_on_disconnect(
     faulty: RunningServer, fault: str, seen: int
 ) -> None:
     with Asker(faulty.port) as asker:
@@ -244,7 +248,7 @@ def of_family(server: RunningServer, path: str, stream: bool, fault: str) -> Got
         return answer
 
 
-def test_messages_keep_their_form(faulty: RunningServer) -> None:
+def test_faulted_messages_keep_the_anthropic_format(faulty: RunningServer) -> None:
     usual = of_family(faulty, MESSAGES, True, "missing-done; nth=9")
     answer = of_family(faulty, MESSAGES, True, "missing-done")
     assert usual.chunks[-1].startswith(STOP)
@@ -260,7 +264,9 @@ def test_messages_keep_their_form(faulty: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("path", [MESSAGES, GENERATE, BATCH])
-def test_other_families_break_off_end_early_and_are_cut(faulty: RunningServer, path: str) -> None:
+def test_faults_apply_to_messages_generate_and_batch_routes(
+    faulty: RunningServer, path: str
+) -> None:
     if path != BATCH:
         broken = of_family(faulty, path, True, "disconnect; after=2")
         assert not broken.whole and len(broken.chunks) == 2
@@ -293,7 +299,7 @@ REQUESTS = 400
 CLIENT = "address:127.0.0.1"
 
 
-def test_places_and_connections_come_back_after_hundreds_of_faults() -> None:
+def test_slots_and_connections_are_freed_after_hundreds_of_faults() -> None:
     """Four places, so that one that is lost is soon missed."""
     with stressed_server("--max-num-seqs", "4", "--inter-token-latency", "1ms") as server:
         draw = random.Random(3)
@@ -326,7 +332,7 @@ def open_files(process: int) -> int:
     return len(os.listdir(f"/proc/{process}/fd"))
 
 
-def test_a_client_that_leaves_a_faulty_stream_frees_its_place() -> None:
+def test_client_disconnect_from_a_faulty_stream_frees_its_slot() -> None:
     rules = [{"action": "malformed-chunk", "chunk": 2}]
     slow = ("--inter-token-latency", "50ms", "--fault-rules", json.dumps(rules))
     with stressed_server("--max-num-seqs", "2", *slow) as server:
@@ -347,7 +353,7 @@ def test_a_client_that_leaves_a_faulty_stream_frees_its_place() -> None:
         assert get(server.port, "/admin/verdict").json()["clean"] is True
 
 
-def test_connections_of_tls_break_off_too() -> None:
+def test_disconnect_fault_closes_a_tls_connection() -> None:
     with running_server("--self-signed-certs") as server:
         with Asker(server.port, tls=True) as asker:
             asker.send(CHAT, question(CHAT, True), X_Fault="disconnect; after=3")

@@ -26,7 +26,7 @@ def is_accepted(kind: str, source: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["regex", "lark", "gbnf"])
-def test_sources_are_accepted_as_by_the_backends(kind: str) -> None:
+def test_grammars_and_patterns_are_accepted_as_by_the_real_backends(kind: str) -> None:
     differences = []
     for case in CASES:
         if case["kind"] == kind and is_accepted(kind, case["source"]) is not case["accepted"]:

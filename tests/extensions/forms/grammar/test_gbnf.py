@@ -32,12 +32,12 @@ ws ::= | " " | "\n" [ \t]{0,20}
 """As llama.cpp ships it, but for numbers with exponents."""
 
 
-def test_json_grammar_derives_valid_json() -> None:
+def test_json_grammar_generates_valid_json() -> None:
     values = [json.loads(derived) for derived in texts(grammar(JSON), seeds=60)]
     assert {} in values and any(len(derived) > 1 for derived in values)
 
 
-def test_rules_derive_expected_sentences() -> None:
+def test_grammar_generates_exactly_the_sentences_of_its_rules() -> None:
     query = grammar(
         'root ::= "SELECT " column " FROM " table\ncolumn ::= "a" | "b"\ntable ::= "t1" | "t2"'
     )
@@ -59,7 +59,7 @@ def test_rules_derive_expected_sentences() -> None:
         ("other-rule.1\nother-rule.1 ::= [0-9]", "[0-9]"),
     ],
 )
-def test_operators_have_regular_expression_meaning(body: str, pattern: str) -> None:
+def test_operators_have_the_meaning_of_regular_expressions(body: str, pattern: str) -> None:
     for derived in texts(grammar(f"root ::= {body}")):
         assert re.fullmatch(pattern, derived, re.DOTALL), derived
 
@@ -72,7 +72,7 @@ def test_recursive_rules_terminate() -> None:
     assert text(grammar("root ::= (root)*"), 50) == ""
 
 
-def test_text_length_follows_requested_size() -> None:
+def test_text_length_follows_the_requested_size() -> None:
     nested = grammar('root ::= "(" root ")" | "x"')
     assert text(nested, 0) == "x"
     assert max(len(text(nested, 80, seed)) for seed in range(40)) > 8
@@ -98,12 +98,12 @@ def test_text_length_follows_requested_size() -> None:
         ('root ::= ("a"{9000}){9000}', "too long"), ('root ::= "' + "a" * 60_000 + '"', "too long"),
     ],
 )  # fmt: skip
-def test_invalid_grammar_is_rejected_with_position(source: str, flaw: str) -> None:
+def test_invalid_grammar_is_rejected_with_its_position(source: str, flaw: str) -> None:
     with pytest.raises(SchemaError, match=re.escape(flaw)):
         grammar(source)
 
 
-def test_multiplying_rules_are_cheap() -> None:
+def test_exponentially_growing_rules_are_processed_quickly() -> None:
     doubled = "\n".join(f"r{k + 1} ::= r{k} r{k}" for k in range(12))
     assert text(grammar(f'{doubled}\nr0 ::= "x"\nroot ::= r12')) == "x" * 2**12
     many = "\n".join(f"r{k + 1} ::= r{k} r{k}" for k in range(2000))
@@ -114,6 +114,6 @@ def test_multiplying_rules_are_cheap() -> None:
 
 @given(st.text(alphabet='ab"[]()|*+?{}:=, \\\n#.-^0', max_size=40))
 @settings(max_examples=25, deadline=None)
-def test_arbitrary_text_compiles_or_is_rejected(body: str) -> None:
+def test_arbitrary_text_is_compiled_or_rejected(body: str) -> None:
     with suppress(SchemaError):
         assert isinstance(text(grammar(f"root ::= {body}"), 20), str)

@@ -28,7 +28,7 @@ string : ESCAPED_STRING
 """
 
 
-def test_json_grammar_derives_almost_valid_json() -> None:
+def test_json_grammar_generates_almost_valid_json() -> None:
     for derived in texts(grammar(JSON), seeds=60):
         json.loads(re.sub(r"\b0+(?=\d)", "", derived))
 
@@ -47,12 +47,12 @@ def test_json_grammar_derives_almost_valid_json() -> None:
         ('start:\n    "a"\n    "b"\nNAME: "c"', "ab"),
     ],
 )
-def test_operators_have_lark_meaning(source: str, pattern: str) -> None:
+def test_operators_have_the_meaning_defined_by_lark(source: str, pattern: str) -> None:
     for derived in texts(grammar(source)):
         assert re.fullmatch(pattern, derived, re.DOTALL), derived
 
 
-def test_common_terminals_are_supported() -> None:
+def test_common_terminals_can_be_imported() -> None:
     for name in COMMON_TERMINALS:
         read = grammar(f"start: THIS\n%import common.{name} -> THIS")
         assert all(
@@ -79,7 +79,7 @@ def test_invalid_grammar_is_rejected(source: str, flaw: str) -> None:
         grammar(source)
 
 
-def test_multiplying_terminals_are_cheap() -> None:
+def test_exponentially_growing_terminals_are_processed_quickly() -> None:
     doubled = "\n".join(f"T{k}: T{k + 1} T{k + 1}" for k in range(400))
     with pytest.raises(SchemaError, match="too long"):
         grammar(f'start: T0\n{doubled}\nT400: "x"')
@@ -87,6 +87,6 @@ def test_multiplying_terminals_are_cheap() -> None:
 
 @given(st.text(alphabet='abAB"[]()|*+?~:/. \\\n#%->19', max_size=40))
 @settings(max_examples=25, deadline=None)
-def test_arbitrary_text_compiles_or_is_rejected(body: str) -> None:
+def test_arbitrary_text_is_compiled_or_rejected(body: str) -> None:
     with suppress(SchemaError):
         assert isinstance(text(grammar(f"start: {body}"), 20), str)

@@ -32,7 +32,7 @@ TOKENS = {
 TAG = {"begin": "<t>", "content": {"type": "json_schema", "json_schema": WEATHER}, "end": "</t>"}
 
 
-def test_legacy_form_writes_schema_values_inside_tags() -> None:
+def test_legacy_structural_tag_generates_schema_values_inside_tags() -> None:
     seen = set()
     for derived in texts(tag(LEGACY)):
         calls = re.findall(r"<function=(\w+)>(.*?)</function>", derived)
@@ -67,7 +67,9 @@ def test_legacy_form_writes_schema_values_inside_tags() -> None:
         ({"type": "triggered_tags", "triggers": ["("], "tags": ROUND} | ONCE, r"\(a\)"),
     ],
 )
-def test_each_format_derives_matching_texts(form: dict[str, Any], pattern: str) -> None:
+def test_each_structural_tag_format_generates_matching_texts(
+    form: dict[str, Any], pattern: str
+) -> None:
     for derived in texts(tag({"type": "structural_tag", "format": form})):
         assert re.fullmatch(pattern, derived, re.DOTALL), derived
 

@@ -75,7 +75,9 @@ SCHEMAS = st.recursive(st.booleans() | keywords(st.booleans()), keywords, max_le
 
 @given(schema=SCHEMAS, seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_a_value_satisfies_its_schema_or_there_is_a_schema_error(schema: Any, seed: int) -> None:
+def test_generated_value_satisfies_its_schema_or_a_schema_error_is_raised(
+    schema: Any, seed: int
+) -> None:
     try:
         value = sample(schema, Random(seed), ToolSettings())
     except SchemaError:
@@ -86,7 +88,7 @@ def test_a_value_satisfies_its_schema_or_there_is_a_schema_error(schema: Any, se
 
 @given(schema=st.recursive(VALUES, keywords, max_leaves=5))
 @settings(max_examples=40, deadline=None)
-def test_a_schema_that_jsonschema_rejects_is_rejected(schema: Any) -> None:
+def test_schema_that_jsonschema_rejects_is_rejected(schema: Any) -> None:
     """The other way round does not hold: some references and patterns are refused here alone."""
     try:
         check_schema(schema)
@@ -100,7 +102,7 @@ def test_a_schema_that_jsonschema_rejects_is_rejected(schema: Any) -> None:
         )
 
 
-def test_tools_of_many_such_parameters_get_their_arguments() -> None:
+def test_arguments_of_tools_with_many_parameters_satisfy_their_schema() -> None:
     for seed in range(60):
         rng = Random(seed)
         schema = tool_parameters(rng)
@@ -124,7 +126,9 @@ def plain_objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, 
 
 @settings(max_examples=100, deadline=None)
 @given(st.recursive(plain_objects(st.booleans()), plain_objects, max_leaves=6), st.randoms())
-def test_plain_schemas_need_no_check(schema: dict[str, Any], rng: Random) -> None:
+def test_values_of_simple_schemas_are_valid_without_a_check(
+    schema: dict[str, Any], rng: Random
+) -> None:
     compiled = Schemas().compile(schema)
     assert compiled._document.is_plain
     for _ in range(4):

@@ -34,7 +34,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "place"), WRONG, ids=str)
-def test_invalid_schema_is_rejected_with_path(schema: Any, place: str) -> None:
+def test_invalid_schema_is_rejected_with_its_path(schema: Any, place: str) -> None:
     with pytest.raises(SchemaError, match=place):
         check_schema(schema)
 
@@ -49,7 +49,7 @@ def test_unknown_keywords_and_older_spellings_are_accepted() -> None:
         check_schema(schema)
 
 
-def test_lenient_reading_skips_invalid_keywords() -> None:
+def test_lenient_mode_skips_invalid_keywords() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -75,7 +75,7 @@ def test_lenient_reading_skips_invalid_keywords() -> None:
         {"unevaluatedItems": {}},
     ],
 )
-def test_unsupported_keywords_are_rejected_or_skipped_when_lenient(
+def test_unsupported_keywords_are_rejected_or_skipped_in_lenient_mode(
     keyword: Any,
 ) -> None:
     schema = {"properties": {"a": keyword}, "$dynamicAnchor": "n"}
@@ -113,7 +113,7 @@ SHAPES: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_schema_cache_stays_within_memory_limit(shape: Callable[[int], Any]) -> None:
+def test_schema_cache_stays_within_its_memory_limit(shape: Callable[[int], Any]) -> None:
     schemas = Schemas(limit_bytes=100_000)
     for n in range(50):  # fills the interpreter's own lists of free objects
         Schemas().compile(shape(n)).sample(Random(n), ToolSettings())
@@ -149,5 +149,5 @@ FALLS_BACK = {"type": "integer", "multipleOf": 2}
         ({"properties": {"not": FALLS_BACK, "uniqueItems": {"type": "array"}}}, None),
     ],
 )  # fmt: skip
-def test_keyword_without_backend_is_reported(schema: object, keyword: str | None) -> None:
+def test_keyword_that_no_backend_supports_is_reported(schema: object, keyword: str | None) -> None:
     assert find_unsupported_keyword(schema) == keyword

@@ -144,7 +144,7 @@ def draws(schema: Any, count: int = TIMES) -> list[Any]:
 
 
 @pytest.mark.parametrize("schema", SATISFIABLE, ids=str)
-def test_drawn_value_is_valid_and_depends_on_seed_only(schema: Any) -> None:
+def test_generated_value_is_valid_and_depends_only_on_the_seed(schema: Any) -> None:
     assert draws(schema)[7] == sample(schema, Random(7), RANGES)
 
 
@@ -168,16 +168,16 @@ DRAFTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_a_schema_is_read_by_the_draft_that_it_names(name: str) -> None:
+def test_schema_is_interpreted_by_the_draft_that_it_names(name: str) -> None:
     newer = "https://json-schema.org/draft/2019-09/schema"
     draws(DRAFTS[name] | {"$schema": newer if len(name) == 7 else DRAFT.format(name[0])})
 
 
-def test_all_branches_are_drawn() -> None:
+def test_all_branches_of_any_of_are_generated() -> None:
     assert set(draws({"anyOf": [{"const": n} for n in range(4)]}, 60)) == {0, 1, 2, 3}
 
 
-def test_properties_keep_schema_order() -> None:
+def test_generated_properties_keep_the_order_of_the_schema() -> None:
     names = ["zeta", "alpha", "mid"]
     schema = {
         "type": "object",
@@ -187,7 +187,7 @@ def test_properties_keep_schema_order() -> None:
     assert list(sample(schema, Random(1), RANGES)) == names
 
 
-def test_texts_suit_property_name() -> None:
+def test_generated_strings_suit_the_property_name() -> None:
     properties = {"home_city": STRING, "email": STRING}
     for value in draws({"type": "object", "properties": properties, "required": [*properties]}):
         assert value["home_city"][0].isupper() and "@" in value["email"]
@@ -224,7 +224,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("name", FORMAT_WRITERS)
-def test_drawn_text_conforms_to_format(name: str) -> None:
+def test_generated_string_conforms_to_its_format(name: str) -> None:
     for seed in range(20):
         text = sample({"type": "string", "format": name}, Random(seed), ToolSettings())
         assert FORMAT_CHECKER.conforms(text, name)
@@ -256,7 +256,9 @@ def test_format_and_length_are_satisfied_together() -> None:
         {"oneOf": [{"format": "ipv4"}, {"format": "ipv6"}]},
     ],
 )
-def test_value_valid_only_with_format_assertions_is_rejected(schema: dict[str, Any]) -> None:
+def test_value_that_is_valid_only_without_format_assertions_is_not_generated(
+    schema: dict[str, Any],
+) -> None:
     """A validator that does not assert formats accepts no value of these schemas."""
     with pytest.raises(UnsatisfiableError):
         sample(schema, Random(1), ToolSettings())

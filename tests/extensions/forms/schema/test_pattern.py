@@ -43,7 +43,7 @@ NEVER = ["[]", "a^b", r"\d\b\d", "(?!)", "(?=a)b", r"[\ud800-\udfff]"]
 
 
 @pytest.mark.parametrize("pattern", [*PYTHON, "foo$", "^foo", r"(?<=a)b", r"x(?=yz)"])
-def test_the_whole_text_or_a_part_of_it_matches(pattern: str) -> None:
+def test_generated_text_matches_the_pattern_completely_or_in_part(pattern: str) -> None:
     for seed in range(15):
         assert re.search(pattern, matching_text(pattern, Random(seed), whole=False))
         assert pattern not in PYTHON or re.fullmatch(pattern, matching_text(pattern, Random(seed)))
@@ -51,18 +51,18 @@ def test_the_whole_text_or_a_part_of_it_matches(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ECMA)
-def test_patterns_may_be_written_as_in_ecma_262(pattern: str) -> None:
+def test_ecma_262_pattern_syntax_is_supported(pattern: str) -> None:
     assert matching_text(pattern, Random(1)) == ECMA[pattern]
 
 
-def test_common_classes_of_unicode_are_understood() -> None:
+def test_common_unicode_classes_are_supported() -> None:
     assert matching_text(r"^\p{Lu}{4}$", Random(1)).isupper()
     assert matching_text(r"^[\p{L}]+$", Random(1)).isalpha()
     assert not matching_text(r"^\P{Letter}$", Random(1)).isalpha()
 
 
 @pytest.mark.parametrize("pattern", NEVER)
-def test_a_pattern_that_nothing_matches_is_refused(pattern: str) -> None:
+def test_pattern_without_any_match_is_rejected(pattern: str) -> None:
     with pytest.raises(UnsatisfiableError):
         matching_text(pattern, Random(1))
 
@@ -82,11 +82,11 @@ def test_invalid_unsupported_and_large_patterns_are_rejected(pattern: str) -> No
 @pytest.mark.parametrize(
     "pattern", ["(a+)+$", "(a|a|a)*b", "(.*)(.*)(.*)(.*)x", "(?:(?:a*)*)*b", "(a?){20}a{20}"]
 )
-def test_a_pattern_that_backtracks_ends_all_the_same(pattern: str) -> None:
+def test_pattern_with_heavy_backtracking_is_processed(pattern: str) -> None:
     assert re.match("a*", matching_text(pattern, Random(1)))
 
 
-def test_texts_have_a_modest_length() -> None:
+def test_generated_texts_have_a_limited_length() -> None:
     assert all(len(matching_text("[a-z]*", Random(seed))) <= 32 for seed in range(50))
 
 
@@ -122,7 +122,7 @@ PIECES = st.recursive(
 
 @given(pattern=PIECES, seed=st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
-def test_any_pattern_gives_a_text_that_matches_or_a_schema_error(pattern: str, seed: int) -> None:
+def test_any_pattern_generates_a_matching_text_or_a_schema_error(pattern: str, seed: int) -> None:
     try:
         text = matching_text(pattern, Random(seed), whole=False)
     except SchemaError:
@@ -132,7 +132,7 @@ def test_any_pattern_gives_a_text_that_matches_or_a_schema_error(pattern: str, s
 
 @given(pattern=st.text(st.sampled_from(r"ab01()[]{}*+?|^$\.,-:=!<>dwsPkp"), max_size=14))
 @settings(max_examples=60, deadline=None)
-def test_no_text_that_may_be_a_pattern_raises_anything_else(pattern: str) -> None:
+def test_arbitrary_pattern_text_raises_only_schema_errors(pattern: str) -> None:
     try:
         matching_text(pattern, Random(1))
     except SchemaError:

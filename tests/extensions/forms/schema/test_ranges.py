@@ -34,19 +34,19 @@ def draws(schema: Any, usual: ToolSettings = RANGES) -> list[Any]:
         ({"maximum": -1000}, range(-1010, -999)),
     ],
 )
-def test_integers_are_of_the_range_as_far_as_their_bounds_leave_it(
+def test_generated_integers_use_the_configured_range_within_the_schema_bounds(
     bounds: Any, drawn: range
 ) -> None:
     assert set(draws({"type": "integer", **bounds})) == set(drawn)
 
 
-def test_numbers_without_bounds_are_of_the_range_and_integers_within_64_bits() -> None:
+def test_numbers_without_bounds_use_the_configured_range() -> None:
     drawn = draws({"type": "number"})
     assert 1.5 <= min(drawn) < 1.6 and 2.4 < max(drawn) <= 2.5
     assert max(draws({"type": "integer", "minimum": 2**63 - 3})) == 2**63 - 1
 
 
-def test_lengths_of_arrays_are_of_the_range_unless_the_schema_says() -> None:
+def test_array_lengths_use_the_configured_range_unless_the_schema_sets_them() -> None:
     def lengths(**keywords: Any) -> set[int]:
         return {
             len(value) for value in draws({"type": "array", "items": {"type": "null"}, **keywords})
@@ -59,7 +59,7 @@ def test_lengths_of_arrays_are_of_the_range_unless_the_schema_says() -> None:
     assert lengths(maxItems=1) == {1}
 
 
-def test_optional_properties_have_a_chance_of_their_own_at_the_top_and_below() -> None:
+def test_optional_properties_are_included_with_the_configured_probability() -> None:
     null = {"type": "null"}
     inner = {"type": "object", "properties": {"a": null, "b": null}, "required": ["a"]}
     schema = {"type": "object", "properties": {"a": inner}}
@@ -69,7 +69,7 @@ def test_optional_properties_have_a_chance_of_their_own_at_the_top_and_below() -
     assert 30 < sum("b" in value["a"] for value in draws(schema, half)) < 70
 
 
-def test_an_object_is_not_left_empty_by_chance() -> None:
+def test_generated_object_has_at_least_one_property() -> None:
     """Where nothing is required, a reader finds one property at least, on every floor."""
     users = {"type": "array", "items": {"$ref": "#/$defs/user"}}
     user = {
@@ -83,7 +83,7 @@ def test_an_object_is_not_left_empty_by_chance() -> None:
     assert names == {("name",), ("age",), ("name", "age")}
 
 
-def test_an_object_is_empty_where_nothing_can_be_in_it_or_a_chance_of_none_says_so() -> None:
+def test_object_is_empty_only_if_no_property_is_possible_or_probable() -> None:
     schema = {"type": "object", "properties": {"a": False, "b": {"type": "null"}}}
     assert draws({**schema, "maxProperties": 0}, ToolSettings()) == [{}] * 100
     assert draws({"type": "object", "properties": {"a": False}}, ToolSettings()) == [{}] * 100

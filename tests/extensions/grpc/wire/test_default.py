@@ -24,7 +24,7 @@ def unset(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
         yield server
 
 
-def test_both_protocols_are_answered_on_one_port(unset: RunningServer) -> None:
+def test_http_and_grpc_are_served_on_one_port(unset: RunningServer) -> None:
     assert post(unset.port, ask(max_tokens=2)).status == 200
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: generated_tokens(unset.port), range(4)))
@@ -38,7 +38,7 @@ def generated_tokens(port: int) -> int:
         return len(tokens_of(engine.generate(generate(max_tokens=3, ignore_eos=True))))
 
 
-def test_kv_events_need_the_setting_or_an_endpoint() -> None:
+def test_kv_events_require_the_setting_or_an_endpoint() -> None:
     """Events that no client wants would cost each request time."""
     with (
         running_server("--enable-kvcache", "--zmq-endpoint=") as server,
@@ -50,11 +50,11 @@ def test_kv_events_need_the_setting_or_an_endpoint() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--no-grpc", "--fast-path=false"])
-def test_a_server_without_grpc_does_not_speak_http2(flag: str) -> None:
+def test_server_without_grpc_does_not_speak_http2(flag: str) -> None:
     with running_server(flag) as server, Wire(server.port) as wire:
         assert wire.send(PREFACE).begin().version == 11
 
 
-def test_serve_needs_the_flag_as_vllm_does() -> None:
+def test_serve_command_enables_grpc_only_with_the_flag() -> None:
     with running_image("serve", "tiny") as server, Wire(server.port) as wire:
         assert wire.send(PREFACE).begin().version == 11

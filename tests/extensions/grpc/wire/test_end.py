@@ -29,7 +29,7 @@ def last_stream_of(client: RawClient) -> int:
     return int(last_stream)
 
 
-def test_a_call_that_was_sent_before_the_goaway_is_read_is_answered() -> None:
+def test_call_sent_before_goaway_is_received_is_answered() -> None:
     with running_server("--grpc", "--drain-duration", "20s") as server:
         client = RawClient(server.port)
         with client.sock:

@@ -22,13 +22,13 @@ CODES = {
 CODES |= {429: Code.RESOURCE_EXHAUSTED, 500: Code.INTERNAL, 503: Code.UNAVAILABLE}
 
 
-def test_every_status_has_its_code(engine: Engine) -> None:
+def test_each_http_status_maps_to_its_grpc_code(engine: Engine) -> None:
     for status, expected in CODES.items():
         code, text = engine.refusal(generate(), metadata=[("x-return-error", str(status))])
         assert code == expected and str(status) in text
 
 
-def test_a_stream_can_end_too_early(engine: Engine) -> None:
+def test_truncate_fault_ends_a_stream_early(engine: Engine) -> None:
     for rule, kinds in (
         ("truncate; after=2", ["chunk"] * 2),
         ("empty", []),
@@ -50,7 +50,7 @@ def bytes_said(
 
 
 @pytest.mark.parametrize("rule", ["malformed-chunk; chunk=2", "truncated-json; chunk=2"])
-def test_a_message_can_be_none(engine: Engine, rule: str) -> None:
+def test_malformed_fault_sends_an_undecodable_message(engine: Engine, rule: str) -> None:
     raw_messages = list(bytes_said(engine, generate(ignore_eos=True), ("x-fault", rule)))
     assert messages.GenerateResponse.FromString(raw_messages[0]).HasField("chunk")
     with pytest.raises(Exception, match="parsing"):
@@ -58,7 +58,7 @@ def test_a_message_can_be_none(engine: Engine, rule: str) -> None:
     assert len(raw_messages) == (6 if rule.startswith("malformed") else 2)
 
 
-def test_a_connection_can_break(served: RunningServer) -> None:
+def test_disconnect_fault_breaks_the_connection(served: RunningServer) -> None:
     with connected(served.port) as engine:
         call = engine.stub.Generate(
             generate(ignore_eos=True),
@@ -71,7 +71,7 @@ def test_a_connection_can_break(served: RunningServer) -> None:
         assert ends_of(engine.generate(generate()))  # over another connection
 
 
-def test_a_failure_by_chance_has_the_message_of_http() -> None:
+def test_injected_failure_has_the_same_message_as_over_http() -> None:
     flags = ["--failure-injection-rate", "100", "--failure-types", "model_not_found"]
     with running_server("--grpc", *flags) as server, connected(server.port) as engine:
         code, text = engine.refusal(generate())
@@ -81,7 +81,9 @@ def test_a_failure_by_chance_has_the_message_of_http() -> None:
         assert (code, text) == (Code.NOT_FOUND, answer.json()["error"]["message"])
 
 
-def test_a_client_may_leave_a_damaged_stream(served: RunningServer, engine: Engine) -> None:
+def test_client_disconnect_from_a_faulted_stream_is_not_logged_as_an_error(
+    served: RunningServer, engine: Engine
+) -> None:
     request = generate(max_tokens=1200, ignore_eos=True)
     length_before = len(served.log())
     for _ in range(3):

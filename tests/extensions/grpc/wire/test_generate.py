@@ -63,7 +63,7 @@ def grpc_choices(
     return choices
 
 
-def test_many_streams_say_what_http_says(served: RunningServer, engine: Engine) -> None:
+def test_streamed_replies_equal_those_over_http(served: RunningServer, engine: Engine) -> None:
     def differs(number: int) -> bool:
         ids, sampling = drawn(number)
         return grpc_choices(engine, ids, sampling, True) != http_choices(served, ids, sampling)
@@ -74,7 +74,7 @@ def test_many_streams_say_what_http_says(served: RunningServer, engine: Engine) 
         ] == []
 
 
-def test_a_whole_answer_says_it_too(served: RunningServer, engine: Engine) -> None:
+def test_non_streamed_replies_equal_those_over_http(served: RunningServer, engine: Engine) -> None:
     for number in range(0, 80, 7):
         ids, sampling = drawn(number)
         assert grpc_choices(engine, ids, sampling, False) == http_choices(served, ids, sampling), (
@@ -82,19 +82,19 @@ def test_a_whole_answer_says_it_too(served: RunningServer, engine: Engine) -> No
         )
 
 
-def test_a_text_is_a_prompt_too(engine: Engine) -> None:
+def test_text_is_accepted_as_a_prompt(engine: Engine) -> None:
     request = generate()
     request.text = "This is a test."
     assert {end.prompt_tokens for end in ends_of(engine.generate(request))} == {5}
 
 
-def test_a_prompt_that_is_cut_has_room_for_a_reply(engine: Engine) -> None:
+def test_truncated_prompt_leaves_room_for_the_reply(engine: Engine) -> None:
     request = generate([7] * 5000, truncate_prompt_tokens=10)
     request.sampling_params.ClearField("max_tokens")
     assert {end.prompt_tokens for end in ends_of(engine.generate(request))} == {10}
 
 
-def test_log_probabilities_are_those_of_http(served: RunningServer, engine: Engine) -> None:
+def test_logprobs_equal_those_over_http(served: RunningServer, engine: Engine) -> None:
     messages = engine.generate(generate(range(1, 20), seed=4, logprobs=2, prompt_logprobs=1))
     sampling = {"seed": 4, "max_tokens": 5, "logprobs": 2, "prompt_logprobs": 1}
     body = {"token_ids": list(range(1, 20)), "sampling_params": sampling}
@@ -116,7 +116,7 @@ def test_log_probabilities_are_those_of_http(served: RunningServer, engine: Engi
     assert len(end.output_logprobs.token_ids) == len(end.output_logprobs.top_logprobs) == 5
 
 
-def test_a_prefill_returns_the_location_of_its_cache(engine: Engine) -> None:
+def test_prefill_returns_its_transfer_parameters(engine: Engine) -> None:
     request = generate(range(1, 33), False)
     request.kv_transfer_params_json = '{"do_remote_decode": true}'
     [end] = ends_of(engine.generate(request))
@@ -163,13 +163,13 @@ BAD = {
 }
 
 
-def test_invalid_requests_get_invalid_argument(engine: Engine) -> None:
+def test_invalid_requests_return_invalid_argument(engine: Engine) -> None:
     for name, request in BAD.items():
         code, text = engine.refusal(request)
         assert (code, text != "") == (grpc.StatusCode.INVALID_ARGUMENT, True), (name, code, text)
 
 
-def test_every_other_field_is_taken(engine: Engine) -> None:
+def test_every_other_field_is_accepted(engine: Engine) -> None:
     request = generate(
         range(1, 9),
         **{"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 1.0},
@@ -194,9 +194,7 @@ def test_every_other_field_is_taken(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(("most_tokens", "finish"), [(128, "stop"), (3, "length")])
-def test_a_request_with_the_fields_of_llm_ds_simulator_is_understood(
-    most_tokens: int, finish: str
-) -> None:
+def test_request_of_the_llm_d_simulator_is_accepted(most_tokens: int, finish: str) -> None:
     request = messages.GenerateRequest(
         request_id="a", stream=True, tokenized={"input_ids": [5, 6, 7, 8]}
     )

@@ -49,7 +49,7 @@ def others_are_served(request: pytest.FixtureRequest, engine: Engine) -> Iterato
     assert engine.running() == 0
 
 
-def test_invalid_calls_are_rejected_and_valid_ones_beside_them_succeed(raw: RawClient) -> None:
+def test_invalid_calls_are_rejected_and_concurrent_valid_calls_succeed(raw: RawClient) -> None:
     get = encode({":method": "GET", ":scheme": "http", ":path": "/health", ":authority": "a"})
     raw.send(
         opening(1, get, 5),
@@ -72,12 +72,14 @@ def test_invalid_calls_are_rejected_and_valid_ones_beside_them_succeed(raw: RawC
         (b"\0\xff\xff\xff\xff", "8"),
     ],
 )
-def test_a_message_that_is_none_ends_its_call(raw: RawClient, sent: bytes, status: str) -> None:
+def test_undecodable_message_ends_its_call_with_an_error_status(
+    raw: RawClient, sent: bytes, status: str
+) -> None:
     raw.send(opening(), frame(frames.DATA, frames.END_STREAM, 1, sent))
     assert raw.ends()["grpc-status"] == status
 
 
-def test_megabytes_that_never_end_are_not_kept(served: RunningServer) -> None:
+def test_incomplete_messages_do_not_accumulate_in_memory(served: RunningServer) -> None:
     [worker] = psutil.Process(served.process.pid).children()
     memory_before = worker.memory_info().rss
     raw = RawClient(served.port)
@@ -91,7 +93,7 @@ def test_megabytes_that_never_end_are_not_kept(served: RunningServer) -> None:
         assert worker.memory_info().rss - memory_before < 100 << 20
 
 
-def test_resets_are_borne_up_to_a_flood(served: RunningServer) -> None:
+def test_stream_resets_are_tolerated_up_to_a_limit(served: RunningServer) -> None:
     raw = RawClient(served.port)
     with raw.sock:
         for stream in range(1, 1001, 2):
@@ -106,7 +108,7 @@ def test_resets_are_borne_up_to_a_flood(served: RunningServer) -> None:
         assert raw.reason() == Reason.ENHANCE_YOUR_CALM
 
 
-def test_a_client_that_does_not_read_its_answers_is_disconnected(served: RunningServer) -> None:
+def test_client_that_does_not_read_its_responses_is_disconnected(served: RunningServer) -> None:
     raw = RawClient(served.port)
     raw.sock.settimeout(5)
     pings = frame(frames.PING, 0, 0, bytes(8)) * 1000
@@ -129,7 +131,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_of_frames_without_progress_ends_the_connection(
+def test_flood_of_frames_without_progress_closes_the_connection(
     served: RunningServer, name: str
 ) -> None:
     raw = RawClient(served.port)
@@ -141,7 +143,7 @@ def test_a_flood_of_frames_without_progress_ends_the_connection(
         assert raw.reason() in (Reason.ENHANCE_YOUR_CALM, None), "a reset may overtake the reason"
 
 
-def test_frames_that_answers_ask_for_are_no_flood(served: RunningServer) -> None:
+def test_frames_that_are_caused_by_responses_are_not_a_flood(served: RunningServer) -> None:
     """A client that updates both windows, and measures the way by PING, at every message that it
     gets.
     """
@@ -167,7 +169,7 @@ def test_frames_that_answers_ask_for_are_no_flood(served: RunningServer) -> None
 
 
 @pytest.mark.parametrize("window", [0, 40])
-def test_a_client_that_gives_no_room_holds_up_nobody(
+def test_client_without_flow_control_window_delays_no_other_client(
     impatient: tuple[RunningServer, Engine], window: int
 ) -> None:
     server, engine = impatient
@@ -182,7 +184,7 @@ def test_a_client_that_gives_no_room_holds_up_nobody(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rubbish_is_borne(served: RunningServer, seed: int) -> None:
+def test_random_frames_do_not_crash_the_server(served: RunningServer, seed: int) -> None:
     rng = Random(seed)
     raw = RawClient(served.port)
     raw.sock.settimeout(0.2)
@@ -203,7 +205,9 @@ def question(symbol: str = "vllm.grpc.engine.VllmEngine") -> bytes:
     return message(request.SerializeToString())
 
 
-def test_answers_that_are_not_taken_are_not_made(served: RunningServer, engine: Engine) -> None:
+def test_responses_that_are_not_read_do_not_accumulate_in_memory(
+    served: RunningServer, engine: Engine
+) -> None:
     [worker] = psutil.Process(served.process.pid).children()
     raw = RawClient(served.port)
     with raw.sock:
@@ -216,7 +220,7 @@ def test_answers_that_are_not_taken_are_not_made(served: RunningServer, engine: 
     assert ends_of(engine.generate(generate()))
 
 
-def test_headers_of_calls_that_do_not_go_on_are_bounded(served: RunningServer) -> None:
+def test_headers_of_incomplete_calls_are_bounded_in_memory(served: RunningServer) -> None:
     [worker] = psutil.Process(served.process.pid).children()
     memory_before = worker.memory_info().rss
     raw = RawClient(served.port)
@@ -231,7 +235,7 @@ def test_headers_of_calls_that_do_not_go_on_are_bounded(served: RunningServer) -
         assert worker.memory_info().rss - memory_before < 200 << 20
 
 
-def test_half_a_frame_does_not_hold_up_the_end_of_the_server() -> None:
+def test_incomplete_frame_does_not_delay_shutdown() -> None:
     with running_server("--grpc", "--graceful-timeout", "15s") as server:
         raw = RawClient(server.port)
         with raw.sock:
@@ -242,7 +246,7 @@ def test_half_a_frame_does_not_hold_up_the_end_of_the_server() -> None:
             assert server.stop(10) == 0
 
 
-def test_a_stream_that_is_too_late_has_one_line_in_the_log_which_shows_no_key() -> None:
+def test_stream_beyond_its_deadline_logs_one_line_without_the_key() -> None:
     flags = ["--access-log", "--log-level", "debug", "--inter-token-latency", "50ms"]
     with running_server("--grpc", *flags) as server:
         with connected(server.port) as engine, pytest.raises(grpc.RpcError):
@@ -257,7 +261,7 @@ def test_a_stream_that_is_too_late_has_one_line_in_the_log_which_shows_no_key() 
     assert "secret-words" not in log and len(lines) == 1, log
 
 
-def test_a_subscriber_that_reads_late_has_every_batch() -> None:
+def test_slow_subscriber_receives_every_batch() -> None:
     """The room for its answer is used up at the first batch, and comes back after the last."""
     subscribe = "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents"
     request = message(b"")

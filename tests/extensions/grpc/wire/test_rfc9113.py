@@ -344,7 +344,7 @@ def test_more_than_a_hundred_cases_are_tested() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_server_reacts_as_the_rfc_requires(served: RunningServer, name: str) -> None:
+def test_server_reacts_as_rfc_9113_requires(served: RunningServer, name: str) -> None:
     steps, expected = CASES[name]
     seen = seen_of(served.port, steps, expected)
     assert seen.meets(expected), (expected, seen)
@@ -353,7 +353,7 @@ def test_the_server_reacts_as_the_rfc_requires(served: RunningServer, name: str)
 @pytest.mark.parametrize(
     "greeting", [b"GET * HTTP/2.0\r\n\r\nSM\r\n\r\n", PREFACE.replace(b"SM", b"XX")]
 )
-def test_a_connection_with_a_wrong_preface_is_not_served(
+def test_connection_with_an_invalid_preface_is_closed(
     served: RunningServer, greeting: bytes
 ) -> None:
     client = RawClient(served.port, greeting + frame(PING, 0, 0, MARK))
@@ -366,20 +366,20 @@ def test_a_connection_with_a_wrong_preface_is_not_served(
     [frame(PING, 0, 0, bytes(8)), frame(SETTINGS, ACK, 0), opening()],
     ids=["a ping", "an answer", "a call"],
 )
-def test_settings_come_first(served: RunningServer, first: bytes) -> None:
+def test_first_frame_must_be_settings(served: RunningServer, first: bytes) -> None:
     client = RawClient(served.port, PREFACE + first)
     with closing(client.sock):
         assert client.reason() == Wrong
 
 
-def test_a_frame_that_is_too_long_is_refused_by_its_head(served: RunningServer) -> None:
+def test_oversized_frame_is_rejected_by_its_header(served: RunningServer) -> None:
     client = RawClient(served.port)
     with closing(client.sock):
         client.send(struct.pack(">BHBBL", 1, 0, DATA, 0, 1))
         assert client.reason() == Size
 
 
-def test_a_preface_may_come_byte_by_byte(served: RunningServer) -> None:
+def test_preface_may_arrive_byte_by_byte(served: RunningServer) -> None:
     client = RawClient(served.port, PREFACE[:3])
     with closing(client.sock):
         for position in range(3, len(PREFACE)):
@@ -390,7 +390,7 @@ def test_a_preface_may_come_byte_by_byte(served: RunningServer) -> None:
     assert kinds[-1] == PING
 
 
-def test_settings_are_acknowledged_in_their_order_and_pings_with_what_they_had(
+def test_settings_and_pings_are_acknowledged_in_order(
     served: RunningServer,
 ) -> None:
     client = RawClient(served.port)
@@ -411,14 +411,14 @@ def test_settings_are_acknowledged_in_their_order_and_pings_with_what_they_had(
     ]
 
 
-def test_a_goaway_tells_which_calls_were_taken(served: RunningServer) -> None:
+def test_goaway_names_the_last_accepted_call(served: RunningServer) -> None:
     seen = seen_of(
         served.port, opening(7, headers(WATCH)) + window_update(0, 0), connection_error(Wrong)
     )
     assert seen.goaway == (7, Wrong)
 
 
-def test_no_more_is_sent_than_windows_allow(served: RunningServer) -> None:
+def test_server_sends_no_more_than_the_flow_control_windows_allow(served: RunningServer) -> None:
     client = RawClient(served.port)
     with closing(client.sock):
         client.send(settings_frame({INITIAL_WINDOW_SIZE: 3}), CALL, frame(PING, 0, 0, MARK))
@@ -433,7 +433,7 @@ def test_no_more_is_sent_than_windows_allow(served: RunningServer) -> None:
         assert client.ends()["grpc-status"] == "0"
 
 
-def test_the_window_of_the_connection_holds_for_all_streams(served: RunningServer) -> None:
+def test_connection_window_applies_to_all_streams_together(served: RunningServer) -> None:
     request = generate(max_tokens=4000, ignore_eos=True)
     client = RawClient(served.port)
     received_bytes = 0
@@ -451,7 +451,7 @@ def test_the_window_of_the_connection_holds_for_all_streams(served: RunningServe
             assert client.frame() is not None
 
 
-def test_large_messages_come_in_frames_that_are_not_too_large(served: RunningServer) -> None:
+def test_large_messages_are_split_into_frames_of_the_allowed_size(served: RunningServer) -> None:
     request = generate(stream=False, max_tokens=4000, ignore_eos=True, logprobs=5)
     client = RawClient(served.port)
     with closing(client.sock):

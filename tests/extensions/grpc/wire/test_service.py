@@ -65,7 +65,7 @@ def cached() -> Iterator[tuple[RunningServer, Engine]]:
         yield server, engine
 
 
-def test_a_gateway_learns_which_model_there_is(cached: tuple[RunningServer, Engine]) -> None:
+def test_get_model_info_describes_the_model(cached: tuple[RunningServer, Engine]) -> None:
     info = cached[1].stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=LIMIT_S)
     assert (info.is_generation, info.max_context_length, info.max_req_input_len) == (
         True,
@@ -76,7 +76,7 @@ def test_a_gateway_learns_which_model_there_is(cached: tuple[RunningServer, Engi
     assert (info.vocab_size, list(info.eos_token_ids)) == (6144, [0])
 
 
-def test_a_gateway_learns_what_runs(cached: tuple[RunningServer, Engine]) -> None:
+def test_get_loads_reports_the_running_requests(cached: tuple[RunningServer, Engine]) -> None:
     _, engine = cached
     call = engine.stub.Generate(
         generate(range(1, 65), max_tokens=500, ignore_eos=True), timeout=LIMIT_S
@@ -99,7 +99,7 @@ def test_a_gateway_learns_what_runs(cached: tuple[RunningServer, Engine]) -> Non
     )
 
 
-def test_an_abort_ends_a_stream_with_its_reason(cached: tuple[RunningServer, Engine]) -> None:
+def test_abort_ends_a_stream_with_finish_reason_abort(cached: tuple[RunningServer, Engine]) -> None:
     _, engine = cached
     request = generate(max_tokens=500, ignore_eos=True)
     request.request_id = "long"
@@ -112,7 +112,7 @@ def test_an_abort_ends_a_stream_with_its_reason(cached: tuple[RunningServer, Eng
     assert (end.finish_reason, engine.running()) == ("abort", 0)
 
 
-def test_a_subscriber_hears_what_the_cache_stores_and_forgets(
+def test_subscriber_receives_stored_and_removed_blocks(
     cached: tuple[RunningServer, Engine],
 ) -> None:
     _, engine = cached
@@ -148,7 +148,7 @@ def _hear(batches: Iterator[common_pb2.KvEventBatch], heard: list[common_pb2.KvC
         assert error.code() == Code.CANCELLED
 
 
-def test_a_gateway_gets_the_tokenizers_files(
+def test_get_tokenizer_returns_the_tokenizer_files(
     cached: tuple[RunningServer, Engine], engine: Engine
 ) -> None:
     chunks = list(cached[1].stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=LIMIT_S))
@@ -164,7 +164,7 @@ def test_a_gateway_gets_the_tokenizers_files(
     )
 
 
-def test_health_is_told_in_both_ways(engine: Engine) -> None:
+def test_health_is_reported_by_both_health_services(engine: Engine) -> None:
     assert engine.stub.HealthCheck(messages.HealthCheckRequest(), timeout=LIMIT_S).healthy
     health = health_pb2_grpc.HealthStub(engine.channel)
     for service in ("", "vllm.grpc.engine.VllmEngine"):
@@ -180,7 +180,7 @@ def test_health_is_told_in_both_ways(engine: Engine) -> None:
     assert unknown.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-def test_a_watch_sees_a_server_become_ready() -> None:
+def test_health_watch_reports_when_the_server_becomes_ready() -> None:
     with (
         running_server("--grpc", "--startup-duration", "2s") as server,
         connected(server.port) as engine,
@@ -194,7 +194,7 @@ def test_a_watch_sees_a_server_become_ready() -> None:
     assert seen == [response.NOT_SERVING, response.SERVING]
 
 
-def test_reflection_tells_of_the_service(engine: Engine) -> None:
+def test_reflection_describes_the_service(engine: Engine) -> None:
     database = ProtoReflectionDescriptorDatabase(engine.channel)
     assert "vllm.grpc.engine.VllmEngine" in database.get_services()
     file = database.FindFileContainingSymbol("vllm.grpc.engine.VllmEngine.Generate")
@@ -205,7 +205,7 @@ def test_reflection_tells_of_the_service(engine: Engine) -> None:
         database.FindFileContainingSymbol("nobody.knows.This")
 
 
-def test_a_pooling_model_embeds_as_over_http() -> None:
+def test_embeddings_equal_those_over_http() -> None:
     with running_server("--grpc", "--task", "embed") as server, connected(server.port) as engine:
         request = messages.EmbedRequest(request_id="a", tokenized={"input_ids": [4, 5, 6]})
         embedded = engine.stub.Embed(request, timeout=LIMIT_S)
@@ -217,7 +217,7 @@ def test_a_pooling_model_embeds_as_over_http() -> None:
         assert failure(engine.stub.Embed, messages.EmbedRequest()) == Code.INVALID_ARGUMENT
 
 
-def test_unknown_methods_are_unimplemented(engine: Engine) -> None:
+def test_unknown_methods_return_unimplemented(engine: Engine) -> None:
     calls = {"/vllm.grpc.engine.VllmEngine/Nothing": b"", "/a.B/C": b"x" * 100_000}
     for path, message in calls.items():
         assert failure(engine.channel.unary_unary(path), message) == Code.UNIMPLEMENTED
@@ -228,7 +228,7 @@ def test_unknown_methods_are_unimplemented(engine: Engine) -> None:
     assert failure(engine.stub.Embed, messages.EmbedRequest()) == Code.UNIMPLEMENTED
 
 
-def test_metrics_count_calls_as_they_count_requests(served: RunningServer, engine: Engine) -> None:
+def test_metrics_count_calls_like_http_requests(served: RunningServer, engine: Engine) -> None:
     def counted() -> list[float]:
         calls = metric(
             served.port, "http_requests_total", handler="/vllm.grpc.engine.VllmEngine/Generate"
@@ -246,7 +246,7 @@ def test_metrics_count_calls_as_they_count_requests(served: RunningServer, engin
     ]
 
 
-def test_every_rank_has_a_port_for_grpc_of_its_own() -> None:
+def test_every_rank_has_a_separate_grpc_port() -> None:
     port = free_port(2)
     flags = ["--grpc-port", str(port), "--data-parallel-size", "2"]
     with running_server(*flags) as server:
@@ -285,7 +285,7 @@ def long() -> messages.GenerateRequest:
     return generate(max_tokens=1200, ignore_eos=True)
 
 
-def test_clients_that_leave_free_their_places(slow: tuple[RunningServer, Engine]) -> None:
+def test_client_disconnects_free_their_slots(slow: tuple[RunningServer, Engine]) -> None:
     """They cancel at any stage, run out of time, or disappear with their connection."""
     server, engine = slow
     for tokens in (0, 1, 5) * 5:
@@ -309,7 +309,7 @@ def test_clients_that_leave_free_their_places(slow: tuple[RunningServer, Engine]
     engine.wait_for(0)
 
 
-def test_keys_and_quotas_hold() -> None:
+def test_api_keys_and_rate_limits_apply_to_calls() -> None:
     flags = ["--api-key", "secret", "--requests-per-minute", "2"]
     with running_server("--grpc", *flags) as server, connected(server.port) as engine:
         assert engine.refusal(generate()) == (Code.UNAUTHENTICATED, "Unauthorized")
@@ -324,7 +324,7 @@ def test_keys_and_quotas_hold() -> None:
         assert engine.refusal(generate(), metadata=key)[0] == Code.RESOURCE_EXHAUSTED
 
 
-def test_a_server_that_ends_lets_streams_end_but_endless_ones_and_takes_no_more() -> None:
+def test_shutdown_lets_streams_finish_and_rejects_new_calls() -> None:
     flags = ["--inter-token-latency", "50ms", "--enable-kvcache", "true"]
     with running_server("--grpc", *flags) as server, connected(server.port) as engine:
         watch = health_pb2_grpc.HealthStub(engine.channel).Watch(health_pb2.HealthCheckRequest())
@@ -354,7 +354,7 @@ def refused_by(port: int) -> grpc.StatusCode | None:
     return None
 
 
-def test_a_worker_that_is_killed_comes_back() -> None:
+def test_killed_worker_is_replaced() -> None:
     with running_server("--grpc", "--inter-token-latency", "50ms") as server:
         with connected(server.port) as engine:
             call = engine.stub.Generate(long(), timeout=LIMIT_S)

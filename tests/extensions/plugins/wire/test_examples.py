@@ -53,13 +53,13 @@ def latin() -> Iterator[RunningServer]:
         yield server
 
 
-def test_a_reply_is_the_plugins_where_the_request_asks_for_it(latin: RunningServer) -> None:
+def test_plugin_replies_only_to_requests_that_ask_for_it(latin: RunningServer) -> None:
     assert reply_text(latin, "Hello world", {"X-Pig-Latin": "please"}) == "ellohay orldway"
     assert "ellohay" not in reply_text(latin, "Hello world")
     assert report(latin)["pig-latin"]["hooks"]["reply"]["errors"] == 0
 
 
-def test_a_streamed_reply_is_counted_token_by_token_and_ends_at_the_limit(
+def test_streamed_plugin_reply_is_counted_token_by_token_and_ends_at_the_limit(
     latin: RunningServer,
 ) -> None:
     please = {"X-Pig-Latin": "please"}
@@ -81,7 +81,7 @@ def test_a_streamed_reply_is_counted_token_by_token_and_ends_at_the_limit(
     assert answer["usage"]["completion_tokens"] == 2
 
 
-def test_a_setting_of_a_plugin_is_like_any_other(latin: RunningServer) -> None:
+def test_plugin_setting_can_be_read_and_changed_like_any_other(latin: RunningServer) -> None:
     config = f"{latin.url}/admin/config"
     assert requests.get(config, timeout=20).json()["pig-latin-share"] == 0
     assert "pig-latin-share" in requests.get(f"{config}/live", timeout=20).json()
@@ -106,7 +106,7 @@ def counting() -> Iterator[RunningServer]:
         yield server
 
 
-def test_middleware_routes_and_families_share_what_they_count(counting: RunningServer) -> None:
+def test_plugin_middleware_routes_and_metrics_share_their_counts(counting: RunningServer) -> None:
     answers = [chat(counting, "Hi", {"X-Tenant": name}) for name in ("ann", "bob", "ann")]
     assert [answer.headers["X-Tenant-Requests"] for answer in answers] == ["1", "1", "2"]
     assert requests.get(f"{counting.url}/admin/tenants", timeout=20).json() == {"ann": 2, "bob": 1}
@@ -115,7 +115,7 @@ def test_middleware_routes_and_families_share_what_they_count(counting: RunningS
     assert "vllm:num_requests_running" in metrics
 
 
-def test_middleware_may_refuse_a_request(counting: RunningServer) -> None:
+def test_plugin_middleware_can_reject_a_request(counting: RunningServer) -> None:
     config = f"{counting.url}/admin/config"
     assert requests.post(config, json={"tenants-required": True}, timeout=20).ok
     try:
@@ -125,7 +125,7 @@ def test_middleware_may_refuse_a_request(counting: RunningServer) -> None:
         requests.post(config, json={"tenants-required": False}, timeout=20)
 
 
-def test_a_reply_has_as_many_tokens_as_the_plugin_says(counting: RunningServer) -> None:
+def test_plugin_determines_the_number_of_reply_tokens(counting: RunningServer) -> None:
     usage = [chat(counting, "word " * words).json()["usage"] for words in (5, 20)]
     assert [counts["completion_tokens"] for counts in usage] == [
         2 * counts["prompt_tokens"] for counts in usage
@@ -135,7 +135,7 @@ def test_a_reply_has_as_many_tokens_as_the_plugin_says(counting: RunningServer) 
     assert limited["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_fault_is_an_error_with_its_headers() -> None:
+def test_plugin_fault_returns_an_error_with_its_headers() -> None:
     with running_server(
         *example("rush_hour"), "--rush-hour-every", "1h", "--rush-hour-lasts", "1h"
     ) as server:
@@ -163,7 +163,7 @@ def simulated(*flags: str) -> dict[str, Any]:
     return simulation
 
 
-def test_a_step_cost_of_ones_own_is_that_of_simulate_and_of_each_of_its_pods(
+def test_step_cost_of_a_plugin_is_used_by_simulate_and_its_pods(
     tmp_path: Path,
 ) -> None:
     table = tmp_path / "table.csv"
@@ -189,7 +189,7 @@ def test_a_step_cost_of_ones_own_is_that_of_simulate_and_of_each_of_its_pods(
     assert spread["itl_s"]["p50"] == pytest.approx(0.03, abs=1e-6)
 
 
-def test_a_routing_policy_of_ones_own_is_one_of_a_fleets(tmp_path: Path) -> None:
+def test_routing_policy_of_a_plugin_can_be_used_in_a_fleet(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     flags = ("--pods", "2", "--requests", "6", "--groups", "2", "--prefix-tokens", "64", "--no-png")
     command("fleet", *flags, *example("sticky"), "--policies", "sticky", "--json", str(path))
@@ -197,7 +197,7 @@ def test_a_routing_policy_of_ones_own_is_one_of_a_fleets(tmp_path: Path) -> None
     assert (figures["policy"], figures["requests"], figures["failed"]) == ("sticky", 6, 0)
 
 
-def test_the_command_tells_hooks_and_settings() -> None:
+def test_plugins_command_lists_hooks_and_settings() -> None:
     output = command("plugins", *example("tenants"), "--no-tenants-required")
     assert "    hooks: keeps_fast_path, middleware, routes, metrics" in output.splitlines()
     assert "--tenants-most (whole number, SIM_TENANTS_MOST; now '100')" in output

@@ -96,14 +96,16 @@ def hook(server: RunningServer, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", ["raise", "exit", "wrong", "calls", "waits"])
-def test_a_reply_that_fails_is_the_modes(server: RunningServer, text: str) -> None:
+def test_failing_plugin_reply_falls_back_to_the_default_reply(
+    server: RunningServer, text: str
+) -> None:
     errors_before = hook(server, "reply")["errors"]
     answer = chat(server, text)
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3
     assert hook(server, "reply")["errors"] == errors_before + 1
 
 
-def test_a_plugin_may_refuse_a_request(server: RunningServer) -> None:
+def test_plugin_can_reject_a_request(server: RunningServer) -> None:
     errors_before = hook(server, "reply")["errors"]
     refused = chat(server, "refuse")
     assert (refused.status_code, refused.json()["error"]["message"]) == (418, "No coffee.")
@@ -111,7 +113,7 @@ def test_a_plugin_may_refuse_a_request(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("header", ["x_begin", "x_given"])
-def test_a_middleware_that_fails_fails_its_own_request(server: RunningServer, header: str) -> None:
+def test_failing_middleware_fails_only_its_request(server: RunningServer, header: str) -> None:
     failed = chat(server, "Hi", **{header: "1"})
     error = {
         "message": "The plugin wrong failed to handle the request.",
@@ -124,12 +126,12 @@ def test_a_middleware_that_fails_fails_its_own_request(server: RunningServer, he
 
 
 @pytest.mark.parametrize("path", ["/mine/raises", "/mine/wrong"])
-def test_a_route_that_fails_answers_500(server: RunningServer, path: str) -> None:
+def test_failing_plugin_route_returns_500(server: RunningServer, path: str) -> None:
     answer = requests.get(server.url + path, timeout=20)
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalServerError")
 
 
-def test_other_hooks_that_fail_give_nothing(server: RunningServer) -> None:
+def test_other_failing_hooks_are_ignored_and_counted(server: RunningServer) -> None:
     """No fault, families of its own only, and a step costs what the profile says."""
     assert chat(server, "Hi", x_fault_of_mine="1").status_code == 200
     assert hook(server, "fault")["errors"] == 1
@@ -141,7 +143,7 @@ def test_other_hooks_that_fail_give_nothing(server: RunningServer) -> None:
     assert hook(server, "reply_length")["errors"] >= 1
 
 
-def test_a_long_hold_and_an_error_are_counted_and_logged_once(server: RunningServer) -> None:
+def test_long_blocking_and_errors_are_counted_and_logged_once(server: RunningServer) -> None:
     holds_before = hook(server, "reply")["long_holds"]
     assert chat(server, "hold").status_code == chat(server, "hold").status_code == 200
     held = hook(server, "reply")
@@ -153,7 +155,7 @@ def test_a_long_hold_and_an_error_are_counted_and_logged_once(server: RunningSer
     assert hook(server, "reply")["in_use"] is True
 
 
-def test_a_reply_off_the_loop_may_block(tmp_path: Path) -> None:
+def test_reply_hook_in_a_thread_may_block(tmp_path: Path) -> None:
     """While one waits for a file, without gevent's knowledge, another request is answered."""
     ready = tmp_path / "ready"
     path = tmp_path / "slow.py"
@@ -179,7 +181,7 @@ def wait(self, request, rng):
         assert answer.startswith("waited")
 
 
-def test_a_middleware_on_the_fast_path_fails_its_own_request_and_cannot_wait(
+def test_failing_middleware_on_the_fast_path_fails_only_its_request(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "fast.py"
@@ -224,7 +226,7 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING)
-def test_any_result_of_a_plugin_becomes_a_reply_or_none(result: Any) -> None:
+def test_any_plugin_result_is_converted_to_a_reply_or_ignored(result: Any) -> None:
     guard = Guard("any", "reply")
     reply = guard.reply(lambda request, rng: result)(REQUEST, Random(1))
     assert (reply is None) == (result is None or guard.errors > 0)

@@ -29,7 +29,7 @@ def reloaded(server: RunningServer, done: Callable[[], bool]) -> None:
     wait_until(done)
 
 
-def test_a_reload_reads_a_file_again_and_refuses_one_that_is_broken(plugin: Write) -> None:
+def test_reload_reads_a_changed_plugin_and_rejects_a_broken_one(plugin: Write) -> None:
     path = plugin(SAYING.format(text="one"))
     with running_server("--plugin", path) as server:
         assert reply_text(server.url) == "one"
@@ -40,7 +40,7 @@ def test_a_reload_reads_a_file_again_and_refuses_one_that_is_broken(plugin: Writ
         reloaded(server, lambda: reply_text(server.url) == "two")
 
 
-def test_each_rank_has_the_plugins(plugin: Write) -> None:
+def test_each_rank_loads_the_plugins(plugin: Write) -> None:
     path = plugin(SAYING.format(text="one"))
     env = {"SIM_PLUGIN": path, "SIM_DATA_PARALLEL_SIZE": "2"}
     with running_gunicorn(env=env, ports=2) as server:
@@ -63,7 +63,7 @@ def told_plugins(environ: dict[str, str], *flags: str) -> subprocess.CompletedPr
     )
 
 
-def test_a_plugin_of_a_package_is_there_unless_it_is_not_wanted(tmp_path: Path) -> None:
+def test_installed_plugin_package_is_loaded_unless_disabled(tmp_path: Path) -> None:
     environ = installed(tmp_path, plugin_module(REPLY, "shouting"))
     listed = told_plugins(environ).stdout
     assert listed.startswith("built-in extensions:\n")
@@ -76,7 +76,7 @@ def test_a_plugin_of_a_package_is_there_unless_it_is_not_wanted(tmp_path: Path) 
     assert "\n  shouting 1.2" in once and once.count("hooks:") == 1
 
 
-def test_a_package_with_a_broken_plugin_is_named(tmp_path: Path) -> None:
+def test_error_names_the_package_of_a_broken_plugin(tmp_path: Path) -> None:
     done = told_plugins(installed(tmp_path, "import nothing_of_the_kind\n"))
     assert done.returncode == 1
     assert done.stderr.startswith(

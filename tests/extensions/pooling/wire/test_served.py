@@ -65,7 +65,7 @@ def counted_by(server: RunningServer, path: str, *bodies: dict[str, object]) -> 
     return {name: value - sums_before.get(name, 0.0) for name, value in samples(server).items()}
 
 
-def test_texts_are_counted_in_the_same_families_as_in_vllm(every: RunningServer) -> None:
+def test_embedded_texts_are_counted_in_the_same_metrics_as_in_vllm(every: RunningServer) -> None:
     texts = ["hello", "hello world", "a third text"]
     tokens = sum(len(token_ids(every, text)) for text in texts)
     stopped = metric(every.port, "vllm:request_success_total", finished_reason="stop")
@@ -86,7 +86,7 @@ def test_texts_are_counted_in_the_same_families_as_in_vllm(every: RunningServer)
     assert computed_after == computed + 2 * tokens
 
 
-def test_requests_above_the_limit_of_the_queue_are_rejected(narrow: RunningServer) -> None:
+def test_requests_above_the_queue_limit_are_rejected(narrow: RunningServer) -> None:
     with Wire(narrow.port) as first, Wire(narrow.port) as second:
         first.post(BASE[EMBED], EMBED)
         wait_for_metric(narrow.port, RUNNING, 1)
@@ -97,7 +97,7 @@ def test_requests_above_the_limit_of_the_queue_are_rejected(narrow: RunningServe
     assert (running(narrow.port), waiting(narrow.port)) == (0, 0)
 
 
-def test_a_client_that_disconnects_frees_its_slots(narrow: RunningServer) -> None:
+def test_client_disconnect_frees_its_slots(narrow: RunningServer) -> None:
     with Wire(narrow.port) as wire:
         wire.post({"input": ["a", "b", "c", "d", "e"] * 20}, EMBED)
         wait_for_metric(narrow.port, WAITING, 1)
@@ -107,7 +107,7 @@ def test_a_client_that_disconnects_frees_its_slots(narrow: RunningServer) -> Non
     assert post(narrow, EMBED, BASE[EMBED]).status_code == 200
 
 
-def test_a_text_that_an_operator_aborts_gets_503(narrow: RunningServer) -> None:
+def test_aborted_embedding_request_returns_503(narrow: RunningServer) -> None:
     with Wire(narrow.port) as wire:
         wire.post(BASE[EMBED], EMBED)
         wait_for_metric(narrow.port, RUNNING, 1)
@@ -140,7 +140,7 @@ def test_ten_thousand_texts_are_embedded_in_order_while_others_are_served(
     )
 
 
-def test_a_client_disconnect_during_a_large_answer_affects_no_other_client(
+def test_client_disconnect_during_a_large_response_affects_no_other_client(
     every: RunningServer,
 ) -> None:
     for _ in range(3):
@@ -151,7 +151,7 @@ def test_a_client_disconnect_during_a_large_answer_affects_no_other_client(
     assert len(vectors(every, "a")) == 1
 
 
-def test_the_sdk_requests_base64_and_returns_the_numbers(every: RunningServer) -> None:
+def test_openai_sdk_requests_base64_and_returns_the_numbers(every: RunningServer) -> None:
     with openai_client(every, strict=False) as sdk:
         answer = sdk.embeddings.create(model="tiny", input=["hello", "world"])
         assert [item.embedding for item in answer.data] == vectors(every, ["hello", "world"])

@@ -84,7 +84,7 @@ def saying(*parts: bytes) -> Iterator[tuple[str, Event]]:
         thread.join(10)
 
 
-def test_the_openai_sdk_is_answered_by_the_target_once_and_then_by_the_file(
+def test_openai_sdk_is_answered_by_the_target_once_and_then_by_the_file(
     tmp_path: Path, upstream: RunningServer
 ) -> None:
     file = tmp_path / "grows"
@@ -134,7 +134,7 @@ def test_stream_is_forwarded_piece_by_piece(tmp_path: Path) -> None:
         wait_for_log(server, "not kept: POST /v1/chat/completions: the client left")
 
 
-def test_target_without_answer_gives_one_clear_error(tmp_path: Path) -> None:
+def test_target_without_a_response_returns_one_clear_error(tmp_path: Path) -> None:
     half = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", b"data: 1\n\n"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         closed = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -186,7 +186,7 @@ LENGTHS = (
 )
 
 
-def test_conflicting_content_lengths_are_an_error(tmp_path: Path) -> None:
+def test_conflicting_content_lengths_return_an_error(tmp_path: Path) -> None:
     with saying(LENGTHS % 2) as (equal, _), saying(LENGTHS % 3) as (different, _):
         targets = ("--target", f"equal={equal}", f"different={different}")
         with running_server(*FLAGS, "--replay", str(tmp_path / "r"), *targets) as server:
@@ -234,7 +234,7 @@ def trickling(start: bytes, part: bytes) -> Iterator[str]:
         thread.join(10)
 
 
-def test_trickling_target_runs_into_the_timeout(tmp_path: Path) -> None:
+def test_slow_target_response_times_out(tmp_path: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\n"
     chunked = head + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     with (
@@ -266,7 +266,7 @@ def test_trickling_target_runs_into_the_timeout(tmp_path: Path) -> None:
     assert exchanges_of(tmp_path / "r") == []
 
 
-def test_broken_answer_is_recorded_and_replayed_as_broken(tmp_path: Path) -> None:
+def test_broken_response_is_recorded_and_replayed_as_broken(tmp_path: Path) -> None:
     recorded = written(
         tmp_path / "up", [exchange(chat("Hi"), (0, b"1"), (0, b"2"), is_broken=True)]
     )
@@ -354,7 +354,7 @@ def test_simultaneous_equal_requests_reach_the_target_once(tmp_path: Path) -> No
     assert len(exchanges_of(tmp_path / "r")) == 1
 
 
-def test_ranks_share_the_file(tmp_path: Path, upstream: RunningServer) -> None:
+def test_ranks_share_the_recording_file(tmp_path: Path, upstream: RunningServer) -> None:
     file = tmp_path / "r"
     flags = ("--replay", str(file), "--target", upstream.url, "--data-parallel-size", "2")
     with running_server(*FLAGS, *flags) as server:
@@ -382,7 +382,7 @@ def test_ranks_share_the_file(tmp_path: Path, upstream: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("worker", WORKERS)
-def test_any_worker_records(tmp_path: Path, upstream: RunningServer, worker: str) -> None:
+def test_every_worker_class_records(tmp_path: Path, upstream: RunningServer, worker: str) -> None:
     file = tmp_path / "r"
     env = {"SIM_REPLAY": str(file), "SIM_REPLAY_MISS": "record", "SIM_TARGET": upstream.url}
     with served_by(worker, tmp_path, **env) as server:
@@ -394,7 +394,7 @@ def test_any_worker_records(tmp_path: Path, upstream: RunningServer, worker: str
     assert len(exchanges_of(file)) == 2
 
 
-def test_cut_recording_continues_to_grow(tmp_path: Path, upstream: RunningServer) -> None:
+def test_truncated_recording_can_be_appended_to(tmp_path: Path, upstream: RunningServer) -> None:
     file = written(
         tmp_path / "r", [exchange(chat("known"), (0, b"1"))], tail=b'{"at_s": 0.1, "requ'
     )
@@ -411,7 +411,7 @@ def test_cut_recording_continues_to_grow(tmp_path: Path, upstream: RunningServer
     assert bytes_of(read_exchange(new).answer.chunks[0].data) == body
 
 
-def test_a_client_that_leaves_early_frees_the_server(tmp_path: Path) -> None:
+def test_early_client_disconnect_frees_the_server(tmp_path: Path) -> None:
     with saying() as (silent, left):
         flags = ("--replay", str(tmp_path / "r"), "--target", silent, "--graceful-timeout", "30s")
         with running_server(*FLAGS, *flags) as server:
@@ -425,7 +425,7 @@ def test_a_client_that_leaves_early_frees_the_server(tmp_path: Path) -> None:
             assert time.monotonic() - began < 15, "the server waited for a client that had left"
 
 
-def test_invalid_settings_stop_the_start_with_one_line(tmp_path: Path) -> None:
+def test_invalid_settings_prevent_startup_with_a_one_line_error(tmp_path: Path) -> None:
     file = str(tmp_path / "r")
     foreign = tmp_path / "foreign"
     foreign.write_text(json.dumps({"mine": 1}))

@@ -30,7 +30,7 @@ FLAGS = ("--force-dummy-tokenizer", "--model", "m")
 KEY = "sk-very-secret-1"
 
 
-def test_keys_metrics_and_logs_work_as_without_recording(tmp_path: Path) -> None:
+def test_api_keys_metrics_and_logs_work_during_a_replay(tmp_path: Path) -> None:
     recorded = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"{}"))])
     flags = ("--replay", recorded, "--api-key", KEY, "--log-http", "--enable-request-id-headers")
     with running_server(*FLAGS, *flags) as server:
@@ -47,7 +47,7 @@ def test_keys_metrics_and_logs_work_as_without_recording(tmp_path: Path) -> None
         assert KEY not in server.log()
 
 
-def test_disconnected_client_of_a_replay_leaves_nothing_busy(tmp_path: Path) -> None:
+def test_client_disconnect_during_a_replay_releases_all_resources(tmp_path: Path) -> None:
     slow = [
         exchange(chat("stream"), (0, b"data: 1\n\n"), (3600, b"data: 2\n\n")),
         exchange(chat("whole"), (3600, b"{}")),
@@ -65,7 +65,7 @@ def test_disconnected_client_of_a_replay_leaves_nothing_busy(tmp_path: Path) -> 
         assert time.monotonic() - began < 15, "the server waited for who had left"
 
 
-def test_a_whole_answer_in_pieces_keeps_its_length(tmp_path: Path) -> None:
+def test_non_streamed_response_in_pieces_keeps_its_content_length(tmp_path: Path) -> None:
     headers = [("content-type", "text/plain"), ("content-length", "6")]
     path = written(
         tmp_path / "r", [exchange(chat("Hi"), (0, b"one"), (0.05, b"two"), headers=headers)]
@@ -94,7 +94,7 @@ def test_recorder_that_cannot_start_prints_the_reason(
         assert errors.startswith(line) and errors.count("\n") == 1
 
 
-def test_port_in_use_leaves_no_file(tmp_path: Path) -> None:
+def test_occupied_port_leaves_no_recording_file(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         words = (
@@ -118,7 +118,7 @@ def test_port_in_use_leaves_no_file(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"error: port {port}: Address already in use")
 
 
-def test_killed_recorder_leaves_completed_exchanges(tmp_path: Path) -> None:
+def test_killed_recorder_keeps_completed_exchanges(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with running_server(*FLAGS) as live:
         try:
@@ -134,7 +134,7 @@ def test_killed_recorder_leaves_completed_exchanges(tmp_path: Path) -> None:
     assert len(exchanges_of(path)) == 1
 
 
-def test_drift_reports_different_answers(
+def test_drift_command_reports_different_responses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded = tmp_path / "r"
@@ -154,7 +154,7 @@ def test_drift_reports_different_answers(
             assert line in capsys.readouterr().out
 
 
-def test_a_recording_of_megabytes_in_one_answer_is_replayed_to_the_byte(tmp_path: Path) -> None:
+def test_recorded_response_of_megabytes_is_replayed_exactly(tmp_path: Path) -> None:
     content = b'"\n' * (6 << 20)
     huge = exchange(chat("Hi"), (0, content), headers=[("content-type", "text/plain")])
     path = written(
@@ -166,7 +166,7 @@ def test_a_recording_of_megabytes_in_one_answer_is_replayed_to_the_byte(tmp_path
 
 
 @pytest.mark.parametrize("pieces", [[(0.0, b"x" * (6 << 20))], [(0.0, b"x" * (3 << 20))] * 2])
-def test_a_client_that_takes_no_bytes_of_a_replay_is_cut_off(
+def test_client_that_does_not_read_a_replay_is_disconnected(
     tmp_path: Path, pieces: list[tuple[float, bytes]]
 ) -> None:
     path = written(tmp_path / "r", [exchange(chat("Hi"), *pieces)])
@@ -217,9 +217,7 @@ def answer_content(exchange: Exchange) -> tuple[object, ...]:
     ],
 )
 @pytest.mark.timeout(180)
-def test_the_loop_of_an_agent_is_replayed_byte_by_byte(
-    tmp_path: Path, client: str, python: str
-) -> None:
+def test_agent_loop_is_replayed_byte_by_byte(tmp_path: Path, client: str, python: str) -> None:
     first = tmp_path / "first"
     second = tmp_path / "second"
     with (

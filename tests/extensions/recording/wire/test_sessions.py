@@ -29,7 +29,7 @@ REPLAY_FLAGS = ("--replay-by", "turn", "--replay-miss", "not-found")
 
 @pytest.mark.coding_agents
 @pytest.mark.parametrize("name", REPLAYED)
-def test_an_agent_does_the_task_again_by_its_recorded_session(name: str, tmp_path: Path) -> None:
+def test_coding_agent_repeats_its_task_from_the_recorded_session(name: str, tmp_path: Path) -> None:
     session = SESSIONS / f"{name}.jsonl"
     with running_server("--replay", str(session), *REPLAY_FLAGS, *SERVER_FLAGS) as server:
         page_section = section(AGENTS[name])
@@ -44,7 +44,7 @@ def test_an_agent_does_the_task_again_by_its_recorded_session(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["codex", "opencode", "claude"])
-def test_each_request_of_a_recorded_session_gets_its_answer_by_turn(name: str) -> None:
+def test_each_request_of_a_recorded_session_gets_its_response_by_turn(name: str) -> None:
     session = SESSIONS / f"{name}.jsonl"
     exchanges = [exchange for _, exchange in recorded(str(session))]
     with running_server("--replay", str(session), *REPLAY_FLAGS, *SERVER_FLAGS) as server:
@@ -56,7 +56,7 @@ def test_each_request_of_a_recorded_session_gets_its_answer_by_turn(name: str) -
 
 
 @pytest.mark.coding_agents
-def test_a_session_goes_on_in_another_way_from_the_turn_of_a_fork(tmp_path: Path) -> None:
+def test_forked_session_continues_with_a_script_from_the_chosen_turn(tmp_path: Path) -> None:
     fork = tmp_path / "fork.jsonl"
     script = tmp_path / "script.yaml"
     script.write_text("rules:\n- then: {text: I do not run it.}\n")

@@ -134,9 +134,7 @@ def test_partial_line_is_skipped_with_one_warning(tmp_path: Path, target: Target
     assert file.read_bytes().splitlines()[2] == half
 
 
-def test_a_last_line_without_its_newline_is_replayed_and_kept(
-    tmp_path: Path, target: Target
-) -> None:
+def test_last_line_without_newline_is_replayed_and_kept(tmp_path: Path, target: Target) -> None:
     file = tmp_path / "r"
     written(file, [], line_of(KNOWN).rstrip(b"\n"))
     with recording_server(target, file) as server:
@@ -147,7 +145,7 @@ def test_a_last_line_without_its_newline_is_replayed_and_kept(
 
 
 @pytest.mark.parametrize("rotation", ["rename", "replace", "truncate", "delete"])
-def test_a_file_that_is_rotated_while_servers_record_loses_nothing(
+def test_file_rotated_during_recording_loses_no_exchange(
     tmp_path: Path, target: Target, rotation: str
 ) -> None:
     file = tmp_path / "r"
@@ -175,7 +173,7 @@ def test_a_file_that_is_rotated_while_servers_record_loses_nothing(
     assert sorted(questions_of(file)) == ["one", "two"], "the new file answers both"
 
 
-def test_lock_of_another_process_delays_no_answer(tmp_path: Path, target: Target) -> None:
+def test_lock_of_another_process_delays_no_response(tmp_path: Path, target: Target) -> None:
     file = tmp_path / "r"
     with recording_server(target, file) as server:
         say(server, "before")
@@ -196,7 +194,7 @@ def test_lock_of_another_process_delays_no_answer(tmp_path: Path, target: Target
     assert sorted(questions_of(file)) == ["before", *(f"locked {number}" for number in range(8))]
 
 
-def test_a_server_starts_and_stops_while_another_process_holds_the_lock(
+def test_server_starts_and_stops_while_another_process_holds_the_lock(
     tmp_path: Path, target: Target
 ) -> None:
     file = tmp_path / "r"
@@ -214,7 +212,7 @@ def test_a_server_starts_and_stops_while_another_process_holds_the_lock(
     assert questions_of(file) == ["known"]
 
 
-def test_two_servers_on_one_file_relay_once_and_write_whole_lines(
+def test_two_servers_on_one_file_forward_once_and_write_whole_lines(
     tmp_path: Path, target: Target
 ) -> None:
     file = tmp_path / "r"
@@ -243,7 +241,7 @@ def test_two_servers_on_one_file_relay_once_and_write_whole_lines(
     assert len(questions_of(file)) == 42
 
 
-def test_kill_9_while_writing_loses_no_written_line(tmp_path: Path, target: Target) -> None:
+def test_killing_a_recording_server_loses_no_written_line(tmp_path: Path, target: Target) -> None:
     file = tmp_path / "r"
     with serving(target.handler) as port:
         flags = (*FLAGS, "--replay", str(file), "--target", f"http://127.0.0.1:{port}")
@@ -274,7 +272,7 @@ def test_kill_9_while_writing_loses_no_written_line(tmp_path: Path, target: Targ
         assert target.request_counts["after"] == 1
 
 
-def test_full_disk_loses_the_exchange_but_no_answer(tmp_path: Path, target: Target) -> None:
+def test_full_disk_loses_the_exchange_but_no_response(tmp_path: Path, target: Target) -> None:
     file = tmp_path / "r"
     written(file, [exchange(chat("x" * 300_000), (0, b"1"))])  # longer than the log of the server
     with recording_server(target, file) as server:
@@ -300,7 +298,9 @@ def children_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-def test_the_recorder_before_a_server_shares_the_rules(tmp_path: Path, target: Target) -> None:
+def test_recording_proxy_and_server_share_the_rules_for_a_file(
+    tmp_path: Path, target: Target
+) -> None:
     file = tmp_path / "r"
     rotated = tmp_path / "r.1"
     with (

@@ -43,7 +43,7 @@ def body_of(port: int, text: str) -> bytes:
 
 
 @pytest.mark.parametrize("worker", WORKERS)
-def test_any_worker_replays(tmp_path: Path, worker: str) -> None:
+def test_every_worker_class_replays(tmp_path: Path, worker: str) -> None:
     path = written(tmp_path / "r", EXCHANGES)
     with served_by(worker, tmp_path, SIM_REPLAY=path, SIM_REPLAY_MISS="not-found") as server:
         at_once = 1 if worker == "sync" else 4
@@ -60,9 +60,7 @@ def test_any_worker_replays(tmp_path: Path, worker: str) -> None:
         assert json.loads(get(server.port, "/admin/replay").body)["missed"] == 1
 
 
-def test_a_recording_is_made_and_replayed_over_tls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recording_works_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tmp_path / "first"
     trusted = tmp_path / "ca.pem"
     flags = ("--model=m", "--self-signed-certs")
@@ -98,7 +96,7 @@ def body_over_tls(port: int, text: str) -> bytes:
             return response.read()
 
 
-def test_a_recording_answers_before_a_real_engine_is_asked(tmp_path: Path) -> None:
+def test_recorded_response_is_used_before_the_real_engine(tmp_path: Path) -> None:
     peer = new_peer(tmp_path / "peer")
     path = written(tmp_path / "r", EXCHANGES)
     with served(peer, replay=path) as server:

@@ -27,7 +27,7 @@ def status(service: RunningServer, path: str, body: object = None) -> int:
     return requests.request(method, f"{service.url}{path}", json=body, timeout=20).status_code
 
 
-def test_a_render_service_tokenizes_and_renders(service: RunningServer) -> None:
+def test_render_service_tokenizes_and_renders(service: RunningServer) -> None:
     for path in ("/health", "/v1/models", "/version", "/metrics"):
         assert status(service, path) == 200
     assert status(service, "/tokenize", PROMPT) == 200
@@ -47,7 +47,7 @@ def test_a_render_service_tokenizes_and_renders(service: RunningServer) -> None:
         ("/admin/config", None),
     ],
 )
-def test_a_render_service_has_no_routes_that_generate(
+def test_render_service_has_no_generation_routes(
     service: RunningServer, path: str, body: object
 ) -> None:
     method = "GET" if body is None else "POST"
@@ -55,7 +55,7 @@ def test_a_render_service_has_no_routes_that_generate(
     assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
 
 
-def test_a_server_tokenizes_with_it(service: RunningServer) -> None:
+def test_server_tokenizes_with_the_render_service(service: RunningServer) -> None:
     with running_server("--render-url", service.url, "--model", "tiny") as server:
         answer = requests.post(f"{server.url}/v1/completions", json=PROMPT, timeout=20)
         assert answer.status_code == 200
@@ -64,6 +64,6 @@ def test_a_server_tokenizes_with_it(service: RunningServer) -> None:
     assert sum(requests_by_way(service.port).values()) > 0
 
 
-def test_other_components_are_refused() -> None:
+def test_unknown_launch_component_is_rejected() -> None:
     with pytest.raises(UsageError, match="launch supports only the component render"):
         launch(["engine", "tiny"])

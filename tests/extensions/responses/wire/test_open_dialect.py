@@ -15,7 +15,7 @@ def client() -> Iterator[Client]:
         yield opened
 
 
-def test_the_sdk_of_openai_reads_answers_and_streams(client: Client) -> None:
+def test_openai_sdk_reads_responses_and_streams(client: Client) -> None:
     sdk = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none")
     response = sdk.responses.create(model=MODEL, input="hi")
     assert response.status == "completed" and response.completed_at is not None
@@ -27,7 +27,9 @@ def test_the_sdk_of_openai_reads_answers_and_streams(client: Client) -> None:
 
 
 @pytest.mark.parametrize("special", [{}, {"Expect": "100-continue"}])
-def test_errors_have_the_same_form_on_all_paths(client: Client, special: dict[str, str]) -> None:
+def test_errors_have_the_same_format_on_all_request_paths(
+    client: Client, special: dict[str, str]
+) -> None:
     answer = client.post("/v1/responses", {"input": "hi", "model": "missing"}, headers=special)
     assert answer.status_code == 404
     assert answer.json()["error"]["type"] == "not_found"

@@ -47,7 +47,7 @@ def answered_beside_health(
         ({"when": {"message": {"regex": "(?:a{140}){140}"}}, "then": "pass"}, "repeats too much"),
     ],
 )
-def test_rules_that_are_too_large_are_rejected_at_once(
+def test_oversized_rules_are_rejected_immediately(
     server: RunningServer, rule: dict[str, Any], reason: str
 ) -> None:
     answer = answered_beside_health(server, "PUT", RULES, {"rules": [rule]})
@@ -56,7 +56,7 @@ def test_rules_that_are_too_large_are_rejected_at_once(
     assert reason in answer.json()["error"]["message"]
 
 
-def test_slow_regexes_use_up_the_time_of_a_request_and_later_rules_answer(
+def test_slow_regexes_use_up_the_matching_time_and_later_rules_answer(
     server: RunningServer,
 ) -> None:
     slow = {"when": {"message": {"regex": "(a|aa)+$"}}, "then": {"text": "never"}}
@@ -71,7 +71,7 @@ def test_slow_regexes_use_up_the_time_of_a_request_and_later_rules_answer(
     requests.delete(server.url + RULES, timeout=20)
 
 
-def test_a_megabyte_is_compared_with_thousands_of_rules(server: RunningServer) -> None:
+def test_megabyte_message_is_matched_against_thousands_of_rules(server: RunningServer) -> None:
     rules: list[Any] = [
         {
             "when": {
@@ -92,7 +92,7 @@ def test_a_megabyte_is_compared_with_thousands_of_rules(server: RunningServer) -
     requests.delete(server.url + RULES, timeout=20)
 
 
-def test_templates_that_work_without_end_fail_for_their_request(server: RunningServer) -> None:
+def test_endless_templates_fail_only_their_request(server: RunningServer) -> None:
     text = "{% if message|upper|lower|title|json|upper %}{% endif %}" * 60
     put = requests.put(server.url + RULES, json={"rules": [{"then": {"text": text}}]}, timeout=50)
     assert put.status_code == 200

@@ -53,7 +53,7 @@ def ask(server: vllm_understudy.Server, text: str = "hi", scope: str = "") -> st
     return answer.choices[0].message.content
 
 
-def test_rules_and_settings_survive_a_crash(server: vllm_understudy.Server) -> None:
+def test_rules_and_settings_survive_a_worker_crash(server: vllm_understudy.Server) -> None:
     server.replies(["one", "two", "three"])
     removed = server.reply({"message": "removed"}, then={"text": "x"})
     server.reply({"message": "kept"}, then={"text": "Kept: {{ message }}."}, name="kept")
@@ -82,7 +82,7 @@ def test_rules_and_settings_survive_a_crash(server: vllm_understudy.Server) -> N
     assert server.ask("GET", "/admin/script/rules") == {"rules": []} and ask(server)
 
 
-def test_a_rule_after_a_crash_does_not_reuse_the_id_of_a_removed_one(
+def test_rule_id_is_not_reused_after_a_crash(
     server: vllm_understudy.Server,
 ) -> None:
     """A rank that did not crash has later ids, and a rule has one id on all ranks."""
@@ -94,7 +94,7 @@ def test_a_rule_after_a_crash_does_not_reuse_the_id_of_a_removed_one(
     assert rule["id"] == 3
 
 
-def test_a_reload_removes_the_rules(server: vllm_understudy.Server) -> None:
+def test_reload_removes_the_runtime_rules(server: vllm_understudy.Server) -> None:
     server.reply(then={"text": "set"})
     assert ask(server) == "set"
     arbiter = arbiter_of(server)
@@ -110,7 +110,7 @@ def test_a_reload_removes_the_rules(server: vllm_understudy.Server) -> None:
     assert ask(server) != "set"
 
 
-def test_a_worker_starts_without_the_file_of_a_script(tmp_path: Path) -> None:
+def test_worker_starts_without_a_missing_script_file(tmp_path: Path) -> None:
     script = tmp_path / "rules.json"
     rule = {"when": {"message": "hi"}, "then": {"text": "from the file"}}
     script.write_text(json.dumps({"rules": [rule]}))

@@ -80,7 +80,7 @@ def wait_for_way(server: RunningServer, way: str) -> None:
     wait_until(is_way_taken)
 
 
-def test_a_changed_file_is_read_again_unless_it_is_invalid(tmp_path: Path) -> None:
+def test_changed_file_is_reloaded_unless_it_is_invalid(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{then: {text: old}}, {then: {text: never}}]")
     with running_server("--script", str(path)) as server:
@@ -100,7 +100,7 @@ def test_a_changed_file_is_read_again_unless_it_is_invalid(tmp_path: Path) -> No
         assert re.search(r"1 of 2 rules never answered: rule 2 \(unused\)", server.log())
 
 
-def test_the_report_can_include_all_ranks(tmp_path: Path) -> None:
+def test_script_report_can_include_all_ranks(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{then: {text: a}}]")
     with running_gunicorn(
@@ -129,7 +129,7 @@ def processes_of_rank(server: RunningServer, rank: int) -> list[int]:
     ]
 
 
-def test_rules_for_all_ranks_name_the_ranks_that_have_them() -> None:
+def test_partly_accepted_rules_name_the_ranks_that_have_them() -> None:
     rule = {"name": "greet", "then": {"text": "Hello."}}
     with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "3"}, ports=3) as server:
         # The port of rank 0 answers before the other ranks have closed the listeners of their peers.
@@ -153,7 +153,7 @@ def test_rules_for_all_ranks_name_the_ranks_that_have_them() -> None:
         assert [row["name"] for row in last.json()["rules"]] == ["greet"]
 
 
-def test_rules_give_equal_replies_on_the_fast_path(tmp_path: Path) -> None:
+def test_rules_give_the_same_replies_on_the_fast_path(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(RULES)
     answers: list[list[str]] = []
@@ -195,7 +195,7 @@ def journal(server: RunningServer) -> list[dict[str, Any]]:
     return [{**entry, "at": "", **dict.fromkeys(moments)} for entry in entries]
 
 
-def test_a_file_with_slow_rules_disables_the_fast_path(tmp_path: Path) -> None:
+def test_script_with_slow_rules_disables_the_fast_path(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{then: {text: constant}}]")
     with running_server("--script", str(path), env={"SIM_FAST_PATH": "true"}) as server:

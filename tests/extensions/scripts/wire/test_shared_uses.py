@@ -24,7 +24,7 @@ print(sum(uses.take(b"rule one", limit=100) for _ in range(60)))
 """A process that answers 60 times, if it may, once it has read a line."""
 
 
-def test_processes_never_give_more_answers_than_allowed() -> None:
+def test_processes_together_never_exceed_the_times_limit_of_a_rule() -> None:
     with new_table() as file, ExitStack() as stack:
         descriptor = file.fileno()
         takers: list[Popen[str]] = []
@@ -44,7 +44,7 @@ def test_processes_never_give_more_answers_than_allowed() -> None:
         assert SharedUses(descriptor).count(b"rule one") == sum(taken) == 100
 
 
-def test_a_sequence_continues_on_the_other_rank() -> None:
+def test_reply_sequence_continues_on_another_rank() -> None:
     rules = [{"times": 1, "then": {"text": text}} for text in ("one", "two", "three", "four")]
     with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "2"}, ports=2) as server:
         for rank in (0, 1):

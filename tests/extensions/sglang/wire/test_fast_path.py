@@ -6,7 +6,7 @@ from tests.client import events, served
 from tests.waits import wait_for_metric
 
 
-def test_plain_requests_are_counted_by_whether_they_stream() -> None:
+def test_fast_path_requests_are_counted_by_streaming_mode() -> None:
     chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
     with served("--dialect=sglang") as client, requests.Session() as session:
         for streams in (False, True, True):
@@ -20,7 +20,7 @@ def test_plain_requests_are_counted_by_whether_they_stream() -> None:
         assert client.metric(name, is_streaming="false") == 1
 
 
-def test_the_last_event_of_a_plain_stream_has_the_matched_stop() -> None:
+def test_last_fast_path_stream_event_has_matched_stop() -> None:
     chat = {"messages": [{"role": "user", "content": "one two three"}], "stream": True}
     with served("--dialect=sglang", "--mode=echo", "--inter-token-latency=1ms") as client:
         completion = {"prompt": "one two three", "max_tokens": 50, "stream": True}

@@ -185,7 +185,7 @@ def names(spans: list[Received]) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_spans_of_a_request_belong_to_the_trace_of_the_client(
+def test_request_spans_belong_to_the_trace_of_the_client(
     traced: RunningServer, collector: Collector, stream: bool
 ) -> None:
     trace_id, headers = fresh_trace()
@@ -215,9 +215,7 @@ def test_the_spans_of_a_request_belong_to_the_trace_of_the_client(
     assert request_span.status == 0
 
 
-def test_the_collector_receives_the_name_of_the_service(
-    traced: RunningServer, collector: Collector
-) -> None:
+def test_collector_receives_the_service_name(traced: RunningServer, collector: Collector) -> None:
     trace_id, headers = fresh_trace()
     post(traced, headers)
     resource = collector.trace(trace_id)[0].resource
@@ -233,9 +231,7 @@ def send(wire: Wire, headers: Mapping[str, str], **fields: object) -> Wire:
     return wire.send(http_post(COMPLETIONS, json.dumps(ask(**fields)).encode(), *lines))
 
 
-def test_a_span_ends_when_its_client_disconnects(
-    traced: RunningServer, collector: Collector
-) -> None:
+def test_client_disconnect_ends_its_span(traced: RunningServer, collector: Collector) -> None:
     trace_id, headers = fresh_trace()
     with Wire(traced.port) as wire:
         next(send(wire, headers, max_tokens=4000, stream=True).events())
@@ -255,7 +251,7 @@ def test_a_span_ends_when_its_client_disconnects(
         ("/v1/nope", {}, 404, "POST"),
     ],
 )
-def test_a_rejected_request_has_one_span(
+def test_rejected_request_has_one_span(
     traced: RunningServer,
     collector: Collector,
     path: str,
@@ -274,7 +270,7 @@ def test_a_rejected_request_has_one_span(
 
 
 @pytest.mark.parametrize("parent", [None, "00-nonsense", f"00-{'0' * 32}-{PARENT}-01"])
-def test_a_request_without_a_valid_parent_begins_a_trace(
+def test_request_without_a_valid_parent_starts_a_trace(
     traced: RunningServer, collector: Collector, parent: str | None
 ) -> None:
     headers = {"Authorization": "Bearer key", "X-Request-Id": f"own-{parent}"[:12]}
@@ -287,7 +283,9 @@ def test_a_request_without_a_valid_parent_begins_a_trace(
     assert collector.wait_for(is_request_span).parent_id == ""
 
 
-def test_probes_and_scrapes_are_not_traced(traced: RunningServer, collector: Collector) -> None:
+def test_health_probes_and_scrapes_are_not_traced(
+    traced: RunningServer, collector: Collector
+) -> None:
     paths = ("/health", "/metrics", "/ping", "/version", "/health/ready")
     for path in paths:
         requests.get(traced.url + path, timeout=20)
@@ -306,7 +304,7 @@ def silent() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_dead_collector_does_not_affect_requests_and_the_shutdown(
+def test_unreachable_collector_affects_neither_requests_nor_shutdown(
     answers: bool, silent: int
 ) -> None:
     endpoint = (
@@ -323,7 +321,7 @@ def test_a_dead_collector_does_not_affect_requests_and_the_shutdown(
         assert server.log().count("Traceback") == 0
 
 
-def test_a_server_without_opentelemetry_does_not_start_and_names_the_package(
+def test_missing_opentelemetry_prevents_startup_and_names_the_package(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "opentelemetry.py").write_text("raise ImportError('no OpenTelemetry here')\n")

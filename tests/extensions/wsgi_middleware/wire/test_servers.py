@@ -13,7 +13,7 @@ from tests.running_server import ROOT, free_port, running_image
 pytestmark = pytest.mark.wire
 
 
-def test_middleware_sees_plain_requests_and_streams() -> None:
+def test_middleware_processes_plain_requests_and_streams() -> None:
     with (
         running_image("serve", "tiny", f"--middleware={EXAMPLES}.Tagged") as server,
         requests.Session() as session,
@@ -29,7 +29,7 @@ def test_middleware_sees_plain_requests_and_streams() -> None:
         assert (refused.status_code, refused.text) == (403, "refused")
 
 
-def test_middleware_that_cannot_be_imported_stops_the_start_with_one_line() -> None:
+def test_middleware_that_cannot_be_imported_prevents_startup_with_one_line() -> None:
     options = ["--port", str(free_port()), "--middleware", "no_such_module.Class"]
     done = subprocess.run(
         [sys.executable, "-m", "app", "serve", "tiny", *options],
