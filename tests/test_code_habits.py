@@ -37,21 +37,21 @@ from scripts.code_habits import (
         ("B = 1\nclass A: ...\na = A()", []),
     ],
 )
-def test_a_habit_is_found_where_it_is(source: str, habits: list[str]) -> None:
+def test_code_habit_is_found_at_its_location(source: str, habits: list[str]) -> None:
     assert [place.habit for place in places(source)] == habits
 
 
-def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings() -> None:
+def test_code_lines_exclude_blanks_comments_and_docstrings() -> None:
     assert lines_of_code('"""Docstring\nof two lines."""\n\n# comment\nx = f(\n    1,\n)\n') == 3
 
 
-def test_a_budget_is_lowered_and_never_raised() -> None:
+def test_budget_is_lowered_and_never_raised() -> None:
     budget = lowered({"walrus": 3, "lambda": 1}, Counter({"walrus": 2, "lambda": 5}))
     assert budget["walrus"] == 2
     assert budget["lambda"] == 1
 
 
-def test_tests_and_benchmarks_have_twice_the_goals_of_the_code() -> None:
+def test_budget_goals_of_tests_and_benchmarks_are_twice_those_of_the_code() -> None:
     for folder in ("tests", "benchmarks"):
         goals = goals_of(folder)
         assert goals == {habit: 2 * goal for habit, goal in goals_of("app").items()}
@@ -64,7 +64,7 @@ def test_every_folder_has_a_budget_for_each_habit() -> None:
 
 
 @pytest.mark.parametrize("folder", ["app", "tests", "benchmarks"])
-def test_one_place_above_the_budget_of_a_folder_is_reported(
+def test_one_occurrence_above_the_budget_of_a_folder_is_reported(
     folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / folder).mkdir()

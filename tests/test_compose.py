@@ -16,13 +16,13 @@ OURS = [name for name, service in SERVICES.items() if service["image"] == "under
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_is_health_checked_and_nobody_is_root(name: str) -> None:
+def test_every_service_has_a_health_check_and_no_service_runs_as_root(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"]
     assert int(SERVICES[name]["user"].partition(":")[0]) > 0
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_published_ports_are_those_that_are_served(name: str) -> None:
+def test_published_ports_are_served_ports(name: str) -> None:
     service = SERVICES[name]
     first = int(service["environment"]["SIM_PORT"])
     last = first + int(service["environment"].get("SIM_DATA_PARALLEL_SIZE", "1")) - 1
@@ -32,7 +32,7 @@ def test_the_published_ports_are_those_that_are_served(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_its_command_and_environment_are_those_of_a_server(name: str) -> None:
+def test_service_command_and_environment_are_valid_settings(name: str) -> None:
     service = SERVICES[name]
     assert service["command"] == ["gunicorn", "wsgi:app"]
     settings = load((), service["environment"])
@@ -41,7 +41,7 @@ def test_its_command_and_environment_are_those_of_a_server(name: str) -> None:
     assert settings.server.port == int(service["environment"]["SIM_PORT"])
 
 
-def test_no_two_services_publish_a_port_and_the_table_of_the_documents_has_them_all() -> None:
+def test_published_ports_are_unique_and_documented() -> None:
     published = {name: service["ports"][0].partition(":")[0] for name, service in SERVICES.items()}
     ends = [list(map(int, ports.split("-"))) for ports in published.values()]
     ports = [port for end in ends for port in range(end[0], end[-1] + 1)]
@@ -55,7 +55,7 @@ def test_no_two_services_publish_a_port_and_the_table_of_the_documents_has_them_
     assert dict(re.findall(r"(?m)^\| `([\w-]+)` \| ([\d-]+) \|", compose)) == published
 
 
-def test_prometheus_scrapes_every_server_and_has_rules() -> None:
+def test_prometheus_scrapes_every_server_and_has_alert_rules() -> None:
     config = yaml.safe_load((ROOT / "deploy" / "monitoring" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     targets = {

@@ -26,11 +26,11 @@ MAX_ROOT_ENTRIES = 34
         ("app/extensions/devmode2/routes.py", []),
     ],
 )
-def test_a_changed_file_belongs_to_its_extension(file: str, expected: list[str]) -> None:
+def test_changed_file_belongs_to_its_extension(file: str, expected: list[str]) -> None:
     assert changed_extensions([file, "README.md"], NAMES) == expected
 
 
-def test_tests_of_an_extension_are_found_by_folder_and_by_module(tmp_path: Path) -> None:
+def test_extension_tests_are_found_by_folder_and_module(tmp_path: Path) -> None:
     folder = tmp_path / "tests" / "extensions" / "uptime"
     folder.mkdir(parents=True)
     (folder / "test_uptime.py").write_text("import app.extensions.uptime\n")
@@ -47,7 +47,7 @@ def test_tests_of_an_extension_are_found_by_folder_and_by_module(tmp_path: Path)
     assert all((ROOT / path).is_file() for path in CONTRACT_TESTS)
 
 
-def test_a_release_has_one_version(tmp_path: Path) -> None:
+def test_release_with_different_version_numbers_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.0"\n')
     (tmp_path / "clients" / "js").mkdir(parents=True)
     (tmp_path / "clients" / "js" / "package.json").write_text('{"version": "1.1.0"}')
@@ -58,7 +58,7 @@ def test_a_release_has_one_version(tmp_path: Path) -> None:
     assert len(contradictions("1.3", tmp_path)) == 4
 
 
-def test_the_present_version_can_be_released() -> None:
+def test_current_version_can_be_released() -> None:
     [version] = re.findall(r'(?m)^version = "(.*)"', (ROOT / "pyproject.toml").read_text())
     assert contradictions(f"v{version}") == []
 
@@ -76,14 +76,14 @@ def test_workflows_call_make_targets_and_pinned_actions(path: Path) -> None:
                 assert command and command[1] in targets, line
 
 
-def test_the_root_of_the_repository_is_small() -> None:
+def test_repository_root_has_few_entries() -> None:
     ignored = {name.rstrip("/") for name in (ROOT / ".gitignore").read_text().split()} | {".git"}
     entries = sorted({path.name for path in ROOT.iterdir()} - ignored)
     entries = [name for name in entries if not name.endswith((".log", ".sqlite", ".egg-info"))]
     assert len(entries) <= MAX_ROOT_ENTRIES, entries
 
 
-def test_contributing_names_make_targets_that_exist() -> None:
+def test_contributing_page_names_existing_make_targets() -> None:
     targets = set(re.findall(r"(?m)^([a-z-]+):", MAKEFILE))
     page = (ROOT / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"(?m)(?:`|^\$ )make ([a-z-]+)", page))

@@ -22,7 +22,7 @@ QUERIES = [
 ]
 
 
-def test_the_provisioning_of_grafana_is_consistent() -> None:
+def test_grafana_provisioning_is_consistent() -> None:
     provisioning = GRAFANA / "provisioning"
     [source] = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())[
         "datasources"
@@ -46,7 +46,7 @@ def test_the_provisioning_of_grafana_is_consistent() -> None:
         ) == len(places)
 
 
-def test_no_panel_asks_for_the_name_of_a_job() -> None:
+def test_no_dashboard_panel_depends_on_a_job_name() -> None:
     for parameter in QUERIES:
         [query] = parameter.values
         assert re.findall(r"job\s*=~?\s*\"([^\"]*)", str(query)) in ([], ["$job"])

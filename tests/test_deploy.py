@@ -51,7 +51,7 @@ def ports(name: str) -> dict[str, int]:
 @pytest.mark.parametrize(
     "described", OBJECTS, ids=lambda document: f"{document['kind']}-{document['metadata']['name']}"
 )
-def test_every_manifest_satisfies_the_schemas_of_kubernetes(described: dict[str, Any]) -> None:
+def test_every_manifest_satisfies_the_kubernetes_schemas(described: dict[str, Any]) -> None:
     check_schema(described)
 
 
@@ -67,7 +67,7 @@ def check_schema(described: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_a_server_takes_its_settings(name: str) -> None:
+def test_deployment_environment_contains_valid_settings(name: str) -> None:
     """Three of them start in tests/wire/test_deploy.py."""
     variables = {
         variable["name"]: variable.get("value", "10.0.0.1") for variable in container(name)["env"]
@@ -77,7 +77,7 @@ def test_a_server_takes_its_settings(name: str) -> None:
     load((), variables)
 
 
-def test_every_file_is_listed() -> None:
+def test_every_manifest_file_is_listed_in_the_kustomization() -> None:
     listed = {*KUSTOMIZATION["resources"], "kustomization.yaml", "pod-monitor.yaml"}
     assert {file.name for file in FOLDER.iterdir()} == listed
     assert set(DEPLOYMENTS) == set(SERVICES) and len(DEPLOYMENTS) == 6 + 1
@@ -104,7 +104,7 @@ def test_containers_are_unprivileged_and_read_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_a_service_and_the_monitor_find_its_pods(name: str) -> None:
+def test_service_and_pod_monitor_select_their_pods(name: str) -> None:
     deployment = DEPLOYMENTS[name]["spec"]
     service = SERVICES[name]["spec"]
     labels = pod(name)["metadata"]["labels"]
@@ -119,7 +119,7 @@ def test_a_service_and_the_monitor_find_its_pods(name: str) -> None:
     assert endpoint["port"] in ports(name) and endpoint["path"] == "/metrics"
 
 
-def test_the_chart_autoscales_when_it_is_told_to() -> None:
+def test_chart_enables_autoscaling_on_request() -> None:
     values = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
     assert "kind: HorizontalPodAutoscaler" in (
         text := (helm_chart.CHART / "templates" / "autoscaler.yaml").read_text()
@@ -139,7 +139,7 @@ def test_the_chart_autoscales_when_it_is_told_to() -> None:
     check_schema(rendered_autoscaler | {"spec": spec})
 
 
-def test_the_chart_takes_other_values() -> None:
+def test_chart_accepts_other_values() -> None:
     values = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
     secret = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "api"}}}
     values |= {"port": 9000, "env": [secret], "settings": {"model": "m"}}
@@ -152,7 +152,7 @@ def test_the_chart_takes_other_values() -> None:
     assert yaml.safe_load(rendered_objects["configmap"]["data"]["settings.yaml"]) == {"model": "m"}
 
 
-def test_every_setting_of_the_chart_is_one() -> None:
+def test_every_chart_setting_is_a_server_setting() -> None:
     values = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
     assert set(values["settings"]) <= stored_settings()
     chart = yaml.safe_load((helm_chart.CHART / "Chart.yaml").read_text())

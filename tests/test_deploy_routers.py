@@ -27,12 +27,12 @@ def name_of(described: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("described", OBJECTS, ids=name_of)
-def test_a_manifest_fits_the_schemas_of_kubernetes(described: dict[str, Any]) -> None:
+def test_router_manifest_satisfies_the_kubernetes_schemas(described: dict[str, Any]) -> None:
     check_schema(described)
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=name_of)
-def test_a_pod_has_no_rights_and_a_service(deployment: dict[str, Any]) -> None:
+def test_router_pod_is_unprivileged_and_has_a_service(deployment: dict[str, Any]) -> None:
     pod = deployment["spec"]["template"]
     [container] = pod["spec"]["containers"]
     assert pod["spec"]["securityContext"]["runAsNonRoot"]
@@ -53,12 +53,12 @@ def test_all_services_that_a_router_names_exist() -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSE)
-def test_a_service_of_compose_is_checked_and_not_root(name: str) -> None:
+def test_compose_service_has_a_health_check_and_does_not_run_as_root(name: str) -> None:
     assert COMPOSE[name]["healthcheck"]["test"] and COMPOSE[name]["user"] == "10001:10001"
     assert COMPOSE[name]["read_only"] and COMPOSE[name]["cap_drop"] == ["ALL"]
 
 
-def test_the_image_has_the_version_that_the_tests_run() -> None:
+def test_router_image_has_the_tested_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     [pinned] = [
         line for line in project["dependency-groups"]["servers"] if line.startswith("vllm-router")

@@ -60,7 +60,7 @@ def in_request(
     Context().run(served)
 
 
-def test_a_text_line_has_time_level_request_and_logger(capsys: Capture) -> None:
+def test_text_log_line_has_time_level_request_id_and_logger(capsys: Capture) -> None:
     configure()
     in_request("req-1", logging.getLogger("app.core.server").warning, "%d waiting", 3)
     time_pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -69,7 +69,7 @@ def test_a_text_line_has_time_level_request_and_logger(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("name", ["app.core.api", "urllib3"])
-def test_a_json_line_of_any_logger_has_a_request_id(capsys: Capture, name: str) -> None:
+def test_json_log_line_of_any_logger_has_a_request_id(capsys: Capture, name: str) -> None:
     configure(log_format="json")
     log = logging.getLogger(name)
     Context().run(
@@ -90,7 +90,9 @@ def test_a_json_line_of_any_logger_has_a_request_id(capsys: Capture, name: str) 
 
 
 @pytest.mark.parametrize(("level", "shown"), [("debug", 3), ("info", 2), ("error", 1)])
-def test_the_level_is_the_least_that_is_shown(capsys: Capture, level: str, shown: int) -> None:
+def test_log_level_is_the_lowest_level_that_is_shown(
+    capsys: Capture, level: str, shown: int
+) -> None:
     configure(log_level=level, log_format="json")
     for name in ("app", "gunicorn.error", "elsewhere"):
         log = logging.getLogger(name)
@@ -113,7 +115,7 @@ def access(server: ServerLogger, path: str = "/v1/models", **environ: object) ->
     server.access(response, incoming, variables | environ, took)
 
 
-def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None:
+def test_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None:
     server = configure(access_log=True, log_format="json")
     context = named("req-3")
     in_request("another", access, server, "/v1/models?key=secret", **{CONTEXT: context})
@@ -126,7 +128,7 @@ def test_a_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> No
     assert "secret" not in written
 
 
-def test_a_text_access_line_takes_the_id_of_the_running_request_and_no_path_forges_one(
+def test_text_access_line_has_the_request_id_and_cannot_be_forged(
     capsys: Capture,
 ) -> None:
     """The id where another server has made no context."""

@@ -23,7 +23,7 @@ $ a command. Not prose.
 """
 
 
-def test_words_are_those_of_the_whole_page_and_sentences_those_of_its_prose() -> None:
+def test_words_are_counted_on_the_whole_page_and_sentences_in_prose() -> None:
     page = figures("page.md", PAGE)
     assert page.words == 34
     assert page.sentences == (
@@ -57,14 +57,14 @@ def test_unclear_phrases_are_found(text: str, rule: str) -> None:
     assert phrase.startswith(f"{rule}: ")
 
 
-def test_an_abbreviation_and_a_number_end_no_sentence() -> None:
+def test_abbreviation_or_number_does_not_end_a_sentence() -> None:
     assert list(sentences("Use vLLM 0.32. It works, e.g. with A.")) == [
         "Use vLLM 0.32.",
         "It works, e.g with A.",
     ]
 
 
-def test_each_exceeded_limit_is_named() -> None:
+def test_each_exceeded_prose_limit_is_reported() -> None:
     long_page = PageFigures(
         name="long.md",
         words=MAX_PAGE_WORDS + 1,

@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, settings
 
 
-def test_no_property_test_fails_because_a_machine_is_slow() -> None:
+def test_property_tests_have_no_deadline() -> None:
     current = settings.get_profile(settings.get_current_profile_name())
     assert current.deadline is None
     assert HealthCheck.too_slow in current.suppress_health_check

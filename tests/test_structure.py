@@ -98,7 +98,7 @@ def system_of(module: str) -> str:
     return names[1] if names[1] in SYSTEMS else "app"
 
 
-def test_a_system_imports_only_those_below_it(imports: Imports) -> None:
+def test_module_imports_only_modules_of_lower_layers(imports: Imports) -> None:
     beyond = [
         f"{module} imports {other}"
         for module, others in imports.items()
@@ -109,7 +109,7 @@ def test_a_system_imports_only_those_below_it(imports: Imports) -> None:
     assert beyond == []
 
 
-def test_modules_outside_of_core_and_extensions_only_export_names() -> None:
+def test_modules_outside_core_and_extensions_only_export_names() -> None:
     long_modules = [
         module
         for module, path in MODULES.items()
@@ -133,7 +133,7 @@ def imported_names(tree: ast.Module) -> int:
     )
 
 
-def test_no_module_of_the_core_knows_most_of_the_others(trees: Trees) -> None:
+def test_no_core_module_imports_most_of_the_others(trees: Trees) -> None:
     counts = {
         module: imported_names(tree)
         for module, tree in trees.items()
@@ -142,7 +142,7 @@ def test_no_module_of_the_core_knows_most_of_the_others(trees: Trees) -> None:
     assert {module: count for module, count in counts.items() if count > MAX_IMPORTED_NAMES} == {}
 
 
-def test_no_files_import_each_other_in_a_circle(imports: Imports) -> None:
+def test_no_circular_imports_exist(imports: Imports) -> None:
     """Whatever does, at whatever place, is one thing in two files."""
     graph = {module: others - {module} for module, others in imports.items()}
     assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES) > 200
@@ -158,7 +158,7 @@ def word_count(path: Path) -> int:
     return len(re.findall(r"\w+|[^\w\s]", path.read_text("utf-8")))
 
 
-def test_no_file_is_too_large_to_read_in_one_sitting() -> None:
+def test_no_file_exceeds_the_size_limit() -> None:
     long_modules = {
         module: path for module, path in MODULES.items() if word_count(path) > MAX_TOKENS
     }
@@ -206,7 +206,7 @@ def functions_with_settings(node: ast.AST, name: str) -> Iterator[str]:
             yield from functions_with_settings(child, f"{name}{child.name}.")
 
 
-def test_functions_of_the_core_get_only_the_sections_that_they_need(trees: Trees) -> None:
+def test_core_functions_receive_only_the_settings_sections_that_they_need(trees: Trees) -> None:
     functions = {
         function
         for module, tree in trees.items()

@@ -19,7 +19,7 @@ def report_of(when: str, outcome: str) -> pytest.TestReport:
     return pytest.TestReport("a.py::test", ("a.py", 1, "test"), {}, outcome, None, when)  # type: ignore[arg-type]
 
 
-def test_a_file_that_cannot_be_collected_fails_the_run(
+def test_file_that_cannot_be_collected_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -35,7 +35,7 @@ def test_a_file_that_cannot_be_collected_fails_the_run(
     assert judge.report(outcomes, {"b.py": "glue"}) == 0
 
 
-def test_failure_at_the_end_of_a_test_counts(
+def test_failure_in_the_teardown_of_a_test_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -45,12 +45,12 @@ def test_failure_at_the_end_of_a_test_counts(
 
 
 @pytest.mark.parametrize(("status", "result"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1), (-9, 1)])
-def test_pytest_that_ends_early_fails_the_run(status: int, result: int) -> None:
+def test_early_exit_of_pytest_fails_the_run(status: int, result: int) -> None:
     assert judge.report_status(status) == result
 
 
 @pytest.mark.parametrize(("name", "release"), RELEASES.items())
-def test_each_version_has_its_folder_and_is_simulated(
+def test_each_version_is_simulated_in_a_separate_folder(
     name: str, release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[object, ...]] = []
@@ -72,6 +72,6 @@ def test_each_version_has_its_folder_and_is_simulated(
     assert seen == [(release, release), (release, name)]
 
 
-def test_the_servers_get_the_simulated_version() -> None:
+def test_test_servers_simulate_the_requested_version() -> None:
     environment = environment_of(Path("folder"), Path("plugins"), Path("checkout"), "0.33")
     assert environment["UNDERSTUDY_VLLM_VERSION"] == "0.33"

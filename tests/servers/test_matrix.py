@@ -59,7 +59,7 @@ def server(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
         assert "Traceback" not in running_server.log()
 
 
-def test_chat(server: RunningServer) -> None:
+def test_server_answers_a_chat(server: RunningServer) -> None:
     answer = post(server.port, {"model": "m", "messages": MESSAGES, "max_tokens": 5}, CHAT)
     assert (answer.status, answer.headers["content-length"]) == (200, str(len(answer.body)))
     assert answer.json()["usage"]["completion_tokens"] == 5
@@ -67,7 +67,7 @@ def test_chat(server: RunningServer) -> None:
     assert (refused.status, refused.json()["error"]["param"]) == (404, "model")
 
 
-def test_stream_by_token(server: RunningServer) -> None:
+def test_server_streams_token_by_token(server: RunningServer) -> None:
     assert stream_by_token(server) == "no"
 
 
@@ -100,7 +100,7 @@ def leave_stream(server: RunningServer) -> None:
             assert response.readline().startswith(b"data: ")
 
 
-def test_disconnect(server: RunningServer, kind: str) -> None:
+def test_client_disconnect_frees_its_slots(server: RunningServer, kind: str) -> None:
     """The place of a client that leaves is free: at the latest when the next token comes."""
     aborts_before = aborts(server.port)
     leave_stream(server)
@@ -112,7 +112,7 @@ def test_disconnect(server: RunningServer, kind: str) -> None:
         wait_until(lambda: running(server.port) == 0 and aborts(server.port) == aborts_before + 2)
 
 
-def test_fifty_at_once(server: RunningServer, kind: str) -> None:
+def test_server_answers_fifty_concurrent_requests(server: RunningServer, kind: str) -> None:
     tokens, requests = (
         metric(server.port, f"vllm:{name}_total")
         for name in ("generation_tokens", "request_success")
@@ -152,17 +152,21 @@ def broken_answer(server: RunningServer, stream: bool) -> tuple[bytes, bool]:
     return came, content_length is not None and len(body) < int(content_length[1])
 
 
-def test_a_stream_that_breaks_off(server: RunningServer, kind: str) -> None:
+def test_stream_breaks_off_when_a_fault_closes_the_connection(
+    server: RunningServer, kind: str
+) -> None:
     came, is_broken = broken_answer(server, stream=True)
     assert (came.count(b"data: "), is_broken) == (3, KINDS[kind].breaks)
 
 
-def test_a_whole_answer_that_breaks_off(server: RunningServer) -> None:
+def test_non_streamed_response_breaks_off_when_a_fault_closes_the_connection(
+    server: RunningServer,
+) -> None:
     came, is_broken = broken_answer(server, stream=False)
     assert is_broken and b"HTTP/1.1 200" in came
 
 
-def test_the_document_says_what_is_tested() -> None:
+def test_servers_page_states_the_tested_behavior() -> None:
     lines = (ROOT / "docs" / "servers.md").read_text().splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines]
     for name, kind in KINDS.items():
@@ -175,7 +179,7 @@ def test_the_document_says_what_is_tested() -> None:
         assert ("restart" in reload) is (kind.reload is None)
 
 
-def test_reload(server: RunningServer, kind: str) -> None:
+def test_reload_lets_running_requests_finish(server: RunningServer, kind: str) -> None:
     """What runs goes on to its end, and a new process serves what comes then.
 
     The last test of a row.

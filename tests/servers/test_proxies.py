@@ -80,15 +80,15 @@ def proxy(
         yield running_proxy
 
 
-def test_a_stream_passes_by_token(proxy: RunningServer) -> None:
+def test_proxy_forwards_a_stream_token_by_token(proxy: RunningServer) -> None:
     stream_by_token(proxy)
 
 
-def test_a_whole_answer_passes(proxy: RunningServer) -> None:
+def test_proxy_forwards_a_non_streamed_response(proxy: RunningServer) -> None:
     assert post(proxy.port, ask(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
 
 
-def test_a_client_that_leaves_the_proxy_frees_its_place(
+def test_client_disconnect_at_the_proxy_frees_its_slot(
     proxy: RunningServer, server: RunningServer
 ) -> None:
     aborts_before = aborts(server.port)
@@ -97,14 +97,14 @@ def test_a_client_that_leaves_the_proxy_frees_its_place(
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_a_broken_answer_is_broken_behind_the_proxy(proxy: RunningServer, stream: bool) -> None:
+def test_broken_response_is_broken_behind_the_proxy(proxy: RunningServer, stream: bool) -> None:
     """Also where the proxy speaks HTTP/1.0 to the server, as nginx did by default up to 1.29.6."""
     came, is_broken = broken_answer(proxy, stream)
     assert is_broken and came.count(b"data: ") == 3 * stream
 
 
 @pytest.mark.haproxy
-def test_haproxy_accepts_the_page_s_configuration_without_a_warning(tmp_path: Path) -> None:
+def test_haproxy_accepts_the_documented_configuration_without_a_warning(tmp_path: Path) -> None:
     assert "option http-no-delay" in HAPROXY_CONFIGURATION  # else tokens arrive in lumps of 200 ms
     file = tmp_path / "proxy.conf"
     file.write_text(HAPROXY_CONFIGURATION)

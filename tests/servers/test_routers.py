@@ -109,7 +109,7 @@ def assert_all_used(servers: Sequence[RunningServer]) -> None:
         pytest.param("haproxy", marks=pytest.mark.haproxy),
     ],
 )
-def test_sessions_find_their_prefixes(
+def test_session_requests_are_routed_to_their_cached_prefixes(
     name: str, servers: list[RunningServer], tmp_path: Path
 ) -> None:
     with routed(name, tmp_path, servers) as router:
@@ -119,7 +119,7 @@ def test_sessions_find_their_prefixes(
 
 @pytest.mark.clients
 @pytest.mark.timeout(180)  # litellm takes long to import on a busy machine
-def test_sessions_of_litellm_find_their_prefixes(servers: list[RunningServer]) -> None:
+def test_litellm_routes_sessions_to_their_cached_prefixes(servers: list[RunningServer]) -> None:
     """Its proxy passes the configuration to the router that is asked here."""
     config = yaml.safe_load(recipe_of("litellm", 0, servers))
     sessions = [
@@ -144,7 +144,7 @@ def test_sessions_of_litellm_find_their_prefixes(servers: list[RunningServer]) -
 
 @ROUTERS
 @pytest.mark.parametrize("name", ["sglang-router", "vllm-router cache_aware"])
-def test_routers_that_compare_texts_find_prefixes(
+def test_routers_that_compare_texts_find_cached_prefixes(
     name: str, servers: list[RunningServer], tmp_path: Path
 ) -> None:
     with routed(name, tmp_path, servers) as router:
@@ -152,7 +152,7 @@ def test_routers_that_compare_texts_find_prefixes(
 
 
 @ROUTERS
-def test_vllm_router_finds_prefixes_by_kv_events(
+def test_vllm_router_finds_cached_prefixes_by_kv_events(
     servers: list[RunningServer], event_ports: list[int], tmp_path: Path
 ) -> None:
     with routed("vllm-router kv_aware", tmp_path, servers, event_ports) as router:
@@ -161,7 +161,7 @@ def test_vllm_router_finds_prefixes_by_kv_events(
 
 
 @ROUTERS
-def test_a_random_choice_of_vllm_router_finds_fewer(
+def test_random_policy_of_vllm_router_finds_fewer_cached_prefixes(
     servers: list[RunningServer], tmp_path: Path
 ) -> None:
     flags = ("--policy", "random")
@@ -191,7 +191,7 @@ def test_vllm_router_uses_all_ranks_of_a_server(stream: bool, tmp_path: Path) ->
 
 
 @ROUTERS
-def test_vllm_router_hands_prefills_over_to_decode(tmp_path: Path) -> None:
+def test_vllm_router_transfers_prefills_to_the_decode_server(tmp_path: Path) -> None:
     with ExitStack() as stack:
         servers = []
         for _ in range(2):
@@ -217,7 +217,7 @@ def assert_handed_over(router: RunningServer, servers: Sequence[RunningServer]) 
 
 
 @ROUTERS
-def test_vllm_router_hands_prefills_over_with_mooncake(tmp_path: Path) -> None:
+def test_vllm_router_transfers_prefills_with_mooncake(tmp_path: Path) -> None:
     bootstrap_port = free_port()
     environment = {
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port),
@@ -237,7 +237,7 @@ def test_vllm_router_hands_prefills_over_with_mooncake(tmp_path: Path) -> None:
 
 @ROUTERS
 @pytest.mark.parametrize("reads", [True, False], ids=["read", "write"])
-def test_vllm_router_hands_prefills_over_with_moriio(reads: bool, tmp_path: Path) -> None:
+def test_vllm_router_transfers_prefills_with_moriio(reads: bool, tmp_path: Path) -> None:
     ping_port = free_port()
     environment = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1"}
     with ExitStack() as stack:
@@ -288,7 +288,7 @@ def words_of_manifest(name: str) -> list[str]:
         ("handoff-router", ["prefill", "decode"]),
     ],
 )
-def test_the_files_of_deploy_work(prefix: str, router: str, names: list[str]) -> None:
+def test_router_manifests_in_deploy_work(prefix: str, router: str, names: list[str]) -> None:
     """Those of the compose file, and those of the manifests; outside of containers."""
     words_of = words_of_compose
     if prefix:
@@ -316,6 +316,6 @@ def test_the_files_of_deploy_work(prefix: str, router: str, names: list[str]) ->
             assert answer.status_code == 200
 
 
-def test_the_recipes_name_the_ports_of_the_page() -> None:
+def test_router_recipes_use_the_documented_ports() -> None:
     recipe = recipe_of("vllm-router kv_aware", 1, [], ())
     assert "--port 1 " in recipe and "127.0.0.1:8001=tcp://127.0.0.1:5557" in recipe

@@ -79,7 +79,7 @@ def busy(server: RunningServer, *servers: RunningServer) -> Iterator[None]:
 
 
 @pytest.mark.timeout(180)
-def test_power_of_two_sends_each_of_40_requests_to_the_server_with_less_load(
+def test_power_of_two_routes_40_requests_to_the_less_loaded_server(
     tmp_path: Path,
 ) -> None:
     words = ("serve", "tiny", "--dialect=sglang", "--inter-token-latency=50ms")
@@ -98,7 +98,7 @@ def test_power_of_two_sends_each_of_40_requests_to_the_server_with_less_load(
 
 
 @pytest.mark.timeout(180)
-def test_dp_aware_mode_uses_both_ranks_for_40_requests(tmp_path: Path) -> None:
+def test_dp_aware_mode_of_the_router_uses_both_ranks(tmp_path: Path) -> None:
     words = ("serve", "tiny", "--dialect=sglang", "--data-parallel-size=2")
     with (
         running_image(*words) as server,
@@ -118,7 +118,7 @@ def test_dp_aware_mode_uses_both_ranks_for_40_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_prefill_and_decode_servers_answer(tmp_path: Path) -> None:
+def test_prefill_and_decode_servers_answer_behind_the_router(tmp_path: Path) -> None:
     with (
         running_image("serve", "tiny", "--dialect=sglang") as prefill,
         running_image("serve", "tiny", "--dialect=sglang") as decode,

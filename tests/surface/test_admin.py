@@ -10,7 +10,7 @@ from tests.client import Client
 TABLE = settings_table().rows
 
 
-def test_all_settings_are_shown_and_every_live_one_can_be_set_to_what_it_is(client: Client) -> None:
+def test_all_settings_are_shown_and_live_ones_accept_their_current_value(client: Client) -> None:
     shown = client.get("/admin/config").json()
     assert list(shown) == [row.name for row in TABLE]
     assert (shown["model"], shown["max-loras"], shown["inter-token-latency"]) == ("base", 2, "0s")
@@ -24,7 +24,7 @@ def test_all_settings_are_shown_and_every_live_one_can_be_set_to_what_it_is(clie
     assert set(live) <= set(client.get("/admin/config/live").json())
 
 
-def test_a_change_takes_effect_at_once(client: Client) -> None:
+def test_setting_change_takes_effect_immediately(client: Client) -> None:
     count_before = client.metric("vllm:time_to_first_token_seconds_bucket", le="0.02")
     changed = client.post("/admin/config", {"time-to-first-token": "30ms"})
     assert changed.json()["time-to-first-token"] == "30ms"
@@ -47,7 +47,9 @@ def test_a_change_takes_effect_at_once(client: Client) -> None:
         ({"max-tool-call-integer-param": -1}, "must not be less than min-tool-call-integer-param"),
     ],
 )
-def test_a_wrong_change_changes_nothing(client: Client, values: dict[str, Any], line: str) -> None:
+def test_invalid_setting_change_changes_nothing(
+    client: Client, values: dict[str, Any], line: str
+) -> None:
     settings_before = client.get("/admin/config").json()
     answer = client.post("/admin/config", {"prefill-overhead": "5ms", **values})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestError")
@@ -55,7 +57,7 @@ def test_a_wrong_change_changes_nothing(client: Client, values: dict[str, Any], 
     assert client.get("/admin/config").json() == settings_before
 
 
-def test_a_change_that_is_no_json_object_is_rejected(client: Client) -> None:
+def test_setting_change_that_is_not_a_json_object_is_rejected(client: Client) -> None:
     headers = {"Content-Type": "application/json"}
     for body in (b"", b"{", b"[]", b"null", b'{"a":' * 2000, b"\xff"):
         answer = client.post("/admin/config", data=body, headers=headers)

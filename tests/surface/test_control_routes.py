@@ -96,7 +96,7 @@ def app() -> Any:
     return app_of(*FLAGS, *PROXY)
 
 
-def test_every_changing_route_is_a_control_path_or_harmless(app: Any) -> None:
+def test_every_mutating_route_is_a_control_route_or_harmless(app: Any) -> None:
     """Whoever adds one says whether a page of somebody else may ask for it."""
     changing = {route.path for route in app.routes if not set(route.methods) <= set(SAFE_METHODS)}
     ours = {path for path in changing if path.startswith(OPERATOR_PREFIXES)}
@@ -107,7 +107,7 @@ def test_every_changing_route_is_a_control_path_or_harmless(app: Any) -> None:
     ]
 
 
-def test_pages_of_other_origins_are_refused(app: Any) -> None:
+def test_requests_from_pages_of_other_origins_are_rejected(app: Any) -> None:
     for page, (headers, is_allowed) in ORIGINS.items():
         for path, answer in (
             ("/admin/console/resume", 200),
@@ -160,7 +160,7 @@ def test_control_routes_accept_only_hosts_that_cannot_be_rebound(app: Any) -> No
         ("--api-key", "/server_info", False),
     ],
 )
-def test_key_protects_a_route_under_every_host(flag: str, path: str, needs_key: bool) -> None:
+def test_key_protects_a_route_under_every_host_name(flag: str, path: str, needs_key: bool) -> None:
     """An API key protects no development route: neither does vLLM's."""
     key = {"Authorization": "Bearer secret-of-the-test"}
     guarded = app_of(*FLAGS, flag, "secret-of-the-test")
@@ -176,7 +176,7 @@ def test_api_key_protects_adapters_but_not_sleep() -> None:
         assert status(guarded, path, key, host="evil.example", json={}) == expected
 
 
-def test_wildcard_in_allowed_hosts_accepts_hosts_but_not_pages() -> None:
+def test_wildcard_in_allowed_hosts_accepts_hosts_but_not_foreign_origins() -> None:
     anywhere = app_of(*FLAGS, "--allowed-hosts", "*")
     assert status(anywhere, "/admin/config", method="GET", host="gpu.corp.example") == 200
     for path in ("/v1/load_lora_adapter", "/resume"):

@@ -53,7 +53,7 @@ TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 RULER = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
 
 
-def test_every_table_has_a_head_and_a_ruler() -> None:
+def test_every_table_has_a_header_and_a_separator_row() -> None:
     """A blank line within a table would end it, and show its other rows as text."""
     for page in PAGES:
         for table in TABLE.findall(CODE.sub("", page.read_text("utf-8"))):
@@ -67,7 +67,7 @@ ROWS = [
 ]
 
 
-def test_every_row_says_what_is_here_and_has_three_cells() -> None:
+def test_every_comparison_row_has_three_cells_and_describes_this_project() -> None:
     assert len(ROWS) > 20 and {len(row) for row in ROWS} == {3}
     assert all(here_text for _, here_text, _ in ROWS)
 
@@ -81,7 +81,7 @@ LINKS = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", README
 LINK_TO_HEADING = re.compile(r"\]\(([\w./-]+\.md|)#([\w-]+)\)")
 
 
-def test_the_first_screen_says_what_it_is_for_whom_and_how_to_start() -> None:
+def test_readme_starts_with_purpose_audience_and_quick_start() -> None:
     assert {"mock", "simulator", "vLLM"} <= {*re.findall(r"\w+", FIRST_SCREEN.splitlines()[2])}
     for text in (
         "Who it is for",
@@ -95,20 +95,20 @@ def test_the_first_screen_says_what_it_is_for_whom_and_how_to_start() -> None:
     assert len(FIRST_SCREEN.splitlines()) < 45
 
 
-def test_the_readme_s_first_two_commands_serve_and_test() -> None:
+def test_first_two_readme_commands_serve_and_test() -> None:
     assert README_COMMANDS[:2] == ["make run", "make test-all"]
 
 
-def test_the_links_of_the_readme_lead_to_files() -> None:
+def test_readme_links_point_to_existing_files() -> None:
     assert [link for link in LINKS if not (ROOT / link).exists()] == []
 
 
-def test_the_readme_fits_on_two_screens() -> None:
+def test_readme_fits_on_two_screens() -> None:
     assert len(README.split()) <= 700
     assert len(README.splitlines()) <= 100
 
 
-def test_links_lead_to_headings_that_are_there() -> None:
+def test_documentation_links_point_to_existing_headings() -> None:
     """`make docs` looks at those within docs/ once more, as the site has them."""
     pages = [*PAGES, ROOT / "clients/js/README.md", *(ROOT / "tests").glob("**/README.md")]
     links = [(page, *link) for page in pages for link in LINK_TO_HEADING.findall(page.read_text())]
@@ -126,12 +126,12 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_site_has_every_page_once() -> None:
+def test_documentation_site_lists_every_page_once() -> None:
     listed = re.findall(r"(?m)^ +- (?:[\w ]+: )?([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text())
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
-def test_the_readme_s_five_jobs_are_those_of_the_first_page() -> None:
+def test_readme_lists_the_five_jobs_of_the_start_page() -> None:
     linked = re.findall(r"\[([\w ]+)\]\(docs/index\.md#([\w-]+)\)", README)
     assert [job for job, _ in linked] == JOBS and len(JOBS) == 5
     assert [anchor for _, anchor in linked] == [job.lower().replace(" ", "-") for job in JOBS]

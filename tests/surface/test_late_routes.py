@@ -8,7 +8,7 @@ from tests.application import app_of
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_each_late_route_is_loaded_with_its_methods_and_path(name: str) -> None:
+def test_each_lazily_loaded_route_has_its_declared_methods_and_path(name: str) -> None:
     app = app_of(*filter(is_flag, CONFIGURATIONS[name]))
     late = [route for route in app.routes if isinstance(route, LateRoute)]
     assert len(late) > 10

@@ -30,12 +30,12 @@ def made(make_page: Callable[[], Page]) -> Page:
 
 
 @pytest.mark.parametrize("make_page", PAGES, ids=lambda make_page: make_page.__name__)
-def test_a_generated_page_is_up_to_date(make_page: Callable[[], Page]) -> None:
+def test_generated_page_is_up_to_date(make_page: Callable[[], Page]) -> None:
     page = made(make_page)
     assert page.path.read_text("utf-8") == page.markdown(), "run: python -m scripts.reference_pages"
 
 
-def test_every_generated_page_is_written_by_the_script() -> None:
+def test_every_generated_page_is_listed_in_the_script() -> None:
     generated = {page.name for page in DOCS.glob("*.md") if page.read_text().startswith(MARKER)}
     assert generated == {made(make_page).name for make_page in PAGES}
 
@@ -89,7 +89,7 @@ def test_every_key_of_a_rule_is_documented_once() -> None:
         assert FIRST_CELL.findall(sections[heading]) == list(kind.__struct_encode_fields__)
 
 
-def test_every_row_of_a_generated_page_has_a_meaning() -> None:
+def test_every_row_of_a_generated_page_has_a_description() -> None:
     undocumented = [
         f"{page.name}: {row}"
         for page in DOCS.glob("reference-*.md")

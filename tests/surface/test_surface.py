@@ -10,7 +10,7 @@ from tests.running_server import ROOT
 from tests.surface.test_documents import ROWS, SEEDS
 
 
-def test_the_surface_equals_the_stored_one() -> None:
+def test_exported_surface_equals_the_stored_one() -> None:
     """After an intended change: python -m scripts.surface --write.
 
     What absent extensions add is stored in extensions.json, and not expected.
@@ -32,7 +32,7 @@ NOT_CONFIGURED = {
 """Extensions that no configuration of the surface has, and why."""
 
 
-def test_every_extension_is_in_a_configuration_of_the_surface() -> None:
+def test_every_extension_is_enabled_in_a_surface_configuration() -> None:
     shown = set()
     for flags in CONFIGURATIONS.values():
         enabled = enabled_extensions(load(tuple(filter(is_flag, flags)), {}))
@@ -43,7 +43,7 @@ def test_every_extension_is_in_a_configuration_of_the_surface() -> None:
     )
 
 
-def test_documents_of_seeds_name_existing_settings_commands_and_files() -> None:
+def test_comparison_page_names_existing_settings_commands_and_files() -> None:
     """Those of absent extensions exist in the stored surface."""
     stored = json.loads(SURFACE_FILE.read_text("utf-8"))
     here_column = " ".join(cell for _, cell, _ in ROWS)

@@ -41,7 +41,7 @@ def server() -> PartialServer:
     return PartialServer()
 
 
-def test_a_choke_that_fails_at_a_rank_ends_at_the_others(server: PartialServer) -> None:
+def test_throttling_that_fails_at_one_rank_ends_at_the_others(server: PartialServer) -> None:
     with pytest.raises(ControlError, match="accepted by rank 0"), server.choke(paused=True):
         pass
     assert not server.is_choked

@@ -83,7 +83,7 @@ def test_settings_become_the_command_of_the_container(containers: Any) -> None:
     assert container.waits_for.limit_s == 60
 
 
-def test_entry_point_of_the_image_runs_the_command_as_a_program(
+def test_image_entry_point_runs_the_command_as_a_program(
     containers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = tmp_path / "understudy"  # the image has it in /usr/local/bin
@@ -93,7 +93,7 @@ def test_entry_point_of_the_image_runs_the_command_as_a_program(
     assert words_of(command, listed_commands()) is None
 
 
-def test_server_is_reached_at_the_published_port_of_the_docker_host(containers: Any) -> None:
+def test_container_is_reached_at_the_published_port_of_the_docker_host(containers: Any) -> None:
     container = containers.UnderstudyContainer(admin_key="secret")
     assert container.base_url == "http://docker.example:38000/v1"
     connection = container.server._connection()
@@ -101,12 +101,14 @@ def test_server_is_reached_at_the_published_port_of_the_docker_host(containers: 
 
 
 @pytest.mark.parametrize("name", ["host", "port", "data_parallel_size"])
-def test_setting_that_moves_the_server_is_rejected(containers: Any, name: str) -> None:
+def test_setting_that_would_move_the_server_is_rejected(containers: Any, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} cannot be set, because .* port 8000"):
         containers.UnderstudyContainer(**{name: 2})
 
 
-def test_missing_package_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_raises_an_error_with_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "testcontainers", None)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     with pytest.raises(ImportError, match=r"pip install testcontainers"):

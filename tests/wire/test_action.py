@@ -66,7 +66,7 @@ def step(
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_server_of_the_action_serves_the_next_steps(runner: dict[str, str]) -> None:
+def test_server_started_by_the_action_serves_later_steps(runner: dict[str, str]) -> None:
     port = str(free_port())
     inputs = {"port": port, "arguments": "--max-num-seqs 3\n--seed 5"}
     with step("start", runner, **inputs) as done:
@@ -81,7 +81,7 @@ def test_server_of_the_action_serves_the_next_steps(runner: dict[str, str]) -> N
         assert "Listening at" in Path(outputs["log"]).read_text()
 
 
-def test_wrong_argument_fails_the_step_with_the_log(runner: dict[str, str]) -> None:
+def test_invalid_argument_fails_the_step_with_the_log(runner: dict[str, str]) -> None:
     inputs = {"port": str(free_port()), "arguments": "--max-num-sqs 3"}
     with step("start", runner, **inputs) as done:
         assert done.returncode == 1
@@ -90,14 +90,14 @@ def test_wrong_argument_fails_the_step_with_the_log(runner: dict[str, str]) -> N
         assert Path(runner["GITHUB_OUTPUT"]).read_text() == ""
 
 
-def test_wait_that_is_no_number_fails_the_step_before_the_start(runner: dict[str, str]) -> None:
+def test_non_numeric_wait_fails_the_step_before_the_start(runner: dict[str, str]) -> None:
     with step("start", runner, **{"wait-seconds": "soon"}) as done:
         assert done.returncode == 1
         assert "wait-seconds must be a whole number, got soon" in done.stdout
         assert "unbound variable" not in done.stdout
 
 
-def test_the_start_fails_if_another_server_has_the_port(runner: dict[str, str]) -> None:
+def test_step_fails_if_another_server_uses_the_port(runner: dict[str, str]) -> None:
     port = str(free_port())
     with step("start", runner, port=port) as first:
         assert first.returncode == 0, first.stdout
@@ -106,7 +106,7 @@ def test_the_start_fails_if_another_server_has_the_port(runner: dict[str, str]) 
             assert f"another server answers at http://127.0.0.1:{port}\n" in second.stdout
 
 
-def test_silent_listener_at_the_port_fails_the_step(runner: dict[str, str]) -> None:
+def test_silent_listener_on_the_port_fails_the_step(runner: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         with step("start", runner, port=port) as done:
@@ -114,7 +114,7 @@ def test_silent_listener_at_the_port_fails_the_step(runner: dict[str, str]) -> N
             assert "::error title=Understudy::the server did not start\n" in done.stdout
 
 
-def test_value_of_an_argument_is_not_run_by_the_shell(
+def test_argument_value_is_not_executed_by_the_shell(
     runner: dict[str, str], tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
@@ -124,7 +124,7 @@ def test_value_of_an_argument_is_not_run_by_the_shell(
         assert not mark.exists()
 
 
-def test_old_python_is_an_error_that_names_the_remedy(runner: dict[str, str]) -> None:
+def test_too_old_python_fails_the_step_and_names_the_remedy(runner: dict[str, str]) -> None:
     old = Path(runner["RUNNER_TEMP"]) / "old-python"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
@@ -133,7 +133,7 @@ def test_old_python_is_an_error_that_names_the_remedy(runner: dict[str, str]) ->
         assert "add actions/setup-python" in done.stdout
 
 
-def test_inputs_reach_the_scripts_as_variables_only() -> None:
+def test_action_inputs_reach_the_scripts_only_as_variables() -> None:
     for step in STEPS.values():
         assert "${{" not in step["run"]
     used = [expression for step in STEPS.values() for expression in step["env"].values()]

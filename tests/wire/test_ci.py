@@ -65,7 +65,7 @@ def run_twice(
     )
 
 
-def test_three_tests_may_need_a_second_try_and_are_named_in_the_last_lines(tmp_path: Path) -> None:
+def test_up_to_three_failed_tests_are_retried_and_listed_at_the_end(tmp_path: Path) -> None:
     done = run_twice(tmp_path, flaky_count=3)
     assert done.returncode == 0, done.stderr
     named = re.findall(r"(?m)^FAILED AT FIRST: (.*)$", done.stderr)
@@ -74,24 +74,24 @@ def test_three_tests_may_need_a_second_try_and_are_named_in_the_last_lines(tmp_p
     assert "3 passed" in done.stdout
 
 
-def test_four_failed_tests_fail_the_run_without_a_second_try(tmp_path: Path) -> None:
+def test_four_failed_tests_fail_the_run_without_a_retry(tmp_path: Path) -> None:
     done = run_twice(tmp_path, flaky_count=4)
     assert done.returncode == 1 and "more than 3 tests failed" in done.stderr
     assert done.stderr.count("FAILED AT FIRST: ") == 4
     assert done.stdout.count(" failed") == 1
 
 
-def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
+def test_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
     done = run_twice(tmp_path, flaky_count=1, fails=True)
     assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout
 
 
-def test_a_failure_without_a_failed_test_gets_no_second_try(tmp_path: Path) -> None:
+def test_failure_without_a_failed_test_is_not_retried(tmp_path: Path) -> None:
     done = run_twice(tmp_path, flaky_count=0, command="false")
     assert done.returncode == 1 and done.stderr.startswith("failed without a failed test\n")
 
 
-def test_every_stage_with_a_time_limit_reaches_the_bash_that_runs_it() -> None:
+def test_functions_of_every_time_limited_stage_are_exported_to_bash() -> None:
     defined = re.findall(r"(?m)^(\w+)\(\) {$", SCRIPT)
     stages = re.findall(r"(?m)^within (\w+)", SCRIPT)
     [exported] = re.findall(r"(?m)^export -f (.*)$", SCRIPT)
@@ -101,7 +101,7 @@ def test_every_stage_with_a_time_limit_reaches_the_bash_that_runs_it() -> None:
 
 
 @pytest.mark.parametrize("stage", ["docs", "engine", "servers"])
-def test_a_stage_that_cannot_be_prepared_fails_the_run_at_its_end(stage: str) -> None:
+def test_stage_that_cannot_be_prepared_fails_the_run_at_its_end(stage: str) -> None:
     [body] = re.findall(rf"(?ms)^{stage}\(\) {{\n(.*?)^}}\n", SCRIPT)
     assert re.search(r"(?m)^    else\n        not_tested ", body)
     assert re.search(r'(?s)if \[ -s "\$alone/not-tested" \].*exit 1\nfi\n$', SCRIPT)

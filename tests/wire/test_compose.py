@@ -30,7 +30,7 @@ def test_compose_files_satisfy_the_compose_specification(file: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_a_service_of_vllm_moves_over_with_its_image_changed() -> None:
+def test_vllm_compose_service_works_with_only_its_image_changed() -> None:
     service = yaml.safe_load(MOVED.read_text())["services"]["vllm"]
     words = shlex.split(service["command"])
     port = words[words.index("--port") + 1]
@@ -54,7 +54,7 @@ def test_a_service_of_vllm_moves_over_with_its_image_changed() -> None:
         assert requests.get(f"{server.url}/kv_event_sources", timeout=20).json()["0"]["topic"] == ""
 
 
-def test_rules_of_the_failing_service_are_in_force() -> None:
+def test_fault_rules_of_the_failing_service_are_applied() -> None:
     variables = SERVICES["failing"]["environment"]
     with running_gunicorn(env={"SIM_FAULT_RULES": variables["SIM_FAULT_RULES"]}) as server:
         body = {"prompt": "hi", "max_tokens": 1}

@@ -110,7 +110,7 @@ def query_values(address: str, query: str) -> list[float]:
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_panel_has_data(prometheus: str, query: str) -> None:
+def test_every_dashboard_panel_has_data(prometheus: str, query: str) -> None:
     expression = (
         query.replace("$model_name", ".*").replace("$job", ".+").replace("$__rate_interval", "30s")
     )
@@ -120,7 +120,7 @@ def test_a_panel_has_data(prometheus: str, query: str) -> None:
 
 
 @pytest.mark.prometheus
-def test_the_variables_of_the_dashboards_have_values(prometheus: str) -> None:
+def test_dashboard_variables_have_values(prometheus: str) -> None:
     for dashboard in DASHBOARDS.values():
         for variable in dashboard["templating"]["list"]:
             labels = re.fullmatch(r"label_values\((\S+), (\w+)\)", variable["query"]["query"])
@@ -128,7 +128,7 @@ def test_the_variables_of_the_dashboards_have_values(prometheus: str) -> None:
 
 
 @pytest.mark.prometheus
-def test_alerts_are_read_and_their_queries_have_data(prometheus: str) -> None:
+def test_alerts_are_loaded_and_their_queries_have_data(prometheus: str) -> None:
     rules = requests.get(f"{prometheus}/api/v1/rules", timeout=20).json()["data"]["groups"][0][
         "rules"
     ]

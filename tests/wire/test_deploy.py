@@ -13,7 +13,7 @@ from tests.test_deploy import OBJECTS, container, ports
 
 
 @pytest.mark.parametrize("name", ["understudy", "understudy-indexer", "release"])
-def test_a_server_starts_as_described_and_answers_its_probes(name: str, tmp_path: Path) -> None:
+def test_server_starts_with_its_manifest_and_answers_its_probes(name: str, tmp_path: Path) -> None:
     only = container(name)
     fields = {"metadata.name": "pod-1", "metadata.namespace": "ns", "status.podIP": "127.0.0.1"}
     variables = {

@@ -197,7 +197,7 @@ def health(image: Stage, **env: str) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_the_image_holds_what_it_was_given_and_what_it_needs(image: Stage) -> None:
+def test_image_contains_only_the_expected_files_and_has_the_documented_size(image: Stage) -> None:
     entries = {path.name for path in image.within(".").iterdir()}
     assert entries - {"__pycache__"} == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE"}
     packages = image.root / "venv" / "lib"
@@ -230,7 +230,9 @@ def test_the_image_holds_what_it_was_given_and_what_it_needs(image: Stage) -> No
         ["ROOT/app/llm-d-inference-sim", "--model", "moved", "--port", "PORT", "--mode", "echo"],
     ],
 )
-def test_a_container_answers_and_its_health_check_finds_it(image: Stage, words: list[str]) -> None:
+def test_container_serves_requests_and_passes_its_health_check(
+    image: Stage, words: list[str]
+) -> None:
     port = free_port()
     moved = [word.replace("PORT", str(port)).replace("ROOT", str(image.root)) for word in words]
     # Only the first command takes its port from there; of the others the check has to find it.
@@ -249,14 +251,14 @@ def test_a_container_answers_and_its_health_check_finds_it(image: Stage, words: 
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.llm"])
-def test_the_linter_has_nothing_to_say(name: str) -> None:
+def test_dockerfile_linter_reports_no_problem(name: str) -> None:
     linter = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     assert linter, "make venv"
     done = subprocess.run([linter, str(ROOT / name)], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_both_stages_are_of_the_python_that_ci_tests() -> None:
+def test_both_image_stages_use_the_python_version_that_ci_tests() -> None:
     bases = {step.words[0] for step in STEPS if step.name == "FROM"}
     (base,) = bases
     assert re.fullmatch(r"python:3\.\d+-slim", base)
@@ -267,7 +269,7 @@ def test_both_stages_are_of_the_python_that_ci_tests() -> None:
     assert 'make -C "$copy" test-image' in (ROOT / ".ci" / "run").read_text()
 
 
-def test_the_context_holds_what_runs_and_nothing_else(context: Path) -> None:
+def test_build_context_contains_only_required_files(context: Path) -> None:
     names = {path.name for path in context.iterdir()}
     build = {"uv.lock", "scripts"}
     assert names == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE", *build}
@@ -275,7 +277,7 @@ def test_the_context_holds_what_runs_and_nothing_else(context: Path) -> None:
     assert not list(context.rglob("__pycache__")) and not list(context.rglob("*.pyc"))
 
 
-def test_the_image_of_the_real_engine_adds_to_this_one_what_is_there(context: Path) -> None:
+def test_real_engine_image_extends_the_default_image(context: Path) -> None:
     added = steps((ROOT / "Dockerfile.llm").read_text())
     assert [step.words for step in added if step.name == "FROM"] == [("understudy",)]
     [run] = [step.text for step in added if step.name == "RUN"]

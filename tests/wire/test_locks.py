@@ -38,7 +38,7 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_requirements_txt_is_the_export_of_the_lock() -> None:
+def test_requirements_txt_equals_the_export_of_the_lock_file() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "locked.py"), "project"]
     exported = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert (ROOT / "requirements.txt").read_text() == exported
@@ -61,7 +61,7 @@ def test_locked_versions_satisfy_pyproject(name: str | None) -> None:
         assert all(requirement.specifier.contains(version) for version in locked), text
 
 
-def test_ranges_of_the_package_start_at_the_locked_minor_version() -> None:
+def test_version_ranges_start_at_the_locked_minor_version() -> None:
     lock = Lock(LOCKS["server"])
     versions = locked_versions(lock.requirements(["project", *EXTRAS]))
     for text in [*PROJECT_REQUIREMENTS, *(line for lines in EXTRAS.values() for line in lines)]:
@@ -73,7 +73,7 @@ def test_ranges_of_the_package_start_at_the_locked_minor_version() -> None:
         assert major_and_minor and str(requirement.specifier) == f"~={major_and_minor[0]}", text
 
 
-def test_groups_pin_exact_versions() -> None:
+def test_dependency_groups_pin_exact_versions() -> None:
     clients = tomllib.loads((LOCKS["clients"].parent / "pyproject.toml").read_text())
     groups = {**GROUPS, **clients["dependency-groups"]}
     lines = [line for group in groups.values() for line in group if isinstance(line, str)]
@@ -82,24 +82,24 @@ def test_groups_pin_exact_versions() -> None:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_locks_name_only_public_registries(name: str) -> None:
+def test_lock_files_name_only_public_registries(name: str) -> None:
     hosts = set(re.findall(r"\w+://([^/\"]+)", LOCKS[name].read_text()))
     assert hosts == {"pypi.org", "files.pythonhosted.org"}
 
 
-def test_the_requirements_of_the_engine_contain_no_cuda() -> None:
+def test_engine_requirements_contain_no_cuda_packages() -> None:
     versions = locked_versions(Lock(LOCKS["server"]).requirements(["engine-test"]))
     assert "torch" in versions and "openai" in versions
     assert not [name for name in versions if name.startswith(("nvidia", "cuda", "triton"))]
 
 
-def test_groups_of_other_environments_leave_the_server_out() -> None:
+def test_groups_of_other_environments_omit_the_server() -> None:
     for name, groups in OTHER_ENVIRONMENTS.items():
         for group in groups:
             assert "gunicorn" not in locked_versions(Lock(LOCKS[name]).requirements([group]))
 
 
-def test_a_marker_follows_a_package_through_what_needs_it(tmp_path: Path) -> None:
+def test_environment_markers_are_inherited_by_dependencies(tmp_path: Path) -> None:
     lock = tmp_path / "uv.lock"
     lock.write_text(
         """
@@ -137,7 +137,7 @@ def test_a_marker_follows_a_package_through_what_needs_it(tmp_path: Path) -> Non
     ]
 
 
-def test_a_name_that_the_project_does_not_have_is_an_error() -> None:
+def test_unknown_group_name_is_rejected() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "locked.py"), "nothing"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "'nothing'" in done.stderr

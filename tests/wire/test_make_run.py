@@ -45,7 +45,7 @@ def plain_environment(**variables: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("target", "folder"), [("run", "VENV"), ("llm", "LLM")])
-def test_a_port_in_use_is_one_line_before_anything_is_installed(
+def test_occupied_port_is_reported_before_anything_is_installed(
     target: str, folder: str, taken_port: int, tmp_path: Path
 ) -> None:
     environment = tmp_path / "environment"
@@ -65,7 +65,7 @@ def test_a_port_in_use_is_one_line_before_anything_is_installed(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8")
 @pytest.mark.parametrize(("host", "is_reached"), [(None, False), ("0.0.0.0", True)])
-def test_make_run_serves_the_console_to_this_machine_alone_unless_told_otherwise(
+def test_make_run_serves_the_console_only_locally_by_default(
     host: str | None, is_reached: bool, environment_folder: Path
 ) -> None:
     port = free_port()

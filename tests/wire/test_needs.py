@@ -22,7 +22,7 @@ def outer_environment() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
 
 
-def test_every_group_is_demanded_by_a_target_that_ci_runs() -> None:
+def test_every_requirement_group_is_demanded_by_a_ci_target() -> None:
     commands = "".join((ROOT / file).read_text("utf-8") for file in ("Makefile", ".ci/run"))
     demanded = set(re.findall(r"(?:--demand|\bDEMAND)=(\w+)", commands))
     assert demanded | NOT_IN_CI | {RECORDINGS} == set(GROUPS)
@@ -32,7 +32,7 @@ def test_every_group_is_demanded_by_a_target_that_ci_runs() -> None:
         )
 
 
-def test_a_run_is_refused_where_something_that_it_demands_is_missing() -> None:
+def test_run_with_a_missing_demanded_requirement_is_rejected() -> None:
     hidden = outer_environment() | {"PATH": "/nowhere"}
     hidden.pop("CI", None)
     command = [
@@ -51,9 +51,9 @@ def test_a_run_is_refused_where_something_that_it_demands_is_missing() -> None:
     )
 
 
-def test_tests_can_interrupt_processes_in_a_run_that_a_shell_started_in_the_background() -> None:
+def test_interrupt_reaches_processes_of_a_background_run() -> None:
     """Such a run ignores SIGINT, and its processes would inherit that."""
-    test = "tests/extensions/lab/fidelity/wire/test_command.py::test_a_signal_ends_all_processes[2]"
+    test = "tests/extensions/lab/fidelity/wire/test_command.py::test_interrupt_signal_ends_all_processes[2]"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     command = [sys.executable, "-c", RESTARTED, *words]
     done = subprocess.run(

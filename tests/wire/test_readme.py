@@ -39,7 +39,7 @@ def chat(content: str, **fields: object) -> dict[str, object]:
 
 
 @pytest.mark.curl
-def test_first_command_of_the_readme_prints_the_line_below_it(server: RunningServer) -> None:
+def test_first_readme_command_prints_the_documented_line(server: RunningServer) -> None:
     assert FIRST_CURL is not None
     command, printed = FIRST_CURL.groups()
     assert "localhost:8000" in command and '"seed"' in command and "max_tokens" not in command
@@ -49,7 +49,7 @@ def test_first_command_of_the_readme_prints_the_line_below_it(server: RunningSer
     assert SENTENCES.fullmatch(json.loads(f"{{{printed}}}")["content"])
 
 
-def test_ten_first_messages_get_whole_english_sentences_that_differ(server: RunningServer) -> None:
+def test_ten_first_messages_get_different_complete_english_sentences(server: RunningServer) -> None:
     answers = []
     for content in FIRST_MESSAGES:
         url = f"{server.url}/v1/chat/completions"
@@ -60,7 +60,7 @@ def test_ten_first_messages_get_whole_english_sentences_that_differ(server: Runn
     assert len(set(answers)) > 5
 
 
-def test_a_stream_and_the_responses_api_deliver_whole_sentences_too(server: RunningServer) -> None:
+def test_streams_and_the_responses_api_return_complete_sentences(server: RunningServer) -> None:
     body = chat("Hello!", seed=42)
     whole = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=30).json()
     text = ""
@@ -79,7 +79,7 @@ def test_a_stream_and_the_responses_api_deliver_whole_sentences_too(server: Runn
 
 
 @pytest.mark.parametrize("family", ["chat/completions", "completions", "messages"])
-def test_a_reply_cut_at_a_limit_begins_like_an_english_sentence(
+def test_truncated_reply_starts_like_an_english_sentence(
     family: str, server: RunningServer
 ) -> None:
     fields = {"max_tokens": 8, "model": "understudy-tiny"}

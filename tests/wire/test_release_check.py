@@ -43,7 +43,7 @@ def release_of(repository: Path, tmp_path: Path) -> Release:
 
 
 @pytest.mark.git
-def test_files_of_the_commit_are_exported(repository: Path, tmp_path: Path) -> None:
+def test_release_check_exports_only_committed_files(repository: Path, tmp_path: Path) -> None:
     release = release_of(repository, tmp_path)
     assert release.version == "1.2.0"
     assert len(release.export()) >= 7
@@ -52,7 +52,7 @@ def test_files_of_the_commit_are_exported(repository: Path, tmp_path: Path) -> N
 
 @pytest.mark.git
 @pytest.mark.parametrize("name", ["pyproject.toml", "unknown.txt"])
-def test_changed_and_unknown_files_end_the_check(
+def test_uncommitted_files_fail_the_release_check(
     name: str, repository: Path, tmp_path: Path
 ) -> None:
     release = release_of(repository, tmp_path)
@@ -61,7 +61,7 @@ def test_changed_and_unknown_files_end_the_check(
         release.export()
 
 
-def test_pythons_are_those_of_the_project_that_are_installed() -> None:
+def test_installed_supported_python_versions_are_used() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pythons = dict(supported_pythons(project))
     assert set(pythons) <= {"3.11", "3.12", "3.13", "3.14"}
@@ -72,13 +72,13 @@ def test_pythons_are_those_of_the_project_that_are_installed() -> None:
         list(supported_pythons({}))
 
 
-def test_image_context_is_what_the_dockerfile_copies() -> None:
+def test_image_context_matches_the_files_that_the_dockerfile_copies() -> None:
     names = image_files(ROOT)
     assert set(IMAGE_REQUIRED_FILES) - {"Dockerfile"} <= set(names)
     assert not any(name.startswith(("tests/", "docs/")) for name in names)
 
 
-def test_package_with_tests_or_without_a_module_is_refused(tmp_path: Path) -> None:
+def test_package_with_tests_or_without_a_module_is_rejected(tmp_path: Path) -> None:
     wheel = tmp_path / "a.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("a/cli.py", "")
@@ -93,7 +93,7 @@ def test_package_with_tests_or_without_a_module_is_refused(tmp_path: Path) -> No
         check_names(package, [])
 
 
-def test_output_of_a_failed_step_is_in_the_message(tmp_path: Path) -> None:
+def test_error_message_contains_the_output_of_the_failed_step(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match=r"^sh -c .* failed:\nfirst\nsecond\n$"):
         run(["sh", "-c", "echo first; echo second >&2; exit 3"], cwd=tmp_path)
     with pytest.raises(ReleaseError, match="^no-such-program: "):

@@ -71,7 +71,7 @@ UNTRIED = [
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
-def test_a_body_that_is_no_json_object_is_rejected_with_its_place(
+def test_body_that_is_not_a_json_object_is_rejected_with_the_error_position(
     server: RunningServer, path: str
 ) -> None:
     for body, param in NO_OBJECTS.items():
@@ -81,14 +81,14 @@ def test_a_body_that_is_no_json_object_is_rejected_with_its_place(
         assert (answer.status, set(answer.json())) == (400, {"detail"}), "the framework's own"
 
 
-def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(server: RunningServer) -> None:
+def test_declared_oversized_body_is_rejected_before_it_is_received(server: RunningServer) -> None:
     for length in ((8 << 20) + 1, 10**12, 10**30):
         with Wire(server.port) as wire:
             head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{JSON}\r\nContent-Length: {length}\r\n\r\n"
             is_error(wire.send(head.encode()).answer(), 413, "Request Entity Too Large")
 
 
-def test_a_body_that_never_ends_is_refused_when_it_is_too_large(server: RunningServer) -> None:
+def test_endless_chunked_body_is_rejected_at_the_size_limit(server: RunningServer) -> None:
     with Wire(server.port) as wire:
 
         def flood() -> None:
@@ -107,7 +107,7 @@ def test_a_body_that_never_ends_is_refused_when_it_is_too_large(server: RunningS
         flooding.join()
 
 
-def test_chunks_that_are_none_are_the_client_s_fault_and_so_is_a_reset(
+def test_malformed_chunks_return_400_and_a_reset_affects_no_other_request(
     server: RunningServer,
 ) -> None:
     for body in (
@@ -149,7 +149,7 @@ CHUNKED_JSON = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (b'{"pro
     ],
     ids=lambda value: repr(value[:12]) if isinstance(value, bytes) else str(value),
 )
-def test_a_chunk_that_declares_too_much_is_refused_before_its_bytes_come(
+def test_oversized_chunk_is_rejected_before_its_bytes_are_received(
     server: RunningServer, begun: bytes, status: int
 ) -> None:
     """Status 0: the server waits for the rest, as it must."""
@@ -185,7 +185,7 @@ def test_a_chunk_that_declares_too_much_is_refused_before_its_bytes_come(
     ],
     ids=str,
 )
-def test_a_body_with_another_coding_than_chunked_is_refused(
+def test_unsupported_transfer_encoding_is_rejected(
     server: RunningServer, path: str, codings: tuple[str, ...], status: int
 ) -> None:
     lines = [
@@ -201,7 +201,7 @@ def test_a_body_with_another_coding_than_chunked_is_refused(
         assert wire.seconds_until_closed(5) < 5
 
 
-def test_the_word_chunked_is_known_in_any_case_and_http_1_0_has_no_chunks(
+def test_chunked_is_case_insensitive_and_rejected_in_http_1_0(
     server: RunningServer,
 ) -> None:
     body = CHUNKED_JSON + b"0\r\nX: y\r\n\r\n"
@@ -225,7 +225,7 @@ def test_the_word_chunked_is_known_in_any_case_and_http_1_0_has_no_chunks(
         CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n"),
     ],
 )
-def test_an_invalid_http_request_gets_400_and_closes_the_connection(
+def test_invalid_http_request_returns_400_and_closes_the_connection(
     server: RunningServer, head: bytes
 ) -> None:
     with Wire(server.port) as wire:
@@ -237,7 +237,7 @@ def served(server: RunningServer) -> float:
     return metric(server.port, "vllm:request_success_total")
 
 
-def test_a_body_cut_short_is_never_played_even_where_it_is_complete_json(
+def test_truncated_body_is_not_served_even_if_it_is_valid_json(
     server: RunningServer,
 ) -> None:
     served_before = served(server)
@@ -253,13 +253,13 @@ def test_a_body_cut_short_is_never_played_even_where_it_is_complete_json(
     assert served(server) == served_before + 1
 
 
-def test_headers_without_end_are_refused(server: RunningServer) -> None:
+def test_endless_headers_are_rejected(server: RunningServer) -> None:
     with Wire(server.port) as wire:
         wire.send(b"GET /health HTTP/1.1\r\nHost: test\r\nX: " + b"a" * 200_000 + b"\r\n\r\n")
         assert wire.answer().status == 431
 
 
-def test_an_offer_to_upgrade_the_protocol_is_ignored(server: RunningServer) -> None:
+def test_protocol_upgrade_request_is_ignored(server: RunningServer) -> None:
     """As Java's clients would, in their first request."""
     upgrade = "Connection: Upgrade, HTTP2-Settings"
     headers = (JSON, upgrade, "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
@@ -277,7 +277,7 @@ PIECE = b" " * 65_536
     ("path", "headers", "status"),
     [("/ping", (), 200), ("/admin/config", ("X-Admin-Key: wrong",), 401), (CHAT, (), 413)],
 )
-def test_a_gigabyte_that_nobody_reads_ends_its_connection(
+def test_unread_gigabyte_body_closes_the_connection(
     server: RunningServer, path: str, headers: tuple[str, ...], status: int
 ) -> None:
     lines = [
@@ -299,7 +299,7 @@ def test_a_gigabyte_that_nobody_reads_ends_its_connection(
     assert get(server.port, "/health").status == 200
 
 
-def test_hundreds_of_thousands_of_one_byte_chunks_are_one_body(server: RunningServer) -> None:
+def test_hundreds_of_thousands_of_one_byte_chunks_form_one_body(server: RunningServer) -> None:
     body = json.dumps(ask()).encode().ljust(400_000)
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\nTransfer-Encoding: chunked\r\n\r\n"
     with Wire(server.port) as wire:
@@ -313,14 +313,16 @@ def test_hundreds_of_thousands_of_one_byte_chunks_are_one_body(server: RunningSe
         assert wire.answer().status == 200
 
 
-def test_a_huge_whole_answer_is_refused_and_names_what_is_too_much(server: RunningServer) -> None:
+def test_request_for_a_huge_response_is_rejected_with_the_offending_field(
+    server: RunningServer,
+) -> None:
     huge = {"messages": HELLO, "n": 128, "max_tokens": 40_000, "ignore_eos": True}
     answer = posted(server, huge | {"logprobs": True, "top_logprobs": 20})
     is_error(answer, 400, "BadRequestError")
     assert "n=128" in answer.json()["error"]["message"]
 
 
-def test_a_huge_stream_begins_at_once_and_can_be_left(server: RunningServer) -> None:
+def test_huge_stream_starts_immediately_and_can_be_abandoned(server: RunningServer) -> None:
     huge = {"messages": HELLO, "n": 128, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     body = json.dumps(huge | {"logprobs": True, "top_logprobs": 20}).encode()
     with Wire(server.port) as wire:

@@ -34,7 +34,7 @@ def request_named(name: str) -> bytes:
     return f"GET /v1/models HTTP/1.1\r\nHost: test\r\nX-Request-Id: {name}\r\n\r\n".encode()
 
 
-def test_connections_with_their_next_request_always_ready_do_not_starve_another(
+def test_pipelining_connections_do_not_starve_another_connection(
     server: RunningServer,
 ) -> None:
     crowd = 12
@@ -78,7 +78,7 @@ def longest_gap_s(port: int, tokens: int, until: threading.Event) -> float:
     return longest
 
 
-def test_four_megabytes_of_prompt_stop_no_running_stream(server: RunningServer) -> None:
+def test_four_megabyte_prompt_does_not_stall_running_streams(server: RunningServer) -> None:
     text = "Understudy reads a very long letter, and nobody waits for it. " * 68_000
     over = threading.Event()
     spent: list[float] = []
@@ -103,7 +103,7 @@ def hungry(choices: int = 64) -> dict[str, object]:
     return ask(n=choices, max_tokens=4000, stream=True, temperature=1, logprobs=5)
 
 
-def test_a_client_that_sips_makes_nobody_else_late(server: RunningServer) -> None:
+def test_slow_reading_client_delays_no_other_client(server: RunningServer) -> None:
     with Wire(server.port, receive_buffer=4096) as sipping:
         sipping.post(hungry())
         stop = threading.Event()
@@ -142,7 +142,7 @@ def stream_together(port: int, clients: int, tokens: int) -> list[float]:
     return totals
 
 
-def test_a_client_that_reads_nothing_is_dropped_and_its_places_are_free_again(
+def test_client_that_reads_nothing_is_disconnected_and_its_slots_are_freed(
     server: RunningServer,
 ) -> None:
     aborts_before = aborts(server.port)

@@ -93,7 +93,7 @@ no pause is complete, no method or size exists, no trainer is configured.
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("name", SERVERS)
-def test_no_request_gets_a_500(name: str, share: float) -> None:
+def test_no_fuzzed_request_returns_500(name: str, share: float) -> None:
     number, flags = SERVERS[name]
     with (stressed_indexer if name == "indexer" else stressed_server)(*flags) as server:
         document = json.loads(get(server.port, "/openapi.json").body)

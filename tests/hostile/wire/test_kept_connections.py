@@ -137,7 +137,7 @@ def test_reloads_lose_no_request(fast_path: str) -> None:
         assert "Traceback" not in server.log()
 
 
-def test_reloads_of_a_server_with_tls_lose_no_request(tmp_path: Path) -> None:
+def test_reloads_with_tls_lose_no_request(tmp_path: Path) -> None:
     certificate = tmp_path / "tls.crt"
     key = tmp_path / "tls.key"
     for path, content in zip((certificate, key), make_pair(["localhost"]), strict=True):
@@ -157,7 +157,7 @@ def test_reloads_of_a_server_with_tls_lose_no_request(tmp_path: Path) -> None:
         assert "Traceback" not in server.log()
 
 
-def test_reloads_of_a_server_on_a_unix_socket_lose_no_request(tmp_path: Path) -> None:
+def test_reloads_on_a_unix_socket_lose_no_request(tmp_path: Path) -> None:
     path = str(tmp_path / "server.sock")
     # The TCP port is only for the start, which waits for it.
     with running_on_both(path) as server:
@@ -191,7 +191,7 @@ def running_on_both(path: str) -> Iterator[RunningServer]:
         yield server
 
 
-def test_a_server_that_replaces_another_loses_no_request() -> None:
+def test_replacing_a_server_loses_no_request() -> None:
     """SIGUSR2, then SIGTERM to the first server while its successor still loads the application."""
     with running_gunicorn(env=LATENCY) as server:
         # The clients end before their server does.
@@ -202,7 +202,7 @@ def test_a_server_that_replaces_another_loses_no_request() -> None:
         assert "Traceback" not in server.log()
 
 
-def test_a_replacement_that_is_taken_back_loses_no_request() -> None:
+def test_reverting_a_server_replacement_loses_no_request() -> None:
     """SIGUSR2, then SIGTERM to the second server: the first one goes on."""
     with (
         running_gunicorn(env=LATENCY) as server,
@@ -214,7 +214,7 @@ def test_a_replacement_that_is_taken_back_loses_no_request() -> None:
         clients.wait_for_more(10 * CLIENTS)
 
 
-def test_a_server_that_has_a_successor_stays_ready_to_the_end() -> None:
+def test_replaced_server_stays_ready_until_it_exits() -> None:
     with running_gunicorn() as server, Wire(server.port) as idle, successor_of(server):
         idle.send(b"GET /health/ready HTTP/1.1\r\nHost: a\r\n\r\n")
         assert idle.answer().status == 200
@@ -227,7 +227,7 @@ def test_a_server_that_has_a_successor_stays_ready_to_the_end() -> None:
         assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_requests_sent_just_before_the_end_are_answered() -> None:
+def test_requests_sent_just_before_shutdown_are_answered() -> None:
     """On kept connections, on new ones, and on those that wait in the backlog."""
     with running_gunicorn(env=LONG_DRAIN) as server, ExitStack() as stack:
         idle = [stack.enter_context(Wire(server.port)) for _ in range(4)]
@@ -245,9 +245,7 @@ def test_requests_sent_just_before_the_end_are_answered() -> None:
         assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_a_kept_connection_is_served_once_more_after_the_signal_and_the_server_is_not_ready() -> (
-    None
-):
+def test_draining_server_is_not_ready_but_serves_kept_alive_connections_once() -> None:
     with (
         running_gunicorn(env=LONG_DRAIN) as server,
         Wire(server.port) as idle,
@@ -265,7 +263,7 @@ def test_a_kept_connection_is_served_once_more_after_the_signal_and_the_server_i
         assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_requests_half_received_at_the_end_are_answered() -> None:
+def test_requests_half_received_at_shutdown_are_answered() -> None:
     plain = COMPLETION
     late = http_post("/v1/completions", b'{"prompt": ["a"], "max_tokens": 1}', JSON)
     cuts = [(plain, 9), (plain, plain.index(b"{") - 3), (plain, -1), (late, -1)]
@@ -282,7 +280,7 @@ def test_requests_half_received_at_the_end_are_answered() -> None:
 
 
 @pytest.mark.parametrize("fast_path", ["true", "false"])
-def test_pipelined_requests_are_all_answered(fast_path: str) -> None:
+def test_pipelined_requests_are_all_answered_at_shutdown(fast_path: str) -> None:
     with (
         running_gunicorn(env={**LONG_DRAIN, "SIM_FAST_PATH": fast_path}) as server,
         ExitStack() as stack,
@@ -306,7 +304,7 @@ def test_pipelined_requests_are_all_answered(fast_path: str) -> None:
         assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_an_answer_that_promised_to_keep_its_connection_is_followed_by_another() -> None:
+def test_kept_alive_connection_is_served_again_after_a_stream_during_a_drain() -> None:
     """The head of a stream has left before the signal; its client sends again when the stream ends."""
     env = {**LONG_DRAIN, "SIM_INTER_TOKEN_LATENCY": "20ms"}
     for fast_path in ("true", "false"):
@@ -323,7 +321,7 @@ def test_an_answer_that_promised_to_keep_its_connection_is_followed_by_another()
             assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_new_requests_get_503_when_the_drain_is_over_and_a_stream_goes_on() -> None:
+def test_new_requests_return_503_after_the_drain_and_a_stream_continues() -> None:
     env = {
         "SIM_GRACEFUL_TIMEOUT": "20s",
         "SIM_DRAIN_DURATION": "100ms",
@@ -341,7 +339,7 @@ def test_new_requests_get_503_when_the_drain_is_over_and_a_stream_goes_on() -> N
         assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_connections_that_were_idle_for_long_do_not_delay_the_end() -> None:
+def test_long_idle_connections_do_not_delay_shutdown() -> None:
     env = {**LONG_DRAIN, "SIM_DRAIN_DURATION": "500ms"}
     with (
         running_gunicorn(env=env) as server,
@@ -354,7 +352,7 @@ def test_connections_that_were_idle_for_long_do_not_delay_the_end() -> None:
         assert (idle.sock.recv(1), silent.sock.recv(1)) == (b"", b"")
 
 
-def test_a_second_signal_ends_a_draining_server_at_once() -> None:
+def test_second_signal_ends_a_draining_server_immediately() -> None:
     with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as idle:
         assert idle.post(ask()).answer().status == 200
         server.process.send_signal(signal.SIGTERM)
@@ -365,7 +363,7 @@ def test_a_second_signal_ends_a_draining_server_at_once() -> None:
         assert time.monotonic() - started_s < 15
 
 
-def test_a_worker_that_is_ended_alone_loses_no_request() -> None:
+def test_terminating_a_single_worker_loses_no_request() -> None:
     """The arbiter starts another worker, which accepts at the same listener."""
     with running_gunicorn(env=LATENCY) as server, asking(server.port) as clients:
         [worker] = workers_of(server)
@@ -374,7 +372,7 @@ def test_a_worker_that_is_ended_alone_loses_no_request() -> None:
         clients.wait_for_more(10 * CLIENTS)
 
 
-def test_a_server_whose_processes_are_all_signaled_drains_as_one() -> None:
+def test_signaling_all_processes_drains_the_server_once() -> None:
     """A service manager signals the arbiter and the worker at once."""
     with running_gunicorn(env=LONG_DRAIN) as server, Wire(server.port) as idle:
         assert idle.post(ask()).answer().status == 200
@@ -402,7 +400,7 @@ for _ in range(2):
 """Owns a socket as systemd does, and gives it to one server after another."""
 
 
-def test_the_next_server_at_a_socket_of_systemd_accepts_connections() -> None:
+def test_next_server_on_a_systemd_socket_accepts_connections() -> None:
     port = free_port()
     command = [sys.executable, "-c", SERVICE_MANAGER, str(port)]
     with running_command(command, port, {}) as manager:

@@ -61,7 +61,7 @@ def occupied(port: int) -> Iterator[Wire]:
 
 
 @WAYS
-def test_before_its_request_is_complete(
+def test_disconnect_before_the_request_is_complete_serves_nothing(
     server: RunningServer, leave: Callable[[Wire], None]
 ) -> None:
     served_before = metric(server.port, "vllm:request_success_total")
@@ -76,7 +76,7 @@ def test_before_its_request_is_complete(
 
 
 @BOTH
-def test_while_it_waits_for_a_place(
+def test_disconnect_while_queued_frees_the_place_in_the_queue(
     server: RunningServer, leave: Callable[[Wire], None], stream: bool
 ) -> None:
     with occupied(server.port):
@@ -89,7 +89,7 @@ def test_while_it_waits_for_a_place(
 
 
 @BOTH
-def test_before_its_first_token_and_in_the_middle_of_its_stream(
+def test_disconnect_before_and_after_the_first_token_frees_the_slot(
     server: RunningServer, leave: Callable[[Wire], None], stream: bool
 ) -> None:
     def counts() -> tuple[float, float]:
@@ -109,7 +109,7 @@ def test_before_its_first_token_and_in_the_middle_of_its_stream(
         assert counts() == (counts_before[0] + 2, counts_before[1] + 1)
 
 
-def test_after_it_has_stopped_reading(server: RunningServer) -> None:
+def test_disconnect_after_the_client_stopped_reading_frees_the_slot(server: RunningServer) -> None:
     with Wire(server.port, receive_buffer=2048) as wire:
         wire.post(ask(max_tokens=1000, stream=True, logprobs=5))
         wait_for_running(server.port, 1)
@@ -119,7 +119,7 @@ def test_after_it_has_stopped_reading(server: RunningServer) -> None:
         assert wait_for_running(server.port, 0) < NOTICED_S
 
 
-def test_with_some_choices_running_and_some_waiting(server: RunningServer) -> None:
+def test_disconnect_aborts_running_and_waiting_choices(server: RunningServer) -> None:
     counts_before = aborts(server.port), metric(server.port, "vllm:prompt_tokens_total")
     wire = Wire(server.port).post(ask(max_tokens=1000, n=5, stream=True, temperature=1))
     wait_for_waiting(server.port, 4)
@@ -130,7 +130,7 @@ def test_with_some_choices_running_and_some_waiting(server: RunningServer) -> No
     assert after == (counts_before[0] + 5, counts_before[1])
 
 
-def test_a_request_sent_ahead_does_not_hide_that_the_client_has_gone(server: RunningServer) -> None:
+def test_disconnect_is_detected_despite_a_pipelined_request(server: RunningServer) -> None:
     with occupied(server.port):
         wire = Wire(server.port).post(ask(stream=True))
         wait_for_waiting(server.port, 1)

@@ -35,7 +35,7 @@ def arrivals(port: int, tokens: int) -> list[float]:
         return [time.monotonic() - start for _ in wire.events()]
 
 
-def test_two_hundred_tokens_take_two_hundred_gaps_and_no_drift_builds_up(
+def test_two_hundred_tokens_arrive_on_schedule_without_drift(
     server: RunningServer,
 ) -> None:
     late = [moment - TTFT_S - k * ITL_S for k, moment in enumerate(arrivals(server.port, 200))]
@@ -47,7 +47,7 @@ def test_two_hundred_tokens_take_two_hundred_gaps_and_no_drift_builds_up(
     assert late[-1] < 0.5
 
 
-def test_headers_leave_at_once_and_the_role_only_when_the_first_token_is_due(
+def test_headers_are_sent_immediately_and_the_role_with_the_first_token(
     server: RunningServer,
 ) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "stream": True}
@@ -62,7 +62,7 @@ def test_headers_leave_at_once_and_the_role_only_when_the_first_token_is_due(
     assert headers_s < TTFT_S <= first_s < TTFT_S + 0.5
 
 
-def test_a_whole_reply_comes_when_its_last_token_is_due(server: RunningServer) -> None:
+def test_non_streamed_reply_is_sent_when_its_last_token_is_due(server: RunningServer) -> None:
     with Wire(server.port) as wire:
         start = time.monotonic()
         answer = wire.post(ask(max_tokens=41)).answer()
@@ -70,7 +70,7 @@ def test_a_whole_reply_comes_when_its_last_token_is_due(server: RunningServer) -
     assert TTFT_S + 40 * ITL_S <= time.monotonic() - start < TTFT_S + 40 * ITL_S + 0.5
 
 
-def test_half_a_body_and_then_silence_is_answered_with_408_and_the_connection_closed(
+def test_stalled_request_body_returns_408_and_closes_the_connection(
     server: RunningServer,
 ) -> None:
     with Wire(server.port) as wire:
@@ -89,7 +89,7 @@ def test_half_a_body_and_then_silence_is_answered_with_408_and_the_connection_cl
     ],
     ids=["body", "head"],
 )
-def test_a_request_that_trickles_in_gets_no_more_time(
+def test_slowly_sent_request_gets_no_extra_time(
     server: RunningServer, begin: bytes, rest_of_request: bytes, limit_s: float, answer: bytes
 ) -> None:
     with Wire(server.port) as wire:
@@ -109,7 +109,9 @@ def test_a_request_that_trickles_in_gets_no_more_time(
         assert bool(received) == bool(answer) and time.monotonic() - start < limit_s
 
 
-def test_silence_before_the_end_of_the_head_closes_the_connection(server: RunningServer) -> None:
+def test_incomplete_request_head_closes_the_connection_after_the_timeout(
+    server: RunningServer,
+) -> None:
     with Wire(server.port) as silent, Wire(server.port) as started, Wire(server.port) as halfway:
         start = time.monotonic()
         started.send(b"POST")

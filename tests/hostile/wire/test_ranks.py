@@ -83,7 +83,7 @@ def first_texts(server: RunningServer, ranks: int) -> list[str]:
     return [post(port, ask(max_tokens=20)).json()["choices"][0]["text"] for port in ports]
 
 
-def test_a_killed_rank_comes_back_on_its_port_and_one_alone_says_what_it_says_among_others(
+def test_killed_rank_is_restarted_on_its_port(
     three: RunningServer,
 ) -> None:
     """The first test of these ranks, which have said nothing before."""
@@ -111,7 +111,7 @@ def test_a_killed_rank_comes_back_on_its_port_and_one_alone_says_what_it_says_am
         assert len(workers_of(alone)) == 1
 
 
-def test_each_rank_has_a_worker_a_port_a_name_and_counters_of_its_own(three: RunningServer) -> None:
+def test_each_rank_has_a_separate_worker_port_name_and_counters(three: RunningServer) -> None:
     ports = ports_of(three)
     assert len(workers_of(three)) == len({worker_behind(three, port) for port in ports}) == 3
     counts_before = [
@@ -134,7 +134,7 @@ def test_each_rank_has_a_worker_a_port_a_name_and_counters_of_its_own(three: Run
         (["--bind", "127.0.0.1:9000", "-b", "127.0.0.1:9001", "-b", "127.0.0.1:9003"], "bind"),
     ],
 )
-def test_settings_that_contradict_the_ranks_are_rejected_in_one_line(
+def test_settings_that_contradict_the_ranks_are_rejected_with_a_one_line_error(
     arguments: list[str], named: str
 ) -> None:
     status, output = start_refused(*arguments, SIM_DATA_PARALLEL_SIZE="3")
@@ -201,7 +201,7 @@ def reloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloaded]:
         yield Reloaded(server, file)
 
 
-def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> None:
+def test_invalid_reload_changes_nothing(reloaded: Reloaded) -> None:
     server = reloaded.server
     reloaded.refuses("max-num-seqs", max_num_seqs=-1)
     reloaded.refuses("parsed", model="[unclosed")
@@ -216,7 +216,7 @@ def test_a_reload_that_cannot_be_served_changes_nothing(reloaded: Reloaded) -> N
     assert "workers=4: 2 workers serve, one for each rank: each worker is a separate server" in line
 
 
-def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(
+def test_reload_lets_streams_outlast_the_graceful_timeout(
     reloaded: Reloaded,
 ) -> None:
     server = reloaded.server
@@ -249,7 +249,7 @@ def test_a_reload_keeps_streams_that_outlast_the_graceful_timeout_until_the_end(
     assert "cuts off 1 requests" in server.log()
 
 
-def test_the_health_check_asks_every_rank(
+def test_health_check_queries_every_rank(
     three: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def checked(size: int) -> int:

@@ -44,7 +44,7 @@ def ended_well(server: RunningServer, witness: Path, limit_s: float) -> None:
     assert "Traceback" not in server.log()
 
 
-def test_an_idle_server_leaves_at_once_although_clients_keep_connections_open(
+def test_idle_server_exits_immediately_despite_open_connections(
     tmp_path: Path,
 ) -> None:
     with (
@@ -61,7 +61,7 @@ def test_an_idle_server_leaves_at_once_although_clients_keep_connections_open(
         assert fresh.seconds_until_closed() < 1
 
 
-def test_a_running_stream_ends_well_while_nothing_new_is_admitted(tmp_path: Path) -> None:
+def test_running_stream_completes_while_new_requests_are_rejected(tmp_path: Path) -> None:
     settings = {"graceful_timeout": "20s", "drain_duration": "0s", "inter_token_latency": "20ms"}
     with (
         server_with_exit_hook(tmp_path, **settings) as (server, witness),
@@ -98,7 +98,7 @@ def refused_or_closed(wire: Wire) -> bool:
         return True
 
 
-def test_a_stream_longer_than_the_graceful_timeout_is_cut_and_the_hooks_still_run(
+def test_stream_longer_than_the_graceful_timeout_is_cut_and_exit_hooks_run(
     tmp_path: Path,
 ) -> None:
     with server_with_exit_hook(
@@ -116,7 +116,7 @@ def test_a_stream_longer_than_the_graceful_timeout_is_cut_and_the_hooks_still_ru
                 list(events)
 
 
-def test_waiting_requests_are_served_before_the_end(tmp_path: Path) -> None:
+def test_waiting_requests_are_served_before_shutdown(tmp_path: Path) -> None:
     settings = {"graceful_timeout": "20s", "max_num_seqs": "1", "inter_token_latency": "10ms"}
     with server_with_exit_hook(tmp_path, **settings) as (server, witness):
         answers: list[Any] = []
@@ -140,7 +140,7 @@ def test_waiting_requests_are_served_before_the_end(tmp_path: Path) -> None:
         ended_well(server, witness, limit_s=10)
 
 
-def test_an_interrupt_ends_it_at_once(tmp_path: Path) -> None:
+def test_interrupt_ends_the_server_immediately(tmp_path: Path) -> None:
     with server_with_exit_hook(
         tmp_path, graceful_timeout="20s", inter_token_latency="50ms"
     ) as server_and_hook:
@@ -154,7 +154,7 @@ def test_an_interrupt_ends_it_at_once(tmp_path: Path) -> None:
 JSON = "Content-Type: application/json"
 
 
-def test_an_indexer_that_ends_begins_no_more_scores_and_leaves() -> None:
+def test_indexer_starts_no_scores_during_shutdown() -> None:
     flags = ("--role", "indexer", "--model", "base", "--kv-index-bind", "tcp://127.0.0.1:0")
     ends = ("--graceful-timeout", "15s", "--drain-duration", "0s")
     body = b'{"model": "base", "prompt": "Hello"}'

@@ -36,13 +36,13 @@ def start_refused(*arguments: str, **variables: str) -> tuple[int, str]:
     return process.returncode, output
 
 
-def test_a_script_that_does_not_exist_ends_the_start_in_one_line() -> None:
+def test_missing_script_prevents_startup_with_a_one_line_error() -> None:
     status, output = start_refused(SIM_SCRIPT="/nowhere")
     [line] = output.splitlines()
     assert status == 1 and line.startswith("error: ") and "/nowhere" in line
 
 
-def test_a_port_that_is_taken_is_told_at_once_in_one_line() -> None:
+def test_occupied_port_prevents_startup_immediately_with_a_one_line_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -54,7 +54,7 @@ def test_a_port_that_is_taken_is_told_at_once_in_one_line() -> None:
     assert time.monotonic() - begun_s < 5, "gunicorn tries for as long"
 
 
-def test_a_preloaded_application_serves_on_through_a_reload_which_lets_streams_end() -> None:
+def test_preloaded_application_survives_a_reload_that_lets_streams_finish() -> None:
     env = {"SIM_INTER_TOKEN_LATENCY": "10ms", "SIM_GRACEFUL_TIMEOUT": "20s"}
     with running_gunicorn("--preload", env=env) as server:
         [first] = workers_of(server)
@@ -87,9 +87,7 @@ def successor_of(server: RunningServer) -> int | None:
     return next((int(pid) for pid in started if int(pid) != server.process.pid), None)
 
 
-def test_a_start_says_three_lines_and_a_successor_takes_over_the_port_and_outlives_the_server() -> (
-    None
-):
+def test_startup_logs_three_lines_and_a_replacement_takes_over_the_port() -> None:
     flags = ("--profile", "qwen3-14b-h100", "--console", "--served-model-name", "a,b")
     with running_server(*flags) as server:
         lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]

@@ -76,7 +76,7 @@ async def everybody_asks_at_once(port: int, count: int) -> Counter[str]:
     return Counter(await asyncio.gather(*map(exchange, range(count))))
 
 
-def test_thousands_of_connections_at_once_all_get_a_full_answer(
+def test_thousands_of_concurrent_connections_get_complete_responses(
     server: RunningServer, connections: int
 ) -> None:
     served = metric(server.port, "vllm:request_success_total")
@@ -112,7 +112,7 @@ async def everybody_leaves(port: int, count: int, rng: Random) -> None:
     await asyncio.gather(*(exchange() for _ in range(count)))
 
 
-def test_a_crowd_that_leaves_at_every_stage_leaves_nothing_behind(
+def test_mass_disconnects_at_every_stage_free_all_slots(
     server: RunningServer, connections: int
 ) -> None:
     counted = ("vllm:request_success_total", "vllm:request_prompt_tokens_count")
@@ -127,7 +127,7 @@ def test_a_crowd_that_leaves_at_every_stage_leaves_nothing_behind(
     assert metric(server.port, "vllm:request_success_total", finished_reason="error") == 0
 
 
-def test_without_a_free_file_descriptor_clients_wait_and_one_line_tells_of_it() -> None:
+def test_exhausted_file_descriptors_make_clients_wait_and_log_one_line() -> None:
     with running_gunicorn() as server:
         [worker] = workers_of(server)
         # What a request needs is loaded before: no more files are needed later.

@@ -120,7 +120,7 @@ def errors(server: RunningServer) -> list[str]:
 
 
 @pytest.mark.openssl
-def test_the_protocol_is_http_1_over_tls_1_2_or_newer(secure: tuple[RunningServer, Files]) -> None:
+def test_server_speaks_http_1_over_tls_1_2_or_newer(secure: tuple[RunningServer, Files]) -> None:
     server, files = secure
     context = ssl.create_default_context(cafile=str(files.certificate))
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -139,12 +139,12 @@ def test_the_protocol_is_http_1_over_tls_1_2_or_newer(secure: tuple[RunningServe
     assert shown.returncode != 0 and "protocol version" in shown.stderr
 
 
-def test_the_health_check_knows_of_https(secure: tuple[RunningServer, Files]) -> None:
+def test_health_check_supports_https(secure: tuple[RunningServer, Files]) -> None:
     server, files = secure
     assert main((), files.env(host="127.0.0.1", port=str(server.port))) == 0
 
 
-def test_the_openai_sdk_verifies_and_streams_token_by_token(
+def test_openai_sdk_verifies_the_certificate_and_streams_token_by_token(
     secure: tuple[RunningServer, Files],
 ) -> None:
     server, files = secure
@@ -185,7 +185,7 @@ def test_the_openai_sdk_verifies_and_streams_token_by_token(
     assert re.search(f'understudy_requests_total{{way="{taken}"}} [1-9]', page)
 
 
-def test_a_stream_that_ends_with_the_connection_says_so(
+def test_stream_over_http_1_0_ends_with_close_notify(
     secure: tuple[RunningServer, Files],
 ) -> None:
     """An HTTP/1.0 client knows only by close_notify that nothing is missing."""
@@ -198,7 +198,7 @@ def test_a_stream_that_ends_with_the_connection_says_so(
         assert received.endswith(b"data: [DONE]\n\n")
 
 
-def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it_while_streams_go_on(
+def test_certificate_renewed_by_a_symlink_swap_is_loaded_while_streams_continue(
     tmp_path: Path,
 ) -> None:
     def version(name: str) -> Files:
@@ -239,7 +239,7 @@ def test_a_swapped_link_is_noticed_as_kubernetes_swaps_it_while_streams_go_on(
         wait_until_served(server, second)
 
 
-def test_a_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(
+def test_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(
     tmp_path: Path,
 ) -> None:
     env = {
@@ -291,7 +291,7 @@ def trusts(port: int, trusted: Path, name: str) -> bool:
     return True
 
 
-def test_clients_that_do_not_speak_tls_harm_nobody(files: Files) -> None:
+def test_clients_that_do_not_speak_tls_affect_no_other_client(files: Files) -> None:
     with running_gunicorn(env=files.env(graceful_timeout="10s")) as server:
         url = f"https://localhost:{server.port}"
         with closing(socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)) as plain:
@@ -309,7 +309,7 @@ def test_clients_that_do_not_speak_tls_harm_nobody(files: Files) -> None:
         assert not errors(server)
 
 
-def test_a_client_that_reads_nothing_loses_its_stream(secure: tuple[RunningServer, Files]) -> None:
+def test_client_that_reads_nothing_loses_its_stream(secure: tuple[RunningServer, Files]) -> None:
     server, files = secure
     with connected(server.port) as client:
         body = json.dumps(ask(max_tokens=150000, stream=True, n=128, temperature=1)).encode()

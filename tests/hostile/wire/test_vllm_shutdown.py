@@ -37,7 +37,7 @@ def begun_stream(wire: Wire, tokens: int) -> Iterator[Any]:
     return events
 
 
-def test_without_a_timeout_the_port_closes_and_running_requests_fail() -> None:
+def test_shutdown_without_a_timeout_closes_the_port_and_fails_running_requests() -> None:
     with (
         running_image(*SERVE) as server,
         Wire(server.port) as streaming,
@@ -60,7 +60,7 @@ def test_without_a_timeout_the_port_closes_and_running_requests_fail() -> None:
         assert "Traceback" not in server.log()
 
 
-def test_within_a_timeout_running_requests_end_and_new_ones_get_500() -> None:
+def test_shutdown_timeout_lets_running_requests_finish_and_rejects_new_ones() -> None:
     with (
         running_image(*SERVE, "--shutdown-timeout", "20") as server,
         Wire(server.port) as streaming,
@@ -83,7 +83,7 @@ def test_within_a_timeout_running_requests_end_and_new_ones_get_500() -> None:
         assert server.process.wait(5) == 0
 
 
-def test_after_the_timeout_running_requests_fail() -> None:
+def test_running_requests_fail_after_the_shutdown_timeout() -> None:
     with (
         running_image(*SERVE, "--shutdown-timeout", "1") as server,
         Wire(server.port) as streaming,
@@ -99,7 +99,7 @@ def test_after_the_timeout_running_requests_fail() -> None:
 
 
 @pytest.mark.parametrize("command", [("--shutdown-mode", "drain", "--graceful-timeout", "20s")])
-def test_serve_can_end_gently(command: tuple[str, ...]) -> None:
+def test_serve_command_supports_graceful_draining(command: tuple[str, ...]) -> None:
     with running_image(*SERVE, *command) as server, Wire(server.port) as streaming:
         events = begun_stream(streaming, 100)
         server.process.send_signal(signal.SIGTERM)

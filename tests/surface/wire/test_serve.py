@@ -25,7 +25,7 @@ def moved() -> Iterator[RunningServer]:
         yield server
 
 
-def test_the_line_decides(moved: RunningServer) -> None:
+def test_serve_command_line_determines_model_name_and_settings(moved: RunningServer) -> None:
     cards = requests.get(f"{moved.url}/v1/models", timeout=20).json()["data"]
     assert [(card["id"], card["root"], card["max_model_len"]) for card in cards] == [
         ("one", "org/model", 1000),
@@ -37,7 +37,7 @@ def test_the_line_decides(moved: RunningServer) -> None:
     assert moved.log().count(message) == 1
 
 
-def test_the_prefix_cache_is_on_as_in_vllm(moved: RunningServer) -> None:
+def test_prefix_cache_is_on_by_default_as_in_vllm(moved: RunningServer) -> None:
     body = {"prompt": "word " * 100, "max_tokens": 1}
     for _ in range(2):
         assert requests.post(f"{moved.url}/v1/completions", json=body, timeout=20).ok
@@ -48,7 +48,7 @@ def test_the_prefix_cache_is_on_as_in_vllm(moved: RunningServer) -> None:
     assert float(hits.rpartition(" ")[2]) > 0
 
 
-def test_the_other_side_of_a_prefill_is_told_what_a_real_server_would_tell(
+def test_prefill_returns_the_transfer_parameters_of_a_real_server(
     moved: RunningServer,
 ) -> None:
     body = {"prompt": "hi", "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
@@ -58,7 +58,7 @@ def test_the_other_side_of_a_prefill_is_told_what_a_real_server_would_tell(
     assert (params["remote_port"], params["tp_size"]) == (5700, 4)
 
 
-def test_a_proxy_may_leave_its_path_in_front(moved: RunningServer) -> None:
+def test_requests_are_served_with_and_without_the_root_path(moved: RunningServer) -> None:
     for path, status in (
         ("/models/one/v1/models", 200),
         ("/v1/models", 200),
@@ -69,7 +69,7 @@ def test_a_proxy_may_leave_its_path_in_front(moved: RunningServer) -> None:
         assert requests.get(moved.url + path, timeout=20).status_code == status
 
 
-def test_keys_are_asked_for_below_the_path_of_a_proxy() -> None:
+def test_api_key_is_required_below_the_root_path() -> None:
     with in_process("--root-path", "/x/", "--api-key", "k") as client:
         for path in ("/v1/models", "/x/v1/models"):
             assert client.get(path).status_code == 401
@@ -78,7 +78,7 @@ def test_keys_are_asked_for_below_the_path_of_a_proxy() -> None:
         assert client.post("/x/v1/completions", body).status_code == 401
 
 
-def test_the_image_takes_what_the_image_of_vllm_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_accepts_the_arguments_of_the_vllm_image(monkeypatch: pytest.MonkeyPatch) -> None:
     programs, started = {"gunicorn", "sh", "python3"}, list[list[str]]()
     monkeypatch.setattr(image.shutil, "which", lambda name: name if name in programs else None)
     monkeypatch.setattr(os, "execvp", lambda program, words: started.append([program, *words]))

@@ -54,7 +54,7 @@ def ask(
 
 @WAYS
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (TEXT, {"prompt": "hi"})])
-def test_a_whole_answer_and_a_stream(
+def test_non_streamed_and_streamed_responses_have_the_configured_fields(
     server: RunningServer, path: str, body: dict[str, Any], way: dict[str, str]
 ) -> None:
     whole = ask(server, path, body, way).json()
@@ -77,7 +77,7 @@ def test_a_whole_answer_and_a_stream(
 
 
 @WAYS
-def test_a_stream_that_waits_says_that_it_is_there(
+def test_waiting_stream_sends_keep_alive_comments(
     server: RunningServer, way: dict[str, str]
 ) -> None:
     for setting in ("1300ms", "0s"):
@@ -88,7 +88,7 @@ def test_a_stream_that_waits_says_that_it_is_there(
         assert text.count(": keep-alive") == (setting != "0s")
 
 
-def test_log_probabilities_name_ids(server: RunningServer) -> None:
+def test_logprobs_show_token_ids_instead_of_texts(server: RunningServer) -> None:
     name = re.compile(r"token_id:\d+")
     chat = ask(server, CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 1}, {}).json()
     for entry in chat["choices"][0]["logprobs"]["content"]:
@@ -112,7 +112,7 @@ def test_log_probabilities_name_ids(server: RunningServer) -> None:
     assert streamed.count('"token":"token_id:') >= 4
 
 
-def test_templates_of_requests_and_what_the_tokenizer_and_the_metrics_tell(
+def test_request_templates_tokenizer_info_and_metrics_follow_the_options(
     server: RunningServer,
 ) -> None:
     body = {"messages": HELLO, "chat_template": MOOD, "return_prompt_text": True}

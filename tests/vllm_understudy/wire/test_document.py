@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "testing.md").read_text()
 RECIPES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 
 
-def test_its_tests_pass(tmp_path: Path) -> None:
+def test_documented_tests_pass(tmp_path: Path) -> None:
     (tmp_path / "test_client.py").write_text(TESTS)
     (tmp_path / "test_replies.py").write_text(REPLIES)
     plugin = [*PLUGIN_OPTIONS, "-p", "no:cacheprovider", "-c", f"{ROOT}/pyproject.toml"]
@@ -30,13 +30,13 @@ def test_its_tests_pass(tmp_path: Path) -> None:
     assert "5 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_its_block_runs() -> None:
+def test_documented_with_block_runs() -> None:
     urls: list[str] = []
     exec(BLOCK, {"run_my_client": urls.append})
     assert urls
 
 
-def test_its_scope_is_separate() -> None:
+def test_documented_scope_separates_tests() -> None:
     def ask_with(url: str, headers: dict[str, str]) -> None:
         body = {"prompt": "hi", "max_tokens": 1}
         assert requests.post(f"{url}/completions", json=body, headers=headers, timeout=20).ok
@@ -44,7 +44,7 @@ def test_its_scope_is_separate() -> None:
     exec(SCOPE, {"run_my_client": ask_with, "vllm_understudy": vllm_understudy})
 
 
-def test_all_that_a_server_can_be_asked_is_there() -> None:
+def test_documented_client_methods_exist() -> None:
     documented = set(
         re.findall(r"`(\w+)(?=[(`])", PAGE.partition("## What a server can be asked")[2])
     )
@@ -53,7 +53,7 @@ def test_all_that_a_server_can_be_asked_is_there() -> None:
 
 
 @pytest.mark.parametrize("schema", ["vendor.github-workflows", "vendor.gitlab-ci"])
-def test_its_recipes_fit_their_schema(schema: str, tmp_path: Path) -> None:
+def test_documented_ci_recipes_satisfy_their_schema(schema: str, tmp_path: Path) -> None:
     ours = [recipe for recipe in RECIPES if ("jobs" in recipe) == ("github" in schema)]
     assert len(ours) == 2
     files = [tmp_path / f"{k}.yml" for k in range(len(ours))]
@@ -73,7 +73,7 @@ def test_its_recipes_fit_their_schema(schema: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_variables_of_the_recipes_are_settings() -> None:
+def test_variables_of_the_ci_recipes_are_settings() -> None:
     jobs = [recipe["jobs"]["test"] for recipe in RECIPES if "jobs" in recipe]
     services = [job.get("services", {}).get("vllm") for job in jobs]
     [variables] = [service["env"] for service in services if service]

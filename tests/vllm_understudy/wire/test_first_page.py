@@ -19,7 +19,7 @@ def shape(line: str) -> str:
     return re.sub(r"[ =-]+", " ", re.sub(r"[\d.,]+", "0", line))
 
 
-def test_the_first_page_begins_with_five_jobs_that_have_a_command() -> None:
+def test_start_page_begins_with_five_jobs_that_have_a_command() -> None:
     names = [name for name, *_ in JOBS]
     assert names == [
         "Test a client",
@@ -34,7 +34,7 @@ def test_the_first_page_begins_with_five_jobs_that_have_a_command() -> None:
 @pytest.mark.parametrize(
     ("command", "shown"), [job[1:] for job in JOBS], ids=[name for name, *_ in JOBS]
 )
-def test_its_command_answers(
+def test_command_of_each_job_prints_the_documented_output(
     command: str, shown: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     words = ["bash", "-ec", command]

@@ -90,7 +90,7 @@ def run_pytest(folder: Path, text: str, *options: str) -> str:
     return TIME.sub("", done.stdout + done.stderr)
 
 
-def test_an_unmatched_request_fails_its_test_and_no_other(tmp_path: Path) -> None:
+def test_unmatched_request_fails_only_its_test(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, SEQUENCES)
     failed = re.findall(r"FAILED test_client\.py::(\w+)", output)
     assert failed == ["test_a_request_after_the_sequence", "test_a_hidden_error"], output
@@ -213,7 +213,7 @@ def test_a_hidden_error(understudy):
 """
 
 
-def test_the_fixture_works_in_several_workers(tmp_path: Path) -> None:
+def test_fixture_works_in_several_xdist_workers(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, XDIST, "-n", "2")
     assert "1 failed, 8 passed" in output, output
     assert "FAILED test_client.py::test_a_hidden_error - Failed: 1 request matched no" in output
@@ -251,7 +251,7 @@ def check_asyncio(folder: Path, marker: str, *options: str) -> None:
     assert "FAILED test_client.py::test_a_hidden_error" in output
 
 
-def test_the_fixture_works_in_coroutines(tmp_path: Path) -> None:
+def test_fixture_works_in_coroutines(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import pytest\n\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
     )
@@ -259,5 +259,5 @@ def test_the_fixture_works_in_coroutines(tmp_path: Path) -> None:
 
 
 @pytest.mark.pytest_asyncio
-def test_the_fixture_works_with_pytest_asyncio(tmp_path: Path) -> None:
+def test_fixture_works_with_pytest_asyncio(tmp_path: Path) -> None:
     check_asyncio(tmp_path, "asyncio")

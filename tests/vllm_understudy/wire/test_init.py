@@ -34,7 +34,7 @@ def commands(project: Path, workflow: str) -> list[str]:
         pytest.param("understudy-js.yml", "# pass 1", marks=pytest.mark.node),
     ],
 )
-def test_the_commands_of_its_job_pass(
+def test_generated_workflow_commands_pass(
     workflow: str, expected: str, project: Path, environment: dict[str, str]
 ) -> None:
     printed = ""
@@ -49,7 +49,9 @@ def test_the_commands_of_its_job_pass(
     assert expected in printed
 
 
-def test_a_job_without_the_variable_names_it(project: Path, environment: dict[str, str]) -> None:
+def test_job_without_the_understudy_variable_fails_and_names_it(
+    project: Path, environment: dict[str, str]
+) -> None:
     done = subprocess.run(
         ["bash", "-ec", commands(project, "understudy.yml")[0]],
         env={**environment, "UNDERSTUDY": ""}, capture_output=True, text=True, timeout=20,
@@ -61,7 +63,7 @@ def test_a_job_without_the_variable_names_it(project: Path, environment: dict[st
     ("schema", "pattern"),
     [("compose-spec", "understudy/compose.yaml"), ("github-workflows", f"{WORKFLOWS}/*")],
 )
-def test_its_yaml_fits_the_schemas(schema: str, pattern: str, project: Path) -> None:
+def test_generated_yaml_satisfies_the_schemas(schema: str, pattern: str, project: Path) -> None:
     files = sorted(project.glob(pattern))
     assert len(files) == (2 if "*" in pattern else 1)
     command = [
@@ -76,7 +78,7 @@ def test_its_yaml_fits_the_schemas(schema: str, pattern: str, project: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_its_service_starts_and_is_health_checked_on_its_port(project: Path) -> None:
+def test_generated_service_starts_and_is_health_checked_on_its_port(project: Path) -> None:
     service = yaml.safe_load((project / "understudy" / "compose.yaml").read_text())["services"][
         "vllm"
     ]
@@ -114,7 +116,7 @@ def test_existing_files_are_overwritten_only_with_force(
     assert {*printed[:-1]} == files and f"{printed[-1]}\n" == NEXT.format(tmp_path)
 
 
-def test_a_folder_that_cannot_be_is_one_line(
+def test_folder_that_cannot_be_created_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -77,7 +77,7 @@ def outcomes_of(client: subprocess.Popen[str], mcp: McpServer) -> Asking:
 
 @pytest.mark.clients
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_tools_return_their_results_and_calls_are_kept(
+def test_mcp_tools_return_their_results_and_calls_are_recorded(
     mcp: McpServer, outcomes_of: Asking, transport: str
 ) -> None:
     mcp.tool("get_weather", "sunny", "rain", parameters={"type": "object"})
@@ -101,7 +101,7 @@ def test_tools_return_their_results_and_calls_are_kept(
 
 @pytest.mark.clients
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_faults_fail_calls_and_the_next_call_succeeds(
+def test_mcp_fault_fails_a_call_and_the_next_call_succeeds(
     mcp: McpServer, outcomes_of: Asking, transport: str
 ) -> None:
     mcp.tool("search", "found")
@@ -119,7 +119,7 @@ def test_faults_fail_calls_and_the_next_call_succeeds(
     ("transport", "action"),
     [("http", "disconnect"), ("http", "hang"), ("http", "malformed"), ("stdio", "hang")],
 )
-def test_a_call_that_gets_no_answer_ends_with_an_error_of_the_client(
+def test_mcp_call_without_a_response_raises_a_client_error(
     mcp: McpServer, outcomes_of: Asking, transport: str, action: str
 ) -> None:
     mcp.tool("search", "found")
@@ -131,7 +131,7 @@ def test_a_call_that_gets_no_answer_ends_with_an_error_of_the_client(
 
 
 @pytest.mark.clients
-def test_a_reset_server_has_no_tools_and_no_calls_at_the_same_address(
+def test_reset_removes_tools_and_calls_and_keeps_the_address(
     mcp: McpServer, outcomes_of: Asking
 ) -> None:
     mcp.tool("search", "found")
@@ -147,7 +147,7 @@ def test_a_reset_server_has_no_tools_and_no_calls_at_the_same_address(
     assert outcomes["results"][1]["exception"] == "Unknown tool: search"
 
 
-def test_a_server_that_ends_at_its_start_is_one_clear_line(tmp_path: Path) -> None:
+def test_mcp_server_that_exits_at_startup_is_reported_in_one_line(tmp_path: Path) -> None:
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho 'error: no package mcp'\nexit 1\n")
     program.chmod(0o755)
@@ -156,7 +156,7 @@ def test_a_server_that_ends_at_its_start_is_one_clear_line(tmp_path: Path) -> No
     assert str(error.value) == "the MCP server cannot start: error: no package mcp"
 
 
-def test_a_server_that_never_answers_is_one_clear_line(
+def test_mcp_server_that_never_responds_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "python"
@@ -168,7 +168,7 @@ def test_a_server_that_never_answers_is_one_clear_line(
     assert str(error.value) == ("the MCP server did not respond within 0.1 s: its log is empty")
 
 
-def test_a_process_without_the_sdk_names_the_extra(tmp_path: Path) -> None:
+def test_missing_mcp_sdk_is_reported_with_the_extra_to_install(tmp_path: Path) -> None:
     blocked = tmp_path / "mcp.py"
     blocked.write_text("raise ImportError('no module named mcp')")
     command = [sys.executable, "-m", "vllm_understudy.mcp_server", str(tmp_path)]
@@ -187,7 +187,7 @@ def test_a_process_without_the_sdk_names_the_extra(tmp_path: Path) -> None:
     ]
 
 
-def test_invalid_rules_are_rejected_when_the_test_sets_them() -> None:
+def test_invalid_mcp_rules_are_rejected_when_the_test_sets_them() -> None:
     with running_mcp_server() as mcp:
         mcp.tool("search", "found")
         for fields in ({"action": "explode"}, {"action": "hang", "tool": "serch"}):
@@ -206,7 +206,7 @@ def test_invalid_rules_are_rejected_when_the_test_sets_them() -> None:
 
 
 @pytest.mark.clients
-def test_the_server_ends_with_a_test_run_that_is_killed(tmp_path: Path) -> None:
+def test_mcp_server_ends_when_the_test_run_is_killed(tmp_path: Path) -> None:
     program = f"""
 import time, vllm_understudy
 mcp = vllm_understudy.McpServer({str(CLIENTS_PYTHON)!r})
@@ -241,7 +241,7 @@ time.sleep(100)
         b'{"jsonrpc": "2.0", "id": 1, "method": ["tools/call"]}',
     ],
 )
-def test_a_malformed_request_does_not_end_the_server(mcp: McpServer, body: bytes) -> None:
+def test_malformed_request_does_not_end_the_mcp_server(mcp: McpServer, body: bytes) -> None:
     mcp.tool("search", "found")
     mcp.fault("hang", when=OSLO)
     headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}

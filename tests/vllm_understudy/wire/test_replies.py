@@ -31,7 +31,9 @@ def chat(server: vllm_understudy.Server, messages: Any, scope: str = "", **field
     return client.chat.completions.create(model="understudy-tiny", messages=messages, **fields)
 
 
-def test_a_reply_ends_with_its_block_and_is_for_its_scope(server: vllm_understudy.Server) -> None:
+def test_reply_rule_is_removed_after_its_block_and_applies_to_its_scope(
+    server: vllm_understudy.Server,
+) -> None:
     hello = [{"role": "user", "content": "hello"}]
     with server.reply(
         {"message": "hello"}, then={"text": "Hi."}, name="greet", scope="one"
@@ -50,7 +52,7 @@ def test_a_reply_ends_with_its_block_and_is_for_its_scope(server: vllm_understud
         server.reply({"message": {"contians": "x"}}, then="pass")
 
 
-def test_a_failed_assertion_shows_the_requests_that_were_sent(
+def test_failed_assertion_shows_the_received_requests(
     server: vllm_understudy.Server,
 ) -> None:
     server.reply(then={"text": "Yes."})

@@ -44,7 +44,7 @@ def ask(server: vllm_understudy.Server, retries: int = 0) -> str | None:
     return answer.choices[0].message.content
 
 
-def test_a_client_retries(server: vllm_understudy.Server) -> None:
+def test_verdict_counts_the_retries_of_a_client(server: vllm_understudy.Server) -> None:
     server.fault("error", status=503, times=1)
     with pytest.raises(openai.InternalServerError):
         ask(server)
@@ -55,13 +55,13 @@ def test_a_client_retries(server: vllm_understudy.Server) -> None:
     assert [verdict.count(counter) for counter in ("503", "429", "error", "once more")] == [1] * 4
 
 
-def test_scripts_count_from_one_after_a_reset(server: vllm_understudy.Server) -> None:
+def test_script_counters_restart_after_a_reset(server: vllm_understudy.Server) -> None:
     assert [ask(server), ask(server)] == ["first", "again"]
     server.reset()
     assert ask(server) == "first"
 
 
-def test_a_client_that_does_not_wait_is_found(server: vllm_understudy.Server) -> None:
+def test_client_that_ignores_retry_after_is_reported(server: vllm_understudy.Server) -> None:
     server.fault("error", status=429, retry_after=30)
     url = f"{server.base_url}/completions"
     body = {"prompt": "again", "max_tokens": 1}
@@ -71,7 +71,7 @@ def test_a_client_that_does_not_wait_is_found(server: vllm_understudy.Server) ->
     assert "no_backoff" in str(verdict), verdict.findings
 
 
-def test_rules_are_added_and_a_reset_leaves_those_of_the_start(
+def test_reset_keeps_only_the_fault_rules_of_the_start(
     server: vllm_understudy.Server,
 ) -> None:
     [first] = server.faults
@@ -84,7 +84,7 @@ def test_rules_are_added_and_a_reset_leaves_those_of_the_start(
     assert server.faults == [first]
 
 
-def test_a_reset_forgets_clients_and_restores_settings(server: vllm_understudy.Server) -> None:
+def test_reset_forgets_clients_and_restores_settings(server: vllm_understudy.Server) -> None:
     server.configure(failure_injection_rate=100, failure_types=["server_error"])
     server.configure(failure_injection_rate=50)
     with pytest.raises(openai.APIStatusError):
@@ -106,7 +106,7 @@ def test_invalid_settings_and_faults_raise_an_error(server: vllm_understudy.Serv
     assert len(server.faults) == 1
 
 
-def test_the_server_ends_with_its_block_even_after_an_error() -> None:
+def test_server_ends_with_its_block_even_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), vllm_understudy.running_server() as server:
         raise ZeroDivisionError
     with pytest.raises(ConnectionRefusedError):
@@ -116,7 +116,7 @@ def test_the_server_ends_with_its_block_even_after_an_error() -> None:
         server.ask("GET", "/admin/config")
 
 
-def test_a_start_that_fails_says_why() -> None:
+def test_failed_startup_raises_an_error_with_the_reason() -> None:
     with (
         pytest.raises(
             RuntimeError, match="unknown flag --max-num-seq; did you mean --max-num-seqs"
@@ -126,7 +126,9 @@ def test_a_start_that_fails_says_why() -> None:
         pass
 
 
-def test_vllms_command_line_ranks_and_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_serve_command_line_ranks_and_tls_are_supported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__init__.py").write_text("raise SystemExit('of somebody else')")
     (tmp_path / "mine.yaml").write_text("max-num-seqs: 3\n")
@@ -152,7 +154,7 @@ def test_vllms_command_line_ranks_and_tls(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert server.settings["max-num-seqs"] == 3
 
 
-def test_settings_become_flags() -> None:
+def test_python_settings_become_command_line_flags() -> None:
     settings = {
         "max_num_seqs": 2,
         "enable_kvcache": True,

@@ -114,7 +114,7 @@ def is_healthy(port: int) -> bool:
 
 
 @pytest.mark.curl
-def test_the_commands_of_the_first_minutes_print_their_lines(
+def test_first_minutes_tutorial_prints_the_documented_output(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     with vllm_understudy.running_server(seed=None) as server:
@@ -124,7 +124,7 @@ def test_the_commands_of_the_first_minutes_print_their_lines(
 
 
 @pytest.mark.timeout(300)
-def test_the_commands_on_clients_print_their_lines(
+def test_client_tutorial_prints_the_documented_output(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     outputs = run_page("tutorial-client.md", tmp_path, environment, {})
@@ -134,7 +134,7 @@ def test_the_commands_on_clients_print_their_lines(
 
 @pytest.mark.curl
 @pytest.mark.timeout(300)
-def test_the_commands_on_routers_print_their_lines(
+def test_router_tutorial_prints_the_documented_output(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     page = (DOCS / "tutorial-router.md").read_text("utf-8")
@@ -150,7 +150,7 @@ def test_the_commands_on_routers_print_their_lines(
 
 
 @pytest.mark.timeout(300)
-def test_the_commands_on_plans_print_their_lines(
+def test_planning_tutorial_prints_the_documented_output(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     outputs = run_page("tutorial-plan.md", tmp_path, environment, {})

@@ -122,7 +122,7 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def test_the_wheel_is_one_package_that_holds_the_tree_as_it_is(checkout: Path, wheel: Path) -> None:
+def test_wheel_is_one_package_that_contains_the_source_tree(checkout: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = {str(path.relative_to(checkout)) for path in checkout.rglob("*") if path.is_file()}
@@ -132,7 +132,7 @@ def test_the_wheel_is_one_package_that_holds_the_tree_as_it_is(checkout: Path, w
     assert "vllm_understudy/app/core/engine/profiles/qwen3-14b-h100.yaml" in packed
 
 
-def test_the_installed_wheel_serves(installed: Path, elsewhere: Path) -> None:
+def test_installed_wheel_serves_requests(installed: Path, elsewhere: Path) -> None:
     (elsewhere / "profile.yaml").write_text("max-num-seqs: 3\n")
     command = [
         installed / "understudy",
@@ -150,7 +150,7 @@ def test_the_installed_wheel_serves(installed: Path, elsewhere: Path) -> None:
         assert requests.get(f"{url}/admin/config", timeout=20).json()["max-num-seqs"] == 3
 
 
-def test_gunicorn_serves_it_by_its_name_and_reads_a_module_s_configuration_again(
+def test_gunicorn_serves_the_installed_module_and_reloads_its_configuration(
     installed: Path, elsewhere: Path
 ) -> None:
     (elsewhere / "mine.yaml").write_text("max-num-seqs: 3\n")
@@ -174,7 +174,9 @@ def test_gunicorn_serves_it_by_its_name_and_reads_a_module_s_configuration_again
             time.sleep(0.1)
 
 
-def test_a_missing_extra_ends_the_command_with_one_line(installed: Path, elsewhere: Path) -> None:
+def test_missing_extra_prints_a_one_line_error_with_the_install_command(
+    installed: Path, elsewhere: Path
+) -> None:
     extra = ": pip install 'vllm-understudy[{}]'\n"
     for words, message in {
         "--grpc": extra.format("grpc"),
@@ -186,14 +188,14 @@ def test_a_missing_extra_ends_the_command_with_one_line(installed: Path, elsewhe
         assert done.stderr.endswith(message)
 
 
-def test_help_names_what_an_installation_has(installed: Path, elsewhere: Path) -> None:
+def test_help_shows_commands_of_the_installed_package(installed: Path, elsewhere: Path) -> None:
     for words in ((), ("serve",), ("record", "--proxy")):
         help_run = run(installed / "understudy", *words, "--help", cwd=elsewhere)
         assert help_run.returncode == 0
         assert not re.search(r"python -m|install -e|gunicorn wsgi", help_run.stdout)
 
 
-def test_the_wheel_installs_no_other_top_level_package(installed: Path, elsewhere: Path) -> None:
+def test_wheel_installs_no_other_top_level_package(installed: Path, elsewhere: Path) -> None:
     code = "import vllm_understudy, app, config; app.MINE"
     run_of_code = run(installed / "python", "-c", code, cwd=elsewhere)
     assert run_of_code.returncode == 0, run_of_code.stderr
@@ -202,7 +204,7 @@ def test_the_wheel_installs_no_other_top_level_package(installed: Path, elsewher
     assert run(installed / "python", "-P", "-c", code, cwd=elsewhere).stdout == "[]\n"
 
 
-def test_a_clients_tests_have_the_fixture(installed: Path, elsewhere: Path) -> None:
+def test_installed_pytest_plugin_provides_the_fixture(installed: Path, elsewhere: Path) -> None:
     shutil.copy(CLIENT, elsewhere / "test_client.py")
     settings = "import pytest\n@pytest.fixture(scope='session')\ndef understudy_settings():\n"
     (elsewhere / "conftest.py").write_text(f"{settings}    return {{'max_model_len': 1234}}\n")
@@ -219,7 +221,7 @@ def test_a_clients_tests_have_the_fixture(installed: Path, elsewhere: Path) -> N
     )
 
 
-def test_the_project_that_it_writes_passes_its_tests(installed: Path, tmp_path: Path) -> None:
+def test_project_written_by_init_passes_its_tests(installed: Path, tmp_path: Path) -> None:
     written = run(installed / "understudy", "init", "--js", cwd=tmp_path)
     assert (written.returncode, written.stderr) == (0, "")
     assert (tmp_path / "understudy" / "vllm-understudy" / "index.js").exists()
