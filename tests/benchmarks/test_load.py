@@ -37,7 +37,7 @@ def pieces(text: bytes, cuts: list[int]) -> list[bytes]:
     return [text[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
 
 
-def test_token_error_is_relative_to_request_time_plus_ttft_plus_k_itls() -> None:
+def test_timing_error_of_each_token_is_relative_to_its_expected_time() -> None:
     assert errors_ms(stream(0, 0.5, -0.25, requested_ns=7 * MS), RHYTHM) == pytest.approx(
         [0, 0.5, -0.25]
     )
@@ -58,7 +58,7 @@ def test_token_count_is_derived_from_stream_duration() -> None:
 
 
 @pytest.mark.parametrize("family", STREAMED)
-def test_streamed_request_of_every_api_has_its_token_limit(family: str) -> None:
+def test_benchmark_requests_set_the_token_limit_field_of_each_api(family: str) -> None:
     requests = streams_of(family, 25)
     body = json.loads(next(requests).partition(b"\r\n\r\n")[2])
     limits = {key: body[key] for key in ("max_tokens", "max_output_tokens") if key in body}

@@ -202,7 +202,7 @@ def test_every_vllm_option_named_like_a_setting_is_mapped() -> None:
         (["m", "--pooler-config.task", "classify"], "pooling-task", "classify"),
     ],
 )  # fmt: skip
-def test_serve_flag_changes_the_corresponding_setting(
+def test_serve_option_changes_the_corresponding_setting(
     argv: list[str], name: str, expected: object
 ) -> None:
     assert value(served(*argv), name) == expected

@@ -244,7 +244,7 @@ def test_data_parallel_options_determine_ranks_and_ports(
         (("-dp", "4", "-dpl", "2", "--api-server-count", "2"), "requires --api-server-count 1"),
     ],
 )
-def test_invalid_multi_port_options_are_rejected_as_by_vllm(
+def test_invalid_multi_port_options_are_rejected_as_in_vllm(
     argv: tuple[str, ...], rule: str
 ) -> None:
     text = refusal("--data-parallel-multi-port-external-lb", *argv)

@@ -24,7 +24,7 @@ WORDS = {
 }
 
 
-def test_options_change_only_in_supported_versions() -> None:
+def test_options_change_only_in_supported_vllm_versions() -> None:
     later_versions = set(list(RELEASES)[1:])
     changes = {
         name: {option.since, *option.later.values(), *option.gone.values()} - {""}

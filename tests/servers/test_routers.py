@@ -288,7 +288,9 @@ def words_of_manifest(name: str) -> list[str]:
         ("handoff-router", ["prefill", "decode"]),
     ],
 )
-def test_router_manifests_in_deploy_work(prefix: str, router: str, names: list[str]) -> None:
+def test_deployed_router_commands_forward_completions(
+    prefix: str, router: str, names: list[str]
+) -> None:
     """Those of the compose file, and those of the manifests; outside of containers."""
     words_of = words_of_compose
     if prefix:

@@ -81,7 +81,7 @@ def test_four_failed_tests_fail_the_run_without_a_retry(tmp_path: Path) -> None:
     assert done.stdout.count(" failed") == 1
 
 
-def test_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
+def test_second_failure_of_a_test_fails_the_run(tmp_path: Path) -> None:
     done = run_twice(tmp_path, flaky_count=1, fails=True)
     assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout
 

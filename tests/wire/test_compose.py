@@ -30,7 +30,7 @@ def test_compose_files_satisfy_the_compose_specification(file: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_vllm_compose_service_works_with_only_its_image_changed() -> None:
+def test_vllm_compose_service_runs_after_changing_only_its_image() -> None:
     service = yaml.safe_load(MOVED.read_text())["services"]["vllm"]
     words = shlex.split(service["command"])
     port = words[words.index("--port") + 1]

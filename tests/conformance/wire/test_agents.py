@@ -130,7 +130,7 @@ def over_messages(server: vllm_understudy.Server) -> Told:
         lambda server: over_responses(server, keeps=True),
         lambda server: over_responses(server, tool_choice="required"),
     ],
-    ids=["messages", "responses", "kept responses", "required"],
+    ids=["messages", "responses", "stored responses", "required"],
 )
 def test_agent_calls_tools_in_sequence(
     server: vllm_understudy.Server, ask: Callable[[vllm_understudy.Server], Told]

@@ -100,7 +100,7 @@ def test_event_loop_callbacks_do_not_pause() -> None:
     assert outcomes == ["done"]
 
 
-def test_work_is_interrupted_after_its_maximum_duration() -> None:
+def test_work_yields_after_its_maximum_duration() -> None:
     clock = VirtualClock()
     pauses = list[float]()
 

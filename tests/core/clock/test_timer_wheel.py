@@ -43,7 +43,7 @@ class Hopeless(Broken):
 
 
 @given(gaps=st.lists(st.floats(0.0005, 2.0), min_size=1, max_size=30))
-def test_every_item_runs_at_most_half_a_slot_early_and_two_slots_late(
+def test_every_timer_fires_at_most_half_a_slot_early_and_two_slots_late(
     gaps: list[float],
 ) -> None:
     clock = VirtualClock()
@@ -58,7 +58,7 @@ def test_every_item_runs_at_most_half_a_slot_early_and_two_slots_late(
     assert len(wheel) == 0
 
 
-def test_failing_item_is_reported_and_does_not_stop_other_items() -> None:
+def test_failing_timer_is_reported_and_does_not_stop_other_timers() -> None:
     clock = VirtualClock()
     wheel = TimerWheel(clock)
     broken = Broken(clock, 0.01, 5)
@@ -81,7 +81,7 @@ class Recording(VirtualClock):
 
 
 @given(due_s=st.floats(0, 1e8))
-def test_alarm_never_rings_without_a_due_item(due_s: float) -> None:
+def test_alarm_never_rings_without_a_due_timer(due_s: float) -> None:
     """Were a slot not yet due at its own moment, because of rounding, the alarm would ring on and
     on.
     """
@@ -102,7 +102,7 @@ class Slow(Metronome):
         return super().run_due(now_s)
 
 
-def test_long_ring_defers_remaining_items_to_the_next_ring() -> None:
+def test_long_ring_defers_remaining_timers_to_the_next_ring() -> None:
     clock = Recording()
     wheel = TimerWheel(clock)
     beats = [Slow(clock, 0.01, 1) for _ in range(12)]

@@ -83,7 +83,7 @@ def test_waiting_request_of_an_unloaded_adapter_runs_on_the_base_model() -> None
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_room_counts_slots_usable_by_each_adapter(timing: Any) -> None:
+def test_number_of_free_slots_depends_on_the_adapter_of_the_request(timing: Any) -> None:
     served = Harness(
         slots=3,
         max_waiting=0,

@@ -78,7 +78,7 @@ def test_backlog_keeps_the_order_part_and_logprobs_of_every_token(
         assert shown(taken, choice) == shown(emitted, choice)
 
 
-def test_waiting_tokens_of_one_part_are_merged_into_one_output() -> None:
+def test_waiting_tokens_of_one_reply_part_are_merged_into_one_output() -> None:
     backlog = TokenBacklog()
     waiting: list[EngineOutput] = []
     for position in range(100):

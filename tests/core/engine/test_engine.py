@@ -174,7 +174,7 @@ def test_max_num_queued_reqs_limits_unfinished_requests_and_counts_rejections() 
     assert refusal(harness) is TooManyRequestsError
 
 
-def test_room_is_limited_by_slots_queue_and_max_num_queued_reqs() -> None:
+def test_free_capacity_is_limited_by_slots_queue_and_max_num_queued_reqs() -> None:
     free = Harness(slots=2, max_waiting=3, **SLOW)
     bounded = Harness(slots=2, max_waiting=3, max_unfinished=4, **SLOW)
     rooms = []

@@ -139,7 +139,7 @@ def test_waiting_sequence_whose_future_is_cancelled_never_starts() -> None:
         future.result(timeout=0)
 
 
-def test_running_sequence_whose_future_is_cancelled_never_starts() -> None:
+def test_awaited_request_whose_future_is_cancelled_never_starts() -> None:
     harness = stepped(slots=1)
     request = engine_request(arrival_s=harness.clock.now())
     handle = harness.engine.submit([request], harness.events.append, awaited=True)  # type: ignore[arg-type]

@@ -126,7 +126,7 @@ def test_invalid_profile_is_rejected(tmp_path: Path, changes: dict[str, Any], na
         (["--timing", "steps", "--device", "h100"], "device"),
     ],
 )
-def test_startup_without_the_lab_names_the_setting_that_needs_it(
+def test_startup_without_the_lab_extension_names_the_setting_that_needs_it(
     argv: list[str],
     name: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -60,7 +60,7 @@ def test_metric_family_has_the_recorded_type_labels_and_buckets(
 
 
 @pytest.mark.parametrize("older_names", [False, True])
-def test_vllm_has_all_families_except_optional_older_names(older_names: bool) -> None:
+def test_vllm_has_all_metric_families_except_optional_older_names(older_names: bool) -> None:
     bases = {
         name.removesuffix("_total") if fact["type"] == "counter" else name
         for name, fact in FACTS.items()
@@ -125,7 +125,7 @@ def test_scrape_is_parsable_and_contains_every_kind_of_metric() -> None:
     assert running.labels == {"model_name": 'mo"del\\\n%s', "engine": "0"}
 
 
-def test_metrics_work_inside_an_embedding_flask_application() -> None:
+def test_metrics_are_recorded_inside_an_embedding_flask_application() -> None:
     http = HttpMetrics()
     count = http.exporter.counter("tea_pots", "Pots of tea.")(lambda: "tea")
     with Flask("embedding").test_request_context("/"):

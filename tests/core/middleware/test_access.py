@@ -50,7 +50,7 @@ def allowed_origin(answer: TestResponse | requests.Response) -> str | None:
     return answer.headers.get("Access-Control-Allow-Origin")
 
 
-def test_any_origin_gets_a_wildcard_or_its_name_with_credentials() -> None:
+def test_allowed_origin_header_is_a_wildcard_or_with_credentials_the_origin() -> None:
     for credentials, expected in ((False, "*"), (True, OTHER)):
         page = client(allowed_origins=("*",), allow_credentials=credentials)
         for answer in (preflight(page, OTHER), page.post("/thing", headers={"Origin": OTHER})):
@@ -128,7 +128,7 @@ def test_wildcard_origin_does_not_open_control_routes(credentials: bool) -> None
                 assert "Origin" in checked.headers["Vary"]
 
 
-def test_named_origin_opens_control_routes_beside_a_wildcard() -> None:
+def test_named_origin_opens_control_routes_even_with_a_wildcard() -> None:
     page = application(
         [post("/admin/config", empty_object)],
         Cors(AccessSettings(allowed_origins=("*", PAGE))),

@@ -70,7 +70,7 @@ def test_invalid_token_id_raises_value_error(embedded: LocalTokenizer, worst: in
     assert issubclass(TokenIdError, ValueError)
 
 
-def test_id_without_a_token_decodes_to_nothing_within_the_vocabulary_size(
+def test_token_id_beyond_the_vocabulary_decodes_to_nothing_and_fails_the_check(
     embedded: LocalTokenizer,
 ) -> None:
     assert embedded.vocab_size is not None

@@ -80,7 +80,7 @@ def test_beam_search_ignores_unsupported_fields(client: Client) -> None:
             assert 'prompt_logprobs":[' not in answer.text
 
 
-def test_beam_search_with_invalid_engine_parameters_is_rejected(client: Client) -> None:
+def test_invalid_temperature_of_a_beam_search_is_rejected(client: Client) -> None:
     beam = {**CHAT, "use_beam_search": True, "max_tokens": 1, "logprobs": True, "top_logprobs": 9}
     choice = client.post("/v1/chat/completions", beam).json()["choices"][0]
     assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 3

@@ -19,7 +19,7 @@ from tests.extensions.explanation.explained import quick_profile
 SLOW = {"time_to_first_token": 1.0, "inter_token_latency": 0.1}
 
 
-def test_request_is_shown_as_a_bar_from_its_arrival_to_its_end() -> None:
+def test_request_is_drawn_as_a_bar_from_its_arrival_to_its_end() -> None:
     watched = WatchedEngine(slots=1, **SLOW)
     watched.ask("a", prompt_ids=[1, 2, 3], max_tokens=4)
     watched.ask("b", max_tokens=4)
@@ -187,7 +187,7 @@ def test_frames_count_running_requests_per_adapter() -> None:
     assert watched.frame(2).frame["adapters"] == {"y": 1}
 
 
-def test_preempted_sequence_has_the_phase_preempted() -> None:
+def test_preempted_sequence_is_shown_as_preempted() -> None:
     profile = quick_profile(max_num_seqs=4)
     watched = WatchedEngine(slots=4, max_waiting=100, blocks=40, profile=profile)
     for number in range(4):

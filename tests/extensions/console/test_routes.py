@@ -69,7 +69,7 @@ def test_every_live_setting_has_a_control_and_no_control_shows_a_secret(keyed: A
     assert knobs()["inter-token-latency"]["value"] == "35ms"
 
 
-def test_console_actions_work_without_the_development_routes() -> None:
+def test_console_actions_are_available_without_the_development_routes() -> None:
     http_client = client()
     assert http_client.post("/pause").status_code == 404
     for action, state in (

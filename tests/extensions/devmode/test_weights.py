@@ -150,7 +150,7 @@ def test_collective_rpc_returns_the_results_of_a_worker_without_a_gpu() -> None:
     assert ask(profiled, "/collective_rpc", {"method": "profile"})[0] == 200
 
 
-def test_profiler_must_be_started_before_it_is_stopped() -> None:
+def test_start_profile_rejects_invalid_arguments() -> None:
     client = client_of("--profiling", "--force-dummy-tokenizer")
     assert client.post("/start_profile", json={}).status_code == 200
     for body, param in (

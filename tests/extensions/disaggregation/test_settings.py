@@ -11,7 +11,7 @@ from config.vllm.serve import settings_of
 from tests.client import Client, in_process
 
 
-def test_kv_event_sources_and_abort_routes_respond_without_options(client: Client) -> None:
+def test_abort_requests_route_rejects_a_body_that_is_not_an_object(client: Client) -> None:
     assert client.get("/kv_event_sources").json() == {}  # no events are published
     for path in ("/abort_requests", "/inference/v1/abort_requests"):
         for body in ([], "x"):  # names no requests

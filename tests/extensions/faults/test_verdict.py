@@ -110,7 +110,7 @@ CONDUCT = {
 
 
 @pytest.mark.parametrize("case", CONDUCT)
-def test_client_conduct_has_the_expected_findings(case: str) -> None:
+def test_audit_reports_the_expected_findings_for_each_client_behavior(case: str) -> None:
     client, findings = CONDUCT[case]
     assert client.findings_by_kind(10 * RETRY_WINDOW_S).keys() == findings
 

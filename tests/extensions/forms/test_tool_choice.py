@@ -189,7 +189,7 @@ def test_repeated_tools_are_not_validated_again() -> None:
     assert constraints.compiled == 3
 
 
-def test_unvalidated_tools_are_validated_by_a_server_that_checks_them() -> None:
+def test_tools_that_skipped_validation_are_rejected_by_a_validating_server() -> None:
     known_tools: KnownTools = LimitedDict(1 << 20)
     request = chat(tools=[tool(type="no type")])
     unchecked = ToolSettings(enable_auto_tool_choice=True, skip_tool_validation=True)

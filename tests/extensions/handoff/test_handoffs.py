@@ -228,7 +228,7 @@ def test_aborted_prefill_frees_its_blocks(start: Start, moment_s: float) -> None
 
 
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
-def test_transfer_from_the_same_pod_uses_its_prefix_cache(start: Start, policy: str) -> None:
+def test_decode_on_the_prefill_pod_transfers_no_blocks(start: Start, policy: str) -> None:
     network, prefill, _ = start(policy=policy)
     request = prefilled(network, prefill, prefill)
     answer = prefill.decode(request)

@@ -154,7 +154,7 @@ def test_evicted_block_can_be_stored_again_and_removed() -> None:
     assert backend.size().copies == 0
 
 
-def test_maps_drop_evicted_blocks() -> None:
+def test_hash_maps_drop_evicted_blocks() -> None:
     backend = MemoryBackend(100)
     for number in range(0, 3_000, 10):
         keys = range(number, number + 10)
@@ -164,7 +164,7 @@ def test_maps_drop_evicted_blocks() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=3), min_size=1, max_size=3))
-def test_no_copy_takes_more_than_max_copy_bytes(numbers: list[list[int]]) -> None:
+def test_each_copy_is_counted_with_at_most_max_copy_bytes(numbers: list[list[int]]) -> None:
     copies = tuple(
         sum(1 << number for number in set(numbers_of_copy)) for numbers_of_copy in numbers
     )

@@ -94,7 +94,7 @@ def test_arrays_maps_and_packed_events_may_be_mixed_in_a_batch() -> None:
     assert not batch.losses
 
 
-def test_token_free_events_of_the_first_llm_d_simulator_are_decoded() -> None:
+def test_events_without_tokens_of_the_first_llm_d_simulator_are_decoded() -> None:
     batch = decode(pack([1.0, [["BlockStored", [5], None, None, 0, None]], 0]))
     stored = batch.events[0]
     assert isinstance(stored, BlockStored) and not stored.token_ids
@@ -108,7 +108,7 @@ def is_good(event: object) -> bool:
 @pytest.mark.parametrize(
     ("field", "value"), [(f, v) for f, values in WRONG.items() for v in values]
 )
-def test_field_of_the_wrong_type_loses_only_its_event_and_is_named(field: str, value: Any) -> None:
+def test_wrong_field_type_drops_only_its_event_and_names_the_field(field: str, value: Any) -> None:
     mapped = STORED | {field: value}
     fields = STORED | {name: None for name in ORDER[5:]} | {field: value}
     listed = ["BlockStored", *(fields[name] for name in ORDER)]

@@ -128,7 +128,7 @@ def test_adapter_has_separate_blocks(index: Index) -> None:
     assert matched(index, PROMPT, lora="7") == {"c": 2}
 
 
-def test_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> None:
+def test_request_with_salt_adapter_and_image_is_matched(index: Index) -> None:
     extra_keys = [["alice", ["img", 2], "salt"], ["alice", ["img", -2]], ["alice"]]
     ingest(index, "a", stored([1, 2, 3], PROMPT[:12], lora_name="alice", extra_keys=extra_keys))
     image = [Placeholder("img", 2, 5)]
@@ -138,7 +138,7 @@ def test_salted_request_of_an_adapter_with_an_image_is_found(index: Index) -> No
     assert matched(index, PROMPT, lora="alice", media=image) == {}
 
 
-def test_long_prompt_with_a_salt_is_found_to_its_end() -> None:
+def test_long_prompt_with_a_salt_is_matched_to_its_end() -> None:
     index = make_index(MemoryBackend())
     part_blocks = 1024
     tokens = [number % 1000 for number in range(4 * (2 * part_blocks + 3))]

@@ -73,7 +73,7 @@ def test_backend_restart_is_counted_once_while_the_backend_is_unavailable(
     assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({})
 
 
-def test_internal_error_loses_only_one_message(caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_drops_only_one_message(caplog: pytest.LogCaptureFixture) -> None:
     index, pool = make()
     ingest = index.ingest
 
@@ -123,7 +123,7 @@ def test_arbitrary_frames_do_not_break_the_subscriber(
         assert "gap" not in indexer.index.metrics.skipped_messages
 
 
-def test_first_epoch_of_a_backend_is_not_a_loss() -> None:
+def test_first_backend_epoch_is_not_counted_as_a_loss() -> None:
     backend = MemoryBackend()
     index, pool = make(backend)
     for epoch, sequence in (("", 0), ("first", 1), ("first", 1), ("second", 2)):

@@ -146,7 +146,7 @@ def wait_for_ranks(indexer: SteppedIndexer, tokens: list[int], counts: dict[int,
     indexer.wait_until(are_ranks_matched)
 
 
-@pytest.mark.parametrize("connect", [True, False], ids=["they connect", "they are connected to"])
+@pytest.mark.parametrize("connect", [True, False], ids=["engines connect", "indexer connects"])
 def test_each_rank_is_replayed_from_its_own_port(indexer: SteppedIndexer, connect: bool) -> None:
     port = free_port(2)
     ranks = []

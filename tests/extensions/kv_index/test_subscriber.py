@@ -89,7 +89,7 @@ def test_changed_pod_list_changes_the_connections(indexer: SteppedIndexer, tmp_p
     indexer.wait_for_matches(PROMPT, {"b": 1})
 
 
-def test_pod_is_removed_some_time_after_its_connection_closed(indexer: SteppedIndexer) -> None:
+def test_pod_is_removed_after_a_grace_period_without_a_connection(indexer: SteppedIndexer) -> None:
     indexer.listen(grace_s=30.0)
     a = indexer.engine("kv@a@m")
     b = indexer.engine("kv@b@m")

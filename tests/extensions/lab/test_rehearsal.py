@@ -244,7 +244,7 @@ def played(scale: float, steps: int = 3) -> Played:
     )
 
 
-def test_tolerated_error_is_the_noise_plus_5_points_median_or_10_points_each() -> None:
+def test_median_error_may_exceed_the_noise_by_5_points_and_single_errors_by_10() -> None:
     for repeated, simulated, within in (
         *((1.0, 1.049, True), (1.0, 1.051, False), (1.0, 0.951, True), (1.0, 0.949, False)),
         (1.1, 1.15, True),

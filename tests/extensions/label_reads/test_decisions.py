@@ -45,7 +45,7 @@ def decided(**fields: Any) -> dict[str, Any]:
     return parsed
 
 
-def test_each_question_type_has_its_answer() -> None:
+def test_answer_format_depends_on_the_question_type() -> None:
     answer = decided()
     assert list(answer) == ["model", "answers", "usage"]
     predicate, choice, score = answer["answers"]

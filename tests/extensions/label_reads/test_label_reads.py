@@ -85,7 +85,7 @@ def test_token_ids_and_texts_are_accepted_as_prompts_in_either_order() -> None:
     assert ok(SCORING, long)["usage"]["prompt_tokens"] == 255
 
 
-def test_each_question_type_has_its_probabilities() -> None:
+def test_probabilities_are_returned_for_each_question_type() -> None:
     choice = decide(
         type="choice", criteria={"pet": "lives in a house", "wild": None}, instructions="Which?"
     )

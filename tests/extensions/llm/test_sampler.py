@@ -165,7 +165,7 @@ def test_sampling_frequencies_match_the_reference_distribution(
 
 
 @pytest.mark.parametrize("step", [(0, 1), (1, 0), (1, -1), (2**32, 0)], ids=str)
-def test_consecutive_samples_are_statistically_independent(step: tuple[int, int]) -> None:
+def test_neighboring_samples_are_statistically_independent(step: tuple[int, int]) -> None:
     """Of the next position, of the next choice, of both, and of a seed with the same lower word."""
     size = 9
     count = 20_000

@@ -317,7 +317,7 @@ EXPLODING = {
 """Of these the library computes for minutes, in gigabytes."""
 
 
-def test_exploding_constraint_is_rejected_without_delaying_others_for_long(model: str) -> None:
+def test_exponentially_large_grammar_is_rejected_without_long_delays_of_others(model: str) -> None:
     with (
         engine_process(Path(model), max_model_len=512) as engine,
         Worker(engine.options.endpoint) as worker,

@@ -226,6 +226,6 @@ def test_bfloat16_is_rounded_to_nearest_and_ties_to_even(number: float) -> None:
     ("number", "code"),
     [(448.0, 0x7E), (2**-6, 0x08), (2**-9, 0x01), (2**-11, 0x00), (1.0625, 0x38), (1.1875, 0x3A)],
 )
-def test_fp8_values_saturate_and_ties_are_rounded_to_even(number: float, code: int) -> None:
+def test_fp8_extremes_are_exact_and_ties_are_rounded_to_even(number: float, code: int) -> None:
     assert small_float(number, 4, 3) == code
     assert small_float(-number, 4, 3) == 0x80 | code

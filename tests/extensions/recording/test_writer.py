@@ -186,7 +186,7 @@ def test_closing_while_the_file_is_locked_drops_and_counts_exchanges(
     assert texts_of(path) == []
 
 
-def test_waiting_exchanges_are_written_with_the_next_one_without_an_event_loop(
+def test_exchanges_that_wait_for_the_lock_are_written_with_the_next_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)

@@ -51,7 +51,7 @@ def test_unmatched_request_returns_an_error_with_the_nearest_rule(client: FlaskC
     )
 
 
-def test_exhausted_sequence_names_its_last_reply(client: FlaskClient) -> None:
+def test_error_for_an_exhausted_reply_sequence_names_its_last_reply(client: FlaskClient) -> None:
     set_rules(client, *[{"name": name, "times": 1, "then": {"text": name}} for name in "abc"])
     texts = [chat(client).json["choices"][0]["message"]["content"] for _ in range(3)]
     assert texts == ["a", "b", "c"]

@@ -277,7 +277,7 @@ PIECE = b" " * 65_536
     ("path", "headers", "status"),
     [("/ping", (), 200), ("/admin/config", ("X-Admin-Key: wrong",), 401), (CHAT, (), 413)],
 )
-def test_unread_gigabyte_body_closes_the_connection(
+def test_gigabyte_body_that_is_not_read_closes_the_connection(
     server: RunningServer, path: str, headers: tuple[str, ...], status: int
 ) -> None:
     lines = [

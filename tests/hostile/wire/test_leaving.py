@@ -76,7 +76,7 @@ def test_disconnect_before_the_request_is_complete_serves_nothing(
 
 
 @BOTH
-def test_disconnect_while_queued_frees_the_place_in_the_queue(
+def test_disconnect_while_queued_frees_its_queue_position(
     server: RunningServer, leave: Callable[[Wire], None], stream: bool
 ) -> None:
     with occupied(server.port):

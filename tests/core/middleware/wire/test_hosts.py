@@ -54,7 +54,9 @@ def status_line(server: RunningServer, method: str, path: str, *headers: str) ->
 
 
 @pytest.mark.parametrize("host", FOREIGN_HOSTS)
-def test_rebound_host_name_can_neither_read_nor_control(server: RunningServer, host: str) -> None:
+def test_rebound_host_name_can_neither_read_nor_control_the_server(
+    server: RunningServer, host: str
+) -> None:
     header = f"Host: {host}"
     for path in READABLE:
         assert status_line(server, "GET", path, header) == 403, path

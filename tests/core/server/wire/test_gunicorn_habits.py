@@ -36,7 +36,7 @@ def test_sim_port_takes_precedence_over_port() -> None:
         assert lines_with(server, f"Listening at: http://127.0.0.1:{server.port} ")
 
 
-def test_threads_and_max_requests_log_one_warning_each() -> None:
+def test_threads_and_max_requests_options_log_one_warning_each() -> None:
     flags = ("--threads", "4", "--max-requests", "10", "--max-requests-jitter", "3")
     with running_gunicorn(*flags) as server:
         [threads] = lines_with(server, "threads=")

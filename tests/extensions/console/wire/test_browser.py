@@ -166,7 +166,7 @@ def test_check_tab_shows_the_uses_of_each_script_rule(browser: Browser, tmp_path
         console.close()
 
 
-def test_arrow_keys_select_requests_without_stopping_the_load(
+def test_keyboard_selects_requests_without_stopping_the_load(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()

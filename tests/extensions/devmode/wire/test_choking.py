@@ -79,7 +79,7 @@ def test_no_request_starts_while_the_engine_is_throttled_to_zero(
     assert client.get(CHOKE).json()["choked"] is False
 
 
-def test_throttled_slots_serve_requests_one_after_another(client: Client) -> None:
+def test_requests_run_one_after_another_if_slots_are_throttled_to_one(client: Client) -> None:
     with ThreadPoolExecutor(6) as pool, choked(client, places=1):
         futures = [pool.submit(client.complete, max_tokens=50) for _ in range(6)]
         most_running = 0.0

@@ -248,7 +248,7 @@ def of_family(server: RunningServer, path: str, stream: bool, fault: str) -> Got
         return answer
 
 
-def test_faulted_messages_keep_the_anthropic_format(faulty: RunningServer) -> None:
+def test_injected_message_errors_keep_the_anthropic_format(faulty: RunningServer) -> None:
     usual = of_family(faulty, MESSAGES, True, "missing-done; nth=9")
     answer = of_family(faulty, MESSAGES, True, "missing-done")
     assert usual.chunks[-1].startswith(STOP)

@@ -339,7 +339,7 @@ def _read(client: RawClient, seen: Seen, ended: int, marked: bool = False) -> No
             seen.add(*received)
 
 
-def test_more_than_a_hundred_cases_are_tested() -> None:
+def test_rfc_9113_suite_has_more_than_a_hundred_cases() -> None:
     assert len(CASES) > 100
 
 

@@ -41,7 +41,7 @@ def services(channel: grpc.Channel) -> list[str]:
     return [service.name for service in answer.list_services_response.service]
 
 
-def test_indexer_serves_the_grpc_service_with_reflection_and_errors() -> None:
+def test_indexer_serves_grpc_with_reflection_and_error_statuses() -> None:
     with (
         served("--role", "indexer", "--kv-index-bind", f"tcp://127.0.0.1:{free_port()}") as client,
         grpc.insecure_channel(f"127.0.0.1:{client.server.port}") as channel,

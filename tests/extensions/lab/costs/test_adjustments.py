@@ -73,7 +73,9 @@ def test_correction_of_the_nearest_version_with_the_same_scheduler_is_used(
         assert taken == NO_ADJUSTMENT
 
 
-def test_output_names_the_version_of_a_correction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_names_the_vllm_version_of_its_correction_factors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     table = [replace(adjustment_of(decode=0.9), cells=6)]
 
     def shipped_adjustments() -> list[Adjustment]:
@@ -92,7 +94,7 @@ def test_output_names_the_version_of_a_correction(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_corrections_stay_small() -> None:
+def test_correction_factors_stay_small() -> None:
     """A larger one would mean that the kernels are wrong, which no factor can correct."""
     for adjustment in shipped_adjustments():
         assert 0.5 < adjustment.decode < 2

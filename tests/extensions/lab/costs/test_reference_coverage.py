@@ -13,7 +13,7 @@ def table() -> Answers:
     return answers()
 
 
-def test_at_least_160_of_200_pairs_use_tables_of_their_device() -> None:
+def test_at_least_160_of_200_model_device_pairs_use_tables_of_their_device() -> None:
     assert (len(MODELS), len(SHOWN)) == (20, 10)
     kinds = Counter(result.kind for (_, device), result in table().items() if device in SHOWN)
     assert kinds.total() == 200

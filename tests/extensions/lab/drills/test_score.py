@@ -114,7 +114,7 @@ def test_margins_are_taken_from_the_nearest_request_at_the_failing_pod() -> None
     assert margins.timeout_s == pytest.approx(8.7)
 
 
-def test_order_of_request_ends_and_starts_has_a_margin() -> None:
+def test_margin_between_request_ends_and_starts_is_measured() -> None:
     run = [outcome(0, 0.6), outcome(1, 0.75), outcome(2, 1.7)]
     margins = measure(DRILL, run, []).margins
     assert margins.order_s == pytest.approx(0.25)  # 1.76 is the end, and 2.01 the next start

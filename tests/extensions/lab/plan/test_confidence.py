@@ -28,7 +28,7 @@ def test_higher_confidence_costs_more(capsys: pytest.CaptureFixture[str]) -> Non
     assert likely["pods"] in range(plain["pods"], sure["pods"] + 1)
 
 
-def test_same_fleet_is_closer_to_its_limit_with_a_confidence(
+def test_required_confidence_brings_the_same_fleet_closer_to_its_limit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plain = answer(capsys)["simulated"]

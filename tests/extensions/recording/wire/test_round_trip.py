@@ -30,7 +30,7 @@ FLAGS = ("--force-dummy-tokenizer", "--model", "m")
 KEY = "sk-very-secret-1"
 
 
-def test_api_keys_metrics_and_logs_work_during_a_replay(tmp_path: Path) -> None:
+def test_replay_enforces_api_keys_counts_metrics_and_masks_keys_in_logs(tmp_path: Path) -> None:
     recorded = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"{}"))])
     flags = ("--replay", recorded, "--api-key", KEY, "--log-http", "--enable-request-id-headers")
     with running_server(*FLAGS, *flags) as server:

@@ -298,7 +298,7 @@ def children_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-def test_recording_proxy_and_server_share_the_rules_for_a_file(
+def test_recording_proxy_continues_while_its_file_is_locked_or_rotated(
     tmp_path: Path, target: Target
 ) -> None:
     file = tmp_path / "r"

@@ -60,7 +60,9 @@ def test_every_worker_class_replays(tmp_path: Path, worker: str) -> None:
         assert json.loads(get(server.port, "/admin/replay").body)["missed"] == 1
 
 
-def test_recording_works_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_are_made_and_replayed_over_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = tmp_path / "first"
     trusted = tmp_path / "ca.pem"
     flags = ("--model=m", "--self-signed-certs")

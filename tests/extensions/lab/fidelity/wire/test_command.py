@@ -19,7 +19,7 @@ def test_number_of_processes_does_not_change_the_results(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_signal_ends_all_processes(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_ends_all_processes(tmp_path: Path, number: signal.Signals) -> None:
     load = ["--seconds", "10", "--sweep", "rate=1:1000:1", "--processes", "2"]
     command = [sys.executable, "-m", "app", "simulate", *load, f"--json={tmp_path / 'x.json'}"]
     with subprocess.Popen(
