@@ -127,7 +127,7 @@ def test_streams_keep_their_pace_with_disaggregated_prefill() -> None:
     assert played("chunked-prefill").first_s(9) > played("long-prompt").first_s(9)
 
 
-def test_request_is_decoded_where_its_prefill_ended() -> None:
+def test_decode_starts_after_the_prefill_on_the_other_engine_has_ended() -> None:
     lesson = played("prefill-decode-apart")
     arrivals_ms = {row[0]: row[5] for frame in lesson.frames for row in frame.new}
     [prefill_number] = lesson.ends.keys() & PREFILL_BARS

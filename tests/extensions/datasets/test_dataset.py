@@ -204,7 +204,7 @@ def test_all_token_encodings_are_decoded(text: str, ids: list[int], strings: lis
         '{"Tokens": [1], "Strings": [2]}', '{"Tokens": "ab"}', b"\xff\xfe", '["\ud800"]', "[" * 100_000,
     ],
 )  # fmt: skip
-def test_row_without_a_reply_is_rejected(raw: object) -> None:
+def test_row_without_a_valid_reply_is_rejected(raw: object) -> None:
     with pytest.raises(DatasetError, match="gen_tokens"):
         decode(raw)
 
