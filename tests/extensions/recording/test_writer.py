@@ -50,10 +50,10 @@ class Recorder:
 
 
 @pytest.fixture(autouse=True)
-def shared_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+def shared_loop() -> Iterator[None]:
     """The loop of the test is like that of a server, whose greenlets run while others wait."""
     hub = gevent.get_hub()
-    hub.is_shared = "without_a_loop" not in request.node.name
+    hub.is_shared = True
     yield
     hub.is_shared = False
 
@@ -186,9 +186,10 @@ def test_closing_while_the_file_is_locked_drops_and_counts_exchanges(
     assert texts_of(path) == []
 
 
-def test_exchanges_that_wait_for_the_lock_are_written_with_the_next_exchange(
+def test_process_without_an_event_loop_writes_waiting_exchanges_with_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gevent.get_hub(), "is_shared", False)
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
     path = tmp_path / "r"
     with recorder(path) as recording:
