@@ -140,7 +140,7 @@ def test_file_that_is_not_a_recording_is_not_appended_to(tmp_path: Path) -> None
     assert texts_of(path) == ["two"]
 
 
-def test_missing_folder_loses_only_the_exchanges_of_that_time(tmp_path: Path) -> None:
+def test_exchanges_are_dropped_only_while_the_folder_is_missing(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     path = folder / "r"

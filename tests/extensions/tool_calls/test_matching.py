@@ -67,7 +67,7 @@ def test_tool_is_selected_by_the_words_of_the_message(
 @pytest.mark.parametrize(
     "question", ["hi", "", "Tell me a joke.", "Use a tool to get the current value", "12 and 13"]
 )
-def test_message_that_matches_no_tool_calls_none(question: str) -> None:
+def test_message_that_matches_no_tool_causes_no_tool_call(question: str) -> None:
     assert requested(question) == []
 
 
