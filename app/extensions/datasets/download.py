@@ -53,7 +53,7 @@ def download(url: str, path: Path, sha256: str | None = None) -> None:
         ) from error
     except KeyboardInterrupt:
         raise DatasetError(
-            "the download of the dataset was interrupted; the next start continues it"
+            "the download of the dataset was interrupted; the next startup resumes it"
         ) from None
 
 
@@ -78,7 +78,7 @@ class _Download:
         while failure is not None:
             size = self._part_size()
             if size <= received:
-                raise self._error(f"{failure}; the next start continues after {size} bytes")
+                raise self._error(f"{failure}; the next startup resumes after {size} bytes")
             received = size
             failure = self._fetch()
         if not self._part_size():

@@ -27,11 +27,11 @@ def read_structural_tag(source: str) -> Format:
     try:
         tag = msgspec.json.decode(source, type=_StructuralTag)
     except RecursionError:
-        raise ValueError("it is too deep") from None
+        raise ValueError("it is nested too deeply") from None
     if tag.structures is not None:
         return TriggeredTags(tag.triggers, [structure.tag() for structure in tag.structures])
     if tag.format is None:
-        raise ValueError("it does not have a format")
+        raise ValueError("it has no format")
     return tag.format
 
 
