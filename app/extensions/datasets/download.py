@@ -83,7 +83,7 @@ class _Download:
             failure = self._fetch()
         if not self._part_size():
             self._discard()
-            raise self._error("the file there is empty")
+            raise self._error("the file at this URL is empty")
         if sha256 is not None:
             self._verify(sha256.lower())
         os.replace(self._part, self._path)

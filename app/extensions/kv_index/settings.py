@@ -65,7 +65,9 @@ def tokenizer_sources(items: Sequence[str]) -> tuple[dict[str, str], str | None,
     """
     folders = [item for item in items if "=" not in item and item != HUB]
     if len(folders) > 1:
-        raise ValueError(f"only one folder is allowed, but a second one was specified: {folders[1]!r}")
+        raise ValueError(
+            f"only one folder is allowed, but a second one was specified: {folders[1]!r}"
+        )
     sources = pairs([item for item in items if "=" in item], "model=source")
     folder = next(iter(folders), None)
     return sources, folder, HUB in items

@@ -23,7 +23,7 @@ def read_structural_tag(source: str) -> Format:
         ValueError: `source` is not a structural tag.
     """
     if len(source) > MAX_LENGTH:
-        raise ValueError(f"its {len(source)} characters exceed the limit")
+        raise ValueError(f"it is too long: {len(source)} characters")
     try:
         tag = msgspec.json.decode(source, type=_StructuralTag)
     except RecursionError:
@@ -131,7 +131,7 @@ class TriggeredTags(_Format, tag="triggered_tags"):
         for trigger in self.triggers:
             if tag.begin_text.startswith(trigger):
                 return trigger
-        raise ValueError(f"no trigger starts the tag {tag.begin_text[:40]!r}")
+        raise ValueError(f"the tag {tag.begin_text[:40]!r} does not start with a trigger")
 
 
 class SeparatedTags(_Format, tag="tags_with_separator"):

@@ -70,8 +70,7 @@ def _status(verdict: Verdict, max_added_ms: float | None) -> int:
     if comparison.added.p50 <= max_added_ms:
         return 0
     raise ConfigError(
-        f"the median added time is {comparison.added.p50:g} ms, which exceeds "
-        f"{max_added_ms:g} ms"
+        f"the median added time is {comparison.added.p50:g} ms, which exceeds {max_added_ms:g} ms"
     )
 
 

@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     unmeasured = present_options(options, UNMEASURED_FLAGS)
     if options.confidence is not None and unmeasured:
         flag = next(iter(unmeasured)).replace("_", "-")
-        raise UsageError(f"--confidence: the errors of --{flag} are not known")
+        raise UsageError(f"--confidence: the error of predictions with --{flag} is unknown")
     check_installed("plan", "plan")
     if options.backend is not None:
         check_installed("dask", "--backend")

@@ -92,7 +92,7 @@ def test_text_length_follows_requested_size() -> None:
         ('root ::= "a"{3,1}', "the minimum repeat count exceeds the maximum"),
         (r'root ::= "\q"', "unknown escape"),
         ('root ::= "a"{99999999}', "unexpected character"),
-        (r'root ::= "\ud800"', "not denote a character"),
+        (r'root ::= "\ud800"', "not represent a character"),
         ("root ::= a\na ::= b\nb ::= a", "never terminates"), ('root ::= "a"' + "*" * 9000, "too deep"),
         ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "there are too many nested brackets"),
         ('root ::= ("a"{9000}){9000}', "too long"), ('root ::= "' + "a" * 60_000 + '"', "too long"),

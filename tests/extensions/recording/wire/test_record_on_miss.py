@@ -447,7 +447,7 @@ def test_invalid_settings_stop_the_start_with_one_line(tmp_path: Path) -> None:
         ),
         (
             ("--replay", str(foreign), "--target", "http://x"),
-            f"error: setting replay: {foreign} is not a recording",
+            f"error: setting replay: {foreign} was not recorded with",
         ),
     ):
         command = [sys.executable, "-m", "app", "--port", str(free_port()), *words]
