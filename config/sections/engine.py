@@ -173,8 +173,8 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Latencies of tokens, for timing requests."""
 
     latency_calculator: Annotated[Literal["", "constant", "per-token"], LATENCY] = ""
-    """What determines the time to first token: time-to-first-token (constant) or the length of the
-    prompt (per-token). If empty, constant is used if time-to-first-token or its deviation is set.
+    """Basis for the time to first token: time-to-first-token (constant) or the length of the prompt
+    (per-token). If empty, constant is used if time-to-first-token or its deviation is set.
     Otherwise, per-token is used."""
     inter_token_latency: Annotated[Duration, LATENCY] = 0.0
     """Time between consecutive tokens of a reply."""
@@ -270,8 +270,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
     """How long a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """What to do with a request if its decode pod cannot read the blocks of its prefill pod (nixl).
-    With fail, the request fails. With recompute, the decode pod computes the prompt."""
+    """Action taken when a decode pod cannot read the blocks of a prefill pod (nixl). With fail, the
+    request fails. With recompute, the decode pod computes the prompt."""
     kv_side_channel_timeout: PositiveDuration = 5.0
     """Time after which a decode pod considers an unresponsive prefill pod unreachable (nixl)."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600

@@ -94,9 +94,10 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """Replay port of pods whose entry in kv-index-pods does not specify one. Rank k uses this port
     plus k."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Where the index is stored. With memory, the index is kept in memory, and its number of blocks
-    is limited. With cost-aware, the index is kept in memory, and its size in bytes is limited. With
-    redis, the index is stored in Redis or Valkey, which several indexers can share."""
+    """Storage backend for the index. With memory, the index is kept in memory, and its number of
+    blocks is limited. With cost-aware, the index is kept in memory, and its size in bytes is
+    limited. With redis, the index is stored in Redis or Valkey, which several indexers can
+    share."""
     kv_index_size: Count | None = None
     """Capacity of the index. With the memory backend, the capacity is the number of block copies,
     where each tier of each pod counts separately (10,000,000 if empty). With the cost-aware

@@ -21,8 +21,8 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     """Recording whose responses are replayed when the same requests arrive. If empty, replay is
     disabled."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
-    """What to do with a request that is not in the recording. With simulate, the engine replies.
-    With not-found, the request is rejected with 404. With nearest, the response to the most similar
+    """Action taken when a request is not in the recording. With simulate, the engine replies. With
+    not-found, the request is rejected with 404. With nearest, the response to the most similar
     request is sent. With record, a target responds and its response is added to the recording. The
     X-Replay-Miss header overrides this setting."""
     replay_by: Literal["body", "turn"] = "body"

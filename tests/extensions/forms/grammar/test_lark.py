@@ -65,7 +65,7 @@ def test_common_terminals_are_supported() -> None:
     [
         ("root := nope nope", "line 1"), ("", "not have a rule 'start'"),
         ("start: foo", "not have a rule 'foo'"),
-        ("start: (((", "expected )"), ("start: /(/", "is invalid"), ('start: "b".."a"', "not a character range"),
+        ("start: (((", "expected )"), ("start: /(/", "is invalid"), ('start: "b".."a"', "character range"),
         ('start: "a"~5..2', "minimum repeat count"), (r'start: "\u12"', "invalid escape"),
         ('start: "a"\nstart: "b"', "is defined twice"), ("start: A\n%import .files.A", "can be imported"),
         ("start: A\n%import common.NOPE -> A", "does not have NOPE"),
