@@ -93,7 +93,7 @@ def test_alternatives_in_a_sequence_are_written_in_order() -> None:
         ({"format": {"type": "sequence", "elements": []}}, "length >= 1"),
         ({"format": TAG | {"type": "tag", "end": []}}, "length >= 1"),
         ({"structures": [], "triggers": ["<"]}, "length >= 1"),
-        ({"structures": LEGACY["structures"], "triggers": ["<other"]}, "does not start with a trigger"),
+        ({"structures": LEGACY["structures"], "triggers": ["<other"]}, "start with a trigger"),
         ({"structures": LEGACY["structures"], "triggers": []}, "does not start with a trigger"),
         ({"structures": [{"begin": "<"}], "triggers": ["<"]}, "required field `end`"),
     ],
