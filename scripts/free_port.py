@@ -40,7 +40,7 @@ def main(host: str, target: str) -> int:
     if not port.isdecimal() or int(port) > 0xFFFF or not in_use(host, int(port)):
         return 0
     print(
-        f"error: cannot listen at {host}:{port}: Address already in use; choose another port: "
+        f"error: cannot listen on {host}:{port}: Address already in use; choose another port: "
         f"SIM_PORT={(int(port) + 1) % 0x10000} make {target}, or --port without make",
         file=sys.stderr,
     )

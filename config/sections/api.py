@@ -51,12 +51,11 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     enable_prompt_tokens_details: bool = False
     """Report the number of cached prompt tokens in usage."""
     enable_force_include_usage: bool = False
-    """End every stream with its usage, even if the request does not ask for usage."""
+    """End every stream with its usage, even if the request does not ask for it."""
     enable_server_load_tracking: bool = False
     """Count the running requests for GET /load."""
     enable_per_request_metrics: bool = False
-    """Report the timings of a request in its response. A stream reports the timings with its
-    usage."""
+    """Include the timings of a request in its response. Streams include them with the usage."""
     return_tokens_as_token_ids: bool = False
     """Show tokens in log probabilities as token_id:N, unless the request specifies otherwise."""
     response_role: str = "assistant"
@@ -78,8 +77,8 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     enable_tokenizer_info_endpoint: bool = False
     """Serve GET /tokenizer_info."""
     sse_keep_alive_interval: Annotated[int, About(unit="s")] = 0
-    """Time without a chunk after which the server sends a comment in the stream of a chat or
-    completion. 0 disables comments."""
+    """Interval after which the server sends a comment in a chat or completion stream if it has not
+    sent a chunk. 0 disables comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
     """Content of system_fingerprint in responses: version, sizes of parallel groups, and hash
     (full); version and hash (hash); the value of fingerprint-value (custom); or null (none)."""

@@ -127,7 +127,7 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     """Maximum number of running and waiting sequences. Further requests are rejected with status
     503. If empty, there is no limit."""
     scheduling_policy: Annotated[Literal["fcfs", "priority"], About(live=True)] = "fcfs"
-    """Order in which requests start: first come, first served (fcfs) or lowest priority number
+    """Order in which requests start: first come, first served (fcfs), or the lowest priority number
     first (priority)."""
 
 
@@ -135,11 +135,11 @@ class StepSettings(Section, frozen=True, kw_only=True):
     """Engine steps that requests share, as in vLLM (timing steps)."""
 
     timing: Annotated[Literal["", "requests", "steps"], SIMULATED] = ""
-    """Source of latencies. With requests, each request has separate latencies, which the latency
-    settings define. With steps, all requests share the steps of one engine, which a profile
-    describes. If empty, steps is used with a profile and requests without one."""
+    """How latencies are computed. With requests, the latency settings determine the latencies of
+    each request independently. With steps, all requests share the steps of one engine, which a
+    profile describes. If empty, steps is used when a profile is set, and requests otherwise."""
     profile: Annotated[str, About(simulated=True, path=True)] = ""
-    """Profile with the costs of an engine's steps and with limits for settings that are not set.
+    """Profile that defines the costs of engine steps and the limits for settings that are not set.
     The value is a file, the name of a built-in profile, or auto, which computes a profile from data
     sheets. When timing is steps, the default is qwen3-14b-h100."""
     device: str = ""
@@ -173,11 +173,11 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Latencies of tokens, for timing requests."""
 
     latency_calculator: Annotated[Literal["", "constant", "per-token"], LATENCY] = ""
-    """Source of the time to first token: time-to-first-token (constant) or the length of the prompt
+    """Basis for the time to first token: time-to-first-token (constant) or the length of the prompt
     (per-token). If empty, constant is used if time-to-first-token or its deviation is set.
     Otherwise, per-token is used."""
     inter_token_latency: Annotated[Duration, LATENCY] = 0.0
-    """Time between two tokens of a reply."""
+    """Time between consecutive tokens of a reply."""
     inter_token_latency_std_dev: Annotated[
         Duration, LATENCY, deviation_of("inter_token_latency")
     ] = 0.0
@@ -189,7 +189,7 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     ] = 0.0
     """Standard deviation of time-to-first-token."""
     prefill_overhead: Annotated[Duration, LATENCY] = 0.0
-    """Constant part of the prefill (per-token calculator)."""
+    """Constant part of the prefill time (per-token calculator)."""
     prefill_time_per_token: Annotated[Duration, LATENCY] = 0.0
     """Prefill time for each prompt token that is not cached (per-token calculator)."""
     prefill_time_std_dev: Annotated[Duration, LATENCY] = 0.0
@@ -224,7 +224,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_cache_size: Annotated[
         int, Meta(ge=2), About(unit="blocks", also=("num-gpu-blocks-override", "num-blocks"))
     ] = 4096
-    """Number of blocks of the cache, including vLLM's null block."""
+    """Number of blocks in the cache, including vLLM's null block."""
     block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
     """Number of tokens per block."""
     prefix_caching_hash_algo: Literal["sha256_cbor", "sha256", "xxhash_cbor", "xxhash"] = (
@@ -232,11 +232,11 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     )
     """Hash function for blocks, as in the vLLM option with the same name."""
     hash_seed: Annotated[str | None, About(env=("PYTHONHASHSEED",))] = None
-    """Seed of the block hashes, like PYTHONHASHSEED in vLLM. If empty, vLLM's default is used."""
+    """Seed for block hashes, like PYTHONHASHSEED in vLLM. If empty, vLLM's default is used."""
     global_cache_hit_threshold: Annotated[
         float, Meta(ge=0, le=1), About(live=True, simulated=True)
     ] = 0.0
-    """Minimum share of a prompt that must be cached. A request with a smaller share ends
+    """Minimum share of a prompt that must be cached. A request with a smaller cached share ends
     immediately with the finish reason cache_threshold. 0 disables the check."""
     kv_cache_metrics: Annotated[bool, SIMULATED] = False
     """Report block metrics: lifetime, idle time before eviction, and reuse gaps."""
@@ -261,17 +261,17 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         "example",
         "offloading",
     ] = ""
-    """The simulated KV connector of vLLM. If empty, disaggregated prefill always succeeds. With
-    nixl, nixl-push, mooncake, and moriio, prefill pods hold their blocks. Decode pods read these
-    blocks over a side channel. Each connector uses the parameters of its vLLM counterpart. p2p is
-    the OffloadingConnector with a P2P tier, whose pods copy blocks from each other. lmcache and
-    lmcache-mp keep prompts in chunks. With none, example, and offloading, kv_transfer_params is
+    """vLLM KV connector to simulate. If empty, disaggregated prefill always succeeds. With nixl,
+    nixl-push, mooncake, and moriio, prefill pods hold their blocks. Decode pods read these blocks
+    over a side channel. Each connector uses the parameters of its vLLM counterpart. p2p is the
+    OffloadingConnector with a P2P tier, whose pods copy blocks from each other. lmcache and
+    lmcache-mp store prompts in chunks. With none, example, and offloading, kv_transfer_params is
     ignored. example and offloading restore blocks that the cache has evicted."""
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
-    """Time for which a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
+    """How long a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """Handling of a request whose decode pod cannot read the blocks of its prefill pod (nixl). With
-    fail, the request fails. With recompute, the decode pod computes the prompt."""
+    """Action taken when a decode pod cannot read the blocks of a prefill pod (nixl). With fail, the
+    request fails. With recompute, the decode pod computes the prompt."""
     kv_side_channel_timeout: PositiveDuration = 5.0
     """Time after which a decode pod considers an unresponsive prefill pod unreachable (nixl)."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
@@ -281,14 +281,14 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Address for KV events (ZMQ PUB). Rank k uses the port plus k. The publisher binds an address
     with * or :: and connects to any other address. If empty, no events are published."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
-    """Number of pending events that triggers the publication of a batch."""
+    """Number of pending events at which a batch is published."""
     event_flush_interval: Duration = 1.0
     """Maximum time before a batch is published. With 0, a batch is published at every step."""
     kv_events_format: EventsFormat = "map"
     """Layout of KV events: maps, as in vLLM 0.24 and later (map); arrays, as in the named version
     of vLLM and later; or arrays, as in llm-d-inference-sim."""
     use_vllm_map_event_format: bool | None = None
-    """Option of llm-d-inference-sim. If false, it changes kv-events-format from map to
+    """Compatibility option for llm-d-inference-sim. If false, kv-events-format changes from map to
     llm-d-inference-sim."""
     kv_events_topic: str = "kv@{address}:{port}@{model}"
     """Topic of KV events. {address}, {port}, and {model} are replaced with the values of this

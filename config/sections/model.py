@@ -60,7 +60,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     omni: Annotated[bool, SIMULATED] = False
     """Simulate a model that can reply with images."""
     image_emission_rate: Annotated[Percent, About(simulated=True, unit="%", live=True)] = 0
-    """Probability that a reply of an omni model includes an image."""
+    """Probability that a reply from an omni model includes an image."""
     tensor_parallel_size: Annotated[Count, About(unit="devices")] = 1
     """Number of devices that the model uses, reported in kv_transfer_params. One process simulates
     all of these devices."""
@@ -94,8 +94,8 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     max_lora_rank: Count = 16
     """Rank of adapters whose path has no adapter_config.json that specifies a rank."""
     require_lora_files: Annotated[bool, SIMULATED] = False
-    """Reject adapters loaded at run time from a path without adapter_config.json, with status 404
-    as in vLLM. An existing file is always checked."""
+    """Return status 404, as vLLM does, for adapters that are loaded at run time from a path without
+    adapter_config.json. If the file exists, it is always checked."""
     enable_lora: Annotated[bool, SIMULATED] = False
     """Report adapters in the metrics even if none are loaded at startup."""
     allow_runtime_lora_updating: Annotated[

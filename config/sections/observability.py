@@ -14,7 +14,7 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     disable_log_stats: bool = False
     """Omit vLLM's metric families. HTTP and process families are still reported."""
     simulator_metrics: bool = False
-    """Also report three families under their former names, which vLLM has removed. See
+    """Also report three metric families under old names that vLLM no longer uses. See
     docs/metrics.md."""
 
 

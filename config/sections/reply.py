@@ -17,9 +17,10 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     """Content of replies."""
 
     mode: Annotated[Literal["random", "echo"], SIMULATED] = "random"
-    """Text of replies: sample sentences of random length (random) or the last message (echo)."""
+    """Text that replies contain: sample sentences of random length (random) or the last message
+    (echo)."""
     seed: int | None = None
-    """Seed of all random values. If empty, a different seed is used at every start."""
+    """Seed for all random values. If empty, each start uses a different seed."""
     reasoning_parser: str = ""
     """If set to any name, replies begin with reasoning, in the `reasoning` field. If empty, replies
     have no reasoning. With the llm engine, the reasoning is the text before </think>. The name
@@ -30,23 +31,23 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     """Random values in tool calls and structured output, within the schema."""
 
     min_tool_call_integer_param: Annotated[int, LIVE] = 0
-    """Minimum random integer if the schema sets no range."""
+    """Smallest integer that is generated if the schema does not set a range."""
     max_tool_call_integer_param: Annotated[int, LIVE, not_below("min_tool_call_integer_param")] = (
         100
     )
-    """Maximum random integer if the schema sets no range."""
+    """Largest integer that is generated if the schema does not set a range."""
     min_tool_call_number_param: Annotated[float, LIVE] = 0.0
-    """Minimum random number if the schema sets no range."""
+    """Smallest number that is generated if the schema does not set a range."""
     max_tool_call_number_param: Annotated[float, LIVE, not_below("min_tool_call_number_param")] = (
         100.0
     )
-    """Maximum random number if the schema sets no range."""
+    """Largest number that is generated if the schema does not set a range."""
     min_tool_call_array_param_length: Annotated[NotNegative, LIVE] = 1
-    """Minimum number of items in an array if the schema sets no limit."""
+    """Minimum number of items in an array if the schema does not set a limit."""
     max_tool_call_array_param_length: Annotated[
         int, LIVE, not_below("min_tool_call_array_param_length")
     ] = 5
-    """Maximum number of items in an array if the schema sets no limit."""
+    """Maximum number of items in an array if the schema does not set a limit."""
     tool_call_not_required_param_probability: Annotated[Percent, About(unit="%", live=True)] = 50
     """Probability that an optional parameter is included."""
     object_tool_call_not_required_field_probability: Annotated[

@@ -62,15 +62,15 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     graceful_timeout: Duration = 30.0
     """Time from SIGTERM until running streams are cut off (drain mode)."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
-    """Effect of SIGTERM on requests. With drain, running requests finish. New requests are rejected
+    """How SIGTERM affects requests. With drain, running requests finish. New requests are rejected
     with status 503 after drain-duration. With vllm, running requests fail after shutdown-timeout.
     New requests are rejected with status 500 immediately."""
     shutdown_timeout: Duration = 0.0
     """Time after SIGTERM within which running requests must finish (vllm mode). With 0s, the port
     closes immediately."""
     client_timeout: PositiveDuration = 60.0
-    """Time after which a client is disconnected if it has not sent its complete request or does not
-    read its response."""
+    """Time after which the server disconnects a client that has not sent its complete request or
+    does not read its response."""
     keep_alive_timeout: Duration = 75.0
     """Time after which an idle connection is closed."""
     root_path: RootPath = ""

@@ -59,7 +59,7 @@ def test_occupied_port_is_reported_before_anything_is_installed(
     )
     assert done.returncode != 0 and not environment.exists()
     [line] = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
-    assert line.startswith("error: cannot listen at ") and f":{taken_port}: " in line
+    assert line.startswith("error: cannot listen on ") and f":{taken_port}: " in line
     assert f"SIM_PORT={taken_port + 1} make {target}, or --port" in line
 
 

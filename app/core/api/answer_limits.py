@@ -24,9 +24,9 @@ def check_answer_size(accepted: ValidatedRequest[GenerationRequest], prompt_toke
     size = tokens * TOKEN_BYTES + entries * ENTRY_BYTES
     if size > MAX_ANSWER_BYTES:
         raise bad_request(
-            f"n={n * len(accepted.max_tokens)} choices of up to {tokens} tokens and {entries} "
-            f"log probabilities together would take {size >> 20} MiB, "
-            f"more than {MAX_ANSWER_BYTES >> 20}. Lower one of them, or set stream."
+            f"The response could have {tokens} tokens and {entries} log probabilities and take "
+            f"{size >> 20} MiB, which exceeds the limit of {MAX_ANSWER_BYTES >> 20} MiB. "
+            f"Reduce n, max_tokens or logprobs, or set stream=true."
         )
 
 

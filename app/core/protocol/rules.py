@@ -56,7 +56,7 @@ def check_cache_salt(salt: object) -> None:
         raise bad_request("cache_salt must be a non-empty string", "cache_salt")
     if len(salt) > MAX_CACHE_SALT_CHARS or not FORBIDDEN_IN_CACHE_SALT.isdisjoint(salt):
         raise bad_request(
-            f"cache_salt takes at most {MAX_CACHE_SALT_CHARS} characters, "
+            f"cache_salt can have at most {MAX_CACHE_SALT_CHARS} characters, "
             "without '@', '/', '\\' and NUL",
             "cache_salt",
         )
@@ -153,7 +153,7 @@ def check_unicode(value: object) -> None:
 def check_tools(tools: object, choice: object) -> None:
     """Checks that a chat's `tool_choice` fits its tools."""
     if tools == []:
-        raise bad_request("tools must not be empty; omit it, or include a tool", "tools")
+        raise bad_request("tools must not be empty; include a tool or omit the field", "tools")
     if choice is None or choice == "none":
         return
     if tools is None:

@@ -124,7 +124,7 @@ def _parse_message(
     # vLLM requires one known part at least in a message of OpenAI's kinds.
     has_parts = parts and not isinstance(content, str)
     if has_parts and _is_openai_message(message) and not any(map(_is_known_part, parts)):
-        raise ChatTemplateError("All parts of the message's content have an unknown form.")
+        raise ChatTemplateError("The message's content contains only parts of unknown types.")
     parsed: dict[str, object] = {
         "role": role,
         "content": _parse_content(parts, content_format, takes_media),

@@ -82,7 +82,7 @@ def group_layers(config: LayerConfig) -> list[GroupSpec]:
     counts: dict[GroupKind, int] = {}
     for layer in config.kinds():
         if layer not in KINDS:
-            raise ValueError(f"layers of the kind {layer} are not simulated")
+            raise ValueError(f"layers of type {layer} are not simulated")
         kind = KINDS[layer]
         counts[kind] = counts.get(kind, 0) + 1
     if "full_attention" not in counts or len(counts) < 2:

@@ -14,6 +14,6 @@ class CacheGroupsSettings(Section, frozen=True, kw_only=True):
     prefix_cache_retention_interval: Annotated[
         NotNegative, About(simulated=True, unit="tokens")
     ] = 0
-    """Distance between the positions at which a hybrid model caches sliding windows and linear
-    attention. Must be a multiple of block-size. With 0, only the end of each prompt and the end of
-    shared prefixes are cached."""
+    """Number of tokens between the positions at which a hybrid model caches sliding windows and
+    linear attention states. Must be a multiple of block-size. With 0, only the end of each prompt
+    and the end of shared prefixes are cached."""

@@ -184,7 +184,7 @@ class Supervisor:
             # A reload starts the next worker before this one has closed its listener.
             listener = socket.create_server((host, port), family=family, reuse_port=True)
         except OSError as error:
-            log.error("supervisor: cannot listen at %s:%d: %s", host, port, error.strerror)
+            log.error("supervisor: cannot listen on %s:%d: %s", host, port, error.strerror)
             return
         certificate = {}
         tls = self._settings.tls

@@ -53,7 +53,7 @@ def download(url: str, path: Path, sha256: str | None = None) -> None:
         ) from error
     except KeyboardInterrupt:
         raise DatasetError(
-            "the download of the dataset was interrupted; the next start continues it"
+            "the download of the dataset was interrupted; the next startup resumes it"
         ) from None
 
 
@@ -78,12 +78,12 @@ class _Download:
         while failure is not None:
             size = self._part_size()
             if size <= received:
-                raise self._error(f"{failure}; the next start continues after {size} bytes")
+                raise self._error(f"{failure}; the next startup resumes after {size} bytes")
             received = size
             failure = self._fetch()
         if not self._part_size():
             self._discard()
-            raise self._error("the file there is empty")
+            raise self._error("the file at this URL is empty")
         if sha256 is not None:
             self._verify(sha256.lower())
         os.replace(self._part, self._path)

@@ -146,7 +146,7 @@ def _check_sampling_params(params: Proto, fields: dict[str, Proto]) -> None:
             raise bad_request(f"{name} must be at least {minimum}, got {fields[name]}", name)
     if len(params.stop) > MAX_STOP_STRINGS:
         raise bad_request(
-            f"stop has {len(params.stop)} texts, at most {MAX_STOP_STRINGS} are allowed", "stop"
+            f"stop has {len(params.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop"
         )
     if any(map(isnan, params.logit_bias.values())):
         raise bad_request("logit_bias has a value that is not a number", "logit_bias")

@@ -90,7 +90,7 @@ class BootstrapServer:
                 if not is_logged:
                     host, port = self._address
                     log.warning(
-                        "Mooncake: bootstrap port %d of %s: %s; trying again until it is free",
+                        "Mooncake: bootstrap port %d of %s: %s; retrying until it is free",
                         port,
                         host,
                         error.strerror,

@@ -23,8 +23,9 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Store to use in addition to the nixl, nixl-push, mooncake, moriio, or p2p connector, as in
     vLLM's MultiConnector."""
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
-    """Role of this pod. With mooncake, a kv_consumer does not run a bootstrap server. With moriio,
-    a router treats a kv_producer as a prefill pod and all others as decode pods."""
+    """Role of this pod in KV transfers. With mooncake, a kv_consumer does not run a bootstrap
+    server. With moriio, a router treats a kv_producer as a prefill pod and all others as decode
+    pods."""
     lmcache_chunk_size: Annotated[
         int, Meta(ge=1), About(env=("LMCACHE_CHUNK_SIZE",), unit="tokens")
     ] = 256
@@ -34,7 +35,7 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     ] = ""
     """Side channel of the pod that receives a copy of each prompt (lmcache)."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998
-    """Port at which routers and decode pods find the engines of a prefill pod (mooncake)."""
+    """Port on which routers and decode pods discover the engines of a prefill pod (mooncake)."""
     moriio_proxy: Annotated[str, zmq_address()] = ""
     """ZMQ address of the router that receives heartbeats (moriio). If empty, no heartbeats are
     sent."""

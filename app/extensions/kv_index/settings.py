@@ -65,7 +65,9 @@ def tokenizer_sources(items: Sequence[str]) -> tuple[dict[str, str], str | None,
     """
     folders = [item for item in items if "=" not in item and item != HUB]
     if len(folders) > 1:
-        raise ValueError(f"only one folder is allowed, got a second one: {folders[1]!r}")
+        raise ValueError(
+            f"only one folder is allowed, but a second one was specified: {folders[1]!r}"
+        )
     sources = pairs([item for item in items if "=" in item], "model=source")
     folder = next(iter(folders), None)
     return sources, folder, HUB in items
@@ -92,9 +94,10 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """Replay port of pods whose entry in kv-index-pods does not specify one. Rank k uses this port
     plus k."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Storage of the index. With memory, the index is in memory and limited by the number of
-    blocks. With cost-aware, it is in memory and limited by bytes. With redis, it is in Redis or
-    Valkey, which several indexers can share."""
+    """Storage backend for the index. With memory, the index is kept in memory, and its number of
+    blocks is limited. With cost-aware, the index is kept in memory, and its size in bytes is
+    limited. With redis, the index is stored in Redis or Valkey, which several indexers can
+    share."""
     kv_index_size: Count | None = None
     """Capacity of the index. With the memory backend, the capacity is the number of block copies,
     where each tier of each pod counts separately (10,000,000 if empty). With the cost-aware
@@ -109,12 +112,12 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
     """Number of tokens per index block. The block sizes of engines may differ."""
     kv_index_hash_seed: str = ""
-    """Seed of the block keys."""
+    """Seed for block keys."""
     kv_index_tier_weights: Annotated[
         tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
     ] = ("gpu=1.0", "cpu=0.8")
-    """Weights of blocks in scores, by storage tier, as tier=weight. Other tiers have the weight
-    0.5."""
+    """Weights of storage tiers in scores, each as tier=weight. Tiers that are not listed have a
+    weight of 0.5."""
     kv_index_routed_lifetime: Duration = 2.0
     """Time for which the blocks of a routed prompt count as cached before their events arrive."""
     kv_index_tokenizers: Annotated[

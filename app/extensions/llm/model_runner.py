@@ -80,8 +80,8 @@ class ModelRunner:
         free = device.free_bytes()
         if free is not None and needed > free:
             raise ModelLoadError(
-                f"The weights take {needed >> 20} MiB in {device.info()['dtype']}; "
-                f"{free >> 20} MiB are free."
+                f"The weights require {needed >> 20} MiB in {device.info()['dtype']}, "
+                f"but only {free >> 20} MiB are free."
             )
         with torch.inference_mode():
             builder = Builder(
@@ -113,9 +113,9 @@ class ModelRunner:
         free = device.free_bytes()
         if free is not None and needed > free - SPARE_BYTES:
             raise ModelLoadError(
-                f"{self._num_blocks} blocks of the KV cache take {needed >> 20} MiB, "
-                f"{free >> 20} MiB are free: "
-                f"num_blocks={max(0, free - SPARE_BYTES) // block_bytes} fits."
+                f"{self._num_blocks} KV cache blocks require {needed >> 20} MiB, "
+                f"but only {free >> 20} MiB are free. "
+                f"Use num_blocks={max(0, free - SPARE_BYTES) // block_bytes}."
             )
         with torch.inference_mode():
             self.store = PagedStore(

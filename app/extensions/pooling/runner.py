@@ -338,7 +338,7 @@ class PoolingRunner:
         items = inputs if isinstance(inputs, list) else [inputs]
         texts = [text for text in items if isinstance(text, str)]
         if len(texts) < len(items):
-            raise bad_request("parts of content require a multimodal model")
+            raise bad_request("content parts require a multimodal model")
         check_count(len(texts), "documents")
         limit = getattr(request, limit_field)
         if limit < 0:
@@ -363,7 +363,7 @@ class PoolingRunner:
         fitted = truncate(ids, max_tokens, request.truncation_side)
         check_prompt_length(len(fitted), self._max_tokens, is_text=True)
         if not fitted:
-            raise bad_request("an input does not have tokens")
+            raise bad_request("an input contains no tokens")
         return fitted
 
     def _run_batch(

@@ -216,7 +216,7 @@ def read_header(path: str, file: BinaryIO) -> Header:
     except msgspec.MsgspecError:
         header = Header("", 0)
     if header.format != FORMAT:
-        raise RecordingError(f"{path} is not a recording of {COMMAND} record --proxy")
+        raise RecordingError(f"{path} was not recorded with {COMMAND} record --proxy")
     if header.version != VERSION:
         raise RecordingError(
             f"{path} has version {header.version} of the format, "

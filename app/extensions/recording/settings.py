@@ -21,7 +21,7 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     """Recording whose responses are replayed when the same requests arrive. If empty, replay is
     disabled."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
-    """Handling of a request that is not in the recording. With simulate, the engine replies. With
+    """Action taken when a request is not in the recording. With simulate, the engine replies. With
     not-found, the request is rejected with 404. With nearest, the response to the most similar
     request is sent. With record, a target responds and its response is added to the recording. The
     X-Replay-Miss header overrides this setting."""
@@ -34,7 +34,7 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     model, as model=URL. To send a key, write it before the host: https://KEY@host. The flag may be
     repeated."""
     target_timeout: PositiveDuration = 300.0
-    """Maximum time to wait for a response from a target or for the next part of a response."""
+    """Maximum time to wait for a target to respond or to send the next part of its response."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Yields the conflicts of targets without a recording, and the other way round."""

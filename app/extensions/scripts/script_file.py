@@ -178,7 +178,7 @@ class RuleState:
         results = len(request.by_role.get("tool", ()))
         if results >= MAX_RESULTS_WITHOUT_CONDITION:
             raise RuleFailureError(
-                f"the rule has no condition, and has called tools until the conversation had "
+                f"the rule has no condition and called tools until the conversation contained "
                 f"{results} results; add times: 1, or when: {{tool_result: false}}"
             )
 

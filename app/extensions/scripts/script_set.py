@@ -549,7 +549,7 @@ class ScriptSet:
             script = self._inherited.scripts.get(file.path)
             if script is None:
                 raise
-            log.error("%s; using the rules of the server's start", error)
+            log.error("%s; using the rules from server startup", error)
             file.use(
                 file.compile(
                     script, self._uids, now_s=self._now(), rng=self._rng, accepts=self._accepts

@@ -14,9 +14,9 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
     model=path. A file is reloaded when it changes."""
 
     unmatched: Annotated[Literal["error", "pass"] | None, About(live=True, simulated=True)] = None
-    """Response to a request that matches no rule: an error that names the closest rule (error) or
-    the reply of the mode (pass). If empty, error applies once a test has set replies of this kind.
-    Until then, pass applies."""
+    """Response to a request that does not match any rule: an error that names the closest rule
+    (error) or the reply of the mode (pass). If empty, the value is pass until a test sets replies
+    for this kind of request, and error from then on."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:

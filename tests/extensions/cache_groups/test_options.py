@@ -57,7 +57,7 @@ def test_model_config_file_determines_the_cache_groups(
     ("config", "problem"),
     [
         ({}, "the file has no layer_types"),
-        ({"layer_types": ["chunked_attention"]}, "layers of the kind chunked_attention are not"),
+        ({"layer_types": ["chunked_attention"]}, "layers of type chunked_attention are not"),
         ({"layer_types": ["full_attention"]}, "a hybrid model has layers with full attention and"),
         ({"layer_types": ["sliding_attention"], "sliding_window": 8}, "a hybrid model has layers"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window must be at"),

@@ -77,7 +77,7 @@ def test_download_is_resumed_after_a_broken_connection(shop: Shop, path: Path) -
 
 def test_failed_download_is_resumed_at_the_next_start(shop: Shop, path: Path) -> None:
     shop.cuts = [100_000, 0]
-    assert "continues after 100000 bytes" in trouble(shop, path)
+    assert "resumes after 100000 bytes" in trouble(shop, path)
     assert files(path) == ["replies.sqlite3.part", "replies.sqlite3.part.etag"]
     download(shop.url, path, SHA256)
     assert path.read_bytes() == CONTENT
@@ -133,7 +133,7 @@ def test_wrong_checksum_or_empty_file_is_rejected_and_deleted(shop: Shop, path: 
     assert trouble(shop, path, "0" * 64).endswith(f"the file's SHA-256 is {SHA256}, not {'0' * 64}")
     assert files(path) == []
     shop.content = b""
-    assert trouble(shop, path).endswith("the file there is empty")
+    assert trouble(shop, path).endswith("the file at this URL is empty")
     assert files(path) == []
 
 

@@ -84,8 +84,8 @@ def test_model_larger_than_the_memory_is_rejected(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for free_bytes, message in (
-        (80 << 20, r"8 MiB.* 80 MiB are free: num_blocks=\d+ fits"),
-        (100 << 10, "The weights take 0 MiB in float32; 0 MiB are free"),
+        (80 << 20, r"8 MiB.* 80 MiB are free. Use num_blocks=\d+\."),
+        (100 << 10, "The weights require 0 MiB in float32, but only 0 MiB are free"),
     ):
         monkeypatch.setattr(
             DeviceManager, "free_bytes", lambda self, free_bytes=free_bytes: free_bytes

@@ -195,7 +195,7 @@ def test_parts_that_cannot_be_imported_are_listed_with_their_position(
         ("a.yaml", "just text", "must be one of aimock, mockllm, mock-llm, vcr, litellm"),
         ("a.json", "{}", "must be one of"),
         ("a.json", "[" * 100_000, "is not valid"),
-        ("a.json", '{"fixtures": []}', "could not import any rule"),
+        ("a.json", '{"fixtures": []}', "no rule could be imported"),
         ("a.json", '{"llm": {"fixtures": "b.json"}}', "import its fixtures instead: b.json"),
         ("a.yaml", "a: " + "[\n" * 5_000, "is not valid"),
         ("a.yaml", "a: !!python/object/apply:os.getcwd []", "is not valid"),

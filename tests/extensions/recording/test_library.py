@@ -38,9 +38,9 @@ KEY = request_form(
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "is not a recording of python -m app record --proxy"),
-        (b"\x00\x1f\x8b", "is not a recording"),
-        (b'{"format": "har", "version": 1}\n', "is not a recording"),
+        (b"", "was not recorded with python -m app record --proxy"),
+        (b"\x00\x1f\x8b", "was not recorded with"),
+        (b'{"format": "har", "version": 1}\n', "was not recorded with"),
         (
             HEADER.replace(b'"version":1', b'"version":7'),
             "has version 7 of the format, but only version 1 is supported",

@@ -178,10 +178,10 @@ def test_recording_replaced_by_another_format_stays_loaded_and_is_logged_once(
         for _ in range(3):
             recording.read_on()
         assert len(recording) == len(TEXTS)
-    assert ["is not a recording" in record.getMessage() for record in caplog.records] == [True]
+    assert ["was not recorded with" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_growing_recording_must_be_valid_at_startup(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("something else")
-    with pytest.raises(RecordingError, match="is not a recording"):
+    with pytest.raises(RecordingError, match="was not recorded with"):
         Recording(str(tmp_path / "r"), grows=True)

@@ -134,7 +134,7 @@ def test_file_that_is_not_a_recording_is_not_appended_to(tmp_path: Path) -> None
         path.unlink()
         recording.record("two")
     assert recording.warnings == [
-        f"not kept: POST /v1/chat/completions: {path} is not a recording of python -m app record --proxy"
+        f"not kept: POST /v1/chat/completions: {path} was not recorded with python -m app record --proxy"
     ]
     assert (recording.file.written, recording.file.dropped) == (1, 1)
     assert texts_of(path) == ["two"]
@@ -255,6 +255,6 @@ def test_two_recorders_share_a_file_and_its_rotated_files(tmp_path: Path) -> Non
 def test_recorder_rejects_other_files_without_changing_them(tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_text("mine")
-    with pytest.raises(RecordingError, match="is not a recording"):
+    with pytest.raises(RecordingError, match="was not recorded with"):
         Recorder(path)
     assert path.read_text() == "mine"

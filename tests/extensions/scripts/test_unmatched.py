@@ -182,6 +182,6 @@ def test_rule_without_conditions_stops_calling_tools_after_50_results(client: Fl
         messages += [message, {"role": "tool", "tool_call_id": call_id, "content": "done"}]
     assert answer.status_code == 500
     assert (
-        "has called tools until the conversation had 50 results; add times: 1"
+        "called tools until the conversation contained 50 results; add times: 1"
         in (answer.json["error"]["message"])
     )

@@ -50,7 +50,7 @@ def test_occupied_port_prevents_startup_immediately_with_a_one_line_error() -> N
         begun_s = time.monotonic()
         status, output = start_refused(SIM_PORT=str(port))
     reason = "Address already in use; choose another port with --port or SIM_PORT"
-    assert (status, output) == (1, f"error: cannot listen at 127.0.0.1:{port}: {reason}\n")
+    assert (status, output) == (1, f"error: cannot listen on 127.0.0.1:{port}: {reason}\n")
     assert time.monotonic() - begun_s < 5, "gunicorn tries for as long"
 
 

@@ -54,7 +54,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, on_evict: Callable[[Sequence[bytes]], None]) -> None:
         if num_blocks <= NULL_BLOCKS:
-            raise ValueError(f"a pool requires more than {NULL_BLOCKS} block")
+            raise ValueError(f"a pool requires at least {NULL_BLOCKS + 1} blocks")
         self.capacity = num_blocks - NULL_BLOCKS
         self.free = self.capacity
         """Number of blocks that no sequence uses, including cached ones."""

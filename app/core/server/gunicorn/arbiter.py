@@ -383,7 +383,7 @@ def check_port(address: tuple[str, int]) -> None:
             reason = error.strerror or str(error)
             if error.errno == errno.EADDRINUSE:
                 reason += "; choose another port with --port or SIM_PORT"
-            raise ConfigError(f"cannot listen at {host}:{port}: {reason}") from None
+            raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from None
 
 
 def check_socket_file(path: str) -> None:
@@ -407,4 +407,4 @@ def check_socket_file(path: str) -> None:
             probe.connect(path)
             reason = "Address already in use"
     if reason:
-        raise ConfigError(f"cannot listen at unix:{path}: {reason}")
+        raise ConfigError(f"cannot listen on unix:{path}: {reason}")

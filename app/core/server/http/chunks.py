@@ -51,7 +51,7 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
         if semicolon:
             digits = digits.rstrip(b" \t")
         if b"\r" in extensions:
-            raise InvalidChunkExtension("found a carriage return without a line feed")
+            raise InvalidChunkExtension("a carriage return is not followed by a line feed")
         if SIZE.fullmatch(digits) is None:
             raise InvalidChunkSize(digits[:MAX_QUOTED_BYTES])
         if semicolon:
@@ -83,4 +83,4 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
         if self._extension_bytes > MAX_EXTENSION_BYTES:
             raise InvalidChunkExtension(f"the extensions exceed {MAX_EXTENSION_BYTES} bytes")
         if CHUNK_EXT_RE.fullmatch(b";" + extensions) is None:
-            raise InvalidChunkExtension("not valid according to RFC 9112")
+            raise InvalidChunkExtension("it is not valid according to RFC 9112")

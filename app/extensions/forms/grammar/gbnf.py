@@ -75,7 +75,7 @@ class GbnfParser(GrammarParser):
         if code:
             point = int(code, 16)
             if point > 0x10FFFF or 0xD800 <= point < 0xE000:
-                raise self.error("an escape does not denote a character", token)
+                raise self.error("an escape sequence does not represent a character", token)
             return chr(point)
         name = escape[4]
         if name.isalnum() and name not in NAMED_ESCAPES:
@@ -86,7 +86,7 @@ class GbnfParser(GrammarParser):
         try:
             choices = characters(f"[{self._unescape(token, re.escape)}]")
         except SchemaError as error:
-            raise self.error(f"invalid set of characters: {error}", token) from None
+            raise self.error(f"invalid character class: {error}", token) from None
         if not choices:
-            raise self.error("a set of characters is empty", token)
+            raise self.error("a character class is empty", token)
         return Characters(choices)

@@ -134,7 +134,7 @@ class LarkParser(GrammarParser):
             return Text(text)
         last = self._unescape(self.expect("text", "the last character"))
         if len(text) != 1 or len(last) != 1 or last < text:
-            raise self.error(f"{text!r}..{last!r} is not a range of characters", token)
+            raise self.error(f"{text!r}..{last!r} is not a character range", token)
         first_point = ord(text)
         last_point = min(ord(last), first_point + MAX_RANGE)
         return Characters(range_characters(first_point, last_point))
@@ -142,12 +142,12 @@ class LarkParser(GrammarParser):
     def _unescape(self, token: Token) -> str:
         for escape in ESCAPE.finditer(token.text):
             if escape[1] not in ESCAPED_CHARACTERS:
-                raise self.error("a string contains an invalid escape", token)
+                raise self.error("a string contains an invalid escape sequence", token)
         try:
             text: str = literal_eval(token.text.removesuffix("i"))
             text.encode()
         except (SyntaxError, ValueError):
-            raise self.error("a string contains an invalid escape", token) from None
+            raise self.error("a string contains an invalid escape sequence", token) from None
         return text
 
     def _read_pattern(self, token: Token) -> Node:

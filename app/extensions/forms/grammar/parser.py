@@ -77,7 +77,7 @@ class GrammarParser:
                 raise self.error(f"rule {name!r} is defined twice", token)
             rules[self._prefix + name] = self.read_options(0)
             if self.peek().kind not in ("name", "directive", "end"):
-                raise self.error("found an unexpected character")
+                raise self.error("unexpected character")
         return rules
 
     def read_options(self, depth: int) -> Node:
@@ -162,7 +162,7 @@ class GrammarParser:
             return None
         min_count, max_count = self.parse_limits(token.text)
         if max_count is not None and max_count < min_count:
-            raise self.error("the minimum of repeats exceeds the maximum")
+            raise self.error("the minimum repeat count exceeds the maximum")
         return min_count, max_count
 
     def _error_at(self, message: str, position: int) -> SchemaError:
@@ -175,7 +175,7 @@ class GrammarParser:
         while position < len(self._source):
             match = self.token_pattern.match(self._source, position)
             if match is None:
-                raise self._error_at("found an unexpected character", position)
+                raise self._error_at("unexpected character", position)
             if match.lastgroup != "blank":
                 yield Token(str(match.lastgroup), match.group(), position)
             position = match.end()

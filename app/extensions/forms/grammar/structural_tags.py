@@ -23,15 +23,15 @@ def read_structural_tag(source: str) -> Format:
         ValueError: `source` is not a structural tag.
     """
     if len(source) > MAX_LENGTH:
-        raise ValueError(f"its {len(source)} characters exceed the limit")
+        raise ValueError(f"it is too long: {len(source)} characters")
     try:
         tag = msgspec.json.decode(source, type=_StructuralTag)
     except RecursionError:
-        raise ValueError("it is too deep") from None
+        raise ValueError("it is nested too deeply") from None
     if tag.structures is not None:
         return TriggeredTags(tag.triggers, [structure.tag() for structure in tag.structures])
     if tag.format is None:
-        raise ValueError("it does not have a format")
+        raise ValueError("it has no format")
     return tag.format
 
 
@@ -131,7 +131,7 @@ class TriggeredTags(_Format, tag="triggered_tags"):
         for trigger in self.triggers:
             if tag.begin_text.startswith(trigger):
                 return trigger
-        raise ValueError(f"no trigger starts the tag {tag.begin_text[:40]!r}")
+        raise ValueError(f"the tag {tag.begin_text[:40]!r} does not start with a trigger")
 
 
 class SeparatedTags(_Format, tag="tags_with_separator"):

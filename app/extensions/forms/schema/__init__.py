@@ -85,7 +85,7 @@ class Schemas:
         except (ValueError, TypeError):  # such as half a surrogate pair
             raise SchemaError("the schema cannot be converted to JSON") from None
         except RecursionError:
-            raise SchemaError("the schema is too deep") from None
+            raise SchemaError("the schema is nested too deeply") from None
         if len(text) > MAX_SCHEMA_BYTES:
             raise SchemaError(f"the schema exceeds {MAX_SCHEMA_BYTES} bytes")
         key = (text, lenient)

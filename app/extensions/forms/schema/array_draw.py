@@ -93,7 +93,7 @@ class ArrayDraw:
                 return self._new_item(index, alternative, [])
             except UnsatisfiableError:
                 continue
-        raise UnsatisfiableError("found no item that satisfies the schema")
+        raise UnsatisfiableError("could not find an item that satisfies the schema")
 
     def _new_item(self, index: int, wanted: list[Schema], excluded: list[Schema]) -> JSON:
         """Draws an item that all of `wanted` accept, and none of `excluded`."""
@@ -114,7 +114,7 @@ class ArrayDraw:
                 continue
             if not self._is_unique or canonical_key(item) not in self._item_keys:
                 return item
-        raise UnsatisfiableError("found no further unique item")
+        raise UnsatisfiableError("could not find another unique item")
 
     def _append(self, item: JSON) -> None:
         self._items.append(item)

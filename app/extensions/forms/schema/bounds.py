@@ -53,7 +53,7 @@ class WorkBudget:
         self.left -= steps
         if self.left < self._pause_at:
             if self.left < 0:
-                raise WorkExhaustedError("satisfying the schema takes too much work")
+                raise WorkExhaustedError("the schema is too complex to satisfy")
             self._pause_at = self.left - STEPS_PER_PAUSE
             pause_if_possible()
 

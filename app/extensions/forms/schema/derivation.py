@@ -156,7 +156,7 @@ class Grammar:
                 cost = self._compute_cost(self.rules[name], seen)
                 visits += len(seen) + 1
                 if visits > MAX_VISITS:
-                    raise SchemaError("the grammar takes too much work")
+                    raise SchemaError("the grammar is too complex to process")
                 if cost is not None and cost != self._rule_costs.get(name):
                     self._rule_costs[name] = cost
                     has_changed = True
@@ -182,7 +182,7 @@ class Grammar:
                 children = (item,)
         if id(node) not in seen:
             if depth > MAX_DEPTH:
-                raise SchemaError("the grammar is too deep")
+                raise SchemaError("the grammar is nested too deeply")
             costs = [self._compute_cost(child, seen, depth + 1) for child in children]
             seen[id(node)] = _joint_cost(node, costs)
         return seen[id(node)]

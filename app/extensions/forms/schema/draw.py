@@ -79,7 +79,7 @@ class CompiledSchema:
         try:
             self._document = Reader(text, lenient).read_document()
         except RecursionError:
-            raise SchemaError("the schema is too deep") from None
+            raise SchemaError("the schema is nested too deeply") from None
         self.size_bytes = (
             BYTES_PER_ENTRY
             + BYTES_PER_OBJECT * text.count(b"{")
@@ -116,12 +116,12 @@ class CompiledSchema:
                             return value
                         fallbacks.append(value)
         except RecursionError:
-            raise WorkExhaustedError("the schema is too deep to be satisfied") from None
+            raise WorkExhaustedError("the schema is nested too deeply to be satisfied") from None
         except WorkExhaustedError:
             if not fallbacks:
                 raise
         if not fallbacks:
-            raise UnsatisfiableError("found no value that satisfies the schema")
+            raise UnsatisfiableError("could not find a value that satisfies the schema")
         return fallbacks[0]
 
     @cached_property
@@ -217,7 +217,7 @@ class Draw:
         for example in merged.examples():
             if self.accepts(example, *schemas):
                 return example
-        raise UnsatisfiableError("found no value that satisfies the schema")
+        raise UnsatisfiableError("could not find a value that satisfies the schema")
 
     def _follow_branches(
         self, merged: MergedSchema, choices: Sequence[Choice], depth: int

@@ -65,7 +65,7 @@ def draw_number(merged: MergedSchema, rng: Random, usual: Range, whole: bool) ->
     for number in candidates:
         if merged.accepts_number(number):
             return number
-    raise UnsatisfiableError("found no number within the bounds")
+    raise UnsatisfiableError("could not find a number within the bounds")
 
 
 def _fractions(window: Range, rng: Random) -> list[Number]:

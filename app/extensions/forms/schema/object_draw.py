@@ -51,7 +51,7 @@ class ObjectDraw:
         if len(value) < target:
             self._add_until(target, chain(optional, self._invent_names(target)))
         if len(value) < min_properties:
-            raise UnsatisfiableError("found no further properties for an object")
+            raise UnsatisfiableError("could not find more properties for an object")
         if not declared:
             return value
         return {name: value[name] for name in (*declared, *value) if name in value}

@@ -84,7 +84,9 @@ class Pattern(str):
         except (re.error, regex.error, ValueError) as error:
             raise SchemaError(f"the pattern {_shorten(source)} is invalid: {error}") from None
         except (RecursionError, OverflowError, MemoryError):
-            raise SchemaError(f"the pattern {_shorten(source)} is too deep or too large") from None
+            raise SchemaError(
+                f"the pattern {_shorten(source)} is nested too deeply or too large"
+            ) from None
         pattern.size_bytes = (
             sys.getsizeof(pattern._engine) + BYTES_PER_PATTERN + BYTES_PER_CHARACTER * len(pattern)
         )

@@ -135,7 +135,7 @@ class Reader:
         if isinstance(raw, bool):
             return raw
         if place.depth > MAX_DEPTH or len(self._schemas) >= MAX_SCHEMAS:
-            raise SchemaError("the schema is too deep or too large", place.path)
+            raise SchemaError("the schema is nested too deeply or too large", place.path)
         if not isinstance(raw, dict):
             if self._lenient:
                 return True
@@ -210,7 +210,7 @@ class Reader:
     def _read_pattern(self, source: str, path: str) -> Pattern:
         self._pattern_length += LENGTH_PER_PATTERN + len(source)
         if self._pattern_length > MAX_PATTERN_LENGTH:
-            raise SchemaError("there are too many patterns, or they are too long", path)
+            raise SchemaError("the patterns are too long, or there are too many of them", path)
         try:
             pattern = Pattern(source)
         except SchemaError as error:

@@ -85,12 +85,12 @@ class TextDraw:
         if brief and not self._patterns and not self._formats:
             self._max_length = min(self._max_length, max(self._min_length, MAX_BRIEF_LENGTH))
         if self._min_length > MAX_TEXT_LENGTH:
-            raise UnsatisfiableError("a text would be too long")
+            raise UnsatisfiableError("a string would be too long")
         for text in self._candidates():
             self._budget.spend(1 + len(text) // CHARACTERS_PER_STEP)
             if self._accepts(text):
                 return text
-        raise UnsatisfiableError("found no text that satisfies the schema")
+        raise UnsatisfiableError("could not find a string that satisfies the schema")
 
     def _accepts(self, text: str) -> bool:
         if not self._min_length <= len(text) <= self._max_length:

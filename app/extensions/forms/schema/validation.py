@@ -55,7 +55,7 @@ def accepts(
     """Returns True for a valid `value`; `formats` makes ``format`` a rule.
 
     Raises:
-        WorkExhaustedError: The budget is used up, or the schema is too deep.
+        WorkExhaustedError: The budget is used up, or the schema is nested too deeply.
     """
     token = _current.set(_Validation(document, budget, {}))
     validator = _validators().annotating
@@ -66,7 +66,7 @@ def accepts(
     except ArithmeticError:  # a number too large for the division of multipleOf
         return False
     except RecursionError:
-        raise WorkExhaustedError("the schema is too deep to be checked") from None
+        raise WorkExhaustedError("the schema is nested too deeply to be checked") from None
     finally:
         _current.reset(token)
 

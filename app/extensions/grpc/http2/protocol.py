@@ -64,7 +64,7 @@ class HeaderDecoder(Decoder):
             HPACKDecodingError: the block is not valid, or matches TABLE_SIZES.
         """
         if TABLE_SIZES.match(data):
-            raise HPACKDecodingError("too many changes of the size of the header table")
+            raise HPACKDecodingError("too many changes to the header table size")
         return super().decode(data, raw)
 
 

@@ -161,7 +161,7 @@ def _check_parts(fields: Fields, origin: str, architecture: object) -> None:
     if fields.get("ssm_state_size") and not fields.get(HYBRID_PATTERN):
         raise _unknown_part("ssm_state_size", "state-space layers", origin, architecture)
     if fields.get(SHARED_INDEX, 1) != 1:
-        raise _unknown_part(SHARED_INDEX, "an index that layers share", origin, architecture)
+        raise _unknown_part(SHARED_INDEX, "an index shared by layers", origin, architecture)
     layer_types = fields.get("layer_types")
     if not isinstance(layer_types, list):
         return

@@ -81,7 +81,7 @@ def check_command(template: str) -> None:
         raise UsageError(f"argument --router: {error}") from None
     for name in ("{port}", "{pods}"):
         if not any(name in word for word in words):
-            raise UsageError(f"argument --router: the command needs {name}")
+            raise UsageError(f"argument --router: the command must contain {name}")
 
 
 def check_counter(source: str) -> None:

@@ -191,7 +191,7 @@ def _check_drill_flags(options: Namespace, argv: Sequence[str]) -> None:
     if options.drill is None:
         for name in DRILL_OPTIONS:
             if getattr(options, name):
-                raise UsageError(f"argument --{name.replace('_', '-')}: needs --drill")
+                raise UsageError(f"argument --{name.replace('_', '-')}: requires --drill")
         return
     for flag in FILE_FLAGS:
         if flag in forms:
@@ -210,13 +210,13 @@ def _check_own_router(options: Namespace) -> None:
     if len(options.policies) > 1:
         raise UsageError("argument --policies: a drill can use only one policy")
     if options.router_retries is not None:
-        raise UsageError("argument --router-retries: needs --router or --router-url")
+        raise UsageError("argument --router-retries: requires --router or --router-url")
 
 
 def _check_other_router(options: Namespace) -> None:
     if options.policies:
         raise UsageError("argument --policies: not allowed with a router")
     if options.router_url is not None and not options.pod_ports:
-        raise UsageError("argument --router-url: needs --pod-ports, which the router uses")
+        raise UsageError("argument --router-url: requires --pod-ports, which the router uses")
     if options.router_retries is not None and "#" not in options.router_retries:
         raise UsageError("argument --router-retries: must be like http://host/metrics#counter")

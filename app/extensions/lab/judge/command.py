@@ -70,8 +70,7 @@ def _status(verdict: Verdict, max_added_ms: float | None) -> int:
     if comparison.added.p50 <= max_added_ms:
         return 0
     raise ConfigError(
-        f"the median of the added time is {comparison.added.p50:g} ms, which exceeds "
-        f"{max_added_ms:g} ms"
+        f"the median added time is {comparison.added.p50:g} ms, which exceeds {max_added_ms:g} ms"
     )
 
 
@@ -221,6 +220,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--max-added-ms",
         type=number_of(0, 1e6),
         metavar="MS",
-        help="exit with status 1 if the median of the added time is longer",
+        help="exit with status 1 if the median added time is longer",
     )
     return parser

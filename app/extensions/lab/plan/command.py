@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     unmeasured = present_options(options, UNMEASURED_FLAGS)
     if options.confidence is not None and unmeasured:
         flag = next(iter(unmeasured)).replace("_", "-")
-        raise UsageError(f"--confidence: the errors of --{flag} are not known")
+        raise UsageError(f"--confidence: the error of predictions with --{flag} is unknown")
     check_installed("plan", "plan")
     if options.backend is not None:
         check_installed("dask", "--backend")
@@ -164,7 +164,7 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
             )
         plans = _plans_over_time(search, slo, options.over_time)
         if not plans:
-            raise ConfigError(f"{name}: nothing meets {slo} on a single pod at any rate")
+            raise ConfigError(f"{name}: no request rate meets {slo} on a single pod at any rate")
         texts.append(over_time_table(name, load, slo, plans))
         figures.append({"load": name, "engines": [over_time_figures(plan) for plan in plans]})
     with write_results(options.json, {"slo": str(slo), "loads": figures}, "\n\n".join(texts)):
@@ -287,7 +287,7 @@ def _with_default(default: int, values: Sequence[int]) -> list[int]:
 
 def _report(options: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -> int:
     missed = [
-        f"{name}: nothing meets {slo}; nearest: {search.nearest()}"
+        f"{name}: no request rate meets {slo}; nearest: {search.nearest()}"
         for name, search in searches.items()
         if search.cheapest() is None
     ]

@@ -154,8 +154,8 @@ def plan_over_time(
     most_pods = MAX_VALUES[PODS]
     if max(pods) > most_pods:
         raise ConfigError(
-            f"{load.origin}: {name} needs {max(pods):,} pods in a window; at most {most_pods:,} are"
-            " simulated"
+            f"{load.origin}: {name} requires {max(pods):,} pods in a window, but at most "
+            f"{most_pods:,} can be simulated"
         )
     verdict = run_fleet(load, _scheduled(job, pods, window_s), slo)
     return PodsOverTime(

@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
         print(" ".join(line.split()), file=sys.stderr)
     print(f"imported rules: {len(rules)}; not carried over: {len(left_out)}", file=sys.stderr)
     if not rules:
-        raise ConfigError("could not import any rule")
+        raise ConfigError("no rule could be imported")
     distinguish(rules)
     for rule in rules:
         if not rule["when"]:

@@ -150,7 +150,7 @@ def test_only_stale_socket_files_are_replaced(folder: Path) -> None:
             serve_command(path), cwd=ROOT, capture_output=True, text=True, timeout=50
         )
         assert second.returncode == 1
-        assert second.stderr == f"error: cannot listen at unix:{path}: Address already in use\n"
+        assert second.stderr == f"error: cannot listen on unix:{path}: Address already in use\n"
         assert ask(path, "GET", "/health")[0] == 200
 
 
@@ -198,7 +198,7 @@ def test_unusable_socket_path_prevents_startup(folder: Path, make: str, reason: 
         serve_command(path), cwd=ROOT, capture_output=True, text=True, timeout=50
     )
     assert ended.returncode == 1
-    assert ended.stderr == f"error: cannot listen at unix:{path}: {reason}\n"
+    assert ended.stderr == f"error: cannot listen on unix:{path}: {reason}\n"
 
 
 def test_bind_to_a_unix_socket_allows_only_one_rank(folder: Path) -> None:

@@ -152,6 +152,6 @@ def test_occupied_supervisor_port_is_logged_and_retried() -> None:
     with ExitStack() as held:
         held.enter_context(socket.create_server(("127.0.0.1", taken)))
         with running_image(*words, *options) as server:
-            wait_for_log(server, "supervisor: cannot listen at")
+            wait_for_log(server, "supervisor: cannot listen on")
             held.close()
             wait_for_value(status_of, url, equals=200)

@@ -85,7 +85,7 @@ def test_alternatives_in_a_sequence_are_written_in_order() -> None:
 @pytest.mark.parametrize(
     ("value", "flaw"),
     [
-        ([], "Expected `object`"), ({}, "does not have a format"), ({"format": {}}, "required field `type`"),
+        ([], "Expected `object`"), ({}, "it has no format"), ({"format": {}}, "required field `type`"),
         ({"format": {"type": ["tag"]}}, "$.format.type"),
         ({"format": {"type": "poem"}}, "Invalid value 'poem'"),
         ({"format": {"type": "const_string"}}, "required field `value`"),
@@ -95,8 +95,8 @@ def test_alternatives_in_a_sequence_are_written_in_order() -> None:
         ({"format": {"type": "sequence", "elements": []}}, "length >= 1"),
         ({"format": TAG | {"type": "tag", "end": []}}, "length >= 1"),
         ({"structures": [], "triggers": ["<"]}, "length >= 1"),
-        ({"structures": LEGACY["structures"], "triggers": ["<other"]}, "no trigger starts"),
-        ({"structures": LEGACY["structures"], "triggers": []}, "no trigger starts"),
+        ({"structures": LEGACY["structures"], "triggers": ["<other"]}, "start with a trigger"),
+        ({"structures": LEGACY["structures"], "triggers": []}, "does not start with a trigger"),
         ({"structures": [{"begin": "<"}], "triggers": ["<"]}, "required field `end`"),
     ],
 )  # fmt: skip

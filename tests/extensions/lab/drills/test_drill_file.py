@@ -118,11 +118,11 @@ def test_invalid_drill_file_prints_a_one_line_error_and_starts_nothing(
         (["--rate", "3"], "argument --rate: not allowed with --drill"),
         (["--pods=3"], "argument --pods: not allowed with --drill"),
         (["--policies", "random", "round-robin"], "a drill can use only one policy"),
-        (["--router", "nginx {port}"], "argument --router: the command needs {pods}"),
+        (["--router", "nginx {port}"], "argument --router: the command must contain {pods}"),
         (["--router", "nginx '{port} {pods}"], "argument --router: No closing quotation"),
         (["--router-url", "nowhere"], "argument --router-url: target nowhere"),
-        (["--router-url", "http://h:1"], "argument --router-url: needs --pod-ports"),
-        (["--router-retries", "http://h/metrics#c"], "needs --router or --router-url"),
+        (["--router-url", "http://h:1"], "argument --router-url: requires --pod-ports"),
+        (["--router-retries", "http://h/metrics#c"], "requires --router or --router-url"),
         (["--router-retries", "x#c", *ROUTER], "argument --router-retries: target x"),
         (["--router-retries", "http://h:1/a b#c", *ROUTER], "must be a single word"),
         (["--router-retries", "http://h:1/'#c", *ROUTER], "--router-retries: No closing quotation"),
@@ -148,7 +148,7 @@ def test_invalid_flag_prints_a_one_line_error_and_starts_nothing(
 )
 def test_drill_flags_require_a_drill(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(flags) == 2
-    assert f"argument {flags[0]}: needs --drill" in capsys.readouterr().err
+    assert f"argument {flags[0]}: requires --drill" in capsys.readouterr().err
 
 
 def test_error_for_a_missing_drill_file_states_the_reason(tmp_path: Path) -> None:

@@ -105,7 +105,10 @@ def test_single_request_counts_as_one_request_per_second() -> None:
     ("rows", "error"),
     [
         (["0,3000,100", "9999999,3000,100"], "has 9,999,999 windows of 1 s"),
-        ([f"{number / 1e7:.7f},3000,100" for number in range(200)], "pods in a window; at most 10"),
+        (
+            [f"{number / 1e7:.7f},3000,100" for number in range(200)],
+            "pods in a window, but at most 10",
+        ),
     ],
 )
 def test_load_that_needs_too_many_pods_is_rejected_with_a_one_line_error(
@@ -129,7 +132,7 @@ def test_load_that_needs_too_many_pods_is_rejected_with_a_one_line_error(
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--goodput", "tpot:0.1"], "nothing meets"),
+        (["--goodput", "tpot:0.1"], "no request rate meets"),
         ([*SLO, "--plot", "over.png"], "--plot cannot be combined with --over-time"),
         ([*SLO, "--in-flight", "4"], "arrivals that do not depend on replies"),
     ],

@@ -94,4 +94,7 @@ def test_confidence_is_rejected_for_options_without_known_errors(
 ) -> None:
     argv = ["--model", "Qwen/Qwen3-8B", "--device", "h100=2", *LOAD, "--confidence", "90%"]
     assert run([*argv, *flags]) != 0
-    assert f"--confidence: the errors of --{name} are not known" in capsys.readouterr().err
+    assert (
+        f"--confidence: the error of predictions with --{name} is unknown"
+        in capsys.readouterr().err
+    )

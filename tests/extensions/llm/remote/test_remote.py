@@ -287,7 +287,7 @@ def test_lost_engine_fails_its_requests_and_a_new_engine_starts_empty(
     play.wait_for_health(False)
     assert play.ends() == ["EngineDeadError"] and play.engine.running == 0
     assert [record.getMessage() for record in caplog.records] == [
-        "the engine process exited; 1 sequences fail"
+        "the engine process exited; failing 1 sequences"
     ]
     assert "started again" in (answer.get(timeout=DEADLINE_S).error or "")
     assert play.metric("num_requests_running") == 0

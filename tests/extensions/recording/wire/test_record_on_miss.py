@@ -447,7 +447,7 @@ def test_invalid_settings_prevent_startup_with_a_one_line_error(tmp_path: Path) 
         ),
         (
             ("--replay", str(foreign), "--target", "http://x"),
-            f"error: setting replay: {foreign} is not a recording",
+            f"error: setting replay: {foreign} was not recorded with",
         ),
     ):
         command = [sys.executable, "-m", "app", "--port", str(free_port()), *words]
