@@ -88,7 +88,7 @@ class McpServer:
             ValueError: an argument is invalid.
         """
         if not isinstance(name, str) or not name:
-            raise ValueError(f"the name of a tool must be a string, got {name!r}")
+            raise ValueError(f"a tool name must be a string, got {name!r}")
         _check_json(f"tool {name}", [description, parameters, *results])
         schema = dict(parameters or {"type": "object"})
         tool = {"name": name, "description": description, "parameters": schema}

@@ -53,13 +53,13 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     enable_force_include_usage: bool = False
     """End every stream with its usage, even if the request does not ask for it."""
     enable_server_load_tracking: bool = False
-    """Count the running requests for GET /load."""
+    """Track the number of running requests and report it at GET /load."""
     enable_per_request_metrics: bool = False
     """Include the timings of a request in its response. Streams include them with the usage."""
     return_tokens_as_token_ids: bool = False
     """Show tokens in log probabilities as token_id:N, unless the request specifies otherwise."""
     response_role: str = "assistant"
-    """Role of the message in chat responses."""
+    """Message role in chat responses."""
     trust_request_chat_template: bool = False
     """Render conversations with the chat template of the request, if it has one, in a process with
     time and memory limits."""

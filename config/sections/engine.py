@@ -230,7 +230,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     prefix_caching_hash_algo: Literal["sha256_cbor", "sha256", "xxhash_cbor", "xxhash"] = (
         "sha256_cbor"
     )
-    """Hash function for blocks, as in the vLLM option with the same name."""
+    """Hash function for blocks, as in vLLM's option of the same name."""
     hash_seed: Annotated[str | None, About(env=("PYTHONHASHSEED",))] = None
     """Seed for block hashes, like PYTHONHASHSEED in vLLM. If empty, vLLM's default is used."""
     global_cache_hit_threshold: Annotated[
@@ -285,13 +285,13 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     event_flush_interval: Duration = 1.0
     """Maximum time before a batch is published. With 0, a batch is published at every step."""
     kv_events_format: EventsFormat = "map"
-    """Layout of KV events: maps, as in vLLM 0.24 and later (map); arrays, as in the named version
+    """Layout for KV events: maps, as in vLLM 0.24 and later (map); arrays, as in the named version
     of vLLM and later; or arrays, as in llm-d-inference-sim."""
     use_vllm_map_event_format: bool | None = None
     """Compatibility option for llm-d-inference-sim. If false, kv-events-format changes from map to
     llm-d-inference-sim."""
     kv_events_topic: str = "kv@{address}:{port}@{model}"
-    """Topic of KV events. {address}, {port}, and {model} are replaced with the values of this
+    """Topic for KV events. {address}, {port}, and {model} are replaced with the values of this
     server."""
     kv_events_replay_endpoint: Annotated[str, zmq_address()] = ""
     """Address for replay requests (ZMQ ROUTER). If empty, replay is disabled."""

@@ -42,9 +42,10 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None
-    """Task of /pooling, with the same values as task in vLLM's pooler-config. An embedding model
-    supports embed and token_embed. A classifier supports classify and token_classify. If empty, the
-    task setting selects embed or classify. When task is pooling, each request can use any task."""
+    """Task for /pooling, with the same values as task in vLLM's pooler-config. An embedding model
+    supports embed and token_embed. A classifier supports classify and token_classify. If this
+    setting is empty, task determines whether embed or classify is used. When task is pooling, each
+    request can use any task."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
     """Serve /v1/embeddings along with chat and completions, as llm-d-inference-sim does (generate
     task)."""
@@ -53,7 +54,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     with status 400. If empty, the model's config.json determines whether they are accepted. Without
     that file, they are."""
     default_embedding_dimensions: Annotated[int, Meta(ge=1, le=65536)] = 384
-    """Length of an embedding if the request does not specify it."""
+    """Number of dimensions in an embedding if the request does not specify it."""
     mm_encoder_only: Annotated[bool, SIMULATED] = False
     """Simulate the encoder of a disaggregated multimodal model. Replies consist of exclamation
     marks."""
@@ -92,7 +93,7 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     """Maximum number of adapters in CPU memory. Must be at least max-loras, which is the default.
     The most recently used adapters are kept. Others are reloaded when a request needs them."""
     max_lora_rank: Count = 16
-    """Rank of adapters whose path has no adapter_config.json that specifies a rank."""
+    """Rank that is assumed for adapters without an adapter_config.json that specifies one."""
     require_lora_files: Annotated[bool, SIMULATED] = False
     """Return status 404, as vLLM does, for adapters that are loaded at run time from a path without
     adapter_config.json. If the file exists, it is always checked."""

@@ -28,7 +28,7 @@ class LogSettings(Section, frozen=True, kw_only=True):
     """Lowest severity that is logged. trace also logs the tokens, keys, and scores of each index
     lookup."""
     log_format: Literal["text", "json"] = "text"
-    """Format of log lines: plain text or JSON objects."""
+    """Format for log lines: plain text or JSON objects."""
     access_log: bool = False
     """Log one line per request after its response has been sent."""
     log_http: Annotated[bool, LIVE] = False

@@ -57,8 +57,8 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
     """Probability that each call is followed by another call, up to one call per tool."""
     tool_call_parser: str = ""
-    """Format of tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder. The llm
-    engine supports the first two. If empty or set to any other name, hermes is used. If set, a
+    """Format for tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder. The
+    llm engine supports the first two. If empty or set to any other name, hermes is used. If set, a
     simulated engine validates tools as vLLM does."""
     enable_auto_tool_choice: bool = True
     """Allow tool_choice. If false, every tool_choice is rejected, as in vLLM without a tool

@@ -80,27 +80,29 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Serve requests for known routes without Flask, which is several times faster. Responses are
     the same. If false, all requests take the path that other WSGI servers use."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
-    """Number of data parallel ranks of this server."""
+    """Number of data parallel ranks in this server."""
     data_parallel_mode: Literal["ports", "internal", "external"] = "ports"
     """How ranks share ports. With ports, each rank is a separate process, on port + rank. With
     external, X-data-parallel-rank also counts from 0 on every port, as in vLLM. With internal, all
     ranks share one process and one port. Each request then runs on the least busy rank, as in
     vLLM."""
     data_parallel_rank: Rank | None = None
-    """Rank of this server if it runs only one rank. The rank listens on port. data-parallel-size is
-    then the total number of ranks. If empty or negative, this server runs all ranks."""
+    """Rank that this server runs if it runs only one rank. The rank listens on port.
+    data-parallel-size is then the total number of ranks. If empty or negative, this server runs all
+    ranks."""
     data_parallel_start_rank: Annotated[int, Meta(ge=0, le=1023)] = 0
-    """First rank of this server if it runs only some of the ranks. See data-parallel-size-local."""
+    """First rank that this server runs if it runs only some of the ranks. See
+    data-parallel-size-local."""
     data_parallel_size_local: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] | None = None
     """Number of ranks that this server runs. data-parallel-size is then the total number of ranks.
     If empty, this server runs all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
-    """Value of the x-inference-pod response header, which is sent together with x-inference-port.
-    If empty, neither header is sent."""
+    """Value for the x-inference-pod response header, which is sent along with x-inference-port. If
+    empty, neither header is sent."""
     pod_ip: Annotated[str, About(env=("POD_IP", "VLLM_HOST_IP"))] = ""
     """Address at which other servers reach this server. If empty, the host name is used."""
     pod_namespace: Annotated[str, About(env=("POD_NAMESPACE",))] = ""
-    """Value of the x-inference-namespace response header. If empty, the header is not sent."""
+    """Value for the x-inference-namespace response header. If empty, the header is not sent."""
     server_dev_mode: Annotated[bool, About(env=("VLLM_SERVER_DEV_MODE",))] = False
     """Serve the development routes, such as sleep, wake_up, reset_prefix_cache, and server_info."""
     profiling: bool = False
@@ -186,7 +188,7 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     allow_credentials: bool = False
     """Allow CORS requests with credentials."""
     allowed_hosts: ReachedAs = ()
-    """Public host names of this server. If no key is set, /admin, the console, and control routes
+    """Public host names for this server. If no key is set, /admin, the console, and control routes
     reject any other name that a public DNS server could resolve to this server. * accepts every
     name. See docs/access.md."""
 

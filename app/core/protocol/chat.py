@@ -49,7 +49,7 @@ def normalize_messages(messages: object) -> None:
         calls = message.get("tool_calls")
         if calls is not None and not isinstance(calls, list):
             if not isinstance(calls, str | dict):
-                raise bad_request("tool_calls of a message must be a list")
+                raise bad_request("tool_calls in a message must be a list")
             message["tool_calls"] = list(calls)
         reasoning = message.pop("reasoning_content", None)
         if reasoning is not None and message.get("reasoning") is None:
@@ -72,7 +72,7 @@ def check_tool_calls(message: Message) -> None:
         path = _function_call_error(call)
         if path:
             param = format_param((index, *path))
-            raise malformed(f"{param}: a tool call of a message is incomplete", param)
+            raise malformed(f"{param}: a tool call in a message is incomplete", param)
 
 
 def _check_message(message: object) -> None:

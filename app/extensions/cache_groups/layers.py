@@ -53,7 +53,7 @@ class LayerConfig(Struct):
             ValueError: the file names none.
         """
         if not 0 <= self.num_hidden_layers <= MAX_LAYERS:
-            raise ValueError(f"a model has at most {MAX_LAYERS} layers")
+            raise ValueError(f"a model can have at most {MAX_LAYERS} layers")
         if self.layer_types is not None:
             return self.layer_types
         pattern = self.sliding_window_pattern or self.full_attention_interval
@@ -86,7 +86,7 @@ def group_layers(config: LayerConfig) -> list[GroupSpec]:
         kind = KINDS[layer]
         counts[kind] = counts.get(kind, 0) + 1
     if "full_attention" not in counts or len(counts) < 2:
-        raise ValueError("a hybrid model has layers with full attention and others")
+        raise ValueError("a hybrid model must have both full attention layers and other layers")
     if "sliding_window" in counts and (config.sliding_window or 0) < 2:
         raise ValueError("sliding_window must be at least 2")
     size = min(counts.values())

@@ -137,7 +137,7 @@ class Feed:
             try:
                 self._send()
             except Exception:
-                log.exception("a frame of the console could not be encoded")
+                log.exception("a console frame could not be encoded")
                 self.close()
             gevent.sleep(self._interval_s)
         self._greenlet = None

@@ -217,9 +217,9 @@ def _add_media(features: Features, batch: Proto, prompt_tokens: int) -> None:
     """Adds a batch of media. Items without hashes get hashes of the whole batch."""
     tensors = (batch.pixel_values, *batch.model_specific_tensors.values())
     if any(tensor.WhichOneof("payload") == "remote" for tensor in tensors):
-        raise bad_request("tensors of mm_inputs cannot be fetched from other servers", "mm_inputs")
+        raise bad_request("tensors in mm_inputs cannot be fetched from other servers", "mm_inputs")
     if batch.modality >= len(MODALITIES):
-        raise bad_request(f"the modality {batch.modality} of mm_inputs is unknown", "mm_inputs")
+        raise bad_request(f"mm_inputs has the unknown modality {batch.modality}", "mm_inputs")
     modality = MODALITIES[batch.modality]
     places = batch.mm_placeholders
     hashes = list(batch.mm_hashes)
@@ -231,7 +231,7 @@ def _add_media(features: Features, batch: Proto, prompt_tokens: int) -> None:
             f"mm_inputs has {len(hashes)} hashes and {len(places)} placeholders", "mm_inputs"
         )
     if any(not place.length or place.offset + place.length > prompt_tokens for place in places):
-        raise bad_request("a placeholder of mm_inputs is outside the prompt", "mm_inputs")
+        raise bad_request("a placeholder in mm_inputs is outside the prompt", "mm_inputs")
     spans = features["mm_placeholders"].setdefault(modality, [])
     spans += [{"offset": place.offset, "length": place.length} for place in places]
     features["mm_hashes"].setdefault(modality, []).extend(hashes)

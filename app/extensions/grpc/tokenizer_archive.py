@@ -34,7 +34,7 @@ def archive_messages(folder: Path) -> bytes:
         raise ApiError(
             412,
             "PreconditionFailed",
-            "The server's tokenizer is not a local folder (--tokenizer names one), "
+            "The server's tokenizer is not a local folder (use --tokenizer to specify one), "
             "or its files are too large.",
         )
     buffer = io.BytesIO()

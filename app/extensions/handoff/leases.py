@@ -154,5 +154,5 @@ class Leases:
 
     def _end(self, request_id: str, lease: Lease) -> None:
         self._counters.expired()
-        log.warning("the lease of request %s has expired; its blocks are released", request_id)
+        log.warning("the lease for request %s has expired; releasing its blocks", request_id)
         lease.release()

@@ -221,7 +221,7 @@ class Reads:
 
     def _notified(self, source: Source, problem: str) -> None:
         if problem in (UNREACHABLE, NO_ANSWER):
-            log.warning("the notification of %s failed: %s", source, problem)
+            log.warning("notifying %s failed: %s", source, problem)
             self._counters.notification_failed()
 
     def _finish(self, read: RemoteRead, is_complete: bool) -> None:

@@ -121,7 +121,7 @@ class MemoryBackend(Backend):
     ) -> None:
         """Raises ValueError for a bound below 1."""
         if bound < 1:
-            raise ValueError(f"the size of the index must be at least 1, got {bound}")
+            raise ValueError(f"the index size must be at least 1, got {bound}")
         self.holders = Holders(max_holders)
         self.tiers = [GPU, CPU]
         self.max_events_per_step = MAX_EVENTS_PER_STEP

@@ -82,7 +82,7 @@ def parse_target(text: str) -> PodEndpoint:
     for option in texts:
         name, _, value = option.partition("=")
         if name not in OPTIONS or not value:
-            raise ValueError(f"invalid option of a KV event source: {option!r}")
+            raise ValueError(f"invalid option for a KV event source: {option!r}")
         options[name] = value
     if "replay" in options:
         _check_endpoint(options["replay"])

@@ -128,7 +128,7 @@ class TokenizerLibrary:
             result = pending.wait(self._timeout_s)
         if result is None:
             raise TokenizerServiceError(
-                f"The tokenizer of the model {_quote(model)} was not loaded"
+                f"The tokenizer for the model {_quote(model)} was not loaded"
                 f" within {self._timeout_s:g} s."
             )
         if isinstance(result, TokenizerLoadError):
@@ -157,7 +157,7 @@ class TokenizerLibrary:
             if not isinstance(error, TokenizerError):
                 reason = f"{type(error).__name__}: {error}"
             result = TokenizerLoadError(
-                f"The tokenizer of the model {_quote(model)} cannot be loaded: {reason}"
+                f"The tokenizer for the model {_quote(model)} cannot be loaded: {reason}"
             )
         del self._pending[model]
         if not isinstance(result, TokenizerLoadError):

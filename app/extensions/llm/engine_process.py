@@ -192,7 +192,7 @@ class EngineProcess:
                         has_ended = True
                         reason = notice.error
         raise ConfigError(
-            f"setting model: {self.options.model!r} cannot be used by engine llm: {reason}"
+            f"setting model: {self.options.model!r} cannot be used by the llm engine: {reason}"
         )
 
 
@@ -206,7 +206,7 @@ def private_folder() -> str:
         folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
     except OSError as error:
         raise ConfigError(
-            f"TMPDIR: cannot create a folder for the socket of engine llm: {error}"
+            f"TMPDIR: cannot create a folder for the llm engine's socket: {error}"
         ) from None
     if len(os.fsencode(folder)) + len("/engine") > MAX_PATH_BYTES:
         os.rmdir(folder)

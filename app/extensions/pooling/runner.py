@@ -462,7 +462,7 @@ class PoolingRunner:
             numbers += len(output)
             if width is not None and len(output) != width:
                 raise bad_request(
-                    f"The embedding of a script must have {width} dimensions.", "dimensions"
+                    f"An embedding in a script must have {width} dimensions.", "dimensions"
                 )
         if numbers > MAX_NUMBERS:
             raise bad_request(f"the response would have {numbers} numbers, more than {MAX_NUMBERS}")

@@ -219,8 +219,7 @@ def read_header(path: str, file: BinaryIO) -> Header:
         raise RecordingError(f"{path} was not recorded with {COMMAND} record --proxy")
     if header.version != VERSION:
         raise RecordingError(
-            f"{path} has version {header.version} of the format, "
-            f"but only version {VERSION} is supported"
+            f"{path} uses format version {header.version}, but only version {VERSION} is supported"
         )
     return header
 

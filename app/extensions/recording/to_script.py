@@ -228,7 +228,7 @@ def _error_fault(answer: RecordedAnswer) -> Json:
 
 def _call(name: object, arguments: str) -> Json:
     if not isinstance(name, str):
-        raise TypeError("the name of a tool must be a string")
+        raise TypeError("a tool name must be a string")
     try:
         values = msgspec.json.decode(arguments or "{}", type=Json)
     except msgspec.MsgspecError:  # scripts cannot create malformed arguments

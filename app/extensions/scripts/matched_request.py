@@ -77,7 +77,7 @@ class MatchBudget:
     def check(self) -> None:
         """Raises `BudgetSpentError` when no time is left."""
         if self._remaining_s <= 0:
-            raise BudgetSpentError("the rules exceeded the time limit of this request")
+            raise BudgetSpentError("the rules exceeded the time limit for this request")
 
 
 def no_pause() -> None:

@@ -722,7 +722,7 @@ class SchemaCheck:
         try:
             return self.schemas.compile(schema, lenient=True).accepts(cast(JSON, value))
         except SchemaError as error:
-            raise ScriptError(f"the schema of a tool is invalid: {error}") from None
+            raise ScriptError(f"a tool schema is invalid: {error}") from None
 
 
 def _list_rules(rules: Sequence[RuleState]) -> str:

@@ -248,7 +248,7 @@ def _limit_length(pieces: Iterator[str]) -> Iterator[str]:
 
 
 def _to_json(value: object, budget: Budget) -> object:
-    """Converts a value to a JSON type, or raises `TemplateError` if JSON cannot express it."""
+    """Converts a value to a JSON type, or raises `TemplateError` if JSON cannot represent it."""
     size = size_of(value)
     budget.spend(size)
     if size > MAX_CHARACTERS:
@@ -261,7 +261,7 @@ def _to_json(value: object, budget: Budget) -> object:
         if isinstance(member, dict):
             pending.extend(member.values())
             if not all(isinstance(key, str | int | float | bool | None) for key in member):
-                raise TemplateError("a key of an object must be a string or a number")
+                raise TemplateError("an object key must be a string or a number")
         elif isinstance(member, list | tuple):
             pending.extend(member)
         else:
@@ -271,7 +271,7 @@ def _to_json(value: object, budget: Budget) -> object:
 
 def _to_json_scalar(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
-        raise TemplateError(f"JSON cannot express {value}")
+        raise TemplateError(f"JSON cannot represent {value}")
     if value is None or isinstance(value, str | int | float):
         return value
     return str(value)  # an undefined value raises its error

@@ -126,7 +126,7 @@ class ScriptEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateError(f"{operator} requires numbers")
         for operand in (left, right):
             if isinstance(operand, int) and operand.bit_length() > MAX_BITS:
-                raise TemplateError(f"{operator} supports only numbers of up to {MAX_BITS} bits")
+                raise TemplateError(f"{operator} supports numbers of at most {MAX_BITS} bits")
         return BINARY_OPERATORS[operator](left, right)
 
 
@@ -243,7 +243,7 @@ def encode_json(value: object) -> str:
 def format_date(unix_s: float, form: str = "%Y-%m-%d") -> str:
     """Formats Unix seconds in UTC."""
     if len(form) > MAX_DATE_FORMAT:
-        raise TemplateError(f"the format of date exceeds {MAX_DATE_FORMAT} characters")
+        raise TemplateError(f"the date format exceeds {MAX_DATE_FORMAT} characters")
     if PADDED_DIRECTIVE.search(form):
         raise TemplateError(f"date does not support {form[:40]!r}")
     return datetime.fromtimestamp(unix_s, UTC).strftime(form)

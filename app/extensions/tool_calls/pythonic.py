@@ -65,7 +65,7 @@ def _dotted_name(function: ast.expr) -> str:
         return f"{_dotted_name(function.value)}.{function.attr}"
     if isinstance(function, ast.Name):
         return function.id
-    raise ValueError("the name of a function is not an identifier")
+    raise ValueError("a function name is not an identifier")
 
 
 def literal(value: ast.expr) -> object:

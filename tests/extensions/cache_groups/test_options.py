@@ -58,11 +58,17 @@ def test_model_config_file_determines_the_cache_groups(
     [
         ({}, "the file has no layer_types"),
         ({"layer_types": ["chunked_attention"]}, "layers of type chunked_attention are not"),
-        ({"layer_types": ["full_attention"]}, "a hybrid model has layers with full attention and"),
-        ({"layer_types": ["sliding_attention"], "sliding_window": 8}, "a hybrid model has layers"),
+        ({"layer_types": ["full_attention"]}, "a hybrid model must have both full attention"),
+        (
+            {"layer_types": ["sliding_attention"], "sliding_window": 8},
+            "a hybrid model must have both",
+        ),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window must be at"),
         ({"layer_types": 3}, r"Expected `array \| null`, got `int`"),
-        ({"num_hidden_layers": 9**9, "full_attention_interval": 2}, "a model has at most 1024"),
+        (
+            {"num_hidden_layers": 9**9, "full_attention_interval": 2},
+            "a model can have at most 1024",
+        ),
         (
             {"layer_types": ["full_attention", *["linear_attention"] * 64]},
             "these layers require 65 groups; the maximum is 64",

@@ -185,7 +185,7 @@ def test_each_request_receives_a_separate_error_for_a_failed_load(
     errors = outcomes(library(loader), "bad")
     assert loader.calls == ["bad"]
     assert {str(error) for error in errors} == {
-        "The tokenizer of the model `bad` cannot be loaded: OSError: bad is not readable"
+        "The tokenizer for the model `bad` cannot be loaded: OSError: bad is not readable"
     }
     assert {type(error) for error in errors} == {TokenizerLoadError}
     assert len(set(map(id, errors))) == 16

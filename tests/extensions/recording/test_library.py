@@ -43,7 +43,7 @@ KEY = request_form(
         (b'{"format": "har", "version": 1}\n', "was not recorded with"),
         (
             HEADER.replace(b'"version":1', b'"version":7'),
-            "has version 7 of the format, but only version 1 is supported",
+            "uses format version 7, but only version 1 is supported",
         ),
         (HEADER + b"{}\n" + line_of(ONE), "line 2 is not an exchange"),
         (HEADER + b"\n" + line_of(ONE), "line 2 is not an exchange"),

@@ -137,7 +137,7 @@ def test_number_of_templates_per_rule_is_limited(client: FlaskClient) -> None:
         ("{{ '%999999999d' is odd }}", "odd and even require numbers"),
         ("{{ user | trim(message) }}", "trim can strip at most 100"),
         ("{{ unix | date('%c' * 2) }}", "requires numbers"),
-        ("{{ 0 | date('" + "%c" * 101 + "') }}", "format of date exceeds 200"),
+        ("{{ 0 | date('" + "%c" * 101 + "') }}", "date format exceeds 200"),
         ("{{ [user.nothing] }}", "has no attribute 'nothing'"),
     ],
 )
@@ -243,7 +243,7 @@ def test_text_conditions_are_skipped_after_the_matching_time_is_used_up(
     assert reply_text(book, matched_request) == "three"
     files: Any = book.report()["files"]
     assert [rule["too_slow"] for rule in files[0]["rules"]] == [0, 1, 1, 1, 1, 1, 0]
-    assert caplog.text.count("exceeded the time limit of this request") == 1
+    assert caplog.text.count("exceeded the time limit for this request") == 1
     assert reply_text(book, request("a")) == "two"
 
 

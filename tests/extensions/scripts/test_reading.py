@@ -169,9 +169,9 @@ def test_settings_file_has_the_same_parser_limits(tmp_path: Path) -> None:
         ("'{{ message" + " | json" * 30 + " }}'", "more than 262144 characters"),
         (
             "'{{ 3 | round(999999999) * " + " * ".join(["9" * 300] * 30) + " }}'",
-            "of up to 1024 bits",
+            "of at most 1024 bits",
         ),
-        ("'{{ 1e308 * 10 | float }}'", "JSON cannot express"),
+        ("'{{ 1e308 * 10 | float }}'", "JSON cannot represent"),
     ],
 )
 def test_template_that_exceeds_its_limits_fails_only_that_request(

@@ -274,7 +274,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         if self.engine is not None:
             if self.checks.engine_options(settings) != self.engine.options:
                 raise ConfigError(
-                    "the model and the limits of engine llm cannot be changed while the server is "
+                    "the model and limits of the llm engine cannot be changed while the server is "
                     "running"
                 )
             settings = settings.changed(self.engine.sizes())

@@ -322,7 +322,7 @@ class Draw:
                 return option
             if self.accepts(option, *schemas):
                 return option
-        raise UnsatisfiableError("no value of the enum satisfies the schema")
+        raise UnsatisfiableError("no value in the enum satisfies the schema")
 
     def _ordered_kinds(
         self, merged: MergedSchema, depth: int, prefer_suggested: bool

@@ -50,7 +50,7 @@ def draw_number(merged: MergedSchema, rng: Random, usual: Range, whole: bool) ->
         min([*merged.get("maximum", ()), *merged.get("exclusiveMaximum", ())], default=None),
     )
     if bounds.low is not None and bounds.high is not None and bounds.low > bounds.high:
-        raise UnsatisfiableError("the range of numbers is empty")
+        raise UnsatisfiableError("the numeric range is empty")
     if whole and bounds == (None, None) and not multiples:
         return rng.randint(int(usual.low), int(usual.high))
     window = _window(bounds, usual)

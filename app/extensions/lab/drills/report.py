@@ -61,7 +61,7 @@ def read_figures(path: Path) -> Figures:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not the report of a drill: {error}") from None
+        raise ConfigError(f"{path}: is not a drill report: {error}") from None
 
 
 def print_report(report: DrillReport, options: Namespace) -> None:

@@ -152,9 +152,9 @@ def read_counter(source: str) -> int:
     try:
         status, text = exchange(target.address, "GET", target.prefix)
     except OSError as error:
-        raise FleetError(f"metrics of the router at {url}: {error}") from None
+        raise FleetError(f"router metrics at {url}: {error}") from None
     if status != 200:
-        raise FleetError(f"metrics of the router at {url}: status {status}")
+        raise FleetError(f"router metrics at {url}: status {status}")
     total = 0.0
     for line in text.decode(errors="replace").splitlines():
         series, _, value = line.rpartition(" ")
@@ -162,9 +162,9 @@ def read_counter(source: str) -> int:
             try:
                 total += float(value)
             except ValueError:
-                raise FleetError(f"metrics of the router at {url}: {line[:100]}") from None
+                raise FleetError(f"router metrics at {url}: {line[:100]}") from None
     if not math.isfinite(total):
-        raise FleetError(f"metrics of the router at {url}: {name} is {total}")
+        raise FleetError(f"router metrics at {url}: {name} is {total}")
     return round(total)
 
 

@@ -52,8 +52,7 @@ def read_recordings(path: str) -> list[MeasuredRun]:
         return [read_vllm(path, part, document) for part, document in documents]
     if "input_config" in first or "aiperf_version" in first:
         raise ConfigError(
-            f"{path} is the summary of aiperf; use profile_export.jsonl, which contains the "
-            "requests"
+            f"{path} is an aiperf summary; use profile_export.jsonl, which contains the requests"
         )
     raise ConfigError(f"{path} is not a result of vllm bench serve, guidellm or aiperf")
 

@@ -21,7 +21,7 @@ from config import ConfigError
 Document = Mapping[str, object]
 
 VLLM_REQUIRED = {
-    "ttfts": "does not contain times of requests; run vllm bench serve with --save-detailed",
+    "ttfts": "does not contain request times; run vllm bench serve with --save-detailed",
     "start_times": "has no start_times: vllm bench serve writes them from vLLM 0.15 on",
 }
 """Error messages by missing key."""

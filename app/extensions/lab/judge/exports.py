@@ -50,8 +50,7 @@ def read_export(path: str) -> Export:
         return _checked(path, _read_locust(path, documents))
     if "input_config" in first or "aiperf_version" in first:
         raise ConfigError(
-            f"{path} is the summary of aiperf; use profile_export.jsonl, which contains the "
-            "requests"
+            f"{path} is an aiperf summary; use profile_export.jsonl, which contains the requests"
         )
     raise ConfigError(f"{path} is not a known export of {KNOWN}")
 
@@ -304,7 +303,7 @@ class _VllmResult(msgspec.Struct):
 def _read_vllm(path: str, document: Mapping[str, object]) -> Export:
     if "ttfts" not in document:
         raise ConfigError(
-            f"{path} does not contain times of requests; run vllm bench serve with --save-detailed"
+            f"{path} does not contain request times; run vllm bench serve with --save-detailed"
         )
     try:
         result = msgspec.convert(document, _VllmResult)

@@ -52,7 +52,7 @@ def test_hanging_load_blocks_neither_requests_nor_the_event_loop_nor_shutdown(
 ) -> None:
     command = [sys.executable, "-c", HANGING, how]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
-    too_late = "The tokenizer of the model `hangs` was not loaded within 2 s."
+    too_late = "The tokenizer for the model `hangs` was not loaded within 2 s."
     unknown = "There is no tokenizer for the model `nobody`."
     assert done.stdout.splitlines() == [too_late, too_late, unknown, "embedded"], done.stderr
     assert (done.returncode, done.stderr) == (0, "")

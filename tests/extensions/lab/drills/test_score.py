@@ -132,7 +132,7 @@ def test_figures_can_be_read_from_a_report(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode({"figures": figures(), "digest": "x"}))
     assert read_figures(path) == figures()
     path.write_text('{"figures": 3}')
-    with pytest.raises(ConfigError, match="is not the report of a drill"):
+    with pytest.raises(ConfigError, match="is not a drill report"):
         read_figures(path)
 
 

@@ -60,7 +60,7 @@ FAILURES: list[tuple[list[str], str]] = [
     ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: folder not found: {ROOT / 'absent'}"),
     ([*DRAWN, "--plot", "app"], "app is a folder"),
     ([*DRAWN, "--json", "/dev/null"], "/dev/null is not a regular file"),
-    ([*DRAWN, "--plot", "x.pdf"], "x.pdf: the file name of a picture must end with .png or .svg"),
+    ([*DRAWN, "--plot", "x.pdf"], "x.pdf: the name of a picture file must end with .png or .svg"),
     (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
 ]
 """Command lines that can be parsed but end with status 1, and a part of each message."""

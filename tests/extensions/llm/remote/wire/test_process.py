@@ -156,7 +156,7 @@ def test_model_that_cannot_be_loaded_prevents_startup_with_a_one_line_error(peer
     (peer.folder / "refusal").write_text("Its weights are cut off.")
     with pytest.raises(RuntimeError, match="status 1") as ended, served(peer):
         pass
-    line = f"error: setting model: '{peer.folder}' cannot be used by engine llm: Its weights are cut off."
+    line = f"error: setting model: '{peer.folder}' cannot be used by the llm engine: Its weights are cut off."
     assert [text for text in str(ended.value).splitlines() if "error" in text.lower()][-1] == line
     assert "Traceback" not in str(ended.value)
 
