@@ -134,7 +134,7 @@ def test_incomplete_receiver_is_reported_in_one_line(
     pods = Pods(steps, "lmcache", "kv_producer", "kv_consumer")
     pods.complete(0, PROMPT, disagg_spec=spec)
     [line] = caplog.messages
-    assert line.startswith("kv_transfer_params of r: disagg_spec requires req_id, receiver_host")
+    assert line.startswith("kv_transfer_params from r: disagg_spec requires req_id, receiver_host")
     assert fetched_tokens(pods.complete(1, PROMPT)) == 0
 
 
