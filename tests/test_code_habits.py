@@ -37,7 +37,9 @@ from scripts.code_habits import (
         ("B = 1\nclass A: ...\na = A()", []),
     ],
 )
-def test_code_habit_is_found_at_its_location(source: str, habits: list[str]) -> None:
+def test_each_code_habit_is_found_in_an_example_and_nothing_else(
+    source: str, habits: list[str]
+) -> None:
     assert [place.habit for place in places(source)] == habits
 
 
@@ -45,7 +47,7 @@ def test_code_lines_exclude_blanks_comments_and_docstrings() -> None:
     assert lines_of_code('"""Docstring\nof two lines."""\n\n# comment\nx = f(\n    1,\n)\n') == 3
 
 
-def test_budget_is_lowered_and_never_raised() -> None:
+def test_budget_of_a_habit_is_lowered_to_its_count_and_never_raised() -> None:
     budget = lowered({"walrus": 3, "lambda": 1}, Counter({"walrus": 2, "lambda": 5}))
     assert budget["walrus"] == 2
     assert budget["lambda"] == 1

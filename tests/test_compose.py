@@ -22,7 +22,9 @@ def test_every_service_has_a_health_check_and_no_service_runs_as_root(name: str)
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_published_ports_are_served_ports(name: str) -> None:
+def test_ports_published_in_the_compose_file_are_the_ports_that_the_services_serve(
+    name: str,
+) -> None:
     service = SERVICES[name]
     first = int(service["environment"]["SIM_PORT"])
     last = first + int(service["environment"].get("SIM_DATA_PARALLEL_SIZE", "1")) - 1

@@ -26,7 +26,9 @@ MAX_ROOT_ENTRIES = 34
         ("app/extensions/devmode2/routes.py", []),
     ],
 )
-def test_changed_file_belongs_to_its_extension(file: str, expected: list[str]) -> None:
+def test_extension_of_a_changed_file_is_derived_from_the_path(
+    file: str, expected: list[str]
+) -> None:
     assert changed_extensions([file, "README.md"], NAMES) == expected
 
 
@@ -58,7 +60,7 @@ def test_release_with_different_version_numbers_is_rejected(tmp_path: Path) -> N
     assert len(contradictions("1.3", tmp_path)) == 4
 
 
-def test_current_version_can_be_released() -> None:
+def test_release_check_accepts_the_version_of_pyproject() -> None:
     [version] = re.findall(r'(?m)^version = "(.*)"', (ROOT / "pyproject.toml").read_text())
     assert contradictions(f"v{version}") == []
 

@@ -35,7 +35,7 @@ def test_words_are_counted_on_the_whole_page_and_sentences_in_prose() -> None:
     assert page.average == pytest.approx((5 + 4 + 6 + 5) / 4)
 
 
-def test_generated_pages_and_regions_are_counted_separately() -> None:
+def test_words_of_generated_pages_and_regions_are_counted_separately() -> None:
     region = "One. <!-- made: x --> two three <!-- end --> Four."
     assert figures("a.md", region).words == 2
     assert figures("a.md", region).generated_words == 5
@@ -52,7 +52,7 @@ def test_generated_pages_and_regions_are_counted_separately() -> None:
         ("Not forgotten are metrics.", "dialect"),
     ],
 )
-def test_unclear_phrases_are_found(text: str, rule: str) -> None:
+def test_example_of_each_kind_of_unclear_phrase_is_found(text: str, rule: str) -> None:
     [phrase] = figures("page.md", text).unclear
     assert phrase.startswith(f"{rule}: ")
 

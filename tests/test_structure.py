@@ -133,7 +133,7 @@ def imported_names(tree: ast.Module) -> int:
     )
 
 
-def test_no_core_module_imports_most_of_the_others(trees: Trees) -> None:
+def test_no_core_module_imports_more_names_than_the_limit(trees: Trees) -> None:
     counts = {
         module: imported_names(tree)
         for module, tree in trees.items()

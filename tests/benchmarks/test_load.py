@@ -69,7 +69,7 @@ def test_benchmark_requests_set_the_token_limit_field_of_each_api(family: str) -
     assert next(requests) != next(requests)
 
 
-def test_delayed_streams_show_lower_speed_and_growing_drift() -> None:
+def test_delayed_streams_have_a_lower_speed_and_a_growing_drift_from_their_schedule() -> None:
     slow = stream(*[0.0] * 101, itl_ms=40)
     seen = pace([slow], RHYTHM)
     assert seen.speed == pytest.approx((50 + 100 * 20) / (50 + 100 * 40))
@@ -82,7 +82,9 @@ def test_delayed_streams_show_lower_speed_and_growing_drift() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 6), st.lists(st.integers(1, 400)))
-def test_events_are_counted_once_for_any_split_of_the_bytes(count: int, cuts: list[int]) -> None:
+def test_stream_events_are_counted_once_however_their_bytes_are_split(
+    count: int, cuts: list[int]
+) -> None:
     reply, counted = EventStream(), 0
     for piece in pieces(HEAD + events(count), cuts):
         assert not reply.done
@@ -100,6 +102,8 @@ def test_events_are_counted_once_for_any_split_of_the_bytes(count: int, cuts: li
 
 
 @pytest.mark.parametrize("reply", [EventStream(), WholeReply()])
-def test_rejected_request_raises_instead_of_being_measured(reply: EventStream | WholeReply) -> None:
+def test_rejected_request_raises_an_error_and_is_not_measured(
+    reply: EventStream | WholeReply,
+) -> None:
     with pytest.raises(RefusedError, match="429"):
         reply.feed(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 2\r\n\r\n{}")

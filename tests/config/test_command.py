@@ -97,7 +97,7 @@ def test_unknown_vllm_version_is_rejected_with_the_supported_versions(
     assert error.count("\n") == 1
 
 
-def test_vllm_command_in_the_image_prints_a_comparable_version(
+def test_version_printed_by_the_vllm_command_consists_of_comparable_numbers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["vllm", "--version"]) == 0
@@ -115,7 +115,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     return commands
 
 
-def test_command_starts_gunicorn_in_the_project_folder_with_the_same_settings(
+def test_command_line_settings_reach_gunicorn_in_the_project_folder(
     started: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--port", "8123", "--served-model-name", "a,b", "c", "--enforce-eager"]

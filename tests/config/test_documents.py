@@ -48,7 +48,7 @@ def timing_of(path: Path, at_once: int) -> PerRequestTiming:
     return PerRequestTiming(settings.latency, slots, lambda: at_once, Random(1))
 
 
-def test_profiles_for_common_models_are_included() -> None:
+def test_example_profiles_for_8b_70b_and_small_models_exist() -> None:
     assert {path.stem for path in EXAMPLES} >= {"8b-h100", "70b-2xh100", "small-l4"}
 
 
@@ -76,6 +76,6 @@ def test_example_profile_cites_its_source_and_reproduces_its_measurements(path: 
     assert settings.model.max_model_len >= 8192
 
 
-def test_versions_page_lists_every_difference() -> None:
+def test_versions_page_equals_the_generated_list_of_version_differences() -> None:
     expected = versions_page()
     assert VERSIONS_PAGE.read_text("utf-8") == expected, "run: python -m scripts.reference_pages"

@@ -38,7 +38,7 @@ def test_defaults_apply_without_any_configuration_source() -> None:
     assert load((), {}) == load(None, {}) == settings_type()()
 
 
-def test_source_with_the_highest_precedence_sets_the_value(yaml_file: Write) -> None:
+def test_configuration_source_with_the_highest_precedence_sets_the_value(yaml_file: Write) -> None:
     file = yaml_file("port: 1\nmax-num-seqs: 1\nmax-model-len: 1")
     environ = {"SIM_CONFIG": file, "SIM_PORT": "2", "SIM_MAX_NUM_SEQS": "2"}
     settings = load(["--port", "3"], environ)
@@ -161,7 +161,7 @@ def test_removed_setting_prevents_startup_and_names_its_replacement(
     assert f"| `{name}` | {successor} |" in settings_page().markdown() and name not in BY_NAME
 
 
-def test_alias_of_a_setting_sets_the_same_value(yaml_file: Write) -> None:
+def test_alias_of_a_setting_sets_the_value_of_that_setting(yaml_file: Write) -> None:
     file = yaml_file("num_blocks: 7\nmax-seq-length: null")
     assert load(["--config", file], {}).kvcache.kv_cache_size == 7
     assert load(["--config", file], {"SIM_NUM_BLOCKS": "8"}).kvcache.kv_cache_size == 8
@@ -328,7 +328,7 @@ def test_invalid_duration_is_rejected_with_an_explanation() -> None:
 
 
 @given(st.text(max_size=80))
-def test_any_text_is_parsed_as_a_duration_or_rejected(text: str) -> None:
+def test_duration_parser_raises_only_its_documented_error_for_any_text(text: str) -> None:
     try:
         seconds = parse_duration(text)
     except ValueError as error:

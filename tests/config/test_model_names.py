@@ -44,7 +44,7 @@ def served(*argv: str) -> Settings:
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_model_names_are_served_unchanged(name: str) -> None:
+def test_every_spelling_of_the_model_option_keeps_the_model_name_unchanged(name: str) -> None:
     assert loaded("--model", name).model.served_names == (name,)
     assert loaded(f"--model={name}").model.served_names == (name,)
     assert served(name).model.served_names == (name,)
@@ -57,7 +57,7 @@ def test_model_names_are_served_unchanged(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_served_model_names_and_adapters_are_kept_unchanged(name: str) -> None:
+def test_values_of_the_served_name_and_adapter_options_are_kept_unchanged(name: str) -> None:
     adapter = f"{name}=/adapters/{name}"
     for read in (loaded, served):
         joined = read(f"--served-model-name={name}", f"--lora-modules={adapter}")

@@ -128,11 +128,13 @@ def test_error_truncates_long_values_and_hides_secrets() -> None:
 @pytest.mark.parametrize(
     ("base", "deviation"), [("100ms", "30ms"), ("70ms", "21ms"), ("10us", "3us")]
 )
-def test_deviation_of_exactly_30_percent_is_accepted(base: str, deviation: str) -> None:
+def test_standard_deviation_of_exactly_30_percent_of_the_mean_is_accepted(
+    base: str, deviation: str
+) -> None:
     load(["--time-to-first-token", base, "--time-to-first-token-std-dev", deviation], {})
 
 
-def test_first_error_is_reported_in_the_order_of_the_reference() -> None:
+def test_error_names_the_invalid_setting_that_the_reference_lists_first() -> None:
     order = ["model", "port", "prefill-overhead", "max-num-seqs", "max-request-body-size-mb"]
     wrong = {"model": "", "port": "0", "prefill-overhead": "-1ms", "max-num-seqs": "0"}
     wrong["max-request-body-size-mb"] = "0"

@@ -138,7 +138,7 @@ def test_serve_page_has_a_row_for_every_option() -> None:
     assert not any(OPTIONS[name].unplayed for name in MEANINGS)
 
 
-def test_every_vllm_option_named_like_a_setting_is_mapped() -> None:
+def test_every_vllm_option_with_the_name_of_a_setting_is_mapped_to_a_setting() -> None:
     assert set(BY_NAME) & set(OPTIONS) <= set(MEANINGS)
     assert not set(OBSOLETE) & {*OPTIONS, *BY_NAME}
 
@@ -324,7 +324,7 @@ def test_invalid_config_file_is_rejected(yaml_file: Write) -> None:
 
 
 @given(st.integers(0, 10**9), st.sampled_from("kmgKMG"))
-def test_size_suffixes_k_m_and_g_multiply_the_number(number: int, unit: str) -> None:
+def test_size_suffixes_k_m_and_g_multiply_the_number_before_them(number: int, unit: str) -> None:
     power = {"k": 1, "m": 2, "g": 3}[unit.lower()]
     expected = number * (1000 if unit.islower() else 1024) ** power
     assert OPTIONS["max-num-batched-tokens"].read(f"{number}{unit}") == str(expected)
@@ -354,7 +354,7 @@ def test_dotted_flags_are_equivalent_to_json(fields: dict[str, Any]) -> None:
         max_size=6,
     )
 )
-def test_any_arguments_are_parsed_or_rejected_with_a_one_line_error(words: list[str]) -> None:
+def test_any_arguments_cause_no_error_except_a_one_line_rejection(words: list[str]) -> None:
     try:
         served(*words)
     except ConfigError as error:

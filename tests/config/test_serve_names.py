@@ -39,7 +39,7 @@ def transfer(**fields: object) -> list[str]:
 NAMED = [name for name, option in OPTIONS.items() if option.names]
 
 
-def test_options_with_known_names_match_those_that_vllm_checks() -> None:
+def test_options_with_a_list_of_valid_names_are_those_that_vllm_checks() -> None:
     assert NAMED == [
         "tool-call-parser",
         "quantization",
@@ -54,7 +54,7 @@ def test_options_with_known_names_match_those_that_vllm_checks() -> None:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_unknown_name_is_rejected_with_a_list_and_every_known_name_is_accepted(
+def test_option_accepts_only_its_known_names_and_lists_them_in_the_error(
     name: str,
 ) -> None:
     option = OPTIONS[name]
@@ -64,7 +64,7 @@ def test_unknown_name_is_rejected_with_a_list_and_every_known_name_is_accepted(
     assert all(is_accepted(f"--{name}", value) for value in option.names)
 
 
-def test_misspelled_name_gets_a_suggestion() -> None:
+def test_misspelled_option_value_is_rejected_with_a_suggestion() -> None:
     assert refusal("--tool-call-parser", "hermez").endswith("; did you mean hermes?")
     assert refusal("--quantization=fp9").startswith("flag --quantization: 'fp9' must be one of ")
     assert refusal("-q", "gptc").endswith("; did you mean gptq?")
@@ -108,7 +108,9 @@ def test_empty_and_none_values_are_accepted_as_in_vllm() -> None:
         ("video-pruning-rate", "1", "must be less than 1"),
     ],
 )
-def test_number_out_of_range_is_rejected(name: str, value: str, rule: str) -> None:
+def test_number_outside_the_range_of_its_option_is_rejected(
+    name: str, value: str, rule: str
+) -> None:
     assert refusal(f"--{name}={value}") == f"flag --{name}: '{value}' {rule}"
     assert is_accepted(f"--{name}", "0.5" if OPTIONS[name].kind == "float" else "1")
 
@@ -273,7 +275,9 @@ def test_invalid_value_exits_with_status_1_and_a_one_line_error(
     )
 
 
-def test_invalid_name_in_a_config_file_gets_a_suggestion(tmp_path: Path) -> None:
+def test_misspelled_option_value_in_a_config_file_is_rejected_with_a_suggestion(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "vllm.yaml"
     file.write_text("tool-call-parser: hermez\n")
     assert "did you mean hermes?" in refusal("--config", str(file))

@@ -24,7 +24,7 @@ WORDS = {
 }
 
 
-def test_options_change_only_in_supported_vllm_versions() -> None:
+def test_every_version_that_changes_an_option_is_a_supported_vllm_version() -> None:
     later_versions = set(list(RELEASES)[1:])
     changes = {
         name: {option.since, *option.later.values(), *option.gone.values()} - {""}
@@ -51,7 +51,7 @@ def test_option_of_a_later_version_is_rejected_with_the_version_that_has_it(
     settings_of(["model", "--vllm-version", since, *WORDS[name]], {}, settings_type())
 
 
-def test_vllm_version_can_be_set_in_the_file_or_the_environment(tmp_path: Path) -> None:
+def test_vllm_version_can_be_set_in_the_config_file_or_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text('vllm-version: "0.33"\nmonokernel: true\n')
     settings_of(["model", "--config", str(file)], {}, settings_type())
@@ -60,7 +60,7 @@ def test_vllm_version_can_be_set_in_the_file_or_the_environment(tmp_path: Path) 
     settings_of(["model", "--monokernel"], environ, settings_type())
 
 
-def test_option_prefix_is_resolved_among_the_options_of_the_version() -> None:
+def test_abbreviated_option_is_resolved_among_the_options_of_the_chosen_version() -> None:
     settings_of(["model", "--sleep-mode"], {}, settings_type())
     with pytest.raises(UsageError, match="ambiguous"):
         settings_of(["model", "--vllm-version", "0.33", "--sleep-mode"], {}, settings_type())
@@ -77,7 +77,7 @@ def test_abbreviated_version_flag_selects_the_options_of_that_version(
     assert served("model", "--config", str(file)).api.vllm_version == "0.33"
 
 
-def test_ambiguous_prefix_does_not_select_a_version() -> None:
+def test_ambiguous_abbreviation_of_the_version_flag_selects_no_version() -> None:
     assert "--monokernel" in refusal("--v", "3", "--monokernel")
     assert short_forms("--abc", ["--abc", "--abd", "--x"]) == ("--abc",)
     assert short_forms("--abc", ["--abc", "--abcd"]) == ("--abc",)
@@ -95,7 +95,7 @@ def test_ambiguous_prefix_does_not_select_a_version() -> None:
         ("attention-backend", "rocm_octave"),
     ],
 )
-def test_value_of_a_later_version_is_rejected_with_the_version_that_has_it(
+def test_option_value_of_a_later_version_is_rejected_with_the_version_that_has_it(
     name: str, value: str
 ) -> None:
     text = refusal(f"--{name}", value)
@@ -111,7 +111,7 @@ def test_reasoning_parser_none_is_accepted_only_from_version_0_33() -> None:
     assert served("model", *line, "qwen3").reply.reasoning_parser == "qwen3"
 
 
-def test_value_removed_in_a_later_version_is_rejected_there() -> None:
+def test_option_value_is_rejected_from_the_version_that_removed_it() -> None:
     settings_of(["model", "--spec-method", "medusa"], {}, settings_type())
     text = refusal("--vllm-version", "0.33", "--spec-method", "medusa")
     assert "must be one of" in text and "step5_mtp" in text

@@ -119,7 +119,7 @@ def test_speculative_config_that_vllm_rejects_prevents_startup(
     assert "must be a speculative_config of vLLM: " in message and rule in message
 
 
-def test_spec_flags_complete_the_speculative_config() -> None:
+def test_spec_flags_add_missing_fields_to_the_speculative_config() -> None:
     words = ["model", "--spec-method", "ngram", "--spec-tokens", "3"]
     text = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}'
     flags = settings_of([*words, "-sc", text], {}, settings_type())
@@ -148,7 +148,9 @@ def test_spec_flags_that_repeat_a_field_of_the_config_are_rejected() -> None:
         ("num_speculative_tokens", "num-speculative-tokens"),
     ],
 )
-def test_last_spelling_of_a_duplicate_field_is_used(names: tuple[str, str]) -> None:
+def test_field_spelled_with_hyphens_and_underscores_has_the_last_value(
+    names: tuple[str, str],
+) -> None:
     fields: dict[str, object] = dict(SYNTHETIC, synthetic_acceptance_length=3)
     del fields["num_speculative_tokens"]
     fields |= dict(zip(names, (1, 2), strict=True))

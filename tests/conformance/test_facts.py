@@ -15,7 +15,7 @@ FACTS = json.loads(Path(__file__).with_name("facts.json").read_text())
 
 
 @pytest.mark.shared
-def test_stored_facts_match_the_recording() -> None:
+def test_facts_file_equals_the_facts_derived_from_the_vllm_recording() -> None:
     derived = derive(CASES.read_text().splitlines())
     assert derived == FACTS, (
         "python -m research.derive_facts RECORDING.jsonl > tests/conformance/facts.json"

@@ -101,7 +101,7 @@ def documented_extensions() -> list[tuple[str, tuple[str, ...], bool]]:
     ]
 
 
-def test_documentation_lists_every_extension() -> None:
+def test_documentation_page_of_extensions_lists_every_extension() -> None:
     documented = documented_extensions()
     assert [name for name, _, _ in documented] == list(BUILT_IN), (
         "docs/reference-extensions.md: one row for each, in the order of BUILT_IN"
@@ -111,7 +111,7 @@ def test_documentation_lists_every_extension() -> None:
         assert requirements[extension.name] == tuple(extension.requires), extension.name
 
 
-def test_always_on_extensions_are_enabled_by_default() -> None:
+def test_extensions_documented_as_always_on_are_enabled_by_default() -> None:
     enabled = {extension.name for extension in enabled_extensions(load((), {}))}
     usable = usable_extensions()
     always = {name for name, _, is_always_on in documented_extensions() if is_always_on}

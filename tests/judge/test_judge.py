@@ -35,7 +35,7 @@ def test_file_that_cannot_be_collected_fails_the_run(
     assert judge.report(outcomes, {"b.py": "glue"}) == 0
 
 
-def test_failure_in_the_teardown_of_a_test_counts(
+def test_failure_in_the_teardown_counts_as_a_failure_of_the_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -97,7 +97,9 @@ def test_client_disconnect_at_the_proxy_frees_its_slot(
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_broken_response_is_broken_behind_the_proxy(proxy: RunningServer, stream: bool) -> None:
+def test_response_that_the_server_breaks_off_is_broken_off_by_the_proxy(
+    proxy: RunningServer, stream: bool
+) -> None:
     """Also where the proxy speaks HTTP/1.0 to the server, as nginx did by default up to 1.29.6."""
     came, is_broken = broken_answer(proxy, stream)
     assert is_broken and came.count(b"data: ") == 3 * stream

@@ -98,7 +98,7 @@ def test_power_of_two_routes_40_requests_to_the_less_loaded_server(
 
 
 @pytest.mark.timeout(180)
-def test_dp_aware_mode_of_the_router_uses_both_ranks(tmp_path: Path) -> None:
+def test_dp_aware_mode_of_the_router_uses_each_rank_of_a_server(tmp_path: Path) -> None:
     words = ("serve", "tiny", "--dialect=sglang", "--data-parallel-size=2")
     with (
         running_image(*words) as server,

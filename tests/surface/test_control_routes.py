@@ -96,7 +96,7 @@ def app() -> Any:
     return app_of(*FLAGS, *PROXY)
 
 
-def test_every_mutating_route_is_a_control_route_or_harmless(app: Any) -> None:
+def test_every_mutating_route_is_listed_as_a_control_route_or_as_harmless(app: Any) -> None:
     """Whoever adds one says whether a page of somebody else may ask for it."""
     changing = {route.path for route in app.routes if not set(route.methods) <= set(SAFE_METHODS)}
     ours = {path for path in changing if path.startswith(OPERATOR_PREFIXES)}
@@ -160,7 +160,9 @@ def test_control_routes_accept_only_hosts_that_cannot_be_rebound(app: Any) -> No
         ("--api-key", "/server_info", False),
     ],
 )
-def test_key_protects_a_route_under_every_host_name(flag: str, path: str, needs_key: bool) -> None:
+def test_admin_and_api_key_protect_their_routes_under_every_host_name(
+    flag: str, path: str, needs_key: bool
+) -> None:
     """An API key protects no development route: neither does vLLM's."""
     key = {"Authorization": "Bearer secret-of-the-test"}
     guarded = app_of(*FLAGS, flag, "secret-of-the-test")
@@ -201,7 +203,7 @@ def test_operator_routes_require_json_unless_the_body_is_empty(app: Any) -> None
         assert answer.get_json()["error"]["type"] == "PermissionDeniedError"
 
 
-def test_unusual_requests_are_answered_and_counted_as_in_vllm() -> None:
+def test_empty_request_ids_preflights_and_malformed_bodies_are_answered_as_in_vllm() -> None:
     flags = [
         "--server-dev-mode",
         *filter(is_flag, ("--enable-scale-out",)),

@@ -95,7 +95,7 @@ def test_readme_starts_with_purpose_audience_and_quick_start() -> None:
     assert len(FIRST_SCREEN.splitlines()) < 45
 
 
-def test_first_two_readme_commands_serve_and_test() -> None:
+def test_first_two_readme_commands_start_the_server_and_run_the_tests() -> None:
     assert README_COMMANDS[:2] == ["make run", "make test-all"]
 
 

@@ -35,7 +35,7 @@ def test_generated_page_is_up_to_date(make_page: Callable[[], Page]) -> None:
     assert page.path.read_text("utf-8") == page.markdown(), "run: python -m scripts.reference_pages"
 
 
-def test_every_generated_page_is_listed_in_the_script() -> None:
+def test_generator_script_lists_every_generated_reference_page() -> None:
     generated = {page.name for page in DOCS.glob("*.md") if page.read_text().startswith(MARKER)}
     assert generated == {made(make_page).name for make_page in PAGES}
 

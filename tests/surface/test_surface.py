@@ -10,7 +10,7 @@ from tests.running_server import ROOT
 from tests.surface.test_documents import ROWS, SEEDS
 
 
-def test_exported_surface_equals_the_stored_one() -> None:
+def test_exported_surface_equals_the_stored_surface() -> None:
     """After an intended change: python -m scripts.surface --write.
 
     What absent extensions add is stored in extensions.json, and not expected.

@@ -41,13 +41,15 @@ def server() -> PartialServer:
     return PartialServer()
 
 
-def test_throttling_that_fails_at_one_rank_ends_at_the_others(server: PartialServer) -> None:
+def test_throttling_that_fails_at_one_rank_ends_at_the_remaining_ranks(
+    server: PartialServer,
+) -> None:
     with pytest.raises(ControlError, match="accepted by rank 0"), server.choke(paused=True):
         pass
     assert not server.is_choked
 
 
-def test_reset_restores_a_setting_that_changed_at_some_ranks(server: PartialServer) -> None:
+def test_reset_restores_a_setting_whose_change_failed_at_one_rank(server: PartialServer) -> None:
     with pytest.raises(ControlError, match="accepted by rank 0"):
         server.fault("error", status=503)
     assert server.values["fault-rules"]

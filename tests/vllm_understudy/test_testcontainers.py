@@ -71,7 +71,7 @@ def containers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop(MODULE, None)
 
 
-def test_settings_become_the_command_of_the_container(containers: Any) -> None:
+def test_python_settings_become_the_command_of_the_container(containers: Any) -> None:
     container = containers.UnderstudyContainer("understudy:0.1.0", max_num_seqs=2, console=True)
     assert container.image == "understudy:0.1.0"
     assert container.command[0] == "understudy"
@@ -101,7 +101,9 @@ def test_container_is_reached_at_the_published_port_of_the_docker_host(container
 
 
 @pytest.mark.parametrize("name", ["host", "port", "data_parallel_size"])
-def test_setting_that_would_move_the_server_is_rejected(containers: Any, name: str) -> None:
+def test_setting_that_would_change_the_host_or_the_ports_of_the_container_is_rejected(
+    containers: Any, name: str
+) -> None:
     with pytest.raises(ValueError, match=f"{name} cannot be set, because .* port 8000"):
         containers.UnderstudyContainer(**{name: 2})
 

@@ -258,7 +258,7 @@ def test_dockerfile_linter_reports_no_problem(name: str) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_both_image_stages_use_the_python_version_that_ci_tests() -> None:
+def test_every_image_stage_uses_the_python_version_that_ci_tests() -> None:
     bases = {step.words[0] for step in STEPS if step.name == "FROM"}
     (base,) = bases
     assert re.fullmatch(r"python:3\.\d+-slim", base)

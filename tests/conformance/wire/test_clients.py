@@ -22,7 +22,7 @@ def litellm_results(vllm: RunningServer) -> Any:
 
 @python
 @pytest.mark.timeout(180)  # for all requests of litellm, beside a busy machine
-def test_litellm_completes_streams_and_maps_errors(litellm_results: Any) -> None:
+def test_litellm_gets_completions_and_streams_and_maps_errors(litellm_results: Any) -> None:
     results = litellm_results["answers"]
     assert results["content"] == results["streamed"] != ""
     assert results["finish_reason"] == "length"
@@ -69,7 +69,7 @@ def test_instructor_gets_nested_objects_that_satisfy_their_schema(vllm: RunningS
 
 
 @python
-def test_langchain_streams_calls_tools_and_parses_structured_output(vllm: RunningServer) -> None:
+def test_langchain_gets_streams_tool_calls_and_structured_output(vllm: RunningServer) -> None:
     results = told_by("langchain_client.py", vllm)
     assert results["whole"] == results["streamed"] != ""
     assert results["usage"] == results["streamed_usage"] == 6
@@ -109,7 +109,9 @@ def test_pydantic_ai_agents_get_tool_calls_and_typed_results(vllm: RunningServer
 
 
 @node
-def test_openai_npm_package_streams_calls_tools_and_maps_errors(vllm: RunningServer) -> None:
+def test_openai_npm_package_gets_streams_and_tool_calls_and_maps_errors(
+    vllm: RunningServer,
+) -> None:
     results = told_by_node("openai.mjs", vllm)
     assert results["models"] == ["tiny"]
     assert results["whole"] == results["streamed"] == results["gathered"] != ""
@@ -124,7 +126,7 @@ def test_openai_npm_package_streams_calls_tools_and_maps_errors(vllm: RunningSer
 
 
 @node
-def test_vercel_ai_sdk_streams_runs_tools_and_parses_objects(vllm: RunningServer) -> None:
+def test_vercel_ai_sdk_gets_streams_tool_calls_and_parsed_objects(vllm: RunningServer) -> None:
     results = told_by_node("ai_sdk.mjs", vllm)
     streamed = results["streamed"]
     calling = results["streamed_calls"]

@@ -69,7 +69,7 @@ LOADED = {
 }
 
 
-def test_nearly_all_metric_series_match_vllm_after_a_known_load() -> None:
+def test_number_of_metric_series_that_equal_those_of_vllm_does_not_fall() -> None:
     with running_server(
         *(f"--{name}={value}" for name, value in LOADED.items()), env=ENVIRONMENT
     ) as server:

@@ -42,7 +42,7 @@ def test_documented_mcp_agent_test_passes(running: vllm_understudy.Server) -> No
 @pytest.mark.clients
 @pytest.mark.coding_agents
 @pytest.mark.timeout(180)
-def test_claude_code_calls_a_tool_of_the_scripted_server(tmp_path: Path) -> None:
+def test_claude_code_calls_a_tool_of_the_mcp_server(tmp_path: Path) -> None:
     tool = "mcp__weather__get_weather"
     call = {"name": tool, "arguments": {"city": "Rome"}}
     prompt = (
@@ -64,7 +64,7 @@ def test_claude_code_calls_a_tool_of_the_scripted_server(tmp_path: Path) -> None
     assert "It is sunny." in output
 
 
-def test_documented_mcp_faults_are_accepted() -> None:
+def test_documented_mcp_fault_example_runs_without_an_error() -> None:
     with vllm_understudy.running_mcp_server() as mcp:
         mcp.tool("get_weather", "sunny")
         exec(EXAMPLES[1].replace("understudy.mcp", "mcp"), {"mcp": mcp})

@@ -51,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield server
 
 
-def test_script_sets_similarity_scores(server: RunningServer) -> None:
+def test_script_sets_the_similarity_scores_in_responses(server: RunningServer) -> None:
     body = {"text_1": "weather?", "text_2": ["in Rome", "in Oslo"]}
     for path in ("/score", "/v1/score"):
         answer = ok(post(server, path, body))

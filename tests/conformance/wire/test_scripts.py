@@ -234,7 +234,7 @@ def test_scripted_message_has_blocks_for_reasoning_text_and_tool_calls(
 
 
 @streamed
-def test_scripted_faults_reach_the_client(
+def test_scripted_faults_raise_rate_limit_and_connection_errors_in_the_client(
     server: RunningServer, client: openai.OpenAI, stream: bool
 ) -> None:
     with pytest.raises(openai.RateLimitError, match=r"Not now\.") as refused:

@@ -62,7 +62,9 @@ def streamed(takes: bool, *room: int, **options: object) -> Streamed:
 
 
 @pytest.mark.parametrize("room", [(), (1000, 200, 10, 10, 300)], ids=["at once", "slowly"])
-def test_tool_call_tokens_delivered_directly_write_the_same_bytes(room: tuple[int, ...]) -> None:
+def test_tool_call_tokens_passed_without_engine_outputs_write_the_same_bytes_as_outputs(
+    room: tuple[int, ...],
+) -> None:
     taken = streamed(True, *room)
     emitted = streamed(False, *room)
     assert taken.taken == 8 and emitted.taken == 0, "all but the first of a part, and the last"
@@ -77,11 +79,11 @@ def test_tool_call_tokens_delivered_directly_write_the_same_bytes(room: tuple[in
     [{"token_ids": True}, {"top_logprobs": 0}, {"continuous_usage": True}, {"beams": True}],
     ids=str,
 )
-def test_tool_call_tokens_with_extra_fields_are_not_delivered_directly(
+def test_tool_call_tokens_with_extra_fields_are_passed_as_engine_outputs(
     options: dict[str, object],
 ) -> None:
     assert streamed(True, **options).taken == 0
 
 
-def test_tool_call_tokens_of_other_parsers_are_not_delivered_directly() -> None:
+def test_mistral_tool_call_tokens_are_passed_as_engine_outputs() -> None:
     assert streamed(True, call_form=CALL_FORMS["mistral"]).taken == 0

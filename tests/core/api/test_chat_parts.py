@@ -182,7 +182,7 @@ def test_content_is_null_if_the_reply_has_only_reasoning(
     )
 
 
-def test_empty_reasoning_token_is_sent_as_a_chunk_only_by_some_parsers() -> None:
+def test_empty_reasoning_token_is_a_chunk_only_for_parsers_that_emit_empty_reasoning() -> None:
     events: list[EngineOutput] = [tokens(["Hm", "", "."], THOUGHT), tokens([""], THOUGHT, STOP)]
     assert deltas(events, reasons=True) == [{"reasoning": "Hm"}, {"reasoning": "."}, {}]
     expected = [{"reasoning": text} for text in ("Hm", "", ".", "")]

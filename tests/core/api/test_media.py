@@ -42,7 +42,7 @@ def test_media_items_of_a_short_prompt_have_one_token_each(
     assert [(offset, length) for _, offset, length in offsets] == spans
 
 
-def test_message_text_is_followed_by_its_tool_calls() -> None:
+def test_text_of_a_message_ends_with_the_tool_calls_of_the_message() -> None:
     contents: list[tuple[Any, str]] = [
         *((None, ""), ("", ""), ("Hello", "Hello"), ([], "")),
         ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),

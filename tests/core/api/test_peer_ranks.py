@@ -74,7 +74,7 @@ def test_rejection_by_one_rank_is_returned_to_the_client(rank: str) -> None:
         assert refused.value.message == f"Rank 1: {message}"
 
 
-def test_all_ranks_are_called_and_the_error_names_those_that_accepted(rank: str) -> None:
+def test_error_for_an_unreachable_rank_names_the_ranks_that_accepted_the_request(rank: str) -> None:
     closed = f"http://127.0.0.1:{free_port()}"
     ranks = PeerRanks(0, [(1, closed), (2, rank), (3, closed)])
     with pytest.raises(ApiError) as refused:
@@ -93,12 +93,12 @@ def test_rank_without_a_json_response_is_unavailable(rank: str) -> None:
         assert refused.value.status == 503
 
 
-def test_delete_is_retried_when_a_rank_restarts(restarting_rank: str) -> None:
+def test_delete_request_to_a_restarting_peer_rank_is_retried(restarting_rank: str) -> None:
     assert PeerRanks(0, [(1, restarting_rank)]).ask("DELETE", "/", {}) == {"1": {}}
     assert RestartingRank.methods == ["DELETE", "DELETE"]
 
 
-def test_post_is_not_retried_when_a_rank_restarts(restarting_rank: str) -> None:
+def test_post_request_to_a_restarting_peer_rank_is_not_retried(restarting_rank: str) -> None:
     with pytest.raises(ApiError, match="Rank 1 does not respond"):
         PeerRanks(0, [(1, restarting_rank)]).ask("POST", "/", {})
     assert RestartingRank.methods == ["POST"]

@@ -89,7 +89,7 @@ def test_max_tokens_of_a_chat_is_limited_by_the_request_and_the_context(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
-def test_request_with_fields_without_effect_takes_the_fast_path(kind: Kind, fields: Any) -> None:
+def test_request_with_common_valid_fields_takes_the_fast_path(kind: Kind, fields: Any) -> None:
     assert recognise(kind, **fields) is not None
 
 
@@ -108,7 +108,9 @@ def test_request_with_fields_without_effect_takes_the_fast_path(kind: Kind, fiel
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [PlainChat, PlainCompletion])
-def test_request_with_other_fields_does_not_take_the_fast_path(kind: Kind, fields: Any) -> None:
+def test_request_with_an_invalid_or_rare_field_does_not_take_the_fast_path(
+    kind: Kind, fields: Any
+) -> None:
     assert recognise(kind, **fields) is None
 
 
@@ -122,7 +124,7 @@ def test_request_with_other_fields_does_not_take_the_fast_path(kind: Kind, field
         ({"logprobs": None}, None),
     ],
 )
-def test_chat_with_few_logprobs_takes_the_fast_path(
+def test_chat_whose_number_of_logprobs_is_within_the_limit_takes_the_fast_path(
     fields: dict[str, Any], alternatives: int | None
 ) -> None:
     recognised = recognise(max_tokens=16, **fields)
@@ -131,7 +133,7 @@ def test_chat_with_few_logprobs_takes_the_fast_path(
     assert recognised.options.top_logprobs == alternatives  # type: ignore[attr-defined]
 
 
-def test_chat_with_many_logprobs_does_not_take_the_fast_path() -> None:
+def test_chat_whose_number_of_logprobs_exceeds_the_limit_does_not_take_the_fast_path() -> None:
     length = 2 * MAX_LOGPROBS
     fields = {"logprobs": True, "length": length}
     assert recognise(max_tokens=MAX_LOGPROBS, **fields) is not None
@@ -148,7 +150,9 @@ def test_chat_with_many_logprobs_does_not_take_the_fast_path() -> None:
         (PlainCompletion, b'{"prompt": "h\\u00ef"}', "hï".encode()),
     ],
 )
-def test_prompt_is_looked_up_by_its_bytes(kind: Kind, body: bytes, key: bytes) -> None:
+def test_fast_path_looks_up_the_token_ids_by_the_bytes_of_the_prompt(
+    kind: Kind, body: bytes, key: bytes
+) -> None:
     looked_up: list[bytes] = []
     assert (
         generation(kind, looked_up.append, LENGTH).recognise(body) is None and looked_up == []

@@ -64,7 +64,7 @@ class Responding:
         return self.responder.respond_soon(requests, writer or Texts(), stream, request())
 
 
-def test_immediate_reply_returns_a_response_instead_of_a_pending_one() -> None:
+def test_immediate_reply_is_returned_as_a_complete_response() -> None:
     at_once = Responding(at_once=True)
     response = at_once.soon()
     assert isinstance(response, Response) and isinstance(response.body, bytes)

@@ -55,7 +55,7 @@ def test_alarm_rings_once_and_never_early(timer: LiveClock) -> None:
 
 
 @pytest.mark.parametrize(("first_s", "second_s"), [(SOON_S, 2 * SOON_S), (60.0, SOON_S)])
-def test_later_alarm_replaces_an_earlier_one(
+def test_newly_set_alarm_replaces_the_previous_alarm(
     timer: LiveClock, first_s: float, second_s: float
 ) -> None:
     rings = Rings()
@@ -80,7 +80,7 @@ def test_clock_opens_one_timer_descriptor_at_its_first_alarm() -> None:
     assert descriptors == [descriptors[0], *[descriptors[0] + 1] * 3]
 
 
-def test_other_greenlets_run_during_a_pause() -> None:
+def test_waiting_greenlets_run_during_a_pause_of_the_current_greenlet() -> None:
     ran: list[str] = []
     other = gevent.spawn(ran.append, "other")
     pause_if_possible()
@@ -88,7 +88,7 @@ def test_other_greenlets_run_during_a_pause() -> None:
     other.join()
 
 
-def test_event_loop_callbacks_do_not_pause() -> None:
+def test_pause_is_skipped_in_callbacks_of_the_event_loop() -> None:
     outcomes: list[str] = []
 
     def callback() -> None:

@@ -102,7 +102,7 @@ class Slow(Metronome):
         return super().run_due(now_s)
 
 
-def test_long_ring_defers_remaining_timers_to_the_next_ring() -> None:
+def test_timers_that_remain_after_a_long_ring_are_deferred_to_the_next_ring() -> None:
     clock = Recording()
     wheel = TimerWheel(clock)
     beats = [Slow(clock, 0.01, 1) for _ in range(12)]

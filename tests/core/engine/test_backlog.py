@@ -44,7 +44,7 @@ def shown(outputs: list[EngineOutput], choice: int) -> list[Shown]:
     ),
     taken_at=st.sets(st.integers(0, 40)),
 )
-def test_backlog_keeps_the_order_part_and_logprobs_of_every_token(
+def test_backlog_keeps_the_order_of_tokens_and_their_reply_parts_and_logprobs(
     drawn: list[tuple[int, int, Part | None, bool]], taken_at: set[int]
 ) -> None:
     """`drawn`: choice, number of tokens, part, and whether log probabilities are asked for."""
@@ -93,7 +93,7 @@ def test_waiting_tokens_of_one_reply_part_are_merged_into_one_output() -> None:
     assert (len(merged.ids), merged.at_s, merged.finish) == (100, 99.0, Finish("stop"))
 
 
-def test_merging_does_not_change_the_original_outputs() -> None:
+def test_merging_waiting_tokens_does_not_change_the_original_outputs() -> None:
     backlog = TokenBacklog()
     waiting: list[EngineOutput] = []
     first = Tokens(0, ["a"], [1], 0.0)

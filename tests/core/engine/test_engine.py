@@ -70,7 +70,7 @@ def test_queue_time_counts_toward_the_time_to_first_token() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.2, 0.55, 0.85])
-def test_abort_at_any_stage_frees_all_resources(after_s: float) -> None:
+def test_abort_of_a_request_at_any_stage_frees_all_resources(after_s: float) -> None:
     harness = Harness(slots=1, **SLOW)
     group = harness.ask("a")
     harness.clock.advance(after_s)

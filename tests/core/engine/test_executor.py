@@ -41,7 +41,7 @@ def new_sequence(harness: Harness, emit: Any = None, **fields: Any) -> TimedSequ
 
 
 @pytest.mark.parametrize("harness", [Harness(slots=3), stepped(slots=3)])
-def test_executors_are_limited_to_max_num_seqs(harness: Harness) -> None:
+def test_idle_executor_has_max_num_seqs_free_slots(harness: Harness) -> None:
     executor = harness.engine.executor
     assert isinstance(executor, Executor)
     assert executor.free() == 3
@@ -62,7 +62,7 @@ def test_submit_returns_a_future_that_resolves_with_the_outcome() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
-def test_at_most_max_num_seqs_sequences_run_and_others_wait(slots: int) -> None:
+def test_at_most_max_num_seqs_sequences_run_and_further_sequences_wait(slots: int) -> None:
     harness = Harness(slots=slots, inter_token_latency=TOKEN_S)
     pool = pool_of(harness)
     futures = [pool.submit(new_sequence(harness)) for _ in range(slots + 3)]

@@ -50,7 +50,7 @@ def test_request_that_fails_during_preparation_takes_no_slot(
     assert harness.is_idle() and harness.events == []
 
 
-def test_callback_of_an_immediate_sequence_may_abort_others_or_fail() -> None:
+def test_callback_of_an_immediate_sequence_may_abort_other_sequences_or_fail() -> None:
     harness = stepped()
     doomed = harness.ask("doomed", max_tokens=20)
 

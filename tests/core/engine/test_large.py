@@ -65,7 +65,7 @@ def longest_turn_s(fields: dict[str, Any]) -> float:
     return max(held)
 
 
-def test_large_request_is_admitted_completely_or_rejected() -> None:
+def test_large_request_that_only_partly_fits_is_rejected_without_starting_a_choice() -> None:
     harness = Harness(slots=200, max_waiting=0, clock=BusyClock(START_S), time_to_first_token=1.0)
     comer = gevent.spawn(harness.ask, "small", 100)
     with pytest.raises(Exception, match="queue is full"):

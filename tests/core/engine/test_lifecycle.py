@@ -74,7 +74,7 @@ def test_prefix_cache_is_not_reset_while_requests_run() -> None:
 
 
 @pytest.mark.parametrize("clears", [True, False])
-def test_pause_clears_the_prefix_cache_unless_disabled(clears: bool) -> None:
+def test_pause_clears_the_prefix_cache_only_if_the_pause_request_asks_for_it(clears: bool) -> None:
     harness = Operated(blocks=40)
     assert harness.cache is not None
     ids = list(range(40))

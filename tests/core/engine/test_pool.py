@@ -15,7 +15,7 @@ from config.settings import LatencySettings
 from tests.core.engine.harness import Harness
 
 
-def test_thousands_of_queued_requests_do_not_recurse() -> None:
+def test_thousands_of_queued_requests_end_without_a_recursion_error() -> None:
     harness = Harness(slots=1, max_waiting=6000, time_to_first_token=1.0)
     long = harness.ask("long")
     harness.engine.timing.apply(LatencySettings())

@@ -141,7 +141,9 @@ def test_prefill_interval_does_not_delay_prompts_while_a_backlog_waits() -> None
 
 
 @pytest.mark.parametrize(("passes", "computed"), [(True, 9), (False, 8)])
-def test_scheduling_continues_after_a_sequence_preempts_itself(passes: bool, computed: int) -> None:
+def test_scheduler_rule_decides_whether_a_step_continues_after_a_self_preemption(
+    passes: bool, computed: int
+) -> None:
     rules = SchedulerRules(passes_self_preempted=passes)
     line = Line(SchedulerLimits(by_priority=True, rules=rules), blocks=4)
     unimportant = line.add(BLOCK, output=9, priority=2)

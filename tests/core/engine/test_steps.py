@@ -29,7 +29,9 @@ REQUESTS = st.lists(
 
 @settings(deadline=None)
 @given(REQUESTS)
-def test_replies_do_not_depend_on_timing(requests: Sequence[tuple[float, int, int]]) -> None:
+def test_replies_do_not_depend_on_step_timing_cache_size_or_other_requests(
+    requests: Sequence[tuple[float, int, int]],
+) -> None:
     """Nor on the cache, on who else runs, or on being preempted."""
     alone = Harness(slots=100)
     shared = stepped(blocks=12)
@@ -62,7 +64,7 @@ def test_concurrent_requests_share_steps_and_metrics_count_them() -> None:
     assert harness.is_idle()
 
 
-def test_chunked_prompt_counts_as_one_iteration_with_its_last_chunk() -> None:
+def test_steps_before_the_last_chunk_of_a_prompt_are_not_counted_as_iterations() -> None:
     steps = StepSettings(timing="steps", max_num_batched_tokens=16)
     harness = Harness(profile=PROFILE, sections={"steps": steps})
     harness.ask(prompt_ids=[1] * 40, max_tokens=3)
@@ -71,7 +73,7 @@ def test_chunked_prompt_counts_as_one_iteration_with_its_last_chunk() -> None:
     assert harness.metric("iteration_tokens_total_sum") == 40 + 3
 
 
-def test_late_request_arrivals_are_recorded() -> None:
+def test_requests_that_arrive_late_at_the_engine_are_counted_with_their_delay() -> None:
     harness = stepped()
     harness.ask("a", arrival_s=START_S - 0.1)
     harness.ask("b")
@@ -87,7 +89,7 @@ def test_late_request_arrivals_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.015, 0.03, 0.06])
-def test_abort_at_any_time_frees_all_blocks(after_s: float) -> None:
+def test_abort_of_a_request_at_any_time_frees_all_blocks(after_s: float) -> None:
     harness = stepped(blocks=BLOCKS, slots=1)
     handle = harness.ask("a", prompt_ids=[1] * 30, max_tokens=20)
     harness.ask("b", prompt_ids=[2] * 30, max_tokens=4)

@@ -57,7 +57,7 @@ def latency(running: int = 1, slots: int = 4, seed: int = 1, **settings: Any) ->
         ),
     ],
 )
-def test_prefill_time_follows_the_selected_latency_calculator(
+def test_latency_settings_determine_how_the_prefill_time_is_calculated(
     settings: Any, expected_s: float
 ) -> None:
     assert latency(**settings).time_to_first_token(100, 20) == pytest.approx(expected_s, abs=1e-9)
@@ -81,7 +81,7 @@ def test_jitter_stays_within_seventy_percent_of_the_mean(
 
 
 @pytest.mark.parametrize(("running", "factor"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)])
-def test_load_increases_both_latencies_up_to_the_configured_factor(
+def test_load_multiplies_ttft_and_inter_token_latency_up_to_the_configured_factor(
     running: int, factor: float
 ) -> None:
     waits = latency(

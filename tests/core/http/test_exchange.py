@@ -112,7 +112,7 @@ def environ(path: str = "/", **options: Any) -> dict[str, Any]:
     return EnvironBuilder(path=path, **options).get_environ()
 
 
-def test_context_is_built_from_a_wsgi_environ() -> None:
+def test_request_context_has_the_values_of_the_wsgi_environ() -> None:
     body = io.BytesIO(b"{}")
     wsgi_environ = environ(
         "/v1/caf%C3%A9?a=1",

@@ -49,7 +49,7 @@ def loader(calls: list[str], load_s: float | None = None) -> Callable[[], list[R
     return load
 
 
-def test_lazy_routes_of_a_group_are_loaded_once_by_the_first_request() -> None:
+def test_lazy_routes_of_a_group_are_loaded_once_by_the_first_request_for_any_of_them() -> None:
     calls: list[str] = []
     a, b = late_routes(loader(calls), "GET /a", "POST /b")
     assert (a.methods, a.path, b.methods, b.path) == (("GET",), "/a", ("POST",), "/b")
@@ -59,7 +59,7 @@ def test_lazy_routes_of_a_group_are_loaded_once_by_the_first_request() -> None:
     assert a.loaded() is a.loaded() and calls == ["load"]
 
 
-def test_errors_have_the_format_of_the_loaded_route() -> None:
+def test_handling_a_request_replaces_its_lazy_route_by_the_loaded_route() -> None:
     _, b = late_routes(loader([]), "GET /a", "POST /b")
     context = context_for(b)
     b.handle(context)
@@ -75,7 +75,7 @@ def test_error_before_the_handler_has_the_format_of_the_lazily_loaded_route() ->
     assert b'"message":"no"' in answer.body
 
 
-def test_requests_during_the_import_use_the_same_routes() -> None:
+def test_concurrent_first_requests_of_a_lazy_route_use_one_loaded_route() -> None:
     calls: list[str] = []
     a, b = late_routes(loader(calls, load_s=0.01), "GET /a", "POST /b")
     loads = [gevent.spawn(route.loaded) for route in (a, b, a)]

@@ -97,7 +97,7 @@ def test_waiting_events_are_sent_together_up_to_a_limit() -> None:
     assert [queue.take(0.0), queue.take(0.0)] == [events(limit), events(50 - limit, limit)]
 
 
-def test_each_step_is_sent_separately_without_a_flush_interval() -> None:
+def test_events_of_each_step_are_sent_separately_without_a_flush_interval() -> None:
     queue = EventQueue(100, 2, 0.0)
     for step in (events(40), [], events(1, 40)):
         queue.put(step)
@@ -141,7 +141,7 @@ ADDRESSES: list[tuple[str, int, str | None, bool, bool]] = [
 
 
 @pytest.mark.parametrize(("endpoint", "rank", "rank_endpoint", "bound", "ipv6"), ADDRESSES)
-def test_endpoint_determines_bind_or_connect_and_the_port_of_each_rank(
+def test_event_endpoint_is_bound_or_connected_and_determines_the_port_of_each_rank(
     endpoint: str, rank: int, rank_endpoint: str | None, bound: bool, ipv6: bool
 ) -> None:
     assert (is_bound(endpoint), is_ipv6(endpoint)) == (bound, ipv6)

@@ -49,7 +49,7 @@ def test_events_after_close_are_dropped_and_counted(peers: Peers) -> None:
     assert publisher.dropped_events == 2
 
 
-def test_late_subscriber_receives_events(peers: Peers) -> None:
+def test_subscriber_that_starts_after_the_publisher_receives_events(peers: Peers) -> None:
     first, port = peers.listening()
     first.close()
     publisher = peers.publisher(f"tcp://127.0.0.1:{port}")
@@ -58,7 +58,9 @@ def test_late_subscriber_receives_events(peers: Peers) -> None:
     assert meet(publisher, peers.listening_at(port)) >= 1
 
 
-def test_slow_subscriber_does_not_block_others(peers: Peers) -> None:
+def test_subscriber_that_does_not_read_loses_events_without_blocking_the_publisher(
+    peers: Peers,
+) -> None:
     publisher = peers.publisher("tcp://*:0", hwm=5, batch_events=1)
     publisher.start()
     stopped = peers.subscriber()

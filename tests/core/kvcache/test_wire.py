@@ -73,7 +73,9 @@ def test_vllm_0_33_encodes_events_as_maps() -> None:
 
 
 @pytest.mark.parametrize(("layout", "expected"), ONE_BLOCK, ids=[row[0] for row in ONE_BLOCK])
-def test_earlier_vllm_versions_encode_events_as_arrays(layout: LayoutName, expected: str) -> None:
+def test_vllm_versions_before_0_33_encode_events_as_arrays(
+    layout: LayoutName, expected: str
+) -> None:
     assert written(layout, STORED).hex() == expected
 
 
@@ -86,7 +88,7 @@ def test_earlier_vllm_versions_encode_events_as_arrays(layout: LayoutName, expec
         ("llm-d-inference-sim", ["BlockRemoved", [HASH], "GPU"]),
     ],
 )
-def test_removal_events_gain_fields_in_later_versions(
+def test_block_removal_events_have_more_fields_in_later_vllm_versions(
     layout: LayoutName, expected: list[Any]
 ) -> None:
     assert read(layout, REMOVED, CLEARED) == [expected, ["AllBlocksCleared"]]
@@ -114,7 +116,7 @@ def test_vllm_0_17_encodes_images_without_their_offset() -> None:
     )
 
 
-def test_llm_d_simulator_encodes_nine_items_and_0_for_no_parent() -> None:
+def test_events_of_the_llm_d_simulator_have_nine_items_and_0_for_no_parent() -> None:
     name = "ab426c6f636b53746f726564"
     expected = (
         BATCH
@@ -142,7 +144,7 @@ def test_llm_d_simulator_encodes_nine_items_and_0_for_no_parent() -> None:
     ]
 
 
-def test_unset_fields_are_omitted_from_a_map() -> None:
+def test_unset_event_fields_are_omitted_from_the_event_map() -> None:
     stored, removed = read(
         "map", BlockStored([1], None, token_ids=[1], block_size=1, lora_id=None), BlockRemoved([1])
     )

@@ -60,7 +60,9 @@ def test_metric_family_has_the_recorded_type_labels_and_buckets(
 
 
 @pytest.mark.parametrize("older_names", [False, True])
-def test_vllm_has_all_metric_families_except_optional_older_names(older_names: bool) -> None:
+def test_every_exported_metric_family_exists_in_vllm_except_optional_older_names(
+    older_names: bool,
+) -> None:
     bases = {
         name.removesuffix("_total") if fact["type"] == "counter" else name
         for name, fact in FACTS.items()

@@ -65,7 +65,7 @@ def tell(recorder: Recorder, name: str, arguments: tuple[Any, ...]) -> None:
 
 @given(st.lists(EVENTS, max_size=10), st.integers(0, 30), st.lists(EVENTS, max_size=5))
 @settings(max_examples=25, deadline=None)
-def test_deferred_aggregation_gives_the_same_metrics(
+def test_deferred_aggregation_gives_the_same_metrics_as_immediate_aggregation(
     first: list[tuple[str, tuple[Any, ...]]],
     times: int,
     later_events: list[tuple[str, tuple[Any, ...]]],
@@ -83,7 +83,7 @@ def make() -> Recorder:
     return Recorder("tiny", 2048, {"block_size": "16"})
 
 
-def test_each_transfer_is_one_observation() -> None:
+def test_each_kv_transfer_is_one_observation_of_the_nixl_metrics() -> None:
     recorder = make()
     recorder.fetched(100, 0.02)
     recorder.fetched(33, 0.03)
@@ -130,7 +130,7 @@ def test_adapter_combination_has_the_time_of_its_last_change() -> None:
     assert series(loras)[-2:] == [("b", "", 8), ("", "", 9)]
 
 
-def test_memory_is_bounded_for_names_of_any_length() -> None:
+def test_memory_of_adapter_series_is_bounded_for_adapter_names_of_any_length() -> None:
     loras = lora_requests()
     for number in range(MAX_SERIES):
         loras.move(number, f"{number}" * 10_000, "running")

@@ -50,7 +50,7 @@ def allowed_origin(answer: TestResponse | requests.Response) -> str | None:
     return answer.headers.get("Access-Control-Allow-Origin")
 
 
-def test_allowed_origin_header_is_a_wildcard_or_with_credentials_the_origin() -> None:
+def test_allow_origin_header_repeats_the_origin_only_if_credentials_are_allowed() -> None:
     for credentials, expected in ((False, "*"), (True, OTHER)):
         page = client(allowed_origins=("*",), allow_credentials=credentials)
         for answer in (preflight(page, OTHER), page.post("/thing", headers={"Origin": OTHER})):

@@ -65,7 +65,7 @@ def test_error_for_a_rejected_host_names_the_setting(app: Any) -> None:
     assert "--allowed-hosts" in error["message"]
 
 
-def test_changed_api_key_applies_while_serving(app: Any) -> None:
+def test_admin_key_that_is_set_while_serving_protects_the_admin_routes(app: Any) -> None:
     running = app_of(*FLAGS)
     assert status(running, "/admin/memory", method="GET", host="evil.example") == 403
     assert status(running, "/admin/config", json={"admin-key": "secret-of-the-test"}) == 200
@@ -105,7 +105,7 @@ def test_no_spelling_of_a_public_host_name_is_accepted(name: str, spelling: str)
     assert not hosts.accepts(spelling.format(name).upper())
 
 
-def test_control_routes_are_recognized_in_requests(app: Any) -> None:
+def test_control_routes_are_recognized_by_the_url_path_of_a_request(app: Any) -> None:
     """A preflight has no route, so its path alone decides."""
     for path in (
         "/admin/journal",

@@ -106,7 +106,7 @@ BORDERS: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("fields", "beyond", "param"), BORDERS)
-def test_limit_values_are_accepted_and_values_beyond_are_rejected(
+def test_field_values_at_their_limits_are_accepted_and_values_beyond_are_rejected(
     fields: dict[str, Any], beyond: dict[str, Any], param: str | None
 ) -> None:
     check(chat(**fields))

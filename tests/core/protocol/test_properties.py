@@ -64,7 +64,7 @@ def decode_and_check(kind: type[Request], body: bytes, content_type: str | None 
 @pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.__name__)
 @given(st.data())
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
-def test_any_field_values_are_decoded_or_raise_an_api_error(
+def test_decoder_raises_only_api_errors_for_any_field_values(
     kind: type[Request], data: st.DataObject
 ) -> None:
     names = [field.encode_name for field in msgspec.structs.fields(kind)]
@@ -77,7 +77,9 @@ def test_any_field_values_are_decoded_or_raise_an_api_error(
     st.none() | st.sampled_from([JSON, "text/plain"]) | st.text(max_size=20),
 )
 @settings(max_examples=25)
-def test_any_bytes_are_decoded_or_raise_an_api_error(body: bytes, content_type: str | None) -> None:
+def test_decoder_raises_only_api_errors_for_any_bytes(
+    body: bytes, content_type: str | None
+) -> None:
     for kind in KINDS:
         decode_and_check(kind, body, content_type)
     try:

@@ -31,7 +31,7 @@ def test_vllm_version_setting_accepts_every_supported_release() -> None:
     assert get_args(get_type_hints(ApiSettings)["vllm_version"]) == tuple(RELEASES)
 
 
-def test_two_minor_versions_are_supported() -> None:
+def test_two_consecutive_minor_versions_of_vllm_are_supported() -> None:
     minors = [int(name.partition(".")[2]) for name in RELEASES]
     assert minors == [minors[0], minors[0] + 1]
 

@@ -47,7 +47,7 @@ def test_changed_certificate_files_are_loaded_once_they_are_stable(
     assert [certificate.refresh() for _ in range(2)] == [True, False]
 
 
-def test_mismatched_certificate_and_key_are_rejected_with_a_one_line_error(cfg: Config) -> None:
+def test_unusable_certificate_and_key_files_are_rejected_with_a_one_line_error(cfg: Config) -> None:
     certificate = Path(cfg.certfile)
     key = Path(cfg.keyfile)
     secret = load_pem_private_key(key.read_bytes(), None).private_bytes(

@@ -19,7 +19,9 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a socket filter of Linux")
-def test_listener_that_rejects_handshakes_keeps_its_backlog(listener: socket.socket) -> None:
+def test_listener_that_rejects_new_handshakes_still_accepts_established_connections(
+    listener: socket.socket,
+) -> None:
     address = listener.getsockname()
     with socket.create_connection(address) as established:
         established.sendall(b"early")

@@ -63,7 +63,7 @@ def test_number_of_idle_greenlets_is_limited() -> None:
     assert len(remaining_works) == 0
 
 
-def test_kill_ends_only_waiting_handlers() -> None:
+def test_kill_ends_waiting_handlers_and_later_handlers_still_run() -> None:
     handlers = HandlerGreenlets()
     ended = []
 

@@ -23,7 +23,7 @@ def test_ranks_have_consecutive_ports() -> None:
     assert ranks.settings_of_rank(ALONE, 3).port == 8000
 
 
-def test_rank_setting_takes_precedence_over_the_environment() -> None:
+def test_data_parallel_rank_setting_takes_precedence_over_the_environment() -> None:
     cases = [(FOUR, {}, 0), (FOUR, {ranks.RANK: "2"}, 2), (ALONE, {}, 3)]
     for server, environ, rank in (*cases, (replace(FOUR, data_parallel_rank=-1), {}, 0)):
         assert ranks.rank_of(server, environ) == rank

@@ -53,7 +53,7 @@ def test_encoding_a_reply_gives_exactly_the_counted_token_ids(count: int, seed: 
 @pytest.mark.shared
 @given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
 @settings(max_examples=50, deadline=None)
-def test_encoding_a_reply_with_another_tokenizer_gives_the_counted_token_ids(
+def test_encoding_a_reply_with_the_recorded_tokenizer_gives_the_counted_token_ids(
     count: int, seed: int
 ) -> None:
     counts_exactly(recorded_tokenizer(), RECORDED_CORPUS(), count, seed)
@@ -93,13 +93,13 @@ def test_reply_length_buckets_match_the_specification(
 
 
 @given(max_tokens=st.integers(1, 5000), limited=st.booleans(), seed=st.integers(0, 2**32))
-def test_reply_length_is_within_the_limit_and_at_least_two_if_possible(
+def test_reply_length_is_at_most_the_limit_and_at_least_two_unless_the_limit_is_one(
     max_tokens: int, limited: bool, seed: int
 ) -> None:
     assert min(2, max_tokens) <= reply_length(max_tokens, limited, Random(seed)) <= max_tokens
 
 
-def test_reply_lengths_average_forty_and_15_percent_reach_the_limit() -> None:
+def test_reply_lengths_average_forty_tokens_and_15_percent_reach_the_limit() -> None:
     rng = Random(4)
     reached = sum(limited_length(300, rng) == 300 for _ in range(10_000))
     assert reached / 10_000 == pytest.approx(0.15, abs=0.01)

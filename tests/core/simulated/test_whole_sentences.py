@@ -67,6 +67,6 @@ def test_nearly_full_context_limits_the_reply(room: int, min_tokens: int, seed: 
     assert harness.finish() == ("length" if count == room else "stop")
 
 
-def test_reachable_sums_contain_every_sum_of_repeated_lengths() -> None:
+def test_reachable_reply_lengths_are_the_sums_of_repeated_sentence_lengths() -> None:
     sums = reachable_sums([6, 4])
     assert [total for total, reachable in enumerate(sums) if reachable] == [0, 4, 6, 8, 10, 12]

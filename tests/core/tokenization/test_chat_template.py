@@ -75,13 +75,13 @@ EXTRA: dict[str, Any] = {"add_generation_prompt": False, "documents": [1], "bos_
         ("{{ messages.__class__ }}{{ ''.__doc__ }}", {}, ""),
     ],
 )
-def test_chat_templates_render_the_expected_text(
+def test_chat_templates_support_the_tags_filters_and_variables_of_transformers(
     source: str, options: dict[str, Any], text: str
 ) -> None:
     assert render(source, **options) == text
 
 
-def test_template_can_reject_a_conversation() -> None:
+def test_template_errors_and_reserved_template_arguments_reject_a_conversation() -> None:
     for name in ("messages", "conversation", "tokenizer", "model_config"):
         with pytest.raises(ChatTemplateError, match=name):
             render("", chat_template_kwargs={name: "x"})
@@ -151,7 +151,7 @@ def test_no_template_filter_returns_an_object_with_a_memory_address() -> None:
             assert "0x" not in outcome_of(template, value=value), name
 
 
-def test_wrapped_template_functions_and_iterators_behave_like_the_originals() -> None:
+def test_wrapped_template_functions_and_iterators_behave_as_in_jinja() -> None:
     source = (
         "{% set turn = cycler('a', 'b') %}{% set comma = joiner() %}{{ turn.next() }}{{ turn.next() }}"
         "{{ comma() }}{{ comma() }}{{ dict(a=1).a }}{{ range(3) | sum }}{{ 'a b'.split() | length }}"
@@ -303,7 +303,7 @@ def test_compiled_templates_stay_within_a_memory_limit() -> None:
         assert 0 < compiler.compiled.size_bytes <= compiler.compiled.limit_bytes
 
 
-def test_long_json_is_rendered_like_short_json() -> None:
+def test_tojson_filter_renders_thousands_of_tools_like_json_dumps() -> None:
     tools = [{"name": f"ä{n}", "n": [n, None, True, {"b": 1.5}]} for n in range(3_000)]
     assert render("{{ tools | tojson }}", tools=tools) == json.dumps(tools, ensure_ascii=False)
     assert render("{{ tools | tojson(indent=1) }}", tools=tools) == json.dumps(

@@ -102,7 +102,7 @@ def test_tool_call_arguments_are_parsed_into_an_object(arguments: object, parsed
     assert "tool_calls" not in parse_messages([message_of("x") | {"tool_calls": []}], "string")[0]
 
 
-def test_names_call_ids_and_reasoning_are_copied() -> None:
+def test_parsed_messages_keep_their_name_tool_call_id_and_reasoning() -> None:
     thought = {"role": "assistant", "content": "b", "reasoning": "because"}
     messages = [
         message_of("a") | {"name": "Ann"},

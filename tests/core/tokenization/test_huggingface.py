@@ -38,7 +38,7 @@ def test_any_text_survives_encoding_and_decoding(texts: list[str]) -> None:
     assert [EMBEDDED.decode(token_ids, skip_special_tokens=False) for token_ids in ids] == texts
 
 
-def test_prefix_of_a_sentence_encodes_to_the_same_ids(
+def test_text_of_the_first_tokens_of_a_sentence_encodes_to_the_same_tokens(
     embedded: LocalTokenizer,
 ) -> None:
     """The length of a reply is counted in ids, clients count by encoding its text."""
@@ -50,7 +50,7 @@ def test_prefix_of_a_sentence_encodes_to_the_same_ids(
                 assert text.endswith("\ufffd") or embedded.encode(text) == ids[:cut]
 
 
-def test_special_tokens_are_skipped_or_shown_and_their_spelling_is_plain_text(
+def test_special_tokens_are_omitted_from_the_decoded_text_unless_requested(
     embedded: LocalTokenizer,
 ) -> None:
     ids = [*embedded.encode("done"), 0]
@@ -70,7 +70,7 @@ def test_invalid_token_id_raises_value_error(embedded: LocalTokenizer, worst: in
     assert issubclass(TokenIdError, ValueError)
 
 
-def test_token_id_beyond_the_vocabulary_decodes_to_nothing_and_fails_the_check(
+def test_token_id_beyond_the_vocabulary_decodes_to_nothing_and_fails_validation(
     embedded: LocalTokenizer,
 ) -> None:
     assert embedded.vocab_size is not None
@@ -156,7 +156,9 @@ BARE = ChatOptions(add_generation_prompt=False)
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_long_id_list_decodes_as_in_the_library(embedded: LocalTokenizer, skip: bool) -> None:
+def test_long_token_id_list_decodes_as_in_the_tokenizers_library(
+    embedded: LocalTokenizer, skip: bool
+) -> None:
     ids = Random(1).choices(range(6_144), k=60_000)
     assert embedded.decode(ids, skip) == embedded.backend.decode(ids, skip)
 
@@ -176,7 +178,9 @@ def test_tokenizer_caches_are_bounded_and_report_their_size(tmp_path: Path) -> N
         assert sizes_before[name] < cache.size_bytes < cache.limit_bytes < 40_000_000, name
 
 
-def test_long_conversation_renders_like_a_short_one(embedded: LocalTokenizer) -> None:
+def test_conversation_of_a_thousand_messages_renders_as_its_messages_joined(
+    embedded: LocalTokenizer,
+) -> None:
     chat = [{"role": "user", "content": f"Number {n}"} for n in range(1_000)]
     text = embedded.render_chat(chat)
     assert (
@@ -186,7 +190,7 @@ def test_long_conversation_renders_like_a_short_one(embedded: LocalTokenizer) ->
     assert embedded.encode_chat(chat) == embedded.encode(text)
     with pytest.raises(TokenizerInputError, match="surrogate"):
         embedded.encode_chat([*chat, {"role": "user", "content": "\ud800"}])
-    with pytest.raises(ChatTemplateError, match="All parts of the message"):
+    with pytest.raises(ChatTemplateError, match="only parts of unknown types"):
         embedded.encode_chat([*chat, {"role": "user", "content": [{"type": "smell"}]}])
 
 

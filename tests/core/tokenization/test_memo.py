@@ -30,7 +30,7 @@ def test_least_recently_used_prompt_is_evicted() -> None:
     assert memo.ids(b"1") and encoded == [b"1"]
 
 
-def test_reported_size_matches_the_memory_of_the_entries() -> None:
+def test_reported_size_of_the_prompt_cache_matches_its_memory() -> None:
     memo = PromptMemo(lambda key: [1_000 * len(key) + k for k in range(hash(key) % 60)], 1 << 18)
     tracemalloc.start()
     try:
@@ -70,7 +70,7 @@ def test_prompt_is_cached_from_its_second_use() -> None:
         b"[]",
     ],
 )
-def test_prompt_cache_supports_only_plain_conversations(key: bytes) -> None:
+def test_prompt_cache_skips_conversations_with_tools_names_parts_or_long_texts(key: bytes) -> None:
     memo = chat_memo(TOKENIZER)
     for _ in range(3):
         assert memo.ids(key) is None

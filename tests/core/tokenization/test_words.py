@@ -77,7 +77,7 @@ TEXTS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(TEXTS)
-def test_ascii_texts_have_the_token_ids_of_the_library(text: str) -> None:
+def test_ascii_texts_have_the_token_ids_of_the_tokenizers_library(text: str) -> None:
     for encoder, backend in encoders():
         expected = backend.encode(text, add_special_tokens=False).ids
         assert encoder.encode(text) == encoder.encode(text) == expected
@@ -86,7 +86,7 @@ def test_ascii_texts_have_the_token_ids_of_the_library(text: str) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(TEXTS | st.text(max_size=30), st.booleans())
-def test_any_text_has_the_token_ids_of_the_library(text: str, framed: bool) -> None:
+def test_any_text_has_the_token_ids_of_the_tokenizers_library(text: str, framed: bool) -> None:
     for tokenizer in tokenizers():
         expected = tokenizer.backend.encode(text, add_special_tokens=framed).ids
         assert tokenizer.encode(text, framed) == expected
@@ -95,7 +95,7 @@ def test_any_text_has_the_token_ids_of_the_library(text: str, framed: bool) -> N
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(TEXTS, st.integers(0, 200)), max_size=4), st.sampled_from(SPECIAL))
-def test_texts_with_cached_parts_have_the_token_ids_of_the_library(
+def test_texts_with_cached_parts_have_the_token_ids_of_the_tokenizers_library(
     parts: list[tuple[str, int]], separator: str
 ) -> None:
     text = separator.join(part * count for part, count in parts)
@@ -151,7 +151,7 @@ def other_tokenizers() -> dict[str, Tokenizer]:
     }
 
 
-def test_other_types_of_tokenizers_do_not_use_the_word_cache() -> None:
+def test_word_cache_is_used_only_by_tokenizers_that_encode_words_independently() -> None:
     others = other_tokenizers()
     assert [name for name in others if has_independent_words(others[name])] == []
     assert has_independent_words(pairwise()) and has_independent_words(embedded_backend())

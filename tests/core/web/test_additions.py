@@ -130,7 +130,7 @@ def test_only_routes_without_variables_use_the_direct_path() -> None:
     assert [route.path for route in app.take_direct_routes()] == ["/things", "/other"]
 
 
-def test_additions_of_other_blueprints_keep_the_direct_path() -> None:
+def test_hooks_and_routes_of_an_added_blueprint_keep_the_direct_path_of_existing_routes() -> None:
     app = application(ROUTES)
     other = Blueprint("other", __name__)
     other.before_request(do_nothing)
@@ -159,7 +159,7 @@ def test_replaced_views_and_rules_are_served_by_flask() -> None:
     assert [route.path for route in app.take_direct_routes()] == ["/other"]
 
 
-def test_additions_after_the_first_request_are_rejected() -> None:
+def test_flask_hooks_added_after_the_first_request_are_rejected() -> None:
     app: Understudy = application(ROUTES)
     app.take_direct_routes()
     with pytest.raises(AssertionError, match="already handled its first request"):

@@ -71,7 +71,7 @@ def broken_body(
 
 
 @pytest.mark.parametrize("server", ["uwsgi", "waitress", "mod_wsgi", "another"])
-def test_error_while_streaming_is_raised_under_every_server(
+def test_error_while_streaming_a_body_is_raised_under_every_wsgi_server(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = Shown(server, monkeypatch)
@@ -88,7 +88,7 @@ def test_error_while_streaming_is_raised_under_every_server(
     shown.client.close()
 
 
-def test_several_processes_log_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_server_with_several_processes_logs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """And only the thread of a request calls what its server gave it."""
     app = application([get("/", empty_response)])
     called = list[int]()

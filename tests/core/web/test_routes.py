@@ -90,7 +90,7 @@ def test_metrics_route_accepts_any_method_and_ping_accepts_get_and_post() -> Non
 # Of whoever embeds the application
 
 
-def test_added_views_may_return_any_flask_response() -> None:
+def test_views_that_a_program_adds_may_return_any_kind_of_flask_response() -> None:
     """Beside routes of ours; a stream is closed at its end."""
     app = application(ROUTES)
     closed = list[str]()

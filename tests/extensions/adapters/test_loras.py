@@ -77,7 +77,7 @@ def test_sagemaker_adapter_routes_load_and_unload_adapters(client: Client) -> No
     assert error(client.delete("/adapters/third")) == (404, "NotFoundError", None)
 
 
-def test_metrics_show_loaded_adapters_and_all_adapters_remain_available() -> None:
+def test_residency_metrics_show_loaded_adapters_and_every_adapter_stays_available() -> None:
     flags = ("--lora-modules", "a=/a", "b=/b", "--max-loras", "1", "--max-cpu-loras", "2")
     with in_process("--lora-residency-metrics", "--allow-runtime-lora-updating", *flags) as client:
         for used, level in (("a", "gpu"), ("b", "cpu")):
@@ -160,7 +160,7 @@ def test_valid_adapter_folder_is_loaded(
     assert answer.text == "Success: LoRA adapter 'fit' removed successfully."
 
 
-def test_missing_adapter_files_are_rejected_if_required(tmp_path: Path) -> None:
+def test_missing_adapter_files_are_rejected_with_require_lora_files(tmp_path: Path) -> None:
     flags = ("--require-lora-files", "--allow-runtime-lora-updating")
     with in_process(*flags) as client:
         body = {"lora_name": "a", "lora_path": "/not/an/adapter"}

@@ -191,7 +191,7 @@ def test_tool_choice_is_converted_to_its_openai_equivalent(
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}, None, 1024),
     ],
 )
-def test_thinking_budget_and_effort_none_are_converted(
+def test_thinking_budget_and_effort_are_converted_to_chat_fields(
     fields: dict[str, Any], effort: str | None, budget: int | None
 ) -> None:
     converted = chat(**fields)

@@ -36,7 +36,7 @@ META = ResponseMeta("chatcmpl-1", 1_700_000_000, "a model", "fp")
         (504, "api_error"),
     ],
 )
-def test_status_determines_the_anthropic_error_type(status: int, expected: str) -> None:
+def test_http_status_determines_the_anthropic_error_type(status: int, expected: str) -> None:
     assert anthropic_type(status) == expected
 
 

@@ -78,7 +78,7 @@ def test_beams_of_a_prompt_are_distinct_and_the_likeliest_comes_first(
             assert entry.logprob == pytest.approx(ranked[0] - 0.5 * (entry.rank - 1))
 
 
-def test_repeated_prompt_has_the_same_beams() -> None:
+def test_prompt_that_is_sent_twice_gets_the_same_beams_twice() -> None:
     harness = searching(mode="random", seed=1)
     for _ in range(2):
         beams(harness)
@@ -99,7 +99,7 @@ def test_each_step_of_a_beam_counts_as_a_request_of_one_token() -> None:
     assert harness.metric("request_params_n_sum") == requests
 
 
-def test_beam_search_without_a_step_ends_with_an_empty_beam() -> None:
+def test_beam_search_of_zero_tokens_emits_one_empty_beam() -> None:
     harness = searching(mode="random")
     beams(harness, choices=1, max_tokens=0)
     harness.clock.advance(60)

@@ -108,7 +108,7 @@ def test_tool_calls_have_events_and_a_finish_reason(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("is_reasoning", "types"), [(True, "thinking"), (False, "tool_plan")])
-def test_reasoning_becomes_a_thinking_block_or_the_tool_plan(
+def test_reasoning_is_a_thinking_block_of_reasoning_models_and_otherwise_the_tool_plan(
     is_reasoning: bool, types: str
 ) -> None:
     flags = [*FLAGS, *PARSERS]
@@ -213,7 +213,9 @@ def test_cohere_routes_are_off_by_default(
         assert client.post(RENDER, {}).status_code == render_status
 
 
-def test_valid_documents_are_converted_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_cohere_documents_are_not_converted_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One by one, 100,000 documents would hold the event loop for half a second."""
 
     def refuse(kind: object, value: object) -> object:

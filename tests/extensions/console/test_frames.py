@@ -227,7 +227,7 @@ def test_snapshot_plus_later_frames_equals_the_state_of_all_frames() -> None:
     }
 
 
-def test_late_page_receives_recently_completed_requests(
+def test_page_opened_later_receives_recently_completed_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watched = WatchedEngine(seen=False, slots=4, inter_token_latency=0.01)

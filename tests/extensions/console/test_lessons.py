@@ -127,7 +127,7 @@ def test_streams_keep_their_pace_with_disaggregated_prefill() -> None:
     assert played("chunked-prefill").first_s(9) > played("long-prompt").first_s(9)
 
 
-def test_decode_starts_after_the_prefill_on_the_other_engine_has_ended() -> None:
+def test_decode_starts_after_the_prefill_on_the_prefill_engine_has_ended() -> None:
     lesson = played("prefill-decode-apart")
     arrivals_ms = {row[0]: row[5] for frame in lesson.frames for row in frame.new}
     [prefill_number] = lesson.ends.keys() & PREFILL_BARS
@@ -174,7 +174,7 @@ def test_glossary_of_a_lesson_contains_every_term_of_its_text(name: str) -> None
     assert expected <= terms_of(lesson.text).keys()
 
 
-def test_plural_has_the_definition_of_its_term() -> None:
+def test_plural_of_a_glossary_term_has_the_definition_of_that_term() -> None:
     assert terms_of("Three prefix hits") == {"prefix hit": TERMS["prefix hit"]}
     assert terms_of("The prefix of a stepladder") == {}
 
@@ -195,7 +195,7 @@ def test_default_server_lists_and_plays_six_lessons() -> None:
     assert frames[-1]["at"] > 3000
 
 
-def test_unknown_lesson_returns_404_and_lessons_require_the_key() -> None:
+def test_unknown_lesson_returns_404_and_lessons_require_the_admin_key() -> None:
     assert client().get("/admin/console/lessons/other").status_code == 404
     keyed = client("--admin-key", "secret")
     for path in ("lessons", "lessons/preemption"):

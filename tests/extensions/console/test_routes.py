@@ -112,7 +112,9 @@ def test_rejected_request_is_counted_with_its_reason() -> None:
         (f"00-{'a' * 10_000}-b-01", ""),
     ],
 )
-def test_long_client_values_are_truncated(traceparent: str, trace_id: str) -> None:
+def test_long_paths_request_ids_and_rejection_reasons_are_truncated(
+    traceparent: str, trace_id: str
+) -> None:
     context = request(
         "/" + "p" * 10_000, "POST", {"traceparent": traceparent, "x-request-id": "r" * 10_000}
     )
@@ -174,7 +176,7 @@ IMPOSSIBLE = (
 )  # fmt: skip
 
 
-def test_invalid_or_impossible_load_is_rejected(keyed: Any) -> None:
+def test_load_with_malformed_or_out_of_range_values_is_rejected(keyed: Any) -> None:
     for body in IMPOSSIBLE:
         answer = keyed.post(
             "/admin/console/load", data=body, content_type="application/json", headers=KEY

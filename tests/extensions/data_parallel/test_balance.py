@@ -57,7 +57,7 @@ def test_idle_ranks_are_chosen_in_rotation(ranks: int, requests: int) -> None:
 
 
 @given(st.integers(1, 8), st.lists(st.one_of(st.none(), st.integers(0, 400)), max_size=60))
-def test_requests_without_a_rank_go_to_less_loaded_ranks(
+def test_requests_without_a_rank_go_to_the_least_loaded_rank(
     ranks: int, pins: list[int | None]
 ) -> None:
     """No request ends. An unpinned one never goes to a rank that has more than another one."""

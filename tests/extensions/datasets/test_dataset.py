@@ -77,7 +77,7 @@ def test_older_dataset_files_are_matched_by_text_hash(
         assert (recorded.ids, "".join(recorded.texts)) == (ids, "A stand-in.")
 
 
-def test_corrupt_row_returns_none_and_warns_once(
+def test_lookup_of_a_corrupt_row_finds_no_reply_and_logs_one_warning(
     opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The true length counts where the column tells another."""
@@ -95,7 +95,7 @@ def file(tmp_path: Path) -> Path:
     return make_file(tmp_path / "replies.sqlite3", [row(PROMPT, [1, 2])])
 
 
-def test_locked_file_and_deleted_row_return_none(
+def test_lookup_in_a_locked_file_or_of_a_deleted_row_finds_no_reply(
     file: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     content_before = file.read_bytes()
@@ -133,7 +133,7 @@ limits = st.tuples(st.integers(1, 14), st.integers(1, 14)).map(sorted)
 
 
 @given(rows_of, limits)
-def test_catalogue_prefers_fitting_then_longer_then_shorter_rows(
+def test_dataset_catalogue_prefers_fitting_then_longer_then_shorter_replies(
     rows: Rows, limits: list[int]
 ) -> None:
     least_tokens, most_tokens = limits
@@ -170,7 +170,7 @@ def test_token_ids_are_hashed_as_little_endian_words(ids: list[int]) -> None:
     )
 
 
-def test_text_hash_covers_all_turns_and_renames_other_roles() -> None:
+def test_text_hash_covers_all_turns_and_names_the_system_role_unknown() -> None:
     assert text_hash([("user", "Hello!")]) == sha256(b"### user:\nHello!\n").digest()
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi."), ("user", "Grüße")]
     written = "### unknown:\nBe brief.\n### user:\nHi\n### assistant:\nHi.\n### user:\nGrüße\n"
@@ -216,7 +216,9 @@ def test_encoded_tokens_decode_to_the_same_value(pairs: list[tuple[int, str]]) -
     assert decode(encode(tokens)) == tokens
 
 
-def test_missing_token_ids_or_strings_are_completed(tokenizer: LocalTokenizer) -> None:
+def test_missing_token_ids_or_strings_are_computed_with_the_tokenizer(
+    tokenizer: LocalTokenizer,
+) -> None:
     strange = RecordedTokens([4_000_000_000, 1], ["not", "mine"])
     assert complete(strange, tokenizer) == strange
     ids = tokenizer.encode("The garden is open. 🌳 Grüße")
@@ -229,7 +231,9 @@ def test_missing_token_ids_or_strings_are_completed(tokenizer: LocalTokenizer) -
         assert complete(half, tokenizer) == RecordedTokens(ids, strings)
 
 
-def test_token_strings_with_other_boundaries_are_preserved(tokenizer: LocalTokenizer) -> None:
+def test_recorded_token_strings_are_kept_if_the_tokenizer_splits_differently(
+    tokenizer: LocalTokenizer,
+) -> None:
     strings = ["T", "he ", "", "gardengardengarden"]
     completed = complete(RecordedTokens([], strings), tokenizer)
     assert completed.strings == strings

@@ -138,7 +138,7 @@ def test_wrong_checksum_or_empty_file_is_rejected_and_deleted(shop: Shop, path: 
 
 
 @pytest.mark.parametrize(("status", "remains"), [(404, False), (503, True), (429, True)])
-def test_partial_file_survives_transient_errors(
+def test_partial_file_survives_transient_errors_but_not_status_404(
     shop: Shop, path: Path, status: int, remains: bool
 ) -> None:
     shop.cuts = [1000, 0]

@@ -116,7 +116,7 @@ def test_unusable_dataset_logs_one_warning(
     assert caplog.messages == [f"dataset {locked} is not used: database is locked"]
 
 
-def test_missing_additional_file_prevents_startup(
+def test_missing_dataset_file_prevents_startup_and_names_the_path(
     path: Path,
 ) -> None:
     with pytest.raises(DatasetError, match=f"setting dataset-path: file not found: {path}"):

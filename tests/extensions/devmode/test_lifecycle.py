@@ -22,7 +22,7 @@ def test_server_sleeps_until_wake_up(client: Client) -> None:
     assert client.metric("vllm:engine_sleep_state", sleep_state="awake") == 1
 
 
-def test_wake_up_with_tags_wakes_parts_separately(client: Client) -> None:
+def test_server_is_awake_once_every_part_was_woken_by_its_tag(client: Client) -> None:
     client.post("/sleep")
     for tags in (["weights"], ["everything"], ["weights", "kv_cache"]):
         body = client.post("/wake_up", params={"tags": tags}).json()
@@ -95,7 +95,7 @@ def test_invalid_levels_modes_and_tags_are_rejected(client: Client) -> None:
         assert state(client) == (False, False)
 
 
-def test_reset_profile_and_server_info_routes_respond_as_in_vllm(client: Client) -> None:
+def test_cache_reset_profiling_and_server_info_routes_respond_as_in_vllm(client: Client) -> None:
     assert client.post("/reset_prefix_cache").json() == {"success": True}
     reset = "/reset_prefix_cache?reset_running_requests=yes&reset_external=1"
     assert client.post(reset).json() == {"success": True}

@@ -6,7 +6,7 @@ FLAGS = ("--vllm-version=0.33", "--server-dev-mode", "--task=embed")
 TEXTS = {"input": ["a", "b"]}
 
 
-def test_embeddings_are_rejected_until_resume() -> None:
+def test_embeddings_are_rejected_during_a_pause_until_resume() -> None:
     with in_process(*FLAGS) as client:
         client.post("/pause")
         answer = client.post("/v1/embeddings", TEXTS)

@@ -51,7 +51,7 @@ def test_streamed_request_receives_one_error_event_during_a_pause(
     assert done == "[DONE]"
 
 
-def test_invalid_requests_keep_their_own_error_during_a_pause(paused: Client) -> None:
+def test_invalid_requests_return_400_or_404_instead_of_503_during_a_pause(paused: Client) -> None:
     assert paused.post("/v1/completions", {"prompt": "hi", "temperature": -1}).status_code == 400
     assert paused.post("/v1/completions", {"prompt": "hi", "model": "x"}).status_code == 404
 

@@ -56,7 +56,7 @@ CASES = [
 
 @pytest.mark.parametrize("flags", [(), STEPS], ids=["alone", "steps"])
 @pytest.mark.parametrize(("connector", "prompt", "cached_count"), CASES)
-def test_external_store_survives_a_prefix_cache_reset(
+def test_prompt_is_found_in_the_external_store_after_a_prefix_cache_reset(
     connector: str, prompt: list[int], cached_count: int, flags: tuple[str, ...]
 ) -> None:
     app = served(connector, *flags)
@@ -76,7 +76,7 @@ def test_external_store_survives_a_prefix_cache_reset(
 @pytest.mark.parametrize(
     ("fields", "expected"), [({}, 120), ({"remote_prefill_cached_tokens": 7}, 7)]
 )
-def test_decode_reports_the_transferred_or_previously_cached_tokens(
+def test_decode_reports_the_cached_tokens_of_its_prefill_if_the_parameters_contain_them(
     fields: dict[str, int], expected: int
 ) -> None:
     app = served("")

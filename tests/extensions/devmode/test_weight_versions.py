@@ -3,7 +3,7 @@
 from tests.extensions.devmode.test_weights import TRAINED, ask, client_of
 
 
-def test_weight_versions_follow_weight_updates() -> None:
+def test_replies_have_the_weight_version_of_the_last_update() -> None:
     client = client_of(*TRAINED)
     updated = {"success": True, "new_version": "2"}
     assert ask(client, "/update_weight_version", {"new_version": "2"}) == (200, updated)

@@ -51,7 +51,7 @@ def error_of(answer: TestResponse) -> dict[str, Any]:
     return error
 
 
-def test_text_is_returned_as_content_without_a_parser() -> None:
+def test_derender_mode_returns_the_whole_text_as_content_without_a_parser() -> None:
     sampling = {"max_tokens": 2, "ignore_eos": True, "seed": 1}
     choice = generated(client_of("0.33"), sampling)
     body = {"token_ids": [5, 6], "sampling_params": sampling, "output_mode": "text"}
@@ -121,7 +121,7 @@ def test_invalid_derender_requests_are_rejected(fields: dict[str, Any], param: s
     assert error_of(answer)["param"] == param
 
 
-def test_other_output_modes_ignore_unknown_parse_context_fields() -> None:
+def test_output_mode_tokens_ignores_unknown_parse_context_fields() -> None:
     fields = {"parse_context": {"later": 1}, "output_mode": "tokens"}
     assert generate(client_of("0.33"), {"max_tokens": 1}, **fields).status_code == 200
 
@@ -184,7 +184,7 @@ def test_derendered_chat_omits_logprobs_if_reasoning_is_hidden() -> None:
     assert chat_choice(client_of("0.32", *PARSER), [5], chat, logprobs=logprobs)["logprobs"]
 
 
-def test_derendered_completion_repeats_token_ids_and_has_one_more_alternative() -> None:
+def test_derendered_completion_has_token_ids_and_one_more_alternative_than_requested() -> None:
     candidates = [{"token_id": token, "logprob": -1.0} for token in (5, 6, 7)]
     logprobs = {"content": [{"token_id": 5, "logprob": -1.0, "top_logprobs": candidates}]}
     body = {

@@ -86,7 +86,9 @@ SIZES = st.lists(st.integers(0, 4), max_size=30)
 
 @given(text=TEXTS, sizes=SIZES)
 @settings(max_examples=40, deadline=None)
-def test_streamed_chunks_join_to_the_text_for_any_split(text: str, sizes: list[int]) -> None:
+def test_derendered_chunks_join_to_the_text_however_the_tokens_are_split(
+    text: str, sizes: list[int]
+) -> None:
     ids = ids_of("x" + text)
     completion = streamed(TEXT, chunks_of(ids, sizes))
     assert "".join(choice["text"] for choice in choices_of(completion)) == "x" + text

@@ -43,7 +43,7 @@ def sampling(**fields: Any) -> dict[str, Any]:
     return params
 
 
-def test_omitted_sampling_fields_are_rendered_with_defaults_or_omitted() -> None:
+def test_omitted_and_empty_sampling_fields_are_rendered_as_the_defaults() -> None:
     assert sampling() == DEFAULTS
     assert sampling(top_k=0, ignore_eos=False, min_tokens=0, stop=None, bad_words=[]) == DEFAULTS
 

@@ -137,7 +137,7 @@ def test_preempted_request_names_the_request_that_took_its_blocks(first: str, re
     assert [explained.phase for explained in low.phases][-3:] == ["decode", "preempted", "decode"]
 
 
-def test_slow_decode_names_the_prompt_in_the_same_steps() -> None:
+def test_slow_decode_is_explained_by_the_prompt_that_shared_its_steps() -> None:
     explained = engine("steps", slots=4)
     explained.ask("short", max_tokens=60)
     explained.clock.advance(0.05)

@@ -250,7 +250,7 @@ LIKELY = (
 
 
 @given(st.dictionaries(KEYS, LIKELY, max_size=6))
-def test_any_object_is_rejected_in_one_sentence_or_can_be_scraped(keys: dict[str, Any]) -> None:
+def test_fake_metrics_of_any_accepted_object_can_be_scraped(keys: dict[str, Any]) -> None:
     try:
         parse(json.dumps(keys))
     except FakeMetricsError as error:
@@ -347,7 +347,7 @@ def test_process_and_http_metrics_remain_real() -> None:
         ("squarewave", (2, 2, 10, 10, 2, 2, 10, 10, 2)),
     ],
 )
-def test_function_has_the_expected_values_over_two_periods(
+def test_each_function_of_a_fake_metric_has_its_expected_values_over_two_periods(
     shape: Any, values: tuple[float, ...]
 ) -> None:
     function = Function(shape, start=2.0, end=10.0, period_s=4)
@@ -392,7 +392,7 @@ def test_fake_value_changes_only_at_the_refresh_interval() -> None:
     assert values == [0, 0, 10, 10, 20]
 
 
-def test_function_starts_when_it_is_set() -> None:
+def test_function_of_a_fake_metric_starts_when_the_metric_is_set() -> None:
     faked = Faked({"running-requests": "ramp:0:10:10s", "waiting-requests": 3})
     faked.clock.advance(5)
     faked.update(waiting_requests="ramp:0:10:10s")
@@ -441,7 +441,7 @@ def test_empty_list_or_object_removes_its_metric_family(update: Update) -> None:
 
 
 @WAYS
-def test_null_and_missing_values_change_nothing(update: Update) -> None:
+def test_null_and_missing_values_in_an_update_change_no_fake_metric(update: Update) -> None:
     faked = Faked({"running-requests": 1, "loras": [ADAPTER], "request-prompt-tokens": [3]})
     lines_before = faked.lines()
     faked.clock.advance(10)

@@ -98,7 +98,7 @@ def test_error_for_an_invalid_fault_header_states_the_problem(text: str, flaw: s
     st.text(max_size=60)
     | st.sampled_from(list(rule_kinds())).flatmap(lambda a: st.just(a + ";x=") | st.just(a))
 )
-def test_any_fault_header_is_parsed_or_raises_value_error(text: str) -> None:
+def test_fault_header_parser_raises_only_value_errors_for_any_text(text: str) -> None:
     try:
         assert parse_fault(text).action in rule_kinds()
     except ValueError as error:
@@ -159,7 +159,7 @@ def struck(fault_script: FaultScript, *requests: RequestFacts, now_s: float = 0.
         ({"model": "m", "path": TEXT}, asking(TEXT), asking(CHAT)),
     ],
 )
-def test_matcher_applies_only_to_matching_requests(
+def test_fault_applies_only_to_requests_that_its_matcher_matches(
     matcher: dict[str, Any], hit: RequestFacts, miss: RequestFacts
 ) -> None:
     assert struck(script({"action": "empty", **matcher}), miss, hit) == [False, True]
@@ -199,7 +199,7 @@ def test_probability_is_the_share_of_faulted_requests() -> None:
     assert not any(struck(script({"action": "empty", "probability": 0}), *[asking()] * 100))
 
 
-def test_first_firing_rule_decides_and_all_rules_count() -> None:
+def test_first_firing_rule_sets_the_fault_and_later_rules_count_the_request_too() -> None:
     rules = script({"action": "empty", "nth": 1}, {"action": "error", "every": 2, "name": "second"})
     first, second = (rules.fault_for(asking(), RNG, 0.0) for _ in range(2))
     assert first and first.name == "empty"

@@ -98,7 +98,7 @@ def test_unchanged_rules_keep_their_counts() -> None:
     assert [status(plan) for _ in range(4)] == [429, 502, None, None]
 
 
-def test_header_overrides_rules_and_rules_override_the_failure_rate() -> None:
+def test_fault_headers_override_fault_rules_and_rules_override_the_failure_rate() -> None:
     rules = [{"action": "error", "status": 502}]
     plan, live = planned(
         fault_rules=rules, failure_injection_rate=100, failure_types=["rate_limit"]
@@ -110,7 +110,7 @@ def test_header_overrides_rules_and_rules_override_the_failure_rate() -> None:
     assert status(plan) == 429
 
 
-def test_header_that_does_not_fire_leaves_the_decision_to_the_rules() -> None:
+def test_fault_header_that_does_not_fire_leaves_the_decision_to_the_rules() -> None:
     plan, _ = planned(fault_rules=[{"action": "error", "status": 502}])
     assert status(plan, X_Fault="error;status=503;nth=5") == 502
     fault = plan.fault_for(asking(X_Fault="rate-limit"))
@@ -140,7 +140,7 @@ def test_invalid_fault_header_returns_400(header: dict[str, str]) -> None:
     )
 
 
-def test_requests_of_one_client_with_the_same_header_are_counted_together() -> None:
+def test_requests_of_one_client_with_equal_fault_headers_are_counted_together() -> None:
     plan, _ = planned()
 
     def ask(client: str, text: str = "error;times=2") -> bool:

@@ -110,7 +110,7 @@ CONDUCT = {
 
 
 @pytest.mark.parametrize("case", CONDUCT)
-def test_audit_reports_the_expected_findings_for_each_client_behavior(case: str) -> None:
+def test_audit_reports_exactly_the_findings_of_each_kind_of_client_behavior(case: str) -> None:
     client, findings = CONDUCT[case]
     assert client.findings_by_kind(10 * RETRY_WINDOW_S).keys() == findings
 
@@ -144,7 +144,7 @@ def test_truncated_stream_that_is_not_retried_in_time_is_reported() -> None:
     assert "cannot be seen from here" in finding.what and client.report().awaiting_retry == 0
 
 
-def test_audit_memory_is_bounded() -> None:
+def test_memory_of_the_client_audit_is_bounded() -> None:
     audit = Client().audit
     for number in range(2 * MAX_FAILED_BODIES):
         client = "one" if number % 2 else f"c{number}"

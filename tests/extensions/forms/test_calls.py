@@ -147,7 +147,9 @@ def test_same_seed_generates_the_same_tool_call() -> None:
 
 @given(limit=st.integers(1, 60), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_structured_reply_is_valid_or_ends_with_finish_reason_length(limit: int, seed: int) -> None:
+def test_structured_reply_is_valid_unless_the_token_limit_truncates_it(
+    limit: int, seed: int
+) -> None:
     events = played(
         constraint=Constraint(schema=WEATHER), limited=True, max_tokens=limit, seed=seed
     )

@@ -168,7 +168,7 @@ def tool(**parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "look", "parameters": parameters}}
 
 
-def test_repeated_tools_are_not_validated_again() -> None:
+def test_tools_that_were_validated_before_are_not_validated_again() -> None:
     constraints = CountingConstraints()
     known_tools: KnownTools = LimitedDict(1 << 20)
     questions = []

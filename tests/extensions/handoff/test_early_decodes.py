@@ -84,7 +84,7 @@ def test_early_decode_request_waits_for_its_prefill(pair: Pair) -> None:
     assert_idle(pair)
 
 
-def test_mooncake_transfer_counts_as_an_external_hit_but_not_for_nixl(pair: Pair) -> None:
+def test_mooncake_transfer_counts_as_an_external_hit_but_not_as_a_nixl_transfer(pair: Pair) -> None:
     pair.begin_prefill()
     pair.advance(0.5)
     pair.begin_decode()
@@ -98,7 +98,7 @@ def test_mooncake_transfer_counts_as_an_external_hit_but_not_for_nixl(pair: Pair
     assert line.endswith(f" {len(PROMPT)}.0")
 
 
-def test_early_decode_request_waits_longer_than_the_query_timeout(pair: Pair) -> None:
+def test_early_decode_request_waits_for_its_prefill_beyond_the_query_timeout(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(3.5 * TIMEOUT_S)
     assert decode.end == ""
@@ -108,7 +108,9 @@ def test_early_decode_request_waits_longer_than_the_query_timeout(pair: Pair) ->
     assert_idle(pair)
 
 
-def test_decode_request_after_its_prefill_reads_its_blocks_at_once(pair: Pair) -> None:
+def test_decode_request_that_follows_its_prefill_reads_the_prefilled_blocks_at_once(
+    pair: Pair,
+) -> None:
     pair.begin_prefill()
     pair.advance(0.5)
     assert not pair.prefill.is_idle

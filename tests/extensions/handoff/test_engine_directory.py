@@ -83,17 +83,17 @@ def test_engine_is_found_by_its_id() -> None:
     ],
     ids=str,
 )
-def test_entry_without_an_address_is_reported(content: object) -> None:
+def test_bootstrap_entry_without_an_address_is_reported(content: object) -> None:
     with answering(whole(content)) as url:
         assert find_engine(url)[2].startswith(f"bootstrap server {url}: ")
 
 
-def test_endless_response_is_not_read_to_its_end() -> None:
+def test_endless_bootstrap_response_is_rejected_as_too_long() -> None:
     with answering(HEAD + b"\r\n", repeat(b"x" * 262_144)) as url:
         assert find_engine(url)[2].endswith("the response is too long")
 
 
-def test_slow_response_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_bootstrap_response_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_directory, "REQUEST_TIMEOUT_S", 0.2)
     with answering(HEAD + b"\r\n", repeat(b" ")) as url:
         assert find_engine(url)[2].startswith(f"bootstrap server {url}: ")
@@ -104,13 +104,13 @@ def test_invalid_bootstrap_url_is_reported(url: str) -> None:
     assert find_engine(url)[2]
 
 
-def test_closed_port_and_non_http_response_are_reported() -> None:
+def test_closed_port_and_non_http_response_of_a_bootstrap_server_are_reported() -> None:
     assert find_engine(f"http://{unused_address()}")[2]
     with answering(b"\x00\xff\r\n\r\n") as url:
         assert find_engine(url)[2]
 
 
-def test_known_engine_is_looked_up_only_once() -> None:
+def test_engine_that_was_found_is_looked_up_only_once() -> None:
     directory = EngineDirectory()
     entries = {
         "0": EngineEntry("e", {"0": {"0": "tcp://pod:5601"}}),
@@ -124,7 +124,7 @@ def test_known_engine_is_looked_up_only_once() -> None:
     assert find_engine(url, "g", directory)[2].startswith(f"bootstrap server {url}: ")
 
 
-def test_unknown_engine_is_looked_up_again() -> None:
+def test_engine_that_a_bootstrap_server_did_not_know_is_looked_up_again() -> None:
     directory = EngineDirectory()
     with answering(whole({})) as url:
         assert find_engine(url, directory=directory)[2].endswith("remote engine_id e not found")
@@ -133,7 +133,7 @@ def test_unknown_engine_is_looked_up_again() -> None:
         assert find_engine(url, directory=directory) == ("pod", 5601, "")
 
 
-def test_concurrent_lookups_share_one_query() -> None:
+def test_concurrent_lookups_of_an_engine_share_one_query() -> None:
     entries = {"0": EngineEntry("e", {"0": {"0": "tcp://pod:5601"}})}
     queries = []
 
@@ -159,7 +159,7 @@ def test_concurrent_lookups_share_one_query() -> None:
     assert len(queries) == 1
 
 
-def test_failed_lookup_does_not_affect_other_lookups() -> None:
+def test_failed_engine_lookup_does_not_affect_other_lookups() -> None:
     directory = EngineDirectory()
     entries = {"0": EngineEntry("e", {"0": {"0": "tcp://pod:5601"}})}
 
@@ -171,7 +171,7 @@ def test_failed_lookup_does_not_affect_other_lookups() -> None:
         assert find_engine(url, directory=directory) == ("pod", 5601, "")
 
 
-def test_unexpected_query_error_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_of_a_bootstrap_query_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(url: str) -> None:
         raise RuntimeError("broken")
 

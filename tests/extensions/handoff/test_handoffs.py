@@ -62,7 +62,7 @@ def test_prefill_blocks_are_held_until_they_are_read(start: Start, kind: dict[st
         assert held == 5
 
 
-def test_unused_lease_expires(start: Start) -> None:
+def test_blocks_of_an_unused_lease_are_released_and_a_later_decode_fails(start: Start) -> None:
     network, prefill, decode = start()
     request = prefilled(network, prefill, decode)
     advance(network, [prefill, decode], LEASE_S - 1)
@@ -78,7 +78,7 @@ def test_unused_lease_expires(start: Start) -> None:
     assert decode.is_idle
 
 
-def test_second_read_of_a_prefill_fails(start: Start) -> None:
+def test_second_read_of_the_blocks_of_a_prefill_fails(start: Start) -> None:
     network, prefill, decode = start(transfer_s=1.0)
     other = Pod(network, 3)
     pods = [prefill, decode, other]
@@ -171,7 +171,7 @@ def test_lease_lost_during_the_transfer_fails_the_read(start: Start) -> None:
 
 
 @pytest.mark.parametrize("moment_s", [0.0, 0.5])
-def test_end_of_a_decode_request_releases_the_blocks(start: Start, moment_s: float) -> None:
+def test_aborted_decode_releases_the_blocks_of_its_prefill(start: Start, moment_s: float) -> None:
     network, prefill, decode = start(transfer_s=1.0)
     request = prefilled(network, prefill, decode)
     answer = decode.decode(request)
@@ -184,7 +184,9 @@ def test_end_of_a_decode_request_releases_the_blocks(start: Start, moment_s: flo
 
 
 @pytest.mark.parametrize("kind", CACHED_KINDS)
-def test_waiting_decode_keeps_the_lease(kind: dict[str, Any]) -> None:
+def test_decode_that_waits_for_free_blocks_keeps_the_lease_of_its_prefill(
+    kind: dict[str, Any],
+) -> None:
     network = Network()
     prefill = Pod(network, 1, **kind)
     decode = Pod(network, 2, **kind)
@@ -242,7 +244,7 @@ def test_decode_on_the_prefill_pod_transfers_no_blocks(start: Start, policy: str
     assert prefill.is_idle
 
 
-def test_recomputed_prompt_does_not_count_as_cached(start: Start) -> None:
+def test_recomputed_prompt_of_a_failed_transfer_does_not_count_as_cached(start: Start) -> None:
     network, prefill, decode = start(policy="recompute")
     request = prefilled(network, prefill, decode)
     decode.decode(request, remote_engine_id="nonsense")

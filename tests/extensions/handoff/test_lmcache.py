@@ -73,7 +73,9 @@ def test_cached_prompt_is_loaded_from_the_store(steps: bool, connector: str, tok
 
 
 @pytest.mark.parametrize("connector", ["lmcache", "lmcache-mp"])
-def test_only_matching_chunks_are_loaded(steps: bool, connector: str) -> None:
+def test_only_chunks_that_match_the_start_of_the_prompt_are_loaded(
+    steps: bool, connector: str
+) -> None:
     pods = Pods(steps, connector)
     pods.complete(0, PROMPT)
     other = [*PROMPT[:30], *range(100, 114)]
@@ -110,7 +112,7 @@ def test_prompts_with_different_salts_or_images_share_no_partial_chunk(tokens: i
         ("lmcache-mp", "kv_consumer", True),
     ],
 )
-def test_roles_apply_only_to_the_older_connector(
+def test_only_the_older_lmcache_connector_obeys_its_kv_role(
     steps: bool, connector: str, role: str, is_loaded: bool
 ) -> None:
     pods = Pods(steps, connector, role)
@@ -125,7 +127,7 @@ def test_prompt_is_copied_to_the_receiver_named_in_the_request(steps: bool) -> N
 
 
 @pytest.mark.parametrize("missing", [*SPEC, "disagg_spec"])
-def test_incomplete_receiver_is_reported_in_one_line(
+def test_incomplete_receiver_in_the_transfer_parameters_is_reported_in_one_line(
     steps: bool, missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec: object = {name: value for name, value in SPEC.items() if name != missing}
@@ -157,13 +159,15 @@ def answered(pods: Pods, connector: str, **params: Any) -> object:
     return msgspec.to_builtins(answer)
 
 
-def test_older_connector_returns_the_first_token_on_request(steps: bool) -> None:
+def test_older_lmcache_connector_returns_the_first_token_on_request(steps: bool) -> None:
     pods = Pods(steps)
     assert answered(pods, "lmcache", ret_first_tok=True) == {"first_tok": 1}
     assert answered(pods, "lmcache", do_remote_decode=True) is None
 
 
-def test_newer_connector_returns_the_number_of_stored_tokens_on_request(steps: bool) -> None:
+def test_newer_lmcache_connector_returns_the_number_of_stored_tokens_on_request(
+    steps: bool,
+) -> None:
     pods = Pods(steps, "lmcache-mp")
     name = "num_lmcache_extra_cached_tokens"
     assert answered(pods, "lmcache-mp", **{name: True}) == {name: 0}
@@ -171,7 +175,7 @@ def test_newer_connector_returns_the_number_of_stored_tokens_on_request(steps: b
     assert answered(pods, "lmcache-mp", do_remote_decode=True) == {}
 
 
-def test_transfer_parameters_of_other_connectors_are_ignored(steps: bool) -> None:
+def test_nixl_transfer_parameters_are_ignored_by_the_lmcache_connector(steps: bool) -> None:
     pods = Pods(steps)
     request = pods.pods[0].decode_as(PROMPT, {"do_remote_prefill": True})
     advance(pods.network, pods.pods, 0.5)

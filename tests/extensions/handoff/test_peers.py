@@ -103,7 +103,7 @@ def test_decode_copies_the_full_blocks_of_its_prefill(pair: Pair, first: str) ->
     assert_idle(pair)
 
 
-def test_prefill_holds_no_blocks_for_its_reader(cached_pair: Pair) -> None:
+def test_lease_of_a_prefill_occupies_no_kv_cache_blocks(cached_pair: Pair) -> None:
     cached_pair.begin_prefill()
     cached_pair.advance(0.5)
     assert len(cached_pair.prefill.engine.handoffs.leases) == 1
@@ -152,7 +152,7 @@ def test_aborted_decode_frees_all_blocks_and_leases(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("has_prompt", [True, False])
-def test_kv_source_reader_copies_the_blocks_that_the_peer_has(
+def test_remote_kv_source_request_copies_the_matching_blocks_that_the_peer_has(
     cached_pair: Pair, has_prompt: bool
 ) -> None:
     stored = [*PROMPT[:12], *OTHER] if has_prompt else OTHER
@@ -173,7 +173,7 @@ def test_aborted_lookup_frees_all_blocks_and_leases(pair: Pair) -> None:
     assert_idle(pair)
 
 
-def test_copied_blocks_stay_in_the_store_of_the_pod(cached_pair: Pair) -> None:
+def test_blocks_copied_from_a_peer_stay_in_the_store_of_the_decode_pod(cached_pair: Pair) -> None:
     cached_pair.begin_prefill()
     cached_pair.begin_decode()
     cached_pair.advance(1.0)
@@ -211,14 +211,14 @@ def test_incomplete_transfer_parameters_are_reported_in_one_line(
     assert_idle(pair)
 
 
-def test_transfer_parameters_of_other_connectors_are_ignored(pair: Pair) -> None:
+def test_nixl_transfer_parameters_are_ignored_by_the_p2p_tier(pair: Pair) -> None:
     request = pair.decode.decode_as(PROMPT, {"do_remote_prefill": True})
     pair.advance(0.5)
     assert (request.end, fetched_tokens(request)) == ("length", 0)
     assert_idle(pair)
 
 
-def test_lookup_with_an_invalid_response_computes_its_prompt(pair: Pair) -> None:
+def test_decode_computes_its_prompt_after_an_invalid_lookup_response(pair: Pair) -> None:
     decode = pair.begin_decode("remote_kv_source")
     pair.network.messages.clear()
     pair.decode.engine.handoffs.reads.answered(Answer(2, "1" * 5000))
@@ -227,7 +227,7 @@ def test_lookup_with_an_invalid_response_computes_its_prompt(pair: Pair) -> None
     assert pair.decode.is_idle
 
 
-def test_number_of_keys_per_lookup_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_block_keys_in_a_lookup_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "MAX_KEYS", 1)
     pair = pods(steps=True)
     pair.begin_prefill(PROMPT, unrelated=True)

@@ -86,7 +86,7 @@ def test_decode_receives_the_blocks_of_an_earlier_prefill(pair: Pair) -> None:
     assert_idle(pair)
 
 
-def test_unclaimed_blocks_are_released_when_the_lease_expires(pair: Pair) -> None:
+def test_unclaimed_blocks_are_released_when_their_lease_expires(pair: Pair) -> None:
     pair.begin_prefill()
     pair.advance(LEASE_S)
     assert len(pair.prefill.engine.handoffs.leases) == 1
@@ -99,7 +99,7 @@ def test_unclaimed_blocks_are_released_when_the_lease_expires(pair: Pair) -> Non
     ("remote_request_id", "is_extended"),
     [(f"{REQUEST_ID}-0123abcd", True), ("0f8e", False), (None, False)],
 )
-def test_only_the_returned_request_id_extends_the_lease(
+def test_only_the_request_id_that_the_prefill_returned_extends_its_lease(
     remote_request_id: str | None, is_extended: bool
 ) -> None:
     pair = pods(blocks=9, steps=True)

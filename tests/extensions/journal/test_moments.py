@@ -85,7 +85,7 @@ def test_cached_tokens_of_several_prompts_are_summed(client: FlaskClient) -> Non
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_journal_response_id_is_that_of_the_response(
+def test_response_id_in_the_journal_equals_the_id_in_the_response(
     client: FlaskClient, path: str, stream: bool
 ) -> None:
     fields = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
@@ -156,7 +156,7 @@ class Pieces(StreamingBody):
             yield b"piece"
 
 
-def test_long_response_keeps_its_last_send_time_within_the_limit() -> None:
+def test_number_of_recorded_send_times_is_limited_and_the_last_one_is_kept() -> None:
     clock = Clock(steps_s=[1.0] * (MAX_SENDS + 7))
     grown: list[int] = []
     log = SendLog(clock.monotonic, grown.append)

@@ -47,7 +47,7 @@ sizes = st.integers(1, 12)
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_prompt_split_into_any_events_is_matched_and_can_be_removed(
+def test_prompt_is_matched_and_removed_however_its_blocks_are_split_into_events(
     data: st.DataObject,
 ) -> None:
     """Whatever the sizes, and however the engine's blocks are spread over events."""

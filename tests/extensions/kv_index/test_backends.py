@@ -154,7 +154,7 @@ def test_evicted_block_can_be_stored_again_and_removed() -> None:
     assert backend.size().copies == 0
 
 
-def test_hash_maps_drop_evicted_blocks() -> None:
+def test_hash_maps_of_the_index_drop_evicted_blocks() -> None:
     backend = MemoryBackend(100)
     for number in range(0, 3_000, 10):
         keys = range(number, number + 10)
@@ -164,14 +164,16 @@ def test_hash_maps_drop_evicted_blocks() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=3), min_size=1, max_size=3))
-def test_each_copy_is_counted_with_at_most_max_copy_bytes(numbers: list[list[int]]) -> None:
+def test_estimated_memory_of_block_copies_is_at_most_max_copy_bytes_per_copy(
+    numbers: list[list[int]],
+) -> None:
     copies = tuple(
         sum(1 << number for number in set(numbers_of_copy)) for numbers_of_copy in numbers
     )
     assert weigh_bytes(copies) <= MAX_COPY_BYTES * weigh_copies(copies)
 
 
-def test_repeated_stores_above_their_memory_limit_are_not_counted(
+def test_repeated_stores_of_a_block_are_not_counted_above_their_memory_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.extensions.kv_index.memory.REPEATS_LIMIT_BYTES", 2 * REPEAT_BYTES)

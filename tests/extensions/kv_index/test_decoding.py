@@ -224,7 +224,7 @@ def test_valid_events_are_kept_next_to_invalid_ones(others: list[Any]) -> None:
     items=st.lists(values, max_size=4),
     of_batch=st.lists(values, max_size=2),
 )
-def test_unknown_fields_of_any_name_and_type_are_ignored(
+def test_unknown_event_fields_of_any_name_and_type_are_ignored(
     fields: dict[str, Any], items: list[Any], of_batch: list[Any]
 ) -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": None}

@@ -230,7 +230,7 @@ def recount(backend: MemoryBackend) -> None:
 
 
 @given(histories, st.sampled_from([3, 6, 1000]), st.sampled_from([1, 3, 2048]), st.booleans())
-def test_counts_and_weights_stay_exact_after_evictions(
+def test_block_counts_and_memory_weights_stay_exact_after_evictions(
     history: Any, bound: int, a_slice: int, by_bytes: bool
 ) -> None:
     backend = MemoryBackend(500 * bound, weigh_bytes) if by_bytes else MemoryBackend(bound)

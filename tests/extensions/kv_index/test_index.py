@@ -98,7 +98,7 @@ def test_tier_weights_can_be_configured(backend: Backend) -> None:
     assert (score.score, score.matched) == (pytest.approx(1.1), 2)
 
 
-def test_different_models_share_no_blocks(index: Index) -> None:
+def test_blocks_of_one_model_do_not_count_for_another_model(index: Index) -> None:
     ingest(index, "a", stored([1, 2], PROMPT[:8]))
     ingest(index, "b", stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 1), model="other")
     assert matched(index, PROMPT) == {"a": 2}
@@ -116,7 +116,7 @@ def test_ranks_of_a_pod_are_scored_separately(index: Index) -> None:
     assert [(s.rank, s.matched) for s in index.score("m", PROMPT)] == [(1, 1)]
 
 
-def test_adapter_has_separate_blocks(index: Index) -> None:
+def test_blocks_of_an_adapter_count_only_for_requests_of_that_adapter(index: Index) -> None:
     with_name = {"lora_id": 1, "lora_name": "alice", "extra_keys": [["alice"], ["alice"]]}
     ingest(index, "a", stored([1, 2], PROMPT[:8], **with_name))
     ingest(index, "b", stored([1, 2], PROMPT[:8]))
@@ -219,7 +219,7 @@ def test_blocks_without_a_full_attention_counterpart_are_counted(index: Index) -
     assert matched(index, PROMPT) == {"b": 1}
 
 
-def test_truncated_prefix_counts_each_block_in_its_best_tier(index: Index) -> None:
+def test_tier_counts_of_a_truncated_prefix_use_the_best_tier_of_each_block(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL), stored([2], PROMPT[:8], **LINEAR))
     ingest(index, "a", offloaded([2, 3], group_idx=0), removed([2, 3], group_idx=0))
     (score,) = index.score("m", PROMPT)
@@ -239,7 +239,7 @@ def test_offloaded_blocks_of_an_unknown_group_are_counted_as_losses(index: Index
         ({"lora_name": "n" * 512}, {"lora_name": "n" * 513}, "bad_lora_name"),
     ],
 )
-def test_values_at_the_limit_are_accepted_and_values_above_are_rejected(
+def test_event_values_up_to_their_limits_are_accepted_and_larger_values_are_rejected(
     index: Index, last: dict[str, Any], beyond: dict[str, Any], loss: str
 ) -> None:
     ingest(index, "a", stored([1], PROMPT[:4], **last))
@@ -264,7 +264,7 @@ def test_values_at_the_limit_are_accepted_and_values_above_are_rejected(
         (removed([b""]), "bad_block_hashes"),
     ],
 )
-def test_invalid_event_is_counted_with_its_reason_and_others_are_kept(
+def test_invalid_event_is_counted_with_its_reason_and_valid_events_are_kept(
     event: KVEvent, reason: str
 ) -> None:
     index = make_index(MemoryBackend())
@@ -273,7 +273,7 @@ def test_invalid_event_is_counted_with_its_reason_and_others_are_kept(
     assert matched(index, PROMPT) == {"a": 2}
 
 
-def test_events_without_blocks_are_ignored(index: Index) -> None:
+def test_stored_and_removed_events_without_blocks_are_ignored(index: Index) -> None:
     ingest(index, "a", stored([], []), removed([]), stored([1], PROMPT[:4], 0))
     assert losses(index) == {} and matched(index, PROMPT) == {"a": 1}
 
@@ -383,7 +383,7 @@ grouped = st.lists(st.booleans(), min_size=12, max_size=12)
 
 
 @given(found_blocks, grouped, masks, st.integers(1, 3), st.integers(1, 4))
-def test_shortest_prefix_of_all_cache_groups_counts(
+def test_pod_is_scored_by_the_shortest_prefix_among_its_cache_groups(
     masks_by_block: list[tuple[int, ...]],
     scored: list[bool],
     left: int,
@@ -435,7 +435,7 @@ def alone(copies_by_block: list[tuple[int, ...]], number: int) -> tuple[int, flo
     return matched, worth
 
 
-def test_scoring_candidates_of_an_adapter_are_the_holders_of_its_blocks(
+def test_least_recently_used_adapters_lose_their_scoring_candidates_above_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.extensions.kv_index.holders.MAX_ADAPTERS", 3)

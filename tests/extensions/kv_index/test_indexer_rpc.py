@@ -52,7 +52,7 @@ def test_indexer_messages_have_the_names_and_numbers_of_llm_d() -> None:
     assert response.SerializeToString() == b"\x0a\x0e" + without_rank + b"\x18\0"
 
 
-def test_pods_are_returned_best_first_without_a_rank(index: KvIndex) -> None:
+def test_scores_of_pods_are_sorted_best_first_and_name_no_rank(index: KvIndex) -> None:
     store(index, "a", 1)
     store(index, "b", 3)
     answer = ask(index, prompt=TEXT, model_name="m")
@@ -60,7 +60,7 @@ def test_pods_are_returned_best_first_without_a_rank(index: KvIndex) -> None:
     assert not any(score.HasField("data_parallel_rank") for score in answer.scores)
 
 
-def test_pod_identifiers_limit_the_response(index: KvIndex) -> None:
+def test_pod_identifiers_in_a_request_limit_the_scored_pods(index: KvIndex) -> None:
     store(index, "a", 1)
     store(index, "b", 3)
     answer = ask(index, prompt=TEXT, model_name="m", pod_identifiers=["a", "c"])

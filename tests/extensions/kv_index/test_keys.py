@@ -92,7 +92,7 @@ prompts = draw_prompt()
 
 @settings(max_examples=40, deadline=None)
 @given(drawn_prompts=st.lists(prompts, max_size=8))
-def test_cached_keys_equal_computed_keys(drawn_prompts: list[list[int]]) -> None:
+def test_cached_block_keys_equal_computed_block_keys(drawn_prompts: list[list[int]]) -> None:
     keys = RequestKeys(SIZE)
     cache = PrefixKeyCache(keys, limit_bytes=20_000)
     for prompt in drawn_prompts:

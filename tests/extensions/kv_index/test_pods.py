@@ -40,7 +40,7 @@ def test_topic_names_a_pod_and_optionally_its_model(topic: str, named: Topic) ->
 @pytest.mark.parametrize(
     "topic", [b"", b"kv@", b"kv@@m", b"\xff", b"a\nb", b"kv@a\0@m", b"x" * (MAX_TOPIC_BYTES + 1)]
 )
-def test_invalid_topic_names_no_pod(topic: bytes) -> None:
+def test_topic_in_an_invalid_format_names_no_pod(topic: bytes) -> None:
     assert parse_topic(topic) is None
 
 
@@ -182,7 +182,7 @@ def test_source_list_may_contain_all_kinds_of_sources(tmp_path: Path) -> None:
         target_sources(["dns://name"])
 
 
-def test_pod_expires_after_its_latest_connection_was_closed() -> None:
+def test_pod_expires_a_while_after_its_latest_connection_was_closed() -> None:
     tracker = PodTracker(10)
     for pod in "abcd":
         tracker.record_message(pod, 1, 0)

@@ -73,7 +73,9 @@ def test_backend_restart_is_counted_once_while_the_backend_is_unavailable(
     assert "kvcache_events_pod_restarts_total 1.0" in index.metrics.render({})
 
 
-def test_internal_error_drops_only_one_message(caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_drops_only_the_message_that_caused_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     index, pool = make()
     ingest = index.ingest
 
@@ -134,7 +136,7 @@ def test_first_backend_epoch_is_not_counted_as_a_loss() -> None:
 
 
 @pytest.mark.parametrize("unread", [b"garbage", bytes(2000)], ids=["unreadable", "too large"])
-def test_unreadable_message_is_skipped_for_the_engine_that_expects_its_number(
+def test_unreadable_message_is_skipped_for_the_rank_that_expects_its_sequence_number(
     unread: bytes,
 ) -> None:
     index, pool = make(max_payload_bytes=1000)
@@ -170,7 +172,7 @@ def test_longest_silent_pods_are_removed_above_the_limit() -> None:
     assert "kvcache_events_pods_evicted_total 2.0" in index.metrics.render({})
 
 
-def test_losses_are_counted_once_when_a_batch_is_retried(
+def test_event_losses_are_counted_once_when_a_batch_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.extensions.kv_index.resources.MIN_BACKOFF_S", 0.001)

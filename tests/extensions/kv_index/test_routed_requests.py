@@ -24,7 +24,7 @@ def indexer(*flags: str) -> FlaskClient:
         ("/score_chat_completions", {"messages": CHAT}),
     ],
 )
-def test_routed_pod_is_scored_in_this_response_and_the_next(
+def test_pod_named_in_routed_to_is_scored_in_the_same_response_and_in_the_next(
     path: str, body: dict[str, object]
 ) -> None:
     client = indexer()

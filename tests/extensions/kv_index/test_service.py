@@ -79,7 +79,7 @@ def meet(index: KvIndex, engine: FakeEngine) -> None:
         gevent.sleep(0.001)
 
 
-def test_metrics_are_valid_and_contain_every_loss_reason(
+def test_index_metrics_are_valid_and_contain_every_loss_reason(
     index: KvIndex, engine: FakeEngine
 ) -> None:
     meet(index, engine)

@@ -53,7 +53,7 @@ def test_routed_prompt_counts_at_once_and_only_for_its_lifetime(
     assert index.speculation.size_bytes == 0
 
 
-def test_only_the_common_prefix_of_two_prompts_counts(index: Index) -> None:
+def test_routed_prompt_counts_up_to_its_common_prefix_with_the_scored_prompt(index: Index) -> None:
     route(index, "a")
     other = [*PROMPT[:12], 1, 2, 3, 4]
     assert matched(index, other) == {"a": 3}
@@ -72,7 +72,7 @@ def test_speculative_blocks_are_added_to_event_blocks_and_change_the_ranking(ind
     assert best.tiers == {"gpu": 2, "speculative": BLOCKS - 2}
 
 
-def test_event_confirms_a_routed_prompt_and_later_removals_count(
+def test_stored_event_confirms_a_routed_prompt_and_removed_event_shortens_its_match(
     index: Index, clock: list[float]
 ) -> None:
     route(index, "a")
@@ -84,7 +84,9 @@ def test_event_confirms_a_routed_prompt_and_later_removals_count(
     assert matched(index) == {"a": 1}
 
 
-def test_partial_or_foreign_event_does_not_confirm_a_routed_prompt(index: Index) -> None:
+def test_event_of_some_blocks_or_of_another_pod_does_not_confirm_a_routed_prompt(
+    index: Index,
+) -> None:
     route(index, "a")
     ingest(index, "a", block(0))
     ingest(index, "b", stored(range(1, BLOCKS + 1), PROMPT))
@@ -131,7 +133,9 @@ def test_pod_filter_applies_to_routed_prompts(index: Index) -> None:
     assert matched(index, PROMPT, "b", "c") == {"b": BLOCKS}
 
 
-def test_repeated_prompt_restarts_its_lifetime(index: Index, clock: list[float]) -> None:
+def test_prompt_that_is_routed_again_restarts_its_lifetime(
+    index: Index, clock: list[float]
+) -> None:
     route(index, "a")
     clock[0] += LIFETIME_S - 0.5
     route(index, "a")

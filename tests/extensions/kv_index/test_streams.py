@@ -423,7 +423,7 @@ fates = st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(fates, st.integers(0, 3))
-def test_lost_messages_are_replayed_in_order(lost: list[str], steps: int) -> None:
+def test_event_batches_that_were_lost_are_replayed_in_order(lost: list[str], steps: int) -> None:
     """Each batch takes away the block of the one before it:
 
     in another order, others would be left.

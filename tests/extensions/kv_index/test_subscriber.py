@@ -37,7 +37,7 @@ def leaves(indexer: SteppedIndexer, engine: FakeEngine) -> dict[str, float]:
     return due
 
 
-def test_messages_with_other_topics_are_not_received(indexer: SteppedIndexer) -> None:
+def test_messages_whose_topic_names_no_pod_are_not_received(indexer: SteppedIndexer) -> None:
     indexer.listen()
     other = indexer.engine("events")
     mine = indexer.engine("kv@a@m")

@@ -213,7 +213,7 @@ def test_least_recently_used_tokenizer_is_evicted(loader: Loader, embedded: Loca
     assert models.size_bytes == room + FAILURE_BYTES
 
 
-def test_hub_is_queried_only_if_enabled_and_only_for_valid_names(
+def test_tokenizer_hub_is_queried_only_for_valid_names_of_an_organization_and_a_model(
     loader: Loader,
 ) -> None:
     models = library(loader, hub=True)
@@ -234,7 +234,7 @@ def test_hub_is_queried_only_if_enabled_and_only_for_valid_names(
     assert loader.calls == ["org/some-model.v2"]
 
 
-def test_load_that_exceeds_the_timeout_continues_for_later_requests(
+def test_tokenizer_load_that_exceeds_the_timeout_continues_for_later_requests(
     loader: Loader, embedded: LocalTokenizer
 ) -> None:
     loader.gates["a"] = threading.Event()
@@ -313,7 +313,7 @@ def test_tokenizers_are_found_by_path_and_in_the_hub_cache(tmp_path: Path) -> No
     assert find_tokenizer(tmp_path, "late") == tmp_path / "late/tokenizer.json"
 
 
-def test_current_snapshot_or_else_the_latest_one_is_used(
+def test_tokenizer_is_read_from_the_main_snapshot_or_else_from_the_latest_snapshot(
     tmp_path: Path,
 ) -> None:
     repository = tmp_path / "models--org--name"

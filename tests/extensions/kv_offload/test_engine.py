@@ -92,7 +92,7 @@ def test_request_for_blocks_of_an_aborted_load_starts_after_the_load() -> None:
     assert tiered.used_blocks == 0
 
 
-def test_request_for_loading_blocks_waits_and_finds_them_in_the_cache() -> None:
+def test_request_for_blocks_that_are_being_loaded_waits_and_then_hits_the_cache() -> None:
     tiered = TieredEngine(30)
     tiered.complete("first", prompt_of(1))
     evict(tiered)
@@ -137,7 +137,7 @@ def test_blocks_are_stored_after_their_step_and_evicted_from_the_end(steps: bool
     assert device[0].block_hashes == first_hashes
 
 
-def test_stored_events_have_tokens_and_parent_hashes_if_enabled() -> None:
+def test_stored_events_have_tokens_and_parent_hashes_with_full_events() -> None:
     tiered = TieredEngine(40, has_full_events=True, blocks_per_chunk=2)
     tiered.complete("first", prompt_of(1, 5))
 

@@ -43,7 +43,7 @@ def test_lmcache_backend_selects_the_lmcache_connector() -> None:
     assert not KvOffload.is_enabled(settings)
 
 
-def test_offloading_size_replaces_the_connector_and_its_bytes() -> None:
+def test_kv_offloading_size_option_overrides_the_connector_and_its_cpu_bytes() -> None:
     config = {
         "kv_connector": "NixlConnector",
         "kv_role": "kv_both",

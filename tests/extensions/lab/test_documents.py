@@ -147,6 +147,6 @@ def test_simulate_page_has_a_run_a_sweep_and_two_examples() -> None:
     assert [Path(command.split()[2]).suffix for command in EXAMPLE_LOADS] == [".yml", ".jsonl"]
 
 
-def test_options_page_matches_the_command_line_parsers() -> None:
+def test_options_page_equals_the_page_generated_from_the_command_line_parsers() -> None:
     page = lab_page()
     assert page.path.read_text("utf-8") == page.markdown(), "python -m scripts.reference_lab"

@@ -184,7 +184,7 @@ def test_client_sends_a_request_when_it_is_due_and_a_slot_is_free(
     assert in_flight or engine.pauses == pytest.approx([8.0])
 
 
-def test_fit_recovers_the_constants_and_a_breakpoint() -> None:
+def test_fit_recovers_the_step_cost_constants_and_a_breakpoint() -> None:
     cost = fit_steps(steps_of(CPU, 400, 1)).cost
     fitted = msgspec.structs.asdict(cost)
     wanted = msgspec.structs.asdict(CPU)

@@ -75,7 +75,7 @@ def test_each_label_read_counts_as_one_generated_token() -> None:
     assert generated() == generated_before + 3
 
 
-def test_token_ids_and_texts_are_accepted_as_prompts_in_either_order() -> None:
+def test_query_and_items_may_be_token_ids_and_joined_in_either_order() -> None:
     tokens = {"query": [7, 8], "items": [[9], [10, 11]], "label_token_ids": [1]}
     assert ok(SCORING, tokens)["usage"]["prompt_tokens"] == 7
     pair = {"query": [7, 8], "items": [[9]], "label_token_ids": [1, 2]}
@@ -158,7 +158,7 @@ def test_decision_requests_to_unsupported_models_return_501(tmp_path: Path) -> N
         assert client_of(*flags).post(DECISIONS, json={}).status_code == 400
 
 
-def test_task_determines_the_available_routes() -> None:
+def test_task_determines_whether_scoring_and_decision_routes_exist() -> None:
     paths = {route.path for route in app_of("--force-dummy-tokenizer").routes}
     assert paths >= {SCORING, DECISIONS}
     paths = {route.path for route in app_of("--force-dummy-tokenizer", "--task", "embed").routes}

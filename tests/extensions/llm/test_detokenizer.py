@@ -55,7 +55,7 @@ def test_stop_string_is_included_on_request() -> None:
     assert ("".join(pieces), stopped) == ("one. tw", ". tw")
 
 
-def test_incomplete_character_is_emitted_at_the_end() -> None:
+def test_incomplete_character_is_emitted_when_the_reply_ends() -> None:
     ids = BACKEND.encode("a🦙", add_special_tokens=False).ids[:-1]
     pieces, _ = shown(ids)
     assert pieces[:-1] == ["a", *[""] * (len(ids) - 1)]

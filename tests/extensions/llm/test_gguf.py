@@ -136,7 +136,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     change=st.binary(min_size=1, max_size=9),
     end=st.none() | st.integers(0, 60_000),
 )
-def test_corrupt_gguf_file_is_read_or_rejected_in_one_line(
+def test_corrupt_gguf_file_causes_no_error_except_a_one_line_rejection(
     whole: tuple[Path, bytes], place: int, change: bytes, end: int | None
 ) -> None:
     folder, content = whole
@@ -206,7 +206,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
 
 @settings(max_examples=25, deadline=None)
 @given(text=st.text() | st.text("ab 1'\n<|endoftext|>"))
-def test_gguf_tokenizer_gives_the_same_token_ids_as_the_folder(
+def test_gguf_tokenizer_gives_the_same_token_ids_as_the_tokenizer_of_the_model_folder(
     tokenizer: LocalTokenizer, text: str
 ) -> None:
     ids = tokenizer.encode(text)

@@ -89,7 +89,7 @@ def test_nan_rows_do_not_affect_other_rows() -> None:
     assert bool((layer(torch.zeros(3, 32)).abs() < 1e-20).all())
 
 
-def test_int8_gated_layer_matches_the_float_result() -> None:
+def test_int8_gated_layer_is_close_to_the_float_result() -> None:
     gate, up = (Int8Matrix.quantized(random(20, 32, seed=seed)) for seed in (1, 2))
     x = random(5, 32, seed=3)
     wanted = torch.nn.functional.silu(exact(gate, x)) * exact(up, x)

@@ -122,11 +122,11 @@ def test_hub_model_name_is_found_in_the_local_cache(
         find_model("some-people/another")
 
 
-def test_public_names_are_available_before_torch_is_imported() -> None:
+def test_public_names_of_the_package_can_be_imported_without_importing_torch() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, timeout=50, check=True)
 
 
-def test_presets_are_sampling_parameters_with_their_temperature(llm: LLM) -> None:
+def test_greedy_creative_and_balanced_presets_are_valid_sampling_parameters(llm: LLM) -> None:
     for name in ("greedy", "creative", "balanced"):
         params: SamplingParams = getattr(SamplingParams, name)(max_tokens=5)
         assert (params.to_dict()["max_tokens"], params.is_greedy) == (5, name == "greedy")
@@ -135,7 +135,9 @@ def test_presets_are_sampling_parameters_with_their_temperature(llm: LLM) -> Non
         assert [result["tokens_generated"] for result in results] == [3, 3]
 
 
-def test_async_api_returns_the_same_results_as_the_library(llm: LLM, model: str) -> None:
+def test_async_library_returns_the_same_results_as_the_synchronous_library(
+    llm: LLM, model: str
+) -> None:
     texts = [
         text_of(result) for result in llm.generate(["Hello", "One", "Two"], FIVE, progress=False)
     ]

@@ -150,7 +150,9 @@ def test_consecutive_late_steps_delay_streams_only_briefly(folder: Path) -> None
     assert max(took_s for decodes, _, took_s in machine.steps if decodes) < 1.6 * TARGET_S
 
 
-def test_prompt_completed_after_a_dropped_chunk_caches_only_stored_blocks(folder: Path) -> None:
+def test_prompt_aborted_after_a_dropped_chunk_leaves_only_its_stored_blocks_cached(
+    folder: Path,
+) -> None:
     plain = Machine(folder, costs)
     plain.run(8, 900)
     for steps in range(4, 16):
@@ -191,7 +193,7 @@ def test_prompts_are_chunked_by_tokens_without_a_target_time(folder: Path) -> No
     assert [prompt for _, prompt, _ in machine.steps if prompt] == [300] * 3
 
 
-def test_single_suspended_step_hardly_changes_the_estimate() -> None:
+def test_single_suspended_step_hardly_changes_the_step_time_estimate() -> None:
     times = StepTimes(TARGET_S)
     for number in range(20):
         times.add(150, 1e4 * number, 0.2 + 1e-7 * number)

@@ -63,7 +63,9 @@ def test_rehearse_command_writes_a_report_and_recordings(
 
 @pytest.mark.parametrize("blocks", [120, 11])
 @pytest.mark.parametrize("in_flight", [None, 3])
-def test_engine_executes_the_simulated_steps(in_flight: int | None, blocks: int) -> None:
+def test_real_engine_executes_the_same_steps_as_the_simulation(
+    in_flight: int | None, blocks: int
+) -> None:
     """Prompts in chunks, requests that wait for a place, one that has all of the budget; in the
     smaller cache some that lose their blocks.
     """

@@ -76,7 +76,7 @@ def test_top_p_top_k_and_min_p_keep_the_same_tokens_as_the_reference(
         np.testing.assert_allclose(row, oracle(logits, row_params), atol=1e-9)
 
 
-def test_tokens_with_equal_logits_are_kept_together() -> None:
+def test_top_k_and_top_p_keep_all_tokens_whose_logits_equal_the_last_kept_logit() -> None:
     row = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.7)):
         assert limit(row.clone(), [params]).isfinite().tolist() == [
@@ -93,7 +93,7 @@ SEEDS = st.integers(-(2**63), 2**64 + 128)
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=200), SEEDS, st.integers(0, 5000), LIMITS)
-def test_every_sampled_token_is_allowed(
+def test_every_sampled_token_passes_the_top_k_top_p_and_min_p_limits(
     logits: list[float], seed: int, position: int, params: SamplingParams
 ) -> None:
     row = torch.tensor([[-torch.inf, *logits, -torch.inf]])
@@ -104,7 +104,7 @@ def test_every_sampled_token_is_allowed(
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(0, 10**6), st.sampled_from([2, 64, 65, 320, 1000]), st.integers(1, 9))
-def test_sampled_token_depends_only_on_its_row(
+def test_sampled_token_depends_only_on_its_row_of_logits(
     data: st.DataObject, numbers: int, size: int, count: int
 ) -> None:
     logits = torch.from_numpy(np.random.default_rng(numbers).normal(0, 3, (count, size))).float()
@@ -165,7 +165,7 @@ def test_sampling_frequencies_match_the_reference_distribution(
 
 
 @pytest.mark.parametrize("step", [(0, 1), (1, 0), (1, -1), (2**32, 0)], ids=str)
-def test_neighboring_samples_are_statistically_independent(step: tuple[int, int]) -> None:
+def test_samples_of_neighboring_seeds_and_positions_are_independent(step: tuple[int, int]) -> None:
     """Of the next position, of the next choice, of both, and of a seed with the same lower word."""
     size = 9
     count = 20_000

@@ -92,7 +92,9 @@ def test_only_the_engine_process_imports_torch(
     assert get(server.port, "/v1/models").json()["data"][0]["max_model_len"] == 1024
 
 
-def test_greedy_replies_equal_those_of_the_library(server: RunningServer, model: str) -> None:
+def test_greedy_replies_of_the_server_equal_those_of_the_python_library(
+    server: RunningServer, model: str
+) -> None:
     prompt = [3, 14, 15, 92, 65]
     body = {"prompt": prompt, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
     token_ids = post(server.port, body | {"return_token_ids": True}).json()["choices"][0][

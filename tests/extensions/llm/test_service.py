@@ -53,7 +53,7 @@ def other(engine: EngineProcess) -> Iterator[Worker]:
         yield connected
 
 
-def test_each_worker_receives_the_engine_description_and_only_its_outputs(
+def test_each_worker_receives_the_engine_description_and_only_its_own_outputs(
     worker: Worker, other: Worker, engine: EngineProcess
 ) -> None:
     ready = worker.greet()
@@ -120,7 +120,7 @@ def test_invalid_commands_are_ignored(worker: Worker, frames: list[bytes]) -> No
     assert len(worker.whole(1)[0]) == 1
 
 
-def test_impossible_requests_are_rejected_and_others_continue(worker: Worker) -> None:
+def test_impossible_requests_are_rejected_without_ending_a_running_request(worker: Worker) -> None:
     refused = {"sampling": Sampling(top_p=7.0)}, {"sampling": Sampling(bad_words=("x",))}
     cases = ({"prompt_ids": []}, {"prompt_ids": [1] * 2000}, {"max_tokens": 0}, *refused)
     for key, case in enumerate(cases):
@@ -132,7 +132,9 @@ def test_impossible_requests_are_rejected_and_others_continue(worker: Worker) ->
     assert len(worker.whole(50)[0]) == LONG
 
 
-def test_signal_dumps_stacks_and_sigterm_ends_streams_and_the_process(folder: Path) -> None:
+def test_stack_dump_signal_logs_stacks_and_sigterm_ends_streams_and_the_process(
+    folder: Path,
+) -> None:
     with engine_process(folder) as engine, Worker(engine.options.endpoint) as worker:
         worker.greet()
         engine.process.send_signal(DUMP_STACKS_SIGNAL)
@@ -171,7 +173,7 @@ def test_engine_process_ends_with_its_parent(folder: Path) -> None:
 # Commands of an operator, and what the index of blocks hears.
 
 
-def test_pause_starts_no_request_and_keeps_or_ends_running_ones(
+def test_pause_starts_no_request_and_its_mode_keeps_or_aborts_running_requests(
     worker: Worker, other: Worker
 ) -> None:
     assert worker.command("pause").error is None

@@ -164,7 +164,7 @@ def test_worker_that_disconnected_while_idle_is_forgotten(folder: Path) -> None:
         turns.until(lambda: not turns.engine.scheduler.waiting.members)
 
 
-def test_sleep_releases_memory(folder: Path) -> None:
+def test_sleep_releases_the_memory_of_weights_and_kv_cache(folder: Path) -> None:
     wanted = prompts(2)
     with serving(folder) as turns:
         engine = turns.engine

@@ -79,7 +79,7 @@ def test_longest_and_earliest_ngram_match_is_used(
 
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), max_size=30), st.data())
-def test_drafts_are_updated_with_new_tokens(
+def test_drafts_are_looked_up_in_the_prompt_and_the_tokens_generated_so_far(
     prompt: list[int], reply: list[int], data: st.DataObject
 ) -> None:
     state = SamplingState(PLAIN, prompt, [], 0)
@@ -164,7 +164,7 @@ def test_replies_with_speculation_equal_those_without(
     check(engine.cache)
 
 
-def test_repetitive_reply_takes_fewer_steps(folder: Path) -> None:
+def test_repetitive_reply_takes_fewer_steps_with_speculation_than_without(folder: Path) -> None:
     """Of two tokens the likelier one comes for ever; after the first few all drafts are right."""
     repeating = replace(PLAIN, allowed_token_ids=[5], max_tokens=42)
     plain = make_engine(folder)

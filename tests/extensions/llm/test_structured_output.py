@@ -124,7 +124,7 @@ def test_lark_and_gbnf_grammars_constrain_the_output(llm: LLM) -> None:
         ('root ::= a.b "." a.c\na.b ::= "x"\na.c ::= [a.b]', "x..", "x.x"),
     ],
 )
-def test_converted_grammars_accept_and_reject_the_expected_texts(
+def test_lark_and_gbnf_grammars_keep_their_language_when_they_are_converted(
     llm: LLM, grammar: str, right: str, wrong: str
 ) -> None:
     form = TextForm(grammar=grammar)
@@ -317,7 +317,7 @@ EXPLODING = {
 """Of these the library computes for minutes, in gigabytes."""
 
 
-def test_exponentially_large_grammar_is_rejected_without_long_delays_of_others(model: str) -> None:
+def test_exponentially_large_grammar_is_rejected_and_the_next_request_succeeds(model: str) -> None:
     with (
         engine_process(Path(model), max_model_len=512) as engine,
         Worker(engine.options.endpoint) as worker,

@@ -226,7 +226,7 @@ def test_openapi_document_is_served_behind_a_proxy_path() -> None:
         assert client.post(path).headers["Allow"] == "GET, HEAD"
 
 
-def test_root_describes_the_server_and_lists_its_routes() -> None:
+def test_root_route_returns_the_version_the_models_and_the_routes_of_the_server() -> None:
     client = application("generate").test_client()
     description = client.get("/").get_json()
     assert (description["name"], description["version"], description["plays"]) == (

@@ -37,7 +37,7 @@ def answered(*flags: str, text: str = "Hi") -> dict[str, Any]:
     return choice
 
 
-def test_first_plugin_with_a_reply_decides(plugin: Write) -> None:
+def test_first_plugin_that_returns_a_reply_determines_the_reply(plugin: Write) -> None:
     silent = plugin("def reply(self):\n    return lambda request, rng: None\n", "silent")
     first = plugin(SAYING.format(text="first"), "first")
     second = plugin(SAYING.format(text="second"), "second")
@@ -66,7 +66,7 @@ def test_serve_command_accepts_plugins_and_their_settings(plugin: Write) -> None
     assert flags.values["mine-size"] == "8" and flags.values["max-num-seqs"] == "3"
 
 
-def test_list_of_plugins_is_empty_without_plugins() -> None:
+def test_plugins_route_returns_an_empty_list_if_no_plugin_is_loaded() -> None:
     answer = app_of("--no-installed-plugins").test_client().get("/admin/plugins")
     assert answer.json == {"api": 2, "plugins": []}
 
@@ -243,7 +243,7 @@ def test_error_names_the_missing_module_or_file(tmp_path: Path) -> None:
     )
 
 
-def test_plugin_settings_are_validated_like_all_other_settings(plugin: Write) -> None:
+def test_plugin_settings_are_validated_like_built_in_settings(plugin: Write) -> None:
     path = plugin(f"{OWN_SETTINGS}\n{REPLY}", preamble=settings_class("size", 4))
     assert started("--plugin", path, "--mine-size", "7").dump()["mine-size"] == 7
     assert refusal("--plugin", path, "--mine-size", "0") == (

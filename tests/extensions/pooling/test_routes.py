@@ -137,7 +137,7 @@ def decoded(kind: type[Request], **body: Any) -> Any:
         ([1.0, "2", True], [], [[1, 2, 1]]),
     ],
 )
-def test_input_is_accepted_in_four_forms(
+def test_input_may_be_a_text_a_list_of_texts_token_ids_or_lists_of_token_ids(
     kind: type[Request], value: Any, texts: list[str], id_lists: list[list[int]]
 ) -> None:
     for extra in ({}, {"priority": "1"}):  # the second is decoded the lax way
@@ -216,14 +216,14 @@ def test_embeddings_can_be_served_with_chat_and_completions() -> None:
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), RULES)
-def test_violated_rule_returns_a_bad_request_error(
+def test_request_that_violates_a_rule_returns_a_bad_request_error(
     path: str, fields: dict[str, Any], param: str | None
 ) -> None:
     refusal = refused(path, {**BASE[path], **fields}, "--task=pooling")
     assert refusal == (400, "BadRequestError", param)
 
 
-def test_cross_encoder_requires_room_for_both_texts() -> None:
+def test_cross_encoder_rejects_a_pair_of_texts_that_exceeds_the_context() -> None:
     body = {"text_1": "a " * 40, "text_2": "a " * 40}
     assert client_of("--task=pooling").post(SCORE, json=body).status_code == 200
     assert refused(SCORE, body, "--task=score") == (400, "BadRequestError", "input_tokens")
@@ -253,7 +253,7 @@ def test_dimensions_are_rejected_unless_the_model_supports_them(
     assert client.post(EMBED, json=BASE[EMBED]).status_code == 200
 
 
-def test_every_form_of_input_gives_the_same_vectors_in_order() -> None:
+def test_texts_and_token_ids_alone_or_in_a_list_give_the_same_vectors() -> None:
     texts = ["hello", "Zwölf Boxkämpfer 🥊", "世界", "hello"]
     ids = [token_ids(text) for text in texts]
     wanted = vectors(texts)
@@ -481,7 +481,7 @@ def test_all_cohere_embedding_types_encode_the_same_vector() -> None:
     assert answer["meta"] == {"api_version": {"version": "2"}, "billed_units": units}
 
 
-def test_mixed_inputs_are_embedded_as_conversations() -> None:
+def test_cohere_inputs_with_content_parts_are_embedded_as_conversations() -> None:
     mixed = {"content": [{"type": "text", "text": "hello"}]}
     answer = embedded(inputs=[mixed], output_dimension=8)
     assert "texts" not in answer and list(answer["embeddings"]) == ["float"]

@@ -90,7 +90,7 @@ def test_requests_beyond_the_limit_are_rejected_until_the_bucket_refills() -> No
     assert is_refused(limited.post(), retry_after="20")
 
 
-def test_every_response_has_the_remaining_limits() -> None:
+def test_every_rate_limited_response_has_headers_with_the_remaining_limits() -> None:
     limited = Limited(requests_per_minute=2, tokens_per_minute=600)
     assert told(limited.post(), "requests") == ("2", "1", "30s")
     for _ in range(2):  # the second of which is refused
@@ -151,7 +151,7 @@ def test_limits_can_change_while_the_server_runs() -> None:
         assert limited.post().status_code == expected[-1]
 
 
-def test_changing_one_limit_keeps_the_remainder_of_the_other() -> None:
+def test_changing_the_request_or_the_token_limit_does_not_refill_the_unchanged_limit() -> None:
     limited = Limited(requests_per_minute=2, tokens_per_minute=600)
     limited.post()
     limited.live.change({"requests-per-minute": 4})
@@ -168,7 +168,7 @@ def test_changing_one_limit_keeps_the_remainder_of_the_other() -> None:
     assert told(answer, "tokens")[:2] == ("60", "57")
 
 
-def test_number_of_remembered_clients_is_limited() -> None:
+def test_memory_of_rate_limited_clients_is_bounded() -> None:
     limited = Limited(tokens_per_minute=1)
     for number in range(MAX_CALLERS + 1):
         limited.limits.callers.charge(b"%d" % number, 1)

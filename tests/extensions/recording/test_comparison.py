@@ -84,7 +84,7 @@ def test_response_headers_are_compared_by_name_or_by_value() -> None:
     assert lines == ["header server in the recorded answer, less in the live answer"]
 
 
-def test_keys_that_are_token_ids_or_texts_share_a_path() -> None:
+def test_token_ids_and_texts_that_are_keys_become_a_wildcard_in_the_compared_path() -> None:
     assert shape_of({"prompt_logprobs": {"5": 1}}) == {"$.prompt_logprobs.*: number"}
     assert shape_of({"top_logprobs": {"Hi": 1, "x": 2}}) == {"$.top_logprobs.*: number"}
 

@@ -87,7 +87,9 @@ def test_parallel_tool_calls_of_one_reply_count_as_one_turn(file: str, served: S
     assert text(served(file), body) == "two"
 
 
-def test_body_that_is_not_a_conversation_is_compared_completely(file: str, served: Serve) -> None:
+def test_body_that_is_not_a_conversation_is_not_matched_by_its_turn(
+    file: str, served: Serve
+) -> None:
     with closing(Recording(file, by_turn=True)) as recording:
         assert len(recording) == 4
     client = served(file, "--replay-miss", "not-found")
@@ -95,7 +97,7 @@ def test_body_that_is_not_a_conversation_is_compared_completely(file: str, serve
     assert answer.status_code == 404
 
 
-def test_fork_keeps_the_first_turns_and_a_script_continues(
+def test_fork_replays_the_first_turns_and_a_script_answers_the_later_ones(
     file: str, tmp_path: Path, served: Serve
 ) -> None:
     out = tmp_path / "fork.jsonl"
@@ -111,7 +113,7 @@ def test_fork_keeps_the_first_turns_and_a_script_continues(
     ]
 
 
-def test_fork_without_prompts_contains_no_request_text_and_replays_the_same(
+def test_fork_without_prompts_has_no_request_text_and_replays_the_recorded_replies(
     file: str, tmp_path: Path, served: Serve
 ) -> None:
     out = tmp_path / "fork.jsonl"
@@ -134,7 +136,9 @@ def test_fork_without_prompts_keeps_requests_with_malformed_tools(
     assert all(isinstance(tool["name"], str) for tool in shortened["tools"])
 
 
-def test_fork_without_prompts_drops_fields_repeated_by_the_responses_api(tmp_path: Path) -> None:
+def test_fork_without_prompts_drops_request_fields_that_responses_events_repeat(
+    tmp_path: Path,
+) -> None:
     response = {"object": "response", "instructions": "secret", "tools": TOOLS, "output": []}
     event = json.dumps({"type": "response.created", "response": response}).encode()
     body = b"event: response.created\ndata: " + event + b"\n\ndata: [DONE]\n\n"

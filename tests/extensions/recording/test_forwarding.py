@@ -206,7 +206,7 @@ def test_decoded_path_cannot_forge_another_target() -> None:
     assert context.query() == {}
 
 
-def test_only_encoded_separators_change_the_path_used_for_comparison() -> None:
+def test_encoded_and_literal_separators_are_different_in_compared_paths() -> None:
     assert comparable_path("/v1/%61%20%c3%bc") == comparable_path("/v1/a ü")
     assert (
         comparable_path("/v1/a%2fb") == comparable_path("/v1/a%2Fb") != comparable_path("/v1/a/b")

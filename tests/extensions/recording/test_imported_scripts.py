@@ -271,7 +271,7 @@ def with_value(document: Any, place: tuple[Any, ...], value: object) -> Any:
     ("read", "document"),
     [(import_aimock, CHAOTIC), (import_litellm, MOCKS), (import_cassette, CASSETTE)],
 )
-def test_invalid_value_anywhere_drops_at_most_its_rule(
+def test_invalid_value_anywhere_in_an_imported_file_drops_at_most_its_rule(
     read: Callable[[object, ImportedScript], object], document: Any
 ) -> None:
     for place in places(document):

@@ -78,7 +78,7 @@ def test_line_that_is_too_long_is_rejected(tmp_path: Path, monkeypatch: pytest.M
         Recording(path)
 
 
-def test_changed_file_is_detected(tmp_path: Path) -> None:
+def test_change_of_a_recording_file_while_it_is_open_is_detected(tmp_path: Path) -> None:
     path = Path(written(tmp_path / "r", [ONE]))
     with closing(Recording(str(path))) as recording:
         path.write_bytes(HEADER + b"x" * 50)
@@ -167,7 +167,7 @@ def text_of(answer: RecordedAnswer) -> bytes:
         (chat("What is the weather in Rome?", temperature=2), b"1"),
     ],
 )
-def test_most_similar_request_is_found(tmp_path: Path, sent: Any, answer: bytes) -> None:
+def test_most_similar_recorded_request_is_found(tmp_path: Path, sent: Any, answer: bytes) -> None:
     recorded = [
         exchange(chat("What is the weather in Rome?"), (0, b"1")),
         exchange(chat("What is the weather in Bonn?"), (0, b"2")),
@@ -178,7 +178,7 @@ def test_most_similar_request_is_found(tmp_path: Path, sent: Any, answer: bytes)
         assert answer_text(recording, sent) == answer
 
 
-def test_requests_of_other_routes_or_stream_modes_are_not_similar(
+def test_requests_that_differ_in_route_or_stream_mode_are_not_similar(
     tmp_path: Path,
 ) -> None:
     path = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"1"))])

@@ -46,13 +46,13 @@ def test_stored_responses_are_read_by_case_and_run(store: Path) -> None:
     assert read[CASE.name][0].counts == {"c": 1.0}
 
 
-def test_stored_responses_are_a_recording_that_other_commands_read(store: Path) -> None:
+def test_stored_oracle_responses_can_be_read_as_a_recording(store: Path) -> None:
     write_answers("1.0", "base", [stored(CASE, 0, _outcome("{}").answer, {})])
     [(_, exchange)] = recorded(str(file_of("1.0", "base")))
     assert (exchange.request.target, exchange.request.body) == ("/p", '{"n":1}')
 
 
-def test_stored_responses_are_current_until_a_request_changes(store: Path) -> None:
+def test_stored_oracle_responses_are_outdated_once_a_request_changes(store: Path) -> None:
     write_answers("1.0", "base", [stored(CASE, 0, _outcome("{}").answer, {})])
     read = read_answers("1.0", "base")
     changed = Case(name=CASE.name, area="a", reason="Another.", path="/p", body={"n": 2})
@@ -75,13 +75,13 @@ def test_error_messages_and_counters_are_compared() -> None:
     ]
 
 
-def test_closest_recorded_response_is_compared() -> None:
+def test_response_is_compared_with_the_closest_of_several_recorded_responses() -> None:
     runs = [_outcome('{"a": 1}'), _outcome('{"a": null}')]
     assert least_disagreements(CASE, runs, _outcome('{"a": null}'), NAMES) == []
     assert len(least_disagreements(CASE, runs, _outcome('{"a": "x"}'), NAMES)) == 2
 
 
-def test_samples_are_named_without_model_and_engine_labels() -> None:
+def test_metric_samples_are_named_without_model_and_engine_labels() -> None:
     exposition = 'a_total{engine="0",model_name="m",reason="stop"} 3.0\nb_total 4\n'
     assert dict(samples_of(exposition, ("a_total",))) == {"a_total(reason=stop)": 3.0}
 

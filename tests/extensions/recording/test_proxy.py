@@ -229,7 +229,7 @@ def test_chunked_request_is_forwarded_in_chunks(tmp_path: Path) -> None:
         (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b""),
     ],
 )
-def test_unusual_response_is_forwarded_and_recorded(
+def test_response_with_an_unusual_http_framing_is_forwarded_and_recorded(
     tmp_path: Path, answer: bytes, body: bytes
 ) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
@@ -257,7 +257,9 @@ def test_unusual_response_is_forwarded_and_recorded(
         OK + b"Content-Length: %d\r\n\r\nhello" % 10**30,
     ],
 )
-def test_missing_response_returns_502_and_is_not_recorded(tmp_path: Path, answer: bytes) -> None:
+def test_missing_or_malformed_response_of_the_target_returns_502_and_is_not_recorded(
+    tmp_path: Path, answer: bytes
+) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
         with stubs.posted(proxy, {}) as response:
             assert response.status == 502
@@ -327,7 +329,7 @@ class FullDisk:
         return getattr(self._file, name)
 
 
-def test_full_disk_leaves_other_lines_intact(
+def test_full_disk_loses_an_exchange_but_damages_no_written_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (

@@ -119,7 +119,9 @@ def test_recorded_headers_are_replayed_except_for_server_and_secret_ones(tmp_pat
     assert response.headers["X-Accel-Buffering"] == "no", "no proxy is to hold a stream"
 
 
-def test_unrecorded_request_is_simulated_or_rejected(tmp_path: Path) -> None:
+def test_replay_miss_decides_whether_an_unrecorded_request_is_simulated_or_rejected(
+    tmp_path: Path,
+) -> None:
     clock = VirtualClock()
     with replaying(tmp_path, [exchange(chat("Hi"), (0, b"1"))], clock) as replay:
         assert replay.begin(asking(chat("Ho"))) is None
@@ -136,7 +138,9 @@ def test_unrecorded_request_is_simulated_or_rejected(tmp_path: Path) -> None:
     assert (report["equal"], report["nearest"], report["missed"]) == (0, 0, 1)
 
 
-def test_nearest_response_is_used_when_requested(tmp_path: Path) -> None:
+def test_replay_miss_nearest_answers_with_the_most_similar_recorded_response(
+    tmp_path: Path,
+) -> None:
     with replaying(
         tmp_path, [exchange(chat("Hi"), (0, b"1"))], VirtualClock(), replay_miss="nearest"
     ) as replay:
@@ -193,7 +197,7 @@ def test_journal_has_text_and_usage_of_recorded_responses(tmp_path: Path) -> Non
     assert rows[0]["model"] == "m"
 
 
-def test_broken_recorded_response_breaks_off(tmp_path: Path) -> None:
+def test_recorded_response_that_broke_off_breaks_off_in_the_replay(tmp_path: Path) -> None:
     clock = VirtualClock()
     broken = exchange(chat("Hi"), (0, b"1"), is_broken=True, end_s=1.0)
     with replaying(tmp_path, [broken], clock) as replay:

@@ -142,7 +142,7 @@ PIECES = [
 
 
 @pytest.mark.parametrize(("head", "piece"), PIECES)
-def test_pauses_of_a_stream_are_preserved(head: Any, piece: Any) -> None:
+def test_pauses_of_a_recorded_stream_become_delays_of_the_rule(head: Any, piece: Any) -> None:
     at_s = [0.1, 0.2, 0.21, 0.22, 1.23, 1.24, 1.25, 3.25, 3.26]
     data = [f"data: {json.dumps(event)}\n\n".encode() for event in [head, *[piece] * 8]]
     data[3], data[4] = data[3] + data[4][:9], data[4][9:]  # a chunk need not end with an event
@@ -173,14 +173,16 @@ def test_rules_of_equal_requests_answer_in_recorded_order() -> None:
     assert [rule.get("times") for rule in rules] == [1, 1, None]
 
 
-def test_rules_match_the_model_only_if_models_differ() -> None:
+def test_script_rules_match_the_model_only_if_the_recorded_models_differ() -> None:
     chats = [chat("Hi"), {**chat("Hi"), "model": "other"}]
     rules = rules_of(*(whole(body, choice(content="A")) for body in chats))
     assert [rule["when"]["model"] for rule in rules] == ["m", "other"]
     assert ["nth" in rule["when"] for rule in rules] == [False, False]
 
 
-def test_unsupported_exchanges_are_omitted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exchanges_that_a_script_cannot_express_are_omitted_with_a_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     others = ("/v1/embeddings", "/v1/responses", "/v1/messages")
     assert (
         rules_of(*(whole(chat("Hi"), {}, path) for path in others), whole(chat("Hi"), "no choices"))

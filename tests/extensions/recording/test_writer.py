@@ -252,7 +252,9 @@ def test_two_recorders_share_a_file_and_its_rotated_files(tmp_path: Path) -> Non
     assert first.warnings == second.warnings == []
 
 
-def test_recorder_rejects_other_files_without_changing_them(tmp_path: Path) -> None:
+def test_recorder_rejects_a_file_that_is_not_a_recording_without_changing_it(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "r"
     path.write_text("mine")
     with pytest.raises(RecordingError, match="was not recorded with"):

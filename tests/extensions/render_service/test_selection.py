@@ -14,6 +14,6 @@ def test_render_url_takes_precedence_over_a_named_tokenizer() -> None:
         assert tokenizer.name == "http://127.0.0.1:9"
 
 
-def test_embedded_tokenizer_can_be_selected_instead() -> None:
+def test_embedded_tokenizer_flag_takes_precedence_over_the_render_url() -> None:
     tokenizer = tokenizer_of(load([*SERVICE, "--force-dummy-tokenizer"], {}))
     assert tokenizer.name == "embedded"

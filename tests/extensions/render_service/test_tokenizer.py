@@ -110,7 +110,7 @@ def test_ids_are_decoded_by_the_service_and_split_at_words(service: RenderTokeni
         ('200 [{"token_ids": [1.5]}]', "the response does not contain a list of token_ids"),
     ],
 )
-def test_unusable_response_raises_a_clear_error(
+def test_unusable_response_of_the_service_raises_an_error_with_the_reason(
     service: RenderTokenizer, answer: str, complaint: str
 ) -> None:
     with pytest.raises(TokenizerServiceError, match=complaint):
@@ -150,7 +150,7 @@ def test_silent_service_times_out_after_the_limit_for_texts_or_images(
         remote.close()
 
 
-def test_unreachable_service_raises_a_clear_error() -> None:
+def test_unreachable_service_raises_an_error_but_token_ids_are_still_checked() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     remote = RenderTokenizer(f"http://127.0.0.1:{port}", model="m")

@@ -225,7 +225,7 @@ def test_errors_have_the_types_of_the_specification(
     assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == (kind, code)
 
 
-def test_routes_of_stored_responses_have_the_same_error_format(client: Client) -> None:
+def test_unknown_stored_response_returns_404_with_the_error_type_not_found(client: Client) -> None:
     for answer in (client.get(f"{PATH}/resp_x"), client.post(f"{PATH}/resp_x/cancel")):
         assert answer.status_code == 404
         assert answer.json()["error"]["type"] == "not_found"

@@ -164,7 +164,7 @@ def test_field_that_violates_the_schema_returns_400_with_its_path(
         ({"tools": [SPACE, {**SPACE, "name": "town"}], "tool_choice": NAMED}, "tool_choice"),
     ],
 )
-def test_violated_rule_is_named_in_the_error(fields: dict[str, Any], param: str) -> None:
+def test_error_for_a_violated_rule_names_the_field(fields: dict[str, Any], param: str) -> None:
     assert refusal(**fields) == (400, "BadRequestError", param)
 
 
@@ -241,7 +241,7 @@ def test_echo_mode_repeats_the_last_input_item(items: Any, echoed: str) -> None:
     assert echo_text(decoded(input=items).input) == echoed
 
 
-def test_only_namespace_functions_and_custom_tools_can_be_called() -> None:
+def test_only_functions_custom_tools_and_namespace_functions_can_be_called() -> None:
     search = {"type": "web_search", "search_context_size": "low"}
     assert decoded(tools=[search]).tool_choice == "auto"
     assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
@@ -321,7 +321,7 @@ def sdk_choices() -> TypeAdapter[Any]:
 
 
 @pytest.mark.parametrize("tool_fields", TOOL_FIELDS, ids=itemgetter("type"))
-def test_tool_is_returned_with_all_its_fields_or_rejected_like_in_the_sdk(
+def test_tool_is_accepted_with_all_its_fields_only_if_the_openai_sdk_accepts_it(
     tool_fields: dict[str, Any], sdk_tools: TypeAdapter[Any]
 ) -> None:
     wrong = [
@@ -341,7 +341,7 @@ def test_tool_is_returned_with_all_its_fields_or_rejected_like_in_the_sdk(
         assert tool is not tool_fields or list(converted.items()) == list(expected.items())
 
 
-def test_tool_of_another_type_is_returned_unchanged() -> None:
+def test_shell_and_file_search_tools_are_returned_unchanged() -> None:
     tools = [{"type": "shell", "environment": 5}, {"type": "file_search"}]
     assert convert_tools(tools) == tools
 

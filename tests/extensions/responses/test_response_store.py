@@ -58,7 +58,7 @@ def test_least_recently_used_response_is_evicted_first() -> None:
     assert [missing(store, name) for name in "abcd"] == [False, True, False, False]
 
 
-def test_large_responses_evict_more_stored_responses() -> None:
+def test_large_response_evicts_several_stored_responses_above_the_size_limit() -> None:
     store = ResponseStore(True, max_responses=100, max_bytes=10_000)
     for name in "abc":
         store.store(stored(name, size=3000))
@@ -67,7 +67,7 @@ def test_large_responses_evict_more_stored_responses() -> None:
     assert [missing(store, name) for name in "abcd"] == [True, True, True, False]
 
 
-def test_growing_response_is_measured_again() -> None:
+def test_stored_response_that_grows_is_measured_again_for_eviction() -> None:
     store = ResponseStore(True, max_responses=100, max_bytes=10_000)
     growing = stored("b", events=[])
     store.store(stored("a"))
@@ -103,7 +103,7 @@ def test_estimated_size_of_the_store_is_close_to_its_memory(size: int, events: i
     assert 0.85 * held_bytes < store.size_bytes < 1.15 * held_bytes
 
 
-def test_many_small_responses_are_evicted_for_a_large_one() -> None:
+def test_large_response_evicts_no_small_responses_below_the_size_limit() -> None:
     """The number of responses has a limit, too, which does not make any of them larger."""
     store = ResponseStore(True, max_responses=10, max_bytes=100_000)
     for number in range(8):
@@ -136,14 +136,14 @@ def test_background_response_is_queued_until_it_ends() -> None:
         assert [*statuses, cancelled["status"]] == ["queued", "queued", "cancelled"]
 
 
-def test_completed_response_releases_its_request() -> None:
+def test_completed_background_response_releases_its_abort_function() -> None:
     response = stored("a", status="in_progress", events=[])
     response.abort = ignore
     response.append_events(b"1\n\n", is_over=True)
     assert response.abort is None
 
 
-def test_update_changes_only_the_status() -> None:
+def test_status_update_of_a_stored_response_changes_only_the_status() -> None:
     response = stored("a", status="in_progress")
     first_body = response.body
     response.update_status("failed")

@@ -102,7 +102,7 @@ def test_truncated_message_is_incomplete_from_version_0_33(version: str, status:
 
 
 @pytest.mark.parametrize("version", ["0.32", "0.33"])
-def test_finished_message_is_completed(version: str) -> None:
+def test_message_that_ends_before_the_token_limit_has_the_status_completed(version: str) -> None:
     choice = {"structured_outputs": {"choice": ["yes"]}, "max_output_tokens": 50}
     client = client_of(version)
     response = response_of(client, **choice)

@@ -68,7 +68,7 @@ def test_invocation_can_be_streamed_and_is_counted() -> None:
     assert count in client_of("generate").get("/metrics").text
 
 
-def test_lone_surrogate_returns_the_same_error_with_a_model_header() -> None:
+def test_lone_surrogate_returns_the_same_error_with_and_without_an_adapter_header() -> None:
     client = client_of("generate")
     body = {**CHAT, "unknown_field": "\ud800"}
     headers = {"X-Amzn-SageMaker-Adapter-Identifier": "understudy-tiny"}

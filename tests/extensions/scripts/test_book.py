@@ -15,7 +15,7 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required"
 CALL = "rules: [{then: {tool_calls: [{name: get_weather, arguments: {%s}}]}}]"
 
 
-def test_first_matching_rule_answers(books: Books) -> None:
+def test_first_matching_rule_answers_the_request(books: Books) -> None:
     book = books.open(
         "rules: [{when: {message: a}, then: {text: A}}, {when: {message: b}, then: {text: B}}]",
         "rules: [{when: {message: b}, then: {text: late}}, {when: {message: c}, then: {text: C}}]",
@@ -39,7 +39,7 @@ def test_file_for_one_model_applies_only_to_that_model(books: Books) -> None:
     ]
 
 
-def test_nth_counts_per_server_per_key_or_per_conversation(books: Books) -> None:
+def test_nth_condition_counts_requests_per_server_per_key_or_per_conversation(books: Books) -> None:
     rule = "{when: {nth: {count: 2, per: %s}}, then: {text: '{{ count }}'}}"
     requests = [request("x"), request("y"), request("x", key="key:2"), request("x")]
     for scope, expected in (
@@ -79,7 +79,7 @@ def test_embedding_rule_matches_only_embedding_requests(books: Books) -> None:
     assert decision.answer.embedding == (1.0, 0.5)
 
 
-def test_fault_fires_by_its_own_rule_and_later_rules_answer(books: Books) -> None:
+def test_rule_whose_fault_no_longer_fires_leaves_the_answer_to_later_rules(books: Books) -> None:
     book = books.open(
         "rules: [{then: {fault: {action: error, status: 503, times: 1}}},"
         " {then: {text: a, fault: {action: truncate, after: 2, nth: 2}}}]"
@@ -179,7 +179,9 @@ def test_failing_rule_is_logged_once(books: Books, caplog: pytest.LogCaptureFixt
     assert "rule 1: template" in line and "division by zero" in line
 
 
-def test_changed_file_is_reloaded_and_unchanged_rules_keep_their_counts(books: Books) -> None:
+def test_changed_script_file_is_reloaded_and_unchanged_rules_keep_their_counts(
+    books: Books,
+) -> None:
     book = books.open("rules: [{when: {nth: 2}, then: {text: second}}, {then: {text: old}}]")
     assert reply_text(book, request("a")) == "old"
     books.write(
@@ -195,7 +197,7 @@ def test_changed_file_is_reloaded_and_unchanged_rules_keep_their_counts(books: B
     assert [reply_text(book, request("a")) for _ in range(2)] == [None, "second"]
 
 
-def test_rules_of_changed_files_replace_the_old_ones_together(
+def test_rules_of_several_changed_script_files_replace_the_old_rules_together(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = "rules: [{when: {message: x}, then: {text: %s}}]"
@@ -217,7 +219,7 @@ def test_rules_of_changed_files_replace_the_old_ones_together(
     assert reply_text(book, request("x")) == "newest"
 
 
-def test_invalid_changed_file_keeps_the_previous_rules(
+def test_script_file_that_becomes_invalid_keeps_its_previous_rules_active(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     book = books.open("rules: [{then: {text: old}}]")

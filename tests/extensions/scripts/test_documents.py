@@ -19,7 +19,7 @@ FINAL: dict[str, Any] = {"final_answer": True, "get_weather": True}
 CODE_PROMPT = ("system", "Write code between <code> and </code>.")
 
 
-def test_scripts_page_shows_the_example() -> None:
+def test_scripts_page_shows_the_complete_weather_example() -> None:
     text = (ROOT / "examples" / "scripts" / "weather.yaml").read_text()
     assert len(text.splitlines()) <= 20
     assert f"```yaml\n{text}```" in (ROOT / "docs" / "scripts.md").read_text()

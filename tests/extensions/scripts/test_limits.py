@@ -182,7 +182,7 @@ def test_template_values_have_members_but_no_methods() -> None:
             Template(source).value(VALUES)
 
 
-def test_negative_number_keeps_its_sign() -> None:
+def test_negative_number_in_a_template_keeps_its_sign() -> None:
     assert Template("{{ -5 }}").value(VALUES) == -5
 
 
@@ -211,7 +211,7 @@ def test_repetition_count_with_a_space_inside_is_rejected() -> None:
     "source",
     [r"\d{4}-\d{2}-\d{2}", r"(?:\d{1,3}\.){3}\d{1,3}", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"],
 )
-def test_ordinary_repetition_counts_are_far_below_the_limit(source: str) -> None:
+def test_common_regexes_with_repetition_counts_stay_far_below_the_size_limit(source: str) -> None:
     assert unrolled_nodes(source) < MAX_REGEX_NODES / 20
     assert isinstance(RegexCompiler().compile(source, ignore_case=True), regex.Pattern)
 

@@ -75,7 +75,7 @@ def fits(when: dict[str, Any], matched_request: MatchedRequest) -> bool:
         ({"headers": {"x-team": None}}, False),
     ],
 )
-def test_conditions_match_a_chat(when: dict[str, Any], holds: bool) -> None:
+def test_rule_conditions_are_evaluated_against_a_chat(when: dict[str, Any], holds: bool) -> None:
     assert fits(when, CHAT) is holds
 
 
@@ -92,7 +92,9 @@ def test_conditions_match_a_chat(when: dict[str, Any], holds: bool) -> None:
         ({"headers": {"X-Team": "blue"}}, False),
     ],
 )
-def test_conditions_match_a_conversation_with_tools(when: dict[str, Any], holds: bool) -> None:
+def test_rule_conditions_are_evaluated_against_a_conversation_with_tools(
+    when: dict[str, Any], holds: bool
+) -> None:
     assert fits(when, AGENT) is holds
 
 
@@ -132,7 +134,9 @@ def filled(source: str, seed: int = 1, **values: Any) -> object:
         ("{# nothing #}a", "a"),
     ],
 )
-def test_template_renders_the_expected_value(source: str, value: object) -> None:
+def test_template_expressions_use_match_groups_counts_headers_and_filters(
+    source: str, value: object
+) -> None:
     assert filled(source) == value
 
 
@@ -184,14 +188,14 @@ def test_length_of_a_rendered_text_is_limited() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(st.text())
-def test_message_is_inserted_without_interpretation(text: str) -> None:
+def test_message_that_contains_template_syntax_is_inserted_as_plain_text(text: str) -> None:
     assert filled("<{{ message }}>", message=text) == f"<{text}>"
     assert filled("{{ message }}", message=text) == text
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.text(alphabet="{}%#|.()[]'\" ab1+*~-_", max_size=40))
-def test_any_template_is_rendered_fails_or_is_rejected(source: str) -> None:
+def test_any_template_causes_no_error_except_a_one_line_script_or_rule_error(source: str) -> None:
     try:
         template = Template(source)
         assert isinstance(template.text({**VALUES, **RandomFunctions(Random(1)).by_name()}), str)

@@ -134,7 +134,7 @@ RULES = st.fixed_dictionaries({"then": VALUES}, optional={"when": VALUES, "name"
 
 @settings(deadline=None, max_examples=25)
 @given(st.one_of(VALUES, st.fixed_dictionaries({"rules": st.lists(RULES, min_size=1, max_size=3)})))
-def test_any_document_is_accepted_or_rejected_with_a_one_line_error(document: Any) -> None:
+def test_any_document_causes_no_error_except_a_one_line_script_error(document: Any) -> None:
     try:
         if isinstance(document, dict):
             compile_rules(convert_script(document, "a.yaml"), "a.yaml")
@@ -154,7 +154,7 @@ def test_hostile_file_is_rejected_quickly_with_a_one_line_error(tmp_path: Path, 
     assert time.process_time() - begun_s < SOON_S
 
 
-def test_settings_file_has_the_same_parser_limits(tmp_path: Path) -> None:
+def test_settings_file_has_the_same_yaml_parser_limits_as_a_script(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("port: &a [*a]")
     with pytest.raises(ConfigError, match="nested more than 100 levels"):
@@ -174,7 +174,7 @@ def test_settings_file_has_the_same_parser_limits(tmp_path: Path) -> None:
         ("'{{ 1e308 * 10 | float }}'", "JSON cannot represent"),
     ],
 )
-def test_template_that_exceeds_its_limits_fails_only_that_request(
+def test_template_that_exceeds_its_limits_fails_only_its_request(
     books: Books, action: str, why: str
 ) -> None:
     book = books.open(f"rules: [{{then: {{json: {action}}}}}]")
@@ -182,7 +182,7 @@ def test_template_that_exceeds_its_limits_fails_only_that_request(
         reply_text(book, request('"' * 1000))
 
 
-def test_counters_of_thousands_of_requests_stay_bounded(books: Books) -> None:
+def test_number_of_rule_counters_stays_bounded_over_thousands_of_requests(books: Books) -> None:
     """Counters of keys and conversations are bounded, and there is nothing else that grows."""
     counted = "{when: {nth: {count: 2, per: %s}}, then: {text: again}}"
     regex_rule = "{when: {message: {regex: 'm(?P<n>.+)'}}, then: {text: '{{ match.n }}'}}"

@@ -104,7 +104,7 @@ def test_runtime_rules_take_precedence_over_file_rules(books: Books) -> None:
         ({}, {"fault": {"action": "error", "status": 503}}, False),
     ],
 )
-def test_plain_requests_take_the_fast_path_unless_rules_need_a_search(
+def test_chats_take_the_fast_path_unless_a_rule_needs_a_search_a_template_or_a_fault(
     conditions: dict[str, Any], action: Any, is_fast: bool
 ) -> None:
     app = app_of("--seed", "1")

@@ -51,7 +51,9 @@ def test_full_bucket_evicts_the_least_recently_changed_count(uses: SharedUses) -
     assert counts == [2, 0, *[1] * (WAYS - 1)]
 
 
-def test_adding_and_removing_many_rules_keeps_the_counts(uses: SharedUses) -> None:
+def test_adding_and_removing_many_rules_keeps_the_use_count_of_an_earlier_rule(
+    uses: SharedUses,
+) -> None:
     assert uses.take(key_of(0), limit=1)
     for number in range(1, 3 * WAYS):
         assert uses.take(key_of(number), limit=1)
@@ -59,7 +61,7 @@ def test_adding_and_removing_many_rules_keeps_the_counts(uses: SharedUses) -> No
     assert uses.count(key_of(0)) == 1
 
 
-def test_clear_removes_all_counts(uses: SharedUses) -> None:
+def test_clear_removes_the_use_counts_of_every_rule(uses: SharedUses) -> None:
     uses.take(b"rule one", limit=1)
     uses.clear()
     assert uses.count(b"rule one") == 0

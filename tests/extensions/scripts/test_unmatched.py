@@ -102,7 +102,7 @@ def test_unmatched_header_takes_precedence_over_the_setting(
     )
 
 
-def test_unmatched_setting_rejects_requests_without_any_rules() -> None:
+def test_unmatched_error_setting_rejects_every_request_when_no_rules_are_defined() -> None:
     client = app_of("--unmatched", "error").test_client()
     assert message_of(chat(client)) == "No rule answers this request: no rules are set for it."
 
@@ -112,7 +112,7 @@ def test_unmatched_setting_can_be_changed_at_run_time(client: FlaskClient) -> No
     assert "no rules are set" in message_of(chat(client))
 
 
-def test_nth_counts_matches_answered_by_another_rule(books: Books) -> None:
+def test_nth_condition_counts_requests_that_an_earlier_rule_answered(books: Books) -> None:
     book = books.open(
         "rules: [{when: {nth: 1}, then: {text: one}}, {when: {nth: 2}, then: {text: two}},"
         " {when: {nth: 3}, then: {text: three}}]"

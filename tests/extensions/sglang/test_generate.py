@@ -93,7 +93,7 @@ def test_zero_max_new_tokens_generates_no_tokens(client: Client) -> None:
     assert answer["meta_info"]["prompt_tokens"] == 3
 
 
-def test_batch_returns_a_list(client: Client) -> None:
+def test_batch_of_prompts_returns_a_list_of_replies(client: Client) -> None:
     answers = generate(
         client,
         text=["Hello", "there"],
@@ -123,7 +123,7 @@ def test_n_replies_are_returned_as_a_list_even_if_they_are_equal(client: Client)
     assert first["meta_info"]["id"] != second["meta_info"]["id"]
 
 
-def test_logprobs_are_triples(client: Client) -> None:
+def test_logprobs_are_lists_of_logprob_token_id_and_text(client: Client) -> None:
     meta_info = generate(
         client,
         **HELLO,
@@ -282,7 +282,7 @@ def test_draining_server_rejects_streams_with_503(streams: bool) -> None:
         assert (answer.status_code, answer.json()["code"]) == (503, 503)
 
 
-def test_full_queue_returns_503_or_an_abort_event() -> None:
+def test_full_queue_returns_503_and_ends_a_stream_with_an_abort_event() -> None:
     flags = ("--max-num-seqs=1", "--max-waiting-queue-length=1", "--time-to-first-token=10m")
     with in_process(DIALECT, *flags) as client:
         waiting = [

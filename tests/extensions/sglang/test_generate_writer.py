@@ -55,7 +55,7 @@ def test_each_event_contains_the_text_so_far() -> None:
     assert [info.get("e2e_latency") for info in infos] == [None, None, 1.0]
 
 
-def test_stream_interval_combines_events() -> None:
+def test_stream_interval_combines_the_tokens_of_several_steps_in_one_event() -> None:
     chunks = events(tokens(10, Finish("length")), stream_interval=4)
     assert [len(event["output_ids"]) for event in chunks] == [1, 5, 9, 10]
     assert chunks[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 10}

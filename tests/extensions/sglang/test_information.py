@@ -32,7 +32,9 @@ def test_sglang_routes_are_off_by_default() -> None:
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
-def test_model_info_describes_the_model(client: Client, path: str) -> None:
+def test_model_info_route_returns_the_names_type_and_weight_version_of_the_model(
+    client: Client, path: str
+) -> None:
     info = client.get(path).json()
     assert info["model_path"] == info["served_model_name"] == info["tokenizer_path"] == MODEL
     assert info["is_generation"] is True
@@ -41,7 +43,9 @@ def test_model_info_describes_the_model(client: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-def test_server_info_describes_the_server(client: Client, path: str) -> None:
+def test_server_info_route_returns_parallel_sizes_status_capacity_and_kv_event_endpoint(
+    client: Client, path: str
+) -> None:
     info = client.get(path).json()
     assert (info["dp_size"], info["tp_size"], info["page_size"]) == (1, 1, 16)
     assert (info["status"], info["disaggregation_mode"]) == ("ready", "null")

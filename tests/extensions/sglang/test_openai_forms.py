@@ -76,5 +76,5 @@ def test_openai_route_errors_are_flat_objects(
     assert int(answer.headers["Content-Length"]) == len(answer.content)
 
 
-def test_errors_of_other_routes_keep_their_format(client: Client) -> None:
+def test_tokenize_errors_keep_the_vllm_format_in_the_sglang_dialect(client: Client) -> None:
     assert json.loads(client.post("/tokenize", {}).text)["error"]["code"] == 400

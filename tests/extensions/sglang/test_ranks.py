@@ -24,12 +24,12 @@ def _client() -> Iterator[Client]:
         yield client
 
 
-def test_server_info_describes_all_ranks(client: Client) -> None:
+def test_server_info_route_contains_the_state_of_every_rank(client: Client) -> None:
     info = client.get("/server_info").json()
     assert info["dp_size"] == info["kv_events"]["dp_size"] == len(info["internal_states"]) == 2
 
 
-def test_each_rank_reports_its_load(client: Client) -> None:
+def test_load_routes_have_an_entry_for_each_rank(client: Client) -> None:
     assert [load["dp_rank"] for load in client.get("/get_load").json()] == [0, 1]
     assert [load["dp_rank"] for load in client.get("/v1/loads").json()["loads"]] == [0, 1]
     [load] = client.get("/v1/loads?dp_rank=1").json()["loads"]
@@ -86,7 +86,7 @@ def test_gauges_have_a_rank_label(client: Client) -> None:
     ]
 
 
-def test_rank_is_found_among_other_body_fields() -> None:
+def test_rank_field_is_found_at_any_position_of_a_json_body() -> None:
     assert rank_of(b'{"prompt": "a_rank", "text": [1, {}], "data_parallel_rank": 1}') == 1
     assert rank_of(b'{"routed_dp_rank": "x", "data_parallel_rank": 1}') == 1
     assert rank_of(b'{"data_parallel_rank": %b}' % (b"9" * 5000)) is None

@@ -35,7 +35,7 @@ def test_named_tool_arguments_contain_no_empty_list_or_object(number: int) -> No
     assert users and all(users)
 
 
-def test_only_the_invalid_argument_from_a_message_is_replaced() -> None:
+def test_argument_from_a_message_is_replaced_only_if_it_violates_the_schema() -> None:
     application = app_of("--seed", "1", "--enable-auto-tool-choice")
     properties = {
         "city": {"type": "string"},

@@ -93,7 +93,7 @@ def test_boolean_argument_is_true_if_the_message_contains_its_name() -> None:
     ]
 
 
-def test_pattern_strings_and_other_types_are_not_filled_from_the_message() -> None:
+def test_strings_with_a_pattern_and_arrays_are_not_filled_from_the_message() -> None:
     book = tool(
         "book_room",
         "",
@@ -104,7 +104,7 @@ def test_pattern_strings_and_other_types_are_not_filled_from_the_message() -> No
     assert requested("Book the room for Ada and Grace", tools=(book,)) == [("book_room", {})]
 
 
-def test_cached_tool_words_are_bounded_and_select_the_same_tools() -> None:
+def test_cache_of_tool_words_is_bounded_and_the_tool_named_in_the_message_is_selected() -> None:
     matcher = ToolMatcher()
     limit_bytes = matcher.tool_words.limit_bytes
     long_description = "Reports the weather. " * 500
@@ -127,14 +127,14 @@ def test_cached_tool_words_are_bounded_and_select_the_same_tools() -> None:
         True,
     ],
 )
-def test_unusual_schemas_get_no_arguments(schema: Any) -> None:
+def test_tool_with_a_malformed_schema_is_called_without_arguments(schema: Any) -> None:
     odd = ToolFunction("get_weather", schema)
     calls = ToolCalls(tools=(odd,), question="get_weather(city=Rome)")
     [call] = ToolMatcher().requested_calls(calls)
     assert call.arguments == {}
 
 
-def test_long_names_and_long_tool_lists_are_compared_only_partly() -> None:
+def test_only_the_start_of_long_names_and_tool_lists_is_compared_with_the_message() -> None:
     long_name = tool("weather_" * 10_000, "weather " * 100_000)
     many = (long_name, *(tool(f"tool_{number}") for number in range(1_000)))
     calls = ToolCalls(tools=many, max_calls=9, question="Use tool_5 and tool_900, please.")
@@ -165,7 +165,7 @@ def test_hostile_messages_and_schemas_are_matched_quickly(message: str) -> None:
         assert len(call[1]) <= MAX_FIELDS
 
 
-def test_only_the_first_fields_and_enum_values_are_compared() -> None:
+def test_number_of_fields_and_enum_values_compared_with_the_message_is_limited() -> None:
     names = [f"f{number}" for number in range(MAX_FIELDS + 1)]
     fields = tool("add", "", names, **dict.fromkeys(names, INTEGER))
     [(_, arguments)] = requested(" ".join(map(str, range(200))), tools=(fields,), named=True)
@@ -192,7 +192,7 @@ def test_only_the_first_fields_and_enum_values_are_compared() -> None:
         ("NaN, Infinity, 1e999 and -Infinity", []),
     ],
 )
-def test_numbers_in_a_message_are_recognized_as_a_human_would(
+def test_parts_of_dates_ranges_and_identifiers_in_a_message_are_not_numbers(
     message: str, numbers: list[float]
 ) -> None:
     add = tool("add", "", "abc", a=NUMBER, b=NUMBER, c=NUMBER)
@@ -200,7 +200,7 @@ def test_numbers_in_a_message_are_recognized_as_a_human_would(
     assert [*arguments.values()] == numbers
 
 
-def test_assigned_numbers_are_finite_and_used_only_for_their_field() -> None:
+def test_number_assigned_to_a_field_must_be_finite_and_fills_no_other_field() -> None:
     add = tool("add", "", "abc", a=NUMBER, b=NUMBER, c=INTEGER)
     message = f"b=2, a={'9' * 400}.5, c=1.5 and 7"
     assert requested(message, tools=(add,), named=True) == [("add", {"b": 2})]
@@ -217,7 +217,7 @@ def test_assigned_numbers_are_finite_and_used_only_for_their_field() -> None:
         ("Switch the light on", {}),
     ],
 )
-def test_boolean_argument_requires_a_separate_word(
+def test_boolean_argument_requires_its_name_as_a_separate_word_without_a_negation(
     message: str, arguments: dict[str, object]
 ) -> None:
     names = ("bright", "light", "is_on", "_", "", "\u2603")
@@ -225,7 +225,7 @@ def test_boolean_argument_requires_a_separate_word(
     assert requested(message, tools=(switch,)) == [("switch_light", arguments)]
 
 
-def test_assigned_value_is_not_used_for_another_field() -> None:
+def test_value_assigned_to_a_field_in_the_message_is_not_used_for_another_field() -> None:
     trip = tool("trip", "", ("start", "end"), start=TEXT, end=TEXT)
     message = '{"end": "Rome"} and "Oslo"'
     assert requested(message, tools=(trip,), named=True) == [
@@ -233,7 +233,7 @@ def test_assigned_value_is_not_used_for_another_field() -> None:
     ]
 
 
-def test_longest_tool_name_at_a_position_is_selected() -> None:
+def test_longest_of_several_tool_names_at_one_position_of_the_message_is_selected() -> None:
     tools = (tool("get_weather"), tool("get_weather_forecast"), tool("forecast_storms"))
 
     def names(question: str) -> list[str]:
@@ -273,7 +273,7 @@ def test_tool_without_a_name_is_never_selected(name: str) -> None:
         ("run it", []),
     ],
 )
-def test_ordinary_word_counts_as_a_tool_name_only_in_a_suitable_position(
+def test_common_word_counts_as_a_tool_name_only_where_a_command_is_expected(
     question: str, names: list[str]
 ) -> None:
     tools = (tool("get_weather"), tool("search"), tool("run"), tool("ping"))
@@ -304,7 +304,7 @@ class CountingText(str):
         return super().__contains__(part)
 
 
-def test_common_names_are_searched_once_each() -> None:
+def test_tool_names_of_a_common_word_are_searched_once_each_in_the_message() -> None:
     words = [("a",) * length for length in range(2, 17)]
     tools = [ToolFunction("_".join(name)) for name in words]
     message = CountingText("a " * 2000)

@@ -141,7 +141,7 @@ CASES: list[tuple[str, str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "expected", "_streamed"), CASES)
-def test_complete_text_is_parsed_into_tool_calls(
+def test_text_of_each_parser_format_is_parsed_into_tool_calls(
     name: str, text: str, expected: Any, _streamed: Any
 ) -> None:
     assert whole(name, text) == expected
@@ -155,7 +155,7 @@ def test_truncated_llama_call_is_text_in_a_non_streamed_response() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize(("name", "text", "expected", "differing"), CASES)
-def test_streamed_text_is_parsed_for_any_split(
+def test_streamed_tool_calls_are_parsed_however_the_text_is_split(
     name: str, text: str, expected: Any, differing: Any, size: int
 ) -> None:
     tokens = [text[start : start + size] for start in range(0, len(text), size)]
@@ -217,7 +217,7 @@ SURROGATES = {"a": "\ud800", "\udfff": ["\ud83d", "\u00e9"]}
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "mistral"])
-def test_lone_surrogates_are_escaped(name: str) -> None:
+def test_lone_surrogates_in_tool_arguments_are_escaped(name: str) -> None:
     value = json.dumps(SURROGATES)
     text = f"<function=get_weather><parameter=days>{value}</parameter></function>"
     if name == "mistral":
@@ -235,7 +235,7 @@ def test_lone_surrogates_are_escaped(name: str) -> None:
     assert SURROGATES in json.loads(sent.encode()).values()
 
 
-def test_closing_braces_of_arguments_are_held_back_for_any_split() -> None:
+def test_closing_braces_of_arguments_are_held_back_however_the_text_is_split() -> None:
     text = '{"a": "\\"}\\\\", "b": [{}]}}'
     for first in range(len(text) + 1):
         for second in range(first, len(text) + 1):
@@ -292,7 +292,7 @@ def test_python_escapes_are_parsed_in_linear_time(text: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["[1]", "1.5e3", '"a, \\"]"', "null", "{}", '{"b": [true]}'])
-def test_llama_call_with_lists_is_parsed_for_any_split(value: str) -> None:
+def test_llama_call_with_lists_is_parsed_however_the_text_is_split(value: str) -> None:
     text = f'{{"name": "f", "parameters": {{"a": [{value}, {value}], "b": {value}}}}}'
     expected = {0: ("f", json.dumps(json.loads(text)["parameters"]))}
     for end in range(len(text)):

@@ -42,7 +42,7 @@ def test_complete_chat_has_the_tool_calls_and_the_text_before_them(hermes: Clien
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Sure. ", "tool_calls")
 
 
-def test_every_choice_has_its_tool_calls(hermes: Client) -> None:
+def test_tool_calls_are_parsed_in_every_choice(hermes: Client) -> None:
     choices = hermes.chat("hi", n=2, **texts_of(CALL))["choices"]
     assert [called(choice) for choice in choices] == [[("get_weather", '{"city": "Rome"}')]] * 2
 
@@ -53,7 +53,7 @@ def test_structured_output_constraint_determines_the_text_for_any_message(hermes
     assert (called(choice), choice["message"]["content"]) == ([], "no")
 
 
-def test_strict_tool_may_be_called_despite_a_constraint(hermes: Client) -> None:
+def test_strict_tool_may_be_called_despite_a_structured_output_constraint(hermes: Client) -> None:
     strict = {"name": "get_weather", "parameters": PARAMETERS, "strict": True}
     fields = texts_of("no") | {"tools": [{"type": "function", "function": strict}]}
     [choice] = hermes.chat("What is the weather in Rome?", **fields)["choices"]
@@ -146,7 +146,7 @@ def test_required_calls_take_arguments_from_the_message(hermes: Client) -> None:
     assert json.loads(called(choice)[0][1]) == {"city": "Oslo"}
 
 
-def test_parts_completed_by_one_token_are_emitted_in_order() -> None:
+def test_reply_parts_that_one_token_completes_are_emitted_in_order() -> None:
     calls = ToolCalls(tools=(ToolFunction("ping"),), streams=True)
     texts = [f"a{PING}", PING, ""]
     reply = CallReader("hermes").read(Reply(texts, [1, 2, 3], STOP), calls)

@@ -163,7 +163,7 @@ def test_request_span_has_the_attributes_of_vllm() -> None:
     ("after_s", "last"),
     [(1.0, ("prefill", 0.0, 1.0)), (4.5, ("decode", 2.0, 4.5)), (0.0, ("prefill", 0.0, 0.0))],
 )
-def test_client_disconnect_fails_the_current_phase_which_is_the_last(
+def test_client_disconnect_marks_the_current_phase_as_failed_and_starts_no_later_phase(
     after_s: float, last: tuple[str, float, float]
 ) -> None:
     traced = Traced()

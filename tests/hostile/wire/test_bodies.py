@@ -201,7 +201,7 @@ def test_unsupported_transfer_encoding_is_rejected(
         assert wire.seconds_until_closed(5) < 5
 
 
-def test_chunked_is_case_insensitive_and_rejected_in_http_1_0(
+def test_transfer_encoding_chunked_ignores_case_and_is_rejected_in_http_1_0(
     server: RunningServer,
 ) -> None:
     body = CHUNKED_JSON + b"0\r\nX: y\r\n\r\n"

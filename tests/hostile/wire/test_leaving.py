@@ -61,7 +61,7 @@ def occupied(port: int) -> Iterator[Wire]:
 
 
 @WAYS
-def test_disconnect_before_the_request_is_complete_serves_nothing(
+def test_request_is_not_served_if_the_client_disconnects_before_it_is_complete(
     server: RunningServer, leave: Callable[[Wire], None]
 ) -> None:
     served_before = metric(server.port, "vllm:request_success_total")

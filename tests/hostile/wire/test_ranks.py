@@ -201,7 +201,7 @@ def reloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloaded]:
         yield Reloaded(server, file)
 
 
-def test_invalid_reload_changes_nothing(reloaded: Reloaded) -> None:
+def test_reload_with_invalid_settings_changes_nothing(reloaded: Reloaded) -> None:
     server = reloaded.server
     reloaded.refuses("max-num-seqs", max_num_seqs=-1)
     reloaded.refuses("parsed", model="[unclosed")

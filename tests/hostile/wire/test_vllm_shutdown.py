@@ -99,7 +99,9 @@ def test_running_requests_fail_after_the_shutdown_timeout() -> None:
 
 
 @pytest.mark.parametrize("command", [("--shutdown-mode", "drain", "--graceful-timeout", "20s")])
-def test_serve_command_supports_graceful_draining(command: tuple[str, ...]) -> None:
+def test_serve_command_with_shutdown_mode_drain_lets_streams_finish(
+    command: tuple[str, ...],
+) -> None:
     with running_image(*SERVE, *command) as server, Wire(server.port) as streaming:
         events = begun_stream(streaming, 100)
         server.process.send_signal(signal.SIGTERM)

@@ -88,7 +88,9 @@ def test_waiting_stream_sends_keep_alive_comments(
         assert text.count(": keep-alive") == (setting != "0s")
 
 
-def test_logprobs_show_token_ids_instead_of_texts(server: RunningServer) -> None:
+def test_return_tokens_as_token_ids_option_shows_token_ids_in_logprobs(
+    server: RunningServer,
+) -> None:
     name = re.compile(r"token_id:\d+")
     chat = ask(server, CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 1}, {}).json()
     for entry in chat["choices"][0]["logprobs"]["content"]:
@@ -112,7 +114,7 @@ def test_logprobs_show_token_ids_instead_of_texts(server: RunningServer) -> None
     assert streamed.count('"token":"token_id:') >= 4
 
 
-def test_request_templates_tokenizer_info_and_metrics_follow_the_options(
+def test_options_enable_request_templates_and_tokenizer_info_and_disable_vllm_metrics(
     server: RunningServer,
 ) -> None:
     body = {"messages": HELLO, "chat_template": MOOD, "return_prompt_text": True}

@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "testing.md").read_text()
 RECIPES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 
 
-def test_documented_tests_pass(tmp_path: Path) -> None:
+def test_tests_shown_in_the_documentation_pass(tmp_path: Path) -> None:
     (tmp_path / "test_client.py").write_text(TESTS)
     (tmp_path / "test_replies.py").write_text(REPLIES)
     plugin = [*PLUGIN_OPTIONS, "-p", "no:cacheprovider", "-c", f"{ROOT}/pyproject.toml"]
@@ -36,7 +36,7 @@ def test_documented_with_block_runs() -> None:
     assert urls
 
 
-def test_documented_scope_separates_tests() -> None:
+def test_documented_example_of_a_scope_runs_without_an_error() -> None:
     def ask_with(url: str, headers: dict[str, str]) -> None:
         body = {"prompt": "hi", "max_tokens": 1}
         assert requests.post(f"{url}/completions", json=body, headers=headers, timeout=20).ok

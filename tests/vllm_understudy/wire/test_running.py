@@ -44,7 +44,9 @@ def ask(server: vllm_understudy.Server, retries: int = 0) -> str | None:
     return answer.choices[0].message.content
 
 
-def test_verdict_counts_the_retries_of_a_client(server: vllm_understudy.Server) -> None:
+def test_verdict_counts_the_injected_faults_by_status_action_and_name(
+    server: vllm_understudy.Server,
+) -> None:
     server.fault("error", status=503, times=1)
     with pytest.raises(openai.InternalServerError):
         ask(server)
@@ -71,7 +73,7 @@ def test_client_that_ignores_retry_after_is_reported(server: vllm_understudy.Ser
     assert "no_backoff" in str(verdict), verdict.findings
 
 
-def test_reset_keeps_only_the_fault_rules_of_the_start(
+def test_reset_restores_the_fault_rules_that_the_server_started_with(
     server: vllm_understudy.Server,
 ) -> None:
     [first] = server.faults
@@ -106,7 +108,7 @@ def test_invalid_settings_and_faults_raise_an_error(server: vllm_understudy.Serv
     assert len(server.faults) == 1
 
 
-def test_server_ends_with_its_block_even_after_an_error() -> None:
+def test_server_ends_with_its_with_block_even_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), vllm_understudy.running_server() as server:
         raise ZeroDivisionError
     with pytest.raises(ConnectionRefusedError):
@@ -126,7 +128,7 @@ def test_failed_startup_raises_an_error_with_the_reason() -> None:
         pass
 
 
-def test_serve_command_line_ranks_and_tls_are_supported(
+def test_running_server_accepts_serve_arguments_ranks_tls_and_a_config_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "app").mkdir()

@@ -306,7 +306,7 @@ def test_single_rank_publishes_its_events_and_lists_the_engines_of_all_ranks() -
         assert list(client.get("/query").json()) == ["0", "1", "2", "3"]
 
 
-def test_cache_threshold_can_force_a_cache_threshold_finish() -> None:
+def test_finish_reason_header_forces_the_finish_reason_cache_threshold() -> None:
     """With simulator.md's header, also where no cache is played."""
     bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "Hello"},

@@ -75,7 +75,9 @@ def test_rebound_host_name_can_neither_read_nor_control_the_server(
 
 
 @pytest.mark.parametrize("host", OWN_HOSTS)
-def test_allowed_host_names_can_read_everything(server: RunningServer, host: str) -> None:
+def test_requests_with_an_allowed_host_name_can_read_every_route(
+    server: RunningServer, host: str
+) -> None:
     for path in (*READABLE, *OPEN):
         assert status_line(server, "GET", path, f"Host: {host}") == 200, path
 

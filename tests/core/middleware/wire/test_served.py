@@ -62,7 +62,7 @@ def is_unauthorized(answer: Whole) -> bool:
     return answer_parts == (401, "application/json", UNAUTHORIZED)
 
 
-def test_only_protected_paths_require_a_key(guarded: RunningServer) -> None:
+def test_only_model_api_paths_require_the_api_key(guarded: RunningServer) -> None:
     for path in GUARDED:
         assert is_unauthorized(get(guarded.port, path))
         assert status(guarded, path, **bearing(FIRST)) != 401
@@ -85,7 +85,9 @@ def test_only_protected_paths_require_a_key(guarded: RunningServer) -> None:
         *(f"X-Api-Key: {FIRST}", f"X-Admin-Key: {FIRST}", f"Cookie: Authorization=Bearer {FIRST}"),
     ],
 )
-def test_invalid_credentials_are_rejected(guarded: RunningServer, header: str) -> None:
+def test_malformed_and_wrong_authorization_headers_are_rejected(
+    guarded: RunningServer, header: str
+) -> None:
     with Wire(guarded.port) as wire:
         request = f"GET /v1/models HTTP/1.1\r\nHost: test\r\n{header}\r\n\r\n"
         assert is_unauthorized(wire.send(request.encode("latin-1")).answer())

@@ -437,7 +437,7 @@ def test_response_with_status_204_or_304_has_no_body(
                 pass
 
 
-def test_truncated_request_body_returns_400_on_both_paths(pair: Pair) -> None:
+def test_truncated_request_body_returns_400_on_the_direct_and_the_general_path(pair: Pair) -> None:
     request = http_post(CHAT_PATH, json.dumps(CHAT).encode())[:-3]
     answers = []
     for server in (pair.direct, pair.general):

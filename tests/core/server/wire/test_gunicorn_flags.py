@@ -98,7 +98,7 @@ def heard(statsd: socket.socket, last: bytes) -> list[bytes]:
     return packets
 
 
-def test_syslog_receives_both_logs_and_a_custom_logger_class_is_used() -> None:
+def test_syslog_receives_error_and_access_logs_with_any_gunicorn_logger_class() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as syslog:
         syslog.bind(("127.0.0.1", 0))
         syslog.settimeout(20)

@@ -51,7 +51,9 @@ def test_startup_without_ignored_options_logs_no_warning() -> None:
 
 
 @pytest.mark.parametrize("worker", ["sync", "gthread", "gevent"])
-def test_other_worker_class_logs_a_warning_with_the_missing_features(worker: str) -> None:
+def test_standard_gunicorn_worker_class_logs_a_warning_with_the_missing_features(
+    worker: str,
+) -> None:
     with running_gunicorn("-k", worker) as server:
         [line] = lines_with(server, "worker_class=")
         assert (

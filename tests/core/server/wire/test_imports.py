@@ -149,7 +149,7 @@ def docstring_count(path: Path) -> int:
     return sum(isinstance(text, ast.Constant) and type(text.value) is str for text in texts)
 
 
-def test_first_requests_of_a_default_server_import_few_tokens_of_code(tmp_path: Path) -> None:
+def test_code_that_the_first_requests_import_stays_within_its_token_budget(tmp_path: Path) -> None:
     (tmp_path / "reporting.py").write_text(APPLICATION_WITH_REPORT, "utf-8")
     command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(tmp_path), "reporting:app"]
     port = free_port()

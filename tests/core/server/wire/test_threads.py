@@ -59,7 +59,7 @@ def text_of(port: int, number: int) -> str:
 @pytest.mark.parametrize(
     ("worker", "timing"), [("gthread", STEPS), ("threads of gevent", LATENCIES)]
 )
-def test_all_threads_stream_concurrently(
+def test_concurrent_streams_of_all_worker_threads_are_complete_and_equal(
     tmp_path: Path, worker: str, timing: dict[str, str]
 ) -> None:
     with served_by(worker, tmp_path, **timing) as server, ThreadPoolExecutor(THREADS) as several:
@@ -72,7 +72,7 @@ def test_all_threads_stream_concurrently(
         assert "Traceback" not in server.log()
 
 
-def test_slow_sender_delays_no_other_client(server: RunningServer) -> None:
+def test_client_that_sends_slowly_delays_no_other_client(server: RunningServer) -> None:
     request = http_post(COMPLETIONS, json.dumps(ask()).encode())
     with ExitStack() as stack:
         slow = [stack.enter_context(Wire(server.port)) for _ in range(THREADS - 1)]

@@ -154,7 +154,7 @@ def test_only_stale_socket_files_are_replaced(folder: Path) -> None:
         assert ask(path, "GET", "/health")[0] == 200
 
 
-def test_uds_setting_and_gunicorn_bind_open_a_socket(folder: Path) -> None:
+def test_uds_setting_and_gunicorn_bind_option_open_a_unix_socket(folder: Path) -> None:
     path = folder / "vllm.sock"
     gunicorn = (sys.executable, "-m", "gunicorn", "wsgi:app")
     with socket_server(

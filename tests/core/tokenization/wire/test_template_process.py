@@ -49,7 +49,9 @@ def pid_of(process: TemplateProcess) -> int:
     return process._worker.process.pid
 
 
-def test_conversation_renders_as_in_the_server_process(process: TemplateProcess) -> None:
+def test_template_process_renders_messages_template_arguments_and_tools(
+    process: TemplateProcess,
+) -> None:
     talk = [*HI, {"role": "assistant", "content": "one, two, \ud800"}]
     source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     expected = "<s>[user]hi[assistant]one, two, \ud800"
@@ -66,7 +68,9 @@ def test_conversation_renders_as_in_the_server_process(process: TemplateProcess)
     assert render(process, "{{ messages | length }}", HI * 2_001) == "2001"
 
 
-def test_configured_templates_start_no_process(process: TemplateProcess) -> None:
+def test_templates_that_the_operator_configured_render_without_a_separate_process(
+    process: TemplateProcess,
+) -> None:
     assert render(process, "rag") == "documents"
     assert render(process, "default") == "default"
     assert process._worker is None

@@ -90,7 +90,7 @@ def test_offline_mode_uses_only_the_cache(tmp_path: Path) -> None:
     assert done.stderr.count("WARNING") == len(done.stderr.splitlines()) == 1
 
 
-def test_hub_library_is_imported_only_when_needed() -> None:
+def test_hub_library_is_not_imported_for_a_model_name_without_a_repository() -> None:
     program = (
         "import sys; from app.core.text.huggingface import load_tokenizer; load_tokenizer('m')"
     )

@@ -259,7 +259,7 @@ def test_annotations_of_setting_changes_are_kept_for_later_pages_and_recordings(
 
 
 @pytest.mark.parametrize("width", [1280, 1920])
-def test_common_actions_are_above_the_fold_and_change_the_server(
+def test_load_pause_fault_and_policy_controls_are_above_the_fold_and_take_effect(
     browser: Browser, server: RunningServer, width: int
 ) -> None:
     console = ConsolePage(browser.new_page(viewport={"width": width, "height": 900}), server)

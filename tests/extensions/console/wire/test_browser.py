@@ -196,7 +196,7 @@ def test_keyboard_selects_requests_without_stopping_the_load(
     wait_until_idle(server)
 
 
-def test_labels_do_not_overlap_the_duration_column(
+def test_annotation_labels_do_not_overlap_the_duration_column(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()
@@ -345,7 +345,9 @@ def test_late_response_does_not_overwrite_the_chosen_fault_rules(console: Consol
     assert rules == [{"action": "error", "status": 503, "every": 10}]
 
 
-def test_every_tab_shows_its_content(console: ConsolePage, server: RunningServer) -> None:
+def test_every_console_tab_shows_its_specific_content(
+    console: ConsolePage, server: RunningServer
+) -> None:
     console.open()
     complete(server, prompt=LONG, max_tokens=30)
     for name, word in (
@@ -393,7 +395,7 @@ def test_keyboard_selects_requests_tabs_and_actions(
     assert console.page.get_attribute("html", "data-theme") != first_theme
 
 
-def test_past_time_is_shown_and_a_recording_is_saved_and_reopened(
+def test_console_shows_a_past_time_and_saves_and_reopens_a_recording(
     console: ConsolePage, server: RunningServer, tmp_path: Path
 ) -> None:
     console.open()

@@ -195,7 +195,7 @@ def test_comparison_is_saved_with_notes_and_reopened(
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["all frames", "some frames are lost"])
-def test_saved_page_of_a_live_run_shows_the_same_figures(
+def test_saved_page_of_a_live_run_shows_the_figures_of_the_run(
     browser: Browser, server: RunningServer, tmp_path: Path, is_lost: bool, complaints: list[str]
 ) -> None:
     """The page that is saved needs no server, and saves itself again."""
@@ -254,7 +254,7 @@ def test_recorded_run_is_compared_with_a_simulated_and_a_live_run(
     page.close()
 
 
-def test_incompatible_files_are_reported_in_one_line(
+def test_files_that_cannot_be_compared_are_reported_in_one_line(
     browser: Browser,
     server: RunningServer,
     simulated: tuple[Path, str],
@@ -314,7 +314,7 @@ def test_incompatible_files_are_reported_in_one_line(
 @pytest.mark.parametrize(
     ("name", "state"), [("console-example", "report"), ("compare-routing", "comparison")]
 )
-def test_example_pages_of_the_documentation_open(
+def test_example_pages_of_the_documentation_open_in_a_browser(
     browser: Browser, name: str, state: str, complaints: list[str]
 ) -> None:
     file = ROOT / "docs" / f"{name}.html"

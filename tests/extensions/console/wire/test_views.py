@@ -51,7 +51,7 @@ def opened(page: Page, server: RunningServer, name: str) -> None:
     wait_for_state(page, "report")
 
 
-def test_lessons_page_links_to_six_lessons_that_play_on_click(
+def test_lessons_page_links_to_six_lessons_and_play_buttons_start_them(
     page: Page, server: RunningServer
 ) -> None:
     page.goto(f"{server.url}/console")
@@ -149,7 +149,9 @@ def test_tooltip_names_the_phase_of_a_running_request(page: Page, server: Runnin
     wait_for_text(page, "#tip", "no token for 1.22 s: a step with 24,000 prompt tokens")
 
 
-def test_each_of_two_engines_has_a_named_row(page: Page, server: RunningServer) -> None:
+def test_each_of_the_two_engines_of_a_lesson_has_a_named_row(
+    page: Page, server: RunningServer
+) -> None:
     opened(page, server, "prefill-decode-apart")
     rows = page.evaluate("views.bars.rows.map(row => row.heading || row.id)")
     streams = [f"r{number}" for number in range(9, 0, -1)]
@@ -238,7 +240,9 @@ def test_request_table_can_be_sorted_and_filtered(page: Page, server: RunningSer
     assert page.is_visible("#detail")
 
 
-def test_selection_shows_its_sums_and_keys_zoom_and_pan(page: Page, server: RunningServer) -> None:
+def test_selected_time_range_shows_sums_and_keys_zoom_and_pan_the_charts(
+    page: Page, server: RunningServer
+) -> None:
     opened(page, server, "long-prompt")
     box = page.locator("#steps-time").bounding_box()
     assert box is not None

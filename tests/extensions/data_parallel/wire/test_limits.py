@@ -59,6 +59,6 @@ def test_max_num_queued_reqs_applies_to_all_ranks_together() -> None:
         assert rejections == 1
 
 
-def test_requests_of_all_ranks_end_at_shutdown() -> None:
+def test_shutdown_ends_the_running_requests_of_every_rank() -> None:
     with served(*TWO_RANKS, "--shutdown-mode=vllm") as client, streams(client, 0, 1):
         assert client.server.stop() == 0

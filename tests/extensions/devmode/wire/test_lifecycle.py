@@ -65,7 +65,7 @@ def test_pause_in_wait_mode_lets_running_requests_finish(client: Client) -> None
     pace(client, "0s")
 
 
-def test_new_requests_do_not_delay_a_waiting_sleep() -> None:
+def test_requests_that_arrive_later_do_not_delay_a_sleep_in_wait_mode() -> None:
     with (
         served(
             "--server-dev-mode", "--max-num-seqs", "1", "--inter-token-latency", "20ms"
@@ -155,7 +155,7 @@ def test_running_stream_uses_a_changed_latency(client: Client) -> None:
     client.complete()
 
 
-def test_setting_change_for_all_ranks_is_applied_to_all_or_none() -> None:
+def test_setting_change_that_one_rank_rejects_is_applied_to_no_rank() -> None:
     with served("--data-parallel-size", "3") as client:
 
         def itl(rank: int) -> str:

@@ -49,7 +49,7 @@ def test_stream_breaks_off_after_the_configured_number_of_chunks(
 
 @every_path
 @pytest.mark.parametrize("stream", [True, False])
-def test_connection_closes_before_the_status_line_or_within_the_response(
+def test_disconnect_fault_closes_the_connection_before_or_within_the_response(
     faulty: RunningServer, path: str, stream: bool
 ) -> None:
     assert ask(faulty.port, path, stream, "disconnect") is None
@@ -104,7 +104,7 @@ def test_malformed_chunk_fault_corrupts_exactly_one_chunk(faulty: RunningServer,
 
 @every_path
 @pytest.mark.parametrize("stream", [True, False])
-def test_empty_and_error_faults_return_an_empty_or_error_response(
+def test_empty_fault_returns_an_empty_body_and_error_fault_its_status_and_message(
     faulty: RunningServer, path: str, stream: bool
 ) -> None:
     answer = got(faulty.port, path, stream, "empty")
@@ -125,7 +125,9 @@ def test_empty_and_error_faults_return_an_empty_or_error_response(
     assert got(faulty.port, path, stream, "explode").status == 400
 
 
-def test_fault_settings_apply_only_to_matching_requests(faulty: RunningServer) -> None:
+def test_fault_rule_in_the_settings_applies_only_to_its_api_and_headers(
+    faulty: RunningServer,
+) -> None:
     def change(**settings: Any) -> None:
         requests.post(f"{faulty.url}/admin/config", json=settings, timeout=20).raise_for_status()
 
@@ -169,7 +171,7 @@ def test_injected_errors_come_after_decoding_and_before_the_model_check(
             assert answer and answer.status == 200, "only requests for generation go wrong"
 
 
-def test_connection_serves_the_next_request_unless_the_fault_broke_it(
+def test_connection_serves_the_next_request_unless_a_fault_broke_the_connection(
     faulty: RunningServer,
 ) -> None:
     faults = ("truncate; after=2", "truncated-json", "empty", "missing-done", "error; status=503")
@@ -206,7 +208,7 @@ def test_rate_limit_fault_sends_quota_headers_and_rejects_excess_requests(
 @pytest.mark.parametrize(
     ("fault", "seen"), [("slow-first-token; seconds=3600", 0), ("stall; seconds=3600; after=3", 3)]
 )
-def test_stalled_request_delays_no_other_and_frees_its_slot_on_disconnect(
+def test_stalled_request_delays_no_other_request_and_frees_its_slot_on_disconnect(
     faulty: RunningServer, fault: str, seen: int
 ) -> None:
     with Asker(faulty.port) as asker:

@@ -72,7 +72,7 @@ def test_recursive_rules_terminate() -> None:
     assert text(grammar("root ::= (root)*"), 50) == ""
 
 
-def test_text_length_follows_the_requested_size() -> None:
+def test_length_of_generated_text_is_limited_by_the_requested_size() -> None:
     nested = grammar('root ::= "(" root ")" | "x"')
     assert text(nested, 0) == "x"
     assert max(len(text(nested, 80, seed)) for seed in range(40)) > 8
@@ -114,6 +114,6 @@ def test_exponentially_growing_rules_are_processed_quickly() -> None:
 
 @given(st.text(alphabet='ab"[]()|*+?{}:=, \\\n#.-^0', max_size=40))
 @settings(max_examples=25, deadline=None)
-def test_arbitrary_text_is_compiled_or_rejected(body: str) -> None:
+def test_gbnf_compiler_raises_only_schema_errors_for_any_text(body: str) -> None:
     with suppress(SchemaError):
         assert isinstance(text(grammar(f"root ::= {body}"), 20), str)

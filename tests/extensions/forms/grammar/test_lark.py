@@ -28,7 +28,7 @@ string : ESCAPED_STRING
 """
 
 
-def test_json_grammar_generates_almost_valid_json() -> None:
+def test_json_grammar_generates_json_that_is_valid_except_for_leading_zeros() -> None:
     for derived in texts(grammar(JSON), seeds=60):
         json.loads(re.sub(r"\b0+(?=\d)", "", derived))
 
@@ -87,6 +87,6 @@ def test_exponentially_growing_terminals_are_processed_quickly() -> None:
 
 @given(st.text(alphabet='abAB"[]()|*+?~:/. \\\n#%->19', max_size=40))
 @settings(max_examples=25, deadline=None)
-def test_arbitrary_text_is_compiled_or_rejected(body: str) -> None:
+def test_lark_compiler_raises_only_schema_errors_for_any_text(body: str) -> None:
     with suppress(SchemaError):
         assert isinstance(text(grammar(f"start: {body}"), 20), str)

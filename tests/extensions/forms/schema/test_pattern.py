@@ -43,7 +43,7 @@ NEVER = ["[]", "a^b", r"\d\b\d", "(?!)", "(?=a)b", r"[\ud800-\udfff]"]
 
 
 @pytest.mark.parametrize("pattern", [*PYTHON, "foo$", "^foo", r"(?<=a)b", r"x(?=yz)"])
-def test_generated_text_matches_the_pattern_completely_or_in_part(pattern: str) -> None:
+def test_text_generated_for_a_full_or_a_partial_match_matches_the_pattern(pattern: str) -> None:
     for seed in range(15):
         assert re.search(pattern, matching_text(pattern, Random(seed), whole=False))
         assert pattern not in PYTHON or re.fullmatch(pattern, matching_text(pattern, Random(seed)))
@@ -122,7 +122,9 @@ PIECES = st.recursive(
 
 @given(pattern=PIECES, seed=st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
-def test_any_pattern_generates_a_matching_text_or_a_schema_error(pattern: str, seed: int) -> None:
+def test_text_generated_for_any_accepted_pattern_matches_the_pattern(
+    pattern: str, seed: int
+) -> None:
     try:
         text = matching_text(pattern, Random(seed), whole=False)
     except SchemaError:

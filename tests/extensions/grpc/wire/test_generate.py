@@ -169,7 +169,7 @@ def test_invalid_requests_return_invalid_argument(engine: Engine) -> None:
         assert (code, text != "") == (grpc.StatusCode.INVALID_ARGUMENT, True), (name, code, text)
 
 
-def test_every_other_field_is_accepted(engine: Engine) -> None:
+def test_sampling_and_media_fields_of_a_request_are_accepted(engine: Engine) -> None:
     request = generate(
         range(1, 9),
         **{"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 1.0},

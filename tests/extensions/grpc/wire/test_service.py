@@ -65,7 +65,9 @@ def cached() -> Iterator[tuple[RunningServer, Engine]]:
         yield server, engine
 
 
-def test_get_model_info_describes_the_model(cached: tuple[RunningServer, Engine]) -> None:
+def test_get_model_info_returns_the_name_the_context_length_and_the_vocabulary_size(
+    cached: tuple[RunningServer, Engine],
+) -> None:
     info = cached[1].stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=LIMIT_S)
     assert (info.is_generation, info.max_context_length, info.max_req_input_len) == (
         True,
@@ -76,7 +78,9 @@ def test_get_model_info_describes_the_model(cached: tuple[RunningServer, Engine]
     assert (info.vocab_size, list(info.eos_token_ids)) == (6144, [0])
 
 
-def test_get_loads_reports_the_running_requests(cached: tuple[RunningServer, Engine]) -> None:
+def test_get_loads_and_get_server_info_report_the_running_requests(
+    cached: tuple[RunningServer, Engine],
+) -> None:
     _, engine = cached
     call = engine.stub.Generate(
         generate(range(1, 65), max_tokens=500, ignore_eos=True), timeout=LIMIT_S
@@ -164,7 +168,9 @@ def test_get_tokenizer_returns_the_tokenizer_files(
     )
 
 
-def test_health_is_reported_by_both_health_services(engine: Engine) -> None:
+def test_health_is_reported_by_the_engine_service_and_the_grpc_health_service(
+    engine: Engine,
+) -> None:
     assert engine.stub.HealthCheck(messages.HealthCheckRequest(), timeout=LIMIT_S).healthy
     health = health_pb2_grpc.HealthStub(engine.channel)
     for service in ("", "vllm.grpc.engine.VllmEngine"):
@@ -194,7 +200,7 @@ def test_health_watch_reports_when_the_server_becomes_ready() -> None:
     assert seen == [response.NOT_SERVING, response.SERVING]
 
 
-def test_reflection_describes_the_service(engine: Engine) -> None:
+def test_grpc_reflection_describes_the_engine_service_and_its_methods(engine: Engine) -> None:
     database = ProtoReflectionDescriptorDatabase(engine.channel)
     assert "vllm.grpc.engine.VllmEngine" in database.get_services()
     file = database.FindFileContainingSymbol("vllm.grpc.engine.VllmEngine.Generate")

@@ -75,7 +75,9 @@ def mooncake() -> Iterator[MooncakePods]:
 
 
 @pytest.mark.parametrize("first", ["prefill", "decode"])
-def test_concurrent_mooncake_requests_share_a_transfer(mooncake: MooncakePods, first: str) -> None:
+def test_prefill_and_decode_with_one_mooncake_transfer_id_share_a_transfer(
+    mooncake: MooncakePods, first: str
+) -> None:
     transfer = mooncake.params(f"transfer of {first}")
     transfer_id = transfer["transfer_id"]
     hits = mooncake.decode.metric(HITS)
@@ -124,7 +126,7 @@ def test_occupied_bootstrap_port_is_reported_in_one_line(mooncake: MooncakePods)
         assert len(lines) == 1
 
 
-def test_other_ranks_register_with_the_first_rank() -> None:
+def test_ranks_after_the_first_register_with_the_first_rank() -> None:
     port = free_port()
     ranks = ("--data-parallel-size", "2", "--data-parallel-mode", "internal")
     with mooncake_pod(port, *ranks):
@@ -194,7 +196,9 @@ def test_moriio_pods_register_with_the_router(moriio: MoriioPods) -> None:
         assert heartbeat["transfer_mode"] == mode
 
 
-def test_moriio_decode_reads_with_the_parameters_of_the_prefill(moriio: MoriioPods) -> None:
+def test_moriio_decode_reads_blocks_with_the_transfer_parameters_of_its_prefill(
+    moriio: MoriioPods,
+) -> None:
     params = prefill(moriio.prefill, transfer_id="read")["kv_transfer_params"]
     assert list(params) == [
         "do_remote_prefill",

@@ -166,7 +166,9 @@ def test_decodes_of_a_dead_prefill_pod_end_after_the_timeout(pods: Pods) -> None
     assert pods.fail.metric(USAGE) == pods.recompute.metric(USAGE) == 0
 
 
-def test_full_prefill_pod_serves_the_next_prefill_after_a_decode_has_read(pods: Pods) -> None:
+def test_full_prefill_pod_serves_the_next_prefill_after_a_decode_reads_its_blocks(
+    pods: Pods,
+) -> None:
     first = prefilled(pods.prefill)
     second: list[dict[str, Any]] = []
 
@@ -183,7 +185,9 @@ def test_full_prefill_pod_serves_the_next_prefill_after_a_decode_has_read(pods: 
     assert pods.prefill.metric(USAGE) == 0
 
 
-def test_client_disconnect_during_a_decode_frees_both_pods(pods: Pods) -> None:
+def test_client_disconnect_during_a_decode_frees_the_blocks_of_prefill_and_decode_pod(
+    pods: Pods,
+) -> None:
     with pod("--kv-cache-transfer-latency", "1m") as slow:
         params = prefilled(pods.prefill)
         with pytest.raises(requests.ReadTimeout):

@@ -39,7 +39,9 @@ def body_of(tokens: int, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", [CHAT, f"{CHAT}?general=1"], ids=["fast path", "Flask"])
-def test_each_recorded_write_precedes_its_receipt(server: RunningServer, path: str) -> None:
+def test_recorded_write_times_precede_the_times_at_which_the_client_reads(
+    server: RunningServer, path: str
+) -> None:
     headers = {"X-Request-Id": f"timed-{len(path)}"}
     start_s = time.time()
     with requests.post(

@@ -84,7 +84,7 @@ def test_restart_detected_by_several_indexers_clears_the_pod_once(
     assert set(content(first, [11, 12, 13, 21, 22])) == {21, 22}
 
 
-def test_next_indexer_completes_an_interrupted_clear(
+def test_indexer_that_starts_later_completes_an_interrupted_clear(
     redis_process: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = connect(redis_process, namespace)
@@ -208,7 +208,7 @@ def test_restarted_indexer_replays_missed_batches(own_server: RedisServer) -> No
         assert indexer.index.metrics.skipped_messages == {}
 
 
-def test_scripts_missing_in_redis_are_loaded_again(
+def test_lua_scripts_missing_in_redis_are_loaded_again(
     redis_process: RedisServer, namespace: str
 ) -> None:
     backend = connect(redis_process, namespace)

@@ -39,7 +39,7 @@ def adjustment_of(**values: float) -> Adjustment:
     return Adjustment(device="h100", weights="bf16", has_experts=False, version=19, **fields)  # type: ignore[arg-type]
 
 
-def test_kernel_launches_are_counted_per_layer_and_step() -> None:
+def test_launch_correction_is_added_once_per_layer_and_step() -> None:
     launched = adjustment_of(launch_us=10.0)
     for tokens in (1, 8192):
         added_s = layers_s(launched, tokens) - layers_s(NO_ADJUSTMENT, tokens)
@@ -94,7 +94,7 @@ def test_profile_names_the_vllm_version_of_its_correction_factors(
     )
 
 
-def test_correction_factors_stay_small() -> None:
+def test_shipped_correction_factors_stay_within_their_bounds() -> None:
     """A larger one would mean that the kernels are wrong, which no factor can correct."""
     for adjustment in shipped_adjustments():
         assert 0.5 < adjustment.decode < 2
@@ -103,6 +103,6 @@ def test_correction_factors_stay_small() -> None:
         assert adjustment.cells >= 4
 
 
-def test_device_without_measurements_has_no_correction() -> None:
+def test_device_without_measurements_has_no_correction_factors() -> None:
     checked = datasheet_profile(QWEN, "l40s", EngineOptions(tensor_parallel_size=2)).checked
     assert "fitted to" not in checked

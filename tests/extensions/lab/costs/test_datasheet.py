@@ -147,7 +147,9 @@ def test_tensor_parallel_devices_share_the_work() -> None:
         ({"quant_method": "mxfp4"}, 4.25),
     ],
 )
-def test_quantized_weights_are_read_faster(quantization: dict[str, object], bits: float) -> None:
+def test_reading_time_of_weights_is_proportional_to_their_bits(
+    quantization: dict[str, object], bits: float
+) -> None:
     plain = profile_with(QWEN).cost
     packed = profile_with(QWEN, quantization_config=quantization).cost
     table = 2 * 151936 * 5120 / (BANDWIDTH * 0.85)

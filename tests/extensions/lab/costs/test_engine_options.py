@@ -51,7 +51,7 @@ def test_data_parallel_ranks_share_experts_but_have_separate_attention() -> None
     assert seconds(data.cost, 1, decodes=1) > seconds(tensor.cost, 1, decodes=1)
 
 
-def test_limits_of_a_rank_are_multiplied_by_the_number_of_ranks() -> None:
+def test_limits_per_rank_are_multiplied_by_the_number_of_data_parallel_ranks() -> None:
     options = EngineOptions(data_parallel_size=2)
     limits = {"max_num_seqs": 100, "num_gpu_blocks": 1000}
     engine = datasheet_profile(EXPERTS, "h100", options, limits=limits).engine

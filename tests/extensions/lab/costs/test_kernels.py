@@ -65,7 +65,7 @@ def test_decode_step_reads_the_weights_at_a_fraction_of_the_bandwidth() -> None:
     )
 
 
-def test_eight_and_four_bit_formats_are_faster_especially_in_large_steps() -> None:
+def test_large_steps_gain_more_than_small_steps_from_eight_and_four_bit_formats() -> None:
     modelopt = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
     for few, many in ((1, 64), (16, 4096)):
         bf16, fp8, nvfp4 = (

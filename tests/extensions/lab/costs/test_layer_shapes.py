@@ -110,7 +110,7 @@ def test_decode_with_latent_attention_reads_one_vector_for_all_heads() -> None:
     assert alone.per_context > 61 * 576 * 2 / 7.75e12
 
 
-def test_sparse_attention_costs_less_in_a_long_context() -> None:
+def test_long_context_slows_a_decode_less_with_sparse_than_with_full_attention() -> None:
     full, sparse = (
         profile_of_name(f"deepseek-ai/DeepSeek-{kind}", "b300", 8).cost for kind in ("V3.1", "V3.2")
     )
@@ -171,7 +171,7 @@ def test_unquantized_modules_are_read_from_the_checkpoint(
     assert storage.kernels == experts
 
 
-def test_one_unquantized_layer_does_not_apply_to_all_layers() -> None:
+def test_layer_excluded_from_quantization_does_not_make_the_model_unquantized() -> None:
     quantization = {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn"]}
     shape = model_shape({**QWEN, "quantization_config": quantization})
     assert read_storage(shape.quantization_config, "").attention_kernels == "fp8"

@@ -13,7 +13,7 @@ def table() -> Answers:
     return answers()
 
 
-def test_at_least_160_of_200_model_device_pairs_use_tables_of_their_device() -> None:
+def test_at_least_160_of_200_model_device_pairs_use_kernel_tables_of_their_device() -> None:
     assert (len(MODELS), len(SHOWN)) == (20, 10)
     kinds = Counter(result.kind for (_, device), result in table().items() if device in SHOWN)
     assert kinds.total() == 200
@@ -21,7 +21,9 @@ def test_at_least_160_of_200_model_device_pairs_use_tables_of_their_device() -> 
 
 
 @pytest.mark.parametrize("device", ["l4", *AMD])
-def test_device_without_a_table_is_scaled_or_rejected(device: str) -> None:
+def test_device_without_a_table_has_scaled_constants_unless_the_model_does_not_fit(
+    device: str,
+) -> None:
     kinds = {table()[model.name, device].kind for model in MODELS}
     assert kinds <= {"scaled", "refused"}
 
@@ -38,13 +40,13 @@ def test_device_without_a_table_is_scaled_or_rejected(device: str) -> None:
         ("DeepSeek-R1", "l40s", "refused"),
     ],
 )
-def test_each_model_and_device_pair_has_the_expected_source_of_constants(
+def test_constants_of_model_and_device_pairs_are_measured_scaled_or_rejected_as_listed(
     model: str, device: str, kind: str
 ) -> None:
     assert table()[model, device].kind == kind
 
 
-def test_error_states_that_the_weights_do_not_fit() -> None:
+def test_error_for_a_rejected_pair_states_that_the_weights_leave_no_room_for_a_cache() -> None:
     for result in table().values():
         if result.kind == "refused":
             assert "leave no room for a KV cache" in result.detail

@@ -87,7 +87,7 @@ def test_equal_counts_have_equal_hashes_despite_different_times() -> None:
     assert differences(repeated, figures()) == []
 
 
-def test_different_count_changes_the_hash_and_is_named() -> None:
+def test_different_count_changes_the_hash_and_is_listed_as_a_difference() -> None:
     run = outcomes()
     run[6] = outcome(6)
     changed = score(DRILL, phases_of(DRILL), run)
@@ -105,7 +105,7 @@ def test_phases_of_different_drills_are_not_compared() -> None:
     assert "different drills" in line
 
 
-def test_margins_are_taken_from_the_nearest_request_at_the_failing_pod() -> None:
+def test_failure_margin_is_the_time_to_the_nearest_request_at_the_failing_pod() -> None:
     run = [outcome(3, 1.3, pods=(1,)), outcome(4, 0.2, pods=(0,)), outcome(4, 0.9, pods=(1,))]
     played = [PlayedStep(Step(4.5, 1, "kill", 1), 0.0, 0.02)]
     margins = measure(DRILL, run, played).margins
@@ -127,7 +127,7 @@ def test_run_without_responses_has_no_latencies() -> None:
     assert times.margins.slow_s is None
 
 
-def test_figures_can_be_read_from_a_report(tmp_path: Path) -> None:
+def test_figures_are_read_from_the_report_of_a_drill(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(msgspec.json.encode({"figures": figures(), "digest": "x"}))
     assert read_figures(path) == figures()

@@ -68,7 +68,7 @@ def scaled_problem() -> Problem:
     return make_problem(start, [run_of(load(3, 30, 800)), run_of(load(9, 45, 2000))], fixed)
 
 
-def test_fit_recovers_and_identifies_the_constants() -> None:
+def test_fit_recovers_the_cost_constants_and_marks_them_as_identified() -> None:
     problem = scaled_problem()
     fit = Search(problem, None, 160, ignore).run(seed=3)
     constants = certainties(problem, fit.x, None)
@@ -285,7 +285,7 @@ def test_missing_optimizer_is_reported_with_the_install_command(
     assert "pip install -e '.[calibrate]'" in capsys.readouterr().err
 
 
-def test_start_of_the_fit_is_scaled_to_the_recorded_server() -> None:
+def test_start_constants_of_the_fit_are_scaled_to_the_speed_of_the_recorded_server() -> None:
     costs = {
         name: 40 * getattr(TRUE.cost, name)
         for name in ("base", "weights", "per_token", "per_attention")

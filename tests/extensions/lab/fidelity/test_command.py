@@ -153,7 +153,9 @@ def test_table_has_a_line_for_each_figure_and_objective(
     assert lines[-2:] == ["ttft_p99 <= 10000 ms: met", "itl_mean <= 0.001 ms: not met"]
 
 
-def test_flags_set_the_limits_of_the_simulated_engine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_flags_set_the_limits_of_the_simulated_engine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     closed = ["--num-requests", "40", "--input-tokens", "64", "--output-tokens", "64"]
     free = figures(capsys, *closed)
     assert free["running"]["peak"] == 40
@@ -206,7 +208,7 @@ def test_rate_sweep_finds_the_highest_sustainable_rate(
     assert capsys.readouterr().out.endswith("highest rate: none meets ttft_p50 <= 0.001 ms\n")
 
 
-def test_sweep_reports_skipped_rows_without_an_answer(
+def test_sweep_reports_how_many_trace_rows_without_an_answer_were_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (trace := tmp_path / "trace.csv").write_text(
@@ -224,7 +226,7 @@ def test_repeated_runs_write_identical_charts(tmp_path: Path) -> None:
     assert first == second and first.startswith(b"<?xml")
 
 
-def test_prefix_aware_routing_finds_more_cached_prefixes(
+def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     load = ["--rate", "20", "--seconds", "5", "--input-tokens", "50", "--prefix-groups", "2"]

@@ -210,7 +210,7 @@ def test_flags_of_a_single_run_are_rejected_in_a_comparison(
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["prefix.yaml", "random.yaml"]
 
 
-def test_comparison_page_contains_both_runs_and_escapes_script_tags(tmp_path: Path) -> None:
+def test_comparison_page_contains_each_compared_run_and_escapes_script_tags(tmp_path: Path) -> None:
     (a := tmp_path / "<script>alert(1)<").mkdir()
     page = tmp_path / "both.html"
     paths = [tmp_path / "x.yaml", a / "x.yaml"]

@@ -88,7 +88,7 @@ def test_invalid_goodput_limit_is_rejected_with_a_one_line_error(
     assert rule in refusal(capsys, f"--trace={trace}", "--goodput", *limits, status=2)
 
 
-def test_goodput_limits_of_one_class_count_its_misses_per_interval(
+def test_requests_that_miss_the_limit_of_their_class_are_counted_per_interval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [
@@ -107,7 +107,7 @@ def test_goodput_limits_of_one_class_count_its_misses_per_interval(
     assert summary["goodput"]["by_class"]["chat"]["good"] == 30
 
 
-def test_class_without_requests_is_rejected(
+def test_goodput_limit_of_a_class_without_requests_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv")

@@ -55,7 +55,7 @@ def test_lengths_have_the_mean_and_bounds_of_the_distribution(tmp_path: Path) ->
     assert not any(30 <= arrival_s < 35 for arrival_s in load.arrival_s)
 
 
-def test_groups_share_their_system_prompt(tmp_path: Path) -> None:
+def test_requests_of_a_group_share_their_system_prompt(tmp_path: Path) -> None:
     load = read_trace(written(tmp_path, STAGES.format("constant") + SHARED))
 
     assert set(load.group) == {0, 1, 2}

@@ -48,7 +48,9 @@ def test_full_kv_tier_moves_its_blocks_to_the_next_tier(capsys: pytest.CaptureFi
     assert tiered["cached_tokens"] == figures(capsys, *SMALL)["cached_tokens"]
 
 
-def test_kv_tier_without_room_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kv_tier_smaller_than_a_block_does_not_change_the_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     without = figures(capsys, *SMALL, *CACHE)
     tiered = figures(capsys, *SMALL, *CACHE, "--kv-tiers", "cpu=1B@50GB/s")
 

@@ -119,7 +119,9 @@ def test_recorded_request_has_the_times_of_its_first_and_last_token(size: int) -
         ),
     ],
 )
-def test_invalid_response_ends_the_recording(pieces: list[bytes], rule: str) -> None:
+def test_invalid_server_response_ends_the_recording_with_a_one_line_error(
+    pieces: list[bytes], rule: str
+) -> None:
     with answering(pieces) as (url, _), pytest.raises(RecordError) as error:
         client(url).run(TWO)
     assert rule in str(error.value) and "\n" not in str(error.value)

@@ -88,7 +88,7 @@ def test_request_times_follow_from_fixed_step_and_front_costs() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS, st.integers(1, 8), st.sampled_from([0.0, 0.005]), st.sampled_from([FRONTED, REAL]))
-def test_single_pod_equals_one_engine(
+def test_simulation_of_one_pod_equals_an_offline_run_of_one_engine(
     requests: list[tuple[float, int, int]], places: int, turnaround_s: float, profile: Profile
 ) -> None:
     load = load_of(requests)
@@ -175,7 +175,7 @@ def test_cached_prefixes_are_not_computed_again() -> None:
     assert outcome.cached_tokens == 0
 
 
-def test_each_routing_policy_chooses_pods_by_its_rule() -> None:
+def test_round_robin_least_requests_and_prefix_aware_policies_choose_the_expected_pods() -> None:
     requests = [(0.0, 8, 20)] * 4 + [(0.0, 8, 2)] * 4
     load = load_of(requests, [(number % 2, 8) for number in range(8)])
     plan = SimulationPlan(profile=PLAIN, pods=4, policy="round-robin")

@@ -51,7 +51,7 @@ def test_every_token_after_the_first_has_a_gap() -> None:
     assert outcome.gaps.count == sum(9 + number for number in range(20))
 
 
-def test_preemption_is_one_long_gap() -> None:
+def test_preemption_appears_as_one_long_token_gap() -> None:
     rows = [(0.0, 60, 100), (0.0, 60, 100)]
     squeezed = outcome_of(rows, blocks=16)
     assert squeezed.preemptions > 0
@@ -65,7 +65,7 @@ def test_preemption_is_one_long_gap() -> None:
     assert longest_s > 10 * STEP_S
 
 
-def test_quantiles_of_gaps_are_recorded_gaps() -> None:
+def test_quantiles_of_token_gaps_are_recorded_gaps_without_interpolation() -> None:
     gaps = TokenGaps()
     gaps.add(0.001, 98, 1.0)
     gaps.add(0.5, 1, 1.0)

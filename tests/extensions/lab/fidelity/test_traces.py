@@ -48,7 +48,7 @@ def trace(folder: Path, text: str) -> Path:
     return path
 
 
-def test_columns_are_found_by_name_and_other_columns_are_ignored(tmp_path: Path) -> None:
+def test_trace_columns_are_found_by_name_and_unknown_columns_are_ignored(tmp_path: Path) -> None:
     load = read_trace(
         trace(tmp_path, "note,output_tokens,arrival_s,input_tokens\nx,3,0.5,10\n,4,0.5,20\n")
     )
@@ -185,7 +185,7 @@ def test_invalid_traces_are_rejected_with_a_one_line_error(
 
 @settings(max_examples=25, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["", HEADER, SESSIONS, AZURE, BURSTGPT, MOONCAKE]))
-def test_any_file_is_read_or_rejected(content: bytes, start: str) -> None:
+def test_trace_reader_raises_only_config_errors_for_any_file(content: bytes, start: str) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.csv"
         path.write_bytes(start.encode() + content)

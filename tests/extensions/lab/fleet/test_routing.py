@@ -240,7 +240,7 @@ def summary(policy: str = "random", fallbacks: int = 0) -> PolicySummary:
     )
 
 
-def test_summary_counts_answered_requests() -> None:
+def test_summary_of_a_policy_excludes_failed_requests_from_latencies() -> None:
     counts = summary(fallbacks=3)
     assert (counts.requests, counts.failed, counts.fallbacks) == (4, 1, 3)
     assert counts.ttft_mean_s == pytest.approx(0.2) and counts.ttft_p50_s == pytest.approx(0.2)

@@ -39,7 +39,7 @@ def test_retried_request_id_is_matched_only_once() -> None:
     assert len(matches.not_served) == 1
 
 
-def test_numbers_at_the_end_of_ids_match_the_latest_run() -> None:
+def test_requests_are_matched_to_the_latest_run_by_the_numbers_at_the_end_of_ids() -> None:
     earlier = [pair_of(number, float(number)) for number in range(3)]
     later = [pair_of(number, 10.0 + number) for number in range(3)]
     for number, pair in enumerate(earlier):
@@ -85,7 +85,7 @@ def test_journal_of_another_run_is_rejected() -> None:
         match("x", export_of(tools_of(pairs)), journal_of(others))
 
 
-def test_replies_are_matched_if_the_tool_never_sent_its_ids() -> None:
+def test_requests_are_matched_by_reply_text_if_the_tool_never_sent_its_ids() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     for number, pair in enumerate(pairs):
         pair.tool.ids = (f"only-in-the-tool-{number}",)

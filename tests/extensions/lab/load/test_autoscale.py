@@ -64,7 +64,7 @@ def test_default_scaling_behavior_matches_kubernetes() -> None:
     )
 
 
-def test_stabilization_windows_delay_scaling_in_both_directions() -> None:
+def test_stabilization_windows_delay_scaling_up_and_scaling_down() -> None:
     down = read_policy(USUAL + ",window-down=60s", {}).start(2)
     values = (16.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     counts = []

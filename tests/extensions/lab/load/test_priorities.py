@@ -29,7 +29,9 @@ def test_higher_priority_class_waits_less_on_a_busy_engine(
     assert 10 * chat["ttft_s"]["p99"] < plain["ttft_s"]["p99"] < batch["ttft_s"]["p99"]
 
 
-def test_equal_priorities_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_priorities_give_the_same_figures_as_no_priorities(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     plain = figures(capsys, *BUSY)
     equal = figures(capsys, *BUSY, "--priorities", "chat=5@50%", "batch=5@50%")
 

@@ -18,7 +18,7 @@ def answer(capsys: pytest.CaptureFixture[str], flags: Sequence[str] = ()) -> Any
     return figures(capsys, *ARGV, *LOAD, *flags)["loads"][0]
 
 
-def test_higher_confidence_costs_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_with_a_higher_confidence_costs_more(capsys: pytest.CaptureFixture[str]) -> None:
     plain = answer(capsys)["cheapest"]
     likely = answer(capsys, ["--confidence", "90%"])["cheapest"]
     sure = answer(capsys, ["--confidence", "99%"])["cheapest"]
@@ -28,7 +28,7 @@ def test_higher_confidence_costs_more(capsys: pytest.CaptureFixture[str]) -> Non
     assert likely["pods"] in range(plain["pods"], sure["pods"] + 1)
 
 
-def test_required_confidence_brings_the_same_fleet_closer_to_its_limit(
+def test_required_confidence_brings_each_fleet_closer_to_its_limit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plain = answer(capsys)["simulated"]
@@ -39,7 +39,7 @@ def test_required_confidence_brings_the_same_fleet_closer_to_its_limit(
     assert all(fleet["slo_share"] > shares[fleet["pods"]] for fleet in common)
 
 
-def test_plan_names_the_binding_limit_and_the_next_fleets(
+def test_plan_names_the_binding_limit_and_the_next_cheaper_fleet(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     document = answer(capsys)

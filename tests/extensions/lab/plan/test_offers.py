@@ -36,7 +36,7 @@ def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return msgspec.json.decode(capsys.readouterr().out)
 
 
-def test_each_price_list_has_separate_fleets(
+def test_each_price_of_a_device_is_planned_as_a_separate_fleet(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prices = ["--device", "h100=2.5", "h100@spot=1"]
@@ -47,7 +47,9 @@ def test_each_price_list_has_separate_fleets(
     assert result["reasons"]["h100 tp 1"] == "at least 150% more expensive"
 
 
-def test_nodes_are_rented_as_a_whole(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_price_of_a_fleet_includes_all_devices_of_its_nodes(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     prices = ["--device", "h100=2.5", "h100@node=2/8"]
     result = figures(capsys, f"--model={model}", "--rate=4", *prices)["loads"][0]
 
@@ -62,7 +64,7 @@ def test_pod_does_not_span_nodes(model: str, capsys: pytest.CaptureFixture[str])
     assert "a pod has 4 devices and a node 2" in capsys.readouterr().out
 
 
-def test_cheapest_model_is_chosen(
+def test_planner_chooses_the_cheaper_of_two_models(
     model: str, small_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = ["--rate", "30", "--device", "h100=2.5", "--output-tokens", "400"]

@@ -73,7 +73,7 @@ def test_pod_sustains_its_computed_capacity(
     assert above["cheapest"] is None
 
 
-def test_explicit_default_window_gives_the_same_plan(
+def test_default_window_given_explicitly_gives_the_same_plan_as_no_window(
     model: list[str], trace: Path, plan: Any, tmp_path: Path
 ) -> None:
     copy = tmp_path / "another.csv"
@@ -81,7 +81,7 @@ def test_explicit_default_window_gives_the_same_plan(
     assert plan_of(model, copy, "60s") == plan
 
 
-def test_last_window_may_be_shorter() -> None:
+def test_rate_of_a_shorter_last_window_is_computed_from_its_duration() -> None:
     load = LoadTrace("test")
     for arrival_s in (0.0, 5.0, 9.0, 10.0, 11.0, 12.0):
         load.arrival_s.append(arrival_s)
@@ -95,7 +95,7 @@ def test_single_request_in_the_last_window_is_not_a_high_rate() -> None:
     assert window_rates(load, 10.0) == ([0.3, 1.0], 10.001)
 
 
-def test_single_request_counts_as_one_request_per_second() -> None:
+def test_single_request_in_a_load_counts_as_one_request_per_second() -> None:
     load = LoadTrace("test")
     load.arrival_s.append(3.0)
     assert window_rates(load, 60.0)[0] == [1.0]

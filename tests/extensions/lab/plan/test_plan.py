@@ -81,7 +81,7 @@ def test_search_bounds_do_not_change_the_chosen_fleet(
         assert len(bounded_load["simulated"]) < len(free_load["simulated"])
 
 
-def test_search_bounds_allow_for_several_tokens_per_step(
+def test_search_bounds_allow_for_several_tokens_per_step_with_speculation(
     model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = ["--seconds", "3", "--rate", "1", "--output-tokens", "100", "--input-tokens", "1000"]
@@ -99,7 +99,7 @@ def test_search_bounds_allow_for_several_tokens_per_step(
     assert figures(capsys, *argv, *flag)["loads"][0]["cheapest"]["pods"] == 1
 
 
-def test_fleets_of_tiny_pods_are_searched(
+def test_fleet_of_several_pods_with_tiny_caches_is_found(
     model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pod_flags = ["--num-gpu-blocks-override=700", "--max-model-len=10000", "--input-tokens=9000"]

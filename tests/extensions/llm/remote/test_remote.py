@@ -420,7 +420,7 @@ def test_wake_up_by_tags_reports_whether_all_memory_is_restored(play: Worker) ->
     assert operated.does(operated.life.wake_up, None) and operated.stands == (False, False)
 
 
-def test_failed_command_raises_and_changes_nothing(play: Worker) -> None:
+def test_failed_command_raises_an_error_and_leaves_the_pause_state_unchanged(play: Worker) -> None:
     operated = Operated(play)
     with pytest.raises(CommandFailedError, match="Not now"):
         operated.does(operated.life.pause, "keep", operated.left, value=None, error="Not now.")

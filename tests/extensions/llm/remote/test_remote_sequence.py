@@ -103,7 +103,7 @@ def test_tokens_are_emitted_as_they_arrive() -> None:
     assert len(play.outputs) == 4
 
 
-def test_plain_tokens_are_sent_to_the_token_receiver() -> None:
+def test_single_unfinished_tokens_without_a_reply_part_are_sent_to_the_token_receiver() -> None:
     play = Play(takes_plain=True)
     play.say("a")
     play.say("b", at_s=102.0)
@@ -150,7 +150,9 @@ def test_unequal_numbers_of_tokens_and_texts_fail_the_choice(
         ({"finish": "timeout"}, EngineFailedError, "waited too long"),
     ],
 )
-def test_failure_is_emitted_only_once(fields: Any, error: type[Exception], message: str) -> None:
+def test_failure_of_a_choice_is_emitted_only_once(
+    fields: Any, error: type[Exception], message: str
+) -> None:
     play = Play()
     play.say(**fields)
     [failed] = play.outputs

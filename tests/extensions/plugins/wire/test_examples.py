@@ -53,7 +53,7 @@ def latin() -> Iterator[RunningServer]:
         yield server
 
 
-def test_plugin_replies_only_to_requests_that_ask_for_it(latin: RunningServer) -> None:
+def test_example_plugin_replies_only_to_requests_with_its_header(latin: RunningServer) -> None:
     assert reply_text(latin, "Hello world", {"X-Pig-Latin": "please"}) == "ellohay orldway"
     assert "ellohay" not in reply_text(latin, "Hello world")
     assert report(latin)["pig-latin"]["hooks"]["reply"]["errors"] == 0
@@ -81,7 +81,7 @@ def test_streamed_plugin_reply_is_counted_token_by_token_and_ends_at_the_limit(
     assert answer["usage"]["completion_tokens"] == 2
 
 
-def test_plugin_setting_can_be_read_and_changed_like_any_other(latin: RunningServer) -> None:
+def test_plugin_setting_can_be_read_and_changed_over_http(latin: RunningServer) -> None:
     config = f"{latin.url}/admin/config"
     assert requests.get(config, timeout=20).json()["pig-latin-share"] == 0
     assert "pig-latin-share" in requests.get(f"{config}/live", timeout=20).json()
@@ -106,7 +106,9 @@ def counting() -> Iterator[RunningServer]:
         yield server
 
 
-def test_plugin_middleware_routes_and_metrics_share_their_counts(counting: RunningServer) -> None:
+def test_middleware_routes_and_metrics_of_a_plugin_show_the_same_counts(
+    counting: RunningServer,
+) -> None:
     answers = [chat(counting, "Hi", {"X-Tenant": name}) for name in ("ann", "bob", "ann")]
     assert [answer.headers["X-Tenant-Requests"] for answer in answers] == ["1", "1", "2"]
     assert requests.get(f"{counting.url}/admin/tenants", timeout=20).json() == {"ann": 2, "bob": 1}

@@ -131,7 +131,9 @@ def test_failing_plugin_route_returns_500(server: RunningServer, path: str) -> N
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalServerError")
 
 
-def test_other_failing_hooks_are_ignored_and_counted(server: RunningServer) -> None:
+def test_failing_fault_metrics_step_cost_and_length_hooks_are_ignored_and_counted(
+    server: RunningServer,
+) -> None:
     """No fault, families of its own only, and a step costs what the profile says."""
     assert chat(server, "Hi", x_fault_of_mine="1").status_code == 200
     assert hook(server, "fault")["errors"] == 1
@@ -143,7 +145,9 @@ def test_other_failing_hooks_are_ignored_and_counted(server: RunningServer) -> N
     assert hook(server, "reply_length")["errors"] >= 1
 
 
-def test_long_blocking_and_errors_are_counted_and_logged_once(server: RunningServer) -> None:
+def test_hook_that_blocks_or_fails_repeatedly_is_counted_each_time_and_logged_once(
+    server: RunningServer,
+) -> None:
     holds_before = hook(server, "reply")["long_holds"]
     assert chat(server, "hold").status_code == chat(server, "hold").status_code == 200
     held = hook(server, "reply")
@@ -155,7 +159,7 @@ def test_long_blocking_and_errors_are_counted_and_logged_once(server: RunningSer
     assert hook(server, "reply")["in_use"] is True
 
 
-def test_reply_hook_in_a_thread_may_block(tmp_path: Path) -> None:
+def test_reply_hook_that_blocks_in_a_thread_delays_no_other_request(tmp_path: Path) -> None:
     """While one waits for a file, without gevent's knowledge, another request is answered."""
     ready = tmp_path / "ready"
     path = tmp_path / "slow.py"
@@ -226,7 +230,7 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING)
-def test_any_plugin_result_is_converted_to_a_reply_or_ignored(result: Any) -> None:
+def test_any_result_of_a_reply_hook_that_is_not_a_valid_reply_is_ignored(result: Any) -> None:
     guard = Guard("any", "reply")
     reply = guard.reply(lambda request, rng: result)(REQUEST, Random(1))
     assert (reply is None) == (result is None or guard.errors > 0)

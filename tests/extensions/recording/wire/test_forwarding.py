@@ -75,7 +75,7 @@ def recorder(
                 yield server
 
 
-def test_paths_are_forwarded_unchanged_or_rejected(
+def test_paths_within_the_target_are_forwarded_unchanged_and_paths_beyond_rejected(
     tmp_path: Path, target: Target, recorder: RunningServer
 ) -> None:
     for path in FORWARDED:

@@ -134,7 +134,9 @@ def test_stream_is_forwarded_piece_by_piece(tmp_path: Path) -> None:
         wait_for_log(server, "not kept: POST /v1/chat/completions: the client left")
 
 
-def test_target_without_a_response_returns_one_clear_error(tmp_path: Path) -> None:
+def test_target_without_a_usable_response_causes_one_error_that_names_the_target(
+    tmp_path: Path,
+) -> None:
     half = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", b"data: 1\n\n"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         closed = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -314,7 +316,7 @@ def test_transient_failures_are_forwarded_but_not_recorded(
     assert TARGET_KEY not in text and KEY not in text
 
 
-def test_header_overrides_the_setting_for_one_request(
+def test_replay_miss_header_overrides_the_setting_for_one_request(
     tmp_path: Path, upstream: RunningServer
 ) -> None:
     file = written(tmp_path / "r", [exchange(chat("known"), (0, b"1"))])
@@ -382,7 +384,9 @@ def test_ranks_share_the_recording_file(tmp_path: Path, upstream: RunningServer)
 
 
 @pytest.mark.parametrize("worker", WORKERS)
-def test_every_worker_class_records(tmp_path: Path, upstream: RunningServer, worker: str) -> None:
+def test_every_worker_class_records_and_replays_responses_of_the_target(
+    tmp_path: Path, upstream: RunningServer, worker: str
+) -> None:
     file = tmp_path / "r"
     env = {"SIM_REPLAY": str(file), "SIM_REPLAY_MISS": "record", "SIM_TARGET": upstream.url}
     with served_by(worker, tmp_path, **env) as server:
@@ -411,7 +415,9 @@ def test_truncated_recording_can_be_appended_to(tmp_path: Path, upstream: Runnin
     assert bytes_of(read_exchange(new).answer.chunks[0].data) == body
 
 
-def test_early_client_disconnect_frees_the_server(tmp_path: Path) -> None:
+def test_client_disconnect_while_the_target_is_silent_does_not_delay_shutdown(
+    tmp_path: Path,
+) -> None:
     with saying() as (silent, left):
         flags = ("--replay", str(tmp_path / "r"), "--target", silent, "--graceful-timeout", "30s")
         with running_server(*FLAGS, *flags) as server:

@@ -43,7 +43,7 @@ def body_of(port: int, text: str) -> bytes:
 
 
 @pytest.mark.parametrize("worker", WORKERS)
-def test_every_worker_class_replays(tmp_path: Path, worker: str) -> None:
+def test_every_worker_class_replays_recorded_responses(tmp_path: Path, worker: str) -> None:
     path = written(tmp_path / "r", EXCHANGES)
     with served_by(worker, tmp_path, SIM_REPLAY=path, SIM_REPLAY_MISS="not-found") as server:
         at_once = 1 if worker == "sync" else 4

@@ -80,7 +80,7 @@ def wait_for_way(server: RunningServer, way: str) -> None:
     wait_until(is_way_taken)
 
 
-def test_changed_file_is_reloaded_unless_it_is_invalid(tmp_path: Path) -> None:
+def test_changed_script_file_is_reloaded_unless_it_is_invalid(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{then: {text: old}}, {then: {text: never}}]")
     with running_server("--script", str(path)) as server:
@@ -129,7 +129,7 @@ def processes_of_rank(server: RunningServer, rank: int) -> list[int]:
     ]
 
 
-def test_partly_accepted_rules_name_the_ranks_that_have_them() -> None:
+def test_error_for_rules_that_one_rank_did_not_accept_names_the_accepting_ranks() -> None:
     rule = {"name": "greet", "then": {"text": "Hello."}}
     with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "3"}, ports=3) as server:
         # The port of rank 0 answers before the other ranks have closed the listeners of their peers.
@@ -153,7 +153,9 @@ def test_partly_accepted_rules_name_the_ranks_that_have_them() -> None:
         assert [row["name"] for row in last.json()["rules"]] == ["greet"]
 
 
-def test_rules_give_the_same_replies_on_the_fast_path(tmp_path: Path) -> None:
+def test_rules_give_the_same_replies_on_the_fast_path_as_on_the_general_path(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(RULES)
     answers: list[list[str]] = []
@@ -195,7 +197,7 @@ def journal(server: RunningServer) -> list[dict[str, Any]]:
     return [{**entry, "at": "", **dict.fromkeys(moments)} for entry in entries]
 
 
-def test_script_with_slow_rules_disables_the_fast_path(tmp_path: Path) -> None:
+def test_script_with_template_replies_disables_the_fast_path(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{then: {text: constant}}]")
     with running_server("--script", str(path), env={"SIM_FAST_PATH": "true"}) as server:

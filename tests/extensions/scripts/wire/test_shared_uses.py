@@ -44,7 +44,7 @@ def test_processes_together_never_exceed_the_times_limit_of_a_rule() -> None:
         assert SharedUses(descriptor).count(b"rule one") == sum(taken) == 100
 
 
-def test_reply_sequence_continues_on_another_rank() -> None:
+def test_reply_sequence_of_a_rule_continues_on_another_rank() -> None:
     rules = [{"times": 1, "then": {"text": text}} for text in ("one", "two", "three", "four")]
     with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "2"}, ports=2) as server:
         for rank in (0, 1):

@@ -13,7 +13,7 @@ from tests.running_server import ROOT, free_port, running_image
 pytestmark = pytest.mark.wire
 
 
-def test_middleware_processes_plain_requests_and_streams() -> None:
+def test_middleware_processes_streamed_and_non_streamed_requests() -> None:
     with (
         running_image("serve", "tiny", f"--middleware={EXAMPLES}.Tagged") as server,
         requests.Session() as session,

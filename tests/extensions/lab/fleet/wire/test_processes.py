@@ -49,7 +49,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_servers_run_inside_the_block_and_are_stopped_after_it() -> None:
+def test_servers_run_inside_the_with_block_and_are_stopped_after_it() -> None:
     with processes() as started:
         servers = [begun(started, "server", SERVE) for _ in range(2)]
         for server in servers:
@@ -60,7 +60,9 @@ def test_servers_run_inside_the_block_and_are_stopped_after_it() -> None:
     assert not any(is_alive(server.process.pid) for server in servers)
 
 
-def test_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_ignores_sigterm_is_killed_after_the_with_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("app.extensions.lab.fleet.processes.STOP_TIMEOUT_S", 0.1)
     with processes() as started:
         server = begun(started, "server", STUBBORN)
