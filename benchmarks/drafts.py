@@ -9,7 +9,8 @@ from a public report (vLLM issue 20780), from a sweep over drafts and concurrenc
 237385b: gpt-oss-120b with nvidia/gpt-oss-120b-Eagle3-v3 and vLLM 0.22 on one H200. Its load is that
 of InferenceMAX: about 7,200 random prompt tokens and 900 of the answer, `concurrency` requests in
 flight, 10 for each place. Accepted lengths are those of the server's counters, warmup included.
-Repeats without drafts differ by 0.1 to 0.5 %. With drafts there are no repeats.
+Repeats without drafts differ by 0.1 to 0.5 %. With drafts there are no repeats. `power_w` is the mean
+power of the device, which was recorded without drafts and with seven.
 """
 
 from __future__ import annotations
@@ -22,15 +23,21 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
-from statistics import mean
+from statistics import mean, median
 
 from msgspec import Struct
 
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.power_constants import MEASURED
 from app.extensions.lab.costs.speculation import Speculation, read_speculation
-from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
+from app.extensions.lab.fidelity.simulation import (
+    Simulation,
+    SimulationOutcome,
+    SimulationPlan,
+)
+from app.extensions.lab.fidelity.summary import summarize
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.progress import ignore_progress
 from config import ConfigError
@@ -270,11 +277,38 @@ def simulated_gains(run: DraftRun, folder: Path | None) -> tuple[float, float]:
     return plain_ms / tpot_ms - 1, rate / plain_rate - 1
 
 
-@cache
+def power_errors() -> dict[int, list[float]]:
+    """Returns the errors of the power as shares, by number of drafts; negative is too low."""
+    watts = {}
+    with SWEEP.open() as file:
+        for row in csv.DictReader(file):
+            if row["power_w"]:
+                watts[int(row["drafts"]), int(row["concurrency"])] = float(row["power_w"])
+    errors: dict[int, list[float]] = {0: [], 7: []}
+    for run in sweep_runs():
+        if run.draft_count != 7:
+            continue
+        for count, speculation in ((0, None), (7, run.speculation)):
+            server = run.server
+            summary = summarize(_outcome_of(server, speculation, None), "auto")
+            simulated_w = MEASURED[server.device].mean_w(summary.running.mean)
+            errors[count].append(simulated_w / watts[count, server.concurrency] - 1)
+    return errors
+
+
 def _simulated_speed(
     server: Server, speculation: Speculation | None, folder: Path | None
 ) -> tuple[float, float]:
     """Returns the mean TPOT in ms, and the output tokens per second of all requests."""
+    outcome = _outcome_of(server, speculation, folder)
+    _, tpot_s, _ = outcome.latencies()
+    return 1000 * mean(tpot_s), sum(outcome.load.output_tokens) / outcome.length_s
+
+
+@cache
+def _outcome_of(
+    server: Server, speculation: Speculation | None, folder: Path | None
+) -> SimulationOutcome:
     model = server.model
     if folder is not None and (folder / "models" / f"{model}.json").exists():
         model = str(folder / "models" / f"{model}.json")
@@ -287,10 +321,7 @@ def _simulated_speed(
         read_model_config(model), server.device, options, origin=model, limits=dict(server.limits)
     )
     plan = SimulationPlan(profile=profile, in_flight=server.concurrency, turnaround_s=0.001)
-    load = _load_of(server)
-    outcome = Simulation(load, plan, ignore_progress).run()
-    _, tpot_s, _ = outcome.latencies()
-    return 1000 * mean(tpot_s), sum(load.output_tokens) / outcome.length_s
+    return Simulation(_load_of(server), plan, ignore_progress).run()
 
 
 def _load_of(server: Server) -> LoadTrace:
@@ -348,6 +379,12 @@ def main() -> None:
     for title, concurrencies in groups.items():
         print(f"\n{title}:")
         print_signs([run for run in sweep if run.server.concurrency in concurrencies], None)
+    for count, errors in power_errors().items():
+        size = median(map(abs, errors))
+        print(
+            f"power with {count} drafts: {100 * size:.0f} % (median of {len(errors)} runs),"
+            f" {100 * min(errors):+.0f} to {100 * max(errors):+.0f} %"
+        )
     if options.folder is not None:
         runs = list(cell_runs(options.folder))
         if runs:
