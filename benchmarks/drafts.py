@@ -8,7 +8,8 @@ from a public report (vLLM issue 20780), from a sweep over drafts and concurrenc
 `draft_runs.csv` has figures of the public repository GloriaXimingLu/inferencex-profiling, commit
 237385b: gpt-oss-120b with nvidia/gpt-oss-120b-Eagle3-v3 and vLLM 0.22 on one H200. Its load is that
 of InferenceMAX: about 7,200 random prompt tokens and 900 of the answer, `concurrency` requests in
-flight, 10 for each place. Accepted lengths are those of the server's counters, warmup included.
+flight, 10 for each place. The accepted length is the mean gap between messages divided by the mean
+TPOT. `counted_length` comes from the server's counters, which include the client's warm-up.
 Repeats without drafts differ by 0.1 to 0.5 %. With drafts there are no repeats. `power_w` is the
 mean power of the device, which was recorded without drafts and with seven.
 """
