@@ -72,6 +72,8 @@ class KernelSum(Struct, frozen=True, kw_only=True):
     """Size of a number in the KV cache."""
     adjustment: Adjustment = NO_ADJUSTMENT
     """Correction for the version, the device and the format."""
+    independent_rows: float = 1.0
+    """Share of the tokens of a step that choose their experts independently."""
 
     @property
     def devices(self) -> int:
@@ -304,6 +306,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             experts_per_row=shape.num_experts_per_tok,
             ranks=self.options.expert_ranks,
             matrices=shape.matrices,
+            independent_rows=self.independent_rows,
         )
         seconds = constants.seconds(
             tokens,

@@ -88,6 +88,8 @@ class ExpertLayer(Struct, frozen=True, kw_only=True):
     """Devices that hold different experts; the one with the most work decides."""
     matrices: int = 3
     """Matrices of an expert."""
+    independent_rows: float = 1.0
+    """Share of the rows that choose their experts independently; the others repeat choices."""
 
     def busiest(self, count: float) -> float:
         """Returns the share of `count` experts or rows that the busiest device has.
@@ -120,9 +122,10 @@ class Experts(Struct, frozen=True):
     def seconds(
         self, rows: float, layer: ExpertLayer, *, weight_bytes: float, rates: Rates
     ) -> float:
-        """Returns the seconds for rows that choose their experts uniformly."""
+        """Returns the seconds for rows, whose independent ones choose their experts uniformly."""
         width = layer.width
-        unused_share = (1 - layer.experts_per_row / layer.experts) ** rows
+        choices = max(1.0, rows * layer.independent_rows)
+        unused_share = (1 - layer.experts_per_row / layer.experts) ** choices
         used_experts = layer.busiest(layer.experts * (1 - unused_share))
         used_experts = min(used_experts, layer.experts / layer.ranks)
         weights = layer.matrices * width * layer.inner_width

@@ -1,8 +1,8 @@
 """Power and energy of a run.
 
 A device that serves one request draws `low_w`, and one that serves 128 draws `high_w`; between them
-power grows with the logarithm of the requests. An idle device draws `idle_w`. No error of energies
-is known.
+power grows with the logarithm of the requests. An idle device draws `idle_w`. Without drafts
+this is 16 % too low on H200 (median of 9 runs), with seven drafts 23 % (`benchmarks.drafts`).
 """
 
 import math
@@ -49,7 +49,7 @@ class Energy(Struct, frozen=True, kw_only=True):
         return (
             f"energy: {self.kwh:,.3g} kWh, {self.device_w:,.0f} W per device,"
             f" {self.joules_per_output_token:,.3g} J per output token"
-            " (not compared with measurements)"
+            " (16 % too low on H200, median of 9 runs)"
         )
 
 

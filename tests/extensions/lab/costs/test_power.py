@@ -1,11 +1,14 @@
 """Power and energy of a run."""
 
+from statistics import median
+
 import msgspec
 import pytest
 
 from app.extensions.lab.costs.power import DeviceWatts, energy_of
 from app.extensions.lab.costs.power_constants import MEASURED
 from app.extensions.lab.fidelity.simulate import run
+from benchmarks.drafts import power_errors
 
 LOAD = ["--rate", "4", "--seconds", "20"]
 
@@ -18,6 +21,12 @@ def test_power_grows_from_idle_to_full_load() -> None:
     assert series[0] == pytest.approx(92, abs=1)
     assert series[2] == 267
     assert series[4] == series[5] == 680
+
+
+def test_power_is_somewhat_too_low_on_a_measured_device() -> None:
+    errors = power_errors()
+    assert median(errors[0]) == pytest.approx(-0.16, abs=0.01)
+    assert median(errors[7]) == pytest.approx(-0.23, abs=0.01)
 
 
 def test_energy_is_power_times_time() -> None:
@@ -38,7 +47,7 @@ def test_simulation_reports_energy_only_on_request(capsys: pytest.CaptureFixture
     assert with_energy == plain
     assert energy["kwh"] == pytest.approx(energy["device_w"] * plain["gpu_hours"] / 1000)
     assert run([*LOAD, "--device-watts", "100-400"]) == 0
-    assert "J per output token (not compared with measurements)" in capsys.readouterr().out
+    assert "J per output token (16 % too low on H200, median of 9 runs)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
