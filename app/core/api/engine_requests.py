@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from app.core.api.chat.media import BuiltPrompt, placeholders
 from app.core.api.chat.thinking import Thinking, thinking
-from app.core.api.fault import Fault
 from app.core.api.headers import (
     CACHE_THRESHOLD_HEADER,
     PRIORITY_HEADER,
@@ -83,7 +82,6 @@ class RequestBuilder:
         request = accepted.request
         settings = self.live.current
         prompt = prompts[0]
-        fault = context.kept(Fault)
         transfer = request.kv_transfer_params
         if transfer and not settings.kvcache.transfers:
             transfer = None
@@ -144,7 +142,7 @@ class RequestBuilder:
             cache_hit_threshold=hit_threshold,
             image=writer.image,
             remote_prefill=bool(transfer and transfer.get("do_remote_prefill")),
-            delays=() if fault is None else fault.delays,
+            delays=context.delays,
             address=writer.transfer,
             source=transfer,
             n=accepted.n,

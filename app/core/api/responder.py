@@ -343,7 +343,7 @@ class EventStream(StreamingBody):
                 raise
         if type(output) is Tokens and output.part is not None and self.transport is not None:
             return self._call_taker(output.index, output.part)
-        if type(output) is not Started or self._keep_alive_s:
+        if type(output) is not Started or not output.is_followed or self._keep_alive_s:
             return None
         return self._plain_taker(output.index, None, self.writer.around_text(output.index))
 

@@ -17,7 +17,6 @@ import gevent
 from msgspec import UnsetType
 
 from app.core.api.chat.prompt import request_template
-from app.core.api.fault import Fault
 from app.core.api.headers import priority_of
 from app.core.api.identity import ResponseMeta
 from app.core.api.pipeline import RequestPipeline
@@ -391,9 +390,7 @@ class PoolingRunner:
         delays: list[tuple[int, float]] = []
         if delay_s:
             delays.append((0, delay_s))
-        fault = context.kept(Fault)  # a script may have set it
-        if fault is not None:
-            delays += fault.delays
+        delays += context.delays  # a script may have set them
         adapter = None
         if meta.model in self.pipeline.models.adapters:
             adapter = meta.model
