@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,11 +20,9 @@ from app.core.api.headers import (
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import ChatCompletionRequest
-from app.core.text.memo import LimitedDict
 
 if TYPE_CHECKING:
     from app.core.api.chat.rules import ChatRules
-    from app.core.api.chat.tools import KnownTools
     from app.core.api.identity import ResponseMeta
     from app.core.api.models import ServedModels
     from app.core.api.sampling import RealModel
@@ -37,8 +34,6 @@ if TYPE_CHECKING:
     from app.core.server.http.context import RequestContext
     from config.validation import LiveSettings
 
-KNOWN_TOOLS_BYTES = 16 << 20
-"""Maximum memory of remembered tools. Those of most clients take a tenth of their estimate."""
 REQUESTS_PER_SLICE = 1_000
 """Engine requests made between two pauses; each takes about 2 us."""
 
@@ -60,7 +55,6 @@ class RequestBuilder:
     schemas: Constraints
     chat_rules: ChatRules
     real: RealModel | None
-    known_tools: KnownTools = field(default_factory=partial(LimitedDict, KNOWN_TOOLS_BYTES))
 
     def build(
         self,
@@ -171,7 +165,6 @@ class RequestBuilder:
                 settings.tools,
                 self.schemas,
                 computes=self.real is not None,
-                known_tools=self.known_tools,
             )
         thinks: Thinking = "no"
         parser = settings.reply.reasoning_parser

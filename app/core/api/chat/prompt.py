@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from app.core.api.chat.media import BuiltPrompt, features
 from app.core.api.chat.thinking import template_kwargs
-from app.core.base.clock.pause import pause_if_possible
 from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.validation import fit_prompt
@@ -21,10 +18,6 @@ if TYPE_CHECKING:
     from app.core.api.pipeline import RequestPipeline
     from app.core.protocol.tokenize import TokenizeChatRequest
 
-TOOLS_PER_SLICE = 120
-"""Tools that are written for a template between two pauses: about 4 ms."""
-OMITTED_NULLS = ("strict", "defer_loading")
-"""Fields of tools that templates get only with a value."""
 FORWARDED_IDS = "prompt_token_ids"
 """Key of `kv_transfer_params` with the prompt's tokens from the prefill side."""
 
@@ -51,6 +44,10 @@ def chat_prompt(
         pipeline.check_text(text)
         if pipeline.keeps_turns:
             turns.append((str(message["role"]), text))
+    if request.tools:  # other chats do not need this module
+        from app.core.api.chat.tool_set import tool_set
+
+        request.tools = tool_set(request.tools, pipeline.known_tools)
     options = chat_options(request, pipeline.chat_rules)
     ids: Sequence[int] | None = None
     if request.kv_transfer_params and FORWARDED_IDS in request.kv_transfer_params:
@@ -131,23 +128,20 @@ def chat_options(
         or request.add_special_tokens
         or not request.add_generation_prompt
     )
-    if not (is_special or template or tools or kwargs or documents):
-        return PLAIN_CHAT
-    rendered_tools = []
-    for number, tool in enumerate(tools or (), 1):
-        rendered = msgspec.to_builtins(tool)
-        for fields in (rendered, rendered["function"]):
-            for name in OMITTED_NULLS:
-                if fields.get(name, name) is None:
-                    del fields[name]
-        rendered_tools.append(rendered)
-        if number % TOOLS_PER_SLICE == 0:
-            pause_if_possible()
+    options = PLAIN_CHAT
+    if tools is not None:
+        from app.core.api.chat.tool_set import ToolSet, tool_set
+
+        if not isinstance(tools, ToolSet):
+            tools = tool_set(tools)
+        options = tools.options
+    if not (is_special or template or kwargs or documents):
+        return options
     return ChatOptions(
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
         add_special_tokens=request.add_special_tokens,
-        tools=None if tools is None else rendered_tools,
+        tools=options.tools,
         documents=documents,
         chat_template=template,
         chat_template_kwargs=kwargs,

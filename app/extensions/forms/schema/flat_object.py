@@ -79,9 +79,7 @@ class FlatObject:
                 )
                 return draw_number(merged, rng, integers, whole=True)
             case "number":
-                numbers = Range(
-                    usual.min_tool_call_number_param, usual.max_tool_call_number_param
-                )
+                numbers = Range(usual.min_tool_call_number_param, usual.max_tool_call_number_param)
                 return draw_number(merged, rng, numbers, whole=False)
         return None
 
