@@ -256,6 +256,7 @@ class KnownFeatures:
         return known_word
 
 
+@lru_cache(maxsize=256)
 def weight_of(square: int) -> int:
     """Returns the weight of a feature from its square, in parts of a unit."""
     return math.isqrt(ROOTS * ROOTS * square)
