@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -248,10 +249,7 @@ class PoolingHandlers:
         encoding = request.encoding_format
         values: Iterable[object]
         if encoding == "float":
-            values = (
-                [row.tolist() for row in input_rows] if is_nested else input_rows[0].tolist()
-                for input_rows in rows
-            )
+            values = map(token_numbers if is_nested else text_numbers, rows)
             return self._respond_values(context, request, job, values)
         packed = packed_rows(rows, request, self._runner.pace)
         if encoding == "base64":
@@ -299,6 +297,16 @@ class PoolingHandlers:
     def _respond(self, context: RequestContext, answer: object) -> Response:
         response = json_response(answer, 200, self._pipeline.responder.headers)
         return self._pipeline.damaged(response, context)
+
+
+def text_numbers(rows: Sequence[array[float]]) -> list[float]:
+    """Returns the only row of an input."""
+    return rows[0].tolist()
+
+
+def token_numbers(rows: Sequence[array[float]]) -> list[list[float]]:
+    """Returns the rows of an input, one for each token."""
+    return [row.tolist() for row in rows]
 
 
 def task_instructions(folder: Path) -> Mapping[str, str] | None:
