@@ -90,11 +90,10 @@ class ToolMatcher:
                 may_be_named = True
         if may_be_named:
             named = named_tools(question, tools, [words.name_words for words in tool_words])
-            if calls.first_only:
-                named = named[:1]
             if named:
-                return _calls_in_order(question, named)
-        best = _best_tool(significant_stems(question_words), tools, tool_words)
+                return _calls_in_order(question, named[:1] if calls.first_only else named)
+        stems = significant_stems(question_words)
+        best = _best_tool(stems, tools, tool_words) if stems else None
         if best is None:
             return []
         return [_requested(best, question)]

@@ -82,8 +82,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     kind = "chat.completion.chunk"
     plain_text = PLAIN_TEXT
-    joins_calls = False
-    """Chunks of calls are joined from bytes where they differ only in their text."""
     _logprobs: TokenNames | None = None
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
@@ -99,7 +97,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         self.image = options.blocks
         is_bare = not has_logprobs and not options.token_ids or options.hides
         is_plain = is_bare and not options.beams and not options.continuous_usage
-        self._calls_are_plain = self.joins_calls and is_plain and options.call_form.null_content
+        self._calls_are_plain = (
+            is_plain and options.call_form.null_content and options.weights is None
+        )
+        """Tokens within a tool call have chunks that are constant but for their text."""
         self._hides_end = options.parses and not options.call_form.text_end
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
