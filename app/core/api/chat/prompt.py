@@ -129,7 +129,7 @@ def chat_options(
         or not request.add_generation_prompt
     )
     options = PLAIN_CHAT
-    if tools is not None:
+    if tools:
         from app.core.api.chat.tool_set import ToolSet, tool_set
 
         if not isinstance(tools, ToolSet):
@@ -141,7 +141,7 @@ def chat_options(
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
         add_special_tokens=request.add_special_tokens,
-        tools=options.tools,
+        tools=None if tools is None else options.tools or [],
         documents=documents,
         chat_template=template,
         chat_template_kwargs=kwargs,
