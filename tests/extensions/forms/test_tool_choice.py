@@ -210,6 +210,15 @@ def test_tools_that_were_not_checked_are_not_known_to_a_server_that_checks() -> 
             tool_calls_of(request, CHOOSING, FormConstraints())
 
 
+@pytest.mark.parametrize(("length", "has_key"), [(1_000, True), (20_000, False)])
+def test_texts_around_long_tools_have_no_key(length: int, has_key: bool) -> None:
+    known_tools: KnownTools = LimitedDict(1 << 22)
+    tools = convert([tool(title="x" * length)], list[Tool])
+    known = tool_set(tools, known_tools)
+    assert (known.options.tools_key is not None) == has_key
+    assert tool_set(tools, known_tools) is known
+
+
 def test_memory_of_known_tools_is_limited() -> None:
     known_tools: KnownTools = LimitedDict(100_000)
     lengths = []

@@ -28,6 +28,9 @@ MAX_TOOLS = 120
 """Maximum number of tools of a request that are remembered: writing more takes long at once."""
 MAX_BYTES = 1 << 16
 """Length of the longest tools, as MessagePack, that are remembered."""
+MAX_TEXT_BYTES = 1 << 14
+"""Length of the longest tools around which a template's texts are remembered: rendering takes long.
+"""
 SET_BYTES = 1_000
 MEMORY_PER_BYTE = 73
 """Memory of remembered tools, and of each byte of their MessagePack; that of empty objects."""
@@ -42,6 +45,8 @@ class ToolSet(list[Tool]):
     def __init__(self, tools: Sequence[Tool], key: bytes | None) -> None:
         """Creates a set with the key that `tool_set` has found. May pause."""
         super().__init__(tools)
+        if key is not None and len(key) > MAX_TEXT_BYTES:
+            key = None
         self.options = ChatOptions(tools=_rendered(tools), tools_key=key)
         """Options of a chat that is plain but for the tools."""
         self.functions: dict[Checked, tuple[ToolFunction, ...]] = {}
