@@ -104,14 +104,6 @@ class Sums(NamedTuple):
     odd: dict[int, int]
     even: dict[int, int]
 
-    def add(self, places: Places, weight: int) -> None:
-        """Adds the weight of a feature."""
-        odd, even = self
-        for place, factor in places.odd:
-            odd[place] = odd.get(place, 0) + factor * weight
-        for place, factor in places.even:
-            even[place] = even.get(place, 0) + factor * weight
-
 
 class KnownPlaces(LimitedDict[tuple[str, int], Places]):
     """The places of features, by their text and the dimensions of the vector.
@@ -196,7 +188,7 @@ class KnownFeatures:
         for number, (word, count) in enumerate(words.items()):
             known_word = self.words.get((word, dimensions))
             if known_word is None and self.words.is_frequent(word):
-                known_word = self._learn(word, dimensions)
+                known_word = self._learn(word, dimensions, pace)
             # The weight of a feature of several words is not the sum of its weights.
             if (
                 known_word is not None
@@ -231,22 +223,28 @@ class KnownFeatures:
         pace: Pace,
     ) -> None:
         """Adds features with these squares to sums that include others of `known_squares`."""
+        odd_sums, even_sums = sums
+        odd_sum_at = odd_sums.get
+        even_sum_at = even_sums.get
         for number, (feature, square) in enumerate(squares.items()):
-            known_square = known_squares.get(feature)
             weight = weight_of(square)
-            if known_square is not None:
+            if feature in known_squares:
+                known_square = known_squares[feature]
                 weight = weight_of(known_square + square) - weight_of(known_square)
-            sums.add(self.places[feature, dimensions], weight)
+            odd_places, even_places = self.places[feature, dimensions]
+            for place, factor in odd_places:
+                odd_sums[place] = odd_sum_at(place, 0) + factor * weight
+            for place, factor in even_places:
+                even_sums[place] = even_sum_at(place, 0) + factor * weight
             if number % PACED_FEATURES == PACED_FEATURES - 1:
                 pace()
 
-    def _learn(self, word: str, dimensions: int) -> KnownWord:
+    def _learn(self, word: str, dimensions: int, pace: Pace) -> KnownWord:
         """Remembers a word, and returns it."""
         squares: dict[str, int] = {}
         add_squares(squares, word, 1)
         sums = Sums({}, {})
-        for feature, square in squares.items():
-            sums.add(self.places[feature, dimensions], weight_of(square))
+        self._add_features(sums, squares, {}, dimensions=dimensions, pace=pace)
         known_word = KnownWord(
             squares, odd_sums=tuple(sums.odd.items()), even_sums=tuple(sums.even.items())
         )
