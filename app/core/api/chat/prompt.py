@@ -15,6 +15,7 @@ from app.core.text.base import PLAIN_CHAT, ChatOptions
 
 if TYPE_CHECKING:
     from app.core.api.chat.rules import ChatRules
+    from app.core.api.chat.tool_set import KnownTools
     from app.core.api.pipeline import RequestPipeline
     from app.core.protocol.tokenize import TokenizeChatRequest
 
@@ -44,11 +45,7 @@ def chat_prompt(
         pipeline.check_text(text)
         if pipeline.keeps_turns:
             turns.append((str(message["role"]), text))
-    if request.tools:  # other chats do not need this module
-        from app.core.api.chat.tool_set import tool_set
-
-        request.tools = tool_set(request.tools, pipeline.known_tools)
-    options = chat_options(request, pipeline.chat_rules)
+    options = chat_options(request, pipeline.chat_rules, pipeline.known_tools)
     ids: Sequence[int] | None = None
     if request.kv_transfer_params and FORWARDED_IDS in request.kv_transfer_params:
         ids = _forwarded_ids(pipeline, request, composed)
@@ -106,9 +103,13 @@ def request_template(
 
 
 def chat_options(
-    request: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules
+    request: ChatCompletionRequest | TokenizeChatRequest,
+    rules: ChatRules,
+    known_tools: KnownTools | None = None,
 ) -> ChatOptions:
     """Returns the options of the chat template. May pause.
+
+    The request's tools become a `ToolSet`, which is remembered in `known_tools`.
 
     Raises:
         ApiError: as `request_template` does.
@@ -130,11 +131,11 @@ def chat_options(
     )
     options = PLAIN_CHAT
     if tools:
-        from app.core.api.chat.tool_set import ToolSet, tool_set
+        from app.core.api.chat.tool_set import tool_set  # not for chats without tools
 
-        if not isinstance(tools, ToolSet):
-            tools = tool_set(tools)
-        options = tools.options
+        known_set = tool_set(tools, known_tools)
+        request.tools = known_set
+        options = known_set.options
     if not (is_special or template or kwargs or documents):
         return options
     return ChatOptions(
