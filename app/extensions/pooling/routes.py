@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, repeat
 from pathlib import Path
@@ -249,7 +249,10 @@ class PoolingHandlers:
         encoding = request.encoding_format
         values: Iterable[object]
         if encoding == "float":
-            values = map(token_numbers if is_nested else text_numbers, rows)
+            numbers_of: Callable[[Sequence[array[float]]], object] = text_numbers
+            if is_nested:
+                numbers_of = token_numbers
+            values = map(numbers_of, rows)
             return self._respond_values(context, request, job, values)
         packed = packed_rows(rows, request, self._runner.pace)
         if encoding == "base64":

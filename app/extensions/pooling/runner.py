@@ -476,7 +476,9 @@ def longest_delay(answers: Iterable[ScriptedAnswer | None]) -> tuple[tuple[int, 
     """Returns the longest delay of scripts, before the first token; none without delays."""
     delays_s = [answer.reply.first_token_s for answer in answers if answer is not None]
     delay_s = max(delays_s, default=0.0)
-    return ((0, delay_s),) if delay_s else ()
+    if not delay_s:
+        return ()
+    return ((0, delay_s),)
 
 
 def scripted_output(answer: ScriptedAnswer | None) -> array[float] | str | None:

@@ -214,9 +214,9 @@ def test_tools_that_were_not_checked_are_not_known_to_a_server_that_checks() -> 
 def test_texts_around_long_tools_have_no_key(length: int, has_key: bool) -> None:
     known_tools: KnownTools = LimitedDict(1 << 22)
     tools = convert([tool(title="x" * length)], list[Tool])
-    known = tool_set(tools, known_tools)
-    assert (known.options.tools_key is not None) == has_key
-    assert tool_set(tools, known_tools) is known
+    known_set = tool_set(tools, known_tools)
+    assert (known_set.options.tools_key is not None) == has_key
+    assert tool_set(tools, known_tools) is known_set
 
 
 def test_memory_of_known_tools_is_limited() -> None:

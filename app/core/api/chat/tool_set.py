@@ -1,4 +1,4 @@
-"""The tools of a request, with what is made of them once: most clients send the same tools again.
+"""The tools of a request, prepared once: most clients send the same tools again.
 
 This module is for requests with tools only.
 """
@@ -40,7 +40,7 @@ Checked = Literal["strict", "all", "none"]
 
 
 class ToolSet(list[Tool]):
-    """Tools, and what is made of them."""
+    """Tools, prepared for a template and for calls."""
 
     def __init__(self, tools: Sequence[Tool], key: bytes | None) -> None:
         """Creates a set with the key that `tool_set` has found. May pause."""
@@ -60,8 +60,8 @@ KnownTools: TypeAlias = LimitedDict[bytes, ToolSet]
 def tool_set(tools: Sequence[Tool], known_tools: KnownTools | None = None) -> ToolSet:
     """Returns the set of a request's tools, which is remembered in `known_tools`. May pause.
 
-    The key is MessagePack, which has infinities and NaN, unlike JSON. Tools without a key are not
-    remembered: many or long ones, and those that cannot be written, as half a surrogate pair.
+    The key is MessagePack, which has infinities and NaN, unlike JSON. Many or long tools have no
+    key, nor do tools that cannot be written, such as half a surrogate pair.
     """
     key: bytes | None = None
     if len(tools) <= MAX_TOOLS:
@@ -69,12 +69,13 @@ def tool_set(tools: Sequence[Tool], known_tools: KnownTools | None = None) -> To
             key = msgspec.msgpack.encode(tools)
     if key is None or len(key) > MAX_BYTES:
         return ToolSet(tools, None)
-    known = None if known_tools is None else known_tools.get(key)
-    if known is None:
-        known = ToolSet(tools, key)
-        if known_tools is not None:
-            known_tools.add(key, known, SET_BYTES + MEMORY_PER_BYTE * len(key))
-    return known
+    if known_tools is None:
+        return ToolSet(tools, key)
+    if key not in known_tools:
+        known_set = ToolSet(tools, key)
+        known_tools.add(key, known_set, SET_BYTES + MEMORY_PER_BYTE * len(key))
+        return known_set
+    return known_tools[key]
 
 
 def _rendered(tools: Sequence[Tool]) -> list[JsonObject]:

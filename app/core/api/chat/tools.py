@@ -64,7 +64,9 @@ def tool_calls_of(
     if settings.tool_call_parser and not computes:  # vLLM's parsers check only strict tools
         lenient = True
         checked = "strict"
-    known_functions = tools.functions if isinstance(tools, ToolSet) else {}
+    known_functions: dict[Checked, tuple[ToolFunction, ...]] = {}
+    if isinstance(tools, ToolSet):
+        known_functions = tools.functions
     if checked not in known_functions:
         known_functions[checked] = _checked_functions(tools, checked, schemas)
     functions = known_functions[checked]

@@ -133,7 +133,9 @@ class CompiledSchema:
 
     @cached_property
     def _flat(self) -> FlatObject | None:
-        return flat_object(self._document.root) if self._document.is_plain else None
+        if not self._document.is_plain:
+            return None
+        return flat_object(self._document.root)
 
     @cached_property
     def refused_keyword(self) -> str | None:

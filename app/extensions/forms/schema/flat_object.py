@@ -43,12 +43,16 @@ class FlatObject:
         self._properties = properties
         self._required = required
         self._optional = [name for name in properties if name not in required]
+        self._has_fixed_names = [*properties] == [*required]
+        """Every property is required, in the order of the schema."""
 
     def draw(self, rng: Random, usual: ToolSettings, size: Size) -> dict[str, JSON]:
         """Returns an object; `usual` has the ranges of its numbers."""
         drawn = {name: self._draw_property(name, rng, usual) for name in self._required}
+        if self._has_fixed_names:
+            return drawn
         if not self._optional:
-            return drawn if len(drawn) < 2 else self._in_order(drawn)
+            return self._in_order(drawn)
         probability = usual.tool_call_not_required_param_probability / 100
         chosen: list[str] = []
         for name in self._optional:
@@ -111,7 +115,8 @@ def _flat_property(name: str, schema: Schema) -> FlatProperty | None:
     keywords = schema.keys()
     if keywords == TYPE_ONLY and len(schema["type"]) == 1:
         [kind] = schema["type"]
-        return FlatProperty(kind, texts_for(name), merged) if kind in PLAIN_TYPES else None
+        if kind in PLAIN_TYPES:
+            return FlatProperty(kind, texts_for(name), merged)
     options: Sequence[JSON] = schema.get("enum", ())
     if not 0 < len(options) <= MAX_OPTIONS:
         return None

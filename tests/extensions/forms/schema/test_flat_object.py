@@ -21,7 +21,7 @@ PLAIN_VALUES = st.sampled_from(
 TEXTS = st.lists(st.text(max_size=3), min_size=1, max_size=4, unique=True)
 PROPERTIES = st.one_of(
     PLAIN_VALUES,
-    st.builds(lambda texts: {"type": "string", "enum": texts}, TEXTS),
+    st.fixed_dictionaries({"type": st.just("string"), "enum": TEXTS}),
     st.just({"enum": [1, "a", None]}),
 )
 RARE_PARTS = ToolSettings(tool_call_not_required_param_probability=20)
