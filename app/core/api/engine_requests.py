@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +11,6 @@ from msgspec.structs import replace
 
 from app.core.api.chat.media import BuiltPrompt, placeholders
 from app.core.api.chat.thinking import Thinking, thinking
-from app.core.api.fault import Fault
 from app.core.api.headers import (
     CACHE_THRESHOLD_HEADER,
     PRIORITY_HEADER,
@@ -22,11 +20,9 @@ from app.core.api.headers import (
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import ChatCompletionRequest
-from app.core.text.memo import LimitedDict
 
 if TYPE_CHECKING:
     from app.core.api.chat.rules import ChatRules
-    from app.core.api.chat.tools import KnownTools
     from app.core.api.identity import ResponseMeta
     from app.core.api.models import ServedModels
     from app.core.api.sampling import RealModel
@@ -38,8 +34,6 @@ if TYPE_CHECKING:
     from app.core.server.http.context import RequestContext
     from config.validation import LiveSettings
 
-KNOWN_TOOLS_BYTES = 16 << 20
-"""Maximum memory of remembered tools. Those of most clients take a tenth of their estimate."""
 REQUESTS_PER_SLICE = 1_000
 """Engine requests made between two pauses; each takes about 2 us."""
 
@@ -61,7 +55,6 @@ class RequestBuilder:
     schemas: Constraints
     chat_rules: ChatRules
     real: RealModel | None
-    known_tools: KnownTools = field(default_factory=partial(LimitedDict, KNOWN_TOOLS_BYTES))
 
     def build(
         self,
@@ -83,7 +76,6 @@ class RequestBuilder:
         request = accepted.request
         settings = self.live.current
         prompt = prompts[0]
-        fault = context.kept(Fault)
         transfer = request.kv_transfer_params
         if transfer and not settings.kvcache.transfers:
             transfer = None
@@ -144,7 +136,7 @@ class RequestBuilder:
             cache_hit_threshold=hit_threshold,
             image=writer.image,
             remote_prefill=bool(transfer and transfer.get("do_remote_prefill")),
-            delays=() if fault is None else fault.delays,
+            delays=context.delays,
             address=writer.transfer,
             source=transfer,
             n=accepted.n,
@@ -173,7 +165,6 @@ class RequestBuilder:
                 settings.tools,
                 self.schemas,
                 computes=self.real is not None,
-                known_tools=self.known_tools,
             )
         thinks: Thinking = "no"
         parser = settings.reply.reasoning_parser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,11 +19,13 @@ from app.core.protocol.decoding import Request, decode
 from app.core.protocol.features import Feature
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest, too_long
 from app.core.server.http.errors import ApiError
+from app.core.text.memo import LimitedDict
 
 if TYPE_CHECKING:
     from random import Random
 
     from app.core.api.chat.media import BuiltPrompt
+    from app.core.api.chat.tool_set import KnownTools
     from app.core.api.engine_requests import RequestBuilder
     from app.core.api.identity import Identity, ResponseMeta
     from app.core.api.models import ServedModels
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 SLICE = 12_000
 """Values processed between two pauses: about 4 ms."""
+KNOWN_TOOLS_BYTES = 16 << 20
+"""Maximum memory of remembered tools. Those of most clients take a tenth of their estimate."""
 CHARS_PER_VALUE = 2
 """Characters of a text to tokenize that count as one processed value."""
 
@@ -75,6 +80,7 @@ class RequestPipeline:
     images: Random
     """Draws which replies have an image."""
     chat_rules: ChatRules = ChatRules()
+    known_tools: KnownTools = field(default_factory=partial(LimitedDict, KNOWN_TOOLS_BYTES))
     rank: int = 0
     real: RealModel | None = None
     keeps_turns: bool = False

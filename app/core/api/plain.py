@@ -239,7 +239,11 @@ class PlainGeneration:
         cached = self._bodies.get(body)
         if cached is not None:
             return cached
-        recognised = self._read(body)
+        try:
+            request = self._decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        recognised = self._derive(request)
         if (
             recognised is not None
             and len(body) <= MAX_BODY_BYTES
@@ -250,11 +254,8 @@ class PlainGeneration:
             self._bodies[body] = recognised
         return recognised
 
-    def _read(self, body: bytes) -> Recognised | None:
-        try:
-            request = self._decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
+    def _derive(self, request: PlainChat | PlainCompletion) -> Recognised | None:
+        """Returns the request with the values derived from it; None when it is not plain."""
         stream_options = request.stream_options
         if request.model not in self._names or (stream_options is not None and not request.stream):
             return None

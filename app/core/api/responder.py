@@ -17,7 +17,7 @@ from app.core.api.fault import Fault, FaultInjection
 from app.core.api.writer import ResponseWriter
 from app.core.base.clock.clock import Watcher
 from app.core.base.clock.pause import pause_if_possible
-from app.core.base.metrics.recorder import STREAMING
+from app.core.base.metrics.recorder import STREAMED_CALL
 from app.core.engine.client import EngineClient
 from app.core.engine.outputs import (
     EngineOutput,
@@ -46,8 +46,6 @@ from app.core.server.http.stream_transport import StreamTransport
 
 SLICE_TOKENS = 256
 """Entries (tokens, each with its alternatives) rendered at once for a client that lags behind."""
-STREAMED_CALL = (STREAMING, True)
-"""Key of `ParserRuns` for a token of a tool call."""
 COMMENT = b": keep-alive\n\n"
 """Comment that clients of event streams skip, and proxies count as traffic."""
 
@@ -343,7 +341,7 @@ class EventStream(StreamingBody):
                 raise
         if type(output) is Tokens and output.part is not None and self.transport is not None:
             return self._call_taker(output.index, output.part)
-        if type(output) is not Started or self._keep_alive_s:
+        if type(output) is not Started or not output.is_followed or self._keep_alive_s:
             return None
         return self._plain_taker(output.index, None, self.writer.around_text(output.index))
 

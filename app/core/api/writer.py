@@ -225,9 +225,6 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     """Bytes that all chunks start with, up to the list of choices."""
     _plain_prefixes: Sequence[bytes] = ()
     """Start of each choice's plain chunks, up to the text; empty when tokens are not plain."""
-    _calls_are_plain = False
-    """Tokens within a tool call have chunks that are constant but for their text."""
-    _render_call: Callable[[Tokens, Part], bytes]
     _render_plain_thoughts: Callable[[Tokens, int], bytes]
     _build_choice: Callable[
         [ChoiceState, Tokens, slice, bool], ChunkChoice | CompletionChunkChoice | None
@@ -289,8 +286,6 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             chunks.append(self._render_plain(self.plain_text, self._plain_prefixes[index], shown))
         elif plain_count:
             chunks.append(self._render_plain_thoughts(output, plain_count))
-        if part is not None and part.kind == "call" and self._calls_are_plain:
-            return self._render_call(output, part)
         for position in range(plain_count, max(len(texts), output.finish is not None)):
             chunks.append(self._render_token(output, position))
         return b"".join(chunks)

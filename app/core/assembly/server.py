@@ -108,7 +108,7 @@ def _add_extensions(app: Understudy, parts: ServerParts) -> None:
 def _add_caches(app: Understudy, parts: ServerParts) -> None:
     def caches_of_core() -> Mapping[str, Bounded]:
         caches: dict[str, Bounded] = {**parts.tokenizer.caches}
-        caches["tools"] = parts.pipeline.builder.known_tools
+        caches["tools"] = parts.pipeline.known_tools
         if parts.recorder.adapter_series is not None:
             caches["adapter series"] = parts.recorder.adapter_series
         if parts.cache is not None:

@@ -270,7 +270,7 @@ def emit_immediately(
     has_begun = False
     failure = None
     try:
-        emit(Started(request.index, at_s, 0, reply.prompt_logprobs))
+        emit(Started(request.index, at_s, 0, reply.prompt_logprobs, is_followed=False))
         has_begun = True
         if not reply.spans:
             tokens = len(reply.ids)

@@ -76,6 +76,8 @@ class Started(Struct, gc=False):
     """Seconds of waiting, and of running up to `at_s`."""
     created_tokens: int = 0
     """Tokens of the prompt's whole blocks that this sequence added to the cache."""
+    is_followed: bool = True
+    """False if all tokens follow at once."""
 
 
 class Tokens(Struct, gc=False):

@@ -243,23 +243,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         super().__post_init__()
 
     def check_rules(self: "ChatCompletionRequest | RawRequest") -> None:
-        """Applies vLLM's rules that come before the schema."""
-        if not isinstance(self.messages, list | dict | str):
-            raise bad_request("messages must be a list")
-        if self.continue_final_message:
-            rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
-        if self.tools is not None or self.tool_choice != "none":
-            rules.check_tools(self.tools, self.tool_choice)
-        if self.structured_outputs is not None:
-            rules.check_structured_outputs(self.structured_outputs, None, self.tool_choice)
-        has_alternatives = self.logprob_token_ids or self.top_logprobs not in (None, 0)
-        if has_alternatives or self.prompt_logprobs is not None:
-            rules.check_chat_logprobs(self)
-        if self.stream_options:
-            rules.check_stream_options(self.stream_options, self.stream)
-        shared_fields = (self.response_format, self.cache_salt, self.thinking_token_budget)
-        if shared_fields != (None, None, None):
-            rules.check_shared_fields(self)
+        """Applies vLLM's rules that come before the schema, and normalizes the messages."""
+        check_fields(self)
         normalize_messages(self.messages)
 
     def check_decoded(self) -> None:
@@ -272,7 +257,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
             ):
                 super().check_decoded()
                 return
-        self.check_rules()
+        check_fields(self)
 
     def conversations(self) -> Sequence[list[Message]]:
         """Returns the conversations, one for each prompt."""
@@ -283,6 +268,26 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         for message in self.messages:
             if "tool_calls" in message:
                 check_tool_calls(message)
+
+
+def check_fields(request: ChatCompletionRequest | RawRequest) -> None:
+    """Applies vLLM's rules for the fields of a chat that come before the schema."""
+    if not isinstance(request.messages, list | dict | str):
+        raise bad_request("messages must be a list")
+    if request.continue_final_message:
+        rules.check_continuation(request.continue_final_message, request.add_generation_prompt)
+    if request.tools is not None or request.tool_choice != "none":
+        rules.check_tools(request.tools, request.tool_choice)
+    if request.structured_outputs is not None:
+        rules.check_structured_outputs(request.structured_outputs, None, request.tool_choice)
+    has_alternatives = request.logprob_token_ids or request.top_logprobs not in (None, 0)
+    if has_alternatives or request.prompt_logprobs is not None:
+        rules.check_chat_logprobs(request)
+    if request.stream_options:
+        rules.check_stream_options(request.stream_options, request.stream)
+    shared_fields = (request.response_format, request.cache_salt, request.thinking_token_budget)
+    if shared_fields != (None, None, None):
+        rules.check_shared_fields(request)
 
 
 class ContentBlock(Struct, omit_defaults=True):

@@ -59,18 +59,11 @@ class ChatOptions:
     documents: Sequence[Mapping[str, object]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, object] | None = None
+    tools_key: bytes | None = None
+    """Different for tools that a template may print differently.
 
-    @property
-    def has_only_tools(self) -> bool:
-        """True for tools under options that are otherwise rendered like the defaults."""
-        return (
-            self.tools is not None
-            and self.add_generation_prompt
-            and not self.continue_final_message
-            and self.documents is None
-            and self.chat_template is None
-            and not self.chat_template_kwargs
-        )
+    None unless all other options have the defaults.
+    """
 
 
 PLAIN_CHAT = ChatOptions()

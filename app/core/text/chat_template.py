@@ -86,8 +86,8 @@ class ChatTemplates:
             prompt = self._default.plain(messages)
             if prompt is not None:
                 return prompt
-        elif options.has_only_tools:
-            prompt = self._with_tools.plain(messages, options.tools, self.tool_wrappers)
+        elif options.tools_key is not None:
+            prompt = self._with_tools.plain(messages, options, self.tool_wrappers)
             if prompt is not None:
                 return prompt
         source = self._source(options)

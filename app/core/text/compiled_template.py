@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import TypeAlias
 
 import jinja2
-import msgspec
 
-from app.core.text.base import ChatOptions, ChatTemplateError, Message
+from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
 from app.core.text.conversation import (
     PLAIN_ROLES,
     ContentFormat,
@@ -34,10 +33,6 @@ WRAPPER_BYTES = 500
 """Memory of such texts beside their characters."""
 WRAPPER_CHARACTER_BYTES = 4
 """Maximum memory of a character of a text."""
-MAX_TOOLS = 120
-"""Maximum number of tools whose texts are remembered: writing more takes too long at once."""
-MAX_TOOLS_BYTES = 1 << 14
-"""Maximum size of tools whose texts are remembered."""
 RESERVED = frozenset({"conversation", "messages", "tokenizer", "model_config"})
 """Names that a request's `chat_template_kwargs` must not set."""
 IGNORED = ("chat_template", "tokenize")
@@ -58,20 +53,6 @@ class ToolWrappers(LimitedDict[tuple[str, bytes], Wrapper]):
 
     def __init__(self, limit_bytes: int = WRAPPERS_BYTES) -> None:
         super().__init__(limit_bytes)
-
-    def tools_key(self, tools: Tools) -> bytes | None:
-        """Returns bytes that differ for tools that a template may print differently.
-
-        MessagePack has infinities and NaN, which JSON lacks. Returns None for tools that are many,
-        long, or cannot be written.
-        """
-        if len(tools) > MAX_TOOLS:
-            return None
-        try:
-            key = msgspec.msgpack.encode(tools)
-        except (ValueError, OverflowError, RecursionError):
-            return None
-        return key if len(key) <= MAX_TOOLS_BYTES else None
 
     def learn(self, key: tuple[str, bytes], wrapper: Wrapper) -> None:
         """Remembers the texts around a message."""
@@ -133,12 +114,12 @@ class CompiledTemplate:
     def plain(
         self,
         messages: Sequence[Message],
-        tools: Tools | None = None,
+        options: ChatOptions = PLAIN_CHAT,
         tool_wrappers: ToolWrappers | None = None,
     ) -> str | None:
         """Returns the prompt of a single message under options that are plain but for the tools.
 
-        Tools need `tool_wrappers`. Returns None if the template has to run.
+        Options with a `tools_key` need `tool_wrappers`. Returns None if the template has to run.
         """
         if not self.wraps_content or len(messages) != 1 or len(messages[0]) != 2:
             return None
@@ -146,8 +127,13 @@ class CompiledTemplate:
         content = messages[0].get("content")
         if not isinstance(role, str) or role not in PLAIN_ROLES or not isinstance(content, str):
             return None
-        if tools is not None and tool_wrappers is not None:
-            wrapper = self._wrapper_with_tools(role, tools, tool_wrappers)
+        if options.tools_key is not None and tool_wrappers is not None:
+            key = (role, options.tools_key)
+            wrapper = tool_wrappers.get(key)
+            if wrapper is None:
+                wrapper = self._wrapper(role, options.tools)
+                if wrapper is not None:
+                    tool_wrappers.learn(key, wrapper)
         else:
             if role not in self.wrappers:
                 self.wrappers[role] = self._wrapper(role, None)
@@ -155,21 +141,6 @@ class CompiledTemplate:
         if wrapper is None:
             return None
         return content.join(wrapper)
-
-    def _wrapper_with_tools(
-        self, role: str, tools: Tools, tool_wrappers: ToolWrappers
-    ) -> Wrapper | None:
-        """Returns the texts around the content; None for tools that cannot be remembered."""
-        tools_key = tool_wrappers.tools_key(tools)
-        if tools_key is None:
-            return None
-        key = (role, tools_key)
-        wrapper = tool_wrappers.get(key)
-        if wrapper is None:
-            wrapper = self._wrapper(role, tools)
-            if wrapper is not None:
-                tool_wrappers.learn(key, wrapper)
-        return wrapper
 
     def _wrapper(self, role: str, tools: Tools | None) -> Wrapper | None:
         """Returns the texts around the content of a single message.

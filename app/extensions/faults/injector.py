@@ -103,6 +103,7 @@ class FaultInjector(FaultInjection):
             ApiError: The fault is an error instead of an answer.
         """
         context.keep(fault)
+        context.delays = fault.delays
         self.active = True
         if fault.error is not None:
             fault.error.headers = {**fault.headers, **fault.error.headers}

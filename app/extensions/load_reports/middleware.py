@@ -19,13 +19,14 @@ class LoadReports(Middleware):
     """Adds the server's load to unstreamed answers, if the request names a format."""
 
     concerns_plain = False  # plain requests have no such header
+    header = FORMAT
 
     def __init__(self, figures: Callable[[], Figures]) -> None:
         self._figures = figures
 
     def begin(self, context: RequestContext) -> None:
-        """Registers the report, if the request names a format."""
-        if FORMAT in context.headers and context.label in PATHS:
+        """Registers the report that the request asks for."""
+        if context.label in PATHS:
             context.endings = (self._report, *context.endings)
 
     def _report(self, context: RequestContext, response: Response) -> None:

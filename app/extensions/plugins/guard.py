@@ -206,6 +206,7 @@ class GuardedMiddleware(Middleware):
         self._guarded_end = guard.wrap(self._checked_end, _none, refusals=())
         self.active = inner.active
         self.concerns_plain = inner.concerns_plain
+        self.header = inner.header
         self.most_plain_bytes = inner.most_plain_bytes
         self.caches = inner.caches
 

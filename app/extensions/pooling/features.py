@@ -2,6 +2,10 @@
 
 Start with `KnownFeatures`. Each word, and each three characters of a word, is a feature with a
 weight. A hash gives each feature one place and a sign in every block of the vector.
+
+A place counts by the root of the size of its block. Sizes are powers of two, and so are the roots
+of *even* powers; those of *odd* powers have the root of two as another factor. So sums are whole
+numbers that include the powers of two, apart for odd and even blocks.
 """
 
 from __future__ import annotations
@@ -9,12 +13,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from unicodedata import normalize
 
 from app.core.text.memo import LimitedDict, RecentKeys
@@ -47,51 +51,76 @@ PLACES_BYTES = 3 << 20
 """Most memory of remembered places, those of 4,000 features: most texts share frequent words."""
 FEATURE_BYTES = 350
 """Memory of a remembered feature beside its places; measured."""
-PLACE_BYTES = 40
-"""Memory of a place of a feature, an upper bound: small numbers are shared."""
+PLACE_BYTES = 100
+"""Memory of a place of a feature with its factor, an upper bound."""
 WORDS_BYTES = 6 << 20
-"""Maximum memory of remembered words: about 1,500 words."""
+"""Maximum memory of remembered words: about 1,300 words."""
 WORD_BYTES = 700
 WORD_FEATURE_BYTES = 170
 """Memory of a remembered word, and of each of its features beside their places; measured."""
 PACED_WORDS = 8
 PACED_FEATURES = 32
 """Words, and features, that are added without a pause, about 50 us of work."""
-Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""The places in a vector where a feature adds its weight, then where it subtracts its weight."""
+PlaceValues: TypeAlias = tuple[tuple[int, int], ...]
+"""Places in a vector with values."""
 Pace = Callable[[], None]
 """Called between parts of long work; gives other requests a turn when one is due."""
 
 
-class Blocks:
-    """The blocks of a vector of `dimensions` numbers; the last one may be cut."""
+class Block(NamedTuple):
+    """A block of a vector."""
 
-    def __init__(self, dimensions: int) -> None:
-        self.sizes = [FIRST_BLOCK]
-        places = FIRST_BLOCK
-        while places < dimensions:
-            self.sizes.append(places)
-            places *= 2
-        self.size_by_place = [size for size in self.sizes for _ in range(size)]
-        """Size of the block of each place."""
+    start: int
+    size: int
+    factor: int
+    """Greatest power of two that divides the root of the size."""
+    is_odd: bool
+    """The size is an odd power of two."""
 
 
-blocks_of = lru_cache(maxsize=16)(Blocks)
-"""Returns the blocks of a vector of so many numbers."""
+@lru_cache(maxsize=16)
+def blocks_of(dimensions: int) -> list[Block]:
+    """Returns the blocks of a vector of so many numbers; the last one may be cut."""
+    blocks: list[Block] = []
+    start = 0
+    while start < dimensions:
+        size = max(start, FIRST_BLOCK)
+        exponent = size.bit_length() - 1
+        blocks.append(Block(start, size, factor=1 << exponent // 2, is_odd=exponent % 2 == 1))
+        start += size
+    return blocks
+
+
+class Places(NamedTuple):
+    """The places of a feature, and the factors of its weight there."""
+
+    odd: PlaceValues
+    even: PlaceValues
+
+
+class Sums(NamedTuple):
+    """Sums of weights by place, in odd and in even blocks."""
+
+    odd: dict[int, int]
+    even: dict[int, int]
 
 
 class KnownPlaces(LimitedDict[tuple[str, int], Places]):
     """The places of features, by their text and the dimensions of the vector.
 
-    Looking up an unknown feature computes and remembers its places.
+    Looking up an unknown feature computes its places, and remembers them from their second use.
     """
 
     def __init__(self, limit_bytes: int = PLACES_BYTES) -> None:
         super().__init__(limit_bytes)
+        self._seen = RecentKeys()
 
     def __missing__(self, key: tuple[str, int]) -> Places:
-        places = feature_places(*key)
-        self.add(key, places, FEATURE_BYTES + PLACE_BYTES * len(blocks_of(key[1]).sizes))
+        feature, dimensions = key
+        places = feature_places(feature, dimensions)
+        if self._seen.has(feature):
+            place_bytes = PLACE_BYTES * len(blocks_of(dimensions))
+            self.add(key, places, FEATURE_BYTES + place_bytes)
         return places
 
 
@@ -101,7 +130,8 @@ class KnownWord:
 
     squares: Mapping[str, int]
     """Square of the weight of each feature."""
-    sums: Sequence[tuple[int, int]]
+    odd_sums: PlaceValues
+    even_sums: PlaceValues
     """Places, and the sum of the weights of the features at each."""
 
 
@@ -142,64 +172,89 @@ class KnownFeatures:
         """Estimated memory when full."""
         return self.places.limit_bytes + self.words.limit_bytes
 
-    def sums(self, text: str, dimensions: int, pace: Pace) -> dict[int, int]:
-        """Returns the sum of the weights of a text's features, for each place that has features.
+    def sums(self, text: str, dimensions: int, pace: Pace) -> Sums:
+        """Returns the sums of the weights of a text's features.
 
         Calls `pace` between parts. Four times as many occurrences of a feature double its weight.
         """
-        sums: dict[int, int] = {}
-        sum_at = sums.get
-        known_squares: dict[str, int] = {}
+        odd_sums: dict[int, int] = {}
+        even_sums: dict[int, int] = {}
+        odd_sum_at = odd_sums.get
+        even_sum_at = even_sums.get
+        used_words: list[KnownWord] = []
+        used_features: set[str] = set()
         other_squares: dict[str, int] = {}
         words = Counter(WORD.findall(normalize("NFKC", text).casefold()))
         for number, (word, count) in enumerate(words.items()):
             known_word = self.words.get((word, dimensions))
             if known_word is None and self.words.is_frequent(word):
-                known_word = self._learn(word, dimensions)
+                known_word = self._learn(word, dimensions, pace)
             # The weight of a feature of several words is not the sum of its weights.
             if (
                 known_word is not None
                 and count == 1
-                and known_squares.keys().isdisjoint(known_word.squares)
+                and used_features.isdisjoint(known_word.squares)
             ):
-                known_squares.update(known_word.squares)
-                for place, weight in known_word.sums:
-                    sums[place] = sum_at(place, 0) + weight
+                used_words.append(known_word)
+                used_features.update(known_word.squares)
+                for place, weight in known_word.odd_sums:
+                    odd_sums[place] = odd_sum_at(place, 0) + weight
+                for place, weight in known_word.even_sums:
+                    even_sums[place] = even_sum_at(place, 0) + weight
             else:
                 add_squares(other_squares, word, count)
             if number % PACED_WORDS == PACED_WORDS - 1:
                 pace()
-        for number, (feature, square) in enumerate(other_squares.items()):
-            known_square = known_squares.get(feature)
-            weight = weight_of(square)
-            if known_square is not None:
-                weight = weight_of(known_square + square) - weight_of(known_square)
-            self._add(sums, feature, dimensions, weight)
-            if number % PACED_FEATURES == PACED_FEATURES - 1:
-                pace()
+        known_squares: dict[str, int] = {}
+        if not used_features.isdisjoint(other_squares):
+            for known_word in used_words:
+                known_squares.update(known_word.squares)
+        sums = Sums(odd_sums, even_sums)
+        self._add_features(sums, other_squares, known_squares, dimensions=dimensions, pace=pace)
         return sums
 
-    def _learn(self, word: str, dimensions: int) -> KnownWord:
+    def _add_features(
+        self,
+        sums: Sums,
+        squares: Mapping[str, int],
+        known_squares: Mapping[str, int],
+        *,
+        dimensions: int,
+        pace: Pace,
+    ) -> None:
+        """Adds features with these squares to sums that include others of `known_squares`."""
+        odd_sums, even_sums = sums
+        odd_sum_at = odd_sums.get
+        even_sum_at = even_sums.get
+        for number, (feature, square) in enumerate(squares.items()):
+            weight = weight_of(square)
+            if feature in known_squares:
+                known_square = known_squares[feature]
+                weight = weight_of(known_square + square) - weight_of(known_square)
+            odd_places, even_places = self.places[feature, dimensions]
+            for place, factor in odd_places:
+                odd_sums[place] = odd_sum_at(place, 0) + factor * weight
+            for place, factor in even_places:
+                even_sums[place] = even_sum_at(place, 0) + factor * weight
+            if number % PACED_FEATURES == PACED_FEATURES - 1:
+                pace()
+
+    def _learn(self, word: str, dimensions: int, pace: Pace) -> KnownWord:
         """Remembers a word, and returns it."""
         squares: dict[str, int] = {}
         add_squares(squares, word, 1)
-        sums: dict[int, int] = {}
-        for feature, square in squares.items():
-            self._add(sums, feature, dimensions, weight_of(square))
-        known_word = KnownWord(squares, tuple(sums.items()))
-        sums_bytes = 2 * PLACE_BYTES * len(sums)
+        sums = Sums({}, {})
+        self._add_features(sums, squares, {}, dimensions=dimensions, pace=pace)
+        known_word = KnownWord(
+            squares, odd_sums=tuple(sums.odd.items()), even_sums=tuple(sums.even.items())
+        )
+        sums_bytes = PLACE_BYTES * (len(sums.odd) + len(sums.even))
         size_bytes = WORD_BYTES + WORD_FEATURE_BYTES * len(squares) + sums_bytes
         self.words.add((word, dimensions), known_word, size_bytes)
         return known_word
 
-    def _add(self, sums: dict[int, int], feature: str, dimensions: int, weight: int) -> None:
-        plus, minus = self.places[feature, dimensions]
-        for place in plus:
-            sums[place] = sums.get(place, 0) + weight
-        for place in minus:
-            sums[place] = sums.get(place, 0) - weight
 
-
+@lru_cache(maxsize=256)
 def weight_of(square: int) -> int:
     """Returns the weight of a feature from its square, in parts of a unit."""
     return math.isqrt(ROOTS * ROOTS * square)
@@ -220,18 +275,18 @@ def add_squares(squares: dict[str, int], word: str, count: int) -> None:
 
 
 def feature_places(feature: str, dimensions: int) -> Places:
-    """Returns the places where a feature adds its weight, then where it subtracts its weight."""
-    plus = []
-    minus = []
-    start = 0
+    """Returns the places of a feature in a vector of so many numbers."""
+    odd: list[tuple[int, int]] = []
+    even: list[tuple[int, int]] = []
     drawn = NUMBERS.unpack(blake2b(feature.encode("utf-8", "surrogatepass")).digest())
-    for number, size in zip(drawn, blocks_of(dimensions).sizes, strict=False):
+    for number, (start, size, factor, is_odd) in zip(drawn, blocks_of(dimensions), strict=False):
         place = start + (number & (size - 1))
-        start += size
         if place >= dimensions:
             break
         if number & MINUS:
-            minus.append(place)
+            factor = -factor
+        if is_odd:
+            odd.append((place, factor))
         else:
-            plus.append(place)
-    return tuple(plus), tuple(minus)
+            even.append((place, factor))
+    return Places(tuple(odd), tuple(even))

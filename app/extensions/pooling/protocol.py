@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.core.protocol import rules
 from app.core.protocol.chat import Message, convert_messages
-from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, Path, unconverted
+from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, Path
 from app.core.protocol.convert import convert_value
 from app.core.protocol.decoding import RawRequest, Request
 from app.core.protocol.options import CacheSalt, Int64, Natural
@@ -90,7 +90,7 @@ class ClassificationRequest(PoolingFields, kw_only=True):
     """Removed from vLLM; its presence is an error."""
     task: object = None
 
-    lax_fields: ClassVar[LaxFields] = {"input": unconverted, "messages": unconverted}
+    lax_fields: ClassVar[LaxFields] = {"input": object, "messages": object}
     rule_defaults: ClassVar[JsonObject] = {"normalize": UNSET}
     batched: ClassVar[bool] = False
     """Allows several conversations, also as `input`."""
@@ -253,9 +253,7 @@ class ScoreRequest(ScoringRequest, kw_only=True):
     text_1: ScoreInputs | UnsetType = UNSET
     text_2: ScoreInputs | UnsetType = UNSET
 
-    lax_fields: ClassVar[LaxFields] = {
-        name: unconverted for pair in SCORE_FIELD_PAIRS for name in pair
-    }
+    lax_fields: ClassVar[LaxFields] = {name: object for pair in SCORE_FIELD_PAIRS for name in pair}
 
     def __post_init__(self) -> None:
         for queries_name, documents_name in SCORE_FIELD_PAIRS:

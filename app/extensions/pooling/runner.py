@@ -17,8 +17,7 @@ import gevent
 from msgspec import UnsetType
 
 from app.core.api.chat.prompt import request_template
-from app.core.api.fault import Fault
-from app.core.api.headers import priority_of
+from app.core.api.headers import PRIORITY_HEADER, priority_of
 from app.core.api.identity import ResponseMeta
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.writer import ResponseWriter
@@ -105,7 +104,7 @@ class PromptWriter(ResponseWriter):
     """Notes whether prompts have run to their ends; their numbers are computed afterwards."""
 
     def __init__(self) -> None:
-        super().__init__(0)
+        self.choices = []  # no prompt has a text, and the base class would count them
         self._is_aborted = False
 
     def collect(self, output: EngineOutput) -> None:
@@ -287,24 +286,29 @@ class PoolingRunner:
         return identity.response_meta(prefix, context, request.request_id, model)
 
     def _encode_inputs(self, request: wire.ClassificationRequest) -> Iterator[TokenIds]:
-        tokenizer = self.pipeline.tokenizer
-        kwargs = request.chat_template_kwargs
+        texts = request.texts
+        if texts:
+            is_limited = request.truncate_prompt_tokens is None
+            return self._encode_texts(texts, bool(request.add_special_tokens), is_limited)
         if request.conversations:
-            options = ChatOptions(
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
-                add_special_tokens=bool(request.add_special_tokens),
-                chat_template=request_template(
-                    request.chat_template, kwargs, self.pipeline.chat_rules
-                ),
-                chat_template_kwargs=kwargs,
-            )
-            for conversation in request.conversations:
-                yield tokenizer.encode_chat(conversation, options)
-        is_limited = request.truncate_prompt_tokens is None
-        yield from self._encode_texts(request.texts, bool(request.add_special_tokens), is_limited)
-        for ids in request.id_lists:
-            tokenizer.check_ids(ids)
+            return self._encode_conversations(request)
+        return self._checked_ids(request.id_lists)
+
+    def _encode_conversations(self, request: wire.ClassificationRequest) -> Iterator[TokenIds]:
+        kwargs = request.chat_template_kwargs
+        options = ChatOptions(
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            add_special_tokens=bool(request.add_special_tokens),
+            chat_template=request_template(request.chat_template, kwargs, self.pipeline.chat_rules),
+            chat_template_kwargs=kwargs,
+        )
+        for conversation in request.conversations:
+            yield self.pipeline.tokenizer.encode_chat(conversation, options)
+
+    def _checked_ids(self, id_lists: Sequence[TokenIds]) -> Iterator[TokenIds]:
+        for ids in id_lists:
+            self.pipeline.tokenizer.check_ids(ids)
             yield ids
 
     def _encode_texts(
@@ -358,6 +362,8 @@ class PoolingRunner:
             ApiError: 400 for an input that is empty or too long.
         """
         max_tokens = request.truncate_prompt_tokens
+        if max_tokens is None and 0 < len(ids) <= self._max_tokens:
+            return ids
         if max_tokens == -1:
             max_tokens = self._max_tokens
         fitted = truncate(ids, max_tokens, request.truncation_side)
@@ -381,22 +387,17 @@ class PoolingRunner:
         meta = batch.meta
         scripts = self.pipeline.scripts
         answers: list[ScriptedAnswer | None] = []
+        delays: tuple[tuple[int, float], ...] = ()
         if scripts is not None:
             model = request.model or meta.model
             answers = scripts.pooled(batch.conversations, batch.output_kind, model, context)
-        first_token_delays_s = [
-            answer.reply.first_token_s for answer in answers if answer is not None
-        ]
-        delay_s = max(first_token_delays_s, default=0.0)
-        delays: list[tuple[int, float]] = []
-        if delay_s:
-            delays.append((0, delay_s))
-        fault = context.kept(Fault)  # a script may have set it
-        if fault is not None:
-            delays += fault.delays
+            delays = longest_delay(answers)
         adapter = None
         if meta.model in self.pipeline.models.adapters:
             adapter = meta.model
+        priority = request.priority
+        if PRIORITY_HEADER in context.headers:
+            priority = priority_of(context, priority)
         request_of = partial(
             EngineRequest,
             request_id=meta.id,
@@ -406,15 +407,18 @@ class PoolingRunner:
             limited=False,
             arrival_s=context.arrival_s,
             adapter=adapter,
-            priority=priority_of(context, request.priority),
+            priority=priority,
             cache_salt=request.cache_salt,
             num_choices=batch.prompt_count,
             observers=context.observers,
-            delays=tuple(delays),
+            delays=(*delays, *context.delays),  # those of a fault may come from a script
         )
         remaining = batch.prompt_count
         while remaining:
-            prompts = self._next_prompts(batch, adapter)
+            if remaining == 1:
+                prompts = list(batch.prompts)
+            else:
+                prompts = self._next_prompts(batch, adapter)
             requests = [
                 request_of(index=index, prompt_ids=ids) for index, ids in enumerate(prompts)
             ]
@@ -466,6 +470,15 @@ class PoolingRunner:
                 )
         if numbers > MAX_NUMBERS:
             raise bad_request(f"the response would have {numbers} numbers, more than {MAX_NUMBERS}")
+
+
+def longest_delay(answers: Iterable[ScriptedAnswer | None]) -> tuple[tuple[int, float], ...]:
+    """Returns the longest delay of scripts, before the first token; none without delays."""
+    delays_s = [answer.reply.first_token_s for answer in answers if answer is not None]
+    delay_s = max(delays_s, default=0.0)
+    if not delay_s:
+        return ()
+    return ((0, delay_s),)
 
 
 def scripted_output(answer: ScriptedAnswer | None) -> array[float] | str | None:

@@ -27,6 +27,7 @@ from app.core.text.base import Tokenizer
 from app.extensions.pooling.features import ROOTS, WORD_WEIGHT, KnownFeatures, Pace, blocks_of
 
 FLOAT_BYTES = 4
+ROOT_OF_TWO = math.sqrt(2)
 TASKS = ("embed", "classify", "token_embed", "token_classify")
 """Outputs for a text, or for each of its tokens."""
 LOGIT_RANGE = 8.0
@@ -50,21 +51,22 @@ def embedding(
 
     Calls `pace` between parts.
     """
-    blocks = blocks_of(dimensions)
-    sums = known_features.sums(text, dimensions, pace)
-    if not any(sums.values()):
-        sums[0] = 1
-    numbers = sums.values()
-    # Each number counts by the size of its block; otherwise small blocks would dominate.
-    sizes = list(map(blocks.size_by_place.__getitem__, sums))
+    odd_sums, even_sums = known_features.sums(text, dimensions, pace)
+    if not any(odd_sums.values()) and not any(even_sums.values()):
+        odd_sums[0] = blocks_of(dimensions)[0].factor
     length = float(ROOTS * WORD_WEIGHT)
     if unit:
-        length = math.sqrt(sum(map(mul, map(mul, numbers, numbers), sizes)))
-    factors = {size: math.sqrt(size) / length for size in blocks.sizes}
+        odd_square = sum(map(mul, odd_sums.values(), odd_sums.values()))
+        even_square = sum(map(mul, even_sums.values(), even_sums.values()))
+        length = math.sqrt(2 * odd_square + even_square)
     # Short texts leave most places of a vector at 0.
     vector = array("f", bytes(FLOAT_BYTES * dimensions))
-    for place, number, size in zip(sums, numbers, sizes, strict=True):
-        vector[place] = number * factors[size]
+    scale = ROOT_OF_TWO / length
+    for place, number in odd_sums.items():
+        vector[place] = number * scale
+    scale = 1 / length
+    for place, number in even_sums.items():
+        vector[place] = number * scale
     return vector
 
 

@@ -90,11 +90,12 @@ class ToolMatcher:
                 may_be_named = True
         if may_be_named:
             named = named_tools(question, tools, [words.name_words for words in tool_words])
-            if calls.first_only:
-                named = named[:1]
             if named:
-                return _calls_in_order(question, named)
-        best = _best_tool(significant_stems(question_words), tools, tool_words)
+                return _calls_in_order(question, named, first_only=calls.first_only)
+        best = None
+        stems = significant_stems(question_words)
+        if stems:
+            best = _best_tool(stems, tools, tool_words)
         if best is None:
             return []
         return [_requested(best, question)]
@@ -139,12 +140,14 @@ def _requested(tool: ToolFunction, text: str) -> RequestedCall:
     return RequestedCall(tool, arguments_in(text, tool))
 
 
-def _calls_in_order(question: str, named: Sequence[NamedTool]) -> list[RequestedCall]:
+def _calls_in_order(
+    question: str, named: Sequence[NamedTool], first_only: bool
+) -> list[RequestedCall]:
     """Returns a call of each tool; of several, with arguments from the text after its name.
 
-    May pause.
+    `first_only` returns the call of the first tool. May pause.
     """
-    if len(named) == 1:
+    if first_only or len(named) == 1:
         return [_requested(named[0].tool, question)]
     ends = [following.start for following in named[1:]]
     requested: list[RequestedCall] = []

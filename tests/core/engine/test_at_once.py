@@ -80,7 +80,9 @@ def _plain(output: EngineOutput) -> Any:
 
 
 def _values(output: Any) -> list[Any]:
-    return [type(output).__name__, *(getattr(output, name) for name in output.__struct_fields__)]
+    """Returns the fields that answers show: `is_followed` is the difference between both ways."""
+    names = [name for name in output.__struct_fields__ if name != "is_followed"]
+    return [type(output).__name__, *(getattr(output, name) for name in names)]
 
 
 @example(requests=[{}, {"reasoning": True, "max_tokens": 60}], mode="random", fails_at=3)

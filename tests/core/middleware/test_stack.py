@@ -54,6 +54,18 @@ def test_begin_hooks_run_until_the_first_response_and_end_hooks_in_reverse() -> 
     assert ran == ["a begins", "b begins", "c ends 401", "b ends 401", "a ends 401"]
 
 
+def test_begin_runs_only_for_requests_with_the_header_that_it_names() -> None:
+    ran: Ran = []
+    named = Named("one", ran)
+    named.header = "x-one"
+    stack = MiddlewareStack([named, Named("two", ran)])
+    stack.begin(request())
+    assert ran == ["two begins"]
+    del ran[:]
+    stack.begin(request(headers={"x-one": ""}))
+    assert ran == ["one begins", "two begins"]
+
+
 def test_request_ends_with_the_middleware_that_was_active_at_its_start() -> None:
     for active in (True, False):
         ran: Ran = []

@@ -169,7 +169,8 @@ def test_tokenizer_caches_are_bounded_and_report_their_size(tmp_path: Path) -> N
     sizes_before = {name: cache.size_bytes for name, cache in tokenizer.caches.items()}
     ids = tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
     tokenizer.pieces(ids)
-    tools = ChatOptions(tools=[{"function": {"name": "f", "description": "Returns it. " * 9}}])
+    function = {"name": "f", "description": "Returns it. " * 9}
+    tools = ChatOptions(tools=[{"function": function}], tools_key=b"f")
     for text in ("Hello", "Bye"):
         tokenizer.encode_chat([{"role": "user", "content": text}], tools)
     names = {"chat templates", "parts of texts", "texts with tools", "words"}

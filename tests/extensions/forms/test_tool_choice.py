@@ -3,12 +3,15 @@
 from typing import Any
 
 import pytest
+from msgspec import convert
 
 from app.core.api.chat.constraints import constraint_of
-from app.core.api.chat.tools import KnownTools, check_tool_choice, tool_calls_of
+from app.core.api.chat.tool_set import KnownTools, tool_set
+from app.core.api.chat.tools import check_tool_choice, tool_calls_of
 from app.core.engine.constraints import CompiledSchema
 from app.core.engine.request import ToolCalls
-from app.core.protocol.options import StructuredOutputs
+from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.options import StructuredOutputs, Tool
 from app.core.server.http.errors import ApiError
 from app.core.text.huggingface import LocalTokenizer
 from app.core.text.memo import LimitedDict
@@ -168,22 +171,32 @@ def tool(**parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "look", "parameters": parameters}}
 
 
+def known_chat(known_tools: KnownTools, **fields: Any) -> ChatCompletionRequest:
+    """Returns a chat whose tools are remembered."""
+    request = chat(**fields)
+    assert request.tools is not None
+    request.tools = tool_set(request.tools, known_tools)
+    return request
+
+
 def test_tools_that_were_validated_before_are_not_validated_again() -> None:
     constraints = CountingConstraints()
     known_tools: KnownTools = LimitedDict(1 << 20)
     questions = []
     for question in ("one", "two"):
-        request = chat(
-            tools=[tool(type="object")], messages=[{"role": "user", "content": question}]
+        request = known_chat(
+            known_tools,
+            tools=[tool(type="object")],
+            messages=[{"role": "user", "content": question}],
         )
-        calls = tool_calls_of(request, CHOOSING, constraints, known_tools=known_tools)
+        calls = tool_calls_of(request, CHOOSING, constraints)
         assert calls is not None and calls.tools[0].schema == {"type": "object"}
         questions.append(calls.question)
     assert questions == ["one", "two"]
     assert constraints.compiled == 1
     for properties in ({"a": {}, "b": {}}, {"b": {}, "a": {}}):
-        request = chat(tools=[tool(properties=properties)])
-        calls = tool_calls_of(request, CHOOSING, constraints, known_tools=known_tools)
+        request = known_chat(known_tools, tools=[tool(properties=properties)])
+        calls = tool_calls_of(request, CHOOSING, constraints)
         assert calls is not None
         assert list(calls.tools[0].schema["properties"]) == [*properties]  # type: ignore[index]
     assert constraints.compiled == 3
@@ -191,24 +204,40 @@ def test_tools_that_were_validated_before_are_not_validated_again() -> None:
 
 def test_tools_that_skipped_validation_are_rejected_by_a_validating_server() -> None:
     known_tools: KnownTools = LimitedDict(1 << 20)
-    request = chat(tools=[tool(type="no type")])
+    request = known_chat(known_tools, tools=[tool(type="no type")])
     unchecked = ToolSettings(enable_auto_tool_choice=True, skip_tool_validation=True)
-    assert tool_calls_of(request, unchecked, FormConstraints(), known_tools=known_tools)
+    assert tool_calls_of(request, unchecked, FormConstraints())
     for _ in range(2):
         with pytest.raises(ApiError, match="parameters of tool 'look'"):
-            tool_calls_of(request, CHOOSING, FormConstraints(), known_tools=known_tools)
+            tool_calls_of(request, CHOOSING, FormConstraints())
+
+
+@pytest.mark.parametrize(("length", "has_key"), [(1_000, True), (20_000, False)])
+def test_texts_around_long_tools_have_no_key(length: int, has_key: bool) -> None:
+    known_tools: KnownTools = LimitedDict(1 << 22)
+    tools = convert([tool(title="x" * length)], list[Tool])
+    known_set = tool_set(tools, known_tools)
+    assert (known_set.options.tools_key is not None) == has_key
+    assert tool_set(tools, known_tools) is known_set
 
 
 def test_memory_of_known_tools_is_limited() -> None:
     known_tools: KnownTools = LimitedDict(100_000)
     lengths = []
     for number in range(200):
-        request = chat(tools=[tool(title=f"{number}")])
-        assert tool_calls_of(request, CHOOSING, FormConstraints(), known_tools=known_tools)
+        known_chat(known_tools, tools=[tool(title=f"{number}")])
         lengths.append(len(known_tools))
         assert known_tools.size_bytes <= 100_000
     assert 5 < max(lengths) < 100
-    for tools in ([tool(title="x" * 70_000)], [tool(title="many")] * 121):
-        request = chat(tools=tools)
-        assert tool_calls_of(request, CHOOSING, FormConstraints(), known_tools=known_tools)
+    for tools in (
+        [tool(title="x" * 70_000)],
+        [tool(title="many")] * 121,
+        [tool(title="\ud800")],
+    ):
+        request = chat(tools=TOOLS)
+        request.tools = convert(tools, list[Tool])
+        request.tools = tool_set(request.tools, known_tools)
+        assert request.tools.options.tools_key is None
+        unchecked = ToolSettings(enable_auto_tool_choice=True, skip_tool_validation=True)
+        assert tool_calls_of(request, unchecked, FormConstraints())
     assert len(known_tools) == lengths[-1], "long and many tools are not remembered"

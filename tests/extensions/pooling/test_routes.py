@@ -118,7 +118,9 @@ COHERE_FLAGS = ("--task=embed", "--force-dummy-tokenizer")
 def test_memory_report_lists_the_features_of_embedded_texts() -> None:
     app = app_of("--task=embed")
     sizes_before = check_caches(app, {"embeddings"})["embeddings"]
-    assert app.test_client().post("/v1/embeddings", json={"input": "a fox"}).status_code == 200
+    client = app.test_client()
+    for _ in range(2):  # places are remembered from their second use
+        assert client.post("/v1/embeddings", json={"input": "a fox"}).status_code == 200
     assert cache_sizes(app)["embeddings"]["size_bytes"] > sizes_before["size_bytes"] == 0
 
 

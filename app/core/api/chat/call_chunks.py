@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from app.core.api.chat.call_form import CallForm
 from app.core.api.chat.writer import DEFAULT_CALL_FORM, ChatWriter
+from app.core.base.metrics.recorder import STREAMED_CALL
 from app.core.protocol import chat as wire
 from app.core.protocol.common import HOLE, encode, template
 
@@ -57,14 +58,17 @@ class CallChatWriter(ChatWriter):
     at a time.
     """
 
-    joins_calls = True
-
-    def _render_call(self, output: Tokens, part: Part) -> bytes:
-        """Returns the chunks of tokens of a tool call.
+    def _render_tokens(self, output: Tokens) -> bytes:
+        """Returns the chunks of tokens.
 
         The first token of a call with a name shows the name, the next ones the arguments; the last
         one of a choice has the finish reason.
         """
+        part = output.part
+        if part is None or part.kind != "call" or not self._calls_are_plain:
+            return super()._render_tokens(output)
+        if self.parser_runs is not None:
+            self.parser_runs[STREAMED_CALL] += max(1, len(output.ids))
         choice = self.choices[output.index]
         texts = output.texts
         has_end = output.finish is not None
@@ -99,7 +103,7 @@ class CallChatWriter(ChatWriter):
 
     def around_arguments(self, index: int, part: Part) -> tuple[bytes, bytes] | None:
         """Returns the bytes around the text in the chunk of a token before or behind the name."""
-        if not self._calls_are_plain or self._weight_spans is not None:
+        if not self._calls_are_plain:
             return None
         if part.name and self.choices[index].current_segment(part) is None:
             return None

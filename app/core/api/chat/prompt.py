@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from app.core.api.chat.media import BuiltPrompt, features
 from app.core.api.chat.thinking import template_kwargs
-from app.core.base.clock.pause import pause_if_possible
 from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.validation import fit_prompt
@@ -18,13 +15,10 @@ from app.core.text.base import PLAIN_CHAT, ChatOptions
 
 if TYPE_CHECKING:
     from app.core.api.chat.rules import ChatRules
+    from app.core.api.chat.tool_set import KnownTools
     from app.core.api.pipeline import RequestPipeline
     from app.core.protocol.tokenize import TokenizeChatRequest
 
-TOOLS_PER_SLICE = 120
-"""Tools that are written for a template between two pauses: about 4 ms."""
-OMITTED_NULLS = ("strict", "defer_loading")
-"""Fields of tools that templates get only with a value."""
 FORWARDED_IDS = "prompt_token_ids"
 """Key of `kv_transfer_params` with the prompt's tokens from the prefill side."""
 
@@ -51,7 +45,7 @@ def chat_prompt(
         pipeline.check_text(text)
         if pipeline.keeps_turns:
             turns.append((str(message["role"]), text))
-    options = chat_options(request, pipeline.chat_rules)
+    options = chat_options(request, pipeline.chat_rules, pipeline.known_tools)
     ids: Sequence[int] | None = None
     if request.kv_transfer_params and FORWARDED_IDS in request.kv_transfer_params:
         ids = _forwarded_ids(pipeline, request, composed)
@@ -109,9 +103,13 @@ def request_template(
 
 
 def chat_options(
-    request: ChatCompletionRequest | TokenizeChatRequest, rules: ChatRules
+    request: ChatCompletionRequest | TokenizeChatRequest,
+    rules: ChatRules,
+    known_tools: KnownTools | None = None,
 ) -> ChatOptions:
     """Returns the options of the chat template. May pause.
+
+    The request's tools become a `ToolSet`, which is remembered in `known_tools`.
 
     Raises:
         ApiError: as `request_template` does.
@@ -131,23 +129,20 @@ def chat_options(
         or request.add_special_tokens
         or not request.add_generation_prompt
     )
-    if not (is_special or template or tools or kwargs or documents):
-        return PLAIN_CHAT
-    rendered_tools = []
-    for number, tool in enumerate(tools or (), 1):
-        rendered = msgspec.to_builtins(tool)
-        for fields in (rendered, rendered["function"]):
-            for name in OMITTED_NULLS:
-                if fields.get(name, name) is None:
-                    del fields[name]
-        rendered_tools.append(rendered)
-        if number % TOOLS_PER_SLICE == 0:
-            pause_if_possible()
+    options = PLAIN_CHAT
+    if tools:
+        from app.core.api.chat.tool_set import tool_set  # not for chats without tools
+
+        known_set = tool_set(tools, known_tools)
+        request.tools = known_set
+        options = known_set.options
+    if not (is_special or template or kwargs or documents):
+        return options
     return ChatOptions(
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
         add_special_tokens=request.add_special_tokens,
-        tools=None if tools is None else rendered_tools,
+        tools=None if tools is None else options.tools or [],
         documents=documents,
         chat_template=template,
         chat_template_kwargs=kwargs,

@@ -1,10 +1,8 @@
 """The tool calls that a chat allows."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
-import msgspec
-
+from app.core.api.chat.tool_set import Checked, ToolSet
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.constraints import Constraints, SchemaError
 from app.core.engine.request import ToolCalls, ToolFunction
@@ -13,25 +11,12 @@ from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import NamedToolChoice
 from app.core.protocol.options import Tool as ToolParam
 from app.core.server.http.errors import bad_request
-from app.core.text.memo import LimitedDict
 from config.settings import ToolSettings
 
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
 RESULT_ROLES = ("tool", "function")
 TOOLS_PER_SLICE = 120
 """Tools whose schemas are compiled between two pauses: about 4 ms."""
-MAX_KNOWN_TOOLS = 120
-"""Maximum number of tools of a request that are remembered: writing more takes long at once."""
-MAX_KNOWN_BYTES = 1 << 16
-"""Length of the longest tools, as MessagePack, that are remembered."""
-TOOLS_BYTES = 1_000
-MEMORY_PER_BYTE = 73
-"""Memory of remembered tools, and of each byte of their MessagePack; that of empty objects."""
-
-Checked = Literal["strict", "all", "none"]
-"""The tools whose schemas are checked."""
-KnownTools: TypeAlias = LimitedDict[tuple[Checked, bytes], tuple[ToolFunction, ...]]
-"""The functions of tools that have been checked, by the MessagePack of the tools."""
 
 
 def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) -> None:
@@ -58,12 +43,11 @@ def tool_calls_of(
     settings: ToolSettings,
     schemas: Constraints,
     computes: bool = False,
-    known_tools: KnownTools | None = None,
 ) -> ToolCalls | None:
     """Returns the calls that a chat allows; a null `tool_choice` is `auto`.
 
-    `computes`: a model computes the reply, so that nothing is simulated. Most clients send the
-    same tools again, which are remembered in `known_tools`.
+    `computes`: a model computes the reply, so that nothing is simulated. A `ToolSet` is checked
+    once.
 
     Raises:
         ApiError: 400 for a bad schema.
@@ -80,7 +64,12 @@ def tool_calls_of(
     if settings.tool_call_parser and not computes:  # vLLM's parsers check only strict tools
         lenient = True
         checked = "strict"
-    functions = _known_functions(tools, checked, schemas, known_tools)
+    known_functions: dict[Checked, tuple[ToolFunction, ...]] = {}
+    if isinstance(tools, ToolSet):
+        known_functions = tools.functions
+    if checked not in known_functions:
+        known_functions[checked] = _checked_functions(tools, checked, schemas)
+    functions = known_functions[checked]
     min_calls = int(choice == "required" or computes and request.draws_call)
     is_named = False
     if isinstance(choice, NamedToolChoice):
@@ -115,28 +104,6 @@ def last_question(messages: Sequence[Message]) -> str:
             content = message.get("content")
             return content if type(content) is str else content_text(content)
     return ""
-
-
-def _known_functions(
-    tools: Sequence[ToolParam],
-    checked: Checked,
-    schemas: Constraints,
-    known_tools: KnownTools | None,
-) -> tuple[ToolFunction, ...]:
-    """Returns the functions of the tools; checks tools that are not known. May pause."""
-    if known_tools is None or len(tools) > MAX_KNOWN_TOOLS:
-        return _checked_functions(tools, checked, schemas)
-    try:
-        key = (checked, msgspec.msgpack.encode(tools))
-    except (ValueError, OverflowError, RecursionError):  # such as half a surrogate pair
-        return _checked_functions(tools, checked, schemas)
-    functions = known_tools.get(key)
-    if functions is None:
-        functions = _checked_functions(tools, checked, schemas)
-        length = len(key[1])
-        if length <= MAX_KNOWN_BYTES:
-            known_tools.add(key, functions, TOOLS_BYTES + MEMORY_PER_BYTE * length)
-    return functions
 
 
 def _checked_functions(

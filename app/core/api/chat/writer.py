@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from app.core.api.chat.call_form import CallForm
 from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseOptions
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
+START_END = chunk_end(common.ChunkTail(prompt_token_ids=None, prompt_text=None))
+"""End of the first chunk, unless it shows the prompt or a usage."""
 DEFAULT_CALL_FORM = CallForm()
 
 
@@ -78,8 +82,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     kind = "chat.completion.chunk"
     plain_text = PLAIN_TEXT
-    joins_calls = False
-    """Chunks of calls are joined from bytes where they differ only in their text."""
     _logprobs: TokenNames | None = None
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
@@ -95,7 +97,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         self.image = options.blocks
         is_bare = not has_logprobs and not options.token_ids or options.hides
         is_plain = is_bare and not options.beams and not options.continuous_usage
-        self._calls_are_plain = self.joins_calls and is_plain and options.call_form.null_content
+        self._calls_are_plain = (
+            is_plain and options.call_form.null_content and options.weights is None
+        )
+        """Tokens within a tool call have chunks that are constant but for their text."""
         self._hides_end = options.parses and not options.call_form.text_end
         if options.top_logprobs is not None and not options.hides:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
@@ -113,16 +118,17 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             return b""
         self.record_start(output)
         options = self._options
-        tail = common.ChunkTail(
-            prompt_token_ids=options.prompt_ids if options.token_ids else None,
-            prompt_text=options.prompt_text,
-        )
+        tail = common.ChunkTail()
+        end = START_END
         if options.continuous_usage:
             tail.usage = self._choice_usage(0)
-        openings = [(wire.Delta(options.role, ""), chunk_end(tail))]
+        if options.continuous_usage or options.token_ids or options.prompt_text is not None:
+            ids = options.prompt_ids if options.token_ids else None
+            start = replace(tail, prompt_token_ids=ids, prompt_text=options.prompt_text)
+            end = chunk_end(start)
+        openings = [(wire.Delta(options.role, ""), end)]
         if options.echo:
-            echo = wire.Delta(content=options.echo)
-            openings.append((echo, chunk_end(common.ChunkTail(tail.usage))))
+            openings.append((wire.Delta(content=options.echo), chunk_end(tail)))
         chunks: list[bytes] = []
         for delta, end in openings:
             for index in range(options.n):

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 ROWS_PER_FOLD = 512
 """Rows of one kind that are counted together, in at most a millisecond."""
 STREAMING = "streaming"
+STREAMED_CALL = (STREAMING, True)
+"""Key of `ParserRuns` for a token of a tool call."""
 STEPS_PER_S = 1000
 """Engine steps per second of decoding that has none: tokens of a millisecond are one step."""
 

@@ -107,6 +107,8 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     """Serving path: flask, direct, fast, probe or grpc."""
     is_generation: bool = False
     """The request asks for generation, and was decoded."""
+    delays: tuple[tuple[int, float], ...] = ()
+    """Deliberate waits of a fault: (before token n of the reply, seconds)."""
     rule: str = ""
     """The rule of a script that decided the reply, with its file; empty without one."""
     observers: Sequence[SequenceObserver] = ()

@@ -31,6 +31,8 @@ class Cors(Middleware):
     `*` opens the API alone: control paths are for origins that the list names.
     """
 
+    header = METHOD_KEY
+
     def __init__(self, access: AccessSettings) -> None:
         self._allows_any_origin = ANY in access.allowed_origins
         self._origins = frozenset(access.allowed_origins) - {ANY}
@@ -50,8 +52,7 @@ class Cors(Middleware):
     def begin(self, context: RequestContext) -> Response | None:
         """Answers a preflight: 200, or 400 with the list of refused parts."""
         request_headers = context.headers
-        is_preflight = "origin" in request_headers and METHOD_KEY in request_headers
-        if context.method != "OPTIONS" or not is_preflight:
+        if context.method != "OPTIONS" or "origin" not in request_headers:
             return None
         headers = {**self._preflight, **self._origin_headers(context)}
         requested_headers = request_headers.get(HEADERS_KEY)

@@ -7,7 +7,8 @@ from app.core.base import Bounded
 from app.core.server.http.context import Ending, RequestContext
 from app.core.server.http.response import Response
 
-Begin = Callable[[RequestContext], Response | None]
+Begin = tuple[str, Callable[[RequestContext], Response | None]]
+"""Name of the header that a request needs, or "", and the function."""
 MAX_PLAIN_BYTES = 1 << 16
 
 
@@ -17,6 +18,8 @@ class Middleware:
     active = True
     concerns_plain = True
     """True if `begin` concerns requests on the fast path."""
+    header = ""
+    """Lower-case name of a header, if `begin` concerns only requests with this header."""
     most_plain_bytes = MAX_PLAIN_BYTES
     """Longest body of a request on the fast path, in bytes."""
     caches: Mapping[str, Bounded] = MappingProxyType({})
@@ -63,10 +66,8 @@ class MiddlewareStack:
         ends: list[Ending] = []
         for middleware in active:
             if type(middleware).begin is not Middleware.begin:
-                if middleware.concerns_plain:
-                    plain_begins.append(middleware.begin)
-                else:
-                    general_begins.append(middleware.begin)
+                begins = plain_begins if middleware.concerns_plain else general_begins
+                begins.append((middleware.header, middleware.begin))
             if type(middleware).end is not Middleware.end:
                 ends.append(middleware.end)
         self._begin = tuple(plain_begins)
@@ -82,10 +83,11 @@ class MiddlewareStack:
         Flask's requests (`is_general`) pass more middleware than plain ones.
         """
         context.endings = self._end
-        for begin in self._begin_general if is_general else self._begin:
-            response = begin(context)
-            if response is not None:
-                return response
+        for header, begin in self._begin_general if is_general else self._begin:
+            if not header or header in context.headers:
+                response = begin(context)
+                if response is not None:
+                    return response
         return None
 
     def end(self, context: RequestContext, response: Response) -> None:

@@ -20,6 +20,7 @@ from app.extensions.forms.schema.bounds import (
     WorkExhaustedError,
 )
 from app.extensions.forms.schema.document import Document, Flattened
+from app.extensions.forms.schema.flat_object import FlatObject, flat_object
 from app.extensions.forms.schema.keywords import JSON, Choice, Keywords, Number, Option, Schema
 from app.extensions.forms.schema.merged_schema import SUGGESTING_KEYWORDS, MergedSchema
 from app.extensions.forms.schema.number_draw import Range, draw_number
@@ -97,6 +98,12 @@ class CompiledSchema:
         Raises:
             SchemaError: No value was found.
         """
+        if self._flat is not None and size >= Size.FRUGAL:
+            return self._flat.draw(rng, usual, size)
+        return self._search(rng, usual, size)
+
+    def _search(self, rng: Random, usual: ToolSettings, size: Size) -> JSON:
+        """Draws values until one is valid, see `sample`."""
         budget = WorkBudget(MAX_STEPS)
         fallbacks: list[JSON] = []
         """Values that are valid only with ``format`` as an annotation."""
@@ -123,6 +130,12 @@ class CompiledSchema:
         if not fallbacks:
             raise UnsatisfiableError("could not find a value that satisfies the schema")
         return fallbacks[0]
+
+    @cached_property
+    def _flat(self) -> FlatObject | None:
+        if not self._document.is_plain:
+            return None
+        return flat_object(self._document.root)
 
     @cached_property
     def refused_keyword(self) -> str | None:

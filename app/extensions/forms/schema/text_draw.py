@@ -56,7 +56,7 @@ CHARACTERS_PER_STEP = 64
 
 def draw_any_text(name: str, rng: Random, budget: WorkBudget) -> str:
     """Draws a string for the property `name` that nothing constrains, as `TextDraw` does."""
-    text = rng.choice(_texts_for(name[-MAX_NAME_LENGTH:]))
+    text = rng.choice(texts_for(name))
     budget.spend(1 + len(text) // CHARACTERS_PER_STEP)
     return text
 
@@ -124,7 +124,7 @@ class TextDraw:
 
     def _words(self) -> str:
         """Returns a text that suits the name, followed by words up to the minimum length."""
-        words = [self._rng.choice(_texts_for(self._name[-MAX_NAME_LENGTH:]))]
+        words = [self._rng.choice(texts_for(self._name))]
         length = len(words[0])
         while length < self._min_length:
             words.append(self._rng.choice(WORDS))
@@ -133,6 +133,11 @@ class TextDraw:
         if text.endswith(" "):
             return text[:-1] + "s"
         return text
+
+
+def texts_for(name: str) -> tuple[str, ...]:
+    """Returns texts for the property `name`, which nothing else constrains."""
+    return _texts_for(name[-MAX_NAME_LENGTH:])
 
 
 @lru_cache(MAX_KNOWN_NAMES)

@@ -176,11 +176,11 @@ WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
 MOST = {
-    "fast, no latency": (71, 24, 40),
-    "fast, --profile": (243, 40, 155),
-    "Flask, no latency": (102, 36, 68),
-    "a required tool, direct": (147, 53, 109),
-    "a required tool": (138, 47, 102),
+    "fast, no latency": (67, 24, 37),
+    "fast, --profile": (241, 40, 153),
+    "Flask, no latency": (95, 35, 62),
+    "a required tool, direct": (127, 51, 96),
+    "a required tool": (119, 45, 89),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
