@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -31,10 +32,13 @@ ENGINE_TESTS = (
     "tests/extensions/lab/fidelity/test_truth.py",
     "tests/extensions/lab/fidelity/test_calibrate.py",
     "tests/core/simulated",
+    "tests/core/kvcache",
+    "tests/core/lora",
+    "tests/core/parsing",
     "tests/extensions/devmode/test_lifecycle.py",
     "tests/extensions/llm/remote",
 )
-"""Tests of steps without a server, of replies, and of an engine's life in a process."""
+"""Tests of steps without a server, of the engine's parts, and of its life in a process."""
 WIRE_TESTS = (
     "tests/conformance/wire/test_wire.py",
     "tests/conformance/wire/test_responses.py",
@@ -52,10 +56,29 @@ API_TESTS = (
     "tests/extensions/scripts",
     *SURFACE_TESTS,
 )
+TEXT_TESTS = ("tests/core/tokenization", "tests/core/api", "tests/surface", WIRE_TESTS[0])
+METRICS_TESTS = (
+    "tests/core/metrics",
+    "tests/core/engine",
+    "tests/core/kvcache",
+    "tests/core/lora",
+    "tests/surface",
+    "tests/conformance/wire/test_golden.py",
+)
+"""Tests of instruments, of what the engine records, and of the values that a server returns."""
+SERVER_TESTS = (
+    "tests/core/server",
+    "tests/core/http",
+    "tests/core/middleware",
+    "tests/core/web",
+    "tests/core/api",
+    "tests/surface",
+    *WIRE_TESTS,
+)
 PROTOCOL_TESTS = ("tests/core/protocol", "tests/core/api", *POOLING_TESTS, *WIRE_TESTS)
 ROOMS = {
     "engine": ("app/core/engine", "tests/core/engine", *ENGINE_TESTS),
-    "clock": ("app/core/base/clock", "tests/core/clock"),
+    "clock": ("app/core/base/clock", "tests/core/clock", "tests/core/engine"),
     "protocol": ("app/core/protocol", *PROTOCOL_TESTS),
     "api": ("app/core/api", *API_TESTS),
     "extensions": ("app/extensions", "tests/core", *SURFACE_TESTS),
@@ -65,6 +88,9 @@ ROOMS = {
     "script": ("app/extensions/scripts", "tests/extensions/scripts"),
     "grammar": ("app/extensions/forms/grammar", "tests/extensions/forms/grammar"),
     "simulated": ("app/core/engine/simulated", "tests/core/simulated"),
+    "text": ("app/core/text", *TEXT_TESTS),
+    "metrics": ("app/core/base/metrics", *METRICS_TESTS),
+    "server": ("app/core/server", *SERVER_TESTS),
 }
 """Room -> its code, then its tests.
 
@@ -80,6 +106,8 @@ SLOW = ("-m", "wire")
 FAILED = 1
 NO_TESTS = 5
 TOO_SLOW = -1
+FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+"""Line of pytest's summary."""
 MAX_NEAREST = 300
 """Maximum number of tests that run first.
 
@@ -104,6 +132,14 @@ class Verdict(Enum):
     KILLED = "killed"
     TIMED_OUT = "TIMED OUT"
     SURVIVED = "SURVIVED"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    """Result of the tests of a mutant, and the name of the test that failed, or an empty text."""
+
+    verdict: Verdict
+    test: str = ""
 
 
 class Lines:
@@ -164,37 +200,44 @@ class Copy:
         self._run((*FAST, *coverage, *tests), CHECK_LIMIT_S, {"COVERAGE_FILE": str(file)})
         return Lines(file)
 
-    def judge(self, room: str, path: str, line: int, code: str) -> Verdict:
+    def judge(self, room: str, path: str, line: int, code: str) -> Judgment:
         """Runs the tests of `room` while the file at `path` is `code`, which differs in `line`."""
         file = self.folder / path
         original = file.read_text()
         file.write_text(code)
         try:
-            if self._nearest_fail(room, file, line):
-                return Verdict.KILLED
+            judgment = self._judge_by_nearest(room, file, line)
+            if judgment is not None:
+                return judgment
             tests = _nearest_first(self.folder, room, path)
             for stage in (FAST, SLOW):
-                status, _ = self._run((*stage, *tests), self._limits_s[room, stage], UNCOMPILED)
+                status, output = self._run(
+                    (*stage, *tests), self._limits_s[room, stage], UNCOMPILED
+                )
                 if status == TOO_SLOW:
-                    return Verdict.TIMED_OUT
+                    return Judgment(Verdict.TIMED_OUT)
                 if status not in (0, NO_TESTS):
-                    return Verdict.KILLED
-            return Verdict.SURVIVED
+                    return Judgment(Verdict.KILLED, _failed_test(output))
+            return Judgment(Verdict.SURVIVED)
         finally:
             file.write_text(original)
 
-    def _nearest_fail(self, room: str, file: Path, line: int) -> bool:
-        """Returns True if a test of this line fails.
+    def _judge_by_nearest(self, room: str, file: Path, line: int) -> Judgment | None:
+        """Returns the judgment of the tests of this line; None if they pass.
 
         Other errors do not count: a test whose name depends on the mutant may be missing.
         """
         tests = self._lines[room].nearest(file, line)
         if not tests:
-            return False
+            return None
         names = self.folder.parent / "nearest"
         names.write_text("\n".join(tests))
-        status, _ = self._run((*FAST, f"@{names}"), self._limits_s[room, FAST], UNCOMPILED)
-        return status == FAILED
+        status, output = self._run((*FAST, f"@{names}"), self._limits_s[room, FAST], UNCOMPILED)
+        if status == TOO_SLOW:
+            return Judgment(Verdict.TIMED_OUT)
+        if status == FAILED:
+            return Judgment(Verdict.KILLED, _failed_test(output))
+        return None
 
     def _run(
         self, options: Sequence[str], limit_s: float, variables: Mapping[str, str] = NO_VARIABLES
@@ -231,6 +274,14 @@ class Copy:
             with suppress(OSError):
                 if Path(os.readlink(entry / "cwd")).is_relative_to(self.folder):
                     os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _failed_test(output: str) -> str:
+    """Returns the name of the test that failed, or an empty text, such as after a crash."""
+    match = FAILED_TEST.search(output)
+    if match is None:
+        return ""
+    return match[1]
 
 
 def _nearest_first(folder: Path, room: str, path: str) -> list[str]:
