@@ -100,6 +100,7 @@ NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".node-*", ".hypothesis", ".*_cache", "__pycache__"
 )
 # Options of pytest: the tests of a room that run first, and those that run if the first pass.
+Stage = tuple[str, str]
 FAST = ("-m", "not wire")
 SLOW = ("-m", "wire")
 # Exit statuses of pytest: a test has failed, no test was selected, and (ours) tests were cut short.
@@ -171,11 +172,13 @@ class Lines:
 class Copy:
     """A copy of the project in which tests run."""
 
-    def __init__(self, folder: Path, python: Path) -> None:
+    def __init__(self, folder: Path, python: Path, stages: Sequence[Stage]) -> None:
+        """`stages` follow the tests that ran the line of a mutant."""
         self.folder = folder / "understudy"
         self._python = python
+        self._stages = stages
         shutil.copytree(ROOT, self.folder, ignore=NOT_COPIED)
-        self._limits_s: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._limits_s: dict[tuple[str, Stage], float] = {}
         self._lines: dict[str, Lines] = {}
 
     def check(self, room: str) -> str:
@@ -183,13 +186,15 @@ class Copy:
 
         Returns the end of pytest's output if a test fails, and otherwise an empty text.
         """
-        for stage in (FAST, SLOW):
+        start = time.monotonic()
+        self._lines[room] = self._lines_of(room)
+        self._limits_s[room, FAST] = max(MIN_LIMIT_S, PATIENCE * (time.monotonic() - start))
+        for stage in self._stages:
             start = time.monotonic()
             status, output = self._run((*stage, *ROOMS[room][1:]), CHECK_LIMIT_S)
             if status not in (0, NO_TESTS):
                 return output
             self._limits_s[room, stage] = max(MIN_LIMIT_S, PATIENCE * (time.monotonic() - start))
-        self._lines[room] = self._lines_of(room)
         return ""
 
     def _lines_of(self, room: str) -> Lines:
@@ -210,7 +215,7 @@ class Copy:
             if judgment is not None:
                 return judgment
             tests = _nearest_first(self.folder, room, path)
-            for stage in (FAST, SLOW):
+            for stage in self._stages:
                 status, output = self._run(
                     (*stage, *tests), self._limits_s[room, stage], UNCOMPILED
                 )

@@ -31,7 +31,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-from scripts.mutant_trials import ROOMS, ROOT, Copy, Judgment, Verdict
+from scripts.mutant_trials import FAST, ROOMS, ROOT, SLOW, Copy, Judgment, Verdict
 
 MIN_SIZE = 100
 """Constants of a module from this value up are sizes, such as those of slices and caches."""
@@ -306,15 +306,21 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--again", type=Path, help="report whose survivors and timeouts are tried again"
     )
+    parser.add_argument(
+        "--quick", action="store_true", help="run only the tests that ran the line of a mutant"
+    )
     options = parser.parse_args(argv)
     if options.again is None:
         rooms = options.rooms or list(ROOMS)
         changes = drawn_changes(rooms, options.n, options.seed)
     else:
         changes = reported_changes(options.again.read_text())
+    stages = [FAST, SLOW]
+    if options.quick:
+        stages.clear()
     verdicts: dict[str, list[Verdict]] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Copy(Path(folder), options.python.absolute())
+        copy = Copy(Path(folder), options.python.absolute(), stages)
         try:
             for change, judgment in run(copy, changes):
                 verdicts.setdefault(change.room, []).append(judgment.verdict)
