@@ -155,3 +155,12 @@ def test_the_last_token_of_a_character_has_its_name() -> None:
     entries = reply_logprobs(tokenizer, tokenizer.encode(text), 0)
     assert "".join(entry.token for entry in entries) == text
     assert any(entry.token == "" for entry in entries)
+
+
+def test_alternatives_have_ids_up_to_the_highest_of_the_text_if_the_vocabulary_is_unknown() -> None:
+    remote: Any = SimpleNamespace(vocab_size=None)
+    remote.pieces = lambda ids, partial: [str(token_id) for token_id in ids]
+    remote.token_texts = lambda ids: [str(token_id) for token_id in ids]
+    entries = reply_logprobs(remote, [3, 5, 0], wanted=6)
+    for entry in entries:
+        assert sorted(token_id for token_id, _, _ in entry.top) == [0, 1, 2, 3, 4, 5]
