@@ -56,6 +56,13 @@ API_TESTS = (
     "tests/extensions/scripts",
     *SURFACE_TESTS,
 )
+REPLY_TESTS = (
+    "tests/core/simulated",
+    "tests/core/engine",
+    "tests/extensions/forms",
+    "tests/extensions/tool_calls",
+)
+"""Tests of replies, and of the forms and calls that requests ask for."""
 TEXT_TESTS = ("tests/core/tokenization", "tests/core/api", "tests/surface", WIRE_TESTS[0])
 METRICS_TESTS = (
     "tests/core/metrics",
@@ -82,12 +89,12 @@ ROOMS = {
     "protocol": ("app/core/protocol", *PROTOCOL_TESTS),
     "api": ("app/core/api", *API_TESTS),
     "extensions": ("app/extensions", "tests/core", *SURFACE_TESTS),
-    "kvcache": ("app/core/engine/kvcache", "tests/core/kvcache"),
+    "kvcache": ("app/core/engine/kvcache", "tests/core/kvcache", "tests/core/engine"),
     "kvindex": ("app/extensions/kv_index", "tests/extensions/kv_index"),
     "schema": ("app/extensions/forms/schema", "tests/extensions/forms/schema"),
     "script": ("app/extensions/scripts", "tests/extensions/scripts"),
     "grammar": ("app/extensions/forms/grammar", "tests/extensions/forms/grammar"),
-    "simulated": ("app/core/engine/simulated", "tests/core/simulated"),
+    "simulated": ("app/core/engine/simulated", *REPLY_TESTS),
     "text": ("app/core/text", *TEXT_TESTS),
     "metrics": ("app/core/base/metrics", *METRICS_TESTS),
     "server": ("app/core/server", *SERVER_TESTS),
