@@ -223,6 +223,6 @@ def test_a_text_model_rejects_media(kind: str | None) -> None:
 def test_a_message_of_role_and_text_stays_the_client_s_object_if_it_is_a_dict() -> None:
     message = {"role": "user", "content": "hi"}
     read_only = MappingProxyType(message)
-    [kept, converted] = parse_messages([message, read_only], "string")
-    assert kept is message
+    [parsed, converted] = parse_messages([message, read_only], "string")
+    assert parsed is message
     assert type(converted) is dict and converted == message
