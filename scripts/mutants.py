@@ -9,7 +9,8 @@ test that fails kills the mutant. Tests that take far too long kill it, too, but
 separately: on a busy machine they prove nothing. For each survivor and each timeout, the diff is
 printed: either a test is missing, or the change has no effect. The same seed draws the same mutants
 of the same code, evenly from the rooms. With --again, the mutants are those that a report printed:
-its diffs are applied to the code of today.
+its diffs are applied to the code of today. With --quick, only the tests that ran a mutant's line
+run: a change of a constant then survives, as no test runs its line.
 """
 
 from __future__ import annotations
