@@ -27,11 +27,17 @@ from types import MappingProxyType
 from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
+REPLY_TESTS = (
+    "tests/core/simulated",
+    "tests/extensions/forms",
+    "tests/extensions/tool_calls",
+)
+"""Tests of replies, and of the forms and calls that requests ask for."""
 ENGINE_TESTS = (
     "tests/extensions/lab/fidelity/test_simulation.py",
     "tests/extensions/lab/fidelity/test_truth.py",
     "tests/extensions/lab/fidelity/test_calibrate.py",
-    "tests/core/simulated",
+    *REPLY_TESTS,
     "tests/core/kvcache",
     "tests/core/lora",
     "tests/core/parsing",
@@ -47,6 +53,8 @@ WIRE_TESTS = (
 """Tests of the responses of real servers to bodies of all kinds."""
 POOLING_TESTS = ("tests/extensions/pooling/test_routes.py",)
 """Tests of the requests of the pooling routes."""
+FIELD_TESTS = ("tests/extensions/beam_search", "tests/extensions/disaggregation")
+"""Tests of fields that few requests have."""
 SURFACE_TESTS = ("tests/surface", "tests/conformance")
 """Tests of the responses of a real server on all its routes."""
 API_TESTS = (
@@ -54,15 +62,9 @@ API_TESTS = (
     "tests/extensions/pooling",
     "tests/extensions/grpc",
     "tests/extensions/scripts",
+    *FIELD_TESTS,
     *SURFACE_TESTS,
 )
-REPLY_TESTS = (
-    "tests/core/simulated",
-    "tests/core/engine",
-    "tests/extensions/forms",
-    "tests/extensions/tool_calls",
-)
-"""Tests of replies, and of the forms and calls that requests ask for."""
 TEXT_TESTS = ("tests/core/tokenization", "tests/core/api", "tests/surface", WIRE_TESTS[0])
 METRICS_TESTS = (
     "tests/core/metrics",
@@ -82,7 +84,13 @@ SERVER_TESTS = (
     "tests/surface",
     *WIRE_TESTS,
 )
-PROTOCOL_TESTS = ("tests/core/protocol", "tests/core/api", *POOLING_TESTS, *WIRE_TESTS)
+PROTOCOL_TESTS = (
+    "tests/core/protocol",
+    "tests/core/api",
+    *FIELD_TESTS,
+    *POOLING_TESTS,
+    *WIRE_TESTS,
+)
 ROOMS = {
     "engine": ("app/core/engine", "tests/core/engine", *ENGINE_TESTS),
     "clock": ("app/core/base/clock", "tests/core/clock", "tests/core/engine"),
@@ -94,7 +102,7 @@ ROOMS = {
     "schema": ("app/extensions/forms/schema", "tests/extensions/forms/schema"),
     "script": ("app/extensions/scripts", "tests/extensions/scripts"),
     "grammar": ("app/extensions/forms/grammar", "tests/extensions/forms/grammar"),
-    "simulated": ("app/core/engine/simulated", *REPLY_TESTS),
+    "simulated": ("app/core/engine/simulated", *REPLY_TESTS, "tests/core/engine"),
     "text": ("app/core/text", *TEXT_TESTS),
     "metrics": ("app/core/base/metrics", *METRICS_TESTS),
     "server": ("app/core/server", *SERVER_TESTS),
