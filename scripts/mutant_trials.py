@@ -80,6 +80,7 @@ SERVER_TESTS = (
     "tests/core/http",
     "tests/core/middleware",
     "tests/core/web",
+    "tests/core/metrics/test_http.py",
     "tests/core/api",
     "tests/surface",
     *WIRE_TESTS,
