@@ -69,6 +69,8 @@ JAVASCRIPT_FILES := docs/*.js app/extensions/console/page/*.js benchmarks/keepal
 N := 80
 SEED := 1
 ROOMS :=
+# A report of make mutants, whose survivors are tried again.
+AGAIN :=
 BASE := HEAD~1
 EXTENSION :=
 TESTS :=
@@ -238,7 +240,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
 mutants: $(VENV)/.dev $(MUTANTS)/.installed
-	$(MUTANTS)/bin/python -m scripts.mutants --python $(BIN)/python -n $(N) --seed $(SEED) --rooms $(ROOMS)
+	$(MUTANTS)/bin/python -m scripts.mutants --python $(BIN)/python -n $(N) --seed $(SEED) --rooms $(ROOMS) \
+		$(if $(AGAIN),--again $(AGAIN))
 
 fleet: $(VENV)/.fleet
 	$(BIN)/python -m app fleet $(FLEET)

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -26,15 +27,24 @@ from types import MappingProxyType
 from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
+REPLY_TESTS = (
+    "tests/core/simulated",
+    "tests/extensions/forms",
+    "tests/extensions/tool_calls",
+)
+"""Tests of replies, and of the forms and calls that requests ask for."""
 ENGINE_TESTS = (
     "tests/extensions/lab/fidelity/test_simulation.py",
     "tests/extensions/lab/fidelity/test_truth.py",
     "tests/extensions/lab/fidelity/test_calibrate.py",
-    "tests/core/simulated",
+    *REPLY_TESTS,
+    "tests/core/kvcache",
+    "tests/core/lora",
+    "tests/core/parsing",
     "tests/extensions/devmode/test_lifecycle.py",
     "tests/extensions/llm/remote",
 )
-"""Tests of steps without a server, of replies, and of an engine's life in a process."""
+"""Tests of steps without a server, of the engine's parts, and of its life in a process."""
 WIRE_TESTS = (
     "tests/conformance/wire/test_wire.py",
     "tests/conformance/wire/test_responses.py",
@@ -43,6 +53,8 @@ WIRE_TESTS = (
 """Tests of the responses of real servers to bodies of all kinds."""
 POOLING_TESTS = ("tests/extensions/pooling/test_routes.py",)
 """Tests of the requests of the pooling routes."""
+FIELD_TESTS = ("tests/extensions/beam_search", "tests/extensions/disaggregation")
+"""Tests of fields that few requests have."""
 SURFACE_TESTS = ("tests/surface", "tests/conformance")
 """Tests of the responses of a real server on all its routes."""
 API_TESTS = (
@@ -50,21 +62,51 @@ API_TESTS = (
     "tests/extensions/pooling",
     "tests/extensions/grpc",
     "tests/extensions/scripts",
+    *FIELD_TESTS,
     *SURFACE_TESTS,
 )
-PROTOCOL_TESTS = ("tests/core/protocol", "tests/core/api", *POOLING_TESTS, *WIRE_TESTS)
+TEXT_TESTS = ("tests/core/tokenization", "tests/core/api", "tests/surface", WIRE_TESTS[0])
+METRICS_TESTS = (
+    "tests/core/metrics",
+    "tests/core/engine",
+    "tests/core/kvcache",
+    "tests/core/lora",
+    "tests/surface",
+    "tests/conformance/wire/test_golden.py",
+)
+"""Tests of instruments, of what the engine records, and of the values that a server returns."""
+SERVER_TESTS = (
+    "tests/core/server",
+    "tests/core/http",
+    "tests/core/middleware",
+    "tests/core/web",
+    "tests/core/metrics/test_http.py",
+    "tests/core/api",
+    "tests/surface",
+    *WIRE_TESTS,
+)
+PROTOCOL_TESTS = (
+    "tests/core/protocol",
+    "tests/core/api",
+    *FIELD_TESTS,
+    *POOLING_TESTS,
+    *WIRE_TESTS,
+)
 ROOMS = {
     "engine": ("app/core/engine", "tests/core/engine", *ENGINE_TESTS),
-    "clock": ("app/core/base/clock", "tests/core/clock"),
+    "clock": ("app/core/base/clock", "tests/core/clock", "tests/core/engine"),
     "protocol": ("app/core/protocol", *PROTOCOL_TESTS),
     "api": ("app/core/api", *API_TESTS),
     "extensions": ("app/extensions", "tests/core", *SURFACE_TESTS),
-    "kvcache": ("app/core/engine/kvcache", "tests/core/kvcache"),
+    "kvcache": ("app/core/engine/kvcache", "tests/core/kvcache", "tests/core/engine"),
     "kvindex": ("app/extensions/kv_index", "tests/extensions/kv_index"),
     "schema": ("app/extensions/forms/schema", "tests/extensions/forms/schema"),
     "script": ("app/extensions/scripts", "tests/extensions/scripts"),
     "grammar": ("app/extensions/forms/grammar", "tests/extensions/forms/grammar"),
-    "simulated": ("app/core/engine/simulated", "tests/core/simulated"),
+    "simulated": ("app/core/engine/simulated", *REPLY_TESTS, "tests/core/engine"),
+    "text": ("app/core/text", *TEXT_TESTS),
+    "metrics": ("app/core/base/metrics", *METRICS_TESTS),
+    "server": ("app/core/server", *SERVER_TESTS),
 }
 """Room -> its code, then its tests.
 
@@ -74,12 +116,15 @@ NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".node-*", ".hypothesis", ".*_cache", "__pycache__"
 )
 # Options of pytest: the tests of a room that run first, and those that run if the first pass.
+Stage = tuple[str, str]
 FAST = ("-m", "not wire")
 SLOW = ("-m", "wire")
 # Exit statuses of pytest: a test has failed, no test was selected, and (ours) tests were cut short.
 FAILED = 1
 NO_TESTS = 5
 TOO_SLOW = -1
+FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+"""Line of pytest's summary."""
 MAX_NEAREST = 300
 """Maximum number of tests that run first.
 
@@ -104,6 +149,14 @@ class Verdict(Enum):
     KILLED = "killed"
     TIMED_OUT = "TIMED OUT"
     SURVIVED = "SURVIVED"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    """Result of the tests of a mutant, and the name of the test that failed, or an empty text."""
+
+    verdict: Verdict
+    test: str = ""
 
 
 class Lines:
@@ -135,11 +188,13 @@ class Lines:
 class Copy:
     """A copy of the project in which tests run."""
 
-    def __init__(self, folder: Path, python: Path) -> None:
+    def __init__(self, folder: Path, python: Path, stages: Sequence[Stage]) -> None:
+        """`stages` follow the tests that ran the line of a mutant."""
         self.folder = folder / "understudy"
         self._python = python
+        self._stages = stages
         shutil.copytree(ROOT, self.folder, ignore=NOT_COPIED)
-        self._limits_s: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._limits_s: dict[tuple[str, Stage], float] = {}
         self._lines: dict[str, Lines] = {}
 
     def check(self, room: str) -> str:
@@ -147,13 +202,15 @@ class Copy:
 
         Returns the end of pytest's output if a test fails, and otherwise an empty text.
         """
-        for stage in (FAST, SLOW):
+        start = time.monotonic()
+        self._lines[room] = self._lines_of(room)
+        self._limits_s[room, FAST] = max(MIN_LIMIT_S, PATIENCE * (time.monotonic() - start))
+        for stage in self._stages:
             start = time.monotonic()
             status, output = self._run((*stage, *ROOMS[room][1:]), CHECK_LIMIT_S)
             if status not in (0, NO_TESTS):
                 return output
             self._limits_s[room, stage] = max(MIN_LIMIT_S, PATIENCE * (time.monotonic() - start))
-        self._lines[room] = self._lines_of(room)
         return ""
 
     def _lines_of(self, room: str) -> Lines:
@@ -164,37 +221,44 @@ class Copy:
         self._run((*FAST, *coverage, *tests), CHECK_LIMIT_S, {"COVERAGE_FILE": str(file)})
         return Lines(file)
 
-    def judge(self, room: str, path: str, line: int, code: str) -> Verdict:
+    def judge(self, room: str, path: str, line: int, code: str) -> Judgment:
         """Runs the tests of `room` while the file at `path` is `code`, which differs in `line`."""
         file = self.folder / path
         original = file.read_text()
         file.write_text(code)
         try:
-            if self._nearest_fail(room, file, line):
-                return Verdict.KILLED
+            judgment = self._judge_by_nearest(room, file, line)
+            if judgment is not None:
+                return judgment
             tests = _nearest_first(self.folder, room, path)
-            for stage in (FAST, SLOW):
-                status, _ = self._run((*stage, *tests), self._limits_s[room, stage], UNCOMPILED)
+            for stage in self._stages:
+                status, output = self._run(
+                    (*stage, *tests), self._limits_s[room, stage], UNCOMPILED
+                )
                 if status == TOO_SLOW:
-                    return Verdict.TIMED_OUT
+                    return Judgment(Verdict.TIMED_OUT)
                 if status not in (0, NO_TESTS):
-                    return Verdict.KILLED
-            return Verdict.SURVIVED
+                    return Judgment(Verdict.KILLED, _failed_test(output))
+            return Judgment(Verdict.SURVIVED)
         finally:
             file.write_text(original)
 
-    def _nearest_fail(self, room: str, file: Path, line: int) -> bool:
-        """Returns True if a test of this line fails.
+    def _judge_by_nearest(self, room: str, file: Path, line: int) -> Judgment | None:
+        """Returns the judgment of the tests of this line; None if they pass.
 
         Other errors do not count: a test whose name depends on the mutant may be missing.
         """
         tests = self._lines[room].nearest(file, line)
         if not tests:
-            return False
+            return None
         names = self.folder.parent / "nearest"
         names.write_text("\n".join(tests))
-        status, _ = self._run((*FAST, f"@{names}"), self._limits_s[room, FAST], UNCOMPILED)
-        return status == FAILED
+        status, output = self._run((*FAST, f"@{names}"), self._limits_s[room, FAST], UNCOMPILED)
+        if status == TOO_SLOW:
+            return Judgment(Verdict.TIMED_OUT)
+        if status == FAILED:
+            return Judgment(Verdict.KILLED, _failed_test(output))
+        return None
 
     def _run(
         self, options: Sequence[str], limit_s: float, variables: Mapping[str, str] = NO_VARIABLES
@@ -231,6 +295,14 @@ class Copy:
             with suppress(OSError):
                 if Path(os.readlink(entry / "cwd")).is_relative_to(self.folder):
                     os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _failed_test(output: str) -> str:
+    """Returns the name of the test that failed, or an empty text, such as after a crash."""
+    match = FAILED_TEST.search(output)
+    if match is None:
+        return ""
+    return match[1]
 
 
 def _nearest_first(folder: Path, room: str, path: str) -> list[str]:

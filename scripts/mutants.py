@@ -1,13 +1,16 @@
 """Mutation tests: small changes to the code that a test should notice.
 
-    $ make mutants N=80 SEED=1 ROOMS="kvcache schema"
+    $ make mutants N=80 SEED=1 ROOMS="kvcache schema" >report.txt
+    $ make mutants AGAIN=report.txt
 
 Each mutant flips one comparison, condition, sign, boolean or number of a room, and runs the tests
 of that room: first the tests that start no process, then the others (scripts/mutant_trials.py). A
 test that fails kills the mutant. Tests that take far too long kill it, too, but are counted
 separately: on a busy machine they prove nothing. For each survivor and each timeout, the diff is
 printed: either a test is missing, or the change has no effect. The same seed draws the same mutants
-of the same code, evenly from the rooms.
+of the same code, evenly from the rooms. With --again, the mutants are those that a report printed:
+its diffs are applied to the code of today. With --quick, only the tests that ran a mutant's line
+run: a change of a constant then survives, as no test runs its line.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +32,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-from scripts.mutant_trials import ROOMS, ROOT, Copy, Verdict
+from scripts.mutant_trials import FAST, ROOMS, ROOT, SLOW, Copy, Judgment, Verdict
 
 MIN_SIZE = 100
 """Constants of a module from this value up are sizes, such as those of slices and caches."""
@@ -42,7 +46,53 @@ OPERATORS = re.compile(
 """The kinds of changes, by their names in cosmic-ray."""
 UNSEEN_CALLS = ("log.", "logger.", "TypeVar(")
 POWERS = ("shift_expr", "power")
+REPORTED = re.compile(
+    r"^\S+ (?:SURVIVED|TIMED OUT) in \d+ s: (\w+) (.+)\n(--- (\S+)\n\+\+\+ .*\n(?:[-+ @].*\n)+)",
+    re.MULTILINE,
+)
+"""A mutant in a report: its room, its name, its diff, and the path in the diff."""
 STARRED = ("parameters", "param", "argument", "star_expr")
+
+
+class UntestableRoomError(Exception):
+    """The tests of a room fail without a mutant."""
+
+    def __init__(self, room: str, output: str) -> None:
+        super().__init__(f"{output}\nthe tests of {room} fail without a mutant")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A file before and after a mutant."""
+
+    room: str
+    name: str
+    path: str
+    original: str
+    code: str
+
+    @property
+    def line(self) -> int:
+        """The number of the first line that differs."""
+        originals = self.original.splitlines()
+        lines = self.code.splitlines()
+        pairs = zip(originals, lines, strict=False)
+        for number, (original, line) in enumerate(pairs, 1):
+            if original != line:
+                return number
+        return len(originals)
+
+    def diff(self) -> str:
+        """Returns the change as a diff."""
+        lines = difflib.unified_diff(
+            self.original.splitlines(),
+            self.code.splitlines(),
+            fromfile=self.path,
+            tofile=self.path,
+            lineterm="",
+            n=2,
+        )
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +108,20 @@ class Mutant:
     def __str__(self) -> str:
         return f"{self.path}:{self.line} {self.operator.removeprefix('core/')}"
 
-    def code(self, original: str) -> str | None:
-        """Returns the changed file; None if it equals `original` or is not valid Python.
+    def change(self) -> Change | None:
+        """Returns the change to the code; None if there is none or if it is not valid Python.
 
         For example, `not` in front of a condition with := is not valid.
         """
-        mutated: str | None = mutate_code(original, get_operator(self.operator)(), self.occurrence)
+        original = (ROOT / self.path).read_text()
+        code: str | None = mutate_code(original, get_operator(self.operator)(), self.occurrence)
         try:
-            compile(mutated or "", self.path, "exec")
+            compile(code or "", self.path, "exec")
         except SyntaxError:
             return None
-        if mutated == original:
+        if code is None or code == original:
             return None
-        return mutated
+        return Change(room=self.room, name=str(self), path=self.path, original=original, code=code)
 
 
 def mutants_of(room: str) -> Iterator[Mutant]:
@@ -169,36 +220,65 @@ def sample(rooms: Sequence[str], count: int, seed: int) -> list[Mutant]:
     return mutants
 
 
-def diff(mutant: Mutant, original: str, code: str) -> str:
-    """Returns the change of a mutant as a diff."""
-    lines = difflib.unified_diff(
-        original.splitlines(),
-        code.splitlines(),
-        fromfile=mutant.path,
-        tofile=mutant.path,
-        lineterm="",
-        n=2,
-    )
-    return "\n".join(lines)
+def drawn_changes(rooms: Sequence[str], count: int, seed: int) -> list[Change]:
+    """Returns the changes of the mutants that `sample` draws."""
+    changes: list[Change] = []
+    for mutant in sample(rooms, count, seed):
+        change = mutant.change()
+        if change is None:
+            print(f"no change: {mutant}", flush=True)
+        else:
+            changes.append(change)
+    return changes
 
 
-def run(copy: Copy, mutants: Sequence[Mutant]) -> dict[str, list[Verdict]]:
-    """Returns the verdicts of the mutants by room, and prints each of them."""
-    verdicts: dict[str, list[Verdict]] = {}
-    for number, mutant in enumerate(mutants, 1):
-        original = (copy.folder / mutant.path).read_text()
-        code = mutant.code(original)
-        if code is None:
-            print(f"{number}/{len(mutants)} is no change: {mutant}", flush=True)
+def reported_changes(report: str) -> list[Change]:
+    """Applies the diffs of a report to the code of today; a diff that does not fit is printed."""
+    changes: list[Change] = []
+    for match in REPORTED.finditer(report):
+        room, name, patch, path = match.groups()
+        result = subprocess.run(
+            ["patch", "--quiet", "--output=-", "--reject-file=-", ROOT / path],
+            input=patch,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode != 0:
+            print(f"does not fit: {room} {name}\n{patch}", flush=True)
             continue
+        original = (ROOT / path).read_text()
+        change = Change(room=room, name=name, path=path, original=original, code=result.stdout)
+        changes.append(change)
+    return changes
+
+
+def run(copy: Copy, changes: Sequence[Change]) -> Iterator[tuple[Change, Judgment]]:
+    """Yields the judgment of each change, and prints it.
+
+    Raises:
+        UntestableRoomError: The tests of a room fail without a mutant.
+    """
+    checked: set[str] = set()
+    for number, change in enumerate(changes, 1):
+        if change.room not in checked:
+            checked.add(change.room)
+            failure = copy.check(change.room)
+            if failure:
+                raise UntestableRoomError(change.room, failure)
         start = time.monotonic()
-        verdict = copy.judge(mutant.room, mutant.path, mutant.line, code)
-        verdicts.setdefault(mutant.room, []).append(verdict)
+        judgment = copy.judge(change.room, change.path, change.line, change.code)
         seconds = time.monotonic() - start
-        print(f"{number}/{len(mutants)} {verdict.value} in {seconds:.0f} s: {mutant}", flush=True)
-        if verdict is not Verdict.KILLED:
-            print(diff(mutant, original, code), flush=True)
-    return verdicts
+        print(
+            f"{number}/{len(changes)} {judgment.verdict.value} in {seconds:.0f} s:"
+            f" {change.room} {change.name}",
+            flush=True,
+        )
+        if judgment.test:
+            print(f"    by {judgment.test}", flush=True)
+        if judgment.verdict is not Verdict.KILLED:
+            print(change.diff(), flush=True)
+        yield change, judgment
 
 
 def share(verdicts: Sequence[Verdict]) -> str:
@@ -224,17 +304,30 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--rooms", nargs="*", choices=ROOMS, default=[], help="rooms to change (default: all)"
     )
+    parser.add_argument(
+        "--again", type=Path, help="report whose survivors and timeouts are tried again"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="run only the tests that ran the line of a mutant"
+    )
     options = parser.parse_args(argv)
-    rooms = options.rooms or list(ROOMS)
-    mutants = sample(rooms, options.n, options.seed)
+    if options.again is None:
+        rooms = options.rooms or list(ROOMS)
+        changes = drawn_changes(rooms, options.n, options.seed)
+    else:
+        changes = reported_changes(options.again.read_text())
+    stages = [FAST, SLOW]
+    if options.quick:
+        stages.clear()
+    verdicts: dict[str, list[Verdict]] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Copy(Path(folder), options.python.absolute())
-        for room in rooms:
-            failure = copy.check(room)
-            if failure:
-                print(f"{failure}\nthe tests of {room} fail without a mutant", file=sys.stderr)
-                return 1
-        verdicts = run(copy, mutants)
+        copy = Copy(Path(folder), options.python.absolute(), stages)
+        try:
+            for change, judgment in run(copy, changes):
+                verdicts.setdefault(change.room, []).append(judgment.verdict)
+        except UntestableRoomError as error:
+            print(error, file=sys.stderr)
+            return 1
     rows = [f"{room} {share(room_verdicts)}" for room, room_verdicts in verdicts.items()]
     total = [verdict for room_verdicts in verdicts.values() for verdict in room_verdicts]
     percent = 100 - 100 * total.count(Verdict.SURVIVED) / max(1, len(total))

@@ -190,3 +190,23 @@ def test_empty_reasoning_token_is_a_chunk_only_for_parsers_that_emit_empty_reaso
     assert deltas(events, reasons=True, parses=True, empty_thoughts=True, show_reasoning=False) == [
         {}
     ]
+
+
+def test_a_whole_answer_is_the_markup_of_the_whole_reply_if_its_last_call_was_cut_off() -> None:
+    markup = 'Let me see. <tool_call>{"na'
+    reply: list[EngineOutput] = [
+        tokens(["Let me", " see."]),
+        tokens([""], Part("call", 0, "", markup)),
+        tokens([""], Part("call", 0, "", markup), Finish("length")),
+    ]
+    [choice] = whole(reply)["choices"]
+    assert choice["message"]["content"] == markup
+    assert "tool_calls" not in choice["message"]
+
+
+def test_the_metrics_of_an_answer_count_tokens_per_second_of_prefill_and_decode() -> None:
+    started = Started(0, at_s=1.0, prefill_s=0.5)
+    last = Tokens(0, ["a"] * 5, ids=[1] * 5, at_s=3.0, logprobs=None, finish=STOP)
+    answer = segments.whole(ChatWriter(META, shape(metrics=True)), [started, last])
+    assert answer["metrics"]["tokens_per_second"] == 2.0
+    assert answer["metrics"]["mean_itl_ms"] == 500.0

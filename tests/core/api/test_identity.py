@@ -107,3 +107,15 @@ def test_invalid_header_is_rejected_and_shown_truncated_to_forty_characters() ->
         with pytest.raises(ApiError, match=f"got '{letter * 40}'$") as caught:
             read()
         assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "engine_id"),
+    [("/v1/completions", COMPLETION, "cmpl-own-0"), ("/v1/chat/completions", CHAT, "chatcmpl-own")],
+)
+def test_only_the_engine_s_id_of_a_completion_has_the_number_of_its_prompt(
+    path: str, body: dict[str, Any], engine_id: str
+) -> None:
+    fields = {"request_id": "own", "kv_transfer_params": {"do_remote_decode": True}}
+    params = post(body | fields, path=path).json["kv_transfer_params"]
+    assert re.fullmatch(rf"{engine_id}-[0-9a-f]{{8}}", params["remote_request_id"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.core.api.chat.media import features, placeholders
+from app.core.api.chat.media import encoded, features, placeholders
 from app.core.api.chat.prompt import content_text, text_with_calls
 from app.core.engine.kvcache.hashing import fnv1a_32
 
@@ -59,3 +59,15 @@ def test_text_of_a_message_ends_with_the_tool_calls_of_the_message() -> None:
     calls = [*({"function": function} for function in functions), {}]
     marked_up = text_with_calls({"role": "assistant", "content": "so:", "tool_calls": calls})
     assert marked_up == 'so:[f({"x": 1})][g({})]'
+
+
+def test_every_encoded_item_has_an_address_at_which_no_item_can_be_fetched() -> None:
+    address = {
+        "peer_host": "DUMMY",
+        "peer_port": 1234,
+        "size_bytes": 2359296,
+        "nixl_agent_metadata_b64": "TklYTF9NRVRBREFUQV9QTEFDRUhPTERFUg==",
+    }
+    hashes = {"image": ["img-1"], "audio": ["audio-2", "audio-3"]}
+    assert encoded(hashes) == {"img-1": address, "audio-2": address, "audio-3": address}
+    assert encoded({}) is None

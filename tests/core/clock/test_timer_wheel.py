@@ -131,3 +131,16 @@ def test_call_soon_calls_a_function_once_in_the_next_ring() -> None:
     assert done == []
     clock.advance(1)
     assert done == [1, 2] and len(wheel) == 0
+
+
+def test_a_ring_that_is_cut_short_keeps_items_that_were_rescheduled_into_its_slot() -> None:
+    clock = Recording()
+    wheel = TimerWheel(clock)
+    beats = [Slow(clock, 0.01, 2) for _ in range(12)]
+    for beat in beats:
+        wheel.add(beat.due_s, beat)
+        beat.gap_s = 0.0001  # the second turn is due in the slot of the first
+    clock.advance(0.011)
+    while len(wheel):
+        wheel.ring()
+    assert [len(beat.turns) for beat in beats] == [2] * 12

@@ -206,3 +206,17 @@ def test_draft_slots_that_fill_a_step_are_rejected() -> None:
         ConfigError, match=r"draft-slots 64 .* less than max-num-batched-tokens, 64"
     ):
         SchedulerLimits(max_num_batched_tokens=64, draft_slots=64)
+
+
+@pytest.mark.parametrize(("drafts", "steps"), [(0, 9), (3, 6)])
+def test_each_draft_that_an_engine_accepts_saves_a_step(drafts: int, steps: int) -> None:
+    line = Line(SchedulerLimits())
+    sequence = line.add(10, output=9)
+    line.step()
+    line.step()
+    line.scheduler.accept(sequence, drafts)
+    step_count = 2
+    while not line.scheduler.idle:
+        line.step()
+        step_count += 1
+    assert step_count == steps

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from app.core.engine.outputs import Started
 from app.core.engine.profile import SpeculationRates
 from config.settings import ApiSettings, EngineSettings, StepSettings
 from tests.core.engine.harness import BLOCK_TOKENS, PROFILE, START_S, Harness, moments, stepped
@@ -229,3 +230,11 @@ def test_tokens_of_one_step_may_belong_to_several_reply_parts() -> None:
         assert kinds_and_texts(single, **fields) == kinds_and_texts(several, **fields)
         for harness in (single, several):
             harness.events.clear()
+
+
+def test_the_start_of_a_remote_prefill_reports_its_fetched_tokens_as_cached() -> None:
+    harness = stepped(blocks=BLOCKS)
+    harness.ask("a", remote_prefill=True, prompt_ids=list(range(5 * BLOCK_TOKENS)))
+    harness.clock.advance(1)
+    [started] = [output for output in harness.outputs("a") if isinstance(output, Started)]
+    assert started.cached_tokens == 5 * BLOCK_TOKENS

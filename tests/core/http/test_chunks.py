@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import pytest
 from gunicorn.config import Config
 from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.errors import InvalidChunkSize, ParseException
@@ -11,7 +12,7 @@ from gunicorn.http.unreader import IterUnreader
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.core.server.http.chunks import BoundedChunks
+from app.core.server.http.chunks import BodyTooLargeError, BoundedChunks
 
 SIZES = (
     b"%x",
@@ -102,3 +103,16 @@ def test_chunk_size_with_more_than_sixteen_digits_is_rejected() -> None:
         reader = BoundedChunks(request, unreader)
         assert reader.parse_chunk_size(unreader, b"f" * digits + b"\r\nx") == (16**digits - 1, b"x")
     assert read(BoundedChunks, b"1" + b"0" * 16 + b"\r\n", []) is InvalidChunkSize
+
+
+def test_a_body_may_have_its_maximum_of_bytes_and_no_more() -> None:
+    def read_body(max_bytes: int) -> bytes:
+        unreader = IterUnreader(iter([b"2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"]))
+        chunks = BoundedChunks(Request(Config(), unreader, ("127.0.0.1", 1)), unreader)
+        chunks.max_bytes = max_bytes
+        content: bytes = Body(chunks).read()
+        return content
+
+    assert read_body(max_bytes=5) == b"abcde"
+    with pytest.raises(BodyTooLargeError):
+        read_body(max_bytes=4)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import gevent
 import gevent.socket
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,3 +168,17 @@ def test_client_receives_the_same_bytes_at_any_reading_pace(
         data += client.read_until_over()
         assert body_of(data, HEAD) == b"".join(pieces)
         assert client.left == 0
+
+
+def test_several_pieces_of_a_stream_wait_as_one_write() -> None:
+    server, sock = gevent.socket.socketpair()
+    sock.setblocking(False)
+    with server, sock:
+        transport = StreamTransport(server, WriteBatcher(max_waiting=2), PATIENCE_S)
+        transport.write(b"a")
+        transport.write(b"b")
+        with pytest.raises(BlockingIOError):
+            sock.recv(100)
+        gevent.sleep(0)
+        assert unframed(sock.recv(100)) == b"ab"
+        transport.close()

@@ -7,6 +7,7 @@ import pytest
 import zmq
 
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.core.engine.kvcache.sockets import IO_THREADS, affinity
 from tests.core.kvcache.sockets import Peers, meet, received, removed, until, wait_until_sent
 
 
@@ -93,3 +94,12 @@ def test_occupied_endpoint_is_bound_once_it_is_free(
     occupant.close()
     until(lambda: publisher.addresses)
     meet(publisher, peers.connected_to(publisher.addresses["events"]))
+
+
+def test_names_and_addresses_are_connected_by_different_threads() -> None:
+    context = zmq.Context(io_threads=IO_THREADS)
+    try:
+        assert affinity(context, "tcp://127.0.0.1:9") == 0b01
+        assert affinity(context, "tcp://events.example:9") == 0b10
+    finally:
+        context.term()

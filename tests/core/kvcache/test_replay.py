@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 import zmq
 
@@ -124,3 +125,19 @@ def test_slow_replay_clients_share_the_memory_of_sent_batches() -> None:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_other_greenlets_run_during_a_long_replay() -> None:
+    replay = ReplayBuffer(b"kv@", 1000)
+    for sequence in range(100):
+        replay.record(sequence, b"batch")
+    ran: list[str] = []
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        server, address = open_socket(context, zmq.ROUTER, "inproc://replay", bind=True, hwm=0)
+        client.connect(address)
+        ask(client, 0)
+        other = gevent.spawn(ran.append, "other")
+        replay.serve(server)
+        assert ran == ["other"]
+        other.join()
+        server.close()

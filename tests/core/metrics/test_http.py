@@ -236,3 +236,12 @@ def test_cache_config_labels_depend_on_the_vllm_version(version: str, value: str
     families = {family.name: family for family in text_string_to_metric_families(page)}
     [sample] = families["vllm:cache_config_info"].samples
     assert sample.labels.get("simple_cpu_offload_num_blocks") == value
+
+
+def test_each_request_is_counted_once_under_the_way_that_served_it(
+    app: Understudy, metrics: HttpMetrics
+) -> None:
+    call(app, "/v1/chat/completions", "POST", b"{}")
+    call(app, "/v1/models/any")
+    served = samples(metrics, "understudy_requests_total")
+    assert {way: count for (way,), count in served.items() if count} == {"flask": 2}

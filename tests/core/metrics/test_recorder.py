@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.core.base.metrics.lora_requests import LIMIT_BYTES, MAX_SERIES, LoraRequests
 from app.core.base.metrics.optional_families import PARTS, TOKEN_BYTES
-from app.core.base.metrics.recorder import FinishedSequence, Recorder
+from app.core.base.metrics.recorder import FinishedSequence, LatencyTally, Recorder
 from app.core.base.metrics.table import FINISHED
 
 STEPS = r"(?m)^vllm:iteration_tokens_total.*$"
@@ -138,3 +138,49 @@ def test_memory_of_adapter_series_is_bounded_for_adapter_names_of_any_length() -
         assert loras.size_bytes <= loras.limit_bytes
     loras.move(-1, "a" * LIMIT_BYTES, "running")
     assert [len(running) for running, _, _ in series(loras)] == [LIMIT_BYTES]
+
+
+@pytest.mark.parametrize(
+    ("level", "state"),
+    [(None, "awake"), (0, "awake"), (1, "weights_offloaded"), (2, "discard_all")],
+)
+def test_each_sleep_level_sets_one_sleep_state(
+    recorder: Recorder, level: int | None, state: str
+) -> None:
+    recorder.sleeping(level)
+    numbers = samples(recorder)
+    states = {
+        name: numbers[f'vllm:engine_sleep_state{{sleep_state="{name}"}}']
+        for name in ("awake", "weights_offloaded", "discard_all")
+    }
+    assert states == {name: float(name == state) for name in states}
+
+
+def test_figures_count_abandoned_requests_as_aborted(recorder: Recorder) -> None:
+    recorder.aborted()
+    assert recorder.figures().finished["abort"] == 1
+
+
+def test_an_engine_without_load_has_no_running_and_no_waiting_requests(recorder: Recorder) -> None:
+    figures = recorder.figures()
+    assert (figures.running, figures.waiting, figures.cache_usage) == (0, 0, 0)
+
+
+def test_a_tally_counts_the_gap_of_each_token_in_tenths_of_a_millisecond(
+    recorder: Recorder,
+) -> None:
+    tally = LatencyTally()
+    recorder.tally = tally
+    recorder.decoded(1, 0.02, at_s=1.0)
+    recorder.decoded(3, 0.03, at_s=2.0)
+    recorder.fold()
+    assert tally.inter_token == {200: 1, 300: 3}
+
+
+def test_a_transfer_has_the_size_of_a_cache_of_llama_3_1_8b() -> None:
+    recorder = make()
+    recorder.fetched(16, 0.02)
+    numbers = samples(recorder)
+    assert numbers["vllm:nixl_bytes_transferred_sum"] == 16 * 131_072
+    assert numbers["vllm:nixl_num_descriptors_sum"] == 64
+    assert numbers["vllm:nixl_post_time_seconds_sum"] == pytest.approx(64e-6)

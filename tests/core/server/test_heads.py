@@ -95,3 +95,14 @@ def test_fast_path_and_gunicorn_parse_request_heads_alike(data: bytes) -> None:
         assert (request.method, request.path) == (head.method, head.route.path)
         assert {name.lower(): value for name, value in request.headers} == head.headers
         assert request.should_close() == head.closes
+
+
+def test_heads_with_more_than_64_fields_are_left_to_gunicorn() -> None:
+    def head_of(fields: int) -> bytes:
+        lines = [f"X-{number}: y" for number in range(1, fields)]
+        return "\r\n".join(["GET /health HTTP/1.1", "Host: a", *lines, "", ""]).encode()
+
+    heads = RequestHeads(ROUTES)
+    read = heads.read(head_of(fields=64))
+    assert read is not None and len(read.headers) == 64
+    assert heads.read(head_of(fields=65)) is None

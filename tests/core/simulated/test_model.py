@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.outputs import Finish
+from app.core.engine.outputs import Finish, Started
 from tests.core.engine.harness import Harness, embedded_tokenizer
 
 SLOW = {"time_to_first_token": 0.5, "inter_token_latency": 0.1}
@@ -117,3 +117,13 @@ def test_echo_mode_returns_the_whole_text_and_reports_a_reached_token_limit() ->
     end = [embedded_tokenizer().eos_token_id]
     assert (event.texts, event.ids, event.finish) == ([""], end, Finish("stop"))
     assert harness.is_idle()
+
+
+def test_every_token_of_a_prompt_but_the_first_has_a_log_probability() -> None:
+    harness = Harness()
+    harness.ask(prompt_ids=[5, 6, 7], prompt_logprobs=1)
+    [started] = [output for output in harness.outputs() if isinstance(output, Started)]
+    assert started.prompt_logprobs is not None
+    first, *others = started.prompt_logprobs
+    assert first is None
+    assert [entry and entry.token_id for entry in others] == [6, 7]

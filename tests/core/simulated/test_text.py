@@ -3,6 +3,7 @@
 exactly as long as they say, of specified lengths, with log probabilities.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 from types import SimpleNamespace
@@ -157,3 +158,13 @@ def test_multi_token_character_is_the_text_of_its_last_token() -> None:
     entries = reply_logprobs(tokenizer, tokenizer.encode(text), 0)
     assert "".join(entry.token for entry in entries) == text
     assert any(entry.token == "" for entry in entries)
+
+
+def test_alternatives_have_ids_up_to_the_highest_of_the_text_if_the_vocabulary_is_unknown() -> None:
+    def texts_of(ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
+        return [str(token_id) for token_id in ids]
+
+    remote: Any = SimpleNamespace(vocab_size=None, pieces=texts_of, token_texts=texts_of)
+    entries = reply_logprobs(remote, [3, 5, 0], wanted=6)
+    for entry in entries:
+        assert sorted(token_id for token_id, _, _ in entry.top) == [0, 1, 2, 3, 4, 5]

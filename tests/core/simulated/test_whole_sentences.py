@@ -70,3 +70,17 @@ def test_nearly_full_context_limits_the_reply(room: int, min_tokens: int, seed: 
 def test_reachable_reply_lengths_are_the_sums_of_repeated_sentence_lengths() -> None:
     sums = reachable_sums([6, 4])
     assert [total for total, reachable in enumerate(sums) if reachable] == [0, 4, 6, 8, 10, 12]
+
+
+def test_thoughts_before_a_reply_without_a_limit_are_whole_sentences() -> None:
+    harness = Harness(seed=3)
+    for number in range(20):
+        name = str(number)
+        harness.ask(name, reasoning=True, limited=False, max_tokens=4000, ignore_eos=False)
+        thoughts = "".join(
+            text
+            for event in harness.tokens(name)
+            if event.part is not None and event.part.kind == "reasoning"
+            for text in event.texts
+        )
+        assert set(sentences_of(thoughts)) <= WHOLE

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from types import MappingProxyType
 
 import pytest
 from jinja2 import Environment
@@ -219,3 +220,11 @@ def test_text_model_rejects_media(kind: str | None) -> None:
         parse_messages(messages, "string", takes_media=False)
     assert caught.value.param is None
     assert parse_messages(messages, "string")
+
+
+def test_a_message_of_role_and_text_stays_the_client_s_object_if_it_is_a_dict() -> None:
+    message = {"role": "user", "content": "hi"}
+    read_only = MappingProxyType(message)
+    [parsed, converted] = parse_messages([message, read_only], "string")
+    assert parsed is message
+    assert type(converted) is dict and converted == message

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
+from tokenizers.pre_tokenizers import ByteLevel
 
 from app.core.text.detokenization import byte_symbols
 from app.core.text.huggingface import LocalTokenizer, default_tokenizer
@@ -73,3 +74,9 @@ def test_sentencepiece_token_texts_join_to_the_decoded_text(
         assert "".join(sentencepiece.pieces(ids)) == sentencepiece.decode(ids)
 
     check()
+
+
+def test_every_byte_has_the_symbol_of_the_library() -> None:
+    symbols = byte_symbols()
+    assert sorted(symbols) == sorted(ByteLevel.alphabet())
+    assert sorted(symbols.values()) == list(range(256))

@@ -234,3 +234,9 @@ def test_each_token_carries_its_part_of_the_tool_call_arguments(
         assert part.name == (call.part.name if end >= call.named else "")
         assert shown == text[max(start, call.start) : max(start, call.start, min(end, call.end))]
         start = end
+
+
+def test_a_reply_for_which_a_call_is_drawn_has_a_call_even_if_none_is_required() -> None:
+    calls = ToolCalls(tools=TOOLS[:1], max_calls=2, draws_call=True)
+    replies = [played(calls, {EXTRA_CALL: 0}, server_seed=seed) for seed in range(5)]
+    assert [len(called(events)) for events in replies] == [1] * 5

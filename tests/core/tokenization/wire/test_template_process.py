@@ -2,6 +2,9 @@
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime
@@ -15,8 +18,8 @@ import requests
 from app.core.text.base import ChatOptions, ChatTemplateError
 from app.core.text.chat_template import ChatTemplates
 from app.core.text.huggingface import LocalTokenizer
-from app.core.text.template_process import TemplateProcess
-from tests.running_server import RunningServer, running_server
+from app.core.text.template_process import WORKER, TemplateProcess
+from tests.running_server import ROOT, RunningServer, running_server
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -193,3 +196,18 @@ def test_hostile_template_returns_400_and_the_server_continues(
     body["chat_template"] = "{{ messages[0].content }}"
     assert requests.post(server.url + path, json=body, timeout=20).status_code == 200
     assert workers_of(server) == workers_before
+
+
+def test_a_worker_ends_when_its_server_is_gone() -> None:
+    connection, worker_connection = socket.socketpair()
+    with connection, worker_connection:
+        worker = subprocess.Popen(
+            [sys.executable, "-P", "-m", WORKER, "1.0", str(1 << 29)],
+            cwd=ROOT,
+            stdin=worker_connection.fileno(),
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    try:
+        assert worker.wait(timeout=30) == 0
+    finally:
+        worker.kill()

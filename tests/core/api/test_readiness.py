@@ -1,0 +1,21 @@
+"""When a load balancer may send requests to a server."""
+
+from app.core.api.health import readiness
+from tests.core.engine.harness import Harness
+
+
+def test_a_server_is_ready_once_its_startup_is_over() -> None:
+    harness = Harness()
+    is_ready = readiness(harness.engine, harness.clock, startup_s=5.0)
+    assert not is_ready()
+    harness.clock.advance(5.0)
+    assert is_ready()
+
+
+def test_a_server_that_is_withdrawn_or_drains_is_not_ready() -> None:
+    withdrawn = Harness()
+    draining = Harness()
+    withdrawn.engine.withdrawn = True
+    draining.engine.drain()
+    for harness in (withdrawn, draining):
+        assert not readiness(harness.engine, harness.clock, startup_s=0.0)()

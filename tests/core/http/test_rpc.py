@@ -1,0 +1,31 @@
+"""Status codes of gRPC for the errors of HTTP handlers."""
+
+import pytest
+
+from app.core.server.http.errors import ApiError
+from app.core.server.http.rpc import RpcOutcome
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, 3),
+        (401, 16),
+        (403, 7),
+        (404, 5),
+        (409, 10),
+        (412, 9),
+        (413, 8),
+        (418, 2),
+        (429, 8),
+        (499, 1),
+        (500, 13),
+        (501, 12),
+        (503, 14),
+        (504, 4),
+    ],
+)
+def test_an_error_has_the_grpc_code_of_its_http_status(status: int, code: int) -> None:
+    outcome = RpcOutcome()
+    outcome.fail(ApiError(status, "AnyError", "The reason."))
+    assert (int(outcome.code), outcome.message) == (code, "The reason.")
