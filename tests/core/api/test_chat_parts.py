@@ -192,7 +192,7 @@ def test_empty_reasoning_token_is_a_chunk_only_for_parsers_that_emit_empty_reaso
     ]
 
 
-def test_a_whole_answer_is_the_markup_of_the_whole_reply_if_its_last_call_was_cut_off() -> None:
+def test_reply_with_a_cut_off_last_call_is_returned_as_its_raw_markup() -> None:
     markup = 'Let me see. <tool_call>{"na'
     reply: list[EngineOutput] = [
         tokens(["Let me", " see."]),
@@ -204,7 +204,7 @@ def test_a_whole_answer_is_the_markup_of_the_whole_reply_if_its_last_call_was_cu
     assert "tool_calls" not in choice["message"]
 
 
-def test_the_metrics_of_an_answer_count_tokens_per_second_of_prefill_and_decode() -> None:
+def test_response_metrics_report_prefill_and_decode_tokens_per_second() -> None:
     started = Started(0, at_s=1.0, prefill_s=0.5)
     last = Tokens(0, ["a"] * 5, ids=[1] * 5, at_s=3.0, logprobs=None, finish=STOP)
     answer = segments.whole(ChatWriter(META, shape(metrics=True)), [started, last])

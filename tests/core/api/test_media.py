@@ -61,7 +61,7 @@ def test_text_of_a_message_ends_with_the_tool_calls_of_the_message() -> None:
     assert marked_up == 'so:[f({"x": 1})][g({})]'
 
 
-def test_every_encoded_item_has_an_address_at_which_no_item_can_be_fetched() -> None:
+def test_address_of_encoded_media_cannot_be_fetched() -> None:
     address = {
         "peer_host": "DUMMY",
         "peer_port": 1234,

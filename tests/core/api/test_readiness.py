@@ -4,7 +4,7 @@ from app.core.api.health import readiness
 from tests.core.engine.harness import Harness
 
 
-def test_a_server_is_ready_once_its_startup_is_over() -> None:
+def test_server_is_ready_after_the_startup_duration() -> None:
     harness = Harness()
     is_ready = readiness(harness.engine, harness.clock, startup_s=5.0)
     assert not is_ready()
@@ -12,7 +12,7 @@ def test_a_server_is_ready_once_its_startup_is_over() -> None:
     assert is_ready()
 
 
-def test_a_server_that_is_withdrawn_or_drains_is_not_ready() -> None:
+def test_withdrawn_or_draining_server_is_not_ready() -> None:
     withdrawn = Harness()
     draining = Harness()
     withdrawn.engine.withdrawn = True

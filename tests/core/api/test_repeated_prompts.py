@@ -10,7 +10,7 @@ CHOICES = 600
 
 
 @pytest.mark.parametrize(("stream", "status"), [(False, 200), (True, 400)])
-def test_only_a_stream_is_limited_in_what_it_repeats_of_its_prompt(
+def test_streams_limit_how_much_of_the_prompt_they_echo_but_complete_responses_do_not(
     stream: bool, status: int
 ) -> None:
     client = app_of("--force-dummy-tokenizer").test_client()

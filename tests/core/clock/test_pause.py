@@ -48,7 +48,7 @@ def test_other_greenlets_run_during_a_blocking_call_in_a_shared_loop() -> None:
     assert in_separate_loop(work)
 
 
-def test_a_call_stays_in_its_thread_if_the_loop_is_not_shared() -> None:
+def test_blocking_call_runs_in_its_own_thread_if_the_loop_is_not_shared() -> None:
     def work() -> bool:
         gevent.get_hub()
         return call_off_hub(get_ident) == get_ident()
@@ -56,7 +56,7 @@ def test_a_call_stays_in_its_thread_if_the_loop_is_not_shared() -> None:
     assert in_separate_loop(work)
 
 
-def test_sliced_work_pauses_when_a_slice_is_used_up() -> None:
+def test_sliced_work_pauses_at_the_end_of_each_slice() -> None:
     pauses: list[int] = []
 
     def work() -> None:

@@ -133,7 +133,7 @@ def test_call_soon_calls_a_function_once_in_the_next_ring() -> None:
     assert done == [1, 2] and len(wheel) == 0
 
 
-def test_a_ring_that_is_cut_short_keeps_items_that_were_rescheduled_into_its_slot() -> None:
+def test_interrupted_timer_wheel_keeps_items_rescheduled_into_the_current_slot() -> None:
     clock = Recording()
     wheel = TimerWheel(clock)
     beats = [Slow(clock, 0.01, 2) for _ in range(12)]

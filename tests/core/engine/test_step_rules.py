@@ -209,7 +209,7 @@ def test_draft_slots_that_fill_a_step_are_rejected() -> None:
 
 
 @pytest.mark.parametrize(("drafts", "steps"), [(0, 9), (3, 6)])
-def test_each_draft_that_an_engine_accepts_saves_a_step(drafts: int, steps: int) -> None:
+def test_each_accepted_draft_token_saves_an_engine_step(drafts: int, steps: int) -> None:
     line = Line(SchedulerLimits())
     sequence = line.add(10, output=9)
     line.step()

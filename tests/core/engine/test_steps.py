@@ -232,7 +232,7 @@ def test_tokens_of_one_step_may_belong_to_several_reply_parts() -> None:
             harness.events.clear()
 
 
-def test_the_start_of_a_remote_prefill_reports_its_fetched_tokens_as_cached() -> None:
+def test_tokens_fetched_from_a_remote_prefill_are_reported_as_cached() -> None:
     harness = stepped(blocks=BLOCKS)
     harness.ask("a", remote_prefill=True, prompt_ids=list(range(5 * BLOCK_TOKENS)))
     harness.clock.advance(1)

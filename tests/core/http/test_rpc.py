@@ -25,7 +25,7 @@ from app.core.server.http.rpc import RpcOutcome
         (504, 4),
     ],
 )
-def test_an_error_has_the_grpc_code_of_its_http_status(status: int, code: int) -> None:
+def test_each_http_status_is_mapped_to_its_grpc_code(status: int, code: int) -> None:
     outcome = RpcOutcome()
     outcome.fail(ApiError(status, "AnyError", "The reason."))
     assert (int(outcome.code), outcome.message) == (code, "The reason.")

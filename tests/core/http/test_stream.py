@@ -170,7 +170,7 @@ def test_client_receives_the_same_bytes_at_any_reading_pace(
         assert client.left == 0
 
 
-def test_several_pieces_of_a_stream_wait_as_one_write() -> None:
+def test_pending_stream_chunks_are_joined_into_one_write() -> None:
     server, sock = gevent.socket.socketpair()
     sock.setblocking(False)
     with server, sock:

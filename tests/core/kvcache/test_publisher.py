@@ -96,7 +96,7 @@ def test_occupied_endpoint_is_bound_once_it_is_free(
     meet(publisher, peers.connected_to(publisher.addresses["events"]))
 
 
-def test_names_and_addresses_are_connected_by_different_threads() -> None:
+def test_socket_connections_to_host_names_and_to_addresses_use_separate_threads() -> None:
     context = zmq.Context(io_threads=IO_THREADS)
     try:
         assert affinity(context, "tcp://127.0.0.1:9") == 0b01

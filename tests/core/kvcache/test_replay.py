@@ -127,7 +127,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_other_greenlets_run_during_a_long_replay() -> None:
+def test_other_greenlets_run_during_a_long_event_replay() -> None:
     replay = ReplayBuffer(b"kv@", 1000)
     for sequence in range(100):
         replay.record(sequence, b"batch")

@@ -165,13 +165,13 @@ def test_process_metrics_are_cached_and_other_metrics_are_read_each_time() -> No
     assert reads == [0.0, pytest.approx(1.0)]
 
 
-def test_the_info_family_of_the_cache_is_one_at_start(recorder: Recorder) -> None:
+def test_cache_info_metric_is_one_at_startup(recorder: Recorder) -> None:
     [info] = scrape(recorder)["vllm:cache_config_info"].samples
     assert info.value == 1
 
 
 @pytest.mark.parametrize(("context_tokens", "last_bound"), [(1999, 1000), (2000, 2000)])
-def test_bounds_of_token_histograms_go_up_to_the_context_length(
+def test_token_histogram_buckets_extend_to_the_context_length(
     context_tokens: int, last_bound: float
 ) -> None:
     recorder = Recorder("tiny", context_tokens, {})
@@ -180,6 +180,6 @@ def test_bounds_of_token_histograms_go_up_to_the_context_length(
     assert bounds[-2:] == [last_bound, float("inf")]
 
 
-def test_no_request_waits_for_any_reason_at_start(recorder: Recorder) -> None:
+def test_waiting_request_gauges_are_zero_for_every_reason_at_startup(recorder: Recorder) -> None:
     samples = scrape(recorder)["vllm:num_requests_waiting_by_reason"].samples
     assert {s.labels["reason"]: s.value for s in samples} == {"capacity": 0.0, "deferred": 0.0}

@@ -144,7 +144,7 @@ def test_memory_of_adapter_series_is_bounded_for_adapter_names_of_any_length() -
     ("level", "state"),
     [(None, "awake"), (0, "awake"), (1, "weights_offloaded"), (2, "discard_all")],
 )
-def test_each_sleep_level_sets_one_sleep_state(
+def test_each_sleep_level_sets_exactly_one_sleep_state_gauge(
     recorder: Recorder, level: int | None, state: str
 ) -> None:
     recorder.sleeping(level)
@@ -156,17 +156,17 @@ def test_each_sleep_level_sets_one_sleep_state(
     assert states == {name: float(name == state) for name in states}
 
 
-def test_figures_count_abandoned_requests_as_aborted(recorder: Recorder) -> None:
+def test_abandoned_requests_are_counted_as_aborted(recorder: Recorder) -> None:
     recorder.aborted()
     assert recorder.figures().finished["abort"] == 1
 
 
-def test_an_engine_without_load_has_no_running_and_no_waiting_requests(recorder: Recorder) -> None:
+def test_idle_engine_reports_no_running_or_waiting_requests(recorder: Recorder) -> None:
     figures = recorder.figures()
     assert (figures.running, figures.waiting, figures.cache_usage) == (0, 0, 0)
 
 
-def test_a_tally_counts_the_gap_of_each_token_in_tenths_of_a_millisecond(
+def test_gap_tally_counts_token_gaps_in_tenths_of_a_millisecond(
     recorder: Recorder,
 ) -> None:
     tally = LatencyTally()
@@ -177,7 +177,7 @@ def test_a_tally_counts_the_gap_of_each_token_in_tenths_of_a_millisecond(
     assert tally.inter_token == {200: 1, 300: 3}
 
 
-def test_a_transfer_has_the_size_of_a_cache_of_llama_3_1_8b() -> None:
+def test_default_transfer_size_matches_the_kv_cache_of_llama_3_1_8b() -> None:
     recorder = make()
     recorder.fetched(16, 0.02)
     numbers = samples(recorder)

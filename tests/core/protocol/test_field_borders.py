@@ -13,12 +13,12 @@ def check_completion(**fields: Any) -> None:
     ValidatedRequest(completion(**fields), "model", limits).check_sampling([PROMPT_TOKENS])
 
 
-def test_a_stream_has_no_log_probabilities_of_the_prompt_even_if_all_are_requested() -> None:
+def test_stream_contains_no_prompt_log_probabilities_even_if_all_are_requested() -> None:
     error = refused(chat, prompt_logprobs=-1, stream=True)
     assert error == (400, "BadRequestError", "prompt_logprobs")
 
 
-def test_only_an_echo_of_the_prompt_may_have_a_limit_of_zero_tokens() -> None:
+def test_max_tokens_of_zero_is_allowed_only_if_the_prompt_is_echoed() -> None:
     check_completion(max_tokens=0, echo=True)
     error = refused(check_completion, max_tokens=0)
     assert error == (400, "BadRequestError", "max_tokens")

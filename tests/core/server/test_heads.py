@@ -97,7 +97,7 @@ def test_fast_path_and_gunicorn_parse_request_heads_alike(data: bytes) -> None:
         assert request.should_close() == head.closes
 
 
-def test_heads_with_more_than_64_fields_are_left_to_gunicorn() -> None:
+def test_request_heads_with_more_than_64_fields_are_left_to_gunicorn() -> None:
     def head_of(fields: int) -> bytes:
         lines = [f"X-{number}: y" for number in range(1, fields)]
         return "\r\n".join(["GET /health HTTP/1.1", "Host: a", *lines, "", ""]).encode()

@@ -119,7 +119,7 @@ def test_echo_mode_returns_the_whole_text_and_reports_a_reached_token_limit() ->
     assert harness.is_idle()
 
 
-def test_every_token_of_a_prompt_but_the_first_has_a_log_probability() -> None:
+def test_every_prompt_token_except_the_first_has_a_log_probability() -> None:
     harness = Harness()
     harness.ask(prompt_ids=[5, 6, 7], prompt_logprobs=1)
     [started] = [output for output in harness.outputs() if isinstance(output, Started)]

@@ -160,7 +160,7 @@ def test_multi_token_character_is_the_text_of_its_last_token() -> None:
     assert any(entry.token == "" for entry in entries)
 
 
-def test_alternatives_have_ids_up_to_the_highest_of_the_text_if_the_vocabulary_is_unknown() -> None:
+def test_alternative_token_ids_stay_within_those_of_the_text_if_the_vocabulary_is_unknown() -> None:
     def texts_of(ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         return [str(token_id) for token_id in ids]
 

@@ -72,7 +72,7 @@ def test_reachable_reply_lengths_are_the_sums_of_repeated_sentence_lengths() -> 
     assert [total for total, reachable in enumerate(sums) if reachable] == [0, 4, 6, 8, 10, 12]
 
 
-def test_thoughts_before_a_reply_without_a_limit_are_whole_sentences() -> None:
+def test_reasoning_consists_of_complete_sentences_if_the_reply_has_no_token_limit() -> None:
     harness = Harness(seed=3)
     for number in range(20):
         name = str(number)

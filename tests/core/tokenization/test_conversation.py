@@ -222,7 +222,7 @@ def test_text_model_rejects_media(kind: str | None) -> None:
     assert parse_messages(messages, "string")
 
 
-def test_a_message_of_role_and_text_stays_the_client_s_object_if_it_is_a_dict() -> None:
+def test_message_with_only_role_and_text_is_passed_on_without_a_copy() -> None:
     message = {"role": "user", "content": "hi"}
     read_only = MappingProxyType(message)
     [parsed, converted] = parse_messages([message, read_only], "string")

@@ -76,7 +76,7 @@ def test_sentencepiece_token_texts_join_to_the_decoded_text(
     check()
 
 
-def test_every_byte_has_the_symbol_of_the_library() -> None:
+def test_byte_symbols_match_those_of_the_tokenizers_library() -> None:
     symbols = byte_symbols()
     assert sorted(symbols) == sorted(ByteLevel.alphabet())
     assert sorted(symbols.values()) == list(range(256))

@@ -236,7 +236,7 @@ def test_each_token_carries_its_part_of_the_tool_call_arguments(
         start = end
 
 
-def test_a_reply_for_which_a_call_is_drawn_has_a_call_even_if_none_is_required() -> None:
+def test_reply_for_which_a_call_is_drawn_contains_a_call_even_if_none_is_required() -> None:
     calls = ToolCalls(tools=TOOLS[:1], max_calls=2, draws_call=True)
     replies = [played(calls, {EXTRA_CALL: 0}, server_seed=seed) for seed in range(5)]
     assert [len(called(events)) for events in replies] == [1] * 5

@@ -198,7 +198,7 @@ def test_hostile_template_returns_400_and_the_server_continues(
     assert workers_of(server) == workers_before
 
 
-def test_a_worker_ends_when_its_server_is_gone() -> None:
+def test_template_worker_exits_when_its_server_is_gone() -> None:
     connection, worker_connection = socket.socketpair()
     with connection, worker_connection:
         worker = subprocess.Popen(
