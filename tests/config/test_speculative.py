@@ -148,7 +148,7 @@ def test_spec_flags_that_repeat_a_field_of_the_config_are_rejected() -> None:
         ("num_speculative_tokens", "num-speculative-tokens"),
     ],
 )
-def test_field_spelled_with_hyphens_and_underscores_has_the_last_value(
+def test_last_of_two_spellings_of_a_speculative_config_field_sets_its_value(
     names: tuple[str, str],
 ) -> None:
     fields: dict[str, object] = dict(SYNTHETIC, synthetic_acceptance_length=3)

@@ -172,7 +172,7 @@ def test_client_disconnect_ends_the_measured_duration(
         ("/nope", "BREW", ("none", "other", "4xx")),
     ],
 )
-def test_failed_requests_are_counted(
+def test_failed_requests_are_counted_by_path_method_and_status_class(
     app: Understudy, metrics: HttpMetrics, path: str, method: str, series: tuple[str, ...]
 ) -> None:
     call(app, path, method)

@@ -41,7 +41,7 @@ def exchange(stack: MiddlewareStack, status: int = 200) -> Response | None:
     return early_response
 
 
-def test_begin_hooks_run_until_the_first_response_and_end_hooks_in_reverse() -> None:
+def test_begin_hooks_run_up_to_the_first_response_and_end_hooks_run_in_reverse_order() -> None:
     ran: Ran = []
     assert exchange(MiddlewareStack([Named("a", ran), Named("b", ran), Named("c", ran)])) is None
     assert ran == ["a begins", "b begins", "c begins", "c ends 200", "b ends 200", "a ends 200"]
