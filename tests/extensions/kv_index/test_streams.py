@@ -170,7 +170,7 @@ def test_each_rank_is_replayed_from_its_own_port(indexer: SteppedIndexer, connec
     assert losses(indexer) == {}
 
 
-def test_target_with_a_replay_address_is_replayed_from_it_for_any_rank(
+def test_replay_address_of_a_target_is_used_for_every_rank(
     indexer: SteppedIndexer,
 ) -> None:
     engine = indexer.engine("kv@a@m", connect=False)
