@@ -257,7 +257,7 @@ def test_invalid_constraint_is_rejected_with_a_short_error(llm: LLM, form: Schem
     assert len(say(llm, regex="[ab]{3}")[0]) == 3
 
 
-def test_exactly_one_constraint_is_required() -> None:
+def test_structured_output_parameters_need_exactly_one_constraint() -> None:
     for form in ({}, {"regex": "a", "json_object": True}, {"choice": []}):
         with pytest.raises(RequestError):
             StructuredOutputsParams(**form)

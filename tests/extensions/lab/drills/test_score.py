@@ -114,7 +114,7 @@ def test_failure_margin_is_the_time_to_the_nearest_request_at_the_failing_pod() 
     assert margins.timeout_s == pytest.approx(8.7)
 
 
-def test_margin_between_request_ends_and_starts_is_measured() -> None:
+def test_margin_is_the_time_from_the_end_of_one_request_to_the_start_of_the_next() -> None:
     run = [outcome(0, 0.6), outcome(1, 0.75), outcome(2, 1.7)]
     margins = measure(DRILL, run, []).margins
     assert margins.order_s == pytest.approx(0.25)  # 1.76 is the end, and 2.01 the next start
@@ -127,7 +127,7 @@ def test_run_without_responses_has_no_latencies() -> None:
     assert times.margins.slow_s is None
 
 
-def test_figures_are_read_from_the_report_of_a_drill(tmp_path: Path) -> None:
+def test_figures_of_a_drill_report_are_read_back_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(msgspec.json.encode({"figures": figures(), "digest": "x"}))
     assert read_figures(path) == figures()

@@ -91,7 +91,7 @@ def test_transfer_waits_for_free_decode_blocks_and_the_next_prefill_for_the_tran
     st.sampled_from([inf, 2000.0, 100.0]),
     st.none() | st.integers(1, 6),
 )
-def test_no_request_is_lost_and_all_blocks_are_released(
+def test_disaggregated_simulation_loses_no_request_and_releases_all_blocks(
     requests: list[tuple[float, int, int]],
     groups: Any,
     policy: str,
