@@ -176,7 +176,7 @@ IMPOSSIBLE = (
 )  # fmt: skip
 
 
-def test_load_with_malformed_or_out_of_range_values_is_rejected(keyed: Any) -> None:
+def test_load_generator_rejects_malformed_and_out_of_range_values(keyed: Any) -> None:
     for body in IMPOSSIBLE:
         answer = keyed.post(
             "/admin/console/load", data=body, content_type="application/json", headers=KEY

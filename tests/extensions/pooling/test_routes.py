@@ -276,7 +276,7 @@ def test_conversation_is_embedded_like_its_prompt() -> None:
     assert [item["embedding"] for item in several] == vectors([prompt, prompt])
 
 
-def test_input_of_full_context_is_accepted_and_longer_input_is_truncated() -> None:
+def test_input_of_the_full_context_is_accepted_and_longer_input_is_truncated_on_request() -> None:
     assert call(EMBED, input=[1] * 64)["usage"]["prompt_tokens"] == 64
     for keep, used in ((-1, 64), (5, 5), (64, 64)):
         body = {"input": [list(range(100)), [7]], "truncate_prompt_tokens": keep}
@@ -364,7 +364,7 @@ def test_class_probabilities_add_up_to_one() -> None:
 
 
 @pytest.mark.parametrize("path", [SCORE, "/v1/score"])
-def test_common_tokens_raise_the_score(path: str) -> None:
+def test_score_rises_with_the_number_of_common_tokens(path: str) -> None:
     documents = ["red fox jumps", "red fox sleeps", "red cats sleep", "blue whales sing"]
     values = [
         item["score"] for item in call(path, queries="red fox jumps", documents=documents)["data"]
@@ -373,7 +373,7 @@ def test_common_tokens_raise_the_score(path: str) -> None:
     assert len(set(values)) == 4 and all(0 < value < 1 for value in values)
 
 
-def test_texts_are_scored_one_to_many_or_in_pairs() -> None:
+def test_texts_are_scored_one_against_many_or_in_pairs() -> None:
     equal, different = scores(text_1="a b", text_2=["a b", "c d"])
     assert scores(text_1=["a b", "a b"], text_2=["a b", "c d"]) == [equal, different]
     assert scores(text_1="a b", text_2="c d") == scores(data_1="c d", data_2="a b") == [different]

@@ -81,7 +81,7 @@ def test_replay_by_turn_selects_the_response_by_the_number_of_replies(
     assert text(client, step(0, stream=True)) == 404
 
 
-def test_parallel_tool_calls_of_one_reply_count_as_one_turn(file: str, served: Serve) -> None:
+def test_consecutive_assistant_messages_count_as_one_turn(file: str, served: Serve) -> None:
     body = step(1)
     body["messages"].insert(2, {"role": "assistant", "content": "Let me look."})
     assert text(served(file), body) == "two"

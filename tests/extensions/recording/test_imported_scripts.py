@@ -166,7 +166,7 @@ def test_cassette_of_ruby_vcr_is_read(tmp_path: Path) -> None:
     assert text(client, "Chat?") == "From VCR."
 
 
-def test_parts_that_cannot_be_imported_are_listed_with_their_position(
+def test_parts_that_cannot_be_imported_are_listed_with_the_position_of_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = {

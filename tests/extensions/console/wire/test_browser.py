@@ -292,7 +292,7 @@ def test_charts_start_with_the_history_of_the_server(browser: Browser, timing: s
         console.close()
 
 
-def test_settings_faults_and_buttons_change_the_server(
+def test_settings_fault_rules_and_buttons_of_the_console_change_the_server(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()

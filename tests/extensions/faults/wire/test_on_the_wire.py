@@ -125,7 +125,7 @@ def test_empty_fault_returns_an_empty_body_and_error_fault_its_status_and_messag
     assert got(faulty.port, path, stream, "explode").status == 400
 
 
-def test_fault_rule_in_the_settings_applies_only_to_its_api_and_headers(
+def test_fault_rule_in_the_settings_applies_only_to_the_api_and_headers_that_it_names(
     faulty: RunningServer,
 ) -> None:
     def change(**settings: Any) -> None:

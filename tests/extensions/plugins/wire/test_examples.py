@@ -106,7 +106,7 @@ def counting() -> Iterator[RunningServer]:
         yield server
 
 
-def test_middleware_routes_and_metrics_of_a_plugin_show_the_same_counts(
+def test_request_counts_in_the_headers_the_route_and_the_metrics_of_a_plugin_are_equal(
     counting: RunningServer,
 ) -> None:
     answers = [chat(counting, "Hi", {"X-Tenant": name}) for name in ("ann", "bob", "ann")]

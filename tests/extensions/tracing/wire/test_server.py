@@ -251,7 +251,7 @@ def test_client_disconnect_ends_its_span(traced: RunningServer, collector: Colle
         ("/v1/nope", {}, 404, "POST"),
     ],
 )
-def test_rejected_request_has_one_span_with_its_status(
+def test_rejected_request_has_one_span_with_the_status_of_the_response(
     traced: RunningServer,
     collector: Collector,
     path: str,
