@@ -55,7 +55,7 @@ def test_values_are_stored_before_a_later_case_uses_them() -> None:
         stored.update((case.configuration, name) for name in case.keep)
 
 
-def test_area_adds_its_default_fields_to_every_request() -> None:
+def test_area_adds_its_default_fields_to_each_request_with_a_body() -> None:
     area = Area("a", path="/p", fields={"model": "m", "n": 1})
     area.case("more", "A reason.", {"n": 2, "model": REMOVED})
     area.each("n", "A reason.", [REMOVED, 3])
@@ -120,7 +120,7 @@ def test_options_are_parsed_from_the_help_output() -> None:
     }
 
 
-def test_options_differ_by_name_values_and_default() -> None:
+def test_different_names_values_and_defaults_of_options_are_reported() -> None:
     second = HELP.replace("  --b, --no-b", "  --disable-b").replace("--show", "--hide")
     second = second.replace("{auto,new}", "{auto,newer}").replace("default: auto", "default: newer")
     second = second.replace("--kind {a}", "--kind KIND").replace("(a=1, b=2)", "(a=1, b=3, c=4)")

@@ -160,7 +160,7 @@ def test_control_routes_accept_only_hosts_that_cannot_be_rebound(app: Any) -> No
         ("--api-key", "/server_info", False),
     ],
 )
-def test_admin_and_api_key_protect_their_routes_under_every_host_name(
+def test_admin_and_api_keys_protect_their_routes_under_a_foreign_host_name(
     flag: str, path: str, needs_key: bool
 ) -> None:
     """An API key protects no development route: neither does vLLM's."""
