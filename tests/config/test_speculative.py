@@ -36,7 +36,7 @@ def acceptance(**fields: Any) -> tuple[float, ...] | None:
         (4, (1.0, 1.0, 1.0)),
     ],
 )
-def test_fractional_acceptance_length_makes_one_position_probabilistic(
+def test_fractional_acceptance_length_accepts_one_draft_position_with_a_probability(
     length: float, chances: tuple[float, ...]
 ) -> None:
     assert acceptance(synthetic_acceptance_length=length) == chances
@@ -219,7 +219,7 @@ def test_valid_method_names_depend_on_the_vllm_version(
         ({"method": "dspark"}, 2, 0),
     ],
 )
-def test_number_of_draft_slots_depends_on_the_method(
+def test_number_of_draft_slots_depends_on_the_speculation_method(
     fields: dict[str, Any], slots: int, later_slots: int
 ) -> None:
     text = json.dumps(SYNTHETIC | {"synthetic_acceptance_length": 2} | fields)

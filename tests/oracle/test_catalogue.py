@@ -135,7 +135,7 @@ def test_different_names_values_and_defaults_of_options_are_reported() -> None:
     ]
 
 
-def test_newest_version_stands_for_versions_that_are_not_simulated() -> None:
+def test_newest_simulated_version_stands_for_versions_that_are_not_simulated() -> None:
     assert simulated_version_of("0.32.0") == "0.32"
     newest = list(VERSIONS)[-1]
     assert simulated_version_of("0.999.1") == newest

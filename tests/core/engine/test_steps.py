@@ -105,7 +105,9 @@ def test_abort_of_a_request_at_any_time_frees_all_blocks(after_s: float) -> None
 
 
 @pytest.mark.parametrize(("threshold", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
-def test_cache_threshold_is_a_fraction_of_the_prompt(threshold: float, finish: str) -> None:
+def test_cache_hit_threshold_is_compared_with_the_cached_fraction_of_the_prompt(
+    threshold: float, finish: str
+) -> None:
     harness = stepped(blocks=BLOCKS)
     ids = list(range(10 * BLOCK_TOKENS))  # all but its last block is found again
     harness.ask("before", prompt_ids=ids)

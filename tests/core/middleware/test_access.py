@@ -87,7 +87,7 @@ def test_preflight_response_lists_disallowed_methods_and_headers(
     assert answer.headers["Vary"] == PREFLIGHT_VARY
 
 
-def test_origins_must_match_exactly() -> None:
+def test_origin_must_match_an_allowed_origin_exactly() -> None:
     for origin in ("http://[::1]:3000", "https://*.example", "https://a.b"):
         page = client(allowed_origins=(origin,))
         assert allowed_origin(preflight(page, origin)) == origin

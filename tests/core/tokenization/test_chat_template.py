@@ -413,7 +413,7 @@ def test_rendering_with_cached_tool_prefixes_equals_rendering_without_them(
         assert templates.render(messages, options) == compiled.render(messages, options)
 
 
-def test_equal_numbers_of_different_types_are_cached_as_different_tools() -> None:
+def test_tools_that_differ_only_in_the_type_of_a_number_are_cached_separately() -> None:
     templates = ChatTemplates({"default": TOOLS_SOURCE}, {})
     values = (1, 1.0, True, None, float("nan"), float("inf"), "1")
     for value in values:

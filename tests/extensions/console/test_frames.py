@@ -370,7 +370,7 @@ def test_browser_that_never_reads_is_disconnected(
     assert len(feed) == 0 and not watched.observer.is_open
 
 
-def test_error_while_building_a_frame_ends_only_the_streams(
+def test_error_while_building_a_frame_ends_only_the_console_streams(
     watched: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:

@@ -184,7 +184,7 @@ def test_nth_and_every_conditions_count_only_requests_that_match_the_rule() -> N
     assert struck(every, fits, other, fits, fits, fits) == [False, False, True, False, True]
 
 
-def test_times_limits_how_often_a_rule_fires() -> None:
+def test_field_times_limits_how_often_a_fault_rule_fires() -> None:
     assert struck(script({"action": "empty", "times": 2}), *[asking()] * 4) == [
         True,
         True,

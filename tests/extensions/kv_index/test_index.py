@@ -282,7 +282,7 @@ def test_stored_and_removed_events_without_blocks_are_ignored(index: Index) -> N
     assert losses(index) == {} and matched(index, PROMPT) == {"a": 1}
 
 
-def test_media_names_above_the_tier_limit_are_rejected() -> None:
+def test_medium_names_beyond_the_limit_on_tiers_are_rejected() -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
     assert losses(index) == {"too_many_tiers": 6}

@@ -428,7 +428,7 @@ def test_rerank_results_are_sorted_and_keep_the_document_indices(path: str) -> N
         (SCORE, "score", ["index", "object", "score"]),
     ],
 )
-def test_embedding_list_has_the_keys_nulls_and_order_of_vllm(
+def test_embedding_list_has_the_same_keys_null_values_and_key_order_as_in_vllm(
     path: str, prefix: str, keys: list[str]
 ) -> None:
     answer = json.loads(client_of("--task=pooling").post(path, json=BASE[path]).data)
@@ -441,7 +441,7 @@ def test_embedding_list_has_the_keys_nulls_and_order_of_vllm(
     assert list(answer["usage"].values()) == [tokens, tokens, 0, None, None]
 
 
-def test_rerank_response_has_the_keys_nulls_and_order_of_vllm() -> None:
+def test_rerank_response_has_the_same_keys_null_values_and_key_order_as_in_vllm() -> None:
     answer = call(RERANK, **BASE[RERANK])
     assert list(answer) == ["id", "model", "usage", "results"]
     assert list(answer["usage"]) == ["prompt_tokens", "total_tokens"]

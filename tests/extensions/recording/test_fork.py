@@ -87,7 +87,7 @@ def test_consecutive_assistant_messages_count_as_one_turn(file: str, served: Ser
     assert text(served(file), body) == "two"
 
 
-def test_body_that_is_not_a_conversation_is_not_matched_by_its_turn(
+def test_request_that_is_not_a_conversation_gets_no_recorded_response_by_turn(
     file: str, served: Serve
 ) -> None:
     with closing(Recording(file, by_turn=True)) as recording:

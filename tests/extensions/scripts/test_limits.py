@@ -202,7 +202,7 @@ def test_regex_with_too_many_repetitions_is_rejected(client: FlaskClient, source
     assert "script at run time: rule 1: the regex" in message or "is too long" in message
 
 
-def test_repetition_count_with_a_space_inside_is_rejected() -> None:
+def test_regex_repetition_count_with_a_space_inside_is_rejected() -> None:
     with pytest.raises(ScriptError, match="a space or a comment inside a repeat count"):
         RegexCompiler().compile("(?x)(?:a){1 000}", ignore_case=False)
 

@@ -59,7 +59,7 @@ def test_generate_response_has_text_token_ids_and_meta_info(client: Client) -> N
     }
 
 
-def test_generate_accepts_put(client: Client) -> None:
+def test_generate_route_accepts_the_method_put(client: Client) -> None:
     url = client.url + "/generate"
     assert client.session.put(url, json=HELLO).json()["text"]
 

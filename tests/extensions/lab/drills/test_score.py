@@ -80,7 +80,7 @@ def test_router_retries_are_the_increase_of_its_counter_per_phase() -> None:
     assert figures().total.router_retries is None
 
 
-def test_equal_counts_have_equal_hashes_despite_different_times() -> None:
+def test_drill_reports_with_equal_counts_have_equal_hashes_despite_different_times() -> None:
     later = [msgspec.structs.replace(outcome, end_s=outcome.end_s + 0.2) for outcome in outcomes()]
     repeated = score(DRILL, phases_of(DRILL), later)
     assert repeated.digest == figures().digest

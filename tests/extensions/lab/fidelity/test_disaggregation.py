@@ -68,7 +68,9 @@ def test_prompt_is_prefilled_then_transferred_then_decoded() -> None:
     )
 
 
-def test_transfer_waits_for_free_decode_blocks_and_the_next_prefill_for_the_transfer() -> None:
+def test_transfer_waits_for_free_decode_blocks_and_the_next_prefill_waits_for_the_transfer() -> (
+    None
+):
     # A pool of 39 blocks has room for one prompt of 20 blocks, which three steps compute.
     outcome = simulated(load_of([(0.0, 80, 10)] * 2), bandwidth=40.0).outcome
     transfers = outcome.transfers
