@@ -105,7 +105,7 @@ def test_empty_items_are_dropped_from_list_flags() -> None:
         assert settings.lora.lora_modules == ()
 
 
-def test_empty_flag_value_clears_the_value_of_the_environment() -> None:
+def test_empty_flag_value_clears_the_value_of_its_environment_variable() -> None:
     environ = {"SIM_API_KEY": "secret", "SIM_POD_NAME": "pod", "SIM_MAX_NUM_QUEUED_REQS": "4"}
     argv = ("--api-key", "", "--pod-name", "", "--max-num-queued-reqs", "", "--port", "8123")
     settings = load(argv, environ, warn=pytest.fail)

@@ -185,7 +185,7 @@ def test_spec_flags_replace_fields_spelled_with_hyphens() -> None:
         ({"rejection_sample_method": "fly"}, "", "0.33", "'fly'; vLLM 0.33 knows it"),
     ],
 )
-def test_valid_method_names_depend_on_the_vllm_version(
+def test_valid_speculation_methods_depend_on_the_vllm_version(
     fields: dict[str, Any], last_version: str, first_version: str, rule: str
 ) -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3} | fields

@@ -152,7 +152,9 @@ def test_generated_models_are_reproducible(tmp_path: Path) -> None:
         assert (first / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
 
-def test_safetensors_file_starts_with_its_header(tmp_path: Path) -> None:
+def test_safetensors_header_contains_the_shape_and_the_offsets_of_each_tensor(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "weights"
     write_safetensors(path, {"a": (2, 3), "b.norm": (2,)})
     content = path.read_bytes()

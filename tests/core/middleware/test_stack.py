@@ -54,7 +54,7 @@ def test_begin_hooks_run_up_to_the_first_response_and_end_hooks_run_in_reverse_o
     assert ran == ["a begins", "b begins", "c ends 401", "b ends 401", "a ends 401"]
 
 
-def test_request_ends_with_the_middleware_that_was_active_at_its_start() -> None:
+def test_middleware_switched_during_a_request_takes_effect_only_for_later_requests() -> None:
     for active in (True, False):
         ran: Ran = []
         single = Named("one", ran)

@@ -75,7 +75,7 @@ EXTRA: dict[str, Any] = {"add_generation_prompt": False, "documents": [1], "bos_
         ("{{ messages.__class__ }}{{ ''.__doc__ }}", {}, ""),
     ],
 )
-def test_chat_templates_support_the_tags_filters_and_variables_of_transformers(
+def test_chat_templates_can_use_the_tags_filters_and_variables_of_transformers(
     source: str, options: dict[str, Any], text: str
 ) -> None:
     assert render(source, **options) == text

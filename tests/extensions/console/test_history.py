@@ -82,7 +82,7 @@ def test_historical_figures_start_after_the_dropped_requests(
     assert past[-1]["length"] == 6
 
 
-def test_historical_figures_cover_five_minutes() -> None:
+def test_historical_figures_span_the_last_five_minutes() -> None:
     watched = unseen(slots=8, inter_token_latency=0.01)
     watched.harness.clock.advance(1000)
     past = past_of(watched)

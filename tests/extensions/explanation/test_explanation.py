@@ -179,7 +179,7 @@ def test_explanation_of_a_delay_by_a_pause_states_its_duration(timing: str) -> N
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_phases_cover_the_whole_duration_of_any_request(seed: int) -> None:
+def test_explanation_phases_span_the_whole_duration_of_any_request(seed: int) -> None:
     """Drawn loads with adapters, priorities, transfers, aborts and pauses, in both timings."""
     rng, names = Random(seed), [f"r{number}" for number in range(30)]
     shape = {

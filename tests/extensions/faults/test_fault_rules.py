@@ -56,7 +56,7 @@ def test_startup_error_for_an_invalid_fault_rule_names_its_number_and_the_reason
     assert flaw in line
 
 
-def test_fault_rules_in_a_yaml_file_are_read_as_yaml(tmp_path: Path) -> None:
+def test_fault_rules_in_a_settings_file_may_be_written_as_yaml_objects(tmp_path: Path) -> None:
     path = tmp_path / "faults.yaml"
     path.write_text(
         "fault-rules:\n- action: disconnect\n  after: 3\n  every: 2\n- {action: error, status: 503}\n"

@@ -268,7 +268,7 @@ def test_event_values_up_to_their_limits_are_accepted_and_larger_values_are_reje
         (removed([b""]), "bad_block_hashes"),
     ],
 )
-def test_invalid_event_is_counted_with_its_reason_and_valid_events_are_kept(
+def test_invalid_events_are_counted_by_reason_and_valid_events_are_kept(
     event: KVEvent, reason: str
 ) -> None:
     index = make_index(MemoryBackend())

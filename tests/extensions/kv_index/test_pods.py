@@ -133,7 +133,7 @@ def test_host_name_resolves_to_all_its_addresses(caplog: pytest.LogCaptureFixtur
         (";replay=tcp://elsewhere:9", "tcp://elsewhere:9", None, None),
     ],
 )
-def test_host_name_accepts_the_options_of_a_target(
+def test_host_name_source_may_have_the_options_of_a_target_address(
     options: str, replay: str | None, pod: str | None, model: str | None
 ) -> None:
     (source,) = target_sources([f"dns://127.0.0.1:7{options}"])

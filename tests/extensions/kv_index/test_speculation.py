@@ -72,7 +72,7 @@ def test_speculative_blocks_are_added_to_event_blocks_and_change_the_ranking(ind
     assert best.tiers == {"gpu": 2, "speculative": BLOCKS - 2}
 
 
-def test_stored_event_confirms_a_routed_prompt_and_removed_event_shortens_its_match(
+def test_stored_event_confirms_a_routed_prompt_and_a_removed_event_shortens_the_match(
     index: Index, clock: list[float]
 ) -> None:
     route(index, "a")

@@ -212,7 +212,7 @@ def test_async_streams_end_when_the_engine_stops(model: str) -> None:
         LLM("./nothing")
 
 
-def test_async_api_supports_several_choices_and_reports_failures(model: str) -> None:
+def test_async_api_returns_several_choices_and_reports_failures(model: str) -> None:
     engines: list[LLMEngine] = []
 
     def make() -> LLMEngine:

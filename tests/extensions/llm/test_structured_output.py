@@ -288,7 +288,9 @@ def test_stop_strings_and_min_tokens_apply_to_constrained_output(llm: LLM) -> No
     assert len(set(texts)) == 4 and all(re.fullmatch("[a-z]{6,9}", text) for text in texts)
 
 
-def test_constraint_does_not_affect_other_requests_and_survives_preemption(model: str) -> None:
+def test_structured_output_constraint_affects_no_other_request_and_survives_preemption(
+    model: str,
+) -> None:
     free = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     form = StructuredOutputsParams(regex="[a-z ]{60,70}")
     formed = SamplingParams(temperature=1.0, seed=5, structured_outputs=form)

@@ -192,7 +192,7 @@ def test_wrong_type_returns_400_with_the_path_of_the_field() -> None:
         ("embed", {"mm_encoder_only": True}, set(TASK_PATHS["embed"]) - {EMBED, COHERE}),
     ],
 )
-def test_each_task_has_the_same_routes_as_in_vllm(
+def test_each_pooling_task_has_the_same_routes_as_in_vllm(
     task: str, settings: dict[str, bool], expected: set[str]
 ) -> None:
     client = create_app(settings_type()(model=ModelSettings(task=task, **settings))).test_client()

@@ -57,7 +57,7 @@ def check_refusal(task: str, body: object, param: str | None) -> None:
     assert (error["code"], error["type"], error["param"]) == (400, "BadRequestError", param)
 
 
-def test_adapter_header_selects_the_model() -> None:
+def test_adapter_header_overrides_the_model_of_the_body() -> None:
     headers = {"X-Amzn-SageMaker-Adapter-Identifier": "missing"}
     assert client_of("generate").post(PATH, json=CHAT, headers=headers).status_code == 404
 

@@ -63,7 +63,7 @@ def console(browser: Browser, server: RunningServer) -> Iterator[ConsolePage]:
     assert console.hosts <= {f"127.0.0.1:{server.port}"}, "other servers were called"
 
 
-def test_console_asks_for_the_key_and_shows_the_metric_values(
+def test_console_asks_for_the_key_and_then_shows_the_values_of_the_metrics(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.page.goto(f"{server.url}/console")

@@ -148,7 +148,9 @@ def test_scores_are_separate_per_adapter_and_salt_and_absent_after_a_cache_reset
     wait_for_scores(index, {}, tokens=[8] * 64)
 
 
-def test_state_route_lists_pods_streams_and_sizes(fleet: tuple[Client, Client, Client]) -> None:
+def test_state_route_of_the_index_lists_pods_streams_and_sizes(
+    fleet: tuple[Client, Client, Client],
+) -> None:
     index, first_pod, second_pod = fleet
     for client in (first_pod, second_pod):
         client.complete(prompt=[10] * 64)
@@ -166,7 +168,9 @@ def test_state_route_lists_pods_streams_and_sizes(fleet: tuple[Client, Client, C
     } <= families
 
 
-def test_bad_requests_return_the_errors_of_vllm(fleet: tuple[Client, Client, Client]) -> None:
+def test_invalid_score_requests_return_the_error_status_and_field_of_vllm(
+    fleet: tuple[Client, Client, Client],
+) -> None:
     for path, body, status, param in (
         ("completions", {"prompt": TEXT, "model": "unknown"}, 404, "model"),
         ("completions", {"model": MODEL}, 400, "body.prompt"),

@@ -79,7 +79,7 @@ def test_small_steps_without_cuda_graphs_take_at_least_the_time_of_their_kernel_
     assert "enforce-eager" not in graphs.checked
 
 
-def test_kv_blocks_depend_on_memory_utilization_and_cuda_graphs() -> None:
+def test_number_of_kv_blocks_depends_on_memory_utilization_and_cuda_graphs() -> None:
     blocks = [
         profile_with(options).engine.num_gpu_blocks
         for options in (

@@ -36,7 +36,9 @@ def error(residual: float, **changes: object) -> KnownError:
 
 
 @pytest.mark.parametrize("figure", ["tpot", "ttft"])
-def test_intervals_cover_server_groups_that_were_not_used_to_fit_them(figure: str) -> None:
+def test_intervals_contain_74_to_88_percent_of_the_errors_of_groups_not_used_in_the_fit(
+    figure: str,
+) -> None:
     coverage = leave_one_group_out(read_errors(), figure)
     assert 0.74 <= coverage.share <= 0.88
     assert coverage.worst_large_group >= 0.6
