@@ -135,7 +135,7 @@ def chat_of(body: bytes) -> object:
     return decode(body, JSON, type(chat()))
 
 
-def test_literal_error_lists_the_allowed_values_and_quotes_the_received_value() -> None:
+def test_error_for_a_value_outside_a_fixed_set_lists_the_set_and_quotes_the_value() -> None:
     text = message(chat, reasoning_effort="extreme")
     assert "'none'" in text and "'max'" in text and "not 'extreme'" in text
 
@@ -152,7 +152,7 @@ def test_error_message_quotes_client_input_up_to_a_limit() -> None:
     assert len(text) < 3 * MAX_SHOWN_CHARS
 
 
-def test_literal_error_does_not_render_a_large_value() -> None:
+def test_error_for_a_value_outside_a_fixed_set_does_not_render_a_large_value() -> None:
     class Large(list[object]):
         def __repr__(self) -> str:
             raise AssertionError
