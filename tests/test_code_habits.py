@@ -37,7 +37,7 @@ from scripts.code_habits import (
         ("B = 1\nclass A: ...\na = A()", []),
     ],
 )
-def test_each_code_habit_is_found_in_an_example_and_nothing_else(
+def test_example_of_each_code_habit_is_reported_with_that_habit_and_no_other(
     source: str, habits: list[str]
 ) -> None:
     assert [place.habit for place in places(source)] == habits

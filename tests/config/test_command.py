@@ -88,7 +88,7 @@ def test_printed_version_matches_the_simulated_vllm_release(
     assert capsys.readouterr() == (f"{release}\n", "")
 
 
-def test_unknown_vllm_version_is_rejected_with_the_supported_versions(
+def test_error_for_an_unknown_vllm_version_lists_the_supported_versions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert command.main(["--vllm-version", "0.31"]) == 1

@@ -161,7 +161,7 @@ def test_removed_setting_prevents_startup_and_names_its_replacement(
     assert f"| `{name}` | {successor} |" in settings_page().markdown() and name not in BY_NAME
 
 
-def test_alias_of_a_setting_sets_the_value_of_that_setting(yaml_file: Write) -> None:
+def test_alias_of_a_setting_can_be_used_in_every_configuration_source(yaml_file: Write) -> None:
     file = yaml_file("num_blocks: 7\nmax-seq-length: null")
     assert load(["--config", file], {}).kvcache.kv_cache_size == 7
     assert load(["--config", file], {"SIM_NUM_BLOCKS": "8"}).kvcache.kv_cache_size == 8

@@ -68,7 +68,7 @@ def test_values_of_the_served_name_and_adapter_options_are_kept_unchanged(name: 
         assert apart.lora.lora_modules == (adapter,)
 
 
-def test_joined_short_flags_are_parsed() -> None:
+def test_short_flag_may_be_joined_to_its_value() -> None:
     assert loaded("-v5").log.log_level == "trace"
     assert loaded("--served-model-name", "a-v1", "b-v2", "-v4").model.served_names == (
         "a-v1",
@@ -105,7 +105,7 @@ def test_empty_items_are_dropped_from_list_flags() -> None:
         assert settings.lora.lora_modules == ()
 
 
-def test_empty_flag_value_clears_the_value_of_the_environment() -> None:
+def test_empty_flag_value_clears_the_value_of_its_environment_variable() -> None:
     environ = {"SIM_API_KEY": "secret", "SIM_POD_NAME": "pod", "SIM_MAX_NUM_QUEUED_REQS": "4"}
     argv = ("--api-key", "", "--pod-name", "", "--max-num-queued-reqs", "", "--port", "8123")
     settings = load(argv, environ, warn=pytest.fail)
@@ -120,7 +120,7 @@ def test_empty_flag_value_clears_the_value_of_the_environment() -> None:
     assert in_serve.server.port == 8123
 
 
-def test_image_ignores_empty_arguments_before_its_command() -> None:
+def test_container_image_ignores_empty_arguments_before_the_command() -> None:
     assert words_of(["", "serve", "model"], COMMANDS) == ["serve", "model"]
     assert words_of(["", "--model", "x", ""], COMMANDS) == ["serve", "--model", "x", ""]
     assert words_of(["vllm", "", "serve", "model"], COMMANDS) == ["serve", "model"]

@@ -119,7 +119,7 @@ def test_every_option_accepts_a_value_of_its_type() -> None:
 
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="needs what vLLM's parser was seen to know")
-def test_all_options_of_the_vllm_parser_are_known_with_their_choices() -> None:
+def test_serve_command_has_the_same_options_and_choices_as_the_vllm_parser() -> None:
     seen = [json.loads(line) for line in SHARED.read_text().splitlines()]
     options = options_of(["0.32"])
     for option in seen[1:]:
@@ -338,7 +338,7 @@ def test_size_suffixes_k_m_and_g_multiply_the_number_before_them(number: int, un
         min_size=1,
     )
 )
-def test_dotted_flags_are_equivalent_to_json(fields: dict[str, Any]) -> None:
+def test_dotted_flags_set_the_same_values_as_a_json_object(fields: dict[str, Any]) -> None:
     words = []
     for name, field in fields.items():
         plus = "+" if isinstance(field, list) else ""

@@ -39,7 +39,7 @@ def transfer(**fields: object) -> list[str]:
 NAMED = [name for name, option in OPTIONS.items() if option.names]
 
 
-def test_options_with_a_list_of_valid_names_are_those_that_vllm_checks() -> None:
+def test_options_checked_against_a_list_of_valid_names_are_the_same_as_in_vllm() -> None:
     assert NAMED == [
         "tool-call-parser",
         "quantization",
@@ -124,7 +124,7 @@ def test_unknown_key_of_kv_transfer_config_is_rejected() -> None:
     assert is_accepted(*transfer(kv_connector="NixlConnector", kv_load_failure_policy="recompute"))
 
 
-def test_unknown_connector_is_rejected_with_a_list_of_connectors() -> None:
+def test_error_for_an_unknown_connector_lists_the_known_connectors() -> None:
     text = refusal(*transfer(kv_connector="P2pNccl"))
     assert "kv_connector 'P2pNccl' must be one of DecodeBenchConnector, ExampleConnector" in text
     assert "did you mean NixlConnector?" in refusal(*transfer(kv_connector="NixlConector"))

@@ -42,7 +42,7 @@ def refusal(*argv: str, environ: dict[str, str] | None = None) -> str:
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_option_of_a_later_version_is_rejected_with_the_version_that_has_it(
+def test_error_for_an_option_of_a_later_version_names_the_version_that_has_it(
     name: str,
 ) -> None:
     since = LATER[name]
@@ -95,7 +95,7 @@ def test_ambiguous_abbreviation_of_the_version_flag_selects_no_version() -> None
         ("attention-backend", "rocm_octave"),
     ],
 )
-def test_option_value_of_a_later_version_is_rejected_with_the_version_that_has_it(
+def test_error_for_an_option_value_of_a_later_version_names_the_version_that_has_it(
     name: str, value: str
 ) -> None:
     text = refusal(f"--{name}", value)

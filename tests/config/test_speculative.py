@@ -36,7 +36,7 @@ def acceptance(**fields: Any) -> tuple[float, ...] | None:
         (4, (1.0, 1.0, 1.0)),
     ],
 )
-def test_fractional_acceptance_length_makes_one_position_probabilistic(
+def test_fractional_acceptance_length_accepts_one_draft_position_with_a_probability(
     length: float, chances: tuple[float, ...]
 ) -> None:
     assert acceptance(synthetic_acceptance_length=length) == chances
@@ -148,7 +148,7 @@ def test_spec_flags_that_repeat_a_field_of_the_config_are_rejected() -> None:
         ("num_speculative_tokens", "num-speculative-tokens"),
     ],
 )
-def test_field_spelled_with_hyphens_and_underscores_has_the_last_value(
+def test_last_of_two_spellings_of_a_speculative_config_field_sets_its_value(
     names: tuple[str, str],
 ) -> None:
     fields: dict[str, object] = dict(SYNTHETIC, synthetic_acceptance_length=3)
@@ -185,7 +185,7 @@ def test_spec_flags_replace_fields_spelled_with_hyphens() -> None:
         ({"rejection_sample_method": "fly"}, "", "0.33", "'fly'; vLLM 0.33 knows it"),
     ],
 )
-def test_valid_method_names_depend_on_the_vllm_version(
+def test_valid_speculation_methods_depend_on_the_vllm_version(
     fields: dict[str, Any], last_version: str, first_version: str, rule: str
 ) -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3} | fields
@@ -219,7 +219,7 @@ def test_valid_method_names_depend_on_the_vllm_version(
         ({"method": "dspark"}, 2, 0),
     ],
 )
-def test_number_of_draft_slots_depends_on_the_method(
+def test_number_of_draft_slots_depends_on_the_speculation_method(
     fields: dict[str, Any], slots: int, later_slots: int
 ) -> None:
     text = json.dumps(SYNTHETIC | {"synthetic_acceptance_length": 2} | fields)

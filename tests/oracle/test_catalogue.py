@@ -55,7 +55,7 @@ def test_values_are_stored_before_a_later_case_uses_them() -> None:
         stored.update((case.configuration, name) for name in case.keep)
 
 
-def test_area_adds_its_default_fields_to_every_request() -> None:
+def test_area_adds_its_default_fields_to_each_request_with_a_body() -> None:
     area = Area("a", path="/p", fields={"model": "m", "n": 1})
     area.case("more", "A reason.", {"n": 2, "model": REMOVED})
     area.each("n", "A reason.", [REMOVED, 3])
@@ -120,7 +120,7 @@ def test_options_are_parsed_from_the_help_output() -> None:
     }
 
 
-def test_options_differ_by_name_values_and_default() -> None:
+def test_different_names_values_and_defaults_of_options_are_reported() -> None:
     second = HELP.replace("  --b, --no-b", "  --disable-b").replace("--show", "--hide")
     second = second.replace("{auto,new}", "{auto,newer}").replace("default: auto", "default: newer")
     second = second.replace("--kind {a}", "--kind KIND").replace("(a=1, b=2)", "(a=1, b=3, c=4)")
@@ -135,7 +135,7 @@ def test_options_differ_by_name_values_and_default() -> None:
     ]
 
 
-def test_newest_version_stands_for_versions_that_are_not_simulated() -> None:
+def test_newest_simulated_version_stands_for_versions_that_are_not_simulated() -> None:
     assert simulated_version_of("0.32.0") == "0.32"
     newest = list(VERSIONS)[-1]
     assert simulated_version_of("0.999.1") == newest
@@ -152,7 +152,9 @@ def test_generated_models_are_reproducible(tmp_path: Path) -> None:
         assert (first / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
 
-def test_safetensors_file_starts_with_its_header(tmp_path: Path) -> None:
+def test_safetensors_header_contains_the_shape_and_the_offsets_of_each_tensor(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "weights"
     write_safetensors(path, {"a": (2, 3), "b.norm": (2,)})
     content = path.read_bytes()

@@ -160,7 +160,7 @@ def test_control_routes_accept_only_hosts_that_cannot_be_rebound(app: Any) -> No
         ("--api-key", "/server_info", False),
     ],
 )
-def test_admin_and_api_key_protect_their_routes_under_every_host_name(
+def test_admin_and_api_keys_protect_their_routes_under_a_foreign_host_name(
     flag: str, path: str, needs_key: bool
 ) -> None:
     """An API key protects no development route: neither does vLLM's."""
@@ -170,7 +170,7 @@ def test_admin_and_api_key_protect_their_routes_under_every_host_name(
     assert status(guarded, path, key, "GET", host="evil.example") == expected
 
 
-def test_api_key_protects_adapters_but_not_sleep() -> None:
+def test_api_key_protects_adapter_routes_but_not_sleep_routes() -> None:
     guarded = app_of(*FLAGS, "--api-key", "secret-of-the-test")
     key = {"Authorization": "Bearer secret-of-the-test"}
     for path, answer in (("/v1/load_lora_adapter", 400), ("/sleep", 403)):

@@ -90,7 +90,9 @@ def test_invalid_argument_fails_the_step_with_the_log(runner: dict[str, str]) ->
         assert Path(runner["GITHUB_OUTPUT"]).read_text() == ""
 
 
-def test_non_numeric_wait_fails_the_step_before_the_start(runner: dict[str, str]) -> None:
+def test_wait_that_is_not_a_number_fails_the_step_before_the_server_starts(
+    runner: dict[str, str],
+) -> None:
     with step("start", runner, **{"wait-seconds": "soon"}) as done:
         assert done.returncode == 1
         assert "wait-seconds must be a whole number, got soon" in done.stdout

@@ -197,7 +197,9 @@ def health(image: Stage, **env: str) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_image_contains_only_the_expected_files_and_has_the_documented_size(image: Stage) -> None:
+def test_image_contains_only_the_expected_files_and_is_hardly_larger_than_documented(
+    image: Stage,
+) -> None:
     entries = {path.name for path in image.within(".").iterdir()}
     assert entries - {"__pycache__"} == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE"}
     packages = image.root / "venv" / "lib"

@@ -186,7 +186,7 @@ def test_continued_thread_keeps_history_system_prompt_and_tools(
     assert prompt_tokens(third) > prompt_tokens(second)
 
 
-def test_unknown_thread_raises_not_found_and_is_sent_again_in_full(
+def test_unknown_thread_raises_not_found_and_the_sdk_sends_all_its_messages_again(
     client: anthropic.Anthropic,
 ) -> None:
     lost: Any = {"type": "continue", "previous_message_id": "msg_lost"}

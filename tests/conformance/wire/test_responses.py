@@ -56,7 +56,7 @@ def text_of(response: dict[str, Any]) -> str:
     return text
 
 
-def test_custom_tools_and_namespace_functions_are_called(vllm: RunningServer) -> None:
+def test_replies_call_custom_tools_and_namespace_functions(vllm: RunningServer) -> None:
     shell = {"type": "custom", "name": "shell"}
     events = stream(vllm, tools=[shell], input="Use the shell.", **FREELY)
     assert kinds(events) == [

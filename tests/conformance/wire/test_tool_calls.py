@@ -58,7 +58,7 @@ def test_streamed_tool_call_sends_its_name_before_its_arguments(
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_tool_call_truncated_before_its_name_is_dropped_when_streamed(
+def test_stream_omits_a_tool_call_that_is_truncated_before_its_name(
     vllm: RunningServer, choice: Any
 ) -> None:
     fields = {"tools": tool(PING), "tool_choice": choice, "max_tokens": CUT}

@@ -62,7 +62,7 @@ def streamed(takes: bool, *room: int, **options: object) -> Streamed:
 
 
 @pytest.mark.parametrize("room", [(), (1000, 200, 10, 10, 300)], ids=["at once", "slowly"])
-def test_tool_call_tokens_passed_without_engine_outputs_write_the_same_bytes_as_outputs(
+def test_stream_has_the_same_bytes_whether_or_not_tool_call_tokens_come_as_engine_outputs(
     room: tuple[int, ...],
 ) -> None:
     taken = streamed(True, *room)
@@ -79,7 +79,7 @@ def test_tool_call_tokens_passed_without_engine_outputs_write_the_same_bytes_as_
     [{"token_ids": True}, {"top_logprobs": 0}, {"continuous_usage": True}, {"beams": True}],
     ids=str,
 )
-def test_tool_call_tokens_with_extra_fields_are_passed_as_engine_outputs(
+def test_tool_call_tokens_of_requests_with_extra_response_fields_come_as_engine_outputs(
     options: dict[str, object],
 ) -> None:
     assert streamed(True, **options).taken == 0

@@ -63,7 +63,7 @@ def test_sampling_values_in_a_request_override_the_model_defaults_even_if_they_a
     )
 
 
-def test_fields_that_the_engine_does_not_support_are_rejected_by_name() -> None:
+def test_error_names_the_field_that_the_engine_does_not_support() -> None:
     detection = {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 2}
     for field, value in (
         ("use_beam_search", True),

@@ -55,7 +55,7 @@ def test_stream_writes_the_same_bytes_for_any_socket_write_sizes(
     assert served.plain.most_at_once <= SLICE_TOKENS
 
 
-def test_tokens_that_wait_for_a_slow_client_are_merged_by_choice() -> None:
+def test_waiting_tokens_of_each_choice_are_merged_while_the_client_is_slow() -> None:
     """A million separate outputs would hold the event loop for each garbage collection."""
     choices = 3
     count = 200

@@ -67,7 +67,7 @@ def test_completion_stream_shows_weight_versions_in_every_chunk() -> None:
     assert [choice["weight_versions"] for choice in choices] == [None, None, None]
 
 
-def test_chunks_contain_transfer_parameters_except_role_and_usage_chunks() -> None:
+def test_all_chunks_except_role_and_usage_chunks_contain_transfer_parameters() -> None:
     options = {"stream_options": {"include_usage": True}}
     chunks = list(chunks_of(client_of("0.33"), CHAT, **options))
     shown = ["kv_transfer_params" in chunk for chunk in chunks]

@@ -49,7 +49,7 @@ def run(harness: Harness, **fields: object) -> Receiver:
     return receiver
 
 
-def test_tokens_within_a_tool_call_are_passed_to_the_receiver_when_they_are_due() -> None:
+def test_tokens_within_a_tool_call_are_passed_to_the_token_receiver_when_they_are_due() -> None:
     receiver = run(Harness(inter_token_latency=1.0, time_to_first_token=2.0))
     assert receiver.taken == [("e", 4), ("f", 5)]
     assert "".join(text for text, _ in receiver.shown) == "".join(TEXTS)
@@ -58,7 +58,7 @@ def test_tokens_within_a_tool_call_are_passed_to_the_receiver_when_they_are_due(
     assert receiver.times_s == pytest.approx(due_s)
 
 
-def test_tokens_within_a_tool_call_are_passed_to_the_receiver_with_step_timing() -> None:
+def test_tokens_within_a_tool_call_are_passed_to_the_token_receiver_with_step_timing() -> None:
     receiver = run(Harness(profile=PROFILE))
     assert receiver.taken == [("e", 4), ("f", 5)]
     assert "".join(text for text, _ in receiver.shown) == "".join(TEXTS)

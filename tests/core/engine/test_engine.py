@@ -26,7 +26,7 @@ def aborted(harness: Harness) -> float:
     return harness.recorder.figures().finished["abort"]
 
 
-def test_token_times_and_latency_metrics_are_exact() -> None:
+def test_token_times_and_latency_metrics_equal_the_configured_latencies() -> None:
     harness = Harness(**SLOW)
     harness.ask()
     harness.clock.advance(10)
@@ -174,7 +174,7 @@ def test_max_num_queued_reqs_limits_unfinished_requests_and_counts_rejections() 
     assert refusal(harness) is TooManyRequestsError
 
 
-def test_free_capacity_is_limited_by_slots_queue_and_max_num_queued_reqs() -> None:
+def test_free_capacity_counts_free_slots_and_queue_places_up_to_max_num_queued_reqs() -> None:
     free = Harness(slots=2, max_waiting=3, **SLOW)
     bounded = Harness(slots=2, max_waiting=3, max_unfinished=4, **SLOW)
     rooms = []

@@ -104,7 +104,7 @@ def test_streamed_request_creates_no_future() -> None:
 
 
 @pytest.mark.parametrize("profile", [None, PROFILE])
-def test_non_streamed_request_waits_for_the_future_of_submit(profile: Any) -> None:
+def test_non_streamed_request_waits_for_the_future_that_submit_returns(profile: Any) -> None:
     harness = stepped() if profile else Harness(inter_token_latency=TOKEN_S)
     request = engine_request(arrival_s=harness.clock.now())
     collector = ResponseCollector(harness.engine, [request], Mock())

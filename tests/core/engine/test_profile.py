@@ -141,7 +141,7 @@ def test_startup_without_the_lab_extension_names_the_setting_that_needs_it(
     assert capsys.readouterr() == ("", error)
 
 
-def test_profile_files_need_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_file_can_be_loaded_without_any_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiles, "present_extensions", tuple)
     settings = load(["--profile", NAME, "--device", "cuda"], {})
     assert settings.kvcache.kv_cache_size == 18038

@@ -109,7 +109,9 @@ timings = pytest.mark.parametrize(
 
 
 @timings
-def test_prompts_of_one_request_share_cached_blocks_as_recorded(profile: Profile | None) -> None:
+def test_prompts_of_one_request_share_cached_blocks_as_recorded_from_vllm(
+    profile: Profile | None,
+) -> None:
     play = Play(OneToken(), profile)
     first = list(range(100))
     assert play.cache.reset() and play.take_batches() == [], "the next step tells it"
@@ -142,7 +144,7 @@ def test_prompt_that_bypasses_the_cache_is_not_counted_as_a_query() -> None:
 
 
 @timings
-def test_every_step_emits_the_recorded_kv_events(profile: Profile | None) -> None:
+def test_every_step_emits_the_kv_events_recorded_from_vllm(profile: Profile | None) -> None:
     play = Play(Recorded(), profile)
     batches = play.batches
     clock = play.clock

@@ -476,7 +476,7 @@ class Pair:
     st.booleans(),
     st.sampled_from([0, 0, 3]),
 )
-def test_every_step_matches_a_simple_reference_scheduler(
+def test_every_step_equals_the_step_of_a_simple_reference_scheduler(
     requests: Sequence[tuple[int, int, int, bool]],
     limits: SchedulerLimits,
     actions: Sequence[tuple[str, int]],

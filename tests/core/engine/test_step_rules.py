@@ -116,7 +116,9 @@ def test_adaptive_long_prefill_threshold_does_not_limit_a_single_prompt(
 
 
 @pytest.mark.parametrize(("spaces", "distance"), [(True, 5), (False, 1)])
-def test_prefill_interval_spaces_the_steps_with_prompts(spaces: bool, distance: int) -> None:
+def test_prefill_interval_sets_the_distance_between_steps_with_prompts(
+    spaces: bool, distance: int
+) -> None:
     log = StepLog(SchedulerRules(spaces_prefill=spaces), prefill_schedule_interval=5)
     log.ask(10, output=60)
     log.harness.clock.advance(0.2)
@@ -166,7 +168,7 @@ def test_watermark_blocks_stay_free_while_other_sequences_run(
 
 
 @pytest.mark.parametrize(("prompt", "fetching"), [(3, 1), (4, 0)])
-def test_remote_transfer_reserves_the_blocks_that_unfinished_prompts_need(
+def test_remote_transfer_starts_only_if_enough_blocks_remain_for_unfinished_prompts(
     prompt: int, fetching: int
 ) -> None:
     line = Line(SchedulerLimits(long_prefill_token_threshold=BLOCK), blocks=8)

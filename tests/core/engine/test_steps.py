@@ -46,7 +46,7 @@ def test_replies_do_not_depend_on_step_timing_cache_size_or_other_requests(
         assert shared.finish(str(number)) == "length"
 
 
-def test_concurrent_requests_share_steps_and_metrics_count_them() -> None:
+def test_concurrent_requests_share_steps_and_each_shared_step_is_counted_once() -> None:
     harness = stepped()
     for name in "ab":
         harness.ask(name, prompt_ids=[1] * 10, max_tokens=3)
@@ -74,7 +74,7 @@ def test_steps_before_the_last_chunk_of_a_prompt_are_not_counted_as_iterations()
     assert harness.metric("iteration_tokens_total_sum") == 40 + 3
 
 
-def test_requests_that_arrive_late_at_the_engine_are_counted_with_their_delay() -> None:
+def test_metrics_count_requests_that_reach_the_engine_late_and_add_up_their_delays() -> None:
     harness = stepped()
     harness.ask("a", arrival_s=START_S - 0.1)
     harness.ask("b")
@@ -106,7 +106,9 @@ def test_abort_of_a_request_at_any_time_frees_all_blocks(after_s: float) -> None
 
 
 @pytest.mark.parametrize(("threshold", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
-def test_cache_threshold_is_a_fraction_of_the_prompt(threshold: float, finish: str) -> None:
+def test_cache_hit_threshold_is_compared_with_the_cached_fraction_of_the_prompt(
+    threshold: float, finish: str
+) -> None:
     harness = stepped(blocks=BLOCKS)
     ids = list(range(10 * BLOCK_TOKENS))  # all but its last block is found again
     harness.ask("before", prompt_ids=ids)

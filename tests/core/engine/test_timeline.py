@@ -57,7 +57,7 @@ def latency(running: int = 1, slots: int = 4, seed: int = 1, **settings: Any) ->
         ),
     ],
 )
-def test_latency_settings_determine_how_the_prefill_time_is_calculated(
+def test_latency_settings_select_a_constant_or_a_per_token_formula_for_the_prefill_time(
     settings: Any, expected_s: float
 ) -> None:
     assert latency(**settings).time_to_first_token(100, 20) == pytest.approx(expected_s, abs=1e-9)

@@ -67,7 +67,7 @@ def test_handling_a_request_replaces_its_lazy_route_by_the_loaded_route() -> Non
     assert context.route is not None and context.route.on_error is not None
 
 
-def test_error_before_the_handler_has_the_format_of_the_lazily_loaded_route() -> None:
+def test_error_of_a_route_that_is_not_loaded_yet_has_the_format_of_that_route() -> None:
     a, b = late_routes(loader([]), "GET /a", "POST /b")
     assert respond_to_error(bad_request("no"), context_for(b)).body == b"error of b"
     answer = respond_to_error(bad_request("no"), context_for(a))

@@ -113,7 +113,7 @@ def test_block_hashes_equal_those_of_vllm(
         assert [block.hex() for block in ours.hashes(IDS)] == hashes
 
 
-def test_block_hashes_for_block_size_four_match_vllm() -> None:
+def test_block_hashes_for_block_size_four_equal_those_of_vllm() -> None:
     hashes = hasher(block_size=4, seed="42").hashes(range(1, 9))
     assert [block.hex() for block in hashes] == [
         "0a99040f25d8a5f22275b867f403918da98c9d140eaea10f5319d4d1d84429df",
@@ -240,6 +240,6 @@ def test_image_key_is_in_exactly_the_blocks_that_contain_its_tokens(
         assert inside == blocks
 
 
-def test_fnv_hashes_match_llm_d() -> None:
+def test_fnv_hashes_equal_those_of_llm_d() -> None:
     hashes = {b"": 0x811C9DC5, b"a": 0xE40C292C, b"pod1": 3435266023, b"10.0.0.1:8000": 1207617965}
     assert {data: fnv1a_32(data) for data in hashes} == hashes

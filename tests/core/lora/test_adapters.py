@@ -19,7 +19,7 @@ def names(registry: LoRARegistry) -> list[str]:
     return [adapter.name for adapter in registry]
 
 
-def test_oldest_adapter_is_dropped_above_the_limit() -> None:
+def test_loading_an_adapter_above_the_limit_drops_the_oldest_adapter() -> None:
     registry = LoRARegistry([Adapter("first", "/first")], at_runtime=2)
     for name in "abc":
         registry.load(name, "/")

@@ -98,7 +98,7 @@ def test_deprecated_metric_names_repeat_the_current_values() -> None:
         assert repeated == [sample[:3] for sample in families[modern].samples]
 
 
-def test_series_that_vllm_has_at_startup_start_at_zero(recorder: Recorder) -> None:
+def test_series_that_vllm_has_at_startup_exist_before_the_first_request(recorder: Recorder) -> None:
     families = scrape(recorder)
     success = {
         s.labels["finished_reason"]: s.value for s in families["vllm:request_success"].samples
@@ -112,7 +112,7 @@ def exposed(http: HttpMetrics, *families: Families) -> str:
     return Exposition([*families, http.text], http.process_text).render().decode()
 
 
-def test_scrape_is_parsable_and_contains_every_kind_of_metric() -> None:
+def test_scrape_is_parsable_and_contains_engine_http_process_and_python_metrics() -> None:
     http = HttpMetrics()
     http.end(request("/v1/completions", "POST"), Response(b"{}"))
     text = exposed(http, Recorder('mo"del\\\n%s', 2048, {}).render)

@@ -102,7 +102,9 @@ def samples(metrics: HttpMetrics, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_stream_duration_is_measured_until_its_end(app: Understudy, metrics: HttpMetrics) -> None:
+def test_metrics_count_a_stream_with_its_full_duration_once_it_ends(
+    app: Understudy, metrics: HttpMetrics
+) -> None:
     response = start(app, "/v1/completions", "POST", b"12345")
     next(iter(response))
     assert samples(metrics, "http_requests_total") == {("/v1/completions", "POST", "2xx"): 0}
@@ -172,7 +174,7 @@ def test_client_disconnect_ends_the_measured_duration(
         ("/nope", "BREW", ("none", "other", "4xx")),
     ],
 )
-def test_failed_requests_are_counted(
+def test_failed_requests_are_counted_by_path_method_and_status_class(
     app: Understudy, metrics: HttpMetrics, path: str, method: str, series: tuple[str, ...]
 ) -> None:
     call(app, path, method)

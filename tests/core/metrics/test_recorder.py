@@ -116,7 +116,7 @@ def series(loras: LoraRequests) -> list[tuple[str, str, float]]:
     ]
 
 
-def test_adapter_combination_has_the_time_of_its_last_change() -> None:
+def test_adapter_combination_metric_has_the_time_when_the_combination_last_changed() -> None:
     loras = lora_requests()
     loras.move(1, "a", "waiting")
     loras.move(1, "a", "running")

@@ -87,7 +87,7 @@ def test_preflight_response_lists_disallowed_methods_and_headers(
     assert answer.headers["Vary"] == PREFLIGHT_VARY
 
 
-def test_origins_must_match_exactly() -> None:
+def test_origin_must_match_an_allowed_origin_exactly() -> None:
     for origin in ("http://[::1]:3000", "https://*.example", "https://a.b"):
         page = client(allowed_origins=(origin,))
         assert allowed_origin(preflight(page, origin)) == origin
@@ -128,7 +128,7 @@ def test_wildcard_origin_does_not_open_control_routes(credentials: bool) -> None
                 assert "Origin" in checked.headers["Vary"]
 
 
-def test_named_origin_opens_control_routes_even_with_a_wildcard() -> None:
+def test_explicitly_allowed_origin_opens_control_routes_even_next_to_a_wildcard() -> None:
     page = application(
         [post("/admin/config", empty_object)],
         Cors(AccessSettings(allowed_origins=("*", PAGE))),
@@ -151,7 +151,7 @@ def keyed(live: LiveSettings) -> FlaskClient:
         (("api",), "admin", {"admin"}),
     ],
 )
-def test_admin_routes_require_the_admin_key_or_else_the_api_key(
+def test_admin_routes_require_the_admin_key_or_if_none_is_set_the_api_key(
     api_key: tuple[str, ...], admin_key: str | None, opening: set[str]
 ) -> None:
     access = AccessSettings(api_key=api_key, admin_key=admin_key)

@@ -71,7 +71,7 @@ OTHERS = (
 )
 
 
-def test_last_word_of_a_field_name_marks_a_secret() -> None:
+def test_last_word_of_a_field_name_decides_whether_the_field_is_a_secret() -> None:
     assert all(map(is_secret, SECRETS)) and not any(map(is_secret, OTHERS))
 
 

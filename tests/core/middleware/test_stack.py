@@ -41,7 +41,7 @@ def exchange(stack: MiddlewareStack, status: int = 200) -> Response | None:
     return early_response
 
 
-def test_begin_hooks_run_until_the_first_response_and_end_hooks_in_reverse() -> None:
+def test_begin_hooks_run_up_to_the_first_response_and_end_hooks_run_in_reverse_order() -> None:
     ran: Ran = []
     assert exchange(MiddlewareStack([Named("a", ran), Named("b", ran), Named("c", ran)])) is None
     assert ran == ["a begins", "b begins", "c begins", "c ends 200", "b ends 200", "a ends 200"]
@@ -54,7 +54,7 @@ def test_begin_hooks_run_until_the_first_response_and_end_hooks_in_reverse() -> 
     assert ran == ["a begins", "b begins", "c ends 401", "b ends 401", "a ends 401"]
 
 
-def test_begin_runs_only_for_requests_with_the_header_that_it_names() -> None:
+def test_begin_hook_that_names_a_header_runs_only_for_requests_with_that_header() -> None:
     ran: Ran = []
     named = Named("one", ran)
     named.header = "x-one"
@@ -66,7 +66,7 @@ def test_begin_runs_only_for_requests_with_the_header_that_it_names() -> None:
     assert ran == ["one begins", "two begins"]
 
 
-def test_request_ends_with_the_middleware_that_was_active_at_its_start() -> None:
+def test_middleware_switched_during_a_request_takes_effect_only_for_later_requests() -> None:
     for active in (True, False):
         ran: Ran = []
         single = Named("one", ran)

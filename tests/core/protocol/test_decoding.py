@@ -74,7 +74,7 @@ def test_wrong_content_type_is_rejected_without_a_param(content_type: str | None
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_every_unicode_encoding_is_accepted(encoding: str) -> None:
+def test_bodies_in_utf_8_utf_16_and_utf_32_are_accepted(encoding: str) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "é"}]}, ensure_ascii=False).encode(
         encoding
     )

@@ -87,7 +87,7 @@ def test_error_for_a_prompt_that_fills_the_context_states_prompt_and_context_len
         ({"min_tokens": 9, "max_tokens": 8}, "less than or equal to max_tokens=8, got 9"),
     ],
 )
-def test_validation_error_names_the_field_and_its_values(
+def test_validation_error_of_each_field_contains_the_words_of_vllm(
     fields: dict[str, Any], words: str
 ) -> None:
     assert words in message_of(chat(**fields))
@@ -135,7 +135,7 @@ def chat_of(body: bytes) -> object:
     return decode(body, JSON, type(chat()))
 
 
-def test_literal_error_lists_the_allowed_values_and_quotes_the_received_value() -> None:
+def test_error_for_a_value_outside_a_fixed_set_lists_the_set_and_quotes_the_value() -> None:
     text = message(chat, reasoning_effort="extreme")
     assert "'none'" in text and "'max'" in text and "not 'extreme'" in text
 
@@ -152,7 +152,7 @@ def test_error_message_quotes_client_input_up_to_a_limit() -> None:
     assert len(text) < 3 * MAX_SHOWN_CHARS
 
 
-def test_literal_error_does_not_render_a_large_value() -> None:
+def test_error_for_a_value_outside_a_fixed_set_does_not_render_a_large_value() -> None:
     class Large(list[object]):
         def __repr__(self) -> str:
             raise AssertionError

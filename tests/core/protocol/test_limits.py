@@ -123,7 +123,7 @@ def test_sampling_limits_are_checked_in_the_order_of_vllm() -> None:
     assert refusal(chat(logit_bias={"9999": 1}, allowed_token_ids=[])) == "logit_bias"
 
 
-def test_validated_request_has_the_values_derived_from_its_fields() -> None:
+def test_validated_request_has_the_token_limits_stops_and_seed_derived_from_its_fields() -> None:
     validated = check(
         chat(max_completion_tokens=7, max_tokens=3, n=2, stop="end", seed=-1, temperature=0.5),
         16,

@@ -49,7 +49,9 @@ def messages_as_asgi2(app: Understudy, scope: Mapping[str, Any]) -> list[Mapping
 
 
 @pytest.mark.parametrize("messages_of", [messages_as_asgi2, messages_as_asgi3])
-def test_asgi_startup_fails_with_a_one_line_error(app: Understudy, messages_of: Any) -> None:
+def test_startup_under_an_asgi_server_fails_with_a_one_line_error(
+    app: Understudy, messages_of: Any
+) -> None:
     [message] = messages_of(app, {"type": "lifespan", "asgi": {"version": "3.0"}})
     assert message == {"type": "lifespan.startup.failed", "message": REFUSAL}
     assert "\n" not in REFUSAL

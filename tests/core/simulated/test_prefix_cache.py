@@ -45,7 +45,7 @@ def test_cached_tokens_are_not_prefilled_again() -> None:
     assert served.metric("prompt_tokens_cached_total") == 24 + 32
 
 
-def test_request_without_enough_free_blocks_waits_and_blocks_later_requests() -> None:
+def test_request_without_enough_free_blocks_waits_and_delays_later_requests() -> None:
     served = harness(blocks=6, time_to_first_token=1.0)
     served.ask("a", prompt_ids=PROMPT, max_tokens=1)
     served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)

@@ -73,7 +73,7 @@ def test_scripted_reasoning_text_and_tool_calls_are_emitted_in_order() -> None:
     assert "<tool_call>" in markup and json.loads(CALL[1])["city"] in markup
 
 
-def test_reasoning_and_tool_calls_become_markup_in_a_plain_text_response() -> None:
+def test_reasoning_and_tool_calls_become_markup_in_a_response_that_has_only_text() -> None:
     script = ScriptedReply(reasoning="Hm.", text="Let me look.", calls=(CALL,), in_parts=False)
     harness = played(script)
     reply = harness.said()

@@ -87,7 +87,7 @@ def test_lossy_tokenizer_is_rejected() -> None:
         (7, [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6)]),
     ],
 )
-def test_reply_length_buckets_match_the_specification(
+def test_reply_length_buckets_have_the_specified_ranges(
     max_tokens: int, ranges: list[tuple[int, int]]
 ) -> None:
     assert [bucket_range(max_tokens, bucket) for bucket in range(BUCKETS)] == ranges

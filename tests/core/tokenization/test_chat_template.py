@@ -77,13 +77,13 @@ EXTRA: dict[str, Any] = {"add_generation_prompt": False, "documents": [1], "bos_
         ("{{ messages.__class__ }}{{ ''.__doc__ }}", {}, ""),
     ],
 )
-def test_chat_templates_support_the_tags_filters_and_variables_of_transformers(
+def test_chat_templates_can_use_the_tags_filters_and_variables_of_transformers(
     source: str, options: dict[str, Any], text: str
 ) -> None:
     assert render(source, **options) == text
 
 
-def test_template_errors_and_reserved_template_arguments_reject_a_conversation() -> None:
+def test_conversation_with_a_template_error_or_a_reserved_template_argument_is_rejected() -> None:
     for name in ("messages", "conversation", "tokenizer", "model_config"):
         with pytest.raises(ChatTemplateError, match=name):
             render("", chat_template_kwargs={name: "x"})
@@ -153,7 +153,7 @@ def test_no_template_filter_returns_an_object_with_a_memory_address() -> None:
             assert "0x" not in outcome_of(template, value=value), name
 
 
-def test_wrapped_template_functions_and_iterators_behave_as_in_jinja() -> None:
+def test_template_functions_and_iterators_behave_as_in_jinja() -> None:
     source = (
         "{% set turn = cycler('a', 'b') %}{% set comma = joiner() %}{{ turn.next() }}{{ turn.next() }}"
         "{{ comma() }}{{ comma() }}{{ dict(a=1).a }}{{ range(3) | sum }}{{ 'a b'.split() | length }}"
@@ -237,7 +237,7 @@ def test_final_message_that_is_not_rendered_cannot_be_continued() -> None:
         )
 
 
-def test_named_template_is_selected_by_name_or_by_the_presence_of_tools() -> None:
+def test_chat_template_is_selected_by_its_name_or_by_the_presence_of_tools() -> None:
     templates = ChatTemplates({"default": "plain", "tool_use": "tools", "rag": "documents"}, {})
     for options, text in (
         ({}, "plain"),
@@ -251,7 +251,7 @@ def test_named_template_is_selected_by_name_or_by_the_presence_of_tools() -> Non
         templates.render(HI)
 
 
-def test_templates_are_found_in_every_file_of_a_model_folder(
+def test_chat_template_is_found_in_each_supported_file_of_a_model_folder(
     tmp_path: Path, embedded: LocalTokenizer
 ) -> None:
     data = Path(__file__).parents[3] / "app/core/text/data"
@@ -404,7 +404,7 @@ JSON_VALUES = st.recursive(
     st.lists(st.lists(st.dictionaries(st.text(max_size=5), JSON_VALUES), max_size=2), max_size=4),
     st.text(max_size=8) | st.just(END_MARK),
 )
-def test_rendering_with_cached_tool_prefixes_equals_the_template(
+def test_rendering_with_cached_tool_prefixes_equals_rendering_without_them(
     tool_lists: list[list[dict[str, object]]], text: str
 ) -> None:
     templates = ChatTemplates({"default": TOOLS_SOURCE}, {})
@@ -418,7 +418,7 @@ def test_rendering_with_cached_tool_prefixes_equals_the_template(
         assert templates.render(messages, options) == compiled.render(messages, options)
 
 
-def test_equal_numbers_of_different_types_are_cached_as_different_tools() -> None:
+def test_tools_that_differ_only_in_the_type_of_a_number_are_cached_separately() -> None:
     templates = ChatTemplates({"default": TOOLS_SOURCE}, {})
     values = (1, 1.0, True, None, float("nan"), float("inf"), "1")
     for value in values:

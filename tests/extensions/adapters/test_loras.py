@@ -120,7 +120,7 @@ def adapter_folder(folder: Path, **fields: Any) -> str:
         ({"bias": None}, "Adapter bias is not supported"),
     ],
 )
-def test_adapter_that_vllm_cannot_load_returns_500(
+def test_loading_an_adapter_that_vllm_cannot_load_returns_500(
     client: Client, tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
     path = adapter_folder(tmp_path, **fields)

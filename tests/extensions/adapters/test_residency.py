@@ -8,7 +8,9 @@ from app.extensions.adapters.config_file import CONFIG, MAX_CONFIG_BYTES
 from app.extensions.adapters.residency import LoraResidency, rank_of
 
 
-def test_adapter_rank_is_unknown_if_the_file_is_large_or_not_regular(tmp_path: Path) -> None:
+def test_adapter_rank_is_unknown_if_its_config_file_is_large_invalid_or_not_a_regular_file(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / CONFIG
     file.write_text('{"r": 8}')
     assert rank_of(str(tmp_path)) == 8

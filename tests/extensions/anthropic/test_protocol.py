@@ -68,13 +68,13 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024}, "body"),
     ],
 )
-def test_field_that_violates_the_schema_returns_400_with_its_path(
+def test_error_for_a_field_that_violates_the_schema_has_status_400_and_the_field_path(
     fields: dict[str, Any], param: str
 ) -> None:
     assert refusal(**fields) == (400, "Bad Request", param)
 
 
-def test_sampling_fields_limits_and_output_format_are_converted() -> None:
+def test_sampling_fields_limits_and_output_format_become_chat_fields() -> None:
     same = {
         **{
             "max_tokens": 7,

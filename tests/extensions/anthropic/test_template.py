@@ -24,7 +24,7 @@ class Template:
         return str([arguments.get(name) for name in self.known_names])
 
 
-def test_template_capabilities_for_disabled_thinking_are_detected() -> None:
+def test_template_probe_finds_the_effort_without_thinking_and_merged_system_messages() -> None:
     templates: list[tuple[Any, str]] = [
         (Template(), "low"),
         (Template("enable_thinking"), "none"),

@@ -254,7 +254,7 @@ def test_page_opened_later_receives_recently_completed_requests(
     assert [row[1] for row in later.bars.values()] == ["runs"]
 
 
-def test_restarted_observer_sends_the_current_state() -> None:
+def test_observer_that_stopped_and_started_again_sends_the_current_state() -> None:
     watched = WatchedEngine(slots=4, blocks=100, inter_token_latency=0.05)
     watched.ask("a", prompt_ids=list(range(50)), max_tokens=100)
     watched.frame()
@@ -370,7 +370,7 @@ def test_browser_that_never_reads_is_disconnected(
     assert len(feed) == 0 and not watched.observer.is_open
 
 
-def test_error_while_building_a_frame_ends_only_the_streams(
+def test_error_while_building_a_frame_ends_only_the_console_streams(
     watched: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:

@@ -82,7 +82,7 @@ def test_historical_figures_start_after_the_dropped_requests(
     assert past[-1]["length"] == 6
 
 
-def test_historical_figures_cover_five_minutes() -> None:
+def test_historical_figures_span_the_last_five_minutes() -> None:
     watched = unseen(slots=8, inter_token_latency=0.01)
     watched.harness.clock.advance(1000)
     past = past_of(watched)
@@ -116,7 +116,7 @@ def test_completed_requests_are_kept_for_five_minutes() -> None:
     assert ends.size_bytes < ends.limit_bytes
 
 
-def test_computing_the_history_pauses_after_each_request() -> None:
+def test_computing_the_history_yields_to_other_work_after_each_request() -> None:
     live = LiveRequest(arrival_ms=0.0, prompt_tokens=5, running_ms=1.0, first_ms=2.0, tokens=9)
     end: EndRow = (1, "length", 900.0, 9, 0, 1.0, 2.0, 900.0)
     ended = EndedRequest(arrival_ms=0.0, prompt_tokens=5, end=end)

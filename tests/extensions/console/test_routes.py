@@ -85,7 +85,7 @@ def test_console_actions_are_available_without_the_development_routes() -> None:
     assert http_client.get("/admin/console/figures").get_json()["state"] == "draining"
 
 
-def test_rejected_request_is_counted_with_its_reason() -> None:
+def test_console_counts_rejected_requests_and_shows_the_reason_of_each() -> None:
     app = app_of("--console", "--force-dummy-tokenizer", "--max-model-len", "16")
     console = next(member for member in app.middleware.members if isinstance(member, Console))
     console.observer.start()
@@ -176,7 +176,7 @@ IMPOSSIBLE = (
 )  # fmt: skip
 
 
-def test_load_with_malformed_or_out_of_range_values_is_rejected(keyed: Any) -> None:
+def test_load_generator_rejects_malformed_and_out_of_range_values(keyed: Any) -> None:
     for body in IMPOSSIBLE:
         answer = keyed.post(
             "/admin/console/load", data=body, content_type="application/json", headers=KEY

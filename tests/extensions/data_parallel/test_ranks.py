@@ -81,7 +81,7 @@ def test_rank_header_selects_the_rank_in_every_api(
         ),
     ],
 )
-def test_rank_header_counts_local_ranks_and_metrics_count_global_ranks(
+def test_rank_header_contains_a_local_rank_number_and_metrics_contain_the_global_one(
     flags: tuple[str, ...], ranks: list[int]
 ) -> None:
     with in_process(INTERNAL, *flags) as client:

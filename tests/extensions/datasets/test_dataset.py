@@ -64,7 +64,7 @@ def test_ignore_eos_prefers_exact_then_longer_then_shorter_replies(
     assert reply(dataset, 8, 8).reached_limit
 
 
-def test_older_dataset_files_are_matched_by_text_hash(
+def test_prompt_is_found_by_its_text_hash_in_older_dataset_files(
     opened: Opener, tokenizer: LocalTokenizer
 ) -> None:
     turns = [("user", "Hi"), ("assistant", "Hello."), ("user", "Who are you?")]
@@ -170,7 +170,7 @@ def test_token_ids_are_hashed_as_little_endian_words(ids: list[int]) -> None:
     )
 
 
-def test_text_hash_covers_all_turns_and_names_the_system_role_unknown() -> None:
+def test_text_hash_is_computed_from_all_turns_with_the_system_role_written_as_unknown() -> None:
     assert text_hash([("user", "Hello!")]) == sha256(b"### user:\nHello!\n").digest()
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi."), ("user", "Grüße")]
     written = "### unknown:\nBe brief.\n### user:\nHi\n### assistant:\nHi.\n### user:\nGrüße\n"
@@ -192,7 +192,9 @@ STRINGS = ["a", "b"]
         ("[7, 8]", IDS, []),
     ],
 )
-def test_all_token_encodings_are_decoded(text: str, ids: list[int], strings: list[str]) -> None:
+def test_recorded_tokens_are_decoded_from_an_object_a_list_of_ids_or_a_list_of_strings(
+    text: str, ids: list[int], strings: list[str]
+) -> None:
     assert decode(text) == decode(text.encode()) == RecordedTokens(ids, strings)
 
 

@@ -139,7 +139,7 @@ def reply_texts(datasets: Mapping[str, Dataset], model: str) -> list[str] | None
     return None if recorded is None else list(recorded.texts)
 
 
-def test_model_uses_its_own_file_and_other_models_the_default_file(
+def test_model_with_its_own_dataset_file_uses_it_and_other_models_use_the_default_file(
     tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
     general, own_file = (

@@ -107,7 +107,7 @@ REFUSED: list[tuple[str, Any, str, str | None]] = [
 ]
 
 
-def test_invalid_tokens_and_responses_are_rejected() -> None:
+def test_derender_requests_that_are_invalid_or_exceed_the_context_are_rejected() -> None:
     for path, body, kind, param in REFUSED:
         error = post(path, body, *PARSER).get_json()["error"]
         assert (error["type"], error["param"]) == (kind, param), body

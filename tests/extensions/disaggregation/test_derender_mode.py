@@ -75,7 +75,7 @@ def test_tool_calls_are_parsed_with_the_parse_context() -> None:
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", CALL)
 
 
-def test_named_tool_choice_ends_with_finish_reason_stop() -> None:
+def test_reply_with_a_named_tool_choice_ends_with_finish_reason_stop() -> None:
     sampling = {"max_tokens": 99, "structured_outputs": {"choice": [CALL]}}
     context = {"tools": [PING], "tool_choice": NAMED}
     choice = generated(client_of("0.33", *PARSER), sampling, parse_context=context)
@@ -83,7 +83,7 @@ def test_named_tool_choice_ends_with_finish_reason_stop() -> None:
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "ping"
 
 
-def test_hidden_reasoning_omits_token_ids_and_logprobs() -> None:
+def test_token_ids_and_logprobs_are_omitted_if_reasoning_is_hidden() -> None:
     sampling = {"max_tokens": 2, "logprobs": 1, "ignore_eos": True}
     shown = generated(client_of("0.33", *PARSER), sampling, parse_context={})
     assert len(shown["token_ids"]) == len(shown["logprobs"]["content"]) == 2
@@ -157,7 +157,7 @@ def chat_choice(client: Client, ids: list[int], chat: dict[str, Any], **fields: 
     return answer.json["choices"][0]
 
 
-def test_derendered_tool_calls_follow_the_chat_request() -> None:
+def test_derendered_tool_calls_obey_the_tool_fields_of_the_chat_request() -> None:
     ids = ids_of(CALL + "\n" + CALL)
     chat = {"tools": [PING], "parallel_tool_calls": False}
     choice = chat_choice(client_of("0.33", *PARSER), ids, chat)
@@ -184,7 +184,7 @@ def test_derendered_chat_omits_logprobs_if_reasoning_is_hidden() -> None:
     assert chat_choice(client_of("0.32", *PARSER), [5], chat, logprobs=logprobs)["logprobs"]
 
 
-def test_derendered_completion_has_token_ids_and_one_more_alternative_than_requested() -> None:
+def test_derendered_completion_has_token_ids_and_an_extra_logprob_alternative() -> None:
     candidates = [{"token_id": token, "logprob": -1.0} for token in (5, 6, 7)]
     logprobs = {"content": [{"token_id": 5, "logprob": -1.0, "top_logprobs": candidates}]}
     body = {

@@ -211,7 +211,7 @@ def test_parsed_chunks_join_to_the_complete_message(sizes: list[int], has_tail: 
         ({"tool_choice": "none"}, 0, "stop"),
     ],
 )
-def test_chat_request_determines_the_output_of_the_tool_parser(
+def test_tool_fields_of_the_chat_request_determine_the_streamed_tool_calls(
     fields: Json, calls: int, reason: str
 ) -> None:
     chat = {"messages": MESSAGES, "tools": [TOOL], **fields}
@@ -279,7 +279,9 @@ def test_invalid_chunks_are_rejected_with_400(
         ({"output_token_ids": "no"}, ".output_token_ids"),
     ],
 )
-def test_invalid_stream_state_is_rejected_with_400_and_its_field(state: Json, field: str) -> None:
+def test_error_for_an_invalid_stream_state_has_status_400_and_names_the_field(
+    state: Json, field: str
+) -> None:
     answer = post(TEXT, {"stream": True, "generate_chunk": ONE, "stream_state": state})
     error = answer.get_json()["error"]
     param = f"{TEXT_EVENT}.stream_state{field}"
@@ -299,7 +301,7 @@ STATES = st.fixed_dictionaries(
 
 @given(state=STATES, ids=st.lists(st.integers(0, 2**40), max_size=5), has_parser=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_no_client_supplied_stream_state_causes_a_server_error(
+def test_no_stream_state_that_a_client_sends_causes_a_server_error(
     state: Json, ids: list[int], has_parser: bool
 ) -> None:
     flags = PARSER if has_parser else ()

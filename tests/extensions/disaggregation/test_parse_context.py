@@ -150,6 +150,6 @@ def test_version_0_32_renders_transfer_parameters_as_extra_arguments(path: str) 
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_return_token_ids_is_rendered(path: str) -> None:
+def test_rendered_request_keeps_the_field_return_token_ids(path: str) -> None:
     assert rendered(client_of("0.33"), path, return_token_ids=True)["return_token_ids"] is True
     assert rendered(client_of("0.33"), path)["return_token_ids"] is None

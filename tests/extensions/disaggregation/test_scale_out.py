@@ -21,7 +21,7 @@ def generate(client: Client, **fields: Any) -> Any:
     return answer.json()
 
 
-def test_generate_returns_tokens_and_their_text_on_request(client: Client) -> None:
+def test_generate_route_returns_token_ids_and_if_requested_their_text(client: Client) -> None:
     body = generate(client, request_id="mine", output_mode="text")
     assert body["request_id"] == "generate-tokens-mine"
     (choice,) = body["choices"]
@@ -100,7 +100,7 @@ def media(*spans: tuple[int, int]) -> dict[str, Any]:
     return {"mm_hashes": {"image": ["a"] * len(spans)}, "mm_placeholders": {"image": placeholders}}
 
 
-def test_invalid_generate_request_is_rejected_with_its_field(client: Client) -> None:
+def test_rejection_of_an_invalid_generate_request_names_the_invalid_field(client: Client) -> None:
     valid = {"token_ids": [1], "sampling_params": {}}
     for body, param in (
         ({"sampling_params": {}}, "body.token_ids"),
@@ -310,6 +310,8 @@ def test_rank_header_must_match_the_rank_that_receives_the_request(client: Clien
     ("flags", "status"),
     [((), 404), (("--enable-scale-out",), 404), (("--tokens-only",), 200)],
 )
-def test_abort_requests_route_requires_tokens_only(flags: tuple[str, ...], status: int) -> None:
+def test_abort_requests_route_exists_only_with_the_tokens_only_flag(
+    flags: tuple[str, ...], status: int
+) -> None:
     with in_process(*flags) as client:
         assert client.post("/abort_requests", {"request_ids": ["a"]}).status_code == status

@@ -39,7 +39,9 @@ def waited(choice: Explanation, cause: str) -> float:
 
 
 @both_timings
-def test_request_that_waits_for_an_adapter_slot_is_explained(timing: str) -> None:
+def test_explanation_of_a_wait_for_an_adapter_slot_names_the_adapters_that_hold_the_slots(
+    timing: str,
+) -> None:
     explained = engine(timing, slots=4, adapters=("chat", "sql", "new"), max_loras=2)
     for name in ("chat", "sql"):
         explained.ask(name, adapter=name, max_tokens=200)
@@ -59,7 +61,9 @@ def test_request_that_waits_for_an_adapter_slot_is_explained(timing: str) -> Non
 
 
 @both_timings
-def test_request_that_waits_for_free_blocks_is_explained(timing: str) -> None:
+def test_explanation_of_a_wait_for_kv_blocks_states_how_many_blocks_the_request_needs(
+    timing: str,
+) -> None:
     explained = engine(timing, slots=4, blocks=40)
     explained.ask("first", prompt_ids=list(range(250)), max_tokens=30)
     explained.clock.advance(0.1)
@@ -71,7 +75,7 @@ def test_request_that_waits_for_free_blocks_is_explained(timing: str) -> None:
 
 
 @both_timings
-def test_long_prompt_that_delays_a_request_is_named(timing: str) -> None:
+def test_explanation_names_the_long_prompt_that_delays_a_request(timing: str) -> None:
     """Without steps it holds the only place, in steps it takes their budget."""
     options = {"slots": 1, "time_to_first_token": 0, "prefill_time_per_token": 0.001}
     explained = engine(timing, budget=2048, **(options if timing == "requests" else {}))
@@ -91,7 +95,9 @@ def test_long_prompt_that_delays_a_request_is_named(timing: str) -> None:
 
 
 @both_timings
-def test_request_delayed_by_higher_priorities_is_explained(timing: str) -> None:
+def test_explanation_of_a_delay_by_priorities_counts_the_requests_that_went_first(
+    timing: str,
+) -> None:
     explained = engine(timing, slots=1, by_priority=True)
     explained.ask("first", max_tokens=20)
     explained.clock.advance(0.05)
@@ -110,7 +116,7 @@ def test_request_delayed_by_higher_priorities_is_explained(timing: str) -> None:
 
 
 @both_timings
-def test_request_that_waits_for_a_kv_transfer_is_explained(timing: str) -> None:
+def test_explanation_of_a_wait_for_a_kv_transfer_states_its_duration(timing: str) -> None:
     explained = engine(timing, slots=2, blocks=100, kv_cache_transfer_latency=2.0)
     explained.ask("moved", prompt_ids=list(range(60)), remote_prefill=True)
     explained.clock.advance(100)
@@ -125,7 +131,9 @@ def test_request_that_waits_for_a_kv_transfer_is_explained(timing: str) -> None:
 @pytest.mark.parametrize(
     ("first", "reason"), [("high", "held most blocks"), ("low", "needed its blocks")]
 )
-def test_preempted_request_names_the_request_that_took_its_blocks(first: str, reason: str) -> None:
+def test_explanation_of_a_preemption_names_the_request_that_took_the_blocks(
+    first: str, reason: str
+) -> None:
     explained = engine("steps", slots=4, blocks=40, by_priority=True)
     asks = {"low": (list(range(140)), 1), "high": (list(range(1000, 1140)), 0)}
     for name in sorted(asks, key=lambda name: name != first):
@@ -137,7 +145,7 @@ def test_preempted_request_names_the_request_that_took_its_blocks(first: str, re
     assert [explained.phase for explained in low.phases][-3:] == ["decode", "preempted", "decode"]
 
 
-def test_slow_decode_is_explained_by_the_prompt_that_shared_its_steps() -> None:
+def test_explanation_of_a_slow_decode_names_the_prompt_that_shared_its_steps() -> None:
     explained = engine("steps", slots=4)
     explained.ask("short", max_tokens=60)
     explained.clock.advance(0.05)
@@ -150,7 +158,7 @@ def test_slow_decode_is_explained_by_the_prompt_that_shared_its_steps() -> None:
 
 
 @both_timings
-def test_delay_by_a_fault_is_explained(timing: str) -> None:
+def test_explanation_of_a_delay_by_a_fault_states_its_duration(timing: str) -> None:
     explained = engine(timing)
     explained.ask("slowed", delays=((0, 3.0), (2, 4.0)))
     explained.clock.advance(20)
@@ -160,7 +168,7 @@ def test_delay_by_a_fault_is_explained(timing: str) -> None:
 
 
 @both_timings
-def test_delay_by_a_pause_is_explained(timing: str) -> None:
+def test_explanation_of_a_delay_by_a_pause_states_its_duration(timing: str) -> None:
     explained = engine(timing)
     explained.engine.executor.pause()
     explained.ask("late")
@@ -171,7 +179,7 @@ def test_delay_by_a_pause_is_explained(timing: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_phases_cover_the_whole_duration_of_any_request(seed: int) -> None:
+def test_explanation_phases_span_the_whole_duration_of_any_request(seed: int) -> None:
     """Drawn loads with adapters, priorities, transfers, aborts and pauses, in both timings."""
     rng, names = Random(seed), [f"r{number}" for number in range(30)]
     shape = {

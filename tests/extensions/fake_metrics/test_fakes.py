@@ -146,7 +146,7 @@ def test_yaml_flag_and_variable_give_the_same_fake_metrics(file: str) -> None:
 
 
 @pytest.mark.parametrize("argv", [[], ["--fake-metrics", "null"], ["--fake-metrics="]])
-def test_metrics_are_real_without_fake_metrics(argv: list[str]) -> None:
+def test_metrics_are_real_if_fake_metrics_are_unset_null_or_empty(argv: list[str]) -> None:
     assert fakes(argv) is None
 
 
@@ -289,7 +289,7 @@ def test_fake_number_is_exported_unchanged(keys: dict[str, Any], lines: list[str
     ]
 
 
-def test_all_finish_reasons_of_vllm_and_configured_ones_are_exported() -> None:
+def test_finish_reasons_of_vllm_and_configured_finish_reasons_are_all_exported() -> None:
     samples = Faked({"request-success-total": {"stop": 20, "tool_calls": 3}}).samples(
         "request_success_total"
     )

@@ -42,7 +42,9 @@ from tests.extensions.faults.client import CHAT, TEXT, asking
         ({"action": "empty", "name": "\ud800"}, "an unpaired surrogate"),
     ],
 )
-def test_invalid_rule_prevents_startup_with_its_number_and_error(rule: object, flaw: str) -> None:
+def test_startup_error_for_an_invalid_fault_rule_names_its_number_and_the_reason(
+    rule: object, flaw: str
+) -> None:
     text = json.dumps([{"action": "empty"}, rule])
     with pytest.raises(ConfigError) as refused:
         load(["--fault-rules", text], {})
@@ -54,7 +56,7 @@ def test_invalid_rule_prevents_startup_with_its_number_and_error(rule: object, f
     assert flaw in line
 
 
-def test_fault_rules_in_a_yaml_file_are_read_as_yaml(tmp_path: Path) -> None:
+def test_fault_rules_in_a_settings_file_may_be_written_as_yaml_objects(tmp_path: Path) -> None:
     path = tmp_path / "faults.yaml"
     path.write_text(
         "fault-rules:\n- action: disconnect\n  after: 3\n  every: 2\n- {action: error, status: 503}\n"
@@ -173,7 +175,7 @@ def test_hostile_path_pattern_is_matched_quickly(pattern: str) -> None:
     assert time.process_time() - begun_s < 0.02
 
 
-def test_nth_and_every_count_matching_requests() -> None:
+def test_nth_and_every_conditions_count_only_requests_that_match_the_rule() -> None:
     fits = asking()
     other = asking(model="other")
     nth = script({"action": "empty", "model": "m", "nth": 2})
@@ -182,7 +184,7 @@ def test_nth_and_every_count_matching_requests() -> None:
     assert struck(every, fits, other, fits, fits, fits) == [False, False, True, False, True]
 
 
-def test_times_limits_how_often_a_rule_fires() -> None:
+def test_field_times_limits_how_often_a_fault_rule_fires() -> None:
     assert struck(script({"action": "empty", "times": 2}), *[asking()] * 4) == [
         True,
         True,

@@ -198,7 +198,7 @@ def test_stop_string_in_the_reasoning_ends_the_reply() -> None:
     assert (first.ids, first.finish) == ([token], Finish("stop", token))
 
 
-def test_reasoning_only_option_makes_the_whole_reply_reasoning() -> None:
+def test_option_for_reasoning_only_turns_the_whole_reply_into_reasoning() -> None:
     calls = ToolCalls(tools=TOOLS, min_calls=1)
     events = thinking(only_thoughts=True, tool_calls=calls, constraint=Constraint(regex="a{9}"))
     assert {event.part and event.part.kind for event in events} == {"reasoning"}

@@ -130,7 +130,7 @@ def test_tool_choice_is_rejected_if_the_server_options_do_not_allow_it(
         (StructuredOutputs(json={"type": "array", "uniqueItems": True}), "uniqueItems"),
     ],
 )
-def test_invalid_structured_output_is_rejected_with_its_reason(
+def test_error_for_an_invalid_structured_output_states_the_reason(
     wanted: StructuredOutputs, word: str
 ) -> None:
     with pytest.raises(ApiError) as caught:

@@ -91,7 +91,9 @@ def test_blocks_can_be_leased_again_under_the_same_request_id(holder: Holder) ->
     assert holder.released == ["first", "second", "third"]
 
 
-def test_oldest_lease_ends_above_the_limit(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_lease_above_the_limit_ends_the_oldest_lease(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leases, "MAX_LEASES", 2)
     holder.hold("a", "b", "c")
     assert holder.released == ["a"]

@@ -148,7 +148,9 @@ def test_prefill_whose_decode_was_aborted_frees_its_blocks(pair: Pair) -> None:
     ],
     ids=str,
 )
-def test_decode_with_invalid_parameters_fails(pair: Pair, wrong: dict[str, object]) -> None:
+def test_decode_with_invalid_transfer_parameters_fails(
+    pair: Pair, wrong: dict[str, object]
+) -> None:
     decode = pair.begin_decode(**wrong)
     pair.advance(2.5 * TIMEOUT_S)
     assert decode.end == "error"

@@ -45,7 +45,7 @@ def settings_for(*names: str, flags: tuple[str, ...] = ()) -> Settings:
         (("DecodeBenchConnector",), "", ""),
     ],
 )
-def test_first_transfer_connector_and_first_store_connector_are_used(
+def test_first_transfer_connector_and_first_store_connector_of_a_multi_connector_are_used(
     names: tuple[str, ...], connector: str, store: str
 ) -> None:
     settings = settings_for(*names)

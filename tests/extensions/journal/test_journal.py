@@ -170,7 +170,7 @@ def test_requests_without_a_key_do_not_evict_keyed_requests() -> None:
     ] == [3, 3]
 
 
-def test_requests_without_a_key_are_limited_in_number_and_size() -> None:
+def test_journal_limits_the_number_and_size_of_entries_for_requests_without_a_key() -> None:
     client = keyed_client("--journal", "100000")
     for number in range(60):
         client.post("/tokenize", json={"prompt": f"{number} " + "x" * 30_000})

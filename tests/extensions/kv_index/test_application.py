@@ -11,7 +11,7 @@ def test_invalid_pod_address_prevents_startup() -> None:
         app_of("--role", "indexer", "--kv-index-pods", "tcp://a:0")
 
 
-def test_indexer_checks_the_host_header() -> None:
+def test_indexer_rejects_public_host_names_except_for_health_checks() -> None:
     indexer = app_of(
         "--role", "indexer", "--kv-index-pods", "tcp://pod:5557", "--force-dummy-tokenizer"
     )

@@ -78,7 +78,7 @@ def test_recorded_events_of_every_vllm_version_are_decoded(layout: LayoutName) -
     assert len(batch.events) == (3 if layout == "map" else 1)
 
 
-def test_trailing_fields_may_be_omitted_as_by_sglang() -> None:
+def test_trailing_event_fields_may_be_omitted_as_by_sglang() -> None:
     events = [["BlockStored", [-1], None, [1, 2], 2], ["BlockRemoved", [-1]], ["AllBlocksCleared"]]
     batch = decode(pack([1.0, events, None]))
     stored = batch.events[0]
@@ -170,7 +170,7 @@ def test_payloads_that_are_not_batches_are_rejected(payload: bytes) -> None:
         decode(payload)
 
 
-def test_batch_above_the_limit_of_events_is_rejected() -> None:
+def test_batch_with_more_events_than_the_limit_is_rejected() -> None:
     assert len(decode(pack([1.0, [None] * MAX_EVENTS, 0])).losses) == MAX_EVENTS
     with pytest.raises(BatchTooLargeError):
         decode(pack([1.0, [None] * (MAX_EVENTS + 1), 0]))

@@ -128,7 +128,7 @@ def test_blocks_of_an_adapter_count_only_for_requests_of_that_adapter(index: Ind
     assert matched(index, PROMPT, lora="7") == {"c": 2}
 
 
-def test_request_with_salt_adapter_and_image_is_matched(index: Index) -> None:
+def test_request_matches_only_blocks_with_the_same_salt_adapter_and_image(index: Index) -> None:
     extra_keys = [["alice", ["img", 2], "salt"], ["alice", ["img", -2]], ["alice"]]
     ingest(index, "a", stored([1, 2, 3], PROMPT[:12], lora_name="alice", extra_keys=extra_keys))
     image = [Placeholder("img", 2, 5)]
@@ -138,7 +138,7 @@ def test_request_with_salt_adapter_and_image_is_matched(index: Index) -> None:
     assert matched(index, PROMPT, lora="alice", media=image) == {}
 
 
-def test_long_prompt_with_a_salt_is_matched_to_its_end() -> None:
+def test_all_cached_blocks_of_a_long_prompt_with_a_salt_are_matched() -> None:
     index = make_index(MemoryBackend())
     part_blocks = 1024
     tokens = [number % 1000 for number in range(4 * (2 * part_blocks + 3))]
@@ -152,7 +152,9 @@ def test_long_prompt_with_a_salt_is_matched_to_its_end() -> None:
         assert matched(index, tokens[: 4 * block_count + 3], salt="salt") == {"a": block_count}
 
 
-def test_images_change_all_block_keys_from_the_first_overlapping_block(index: Index) -> None:
+def test_image_changes_the_keys_of_the_first_block_that_contains_it_and_of_later_blocks(
+    index: Index,
+) -> None:
     for pod, image in (("a", "one"), ("b", "two")):
         extra_keys = [None, [[image, 1]], [[image, -3]], None]
         ingest(index, pod, stored([1, 2, 3, 4], PROMPT[:16], extra_keys=extra_keys))
@@ -161,7 +163,9 @@ def test_images_change_all_block_keys_from_the_first_overlapping_block(index: In
     assert matched(index, PROMPT) == {"a": 1, "b": 1}
 
 
-def test_images_of_older_vllm_events_match_without_offsets(index: Index) -> None:
+def test_events_of_older_vllm_without_image_offsets_match_requests_with_the_image(
+    index: Index,
+) -> None:
     ingest(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["img", "salt"], ["img"]]))
     assert matched(index, PROMPT, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
 
@@ -212,7 +216,7 @@ def test_cache_group_without_blocks_continues_no_prefix(index: Index) -> None:
     assert matched(index, PROMPT) == {}
 
 
-def test_blocks_without_a_full_attention_counterpart_are_counted(index: Index) -> None:
+def test_blocks_without_a_full_attention_counterpart_are_counted_as_losses(index: Index) -> None:
     ingest(index, "a", stored([7, 8], PROMPT[:8], **WINDOW))
     ingest(index, "b", stored([1], PROMPT[:4], **FULL), stored([1, 9], PROMPT[:8], **WINDOW))
     assert losses(index) == {"unpaired_block": 3}
@@ -264,7 +268,7 @@ def test_event_values_up_to_their_limits_are_accepted_and_larger_values_are_reje
         (removed([b""]), "bad_block_hashes"),
     ],
 )
-def test_invalid_event_is_counted_with_its_reason_and_valid_events_are_kept(
+def test_invalid_events_are_counted_by_reason_and_valid_events_are_kept(
     event: KVEvent, reason: str
 ) -> None:
     index = make_index(MemoryBackend())
@@ -278,7 +282,7 @@ def test_stored_and_removed_events_without_blocks_are_ignored(index: Index) -> N
     assert losses(index) == {} and matched(index, PROMPT) == {"a": 1}
 
 
-def test_media_names_above_the_tier_limit_are_rejected() -> None:
+def test_medium_names_beyond_the_limit_on_tiers_are_rejected() -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
     assert losses(index) == {"too_many_tiers": 6}
@@ -291,7 +295,7 @@ def test_hashes_may_be_bytes_or_numbers(index: Index) -> None:
     assert matched(index, PROMPT) == {"a": 1}
 
 
-def test_added_removed_and_unknown_blocks_are_counted() -> None:
+def test_metrics_count_added_removed_and_unknown_blocks() -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", block(0), block(1), block(2), removed([2, 7, 8]), removed([9]))
     index.clear("a")

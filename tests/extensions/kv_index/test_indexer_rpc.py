@@ -68,7 +68,7 @@ def test_pod_identifiers_in_a_request_limit_the_scored_pods(index: KvIndex) -> N
     assert not ask(index, prompt=TEXT, model_name="m", pod_identifiers=["c"]).scores
 
 
-def test_each_rank_of_a_pod_is_scored(index: KvIndex) -> None:
+def test_each_rank_of_a_pod_has_a_separate_score(index: KvIndex) -> None:
     store(index, "a", 1, rank=0)
     store(index, "a", 2, rank=1)
     answer = ask(index, prompt=TEXT, model_name="m")

@@ -133,7 +133,7 @@ def test_host_name_resolves_to_all_its_addresses(caplog: pytest.LogCaptureFixtur
         (";replay=tcp://elsewhere:9", "tcp://elsewhere:9", None, None),
     ],
 )
-def test_host_name_accepts_the_options_of_a_target(
+def test_host_name_source_may_have_the_options_of_a_target_address(
     options: str, replay: str | None, pod: str | None, model: str | None
 ) -> None:
     (source,) = target_sources([f"dns://127.0.0.1:7{options}"])
@@ -151,7 +151,7 @@ def test_several_addresses_for_one_pod_name_log_a_warning(caplog: pytest.LogCapt
     assert [target.name for target in now(source)] == ["a"] and len(caplog.records) == 1
 
 
-def test_resolver_distinguishes_unknown_hosts_from_temporary_failures(
+def test_resolver_returns_no_address_for_an_unknown_host_and_raises_a_temporary_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "127.0.0.1" in resolve_host("127.0.0.1")

@@ -159,7 +159,7 @@ def test_unreadable_message_is_skipped_for_the_rank_that_expects_its_sequence_nu
     assert sum(index.metrics.skipped_messages.values()) == 1 + 2
 
 
-def test_longest_silent_pods_are_removed_above_the_limit() -> None:
+def test_pods_that_were_silent_for_the_longest_time_are_removed_above_the_limit() -> None:
     index, pool = make(max_pods=3)
     for sequence, pod in enumerate("abcade"):  # when d comes, a is not the longest silent
         pool.put(

@@ -24,7 +24,7 @@ def indexer(*flags: str) -> FlaskClient:
         ("/score_chat_completions", {"messages": CHAT}),
     ],
 )
-def test_pod_named_in_routed_to_is_scored_in_the_same_response_and_in_the_next(
+def test_pod_in_the_field_routed_to_is_scored_in_the_same_and_in_the_next_response(
     path: str, body: dict[str, object]
 ) -> None:
     client = indexer()
@@ -35,7 +35,7 @@ def test_pod_named_in_routed_to_is_scored_in_the_same_response_and_in_the_next(
     assert client.post(path, json={**body, "pods": ["pod-b"]}).get_json() == {}
 
 
-def test_routed_tokens_name_the_rank_and_the_tier() -> None:
+def test_scores_of_routed_tokens_have_the_routed_rank_and_the_speculative_tier() -> None:
     client = indexer()
     body = {"tokens": TOKENS, "routed_to": "pod-a", "routed_rank": 3}
     card = client.post("/score_tokens", json=body).get_json()["scores"]["pod-a"]

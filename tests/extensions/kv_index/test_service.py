@@ -166,7 +166,7 @@ def test_subscriber_continues_after_an_error(
     assert caplog.text.count("RuntimeError: a fault") == 2
 
 
-def test_backends_are_selected_by_name() -> None:
+def test_index_backend_is_selected_by_its_name() -> None:
     assert isinstance(open_backend(KVIndexSettings()), MemoryBackend)
     costly = open_backend(KVIndexSettings(kv_index_backend="cost-aware", kv_index_size=3))
     assert isinstance(costly, MemoryBackend)

@@ -72,7 +72,7 @@ def test_speculative_blocks_are_added_to_event_blocks_and_change_the_ranking(ind
     assert best.tiers == {"gpu": 2, "speculative": BLOCKS - 2}
 
 
-def test_stored_event_confirms_a_routed_prompt_and_removed_event_shortens_its_match(
+def test_stored_event_confirms_a_routed_prompt_and_a_removed_event_shortens_the_match(
     index: Index, clock: list[float]
 ) -> None:
     route(index, "a")
@@ -127,7 +127,7 @@ def test_pod_that_loses_its_cache_loses_its_routed_prompts(
     assert matched(index) == {"b": BLOCKS}
 
 
-def test_pod_filter_applies_to_routed_prompts(index: Index) -> None:
+def test_pods_outside_the_pod_filter_have_no_scores_for_routed_prompts(index: Index) -> None:
     route(index, "a")
     route(index, "b")
     assert matched(index, PROMPT, "b", "c") == {"b": BLOCKS}
@@ -160,13 +160,13 @@ def test_routed_prompts_are_not_kept_without_a_lifetime() -> None:
 
 
 @pytest.mark.parametrize("length", range(6))
-def test_common_prefix_length_of_two_prompts_is_found(length: int) -> None:
+def test_common_prefix_length_is_the_number_of_equal_leading_block_keys(length: int) -> None:
     keys = list(range(5))
     other = [*keys[:length], *range(90, 95 - length)]
     assert common_prefix(keys, other) == min(length, 5)
 
 
-def test_prompts_with_the_same_prefix_are_compared_in_parts(
+def test_comparing_many_prompts_with_the_same_first_block_yields_to_other_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     speculation = Speculation(LIFETIME_S, now=float)

@@ -53,7 +53,9 @@ def test_out_of_order_batches_are_all_applied(indexer: SteppedIndexer) -> None:
     assert losses(indexer) == {"gap": 3 + 1}
 
 
-def test_batches_before_the_first_message_of_a_pod_count_as_a_gap(indexer: SteppedIndexer) -> None:
+def test_batches_missed_before_the_first_message_of_a_pod_count_as_a_gap(
+    indexer: SteppedIndexer,
+) -> None:
     engine = indexer.engine(connect=False)
     put(indexer, engine, 41, block(0))
     put(indexer, engine, 42, block(1))
@@ -170,7 +172,7 @@ def test_each_rank_is_replayed_from_its_own_port(indexer: SteppedIndexer, connec
     assert losses(indexer) == {}
 
 
-def test_target_with_a_replay_address_is_replayed_from_it_for_any_rank(
+def test_replay_address_of_a_target_is_used_for_every_rank(
     indexer: SteppedIndexer,
 ) -> None:
     engine = indexer.engine("kv@a@m", connect=False)

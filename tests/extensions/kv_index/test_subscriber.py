@@ -160,7 +160,9 @@ def test_malformed_message_is_counted_and_the_next_one_is_read(indexer: SteppedI
     }
 
 
-def test_events_of_vllm_0_33_with_lookahead_tokens_are_read(indexer: SteppedIndexer) -> None:
+def test_events_with_the_additional_fields_of_vllm_0_33_are_read_without_losses(
+    indexer: SteppedIndexer,
+) -> None:
     """Their session and the tokens behind each block are not read, in whatever shape they come."""
     indexer.listen()
     engine = indexer.engine("kv@a@m")

@@ -137,7 +137,7 @@ def test_blocks_are_stored_after_their_step_and_evicted_from_the_end(steps: bool
     assert device[0].block_hashes == first_hashes
 
 
-def test_stored_events_have_tokens_and_parent_hashes_with_full_events() -> None:
+def test_full_events_of_the_host_tier_contain_token_ids_and_parent_hashes() -> None:
     tiered = TieredEngine(40, has_full_events=True, blocks_per_chunk=2)
     tiered.complete("first", prompt_of(1, 5))
 

@@ -55,7 +55,7 @@ def test_profile_auto_is_computed_from_data_sheets(tmp_path: Path) -> None:
     assert settings.model.max_model_len == 40960
 
 
-def test_block_count_follows_the_configured_limits(tmp_path: Path) -> None:
+def test_smaller_step_limits_leave_more_memory_for_the_kv_cache(tmp_path: Path) -> None:
     argv = ["--profile", "auto", "--device", "h100", "--model-config", model_config(tmp_path)]
     large = load(argv, {})
     small = load([*argv, *SMALL_STEPS], {})

@@ -151,7 +151,7 @@ def test_corrupt_gguf_file_causes_no_error_except_a_one_line_rejection(
         assert "\n" not in str(error)
 
 
-def test_unusable_gguf_file_is_rejected_with_its_reason(tmp_path: Path) -> None:
+def test_error_for_an_unusable_gguf_file_states_the_reason(tmp_path: Path) -> None:
     make_model(tmp_path)
     file = tmp_path / "model.gguf"
     name = "model.layers.0.mlp.down_proj.weight"

@@ -114,7 +114,9 @@ def test_int8_logits_are_close_to_those_of_float32(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
-def test_quantized_gguf_files_are_close_to_their_float32_values(kind: str, tmp_path: Path) -> None:
+def test_int8_logprobs_of_quantized_gguf_files_are_close_to_those_of_float32(
+    kind: str, tmp_path: Path
+) -> None:
     make_model(tmp_path)
     write(tmp_path, file := tmp_path / "model.gguf", "llama", quantised=kind)
     texts = prompts(8)

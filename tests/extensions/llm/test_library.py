@@ -126,7 +126,7 @@ def test_public_names_of_the_package_can_be_imported_without_importing_torch() -
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, timeout=50, check=True)
 
 
-def test_greedy_creative_and_balanced_presets_are_valid_sampling_parameters(llm: LLM) -> None:
+def test_presets_greedy_creative_and_balanced_are_valid_sampling_parameters(llm: LLM) -> None:
     for name in ("greedy", "creative", "balanced"):
         params: SamplingParams = getattr(SamplingParams, name)(max_tokens=5)
         assert (params.to_dict()["max_tokens"], params.is_greedy) == (5, name == "greedy")
@@ -212,7 +212,7 @@ def test_async_streams_end_when_the_engine_stops(model: str) -> None:
         LLM("./nothing")
 
 
-def test_async_api_supports_several_choices_and_reports_failures(model: str) -> None:
+def test_async_api_returns_several_choices_and_reports_failures(model: str) -> None:
     engines: list[LLMEngine] = []
 
     def make() -> LLMEngine:

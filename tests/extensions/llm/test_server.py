@@ -128,7 +128,9 @@ def test_seed_of_choice_i_is_the_request_seed_plus_i(server: RunningServer) -> N
     assert tokens(5, 3) == [tokens(seed, 1)[0] for seed in (5, 6, 7)]
 
 
-def test_chats_are_returned_complete_streamed_and_with_logprobs(server: RunningServer) -> None:
+def test_streamed_chat_equals_the_complete_chat_and_logprobs_are_in_descending_order(
+    server: RunningServer,
+) -> None:
     with openai_client(server) as client:
         create = client.chat.completions.create
         whole = create(**ASKED)
@@ -145,7 +147,7 @@ def test_chats_are_returned_complete_streamed_and_with_logprobs(server: RunningS
             create(**ASKED | {"max_tokens": 10**6})
 
 
-def test_anthropic_messages_are_returned_complete_and_streamed(server: RunningServer) -> None:
+def test_streamed_anthropic_message_equals_the_complete_message(server: RunningServer) -> None:
     with anthropic.Anthropic(
         base_url=server.url,
         auth_token="x",

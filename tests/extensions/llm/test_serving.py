@@ -184,7 +184,9 @@ def test_sleep_releases_the_memory_of_weights_and_kv_cache(folder: Path) -> None
         check(engine.cache)
 
 
-def test_load_reports_tell_workers_whether_a_pause_rejects_requests(folder: Path) -> None:
+def test_workers_learn_from_load_reports_whether_a_paused_engine_rejects_or_queues_requests(
+    folder: Path,
+) -> None:
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
         for name, refuse, expected in (
             ("pause", True, True),

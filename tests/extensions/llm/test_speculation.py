@@ -71,7 +71,7 @@ def longest_first(ids: list[int], least_length: int, most_length: int, count: in
     st.integers(0, 6),
     st.integers(0, 8),
 )
-def test_longest_and_earliest_ngram_match_is_used(
+def test_draft_continues_the_earliest_of_the_longest_ngram_matches(
     ids: list[int], least_length: int, extra_length: int, count: int
 ) -> None:
     draft = look_up(numpy.array(ids, numpy.int32), least_length, least_length + extra_length, count)
@@ -231,7 +231,7 @@ def test_texts_and_structured_outputs_with_drafts_equal_those_without(model: str
         assert run_all(llm.engine) == {}
 
 
-def test_metrics_count_drafts_and_gaps_between_steps(model: str) -> None:
+def test_metrics_count_drafts_and_record_the_gaps_between_steps(model: str) -> None:
     params = {
         "max_tokens": 60,
         "temperature": 0.0,

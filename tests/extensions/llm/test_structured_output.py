@@ -257,7 +257,7 @@ def test_invalid_constraint_is_rejected_with_a_short_error(llm: LLM, form: Schem
     assert len(say(llm, regex="[ab]{3}")[0]) == 3
 
 
-def test_exactly_one_constraint_is_required() -> None:
+def test_structured_output_parameters_need_exactly_one_constraint() -> None:
     for form in ({}, {"regex": "a", "json_object": True}, {"choice": []}):
         with pytest.raises(RequestError):
             StructuredOutputsParams(**form)
@@ -288,7 +288,9 @@ def test_stop_strings_and_min_tokens_apply_to_constrained_output(llm: LLM) -> No
     assert len(set(texts)) == 4 and all(re.fullmatch("[a-z]{6,9}", text) for text in texts)
 
 
-def test_constraint_does_not_affect_other_requests_and_survives_preemption(model: str) -> None:
+def test_structured_output_constraint_affects_no_other_request_and_survives_preemption(
+    model: str,
+) -> None:
     free = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     form = StructuredOutputsParams(regex="[a-z ]{60,70}")
     formed = SamplingParams(temperature=1.0, seed=5, structured_outputs=form)

@@ -92,11 +92,11 @@ def test_shorter_vector_has_the_direction_of_a_prefix_of_the_longer_one(
         assert beginning == whole[:short]
 
 
-def test_vector_is_the_same_on_every_machine() -> None:
+def test_vector_of_a_known_text_has_the_stored_values() -> None:
     assert [round(float(number), 6) for number in vector("The quick brown fox", 8)] == GOLDEN
 
 
-def test_vectors_are_unchanged_since_the_stored_checksum() -> None:
+def test_vectors_have_the_stored_checksum() -> None:
     texts = [
         "",
         "hello",
@@ -121,7 +121,7 @@ def test_vectors_are_unchanged_since_the_stored_checksum() -> None:
     assert digest.hexdigest() == VECTORS_SHA256
 
 
-def test_cached_feature_positions_do_not_change_vectors() -> None:
+def test_vectors_of_any_dimension_are_the_same_with_and_without_the_feature_cache() -> None:
     known_features = KnownFeatures()
     for dimensions in (1024, 8, 1024, 8, 384, 384, 384):
         numbers = embedding("The quick fox", dimensions, no_pause, known_features=known_features)
@@ -130,7 +130,9 @@ def test_cached_feature_positions_do_not_change_vectors() -> None:
 
 
 @given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=8), max_size=5))
-def test_cached_words_that_share_features_do_not_change_vectors(texts: list[list[str]]) -> None:
+def test_vectors_are_the_same_with_and_without_the_cache_if_words_share_features(
+    texts: list[list[str]],
+) -> None:
     known_features = KnownFeatures()
     for text in [" ".join(WORDS)] * 2 + [" ".join(words) for words in texts]:
         for dimensions in (5, 100):

@@ -194,7 +194,7 @@ def test_wrong_type_returns_400_with_the_path_of_the_field() -> None:
         ("embed", {"mm_encoder_only": True}, set(TASK_PATHS["embed"]) - {EMBED, COHERE}),
     ],
 )
-def test_each_task_has_the_same_routes_as_in_vllm(
+def test_each_pooling_task_has_the_same_routes_as_in_vllm(
     task: str, settings: dict[str, bool], expected: set[str]
 ) -> None:
     client = create_app(settings_type()(model=ModelSettings(task=task, **settings))).test_client()
@@ -278,7 +278,7 @@ def test_conversation_is_embedded_like_its_prompt() -> None:
     assert [item["embedding"] for item in several] == vectors([prompt, prompt])
 
 
-def test_input_of_full_context_is_accepted_and_longer_input_is_truncated() -> None:
+def test_input_of_the_full_context_is_accepted_and_longer_input_is_truncated_on_request() -> None:
     assert call(EMBED, input=[1] * 64)["usage"]["prompt_tokens"] == 64
     for keep, used in ((-1, 64), (5, 5), (64, 64)):
         body = {"input": [list(range(100)), [7]], "truncate_prompt_tokens": keep}
@@ -366,7 +366,7 @@ def test_class_probabilities_add_up_to_one() -> None:
 
 
 @pytest.mark.parametrize("path", [SCORE, "/v1/score"])
-def test_common_tokens_raise_the_score(path: str) -> None:
+def test_score_rises_with_the_number_of_common_tokens(path: str) -> None:
     documents = ["red fox jumps", "red fox sleeps", "red cats sleep", "blue whales sing"]
     values = [
         item["score"] for item in call(path, queries="red fox jumps", documents=documents)["data"]
@@ -375,7 +375,7 @@ def test_common_tokens_raise_the_score(path: str) -> None:
     assert len(set(values)) == 4 and all(0 < value < 1 for value in values)
 
 
-def test_texts_are_scored_one_to_many_or_in_pairs() -> None:
+def test_texts_are_scored_one_against_many_or_in_pairs() -> None:
     equal, different = scores(text_1="a b", text_2=["a b", "c d"])
     assert scores(text_1=["a b", "a b"], text_2=["a b", "c d"]) == [equal, different]
     assert scores(text_1="a b", text_2="c d") == scores(data_1="c d", data_2="a b") == [different]
@@ -430,7 +430,7 @@ def test_rerank_results_are_sorted_and_keep_the_document_indices(path: str) -> N
         (SCORE, "score", ["index", "object", "score"]),
     ],
 )
-def test_embedding_list_has_the_keys_nulls_and_order_of_vllm(
+def test_embedding_list_has_the_same_keys_null_values_and_key_order_as_in_vllm(
     path: str, prefix: str, keys: list[str]
 ) -> None:
     answer = json.loads(client_of("--task=pooling").post(path, json=BASE[path]).data)
@@ -443,7 +443,7 @@ def test_embedding_list_has_the_keys_nulls_and_order_of_vllm(
     assert list(answer["usage"].values()) == [tokens, tokens, 0, None, None]
 
 
-def test_rerank_response_has_the_keys_nulls_and_order_of_vllm() -> None:
+def test_rerank_response_has_the_same_keys_null_values_and_key_order_as_in_vllm() -> None:
     answer = call(RERANK, **BASE[RERANK])
     assert list(answer) == ["id", "model", "usage", "results"]
     assert list(answer["usage"]) == ["prompt_tokens", "total_tokens"]

@@ -34,7 +34,7 @@ def _lines(first: ReceivedAnswer, second: ReceivedAnswer, **rules: Any) -> list[
     return list(differences(shapes_of(first, compared), shapes_of(second, compared)))
 
 
-def test_texts_and_numbers_may_differ_but_types_and_keys_may_not() -> None:
+def test_differences_of_texts_and_numbers_are_accepted_but_those_of_types_and_keys_listed() -> None:
     assert _lines(_json({"id": "a", "n": 1}), _json({"id": "b", "n": 2.5})) == []
     assert _lines(_json({"id": "a"}), _json({"id": None, "x": 1})) == [
         "$.id: string: only in the recorded answer",
@@ -43,7 +43,7 @@ def test_texts_and_numbers_may_differ_but_types_and_keys_may_not() -> None:
     ]
 
 
-def test_values_of_named_fields_are_compared_even_in_lists() -> None:
+def test_values_of_the_requested_fields_are_compared_even_in_lists() -> None:
     first = _json({"tokens": [1, 2], "code": 400})
     second = _json({"tokens": [1, 3], "code": 404})
     assert _lines(first, second) == []
@@ -52,7 +52,7 @@ def test_values_of_named_fields_are_compared_even_in_lists() -> None:
     assert "$.tokens: [1, 2]: only in the recorded answer" in lines
 
 
-def test_ignored_fields_are_skipped_and_lengths_of_counted_lists_are_compared() -> None:
+def test_ignored_fields_are_not_compared_and_lengths_of_lists_are_compared_on_request() -> None:
     first = _json({"data": [{"a": 1}, {"a": 2}], "noise": 1})
     second = _json({"data": [{"a": 1}], "noise": "x"})
     assert _lines(first, second, ignored=frozenset(("noise",))) == []
@@ -63,19 +63,19 @@ def test_ignored_fields_are_skipped_and_lengths_of_counted_lists_are_compared() 
     ]
 
 
-def test_choices_of_a_stream_may_come_in_any_order() -> None:
+def test_order_of_the_choices_in_a_stream_does_not_count_as_a_difference() -> None:
     first = _stream(_delta(0, text="a"), _delta(1, text="b"), _delta(0, end=1), _delta(1, end=1))
     second = _stream(_delta(1, text="a"), _delta(1, end=1), _delta(0, text="b"), _delta(0, end=1))
     assert _lines(first, second) == []
 
 
-def test_first_different_part_of_a_stream_is_named() -> None:
+def test_comparison_names_the_first_different_part_of_a_stream() -> None:
     lines = _lines(_stream(_delta(0, text="a")), _stream(_delta(0, text="a"), _delta(0, end=1)))
     assert len(lines) == 1
     assert lines[0].startswith("stream, part 2: [DONE] in the recorded answer")
 
 
-def test_response_headers_are_compared_by_name_or_by_value() -> None:
+def test_response_headers_are_compared_by_name_and_on_request_by_value() -> None:
     first = _json({}, allow="GET, POST", server="a")
     second = _json({}, allow="POST, GET", date="b")
     assert _lines(first, second) == []
@@ -89,7 +89,7 @@ def test_token_ids_and_texts_that_are_keys_become_a_wildcard_in_the_compared_pat
     assert shape_of({"top_logprobs": {"Hi": 1, "x": 2}}) == {"$.top_logprobs.*: number"}
 
 
-def test_metrics_are_compared_by_names_types_and_labels() -> None:
+def test_metrics_are_compared_by_names_types_and_labels_but_not_by_values() -> None:
     body = b'# HELP a text\n# TYPE a counter\na{x="1",y="2"} 5\n'
     answer = ReceivedAnswer(200, [("content-type", "text/plain")], body)
     other = ReceivedAnswer(200, [("content-type", "text/plain")], body.replace(b"5", b"6"))

@@ -81,13 +81,13 @@ def test_replay_by_turn_selects_the_response_by_the_number_of_replies(
     assert text(client, step(0, stream=True)) == 404
 
 
-def test_parallel_tool_calls_of_one_reply_count_as_one_turn(file: str, served: Serve) -> None:
+def test_consecutive_assistant_messages_count_as_one_turn(file: str, served: Serve) -> None:
     body = step(1)
     body["messages"].insert(2, {"role": "assistant", "content": "Let me look."})
     assert text(served(file), body) == "two"
 
 
-def test_body_that_is_not_a_conversation_is_not_matched_by_its_turn(
+def test_request_that_is_not_a_conversation_gets_no_recorded_response_by_turn(
     file: str, served: Serve
 ) -> None:
     with closing(Recording(file, by_turn=True)) as recording:

@@ -154,7 +154,7 @@ def interaction(uri: str, sent: object, body: object, **response: Any) -> dict[s
 CHOICE = {"choices": [{"index": 0, "message": {"content": "From VCR."}, "finish_reason": "stop"}]}
 
 
-def test_cassette_of_ruby_vcr_is_read(tmp_path: Path) -> None:
+def test_imported_cassette_of_ruby_vcr_answers_its_recorded_request(tmp_path: Path) -> None:
     body = {"encoding": "UTF-8", "base64_string": b64encode(json.dumps(CHOICE).encode()).decode()}
     request = {
         "method": "post",
@@ -166,7 +166,7 @@ def test_cassette_of_ruby_vcr_is_read(tmp_path: Path) -> None:
     assert text(client, "Chat?") == "From VCR."
 
 
-def test_parts_that_cannot_be_imported_are_listed_with_their_position(
+def test_parts_that_cannot_be_imported_are_listed_with_the_position_of_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = {

@@ -63,7 +63,7 @@ def test_stored_oracle_responses_are_outdated_once_a_request_changes(store: Path
     assert not is_current(read_answers("1.0", "other"), [CASE])
 
 
-def test_error_messages_and_counters_are_compared() -> None:
+def test_differences_in_error_messages_and_counters_are_reported() -> None:
     area = Area("a", path="/p")
     area.case("words", "A reason.", words=(r"at least \d+",))
     [case] = area.cases
@@ -81,12 +81,12 @@ def test_response_is_compared_with_the_closest_of_several_recorded_responses() -
     assert len(least_disagreements(CASE, runs, _outcome('{"a": "x"}'), NAMES)) == 2
 
 
-def test_metric_samples_are_named_without_model_and_engine_labels() -> None:
+def test_names_of_metric_samples_omit_the_model_and_engine_labels() -> None:
     exposition = 'a_total{engine="0",model_name="m",reason="stop"} 3.0\nb_total 4\n'
     assert dict(samples_of(exposition, ("a_total",))) == {"a_total(reason=stop)": 3.0}
 
 
-def test_release_comparison_lists_different_responses(
+def test_release_comparison_lists_different_options_and_responses(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = cases_of("base")[:5]

@@ -229,7 +229,7 @@ def test_chunked_request_is_forwarded_in_chunks(tmp_path: Path) -> None:
         (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b""),
     ],
 )
-def test_response_with_an_unusual_http_framing_is_forwarded_and_recorded(
+def test_body_of_a_response_with_irregular_headers_or_chunks_is_forwarded_and_recorded(
     tmp_path: Path, answer: bytes, body: bytes
 ) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
@@ -286,7 +286,9 @@ def test_broken_response_breaks_off_for_the_client_and_is_recorded_as_broken(
     assert recorded.answer.is_broken and body_of(recorded) in (b"hello", b"")
 
 
-def test_targets_by_model_receive_their_requests_and_keys(tmp_path: Path) -> None:
+def test_request_is_forwarded_to_the_target_of_its_model_with_the_key_of_that_target(
+    tmp_path: Path,
+) -> None:
     first = stubs.Pod("first")
     second = stubs.Pod("second")
     with stubs.serving(first) as first_port, stubs.serving(second) as two:

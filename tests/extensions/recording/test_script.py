@@ -154,7 +154,7 @@ def test_pauses_of_a_recorded_stream_become_delays_of_the_rule(head: Any, piece:
     }
 
 
-def test_errors_and_broken_responses_become_faults() -> None:
+def test_recorded_errors_and_broken_responses_become_faults_of_rules() -> None:
     error = {"error": {"message": "Slow down", "type": "RateLimitError", "code": 429}}
     rules = rules_of(
         whole(chat("a"), error, status=429),

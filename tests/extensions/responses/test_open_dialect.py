@@ -127,7 +127,7 @@ def test_response_repeats_the_fields_of_the_request(client: Client) -> None:
     assert response["text"] == {"format": {"type": "text"}, "verbosity": "low"}
 
 
-def test_store_is_true_only_if_the_response_can_be_retrieved(client: Client) -> None:
+def test_field_store_is_true_only_if_the_response_can_be_retrieved(client: Client) -> None:
     assert client.post(PATH, {"input": "hi"}).json()["store"] is True
     assert client.post(PATH, {"input": "hi", "store": False}).json()["store"] is False
     with in_process("--responses-dialect", "open") as other:

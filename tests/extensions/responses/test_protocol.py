@@ -142,7 +142,7 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ),
     ],
 )
-def test_field_that_violates_the_schema_returns_400_with_its_path(
+def test_error_for_a_field_that_violates_the_schema_has_status_400_and_the_field_path(
     fields: dict[str, Any], param: str
 ) -> None:
     assert refusal(**fields) == (400, "Bad Request", param)
@@ -168,7 +168,7 @@ def test_error_for_a_violated_rule_names_the_field(fields: dict[str, Any], param
     assert refusal(**fields) == (400, "BadRequestError", param)
 
 
-def test_sampling_fields_and_limits_are_converted() -> None:
+def test_sampling_fields_and_limits_become_chat_fields() -> None:
     converted = chat(
         **SAME, max_output_tokens=7, reasoning={"effort": "low"}, instructions="Be brief."
     )
@@ -241,7 +241,7 @@ def test_echo_mode_repeats_the_last_input_item(items: Any, echoed: str) -> None:
     assert echo_text(decoded(input=items).input) == echoed
 
 
-def test_only_functions_custom_tools_and_namespace_functions_can_be_called() -> None:
+def test_only_functions_and_custom_tools_and_functions_of_a_namespace_can_be_called() -> None:
     search = {"type": "web_search", "search_context_size": "low"}
     assert decoded(tools=[search]).tool_choice == "auto"
     assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
@@ -321,7 +321,7 @@ def sdk_choices() -> TypeAdapter[Any]:
 
 
 @pytest.mark.parametrize("tool_fields", TOOL_FIELDS, ids=itemgetter("type"))
-def test_tool_is_accepted_with_all_its_fields_only_if_the_openai_sdk_accepts_it(
+def test_tool_is_accepted_and_keeps_its_fields_if_and_only_if_the_openai_sdk_accepts_it(
     tool_fields: dict[str, Any], sdk_tools: TypeAdapter[Any]
 ) -> None:
     wrong = [

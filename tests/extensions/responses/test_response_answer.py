@@ -136,7 +136,7 @@ def test_stream_events_and_final_messages_have_equal_logprobs(
     assert all(len(entry["top_logprobs"]) == top for entry in [*in_events, *in_items])
 
 
-def test_reply_without_text_has_a_message_only_without_a_parser_and_without_streaming() -> None:
+def test_reply_without_text_has_a_message_only_in_a_complete_response_without_a_parser() -> None:
     """Where thoughts or calls are parsed out of the text, and in a stream, nothing is made of no
     text.
     """

@@ -58,7 +58,7 @@ def test_least_recently_used_response_is_evicted_first() -> None:
     assert [missing(store, name) for name in "abcd"] == [False, True, False, False]
 
 
-def test_large_response_evicts_several_stored_responses_above_the_size_limit() -> None:
+def test_storing_a_response_above_the_size_limit_evicts_several_stored_responses() -> None:
     store = ResponseStore(True, max_responses=100, max_bytes=10_000)
     for name in "abc":
         store.store(stored(name, size=3000))
@@ -103,7 +103,7 @@ def test_estimated_size_of_the_store_is_close_to_its_memory(size: int, events: i
     assert 0.85 * held_bytes < store.size_bytes < 1.15 * held_bytes
 
 
-def test_large_response_evicts_no_small_responses_below_the_size_limit() -> None:
+def test_storing_a_large_response_within_the_size_limit_evicts_no_response() -> None:
     """The number of responses has a limit, too, which does not make any of them larger."""
     store = ResponseStore(True, max_responses=10, max_bytes=100_000)
     for number in range(8):

@@ -67,7 +67,7 @@ def test_prompt_cache_fields_are_returned_in_the_order_of_vllm() -> None:
     ]
 
 
-def test_prompt_cache_fields_are_null_by_default() -> None:
+def test_prompt_cache_fields_are_null_unless_the_request_sets_them() -> None:
     response = response_of(client_of("0.33"))
     assert [response[name] for name in REPEATED] == [None] * 4
     [created, *_, ended] = events_of(client_of("0.33"), **LONGER, **CACHE_FIELDS)

@@ -24,7 +24,9 @@ def client_of(task: str) -> FlaskClient:
         ("generate", {"prompt": "hello", "max_tokens": 2}, "cmpl-"),
     ],
 )
-def test_invocation_body_determines_its_api(task: str, body: object, begins: str) -> None:
+def test_fields_of_an_invocation_body_determine_which_api_answers(
+    task: str, body: object, begins: str
+) -> None:
     check_family(task, body, begins)
 
 
@@ -55,12 +57,12 @@ def check_refusal(task: str, body: object, param: str | None) -> None:
     assert (error["code"], error["type"], error["param"]) == (400, "BadRequestError", param)
 
 
-def test_adapter_header_selects_the_model() -> None:
+def test_adapter_header_overrides_the_model_of_the_body() -> None:
     headers = {"X-Amzn-SageMaker-Adapter-Identifier": "missing"}
     assert client_of("generate").post(PATH, json=CHAT, headers=headers).status_code == 404
 
 
-def test_invocation_can_be_streamed_and_is_counted() -> None:
+def test_sagemaker_invocation_can_be_streamed_and_is_counted_in_the_http_metrics() -> None:
     told = client_of("generate").post(PATH, json={**CHAT, "stream": True})
     assert told.headers["Content-Type"].startswith("text/event-stream")
     assert told.text.endswith("data: [DONE]\n\n")

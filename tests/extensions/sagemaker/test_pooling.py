@@ -20,7 +20,9 @@ PAIR = {"query": "cat", "documents": ["a cat"]}
         ("pooling", {"input": "hi", "task": "classify"}, "embd-"),
     ],
 )
-def test_invocation_body_determines_its_api(task: str, body: object, begins: str) -> None:
+def test_fields_of_an_invocation_body_determine_which_api_answers(
+    task: str, body: object, begins: str
+) -> None:
     check_family(task, body, begins)
 
 

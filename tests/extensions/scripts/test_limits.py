@@ -75,7 +75,7 @@ def error_of(client: FlaskClient, body: object) -> tuple[int, str]:
         ("{{ choose(*message) }}", "arguments with * are not supported in a script (line 1)"),
     ],
 )
-def test_template_that_is_too_large_to_compile_is_rejected_with_its_position(
+def test_error_for_a_template_that_is_too_large_to_compile_states_the_position(
     client: FlaskClient, source: str, reason: str
 ) -> None:
     body = {"rules": [{"then": "pass"}, {"name": "bomb", "then": {"text": source}}]}
@@ -163,7 +163,7 @@ def test_rendering_yields_to_other_requests_between_operations() -> None:
 
 
 @pytest.mark.parametrize("name", ["header", "random", "choose", "hex"])
-def test_template_functions_can_only_be_called(name: str) -> None:
+def test_template_function_without_a_call_is_rejected(name: str) -> None:
     with pytest.raises(ScriptError, match=rf"{name} \(line 1\) is a function; write {name}"):
         Template("{{ NAME }}".replace("NAME", name))
     with pytest.raises(ScriptError, match="is a function"):
@@ -202,7 +202,7 @@ def test_regex_with_too_many_repetitions_is_rejected(client: FlaskClient, source
     assert "script at run time: rule 1: the regex" in message or "is too long" in message
 
 
-def test_repetition_count_with_a_space_inside_is_rejected() -> None:
+def test_regex_repetition_count_with_a_space_inside_is_rejected() -> None:
     with pytest.raises(ScriptError, match="a space or a comment inside a repeat count"):
         RegexCompiler().compile("(?x)(?:a){1 000}", ignore_case=False)
 
@@ -303,7 +303,9 @@ def test_rules_are_compiled_one_request_at_a_time_outside_the_event_loop(books: 
     assert sorted(order[2:]) == ["first has rules", "second has rules"]
 
 
-def test_large_constant_json_is_serialized_once(client: FlaskClient) -> None:
+def test_json_reply_of_a_rule_is_rejected_if_it_exceeds_the_size_limits(
+    client: FlaskClient,
+) -> None:
     status, message = error_of(client, {"then": {"json": ["x" * 1000] * 300}})
     assert status == 400
     assert f"rule 1: then.json: has more than {MAX_CHARACTERS} characters" in message

@@ -75,7 +75,9 @@ def fits(when: dict[str, Any], matched_request: MatchedRequest) -> bool:
         ({"headers": {"x-team": None}}, False),
     ],
 )
-def test_rule_conditions_are_evaluated_against_a_chat(when: dict[str, Any], holds: bool) -> None:
+def test_rule_conditions_match_a_chat_only_if_it_has_the_stated_properties(
+    when: dict[str, Any], holds: bool
+) -> None:
     assert fits(when, CHAT) is holds
 
 
@@ -92,13 +94,13 @@ def test_rule_conditions_are_evaluated_against_a_chat(when: dict[str, Any], hold
         ({"headers": {"X-Team": "blue"}}, False),
     ],
 )
-def test_rule_conditions_are_evaluated_against_a_conversation_with_tools(
+def test_rule_conditions_match_a_conversation_with_tools_only_if_it_has_the_stated_properties(
     when: dict[str, Any], holds: bool
 ) -> None:
     assert fits(when, AGENT) is holds
 
 
-def test_groups_contain_the_matches_of_the_regexes() -> None:
+def test_regex_groups_of_conditions_contain_the_matched_texts() -> None:
     when = {
         "message": {"role": "user", "regex": r"weather in (?P<city>\w+)"},
         "headers": {"x-team": {"regex": "(?P<first>.)"}},

@@ -82,7 +82,7 @@ def test_error_states_why_each_condition_did_not_match(
     assert reason in message and "secret" not in message
 
 
-def test_unmatched_header_takes_precedence_over_the_setting(
+def test_header_for_unmatched_requests_takes_precedence_over_the_setting(
     client: FlaskClient,
 ) -> None:
     assert chat(client).status_code == 200
@@ -102,12 +102,12 @@ def test_unmatched_header_takes_precedence_over_the_setting(
     )
 
 
-def test_unmatched_error_setting_rejects_every_request_when_no_rules_are_defined() -> None:
+def test_setting_unmatched_to_error_rejects_every_request_if_no_rules_are_defined() -> None:
     client = app_of("--unmatched", "error").test_client()
     assert message_of(chat(client)) == "No rule answers this request: no rules are set for it."
 
 
-def test_unmatched_setting_can_be_changed_at_run_time(client: FlaskClient) -> None:
+def test_setting_for_unmatched_requests_can_be_changed_at_run_time(client: FlaskClient) -> None:
     client.post("/admin/config", json={"unmatched": "error"})
     assert "no rules are set" in message_of(chat(client))
 
@@ -125,7 +125,7 @@ def test_nth_condition_counts_requests_that_an_earlier_rule_answered(books: Book
     assert [reply_text(book, request(text)) for text in "aab"] == ["plain", "plain", "third"]
 
 
-def test_times_and_nth_are_counted_per_scope(books: Books) -> None:
+def test_times_and_nth_of_a_rule_are_counted_separately_per_scope(books: Books) -> None:
     book = books.open(
         "rules: [{times: 1, then: {text: once}}, {when: {nth: 2}, then: {text: second}}]"
     )

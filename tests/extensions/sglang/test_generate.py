@@ -59,7 +59,7 @@ def test_generate_response_has_text_token_ids_and_meta_info(client: Client) -> N
     }
 
 
-def test_generate_accepts_put(client: Client) -> None:
+def test_generate_route_accepts_the_method_put(client: Client) -> None:
     url = client.url + "/generate"
     assert client.session.put(url, json=HELLO).json()["text"]
 
@@ -222,7 +222,7 @@ def test_fields_without_effect_and_nulls_are_accepted(client: Client, fields: An
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-def test_violated_rule_returns_an_error_message(
+def test_request_that_violates_a_rule_returns_an_error_message(
     client: Client, fields: Any, words: str, streams: bool
 ) -> None:
     if streams:

@@ -20,7 +20,7 @@ NAMED = {"type": "function", "function": {"name": "save_users"}}
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_named_tool_arguments_contain_no_empty_list_or_object(number: int) -> None:
+def test_arguments_of_a_named_tool_choice_contain_no_empty_list_or_object(number: int) -> None:
     """Client libraries ask for structured output in this way."""
     application = app_of("--seed", "1", "--enable-auto-tool-choice")
     tool = {"type": "function", "function": {"name": "save_users", "parameters": USERS}}

@@ -82,7 +82,7 @@ def test_several_named_tools_are_called_in_the_order_of_the_message() -> None:
     ]
 
 
-def test_named_tool_choice_is_called_for_any_message() -> None:
+def test_tool_of_a_named_tool_choice_is_called_for_any_message() -> None:
     assert requested("Twice 21", tools=(MAGIC,), named=True) == [("magic_function", {"input": 21})]
 
 
@@ -93,7 +93,7 @@ def test_boolean_argument_is_true_if_the_message_contains_its_name() -> None:
     ]
 
 
-def test_strings_with_a_pattern_and_arrays_are_not_filled_from_the_message() -> None:
+def test_arrays_and_strings_with_a_pattern_are_not_filled_from_the_message() -> None:
     book = tool(
         "book_room",
         "",
@@ -104,7 +104,7 @@ def test_strings_with_a_pattern_and_arrays_are_not_filled_from_the_message() -> 
     assert requested("Book the room for Ada and Grace", tools=(book,)) == [("book_room", {})]
 
 
-def test_cache_of_tool_words_is_bounded_and_the_tool_named_in_the_message_is_selected() -> None:
+def test_tool_that_the_message_names_is_selected_although_the_cache_of_tool_words_is_full() -> None:
     matcher = ToolMatcher()
     limit_bytes = matcher.tool_words.limit_bytes
     long_description = "Reports the weather. " * 500

@@ -70,7 +70,7 @@ def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
     }
 
 
-def test_request_spans_are_queued_prefill_and_decode() -> None:
+def test_request_has_spans_for_its_queued_prefill_and_decode_phases() -> None:
     traced = Traced(slots=1)
     traced.observers.clear()
     traced.ask("other", max_tokens=2)

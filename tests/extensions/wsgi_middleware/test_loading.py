@@ -14,7 +14,7 @@ from tests.extensions.wsgi_middleware.examples import Tagged, tagged
 EXAMPLES = "tests.extensions.wsgi_middleware.examples"
 
 
-def test_last_middleware_is_the_outermost() -> None:
+def test_last_configured_middleware_is_the_outermost() -> None:
     application = app_of(f"--middleware={EXAMPLES}.tagged", f"--middleware={EXAMPLES}.Tagged")
     client = application.test_client()
     answer = client.get("/health")

@@ -81,7 +81,9 @@ def test_body_that_is_not_a_json_object_is_rejected_with_the_error_position(
         assert (answer.status, set(answer.json())) == (400, {"detail"}), "the framework's own"
 
 
-def test_declared_oversized_body_is_rejected_before_it_is_received(server: RunningServer) -> None:
+def test_body_with_a_too_large_declared_length_is_rejected_before_it_is_received(
+    server: RunningServer,
+) -> None:
     for length in ((8 << 20) + 1, 10**12, 10**30):
         with Wire(server.port) as wire:
             head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{JSON}\r\nContent-Length: {length}\r\n\r\n"
@@ -313,7 +315,7 @@ def test_hundreds_of_thousands_of_one_byte_chunks_form_one_body(server: RunningS
         assert wire.answer().status == 200
 
 
-def test_request_for_a_huge_response_is_rejected_with_the_offending_field(
+def test_error_for_a_request_for_a_huge_response_names_the_offending_field(
     server: RunningServer,
 ) -> None:
     huge = {"messages": HELLO, "n": 128, "max_tokens": 40_000, "ignore_eos": True}

@@ -139,7 +139,7 @@ def test_server_speaks_http_1_over_tls_1_2_or_newer(secure: tuple[RunningServer,
     assert shown.returncode != 0 and "protocol version" in shown.stderr
 
 
-def test_health_check_supports_https(secure: tuple[RunningServer, Files]) -> None:
+def test_health_check_command_succeeds_over_https(secure: tuple[RunningServer, Files]) -> None:
     server, files = secure
     assert main((), files.env(host="127.0.0.1", port=str(server.port))) == 0
 

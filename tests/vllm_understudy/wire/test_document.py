@@ -30,7 +30,7 @@ def test_tests_shown_in_the_documentation_pass(tmp_path: Path) -> None:
     assert "5 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_documented_with_block_runs() -> None:
+def test_documented_example_of_a_with_block_runs() -> None:
     urls: list[str] = []
     exec(BLOCK, {"run_my_client": urls.append})
     assert urls
@@ -73,7 +73,7 @@ def test_documented_ci_recipes_satisfy_their_schema(schema: str, tmp_path: Path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_variables_of_the_ci_recipes_are_settings() -> None:
+def test_environment_variables_of_the_ci_recipes_are_names_of_settings() -> None:
     jobs = [recipe["jobs"]["test"] for recipe in RECIPES if "jobs" in recipe]
     services = [job.get("services", {}).get("vllm") for job in jobs]
     [variables] = [service["env"] for service in services if service]

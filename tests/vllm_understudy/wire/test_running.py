@@ -108,7 +108,7 @@ def test_invalid_settings_and_faults_raise_an_error(server: vllm_understudy.Serv
     assert len(server.faults) == 1
 
 
-def test_server_ends_with_its_with_block_even_after_an_error() -> None:
+def test_server_ends_at_the_end_of_the_with_block_even_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), vllm_understudy.running_server() as server:
         raise ZeroDivisionError
     with pytest.raises(ConnectionRefusedError):

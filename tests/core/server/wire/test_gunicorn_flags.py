@@ -40,7 +40,7 @@ def expected(lengths: list[int]) -> list[tuple[str, int]]:
     ]
 
 
-def test_gunicorn_flags_set_log_files_and_statsd_counts_every_request(
+def test_gunicorn_flags_enable_log_files_and_a_statsd_count_of_every_request(
     tmp_path: Path,
 ) -> None:
     access = tmp_path / "access.log"

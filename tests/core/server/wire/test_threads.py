@@ -85,7 +85,9 @@ def test_client_that_sends_slowly_delays_no_other_client(server: RunningServer) 
         assert slow[0].sock.recv(1) == b""
 
 
-def test_kv_events_are_published_and_requests_finish_at_shutdown(tmp_path: Path) -> None:
+def test_threaded_worker_publishes_kv_events_and_completes_a_running_stream_at_shutdown(
+    tmp_path: Path,
+) -> None:
     with subscribed() as subscriber:
         cache = {
             "SIM_ENABLE_KVCACHE": "true",

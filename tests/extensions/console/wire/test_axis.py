@@ -138,7 +138,7 @@ def test_request_details_explain_a_delay_during_and_after_the_request(
     assert shares == [pytest.approx(phase_ms / total_ms, abs=0.01) for phase_ms in phases_ms]
 
 
-def test_recording_shows_phases_without_causes(report: Page) -> None:
+def test_details_of_a_recorded_request_show_its_phases_and_no_causes(report: Page) -> None:
     late = "[...model.bars.values()].reduce((a, b) => (b.first - b.arrival > a.first - a.arrival ? b : a))"
     report.evaluate(f"views.detail.show({late}.number, model)")
     sentence = report.inner_text("#detail .sentence")

@@ -63,7 +63,7 @@ def console(browser: Browser, server: RunningServer) -> Iterator[ConsolePage]:
     assert console.hosts <= {f"127.0.0.1:{server.port}"}, "other servers were called"
 
 
-def test_console_asks_for_the_key_and_shows_the_metric_values(
+def test_console_asks_for_the_key_and_then_shows_the_values_of_the_metrics(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.page.goto(f"{server.url}/console")
@@ -292,7 +292,7 @@ def test_charts_start_with_the_history_of_the_server(browser: Browser, timing: s
         console.close()
 
 
-def test_settings_faults_and_buttons_change_the_server(
+def test_settings_fault_rules_and_buttons_of_the_console_change_the_server(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()

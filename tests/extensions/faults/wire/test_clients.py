@@ -116,7 +116,7 @@ def test_each_client_is_audited_separately_and_its_key_is_hidden(faulty: Running
     assert not any(key in name for name in clients for key in ("good", "bad", "other"))
 
 
-def test_client_disconnects_are_counted(faulty: RunningServer) -> None:
+def test_audit_counts_the_disconnects_of_a_client(faulty: RunningServer) -> None:
     for stream in (True, False):
         with Asker(faulty.port) as asker:
             asker.send(CHAT, question(CHAT, stream), X_Fault="slow-first-token; seconds=3600")

@@ -61,7 +61,7 @@ def test_disconnect_fault_closes_the_connection_before_or_within_the_response(
 
 @every_path
 @every_version
-def test_missing_done_fault_ends_a_stream_early_without_an_error(
+def test_faults_that_truncate_a_stream_or_omit_done_end_it_early_without_an_error(
     faulty: RunningServer, path: str, version: str
 ) -> None:
     usual = got(faulty.port, path, True, "disconnect; after=100", version=version)
@@ -104,7 +104,7 @@ def test_malformed_chunk_fault_corrupts_exactly_one_chunk(faulty: RunningServer,
 
 @every_path
 @pytest.mark.parametrize("stream", [True, False])
-def test_empty_fault_returns_an_empty_body_and_error_fault_its_status_and_message(
+def test_faults_empty_and_error_return_an_empty_body_and_the_configured_error(
     faulty: RunningServer, path: str, stream: bool
 ) -> None:
     answer = got(faulty.port, path, stream, "empty")
@@ -125,7 +125,7 @@ def test_empty_fault_returns_an_empty_body_and_error_fault_its_status_and_messag
     assert got(faulty.port, path, stream, "explode").status == 400
 
 
-def test_fault_rule_in_the_settings_applies_only_to_its_api_and_headers(
+def test_fault_rule_in_the_settings_applies_only_to_the_api_and_headers_that_it_names(
     faulty: RunningServer,
 ) -> None:
     def change(**settings: Any) -> None:

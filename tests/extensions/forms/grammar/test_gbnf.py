@@ -59,7 +59,9 @@ def test_grammar_generates_exactly_the_sentences_of_its_rules() -> None:
         ("other-rule.1\nother-rule.1 ::= [0-9]", "[0-9]"),
     ],
 )
-def test_operators_have_the_meaning_of_regular_expressions(body: str, pattern: str) -> None:
+def test_gbnf_operators_generate_texts_that_the_equivalent_regular_expression_matches(
+    body: str, pattern: str
+) -> None:
     for derived in texts(grammar(f"root ::= {body}")):
         assert re.fullmatch(pattern, derived, re.DOTALL), derived
 
@@ -98,7 +100,7 @@ def test_length_of_generated_text_is_limited_by_the_requested_size() -> None:
         ('root ::= ("a"{9000}){9000}', "too long"), ('root ::= "' + "a" * 60_000 + '"', "too long"),
     ],
 )  # fmt: skip
-def test_invalid_grammar_is_rejected_with_its_position(source: str, flaw: str) -> None:
+def test_error_for_an_invalid_grammar_states_the_position(source: str, flaw: str) -> None:
     with pytest.raises(SchemaError, match=re.escape(flaw)):
         grammar(source)
 

@@ -34,12 +34,12 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "place"), WRONG, ids=str)
-def test_invalid_schema_is_rejected_with_its_path(schema: Any, place: str) -> None:
+def test_error_for_an_invalid_schema_states_the_path(schema: Any, place: str) -> None:
     with pytest.raises(SchemaError, match=place):
         check_schema(schema)
 
 
-def test_unknown_keywords_and_older_spellings_are_accepted() -> None:
+def test_unknown_schema_keywords_and_those_of_older_drafts_are_accepted() -> None:
     check_schema({"type": "object", "nullable": True, "x-order": 5})
     for schema in (
         {"items": [{"type": "null"}]},

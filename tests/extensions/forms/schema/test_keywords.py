@@ -173,7 +173,7 @@ def test_schema_is_interpreted_by_the_draft_that_it_names(name: str) -> None:
     draws(DRAFTS[name] | {"$schema": newer if len(name) == 7 else DRAFT.format(name[0])})
 
 
-def test_all_branches_of_any_of_are_generated() -> None:
+def test_values_are_generated_from_each_branch_of_an_any_of_schema() -> None:
     assert set(draws({"anyOf": [{"const": n} for n in range(4)]}, 60)) == {0, 1, 2, 3}
 
 
@@ -187,7 +187,7 @@ def test_generated_properties_keep_the_order_of_the_schema() -> None:
     assert list(sample(schema, Random(1), RANGES)) == names
 
 
-def test_generated_strings_suit_the_property_name() -> None:
+def test_strings_generated_for_city_and_email_properties_look_like_cities_and_emails() -> None:
     properties = {"home_city": STRING, "email": STRING}
     for value in draws({"type": "object", "properties": properties, "required": [*properties]}):
         assert value["home_city"][0].isupper() and "@" in value["email"]

@@ -51,11 +51,11 @@ def test_text_generated_for_a_full_or_a_partial_match_matches_the_pattern(patter
 
 
 @pytest.mark.parametrize("pattern", ECMA)
-def test_ecma_262_pattern_syntax_is_supported(pattern: str) -> None:
+def test_pattern_in_ecma_262_syntax_generates_the_expected_text(pattern: str) -> None:
     assert matching_text(pattern, Random(1)) == ECMA[pattern]
 
 
-def test_common_unicode_classes_are_supported() -> None:
+def test_text_generated_for_a_unicode_class_contains_only_characters_of_the_class() -> None:
     assert matching_text(r"^\p{Lu}{4}$", Random(1)).isupper()
     assert matching_text(r"^[\p{L}]+$", Random(1)).isalpha()
     assert not matching_text(r"^\P{Letter}$", Random(1)).isalpha()
@@ -82,7 +82,7 @@ def test_invalid_unsupported_and_large_patterns_are_rejected(pattern: str) -> No
 @pytest.mark.parametrize(
     "pattern", ["(a+)+$", "(a|a|a)*b", "(.*)(.*)(.*)(.*)x", "(?:(?:a*)*)*b", "(a?){20}a{20}"]
 )
-def test_pattern_with_heavy_backtracking_is_processed(pattern: str) -> None:
+def test_text_is_generated_for_patterns_with_heavy_backtracking(pattern: str) -> None:
     assert re.match("a*", matching_text(pattern, Random(1)))
 
 

@@ -105,7 +105,7 @@ def test_mooncake_decode_of_an_unknown_engine_fails(mooncake: MooncakePods) -> N
     assert mooncake.decode.metric(USAGE) == 0
 
 
-def test_bootstrap_server_lists_and_registers_engines(mooncake: MooncakePods) -> None:
+def test_bootstrap_server_registers_engines_and_lists_them(mooncake: MooncakePods) -> None:
     registration = {"engine_id": "e", "dp_rank": 7, "tp_rank": 0, "pp_rank": 0, "addr": "tcp://h:1"}
     url = f"{mooncake.bootstrap}/register"
     assert requests.post(url, json=registration, timeout=20).json() == {"status": "ok"}

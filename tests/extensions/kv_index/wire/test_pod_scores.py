@@ -112,7 +112,7 @@ def test_pods_are_scored_by_their_cached_blocks(fleet: tuple[Client, Client, Cli
     assert answer["scores"][name(second_pod)] == card
 
 
-def test_texts_and_conversations_match_the_cached_blocks_of_pods(
+def test_pods_with_the_cached_blocks_of_a_text_or_a_conversation_have_scores(
     fleet: tuple[Client, Client, Client],
 ) -> None:
     index, first_pod, _ = fleet
@@ -126,7 +126,7 @@ def test_texts_and_conversations_match_the_cached_blocks_of_pods(
     assert blocks == first_pod.post("/tokenize", {"messages": CHAT}).json()["count"] // 16
 
 
-def test_adapters_and_salts_have_separate_scores_and_a_reset_cache_has_none(
+def test_scores_are_separate_per_adapter_and_salt_and_absent_after_a_cache_reset(
     fleet: tuple[Client, Client, Client],
 ) -> None:
     index, first_pod, _ = fleet
@@ -148,7 +148,9 @@ def test_adapters_and_salts_have_separate_scores_and_a_reset_cache_has_none(
     wait_for_scores(index, {}, tokens=[8] * 64)
 
 
-def test_state_route_lists_pods_streams_and_sizes(fleet: tuple[Client, Client, Client]) -> None:
+def test_state_route_of_the_index_lists_pods_streams_and_sizes(
+    fleet: tuple[Client, Client, Client],
+) -> None:
     index, first_pod, second_pod = fleet
     for client in (first_pod, second_pod):
         client.complete(prompt=[10] * 64)
@@ -166,7 +168,9 @@ def test_state_route_lists_pods_streams_and_sizes(fleet: tuple[Client, Client, C
     } <= families
 
 
-def test_bad_requests_return_the_errors_of_vllm(fleet: tuple[Client, Client, Client]) -> None:
+def test_invalid_score_requests_return_the_error_status_and_field_of_vllm(
+    fleet: tuple[Client, Client, Client],
+) -> None:
     for path, body, status, param in (
         ("completions", {"prompt": TEXT, "model": "unknown"}, 404, "model"),
         ("completions", {"model": MODEL}, 400, "body.prompt"),

@@ -120,7 +120,9 @@ def test_pods_above_the_holder_limit_are_rejected(
     assert holders_of(backend, 11) == {("b", "gpu"), ("c", "gpu")}
 
 
-def test_redis_namespaces_are_separate(redis_process: RedisServer) -> None:
+def test_index_data_of_one_redis_namespace_is_invisible_in_another(
+    redis_process: RedisServer,
+) -> None:
     first = connect(redis_process, "one")
     second = connect(redis_process, "two")
     first.apply(A, [store([1], [11])])

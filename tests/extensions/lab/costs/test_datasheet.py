@@ -117,7 +117,7 @@ def test_every_device_has_a_profile_that_states_what_was_verified(device: str) -
     assert profile.cost.weights > 0 and profile.engine.num_gpu_blocks > 2
 
 
-def test_tensor_parallel_devices_share_the_work() -> None:
+def test_tensor_parallel_devices_share_the_reading_of_weights_and_context() -> None:
     one_device = profile_with(QWEN).cost
     four_devices = profile_with(QWEN, devices=4).cost
     assert four_devices.weights == pytest.approx(one_device.weights / 4)

@@ -71,7 +71,7 @@ def test_small_expert_batches_take_longer_with_expert_parallelism() -> None:
     assert seconds(costs[1], 1, decodes=1) > seconds(costs[0], 1, decodes=1)
 
 
-def test_small_steps_without_cuda_graphs_take_their_kernel_launch_time() -> None:
+def test_small_steps_without_cuda_graphs_take_at_least_the_time_of_their_kernel_launches() -> None:
     graphs = profile_with(EngineOptions())
     eager = profile_with(EngineOptions(enforce_eager=True, tensor_parallel_size=8))
     assert seconds(eager.cost, 1, decodes=1) > 40 * 200e-6
@@ -79,7 +79,7 @@ def test_small_steps_without_cuda_graphs_take_their_kernel_launch_time() -> None
     assert "enforce-eager" not in graphs.checked
 
 
-def test_kv_blocks_depend_on_memory_utilization_and_cuda_graphs() -> None:
+def test_number_of_kv_blocks_depends_on_memory_utilization_and_cuda_graphs() -> None:
     blocks = [
         profile_with(options).engine.num_gpu_blocks
         for options in (

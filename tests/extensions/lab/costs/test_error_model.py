@@ -36,7 +36,9 @@ def error(residual: float, **changes: object) -> KnownError:
 
 
 @pytest.mark.parametrize("figure", ["tpot", "ttft"])
-def test_intervals_cover_server_groups_that_were_not_used_to_fit_them(figure: str) -> None:
+def test_intervals_contain_74_to_88_percent_of_the_errors_of_groups_not_used_in_the_fit(
+    figure: str,
+) -> None:
     coverage = leave_one_group_out(read_errors(), figure)
     assert 0.74 <= coverage.share <= 0.88
     assert coverage.worst_large_group >= 0.6
@@ -99,7 +101,9 @@ def test_confidence_of_90_percent_is_the_upper_end_of_the_80_percent_interval() 
         {"data_parallel": True},
     ],
 )
-def test_each_server_property_adds_to_the_distance(changes: dict[str, object]) -> None:
+def test_distance_between_servers_is_positive_if_any_property_differs(
+    changes: dict[str, object],
+) -> None:
     other = msgspec.structs.replace(PLACE, **changes)
     distance = distance_between(PLACE, other)
     assert distance > 0
@@ -127,6 +131,6 @@ def test_server_properties_are_derived_from_the_engine_options() -> None:
     )
 
 
-def test_weighted_quantiles_follow_the_weights() -> None:
+def test_weighted_quantile_is_the_first_value_at_which_the_weights_reach_the_share() -> None:
     values = [(3.0, 1.0), (1.0, 8.0), (2.0, 1.0)]
     assert [weighted_quantile(values, share) for share in (0.1, 0.8, 0.85, 1.0)] == [1, 1, 2, 3]

@@ -41,7 +41,7 @@ def seconds(cost: CostConstants, tokens: int, decodes: int = 0, context: int = 0
 
 
 @pytest.mark.parametrize("device", [name for name in KERNELS if name != "l4"])  # too small
-def test_larger_steps_take_longer_and_more_devices_are_faster(device: str) -> None:
+def test_larger_steps_take_longer_and_steps_on_more_devices_take_less_time(device: str) -> None:
     one_device = profile_with(device).cost
     four_devices = profile_with(device, 4).cost
     steps = [seconds(one_device, tokens) for tokens in (256, 1024, 4096, 8192)]
@@ -117,7 +117,7 @@ def test_expert_routing_cost_does_not_shrink_with_the_number_of_devices() -> Non
     assert slowdowns == sorted(slowdowns, reverse=True) and slowdowns[0] == ASYNCHRONOUS.slowdown
 
 
-def test_vllm_version_determines_the_scheduler() -> None:
+def test_vllm_version_decides_whether_the_profile_uses_async_scheduling() -> None:
     old = profile_with(version="0.12.0")
     new = profile_with(version="0.15.1")
     newest = profile_with()
@@ -199,5 +199,7 @@ def test_table_is_interpolated_linearly_between_its_points(
 
 
 @given(st.floats(1e-9, 1), st.floats(1e-9, 1), st.floats(1, 14))
-def test_p_norm_lies_between_the_maximum_and_the_sum(a: float, b: float, p: float) -> None:
+def test_p_norm_of_two_times_lies_between_their_maximum_and_their_sum(
+    a: float, b: float, p: float
+) -> None:
     assert max(a, b) <= norm(a, b, p) * (1 + 1e-9) <= (a + b) * (1 + 2e-9)

@@ -107,7 +107,7 @@ def test_config_file_takes_precedence_over_a_known_model_name(
     assert read_model_config("Qwen/Qwen3-32B") == {"a": 1}
 
 
-def test_unknown_model_name_is_rejected_with_the_nearest_name() -> None:
+def test_error_for_an_unknown_model_name_suggests_the_nearest_name() -> None:
     with pytest.raises(ConfigError) as refusal:
         read_model_config("Qwen/Qwen3-33B")
     text = str(refusal.value)

@@ -151,5 +151,5 @@ def test_invalid_vllm_version_is_rejected_with_a_one_line_error(version: str) ->
 @pytest.mark.parametrize(
     "version", ["0.15", "v0.15.1", "0.15.2rc1", "0.15.1.dev0+g89a77b108.d20260318"]
 )
-def test_minor_version_of_a_vllm_build_is_recognized(version: str) -> None:
+def test_vllm_version_with_a_build_suffix_counts_as_its_minor_version(version: str) -> None:
     assert version_numbers(version) == [0, 15]

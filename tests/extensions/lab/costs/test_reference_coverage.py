@@ -13,7 +13,7 @@ def table() -> Answers:
     return answers()
 
 
-def test_at_least_160_of_200_model_device_pairs_use_kernel_tables_of_their_device() -> None:
+def test_at_least_160_of_200_pairs_of_model_and_device_have_measurements_or_kernel_tables() -> None:
     assert (len(MODELS), len(SHOWN)) == (20, 10)
     kinds = Counter(result.kind for (_, device), result in table().items() if device in SHOWN)
     assert kinds.total() == 200
@@ -40,13 +40,15 @@ def test_device_without_a_table_has_scaled_constants_unless_the_model_does_not_f
         ("DeepSeek-R1", "l40s", "refused"),
     ],
 )
-def test_constants_of_model_and_device_pairs_are_measured_scaled_or_rejected_as_listed(
+def test_each_listed_pair_of_model_and_device_is_measured_scaled_or_rejected_as_expected(
     model: str, device: str, kind: str
 ) -> None:
     assert table()[model, device].kind == kind
 
 
-def test_error_for_a_rejected_pair_states_that_the_weights_leave_no_room_for_a_cache() -> None:
+def test_error_for_a_rejected_pair_of_model_and_device_states_that_no_room_for_a_cache_is_left() -> (
+    None
+):
     for result in table().values():
         if result.kind == "refused":
             assert "leave no room for a KV cache" in result.detail

@@ -36,7 +36,7 @@ def test_example_drill_contains_every_failure_and_dependent_ranks() -> None:
     assert flap.end_s == 210 + 3 * 5 + 2 * 10
 
 
-def test_schema_accepts_the_example_and_rejects_an_unknown_action() -> None:
+def test_drill_schema_accepts_the_example_and_rejects_an_unknown_action() -> None:
     document = parse_yaml(str(EXAMPLE))
     schema = json.loads((EXAMPLE.parent / "schema.json").read_text())
     assert schema == json.loads(json.dumps(drill_schema()))

@@ -101,7 +101,7 @@ class RecordedPod:
         return note
 
 
-def test_player_executes_each_step_at_its_time_with_its_arguments() -> None:
+def test_drill_player_executes_each_step_at_the_scheduled_time_with_the_step_arguments() -> None:
     clock = [0.0]
     calls: list[tuple[object, ...]] = []
 

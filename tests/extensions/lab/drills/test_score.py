@@ -80,7 +80,7 @@ def test_router_retries_are_the_increase_of_its_counter_per_phase() -> None:
     assert figures().total.router_retries is None
 
 
-def test_equal_counts_have_equal_hashes_despite_different_times() -> None:
+def test_drill_reports_with_equal_counts_have_equal_hashes_despite_different_times() -> None:
     later = [msgspec.structs.replace(outcome, end_s=outcome.end_s + 0.2) for outcome in outcomes()]
     repeated = score(DRILL, phases_of(DRILL), later)
     assert repeated.digest == figures().digest
@@ -114,7 +114,7 @@ def test_failure_margin_is_the_time_to_the_nearest_request_at_the_failing_pod() 
     assert margins.timeout_s == pytest.approx(8.7)
 
 
-def test_margin_between_request_ends_and_starts_is_measured() -> None:
+def test_margin_is_the_time_from_the_end_of_one_request_to_the_start_of_the_next() -> None:
     run = [outcome(0, 0.6), outcome(1, 0.75), outcome(2, 1.7)]
     margins = measure(DRILL, run, []).margins
     assert margins.order_s == pytest.approx(0.25)  # 1.76 is the end, and 2.01 the next start
@@ -127,7 +127,7 @@ def test_run_without_responses_has_no_latencies() -> None:
     assert times.margins.slow_s is None
 
 
-def test_figures_are_read_from_the_report_of_a_drill(tmp_path: Path) -> None:
+def test_figures_of_a_drill_report_are_read_back_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(msgspec.json.encode({"figures": figures(), "digest": "x"}))
     assert read_figures(path) == figures()

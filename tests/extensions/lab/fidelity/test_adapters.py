@@ -60,6 +60,8 @@ def test_invalid_adapter_flags_are_rejected_with_a_one_line_error(
     assert error in err
 
 
-def test_adapters_require_a_computed_profile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapter_simulation_is_rejected_without_a_computed_profile(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run([*LOAD, "--loras", "2"]) != 0
     assert "--loras requires profile auto" in capsys.readouterr().err

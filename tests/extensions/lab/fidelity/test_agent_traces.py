@@ -89,7 +89,7 @@ def test_subagent_call_follows_all_calls_that_ended_before_it(tmp_path: Path) ->
     assert load.predecessors == {1: (0,), 2: (0,), 3: (2,), 4: (1, 3), 5: (0, 4)}
 
 
-def test_equal_hashes_share_cached_blocks_only_within_a_trace(tmp_path: Path) -> None:
+def test_equal_block_hashes_share_cached_blocks_only_within_a_trace(tmp_path: Path) -> None:
     one_trace = trace(call(0, 40), call(50, 41))
     alone = simulated(read(tmp_path, one_trace))
     twice = simulated(read(tmp_path, one_trace, one_trace))

@@ -64,7 +64,9 @@ def aiperf(**changes: object) -> dict[str, object]:
     return {"metadata": started, "metrics": METRICS, "error": None, **changes}
 
 
-def test_vllm_bench_serve_results_are_read(tmp_path: Path) -> None:
+def test_request_times_and_token_counts_are_read_from_vllm_bench_serve_results(
+    tmp_path: Path,
+) -> None:
     [run] = read(tmp_path, VLLM)
     assert run.send_s == run.arrival_s == [0.0, 0.5]  # in order of arrival, from the first on
     assert run.input_tokens == [200, 100] and run.output_tokens == [2, 3]
@@ -101,7 +103,9 @@ def test_invalid_vllm_bench_serve_results_are_rejected(
     assert rule in refused(tmp_path, document)
 
 
-def test_reports_of_all_guidellm_versions_are_read(tmp_path: Path) -> None:
+def test_request_times_are_read_from_reports_of_old_and_new_guidellm_versions(
+    tmp_path: Path,
+) -> None:
     for name in ("iteration", "token_iteration"):
         timings = {"request_start": 50.0, f"first_{name}": 50.2, f"last_{name}": 50.25}
         [run] = read(tmp_path, guidellm(timings, incomplete=[{}, {}]))
@@ -117,7 +121,7 @@ def test_reports_of_all_guidellm_versions_are_read(tmp_path: Path) -> None:
     assert "request 1 does not have times for its first and last token" in no_stream
 
 
-def test_aiperf_exports_are_read(tmp_path: Path) -> None:
+def test_request_times_are_read_from_aiperf_exports_without_warmup_requests(tmp_path: Path) -> None:
     warmup = aiperf(metadata={"request_start_ns": 1, "benchmark_phase": "warmup"})
     later = aiperf(metadata={"request_start_ns": 6_000_000_000})
     lines = "\n".join(json.dumps(record) for record in (warmup, later, aiperf()))

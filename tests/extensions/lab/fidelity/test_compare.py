@@ -150,7 +150,7 @@ def test_p99_is_ignored_in_a_comparison_of_few_requests() -> None:
     assert sentence(TTFT_p99=10.0, requests=50.0)[1].startswith("Neither is better")
 
 
-def test_different_loads_are_reported_with_a_warning() -> None:
+def test_comparison_sentence_warns_that_the_loads_differ() -> None:
     """Latencies of twice the load are compared, with a warning."""
     assert sentence(requests=400.0)[1].endswith("differs by 5 %; but the loads differ in requests.")
     larger_load = {"requests": 400.0, "output tokens/s": 2000.0, "GPU-hours": 1.0}

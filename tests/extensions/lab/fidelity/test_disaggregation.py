@@ -68,7 +68,9 @@ def test_prompt_is_prefilled_then_transferred_then_decoded() -> None:
     )
 
 
-def test_transfer_waits_for_free_decode_blocks_and_the_next_prefill_for_the_transfer() -> None:
+def test_transfer_waits_for_free_decode_blocks_and_the_next_prefill_waits_for_the_transfer() -> (
+    None
+):
     # A pool of 39 blocks has room for one prompt of 20 blocks, which three steps compute.
     outcome = simulated(load_of([(0.0, 80, 10)] * 2), bandwidth=40.0).outcome
     transfers = outcome.transfers
@@ -91,7 +93,7 @@ def test_transfer_waits_for_free_decode_blocks_and_the_next_prefill_for_the_tran
     st.sampled_from([inf, 2000.0, 100.0]),
     st.none() | st.integers(1, 6),
 )
-def test_no_request_is_lost_and_all_blocks_are_released(
+def test_disaggregated_simulation_loses_no_request_and_releases_all_blocks(
     requests: list[tuple[float, int, int]],
     groups: Any,
     policy: str,

@@ -134,7 +134,7 @@ def test_independently_simulated_pods_equal_pods_on_one_timeline(
     st.integers(1, 3),
     st.none() | st.integers(1, 6),
 )
-def test_every_request_completes_with_shared_prefixes(
+def test_simulation_with_shared_prefixes_completes_every_request(
     requests: list[tuple[float, int, int]],
     groups: list[tuple[int, int]],
     policy: str,

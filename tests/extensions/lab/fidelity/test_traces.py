@@ -70,7 +70,9 @@ def test_trace_columns_are_found_by_name_and_unknown_columns_are_ignored(tmp_pat
         BENCHMARK,
     ],
 )
-def test_public_trace_formats_are_detected(tmp_path: Path, text: str, packed: bool) -> None:
+def test_public_trace_is_read_without_naming_its_format(
+    tmp_path: Path, text: str, packed: bool
+) -> None:
     (path := tmp_path / "load").write_bytes(
         gzip.compress(text.encode()) if packed else text.encode()
     )

@@ -91,7 +91,7 @@ def test_client_disconnect_ends_the_request_at_the_pod(head: bytes) -> None:
         stubs.eventually(is_ended)
 
 
-def test_unreachable_pod_is_skipped() -> None:
+def test_proxy_sends_the_request_to_another_pod_if_the_chosen_pod_is_unreachable() -> None:
     dead = stubs.unused_address()
     policy = Always()
     with (

@@ -98,7 +98,7 @@ def failing(incoming: Incoming) -> Mapping[str, float]:
         ({"elsewhere": 99.0, "b": 1.0}, (0, 0, 0), "b"),  # no pod of ours
     ],
 )
-def test_running_requests_count_against_cached_prefixes(
+def test_routing_prefers_the_longest_cached_prefix_unless_its_pod_is_too_busy(
     scores: dict[str, float], in_flight: tuple[int, int, int], chosen: str
 ) -> None:
     assert prefix_aware(scores).choose(ANY, PODS, dict(zip(PODS, in_flight, strict=True))) == chosen

@@ -53,7 +53,7 @@ def error_of(
         ('{"input_config": {}}', "use profile_export.jsonl"),
     ],
 )
-def test_invalid_export_is_reported_in_one_line_with_its_position(
+def test_error_for_an_invalid_export_is_one_line_and_states_the_position(
     content: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "export.json"
@@ -99,7 +99,7 @@ def test_unmatched_requests_without_ids_are_reported_in_one_line(
     assert "send X-Request-Id" in error_of(capsys, export)
 
 
-def test_complete_exports_without_ids_are_matched_by_order(
+def test_complete_export_without_ids_is_matched_to_the_journal_by_the_order_of_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests = json.loads((EXPORTS / INFERENCE_PERF).read_text())
@@ -123,7 +123,7 @@ def test_clock_change_during_the_run_is_reported_in_one_line(
     assert "clocks of the export and the journal do not match" in line
 
 
-def test_failed_requests_are_counted_but_not_compared(
+def test_failed_requests_are_counted_but_excluded_from_the_latencies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = (EXPORTS / LOCUST).read_text().splitlines()
@@ -176,7 +176,7 @@ def test_command_fails_if_the_added_time_exceeds_the_limit(
     assert line.startswith("error: the median added time is 1.") and "exceeds 0.5" in line
 
 
-def test_unsent_requests_of_guidellm_are_noted(
+def test_verdict_counts_requests_that_guidellm_never_sent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "guidellm-0.8.1.json"
@@ -204,7 +204,7 @@ def test_clock_difference_to_another_host_is_reported(
     assert re.search(clocks, capsys.readouterr().out)
 
 
-def test_benchmarks_of_a_sweep_are_judged_together(
+def test_all_benchmarks_of_a_guidellm_sweep_share_one_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "guidellm-0.8.1.json"

@@ -12,7 +12,7 @@ def export_of(requests: list[ToolRequest]) -> Export:
     return Export(tool="tool", has_unix_times=True, requests=requests)
 
 
-def test_request_or_response_ids_are_matched_in_any_order() -> None:
+def test_requests_are_matched_to_the_journal_by_request_or_response_id_in_any_order() -> None:
     pairs = [pair_of(number, float(number)) for number in range(4)]
     pairs[2].served.id = "drawn-by-the-server"
     pairs[2].served.response_id = "cmpl-request-2"
@@ -22,7 +22,7 @@ def test_request_or_response_ids_are_matched_in_any_order() -> None:
     assert matches.pairs == pairs[::-1]
 
 
-def test_requests_missing_on_one_side_are_listed() -> None:
+def test_requests_missing_in_the_export_or_in_the_journal_are_listed() -> None:
     pairs = [pair_of(number, float(number)) for number in range(6)]
     matches = match("x", export_of(tools_of(pairs)[1:5:2]), journal_of(pairs))
     assert [entry.id for entry in matches.not_reported] == ["request-2"]
@@ -31,7 +31,7 @@ def test_requests_missing_on_one_side_are_listed() -> None:
     assert [request.place for request in matches.not_served] == ["x.json: request 5"]
 
 
-def test_retried_request_id_is_matched_only_once() -> None:
+def test_request_id_that_the_journal_contains_twice_is_not_matched() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     retried = pair_of(1, 9.0).served
     matches = match("x", export_of(tools_of(pairs)), [*journal_of(pairs), retried])
@@ -39,7 +39,7 @@ def test_retried_request_id_is_matched_only_once() -> None:
     assert len(matches.not_served) == 1
 
 
-def test_requests_are_matched_to_the_latest_run_by_the_numbers_at_the_end_of_ids() -> None:
+def test_requests_are_matched_to_the_latest_run_in_the_journal_by_the_numbers_in_ids() -> None:
     earlier = [pair_of(number, float(number)) for number in range(3)]
     later = [pair_of(number, 10.0 + number) for number in range(3)]
     for number, pair in enumerate(earlier):
@@ -54,7 +54,7 @@ def test_requests_are_matched_to_the_latest_run_by_the_numbers_at_the_end_of_ids
     assert matches.outside == 3
 
 
-def test_requests_without_ids_are_matched_by_distinct_replies() -> None:
+def test_requests_without_ids_are_matched_to_journal_entries_by_distinct_replies() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     for number, pair in enumerate(pairs):
         pair.tool.ids = ()
@@ -64,7 +64,7 @@ def test_requests_without_ids_are_matched_by_distinct_replies() -> None:
     assert (matches.method, matches.pairs) == ("text", pairs[::-1])
 
 
-def test_requests_without_ids_or_texts_are_matched_by_order_if_counts_are_equal() -> None:
+def test_requests_without_ids_and_texts_are_matched_to_as_many_journal_entries_by_order() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     for pair in pairs:
         pair.tool.ids = ()
@@ -85,7 +85,7 @@ def test_journal_of_another_run_is_rejected() -> None:
         match("x", export_of(tools_of(pairs)), journal_of(others))
 
 
-def test_requests_are_matched_by_reply_text_if_the_tool_never_sent_its_ids() -> None:
+def test_requests_are_matched_to_the_journal_by_reply_text_if_the_tool_never_sent_its_ids() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     for number, pair in enumerate(pairs):
         pair.tool.ids = (f"only-in-the-tool-{number}",)

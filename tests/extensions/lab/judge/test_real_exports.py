@@ -35,7 +35,9 @@ def matched(name: str) -> tuple[Export, Matches]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_request_is_matched_and_clocks_are_aligned_within_a_millisecond(name: str) -> None:
+def test_every_exported_request_is_matched_and_clocks_are_aligned_within_a_millisecond(
+    name: str,
+) -> None:
     export, matches = matched(name)
     assert len(matches.pairs) == len(export.requests) >= 12
     assert matches.not_served == [] and matches.not_reported == []
@@ -63,7 +65,9 @@ def test_tools_that_write_unix_times_share_the_clock_of_a_local_server(
 
 
 @pytest.mark.parametrize("name", STREAMING)
-def test_overhead_is_the_difference_between_tool_and_server_times(name: str) -> None:
+def test_overhead_is_the_difference_between_tool_and_server_times_without_the_network_time(
+    name: str,
+) -> None:
     export, matches = matched(name)
     alignment = align(name, answered_pairs(matches), export.has_unix_times)
     verdict, rows = judge(export, matches, alignment, network_s=0.0001)
@@ -99,7 +103,7 @@ def test_judge_command_prints_the_verdict_for_every_tool(
     assert verdict["overhead_ms"] > 0
 
 
-def test_guidellm_version_is_recognized() -> None:
+def test_export_title_names_the_guidellm_version() -> None:
     export, _ = matched("guidellm-0.8.1.json")
     assert export.title == "guidellm 0.8.1"
 

@@ -106,7 +106,7 @@ def counting() -> Iterator[RunningServer]:
         yield server
 
 
-def test_middleware_routes_and_metrics_of_a_plugin_show_the_same_counts(
+def test_request_counts_in_the_headers_the_route_and_the_metrics_of_a_plugin_are_equal(
     counting: RunningServer,
 ) -> None:
     answers = [chat(counting, "Hi", {"X-Tenant": name}) for name in ("ann", "bob", "ann")]
@@ -137,7 +137,7 @@ def test_plugin_determines_the_number_of_reply_tokens(counting: RunningServer) -
     assert limited["choices"][0]["finish_reason"] == "length"
 
 
-def test_plugin_fault_returns_an_error_with_its_headers() -> None:
+def test_plugin_fault_returns_an_error_response_with_the_headers_of_the_fault() -> None:
     with running_server(
         *example("rush_hour"), "--rush-hour-every", "1h", "--rush-hour-lasts", "1h"
     ) as server:
@@ -165,7 +165,7 @@ def simulated(*flags: str) -> dict[str, Any]:
     return simulation
 
 
-def test_step_cost_of_a_plugin_is_used_by_simulate_and_its_pods(
+def test_simulate_command_and_its_pods_use_the_step_cost_of_a_plugin(
     tmp_path: Path,
 ) -> None:
     table = tmp_path / "table.csv"

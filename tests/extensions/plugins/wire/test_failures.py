@@ -131,7 +131,7 @@ def test_failing_plugin_route_returns_500(server: RunningServer, path: str) -> N
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalServerError")
 
 
-def test_failing_fault_metrics_step_cost_and_length_hooks_are_ignored_and_counted(
+def test_failing_hooks_for_faults_metrics_step_costs_and_lengths_are_ignored_and_counted(
     server: RunningServer,
 ) -> None:
     """No fault, families of its own only, and a step costs what the profile says."""

@@ -231,7 +231,9 @@ def send(wire: Wire, headers: Mapping[str, str], **fields: object) -> Wire:
     return wire.send(http_post(COMPLETIONS, json.dumps(ask(**fields)).encode(), *lines))
 
 
-def test_client_disconnect_ends_its_span(traced: RunningServer, collector: Collector) -> None:
+def test_client_disconnect_ends_the_span_of_the_request(
+    traced: RunningServer, collector: Collector
+) -> None:
     trace_id, headers = fresh_trace()
     with Wire(traced.port) as wire:
         next(send(wire, headers, max_tokens=4000, stream=True).events())
@@ -251,7 +253,7 @@ def test_client_disconnect_ends_its_span(traced: RunningServer, collector: Colle
         ("/v1/nope", {}, 404, "POST"),
     ],
 )
-def test_rejected_request_has_one_span_with_its_status(
+def test_rejected_request_has_one_span_with_the_status_of_the_response(
     traced: RunningServer,
     collector: Collector,
     path: str,
