@@ -115,7 +115,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     return commands
 
 
-def test_command_line_settings_reach_gunicorn_in_the_project_folder(
+def test_command_starts_gunicorn_in_the_project_folder_with_the_settings_of_its_flags(
     started: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--port", "8123", "--served-model-name", "a,b", "c", "--enforce-eager"]

@@ -354,7 +354,7 @@ def test_dotted_flags_set_the_same_values_as_a_json_object(fields: dict[str, Any
         max_size=6,
     )
 )
-def test_any_arguments_cause_no_error_except_a_one_line_rejection(words: list[str]) -> None:
+def test_serve_command_raises_only_one_line_errors_for_any_arguments(words: list[str]) -> None:
     try:
         served(*words)
     except ConfigError as error:

@@ -73,7 +73,7 @@ def test_misspelled_option_value_is_rejected_with_a_suggestion() -> None:
     )
 
 
-def test_plugin_option_allows_any_parser_name() -> None:
+def test_any_parser_name_is_accepted_with_a_plugin_file_for_that_kind_of_parser() -> None:
     assert is_accepted("--tool-call-parser", "ours", "--tool-parser-plugin", "/plugins/ours.py")
     assert is_accepted(
         "--reasoning-parser", "ours", "--reasoning-parser-plugin", "/plugins/ours.py"
@@ -136,7 +136,7 @@ def test_error_for_an_unknown_connector_lists_the_known_connectors() -> None:
     assert "kv_connector 'Nixl'" in refusal(*transfer(kv_connector="MultiConnector", **inner))
 
 
-def test_connector_from_a_module_may_have_any_name() -> None:
+def test_any_connector_name_is_accepted_together_with_a_module_path() -> None:
     fields: Mapping[str, object] = {"kv_connector_module_path": "ours.connector"}
     assert is_accepted(*transfer(kv_connector="OurConnector", **fields))
 

@@ -36,7 +36,7 @@ def acceptance(**fields: Any) -> tuple[float, ...] | None:
         (4, (1.0, 1.0, 1.0)),
     ],
 )
-def test_fractional_acceptance_length_accepts_one_draft_position_with_a_probability(
+def test_fraction_of_an_acceptance_length_is_the_probability_of_the_last_accepted_draft(
     length: float, chances: tuple[float, ...]
 ) -> None:
     assert acceptance(synthetic_acceptance_length=length) == chances

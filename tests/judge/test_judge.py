@@ -72,6 +72,6 @@ def test_each_version_is_simulated_in_a_separate_folder(
     assert seen == [(release, release), (release, name)]
 
 
-def test_judge_servers_simulate_the_requested_version() -> None:
+def test_judge_servers_simulate_the_requested_vllm_version() -> None:
     environment = environment_of(Path("folder"), Path("plugins"), Path("checkout"), "0.33")
     assert environment["UNDERSTUDY_VLLM_VERSION"] == "0.33"

@@ -23,7 +23,7 @@ METHODS = {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"}
 _KEPT_VALUE = re.compile(r"\$\{(\w+)\}")
 
 
-def test_case_names_are_unique() -> None:
+def test_names_of_oracle_cases_are_unique() -> None:
     counts = Counter(case.name for case in CATALOGUE)
     assert [name for name, count in counts.items() if count > 1] == []
 
@@ -47,7 +47,7 @@ def test_every_case_is_a_valid_request_with_a_reason() -> None:
             json.dumps(case.body)
 
 
-def test_values_are_stored_before_a_later_case_uses_them() -> None:
+def test_each_value_that_an_oracle_case_uses_is_stored_by_an_earlier_case() -> None:
     stored: set[tuple[str, str]] = set()
     for case in CATALOGUE:
         for name in _KEPT_VALUE.findall(f"{case.path} {json.dumps(case.body, default=str)}"):
@@ -55,7 +55,7 @@ def test_values_are_stored_before_a_later_case_uses_them() -> None:
         stored.update((case.configuration, name) for name in case.keep)
 
 
-def test_area_adds_its_default_fields_to_each_request_with_a_body() -> None:
+def test_oracle_area_adds_its_default_fields_to_each_request_with_a_body() -> None:
     area = Area("a", path="/p", fields={"model": "m", "n": 1})
     area.case("more", "A reason.", {"n": 2, "model": REMOVED})
     area.each("n", "A reason.", [REMOVED, 3])
@@ -120,7 +120,7 @@ def test_options_are_parsed_from_the_help_output() -> None:
     }
 
 
-def test_different_names_values_and_defaults_of_options_are_reported() -> None:
+def test_options_whose_names_values_or_defaults_differ_between_versions_are_listed() -> None:
     second = HELP.replace("  --b, --no-b", "  --disable-b").replace("--show", "--hide")
     second = second.replace("{auto,new}", "{auto,newer}").replace("default: auto", "default: newer")
     second = second.replace("--kind {a}", "--kind KIND").replace("(a=1, b=2)", "(a=1, b=3, c=4)")
@@ -135,7 +135,7 @@ def test_different_names_values_and_defaults_of_options_are_reported() -> None:
     ]
 
 
-def test_newest_simulated_version_stands_for_versions_that_are_not_simulated() -> None:
+def test_unknown_vllm_version_is_judged_as_the_newest_simulated_version() -> None:
     assert simulated_version_of("0.32.0") == "0.32"
     newest = list(VERSIONS)[-1]
     assert simulated_version_of("0.999.1") == newest

@@ -62,7 +62,7 @@ def streamed(takes: bool, *room: int, **options: object) -> Streamed:
 
 
 @pytest.mark.parametrize("room", [(), (1000, 200, 10, 10, 300)], ids=["at once", "slowly"])
-def test_stream_has_the_same_bytes_whether_or_not_tool_call_tokens_come_as_engine_outputs(
+def test_stream_has_the_same_bytes_with_and_without_the_shortcut_for_tool_call_tokens(
     room: tuple[int, ...],
 ) -> None:
     taken = streamed(True, *room)
@@ -79,11 +79,11 @@ def test_stream_has_the_same_bytes_whether_or_not_tool_call_tokens_come_as_engin
     [{"token_ids": True}, {"top_logprobs": 0}, {"continuous_usage": True}, {"beams": True}],
     ids=str,
 )
-def test_tool_call_tokens_of_requests_with_extra_response_fields_come_as_engine_outputs(
+def test_requests_with_extra_response_fields_do_not_use_the_shortcut_for_tool_call_tokens(
     options: dict[str, object],
 ) -> None:
     assert streamed(True, **options).taken == 0
 
 
-def test_mistral_tool_call_tokens_are_passed_as_engine_outputs() -> None:
+def test_mistral_tool_calls_do_not_use_the_shortcut_for_tool_call_tokens() -> None:
     assert streamed(True, call_form=CALL_FORMS["mistral"]).taken == 0

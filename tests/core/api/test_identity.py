@@ -113,7 +113,7 @@ def test_invalid_header_is_rejected_and_shown_truncated_to_forty_characters() ->
     ("path", "body", "engine_id"),
     [("/v1/completions", COMPLETION, "cmpl-own-0"), ("/v1/chat/completions", CHAT, "chatcmpl-own")],
 )
-def test_engine_id_of_a_completion_contains_its_prompt_number(
+def test_remote_request_id_contains_the_request_id_and_for_completions_the_prompt_number(
     path: str, body: dict[str, Any], engine_id: str
 ) -> None:
     fields = {"request_id": "own", "kv_transfer_params": {"do_remote_decode": True}}

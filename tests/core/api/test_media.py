@@ -61,7 +61,7 @@ def test_text_of_a_message_ends_with_the_tool_calls_of_the_message() -> None:
     assert marked_up == 'so:[f({"x": 1})][g({})]'
 
 
-def test_address_of_encoded_media_cannot_be_fetched() -> None:
+def test_each_encoded_media_item_has_a_dummy_address() -> None:
     address = {
         "peer_host": "DUMMY",
         "peer_port": 1234,

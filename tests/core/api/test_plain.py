@@ -150,7 +150,7 @@ def test_chat_whose_number_of_logprobs_exceeds_the_limit_does_not_take_the_fast_
         (PlainCompletion, b'{"prompt": "h\\u00ef"}', "hï".encode()),
     ],
 )
-def test_fast_path_looks_up_the_token_ids_by_the_bytes_of_the_prompt(
+def test_fast_path_finds_cached_token_ids_by_the_bytes_of_the_prompt(
     kind: Kind, body: bytes, key: bytes
 ) -> None:
     looked_up: list[bytes] = []

@@ -26,7 +26,7 @@ def test_null_tool_fields_are_rendered_in_the_prompt_only_where_vllm_renders_the
     assert START + end + "\n" in prompt
 
 
-def test_an_empty_list_of_tools_is_printed_like_no_tools(client: Client) -> None:
+def test_empty_tool_list_renders_the_same_prompt_as_no_tools(client: Client) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     without_tools = client.post("/tokenize", body).json()["tokens"]
     assert client.post("/tokenize", {**body, "tools": []}).json()["tokens"] == without_tools

@@ -10,7 +10,7 @@ CHOICES = 600
 
 
 @pytest.mark.parametrize(("stream", "status"), [(False, 200), (True, 400)])
-def test_streams_limit_how_much_of_the_prompt_they_echo_but_complete_responses_do_not(
+def test_echoing_a_long_prompt_in_every_choice_returns_400_only_if_the_response_is_streamed(
     stream: bool, status: int
 ) -> None:
     client = app_of("--force-dummy-tokenizer").test_client()

@@ -44,7 +44,7 @@ class Rings:
         gevent.sleep(2 * SOON_S)
 
 
-def test_alarm_rings_once_and_never_early(timer: LiveClock) -> None:
+def test_alarm_fires_once_and_never_early(timer: LiveClock) -> None:
     rings = Rings()
     gevent.get_hub().loop.update_now()  # libev counts from when it last looked at the time
     moment_s = time.monotonic() + SOON_S
@@ -88,7 +88,7 @@ def test_waiting_greenlets_run_during_a_pause_of_the_current_greenlet() -> None:
     other.join()
 
 
-def test_pause_is_skipped_in_callbacks_of_the_event_loop() -> None:
+def test_pause_in_a_callback_of_the_event_loop_returns_immediately() -> None:
     outcomes: list[str] = []
 
     def callback() -> None:
@@ -100,7 +100,7 @@ def test_pause_is_skipped_in_callbacks_of_the_event_loop() -> None:
     assert outcomes == ["done"]
 
 
-def test_work_yields_after_its_maximum_duration() -> None:
+def test_work_pauses_whenever_4_milliseconds_have_passed_since_its_last_pause() -> None:
     clock = VirtualClock()
     pauses = list[float]()
 

@@ -43,7 +43,7 @@ class Hopeless(Broken):
 
 
 @given(gaps=st.lists(st.floats(0.0005, 2.0), min_size=1, max_size=30))
-def test_every_timer_fires_at_most_half_a_slot_early_and_two_slots_late(
+def test_every_timer_fires_at_most_half_a_wheel_slot_early_and_two_wheel_slots_late(
     gaps: list[float],
 ) -> None:
     clock = VirtualClock()
@@ -81,7 +81,7 @@ class Recording(VirtualClock):
 
 
 @given(due_s=st.floats(0, 1e8))
-def test_alarm_never_rings_without_a_due_timer(due_s: float) -> None:
+def test_timer_is_due_whenever_the_alarm_that_was_set_for_it_fires(due_s: float) -> None:
     """Were a slot not yet due at its own moment, because of rounding, the alarm would ring on and
     on.
     """
@@ -102,7 +102,7 @@ class Slow(Metronome):
         return super().run_due(now_s)
 
 
-def test_timers_that_remain_after_a_long_ring_are_deferred_to_the_next_ring() -> None:
+def test_timers_left_when_a_firing_pass_exceeds_its_time_limit_fire_in_the_next_pass() -> None:
     clock = Recording()
     wheel = TimerWheel(clock)
     beats = [Slow(clock, 0.01, 1) for _ in range(12)]
@@ -117,7 +117,7 @@ def test_timers_that_remain_after_a_long_ring_are_deferred_to_the_next_ring() ->
     assert [beat.turns[0][1] for beat in beats] == sorted(beat.turns[0][1] for beat in beats)
 
 
-def test_call_soon_calls_a_function_once_in_the_next_ring() -> None:
+def test_functions_given_to_call_soon_run_once_in_order_even_if_one_of_them_raises() -> None:
     clock = VirtualClock()
     wheel = TimerWheel(clock)
     done: list[int] = []
@@ -133,7 +133,7 @@ def test_call_soon_calls_a_function_once_in_the_next_ring() -> None:
     assert done == [1, 2] and len(wheel) == 0
 
 
-def test_interrupted_timer_wheel_keeps_items_rescheduled_into_the_current_slot() -> None:
+def test_timers_rescheduled_in_a_pass_that_exceeds_its_time_limit_still_fire() -> None:
     clock = Recording()
     wheel = TimerWheel(clock)
     beats = [Slow(clock, 0.01, 2) for _ in range(12)]

@@ -58,7 +58,7 @@ def test_requests_for_the_loaded_adapter_run_first() -> None:
         (5, 5, ["0", "1", "2", "3", "4", "5", "6", "7"]),
     ],
 )
-def test_late_request_for_a_loaded_adapter_runs_before_an_adapter_load(
+def test_request_for_a_loaded_adapter_overtakes_earlier_requests_for_another_adapter(
     slots: int, max_loras: int, order: list[str]
 ) -> None:
     arrivals: list[tuple[float, str | None]] = [(0, "l1")] * 3 + [(0.1, "l2")] * 4 + [(0.5, "l1")]
@@ -83,7 +83,7 @@ def test_waiting_request_of_an_unloaded_adapter_runs_on_the_base_model() -> None
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_number_of_free_slots_depends_on_the_adapter_of_the_request(timing: Any) -> None:
+def test_second_adapter_has_no_free_slot_while_max_loras_adapters_are_in_use(timing: Any) -> None:
     served = Harness(
         slots=3,
         max_waiting=0,

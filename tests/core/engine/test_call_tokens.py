@@ -49,7 +49,7 @@ def run(harness: Harness, **fields: object) -> Receiver:
     return receiver
 
 
-def test_tokens_within_a_tool_call_are_passed_to_the_token_receiver_when_they_are_due() -> None:
+def test_shortcut_for_tool_call_tokens_delivers_each_token_when_it_is_due() -> None:
     receiver = run(Harness(inter_token_latency=1.0, time_to_first_token=2.0))
     assert receiver.taken == [("e", 4), ("f", 5)]
     assert "".join(text for text, _ in receiver.shown) == "".join(TEXTS)
@@ -58,13 +58,13 @@ def test_tokens_within_a_tool_call_are_passed_to_the_token_receiver_when_they_ar
     assert receiver.times_s == pytest.approx(due_s)
 
 
-def test_tokens_within_a_tool_call_are_passed_to_the_token_receiver_with_step_timing() -> None:
+def test_shortcut_for_tool_call_tokens_is_also_used_with_step_timing() -> None:
     receiver = run(Harness(profile=PROFILE))
     assert receiver.taken == [("e", 4), ("f", 5)]
     assert "".join(text for text, _ in receiver.shown) == "".join(TEXTS)
 
 
-def test_tool_call_tokens_of_a_delayed_reply_are_passed_as_engine_outputs() -> None:
+def test_delayed_reply_does_not_use_the_shortcut_for_tool_call_tokens() -> None:
     harness = Harness(inter_token_latency=1.0, time_to_first_token=2.0)
     receiver = run(harness, delays=((4, 5.0),))
     assert receiver.taken == []

@@ -50,7 +50,7 @@ def test_sleep_level_is_reported_until_wake_up(level: int) -> None:
 
 
 @pytest.mark.parametrize("tags", [None, ["scheduling"], ["weights"], ["everything"]])
-def test_any_wake_up_ends_sleep_level_0(tags: list[str] | None) -> None:
+def test_wake_up_with_any_or_no_tags_ends_sleep_level_0(tags: list[str] | None) -> None:
     harness = Operated()
     harness.life.sleep(0, "abort", harness.left)
     assert harness.life.wake_up(tags) and not harness.life.paused

@@ -143,7 +143,7 @@ def test_prefill_interval_does_not_delay_prompts_while_a_backlog_waits() -> None
 
 
 @pytest.mark.parametrize(("passes", "computed"), [(True, 9), (False, 8)])
-def test_scheduler_rule_decides_whether_a_step_continues_after_a_self_preemption(
+def test_step_continues_after_a_request_preempts_itself_only_if_the_scheduler_rule_says_so(
     passes: bool, computed: int
 ) -> None:
     rules = SchedulerRules(passes_self_preempted=passes)
@@ -203,7 +203,7 @@ def test_adapter_stays_in_use_during_the_last_token_of_its_request(
     assert len(line.scheduler.running) == running
 
 
-def test_draft_slots_that_fill_a_step_are_rejected() -> None:
+def test_draft_slots_must_be_fewer_than_max_num_batched_tokens() -> None:
     with pytest.raises(
         ConfigError, match=r"draft-slots 64 .* less than max-num-batched-tokens, 64"
     ):

@@ -223,7 +223,7 @@ def kinds_and_texts(harness: Harness, **fields: Any) -> list[tuple[str, str]]:
     ]
 
 
-def test_tokens_of_one_step_may_belong_to_several_reply_parts() -> None:
+def test_reply_is_split_into_the_same_parts_with_one_or_several_tokens_per_step() -> None:
     rates = SpeculationRates(acceptance=(1.0, 1.0, 1.0))
     single = stepped()
     several = stepped(profile=replace(PROFILE, speculation=rates))

@@ -86,7 +86,9 @@ def test_concurrent_first_requests_of_a_lazy_route_use_one_loaded_route() -> Non
 
 
 @pytest.mark.parametrize("operations", [["GET /a"], ["GET /a", "POST /b", "POST /c"], ["GET /b"]])
-def test_loaded_routes_must_match_the_declared_routes(operations: list[str]) -> None:
+def test_lazy_route_whose_loaded_routes_differ_from_the_declared_ones_raises_an_error(
+    operations: list[str],
+) -> None:
     route, *_ = late_routes(loader([]), *operations)
     with pytest.raises(LookupError, match="declared"):
         route.loaded()

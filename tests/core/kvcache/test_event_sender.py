@@ -105,7 +105,7 @@ def test_events_of_each_step_are_sent_separately_without_a_flush_interval() -> N
     assert queue.due_s() == math.inf
 
 
-def test_message_size_is_limited_but_allows_at_least_one_event() -> None:
+def test_events_are_split_into_messages_of_limited_size_with_at_least_one_event_each() -> None:
     def large(share: float) -> KVEvent:
         return BlockRemoved(
             [0] * int(share * MESSAGE_BYTES / event_bytes(BlockRemoved([0] * 1000)) * 1000)

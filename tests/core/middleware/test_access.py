@@ -165,7 +165,7 @@ def test_admin_routes_require_the_admin_key_or_if_none_is_set_the_api_key(
 
 
 @given(st.text(min_size=1), st.lists(st.text(min_size=1), max_size=3))
-def test_only_configured_keys_are_accepted(key: str, keys: list[str]) -> None:
+def test_only_configured_api_keys_are_accepted(key: str, keys: list[str]) -> None:
     guard = ApiKeys()
     guard.on_access(AccessSettings(api_key=tuple(keys)))
     header = f"Bearer {key}".encode(errors="surrogateescape").decode("latin-1")

@@ -96,7 +96,7 @@ def test_bodies_in_utf_8_utf_16_and_utf_32_are_accepted(encoding: str) -> None:
         ("top_logprobs", None, 0),
     ],
 )
-def test_compatible_values_are_converted_to_the_field_type(
+def test_field_value_of_a_compatible_type_is_converted_to_the_type_of_the_field(
     field: str, value: object, read: object
 ) -> None:
     got = getattr(chat(**{field: value}), field)

@@ -36,7 +36,7 @@ def run_until(done: Sized, count: int) -> None:
             gevent.sleep(0)
 
 
-def test_time_limit_of_a_turn_applies_to_all_connections_together(
+def test_time_limit_of_an_event_loop_iteration_applies_to_all_connections_together(
     turns: FairTurns, time: Time
 ) -> None:
     began: list[int] = []
@@ -55,7 +55,9 @@ def test_time_limit_of_a_turn_applies_to_all_connections_together(
     assert len(done) == 6 and max(map(done.count, done)) == 2
 
 
-def test_short_tasks_run_before_a_long_task_in_every_turn(turns: FairTurns, time: Time) -> None:
+def test_short_tasks_run_before_a_long_task_in_every_event_loop_iteration(
+    turns: FairTurns, time: Time
+) -> None:
     done: list[str] = []
     long = ConnectionCost(1.0)
     short = ConnectionCost()
@@ -72,7 +74,9 @@ def test_short_tasks_run_before_a_long_task_in_every_turn(turns: FairTurns, time
     assert done == ["short", "short", "long"] * 3
 
 
-def test_killed_greenlet_loses_its_turn(turns: FairTurns, time: Time) -> None:
+def test_greenlet_killed_while_it_waits_for_its_turn_does_not_block_the_next_one(
+    turns: FairTurns, time: Time
+) -> None:
     assert turns.has_time()
     time.now_s += TURN_S
     assert not turns.has_time()

@@ -71,7 +71,7 @@ def test_replies_differ_and_contain_several_writing_systems() -> None:
     assert "def " in text or "import " in text or "return " in text
 
 
-def test_lossy_tokenizer_is_rejected() -> None:
+def test_tokenizer_that_cannot_reproduce_the_sample_sentences_is_rejected() -> None:
     deaf: Any = SimpleNamespace(name="deaf", vocab_size=1)
     deaf.encode_many = lambda texts: [[0] for _ in texts]
     deaf.pieces = lambda ids: ["?" for _ in ids]
@@ -143,7 +143,7 @@ def test_tokens_without_text_come_last_among_the_alternatives() -> None:
     assert names == sorted(names) and any(names)
 
 
-def test_client_can_request_logprobs_of_given_tokens() -> None:
+def test_logprobs_include_the_token_ids_that_the_request_names() -> None:
     for entry in reply_logprobs(embedded_tokenizer(), [9, 65], 3, (5, 9, 65)):
         named = [token_id for token_id in (5, 9, 65) if token_id != entry.token_id]
         assert [token for token, _, _ in entry.top] == [entry.token_id, *named]

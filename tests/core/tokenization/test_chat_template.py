@@ -164,7 +164,7 @@ def test_template_functions_and_iterators_behave_as_in_jinja() -> None:
     assert render(source) == "ab, 1321/2X2/2Y[1, 2]TrueTrue1True  1"
 
 
-def test_methods_of_equal_template_values_are_equal() -> None:
+def test_method_of_a_template_value_equals_itself_and_no_other_method() -> None:
     assert (
         render("{% set m = {} %}{{ m.items == m['items'] }}{{ m.items == m.keys }}") == "TrueFalse"
     )
@@ -211,7 +211,7 @@ TALK: list[Any] = [
 ]
 
 
-def test_final_message_can_be_continued() -> None:
+def test_continued_final_message_is_rendered_without_its_end() -> None:
     options = {"continue_final_message": True, "add_generation_prompt": False}
     assert render(ECHO, TALK, **options) == "[user]count[/][assistant]one, two, "
     assert render(TRIM, TALK, **options) == "[user]count[/][assistant]one, two,"

@@ -70,7 +70,7 @@ def test_tokenizer_info_has_the_fields_that_transformers_adds(
     assert isinstance(added, dict) and added["0"] == "<|endoftext|>"
 
 
-def test_embedded_tokenizer_can_be_selected() -> None:
+def test_force_dummy_tokenizer_setting_selects_the_embedded_tokenizer() -> None:
     assert name_of(model="x", tokenizer="/nowhere", force_dummy_tokenizer=True) == "embedded"
 
 

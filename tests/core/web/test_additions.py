@@ -149,7 +149,7 @@ def test_flask_signal_receiver_disables_the_direct_path() -> None:
         assert app.take_direct_routes() == []
 
 
-def test_replaced_views_and_rules_are_served_by_flask() -> None:
+def test_route_whose_view_or_url_rule_is_replaced_does_not_use_the_direct_path() -> None:
     app = application(ROUTES)
     app.view_functions["test.route_0"] = view
     assert [route.path for route in app.take_direct_routes()] == ["/other"]

@@ -41,7 +41,7 @@ def test_route_handler_receives_the_request_and_path_variables() -> None:
         assert client.open(path, method=method).json == [method, *expected]
 
 
-def test_wrong_method_returns_405_with_the_methods_of_the_first_route() -> None:
+def test_wrong_method_returns_405_with_the_methods_of_the_first_route_of_that_path() -> None:
     client = application(ROUTES).test_client()
     for method, path, allowed in (
         ("PUT", "/things", "GET"),

@@ -39,7 +39,7 @@ def test_request_is_drawn_as_a_bar_from_its_arrival_to_its_end() -> None:
     assert page.phases[second] == [Phase.PREFILL]
 
 
-def test_figures_of_a_frame_equal_the_metrics() -> None:
+def test_figures_of_a_console_update_equal_the_metrics() -> None:
     watched = WatchedEngine(slots=3, max_waiting=50, blocks=400, **SLOW)
     rng = Random(4)
     for number in range(30):
@@ -177,7 +177,7 @@ def test_remote_prefill_is_shown_as_a_transfer(steps: bool) -> None:
     assert page.ended[page.number_of("a")][1] == "length"
 
 
-def test_frames_count_running_requests_per_adapter() -> None:
+def test_console_updates_count_running_requests_per_adapter() -> None:
     watched = WatchedEngine(slots=4, adapters=("x", "y"), max_loras=1, **SLOW)
     for name in ("x", "x", "y"):
         watched.ask(f"of {name}", adapter=name)
@@ -202,7 +202,7 @@ def test_preempted_sequence_is_shown_as_preempted() -> None:
     assert len(page.ended) == 4
 
 
-def test_snapshot_plus_later_frames_equals_the_state_of_all_frames() -> None:
+def test_snapshot_and_later_console_updates_give_the_same_state_as_all_updates() -> None:
     watched = WatchedEngine(slots=4, max_waiting=100, blocks=80, inter_token_latency=0.05)
     late = Page()
     for number in range(25):
@@ -280,7 +280,7 @@ def test_bars_of_thousands_of_requests_stay_within_the_memory_limit() -> None:
     assert not list(watched.observer.bars.live())
 
 
-def test_frame_omits_unchanged_parts() -> None:
+def test_console_update_omits_unchanged_parts() -> None:
     watched = WatchedEngine(blocks=50)
     watched.frame()
     watched.harness.clock.advance(0.25)
@@ -335,7 +335,7 @@ def test_engine_is_observed_only_while_a_page_is_open(watched: WatchedEngine) ->
     assert len(feed) == 0 and third.gone
 
 
-def test_slow_browser_loses_frames_and_receives_a_new_snapshot(
+def test_slow_browser_misses_console_updates_and_receives_a_new_snapshot(
     watched: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "MAX_WAITING_EVENTS", 3)
@@ -370,7 +370,7 @@ def test_browser_that_never_reads_is_disconnected(
     assert len(feed) == 0 and not watched.observer.is_open
 
 
-def test_error_while_building_a_frame_ends_only_the_console_streams(
+def test_error_while_building_a_console_update_ends_only_the_console_streams(
     watched: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:

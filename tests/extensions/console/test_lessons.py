@@ -195,7 +195,7 @@ def test_default_server_lists_and_plays_six_lessons() -> None:
     assert frames[-1]["at"] > 3000
 
 
-def test_unknown_lesson_returns_404_and_lessons_require_the_admin_key() -> None:
+def test_lessons_return_404_for_an_unknown_name_and_401_without_the_admin_key() -> None:
     assert client().get("/admin/console/lessons/other").status_code == 404
     keyed = client("--admin-key", "secret")
     for path in ("lessons", "lessons/preemption"):

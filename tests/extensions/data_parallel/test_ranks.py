@@ -112,7 +112,7 @@ def test_prompts_of_a_request_are_balanced_across_ranks(client: Client, stream: 
 @pytest.mark.parametrize(
     ("prompts", "n", "status"), [(4, 1, 200), (2, 2, 200), (5, 1, 429), (1, 3, 429)]
 )
-def test_prompts_of_one_request_may_use_the_slots_of_all_ranks(
+def test_prompts_of_one_request_use_the_slots_and_queues_of_all_ranks(
     prompts: int, n: int, status: int
 ) -> None:
     limits = ("--max-num-seqs=1", "--max-waiting-queue-length=1")

@@ -93,7 +93,7 @@ def test_decode_reports_the_cached_tokens_of_its_prefill_if_transfer_parameters_
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     ],
 )
-def test_transfer_parameters_are_accepted_as_top_level_fields(
+def test_transfer_parameters_as_top_level_fields_have_the_same_effect_as_in_an_object(
     path: str, body: dict[str, Any]
 ) -> None:
     client = served("").test_client()

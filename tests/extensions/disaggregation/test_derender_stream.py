@@ -133,7 +133,7 @@ def test_streamed_chunk_has_the_fields_of_vllm() -> None:
     ]
 
 
-def test_state_of_a_stream_without_a_parser_stays_small() -> None:
+def test_stream_state_without_a_parser_keeps_fewer_than_12_token_ids() -> None:
     ids = ids_of("The quick brown fox jumps over the lazy dog, again and again. " * 20)
     answers = streamed(CHAT, [[token_id] for token_id in ids])
     assert max(len(answer["stream_state"]["output_token_ids"]) for answer in answers) < 12

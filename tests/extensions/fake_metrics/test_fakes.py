@@ -347,7 +347,7 @@ def test_process_and_http_metrics_remain_real() -> None:
         ("squarewave", (2, 2, 10, 10, 2, 2, 10, 10, 2)),
     ],
 )
-def test_each_function_of_a_fake_metric_has_its_expected_values_over_two_periods(
+def test_fake_metric_functions_have_the_listed_values_over_two_periods(
     shape: Any, values: tuple[float, ...]
 ) -> None:
     function = Function(shape, start=2.0, end=10.0, period_s=4)

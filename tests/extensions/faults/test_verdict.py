@@ -110,7 +110,9 @@ CONDUCT = {
 
 
 @pytest.mark.parametrize("case", CONDUCT)
-def test_audit_reports_exactly_the_findings_of_each_kind_of_client_behavior(case: str) -> None:
+def test_client_audit_reports_exactly_the_findings_listed_for_each_client_behavior(
+    case: str,
+) -> None:
     client, findings = CONDUCT[case]
     assert client.findings_by_kind(10 * RETRY_WINDOW_S).keys() == findings
 

@@ -176,7 +176,7 @@ def thinking(**fields: Any) -> list[Tokens]:
     return harness.tokens()
 
 
-def test_reasoning_stays_within_its_budget_and_may_use_up_the_token_limit() -> None:
+def test_reasoning_ends_at_its_budget_or_at_a_smaller_token_limit() -> None:
     events = thinking(max_tokens=3)
     assert {event.part and event.part.kind for event in events} == {"reasoning"}
     assert events[-1].finish is not None and events[-1].finish.reason == "length"

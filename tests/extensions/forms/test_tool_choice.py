@@ -213,7 +213,9 @@ def test_tools_that_skipped_validation_are_rejected_by_a_validating_server() -> 
 
 
 @pytest.mark.parametrize(("length", "has_key"), [(1_000, True), (20_000, False)])
-def test_texts_around_long_tools_have_no_key(length: int, has_key: bool) -> None:
+def test_tool_list_above_a_length_limit_has_no_key_for_caching_its_rendered_text(
+    length: int, has_key: bool
+) -> None:
     known_tools: KnownTools = LimitedDict(1 << 22)
     tools = convert([tool(title="x" * length)], list[Tool])
     known_set = tool_set(tools, known_tools)
@@ -221,7 +223,7 @@ def test_texts_around_long_tools_have_no_key(length: int, has_key: bool) -> None
     assert tool_set(tools, known_tools) is known_set
 
 
-def test_memory_of_known_tools_is_limited() -> None:
+def test_cache_of_validated_tools_stays_within_its_memory_limit() -> None:
     known_tools: KnownTools = LimitedDict(100_000)
     lengths = []
     for number in range(200):

@@ -76,7 +76,7 @@ def test_past_responses_and_elapsed_time_raise_the_frame_limit_only_up_to_a_maxi
 
 
 @pytest.mark.parametrize(("flags", "size"), [(0, MIN_PROGRESS_BYTES), (END_STREAM, 0)])
-def test_messages_and_stream_ends_count_as_progress(flags: int, size: int) -> None:
+def test_messages_and_stream_ends_do_not_use_up_the_frame_limit(flags: int, size: int) -> None:
     budget = FrameBudget()
     for _ in range(3 * MAX_FRAMES):
         budget.charge(kind=DATA, flags=flags, size=size, call_count=1)

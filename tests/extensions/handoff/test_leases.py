@@ -79,7 +79,9 @@ def test_repeated_request_id_releases_the_earlier_blocks(holder: Holder) -> None
     assert len(holder.leases) == 1
 
 
-def test_blocks_can_be_leased_again_under_the_same_request_id(holder: Holder) -> None:
+def test_request_id_can_be_leased_again_while_its_earlier_blocks_are_released(
+    holder: Holder,
+) -> None:
     def release_first() -> None:
         holder.released.append("first")
         holder.leases.hold("a", partial(holder.released.append, "third"))

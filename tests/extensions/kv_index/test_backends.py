@@ -45,7 +45,7 @@ def test_clearing_a_pod_removes_the_blocks_of_all_its_engines(backend: Backend) 
     assert backend.clear("a") == 0 == backend.clear("nobody")
 
 
-def test_reused_slot_of_a_removed_pod_has_no_old_blocks(backend: Backend) -> None:
+def test_pod_added_after_other_pods_were_removed_has_only_its_own_blocks(backend: Backend) -> None:
     for number in range(20):
         pod = source(f"pod{number}")
         backend.apply(pod, [store([1, 2], [11, 100 + number])])
@@ -72,7 +72,7 @@ def test_scoring_candidates_of_an_adapter_are_the_pods_with_its_blocks(backend: 
     assert backend.lookup([11]).holders.candidates("alice") == 0
 
 
-def test_pod_model_and_adapter_names_may_contain_any_character(backend: Backend) -> None:
+def test_pod_model_and_adapter_names_with_any_characters_are_indexed(backend: Backend) -> None:
     odd = IndexedEngine("10.0.0.1:8000@x\n\0é", 'org/"model"@1 {}', 3)
     backend.apply(odd, [store([1], [11], "tier: x", adapter="a b\0c")])
     assert holders_of(backend, 11) == {(f"{odd.pod}/3", "tier: x")}

@@ -83,7 +83,9 @@ def test_blocks_count_with_the_weight_of_their_best_tier(index: Index) -> None:
     assert score.score == pytest.approx(2 * 1.0 + 0.8 + 0.5)
 
 
-def test_tier_weights_can_be_configured(backend: Backend) -> None:
+def test_score_is_the_sum_of_the_configured_tier_weights_of_the_cached_blocks(
+    backend: Backend,
+) -> None:
     index = make_index(backend, weights={"gpu": 0.2, "cpu": 0.9, "disk": 0.0})
     ingest(
         index,
@@ -199,7 +201,7 @@ def test_prefix_counts_only_if_all_cache_groups_of_an_engine_can_continue_it(ind
     assert matched(index, PROMPT) == {"a": 2}
 
 
-def test_events_of_a_cache_group_may_omit_some_or_all_blocks(index: Index) -> None:
+def test_events_of_a_cache_group_that_omit_some_or_all_blocks_count_no_losses(index: Index) -> None:
     # vLLM publishes the tokens of all blocks, and the hashes of the cached ones, the group with
     # windows first.
     window = stored([3, 4], PROMPT[:16], **WINDOW)
@@ -289,7 +291,7 @@ def test_medium_names_beyond_the_limit_on_tiers_are_rejected() -> None:
     assert index.backend.size().copies == 15
 
 
-def test_hashes_may_be_bytes_or_numbers(index: Index) -> None:
+def test_block_hashes_are_accepted_as_bytes_and_as_signed_or_unsigned_numbers(index: Index) -> None:
     ingest(index, "a", stored([b"\5" * 24 + (9).to_bytes(8, "big")], PROMPT[:4]))
     ingest(index, "a", stored([-1], PROMPT[4:8], 9), removed([(1 << 64) - 1]))
     assert matched(index, PROMPT) == {"a": 1}

@@ -101,7 +101,7 @@ def test_cached_block_keys_equal_computed_block_keys(drawn_prompts: list[list[in
         assert cache.parts.size_bytes <= cache.parts.limit_bytes
 
 
-def test_cached_block_keys_are_correct_even_if_prompt_parts_have_equal_hashes(
+def test_cached_block_keys_equal_computed_keys_even_if_prompt_parts_have_equal_hashes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def equal_hash(data: bytes, seed: int) -> int:

@@ -62,7 +62,9 @@ def now(source: TargetSource) -> Sequence[PodEndpoint]:
         ),
     ],
 )
-def test_target_addresses_may_have_options(text: str, target: PodEndpoint) -> None:
+def test_target_address_is_parsed_with_and_without_a_scheme_and_options(
+    text: str, target: PodEndpoint
+) -> None:
     assert parse_target(text) == target
 
 
@@ -133,7 +135,7 @@ def test_host_name_resolves_to_all_its_addresses(caplog: pytest.LogCaptureFixtur
         (";replay=tcp://elsewhere:9", "tcp://elsewhere:9", None, None),
     ],
 )
-def test_host_name_source_may_have_the_options_of_a_target_address(
+def test_options_of_a_host_name_source_apply_to_the_addresses_that_it_resolves_to(
     options: str, replay: str | None, pod: str | None, model: str | None
 ) -> None:
     (source,) = target_sources([f"dns://127.0.0.1:7{options}"])
@@ -168,7 +170,7 @@ def test_resolver_returns_no_address_for_an_unknown_host_and_raises_a_temporary_
                 resolve_host("x")
 
 
-def test_source_list_may_contain_all_kinds_of_sources(tmp_path: Path) -> None:
+def test_pod_sources_are_read_from_a_list_of_addresses_files_and_host_names(tmp_path: Path) -> None:
     path = tmp_path / "pods"
     path.write_text("h:1")
     sources = target_sources(["a:1", f"file:{path}", f"file://{path}", "dns://127.0.0.1:7", "b:2"])

@@ -42,7 +42,7 @@ def test_scores_of_routed_tokens_have_the_routed_rank_and_the_speculative_tier()
     assert (card["rank"], card["matched"], card["tiers"]) == (3, 3, {"speculative": 3})
 
 
-def test_weight_of_the_speculative_tier_can_be_set() -> None:
+def test_configured_weight_of_the_speculative_tier_sets_the_score_of_a_routed_prompt() -> None:
     client = indexer("--kv-index-tier-weights", "gpu=1", "speculative=0.5")
     body = {"tokens": TOKENS, "routed_to": "pod-a"}
     assert client.post("/score_tokens", json=body).get_json()["scores"]["pod-a"]["score"] == 1.5

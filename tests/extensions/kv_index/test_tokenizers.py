@@ -247,7 +247,9 @@ def test_tokenizer_load_that_exceeds_the_timeout_continues_for_later_requests(
     assert loader.calls == ["a"]
 
 
-def test_number_of_concurrent_loads_is_limited(loader: Loader, embedded: LocalTokenizer) -> None:
+def test_number_of_concurrent_tokenizer_loads_is_limited(
+    loader: Loader, embedded: LocalTokenizer
+) -> None:
     loader.gates |= {"a": threading.Event(), "b": threading.Event()}
     models = library(loader, timeout_s=0.05)
     for model in ("a", "b", "c"):

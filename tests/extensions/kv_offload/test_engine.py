@@ -217,7 +217,7 @@ def test_reply_blocks_are_stored_unless_only_prompts_are_stored() -> None:
         assert cached_tokens == cached_blocks * BLOCK_SIZE
 
 
-def test_store_without_room_is_counted_and_retried() -> None:
+def test_store_that_does_not_fit_into_the_host_tier_is_counted_and_retried() -> None:
     tiered = TieredEngine(40, chunks=6)
     tiered.submit("first", prompt_of(1))
     tiered.submit("second", prompt_of(2), 200)

@@ -100,7 +100,7 @@ def test_each_recorded_operation_has_the_result_and_events_of_vllm(name: str) ->
         assert repeated["usage"] == pytest.approx(entry["usage"]), number
 
 
-def test_recordings_contain_evictions_and_stores_without_room() -> None:
+def test_recordings_contain_evictions_and_stores_that_did_not_fit() -> None:
     entries = []
     for name in CASES:
         entries += json.loads((FOLDER / f"{name}.json").read_text("utf-8"))["log"]

@@ -63,7 +63,9 @@ def test_smaller_step_limits_leave_more_memory_for_the_kv_cache(tmp_path: Path) 
     assert small.kvcache.kv_cache_size > large.kvcache.kv_cache_size
 
 
-def test_server_starts_with_a_model_that_fits_only_with_small_steps(tmp_path: Path) -> None:
+def test_model_that_leaves_no_memory_for_a_kv_cache_fits_with_smaller_step_limits(
+    tmp_path: Path,
+) -> None:
     path = model_config(tmp_path, num_hidden_layers=60)
     argv = ["--profile", "auto", "--device", "l40s", "--model-config", path]
     with pytest.raises(ConfigError, match="leave no room for a KV cache"):

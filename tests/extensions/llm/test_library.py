@@ -69,7 +69,7 @@ def test_streamed_results_equal_batch_results(llm: LLM) -> None:
     assert whole["prompt_tokens"] == len(llm.encode_chat(HELLO, "Be brief."))
 
 
-def test_each_prompt_may_have_separate_sampling_parameters(llm: LLM, model: str) -> None:
+def test_each_prompt_is_completed_with_its_own_sampling_parameters(llm: LLM, model: str) -> None:
     params = [SamplingParams(max_tokens=count, seed=count, ignore_eos=True) for count in (3, 5, 4)]
     results = llm.generate(PROMPTS[:3], params, progress=False)
     assert [result["tokens_generated"] for result in results] == [3, 5, 4]

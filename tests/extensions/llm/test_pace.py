@@ -310,7 +310,7 @@ while not child:
     assert float(done.stdout) > 0.05
 
 
-def test_thread_settings_of_the_user_are_kept() -> None:
+def test_thread_environment_variables_set_by_the_user_are_kept() -> None:
     environ = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}
     wait_shortly(environ)
     assert environ == {

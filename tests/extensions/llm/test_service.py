@@ -114,7 +114,9 @@ PACKED = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(NA
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(st.binary() | PACKED.map(msgspec.msgpack.encode), max_size=3))
-def test_invalid_commands_are_ignored(worker: Worker, frames: list[bytes]) -> None:
+def test_malformed_messages_of_a_worker_to_the_engine_are_ignored(
+    worker: Worker, frames: list[bytes]
+) -> None:
     worker.raw(*frames or [b""])
     worker.generate(1, [1, 2, 3], 1)
     assert len(worker.whole(1)[0]) == 1

@@ -191,7 +191,7 @@ OWN_SETTINGS = "Settings = TestSettings"
         ),
     ],
 )
-def test_error_names_the_unusable_plugin(
+def test_error_for_an_unusable_plugin_names_it_and_the_problem(
     plugin: Write, body: str, preamble: str, line: str
 ) -> None:
     path = plugin(body, preamble=preamble)
@@ -233,7 +233,7 @@ def test_plugin_name_that_is_not_a_valid_flag_is_rejected(plugin: Write) -> None
     )
 
 
-def test_error_names_the_missing_module_or_file(tmp_path: Path) -> None:
+def test_error_for_a_missing_plugin_names_the_module_or_file(tmp_path: Path) -> None:
     assert refusal("--plugin", "no.such.module").startswith(
         "plugin module (no.such.module): cannot be imported: ModuleNotFoundError"
     )

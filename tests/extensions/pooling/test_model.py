@@ -96,7 +96,7 @@ def test_vector_of_a_known_text_has_the_stored_values() -> None:
     assert [round(float(number), 6) for number in vector("The quick brown fox", 8)] == GOLDEN
 
 
-def test_vectors_have_the_stored_checksum() -> None:
+def test_vectors_of_ten_sample_texts_have_the_stored_checksum() -> None:
     texts = [
         "",
         "hello",

@@ -203,7 +203,7 @@ def test_each_pooling_task_has_the_same_routes_as_in_vllm(
     assert all(answers[path].json == {"detail": "Not Found"} for path in answers.keys() - expected)
 
 
-def test_embeddings_can_be_served_with_chat_and_completions() -> None:
+def test_embeddings_with_chat_setting_adds_the_embeddings_route_to_a_chat_server() -> None:
     """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
     model = ModelSettings(embeddings_with_chat=True)
     assert served_paths(model) == (EMBED,)
@@ -218,7 +218,7 @@ def test_embeddings_can_be_served_with_chat_and_completions() -> None:
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), RULES)
-def test_request_that_violates_a_rule_returns_a_bad_request_error(
+def test_pooling_request_with_an_invalid_field_value_returns_a_bad_request_error(
     path: str, fields: dict[str, Any], param: str | None
 ) -> None:
     refusal = refused(path, {**BASE[path], **fields}, "--task=pooling")

@@ -141,7 +141,7 @@ def test_requests_without_generation_are_not_limited() -> None:
     assert limited.post().status_code == 429
 
 
-def test_limits_can_change_while_the_server_runs() -> None:
+def test_changed_rate_limit_applies_at_once() -> None:
     limited = Limited()
     assert not limits_told(limited.post())
     for limit, expected in ((1, [200, 429]), (2, [200, 200, 429]), (None, [200])):

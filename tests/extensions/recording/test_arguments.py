@@ -5,6 +5,8 @@ import pytest
 from tests.config.test_command import check_error
 
 
-def test_invalid_arguments_print_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelled_flag_of_the_record_command_prints_an_error_with_a_suggestion(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     argv = ["record", "--proxy", "--taget", "x"]
     check_error(argv, "unknown flag --taget; did you mean --target?", capsys)

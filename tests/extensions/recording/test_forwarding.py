@@ -194,7 +194,7 @@ def test_request_target_is_found_in_every_kind_of_wsgi_environ(
     assert target_without_root_path(context_of(environ)) == target
 
 
-def test_decoded_path_cannot_forge_another_target() -> None:
+def test_special_characters_of_a_decoded_path_are_encoded_again_when_it_is_forwarded() -> None:
     environ = {
         "REQUEST_METHOD": "GET",
         "PATH_INFO": "/v1/a?b#c%2F\r\nX: ü".encode().decode("latin-1"),

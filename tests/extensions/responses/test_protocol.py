@@ -284,7 +284,9 @@ def test_namespace_function_can_be_chosen_by_its_name(tools: list[Any], name: st
         ),
     ],
 )
-def test_tool_choice_is_returned_unchanged(choice: Any, repeated: Any, meant: str) -> None:
+def test_response_repeats_the_tool_choice_of_the_request_or_auto_without_one(
+    choice: Any, repeated: Any, meant: str
+) -> None:
     fields = {"tools": [WEATHER], **({} if choice is None else {"tool_choice": choice})}
     converted = chat(**fields)
     assert (decoded(**fields).tool_choice, converted.tool_choice) == (repeated, meant)
@@ -347,7 +349,7 @@ def test_shell_and_file_search_tools_are_returned_unchanged() -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICE_FIELDS, ids=itemgetter("type"))
-def test_tool_choice_is_returned_with_all_its_fields(
+def test_returned_tool_choice_has_all_fields_that_the_openai_sdk_defines(
     choice: dict[str, Any], sdk_choices: TypeAdapter[Any]
 ) -> None:
     expected = sdk_choices.validate_python(choice).model_dump(mode="json", by_alias=True)

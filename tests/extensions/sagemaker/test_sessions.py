@@ -119,7 +119,7 @@ def test_sessions_expire_and_their_number_is_limited() -> None:
     assert 0 < sessions.size_bytes == sessions.limit_bytes
 
 
-def test_request_body_is_parsed_once_for_session_and_route(
+def test_invocation_body_is_parsed_once_for_the_session_check_and_the_invoked_api(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[bytes] = []
@@ -137,7 +137,7 @@ def test_request_body_is_parsed_once_for_session_and_route(
         assert len(parsed) == 1
 
 
-def test_route_takes_the_parsed_body_from_the_request() -> None:
+def test_parsed_body_of_an_invocation_is_reused_once_and_then_released() -> None:
     context = request("/invocations", "POST", {}, body=b'{"prompt": "x"}')
     limits = BodyLimits(1000, 1.0)
     values = shared_body.parse_body(context, limits)

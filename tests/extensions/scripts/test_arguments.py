@@ -18,7 +18,7 @@ from tests.config.test_command import check_error
         ),
     ],
 )
-def test_invalid_arguments_print_a_one_line_error(
+def test_invalid_arguments_of_the_script_command_print_a_one_line_error(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_error(argv, message, capsys)

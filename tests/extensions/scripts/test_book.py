@@ -31,7 +31,7 @@ def test_first_matching_rule_answers_the_request(books: Books) -> None:
     assert line.endswith("1.yaml: 1 of 2 rules never answered: rule 1")
 
 
-def test_file_for_one_model_applies_only_to_that_model(books: Books) -> None:
+def test_script_file_for_one_model_applies_only_to_that_model(books: Books) -> None:
     book = books.open("rules: [{then: {text: of big}}]", model="big")
     assert [reply_text(book, request("a", model=name)) for name in ("big", "small")] == [
         "of big",

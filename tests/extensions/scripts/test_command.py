@@ -88,7 +88,7 @@ def test_each_repeated_try_has_the_full_matching_time(
         ),
     ],
 )
-def test_invalid_try_prints_a_one_line_error(
+def test_try_command_with_invalid_messages_or_tools_prints_a_one_line_error(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["script", "try", EXAMPLE, *arguments]) == 1

@@ -222,7 +222,7 @@ def test_fields_without_effect_and_nulls_are_accepted(client: Client, fields: An
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-def test_request_that_violates_a_rule_returns_an_error_message(
+def test_generate_request_with_missing_or_invalid_fields_returns_an_error_message(
     client: Client, fields: Any, words: str, streams: bool
 ) -> None:
     if streams:

@@ -53,7 +53,7 @@ def test_structured_output_constraint_determines_the_text_for_any_message(hermes
     assert (called(choice), choice["message"]["content"]) == ([], "no")
 
 
-def test_strict_tool_may_be_called_despite_a_structured_output_constraint(hermes: Client) -> None:
+def test_strict_tool_is_called_despite_a_structured_output_constraint(hermes: Client) -> None:
     strict = {"name": "get_weather", "parameters": PARAMETERS, "strict": True}
     fields = texts_of("no") | {"tools": [{"type": "function", "function": strict}]}
     [choice] = hermes.chat("What is the weather in Rome?", **fields)["choices"]
@@ -138,7 +138,9 @@ def call_of(name: str) -> dict[str, Any]:
     return {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
 
 
-def test_required_calls_take_arguments_from_the_message(hermes: Client) -> None:
+def test_required_and_named_tool_choices_call_a_tool_with_values_from_the_user_message(
+    hermes: Client,
+) -> None:
     [choice] = hermes.chat("Rome?", tools=TOOLS, tool_choice="required")["choices"]
     assert len(called(choice)) >= 1
     named = {"type": "function", "function": {"name": "get_weather"}}

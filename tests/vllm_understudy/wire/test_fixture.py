@@ -213,7 +213,7 @@ def test_a_hidden_error(understudy):
 """
 
 
-def test_fixture_can_be_used_in_several_xdist_workers(tmp_path: Path) -> None:
+def test_fixture_serves_tests_in_several_xdist_workers(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, XDIST, "-n", "2")
     assert "1 failed, 8 passed" in output, output
     assert "FAILED test_client.py::test_a_hidden_error - Failed: 1 request matched no" in output
@@ -251,7 +251,7 @@ def check_asyncio(folder: Path, marker: str, *options: str) -> None:
     assert "FAILED test_client.py::test_a_hidden_error" in output
 
 
-def test_fixture_can_be_used_in_coroutines(tmp_path: Path) -> None:
+def test_fixture_serves_tests_that_are_coroutines_run_by_anyio(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import pytest\n\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
     )
@@ -259,5 +259,5 @@ def test_fixture_can_be_used_in_coroutines(tmp_path: Path) -> None:
 
 
 @pytest.mark.pytest_asyncio
-def test_fixture_can_be_used_with_pytest_asyncio(tmp_path: Path) -> None:
+def test_fixture_serves_tests_that_are_coroutines_run_by_pytest_asyncio(tmp_path: Path) -> None:
     check_asyncio(tmp_path, "asyncio")

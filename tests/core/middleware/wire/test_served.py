@@ -101,7 +101,7 @@ def test_only_the_admin_key_opens_admin_routes(guarded: RunningServer) -> None:
         assert status(guarded, "/admin/config", "POST", **header) == 401
 
 
-def test_keys_never_appear_in_responses_or_logs(guarded: RunningServer) -> None:
+def test_api_and_admin_keys_never_appear_in_responses_or_logs(guarded: RunningServer) -> None:
     for key in (FIRST, SECOND, ADMIN):
         headers = {**bearing(key), "X-Api-Key": key, "X-Admin-Key": key}
         requests.get(f"{guarded.url}/v1/models?api_key={key}", headers=headers, timeout=20)

@@ -74,7 +74,7 @@ def test_several_workers_without_the_shipped_configuration_log_a_warning(tmp_pat
         )
 
 
-def test_shipped_worker_without_the_shipped_configuration_warns_of_many_workers(
+def test_shipped_worker_without_the_shipped_configuration_warns_about_multiple_workers(
     tmp_path: Path,
 ) -> None:
     configuration = tmp_path / "own.py"

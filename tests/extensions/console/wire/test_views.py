@@ -219,7 +219,9 @@ def test_chart_is_above_the_fold_and_no_text_is_cut_off_on_a_phone(
     page.close()
 
 
-def test_request_table_can_be_sorted_and_filtered(page: Page, server: RunningServer) -> None:
+def test_request_table_is_sorted_by_the_clicked_column_and_can_be_filtered(
+    page: Page, server: RunningServer
+) -> None:
     opened(page, server, "prefix-hit")
     page.select_option("#as", "table")
     heading = page.locator("#request-table th button", has_text="first token")
@@ -273,7 +275,7 @@ def test_selected_time_range_shows_sums_and_keys_zoom_and_pan_the_charts(
     assert page.evaluate("axis.length") == pytest.approx(length)
 
 
-def test_route_table_counts_requests_and_downloads_as_csv(
+def test_route_table_counts_requests_and_can_be_downloaded_as_csv(
     page: Page, server: RunningServer, tmp_path: Path
 ) -> None:
     for _ in range(3):

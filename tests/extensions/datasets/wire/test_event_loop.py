@@ -72,7 +72,9 @@ def test_other_greenlets_run_while_a_lookup_waits_for_a_locked_file(file: Path) 
     )
 
 
-def test_concurrent_lookups_return_the_correct_rows_and_survive_a_fork(file: Path) -> None:
+def test_concurrent_dataset_lookups_return_the_row_of_their_prompt_even_after_a_fork(
+    file: Path,
+) -> None:
     run(
         """
         def look_up(dataset, number, turns):

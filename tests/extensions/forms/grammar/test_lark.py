@@ -52,7 +52,7 @@ def test_operators_have_the_meaning_defined_by_lark(source: str, pattern: str) -
         assert re.fullmatch(pattern, derived, re.DOTALL), derived
 
 
-def test_common_terminals_can_be_imported() -> None:
+def test_imported_common_terminals_of_lark_generate_matching_texts() -> None:
     for name in COMMON_TERMINALS:
         read = grammar(f"start: THIS\n%import common.{name} -> THIS")
         assert all(

@@ -38,7 +38,7 @@ def document_of(schema: Any) -> Any:
     size=st.sampled_from([Size.FRUGAL, Size.USUAL]),
     data=st.data(),
 )
-def test_a_plan_draws_what_the_schema_draws(
+def test_plan_of_a_flat_object_generates_the_same_values_as_its_schema(
     properties: dict[str, Any], extra: bool | None, usual: ToolSettings, size: Size, data: Any
 ) -> None:
     required = data.draw(st.permutations(sorted(properties)))
@@ -74,5 +74,5 @@ def test_a_plan_draws_what_the_schema_draws(
         {"type": "object", "properties": {"a": {"enum": [*range(1001)]}}},
     ],
 )
-def test_other_schemas_have_no_plan(schema: Any) -> None:
+def test_schemas_other_than_those_of_flat_objects_have_no_generation_plan(schema: Any) -> None:
     assert flat_object(document_of(schema).root) is None

@@ -51,7 +51,7 @@ def test_text_generated_for_a_full_or_a_partial_match_matches_the_pattern(patter
 
 
 @pytest.mark.parametrize("pattern", ECMA)
-def test_pattern_in_ecma_262_syntax_generates_the_expected_text(pattern: str) -> None:
+def test_pattern_in_ecma_262_syntax_generates_the_only_text_that_matches_it(pattern: str) -> None:
     assert matching_text(pattern, Random(1)) == ECMA[pattern]
 
 

@@ -22,7 +22,9 @@ CODES = {
 CODES |= {429: Code.RESOURCE_EXHAUSTED, 500: Code.INTERNAL, 503: Code.UNAVAILABLE}
 
 
-def test_each_http_status_maps_to_the_expected_grpc_code(engine: Engine) -> None:
+def test_injected_error_with_an_http_status_returns_the_corresponding_grpc_code(
+    engine: Engine,
+) -> None:
     for status, expected in CODES.items():
         code, text = engine.refusal(generate(), metadata=[("x-return-error", str(status))])
         assert code == expected and str(status) in text

@@ -94,7 +94,7 @@ def test_profile_names_the_vllm_version_of_its_correction_factors(
     )
 
 
-def test_shipped_correction_factors_stay_within_their_bounds() -> None:
+def test_shipped_correction_factors_lie_between_0_3_and_3() -> None:
     """A larger one would mean that the kernels are wrong, which no factor can correct."""
     for adjustment in shipped_adjustments():
         assert 0.5 < adjustment.decode < 2

@@ -23,7 +23,7 @@ CELL = Cell(
 )
 
 
-def test_first_of_several_benchmark_rounds_has_the_weight_of_one_tenth_of_a_round() -> None:
+def test_first_of_several_benchmark_rounds_contributes_one_tenth_of_the_mean() -> None:
     assert mean_of_rounds([10.0, 10.0, 1.0, 1.0, 1.0, 1.0], 2) == pytest.approx(1.9)
     assert mean_of_rounds([3.0, 5.0], 2) == 4.0
 

@@ -52,7 +52,7 @@ def profile_with(
     return datasheet_profile({**config, **changes}, device, options)
 
 
-def test_computed_constants_equal_the_formulas() -> None:
+def test_step_cost_constants_follow_from_the_model_shape_and_the_device_datasheet() -> None:
     cost = profile_with(QWEN).cost
     linear = 40 * (5120 * (40 + 16) * 128 + 40 * 128 * 5120 + 3 * 5120 * 17408)
     assert cost.weights == pytest.approx(2 * (linear + 151936 * 5120) / (BANDWIDTH * 0.85))

@@ -68,7 +68,7 @@ def test_draft_pass_reads_the_weights_of_the_draft_model() -> None:
     assert step_s(large, 1, 3) - step_s(small, 1, 3) > 3 * more_bytes / 4.8e12
 
 
-def test_parallel_drafting_takes_one_pass() -> None:
+def test_parallel_drafting_makes_a_step_shorter_than_one_pass_per_draft_token() -> None:
     passes = profile(speculation_of(**{**GIVEN, "num_speculative_tokens": 7}))
     one_pass = profile(
         speculation_of(**{**GIVEN, "num_speculative_tokens": 7, "parallel_drafting": True})
@@ -157,13 +157,13 @@ def test_speculation_without_a_known_cost_or_acceptance_is_rejected(
         profile(speculation_of(**fields))
 
 
-def test_more_draft_tokens_than_published_are_rejected() -> None:
+def test_more_draft_tokens_than_have_published_acceptance_lengths_are_rejected() -> None:
     fields = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 9}
     with pytest.raises(ConfigError, match="accepted lengths of gpt-oss-120b are known for 3 to 8"):
         profile(speculation_of(**fields), "openai/gpt-oss-120b")
 
 
-def test_no_tokens_are_drafted_without_a_configuration() -> None:
+def test_no_tokens_are_drafted_without_a_speculative_config() -> None:
     assert read_speculation("{}") is None
     assert profile(None).speculation is None
 
@@ -189,7 +189,9 @@ QUICK_RUNS = [run for run in sweep_runs() if run.server.concurrency <= 64]
 
 
 @pytest.mark.parametrize("run", QUICK_RUNS, ids=label_of_load)
-def test_simulated_gain_under_load_has_the_sign_of_the_measured_gain(run: DraftRun) -> None:
+def test_simulated_gain_by_speculation_under_load_has_the_sign_of_the_measured_gain(
+    run: DraftRun,
+) -> None:
     """The gain in tokens per second of all requests is a tie in one run: +0.3 %."""
     gain, output_gain = simulated_gains(run, None)
     assert run.output_gain is not None
@@ -198,7 +200,7 @@ def test_simulated_gain_under_load_has_the_sign_of_the_measured_gain(run: DraftR
         assert (output_gain > 0) == (run.output_gain > 0)
 
 
-def test_seven_drafts_lose_under_load_where_one_gains() -> None:
+def test_under_load_seven_drafts_lower_the_throughput_and_one_draft_raises_it() -> None:
     loaded = [run for run in QUICK_RUNS if run.server.concurrency >= 16]
     losses = [simulated_gains(run, None)[1] for run in loaded if run.draft_count == 7]
     gains = [simulated_gains(run, None)[1] for run in loaded if run.draft_count == 1]
@@ -207,7 +209,7 @@ def test_seven_drafts_lose_under_load_where_one_gains() -> None:
     assert all(0.09 < gain < 0.18 for gain in gains)
 
 
-def test_sweep_contains_15_runs_that_were_not_used_for_the_fit() -> None:
+def test_speculation_sweep_has_15_runs_that_were_not_used_for_the_fit() -> None:
     concurrencies = [run.server.concurrency for run in sweep_runs()]
     assert sum(number in HELD_OUT_CONCURRENCIES for number in concurrencies) == 15
     assert sum(number in FIT_CONCURRENCIES for number in concurrencies) == 12

@@ -186,7 +186,7 @@ def test_profile_states_in_one_line_what_was_verified(
 
 
 @given(POINTS, st.integers(1, 2000))
-def test_table_is_interpolated_linearly_between_its_points(
+def test_kernel_time_between_two_points_of_a_table_lies_between_their_times(
     points: list[tuple[int, float]], count: int
 ) -> None:
     interpolated = interpolate(points, count)

@@ -40,7 +40,7 @@ def test_device_without_a_table_has_scaled_constants_unless_the_model_does_not_f
         ("DeepSeek-R1", "l40s", "refused"),
     ],
 )
-def test_each_listed_pair_of_model_and_device_is_measured_scaled_or_rejected_as_expected(
+def test_coverage_table_says_measured_scaled_or_rejected_for_listed_models_and_devices(
     model: str, device: str, kind: str
 ) -> None:
     assert table()[model, device].kind == kind

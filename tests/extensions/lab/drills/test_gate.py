@@ -58,7 +58,7 @@ def ids(attempts: list[Attempt]) -> list[str]:
     return [attempt.request_id for attempt in attempts]
 
 
-def test_open_gate_forwards_requests_and_records_their_ids() -> None:
+def test_open_drill_proxy_forwards_requests_and_records_their_ids() -> None:
     with gate_before(stubs.Pod("one")) as (gate, attempts):
         status, text = exchange(gate.address, "POST", COMPLETIONS, BODY)
         assert (status, text) == (201, b"one")
@@ -81,7 +81,7 @@ def test_request_id_is_recorded_once_even_if_it_arrives_in_pieces() -> None:
         assert ids(attempts) == ["drill-000001", "drill-000001", "drill-000002"]
 
 
-def test_closed_gate_rejects_new_connections_and_breaks_open_ones_until_it_reopens() -> None:
+def test_closed_drill_proxy_rejects_new_connections_and_breaks_open_ones_until_it_reopens() -> None:
     with gate_before(stubs.Pod("one")) as (gate, attempts):
         with closing(connect(gate)) as sock:
             sock.sendall(HEALTH)
@@ -96,7 +96,7 @@ def test_closed_gate_rejects_new_connections_and_breaks_open_ones_until_it_reope
         assert exchange(gate.address, "GET", "/health")[0] == 201
 
 
-def test_partitioned_gate_holds_requests_until_it_heals() -> None:
+def test_partitioned_drill_proxy_holds_requests_until_the_partition_ends() -> None:
     pod = stubs.Pod("one")
     with gate_before(pod) as (gate, attempts):
         gate.cut()
@@ -125,7 +125,7 @@ def test_stuck_engine_answers_health_checks_but_holds_generated_data() -> None:
         assert request.get(timeout=stubs.PATIENCE_S) == (201, b"one")
 
 
-def test_occupied_gate_port_is_reported_in_one_line() -> None:
+def test_occupied_drill_proxy_port_is_reported_in_one_line() -> None:
     with gate_before(stubs.Pod("one")) as (gate, _):
         second = Gate(5, gate.port, 1, now=float, note=print)
         with pytest.raises(FleetError, match=f"port {gate.port} of pod 5: Address already in use"):
@@ -133,7 +133,7 @@ def test_occupied_gate_port_is_reported_in_one_line() -> None:
         second.close()
 
 
-def test_stopped_pod_behind_an_open_gate_breaks_connections() -> None:
+def test_open_drill_proxy_breaks_connections_to_a_stopped_pod() -> None:
     processes = Processes()
     gate = Gate(0, processes.port(), processes.port(), now=float, note=print)
     gate.open()

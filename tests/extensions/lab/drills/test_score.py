@@ -87,7 +87,7 @@ def test_drill_reports_with_equal_counts_have_equal_hashes_despite_different_tim
     assert differences(repeated, figures()) == []
 
 
-def test_different_count_changes_the_hash_and_is_listed_as_a_difference() -> None:
+def test_different_request_count_changes_the_hash_of_a_drill_report_and_is_listed() -> None:
     run = outcomes()
     run[6] = outcome(6)
     changed = score(DRILL, phases_of(DRILL), run)

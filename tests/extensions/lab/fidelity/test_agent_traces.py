@@ -110,7 +110,7 @@ def test_number_of_concurrent_conversations_is_limited(tmp_path: Path) -> None:
         assert run.send_s[2 * number] == pytest.approx(ends[number - 2])
 
 
-def test_single_document_may_span_several_lines(tmp_path: Path) -> None:
+def test_trace_file_with_one_json_document_on_several_lines_is_read(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text(json.dumps(trace(call(0, 2), call(4, 3)), indent=2))
     assert len(read_trace(path)) == 2

@@ -81,7 +81,7 @@ def test_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
     ] == lines[-3:-1]
 
 
-def test_plugin_can_supply_the_autoscaling_policy(
+def test_autoscaling_policy_of_a_plugin_determines_when_pods_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = ROOT / "examples" / "plugins" / "look_ahead.py"
@@ -174,7 +174,7 @@ def test_autoscaled_load_has_a_maximum_duration(
         ),
     ],
 )
-def test_invalid_flags_are_rejected_with_a_one_line_error(
+def test_invalid_autoscaling_flags_are_rejected_with_a_one_line_error(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refusal(capsys, *argv, status=2 if message.startswith("argument") else 1).startswith(

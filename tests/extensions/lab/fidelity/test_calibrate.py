@@ -209,7 +209,7 @@ def test_calibrate_command_writes_a_profile_a_table_and_a_chart(
     )
 
 
-def test_calibration_can_start_from_a_data_sheet(tmp_path: Path) -> None:
+def test_calibration_starts_from_the_data_sheet_of_a_given_model_and_device(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads")
     shape = {
@@ -251,7 +251,7 @@ def test_calibration_can_start_from_a_data_sheet(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_input_is_rejected_with_a_one_line_error_and_no_output(
+def test_invalid_calibration_input_is_rejected_with_a_one_line_error_and_no_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
 ) -> None:
     out = tmp_path / "mine.yaml"

@@ -133,7 +133,7 @@ def test_synthetic_acceptance_reduces_the_time_between_tokens(
     assert "exactly one of synthetic_acceptance_rates or synthetic_acceptance_length" in message
 
 
-def test_table_has_a_line_for_each_figure_and_objective(
+def test_simulate_command_prints_a_line_for_each_figure_and_objective(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["simulate", *DRAWN, "--pods", "2", "--slo", "ttft_p99=10s,itl_mean=1us"]) == 0
@@ -288,7 +288,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
         *FAILURES,
     ],
 )
-def test_invalid_flags_are_rejected_with_a_one_line_error(
+def test_invalid_simulate_flags_are_rejected_with_a_one_line_error(
     argv: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],

@@ -94,7 +94,7 @@ def test_comparison_explains_why_the_router_with_cache_hits_is_better(
     assert [cell.strip() for cell in rows["TPOT p50"].split("|")[2:4]] == tpot
 
 
-def test_comparison_file_may_contain_any_simulation_option(
+def test_comparison_file_sets_pods_goodput_and_other_simulation_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "rate: 5\nseconds: 4\nenable-prefix-caching: {}\ngoodput: ['ttft:500', 'tpot:50']\npods: 2\n"

@@ -147,7 +147,9 @@ def test_decode_pods_run_no_prefill_steps(requests: list[tuple[float, int, int]]
 Capture = pytest.CaptureFixture[str]
 
 
-def test_table_has_a_line_for_each_pool(capsys: Capture) -> None:
+def test_printed_figures_of_a_disaggregated_simulation_include_each_pool_and_transfers(
+    capsys: Capture,
+) -> None:
     summary = figures(capsys, *SPLIT, "--transfer-latency", "20ms")
     disaggregation = summary["disaggregation"]
     requests = summary["requests"]
@@ -213,7 +215,7 @@ def test_sweep_finds_the_best_ratio_of_prefill_to_decode_pods(capsys: Capture) -
         ),
     ],
 )
-def test_conflicting_flags_are_rejected(
+def test_disaggregation_flags_that_conflict_with_other_flags_or_the_profile_are_rejected(
     argv: list[str], message: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -79,7 +79,7 @@ def test_replay_frames_have_the_gap_before_each_token(pods: int) -> None:
     assert gaps[int(0.99 * len(gaps))] == pytest.approx(1000 * p99_s, abs=0.1)
 
 
-def test_replay_of_a_fleet_has_a_lane_per_pod_and_counts_shared_blocks_once() -> None:
+def test_replay_of_a_fleet_has_a_row_per_pod_and_counts_shared_blocks_once() -> None:
     profile = read_profile("qwen3-14b-h100")
     plan = SimulationPlan(profile=profile, pods=3, policy="prefix-aware")
     sizes = {"input_tokens": Between(50, 90), "output_tokens": Between(20, 60), "prefix_groups": 5}
@@ -104,7 +104,7 @@ def test_replay_of_a_fleet_has_a_lane_per_pod_and_counts_shared_blocks_once() ->
     assert film.picture(outcome).began is None
 
 
-def test_replay_has_separate_lanes_for_prefill_and_decode_pods() -> None:
+def test_replay_shows_prefills_on_the_prefill_pod_and_decodes_on_the_decode_pods() -> None:
     profile = read_profile("qwen3-14b-h100")
     split = Disaggregation(prefill_pods=1, decode_pods=2, bytes_per_token=1e5, bandwidth=1e10)
     plan = SimulationPlan(profile=profile, pods=3, disaggregation=split)

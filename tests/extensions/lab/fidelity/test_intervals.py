@@ -48,7 +48,7 @@ def test_fitted_profile_has_no_error_interval(capsys: pytest.CaptureFixture[str]
     assert "intervals" not in figures(capsys, *LOAD)
 
 
-def test_sweep_json_has_the_interval_of_each_point(
+def test_sweep_json_has_the_error_interval_of_the_latencies_at_each_point(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = [*AUTO, "--model", "qwen3-32b", "--seconds", "5", "--sweep", "rate=1:2:1", "--json", "-"]

@@ -127,7 +127,7 @@ def test_invalid_server_response_ends_the_recording_with_a_one_line_error(
     assert rule in str(error.value) and "\n" not in str(error.value)
 
 
-def test_target_url_may_end_with_v1() -> None:
+def test_record_command_removes_v1_from_the_end_of_its_target_url() -> None:
     assert read_target("http://there/vllm/v1/").prefix == "/vllm"
     for url in ("localhost:8000", "https://there", "http://", "http://there:port"):
         with pytest.raises(ConfigError, match="^target "):
@@ -144,7 +144,7 @@ def test_target_url_may_end_with_v1() -> None:
         (["--trace", "nothing.csv"], "nothing.csv"),
     ],
 )
-def test_invalid_flags_are_rejected_with_a_one_line_error(
+def test_invalid_record_flags_are_rejected_with_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
 ) -> None:
     out = tmp_path / "run.csv"

@@ -175,7 +175,7 @@ def test_cached_prefixes_are_not_computed_again() -> None:
     assert outcome.cached_tokens == 0
 
 
-def test_round_robin_least_requests_and_prefix_aware_policies_choose_the_expected_pods() -> None:
+def test_routing_policies_choose_pods_in_turn_by_fewest_requests_or_by_cached_prefix() -> None:
     requests = [(0.0, 8, 20)] * 4 + [(0.0, 8, 2)] * 4
     load = load_of(requests, [(number % 2, 8) for number in range(8)])
     plan = SimulationPlan(profile=PLAIN, pods=4, policy="round-robin")

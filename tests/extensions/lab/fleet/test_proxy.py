@@ -54,7 +54,7 @@ def two_pods() -> Iterator[tuple[str, str]]:
         yield first, second
 
 
-def test_headers_and_status_are_forwarded() -> None:
+def test_fleet_proxy_forwards_headers_body_and_status() -> None:
     pod = stubs.Pod("one")
     headers = {"Authorization": "Bearer k", "X-Request-Id": "7"}
     with (

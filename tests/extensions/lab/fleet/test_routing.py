@@ -282,7 +282,7 @@ def test_table_has_a_row_per_policy_and_notes_on_failures() -> None:
 
 
 @pytest.mark.skipif(missing("fleet"), reason="matplotlib is optional")
-def test_chart_is_written_as_a_png(tmp_path: Path) -> None:
+def test_fleet_comparison_chart_is_written_as_a_png(tmp_path: Path) -> None:
     path = tmp_path / "fleet.png"
     draw_policies(
         [summary(policy) for policy in ("random", "round-robin", "prefix-aware")], "title", path

@@ -39,7 +39,7 @@ def test_equal_priorities_give_the_same_figures_as_no_priorities(
     assert equal == plain
 
 
-def test_trace_classes_can_have_priorities(
+def test_trace_class_with_a_higher_priority_is_served_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "load.csv"

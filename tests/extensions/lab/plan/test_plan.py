@@ -200,7 +200,7 @@ def test_unreachable_objective_reports_the_nearest_fleet(
         (["--goodput", "ttft:x"], "--goodput must be"),
     ],
 )
-def test_invalid_flags_are_rejected_with_a_one_line_error(
+def test_invalid_plan_flags_are_rejected_with_a_one_line_error(
     model: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     argv = [*model, "--device", "h100=2", "--rate", "2", "--seconds", "3", "--goodput", "ttft:500"]

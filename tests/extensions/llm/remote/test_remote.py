@@ -403,7 +403,7 @@ class Operated:
         return self.life.is_sleeping, self.life.paused
 
 
-def test_wake_up_by_tags_reports_whether_all_memory_is_restored(play: Worker) -> None:
+def test_wake_up_by_tags_returns_true_only_once_all_memory_is_restored(play: Worker) -> None:
     operated = Operated(play)
     operated.does(operated.life.sleep, 1, "abort", operated.left)
     assert not operated.does(operated.life.wake_up, ["weights"], value=False)

@@ -103,7 +103,7 @@ def test_tokens_are_emitted_as_they_arrive() -> None:
     assert len(play.outputs) == 4
 
 
-def test_single_unfinished_tokens_without_a_reply_part_are_sent_to_the_token_receiver() -> None:
+def test_token_shortcut_is_used_only_for_single_tokens_that_do_not_end_the_reply() -> None:
     play = Play(takes_plain=True)
     play.say("a")
     play.say("b", at_s=102.0)

@@ -117,7 +117,9 @@ def test_request_counts_in_the_headers_the_route_and_the_metrics_of_a_plugin_are
     assert "vllm:num_requests_running" in metrics
 
 
-def test_plugin_middleware_can_reject_a_request(counting: RunningServer) -> None:
+def test_plugin_middleware_rejects_a_request_without_a_required_header(
+    counting: RunningServer,
+) -> None:
     config = f"{counting.url}/admin/config"
     assert requests.post(config, json={"tenants-required": True}, timeout=20).ok
     try:

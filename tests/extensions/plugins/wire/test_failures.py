@@ -105,7 +105,9 @@ def test_failing_plugin_reply_falls_back_to_the_default_reply(
     assert hook(server, "reply")["errors"] == errors_before + 1
 
 
-def test_plugin_can_reject_a_request(server: RunningServer) -> None:
+def test_request_that_a_plugin_rejects_returns_the_status_and_message_of_the_plugin(
+    server: RunningServer,
+) -> None:
     errors_before = hook(server, "reply")["errors"]
     refused = chat(server, "refuse")
     assert (refused.status_code, refused.json()["error"]["message"]) == (418, "No coffee.")

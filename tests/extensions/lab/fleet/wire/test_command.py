@@ -59,7 +59,7 @@ def are_gone(pids: Sequence[int]) -> bool:
         ),
     ],
 )
-def test_invalid_input_is_rejected_with_a_one_line_error(
+def test_invalid_fleet_flags_are_rejected_with_a_one_line_error(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage = message.startswith(("argument", "unknown", "flag --port"))

@@ -9,7 +9,7 @@ from tests.running_server import ROOT
 
 
 @pytest.mark.prometheus
-def test_scaling_example_scales_up_and_down() -> None:
+def test_autoscaling_example_passes_its_own_test() -> None:
     options = ("-n", "0", "-p", "no:cacheprovider")
     command = [sys.executable, "-m", "pytest", *options, "examples/autoscaling"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=58)
