@@ -84,7 +84,7 @@ def test_any_parser_name_is_accepted_with_a_plugin_file_for_that_kind_of_parser(
     )
 
 
-def test_backend_names_ignore_case_and_executors_may_be_import_paths() -> None:
+def test_backend_names_ignore_case_and_an_import_path_is_accepted_as_executor() -> None:
     assert is_accepted("--attention-backend", "flash_attn")
     assert is_accepted("--mamba-backend", "triton")
     assert is_accepted("--distributed-executor-backend", "package.module.Executor")
@@ -223,7 +223,7 @@ def test_headless_node_rejects_api_server_options() -> None:
         (("-dp", "4", "--data-parallel-mode", "ports"), range(4), 4),
     ],
 )
-def test_data_parallel_options_determine_ranks_and_ports(
+def test_data_parallel_options_determine_which_ranks_a_node_has_and_on_how_many_ports(
     argv: tuple[str, ...], engines: range, ports: int
 ) -> None:
     flags = settings_of(("model", *argv), {}, settings_type())
@@ -246,7 +246,7 @@ def test_data_parallel_options_determine_ranks_and_ports(
         (("-dp", "4", "-dpl", "2", "--api-server-count", "2"), "requires --api-server-count 1"),
     ],
 )
-def test_invalid_multi_port_options_are_rejected_as_in_vllm(
+def test_multi_port_option_is_rejected_without_the_data_parallel_options_that_it_requires(
     argv: tuple[str, ...], rule: str
 ) -> None:
     text = refusal("--data-parallel-multi-port-external-lb", *argv)

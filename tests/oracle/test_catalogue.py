@@ -182,7 +182,7 @@ def test_stored_responses_are_current_in_every_checkout(monkeypatch: pytest.Monk
     assert answers.digest_of(case) == digest
 
 
-def test_responses_to_changed_requests_are_omitted(
+def test_stored_oracle_responses_to_changed_requests_are_omitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers, "STORE", tmp_path)

@@ -90,7 +90,7 @@ def test_invalid_argument_fails_the_step_with_the_log(runner: dict[str, str]) ->
         assert Path(runner["GITHUB_OUTPUT"]).read_text() == ""
 
 
-def test_wait_that_is_not_a_number_fails_the_step_before_the_server_starts(
+def test_wait_seconds_input_that_is_not_a_number_fails_the_step_before_the_server_starts(
     runner: dict[str, str],
 ) -> None:
     with step("start", runner, **{"wait-seconds": "soon"}) as done:

@@ -70,7 +70,9 @@ def test_completion_scripts_for_zsh_and_fish_are_generated(for_bash: str) -> Non
         (["dataset", "--help"], "1"),
     ],
 )
-def test_closed_output_pipe_causes_no_traceback(argv: list[str], unbuffered: str) -> None:
+def test_command_whose_output_pipe_is_closed_prints_no_traceback(
+    argv: list[str], unbuffered: str
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command_line = [sys.executable, "-m", "app", *argv]

@@ -142,7 +142,9 @@ def test_metrics_ignore_the_prometheus_multiprocess_directory(
     assert "process_open_fds" in exposed(HttpMetrics())
 
 
-def test_process_metrics_are_cached_and_other_metrics_are_read_each_time() -> None:
+def test_process_metrics_are_cached_for_a_second_and_other_metrics_are_read_at_each_scrape() -> (
+    None
+):
     reads = []
     clock = VirtualClock()
 

@@ -166,7 +166,7 @@ def test_idle_engine_reports_no_running_or_waiting_requests(recorder: Recorder) 
     assert (figures.running, figures.waiting, figures.cache_usage) == (0, 0, 0)
 
 
-def test_gap_tally_counts_token_gaps_in_tenths_of_a_millisecond(
+def test_latency_tally_counts_gaps_between_tokens_in_tenths_of_a_millisecond(
     recorder: Recorder,
 ) -> None:
     tally = LatencyTally()

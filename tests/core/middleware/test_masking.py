@@ -71,7 +71,7 @@ OTHERS = (
 )
 
 
-def test_last_word_of_a_field_name_decides_whether_the_field_is_a_secret() -> None:
+def test_listed_field_names_are_secrets_if_and_only_if_their_last_word_says_so() -> None:
     assert all(map(is_secret, SECRETS)) and not any(map(is_secret, OTHERS))
 
 

@@ -45,7 +45,7 @@ def test_waiting_handler_does_not_delay_other_handlers() -> None:
     assert seen == ["at once", "waited"]
 
 
-def test_number_of_idle_greenlets_is_limited() -> None:
+def test_number_of_idle_handler_greenlets_kept_for_reuse_is_limited() -> None:
     handlers = HandlerGreenlets()
     bell = Event()
 

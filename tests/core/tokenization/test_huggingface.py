@@ -83,7 +83,9 @@ def test_token_id_beyond_the_vocabulary_decodes_to_nothing_and_fails_validation(
         embedded.check_ids([beyond])
 
 
-def test_lone_surrogate_in_a_text_is_an_input_error(embedded: LocalTokenizer) -> None:
+def test_encoding_a_text_with_a_lone_surrogate_raises_an_input_error(
+    embedded: LocalTokenizer,
+) -> None:
     for text in ("a\ud800b", "a\ud800b" * 1_000):
         with pytest.raises(TokenizerInputError, match="surrogate"):
             embedded.encode(text)

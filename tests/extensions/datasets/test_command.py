@@ -214,7 +214,7 @@ class Picky(LocalTokenizer):
         return super().encode(text, add_special_tokens)
 
 
-def test_conversation_is_truncated_where_the_tokenizer_rejects_it(
+def test_dataset_conversation_ends_before_the_turn_that_the_tokenizer_rejects(
     tokenizer: LocalTokenizer,
 ) -> None:
     recorder = RecordWriter(Picky(tokenizer))

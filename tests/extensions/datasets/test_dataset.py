@@ -112,7 +112,9 @@ def test_lookup_in_a_locked_file_or_of_a_deleted_row_finds_no_reply(
         assert dataset.reply(PROMPT, (), min_tokens=1, max_tokens=5, rng=Random(1)) is None
 
 
-def test_in_memory_copy_outlives_the_file(file: Path, tokenizer: LocalTokenizer) -> None:
+def test_in_memory_dataset_gives_replies_after_its_file_was_deleted(
+    file: Path, tokenizer: LocalTokenizer
+) -> None:
     dataset = Dataset(file, "llmd", True, tokenizer)
     file.unlink()
     with closing(dataset):

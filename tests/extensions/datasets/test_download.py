@@ -117,7 +117,7 @@ def test_download_without_range_support_fails_once_a_retry_makes_no_progress(
     assert path.read_bytes() == CONTENT
 
 
-def test_resumed_part_with_a_wrong_offset_is_rejected(shop: Shop, path: Path) -> None:
+def test_download_that_the_server_resumes_at_a_wrong_offset_fails(shop: Shop, path: Path) -> None:
     shop.cuts = [1000, 10_000, 10_000, 10_000]
     shop.wrong_start = 7
     with pytest.raises(DatasetError):

@@ -50,7 +50,7 @@ def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
         ("id INTEGER PRIMARY KEY", "id INT", f"id {MISDECLARED} INT, not INTEGER"),
     ],
 )
-def test_column_of_the_wrong_type_is_rejected(
+def test_dataset_column_of_the_wrong_type_is_rejected(
     path: Path, right: str, wrong: str, message: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
     make_file(path, ROWS, TABLE.replace(right, wrong))
@@ -180,7 +180,7 @@ def test_model_with_its_own_dataset_file_uses_it_and_other_models_use_the_defaul
         (["--dataset-path", "a", "--dataset-table-name", "a b"], "letters, digits and underscores"),
     ],
 )
-def test_invalid_settings_prevent_startup(flags: list[str], rule: str) -> None:
+def test_invalid_dataset_path_settings_prevent_startup(flags: list[str], rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         load(flags, {})
 

@@ -74,7 +74,7 @@ def test_changed_failure_rate_and_types_apply_from_the_next_request() -> None:
     assert plan.is_quiet and {status(plan) for _ in range(10)} == {None}
 
 
-def test_changed_rules_restart_their_counts() -> None:
+def test_changed_fault_rules_restart_their_counts() -> None:
     rules = [{"action": "error", "nth": 2}]
     plan, live = planned(fault_rules=rules)
     assert status(plan) is None
@@ -88,7 +88,7 @@ def test_changed_rules_restart_their_counts() -> None:
     assert plan.is_quiet
 
 
-def test_unchanged_rules_keep_their_counts() -> None:
+def test_unchanged_fault_rules_keep_their_counts() -> None:
     once = {"action": "error", "status": 502, "times": 1}
     plan, live = planned(fault_rules=[once])
     assert [status(plan), status(plan)] == [502, None]

@@ -211,7 +211,7 @@ def test_option_for_reasoning_only_turns_the_whole_reply_into_reasoning() -> Non
     st.lists(st.integers(0, 12), max_size=60),
     st.booleans(),
 )
-def test_each_token_carries_its_part_of_the_tool_call_arguments(
+def test_parts_of_a_tool_call_carried_by_tokens_join_to_its_name_and_arguments(
     drawn: list[tuple[str, str]], lengths: list[int], terse: bool
 ) -> None:
     text, calls = written(drawn, terse)

@@ -38,7 +38,7 @@ def holder() -> Holder:
     return Holder()
 
 
-def test_each_lease_expires_separately(holder: Holder) -> None:
+def test_each_lease_of_blocks_expires_separately(holder: Holder) -> None:
     holder.hold("a")
     holder.clock.advance(1)
     holder.hold("b")
@@ -60,7 +60,7 @@ def test_heartbeats_extend_leases_and_never_shorten_them(holder: Holder) -> None
     assert holder.released == ["b", "a"]
 
 
-def test_only_the_reader_releases_blocks(holder: Holder) -> None:
+def test_leased_blocks_are_released_only_by_the_pod_that_read_them_first(holder: Holder) -> None:
     holder.hold("a")
     assert holder.leases.respond(Read("a", "first")) == ""
     assert holder.leases.respond(Read("a", "first")) == ""

@@ -190,7 +190,9 @@ def test_sender_copies_each_prompt_to_its_receiver(steps: bool) -> None:
     assert fetched_tokens(pods.complete(1, PROMPT)) == len(PROMPT) - 1
 
 
-def test_large_copy_is_sent_in_parts(steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_that_exceeds_one_lmcache_message_is_copied_in_parts(
+    steps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(handoffs, "MAX_KEYS", 1)
     pods = Pods(steps, "lmcache", "kv_producer", "kv_consumer")
     pods.complete(0, PROMPT, disagg_spec=SPEC)

@@ -163,7 +163,7 @@ def image(identifier: str, offset: int, length: int) -> Placeholder:
 
 
 @given(st.integers(1, 12), sizes, images, st.none() | st.just("salt"), st.booleans())
-def test_keys_of_requests_and_events_are_equal_for_equal_block_sizes(
+def test_block_keys_of_requests_and_events_are_equal_for_equal_block_sizes(
     blocks: int, size: int, shown: list[tuple[str, int, int]], salt: str | None, adapted: bool
 ) -> None:
     media = [image(*fields) for fields in shown]

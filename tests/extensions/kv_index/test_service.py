@@ -142,7 +142,7 @@ def test_index_size_is_unknown_while_the_backend_is_unavailable() -> None:
     kv_index.close()
 
 
-def test_subscriber_continues_after_an_error(
+def test_event_subscriber_of_the_index_continues_after_an_internal_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     step = Subscriber.step
@@ -166,7 +166,7 @@ def test_subscriber_continues_after_an_error(
     assert caplog.text.count("RuntimeError: a fault") == 2
 
 
-def test_index_backend_is_selected_by_its_name() -> None:
+def test_kv_index_backend_setting_selects_the_memory_cost_aware_or_redis_backend() -> None:
     assert isinstance(open_backend(KVIndexSettings()), MemoryBackend)
     costly = open_backend(KVIndexSettings(kv_index_backend="cost-aware", kv_index_size=3))
     assert isinstance(costly, MemoryBackend)
@@ -178,7 +178,9 @@ def test_index_backend_is_selected_by_its_name() -> None:
         make(targets=["nonsense"])
 
 
-def test_slow_source_does_not_delay_other_sources(index: KvIndex, engine: FakeEngine) -> None:
+def test_slow_pod_source_does_not_delay_other_pod_sources(
+    index: KvIndex, engine: FakeEngine
+) -> None:
     may_answer = Event()
 
     class Slow(TargetSource):

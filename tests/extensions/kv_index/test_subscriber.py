@@ -106,7 +106,9 @@ def test_pod_is_removed_after_a_grace_period_without_a_connection(indexer: Stepp
     assert [position.pod for position in indexer.pool.positions()] == ["b"]
 
 
-def test_pod_that_reconnects_in_time_keeps_its_blocks(indexer: SteppedIndexer) -> None:
+def test_pod_that_reconnects_within_the_grace_period_keeps_its_blocks(
+    indexer: SteppedIndexer,
+) -> None:
     indexer.listen(grace_s=30.0)
     a = indexer.engine("kv@a@m")
     indexer.meet(a)

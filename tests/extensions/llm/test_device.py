@@ -57,7 +57,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     ("kind", "dtype"),
     [*((kind, "bfloat16") for kind in KINDS), ("llama", "float16"), ("llama", "float32")],
 )
-def test_step_copies_one_tensor_from_the_device(
+def test_engine_step_copies_only_one_tensor_from_the_gpu(
     kind: str, dtype: str, tmp_path: Path, reads: list[torch.Size]
 ) -> None:
     make_model(tmp_path, Shape(kind))
@@ -82,7 +82,7 @@ def test_step_copies_one_tensor_from_the_device(
     assert engine.stats.generated_tokens == 6 * 12
 
 
-def test_logprobs_and_nucleus_sampling_copy_more_tensors_from_the_device(
+def test_logprobs_and_nucleus_sampling_copy_more_than_one_tensor_from_the_gpu(
     tmp_path: Path, reads: list[torch.Size]
 ) -> None:
     make_model(tmp_path, vocabulary=VOCABULARY * 2)  # so large a one is not sorted whole

@@ -40,7 +40,9 @@ def exact(matrix: Int8Matrix, x: torch.Tensor) -> torch.Tensor:
     return x.double() @ (matrix.values.double() * matrix.scales.double()).T
 
 
-def test_quantized_weights_differ_by_at_most_half_a_step() -> None:
+def test_int8_weights_differ_from_the_original_weights_by_at_most_half_a_quantization_step() -> (
+    None
+):
     weight = random(40, 24)
     weight[3] = 0
     matrix = Int8Matrix.quantized(weight.clone())
@@ -54,7 +56,7 @@ def test_quantized_weights_differ_by_at_most_half_a_step() -> None:
     size=st.sampled_from([2, 24, 64, 577]),
     largest=st.sampled_from([1e-9, 1.0, 1e4]),
 )
-def test_int8_products_are_accurate_and_independent_of_other_rows(
+def test_int8_products_are_close_to_float_products_and_independent_of_other_rows(
     rows: int, size: int, largest: float
 ) -> None:
     matrix = Int8Matrix.quantized(random(33, size))
@@ -75,7 +77,7 @@ def test_int8_products_are_accurate_and_independent_of_other_rows(
     assert torch.equal(layer(x.flip(0)).flip(0), products)
 
 
-def test_nan_rows_do_not_affect_other_rows() -> None:
+def test_input_row_with_nan_changes_no_int8_product_of_another_row() -> None:
     layer = Int8Linear([Int8Matrix.quantized(random(16, 32))])
     x = random(6, 32)
     wanted = layer(x)

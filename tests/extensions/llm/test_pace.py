@@ -193,7 +193,9 @@ def test_prompts_are_chunked_by_tokens_without_a_target_time(folder: Path) -> No
     assert [prompt for _, prompt, _ in machine.steps if prompt] == [300] * 3
 
 
-def test_single_suspended_step_hardly_changes_the_step_time_estimate() -> None:
+def test_one_step_suspended_for_a_minute_lowers_the_prompt_chunk_size_by_at_most_10_percent() -> (
+    None
+):
     times = StepTimes(TARGET_S)
     for number in range(20):
         times.add(150, 1e4 * number, 0.2 + 1e-7 * number)
@@ -210,7 +212,7 @@ def test_single_suspended_step_hardly_changes_the_step_time_estimate() -> None:
     per_pair=st.floats(0, 1e-5),
     seed=st.integers(0, 9),
 )
-def test_step_time_estimate_converges_on_any_machine(
+def test_step_time_estimate_converges_for_any_cost_per_step_token_and_attention_pair(
     base: float, per_token: float, per_pair: float, seed: int
 ) -> None:
     times = StepTimes(TARGET_S)
@@ -241,7 +243,7 @@ def played(governor: ThreadGovernor, costs: dict[int, float], steps: int, random
     return whole
 
 
-def test_thread_count_falls_on_a_busy_core_and_rises_again() -> None:
+def test_thread_count_falls_while_a_core_is_busy_and_rises_afterwards() -> None:
     governor = ThreadGovernor(most=2, first=2)
     random = Random(1)
     assert played(governor, {1: 1.0, 2: 0.6}, 400, random) < 1.05 * 0.6 * 400
@@ -256,7 +258,7 @@ def test_thread_count_falls_on_a_busy_core_and_rises_again() -> None:
     assert governor.threads(1) == 2
 
 
-def test_best_thread_count_is_found_per_kind_of_step() -> None:
+def test_fastest_thread_count_is_found_separately_for_each_kind_of_step() -> None:
     governor = ThreadGovernor(most=8, first=8)
     random = Random(2)
     played(governor, {1: 1.0, 4: 0.5, 7: 0.3, 8: 0.9}, 400, random)

@@ -180,7 +180,7 @@ def test_samples_of_neighboring_seeds_and_positions_are_independent(step: tuple[
     assert chi_square(np.bincount(pairs, minlength=size * size).astype(float), shares * count) < 4
 
 
-def test_small_logit_errors_change_few_samples() -> None:
+def test_small_changes_of_logits_change_few_sampled_tokens() -> None:
     """A sum of probabilities in the order of ids, walked to a random number, changes seven times as
     many.
     """
@@ -237,7 +237,7 @@ def test_allowed_token_ids_and_bad_words_restrict_sampling() -> None:
 
 
 @pytest.mark.parametrize("broken", [[float("nan"), 1.0], [float("inf"), 1.0], [-float("inf")] * 2])
-def test_invalid_logits_fail_only_their_row(broken: list[float]) -> None:
+def test_invalid_logits_fail_only_the_request_of_their_row(broken: list[float]) -> None:
     rows = torch.tensor([[0.0, 1.0], broken, [1.0, 0.0]])
     for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_p=0.1)):
         assert [

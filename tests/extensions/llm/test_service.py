@@ -70,7 +70,9 @@ def test_each_worker_receives_the_engine_description_and_only_its_own_outputs(
         assert worker.whole(key) == replies_of_workers[key]
 
 
-def test_each_step_sends_one_message_with_timestamps(worker: Worker) -> None:
+def test_each_engine_step_sends_a_worker_one_message_with_increasing_timestamps(
+    worker: Worker,
+) -> None:
     started_s = time.monotonic()
     worker.generate(1, WANTED[0], logprobs=2, prompt_logprobs=1)
     worker.wait(1)
@@ -209,7 +211,7 @@ def test_pause_in_wait_mode_waits_for_running_requests(worker: Worker, other: Wo
     other.abort(2)
 
 
-def test_sleep_level_0_admits_no_request_and_running_ones_continue(
+def test_sleep_level_0_starts_no_request_and_running_requests_continue(
     worker: Worker, other: Worker
 ) -> None:
     other.generate(1, WANTED[1], 100)

@@ -201,7 +201,7 @@ def test_invalid_speculative_config_is_rejected(folder: Path) -> None:
             make_llm_engine(str(folder), "cpu", speculative_config=LOOKUP | flaw)
 
 
-def test_texts_and_structured_outputs_with_drafts_equal_those_without(model: str) -> None:
+def test_replies_with_structured_outputs_or_logit_bias_are_the_same_with_drafts(model: str) -> None:
     schema = {"type": "array", "items": {"enum": ["abcabc", "abcd"]}, "minItems": 4, "maxItems": 6}
     param_sets = [
         SamplingParams(

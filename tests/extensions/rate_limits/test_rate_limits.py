@@ -131,7 +131,7 @@ def test_limits_apply_per_key_or_else_per_client_address() -> None:
     assert statuses == [200, 200, 429]
 
 
-def test_requests_without_generation_are_not_limited() -> None:
+def test_requests_without_generation_are_not_rate_limited() -> None:
     limited = Limited(requests_per_minute=1)
     for _ in range(3):
         for answer in (limited.post(path="/tokenize"), limited.client.get(COMPLETIONS)):

@@ -172,7 +172,7 @@ def test_exchanges_are_written_once_the_lock_is_free(
     assert recording.warnings[1:] == [f"{path}: the lock is free again; writing 4 exchanges"]
 
 
-def test_closing_while_the_file_is_locked_drops_and_counts_exchanges(
+def test_closing_a_recording_while_its_file_is_locked_drops_and_counts_exchanges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)

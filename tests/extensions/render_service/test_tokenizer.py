@@ -60,7 +60,7 @@ def service() -> Iterator[RenderTokenizer]:
         remote.close()
 
 
-def test_text_is_encoded_by_the_service(service: RenderTokenizer) -> None:
+def test_text_is_encoded_by_the_render_service(service: RenderTokenizer) -> None:
     assert service.encode("hello world") == TOKENIZER.encode("hello world")
     assert Service.seen == [
         (
@@ -75,7 +75,7 @@ def test_text_is_encoded_by_the_service(service: RenderTokenizer) -> None:
     assert len(Service.connections) == 1
 
 
-def test_chat_is_rendered_by_the_service(service: RenderTokenizer) -> None:
+def test_chat_is_rendered_by_the_render_service(service: RenderTokenizer) -> None:
     messages = [{"role": "user", "content": "hi"}]
     assert service.encode_chat(messages) == TOKENIZER.encode_chat(messages)
     assert Service.seen == [
@@ -86,7 +86,9 @@ def test_chat_is_rendered_by_the_service(service: RenderTokenizer) -> None:
     assert service.render_chat(messages) == TOKENIZER.render_chat(messages)
 
 
-def test_ids_are_decoded_by_the_service_and_split_at_words(service: RenderTokenizer) -> None:
+def test_token_ids_are_decoded_by_the_render_service_and_split_at_words(
+    service: RenderTokenizer,
+) -> None:
     text = "Well, this is (quite) short."
     ids = TOKENIZER.encode(text)
     assert service.decode(ids) == text
@@ -110,14 +112,16 @@ def test_ids_are_decoded_by_the_service_and_split_at_words(service: RenderTokeni
         ('200 [{"token_ids": [1.5]}]', "the response does not contain a list of token_ids"),
     ],
 )
-def test_unusable_response_of_the_service_raises_an_error_with_the_reason(
+def test_unusable_response_of_the_render_service_raises_an_error_with_the_reason(
     service: RenderTokenizer, answer: str, complaint: str
 ) -> None:
     with pytest.raises(TokenizerServiceError, match=complaint):
         service.encode(f"!{answer}")
 
 
-def test_rejection_by_the_service_is_an_input_error(service: RenderTokenizer) -> None:
+def test_rejection_of_a_text_by_the_render_service_raises_an_input_error(
+    service: RenderTokenizer,
+) -> None:
     with pytest.raises(TokenizerInputError, match="^too strange$"):
         service.encode('!400 {"error": {"message": "too strange", "code": 400}}')
     assert [
@@ -134,7 +138,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}
 @pytest.mark.parametrize(
     ("part", "limit"), [(IMAGE, "image"), ({"type": "text", "text": "x"}, "text")]
 )
-def test_silent_service_times_out_after_the_limit_for_texts_or_images(
+def test_silent_render_service_times_out_after_the_time_limit_for_texts_or_images(
     part: dict[str, object], limit: str
 ) -> None:
     limits = {"text": 20.0, "image": 20.0, limit: 0.05}
@@ -150,7 +154,7 @@ def test_silent_service_times_out_after_the_limit_for_texts_or_images(
         remote.close()
 
 
-def test_unreachable_service_raises_an_error_but_token_ids_are_still_checked() -> None:
+def test_unreachable_render_service_raises_an_error_but_token_ids_are_still_checked() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     remote = RenderTokenizer(f"http://127.0.0.1:{port}", model="m")
@@ -182,7 +186,7 @@ def saying(*pieces: bytes, pause_s: float = 0.0) -> Iterator[str]:
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
-def test_endless_and_slow_responses_are_aborted(
+def test_endless_and_slow_responses_of_the_render_service_are_aborted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.extensions.render_service.tokenizer.MAX_RESPONSE_BYTES", 1 << 20)

@@ -163,7 +163,7 @@ def test_scripted_calls_are_validated_at_startup_if_the_script_has_schemas(
     assert "the tool calls of rule 1 are checked only when requests offer the tools" in later
 
 
-def test_failing_rule_is_logged_once(books: Books, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_script_rule_is_logged_once(books: Books, caplog: pytest.LogCaptureFixture) -> None:
     book = books.open(
         "rules: [{when: {message: {regex: '(a|aa)+$'}}, then: {text: x}}, {then: {text: y}}]"
     )

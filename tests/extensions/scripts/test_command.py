@@ -62,7 +62,7 @@ def test_try_command_can_repeat_a_request_and_set_headers(
     assert '"text": "Hello Ada!"' in capsys.readouterr().out
 
 
-def test_each_repeated_try_has_the_full_matching_time(
+def test_each_repetition_of_the_try_command_has_the_full_matching_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budgets: set[MatchBudget] = set()

@@ -23,7 +23,7 @@ def uses() -> Iterator[SharedUses]:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["take", "remove"]), KEYS), max_size=60))
-def test_keys_in_the_same_bucket_are_counted_separately(calls: list[tuple[str, bytes]]) -> None:
+def test_rule_counts_in_the_same_hash_bucket_are_separate(calls: list[tuple[str, bytes]]) -> None:
     expected: Counter[bytes] = Counter()
     with new_table() as file:
         uses = SharedUses(file.fileno())
@@ -42,7 +42,9 @@ def key_of(number: int) -> bytes:
     return (1 + number * BUCKETS).to_bytes(8, "little")
 
 
-def test_full_bucket_evicts_the_least_recently_changed_count(uses: SharedUses) -> None:
+def test_full_hash_bucket_of_rule_counts_evicts_the_least_recently_changed_count(
+    uses: SharedUses,
+) -> None:
     for number in range(WAYS):
         assert uses.take(key_of(number), limit=2)
     assert uses.take(key_of(0), limit=2)

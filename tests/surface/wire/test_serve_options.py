@@ -114,7 +114,7 @@ def test_return_tokens_as_token_ids_option_shows_token_ids_in_logprobs(
     assert streamed.count('"token":"token_id:') >= 4
 
 
-def test_options_enable_request_templates_and_tokenizer_info_and_disable_vllm_metrics(
+def test_serve_options_allow_request_templates_and_tokenizer_info_and_disable_vllm_metrics(
     server: RunningServer,
 ) -> None:
     body = {"messages": HELLO, "chat_template": MOOD, "return_prompt_text": True}

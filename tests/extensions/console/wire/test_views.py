@@ -76,7 +76,7 @@ def test_lessons_page_links_to_six_lessons_and_play_buttons_start_them(
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_each_lesson_has_a_link_and_two_sentences(
+def test_each_lesson_opens_by_its_link_with_a_text_of_two_sentences(
     page: Page, server: RunningServer, name: str
 ) -> None:
     opened(page, server, name)

@@ -66,7 +66,7 @@ def test_gbnf_operators_generate_texts_that_the_equivalent_regular_expression_ma
         assert re.fullmatch(pattern, derived, re.DOTALL), derived
 
 
-def test_recursive_rules_terminate() -> None:
+def test_generation_from_recursive_grammar_rules_terminates() -> None:
     left = grammar('root ::= root "+" root | [0-9]')
     assert all(re.fullmatch(r"\d(\+\d)*", derived) for derived in texts(left))
     assert {text(left, 0, seed) for seed in range(50)} <= set("0123456789")
@@ -105,7 +105,7 @@ def test_error_for_an_invalid_grammar_states_the_position(source: str, flaw: str
         grammar(source)
 
 
-def test_exponentially_growing_rules_are_processed_quickly() -> None:
+def test_exponentially_growing_grammar_rules_are_compiled_or_rejected_quickly() -> None:
     doubled = "\n".join(f"r{k + 1} ::= r{k} r{k}" for k in range(12))
     assert text(grammar(f'{doubled}\nr0 ::= "x"\nroot ::= r12')) == "x" * 2**12
     many = "\n".join(f"r{k + 1} ::= r{k} r{k}" for k in range(2000))

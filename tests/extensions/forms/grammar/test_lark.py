@@ -47,7 +47,9 @@ def test_json_grammar_generates_json_that_is_valid_except_for_leading_zeros() ->
         ('start:\n    "a"\n    "b"\nNAME: "c"', "ab"),
     ],
 )
-def test_operators_have_the_meaning_defined_by_lark(source: str, pattern: str) -> None:
+def test_lark_operators_generate_texts_that_the_equivalent_regular_expression_matches(
+    source: str, pattern: str
+) -> None:
     for derived in texts(grammar(source)):
         assert re.fullmatch(pattern, derived, re.DOTALL), derived
 

@@ -49,7 +49,7 @@ def test_unknown_schema_keywords_and_those_of_older_drafts_are_accepted() -> Non
         check_schema(schema)
 
 
-def test_lenient_mode_skips_invalid_keywords() -> None:
+def test_lenient_mode_ignores_schema_keywords_with_invalid_values() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -91,7 +91,7 @@ PLAIN = {
 }
 
 
-def test_cached_schema_is_compiled_once() -> None:
+def test_schema_is_compiled_once_while_it_stays_in_the_cache() -> None:
     schemas = Schemas(limit_bytes=10_000)
     first = schemas.compile(PLAIN)
     assert schemas.compile(dict(PLAIN)) is first
@@ -149,5 +149,7 @@ FALLS_BACK = {"type": "integer", "multipleOf": 2}
         ({"properties": {"not": FALLS_BACK, "uniqueItems": {"type": "array"}}}, None),
     ],
 )  # fmt: skip
-def test_keyword_that_no_backend_supports_is_reported(schema: object, keyword: str | None) -> None:
+def test_schema_keyword_that_no_backend_supports_is_found_at_any_depth(
+    schema: object, keyword: str | None
+) -> None:
     assert find_unsupported_keyword(schema) == keyword

@@ -86,7 +86,7 @@ def test_text_is_generated_for_patterns_with_heavy_backtracking(pattern: str) ->
     assert re.match("a*", matching_text(pattern, Random(1)))
 
 
-def test_generated_texts_have_a_limited_length() -> None:
+def test_texts_generated_for_unbounded_patterns_have_at_most_32_characters() -> None:
     assert all(len(matching_text("[a-z]*", Random(seed))) <= 32 for seed in range(50))
 
 

@@ -187,7 +187,9 @@ def moriio(proxy: "zmq.Socket[bytes]") -> Iterator[MoriioPods]:
         yield MoriioPods(prefilling, decoding, heartbeats)
 
 
-def test_moriio_pods_register_with_the_router(moriio: MoriioPods) -> None:
+def test_moriio_pods_send_the_router_their_role_addresses_and_parallel_sizes(
+    moriio: MoriioPods,
+) -> None:
     for role, client, mode in (("P", moriio.prefill, "WRITE"), ("D", moriio.decode, "READ")):
         heartbeat = moriio.heartbeats[role]
         assert heartbeat["http_address"] == client.url.removeprefix("http://")

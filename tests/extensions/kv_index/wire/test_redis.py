@@ -55,7 +55,7 @@ def test_indexers_that_share_redis_have_equal_scores(
     assert first.size() == second.size() and first.pods() == ["a", "b"]
 
 
-def test_batch_that_several_indexers_receive_is_applied_once(
+def test_event_batch_that_several_indexers_receive_is_applied_once(
     redis_process: RedisServer, namespace: str
 ) -> None:
     first = connect(redis_process, namespace)

@@ -80,7 +80,7 @@ def test_computed_latencies_match_the_measured_mi300x_servers() -> None:
         )
 
 
-def test_kv_blocks_fill_the_remaining_memory() -> None:
+def test_computed_number_of_kv_blocks_is_within_2_percent_of_that_of_a_real_vllm() -> None:
     engine = datasheet_profile(QWEN, "h100", limits={"max_num_seqs": 256}).engine
     assert engine.num_gpu_blocks == pytest.approx(18038, rel=0.02)  # what a real vLLM had
     assert (engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len) == (
@@ -100,7 +100,7 @@ def test_kv_blocks_fill_the_remaining_memory() -> None:
         ("mi300x", (16384, 1024)),
     ],
 )
-def test_batch_limits_equal_the_defaults_of_vllm_for_the_device(
+def test_step_limits_of_a_profile_equal_the_defaults_of_vllm_for_its_device(
     device: str, batch: tuple[int, int]
 ) -> None:
     engine = profile_with(QWEN, device).engine

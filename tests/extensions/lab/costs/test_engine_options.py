@@ -58,7 +58,7 @@ def test_limits_per_rank_are_multiplied_by_the_number_of_data_parallel_ranks() -
     assert (engine.max_num_seqs, engine.num_gpu_blocks) == (200, 2000)
 
 
-def test_busiest_expert_parallel_device_has_more_than_its_share() -> None:
+def test_expert_parallel_device_with_the_most_tokens_has_more_than_an_equal_share() -> None:
     layer = ExpertLayer(width=1, inner_width=1, experts=128, experts_per_row=8, ranks=4)
     assert layer.busiest(8) > 3
     assert layer.busiest(80_000) == pytest.approx(20_000, rel=0.02)

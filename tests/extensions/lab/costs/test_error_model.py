@@ -69,7 +69,7 @@ def test_interval_far_from_all_measurements_is_wide_even_if_they_agree() -> None
     assert widths[1] > 0.2
 
 
-def test_bias_of_similar_servers_shifts_the_interval() -> None:
+def test_error_interval_is_centered_on_the_mean_error_of_similar_servers() -> None:
     biased = [error(value, device="h100") for value in (0.28, 0.3, 0.32)]
     spread = ErrorModel(biased).spread(PLACE, "tpot")
     assert spread.center == pytest.approx(0.3)
@@ -101,7 +101,7 @@ def test_confidence_of_90_percent_is_the_upper_end_of_the_80_percent_interval() 
         {"data_parallel": True},
     ],
 )
-def test_distance_between_servers_is_positive_if_any_property_differs(
+def test_distance_between_measured_servers_is_positive_if_any_property_differs(
     changes: dict[str, object],
 ) -> None:
     other = msgspec.structs.replace(PLACE, **changes)

@@ -199,7 +199,7 @@ def test_kernel_time_between_two_points_of_a_table_lies_between_their_times(
 
 
 @given(st.floats(1e-9, 1), st.floats(1e-9, 1), st.floats(1, 14))
-def test_p_norm_of_two_times_lies_between_their_maximum_and_their_sum(
+def test_combined_duration_of_two_costs_lies_between_their_maximum_and_their_sum(
     a: float, b: float, p: float
 ) -> None:
     assert max(a, b) <= norm(a, b, p) * (1 + 1e-9) <= (a + b) * (1 + 2e-9)

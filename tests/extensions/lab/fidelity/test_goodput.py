@@ -125,7 +125,7 @@ def test_goodput_limit_of_a_class_without_requests_is_rejected(
     ),
     st.dictionaries(st.sampled_from(METRICS), st.floats(1, 20_000), min_size=1),
 )
-def test_looser_limit_is_met_by_at_least_as_many_requests(
+def test_looser_goodput_limit_is_met_by_at_least_as_many_requests(
     moments: list[tuple[float, float, int]], limits: dict[str, float]
 ) -> None:
     load = LoadTrace("drawn")

@@ -88,7 +88,7 @@ def test_turn_finds_the_full_cached_blocks_of_its_conversation(recipe: Recipe) -
 
 @settings(max_examples=50, deadline=None)
 @given(REQUESTS)
-def test_session_of_one_turn_has_the_times_of_a_single_request(
+def test_simulated_session_of_one_turn_has_the_times_of_a_request_without_a_session(
     requests: list[tuple[float, int, int]],
 ) -> None:
     """Also where it loses its blocks, and finds them again."""

@@ -68,7 +68,7 @@ def moments(outcome: SimulationOutcome) -> list[tuple[float, float, float]]:
     return list(zip(outcome.send_s, outcome.first_s, outcome.last_s, strict=True))
 
 
-def test_request_times_follow_from_fixed_step_and_front_costs() -> None:
+def test_simulated_request_times_are_the_sums_of_step_costs_and_api_server_costs() -> None:
     def seen(
         *requests: tuple[float, int, int], profile: Profile = PLAIN
     ) -> list[tuple[float, float, float]]:
@@ -223,7 +223,7 @@ def test_no_request_is_lost_when_pods_join_and_leave(
         assert pod.blocks.free == pod.blocks.capacity
 
 
-def test_engine_step_time_splits_prompts_like_the_real_engine() -> None:
+def test_engine_step_time_setting_splits_a_long_prompt_into_steps_of_that_duration() -> None:
     """Steps with a part of a prompt take 0.2 s, or 1.25 times the time of their decodes."""
     profile = read_profile("smollm2-135m-cpu")
     steps: list[tuple[int, int, float]] = []

@@ -83,7 +83,7 @@ def test_public_trace_is_read_without_naming_its_format(
     assert load.origin == str(path)
 
 
-def test_hash_ids_become_paths_in_a_prefix_tree(tmp_path: Path) -> None:
+def test_hash_ids_of_a_trace_become_paths_in_a_tree_of_shared_prefixes(tmp_path: Path) -> None:
     load = read_trace(trace(tmp_path, MOONCAKE))
     assert list(load.arrival_s) == pytest.approx([0.0, 0.04, 0.08, 0.12, 0.16])
     paths = [load.path(number) for number in range(5)]
@@ -105,7 +105,9 @@ def test_turns_follow_each_other_within_their_session(tmp_path: Path) -> None:
     assert list(load.arrival_s) == [0, 1, 2, 2, 2, 2]
 
 
-def test_groups_are_numbered_and_an_empty_name_means_no_group(tmp_path: Path) -> None:
+def test_prefix_groups_of_a_trace_are_numbered_and_an_empty_name_means_no_group(
+    tmp_path: Path,
+) -> None:
     path = trace(
         tmp_path, GROUPED + "0,9,1,sales,8\n1,9,1,,\n2,9,1,help,4\n3,9,1,sales,9\n4,9,1,sales,0\n"
     )

@@ -73,7 +73,7 @@ def test_pod_sustains_its_computed_capacity(
     assert above["cheapest"] is None
 
 
-def test_default_window_given_explicitly_gives_the_same_plan_as_no_window(
+def test_window_of_60_seconds_gives_the_same_plan_as_the_default_window(
     model: list[str], trace: Path, plan: Any, tmp_path: Path
 ) -> None:
     copy = tmp_path / "another.csv"
@@ -81,7 +81,7 @@ def test_default_window_given_explicitly_gives_the_same_plan_as_no_window(
     assert plan_of(model, copy, "60s") == plan
 
 
-def test_rate_of_a_shorter_last_window_is_computed_from_its_duration() -> None:
+def test_request_rate_of_a_shorter_last_window_is_computed_from_its_duration() -> None:
     load = LoadTrace("test")
     for arrival_s in (0.0, 5.0, 9.0, 10.0, 11.0, 12.0):
         load.arrival_s.append(arrival_s)

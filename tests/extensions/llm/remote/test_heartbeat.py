@@ -36,7 +36,7 @@ def test_nonexistent_process_counts_as_ending_and_a_running_process_does_not() -
     assert not is_ending(os.getpid())
 
 
-def test_silence_accumulates_until_the_next_heartbeat() -> None:
+def test_measured_silence_of_the_engine_grows_until_its_next_heartbeat() -> None:
     silence = HeartbeatMonitor(max_step_s=2.0)
     assert [silence.look(5.0, now_s) for now_s in (6.0, 7.0, 8.5)] == [0.0, 1.0, 2.5]
     assert silence.look(9.0, 9.5) == 0.0

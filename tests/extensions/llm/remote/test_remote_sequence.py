@@ -87,7 +87,7 @@ class Play:
         )
 
 
-def test_tokens_are_emitted_as_they_arrive() -> None:
+def test_tokens_of_a_remote_engine_are_emitted_with_each_of_its_messages() -> None:
     play = Play()
     play.say("a", scheduled_s=100.5, cached_tokens=4)
     play.say("b", "c", at_s=102.0)

@@ -11,7 +11,7 @@ from tests.extensions.lab.fidelity.test_command import figures
 from tests.running_server import ROOT
 
 
-def test_number_of_processes_does_not_change_the_results(
+def test_number_of_processes_does_not_change_the_results_of_a_sweep(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = ["--seconds", "5", "--sweep", "rate=2:4:2", "--processes"]

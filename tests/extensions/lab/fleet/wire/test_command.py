@@ -120,7 +120,7 @@ def test_interrupting_a_served_fleet_ends_all_its_processes() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_interrupted_startup_ends_all_processes() -> None:
+def test_interrupting_the_startup_of_a_fleet_ends_all_its_processes() -> None:
     with begun("--pods", "1", *SMALL) as fleet:
         assert fleet.stderr is not None
         while len(started := servers(fleet)) < 2:

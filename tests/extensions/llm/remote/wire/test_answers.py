@@ -41,7 +41,9 @@ def events(server: RunningServer, **fields: Any) -> list[Any]:
         return [*wire.post(HELLO | fields | {"stream": True}, CHATS).events()]
 
 
-def test_statistics_count_served_requests(remote: RunningServer, peer: Peer) -> None:
+def test_stats_route_counts_served_requests_and_generated_tokens(
+    remote: RunningServer, peer: Peer
+) -> None:
     stats_before = get(remote.port, "/stats").json()
     tokens = chat(remote)["usage"]["completion_tokens"]
     after = get(remote.port, "/stats").json()
