@@ -38,7 +38,9 @@ class BusyClock(VirtualClock):
         {"choices": 1024, "max_tokens": 60},
     ],
 )
-def test_large_request_yields_often_to_other_work(fields: dict[str, Any]) -> None:
+def test_other_greenlets_run_often_while_a_large_request_is_processed(
+    fields: dict[str, Any],
+) -> None:
     # Time of the processor, the best of three: other processes make a machine's caches slow, too.
     assert any(longest_turn_s(fields) < LONGEST_S for _ in range(3))
 
@@ -101,7 +103,7 @@ def test_future_of_a_request_completes_with_its_last_choice() -> None:
     assert harness.engine.submit([], harness.events.append).future.done()  # type: ignore[arg-type]
 
 
-def test_interrupting_thousands_of_requests_yields_to_other_work() -> None:
+def test_other_greenlets_run_while_thousands_of_requests_are_interrupted() -> None:
     harness = Harness(slots=3000, inter_token_latency=0.1)
     for number in range(30):
         harness.ask(str(number), choices=100, max_tokens=5)

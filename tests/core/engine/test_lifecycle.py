@@ -56,7 +56,7 @@ def test_wake_up_with_any_or_no_tags_ends_sleep_level_0(tags: list[str] | None) 
     assert harness.life.wake_up(tags) and not harness.life.paused
 
 
-def test_resume_during_sleep_restores_no_memory() -> None:
+def test_resume_ends_the_pause_but_not_the_sleep_of_an_engine() -> None:
     harness = Operated()
     harness.life.sleep(1, "abort", harness.left)
     harness.life.resume()

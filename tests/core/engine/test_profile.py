@@ -147,7 +147,7 @@ def test_profile_file_can_be_loaded_without_any_extension(monkeypatch: pytest.Mo
     assert settings.kvcache.kv_cache_size == 18038
 
 
-def test_profile_limits_of_absent_extensions_are_ignored() -> None:
+def test_profile_settings_of_extensions_that_are_not_installed_are_ignored() -> None:
     """`engine-step-time` of the profile is a setting of the extension `llm`."""
     profile = read_profile("smollm2-135m-cpu")
     assert profile.engine.engine_step_time is not None

@@ -116,7 +116,7 @@ def test_adaptive_long_prefill_threshold_does_not_limit_a_single_prompt(
 
 
 @pytest.mark.parametrize(("spaces", "distance"), [(True, 5), (False, 1)])
-def test_prefill_interval_sets_the_distance_between_steps_with_prompts(
+def test_prefill_schedule_interval_sets_the_number_of_steps_from_one_prompt_to_the_next(
     spaces: bool, distance: int
 ) -> None:
     log = StepLog(SchedulerRules(spaces_prefill=spaces), prefill_schedule_interval=5)
@@ -131,7 +131,7 @@ def test_prefill_interval_sets_the_distance_between_steps_with_prompts(
     assert log.harness.is_idle()
 
 
-def test_prefill_interval_does_not_delay_prompts_while_a_backlog_waits() -> None:
+def test_prefill_schedule_interval_does_not_delay_prompts_while_several_wait() -> None:
     rules = SchedulerRules(spaces_prefill=True)
     log = StepLog(rules, prefill_schedule_interval=5, max_num_batched_tokens=16)
     log.ask(4, output=60)
@@ -157,7 +157,7 @@ def test_step_continues_after_a_request_preempts_itself_only_if_the_scheduler_ru
 
 
 @pytest.mark.parametrize(("watermark", "running"), [(0.0, 2), (0.5, 1)])
-def test_watermark_blocks_stay_free_while_other_sequences_run(
+def test_request_that_would_use_watermark_blocks_waits_while_other_sequences_run(
     watermark: float, running: int
 ) -> None:
     line = Line(SchedulerLimits(watermark=watermark), blocks=9)

@@ -81,7 +81,7 @@ def test_jitter_stays_within_seventy_percent_of_the_mean(
 
 
 @pytest.mark.parametrize(("running", "factor"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)])
-def test_load_multiplies_ttft_and_inter_token_latency_up_to_the_configured_factor(
+def test_running_requests_multiply_ttft_and_inter_token_latency_up_to_the_load_factor(
     running: int, factor: float
 ) -> None:
     waits = latency(

@@ -43,7 +43,7 @@ def test_block_events_contain_salt_adapter_and_hashes() -> None:
     assert unwanted.reset() and unwanted.take_events() == []
 
 
-def test_hashing_a_long_prompt_yields_to_other_work() -> None:
+def test_other_greenlets_run_while_a_long_prompt_is_hashed() -> None:
     cache = small_cache(1000)
     turns = []
     other = gevent.spawn(turns.append, 1)

@@ -67,7 +67,7 @@ def test_events_without_a_subscriber_are_logged_once_after_a_minute(
     assert caplog.messages == [expected] * (not is_subscribed)
 
 
-def test_listeners_receive_numbered_batches_with_the_wall_clock_time() -> None:
+def test_event_listeners_receive_numbered_batches_with_the_wall_clock_time() -> None:
     settings = PublisherSettings(endpoint=None, topic=TOPIC, batch_events=2, flush_s=5.0)
     clock = VirtualClock(100.0)
     sender = EventSender(settings, wall=lambda: 1.5, now=clock.now)

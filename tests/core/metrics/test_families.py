@@ -167,7 +167,7 @@ def test_process_metrics_are_cached_for_a_second_and_other_metrics_are_read_at_e
     assert reads == [0.0, pytest.approx(1.0)]
 
 
-def test_cache_info_metric_is_one_at_startup(recorder: Recorder) -> None:
+def test_cache_config_info_metric_is_one_at_startup(recorder: Recorder) -> None:
     [info] = scrape(recorder)["vllm:cache_config_info"].samples
     assert info.value == 1
 

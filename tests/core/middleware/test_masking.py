@@ -71,7 +71,7 @@ OTHERS = (
 )
 
 
-def test_listed_field_names_are_secrets_if_and_only_if_their_last_word_says_so() -> None:
+def test_field_is_masked_if_the_last_word_of_its_name_denotes_a_secret() -> None:
     assert all(map(is_secret, SECRETS)) and not any(map(is_secret, OTHERS))
 
 

@@ -113,7 +113,7 @@ def test_field_values_at_their_limits_are_accepted_and_values_beyond_are_rejecte
     assert refusal(chat(**beyond)) == param
 
 
-def test_sampling_limits_are_checked_in_the_order_of_vllm() -> None:
+def test_error_for_several_invalid_sampling_fields_names_the_field_that_vllm_checks_first() -> None:
     assert refusal(chat(n=0, temperature=-1)) is None
     assert refusal(chat(presence_penalty=5, temperature=-1)) is None
     assert refusal(chat(temperature=-1, top_p=5)) == "temperature"

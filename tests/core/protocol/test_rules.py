@@ -82,7 +82,7 @@ def test_structural_tag_must_be_a_json_object_in_a_string(tag: object) -> None:
         check_structured_outputs({"structural_tag": tag}, None)
 
 
-def test_chat_fields_are_checked_in_the_order_of_vllm() -> None:
+def test_error_for_several_invalid_chat_fields_names_the_field_that_vllm_checks_first() -> None:
     assert refusal(tools=[], cache_salt="", stream_options={"include_usage": True})[2] == "tools"
     assert refusal(cache_salt="", stream_options={"include_usage": True})[2] == "stream_options"
     assert refusal(cache_salt="", response_format={"type": "json_schema"})[2] == "response_format"

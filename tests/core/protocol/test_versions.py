@@ -41,7 +41,7 @@ def test_every_version_feature_starts_after_the_oldest_supported_version() -> No
     assert [feature.name for feature in Feature if feature.since not in later_versions] == []
 
 
-def test_version_has_all_features_of_earlier_versions() -> None:
+def test_vllm_version_has_all_features_of_earlier_versions_and_at_least_one_more() -> None:
     features = [version.features for version in VERSIONS.values()]
     for earlier, later in zip(features, features[1:], strict=False):
         assert earlier < later
@@ -77,7 +77,7 @@ def test_source_code_compares_features_instead_of_version_numbers() -> None:
     assert comparisons == []
 
 
-def test_version_number_comparisons_are_detected() -> None:
+def test_comparison_with_a_vllm_version_number_in_source_code_is_detected() -> None:
     code = "if name == '0.33' or settings.api.vllm_version > '0.32.1':\n    pass\n"
     assert sorted(uses_of_numbers(code)) == [
         "line 1: '0.32.1'",

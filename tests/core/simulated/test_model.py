@@ -39,7 +39,7 @@ def test_each_token_is_emitted_on_schedule_within_two_timer_slots(
     assert count == tokens
 
 
-def test_delayed_stream_returns_to_its_schedule() -> None:
+def test_later_tokens_of_a_delayed_stream_arrive_at_their_scheduled_times() -> None:
     harness = Harness(**SLOW)
     harness.ask(max_tokens=30)
     harness.clock.advance(0.55)

@@ -136,7 +136,7 @@ def test_logprob_alternatives_are_valid_tokens_with_decreasing_probability(
         assert list(logprobs) == sorted(logprobs, reverse=True) and logprobs[0] < 0
 
 
-def test_tokens_without_text_come_last_among_the_alternatives() -> None:
+def test_tokens_without_text_come_last_among_the_logprob_alternatives() -> None:
     [entry] = reply_logprobs(embedded_tokenizer(), [9], SIZE)
     assert sorted(token for token, _, _ in entry.top) == list(range(SIZE))
     names = [name == "" for _, name, _ in entry.top]
@@ -152,7 +152,7 @@ def test_logprobs_include_the_token_ids_that_the_request_names() -> None:
     assert [entry.top[1][2] for entry in entries] == [-1.5, -1.6, -1.7, -1.5]
 
 
-def test_multi_token_character_is_the_text_of_its_last_token() -> None:
+def test_character_of_several_tokens_is_the_logprob_text_of_its_last_token() -> None:
     tokenizer = embedded_tokenizer()
     text = "naïve 𝔘 ꙮ 🦉"
     entries = reply_logprobs(tokenizer, tokenizer.encode(text), 0)
@@ -160,7 +160,9 @@ def test_multi_token_character_is_the_text_of_its_last_token() -> None:
     assert any(entry.token == "" for entry in entries)
 
 
-def test_alternative_token_ids_stay_within_those_of_the_text_if_the_vocabulary_is_unknown() -> None:
+def test_logprob_alternatives_have_no_id_above_those_of_the_text_without_a_vocabulary_size() -> (
+    None
+):
     def texts_of(ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         return [str(token_id) for token_id in ids]
 

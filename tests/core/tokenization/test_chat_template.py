@@ -126,7 +126,7 @@ WITHOUT_ADDRESS = (
 
 
 @pytest.mark.parametrize("source", WITHOUT_ADDRESS)
-def test_templates_print_no_memory_addresses(source: str) -> None:
+def test_chat_templates_print_no_memory_addresses(source: str) -> None:
     try:
         text = render(source)
     except ChatTemplateError as error:
@@ -135,7 +135,7 @@ def test_templates_print_no_memory_addresses(source: str) -> None:
     assert "0x" not in text
 
 
-def test_no_template_filter_returns_an_object_with_a_memory_address() -> None:
+def test_no_filter_of_chat_templates_returns_an_object_with_a_memory_address() -> None:
     arguments: dict[str, Any] = {
         "attr": "upper",
         "batch": 2,
@@ -180,7 +180,7 @@ REACHING = (
 
 
 @pytest.mark.parametrize("source", REACHING)
-def test_sandbox_rejects_unsafe_templates(source: str) -> None:
+def test_chat_template_that_reaches_python_internals_is_rejected(source: str) -> None:
     with pytest.raises(ChatTemplateError):
         render(source)
 
@@ -198,7 +198,7 @@ def test_sandbox_rejects_unsafe_templates(source: str) -> None:
         "{% if true %}" * 120 + "{% endif %}" * 120,  # Python refuses so many levels of indentation
     ],
 )
-def test_invalid_template_is_rejected(source: str) -> None:
+def test_invalid_chat_template_is_rejected(source: str) -> None:
     with pytest.raises(ChatTemplateError, match="does not compile"):
         render(source)
 

@@ -24,7 +24,9 @@ class Template:
         return str([arguments.get(name) for name in self.known_names])
 
 
-def test_template_probe_finds_the_effort_without_thinking_and_merged_system_messages() -> None:
+def test_template_probe_finds_how_to_disable_thinking_and_whether_system_messages_are_merged() -> (
+    None
+):
     templates: list[tuple[Any, str]] = [
         (Template(), "low"),
         (Template("enable_thinking"), "none"),

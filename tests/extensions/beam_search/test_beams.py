@@ -131,7 +131,7 @@ def test_aborted_beams_emit_nothing_and_interrupted_beams_end_with_abort() -> No
     assert harness.finish(index=0) == harness.finish(index=1) == "abort" and harness.is_idle()
 
 
-def test_step_of_many_beams_yields_to_other_work(
+def test_other_greenlets_run_during_a_step_of_many_beams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     harness = searching(mode="random")

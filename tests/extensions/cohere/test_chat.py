@@ -213,7 +213,7 @@ def test_cohere_routes_are_off_by_default(
         assert client.post(RENDER, {}).status_code == render_status
 
 
-def test_valid_cohere_documents_are_converted_all_at_once(
+def test_valid_cohere_documents_are_not_converted_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One by one, 100,000 documents would hold the event loop for half a second."""

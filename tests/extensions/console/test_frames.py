@@ -254,7 +254,7 @@ def test_page_opened_later_receives_recently_completed_requests(
     assert [row[1] for row in later.bars.values()] == ["runs"]
 
 
-def test_observer_that_stopped_and_started_again_sends_the_current_state() -> None:
+def test_console_opened_again_shows_the_current_state_of_the_engine() -> None:
     watched = WatchedEngine(slots=4, blocks=100, inter_token_latency=0.05)
     watched.ask("a", prompt_ids=list(range(50)), max_tokens=100)
     watched.frame()

@@ -166,7 +166,7 @@ def test_rows_without_tokens_are_skipped_and_rows_without_a_hash_match_no_prompt
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))
-def test_token_ids_are_hashed_as_little_endian_words(ids: list[int]) -> None:
+def test_prompt_hash_of_token_ids_is_that_of_32_bit_little_endian_words(ids: list[int]) -> None:
     assert (
         ids_hash(ids) == sha256(b"".join(struct.pack("<I", token_id) for token_id in ids)).digest()
     )

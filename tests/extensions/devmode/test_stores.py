@@ -76,7 +76,7 @@ def test_prompt_is_found_in_the_external_store_after_a_prefix_cache_reset(
 @pytest.mark.parametrize(
     ("fields", "expected"), [({}, 120), ({"remote_prefill_cached_tokens": 7}, 7)]
 )
-def test_decode_reports_the_cached_tokens_of_its_prefill_if_transfer_parameters_contain_them(
+def test_remote_prefill_cached_tokens_parameter_sets_the_cached_tokens_of_a_decode(
     fields: dict[str, int], expected: int
 ) -> None:
     app = served("")

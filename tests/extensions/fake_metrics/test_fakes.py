@@ -303,7 +303,7 @@ def test_finish_reasons_of_vllm_and_configured_finish_reasons_are_all_exported()
     ]
 
 
-def test_bucket_counts_become_observations_of_the_upper_bound() -> None:
+def test_bucket_counts_of_a_fake_histogram_become_observations_of_the_upper_bound() -> None:
     faked = Faked({"ttft-buckets-values": [1, 2, 3]})
     assert faked.samples("time_to_first_token_seconds_bucket")[:4] == [
         'time_to_first_token_seconds_bucket{le="0.001"} 1.0',
@@ -319,7 +319,7 @@ def test_bucket_counts_become_observations_of_the_upper_bound() -> None:
 
 
 @pytest.mark.parametrize(("key", "family"), HISTOGRAMS.items())
-def test_each_bucket_list_exports_its_histogram(key: str, family: str) -> None:
+def test_each_list_of_fake_bucket_counts_is_exported_as_a_histogram(key: str, family: str) -> None:
     faked = Faked({key.replace("_", "-"): [0, 1, 2]})
     name = family.removeprefix("vllm:")
     cumulative = [float(sample.split()[-1]) for sample in faked.samples(f"{name}_bucket")]
@@ -514,7 +514,9 @@ def test_token_total_is_derived_unless_the_update_contains_it(
         (b'{"loras": ' + b"[" * 100_000 + b"}", "fake-metrics must be JSON"),
     ],
 )
-def test_invalid_update_is_rejected_and_changes_nothing(body: bytes, message: str) -> None:
+def test_invalid_fake_metrics_update_is_rejected_and_changes_nothing(
+    body: bytes, message: str
+) -> None:
     faked = Faked({"running-requests": 1, "prefix-cache-hits": 1, "prefix-cache-queries": 10})
     lines_before = faked.lines()
     status, answer = post(faked, body)

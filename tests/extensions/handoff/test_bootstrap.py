@@ -9,7 +9,7 @@ from app.extensions.handoff.bootstrap import BootstrapServer, Registration
 from tests.stubs import eventually, unused_address
 
 
-def test_bootstrap_server_accepts_a_limited_number_of_workers(
+def test_bootstrap_server_rejects_workers_above_the_maximum_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bootstrap, "MAX_REGISTRATIONS", 3)

@@ -17,7 +17,7 @@ def make_index(block_size: int) -> Index:
     return Index(MemoryBackend(), block_size=block_size)
 
 
-def test_block_whose_incomplete_predecessor_was_dropped_is_counted_as_a_loss() -> None:
+def test_kv_block_whose_incomplete_predecessor_was_dropped_is_counted_as_a_loss() -> None:
     index = make_index(64)
     stores = index._ingest
     stores.tails = type(stores.tails)(2000)

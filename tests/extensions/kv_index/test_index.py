@@ -213,7 +213,7 @@ def test_events_of_a_cache_group_that_omit_some_or_all_blocks_count_no_losses(in
     assert matched(index, PROMPT) == {"a": 4}
 
 
-def test_cache_group_without_blocks_continues_no_prefix(index: Index) -> None:
+def test_prompt_matches_no_block_if_a_linear_attention_group_has_none(index: Index) -> None:
     ingest(index, "a", stored([], PROMPT[:8], **LINEAR), stored([1, 2], PROMPT[:8], **FULL))
     assert matched(index, PROMPT) == {}
 
@@ -284,7 +284,7 @@ def test_stored_and_removed_events_without_blocks_are_ignored(index: Index) -> N
     assert losses(index) == {} and matched(index, PROMPT) == {"a": 1}
 
 
-def test_medium_names_beyond_the_limit_on_tiers_are_rejected() -> None:
+def test_blocks_of_a_memory_tier_above_the_maximum_number_of_tiers_are_counted_as_losses() -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
     assert losses(index) == {"too_many_tiers": 6}

@@ -62,7 +62,7 @@ def now(source: TargetSource) -> Sequence[PodEndpoint]:
         ),
     ],
 )
-def test_target_address_is_parsed_with_and_without_a_scheme_and_options(
+def test_pod_address_is_parsed_with_and_without_a_scheme_and_options(
     text: str, target: PodEndpoint
 ) -> None:
     assert parse_target(text) == target
@@ -73,7 +73,7 @@ def test_target_address_is_parsed_with_and_without_a_scheme_and_options(
     ["", "host", "host:", ":5", "h:0", "h:99999", "h:x", "h:１", "http://h:1", "h:1;x=y", "h:1;pod=",
      "h:1;replay=h", "ipc://", "h:1;pod", "dns://h", "dns://h:0", "dns://h:1;x=y", "dns://:1", "dns://"],
 )  # fmt: skip
-def test_invalid_target_addresses_are_rejected(text: str) -> None:
+def test_invalid_pod_addresses_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         target_sources([text])
 

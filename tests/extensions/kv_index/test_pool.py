@@ -46,7 +46,7 @@ def message(pod: str, sequence: int, *events: object, model: str = "m") -> Publi
     return PublishedMessage(pod, model, sequence, encode(batch(*events, ts=1000.0 + sequence)))  # type: ignore[arg-type]
 
 
-def test_engines_above_the_limits_are_rejected_and_counted() -> None:
+def test_engines_above_the_maximum_number_in_the_index_are_rejected_and_counted() -> None:
     index, pool = make(MemoryBackend(max_holders=10), max_engines=20, shards=1)
     for number in range(30):
         pool.put(message(f"pod{number}", 0, stored([1], PROMPT[:4])))
@@ -97,7 +97,7 @@ frames = st.lists(st.binary(max_size=40), max_size=5)
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(frames, max_size=20), st.integers())
-def test_arbitrary_frames_do_not_break_the_subscriber(
+def test_event_subscriber_continues_after_arbitrary_messages(
     messages: list[list[bytes]], seed: int
 ) -> None:
     rng = Random(seed)
@@ -125,7 +125,7 @@ def test_arbitrary_frames_do_not_break_the_subscriber(
         assert "gap" not in indexer.index.metrics.skipped_messages
 
 
-def test_first_backend_epoch_is_not_counted_as_a_loss() -> None:
+def test_only_a_change_of_the_backend_epoch_is_counted_as_a_loss() -> None:
     backend = MemoryBackend()
     index, pool = make(backend)
     for epoch, sequence in (("", 0), ("first", 1), ("first", 1), ("second", 2)):

@@ -143,7 +143,7 @@ def test_prompt_that_is_routed_again_restarts_its_lifetime(
     assert matched(index) == {"a": BLOCKS}
 
 
-def test_oldest_routed_prompts_are_dropped_above_the_limit() -> None:
+def test_oldest_routed_prompts_are_dropped_above_the_maximum_number() -> None:
     speculation = Speculation(LIFETIME_S, limit_bytes=3000)
     for number in range(1, 9):
         speculation.add("a", 0, [number, number + 100])

@@ -108,7 +108,7 @@ def test_engine_restart_clears_the_pod_and_requests_its_first_batches(
     assert indexer.index.backend.size().copies == 2
 
 
-def test_number_of_concurrent_replays_is_limited(indexer: SteppedIndexer) -> None:
+def test_number_of_concurrent_event_replays_is_limited(indexer: SteppedIndexer) -> None:
     engines = [indexer.engine(connect=False) for _ in range(12)]
     for number, engine in enumerate(engines):
         for block_number in range(2):
@@ -149,7 +149,9 @@ def wait_for_ranks(indexer: SteppedIndexer, tokens: list[int], counts: dict[int,
 
 
 @pytest.mark.parametrize("connect", [True, False], ids=["engines connect", "indexer connects"])
-def test_each_rank_is_replayed_from_its_own_port(indexer: SteppedIndexer, connect: bool) -> None:
+def test_events_of_each_rank_are_replayed_from_the_port_of_that_rank(
+    indexer: SteppedIndexer, connect: bool
+) -> None:
     port = free_port(2)
     ranks = []
     if connect:
@@ -172,7 +174,7 @@ def test_each_rank_is_replayed_from_its_own_port(indexer: SteppedIndexer, connec
     assert losses(indexer) == {}
 
 
-def test_replay_address_of_a_target_is_used_for_every_rank(
+def test_replay_address_given_for_a_pod_is_used_for_every_rank_of_the_pod(
     indexer: SteppedIndexer,
 ) -> None:
     engine = indexer.engine("kv@a@m", connect=False)
@@ -205,7 +207,9 @@ def test_pods_on_one_host_do_not_get_the_blocks_of_other_pods(indexer: SteppedIn
 
 
 @pytest.mark.parametrize("topics", [True, False])
-def test_replay_from_another_rank_is_rejected(indexer: SteppedIndexer, topics: bool) -> None:
+def test_events_that_another_rank_replays_are_rejected(
+    indexer: SteppedIndexer, topics: bool
+) -> None:
     engine = indexer.engine(connect=False)
     other = indexer.engine(connect=False, topics=topics)
     publish(other, range(3), rank=1)
@@ -219,7 +223,7 @@ def test_replay_from_another_rank_is_rejected(indexer: SteppedIndexer, topics: b
 
 
 @pytest.mark.parametrize("topic", [b"", b"kv@a@m"], ids=["no topic", "answers without"])
-def test_replay_without_a_topic_is_accepted(indexer: SteppedIndexer, topic: bytes) -> None:
+def test_event_replay_without_a_topic_is_accepted(indexer: SteppedIndexer, topic: bytes) -> None:
     engine = indexer.engine(topic.decode(), connect=False, topics=not topic)
     publish(engine, range(4), lost=range(4))
     indexer.pool.put(
@@ -283,7 +287,7 @@ def test_malformed_replay_messages_are_ignored(indexer: SteppedIndexer, silent: 
 @pytest.mark.parametrize(
     ("pause_s", "answers", "fails_s"), [(1.9, 3, 3 * 1.9 + 2), (1.5, 79, 120.0)]
 )
-def test_replay_without_a_response_or_an_end_fails(
+def test_event_replay_without_a_response_or_an_end_fails(
     indexer: SteppedIndexer, silent: FakeEngine, pause_s: float, answers: int, fails_s: float
 ) -> None:
     ask(indexer, silent, 200, block(0))
@@ -305,7 +309,7 @@ def test_replay_without_a_response_or_an_end_fails(
 
 
 @pytest.mark.parametrize("bound", ["max_waiting_bytes", "max_total_waiting_bytes"])
-def test_memory_of_waiting_messages_is_bounded(
+def test_memory_of_event_messages_that_wait_for_a_replay_is_limited(
     indexer: SteppedIndexer, silent: FakeEngine, bound: str
 ) -> None:
     payload = silent.pack(block(0))
@@ -322,7 +326,7 @@ def test_memory_of_waiting_messages_is_bounded(
     silent.close()
 
 
-def test_removing_a_pod_drops_its_waiting_messages(
+def test_removing_a_pod_drops_its_event_messages_that_wait_for_a_replay(
     indexer: SteppedIndexer, silent: FakeEngine
 ) -> None:
     ask(indexer, silent, 5, block(0))
@@ -343,7 +347,7 @@ def test_removing_a_pod_drops_its_waiting_messages(
     silent.close()
 
 
-def test_next_replay_after_a_failed_one_starts_after_the_cool_down(
+def test_next_event_replay_after_a_failed_one_starts_after_the_cool_down(
     indexer: SteppedIndexer, silent: FakeEngine
 ) -> None:
     ask(indexer, silent, 5, block(0))

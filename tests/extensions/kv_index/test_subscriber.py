@@ -51,7 +51,9 @@ def test_messages_whose_topic_names_no_pod_are_not_received(indexer: SteppedInde
     assert indexer.matched(PROMPT) == {"a": 1}
 
 
-def test_listed_pods_are_connected_and_may_use_any_topic(indexer: SteppedIndexer) -> None:
+def test_blocks_of_listed_pods_are_indexed_whatever_their_event_topic(
+    indexer: SteppedIndexer,
+) -> None:
     plain = indexer.engine("", connect=False)
     named = indexer.engine("", connect=False)
     llmd = indexer.engine("kv@c@m", connect=False)
@@ -226,7 +228,7 @@ def test_subscriber_that_stopped_reading_detects_and_fills_the_gap(
     assert not indexer.index.metrics.skipped_messages.get("gap")
 
 
-def test_target_with_an_address_that_zmq_rejects_is_skipped(indexer: SteppedIndexer) -> None:
+def test_pod_address_that_zmq_rejects_is_skipped(indexer: SteppedIndexer) -> None:
     a = indexer.engine("kv@a@m", connect=False)
     indexer.listen(
         TargetSource([PodEndpoint("tcp://no such host:1"), PodEndpoint(a.endpoint)]), bind=None
@@ -236,7 +238,7 @@ def test_target_with_an_address_that_zmq_rejects_is_skipped(indexer: SteppedInde
     assert [target.endpoint for target in indexer.subscriber.targets] == [a.endpoint]
 
 
-def test_target_with_an_unknown_host_is_logged_once(
+def test_pod_address_with_an_unknown_host_is_logged_once(
     indexer: SteppedIndexer, caplog: pytest.LogCaptureFixture
 ) -> None:
     targets = [PodEndpoint("tcp://nobody.invalid:1"), PodEndpoint(f"{LOCAL}:1")]

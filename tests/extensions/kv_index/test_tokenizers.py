@@ -179,7 +179,7 @@ def outcomes(
     ]
 
 
-def test_each_request_receives_a_separate_error_for_a_failed_load(
+def test_each_request_receives_a_separate_error_for_a_failed_tokenizer_load(
     loader: Loader,
 ) -> None:
     errors = outcomes(library(loader), "bad")
@@ -191,7 +191,7 @@ def test_each_request_receives_a_separate_error_for_a_failed_load(
     assert len(set(map(id, errors))) == 16
 
 
-def test_failed_load_is_retried_after_a_delay(loader: Loader) -> None:
+def test_failed_tokenizer_load_is_retried_after_a_delay(loader: Loader) -> None:
     clock = VirtualClock()
     models = library(loader, now=clock.now)
     for seconds, loads in ((0, 1), (9.9, 1), (0.2, 2)):  # ten seconds

@@ -45,7 +45,7 @@ def decided(**fields: Any) -> dict[str, Any]:
     return parsed
 
 
-def test_answer_format_depends_on_the_question_type() -> None:
+def test_answers_to_predicates_choices_and_scores_have_the_fields_of_their_question_type() -> None:
     answer = decided()
     assert list(answer) == ["model", "answers", "usage"]
     predicate, choice, score = answer["answers"]

@@ -186,7 +186,9 @@ def scored(query: list[int], document: list[int]) -> float:
 
 
 @given(query=BAGS, document=BAGS)
-def test_score_is_between_0_and_1_and_symmetric(query: list[int], document: list[int]) -> None:
+def test_similarity_score_is_between_0_and_1_and_the_same_in_both_directions(
+    query: list[int], document: list[int]
+) -> None:
     assert 0 < scored(query, document) < 1
     assert scored(query, document) == scored(document, query)
 

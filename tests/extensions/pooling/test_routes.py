@@ -328,7 +328,9 @@ def test_binary_response_has_a_metadata_header_unless_only_bytes_are_requested(
         ("token_classify", (3, 2)),
     ],
 )
-def test_pooling_output_has_the_shape_of_its_task(task: str | None, shape: tuple[int, ...]) -> None:
+def test_pooling_output_of_each_task_has_the_dimensions_of_that_task(
+    task: str | None, shape: tuple[int, ...]
+) -> None:
     body = {"input": [1, 2, 3], "task": task}
     client = client_of("--task=pooling")
     (item,) = client.post(POOL, json=body).get_json()["data"]
@@ -390,7 +392,7 @@ def test_cross_encoder_counts_the_query_with_every_document() -> None:
     assert call(RERANK, "score", **body)["usage"]["prompt_tokens"] == 2 * query + sum(documents)
 
 
-def test_cross_encoder_uses_one_sequence_per_pair() -> None:
+def test_cross_encoder_counts_one_prompt_in_the_metrics_for_each_pair_of_texts() -> None:
     def counted() -> float:
         lines = client_of("--task=score").get("/metrics").text.splitlines()
         return sum(
@@ -498,7 +500,9 @@ def test_long_text_is_truncated_at_the_requested_side(truncate: str, same: str) 
     assert embedded(texts=["word " * 100])["meta"]["billed_units"]["input_tokens"] == 64
 
 
-def test_input_types_are_read_from_the_files_of_the_model(tmp_path: Path) -> None:
+def test_embedding_input_types_and_their_prompts_are_read_from_the_model_folder(
+    tmp_path: Path,
+) -> None:
     prompts = {"prompts": {"search_query": "Find: ", "none": ""}}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     assert task_instructions(tmp_path) == prompts["prompts"]

@@ -60,7 +60,7 @@ def test_file_that_is_not_a_recording_is_rejected(tmp_path: Path, content: bytes
 
 
 @pytest.mark.parametrize("cut", [2, 100])
-def test_truncated_last_line_is_skipped(
+def test_truncated_last_line_of_a_recording_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
 ) -> None:
     path = written(tmp_path / "r", [ONE, ONE], line_of(ONE)[:-cut])
@@ -71,7 +71,9 @@ def test_truncated_last_line_is_skipped(
     ]
 
 
-def test_line_that_is_too_long_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_of_a_recording_that_is_too_long_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("app.extensions.recording.lines.MAX_LINE_BYTES", 1 << 20)
     path = written(tmp_path / "r", [exchange(b"x" * (1 << 20), (0, b"0")), ONE])
     with pytest.raises(RecordingError, match="line 2 is longer than 1 MiB"):
@@ -114,7 +116,7 @@ def form(body: Any, target: str = CHAT, content_type: str = "application/json") 
         chat("Hi", user="somebody", metadata={"run": 7}, request_id="r", stream=None),
     ],
 )
-def test_key_order_volatile_fields_and_nulls_do_not_change_the_request_key(
+def test_key_order_volatile_fields_and_nulls_do_not_change_the_key_of_a_recorded_request(
     other: dict[str, Any],
 ) -> None:
     assert form(chat("Hi", temperature=1)).key == form({**other, "temperature": 1.0}).key
@@ -124,7 +126,9 @@ def test_key_order_volatile_fields_and_nulls_do_not_change_the_request_key(
     "other",
     [chat("Ho"), chat("Hi", stream=True), chat("Hi", temperature=0.5), chat("Hi", "Ho", "Hi")],
 )
-def test_fields_that_change_the_response_change_the_request_key(other: dict[str, Any]) -> None:
+def test_fields_that_change_the_response_change_the_key_of_a_recorded_request(
+    other: dict[str, Any],
+) -> None:
     assert form(chat("Hi")).key != form(other).key
 
 

@@ -48,7 +48,7 @@ def read(
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(len(HEADER) - 1, len(CONTENT)))
-def test_every_complete_line_before_a_truncation_is_read(cut: int) -> None:
+def test_every_complete_line_of_a_truncated_recording_is_read(cut: int) -> None:
     content = CONTENT[:cut]
     moments, _, warnings = read(content)
     assert moments == [float(number) for number in range(whole_lines(content))]
@@ -69,7 +69,7 @@ def test_growing_file_with_a_truncated_line_is_read_to_its_end(cut: int, extra: 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(len(HEADER), len(CONTENT)))
-def test_complete_lines_after_a_truncated_line_are_read(cut: int) -> None:
+def test_complete_lines_of_a_recording_after_a_truncated_line_are_read(cut: int) -> None:
     """The rule of the writer: a newline comes first where there is none."""
     content = CONTENT[:cut]
     separator = b"" if content.endswith(b"\n") else b"\n"
@@ -79,7 +79,7 @@ def test_complete_lines_after_a_truncated_line_are_read(cut: int) -> None:
     assert len(warnings) <= 1
 
 
-def test_last_line_without_newline_is_read(
+def test_last_line_of_a_recording_without_newline_is_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = written(tmp_path / "r", EXCHANGES[:2], LINES[2].rstrip(b"\n"))
@@ -89,7 +89,7 @@ def test_last_line_without_newline_is_read(
     assert caplog.records == []
 
 
-def test_partial_line_is_skipped_with_one_warning(
+def test_partial_line_of_a_recording_is_skipped_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES[:1], HALF + b"\n" + LINES[2]))

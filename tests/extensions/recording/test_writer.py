@@ -80,7 +80,9 @@ def texts_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_line_without_newline_is_terminated_before_appending(tmp_path: Path, whole: bool) -> None:
+def test_last_line_without_newline_is_terminated_before_a_recording_is_continued(
+    tmp_path: Path, whole: bool
+) -> None:
     path = tmp_path / "r"
     last = line_of(exchange(chat("last"), (0, b"last")))[: -1 if whole else -50]
     content_before = Path(written(path, [], last)).read_bytes()
@@ -91,7 +93,7 @@ def test_line_without_newline_is_terminated_before_appending(tmp_path: Path, who
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, len(HEADER) - 2])
-def test_truncated_header_is_rewritten(tmp_path: Path, cut: int) -> None:
+def test_truncated_header_of_a_recording_is_rewritten(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "r"
     path.write_bytes(HEADER[:cut])
     with recorder(path) as recording:
@@ -100,7 +102,7 @@ def test_truncated_header_is_rewritten(tmp_path: Path, cut: int) -> None:
     assert b'"target":"http://target"' in path.read_bytes().splitlines()[0]
 
 
-def test_new_file_is_created_after_the_recording_was_moved(tmp_path: Path) -> None:
+def test_recorder_creates_a_new_file_after_its_file_was_moved(tmp_path: Path) -> None:
     path = tmp_path / "r"
     rotated = tmp_path / "r.1"
     with recorder(path) as recording:
@@ -125,7 +127,7 @@ def test_recording_that_replaced_the_file_is_appended_to(tmp_path: Path) -> None
     assert texts_of(path) == ["old", "two"]
 
 
-def test_file_that_is_not_a_recording_is_not_appended_to(tmp_path: Path) -> None:
+def test_nothing_is_appended_to_a_file_that_is_not_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with recorder(path) as recording:
         path.unlink()
@@ -140,7 +142,9 @@ def test_file_that_is_not_a_recording_is_not_appended_to(tmp_path: Path) -> None
     assert texts_of(path) == ["two"]
 
 
-def test_exchanges_are_dropped_only_while_the_folder_is_missing(tmp_path: Path) -> None:
+def test_recorded_exchanges_are_dropped_only_while_the_folder_of_the_file_is_missing(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     path = folder / "r"
@@ -154,7 +158,7 @@ def test_exchanges_are_dropped_only_while_the_folder_is_missing(tmp_path: Path) 
     assert texts_of(path) == ["two"]
 
 
-def test_exchanges_are_written_once_the_lock_is_free(
+def test_recorded_exchanges_are_written_once_another_process_unlocks_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
@@ -206,7 +210,7 @@ def test_process_without_an_event_loop_writes_waiting_exchanges_with_the_next_on
     assert texts_of(path) == ["one", "two", "three", "four", "five"], "the last at the end"
 
 
-def test_number_of_waiting_exchanges_is_limited(
+def test_number_of_recorded_exchanges_that_wait_to_be_written_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)

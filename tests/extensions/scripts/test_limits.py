@@ -141,7 +141,9 @@ def test_number_of_templates_per_rule_is_limited(client: FlaskClient) -> None:
         ("{{ [user.nothing] }}", "has no attribute 'nothing'"),
     ],
 )
-def test_unbounded_template_work_fails_the_request(source: str, reason: str) -> None:
+def test_template_that_exceeds_the_work_or_size_limit_fails_the_request(
+    source: str, reason: str
+) -> None:
     with pytest.raises(RuleFailureError, match=reason.replace("(", r"\(")):
         Template(source).value({**VALUES, "unix": 0})
 
@@ -170,7 +172,7 @@ def test_template_function_without_a_call_is_rejected(name: str) -> None:
         Template("{{ choose(1, NAME) }}".replace("NAME", name))
 
 
-def test_template_values_have_members_but_no_methods() -> None:
+def test_templates_can_read_members_of_values_but_call_no_methods() -> None:
     assert Template("{{ match.items }}").value(VALUES) == "group"
     for source in (
         "{{ user.upper }}",
@@ -182,7 +184,7 @@ def test_template_values_have_members_but_no_methods() -> None:
             Template(source).value(VALUES)
 
 
-def test_negative_number_in_a_template_keeps_its_sign() -> None:
+def test_negative_number_in_a_script_template_keeps_its_sign() -> None:
     assert Template("{{ -5 }}").value(VALUES) == -5
 
 
@@ -250,7 +252,9 @@ def test_text_conditions_are_skipped_after_the_matching_time_is_used_up(
 @pytest.mark.parametrize(
     "when", [{"contains": "b"}, {"regex": "b"}, {"contains": "b", "ignore_case": True}]
 )
-def test_every_kind_of_search_counts_toward_the_matching_time(when: dict[str, Any]) -> None:
+def test_searches_by_text_regex_and_ignored_case_count_toward_the_matching_time(
+    when: dict[str, Any],
+) -> None:
     conditions = Conditions(convert({"message": when}, When))
     matched_request = request("a")
     matched_request.budget = MatchBudget(seconds=1, now=ticking())
@@ -277,7 +281,7 @@ def test_all_prompts_of_a_request_share_the_matching_time(monkeypatch: pytest.Mo
     assert len({id(budget) for budget in budgets}) == 1
 
 
-def test_text_is_case_folded_once_for_all_rules() -> None:
+def test_message_text_is_case_folded_once_for_all_script_rules() -> None:
     matched_request = request("ABC" * 10)
     rules = [Conditions(convert({"message": {"contains": "x", "ignore_case": True}}, When))] * 3
     for conditions in rules:

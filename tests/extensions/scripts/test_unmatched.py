@@ -157,7 +157,7 @@ def test_scope_that_no_header_can_name_is_rejected(client: FlaskClient, scope: s
     assert answer.status_code == 400 and "scope" in answer.json["error"]["message"]
 
 
-def test_scope_accepts_rules_of_one_owner_only(client: FlaskClient) -> None:
+def test_scope_in_use_by_one_owner_rejects_rules_of_another_with_409(client: FlaskClient) -> None:
     set_rules(client, {"times": 1, "then": {"text": "a"}}, query="?scope=one&owner=test_a")
     rule = {"times": 1, "then": {"text": "b"}}
     set_rules(client, rule, query="?scope=one&owner=test_a")

@@ -8,7 +8,9 @@ import pytest
 from app.extensions.sglang.errors import generate_error
 
 
-def test_unexpected_generate_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_error_of_a_generate_request_returns_500_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.ERROR):
         response = generate_error(RuntimeError("the secret cause"))
     assert [record.message for record in caplog.records] == ["a request failed unexpectedly"]

@@ -189,12 +189,14 @@ def test_malformed_qwen_tags_are_parsed_in_linear_time(tag: str, is_partial: boo
         ("</parameter>1<parameter=a>1</parameter><parameter=b", {"a": "1"}, {}),
     ],
 )
-def test_qwen_parameters_end_at_a_tag(markup: str, closed: Any, is_open: Any) -> None:
+def test_qwen_parameter_ends_at_its_closing_tag_or_at_the_next_opening_tag(
+    markup: str, closed: Any, is_open: Any
+) -> None:
     assert json.loads(arguments_of(markup, False)) == closed
     assert json.loads(arguments_of(markup, True)) == closed | is_open
 
 
-def test_qwen_arguments_are_converted_once_per_step(
+def test_qwen_call_of_thousands_of_parameters_is_converted_to_json_only_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A conversion for each tag of a text with 2,000 parameters took ten seconds."""

@@ -47,7 +47,9 @@ def test_tool_calls_are_parsed_in_every_choice(hermes: Client) -> None:
     assert [called(choice) for choice in choices] == [[("get_weather", '{"city": "Rome"}')]] * 2
 
 
-def test_structured_output_constraint_determines_the_text_for_any_message(hermes: Client) -> None:
+def test_structured_output_constraint_causes_no_tool_call_and_determines_the_text(
+    hermes: Client,
+) -> None:
     fields = texts_of("no")
     [choice] = hermes.chat("What is the weather in Rome?", **fields)["choices"]
     assert (called(choice), choice["message"]["content"]) == ([], "no")

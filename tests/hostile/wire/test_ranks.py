@@ -216,7 +216,7 @@ def test_reload_with_invalid_settings_changes_nothing(reloaded: Reloaded) -> Non
     assert "workers=4: 2 workers serve, one for each rank: each worker is a separate server" in line
 
 
-def test_reload_lets_streams_outlast_the_graceful_timeout(
+def test_streams_that_run_during_a_reload_continue_beyond_the_graceful_timeout(
     reloaded: Reloaded,
 ) -> None:
     server = reloaded.server

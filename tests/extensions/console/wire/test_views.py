@@ -170,7 +170,9 @@ def test_each_of_the_two_engines_of_a_lesson_has_a_named_row(
     assert page.evaluate("views.bars.chosen") == 9, "the name of an engine is not a request"
 
 
-def test_moving_to_another_time_stops_the_playback(page: Page, server: RunningServer) -> None:
+def test_moving_to_another_time_stops_the_playback_of_a_lesson(
+    page: Page, server: RunningServer
+) -> None:
     opened(page, server, "long-prompt")
     page.get_by_role("button", name="Play: A long prompt next to streams").click()
     wait_for_js(page, "stopped > recorder.first", "the lesson does not play")

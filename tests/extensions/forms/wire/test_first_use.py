@@ -36,7 +36,7 @@ print(threads == {native_thread_id()})
 """
 
 
-def test_lazy_modules_are_imported_in_the_event_loop_thread() -> None:
+def test_structured_output_modules_are_imported_in_the_event_loop_thread() -> None:
     """Two native threads that import the same module under gevent can wait forever."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=50

@@ -143,7 +143,9 @@ def test_flood_of_frames_without_progress_closes_the_connection(
         assert raw.reason() in (Reason.ENHANCE_YOUR_CALM, None), "a reset may overtake the reason"
 
 
-def test_frames_that_are_caused_by_responses_are_not_a_flood(served: RunningServer) -> None:
+def test_http2_frames_that_acknowledge_responses_do_not_close_the_connection(
+    served: RunningServer,
+) -> None:
     """A client that updates both windows, and measures the way by PING, at every message that it
     gets.
     """

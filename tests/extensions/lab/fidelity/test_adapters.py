@@ -37,7 +37,9 @@ def test_requests_wait_for_a_free_adapter_slot(capsys: pytest.CaptureFixture[str
     assert few["running"]["mean"] < few["requests"]
 
 
-def test_adapter_slots_reduce_the_kv_cache_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_and_larger_adapter_slots_leave_less_kv_cache_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     small = figures(capsys, "--loras=1")
     large = figures(capsys, "--loras=1", "--max-loras=32", "--max-lora-rank=256")
     assert large["kv_cache_usage"]["mean"] > 1.05 * small["kv_cache_usage"]["mean"]

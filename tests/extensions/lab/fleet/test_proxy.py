@@ -106,7 +106,7 @@ def test_proxy_sends_the_request_to_another_pod_if_the_chosen_pod_is_unreachable
     assert proxy.in_flight == {dead: 0, alive: 0}
 
 
-def test_proxy_returns_502_if_no_pod_is_reachable() -> None:
+def test_fleet_proxy_returns_502_if_no_pod_is_reachable() -> None:
     expected = {
         "message": "no pod can be reached",
         "type": "Bad Gateway",

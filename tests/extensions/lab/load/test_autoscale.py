@@ -39,7 +39,7 @@ def test_replica_count_follows_the_kubernetes_formula_and_its_tolerance() -> Non
     assert replicas_for(3, [], 0.5) == 3
 
 
-def test_pods_without_metrics_dampen_but_never_reverse_scaling() -> None:
+def test_pods_without_metrics_reduce_the_number_of_started_or_stopped_pods() -> None:
     assert replicas_for(4, [8.0, 8.0], 4.0) == 4, (
         "two that load count as idle: the mean is on target"
     )
@@ -100,7 +100,7 @@ def test_replica_count_stays_within_its_bounds(
         assert min_pods <= pods <= min_pods + more_pods
 
 
-def test_schedule_and_plugin_policies_set_the_bounds_and_the_number_of_pods() -> None:
+def test_schedule_and_plugin_autoscaling_policies_set_the_bounds_and_the_number_of_pods() -> None:
     schedule = read_policy("schedule:0s=2,1m=8,5m=3", {})
     assert (schedule.min_pods, schedule.max_pods) == (2, 8)
     assert [schedule.start(2)(Look(at_s, 2, ())) for at_s in (0.0, 59.0, 60.0, 1e6)] == [2, 2, 8, 3]

@@ -74,7 +74,7 @@ def test_planner_chooses_the_cheaper_of_two_models(
     assert small_model in result["cheapest"]["serve_command"]
 
 
-def test_models_planned_together_share_nodes(
+def test_models_planned_together_are_placed_on_one_node_if_they_fit(
     model: str, small_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = ["--rate", "4", "6", "--together", "--device", "h100=2.5", "h100@node=1/4"]

@@ -112,7 +112,9 @@ def _question(line: bytes) -> str:
     return question
 
 
-def test_partial_line_is_skipped_with_one_warning(tmp_path: Path, target: Target) -> None:
+def test_partial_line_of_a_recording_is_skipped_with_one_warning(
+    tmp_path: Path, target: Target
+) -> None:
     file = tmp_path / "r"
     half = line_of(KNOWN)[:100]
     written(file, [KNOWN], half)
@@ -321,7 +323,9 @@ def test_recording_proxy_continues_while_its_file_is_locked_or_rotated(
     assert questions_of(file) == ["four"]
 
 
-def test_sync_worker_records_its_last_exchange(tmp_path: Path, target: Target) -> None:
+def test_sync_worker_class_records_the_last_exchange_before_shutdown(
+    tmp_path: Path, target: Target
+) -> None:
     file = tmp_path / "r"
     with serving(target.handler) as port:
         env = {
