@@ -170,7 +170,9 @@ def test_generated_oracle_files_are_not_committed() -> None:
     assert f"{STORE.name}/" in ignored
 
 
-def test_stored_responses_are_current_in_every_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_oracle_responses_are_current_in_every_checkout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     case = cases_of("lora")[0]
     digest = answers.digest_of(case)
     lora = CONFIGURATIONS["lora"]

@@ -89,7 +89,9 @@ def test_too_long_prompt_is_rejected_unless_truncation_is_auto(vllm: RunningServ
 
 
 @pytest.mark.parametrize("stream", ["false", "true"])
-def test_deeply_nested_body_is_rejected_with_400(vllm: RunningServer, stream: str) -> None:
+def test_deeply_nested_responses_body_is_rejected_with_400(
+    vllm: RunningServer, stream: str
+) -> None:
     tool = {**WEATHER, "parameters": {"properties": {"a": {"default": "nested"}}}}
     frame = json.dumps({**ASKED, "tools": [tool], "tool_choice": "none"})
     frame = frame.replace('"hi"', f'"hi", "stream": {stream}')

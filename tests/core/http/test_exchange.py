@@ -57,7 +57,7 @@ def test_complete_body_has_type_and_length_headers_but_streamed_body_has_none() 
     assert content(body) == b"ab"
 
 
-def test_status_line_does_not_depend_on_the_python_version() -> None:
+def test_http_status_line_has_a_fixed_phrase_in_every_python_version() -> None:
     phrases = {
         200: "OK",
         405: "METHOD NOT ALLOWED",

@@ -138,7 +138,7 @@ def test_validated_request_has_the_token_limits_stops_and_seed_derived_from_its_
     assert check(chat()).requested is None
 
 
-def test_prompt_must_leave_room_for_one_token() -> None:
+def test_prompt_that_fills_the_whole_context_is_rejected() -> None:
     assert refusal(chat(), CONTEXT) == "max_tokens"
     LIMITS.check_prompt([49] * (CONTEXT - 1))
     for tokens in (0, CONTEXT):

@@ -43,7 +43,7 @@ def round_trip(settings: Settings) -> Settings | None:
     limit=st.none() | st.integers(0, 10**6),
     patience_ns=st.integers(0, 10**13),
 )
-def test_settings_exported_to_the_environment_load_unchanged(
+def test_settings_exported_as_environment_variables_are_loaded_unchanged(
     pod: str, names: list[str], seed: int | None, limit: int | None, patience_ns: int
 ) -> None:
     settings = Settings(

@@ -177,7 +177,9 @@ def test_cohere_fields_are_converted_to_chat_fields(client: Client) -> None:
         ({"model": MODEL, "messages": HELLO, "k": "many"}, "int_parsing"),
     ],
 )
-def test_errors_have_the_cohere_format(client: Client, body: dict[str, Any], words: str) -> None:
+def test_error_of_a_cohere_route_is_an_object_with_only_a_message(
+    client: Client, body: dict[str, Any], words: str
+) -> None:
     for path in (PATH, RENDER):
         response = client.post(path, body)
         assert response.status_code == 400, response.text

@@ -245,7 +245,7 @@ def test_conversation_ends_at_the_first_turn_of_the_wrong_speaker(
     assert [question for question, *_ in exchanges(turns(*begun, *spoken))] == ["q1"]
 
 
-def test_invalid_conversation_yields_no_exchanges() -> None:
+def test_invalid_conversation_of_a_dataset_gives_no_pairs_of_prompt_and_reply() -> None:
     for item in (
         None,
         [],

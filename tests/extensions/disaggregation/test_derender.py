@@ -70,7 +70,7 @@ def test_tool_parser_extracts_calls_from_derendered_text() -> None:
     }
 
 
-def test_derendered_logprobs_get_token_texts() -> None:
+def test_derendered_logprobs_contain_the_texts_of_their_token_ids() -> None:
     ids = ids_of("Hello there")
     entries = [
         {

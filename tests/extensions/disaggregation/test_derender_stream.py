@@ -99,7 +99,7 @@ def test_derendered_chunks_join_to_the_text_however_the_tokens_are_split(
     assert all("\ufffd" not in (delta["content"] or "") for delta in deltas) or "\ufffd" in text
 
 
-def test_streamed_chunk_has_the_fields_of_vllm() -> None:
+def test_streamed_derender_chunk_has_the_same_fields_as_in_vllm() -> None:
     ids = ids_of("Hello there")
     [chat] = streamed(
         CHAT, [ids], finish="length", chat_request={"messages": MESSAGES, "return_token_ids": True}
@@ -221,7 +221,7 @@ def test_tool_fields_of_the_chat_request_determine_the_streamed_tool_calls(
     assert choices_of(answers)[-1]["finish_reason"] == reason
 
 
-def test_reasoning_is_hidden_on_request_and_may_have_ended_in_the_prompt() -> None:
+def test_derendered_reasoning_is_hidden_on_request_and_empty_if_it_ended_in_the_prompt() -> None:
     ids = ids_of("Hm.</think>Yes.")
     chat = {"messages": MESSAGES, "return_token_ids": True}
     for hidden, message in (

@@ -45,7 +45,9 @@ def test_prompt_is_decoded_once_per_request(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("tokens", [1, 200])
-def test_derendering_many_choices_yields_to_other_work(pauses: list[None], tokens: int) -> None:
+def test_other_greenlets_run_while_many_choices_are_derendered(
+    pauses: list[None], tokens: int
+) -> None:
     generated = {"choices": choices_with(tokens)}
     for path, body in (
         (CHAT, {"generate_response": generated}),
@@ -56,7 +58,7 @@ def test_derendering_many_choices_yields_to_other_work(pauses: list[None], token
         assert len(pauses) >= (2 if tokens == 1 else 6)
 
 
-def test_derendering_many_logprobs_yields_to_other_work(pauses: list[None]) -> None:
+def test_other_greenlets_run_while_many_logprobs_are_derendered(pauses: list[None]) -> None:
     entry = {"token_id": 5, "logprob": -1.0, "top_logprobs": [{"token_id": 6, "logprob": -2.0}]}
     choices = choices_with(tokens=1)
     for choice in choices:

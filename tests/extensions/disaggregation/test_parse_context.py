@@ -58,7 +58,9 @@ def rendered(client: Client, path: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("path", "choice"), [(CHAT, "none"), (MESSAGES, None)])
-def test_parse_context_without_tools_has_defaults(path: str, choice: str | None) -> None:
+def test_parse_context_of_a_request_without_tools_has_the_default_values_of_vllm(
+    path: str, choice: str | None
+) -> None:
     request = rendered(client_of("0.33"), path)
     assert request["parse_context"] == DEFAULTS | {"tool_choice": choice}
     names = list(request)
@@ -118,7 +120,7 @@ def test_parse_context_contains_the_named_choice_and_strict_tools() -> None:
     ]
 
 
-def test_template_variables_omit_fields_that_are_null_or_auto() -> None:
+def test_chat_template_arguments_of_the_parse_context_omit_null_and_auto() -> None:
     flags = ("--default-chat-template-kwargs", '{"cohere_format": "cmd3", "a": 1}')
     kwargs = {"a": None, "b": "auto", "c": 2}
     chat = {"chat_template_kwargs": kwargs, "reasoning_effort": "none"}

@@ -291,7 +291,7 @@ def test_omni_model_generates_an_image_on_request() -> None:
         assert isinstance(none["choices"][0]["message"]["content"], str)
 
 
-def test_rank_header_must_match_the_rank_that_receives_the_request(client: Client) -> None:
+def test_request_with_the_rank_header_of_another_rank_is_rejected_with_400(client: Client) -> None:
     def pinned(rank: str, **fields: Any) -> Any:
         body = {"prompt": "Hello", "max_tokens": 1, **fields}
         return client.post("/v1/completions", body, headers={"X-data-parallel-rank": rank})

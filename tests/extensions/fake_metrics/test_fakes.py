@@ -226,7 +226,7 @@ def test_invalid_value_prevents_startup_and_names_its_key(keys: Any, complaint: 
     assert complaint in line
 
 
-def test_refresh_interval_must_be_positive() -> None:
+def test_fake_metrics_refresh_interval_that_is_not_positive_prevents_startup() -> None:
     for text in ("0s", "-1s"):
         with pytest.raises(
             ConfigError, match="fake-metrics-refresh-interval: .* must be longer than 0s"

@@ -72,7 +72,7 @@ def assert_idle(pair: Pair) -> None:
     assert pair.decode.is_idle
 
 
-def test_early_decode_request_waits_for_its_prefill(pair: Pair) -> None:
+def test_decode_that_arrives_before_its_prefill_waits_for_it(pair: Pair) -> None:
     decode = pair.begin_decode()
     pair.advance(0.5)
     assert decode.end == ""
@@ -98,7 +98,9 @@ def test_mooncake_transfer_counts_as_an_external_hit_but_not_as_a_nixl_transfer(
     assert line.endswith(f" {len(PROMPT)}.0")
 
 
-def test_early_decode_request_waits_for_its_prefill_beyond_the_query_timeout(pair: Pair) -> None:
+def test_decode_that_arrives_before_its_prefill_waits_for_it_beyond_the_query_timeout(
+    pair: Pair,
+) -> None:
     decode = pair.begin_decode()
     pair.advance(3.5 * TIMEOUT_S)
     assert decode.end == ""
@@ -182,14 +184,14 @@ def test_second_decode_of_a_transfer_fails_while_the_first_one_waits(pair: Pair)
     assert_idle(pair)
 
 
-def test_prefill_without_a_transfer_id_holds_no_blocks(pair: Pair) -> None:
+def test_mooncake_prefill_without_a_transfer_id_holds_no_blocks(pair: Pair) -> None:
     prefill = pair.begin_prefill(transfer_id="")
     pair.advance(0.5)
     assert prefill.end == "length"
     assert_idle(pair)
 
 
-def test_prefill_holds_its_blocks_for_eight_minutes(pair: Pair) -> None:
+def test_mooncake_prefill_holds_unread_blocks_for_eight_minutes(pair: Pair) -> None:
     pair.begin_prefill()
     pair.advance(LEASE_S + 1)
     assert len(pair.prefill.engine.handoffs.leases) == 1

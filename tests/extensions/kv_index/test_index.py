@@ -172,7 +172,9 @@ def test_events_of_older_vllm_without_image_offsets_match_requests_with_the_imag
     assert matched(index, PROMPT, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
 
 
-def test_prefix_counts_as_far_as_sliding_windows_can_continue_it(index: Index) -> None:
+def test_cached_prefix_counts_up_to_the_last_block_that_all_sliding_windows_need(
+    index: Index,
+) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL))
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **WINDOW))
     assert matched(index, PROMPT) == {"a": 4}
@@ -194,7 +196,7 @@ def test_prefix_counts_up_to_the_last_state_of_linear_attention(index: Index) ->
     assert matched(index, PROMPT) == {"a": 2}
 
 
-def test_prefix_counts_only_if_all_cache_groups_of_an_engine_can_continue_it(index: Index) -> None:
+def test_cached_prefix_ends_where_any_cache_group_of_the_engine_lacks_blocks(index: Index) -> None:
     full = stored([1, 2, 3, 4], PROMPT[:16], **FULL)
     window = stored([1, 2, 3], PROMPT[:12], **WINDOW)
     ingest(index, "a", window, stored([2, 4], PROMPT[:16], **LINEAR), full)

@@ -187,7 +187,7 @@ def test_event_losses_are_counted_once_when_a_batch_is_retried(
     assert index.metrics.skipped_events == {"token_count": 1, "unknown_block": 1}
 
 
-def test_index_yields_to_other_work_after_thousands_of_events(
+def test_kv_index_lets_other_greenlets_run_while_it_adds_and_clears_thousands_of_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     index, pool = make()

@@ -166,7 +166,7 @@ def test_common_prefix_length_is_the_number_of_equal_leading_block_keys(length: 
     assert common_prefix(keys, other) == min(length, 5)
 
 
-def test_comparing_many_prompts_with_the_same_first_block_yields_to_other_work(
+def test_other_greenlets_run_while_many_prompts_with_an_equal_first_block_are_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     speculation = Speculation(LIFETIME_S, now=float)

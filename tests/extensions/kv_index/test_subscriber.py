@@ -280,7 +280,7 @@ def heard(indexer: SteppedIndexer, **settings: object) -> FakeEngine:
     return engine
 
 
-def test_reading_a_message_of_many_parts_yields_to_other_work(
+def test_other_greenlets_run_while_an_event_message_of_many_parts_is_read(
     indexer: SteppedIndexer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = heard(indexer)

@@ -261,7 +261,7 @@ def test_rehearsal_tolerates_median_errors_5_points_and_single_errors_10_points_
     assert not Comparison(3, played(1.0), played(1.0), played(1.0, steps=2)).same_steps
 
 
-def test_report_contains_figures_costs_and_a_verdict(good: Rehearsal) -> None:
+def test_rehearsal_report_contains_figures_step_costs_and_a_verdict(good: Rehearsal) -> None:
     text = report.table(good)
     assert "2 in flight: 20 requests, " in text and "5 in flight: 20 requests, " in text
     assert text.count("the same in the simulation") == 2

@@ -33,7 +33,9 @@ def served(model: str) -> Iterator[tuple[RunningServer, Engine]]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_replies_equal_those_over_http(served: tuple[RunningServer, Engine], stream: bool) -> None:
+def test_grpc_replies_of_a_real_model_equal_those_over_http(
+    served: tuple[RunningServer, Engine], stream: bool
+) -> None:
     server, engine = served
     sampling = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True, "logit_bias": {5: 1.0}}
     messages = engine.generate(generate(range(5, 40), stream, **sampling))

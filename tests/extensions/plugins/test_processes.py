@@ -211,7 +211,7 @@ if is_present("adapters"):  # it has a route with a variable
         assert message == "plugin mine: the route DELETE /adapters/{a} already exists"
 
 
-def test_duplicate_section_and_setting_names_are_rejected(plugin: Write) -> None:
+def test_plugin_with_the_name_of_a_section_or_setting_in_use_is_rejected(plugin: Write) -> None:
     server = plugin(REPLY, "server")
     assert refusal("--plugin", server).endswith("this name is already in use")
     other = plugin(OWN_SETTINGS, "max", preamble=settings_class("num_seqs"))

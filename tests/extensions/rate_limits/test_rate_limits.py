@@ -177,7 +177,7 @@ def test_memory_of_rate_limited_clients_is_bounded() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 50), st.lists(st.floats(0, 30), min_size=1, max_size=80))
-def test_no_client_exceeds_the_limit_and_waiting_clients_are_served(
+def test_no_client_exceeds_its_rate_limit_and_a_client_that_waits_is_served(
     per_minute: int, gaps: list[float]
 ) -> None:
     limited = Limited(requests_per_minute=per_minute)

@@ -43,7 +43,7 @@ def test_differences_of_texts_and_numbers_are_accepted_but_those_of_types_and_ke
     ]
 
 
-def test_values_of_the_requested_fields_are_compared_even_in_lists() -> None:
+def test_comparison_includes_the_values_of_requested_fields_and_of_lists_in_them() -> None:
     first = _json({"tokens": [1, 2], "code": 400})
     second = _json({"tokens": [1, 3], "code": 404})
     assert _lines(first, second) == []

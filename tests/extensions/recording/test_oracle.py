@@ -36,7 +36,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_stored_responses_are_read_by_case_and_run(store: Path) -> None:
+def test_stored_oracle_responses_are_read_back_by_case_and_run(store: Path) -> None:
     outcome = _outcome('{"id": "x"}')
     written = [stored(CASE, run, outcome.answer, {"c": 1.0}) for run in (0, 1)]
     write_answers("1.0", "base", written)
@@ -81,12 +81,12 @@ def test_response_is_compared_with_the_closest_of_several_recorded_responses() -
     assert len(least_disagreements(CASE, runs, _outcome('{"a": "x"}'), NAMES)) == 2
 
 
-def test_names_of_metric_samples_omit_the_model_and_engine_labels() -> None:
+def test_compared_metric_samples_are_named_without_the_model_and_engine_labels() -> None:
     exposition = 'a_total{engine="0",model_name="m",reason="stop"} 3.0\nb_total 4\n'
     assert dict(samples_of(exposition, ("a_total",))) == {"a_total(reason=stop)": 3.0}
 
 
-def test_release_comparison_lists_different_options_and_responses(
+def test_comparison_of_two_vllm_releases_lists_different_options_and_responses(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = cases_of("base")[:5]

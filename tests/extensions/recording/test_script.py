@@ -43,7 +43,7 @@ def choice(**message: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
 
 
-def test_recorded_tool_loop_becomes_two_rules_and_a_tool_schema() -> None:
+def test_recorded_tool_loop_becomes_two_script_rules_and_a_tool_schema() -> None:
     first = chat("How is the weather?", tools=TOOLS)
     second = {
         **first,
@@ -124,7 +124,7 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("target", "sent", "events", "action"), STREAMS)
-def test_recorded_stream_becomes_a_rule(
+def test_recorded_stream_becomes_a_script_rule(
     target: str, sent: Any, events: list[Any], action: dict[str, Any]
 ) -> None:
     [rule] = rules_of(exchange(sent, *stream(*events), target=target))
@@ -142,7 +142,7 @@ PIECES = [
 
 
 @pytest.mark.parametrize(("head", "piece"), PIECES)
-def test_pauses_of_a_recorded_stream_become_delays_of_the_rule(head: Any, piece: Any) -> None:
+def test_pauses_of_a_recorded_stream_become_delays_of_a_script_rule(head: Any, piece: Any) -> None:
     at_s = [0.1, 0.2, 0.21, 0.22, 1.23, 1.24, 1.25, 3.25, 3.26]
     data = [f"data: {json.dumps(event)}\n\n".encode() for event in [head, *[piece] * 8]]
     data[3], data[4] = data[3] + data[4][:9], data[4][9:]  # a chunk need not end with an event

@@ -13,7 +13,9 @@ from app.extensions.responses.protocol_items import InputItem, convert_input
 from app.extensions.responses.tools import convert_tools
 
 
-def test_converting_many_tools_yields_to_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_greenlets_run_while_a_thousand_tools_are_converted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pauses: list[None] = []
     monkeypatch.setattr(pause, "pause", partial(pauses.append, None))
     tools = [{"type": "function", "name": f"f{number}"} for number in range(1000)]
@@ -22,7 +24,7 @@ def test_converting_many_tools_yields_to_other_work(monkeypatch: pytest.MonkeyPa
     assert len(pauses) >= 5
 
 
-def test_converting_a_large_namespace_yields_to_other_work(
+def test_other_greenlets_run_while_a_large_tool_namespace_is_converted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[None] = []
@@ -36,7 +38,7 @@ def test_converting_a_large_namespace_yields_to_other_work(
     assert len(pauses) >= 5
 
 
-def test_converting_many_input_items_yields_to_other_work(
+def test_other_greenlets_run_while_many_input_items_are_converted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[None] = []

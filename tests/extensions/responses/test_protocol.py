@@ -210,7 +210,7 @@ def test_consecutive_reasoning_text_and_calls_form_one_assistant_turn() -> None:
         (HELLO, False),
     ],
 )
-def test_incomplete_message_or_reasoning_item_is_continued(
+def test_last_input_item_is_continued_if_it_is_incomplete_or_in_progress(
     last: dict[str, Any], continued: bool
 ) -> None:
     converted = chat(input=[HELLO, last])
@@ -295,7 +295,9 @@ def test_response_repeats_the_tool_choice_of_the_request_or_auto_without_one(
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}])
-def test_tool_result_suspends_a_forced_call_until_the_next_question(choice: Any) -> None:
+def test_forced_tool_choice_becomes_auto_after_a_tool_result_until_the_next_user_message(
+    choice: Any,
+) -> None:
     later = [HELLO, CALL, RESULT, {"role": "assistant", "content": "Rain."}, HELLO]
     for conversation in (later[:3], later[:4]):
         converted = chat(tools=[WEATHER], tool_choice=choice, input=conversation)

@@ -157,7 +157,7 @@ def test_templates_of_one_answer_share_a_budget(books: Books) -> None:
         reply_text(book, request("x" * 65_536))
 
 
-def test_rendering_yields_to_other_requests_between_operations() -> None:
+def test_other_requests_run_between_the_operations_of_a_script_template() -> None:
     pauses: list[int] = []
     budget = Budget(pause=partial(pauses.append, 1))
     Template("{{ user | upper | lower }}").text({**VALUES, BUDGET_KEY: budget})

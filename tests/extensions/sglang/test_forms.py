@@ -40,7 +40,9 @@ def test_ebnf_output_follows_its_grammar(client: Client) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"regex": "("}, {"json_schema": "{"}, {"ebnf": "root"}])
-def test_invalid_constraint_is_rejected(client: Client, wrong: Any) -> None:
+def test_sglang_request_with_an_invalid_output_constraint_is_rejected(
+    client: Client, wrong: Any
+) -> None:
     answer = client.post("/generate", {"text": "Hello", "sampling_params": wrong})
     assert answer.status_code == 400
     assert list(answer.json()["error"]) == ["message"]

@@ -66,12 +66,12 @@ def test_kv_events_are_null_in_server_info_without_an_endpoint() -> None:
         assert client.get("/server_info").json()["kv_events"] is None
 
 
-def test_load_of_an_idle_server_is_zero(client: Client) -> None:
+def test_load_report_of_an_idle_server_contains_zeros(client: Client) -> None:
     no_load = {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
     assert client.get("/get_load").json() == [no_load]
 
 
-def test_load_counts_tokens_of_running_and_waiting_requests() -> None:
+def test_load_report_counts_tokens_of_running_and_waiting_requests() -> None:
     flags = ("--max-num-seqs=1", "--time-to-first-token=10m")
     with in_process(DIALECT, *flags) as client:
         streams = [unread_stream(client, tokens) for tokens in (100, 20)]

@@ -280,7 +280,9 @@ def test_common_word_counts_as_a_tool_name_only_where_a_command_is_expected(
     assert [name for name, _ in requested(question, tools=tools)] == names
 
 
-def test_comparing_many_tools_yields_to_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_greenlets_run_while_a_message_is_compared_with_many_tools(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pauses: list[None] = []
     for module in ("core.base.clock.pause", "extensions.tool_calls.matching"):
         target = f"app.{module}.pause_if_possible"

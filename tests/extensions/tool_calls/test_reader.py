@@ -182,7 +182,7 @@ def test_long_stream_is_parsed_several_tokens_at_a_time() -> None:
         ("qwen3_coder", "<function=f>" + "<parameter=a>1</parameter>" * 300),
     ],
 )
-def test_parsing_a_stream_yields_to_other_work(
+def test_other_greenlets_run_while_a_stream_is_parsed(
     parser: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[None] = []

@@ -149,7 +149,7 @@ def test_tooltip_names_the_phase_of_a_running_request(page: Page, server: Runnin
     wait_for_text(page, "#tip", "no token for 1.22 s: a step with 24,000 prompt tokens")
 
 
-def test_each_of_the_two_engines_of_a_lesson_has_a_named_row(
+def test_request_chart_of_a_lesson_with_two_engines_has_a_heading_for_each_engine(
     page: Page, server: RunningServer
 ) -> None:
     opened(page, server, "prefill-decode-apart")

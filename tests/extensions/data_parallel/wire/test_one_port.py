@@ -136,7 +136,7 @@ def test_rank_header_without_a_number_is_ignored(client: openai.OpenAI) -> None:
     assert complete(client, "first").usage.completion_tokens == 2
 
 
-def test_metrics_page_has_the_series_of_all_ranks(server: RunningServer) -> None:
+def test_metrics_route_returns_the_series_of_all_ranks(server: RunningServer) -> None:
     page = metrics(server)
     types = re.findall(r"^# TYPE (\S+)", page, re.M)
     assert max(Counter(types).values()) == 1

@@ -171,7 +171,7 @@ def test_injected_errors_come_after_decoding_and_before_the_model_check(
             assert answer and answer.status == 200, "only requests for generation go wrong"
 
 
-def test_connection_serves_the_next_request_unless_a_fault_broke_the_connection(
+def test_connection_serves_further_requests_after_every_fault_except_disconnect(
     faulty: RunningServer,
 ) -> None:
     faults = ("truncate; after=2", "truncated-json", "empty", "missing-done", "error; status=503")

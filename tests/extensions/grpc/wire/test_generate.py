@@ -63,7 +63,7 @@ def grpc_choices(
     return choices
 
 
-def test_streamed_replies_equal_those_over_http(served: RunningServer, engine: Engine) -> None:
+def test_streamed_grpc_replies_equal_those_over_http(served: RunningServer, engine: Engine) -> None:
     def differs(number: int) -> bool:
         ids, sampling = drawn(number)
         return grpc_choices(engine, ids, sampling, True) != http_choices(served, ids, sampling)
@@ -74,7 +74,9 @@ def test_streamed_replies_equal_those_over_http(served: RunningServer, engine: E
         ] == []
 
 
-def test_non_streamed_replies_equal_those_over_http(served: RunningServer, engine: Engine) -> None:
+def test_non_streamed_grpc_replies_equal_those_over_http(
+    served: RunningServer, engine: Engine
+) -> None:
     for number in range(0, 80, 7):
         ids, sampling = drawn(number)
         assert grpc_choices(engine, ids, sampling, False) == http_choices(served, ids, sampling), (
@@ -94,7 +96,7 @@ def test_truncated_prompt_leaves_room_for_the_reply(engine: Engine) -> None:
     assert {end.prompt_tokens for end in ends_of(engine.generate(request))} == {10}
 
 
-def test_logprobs_equal_those_over_http(served: RunningServer, engine: Engine) -> None:
+def test_grpc_logprobs_equal_those_over_http(served: RunningServer, engine: Engine) -> None:
     messages = engine.generate(generate(range(1, 20), seed=4, logprobs=2, prompt_logprobs=1))
     sampling = {"seed": 4, "max_tokens": 5, "logprobs": 2, "prompt_logprobs": 1}
     body = {"token_ids": list(range(1, 20)), "sampling_params": sampling}

@@ -211,7 +211,7 @@ def test_grpc_reflection_describes_the_engine_service_and_its_methods(engine: En
         database.FindFileContainingSymbol("nobody.knows.This")
 
 
-def test_embeddings_equal_those_over_http() -> None:
+def test_grpc_embeddings_equal_those_over_http() -> None:
     with running_server("--grpc", "--task", "embed") as server, connected(server.port) as engine:
         request = messages.EmbedRequest(request_id="a", tokenized={"input_ids": [4, 5, 6]})
         embedded = engine.stub.Embed(request, timeout=LIMIT_S)
@@ -234,7 +234,7 @@ def test_unknown_methods_return_unimplemented(engine: Engine) -> None:
     assert failure(engine.stub.Embed, messages.EmbedRequest()) == Code.UNIMPLEMENTED
 
 
-def test_metrics_count_calls_like_http_requests(served: RunningServer, engine: Engine) -> None:
+def test_metrics_count_grpc_calls_like_http_requests(served: RunningServer, engine: Engine) -> None:
     def counted() -> list[float]:
         calls = metric(
             served.port, "http_requests_total", handler="/vllm.grpc.engine.VllmEngine/Generate"

@@ -227,7 +227,7 @@ def test_broken_redis_connection_is_reopened(redis_process: RedisServer, namespa
     assert holders_of(backend, 11) == {("a", "gpu")}
 
 
-def test_full_redis_counts_as_unavailable(own_server: RedisServer) -> None:
+def test_redis_without_free_memory_counts_as_unavailable(own_server: RedisServer) -> None:
     backend = connect(own_server)
     client: redis.Redis = own_server.client()
     client.config_set("maxmemory", 1)

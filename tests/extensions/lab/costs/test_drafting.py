@@ -127,7 +127,7 @@ def test_ngram_drafting_has_no_weights_and_disables_async_scheduling() -> None:
     assert step_s(drafted, 1, 3) > step_s(plain, 1, 3)
 
 
-def test_published_acceptance_lengths_are_the_default_of_their_model() -> None:
+def test_drafts_of_a_known_model_have_its_published_acceptance_length_by_default() -> None:
     fields = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 7}
     drafted = profile(speculation_of(**fields), "openai/gpt-oss-120b")
 
@@ -217,7 +217,7 @@ def test_speculation_sweep_has_15_runs_that_were_not_used_for_the_fit() -> None:
     assert sum(number in FIT_CONCURRENCIES for number in concurrencies) == 12
 
 
-def test_rarely_accepted_drafts_reduce_the_throughput() -> None:
+def test_drafts_that_are_never_accepted_reduce_the_simulated_throughput() -> None:
     run = next(reported_runs())
     never = DraftRun(
         server=run.server,

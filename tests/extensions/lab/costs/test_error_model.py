@@ -111,7 +111,7 @@ def test_distance_between_measured_servers_is_positive_if_any_property_differs(
     assert distance_between(PLACE, PLACE) == 0
 
 
-def test_server_properties_are_derived_from_the_engine_options() -> None:
+def test_properties_that_compare_servers_are_derived_from_model_device_and_engine_options() -> None:
     options = EngineOptions(
         tensor_parallel_size=2,
         data_parallel_size=2,

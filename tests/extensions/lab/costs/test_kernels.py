@@ -174,7 +174,7 @@ def test_kv_cache_dtype_option_overrides_the_checkpoint(dtype: str, factor: int)
         ),
     ],
 )
-def test_profile_states_in_one_line_what_was_verified(
+def test_computed_profile_states_in_one_line_which_assumptions_are_not_measured(
     config: dict[str, object], device: str, rule: str
 ) -> None:
     profile = datasheet_profile(config, device, EngineOptions(tensor_parallel_size=2))

@@ -129,7 +129,7 @@ def test_linear_attention_state_has_a_fixed_size_per_sequence() -> None:
     assert cost.per_decode > 2 * 36 * state / 4 / 3.35e12
 
 
-def test_more_sequences_leave_less_memory_for_tokens() -> None:
+def test_higher_max_num_seqs_leaves_fewer_kv_blocks_with_linear_attention() -> None:
     config = read_model_config("Qwen/Qwen3-Next-80B-A3B-Instruct")
     options = EngineOptions(tensor_parallel_size=4)
     few, many = (
@@ -162,7 +162,7 @@ def test_newer_nemotron_config_files_list_the_layers_by_name() -> None:
         ("openai/gpt-oss-120b", "bf16", "bf16", "mxfp4"),
     ],
 )
-def test_unquantized_modules_are_read_from_the_checkpoint(
+def test_number_format_of_each_kind_of_layer_is_read_from_the_checkpoint_config(
     name: str, attention: str, networks: str, experts: str
 ) -> None:
     shape = model_shape(read_model_config(name))
@@ -206,7 +206,9 @@ def test_profile_states_the_source_of_its_constants(name: str, device: str, rule
 
 @pytest.mark.parametrize("name", ["nvidia/Kimi-K2.5-NVFP4", "nvidia/DeepSeek-V3.2-NVFP4"])
 @pytest.mark.parametrize("device", ["b200", "b300", "gb200", "gb300"])
-def test_longer_prompts_and_more_decodes_take_longer(name: str, device: str) -> None:
+def test_computed_step_time_grows_with_the_prompt_length_decodes_and_context(
+    name: str, device: str
+) -> None:
     cost = profile_of_name(name, device, 8).cost
     assert prefill_s(cost, 512) < prefill_s(cost, 2048) < prefill_s(cost, 8192)
     assert decode_s(cost, 1, 1000) < decode_s(cost, 32, 1000) < decode_s(cost, 32, 10_000)

@@ -150,7 +150,7 @@ def test_fit_recovers_the_engine_step_time_constant() -> None:
     assert not make_problem(TRUE, [run], fixed).constants
 
 
-def test_written_profile_is_read_back_unchanged(tmp_path: Path) -> None:
+def test_profile_written_by_the_calibration_is_read_back_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     small = msgspec.structs.replace(
         TRUE, cost=msgspec.structs.replace(TRUE.cost, wake=1e-5, base=2e-17)

@@ -36,7 +36,9 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_load_stages_follow_each_other_after_the_interval(tmp_path: Path) -> None:
+def test_each_stage_of_a_load_starts_after_the_interval_that_follows_the_previous_stage(
+    tmp_path: Path,
+) -> None:
     load = read_trace(written(tmp_path, STAGES.format("constant") + SERVER + RANDOM))
 
     assert len(load) == 2 * 30 + 10 * 60
@@ -45,7 +47,9 @@ def test_load_stages_follow_each_other_after_the_interval(tmp_path: Path) -> Non
     assert load.arrival_s[61] == pytest.approx(35.1)
 
 
-def test_lengths_have_the_mean_and_bounds_of_the_distribution(tmp_path: Path) -> None:
+def test_prompt_and_reply_lengths_have_the_mean_and_bounds_of_their_distribution(
+    tmp_path: Path,
+) -> None:
     load = read_trace(written(tmp_path, SERVER + RANDOM + STAGES.format("poisson")))
 
     assert mean(load.input_tokens) == pytest.approx(100, rel=0.05)

@@ -137,7 +137,9 @@ def test_cached_tokens_of_a_prefix_tree_match_a_manual_count(tmp_path: Path) -> 
 
 @settings(max_examples=15, deadline=None)
 @given(SESSIONS)
-def test_written_requests_are_read_back_as_the_same_load(recipe: Recipe) -> None:
+def test_request_file_written_by_the_simulation_is_read_back_as_the_same_load(
+    recipe: Recipe,
+) -> None:
     load = draw_load(recipe, 100)
     plan = SimulationPlan(profile=PLAIN)
     film = Film(load, plan, "sessions")

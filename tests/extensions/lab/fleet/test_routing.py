@@ -256,7 +256,7 @@ def test_summary_of_a_policy_excludes_failed_requests_from_latencies() -> None:
     )
 
 
-def test_table_has_a_row_per_policy_and_notes_on_failures() -> None:
+def test_fleet_table_has_a_row_per_routing_policy_and_notes_on_failures() -> None:
     lines = policy_table([summary(), summary("round-robin")]).splitlines()
     assert len(lines) == 4 and len({len(line) for line in lines}) == 1
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]

@@ -95,7 +95,7 @@ def test_same_seed_draws_the_same_load(arrivals: str, seed: int, max_requests: i
     assert set(load.group) <= {0, 1, 2}
 
 
-def test_only_lognormal_lengths_are_truncated_to_the_limit() -> None:
+def test_only_lognormal_token_counts_are_limited_to_the_context_length() -> None:
     wide = read_lengths("90:lognormal:2", "input")
     load = drawn(100, input_tokens=wide, output_tokens=wide, requests=500)
     assert max(map(sum, zip(load.input_tokens, load.output_tokens, strict=True))) == 100

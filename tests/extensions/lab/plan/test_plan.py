@@ -109,7 +109,7 @@ def test_fleet_of_several_pods_with_tiny_caches_is_found(
     assert figures(capsys, *argv)["loads"][0]["cheapest"]["pods"] > 1
 
 
-def test_table_explains_the_result_of_each_device(
+def test_plan_table_explains_the_result_of_each_device(
     model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape = SHAPE | {"hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672}

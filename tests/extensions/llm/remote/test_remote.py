@@ -335,7 +335,7 @@ def test_repeated_engine_greeting_keeps_requests_but_a_new_engine_fails_them(pla
     assert play.ends() == ["EngineDeadError"] and play.engine.healthy
 
 
-def test_each_command_receives_its_own_result(play: Worker) -> None:
+def test_each_command_to_the_engine_receives_the_result_with_its_number(play: Worker) -> None:
     first, second = (
         play.engine.command(wire.EngineCommand(name="pause", mode=mode))
         for mode in ("keep", "wait")
@@ -353,7 +353,7 @@ def test_each_command_receives_its_own_result(play: Worker) -> None:
     assert second.get(timeout=DEADLINE_S).value is False and not first.ready()
 
 
-def test_invalid_messages_do_not_affect_other_requests(
+def test_invalid_engine_messages_and_failing_callbacks_do_not_affect_other_requests(
     play: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     def breaks(output: EngineOutput) -> None:

@@ -215,7 +215,9 @@ def test_request_spans_belong_to_the_trace_of_the_client(
     assert request_span.status == 0
 
 
-def test_collector_receives_the_service_name(traced: RunningServer, collector: Collector) -> None:
+def test_trace_collector_receives_the_configured_service_name(
+    traced: RunningServer, collector: Collector
+) -> None:
     trace_id, headers = fresh_trace()
     post(traced, headers)
     resource = collector.trace(trace_id)[0].resource

@@ -83,7 +83,7 @@ def test_unreachable_dask_scheduler_is_reported_in_one_line(tmp_path: Path) -> N
     )
 
 
-def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
+def test_interrupting_the_plan_command_ends_all_its_processes(tmp_path: Path) -> None:
     argv = [*plan_argv(tmp_path), "--seconds", "1000", "--processes", "2"]
     command = [sys.executable, "-m", "app", "plan", *argv]
     with subprocess.Popen(

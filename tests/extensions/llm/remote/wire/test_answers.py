@@ -69,7 +69,7 @@ def test_simulated_server_has_no_stats_route() -> None:
     assert app_of().test_client().get("/stats").status_code == 404
 
 
-def test_chat_returns_the_text_of_the_engine(remote: RunningServer, peer: Peer) -> None:
+def test_chat_returns_the_text_of_the_real_engine(remote: RunningServer, peer: Peer) -> None:
     answer = chat(remote)
     [choice] = answer["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (SENTENCE, "stop")
@@ -132,7 +132,9 @@ def test_structured_output_constraint_is_sent_to_the_engine_unchanged(
     assert peer.last["form"] == form
 
 
-def test_logprobs_are_those_of_the_engine(remote: RunningServer, peer: Peer) -> None:
+def test_responses_contain_the_logprobs_of_the_real_engine(
+    remote: RunningServer, peer: Peer
+) -> None:
     [first, *_] = chat(remote, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
     assert [entry["logprob"] for entry in first["top_logprobs"]] == [-0.5, -1.5]
     body = {"prompt": "Hello there", "max_tokens": 1, "prompt_logprobs": 1}
@@ -225,7 +227,9 @@ def test_client_disconnect_aborts_the_request_in_the_engine(
     wait_until(lambda: peer.orders[-1] == {"type": "abort", "keys": [peer.last["key"]]})
 
 
-def test_metrics_are_those_of_the_engine(remote: RunningServer, peer: Peer) -> None:
+def test_metrics_route_reports_the_figures_of_the_real_engine(
+    remote: RunningServer, peer: Peer
+) -> None:
     def value(name: str) -> float:
         text = get(remote.port, "/metrics").body.decode()
         [number] = re.findall(rf"^vllm:{name}{{[^}}]*}} (\S+)$", text, re.M)
@@ -268,7 +272,7 @@ def test_operator_commands_are_sent_to_the_engine(remote: RunningServer, peer: P
 TOKENS = list(range(1, 33))
 
 
-def test_blocks_of_the_engine_are_indexed(tmp_path: Path) -> None:
+def test_blocks_that_the_real_engine_stores_are_added_to_the_kv_index(tmp_path: Path) -> None:
     peer = new_peer(tmp_path / "model")
     stored = BlockStored([11, 12], None, token_ids=TOKENS, block_size=16, lora_id=None)
     (peer.folder / "blocks").write_bytes(encoder("map")(EventBatch(1.0, [stored])))
