@@ -29,12 +29,12 @@ def test_names_of_oracle_cases_are_unique() -> None:
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_every_configuration_has_cases_and_a_reason(configuration: str) -> None:
+def test_every_oracle_configuration_has_cases_and_a_reason(configuration: str) -> None:
     assert CONFIGURATIONS[configuration].reason
     assert any(case.configuration == configuration for case in CATALOGUE)
 
 
-def test_every_case_is_a_valid_request_with_a_reason() -> None:
+def test_every_oracle_case_is_a_valid_request_with_a_reason() -> None:
     for case in CATALOGUE:
         assert case.reason.endswith("."), case.name
         assert case.configuration in CONFIGURATIONS, case.name

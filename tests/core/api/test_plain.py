@@ -162,7 +162,9 @@ def test_fast_path_finds_cached_token_ids_by_the_bytes_of_the_prompt(
     ) is None and looked_up == [key]
 
 
-def test_request_body_is_cached_from_its_second_use_within_a_number_and_a_size_limit() -> None:
+def test_fast_path_caches_a_request_body_from_its_second_use_within_number_and_size_limits() -> (
+    None
+):
     looked_up: list[bytes] = []
     reader = generation(PlainCompletion, lambda key: looked_up.append(key) or [1, 2], LENGTH, None)
     results = [reader.recognise(b'{"prompt": "hi", "max_tokens": 7}') for _ in range(4)]

@@ -78,7 +78,7 @@ def test_large_request_that_only_partly_fits_is_rejected_without_starting_a_choi
 @pytest.mark.parametrize(
     ("logprobs", "most_tokens"), [(None, MAX_OUTPUT_TOKENS), (0, 512), (20, 46), (5000, 1)]
 )
-def test_large_reply_is_split_into_outputs_of_limited_size(
+def test_large_reply_is_split_into_engine_outputs_with_a_maximum_number_of_tokens(
     logprobs: int | None, most_tokens: int
 ) -> None:
     harness = Harness()

@@ -102,7 +102,7 @@ class Refusing(Operated):
         return isinstance(event, Failed) and isinstance(event.error, EnginePausedError)
 
 
-def test_pause_mode_determines_whether_requests_are_rejected() -> None:
+def test_requests_are_rejected_during_a_pause_in_abort_mode_but_wait_in_keep_mode() -> None:
     harness = Refusing()
     harness.life.pause("keep", harness.left)
     assert not harness.is_refused("kept")

@@ -89,7 +89,7 @@ def events(count: int, first: int = 0) -> list[KVEvent]:
     return [BlockRemoved([number]) for number in range(first, first + count)]
 
 
-def test_waiting_events_are_sent_together_up_to_a_limit() -> None:
+def test_kv_events_that_wait_are_sent_together_up_to_a_maximum_number() -> None:
     queue = EventQueue(100, 2, 1.0)
     queue.put(events(40))
     queue.put(events(10, 40))

@@ -88,7 +88,7 @@ def test_vllm_versions_before_0_33_encode_events_as_arrays(
         ("llm-d-inference-sim", ["BlockRemoved", [HASH], "GPU"]),
     ],
 )
-def test_block_removal_events_have_more_fields_in_later_vllm_versions(
+def test_block_removal_events_have_the_medium_and_the_group_only_in_later_vllm_versions(
     layout: LayoutName, expected: list[Any]
 ) -> None:
     assert read(layout, REMOVED, CLEARED) == [expected, ["AllBlocksCleared"]]

@@ -175,7 +175,7 @@ def test_tool_result_items_become_a_text_then_images_then_references() -> None:
         ({"type": "none"}, "none"),
     ],
 )
-def test_tool_choice_is_converted_to_its_openai_equivalent(
+def test_anthropic_tool_choice_is_converted_to_its_openai_equivalent(
     choice: dict[str, Any] | None, wanted: str
 ) -> None:
     assert chat(tools=[WEATHER], tool_choice=choice).tool_choice == wanted

@@ -252,7 +252,7 @@ def test_streamed_derendering_rejects_stop_strings(
     assert event_of("0.32", path, request_fields, ids=ids).status_code == 200
 
 
-def test_streamed_chunk_ends_before_its_stop_token() -> None:
+def test_text_of_a_streamed_derender_chunk_ends_before_its_stop_token() -> None:
     ids = ids_of("one x")
     completion = {"prompt": "hi", "stop_token_ids": ids[-1:], "return_token_ids": True}
     answer = event_of("0.33", COMPLETIONS, {"completion_request": completion}, ids=ids)

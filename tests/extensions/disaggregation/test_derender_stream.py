@@ -258,7 +258,7 @@ TEXT_EVENT = "body.DerenderCompletionStreamRequest"
         (TEXT, {"generate_chunk": ONE, "prompt_token_ids": [5] * 40_000}, "BadRequestError", None),
     ],
 )
-def test_invalid_chunks_are_rejected_with_400(
+def test_invalid_derender_chunks_are_rejected_with_400(
     path: str, body: Json, kind: str, param: str | None
 ) -> None:
     answer = post(path, {"stream": True, **body}, *PARSER)
@@ -311,6 +311,6 @@ def test_no_stream_state_that_a_client_sends_causes_a_server_error(
     assert post(TEXT, body, *flags).status_code in (200, 400)
 
 
-def test_body_that_is_not_an_object_is_rejected_with_400() -> None:
+def test_derender_stream_body_that_is_not_an_object_is_rejected_with_400() -> None:
     for body in ([1, 2, 3], "x", None):
         assert post(TEXT, body).status_code == 400

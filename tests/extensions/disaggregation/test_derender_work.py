@@ -23,7 +23,9 @@ def _pauses(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return pauses
 
 
-def test_prompt_is_decoded_once_per_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_derendering_several_choices_decodes_their_prompt_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decoded: list[Sequence[int]] = []
     decode = LocalTokenizer.decode
 

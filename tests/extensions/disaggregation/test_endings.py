@@ -12,7 +12,9 @@ def ids(client: Client) -> list[int]:
     return [client.post("/tokenize", {"prompt": text}).json()["tokens"][0] for text in ("x", END)]
 
 
-def test_end_of_text_token_is_counted_in_every_api(client: Client, ids: list[int]) -> None:
+def test_end_of_text_token_counts_as_an_output_token_in_every_api(
+    client: Client, ids: list[int]
+) -> None:
     tokens = client.post("/tokenize", {"prompt": "hi"}).json()["tokens"]
     sampling = {"max_tokens": 9, "structured_outputs": {"choice": ["x"]}}
     generated = client.post(

@@ -142,7 +142,9 @@ def test_lmcache_receiver_reads_its_port_from_the_config_file(tmp_path: Path, te
 
 
 @pytest.mark.parametrize("receiver", ["pod:65535", "10.0.0.1:1", ""])
-def test_lmcache_receiver_is_a_host_and_a_port(receiver: str) -> None:
+def test_lmcache_receiver_setting_accepts_a_host_with_a_port_or_an_empty_value(
+    receiver: str,
+) -> None:
     settings = load(("--model", "m", f"--lmcache-receiver={receiver}"))
     assert settings.section(HandoffSettings).lmcache_receiver == receiver
 

@@ -125,7 +125,7 @@ def _plain(owned: object) -> tuple[int, ...]:
         ("h:1", "redis://h:1"),
     ],
 )
-def test_llm_d_addresses_are_accepted(address: str, redis_address: str) -> None:
+def test_redis_and_valkey_addresses_of_llm_d_are_accepted(address: str, redis_address: str) -> None:
     assert redis_url(address) == redis_address
 
 

@@ -40,7 +40,7 @@ def model_config(folder: Path, **changes: object) -> str:
         ),
     ],
 )
-def test_conflicting_settings_prevent_startup_with_a_one_line_error(
+def test_profile_auto_with_missing_or_conflicting_settings_prevents_startup_with_one_line(
     argv: list[str], error: str
 ) -> None:
     with pytest.raises(ConfigError, match=error) as raised:

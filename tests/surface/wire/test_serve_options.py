@@ -54,7 +54,7 @@ def ask(
 
 @WAYS
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (TEXT, {"prompt": "hi"})])
-def test_non_streamed_and_streamed_responses_have_the_configured_fields(
+def test_serve_options_add_metrics_to_responses_and_to_the_last_chunk_of_streams(
     server: RunningServer, path: str, body: dict[str, Any], way: dict[str, str]
 ) -> None:
     whole = ask(server, path, body, way).json()

@@ -117,7 +117,7 @@ def test_every_device_has_a_profile_that_states_what_was_verified(device: str) -
     assert profile.cost.weights > 0 and profile.engine.num_gpu_blocks > 2
 
 
-def test_tensor_parallel_devices_share_the_reading_of_weights_and_context() -> None:
+def test_tensor_parallel_devices_each_read_only_a_part_of_the_weights_and_the_kv_cache() -> None:
     one_device = profile_with(QWEN).cost
     four_devices = profile_with(QWEN, devices=4).cost
     assert four_devices.weights == pytest.approx(one_device.weights / 4)
@@ -162,7 +162,7 @@ def test_reading_time_of_weights_is_proportional_to_their_bits(
     )
 
 
-def test_step_reads_only_the_experts_of_its_tokens() -> None:
+def test_simulated_step_reads_only_the_experts_that_its_tokens_use() -> None:
     cost = profile_with(MIXTRAL, devices=2).cost
     experts = 32 * 8 * 3 * 4096 * 14336
     assert cost.expert_weights == pytest.approx(2 * experts / (BANDWIDTH * 0.85 * 2))

@@ -74,7 +74,7 @@ def test_quantiles_of_token_gaps_are_recorded_gaps_without_interpolation() -> No
     assert gaps.mean_s == pytest.approx((0.098 + 0.7) / 100)
 
 
-def test_run_without_gaps_meets_any_gap_objective() -> None:
+def test_simulated_run_without_token_gaps_meets_any_itl_objective() -> None:
     summary = summarize(outcome_of([(0.0, 10, 1)]), "made")
     assert summary.itl_s.p99 is None
     assert all(objective.is_met(summary) for objective in read_objectives("itl_p99=1ms"))

@@ -111,7 +111,7 @@ def test_single_request_in_a_load_counts_as_one_request_per_second() -> None:
         ),
     ],
 )
-def test_load_that_needs_too_many_pods_is_rejected_with_a_one_line_error(
+def test_load_with_too_many_windows_or_pods_in_a_window_is_rejected_with_a_one_line_error(
     model: list[str],
     tmp_path: Path,
     rows: list[str],
@@ -137,7 +137,7 @@ def test_load_that_needs_too_many_pods_is_rejected_with_a_one_line_error(
         ([*SLO, "--in-flight", "4"], "arrivals that do not depend on replies"),
     ],
 )
-def test_load_without_a_series_is_rejected_with_a_one_line_error(
+def test_flags_that_do_not_fit_a_plan_over_time_are_rejected_with_a_one_line_error(
     model: list[str],
     trace: Path,
     flags: list[str],

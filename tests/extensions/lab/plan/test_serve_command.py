@@ -28,7 +28,9 @@ def test_plan_prints_the_serve_command_and_the_number_of_replicas(
     ) in out
 
 
-def test_limits_in_the_serve_command_apply_to_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_limits_in_a_planned_serve_command_apply_to_one_rank(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     argv = ["--model", "Qwen/Qwen3-30B-A3B-FP8", "--device", "h200=2", "--enable-expert-parallel"]
     argv += ["--tensor-parallel-size", "1", "--data-parallel-size", "2"]
     answer = figures(capsys, *argv, *LOAD, "--prefill-share=0")["loads"][0]["cheapest"]
@@ -89,7 +91,7 @@ def test_serve_command_has_drafts_adapters_priorities_and_offloading(
     ("flags", "name"),
     [(["--loras", "2"], "loras"), (["--kv-tiers", "cpu=1GB@1GB/s"], "kv-tiers")],
 )
-def test_confidence_is_rejected_for_options_without_known_errors(
+def test_confidence_flag_is_rejected_with_options_whose_prediction_error_is_unknown(
     flags: list[str], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--model", "Qwen/Qwen3-8B", "--device", "h100=2", *LOAD, "--confidence", "90%"]

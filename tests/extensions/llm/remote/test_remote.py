@@ -218,7 +218,7 @@ def play(tmp_path: Path) -> Iterator[Worker]:
         yield greeted
 
 
-def test_choice_counts_as_waiting_until_the_engine_starts_it(play: Worker) -> None:
+def test_choice_counts_as_waiting_until_the_remote_engine_starts_it(play: Worker) -> None:
     handle = play.ask()
     [key] = play.keys(1)
     assert (play.engine.waiting, play.engine.running, handle.future.done()) == (1, 0, False)
@@ -230,7 +230,7 @@ def test_choice_counts_as_waiting_until_the_engine_starts_it(play: Worker) -> No
     assert play.ends() == ["stop"] and not play.aborted and not [*play.engine.sequences()]
 
 
-def test_admitted_requests_are_limited_by_slots_and_queue(play: Worker) -> None:
+def test_remote_engine_rejects_more_choices_than_slots_and_queue_places(play: Worker) -> None:
     assert play.engine.room() == 3
     play.engine.check_admission(3)
     with pytest.raises(QueueFullError, match="0 wait already"):

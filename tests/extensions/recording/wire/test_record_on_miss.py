@@ -431,7 +431,9 @@ def test_client_disconnect_while_the_target_is_silent_does_not_delay_shutdown(
             assert time.monotonic() - began < 15, "the server waited for a client that had left"
 
 
-def test_invalid_settings_prevent_startup_with_a_one_line_error(tmp_path: Path) -> None:
+def test_invalid_replay_and_target_settings_prevent_startup_with_a_one_line_error(
+    tmp_path: Path,
+) -> None:
     file = str(tmp_path / "r")
     foreign = tmp_path / "foreign"
     foreign.write_text(json.dumps({"mine": 1}))
