@@ -162,9 +162,7 @@ def test_fast_path_finds_cached_token_ids_by_the_bytes_of_the_prompt(
     ) is None and looked_up == [key]
 
 
-def test_fast_path_caches_a_request_body_from_its_second_use_within_number_and_size_limits() -> (
-    None
-):
+def test_fast_path_caches_request_bodies_from_the_second_use_up_to_a_number_and_size() -> None:
     looked_up: list[bytes] = []
     reader = generation(PlainCompletion, lambda key: looked_up.append(key) or [1, 2], LENGTH, None)
     results = [reader.recognise(b'{"prompt": "hi", "max_tokens": 7}') for _ in range(4)]

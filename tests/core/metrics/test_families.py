@@ -142,9 +142,7 @@ def test_metrics_ignore_the_prometheus_multiprocess_directory(
     assert "process_open_fds" in exposed(HttpMetrics())
 
 
-def test_process_metrics_are_cached_for_a_second_and_other_metrics_are_read_at_each_scrape() -> (
-    None
-):
+def test_process_metrics_are_cached_for_a_second_and_other_metrics_are_always_read() -> None:
     reads = []
     clock = VirtualClock()
 

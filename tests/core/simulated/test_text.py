@@ -160,9 +160,7 @@ def test_character_of_several_tokens_is_the_logprob_text_of_its_last_token() -> 
     assert any(entry.token == "" for entry in entries)
 
 
-def test_logprob_alternatives_have_no_id_above_those_of_the_text_without_a_vocabulary_size() -> (
-    None
-):
+def test_logprob_alternatives_have_low_ids_if_the_vocabulary_size_is_unknown() -> None:
     def texts_of(ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         return [str(token_id) for token_id in ids]
 

@@ -244,9 +244,7 @@ def played(scale: float, steps: int = 3) -> Played:
     )
 
 
-def test_rehearsal_tolerates_median_errors_5_points_and_single_errors_10_points_above_noise() -> (
-    None
-):
+def test_rehearsal_tolerates_median_errors_5_and_single_errors_10_points_above_noise() -> None:
     for repeated, simulated, within in (
         *((1.0, 1.049, True), (1.0, 1.051, False), (1.0, 0.951, True), (1.0, 0.949, False)),
         (1.1, 1.15, True),

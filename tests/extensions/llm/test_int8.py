@@ -40,9 +40,7 @@ def exact(matrix: Int8Matrix, x: torch.Tensor) -> torch.Tensor:
     return x.double() @ (matrix.values.double() * matrix.scales.double()).T
 
 
-def test_int8_weights_differ_from_the_original_weights_by_at_most_half_a_quantization_step() -> (
-    None
-):
+def test_int8_weights_differ_from_the_original_by_at_most_half_a_quantization_step() -> None:
     weight = random(40, 24)
     weight[3] = 0
     matrix = Int8Matrix.quantized(weight.clone())

@@ -193,9 +193,7 @@ def test_prompts_are_chunked_by_tokens_without_a_target_time(folder: Path) -> No
     assert [prompt for _, prompt, _ in machine.steps if prompt] == [300] * 3
 
 
-def test_one_step_suspended_for_a_minute_lowers_the_prompt_chunk_size_by_at_most_10_percent() -> (
-    None
-):
+def test_step_suspended_for_a_minute_lowers_the_prompt_chunk_size_by_at_most_10_percent() -> None:
     times = StepTimes(TARGET_S)
     for number in range(20):
         times.add(150, 1e4 * number, 0.2 + 1e-7 * number)
