@@ -71,7 +71,7 @@ def test_engine_continues_after_an_output_callback_aborts_another_request_or_rai
     assert harness.is_idle()
 
 
-def test_failing_observer_does_not_affect_other_observers() -> None:
+def test_failing_engine_observer_does_not_affect_other_observers() -> None:
     harness = Harness(slots=1, **SLOW)
 
     def failing(outcome: SequenceOutcome) -> None:

@@ -106,7 +106,7 @@ def test_abort_of_a_request_at_any_time_frees_all_blocks(after_s: float) -> None
 
 
 @pytest.mark.parametrize(("threshold", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
-def test_cache_hit_threshold_is_compared_with_the_cached_fraction_of_the_prompt(
+def test_request_ends_at_once_if_its_cached_share_is_below_its_cache_hit_threshold(
     threshold: float, finish: str
 ) -> None:
     harness = stepped(blocks=BLOCKS)

@@ -66,7 +66,7 @@ def test_kv_cache_memory_can_be_released_during_a_pause_and_restored() -> None:
         assert client.post("/release_kv_cache_memory").status_code == 500
 
 
-def test_invalid_levels_modes_and_tags_are_rejected(client: Client) -> None:
+def test_invalid_sleep_levels_pause_modes_and_wake_up_tags_are_rejected(client: Client) -> None:
     for path in (
         *(
             "/sleep?level=7",

@@ -115,7 +115,7 @@ RULE = "BadRequestError"
 COHERE_FLAGS = ("--task=embed", "--force-dummy-tokenizer")
 
 
-def test_memory_report_lists_the_features_of_embedded_texts() -> None:
+def test_memory_report_contains_the_size_of_the_cache_for_embedded_texts() -> None:
     app = app_of("--task=embed")
     sizes_before = check_caches(app, {"embeddings"})["embeddings"]
     client = app.test_client()

@@ -241,7 +241,7 @@ def test_echo_mode_repeats_the_last_input_item(items: Any, echoed: str) -> None:
     assert echo_text(decoded(input=items).input) == echoed
 
 
-def test_only_functions_and_custom_tools_and_functions_of_a_namespace_can_be_called() -> None:
+def test_calls_use_only_functions_custom_tools_and_functions_inside_a_namespace() -> None:
     search = {"type": "web_search", "search_context_size": "low"}
     assert decoded(tools=[search]).tool_choice == "auto"
     assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")

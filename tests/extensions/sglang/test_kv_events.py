@@ -54,5 +54,7 @@ def test_removed_and_cleared_block_events_have_sglang_medium_names() -> None:
     ("block_hash", "number"),
     [(0, 0), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (bytes(24) + b"\xff" * 8, -1)],
 )
-def test_published_hashes_are_the_signed_low_64_bits(block_hash: int | bytes, number: int) -> None:
+def test_sglang_events_publish_block_hashes_as_signed_low_64_bits(
+    block_hash: int | bytes, number: int
+) -> None:
     assert signed(block_hash) == number

@@ -160,7 +160,7 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
         ),
     ],
 )
-def test_options_without_known_costs_are_rejected_with_a_one_line_error(
+def test_engine_options_without_known_costs_are_rejected_with_a_one_line_error(
     options: EngineOptions, config: dict[str, object], device: str, rule: str
 ) -> None:
     with pytest.raises(ConfigError) as refusal:

@@ -57,7 +57,7 @@ SESSIONS = st.builds(
 
 @settings(max_examples=50, deadline=None)
 @given(SESSIONS, st.sampled_from(FLEETS))
-def test_next_turn_arrives_after_the_answer_and_the_think_time(
+def test_next_turn_of_a_simulated_session_arrives_after_the_answer_and_the_think_time(
     recipe: Recipe, fleet: dict[str, Any]
 ) -> None:
     load = draw_load(recipe, 100)

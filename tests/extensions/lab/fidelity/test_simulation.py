@@ -157,7 +157,7 @@ def test_simulation_with_shared_prefixes_completes_every_request(
     assert outcome.cached_tokens < sum(load.input_tokens)
 
 
-def test_cached_prefixes_are_not_computed_again() -> None:
+def test_simulated_requests_do_not_compute_their_cached_prefix_again() -> None:
     profile = msgspec.structs.replace(PLAIN, cost=CostConstants(per_token=0.001, p=1))
     # Of 22 shared tokens 5 whole blocks are found; of a prompt of 20 never the block of the last
     # token.
@@ -195,7 +195,7 @@ def test_routing_policies_choose_pods_in_turn_by_fewest_requests_or_by_cached_pr
     st.sampled_from([0.0, 0.05, 0.4]),
     st.none() | st.integers(1, 6),
 )
-def test_no_request_is_lost_when_pods_join_and_leave(
+def test_simulation_loses_no_request_when_pods_join_and_leave(
     requests: list[tuple[float, int, int]],
     metric: str,
     policy: str,

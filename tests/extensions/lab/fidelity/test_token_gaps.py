@@ -46,7 +46,7 @@ def test_mean_gap_of_a_request_is_its_tpot() -> None:
     assert summary.itl_s.mean == pytest.approx(summary.tpot_s.mean, abs=1e-5)
 
 
-def test_every_token_after_the_first_has_a_gap() -> None:
+def test_every_simulated_token_after_the_first_of_its_request_has_a_gap() -> None:
     outcome = outcome_of([(0.001 * number, 50, 10 + number) for number in range(20)])
     assert outcome.gaps.count == sum(9 + number for number in range(20))
 

@@ -131,7 +131,7 @@ def test_score_requests_contain_the_fields_that_determine_block_keys(
 
 
 @pytest.mark.parametrize("body", [b"not JSON", b"[]", b'{"prompt": ""}', b"{}"])
-def test_invalid_requests_are_not_scored(body: bytes) -> None:
+def test_no_scores_are_requested_from_the_indexer_for_an_invalid_request_body(body: bytes) -> None:
     assert ask_indexer(COMPLETIONS, body, 500) == ({}, [])
 
 
@@ -141,7 +141,7 @@ def test_invalid_indexer_response_raises_an_error(answer: object) -> None:
         ask_indexer(COMPLETIONS, {"prompt": "Once"}, answer)
 
 
-def test_unreachable_or_silent_indexer_raises_an_error() -> None:
+def test_request_to_an_unreachable_or_silent_indexer_raises_an_error() -> None:
     with pytest.raises(IndexerError, match="not respond"):
         Indexer(stubs.unused_address()).scores(Incoming(COMPLETIONS, b'{"prompt": "Once"}'))
     talker = stubs.Talker(b"")
@@ -240,7 +240,7 @@ def summary(policy: str = "random", fallbacks: int = 0) -> PolicySummary:
     )
 
 
-def test_summary_of_a_policy_excludes_failed_requests_from_latencies() -> None:
+def test_summary_of_a_routing_policy_excludes_failed_requests_from_latencies() -> None:
     counts = summary(fallbacks=3)
     assert (counts.requests, counts.failed, counts.fallbacks) == (4, 1, 3)
     assert counts.ttft_mean_s == pytest.approx(0.2) and counts.ttft_p50_s == pytest.approx(0.2)
