@@ -275,7 +275,7 @@ def test_relative_paths_that_exist_become_absolute(
 def test_a_setting_reads_the_text_that_it_writes(name: str, values: st.SearchStrategy[Any]) -> None:
     row = BY_NAME[name]
 
-    @hypothesis_settings(max_examples=40)
+    @hypothesis_settings(max_examples=30)
     @given(values)
     def round_trip(value: Any) -> None:
         assert row.read(row.write(value)) == value

@@ -58,7 +58,7 @@ def test_a_reply_without_a_limit_is_whole_sentences_and_a_limit_still_cuts() -> 
 
 
 @given(room=st.integers(1, 60), min_tokens=st.integers(0, 60), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_context_that_is_almost_full_still_limits_the_reply(
     room: int, min_tokens: int, seed: int
 ) -> None:

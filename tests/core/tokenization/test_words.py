@@ -93,7 +93,7 @@ def test_any_text_is_encoded_as_in_the_library(text: str, framed: bool) -> None:
         assert tokenizer.encode(text, framed) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(TEXTS, st.integers(0, 200)), max_size=4), st.sampled_from(SPECIAL))
 def test_long_parts_are_remembered_with_the_library_s_ids(
     parts: list[tuple[str, int]], separator: str

@@ -85,7 +85,7 @@ SIZES = st.lists(st.integers(0, 4), max_size=30)
 
 
 @given(text=TEXTS, sizes=SIZES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_events_join_to_the_text_however_the_stream_was_cut(text: str, sizes: list[int]) -> None:
     ids = ids_of("x" + text)
     completion = streamed(TEXT, chunks_of(ids, sizes))

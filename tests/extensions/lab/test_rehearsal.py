@@ -202,8 +202,8 @@ def test_a_fit_recovers_the_constants_and_a_bend_between_tried_values() -> None:
     assert fit.median_error < 0.01
 
 
-def rehearsed(noise: float = 0.0) -> Rehearsal:
-    loads = draw_loads(RECIPE, (2, 5))
+def rehearsed(rates: tuple[float, ...], noise: float = 0.0) -> Rehearsal:
+    loads = draw_loads(RECIPE, rates)
     random = Random(1)
     limits = limits_for(loads, 64)
 
@@ -217,7 +217,7 @@ def rehearsed(noise: float = 0.0) -> Rehearsal:
 @pytest.fixture(scope="module")
 def good() -> Rehearsal:
     """Of an engine that costs exactly what a profile can say."""
-    return rehearsed()
+    return rehearsed((2, 5))
 
 
 def test_an_engine_of_the_family_is_rehearsed_without_an_error(good: Rehearsal) -> None:
@@ -225,7 +225,7 @@ def test_an_engine_of_the_family_is_rehearsed_without_an_error(good: Rehearsal) 
     for comparison in good.comparisons:
         assert comparison.same_steps and comparison.noise < 1e-9
         assert all(abs(figure.error) < 1e-3 for figure in comparison.figures)
-    slower = rehearsed(noise=0.05)
+    slower = rehearsed((2,), noise=0.05)
     assert slower.within and slower.comparisons[0].noise > 1e-3
 
 

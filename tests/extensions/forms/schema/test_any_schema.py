@@ -74,7 +74,7 @@ SCHEMAS = st.recursive(st.booleans() | keywords(st.booleans()), keywords, max_le
 
 
 @given(schema=SCHEMAS, seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_value_satisfies_its_schema_or_there_is_a_schema_error(schema: Any, seed: int) -> None:
     try:
         value = sample(schema, Random(seed), ToolSettings())
@@ -122,7 +122,7 @@ def plain_objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, 
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.recursive(plain_objects(st.booleans()), plain_objects, max_leaves=6), st.randoms())
 def test_plain_schemas_need_no_check(schema: dict[str, Any], rng: Random) -> None:
     compiled = Schemas().compile(schema)
