@@ -18,9 +18,7 @@ ROOT = Path(__file__).parents[1]
 class ForkedServer:
     """A server process, with the methods of `subprocess.Popen` that tests call."""
 
-    def __init__(
-        self, module: str, words: Sequence[str], env: Mapping[str, str], log: str
-    ) -> None:
+    def __init__(self, module: str, words: Sequence[str], env: Mapping[str, str], log: str) -> None:
         """Starts `python -m module words`, app or app.entrypoint; `log` is the file of its output."""
         # Tests that may not start processes refuse it by this event (conftest.py).
         sys.audit("subprocess.Popen", sys.executable, [module, *words], str(ROOT), None)

@@ -34,7 +34,7 @@ a port is free until a server is there.
 """
 NEIGHBOURS = 4
 """Largest number of neighbouring ports that one test asks for."""
-FORKED = ("app", "app.entrypoint")
+FORKED = ("app", "app.entrypoint", "gunicorn")
 """Modules that `server_template` can run."""
 FOR_PYTHON = ("PYTHON", "LD_", "MALLOC_")
 """Beginnings of variables that a process reads before its first module."""
@@ -173,14 +173,22 @@ def running_command(
                 process.wait()
 
 
+def _is_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Returns whether a fork of this interpreter can be the server."""
+    if [*command[:2]] != [sys.executable, "-m"] or command[2] not in FORKED:
+        return False
+    if command[2] == "gunicorn" and (command[-1] != "wsgi:app" or "-c" in command):
+        return False  # another application, or other settings of gunicorn than ours
+    return all(
+        os.environ.get(name) == value for name, value in env.items() if name.startswith(FOR_PYTHON)
+    )
+
+
 def _started(
     command: Sequence[str], env: Mapping[str, str], log: IO[bytes]
 ) -> subprocess.Popen[bytes] | ForkedServer:
-    """Starts a server in a session of its own; forks it if that makes no difference."""
-    for_python = any(
-        os.environ.get(name) != value for name, value in env.items() if name.startswith(FOR_PYTHON)
-    )
-    if [*command[:2]] == [sys.executable, "-m"] and command[2] in FORKED and not for_python:
+    """Starts a server in a session of its own; forks it if `server_template` has its modules."""
+    if _is_forked(command, env):
         return ForkedServer(command[2], command[3:], env, log.name)
     return subprocess.Popen(
         command,

@@ -19,8 +19,9 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from gevent import monkey
+from gunicorn.app import wsgiapp
 
-# As gunicorn.conf.py, which patches again without an effect.
+# As gunicorn.conf.py, which patches again without an effect, and like it after gunicorn's imports.
 entry_points = metadata.entry_points
 metadata.entry_points = entry_points().select
 monkey.patch_all()
@@ -32,7 +33,6 @@ from app.core.built_in import present_extensions  # noqa: E402
 
 fork = monkey.get_original("os", "fork")
 """Without gevent's watchers: this process has no event loop."""
-MAINS = {"app": cli.main, "app.entrypoint": entrypoint.run}
 MODULES = (
     "app.core.application",
     "app.core.assembly.server",
@@ -42,21 +42,26 @@ MODULES = (
     "app.core.server.gunicorn.startup_log",
     "app.core.server.gunicorn.worker",
     "app.core.text.huggingface",
-    "gunicorn.app.wsgiapp",
-    "gunicorn.arbiter",
 )
 """Modules that every server imports."""
 
 
 def become_gunicorn(program: str, words: list[str]) -> NoReturn:
     """Runs `python -m gunicorn` in this process, where `os.execv` would replace it."""
-    from gunicorn.app.wsgiapp import run
-
     spec = find_spec("gunicorn.__main__")
     assert spec is not None and spec.origin is not None and words[1:3] == ["-m", "gunicorn"]
     sys.argv = [spec.origin, *words[3:]]
-    run(prog="gunicorn")
+    sys.orig_argv = words  # the arbiter starts a successor with them
+    wsgiapp.run(prog="gunicorn")
     sys.exit()
+
+
+def run_gunicorn(words: list[str]) -> NoReturn:
+    """Runs `python -m gunicorn` with `words`."""
+    become_gunicorn(sys.executable, [sys.executable, "-m", "gunicorn", *words])
+
+
+MAINS = {"app": cli.main, "app.entrypoint": entrypoint.run, "gunicorn": run_gunicorn}
 
 
 def serve(module: str, words: list[str], env: dict[str, str], log: str) -> NoReturn:
