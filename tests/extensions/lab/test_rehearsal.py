@@ -44,7 +44,7 @@ CPU = CostConstants(
     base=2e-3, weights=16e-3, per_token=1e-3, p=4.0, spill=5e-7, per_context=5e-6, per_attention=1e-6,
     per_sequence=5e-4,
 )  # fmt: skip
-RECIPE = Recipe(input_tokens=Between(20, 90), output_tokens=Between(4, 24), requests=20)
+RECIPE = Recipe(input_tokens=Between(20, 90), output_tokens=Between(4, 24), requests=12)
 REQUESTS = st.lists(
     st.tuples(st.sampled_from([0.0, 0.003, 0.05, 2.0]), st.integers(1, 70), st.integers(1, 30)),
     min_size=1,
@@ -261,7 +261,7 @@ def test_the_median_error_may_exceed_the_noise_by_5_points_and_single_ones_by_10
 
 def test_the_report_has_figures_costs_and_a_verdict(good: Rehearsal) -> None:
     text = report.table(good)
-    assert "2 in flight: 20 requests, " in text and "5 in flight: 20 requests, " in text
+    assert "2 in flight: 12 requests, " in text and "5 in flight: 12 requests, " in text
     assert text.count("the same in the simulation") == 2
     assert re.search(
         r"a step costs: base [\d.]+ us, weights [\d.e+]+ us, per-token [\d.]+ us, spill ", text
