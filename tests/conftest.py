@@ -53,12 +53,12 @@ class ProcessGuard:
 
 GUARD = pytest.StashKey[ProcessGuard]()
 # Hypothesis limits each example to 200 ms, which a busy machine exceeds, unless the variable CI is
-# set. Examples take a sixth of the time of `make test`: a third of their usual number, in runs that
+# set. Examples take a sixth of the time of `make test`: a quarter of their usual number, in runs that
 # differ, unless a test sets its own.
 settings.register_profile(
     "default",
     settings.get_profile("default"),
-    max_examples=30,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
