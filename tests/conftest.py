@@ -53,8 +53,8 @@ class ProcessGuard:
 
 GUARD = pytest.StashKey[ProcessGuard]()
 # Hypothesis limits each example to 200 ms, which a busy machine exceeds, unless the variable CI is
-# set. Examples take a sixth of the time of `make test`: a quarter of their usual number, in runs that
-# differ, unless a test sets its own.
+# set. Examples take a sixth of the time of `make test`: a quarter of their usual number, in runs
+# that differ, unless a test sets its own.
 settings.register_profile(
     "default",
     settings.get_profile("default"),

@@ -19,9 +19,9 @@ class ForkedServer:
     """A server process, with the methods of `subprocess.Popen` that tests call."""
 
     def __init__(self, module: str, words: Sequence[str], env: Mapping[str, str], log: str) -> None:
-        """Starts `python -m module words`, app or app.entrypoint; `log` is the file of its output."""
+        """Starts `python -m module words`, as `server_template`; the file `log` gets its output."""
         # Tests that may not start processes refuse it by this event (conftest.py).
-        sys.audit("subprocess.Popen", sys.executable, [module, *words], str(ROOT), None)
+        sys.audit("subprocess.Popen", sys.executable, [module, *words])
         self._template = _template()
         request = {"module": module, "words": [*words], "env": {**env}, "log": log}
         self.pid: int = self._template.ask(**request)["pid"]

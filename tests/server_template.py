@@ -65,7 +65,7 @@ MAINS = {"app": cli.main, "app.entrypoint": entrypoint.run, "gunicorn": run_guni
 
 
 def serve(module: str, words: list[str], env: dict[str, str], log: str) -> NoReturn:
-    """Turns this process, a fork, into `python -m module words`; `log` is the file of its output."""
+    """Turns this fork into `python -m module words`, whose output goes to the file `log`."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log, os.O_WRONLY)
