@@ -155,7 +155,7 @@ def running_command(
     general = {"SIM_FAST_PATH": "false"} if os.environ.get(GENERAL_WAY) else {}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
     with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log") as log:
-        process = _started(command, {**inherited, "SIM_SEED": SEED, **general, **env}, log)
+        process = started(command, {**inherited, "SIM_SEED": SEED, **general, **env}, log)
         server = RunningServer(port, process, Path(log.name))
         try:
             _wait_until_healthy(server, start_limit_s)
@@ -184,15 +184,15 @@ def _is_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
     )
 
 
-def _started(
-    command: Sequence[str], env: Mapping[str, str], log: IO[bytes]
+def started(
+    command: Sequence[str], env: Mapping[str, str], log: IO[bytes], cwd: Path = ROOT
 ) -> subprocess.Popen[bytes] | ForkedServer:
     """Starts a server in a session of its own; forks it if `server_template` has its modules."""
-    if _is_forked(command, env):
+    if cwd == ROOT and _is_forked(command, env):
         return ForkedServer(command[2], command[3:], env, log.name)
     return subprocess.Popen(
         command,
-        cwd=ROOT,
+        cwd=cwd,
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=log,
