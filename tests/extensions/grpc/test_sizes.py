@@ -58,7 +58,7 @@ KINDS = (
 
 @pytest.fixture(scope="module")
 def many_parts() -> dict[str, bytes]:
-    """A message with too many parts of each of `KINDS`: megabytes, so they are not made at import."""
+    """A message with too many parts of each of `KINDS`: megabytes, so not made at import."""
     return {
         "texts in a list": field(4, b"\x52\x00" * (MAX_FIELDS + 1)),
         "biases": field(4, field(26, b"\x08\x01") * (MAX_FIELDS + 1)),
