@@ -347,7 +347,7 @@ def test_dotted_flags_set_the_same_values_as_a_json_object(fields: dict[str, Any
     assert json.loads(str(read(["m", *words], settings_type())[0]["additional-config"])) == fields
 
 
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=30, deadline=None)
 @given(
     st.lists(
         st.text(max_size=12) | st.sampled_from([*MEANINGS]).map(lambda name: f"--{name}"),

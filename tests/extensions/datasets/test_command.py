@@ -15,8 +15,6 @@ import pytest
 from app.core.cli import main
 from app.core.text.base import TokenizerInputError
 from app.core.text.huggingface import LocalTokenizer
-from app.extensions.datasets.command import RecordWriter, exchanges, read_conversations
-from app.extensions.datasets.dataset import Dataset
 from tests.running_server import ROOT
 
 
@@ -75,6 +73,8 @@ def names(folder: Path) -> list[str]:
 def test_command_writes_a_dataset_that_the_server_reads(
     run: Run, source: Path, tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
+    from app.extensions.datasets.dataset import Dataset
+
     output = tmp_path / "new" / "replies.sqlite3"
     done = run("--input", str(source), "--output", str(output))
     assert (done.returncode, done.stderr) == (0, "")
@@ -217,12 +217,16 @@ class Picky(LocalTokenizer):
 def test_conversation_is_truncated_where_the_tokenizer_rejects_it(
     tokenizer: LocalTokenizer,
 ) -> None:
+    from app.extensions.datasets.command import RecordWriter
+
     recorder = RecordWriter(Picky(tokenizer))
     assert len(list(recorder.records(CONVERSATIONS))) == 4
     assert (recorder.conversations, recorder.rejected, recorder.rejection) == (4, 1, "not this one")
 
 
 def test_conversations_are_read_one_by_one() -> None:
+    from app.extensions.datasets.command import read_conversations
+
     items = [turns(("human", "Grüße")), {"conversations": [1.5]}, 3]
     for text in (json.dumps(items, indent=2, ensure_ascii=False), "\ufeff \n" + json.dumps(items)):
         assert list(read_conversations(io.BytesIO(text.encode()))) == items
@@ -241,11 +245,15 @@ def test_conversations_are_read_one_by_one() -> None:
 def test_conversation_ends_at_the_first_turn_of_the_wrong_speaker(
     spoken: list[tuple[str, Any]],
 ) -> None:
+    from app.extensions.datasets.command import exchanges
+
     begun = ("human", "q1"), ("gpt", "a1")
     assert [question for question, *_ in exchanges(turns(*begun, *spoken))] == ["q1"]
 
 
 def test_invalid_conversation_yields_no_exchanges() -> None:
+    from app.extensions.datasets.command import exchanges
+
     for item in (
         None,
         [],

@@ -2,22 +2,27 @@
 may say.
 """
 
+from __future__ import annotations
+
 import gc
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from app.core.settings import load
 from app.core.text.huggingface import LocalTokenizer
-from app.extensions.datasets.dataset import Dataset
 from app.extensions.datasets.library import DatasetError, dataset_of, open_datasets, prepare
 from app.extensions.datasets.settings import DatasetSettings
 from config import ConfigError
 from tests.extensions.datasets.files import PROMPT, TABLE, make_file, row
+
+if TYPE_CHECKING:
+    from app.extensions.datasets.dataset import Dataset
 
 ROWS = [row(PROMPT, [1, 2])]
 MISDECLARED = "of table llmd is declared as"
@@ -30,6 +35,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
+    from app.extensions.datasets.dataset import Dataset
+
     with pytest.raises(DatasetError) as caught:
         Dataset(path, "llmd", in_memory, tokenizer)
     assert "\n" not in str(caught.value)
@@ -101,6 +108,8 @@ def locked(path: Path) -> Iterator[Path]:
 def test_any_file_name_and_a_table_without_primary_key_are_accepted(
     tmp_path: Path, name: str, table: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
+    from app.extensions.datasets.dataset import Dataset
+
     path = make_file(tmp_path / name, [row([1], [1, 1]), *ROWS], table, "talks")
     assert trouble(path, in_memory, tokenizer) == "it does not have a table llmd"
     with closing(Dataset(path, "talks", in_memory, tokenizer)) as dataset:

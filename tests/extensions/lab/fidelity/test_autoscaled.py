@@ -15,7 +15,7 @@ from tests.extensions.lab.fidelity.test_command import figures, refusal
 from tests.running_server import ROOT
 
 HPA = "hpa:metric=running,target=20,min=1,max=4,window-down=5s"
-LOAD = ["--rate", "25", "--arrivals", "ramp", "--seconds", "60", "--output-tokens", "64"]
+LOAD = ["--rate", "25", "--arrivals", "ramp", "--seconds", "40", "--output-tokens", "64"]
 SCALED = [
     *LOAD,
     "--autoscale",
@@ -150,7 +150,7 @@ def test_autoscaled_load_has_a_maximum_duration(
     [
         ([*LOAD, "--autoscale", HPA], "--autoscale and --cold-start must be used together"),
         ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start must be used together"),
-        ([*SCALED, "--cold-start", "9m"], "--cold-start 540 s must be shorter than the load, 57."),
+        ([*SCALED, "--cold-start", "9m"], "--cold-start 540 s must be shorter than the load, 37."),
         ([*SCALED, "--cold-start", "0/s"], "--cold-start '0' must be a size above 0"),
         (
             [*SCALED, "--autoscale", HPA.replace("max=4", "max=0")],

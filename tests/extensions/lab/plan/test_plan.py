@@ -20,7 +20,7 @@ PRICES = {"h100": 2.5, "l40s": 2.0}
 SIZES = (1, 2)
 SEQUENCES = (256, 4)
 BUDGETS = (8192, 1024)
-LOAD = ["--seconds", "3", "--output-tokens", "50-150", "--input-tokens", "4000-16000"]
+LOAD = ["--seconds", "2", "--output-tokens", "50-150", "--input-tokens", "4000-16000"]
 GRID = ["--device", *(f"{name}={price}" for name, price in PRICES.items())] + [
     *("--tensor-parallel-size", *map(str, SIZES), "--max-num-seqs", *map(str, SEQUENCES)),
     *("--max-num-batched-tokens", *map(str, BUDGETS), "--processes", "1"),
