@@ -15,6 +15,7 @@ from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS
 from app.extensions.lab.costs.kernel_sum import KernelSum
+from app.extensions.lab.costs.known_models import read_model_config
 from app.extensions.lab.costs.shapes import model_shape
 from tests.extensions.lab.costs.test_datasheet import QWEN
 
@@ -90,6 +91,13 @@ def test_the_output_names_the_version_of_a_correction(monkeypatch: pytest.Monkey
         "fitted to"
         not in datasheet_profile(QWEN, "h100", EngineOptions(vllm_version="0.12")).checked
     )
+
+
+def test_cells_without_a_version_are_not_said_to_be_of_the_newest_one() -> None:
+    llama = read_model_config("nvidia/Llama-3.3-70B-Instruct-FP8")
+    options = EngineOptions(tensor_parallel_size=4)
+    checked = datasheet_profile(llama, "h100", options).checked
+    assert "; fitted to 16 cells of unstated versions of vLLM; " in checked
 
 
 def test_corrections_are_small() -> None:
