@@ -11,6 +11,8 @@ KV_CACHE_DTYPES = (AUTO_DTYPE, "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5
 """Values of `--kv-cache-dtype`."""
 ONLINE_QUANTIZATIONS = ("fp8", "bitsandbytes")
 """Methods of `--quantization` that vLLM applies to 16-bit weights while it loads them."""
+MAX_CAPTURE_SIZE = 512
+"""vLLM's default of `--max-cudagraph-capture-size`, with `--max-num-seqs` of at least 256."""
 FP8_BYTES = 1
 BF16_BYTES = 2
 
@@ -36,6 +38,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     """None is the default of the version."""
     enforce_eager: bool = False
     """No CUDA graphs."""
+    max_cudagraph_capture_size: int = MAX_CAPTURE_SIZE
+    """Most tokens of a step with a CUDA graph; the host launches each kernel of a larger step."""
     quantization: str = ""
     """Empty is the method of the checkpoint."""
     vllm_version: str = ""

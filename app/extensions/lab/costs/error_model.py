@@ -74,6 +74,8 @@ class Situation(Struct, frozen=True, kw_only=True):
     data_parallel: bool
     version: int
     """Minor number of vLLM's version."""
+    prompt_graphs: bool = False
+    """True if prompts run as CUDA graphs, which vLLM does not capture by default."""
     concurrency: float = 1.0
     """Requests in flight, on average."""
     input_tokens: float = 1024.0
@@ -200,6 +202,7 @@ def _server_distance(left: Situation, right: Situation) -> float:
     distance += 0.5 * (left.device != right.device)
     distance += 1.0 * (GENERATIONS.get(left.device) != GENERATIONS.get(right.device))
     distance += 0.5 * (left.expert_parallel != right.expert_parallel)
+    distance += 0.5 * (left.prompt_graphs != right.prompt_graphs)
     distance += 0.7 * (left.data_parallel != right.data_parallel)
     distance += 0.25 * _doublings(left.devices, right.devices)
     distance += min(0.6, 0.12 * abs(left.version - right.version))

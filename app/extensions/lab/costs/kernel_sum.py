@@ -42,14 +42,22 @@ UNPACKED = frozenset(("bf16", "mxfp4", "int4"))
 ROUTER_US = 2.5
 HOT_TOKENS = 8192
 """Tokens of a step at which a device gets hot."""
-SMALL_TOKENS = 128
-"""Most tokens of a step whose experts cost as in decodes."""
-LARGE_TOKENS = 512
-"""Tokens of a step from which on its experts cost as in prefills."""
+SMALL_TOKENS = 512
+"""Most tokens of a step that costs like decodes, whose tokens choose different experts: vLLM's
+largest CUDA graph by default.
+"""
+LARGE_TOKENS = 768
+"""Tokens of a step from which on it costs as prefill: tokens of a prompt choose alike."""
 SEND_US = 20
 """Latency of sending a batch from a stage of a pipeline to the next."""
 EAGER_LAYER_US = 250
 """Time to launch the kernels of a layer without a CUDA graph."""
+DENSE_LAUNCH_US = 450
+"""Time to launch the kernels of a layer in a step of prompts. It is at most 0.5 ms, the time of a
+layer for 513 tokens, without a graph, on the recorded server (Qwen3-14B on H100).
+"""
+EXPERT_LAUNCH_US = 800
+"""The same for a layer with experts, which has about twice the kernels; H200 showed 840."""
 DELAY_TOKENS = 2048
 """Tokens of the prompt whose time is compared with its share of a step."""
 ELEMENTWISE_BYTES = 22
@@ -221,7 +229,13 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         adjustment = self.adjustment
         share = large_share(expert_tokens)
         seconds *= adjustment.decode + (adjustment.prefill - adjustment.decode) * share
-        return max(0.0, seconds + shape.layers * adjustment.launch_us * US)
+        seconds += shape.layers * adjustment.launch_us * US
+        if tokens > self.options.max_cudagraph_capture_size:
+            launch_us = adjustment.prompt_launch_us
+            if launch_us is None:
+                launch_us = prompt_launch_us(has_experts=sparse_layers > 0)
+            seconds = max(seconds, shape.layers * launch_us * US)
+        return max(0.0, seconds)
 
     def _mixing(self, tokens: float) -> float:
         """Returns the seconds of the products of attention or state, of an average layer."""
@@ -364,6 +378,13 @@ def latent_products(
         index = product(rows, latent.index_heads * latent.index_width, query_depth)
         index += heads_product(rows, latent.index_heads + latent.index_width, width)
     return into + queries + keys + values + out + index
+
+
+def prompt_launch_us(*, has_experts: bool) -> float:
+    """Returns the time to launch a layer's kernels for prompts, where no server showed it."""
+    if has_experts:
+        return EXPERT_LAUNCH_US
+    return DENSE_LAUNCH_US
 
 
 def large_share(tokens: float) -> float:

@@ -19,12 +19,14 @@ def test_plan_prints_the_serve_command_and_the_number_of_replicas(
 ) -> None:
     argv = ["--model", "qwen3-14b", "--device", "h100=2", "--tensor-parallel-size", "2"]
     options = ["--kv-cache-dtype", "fp8", "--gpu-memory-utilization", "0.85", "--enforce-eager"]
+    options += ["--max-cudagraph-capture-size", "2048"]
     assert run([*argv, *options, *LOAD, "--max-model-len", "8192", "--prefill-share", "0"]) == 0
     out = capsys.readouterr().out
     assert (
         "\n1 replica of 2 h100: vllm serve Qwen/Qwen3-14B --tensor-parallel-size 2"
         " --max-num-seqs 1024 --max-num-batched-tokens 8192 --max-model-len 8192"
-        " --kv-cache-dtype fp8 --gpu-memory-utilization 0.85 --enforce-eager\n"
+        " --kv-cache-dtype fp8 --gpu-memory-utilization 0.85 --enforce-eager"
+        " --max-cudagraph-capture-size 2048\n"
     ) in out
 
 
