@@ -41,4 +41,5 @@ class FailureSettings(Section, frozen=True, kw_only=True):
         LIVE,
         understood_by(check_fault_rules, "must be valid rules (docs/faults.md)"),
     ] = None
-    """JSON list of fault rules, each with conditions on requests. See docs/faults.md."""
+    """JSON list of fault rules, each of which can specify conditions on requests. See
+    docs/faults.md."""

@@ -17,8 +17,8 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Prefill and decode pods with a side channel."""
 
     kv_engine_id: str = ""
-    """ID of the engine in kv_transfer_params. With several ranks, rank k appends _dpk. If empty, a
-    random ID is used."""
+    """ID of the engine in kv_transfer_params. If there are several ranks, rank k appends _dpk to
+    the ID. If empty, a random ID is used."""
     kv_store: Literal["", "example", "offloading", "lmcache", "lmcache-mp"] = ""
     """Store to use in addition to the nixl, nixl-push, mooncake, moriio, or p2p connector, as in
     vLLM's MultiConnector."""
@@ -43,5 +43,5 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Handshake port reported in heartbeats and responses (moriio). Nothing listens on this port.
     Notifications use kv-side-channel-port."""
     moriio_read_mode: bool = False
-    """Report READ as the transfer mode. Routers then wait for the prefill before they send the
-    decode request (moriio). If false, the mode is WRITE."""
+    """Report READ as the transfer mode, so that routers wait for the prefill before they send the
+    decode request (moriio). If false, WRITE is reported."""

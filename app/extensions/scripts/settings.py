@@ -15,8 +15,8 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
 
     unmatched: Annotated[Literal["error", "pass"] | None, About(live=True, simulated=True)] = None
     """Response to a request that does not match any rule: an error that names the closest rule
-    (error) or the reply of the mode (pass). If empty, the value is pass until a test sets replies
-    for this kind of request, and error from then on."""
+    (error) or the reply that the mode setting determines (pass). If empty, the value is pass until
+    a test sets replies for this kind of request, and error from then on."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
