@@ -161,7 +161,7 @@ def test_different_loads_are_reported_with_a_warning() -> None:
 
 
 def test_runs_without_completed_requests_are_rejected_with_a_one_line_error() -> None:
-    with pytest.raises(ValueError, match="^idle has no finished request to compare$"):
+    with pytest.raises(ValueError, match="^idle has no finished requests to compare$"):
         compare(RunFigures("a", BASE), RunFigures("idle", {"requests": 3.0}))
 
 
