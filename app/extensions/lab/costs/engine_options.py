@@ -85,7 +85,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         if not 1 <= stages <= layers:
             raise ConfigError(f"pipeline-parallel-size {stages}: {origin} has only {layers} layers")
         if self.enable_expert_parallel and not shape.num_experts:
-            raise ConfigError(f"enable-expert-parallel: {origin} does not have experts")
+            raise ConfigError(f"enable-expert-parallel: {origin} has no experts")
         if shape.num_experts % self.expert_ranks:
             raise ConfigError(
                 f"enable-expert-parallel: {self.expert_ranks} devices must divide the"
@@ -114,8 +114,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
             return checkpoint
         if method not in ONLINE_QUANTIZATIONS:
             raise ConfigError(
-                f"quantization {method}: {origin} has 16-bit weights, which vLLM converts to"
-                f" {' or '.join(ONLINE_QUANTIZATIONS)} only"
+                f"quantization {method}: {origin} has 16-bit weights, which vLLM converts only"
+                f" to {' or '.join(ONLINE_QUANTIZATIONS)}"
             )
         return Quantization(quant_method=method)
 

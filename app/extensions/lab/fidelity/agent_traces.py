@@ -77,7 +77,7 @@ def read_agent_traces(origin: str, text: str) -> LoadTrace:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise ConfigError(f"{origin}, {place}: {error}") from None
     if not load:
-        raise ConfigError(f"{origin}: has no requests with tokens")
+        raise ConfigError(f"{origin} has no requests with tokens")
     return load
 
 

@@ -70,8 +70,8 @@ class MeasuredRequest(Struct):
             raise ConfigError(f"{location}: {sent}, before its arrival at {self.arrival_s:g} s")
         if not self.send_s < self.first_s <= self.last_s + 1e-9:
             raise ConfigError(
-                f"{location}: {sent}, first token at {self.first_s:g} s, last at"
-                f" {self.last_s:g} s: they must follow each other"
+                f"{location}: {sent}, first token at {self.first_s:g} s, last token at"
+                f" {self.last_s:g} s; these times must be in ascending order"
             )
 
 
@@ -108,7 +108,7 @@ def make_run(
     """
     rows = sorted(requests, key=lambda request: request.arrival_s)
     if not rows:
-        raise ConfigError(f"{location_of(path, part)} does not contain requests")
+        raise ConfigError(f"{location_of(path, part)} contains no requests")
     if all(row.output_tokens == 1 for row in rows):
         raise ConfigError(
             f"{location_of(path, part)}: no request has more than one output token, so there"

@@ -180,7 +180,7 @@ def _add_loads(add: AddArgument) -> None:
 
 
 def _reject(text: str) -> None:
-    raise ValueError("cannot be used, because plan sets its value")
+    raise ValueError("cannot be used, because the plan command sets this value")
 
 
 class DevicePrice(NamedTuple):
@@ -206,14 +206,13 @@ def _read_price(text: str) -> DevicePrice:
     name, separator, price_list = label.partition("@")
     if name not in DEVICES:
         raise ValueError(
-            f"must be DEVICE=PRICE with one of {', '.join(DEVICES)}{suggestion(name, DEVICES)}"
+            f"must be DEVICE=PRICE, where DEVICE is one of {', '.join(DEVICES)}"
+            f"{suggestion(name, DEVICES)}"
         )
     if not equals:
-        raise ValueError(
-            f"does not have a price; add one as {label}=PRICE, for an hour of one device"
-        )
+        raise ValueError(f"has no price; add {label}=PRICE, the price of one device for one hour")
     if separator and not PRICE_LIST.fullmatch(price_list):
-        raise ValueError("must have a price list of letters, digits, dots and dashes after @")
+        raise ValueError("must have a price list name of letters, digits, dots, and dashes after @")
     price, slash, node_devices = price_text.partition("/")
     return DevicePrice(
         device=name,

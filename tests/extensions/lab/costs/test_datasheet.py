@@ -235,7 +235,7 @@ def seconds(cost: CostConstants, tokens: int) -> float:
             "h100",
             1,
             {"kv_lora_rank": 512, "index_topk": 2048, "index_topk_freq": 4},
-            "index_topk_freq: Qwen3ForCausalLM has an index shared by layers",
+            "index_topk_freq: Qwen3ForCausalLM has an index that several layers share",
         ),
         (
             "h100",

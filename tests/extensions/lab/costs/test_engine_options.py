@@ -119,7 +119,7 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
             EngineOptions(enable_expert_parallel=True),
             QWEN,
             "h100",
-            "enable-expert-parallel: model config does not have experts",
+            "enable-expert-parallel: model config has no experts",
         ),
         (
             EngineOptions(enable_expert_parallel=True, data_parallel_size=3),
@@ -131,7 +131,7 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
             EngineOptions(quantization="awq"),
             QWEN,
             "h100",
-            "quantization awq: model config has 16-bit weights, which vLLM converts to fp8 or",
+            "quantization awq: model config has 16-bit weights, which vLLM converts only to fp8 or",
         ),
         (
             EngineOptions(quantization="awq"),

@@ -150,7 +150,7 @@ def test_autoscaled_load_has_a_maximum_duration(
     [
         ([*LOAD, "--autoscale", HPA], "--autoscale and --cold-start must be used together"),
         ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start must be used together"),
-        ([*SCALED, "--cold-start", "9m"], "--cold-start 540 s must be shorter than the load, 57."),
+        ([*SCALED, "--cold-start", "9m"], "--cold-start 540 s must be shorter than the load (57."),
         ([*SCALED, "--cold-start", "0/s"], "--cold-start '0' must be a size above 0"),
         (
             [*SCALED, "--autoscale", HPA.replace("max=4", "max=0")],
@@ -170,7 +170,7 @@ def test_autoscaled_load_has_a_maximum_duration(
         ),
         (
             [*SCALED, "--sweep", "pods=1:2:1"],
-            "--autoscale cannot be combined with a sweep of pods or",
+            "--autoscale cannot be combined with --prefill-pods or a sweep over pods",
         ),
     ],
 )

@@ -82,7 +82,7 @@ def test_vllm_bench_serve_results_are_read(tmp_path: Path) -> None:
             {"start_times": None},
             "has no start_times: vllm bench serve writes them from vLLM 0.15 on",
         ),
-        ({"errors": ["", "timed\nout"]}, "request 2 has failed (timed out)"),
+        ({"errors": ["", "timed\nout"]}, "request 2 failed (timed out)"),
         (
             {"output_lens": [3, 0]},
             "request 2: input_tokens and output_tokens must be from 1 to 1073741824, not",
@@ -91,7 +91,7 @@ def test_vllm_bench_serve_results_are_read(tmp_path: Path) -> None:
         ({"itls": [[0.02, 0.03]]}, "differ in length"),
         ({"ttfts": [0.2, "soon"]}, "Expected `float`, got `str` - at `$.ttfts[1]`"),
         ({"output_lens": [1, 1]}, "there are no ITLs"),
-        (dict.fromkeys(LISTS, []), "does not contain requests"),
+        (dict.fromkeys(LISTS, []), "contains no requests"),
     ],
 )
 def test_invalid_vllm_bench_serve_results_are_rejected(
@@ -114,7 +114,7 @@ def test_reports_of_all_guidellm_versions_are_read(tmp_path: Path) -> None:
     assert (run.first_s, run.last_s) == ([0.5], [1.0])
     assert "1 requests failed" in refused(tmp_path, guidellm(timings, errored=[{}]))
     no_stream = refused(tmp_path, guidellm({"request_start": 1.0}))
-    assert "request 1 does not have times for its first and last token" in no_stream
+    assert "request 1 has no times for its first and last tokens" in no_stream
 
 
 def test_aiperf_exports_are_read(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_csv_files_may_be_compressed_and_omit_arrival_or_send_times(tmp_path: Pa
     "text, rule",
     [
         ("", "is empty"),
-        (CSV, "does not contain requests"),
+        (CSV, "contains no requests"),
         ("arrival_s,input_tokens,output_tokens,first_s\n", "line 1: missing column last_s"),
         (CSV + "0,10,3,0,1\n", "line 2 has 5 cells, but the header has 6"),
         (
@@ -180,7 +180,7 @@ def test_invalid_csv_files_are_rejected_with_a_one_line_error(
 
 
 def test_unknown_benchmark_formats_are_rejected(tmp_path: Path) -> None:
-    assert "is not a result of vllm bench serve, guidellm or aiperf" in refused(
+    assert "is not a result of vllm bench serve, guidellm, or aiperf" in refused(
         tmp_path, {"results": []}
     )
     assert "profile_export.jsonl" in refused(

@@ -171,7 +171,7 @@ def test_runs_without_completed_requests_are_rejected_with_a_one_line_error() ->
         ("polcy: random", "prefix.yaml: unknown flag --polcy; did you mean --policy?"),
         ("policy: fastest", "prefix.yaml: argument --policy: invalid choice: 'fastest'"),
         ("policy: [random", "prefix.yaml cannot be parsed: while parsing a flow sequence"),
-        ("[1, 2]", "prefix.yaml must be a mapping of options to values"),
+        ("[1, 2]", "prefix.yaml must map options to values"),
         ("policy:", "prefix.yaml: policy must be a value, or a list of values"),
         ("pods: {a: 1}", "prefix.yaml: pods must be a value, or a list of values"),
         ("help: true", "prefix.yaml: help applies to the whole comparison, not to a single run"),

@@ -76,7 +76,7 @@ def test_seed_of_the_specification_determines_the_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (STAGES.format("concurrent") + RANDOM, "use --num-requests with --in-flight"),
+        (STAGES.format("concurrent") + RANDOM, "use --num-requests and --in-flight instead"),
         (STAGES.format("trace_replay") + RANDOM, "use one of constant, poisson"),
         (STAGES.format("constant") + "data:\n  type: billsum\n", "use one of random, shareGPT"),
         ("load:\n  stages: []\n" + RANDOM, "load.stages is missing"),

@@ -71,7 +71,8 @@ def test_requests_without_ids_or_texts_are_matched_by_order_if_counts_are_equal(
     matches = match("x", export_of(tools_of(pairs)[::-1]), journal_of(pairs))
     assert (matches.method, matches.pairs) == ("order", pairs[::-1])
     with pytest.raises(
-        ConfigError, match="none of its request IDs .* 2 requests, .* journal has 3; send X-Request"
+        ConfigError,
+        match="none of the request IDs are .* 2 requests, .* journal has 3; send X-Request",
     ):
         match("x", export_of(tools_of(pairs)[:2]), journal_of(pairs))
 
