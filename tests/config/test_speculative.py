@@ -137,7 +137,7 @@ def test_spec_flags_that_repeat_a_field_of_the_config_are_rejected() -> None:
             {},
             settings_type(),
         )
-    with pytest.raises(ConfigError, match="must be an object"):
+    with pytest.raises(ConfigError, match="must be a JSON object"):
         settings_of(["model", "--spec-tokens", "3", "-sc", "[]"], {}, settings_type())
 
 

@@ -61,7 +61,7 @@ def convert_conversations(value: object) -> Conversations:
     for index, conversation in enumerate(value):
         try:
             if not convert_messages(conversation):
-                raise ConversionError("a list of at least one message", kind="too_short")
+                raise ConversionError("a list that contains at least one message", kind="too_short")
         except ConversionError as error:
             raise error.prefixed(index) from None
     return value

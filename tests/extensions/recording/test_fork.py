@@ -158,9 +158,9 @@ def test_fork_without_prompts_drops_request_fields_that_responses_events_repeat(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--turns", "0"], "--turns: must be a whole number of at least 1, got '0'"),
+        (["--turns", "0"], "--turns: must be a positive whole number, got '0'"),
         (["--turns", "-x"], "--turns"),
-        (["--turns", "1.5"], "--turns: must be a whole number of at least 1, got '1.5'"),
+        (["--turns", "1.5"], "--turns: must be a positive whole number, got '1.5'"),
         (["--out", "/missing/fork"], "cannot be written"),
     ],
 )

@@ -99,5 +99,5 @@ def test_endless_templates_fail_only_their_request(server: RunningServer) -> Non
     body = {"messages": [{"role": "user", "content": '"' * 60_000}]}
     answer = answered_beside_health(server, "POST", CHAT, body)
     assert answer.status_code == 500
-    assert "the templates of the rule process more than" in answer.json()["error"]["message"]
+    assert "the rule's templates process more than" in answer.json()["error"]["message"]
     requests.delete(server.url + RULES, timeout=20)
