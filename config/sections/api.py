@@ -78,8 +78,8 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     enable_tokenizer_info_endpoint: bool = False
     """Serve GET /tokenizer_info."""
     sse_keep_alive_interval: Annotated[int, About(unit="s")] = 0
-    """Interval after which the server sends a comment in a chat or completion stream if it has not
-    sent a chunk. 0 disables comments."""
+    """Interval after which the server sends a comment in a chat or completion stream if no chunk
+    has been sent. 0 disables comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
     """Content of system_fingerprint in responses: version, sizes of parallel groups, and hash
     (full); version and hash (hash); the value of fingerprint-value (custom); or null (none)."""

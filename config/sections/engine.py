@@ -57,14 +57,14 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     ] = 60.0
     """Time without progress after which the engine is killed and restarted (llm engine). The engine
     is reported as unhealthy after half this time or 10 s, whichever is shorter. 0 disables the
-    timeout. Model loading time does not count."""
+    timeout. Model loading time does not count toward this timeout."""
 
     speculative_config: Json | None = None
-    """Configuration for speculative decoding, in the format of vLLM's option. The llm engine
-    supports the ngram method: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max":
-    5, "prompt_lookup_min": 2}. If timing is set to steps, a simulated engine uses the acceptance
-    rates for the synthetic rejection_sample_method or, if there are none, the rates in its
-    profile."""
+    """Configuration for speculative decoding, in the format of vLLM's speculative-config option.
+    The llm engine supports the ngram method: {"method": "ngram", "num_speculative_tokens": 5,
+    "prompt_lookup_max": 5, "prompt_lookup_min": 2}. If timing is set to steps, a simulated engine
+    uses the acceptance rates for the synthetic rejection_sample_method or, if there are none, the
+    rates in its profile."""
 
     def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
         """Yields why the simulated version of vLLM would reject `speculative_config`."""
@@ -122,8 +122,8 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     max_waiting_queue_length: Annotated[
         NotNegative, About(unit="requests", also=("max-queue-size",))
     ] = 1000
-    """Maximum number of waiting requests. At this limit, new requests are rejected with status 429.
-    With 0, requests that cannot start immediately are rejected."""
+    """Maximum number of waiting requests. Once this limit is reached, new requests are rejected
+    with status 429. With 0, requests that cannot start immediately are rejected."""
     max_num_queued_reqs: Annotated[NotNegative | None, About(unit="sequences")] = None
     """Maximum number of running and waiting sequences. Requests that would exceed this limit are
     rejected with status 503. If empty, there is no limit."""
@@ -200,13 +200,13 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Factor by which latencies increase when max-num-seqs sequences are running. The factor grows
     linearly from 1 with the number of running sequences."""
     kv_cache_transfer_latency: Annotated[Duration, LATENCY] = 0.0
-    """Time to the first token of a request with remote prefill (constant calculator)."""
+    """Time to the first token for a request with remote prefill (constant calculator)."""
     kv_cache_transfer_latency_std_dev: Annotated[
         Duration, LATENCY, deviation_of("kv_cache_transfer_latency")
     ] = 0.0
     """Standard deviation of kv-cache-transfer-latency."""
     kv_cache_transfer_time_per_token: Annotated[Duration, LATENCY] = 0.0
-    """Transfer time for each prompt token of a request with remote prefill (per-token
+    """Transfer time for each prompt token in a request with remote prefill (per-token
     calculator)."""
     kv_cache_transfer_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the transfer time (per-token calculator)."""
@@ -293,8 +293,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     number, events are arrays, as in that version of vLLM. With llm-d-inference-sim, events are
     arrays, as in that simulator."""
     use_vllm_map_event_format: bool | None = None
-    """Compatibility option for llm-d-inference-sim. If false and kv-events-format is map,
-    llm-d-inference-sim is used instead."""
+    """Compatibility option for llm-d-inference-sim. If false and kv-events-format is map, the
+    llm-d-inference-sim format is used instead."""
     kv_events_topic: str = "kv@{address}:{port}@{model}"
     """Topic for KV events. {address}, {port}, and {model} are replaced with this server's
     values."""

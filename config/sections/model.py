@@ -27,8 +27,8 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     model: NonEmpty = "understudy-tiny"
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
-    """Names that requests may use. Replies contain the first name. If empty, the value of model is
-    used. With *, a request may use any name, and its reply contains that name."""
+    """Model names that requests may use. Replies contain the first name in this list. If empty, the
+    value of model is used. With *, a request may use any name, and its reply contains that name."""
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
     """Context length, which includes the prompt and the completion. If empty, the llm engine uses
     the model's context length."""
@@ -50,9 +50,9 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     """Serve /v1/embeddings along with chat and completions, as llm-d-inference-sim does (generate
     task)."""
     multimodal: bool | None = None
-    """Accept images, audio, and video in messages. If false, requests with such media are rejected
-    with status 400. If empty, the model's config.json determines whether media are accepted. If
-    config.json does not exist, media are accepted."""
+    """Accept images, audio, and video in messages. If false, requests that contain images, audio,
+    or video are rejected with status 400. If empty, the model's config.json determines whether
+    media are accepted. If config.json does not exist, media are accepted."""
     default_embedding_dimensions: Annotated[int, Meta(ge=1, le=65536)] = 384
     """Number of dimensions in an embedding if the request does not specify dimensions."""
     mm_encoder_only: Annotated[bool, SIMULATED] = False
@@ -81,8 +81,8 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     """LoRA adapters of the base model."""
 
     lora_modules: Annotated[Objects, SIMULATED] = ()
-    """Adapters to load at startup, each as name=path or as a JSON object with name, path, and
-    base_model_name."""
+    """Adapters to load at startup, each specified as name=path or as a JSON object with name, path,
+    and base_model_name."""
     max_loras: Annotated[Count, About(unit="adapters")] = 1
     """Maximum number of adapters that run at the same time."""
     prefer_resident_adapters: Annotated[bool, SIMULATED] = True

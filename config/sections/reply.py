@@ -17,14 +17,14 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     """Content of replies."""
 
     mode: Annotated[Literal["random", "echo"], SIMULATED] = "random"
-    """Text of replies: sample sentences of random length (random) or the last message (echo)."""
+    """Content of replies: sample sentences of random length (random) or the last message (echo)."""
     seed: int | None = None
     """Seed for all random values. If empty, the server uses a different seed each time it
     starts."""
     reasoning_parser: str = ""
     """If set to any parser name, replies begin with reasoning, in the `reasoning` field. If empty,
     replies have no reasoning. With the llm engine, the reasoning is the text before </think>. The
-    name determines which template argument turns reasoning off, as with vLLM's parsers."""
+    parser name determines which template argument turns reasoning off, as with vLLM's parsers."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
@@ -49,11 +49,11 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     ] = 5
     """Maximum number of items in an array argument if the schema does not set a limit."""
     tool_call_not_required_param_probability: Annotated[Percent, About(unit="%", live=True)] = 50
-    """Probability that an optional parameter is included."""
+    """Probability that a tool call includes an optional parameter."""
     object_tool_call_not_required_field_probability: Annotated[
         Percent, About(unit="%", live=True)
     ] = 50
-    """Probability that an optional field of a nested object is included."""
+    """Probability that an optional field in a nested object is included."""
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
     """Probability that a tool call is followed by another one, up to one call per tool."""
     tool_call_parser: str = ""

@@ -111,7 +111,7 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_ttl: Duration = 0.0
     """Time after which the redis backend removes an unused block. 0 disables expiry."""
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
-    """Number of tokens per index block. The block sizes of engines may differ."""
+    """Number of tokens per index block. Engines may use other block sizes."""
     kv_index_hash_seed: str = ""
     """Seed for block keys."""
     kv_index_tier_weights: Annotated[
@@ -131,8 +131,8 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     ] = ()
     """Tokenizers for the pods' models, each specified as model=SOURCE, where SOURCE is a folder, a
     file, or a name on the hub. An item without = is a folder that contains tokenizers for other
-    models, stored by model name or in the layout of the hub's cache. With the hub item, the
-    tokenizers of all other models are downloaded from the hub."""
+    models, stored by model name or in the layout of the hub's cache. If the list contains the item
+    hub, tokenizers for all other models are downloaded from the hub."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"
     """Response from /score_chat_completions: only the scores (scores) or podScores and
     templated_messages, as in llm-d's kv-cache manager up to 0.4 (templated)."""

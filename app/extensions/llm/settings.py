@@ -22,8 +22,8 @@ class LlmSettings(Section, frozen=True, kw_only=True):
     OMP_NUM_THREADS is not set either, the server measures at startup which number is fastest."""
     engine_step_time: Duration = 0.2
     """Target duration of a step that computes part of a prompt (llm engine). Long prompts are
-    computed in parts, along with the tokens of other replies. With 0, only max-num-batched-tokens
-    limits the size of these parts."""
+    computed in parts, along with the tokens of other replies. With 0, the size of these parts is
+    limited only by max-num-batched-tokens."""
     generation_config: NonEmpty = "auto"
     """Source of generation_config.json, which contains the defaults for sampling and for the
     maximum reply length (llm engine): the model (auto), no file (vllm), or a folder."""

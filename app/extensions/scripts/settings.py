@@ -10,8 +10,8 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
     """Replies from the rules of scripts."""
 
     script: Annotated[ModelFiles, About(simulated=True, path=True)] = ()
-    """YAML files with rules for replies, each specified as path or, for requests to one model, as
-    model=path. A file is reloaded when it changes."""
+    """YAML files that contain reply rules, each specified as path or, for requests to one model, as
+    model=path. A script is reloaded when its file changes."""
 
     unmatched: Annotated[Literal["error", "pass"] | None, About(live=True, simulated=True)] = None
     """Response to a request that does not match any rule: an error that names the closest rule
