@@ -127,7 +127,7 @@ def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
         if module.base_model_name not in ("", model.model, *model.served_names):
             other = module.base_model_name
             raise ConfigError(
-                f"setting lora-modules: {module.name!r} is for another model, {other!r}"
+                f"setting lora-modules: {module.name!r} is for another model ({other!r})"
             )
         if module.name in model.served_names:
             raise ConfigError(

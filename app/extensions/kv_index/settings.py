@@ -49,7 +49,7 @@ def tier_weights(items: Sequence[str]) -> dict[str, float]:
         except ValueError:
             raise ValueError(f"{tier}={text} must have the form tier=weight") from None
         if not 0 <= weight < float("inf"):
-            raise ValueError(f"the weight in {tier}={text} must be a number that is not negative")
+            raise ValueError(f"the weight in {tier}={text} must be a non-negative number")
         weights[tier.lower()] = weight
     return weights
 

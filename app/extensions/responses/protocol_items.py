@@ -136,7 +136,7 @@ class InputItem(Struct, kw_only=True):
         for field_name in REQUIRED_FIELDS[self.kind]:
             if getattr(self, field_name) is None:
                 raise ConversionError(
-                    "a value, which is missing",
+                    "provided",
                     "input" if field_name == "payload" else field_name,
                     kind="missing",
                 )

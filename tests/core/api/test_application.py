@@ -9,7 +9,7 @@ from tests.application import app_of
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ('{"name":"a","base_model_name":"another"}', "is for another model, 'another'"),
+        ('{"name":"a","base_model_name":"another"}', "is for another model ('another')"),
         ('{"path":"a"}', "is no adapter"),
         ('{"name":""}', "has no name"),
         ("{", "is no adapter"),

@@ -77,7 +77,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         heads = shape.num_attention_heads
         if tensor < 1 or heads % tensor:
             raise ConfigError(
-                f"tensor-parallel-size {tensor}: it must divide the {heads} attention heads of"
+                f"tensor-parallel-size {tensor} does not divide the {heads} attention heads of"
                 f" {origin}; {_nearest_divisors(heads, tensor)}"
             )
         layers = shape.num_hidden_layers
@@ -88,7 +88,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"enable-expert-parallel: {origin} has no experts")
         if shape.num_experts % self.expert_ranks:
             raise ConfigError(
-                f"enable-expert-parallel: {self.expert_ranks} devices must divide the"
+                f"enable-expert-parallel: {self.expert_ranks} devices do not divide the"
                 f" {shape.num_experts} experts of {origin};"
                 f" {_nearest_divisors(shape.num_experts, self.expert_ranks)}"
             )

@@ -345,7 +345,8 @@ def _make_autoscaling(
     if options.autoscale is None or options.cold_start is None:
         if options.autoscale or options.cold_start or times_s:
             raise ConfigError(
-                "--autoscale and --cold-start must be used together; their intervals require both"
+                "--autoscale and --cold-start must be used together; the interval flags require "
+                "both"
             )
         return None
     if swept in (PODS, PREFILL_PODS) or options.prefill_pods is not None:

@@ -236,8 +236,8 @@ def parse_response(
     last_s = token_times_s[-1]
     if request.output_tokens not in (0, usage.completion_tokens):
         raise RecordError(
-            f"has {usage.completion_tokens} output tokens, not the {request.output_tokens} that"
-            " ignore_eos and min_tokens require"
+            f"the response has {usage.completion_tokens} output tokens, not the"
+            f" {request.output_tokens} that ignore_eos and min_tokens require"
         )
     return RecordedRequest(
         number=number,

@@ -58,7 +58,9 @@ def read_sweep(text: str) -> Sweep:
     try:
         low, high, step = map(float, span.split(":"))
     except ValueError:
-        raise ValueError(f"must be {name}=FROM:TO:STEP with numbers") from None
+        raise ValueError(
+            f"must be {name}=FROM:TO:STEP, where all three values are numbers"
+        ) from None
     if not (1e-6 <= low <= high < math.inf and 0 < step < math.inf):
         raise ValueError("must begin above 0 and increase in steps above 0")
     if (high - low) / step >= MAX_POINTS:

@@ -164,7 +164,7 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
             )
         plans = _plans_over_time(search, slo, options.over_time)
         if not plans:
-            raise ConfigError(f"{name}: no request rate meets {slo} on a single pod at any rate")
+            raise ConfigError(f"{name}: no request rate meets {slo} on a single pod")
         texts.append(over_time_table(name, load, slo, plans))
         figures.append({"load": name, "engines": [over_time_figures(plan) for plan in plans]})
     with write_results(options.json, {"slo": str(slo), "loads": figures}, "\n\n".join(texts)):

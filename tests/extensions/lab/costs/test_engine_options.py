@@ -106,7 +106,7 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
             EngineOptions(tensor_parallel_size=6),
             QWEN,
             "h100",
-            "tensor-parallel-size 6: it must divide the 40 attention heads of model config; 5 and 8"
+            "tensor-parallel-size 6 does not divide the 40 attention heads of model config; 5 and 8"
             " do",
         ),
         (
@@ -125,7 +125,7 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
             EngineOptions(enable_expert_parallel=True, data_parallel_size=3),
             EXPERTS,
             "h100",
-            "3 devices must divide the 128 experts of model config; 2 and 4 do",
+            "3 devices do not divide the 128 experts of model config; 2 and 4 do",
         ),
         (
             EngineOptions(quantization="awq"),

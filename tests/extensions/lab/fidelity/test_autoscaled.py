@@ -105,7 +105,7 @@ def test_plugin_can_supply_the_autoscaling_policy(
         "    def autoscalers(self):\n        return {'bad': lambda pods: len}\nEXTENSION = Bad\n"
     )
     assert main([*flags, str(bad), "--autoscale", "bad:min=1,max=3"]) == 1
-    assert "hook autoscalers of a plugin failed" in capsys.readouterr().err
+    assert "a plugin's autoscalers hook failed" in capsys.readouterr().err
 
 
 def test_cold_start_is_a_duration_or_a_size_divided_by_a_bandwidth() -> None:

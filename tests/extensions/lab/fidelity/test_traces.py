@@ -162,7 +162,7 @@ def test_groups_are_numbered_and_an_empty_name_means_no_group(tmp_path: Path) ->
         (MOONCAKE.replace("1537", '"x"'), ", row 2: Expected `int`, got `str`"),
         (
             MOONCAKE.replace("[7]", "[7, 8]"),
-            ", row 3: got 2 hash_ids, but 512 tokens have 1 blocks",
+            ", row 3: got 2 hash_ids, but 512 tokens allow at most 1",
         ),
         (MOONCAKE.replace("27482", "-1"), ", row 1: Expected `float` >= 0.0"),
         (MOONCAKE + "{", ", row 6: "),

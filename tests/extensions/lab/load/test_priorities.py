@@ -57,10 +57,10 @@ def test_trace_classes_can_have_priorities(
     [
         (["--priorities", "chat"], "must be NAME=PRIORITY"),
         (["--priorities", "chat=0@0%"], "must have a share above 0%"),
-        (["--priorities", "chat=0"], "with a generated load, each class must have a share"),
+        (["--priorities", "chat=0"], "a generated load requires a share for each class"),
         (
             ["--priorities", "chat=0@50%", "batch=1@40%"],
-            "each class must have a share, 100% in total",
+            "a share for each class, with a total of 100%",
         ),
         (["--priorities", "chat=0@50%", "chat=1@50%"], "each class must have a different name"),
     ],
