@@ -190,8 +190,8 @@ def test_changed_agent_version_is_logged_once(
             assert text(client, step(0), **{"User-Agent": agent}) == "one"
     lines = [record.getMessage() for record in caplog.records if "was recorded" in record.msg]
     assert lines == [
-        f"{of_an_agent}: was recorded with {AGENT}, but the client is agent/1.3; "
-        "if it does not understand the replies, record the session again"
+        f"{of_an_agent} was recorded with {AGENT}, but the client is agent/1.3; "
+        "if the client does not understand the replies, record the session again"
     ]
 
 

@@ -69,9 +69,9 @@ def error_of(client: FlaskClient, body: object) -> tuple[int, str]:
             "{% if turn %}" * 60 + "{% endif %}" * 60,
             f"must not be nested more than {MAX_DEPTH} levels deep",
         ),
-        ("{{ turn }}" * (MAX_NODES + 1), f"has more than {MAX_NODES} nodes"),
-        ("{# #}" * 50_000, "has more than 4000 tokens"),
-        ("{{ " + "(" * 100_000, "has more than 4000 tokens"),
+        ("{{ turn }}" * (MAX_NODES + 1), f"must not have more than {MAX_NODES} nodes"),
+        ("{# #}" * 50_000, "must not have more than 4000 tokens"),
+        ("{{ " + "(" * 100_000, "must not have more than 4000 tokens"),
         ("{{ choose(*message) }}", "arguments with * are not supported in a script (line 1)"),
     ],
 )

@@ -169,7 +169,7 @@ def test_settings_file_has_the_same_yaml_parser_limits_as_a_script(tmp_path: Pat
         ("'{{ message" + " | json" * 30 + " }}'", "more than 262144 characters"),
         (
             "'{{ 3 | round(999999999) * " + " * ".join(["9" * 300] * 30) + " }}'",
-            "of at most 1024 bits",
+            "of up to 1024 bits",
         ),
         ("'{{ 1e308 * 10 | float }}'", "JSON cannot represent"),
     ],

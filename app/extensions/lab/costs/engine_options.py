@@ -77,8 +77,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         heads = shape.num_attention_heads
         if tensor < 1 or heads % tensor:
             raise ConfigError(
-                f"tensor-parallel-size {tensor} does not divide the {heads} attention heads of"
-                f" {origin}; {_nearest_divisors(heads, tensor)}"
+                f"tensor-parallel-size {tensor}: the size does not divide the {heads} attention"
+                f" heads of {origin}; {_nearest_divisors(heads, tensor)}"
             )
         layers = shape.num_hidden_layers
         stages = self.pipeline_parallel_size

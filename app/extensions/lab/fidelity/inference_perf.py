@@ -115,7 +115,7 @@ def read_specification(path: Path, text: str) -> LoadTrace:
         specification = msgspec.convert(document, _Specification)
     except (*YAML_ERRORS, msgspec.ValidationError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not an inference-perf specification: {reason}") from None
+        raise ConfigError(f"{path}: invalid inference-perf specification: {reason}") from None
     load = LoadTrace(str(path))
     try:
         _fill(load, specification)

@@ -85,7 +85,8 @@ def test_parts_of_a_sequence_with_alternatives_are_written_in_order() -> None:
 @pytest.mark.parametrize(
     ("value", "flaw"),
     [
-        ([], "Expected `object`"), ({}, "the structural tag has no format"), ({"format": {}}, "required field `type`"),
+        ([], "Expected `object`"), ({}, "the structural tag has no format"),
+        ({"format": {}}, "required field `type`"),
         ({"format": {"type": ["tag"]}}, "$.format.type"),
         ({"format": {"type": "poem"}}, "Invalid value 'poem'"),
         ({"format": {"type": "const_string"}}, "required field `value`"),

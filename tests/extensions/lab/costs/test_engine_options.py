@@ -106,7 +106,7 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
             EngineOptions(tensor_parallel_size=6),
             QWEN,
             "h100",
-            "tensor-parallel-size 6 does not divide the 40 attention heads of model config; 5 and 8"
+            "tensor-parallel-size 6: the size does not divide the 40 attention heads of model config; 5 and 8"
             " do",
         ),
         (

@@ -170,7 +170,7 @@ def test_csv_files_may_be_compressed_and_omit_arrival_or_send_times(tmp_path: Pa
         (CSV + "0,10,3,0,nan,2\n", "line 2: times must be finite numbers"),
         (CSV + "1,10,3,1,2,3\n0,10,3,0,1,2\n", "line 3: rows must be in order of arrival"),
         (CSV + "1,10,3,0,2,3\n", "line 2: sent at 0 s, which is before its arrival at 1 s"),
-        (CSV + "0,10,3,0,2,1\n", "line 2: sent at 0 s, first token at 2 s, last at 1 s"),
+        (CSV + "0,10,3,0,2,1\n", "line 2: sent at 0 s, first token at 2 s, last token at 1 s"),
     ],
 )
 def test_invalid_csv_files_are_rejected_with_a_one_line_error(

@@ -280,7 +280,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
         ),
         (
             [*DRAWN, "--slo", "ttft=1"],
-            "argument --slo: 'ttft=1' must be ttft|tpot|itl|e2e_mean|p50|p90|p95|p99|p99.9",
+            "argument --slo: 'ttft=1' must be a list of ttft|tpot|itl|e2e_mean|p50|p90|p95|p99|p99.9",
         ),
         ([*DRAWN, "--json", "x", "--requests", "./x"], "x is specified twice"),
         ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),

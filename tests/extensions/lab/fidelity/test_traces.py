@@ -130,7 +130,7 @@ def test_groups_are_numbered_and_an_empty_name_means_no_group(tmp_path: Path) ->
             f", row 2: output_tokens '{'9' * 40}' must be a whole number",
         ),
         (HEADER + "1,1,1\n\n2,1,1\n", ", row 3: is empty"),
-        (HEADER + "1,1,1\n2,1\n", ", row 3: has 2 fields, but more are required"),
+        (HEADER + "1,1,1\n2,1\n", ", row 3: the row has 2 fields, but more are required"),
         (HEADER + '1,1,"1\n', ", row 2: unexpected end of data"),
         ("", " is empty"),
         (HEADER, " has no rows"),

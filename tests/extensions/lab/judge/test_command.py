@@ -41,7 +41,7 @@ def error_of(
             "has no info.timings.request_start",
         ),
         ('{"ttfts": [], "itls": [], "start_times": []}', "contains no requests"),
-        ('{"ttfts": [1.0], "itls": [], "start_times": [1.0]}', "1 requests, itls has 0"),
+        ('{"ttfts": [1.0], "itls": [], "start_times": [1.0]}', "1 requests, but itls has 0"),
         ('{"total_output_tokens": 3}', "--save-detailed"),
         ('{"start_time": "x", "response_time": 3}', "line 1: start_time must be a number"),
         ('{"start_time": 1, "response_time": null}', "has no response_time"),
