@@ -40,11 +40,17 @@ def answered_beside_health(
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [
-        ({"then": {"text": "{{ message" + "|json" * 200 + " }}"}}, "nested too deeply"),
-        ({"then": {"text": "{{ 'a'" + "|json" * 90 + " }}"}}, "nested too deeply"),
+        ({"then": {"text": "{{ message" + "|json" * 200 + " }}"}}, "must not be nested more than"),
+        ({"then": {"text": "{{ 'a'" + "|json" * 90 + " }}"}}, "must not be nested more than"),
         ({"then": {"text": "{{ message }}" * 19_000}}, "more than 4000 tokens"),
-        ({"when": {"message": {"regex": "a{65535}" * 400}}, "then": "pass"}, "repeats too much"),
-        ({"when": {"message": {"regex": "(?:a{140}){140}"}}, "then": "pass"}, "repeats too much"),
+        (
+            {"when": {"message": {"regex": "a{65535}" * 400}}, "then": "pass"},
+            "is too large: it has more than",
+        ),
+        (
+            {"when": {"message": {"regex": "(?:a{140}){140}"}}, "then": "pass"},
+            "is too large: it has more than",
+        ),
     ],
 )
 def test_oversized_rules_are_rejected_immediately(
