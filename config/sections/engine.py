@@ -284,7 +284,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     address that contains * or :: and connects to any other address. If empty, no events are
     published."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
-    """Number of pending events that causes a batch to be published."""
+    """Number of pending events that triggers the publication of a batch."""
     event_flush_interval: Duration = 1.0
     """Maximum time that events wait before a batch is published. With 0, a batch is published at
     every step."""

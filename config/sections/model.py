@@ -90,8 +90,9 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     llm-d-inference-sim (requests timing). If false, requests start in order of arrival, as in
     vLLM."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
-    """Maximum number of adapters in CPU memory. Must be at least max-loras, which is the default.
-    The most recently used adapters are kept, and others are reloaded when a request needs them."""
+    """Maximum number of adapters in CPU memory. The value must be at least max-loras, which is the
+    default. The most recently used adapters are kept, and others are reloaded when a request needs
+    them."""
     max_lora_rank: Count = 16
     """Rank assumed for an adapter if it has no adapter_config.json that specifies a rank."""
     require_lora_files: Annotated[bool, SIMULATED] = False

@@ -15,5 +15,5 @@ class CacheGroupsSettings(Section, frozen=True, kw_only=True):
         NotNegative, About(simulated=True, unit="tokens")
     ] = 0
     """Number of tokens between the positions at which a hybrid model caches sliding windows and
-    linear attention states. Must be a multiple of block-size. With 0, only the end of each prompt
-    and the ends of shared prefixes are cached."""
+    linear attention states. The value must be a multiple of block-size. With 0, only the end of
+    each prompt and the ends of shared prefixes are cached."""

@@ -22,8 +22,8 @@ class KvOffloadSettings(Section, frozen=True, kw_only=True):
     kv_offload_blocks_per_chunk: Annotated[Count, SIMULATED] = 1
     """Number of blocks that are stored and evicted together."""
     kv_offload_block_size: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
-    """Number of tokens per chunk. Overrides kv-offload-blocks-per-chunk. Must be a multiple of
-    block-size."""
+    """Number of tokens per chunk. Overrides kv-offload-blocks-per-chunk. The value must be a
+    multiple of block-size."""
     kv_offload_prompt_only: Switch = True
     """Store only prompt blocks. If false, reply blocks are also stored."""
     kv_offload_store_threshold: Annotated[NotNegative, SIMULATED] = 0

@@ -16,4 +16,4 @@ class RenderServiceSettings(Section, frozen=True, kw_only=True):
     """Maximum time to wait for the render service if messages contain images, which the service has
     to fetch."""
     render_only: bool = False
-    """Run as a render service that only tokenizes and renders, like vllm launch render."""
+    """Run as a render service that only tokenizes and renders prompts, like vllm launch render."""
