@@ -22,8 +22,8 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     disabled."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
     """Action taken when a request is not in the recording. With simulate, the engine replies. With
-    not-found, such a request is rejected with status 404. With nearest, the response to the most
-    similar request is sent. With record, a target responds, and its response is added to the
+    not-found, unrecorded requests are rejected with status 404. With nearest, the response to the
+    most similar request is sent. With record, a target responds, and its response is added to the
     recording. The X-Replay-Miss header overrides this setting."""
     replay_by: Literal["body", "turn"] = "body"
     """How requests are matched to the recording: by body (body) or by position in the conversation,
