@@ -315,7 +315,7 @@ def test_invalid_flag_is_rejected_with_a_one_line_error_that_names_it(
 
 
 def test_invalid_config_file_is_rejected(yaml_file: Write) -> None:
-    assert "must be a mapping" in refusal("--config", yaml_file("[a]"))
+    assert "must map setting names to values" in refusal("--config", yaml_file("[a]"))
     assert "unknown flag --prot; did you mean --port?" in refusal("--config", yaml_file("prot: 1"))
     assert "unknown flag --no-prot" in refusal("--config", yaml_file("prot: false"))
 

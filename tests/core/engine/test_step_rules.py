@@ -205,7 +205,7 @@ def test_adapter_stays_in_use_during_the_last_token_of_its_request(
 
 def test_draft_slots_that_fill_a_step_are_rejected() -> None:
     with pytest.raises(
-        ConfigError, match=r"draft-slots 64 .* less than max-num-batched-tokens, 64"
+        ConfigError, match=r"draft-slots 64 .* less than max-num-batched-tokens \(64\)"
     ):
         SchedulerLimits(max_num_batched_tokens=64, draft_slots=64)
 

@@ -137,20 +137,20 @@ def test_existing_file_is_not_overwritten(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "it is not a JSON array of conversations"),
-        (b'{"conversations": []}', "it is not a JSON array of conversations"),
-        (b"\x1f\x8b\x08", "it is not a JSON array of conversations"),
+        (b"", "the file is not a JSON array of conversations"),
+        (b'{"conversations": []}', "the file is not a JSON array of conversations"),
+        (b"\x1f\x8b\x08", "the file is not a JSON array of conversations"),
         (
             json.dumps(CONVERSATIONS).encode()[:-20],
-            "it is not valid JSON: parse error: premature EOF",
+            "the file is not valid JSON: parse error: premature EOF",
         ),
-        (json.dumps(CONVERSATIONS).encode() + b"x", "it is not valid JSON: "),
-        (b"[1 2]", "it is not valid JSON: "),
-        (b'["\xff"]', "it is not valid JSON: "),
-        (b"[]", "it has no human message with a reply"),
+        (json.dumps(CONVERSATIONS).encode() + b"x", "the file is not valid JSON: "),
+        (b"[1 2]", "the file is not valid JSON: "),
+        (b'["\xff"]', "the file is not valid JSON: "),
+        (b"[]", "the file contains no human message with a reply"),
         (
             b'[1, {"conversations": [{"from": "system"}]}]',
-            "it has no human message with a reply",
+            "the file contains no human message with a reply",
         ),
     ],
 )

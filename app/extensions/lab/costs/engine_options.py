@@ -81,18 +81,18 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         heads = shape.num_attention_heads
         if tensor < 1 or heads % tensor:
             raise ConfigError(
-                f"tensor-parallel-size {tensor}: it must divide the {heads} attention heads of"
-                f" {origin}; {_nearest_divisors(heads, tensor)}"
+                f"tensor-parallel-size {tensor}: the size does not divide the {heads} attention"
+                f" heads of {origin}; {_nearest_divisors(heads, tensor)}"
             )
         layers = shape.num_hidden_layers
         stages = self.pipeline_parallel_size
         if not 1 <= stages <= layers:
             raise ConfigError(f"pipeline-parallel-size {stages}: {origin} has only {layers} layers")
         if self.enable_expert_parallel and not shape.num_experts:
-            raise ConfigError(f"enable-expert-parallel: {origin} does not have experts")
+            raise ConfigError(f"enable-expert-parallel: {origin} has no experts")
         if shape.num_experts % self.expert_ranks:
             raise ConfigError(
-                f"enable-expert-parallel: {self.expert_ranks} devices must divide the"
+                f"enable-expert-parallel: {self.expert_ranks} devices do not divide the"
                 f" {shape.num_experts} experts of {origin};"
                 f" {_nearest_divisors(shape.num_experts, self.expert_ranks)}"
             )
@@ -118,8 +118,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
             return checkpoint
         if method not in ONLINE_QUANTIZATIONS:
             raise ConfigError(
-                f"quantization {method}: {origin} has 16-bit weights, which vLLM converts to"
-                f" {' or '.join(ONLINE_QUANTIZATIONS)} only"
+                f"quantization {method}: {origin} has 16-bit weights, which vLLM converts only"
+                f" to {' or '.join(ONLINE_QUANTIZATIONS)}"
             )
         return Quantization(quant_method=method)
 

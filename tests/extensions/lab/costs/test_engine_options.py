@@ -134,7 +134,7 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
             EngineOptions(tensor_parallel_size=6),
             QWEN,
             "h100",
-            "tensor-parallel-size 6: it must divide the 40 attention heads of model config; 5 and 8"
+            "tensor-parallel-size 6: the size does not divide the 40 attention heads of model config; 5 and 8"
             " do",
         ),
         (
@@ -147,19 +147,19 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
             EngineOptions(enable_expert_parallel=True),
             QWEN,
             "h100",
-            "enable-expert-parallel: model config does not have experts",
+            "enable-expert-parallel: model config has no experts",
         ),
         (
             EngineOptions(enable_expert_parallel=True, data_parallel_size=3),
             EXPERTS,
             "h100",
-            "3 devices must divide the 128 experts of model config; 2 and 4 do",
+            "3 devices do not divide the 128 experts of model config; 2 and 4 do",
         ),
         (
             EngineOptions(quantization="awq"),
             QWEN,
             "h100",
-            "quantization awq: model config has 16-bit weights, which vLLM converts to fp8 or",
+            "quantization awq: model config has 16-bit weights, which vLLM converts only to fp8 or",
         ),
         (
             EngineOptions(quantization="awq"),

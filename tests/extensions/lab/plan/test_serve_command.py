@@ -96,7 +96,4 @@ def test_confidence_is_rejected_for_options_without_known_errors(
 ) -> None:
     argv = ["--model", "Qwen/Qwen3-8B", "--device", "h100=2", *LOAD, "--confidence", "90%"]
     assert run([*argv, *flags]) != 0
-    assert (
-        f"--confidence: the error of predictions with --{name} is unknown"
-        in capsys.readouterr().err
-    )
+    assert f"--confidence: the prediction error with --{name} is unknown" in capsys.readouterr().err
