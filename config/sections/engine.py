@@ -136,9 +136,9 @@ class StepSettings(Section, frozen=True, kw_only=True):
     """Engine steps that requests share, as in vLLM (timing steps)."""
 
     timing: Annotated[Literal["", "requests", "steps"], SIMULATED] = ""
-    """How latencies are computed. With requests, the latency settings determine the latencies of
-    each request independently. With steps, all requests share the steps of one engine, whose costs
-    come from a profile. If empty, steps is used when a profile is set, and requests otherwise."""
+    """How latencies are computed. If set to requests, the latency settings apply to each request
+    independently. If set to steps, all requests share the steps of one engine, whose costs come
+    from a profile. If empty, steps is used when a profile is set, and requests otherwise."""
     profile: Annotated[str, About(simulated=True, path=True)] = ""
     """Profile that defines the costs of engine steps and the default values of engine limits. The
     value is a file, the name of a built-in profile, or auto, which computes a profile from data
@@ -272,8 +272,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
     """How long a prefill pod holds blocks that no decode pod is reading or waiting for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """Action taken when a decode pod cannot read the blocks of a prefill pod (nixl). With fail, the
-    request fails. With recompute, the decode pod computes the prompt itself."""
+    """Action taken when a decode pod cannot read the blocks of a prefill pod (nixl). If set to
+    fail, the request fails. If set to recompute, the decode pod computes the prompt itself."""
     kv_side_channel_timeout: PositiveDuration = 5.0
     """Time after which a decode pod considers an unresponsive prefill pod unreachable (nixl)."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
@@ -289,9 +289,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Maximum time that events wait before a batch is published. With 0, a batch is published at
     every step."""
     kv_events_format: EventsFormat = "map"
-    """Layout for KV events. With map, events are maps, as in vLLM 0.24 and later. With a version
-    number, events are arrays, as in that version of vLLM. With llm-d-inference-sim, events are
-    arrays, as in that simulator."""
+    """Layout for KV events. If set to map, events are maps, as in vLLM 0.24 and later. If set to a
+    version number, events are arrays, as in that version of vLLM. If set to llm-d-inference-sim,
+    events are arrays, as in that simulator."""
     use_vllm_map_event_format: bool | None = None
     """Compatibility option for llm-d-inference-sim. If false and kv-events-format is map, the
     llm-d-inference-sim format is used instead."""

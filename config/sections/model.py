@@ -36,9 +36,9 @@ class ModelSettings(Section, frozen=True, kw_only=True):
         "generate"
     )
     """Purpose of the model. For tasks other than generate, the server has pooling routes instead of
-    chat and completions. With embed, the routes are embeddings, score, rerank, and pooling. With
-    score, the routes are classify, score, rerank, and pooling. With classify, the routes are
-    classify and pooling. With pooling, all pooling routes are served."""
+    chat and completions. If set to embed, the routes are embeddings, score, rerank, and pooling. If
+    set to score, the routes are classify, score, rerank, and pooling. If set to classify, the
+    routes are classify and pooling. If set to pooling, all pooling routes are served."""
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None

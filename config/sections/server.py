@@ -58,13 +58,14 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Time after startup during which the server reports that it is not ready."""
     drain_duration: Duration = 1.0
     """Time after SIGTERM during which the server still accepts requests but reports that it is not
-    ready. This time counts toward graceful-timeout and ends early when no clients are connected."""
+    ready. This period counts toward graceful-timeout and ends early if no clients are connected."""
     graceful_timeout: Duration = 30.0
     """Time from SIGTERM until running streams are cut off (drain mode)."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
-    """How SIGTERM affects requests. With drain, running requests can finish, and new requests are
-    rejected with status 503 once drain-duration is over. With vllm, requests that are still running
-    after shutdown-timeout fail, and new requests are rejected with status 500 immediately."""
+    """How SIGTERM affects requests. If set to drain, running requests can finish, and new requests
+    are rejected with status 503 once drain-duration is over. If set to vllm, requests that are
+    still running after shutdown-timeout fail, and new requests are rejected with status 500
+    immediately."""
     shutdown_timeout: Duration = 0.0
     """Time after SIGTERM within which running requests must finish (vllm mode). With 0s, the port
     closes immediately."""
@@ -83,10 +84,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
     """Number of data parallel ranks in this server."""
     data_parallel_mode: Literal["ports", "internal", "external"] = "ports"
-    """How ranks share ports. With ports, each rank is a separate process, on port + rank. With
-    external, each rank is also a separate process, but ranks in X-data-parallel-rank start at 0 on
-    every port, as in vLLM. With internal, all ranks share one process and one port, and each
-    request runs on the least busy rank, as in vLLM."""
+    """How ranks share ports. If set to ports, each rank is a separate process, on port + rank. If
+    set to external, each rank is also a separate process, but rank numbers in X-data-parallel-rank
+    start at 0 on every port, as in vLLM. If set to internal, all ranks share one process and one
+    port, and each request runs on the least busy rank, as in vLLM."""
     data_parallel_rank: Rank | None = None
     """Rank that this server runs if it runs only one rank. If set, the rank listens on the port
     specified by the port setting, and data-parallel-size is the total number of ranks. If empty or

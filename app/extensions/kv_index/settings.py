@@ -95,9 +95,9 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """Replay port for pods whose entries in kv-index-pods do not specify a replay address. Rank k
     uses this port plus k."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Storage backend for the index. With memory, the index is kept in memory, and its number of
-    blocks is limited. With cost-aware, the index is kept in memory, and its size in bytes is
-    limited. With redis, the index is stored in Redis or Valkey, which several indexers can
+    """Storage backend for the index. If set to memory, the index is kept in memory, and its number
+    of blocks is limited. If set to cost-aware, the index is kept in memory, and its size in bytes
+    is limited. If set to redis, the index is stored in Redis or Valkey, which several indexers can
     share."""
     kv_index_size: Count | None = None
     """Capacity of the index. With the memory backend, the capacity is a number of block copies;
