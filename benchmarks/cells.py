@@ -104,12 +104,16 @@ class Cell(Struct, frozen=True, kw_only=True):
         if not re.match(r"\d", version):  # a nightly build
             version = ""
         recipe = recipe_of(self)
+        has_expert_ranks = recipe.enable_expert_parallel
+        if has_expert_ranks is None:
+            has_expert_ranks = self.ep > 1
         return EngineOptions(
             tensor_parallel_size=1 if recipe.has_single_ranks else self.tensor_parallel,
             data_parallel_size=self.dp_attention,
-            enable_expert_parallel=self.ep > 1,
+            enable_expert_parallel=has_expert_ranks,
             kv_cache_dtype=recipe.kv_cache_dtype,
             gpu_memory_utilization=recipe.gpu_memory_utilization,
+            max_cudagraph_capture_size=recipe.max_cudagraph_capture_size,
             vllm_version=version,
         )
 
@@ -314,6 +318,7 @@ def append_results(path: Path, cells: Sequence[Cell], results: Sequence[Result])
     with path.open("ab") as file:
         for cell, result in zip(cells, results, strict=True):
             line = msgspec.structs.asdict(cell) | msgspec.structs.asdict(result)
+            line["has_expert_ranks"] = cell.options.enable_expert_parallel
             file.write(msgspec.json.encode(line) + b"\n")
 
 

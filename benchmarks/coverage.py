@@ -28,6 +28,16 @@ class GroupCoverage(Struct, frozen=True):
     half_widths: list[float]
     errors: list[float]
 
+    @property
+    def half_width(self) -> float:
+        """Median half width, as a share."""
+        return exp(median(self.half_widths)) - 1
+
+    @property
+    def error(self) -> float:
+        """Median error of the simulation, as a share."""
+        return exp(median(self.errors)) - 1
+
 
 class Coverage(Struct, frozen=True):
     """Coverage of one figure over all groups."""
@@ -91,7 +101,8 @@ def main() -> None:
         )
         print(f", median error {coverage.error:.1%}")
         for group in coverage.groups:
-            print(f"  {group.inside}/{group.cells} {group.name}")
+            print(f"  {group.inside}/{group.cells}", end=" ")
+            print(f"half width {group.half_width:.1%}, error {group.error:.1%}: {group.name}")
 
 
 if __name__ == "__main__":

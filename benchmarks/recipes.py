@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from app.extensions.lab.costs.engine_options import MAX_CAPTURE_SIZE
+
 if TYPE_CHECKING:
     from benchmarks.cells import Cell
 
 BLACKWELL = ("b200", "b300")
 FIRST_WITH_FP8_KEYS = 19
 """First version 0.N of vLLM with which MiniMax was served with keys and values in fp8."""
+HOPPER_EXPERT_DEVICES = 8
+"""Devices of the configuration of MiniMax on H200 whose script enables expert parallelism."""
+PROMPT_CAPTURE_SIZE = 2048
+"""Tokens of the largest CUDA graph of servers that also capture prompts."""
+KIMI_CHANGED = "2026-04-20"
+"""First day of the script of Kimi on B200 that sets the tokens of a step."""
 STEP_TOKENS = 8192
 BLACKWELL_STEP_TOKENS = 16384
 """vLLM's default on devices of 160 GiB or more."""
@@ -32,6 +40,9 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """None is the concurrency of the client."""
     has_single_ranks: bool = False
     """With data-parallel attention each rank has one device."""
+    enable_expert_parallel: bool | None = None
+    """None is what the cell's label says."""
+    max_cudagraph_capture_size: int = MAX_CAPTURE_SIZE
 
 
 def recipe_of(cell: Cell) -> Recipe:
@@ -41,27 +52,49 @@ def recipe_of(cell: Cell) -> Recipe:
     is_blackwell = cell.device in BLACKWELL
     if cell.model.startswith("minimax"):
         if not is_blackwell:
-            is_hopper_200 = cell.device == "h200"
+            if cell.device != "h200":
+                return Recipe(max_num_seqs=256)
+            # This script tested `EP_SIZE -ge 1` from the configuration of 8 devices on.
             return Recipe(
-                gpu_memory_utilization=0.95 if is_hopper_200 else 0.9,
-                max_num_seqs=1024 if is_hopper_200 else 256,
+                gpu_memory_utilization=0.95,
+                max_num_seqs=1024,
+                enable_expert_parallel=cell.tensor_parallel == HOPPER_EXPERT_DEVICES,
             )
         if minor_version(cell) < FIRST_WITH_FP8_KEYS:
             return Recipe(
                 gpu_memory_utilization=0.95,
                 max_num_batched_tokens=BLACKWELL_STEP_TOKENS,
                 max_num_seqs=1024,
+                enable_expert_parallel=True,  # `EP_SIZE -ge 1`, as on H200
             )
         return Recipe(
             kv_cache_dtype="fp8",
             max_num_batched_tokens=2 * cell.input_tokens,
             max_num_seqs=1024,
             has_single_ranks=cell.dp_attention > 1,
+            max_cudagraph_capture_size=PROMPT_CAPTURE_SIZE,
         )
     if cell.model.startswith("kimi"):
-        return Recipe(has_single_ranks=cell.dp_attention > 1)
-    if cell.model.startswith("gpt-oss") and is_blackwell:
-        return Recipe(kv_cache_dtype="fp8", max_num_seqs=512)
+        # The script does not read `EP_SIZE`, which is 4 in a part of the configurations.
+        step_tokens = BLACKWELL_STEP_TOKENS
+        capture_size = MAX_CAPTURE_SIZE
+        if cell.device == "b200" and cell.measured >= KIMI_CHANGED:
+            step_tokens = 2 * cell.input_tokens
+            capture_size = PROMPT_CAPTURE_SIZE
+        return Recipe(
+            max_num_batched_tokens=step_tokens,
+            has_single_ranks=cell.dp_attention > 1,
+            enable_expert_parallel=False,
+            max_cudagraph_capture_size=capture_size,
+        )
+    if cell.model.startswith("gpt-oss"):
+        if not is_blackwell:
+            return Recipe(max_cudagraph_capture_size=PROMPT_CAPTURE_SIZE)
+        return Recipe(
+            kv_cache_dtype="fp8",
+            max_num_seqs=512,
+            max_cudagraph_capture_size=PROMPT_CAPTURE_SIZE,
+        )
     if cell.model.startswith("llama") and is_blackwell:
         return Recipe(max_num_seqs=512)  # fp8 keys are in the checkpoint's config
     return Recipe()

@@ -152,7 +152,7 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
         settings=settings,
     )
     if settings is not None and not (isinstance(settings, type) and issubclass(settings, Section)):
-        raise _plugin_error(plugin, "its Settings must be a config.declaration.Section")
+        raise _plugin_error(plugin, "its Settings must be a subclass of config.declaration.Section")
     return plugin
 
 

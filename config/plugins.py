@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -57,6 +58,14 @@ def from_plain(values: Mapping[str, Any], base: type[Settings]) -> Settings:
 
 def _has_plugins(folder: str) -> bool:
     """Returns True if a package in this folder has entry points for plugins."""
+    with suppress(OSError):
+        return _lists_plugins(folder, os.stat(folder or ".").st_mtime_ns)
+    return False
+
+
+@lru_cache(maxsize=64)
+def _lists_plugins(folder: str, modified_ns: int) -> bool:
+    """Reads all entry points of a folder once until pip modifies it, also for further servers."""
     packages: list[str] = []
     with suppress(OSError):
         packages = [name for name in os.listdir(folder or ".") if name.endswith("-info")]

@@ -221,7 +221,7 @@ def _row(group: str, section: type[Section], field: FieldInfo, prefix: str) -> S
     plain, extras, optional = _split_annotation(field.type)
     about = next((extra for extra in extras if isinstance(extra, About)), None)
     if prefix and about is None:  # plugins name the help of a setting in `About`
-        raise TypeError(f"{field.name} does not have an About")
+        raise TypeError(f"the field {field.name} has no `About` annotation")
     about = about or About()
     kind = kind_of(plain, extras)
     return Setting(

@@ -121,7 +121,7 @@ class Sources:
 
         document = parse_yaml(path)
         if not isinstance(document, dict):
-            raise ConfigError(f"{self.file} must be a mapping of setting names to values")
+            raise ConfigError(f"{self.file} must map setting names to values")
         for key, value in document.items():
             name = str(key).replace("_", "-")
             if name in REMOVED:

@@ -5,7 +5,7 @@
 
 A group has one device, format of the weights, kind of model and version of vLLM. Rows measured on
 2026-04-05 or later are left out, and so is every third group of (model, device, parallelism) by a
-hash of its name; the split is printed. Four constants of each group are fitted by Gauss-Newton
+hash of its name; the split is printed. The constants of each group are fitted by Gauss-Newton
 steps on the logarithms of TPOT and TTFT, with a pull toward no correction: a group of few cells
 stays near the kernels.
 """
@@ -27,7 +27,9 @@ import msgspec
 from app.extensions.lab.costs import adjustments
 from app.extensions.lab.costs.adjustment import Adjustment
 from app.extensions.lab.costs.adjustments import TABLE
+from app.extensions.lab.costs.engine_options import MAX_CAPTURE_SIZE
 from app.extensions.lab.costs.kernel_constants import KERNELS
+from app.extensions.lab.costs.kernel_sum import prompt_launch_us
 from app.extensions.lab.costs.situations import make_situation
 from benchmarks.cells import (
     Cell,
@@ -36,10 +38,11 @@ from benchmarks.cells import (
     read_config,
     simulated_ms,
 )
+from benchmarks.recipes import recipe_of
 from config import ConfigError
 
 MIN_CELLS = 4
-MAX_CELLS = 9
+MAX_CELLS = 18
 """Cells of a group that are fitted, spread over concurrency."""
 MAX_CONCURRENCY = 128
 A_PLACE = 4
@@ -49,11 +52,10 @@ SPREADS = numpy.array([12.0, 0.10, 0.20, 2.0])
 """Prior standard deviations: launch us, log decode, log prefill, front ms."""
 BLACKWELL_FRONT_MS = 5.0
 """The last one on B200, where hosts differ by more."""
-LAUNCHED_FRONT_MS = 15.0
-"""The last one of dense models on B200: they were served without CUDA graphs for prefills
-(FULL_DECODE_ONLY), so that the host launches every kernel of a prompt.
-"""
 STEPS = numpy.array([5.0, 0.05, 0.1, 3.0])
+PROMPT_LAUNCH_SPREAD_US = 250.0
+"""Prior standard deviation of a fifth constant, of servers without CUDA graphs for prompts."""
+PROMPT_LAUNCH_STEP_US = 50.0
 NOISE = {"tpot": 0.04, "ttft": 0.12}
 OUTLIER = 1.5
 """Deviation in units of `NOISE` from which on a cell counts less."""
@@ -77,6 +79,9 @@ def key_of_adjustment(adjustment: Adjustment) -> tuple[str, str, bool, int]:
 
 def make(key: tuple[str, str, bool, int], x: numpy.ndarray, cells: int = 0) -> Adjustment:
     device, weights, has_experts, version = key
+    launch_us = None
+    if len(x) > len(SPREADS):
+        launch_us = round(float(x[4]), 1)
     return Adjustment(
         device=device,
         weights=weights,
@@ -85,6 +90,7 @@ def make(key: tuple[str, str, bool, int], x: numpy.ndarray, cells: int = 0) -> A
         launch_us=round(float(x[0]), 2),
         decode=round(exp(x[1]), 4),
         prefill=round(exp(x[2]), 4),
+        prompt_launch_us=launch_us,
         front_ms=round(float(x[3]), 3),
         cells=cells,
     )
@@ -113,27 +119,33 @@ def softened(deviations: float) -> float:
 
 
 def fit(key: tuple[str, str, bool, int], cells: list[Cell], folder: Path) -> Adjustment:
-    x = numpy.zeros(4)
+    center = numpy.zeros(4)
     spreads = SPREADS.copy()
+    steps = STEPS
     if key[0] == "b200":
-        spreads[3] = BLACKWELL_FRONT_MS if key[2] else LAUNCHED_FRONT_MS
+        spreads[3] = BLACKWELL_FRONT_MS
+    if recipe_of(cells[0]).max_cudagraph_capture_size <= MAX_CAPTURE_SIZE:
+        center = numpy.append(center, prompt_launch_us(has_experts=key[2]))
+        spreads = numpy.append(spreads, PROMPT_LAUNCH_SPREAD_US)
+        steps = numpy.append(steps, PROMPT_LAUNCH_STEP_US)
+    x = center.copy()
 
     def loss(x: numpy.ndarray) -> tuple[float, numpy.ndarray]:
         use([make(key, x)])
         values = residuals(cells, folder)
-        return float((values**2).sum() + ((x / spreads) ** 2).sum()), values
+        return float((values**2).sum() + (((x - center) / spreads) ** 2).sum()), values
 
     best, values = loss(x)
     start = best
     for _ in range(ITERATIONS):
         columns = []
-        for index in range(4):
+        for index, step in enumerate(steps):
             moved = x.copy()
-            moved[index] += STEPS[index]
-            columns.append((loss(moved)[1] - values) / STEPS[index])
+            moved[index] += step
+            columns.append((loss(moved)[1] - values) / step)
         slope = numpy.array(columns).T
         second = slope.T @ slope + numpy.diag(spreads**-2)
-        move = -numpy.linalg.solve(second, slope.T @ values + x / spreads**2)
+        move = -numpy.linalg.solve(second, slope.T @ values + (x - center) / spreads**2)
         for share in (1.0, 0.4):
             tried, tried_values = loss(x + share * move)
             if tried < best:

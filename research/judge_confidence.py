@@ -1,13 +1,13 @@
 """How often `plan --confidence` is wrong, and what its caution costs, on the measured cells.
 
     python -m benchmarks.cells ../shared/truth/cells --out cells.jsonl
-    python research/judge_confidence.py cells.jsonl ../shared/truth/cells [--held-out]
+    python research/judge_confidence.py cells.jsonl ../shared/truth/cells [--held-out] [--measured]
 
 The cells of one server at several concurrencies are a curve; between them latencies are taken to be
 linear in logarithms. Servers for the same model and lengths compete: a fleet is a server with so
 many requests in flight. For limits of TTFT and TPOT among the measured values, a fleet is called OK
 if its simulated latencies times the factors of the confidence are within both. The residuals of the
-server's own group are left out. Printed are the share of these fleets whose measured latencies
+server's own group are left out, unless `--measured` is given. Printed are the share of these fleets whose measured latencies
 exceed a limit, and the price of a token of the cheapest one where it meets the limits, beside the
 cheapest fleet that met them in reality.
 """
@@ -105,12 +105,17 @@ def read_servers(path: Path, *, held_out: bool) -> dict[tuple[str, int, int], li
     return servers
 
 
-def read_fleets(path: Path, folder: Path, *, held_out: bool) -> dict[str, list[list[Fleet]]]:
-    """Returns the fleets of each server, by model and lengths; repeated cells are one point."""
+def read_fleets(
+    path: Path, folder: Path, *, held_out: bool, measured: bool = False
+) -> dict[str, list[list[Fleet]]]:
+    """Returns the fleets of each server, by model and lengths; repeated cells are one point.
+
+    The errors are those of all other servers and, if the server counts as `measured`, its own.
+    """
     errors = read_errors()
     fleets = defaultdict(list)
     for (group, _, _), cells in sorted(read_servers(path, held_out=held_out).items()):
-        model = ErrorModel([error for error in errors if error.group != group])
+        model = ErrorModel([error for error in errors if measured or error.group != group])
         situation = situation_of(cells[0], folder)
 
         def errors_at(
@@ -194,8 +199,11 @@ def main() -> None:
     parser.add_argument("cells", type=Path, help="result of benchmarks.cells --out")
     parser.add_argument("folder", type=Path, help="folder with models")
     parser.add_argument("--held-out", action="store_true", help="only cells that were not fitted")
+    parser.add_argument("--measured", action="store_true", help="use each server's own residuals")
     options = parser.parse_args()
-    fleets = read_fleets(options.cells, options.folder, held_out=options.held_out)
+    fleets = read_fleets(
+        options.cells, options.folder, held_out=options.held_out, measured=options.measured
+    )
     print(f"{len(fleets)} loads, {sum(map(len, fleets.values()))} servers")
     for confidence in CONFIDENCES:
         name = "exact" if confidence is None else f"{confidence:.0%}"

@@ -49,7 +49,7 @@ def estimate(cell: dict) -> tuple[float, float]:
         tp = 1
     experts = {}
     if cell["model"].startswith(("gpt-oss", "kimi", "minimax", "qwen3-235b")):
-        name = "moe_ep_size" if cell["ep"] > 1 else "moe_tp_size"
+        name = "moe_ep_size" if cell["has_expert_ranks"] else "moe_tp_size"
         experts[name] = tp * ranks
     result = cli_estimate(
         model,
@@ -89,7 +89,8 @@ def main() -> None:
         key = tuple(
             cell[name]
             for name in (
-                "model device tensor_parallel ep dp_attention input_tokens output_tokens concurrency client"
+                "model device tensor_parallel has_expert_ranks dp_attention input_tokens output_tokens"
+                " concurrency client"
             ).split()
         )
         if key not in seen:

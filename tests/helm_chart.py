@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from tests import yaml_text
 from tests.running_server import ROOT
 
 CHART = ROOT / "deploy" / "helm"
@@ -28,7 +29,7 @@ def objects() -> list[dict[str, Any]]:
         text = "\n---\n".join(
             rendered(file.read_text()) for file in sorted(CHART.glob("templates/*.yaml"))
         )
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in yaml_text.documents(text) if document]
 
 
 def rendered(template: str, values: Mapping[str, Any] | None = None) -> str:
@@ -36,7 +37,7 @@ def rendered(template: str, values: Mapping[str, Any] | None = None) -> str:
 
     ValueError for a function that is not known.
     """
-    chosen = yaml.safe_load((CHART / "values.yaml").read_text()) if values is None else values
+    chosen = yaml_text.document((CHART / "values.yaml").read_text()) if values is None else values
     scope = {"Values": chosen, "Release": {"Name": RELEASE}}
 
     def block(match: re.Match[str]) -> str:

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from pathlib import Path
+from typing import IO
+
+from tests.forked_server import ForkedServer
 
 ROOT = Path(__file__).parents[1]
 QUICK_STEPS = Path(__file__).with_name("quick-steps.yaml")
@@ -31,6 +34,10 @@ a port is free until a server is there.
 """
 NEIGHBOURS = 4
 """Largest number of neighbouring ports that one test asks for."""
+FORKED = ("app", "app.entrypoint", "gunicorn")
+"""Modules that `server_template` can run."""
+FOR_PYTHON = ("PYTHON", "LD_", "MALLOC_")
+"""Beginnings of variables that a process reads before its first module."""
 START_LIMIT_S = 40.0
 STOP_LIMIT_S = 20.0
 
@@ -40,7 +47,7 @@ class RunningServer:
     """One server; `process` is gunicorn's arbiter."""
 
     port: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedServer
     log_file: Path
 
     @property
@@ -148,15 +155,7 @@ def running_command(
     general = {"SIM_FAST_PATH": "false"} if os.environ.get(GENERAL_WAY) else {}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
     with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**inherited, "SIM_SEED": SEED, **general, **env},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        process = started(command, {**inherited, "SIM_SEED": SEED, **general, **env}, log)
         server = RunningServer(port, process, Path(log.name))
         try:
             _wait_until_healthy(server, start_limit_s)
@@ -172,6 +171,34 @@ def running_command(
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def _is_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Returns whether a fork of this interpreter can be the server."""
+    if [*command[:2]] != [sys.executable, "-m"] or command[2] not in FORKED:
+        return False
+    if command[2] == "gunicorn" and (command[-1] != "wsgi:app" or "-c" in command):
+        return False  # another application, or other settings of gunicorn than ours
+    return all(
+        os.environ.get(name) == value for name, value in env.items() if name.startswith(FOR_PYTHON)
+    )
+
+
+def started(
+    command: Sequence[str], env: Mapping[str, str], log: IO[bytes], cwd: Path = ROOT
+) -> subprocess.Popen[bytes] | ForkedServer:
+    """Starts a server in a session of its own; forks it if `server_template` has its modules."""
+    if cwd == ROOT and _is_forked(command, env):
+        return ForkedServer(command[2], command[3:], env, log.name)
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 @contextmanager

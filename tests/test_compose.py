@@ -4,14 +4,14 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
 from app.core.settings import load
 from scripts.surface import stored_settings
+from tests import yaml_text
 from tests.running_server import ROOT
 
 COMPOSE = ROOT / "docker-compose.yml"
-SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+SERVICES: dict[str, Any] = yaml_text.document(COMPOSE.read_text())["services"]
 OURS = [name for name, service in SERVICES.items() if service["image"] == "understudy"]
 
 
@@ -58,11 +58,13 @@ def test_published_ports_are_unique_and_documented() -> None:
 
 
 def test_prometheus_scrapes_every_server_and_has_alert_rules() -> None:
-    config = yaml.safe_load((ROOT / "deploy" / "monitoring" / "prometheus.yml").read_text())
+    config = yaml_text.document((ROOT / "deploy" / "monitoring" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     targets = {
         target.partition(":")[0] for group in job["static_configs"] for target in group["targets"]
     }
     assert targets == set(OURS)
-    (group,) = yaml.safe_load((ROOT / "deploy" / "monitoring" / "alerts.yml").read_text())["groups"]
+    (group,) = yaml_text.document((ROOT / "deploy" / "monitoring" / "alerts.yml").read_text())[
+        "groups"
+    ]
     assert all(rule["expr"] and rule["annotations"]["summary"] for rule in group["rules"])

@@ -7,20 +7,19 @@ import warnings
 from typing import Any
 
 import pytest
-import yaml
 
 from app.core.settings import load
 from config import VERSION
 from scripts.surface import stored_settings
-from tests import helm_chart
+from tests import helm_chart, yaml_text
 from tests.running_server import ROOT
 
 VARIABLES = {f"SIM_{name.upper().replace('-', '_')}" for name in stored_settings()}
 FOLDER = ROOT / "deploy" / "kubernetes"
-KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
+KUSTOMIZATION = yaml_text.document((FOLDER / "kustomization.yaml").read_text())
 FILES = [FOLDER / name for name in KUSTOMIZATION["resources"]]
 OBJECTS: list[dict[str, Any]] = [
-    document for file in FILES for document in yaml.safe_load_all(file.read_text())
+    document for file in FILES for document in yaml_text.documents(file.read_text())
 ]
 OBJECTS += helm_chart.objects()
 DEPLOYMENTS = {
@@ -31,7 +30,7 @@ DEPLOYMENTS = {
 SERVICES = {
     document["metadata"]["name"]: document for document in OBJECTS if document["kind"] == "Service"
 }
-MONITOR = yaml.safe_load((FOLDER / "pod-monitor.yaml").read_text())
+MONITOR = yaml_text.document((FOLDER / "pod-monitor.yaml").read_text())
 
 
 def pod(name: str) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def test_service_and_pod_monitor_select_their_pods(name: str) -> None:
 
 
 def test_chart_enables_autoscaling_on_request() -> None:
-    values = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
+    values = yaml_text.document((helm_chart.CHART / "values.yaml").read_text())
     assert "kind: HorizontalPodAutoscaler" in (
         text := (helm_chart.CHART / "templates" / "autoscaler.yaml").read_text()
     )
@@ -129,7 +128,7 @@ def test_chart_enables_autoscaling_on_request() -> None:
         document["spec"] for document in OBJECTS if document["kind"] == "HorizontalPodAutoscaler"
     ]
     autoscaling = {key: spec[key] for key in spec if key != "scaleTargetRef"}
-    rendered_autoscaler = yaml.safe_load(
+    rendered_autoscaler = yaml_text.document(
         helm_chart.rendered(text, values | {"autoscaling": autoscaling})
     )
     assert (
@@ -140,20 +139,24 @@ def test_chart_enables_autoscaling_on_request() -> None:
 
 
 def test_helm_chart_applies_a_changed_port_environment_and_settings() -> None:
-    values = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
+    values = yaml_text.document((helm_chart.CHART / "values.yaml").read_text())
     secret = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "api"}}}
     values |= {"port": 9000, "env": [secret], "settings": {"model": "m"}}
     rendered_objects = {}
     for file in helm_chart.CHART.glob("templates/*.yaml"):
-        rendered_objects[file.stem] = yaml.safe_load(helm_chart.rendered(file.read_text(), values))
+        rendered_objects[file.stem] = yaml_text.document(
+            helm_chart.rendered(file.read_text(), values)
+        )
     [only] = rendered_objects["deployment"]["spec"]["template"]["spec"]["containers"]
     assert only["env"][-1] == secret and only["ports"] == [{"name": "http", "containerPort": 9000}]
     assert rendered_objects["service"]["spec"]["ports"][0]["port"] == 9000
-    assert yaml.safe_load(rendered_objects["configmap"]["data"]["settings.yaml"]) == {"model": "m"}
+    assert yaml_text.document(rendered_objects["configmap"]["data"]["settings.yaml"]) == {
+        "model": "m"
+    }
 
 
 def test_every_chart_setting_is_a_server_setting() -> None:
-    values = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
+    values = yaml_text.document((helm_chart.CHART / "values.yaml").read_text())
     assert set(values["settings"]) <= stored_settings()
-    chart = yaml.safe_load((helm_chart.CHART / "Chart.yaml").read_text())
+    chart = yaml_text.document((helm_chart.CHART / "Chart.yaml").read_text())
     assert chart["apiVersion"] == "v2" and chart["appVersion"] == values["image"]["tag"] == VERSION

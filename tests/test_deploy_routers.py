@@ -4,22 +4,24 @@ import tomllib
 from typing import Any
 
 import pytest
-import yaml
 
+from tests import yaml_text
 from tests.running_server import ROOT
 from tests.test_deploy import check_schema
 
 FOLDER = ROOT / "deploy" / "routers"
 OBJECTS: list[dict[str, Any]] = []
 for file in sorted(FOLDER.glob("*.yaml")):
-    OBJECTS += yaml.safe_load_all(file.read_text())
+    OBJECTS += yaml_text.documents(file.read_text())
 DEPLOYMENTS = [document for document in OBJECTS if document["kind"] == "Deployment"]
 SERVICES = {
     document["metadata"]["name"]: document["spec"]
     for document in OBJECTS
     if document["kind"] == "Service"
 }
-COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "docker-compose.yml").read_text())["services"]
+COMPOSE: dict[str, Any] = yaml_text.document((FOLDER / "docker-compose.yml").read_text())[
+    "services"
+]
 
 
 def name_of(described: dict[str, Any]) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.syntax import statements, tree_of
+
 ROOT = Path(__file__).parents[1]
 MAX_TOKENS = 5_500
 """Tokens of a file, without comments, docstrings counting as one. Lines would reward packing."""
@@ -43,8 +45,8 @@ Imports = dict[str, frozenset[str]]
 
 @pytest.fixture(scope="module")
 def trees() -> Trees:
-    """The syntax trees of all modules, parsed once."""
-    return {module: ast.parse(path.read_text("utf-8")) for module, path in MODULES.items()}
+    """The syntax trees of all modules."""
+    return {module: tree_of(path) for module, path in MODULES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def imports(trees: Trees) -> Imports:
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

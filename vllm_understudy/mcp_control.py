@@ -142,7 +142,7 @@ class McpServer:
         unknown = sorted(fields.keys() - FAULT_FIELDS)
         if unknown:
             raise ValueError(
-                f"unknown field {unknown[0]!r}; a fault has {', '.join(sorted(FAULT_FIELDS))}"
+                f"unknown field {unknown[0]!r}; a fault can have {', '.join(sorted(FAULT_FIELDS))}"
             )
         if action not in ACTIONS:
             raise ValueError(f"action must be one of {', '.join(ACTIONS)}, got {action!r}")

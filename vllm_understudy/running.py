@@ -99,7 +99,7 @@ def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes]) -> Non
             )
         if time.monotonic() > deadline:
             raise RuntimeError(
-                f"the server is not healthy after {START_LIMIT_S:g} s:\n{server.log()}"
+                f"the server did not become healthy within {START_LIMIT_S:g} s:\n{server.log()}"
             )
         time.sleep(0.02)
 

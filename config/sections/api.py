@@ -51,18 +51,19 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     enable_prompt_tokens_details: bool = False
     """Report the number of cached prompt tokens in usage."""
     enable_force_include_usage: bool = False
-    """End every stream with its usage, even if the request does not ask for it."""
+    """End every stream with usage data, even if the request does not ask for usage."""
     enable_server_load_tracking: bool = False
     """Track the number of running requests and report it at GET /load."""
     enable_per_request_metrics: bool = False
-    """Include the timings of a request in its response. Streams include them with the usage."""
+    """Include the timings of a request in its response. In streams, timings are sent along with the
+    usage data."""
     return_tokens_as_token_ids: bool = False
     """Show tokens in log probabilities as token_id:N, unless the request specifies otherwise."""
     response_role: str = "assistant"
     """Message role in chat responses."""
     trust_request_chat_template: bool = False
-    """Render conversations with the chat template of the request, if it has one, in a process with
-    time and memory limits."""
+    """Allow requests to specify a chat template, which is rendered in a process with time and
+    memory limits."""
     default_chat_template_kwargs: Annotated[
         Json | None, understood_by(json_object, "must be a JSON object")
     ] = None
@@ -77,13 +78,13 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     enable_tokenizer_info_endpoint: bool = False
     """Serve GET /tokenizer_info."""
     sse_keep_alive_interval: Annotated[int, About(unit="s")] = 0
-    """Interval after which the server sends a comment in a chat or completion stream if it has not
-    sent a chunk. 0 disables comments."""
+    """Interval after which the server sends a comment in a chat or completion stream if no chunk
+    has been sent. 0 disables comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
     """Content of system_fingerprint in responses: version, sizes of parallel groups, and hash
     (full); version and hash (hash); the value of fingerprint-value (custom); or null (none)."""
     fingerprint_value: str | None = None
-    """Fingerprint for the custom fingerprint-mode."""
+    """Fingerprint to return if fingerprint-mode is set to custom."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20
     """Maximum number of log probabilities per token that a request can ask for. -1 means no
     limit."""

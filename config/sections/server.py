@@ -37,34 +37,35 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     port: Annotated[Port, About(env=("PORT",))] = 8000
     """TCP port to listen on."""
     uds: Annotated[NonEmpty | None, About(path=True, created=True)] = None
-    """Unix socket to listen on instead of a TCP port. The host and port settings are then
+    """Unix socket to listen on instead of a TCP port. If this setting is used, host and port are
     ignored."""
     grpc: Annotated[
         bool | None,
         About(
             "Serve gRPC (vLLM's VllmEngine service) on the same port. See docs/grpc.md. "
-            f"Requires an extra: {install('grpc')}. "
+            f"Requires the grpc extra: {install('grpc')}. "
             "If empty, gRPC is served when the extra is installed and HTTPS is off."
         ),
     ] = None
     grpc_port: Port | None = None
-    """Separate port for gRPC. If set, gRPC is enabled. Rank k uses this port plus k."""
+    """Separate port for gRPC. Setting this port enables gRPC. Rank k uses this port plus k."""
     max_request_body_size_mb: Annotated[int, Meta(ge=1, le=512), About(unit="MiB")] = 4
-    """Maximum size of a request body. Larger bodies are rejected with status 413."""
+    """Maximum size of a request body. Larger request bodies are rejected with status 413."""
     max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
-    """Maximum number of commas and opening brackets in a request body. Bodies that exceed this
-    number are rejected with status 413."""
+    """Maximum number of commas and opening brackets in a request body. Request bodies that exceed
+    this limit are rejected with status 413."""
     startup_duration: Duration = 0.0
     """Time after startup during which the server reports that it is not ready."""
     drain_duration: Duration = 1.0
     """Time after SIGTERM during which the server still accepts requests but reports that it is not
-    ready. This time counts toward graceful-timeout and ends early when no client is connected."""
+    ready. This period counts toward graceful-timeout and ends early if no clients are connected."""
     graceful_timeout: Duration = 30.0
     """Time from SIGTERM until running streams are cut off (drain mode)."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
-    """How SIGTERM affects requests. With drain, running requests finish. New requests are rejected
-    with status 503 after drain-duration. With vllm, running requests fail after shutdown-timeout.
-    New requests are rejected with status 500 immediately."""
+    """How SIGTERM affects requests. If set to drain, running requests can finish, and new requests
+    are rejected with status 503 once drain-duration is over. If set to vllm, requests that are
+    still running after shutdown-timeout fail, and new requests are rejected with status 500
+    immediately."""
     shutdown_timeout: Duration = 0.0
     """Time after SIGTERM within which running requests must finish (vllm mode). With 0s, the port
     closes immediately."""
@@ -74,28 +75,29 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     keep_alive_timeout: Duration = 75.0
     """Time after which an idle connection is closed."""
     root_path: RootPath = ""
-    """Path prefix under which a proxy serves this server. Request paths may begin with this
+    """Path prefix under which a proxy exposes this server. Request paths may begin with this
     prefix."""
     fast_path: bool = True
-    """Serve requests for known routes without Flask, which is several times faster. Responses are
-    the same. If false, all requests take the path that other WSGI servers use."""
+    """Serve requests for known routes without Flask, which is several times faster. This setting
+    does not affect the content of responses. If false, all requests take the path that other WSGI
+    servers use."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
     """Number of data parallel ranks in this server."""
     data_parallel_mode: Literal["ports", "internal", "external"] = "ports"
-    """How ranks share ports. With ports, each rank is a separate process, on port + rank. With
-    external, X-data-parallel-rank also counts from 0 on every port, as in vLLM. With internal, all
-    ranks share one process and one port. Each request then runs on the least busy rank, as in
-    vLLM."""
+    """How ranks share ports. If set to ports, each rank is a separate process, on port + rank. If
+    set to external, each rank is also a separate process, but rank numbers in X-data-parallel-rank
+    start at 0 on every port, as in vLLM. If set to internal, all ranks share one process and one
+    port, and each request runs on the least busy rank, as in vLLM."""
     data_parallel_rank: Rank | None = None
-    """Rank that this server runs if it runs only one rank. The rank listens on port.
-    data-parallel-size is then the total number of ranks. If empty or negative, this server runs all
-    ranks."""
+    """Rank that this server runs if it runs only one rank. If set, the rank listens on the port
+    specified by the port setting, and data-parallel-size is the total number of ranks. If empty or
+    negative, this server runs all ranks."""
     data_parallel_start_rank: Annotated[int, Meta(ge=0, le=1023)] = 0
     """First rank that this server runs if it runs only some of the ranks. See
     data-parallel-size-local."""
     data_parallel_size_local: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] | None = None
-    """Number of ranks that this server runs. data-parallel-size is then the total number of ranks.
-    If empty, this server runs all ranks."""
+    """Number of ranks that this server runs. If set, data-parallel-size is the total number of
+    ranks. If empty, this server runs all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
     """Value for the x-inference-pod response header, which is sent along with x-inference-port. If
     empty, neither header is sent."""
@@ -108,8 +110,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     profiling: bool = False
     """Serve start_profile and stop_profile, which succeed but have no effect."""
     weight_transfer: bool = False
-    """Simulate weight updates from a trainer. If false, such updates fail. Requires server-dev-mode
-    and a simulated engine."""
+    """Simulate weight updates from a trainer. If false, weight updates fail. Requires
+    server-dev-mode and a simulated engine."""
 
     @property
     def speaks_grpc(self) -> bool:
@@ -159,7 +161,7 @@ class TlsSettings(Section, frozen=True, kw_only=True):
     ssl_certfile: Annotated[str | None, About(path=True)] = None
     """PEM certificate chain, reloaded when it changes. Requires ssl-keyfile."""
     ssl_keyfile: Annotated[str | None, About(path=True)] = None
-    """PEM private key. Requires ssl-certfile."""
+    """PEM private key for the certificate. Requires ssl-certfile."""
     self_signed_certs: bool = False
     """Serve HTTPS with a certificate that is generated at startup."""
 
@@ -173,11 +175,11 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     """API keys, origins and rate limits of requests."""
 
     api_key: Annotated[NonEmptyItems, About(env=("VLLM_API_KEY",), live=True, secret=True)] = ()
-    """API keys. Requests under /v1, /v2, /inference, and /cohere, and over gRPC, must send one of
-    these keys. If empty, no key is required."""
+    """API keys that the server accepts. Requests to paths under /v1, /v2, /inference, and /cohere,
+    and requests over gRPC, must send one of these keys. If empty, no key is required."""
     admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
-    """Key for /fake_metrics and requests under /admin. If empty, these requests require an API key,
-    if one is set."""
+    """Key for requests to /fake_metrics and to paths under /admin. If empty, requests to
+    /fake_metrics and /admin require an API key when api-key is set."""
     allowed_origins: tuple[str, ...] = ()
     """Origins from which browsers may send requests (CORS). * allows all origins, except on /admin,
     the console, and control routes. If empty, every preflight request is rejected."""
@@ -220,6 +222,6 @@ class PluginSettings(Section, frozen=True, kw_only=True):
     """Plugins."""
 
     plugin: Annotated[NonEmptyItems, About(path=True, repeated=True)] = ()
-    """Plugins to load, each a module name or the path of a .py file."""
+    """Plugins to load, each specified as a module name or as the path to a .py file."""
     installed_plugins: bool = True
-    """Also load the plugins of installed packages (entry points in the understudy group)."""
+    """Also load plugins from installed packages (entry points in the understudy group)."""

@@ -130,8 +130,8 @@ def _check_ports_of_ranks(values: FlagValues) -> None:
     last_port = first_port + local_size - 1
     if first_port <= supervisor_port <= last_port:
         raise ConfigError(
-            f"flag --data-parallel-supervisor-port: {supervisor_port} is one of the ports of the "
-            f"ranks, {first_port} to {last_port}"
+            f"flag --data-parallel-supervisor-port: {supervisor_port} is one of the ranks' "
+            f"ports, {first_port} to {last_port}"
         )
 
 

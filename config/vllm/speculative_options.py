@@ -31,7 +31,7 @@ def merge_short_options(options: FlagValues) -> None:
         return
     config = json.loads(str(options.get(CONFIG) or "{}"))
     if not isinstance(config, dict):
-        raise ConfigError(f"flag --{CONFIG}: must be an object")
+        raise ConfigError(f"flag --{CONFIG}: must be a JSON object")
     for name, field in FIELDS.items():
         if field in values and field in config:
             raise ConfigError(f"flag --{name}: cannot be combined with {field} in --{CONFIG}")

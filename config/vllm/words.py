@@ -19,7 +19,7 @@ def file_words(path: str) -> Iterator[str]:
     """
     document = parse_yaml(path)
     if not isinstance(document, Mapping):
-        raise UsageError(f"YAML file {path} must be a mapping of options to values")
+        raise UsageError(f"YAML file {path} must map options to values")
     for key, value in document.items():
         yield from _option_words(str(key), value)
 

@@ -277,7 +277,7 @@ def test_written_setting_value_parses_to_the_same_value(
 ) -> None:
     row = BY_NAME[name]
 
-    @hypothesis_settings(max_examples=40)
+    @hypothesis_settings(max_examples=30)
     @given(values)
     def round_trip(value: Any) -> None:
         assert row.read(row.write(value)) == value

@@ -255,9 +255,7 @@ def test_multi_port_option_is_rejected_without_the_data_parallel_options_that_it
 
 def test_supervisor_port_must_differ_from_the_rank_ports() -> None:
     argv = ("-dp", "2", "-dpl", "2", "--data-parallel-multi-port-external-lb", "--port", "9255")
-    line = (
-        "flag --data-parallel-supervisor-port: 9256 is one of the ports of the ranks, 9255 to 9256"
-    )
+    line = "flag --data-parallel-supervisor-port: 9256 is one of the ranks' ports, 9255 to 9256"
     assert refusal(*argv) == line
 
 

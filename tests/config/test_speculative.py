@@ -116,7 +116,7 @@ def test_speculative_config_that_vllm_rejects_prevents_startup(
         load(["--speculative-config", text], {})
     message = str(caught.value)
     assert message.startswith("setting speculative-config: ")
-    assert "must be a speculative_config of vLLM: " in message and rule in message
+    assert "must be a vLLM speculative_config: " in message and rule in message
 
 
 def test_spec_flags_add_missing_fields_to_the_speculative_config() -> None:
@@ -137,7 +137,7 @@ def test_spec_flags_that_repeat_a_field_of_the_config_are_rejected() -> None:
             {},
             settings_type(),
         )
-    with pytest.raises(ConfigError, match="must be an object"):
+    with pytest.raises(ConfigError, match="must be a JSON object"):
         settings_of(["model", "--spec-tokens", "3", "-sc", "[]"], {}, settings_type())
 
 

@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from app.core.built_in import (
 )
 from app.core.settings import load
 from tests.running_server import ROOT
+from tests.syntax import statements, tree_of
 
 
 def usable_extensions() -> list[str]:
@@ -24,13 +24,8 @@ def usable_extensions() -> list[str]:
     return [extension.__module__.rpartition(".")[2] for extension in present_extensions()]
 
 
-@cache
-def imported_modules(file: Path) -> tuple[str, ...]:
-    return tuple(_imported_modules(file))
-
-
-def _imported_modules(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+def imported_modules(file: Path) -> Iterator[str]:
+    for node in statements(tree_of(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -38,10 +33,18 @@ def _imported_modules(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def imported_extensions(folder: Path) -> set[str]:
-    """Returns the names of the extensions that the files of `folder` import."""
-    names = set()
+def files_that_mention(folder: Path, others_than: str = "") -> Iterator[Path]:
+    """Yields the files with the name of an extension: parsing all files takes a second."""
     for file in folder.rglob("*.py"):
+        names = re.findall(r"\bextensions(?:\.(\w+)| import )", file.read_text("utf-8"))
+        if any(name != others_than for name in names):
+            yield file
+
+
+def imported_extensions(folder: Path) -> set[str]:
+    """Returns the names of the extensions that `folder` imports, perhaps without its own name."""
+    names = set()
+    for file in files_that_mention(folder, others_than=folder.name):
         for module in imported_modules(file):
             if module.startswith(f"{PACKAGE}."):
                 names.add(module.split(".")[2])
@@ -81,7 +84,7 @@ def test_number_of_extension_dependencies_stays_within_its_limit() -> None:
 @pytest.mark.parametrize("folder", ["core", "config", "surface", "conformance", "servers"])
 def test_tests_outside_extension_folders_import_no_extension(folder: str) -> None:
     """The tests of an extension are deleted with it."""
-    files = (ROOT / "tests" / folder).rglob("*.py")
+    files = files_that_mention(ROOT / "tests" / folder)
     assert [file for file in files if any(map(is_of_extension, imported_modules(file)))] == []
 
 

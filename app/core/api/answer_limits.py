@@ -24,9 +24,9 @@ def check_answer_size(accepted: ValidatedRequest[GenerationRequest], prompt_toke
     size = tokens * TOKEN_BYTES + entries * ENTRY_BYTES
     if size > MAX_ANSWER_BYTES:
         raise bad_request(
-            f"The response could have {tokens} tokens and {entries} log probabilities and take "
+            f"The response could contain {tokens} tokens and {entries} log probabilities and take "
             f"{size >> 20} MiB, which exceeds the limit of {MAX_ANSWER_BYTES >> 20} MiB. "
-            f"Reduce n, max_tokens or logprobs, or set stream=true."
+            f"Reduce n, max_tokens, or logprobs, or set stream=true."
         )
 
 
@@ -37,7 +37,7 @@ def check_repeated(param: str, values: int, entries: int = 0) -> None:
     """
     if values > MAX_REPEATED or entries > MAX_REPEATED_LOGPROBS:
         raise bad_request(
-            f"A stream can repeat at most {MAX_REPEATED} token ids and characters of its prompts, "
-            f"and {MAX_REPEATED_LOGPROBS} log probabilities.",
+            f"A stream can repeat at most {MAX_REPEATED} token ids and characters from its prompts "
+            f"and at most {MAX_REPEATED_LOGPROBS} log probabilities.",
             param,
         )

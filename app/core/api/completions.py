@@ -162,7 +162,7 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
             raise bad_request("Beam search cannot be streamed.")
         accepted = pipeline.admit(request, context)
         if request.suffix is not None:
-            raise bad_request("This model does not support a suffix.", "suffix")
+            raise bad_request("This model does not support the suffix parameter.", "suffix")
         if request.prompt_embeds:
             raise bad_request(
                 "You must set `--enable-prompt-embeds` to input `prompt_embeds`.", "prompt_embeds"

@@ -35,7 +35,7 @@ def pinned_engine(context: RequestContext, server: ServerSettings, rank: int) ->
         return local_engine(requested_rank, server)
     if requested_rank != rank:
         raise bad_request(
-            f"X-data-parallel-rank is {requested_rank}, but this port serves rank {rank} only."
+            f"X-data-parallel-rank is {requested_rank}, but this port serves only rank {rank}."
         )
     return None
 

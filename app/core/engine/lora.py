@@ -127,11 +127,11 @@ def adapters_of(lora: LoraSettings, model: ModelSettings) -> LoRARegistry:
         if module.base_model_name not in ("", model.model, *model.served_names):
             other = module.base_model_name
             raise ConfigError(
-                f"setting lora-modules: {module.name!r} is for another model, {other!r}"
+                f"setting lora-modules: {module.name!r} is for another model ({other!r})"
             )
         if module.name in model.served_names:
             raise ConfigError(
-                f"setting lora-modules: {module.name!r} is already a name of the base model"
+                f"setting lora-modules: {module.name!r} is already a name for the base model"
             )
     return LoRARegistry([Adapter(module.name, module.path or module.name) for module in modules])
 
@@ -152,7 +152,7 @@ def _module(item: str) -> LoraModule:
             )
             raise ConfigError(f"{message}: {error}") from None
     if not module.name:
-        raise ConfigError(f"setting lora-modules: {item!r} does not have a name")
+        raise ConfigError(f"setting lora-modules: {item!r} has no name")
     return module
 
 

@@ -82,7 +82,7 @@ def _check_message(message: object) -> None:
         return
     if not _is_content(message.get("content")):
         raise ConversionError(
-            "a text or a list of parts", FIRST_KIND, "content", kind="string_type"
+            "a string or a list of parts", FIRST_KIND, "content", kind="string_type"
         )
     if message.get("role") != "developer":
         raise ConversionError("the name of a role", FIRST_KIND, "role", kind="literal_error")

@@ -56,8 +56,8 @@ def check_cache_salt(salt: object) -> None:
         raise bad_request("cache_salt must be a non-empty string", "cache_salt")
     if len(salt) > MAX_CACHE_SALT_CHARS or not FORBIDDEN_IN_CACHE_SALT.isdisjoint(salt):
         raise bad_request(
-            f"cache_salt can have at most {MAX_CACHE_SALT_CHARS} characters, "
-            "without '@', '/', '\\' and NUL",
+            f"cache_salt must not have more than {MAX_CACHE_SALT_CHARS} characters "
+            "or contain '@', '/', '\\', or NUL",
             "cache_salt",
         )
 

@@ -208,12 +208,12 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
     if isinstance(part, str):
         return _text_part(part)
     if not isinstance(part, dict):
-        raise ChatTemplateError("A part of a message's content must be a string or an object.")
+        raise ChatTemplateError("Each part of a message's content must be a string or an object.")
     has_type = part.get("type") is not None and part.get("uuid") is None
     kind = part["type"] if has_type else _type_by_field(part)
     if not isinstance(kind, str):
         raise ChatTemplateError(
-            "A part of a message's content must have a type, which is a string.", "type"
+            "Each part of a message's content must have a type that is a string.", "type"
         )
     if kind in TEXT_FIELDS:
         return _parse_text_part(part, kind)
@@ -242,7 +242,7 @@ def _parse_text_part(part: Part, kind: str) -> Part | None:
     if text is None:
         return None
     if not isinstance(text, str):
-        raise ChatTemplateError(f"A part of type {kind!r} must have the string {field}.")
+        raise ChatTemplateError(f"A part of type {kind!r} must contain {field} as a string.")
     return _text_part(text)
 
 
@@ -251,7 +251,7 @@ def _check_url(part: Part, kind: str) -> None:
         return
     address = part.get(kind)
     if not isinstance(address, dict) or not isinstance(address.get("url"), str):
-        raise ChatTemplateError(f"A part of type {kind!r} must have the string {kind}.url.")
+        raise ChatTemplateError(f"A part of type {kind!r} must contain {kind}.url as a string.")
 
 
 def _text_part(text: str) -> Part:

@@ -39,8 +39,8 @@ def byte_symbols() -> dict[str, int]:
     Printable Latin-1 bytes are their own symbols, other bytes follow in order from U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in printable]
     symbols = {chr(byte): byte for byte in printable}
+    hidden = [byte for byte in range(256) if chr(byte) not in symbols]
     return symbols | {chr(0x100 + number): byte for number, byte in enumerate(hidden)}
 
 

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
 
@@ -152,7 +152,10 @@ class LocalTokenizer(Tokenizer):
         if takes_media is not None:
             folder = replace(folder, takes_media=takes_media)
         try:
-            backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_file.read_bytes())
+            if path == EMBEDDED:
+                backend = _embedded_backend()
+            else:
+                backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_file.read_bytes())
         except Exception as error:  # the library raises bare Exception
             raise TokenizerLoadError(
                 f"{folder.tokenizer_file} is not a tokenizer: {error}."
@@ -296,6 +299,12 @@ class LocalTokenizer(Tokenizer):
         return self.encode(text, options.add_special_tokens)
 
 
+@cache
+def _embedded_backend() -> tokenizers.Tokenizer:
+    """Returns the library's embedded tokenizer, which all applications of a process share."""
+    return tokenizers.Tokenizer.from_buffer((EMBEDDED / "tokenizer.json").read_bytes())
+
+
 def default_tokenizer(
     chat_template: str | None = None, takes_media: bool | None = None
 ) -> LocalTokenizer:
@@ -339,7 +348,7 @@ def load_tokenizer(
     except TokenizerLoadError as error:
         if settings.tokenizer is not None:
             raise
-        logger.warning("no tokenizer for %s; using the embedded one: %s", source, error)
+        logger.warning("no tokenizer found for %s; using the embedded tokenizer: %s", source, error)
     return default_tokenizer(chat_template, takes_media)
 
 

@@ -129,7 +129,7 @@ class TemplateProcess:
         except OSError as error:
             connection.close()
             raise TokenizerServiceError(
-                f"The process for chat templates cannot be started: {error}."
+                f"The chat template process cannot be started: {error}."
             ) from error
         finally:
             worker_connection.close()

@@ -44,7 +44,7 @@ def cache_options(settings: Settings) -> CacheOptions:
     if interval % block_size:
         raise ConfigError(
             f"setting prefix-cache-retention-interval: {interval} is not a multiple of "
-            f"block-size {block_size}"
+            f"block-size ({block_size})"
         )
     if settings.kvcache.kv_connector not in MEMORYLESS:
         raise ConfigError(

@@ -61,7 +61,7 @@ def convert_conversations(value: object) -> Conversations:
     for index, conversation in enumerate(value):
         try:
             if not convert_messages(conversation):
-                raise ConversionError("a list of at least one message", kind="too_short")
+                raise ConversionError("a list that contains at least one message", kind="too_short")
         except ConversionError as error:
             raise error.prefixed(index) from None
     return value
@@ -89,13 +89,11 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
                 "messages",
             )
         if self.use_beam_search:
-            raise bad_request("A batch cannot be used with beam search.", "use_beam_search")
+            raise bad_request("Beam search cannot be used in a batch.", "use_beam_search")
         rules.check_chat_logprobs(self)
         if get_field(self.kv_transfer_params, "prompt_token_ids") is not None:
             param = "kv_transfer_params.prompt_token_ids"
-            raise bad_request(
-                "A prompt of token ids cannot be used for several conversations.", param
-            )
+            raise bad_request("A token id prompt cannot be used for several conversations.", param)
         if self.n not in (None, 1):
             raise bad_request("In a batch, n must be 1.", "n")
         rules.check_tools(self.tools, "none")

@@ -144,7 +144,7 @@ def compare(a: RunFigures, b: RunFigures) -> Comparison:
     """
     for run in (a, b):
         if "E2E p50" not in run.figures:
-            raise ValueError(f"{run.name} has no finished request to compare")
+            raise ValueError(f"{run.name} has no finished requests to compare")
     rows: list[tuple[str, str, str, str, str]] = []
     for name, measure in _measure_by_name.items():
         first = a.figures.get(name)

@@ -83,13 +83,13 @@ class Generator:
         settings = self._live.current
         max_tokens = settings.model.max_model_len
         if settings.model.task != "generate":
-            raise _load_error("requires a server with completions")
+            raise _load_error("requires a server that supports completions")
         if settings.tls.enabled:
             raise _load_error("does not support TLS")
         if settings.server.uds:
             raise _load_error("requires a server that listens on TCP")
         if plan.prompt_tokens + plan.output_tokens > max_tokens:
-            raise _load_error(f"must not exceed max-model-len, {max_tokens}")
+            raise _load_error(f"must not exceed max-model-len ({max_tokens})")
         if plan.groups and plan.shared >= plan.prompt_tokens:
             raise _load_error("must have prompts that are longer than their shared part")
 

@@ -87,7 +87,7 @@ def routes() -> list[Route]:
             return Response(page_with(()).encode(), 200, HEADERS, CONTENT_TYPES[".html"])
         path = files.get(context.params["file"])
         if path is None:
-            raise not_found("The console does not have this file.")
+            raise not_found("The console has no file with this name.")
         return serve_file(path, context)
 
     return [get("/console", page), get("/console/{file}", file)]

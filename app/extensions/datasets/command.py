@@ -169,7 +169,7 @@ class DatasetJob(msgspec.Struct, frozen=True, kw_only=True):
             if writer.rejected:
                 rejections = f"; {writer.rejected} were cut short: {writer.rejection}"
             if not writer.recorded:
-                raise DatasetError(f"it has no human message with a reply{rejections}")
+                raise DatasetError(f"the file contains no human message with a reply{rejections}")
             parts[1].write_text(self._card(writer, tokenizer), "utf-8")
             for part, target in zip(parts, self.targets, strict=True):
                 os.replace(part, target)
@@ -199,7 +199,7 @@ def read_conversations(file: BinaryIO) -> Iterator[object]:
     """
     head = file.read(HEAD_BYTES)
     if not head.removeprefix(BOM).lstrip().startswith(b"["):
-        raise DatasetError("it is not a JSON array of conversations")
+        raise DatasetError("the file is not a JSON array of conversations")
     file.seek(len(BOM) if head.startswith(BOM) else 0)
     try:
         yield from ijson.items(file, "item", use_float=True)
@@ -207,7 +207,7 @@ def read_conversations(file: BinaryIO) -> Iterator[object]:
         message = error.args[0]
         if isinstance(message, bytes):
             message = message.decode(errors="replace")
-        raise DatasetError(f"it is not valid JSON: {str(message).splitlines()[0]}") from error
+        raise DatasetError(f"the file is not valid JSON: {str(message).splitlines()[0]}") from error
 
 
 class Exchange(NamedTuple):

@@ -114,7 +114,9 @@ class Dataset:
         except DatasetError as error:
             if not self._has_warned:
                 logger.warning(
-                    "dataset %s: cannot read a reply, using sample text: %s", self.name, error
+                    "dataset %s: cannot read a reply; using sample text instead: %s",
+                    self.name,
+                    error,
                 )
             self._has_warned = True
             return None

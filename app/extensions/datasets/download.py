@@ -53,7 +53,7 @@ def download(url: str, path: Path, sha256: str | None = None) -> None:
         ) from error
     except KeyboardInterrupt:
         raise DatasetError(
-            "the download of the dataset was interrupted; the next startup resumes it"
+            "the dataset download was interrupted; the next startup resumes it"
         ) from None
 
 

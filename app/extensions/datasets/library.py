@@ -41,11 +41,11 @@ def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Mapping[st
                 tokenizer=tokenizer,
             )
         except DatasetError as error:
-            logger.warning("dataset %s is not used: %s", path, error)
+            logger.warning("dataset %s cannot be used: %s", path, error)
             continue
         datasets[model] = dataset
         users = f"model {model}" if model else "all models"
-        logger.info("dataset %s: %d replies for %s", path, len(dataset), users)
+        logger.info("dataset %s: loaded %d replies for %s", path, len(dataset), users)
     return datasets
 
 

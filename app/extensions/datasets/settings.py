@@ -39,16 +39,16 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
         About(simulated=True, path=True),
         SettingRule(ONE_FILE_PER_MODEL, _one_file_per_model),
     ] = ()
-    """SQLite files with replies, each specified as path or, for requests to one model, as
+    """SQLite files that contain replies, each specified as path or, for requests to one model, as
     model=path."""
     dataset_url: Annotated[DatasetUrl | None, SIMULATED] = None
-    """URL from which the first file is downloaded if it does not exist."""
+    """URL from which the first file in dataset-path is downloaded if it does not exist."""
     dataset_sha256: Sha256 | None = None
     """Expected SHA-256 hash of the downloaded file, in hexadecimal."""
     dataset_in_memory: Annotated[bool, SIMULATED] = False
     """Load the dataset files into memory at startup."""
     dataset_table_name: Identifier = "llmd"
-    """Name of the table with the replies."""
+    """Name of the table that contains the replies."""
 
     @property
     def files(self) -> dict[str, str]:

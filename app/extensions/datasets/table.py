@@ -55,7 +55,7 @@ def check_key(connection: sql.Connection, table: sql.Table) -> sql.ColumnElement
     )
     columns = {row.name.lower(): row for row in connection.execute(sql.select(table_info))}
     if not columns:
-        raise DatasetError(f"it does not have a table {table.name}")
+        raise DatasetError(f"the file has no table {table.name}")
     for name, declared in COLUMNS.items():
         if name not in columns:
             raise DatasetError(f"table {table.name} has no column {name}")

@@ -22,7 +22,7 @@ def elastic_routes(body_limits: BodyLimits, rank_count: int, version: VllmVersio
         check_content_type(context.content_type)
         body = read_json(body_limits.read(context))
         if not isinstance(body, dict):
-            raise internal("The body must be an object.")
+            raise internal("The body must be a JSON object.")
         for name, default in FIELD_DEFAULTS.items():
             value = body.get(name, default)
             if not isinstance(value, int) or value <= 0:

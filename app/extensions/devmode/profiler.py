@@ -32,8 +32,8 @@ class StartProfileRequest(Request, kw_only=True):
                 raise bad_request(f"{name} must not be negative")
         if self.profile_prefix is not None and not PREFIX.fullmatch(self.profile_prefix):
             raise bad_request(
-                "profile_prefix must start with a letter or digit, and have at most 128 letters, "
-                "digits, dots, underscores and dashes"
+                "profile_prefix must start with a letter or digit and consist of at most 128 "
+                "letters, digits, dots, underscores, and dashes"
             )
 
 

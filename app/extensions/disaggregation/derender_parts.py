@@ -38,7 +38,7 @@ def check_length(pipeline: RequestPipeline, tokens: int) -> None:
     """Raises ApiError 400 for more tokens than the context has."""
     max_model_len = pipeline.limits.max_model_len
     if tokens > max_model_len:
-        raise bad_request(f"the tokens exceed max_model_len, {max_model_len}")
+        raise bad_request(f"the number of tokens exceeds max_model_len ({max_model_len})")
 
 
 def reader_of(

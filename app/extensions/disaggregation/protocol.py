@@ -168,7 +168,7 @@ class MediaFeatures(Struct, kw_only=True):
         if any(end > next_start for (_, end), (next_start, _) in pairwise(spans)):
             raise malformed("body.features: mm_placeholders overlap", "body.features")
         if any(end > prompt_tokens for _, end in spans):
-            raise malformed("body: mm_placeholders are beyond the end of token_ids", "body")
+            raise malformed("body: mm_placeholders extend beyond the end of token_ids", "body")
 
 
 def _lengths(lists: Mapping[str, Sized]) -> dict[str, int]:

@@ -110,7 +110,7 @@ class GenerateHandlers:
         accepted = pipeline.admit(completion, context)
         max_num_seqs = pipeline.live.current.scheduling.max_num_seqs
         if accepted.n > max_num_seqs:
-            raise bad_request(f"n must not exceed max-num-seqs, {max_num_seqs}, got {accepted.n}")
+            raise bad_request(f"n must not exceed max-num-seqs ({max_num_seqs}), got {accepted.n}")
         if self._tokens_only:
             check_needs_no_tokenizer(body)
         reader = self._message_reader(body)
@@ -173,14 +173,14 @@ class GenerateHandlers:
         """Ends requests by their ids, with an empty answer."""
         request_ids = self._abort_body(context).get("request_ids")
         if request_ids is None:
-            raise malformed("The body must be an object with request_ids.")
+            raise malformed("The body must be an object that contains request_ids.")
         self._pipeline.responder.engine.interrupt(frozenset(texts_of(request_ids)))
         return Response()
 
     def _abort_body(self, context: RequestContext) -> JsonObject:
         body = read_json(self._pipeline.body.read(context))
         if not isinstance(body, dict):
-            raise malformed("The body must be an object with request_ids.")
+            raise malformed("The body must be an object that contains request_ids.")
         return body
 
 

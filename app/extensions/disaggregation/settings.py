@@ -10,5 +10,5 @@ class DisaggregationSettings(Section, frozen=True, kw_only=True):
     """Serve the render, derender, inference/v1/generate, and abort_requests routes. If false, these
     routes return status 403. With serve, these routes are disabled by default."""
     tokens_only: bool = False
-    """Serve the routes of enable-scale-out as an engine without a tokenizer. inference/v1/generate
-    then rejects stop strings and the text output_mode."""
+    """Serve the enable-scale-out routes the way an engine without a tokenizer does.
+    inference/v1/generate then rejects stop strings and the text output_mode."""

@@ -142,7 +142,7 @@ def merged(current: str | None, update: object) -> str:
     document = _document(current)
     if document is None:
         raise FakeMetricsError(
-            "fake-metrics cannot be changed, because the server was started without them"
+            "fake-metrics cannot be changed because the server was started without fake metrics"
         )
     changes = _document(update) or {}
     for counts, total in _TOTALS.items():
@@ -160,7 +160,7 @@ def _document(source: object) -> dict[str, object] | None:
         try:
             content = json.loads(source)
         except (ValueError, RecursionError):
-            raise FakeMetricsError("fake-metrics must be JSON") from None
+            raise FakeMetricsError("fake-metrics must be valid JSON") from None
     if content is None:
         return None
     if not isinstance(content, dict):

@@ -175,7 +175,9 @@ def parse_fault(text: str) -> FaultRule:
     for pair in filter(None, pairs):
         key, equals, value = pair.partition("=")
         if not equals or key.strip() in fields:
-            raise ValueError(f"{pair[:40]!r} must be FIELD=VALUE, with each field once")
+            raise ValueError(
+                f"{pair[:40]!r} must have the form FIELD=VALUE, and no field may be repeated"
+            )
         fields[key.strip()] = value.strip()
     return read_fault_rule(fields, strict=False)
 

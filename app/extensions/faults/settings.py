@@ -41,4 +41,4 @@ class FailureSettings(Section, frozen=True, kw_only=True):
         LIVE,
         understood_by(check_fault_rules, "must be valid rules (docs/faults.md)"),
     ] = None
-    """JSON list of fault rules, each with conditions on requests. See docs/faults.md."""
+    """JSON list of fault rules, which can specify conditions for requests. See docs/faults.md."""

@@ -108,7 +108,7 @@ class FaultSources:
         script = self._header_rules.get(key)
         try:
             if len(text) > MAX_HEADER_CHARACTERS:
-                raise ValueError(f"it exceeds {MAX_HEADER_CHARACTERS} characters")
+                raise ValueError(f"the header exceeds {MAX_HEADER_CHARACTERS} characters")
             if script is None:
                 script = FaultScript([parse_fault(text)], self._now())
                 self._header_rules[key] = script

@@ -54,7 +54,7 @@ class Generator:
         """Returns the reply to a prompt, whole or as a stream."""
         pipeline = self._pipeline
         if pipeline.live.current.model.task != "generate":
-            raise not_implemented("This model supports pooling only, not generation.")
+            raise not_implemented("This model supports only pooling, not generation.")
         request = completion_of(message, pipeline.limits.max_model_len)
         accepted = pipeline.admit(request, context)
         if message.HasField("data_parallel_rank"):
@@ -76,8 +76,8 @@ class Generator:
             return local_engine(requested_rank, server)
         if requested_rank != pipeline.rank:
             raise bad_request(
-                f"data_parallel_rank is {requested_rank}, but this port serves rank "
-                f"{pipeline.rank} only.",
+                f"data_parallel_rank is {requested_rank}, but this port serves only rank "
+                f"{pipeline.rank}.",
                 "data_parallel_rank",
             )
         return None
@@ -149,7 +149,7 @@ def _check_sampling_params(params: Proto, fields: dict[str, Proto]) -> None:
             f"stop has {len(params.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop"
         )
     if any(map(isnan, params.logit_bias.values())):
-        raise bad_request("logit_bias has a value that is not a number", "logit_bias")
+        raise bad_request("logit_bias contains a value that is not a number", "logit_bias")
 
 
 def _structured_outputs_of(params: Proto) -> StructuredOutputs | None:
@@ -219,7 +219,7 @@ def _add_media(features: Features, batch: Proto, prompt_tokens: int) -> None:
     if any(tensor.WhichOneof("payload") == "remote" for tensor in tensors):
         raise bad_request("tensors in mm_inputs cannot be fetched from other servers", "mm_inputs")
     if batch.modality >= len(MODALITIES):
-        raise bad_request(f"mm_inputs has the unknown modality {batch.modality}", "mm_inputs")
+        raise bad_request(f"mm_inputs contains the unknown modality {batch.modality}", "mm_inputs")
     modality = MODALITIES[batch.modality]
     places = batch.mm_placeholders
     hashes = list(batch.mm_hashes)

@@ -55,8 +55,8 @@ def check_size(data: bytes, descriptor: Proto) -> None:
     scan.run()
     if scan.fields > MAX_FIELDS or scan.other_bytes > MAX_OTHER_BYTES:
         raise bad_request(
-            f"A message can have at most {MAX_FIELDS} fields, "
-            f"and {MAX_OTHER_BYTES} bytes besides tensors."
+            f"A message can have at most {MAX_FIELDS} fields "
+            f"and, in addition to tensors, at most {MAX_OTHER_BYTES} bytes."
         )
 
 

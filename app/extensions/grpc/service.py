@@ -172,7 +172,7 @@ class EngineService:
         rank = self._pipeline.rank
         if request.HasField("dp_rank") and request.dp_rank != rank:
             raise bad_request(
-                f"dp_rank is {request.dp_rank}, but this port serves rank {rank} only.", "dp_rank"
+                f"dp_rank is {request.dp_rank}, but this port serves only rank {rank}.", "dp_rank"
             )
         running = self._engine.running
         waiting = self._engine.waiting
@@ -237,7 +237,7 @@ class EngineService:
             raise ApiError(
                 412,
                 "PreconditionFailed",
-                f"Batch {start} is not available; the next one is {publisher.next_sequence}.",
+                f"Batch {start} is not available; the next batch is {publisher.next_sequence}.",
                 "start_sequence_number",
             )
         subscription = Subscription()

@@ -90,7 +90,8 @@ class BootstrapServer:
                 if not is_logged:
                     host, port = self._address
                     log.warning(
-                        "Mooncake: bootstrap port %d of %s: %s; retrying until it is free",
+                        "Mooncake: cannot listen on bootstrap port %d of %s: %s; retrying until "
+                        "the port is free",
                         port,
                         host,
                         error.strerror,

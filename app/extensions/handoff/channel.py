@@ -84,7 +84,12 @@ class SideChannel:
         except zmq.ZMQError as error:
             port = self.port
             self.port = socket.bind_to_random_port(f"tcp://{_bracketed(self._address)}")
-            log.warning("side channel: port %d: %s; listening at port %d", port, error, self.port)
+            log.warning(
+                "side channel: cannot listen on port %d: %s; listening on port %d instead",
+                port,
+                error,
+                self.port,
+            )
         self._listener = socket
         self._greenlet = gevent.spawn(self._listen, socket)
 

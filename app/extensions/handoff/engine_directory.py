@@ -124,7 +124,7 @@ def _engines_at(bootstrap_url: str) -> dict[str, EngineEntry]:
     """
     address = urlsplit(bootstrap_url)
     if not address.hostname or not address.port:
-        raise ValueError("not an address such as http://host:8998")
+        raise ValueError("must be an address such as http://host:8998")
     # A request names the address: the answer may be endless, or come a byte at a time.
     netloc = f"{address.hostname}:{address.port}"
     with (

@@ -233,7 +233,7 @@ class Handoffs:
             part = Store(keys[start : start + MAX_KEYS])
             is_sent &= self._channel.send(receiver.host, receiver.port, Question(0, "", part))
         if not is_sent:
-            log.warning("receiver %s for a prompt cannot be reached", receiver)
+            log.warning("the LMCache receiver at %s cannot be reached", receiver)
 
     def _receive(self, keys: ListOf[bytes]) -> None:
         store = self._store

@@ -215,13 +215,13 @@ class Reads:
     def _fail(self, read: RemoteRead, problem: str) -> None:
         if read.is_over:
             return
-        log.warning("the KV cache of a prompt cannot be read from %s: %s", read.source, problem)
+        log.warning("the KV cache for a prompt cannot be read from %s: %s", read.source, problem)
         self._counters.transfer_failed()
         self._finish(read, is_complete=False)
 
     def _notified(self, source: Source, problem: str) -> None:
         if problem in (UNREACHABLE, NO_ANSWER):
-            log.warning("notifying %s failed: %s", source, problem)
+            log.warning("could not notify %s: %s", source, problem)
             self._counters.notification_failed()
 
     def _finish(self, read: RemoteRead, is_complete: bool) -> None:

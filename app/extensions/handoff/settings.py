@@ -17,8 +17,8 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Prefill and decode pods with a side channel."""
 
     kv_engine_id: str = ""
-    """ID of the engine in kv_transfer_params. With several ranks, rank k appends _dpk. If empty, a
-    random ID is used."""
+    """ID of the engine in kv_transfer_params. If there are several ranks, rank k appends _dpk to
+    the ID. If empty, a random ID is used."""
     kv_store: Literal["", "example", "offloading", "lmcache", "lmcache-mp"] = ""
     """Store to use in addition to the nixl, nixl-push, mooncake, moriio, or p2p connector, as in
     vLLM's MultiConnector."""
@@ -33,15 +33,15 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     lmcache_receiver: Annotated[
         str, Meta(pattern=RECEIVER, description="must be HOST:PORT, with a port up to 65535")
     ] = ""
-    """Side channel of the pod that receives a copy of each prompt (lmcache)."""
+    """Side channel address of the pod that receives a copy of each prompt (lmcache)."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998
     """Port on which routers and decode pods discover the engines of a prefill pod (mooncake)."""
     moriio_proxy: Annotated[str, zmq_address()] = ""
     """ZMQ address of the router that receives heartbeats (moriio). If empty, no heartbeats are
     sent."""
     moriio_handshake_port: Port = 6301
-    """Handshake port reported in heartbeats and responses (moriio). Nothing listens on this port.
-    Notifications use kv-side-channel-port."""
+    """Handshake port reported in heartbeats and responses (moriio). The server does not listen on
+    this port. Notifications use kv-side-channel-port."""
     moriio_read_mode: bool = False
-    """Report READ as the transfer mode. Routers then wait for the prefill before they send the
-    decode request (moriio). If false, the mode is WRITE."""
+    """Report READ as the transfer mode, so routers wait for the prefill before they send the decode
+    request (moriio). If false, WRITE is reported as the transfer mode."""

@@ -103,7 +103,7 @@ def decode(payload: Data | None) -> PodBatch:
         BatchTooLargeError: the batch has too many events, or `payload` is None.
     """
     if payload is None:
-        raise BatchTooLargeError("the batch has too many bytes")
+        raise BatchTooLargeError("the batch is too large")
     batch: EventBatch | ArrayBatch
     try:
         batch = _MAP_BATCH.decode(payload)

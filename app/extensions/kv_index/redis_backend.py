@@ -230,7 +230,7 @@ class RedisBackend(Backend):
         """Calls Redis in a native thread.
 
         Raises:
-            BackendUnavailableError: Redis does not respond in time.
+            BackendUnavailableError: Redis did not respond in time.
         """
         # The client's timeouts do not cover the lookup of the host name, which may take half a
         # minute.
@@ -242,7 +242,7 @@ class RedisBackend(Backend):
             except gevent.Timeout as error:
                 if error is not timeout:
                     raise
-                raise BackendUnavailableError("Redis does not respond in time") from error
+                raise BackendUnavailableError("Redis did not respond in time") from error
 
 
 def redis_url(url: str) -> str:

@@ -90,8 +90,8 @@ def wait_for_backend(error: BackendUnavailableError, previous_wait_s: float | No
     """
     if previous_wait_s is None:
         log.warning(
-            "the KV index backend is unavailable: events are held back, and score routes return "
-            "503: %s",
+            "the KV index backend is unavailable; events are being held back, and score routes "
+            "return status 503: %s",
             error,
         )
         wait_s = MIN_BACKOFF_S

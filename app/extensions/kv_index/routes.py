@@ -180,7 +180,9 @@ class KvIndexHandlers:
         """
         index = self._index.index
         if not index.speculation.lifetime_s:
-            raise bad_request("Routed prompts are off: kv-index-routed-lifetime is 0.", "routed_to")
+            raise bad_request(
+                "Routed prompts are disabled because kv-index-routed-lifetime is 0.", "routed_to"
+            )
         model = self._base_model(request)
         keys = index.block_keys(
             model,

@@ -49,7 +49,7 @@ def tier_weights(items: Sequence[str]) -> dict[str, float]:
         except ValueError:
             raise ValueError(f"{tier}={text} must have the form tier=weight") from None
         if not 0 <= weight < float("inf"):
-            raise ValueError(f"the weight in {tier}={text} must be a number of at least 0")
+            raise ValueError(f"the weight in {tier}={text} must be a non-negative number")
         weights[tier.lower()] = weight
     return weights
 
@@ -80,28 +80,29 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """Role of this process: a simulated vLLM server (server) or only the index and its routes
     (indexer)."""
     kv_index: bool = False
-    """Maintain an index of KV blocks in a server. An indexer always has one."""
+    """Maintain an index of KV blocks in a server. An indexer always maintains an index."""
     kv_index_bind: Annotated[str, zmq_address()] = ""
     """Address to which pods connect and send events (ZMQ SUB, bound). If empty, an indexer without
-    kv-index-pods uses tcp://*:5557. Otherwise, no address is bound."""
+    kv-index-pods uses tcp://*:5557, and all other processes use only the addresses in
+    kv-index-pods."""
     kv_index_pods: tuple[str, ...] = ()
-    """Event publishers of the pods, to which the index connects: tcp://host:port, file:path (one
-    per line; changes are detected), or dns://name:port. Options are appended after semicolons:
+    """Event publishers on the pods to which the index connects: tcp://host:port, file:path (one per
+    line; changes are detected), or dns://name:port. Options are appended after semicolons:
     replay=tcp://host:port, pod=name, model=name."""
     kv_index_topic: str = "kv@"
-    """Prefix of the topics to which kv-index-bind subscribes."""
+    """Prefix of the topics to subscribe to on kv-index-bind."""
     kv_index_replay_port: Port | None = None
-    """Replay port of pods whose entry in kv-index-pods does not specify one. Rank k uses this port
-    plus k."""
+    """Replay port for pods whose entries in kv-index-pods do not specify a replay address. Rank k
+    uses this port plus k."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Storage backend for the index. With memory, the index is kept in memory, and its number of
-    blocks is limited. With cost-aware, the index is kept in memory, and its size in bytes is
-    limited. With redis, the index is stored in Redis or Valkey, which several indexers can
+    """Storage backend for the index. If set to memory, the index is kept in memory, and its number
+    of blocks is limited. If set to cost-aware, the index is kept in memory, and its size in bytes
+    is limited. If set to redis, the index is stored in Redis or Valkey, which several indexers can
     share."""
     kv_index_size: Count | None = None
-    """Capacity of the index. With the memory backend, the capacity is the number of block copies,
-    where each tier of each pod counts separately (10,000,000 if empty). With the cost-aware
-    backend, it is the size in MiB (2,048 if empty)."""
+    """Capacity of the index. With the memory backend, the capacity is a number of block copies;
+    each tier of each pod counts separately (10,000,000 if empty). With the cost-aware backend, the
+    capacity is a size in MiB (2,048 if empty)."""
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )
@@ -110,16 +111,17 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_ttl: Duration = 0.0
     """Time after which the redis backend removes an unused block. 0 disables expiry."""
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
-    """Number of tokens per index block. The block sizes of engines may differ."""
+    """Number of tokens per index block. Engines may use other block sizes."""
     kv_index_hash_seed: str = ""
     """Seed for block keys."""
     kv_index_tier_weights: Annotated[
         tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
     ] = ("gpu=1.0", "cpu=0.8")
-    """Weights of storage tiers in scores, each as tier=weight. Tiers that are not listed have a
-    weight of 0.5."""
+    """Weights of storage tiers in scores, each specified as tier=weight. Tiers that are not listed
+    have a weight of 0.5."""
     kv_index_routed_lifetime: Duration = 2.0
-    """Time for which the blocks of a routed prompt count as cached before their events arrive."""
+    """Time during which the blocks of a routed prompt count as cached before their events
+    arrive."""
     kv_index_tokenizers: Annotated[
         tuple[str, ...],
         About(path=True),
@@ -127,12 +129,12 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
             tokenizer_sources, "must be a list of model=source, with one folder and hub at most"
         ),
     ] = ()
-    """Tokenizers of the pods' models, as model=SOURCE, where SOURCE is a folder, a file, or a name
-    on the hub. An item without = is a folder that contains the tokenizers of other models, by path
-    or in the layout of the hub's cache. With the hub item, the tokenizers of all other models are
-    downloaded from the hub."""
+    """Tokenizers for the pods' models, each specified as model=SOURCE, where SOURCE is a folder, a
+    file, or a name on the hub. An item without = is a folder that contains tokenizers for other
+    models, stored by model name or in the layout of the hub's cache. If the list contains the item
+    hub, tokenizers for all other models are downloaded from the hub."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"
-    """Response of /score_chat_completions: only the scores (scores) or podScores and
+    """Response from /score_chat_completions: only the scores (scores) or podScores and
     templated_messages, as in llm-d's kv-cache manager up to 0.4 (templated)."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:

@@ -77,7 +77,7 @@ def offload_options(settings: Settings) -> OffloadOptions:
     ):
         if size and not capacity:
             raise ConfigError(
-                f"setting {name}: {size:g} GiB has no room for a chunk of {chunk_bytes:.0f} bytes"
+                f"setting {name}: {size:g} GiB is too small for a chunk of {chunk_bytes:.0f} bytes"
             )
     return OffloadOptions(
         chunks=chunks,
@@ -101,7 +101,8 @@ def _blocks_per_chunk(settings: Settings, section: KvOffloadSettings) -> int:
     block_size = settings.kvcache.block_size
     if tokens % block_size:
         raise ConfigError(
-            f"setting kv-offload-block-size: {tokens} is not a multiple of block-size {block_size}"
+            f"setting kv-offload-block-size: {tokens} is not a multiple of block-size "
+            f"({block_size})"
         )
     return tokens // block_size or section.kv_offload_blocks_per_chunk
 

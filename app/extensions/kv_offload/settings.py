@@ -15,15 +15,15 @@ class KvOffloadSettings(Section, frozen=True, kw_only=True):
     """Tiers of KV blocks in host memory and on disk, as of vLLM's OffloadingConnector."""
 
     kv_offload_size: Size = 0.0
-    """Size of the host memory tier, shared by all devices of a rank. If 0, the offloading connector
+    """Size of the host memory tier, shared by all devices in a rank. If 0, the offloading connector
     stores blocks without a limit and loads them immediately."""
     kv_offload_policy: Annotated[Literal["lru", "arc"], SIMULATED] = "lru"
-    """Eviction policy of the host memory tier."""
+    """Eviction policy for the host memory tier."""
     kv_offload_blocks_per_chunk: Annotated[Count, SIMULATED] = 1
     """Number of blocks that are stored and evicted together."""
     kv_offload_block_size: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
-    """Number of tokens per chunk. Replaces kv-offload-blocks-per-chunk. Must be a multiple of
-    block-size."""
+    """Number of tokens per chunk. Overrides kv-offload-blocks-per-chunk. The value must be a
+    multiple of block-size."""
     kv_offload_prompt_only: Switch = True
     """Store only prompt blocks. If false, reply blocks are also stored."""
     kv_offload_store_threshold: Annotated[NotNegative, SIMULATED] = 0
@@ -32,8 +32,8 @@ class KvOffloadSettings(Section, frozen=True, kw_only=True):
     """Publish complete events for stored blocks (self_describing_kv_events in vLLM). If false, an
     event contains only the hash of the last block in a chunk."""
     kv_offload_bytes_per_token: Annotated[NotNegative, About(simulated=True, unit="bytes")] = 0
-    """Size of the keys and values of one token, on all devices. If 0, the size in the profile is
-    used. Without a profile, the size of Llama 3.1 8B (131072) is used."""
+    """Size of the keys and values for one token across all devices. If 0, the size in the profile
+    is used. Without a profile, the size for Llama 3.1 8B (131072) is used."""
     kv_offload_bandwidth: Bandwidth = 50.0
     """Bandwidth between devices and host memory, in each direction."""
     kv_offload_disk_size: Size = 0.0

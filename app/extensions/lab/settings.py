@@ -13,5 +13,6 @@ class CostModelSettings(Section, frozen=True, kw_only=True):
     model_config: Annotated[str, About(simulated=True, path=True)] = ""
     """The model's config.json or the folder that contains this file (auto profile)."""
     profile_vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
-    """vLLM version of the auto profile. Engines up to 0.13 wait for each step. If empty or above
-    0.28, the newest known version is used."""
+    """vLLM version for the auto profile. In vLLM versions up to 0.13, the engine waits for each
+    step to end before it schedules the next. If this setting is empty or above 0.28, the newest
+    known version is used."""

@@ -80,7 +80,7 @@ def decide(
     ids_by_label, tail = label_tokens
     accepted = pipeline.admit(request.as_completion(list(ids_by_label.values())), context)
     if len(request.questions) > MAX_QUESTIONS:
-        raise bad_request(f"questions: at most {MAX_QUESTIONS} for this model")
+        raise bad_request(f"questions: at most {MAX_QUESTIONS} are allowed for this model")
     questions = [labeled(question) for question in request.questions]
     check_joint(request.joint)
     text = request.text

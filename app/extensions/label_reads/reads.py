@@ -83,7 +83,7 @@ def question_prompt(
     options = ChatOptions(chat_template_kwargs=template_kwargs)
     ids = pipeline.tokenizer.encode_chat(messages, options)
     if ids[len(ids) - len(tail) :] != tail:
-        raise bad_request("the tokens of the labels are unknown for the end of this prompt")
+        raise bad_request("the label tokens at the end of this prompt are unknown")
     return ids
 
 

@@ -193,7 +193,7 @@ def _scoring_prompts(
         all_tokens += min(len(prompt), max_prompt_tokens)
         if all_tokens > MAX_PROMPT_TOKENS:
             raise bad_request(
-                f"The prompts of all items together exceed {MAX_PROMPT_TOKENS} tokens.",
+                f"The prompts for all items together exceed {MAX_PROMPT_TOKENS} tokens.",
                 "items",
             )
         prompts.append(prompt[:max_prompt_tokens])

@@ -139,7 +139,7 @@ class AsyncLLM(Library):
             RequestError: There is no such request, or its result was returned before.
         """
         if request_id not in self._submitted:
-            raise RequestError(f"Request {request_id} does not have a result.")
+            raise RequestError(f"Request {request_id} has no result.")
         return await self._submitted.pop(request_id)
 
     async def get_stats(self) -> Result:

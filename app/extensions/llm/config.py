@@ -75,8 +75,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
-                f"The number of heads, {self.num_heads}, must be a multiple of the number of KV "
-                f"heads, {self.num_kv_heads}."
+                f"The number of heads ({self.num_heads}) must be a multiple of the number of KV "
+                f"heads ({self.num_kv_heads})."
             )
         if self.head_dim % 2:
             raise ModelLoadError(f"The head size must be even, got {self.head_dim}.")

@@ -141,7 +141,8 @@ class LLMEngine:
         queue_size = self.options.max_queue_size
         if is_limited and waiting_count + params.n > max(queue_size, params.n):
             raise QueueFull(
-                f"The queue is full: {waiting_count} of at most {queue_size} requests are waiting."
+                f"The queue is full: {waiting_count} requests are waiting, and the limit is "
+                f"{queue_size}."
             )
         queued_s = self._now()
         deadline_s = math.inf
@@ -185,14 +186,14 @@ class LLMEngine:
         """
         if self.tokenizer is None:
             raise RequestError(
-                "The model does not have a tokenizer, so structured outputs are not supported."
+                "The model has no tokenizer, so structured outputs are not supported."
             )
         return self._forms.matcher(form)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text`. Raises RequestError without a tokenizer."""
         if self.tokenizer is None:
-            raise RequestError("The model does not have a tokenizer, so prompts must be token ids.")
+            raise RequestError("The model has no tokenizer, so prompts must be token ids.")
         return self.tokenizer.encode(text, add_special_tokens)
 
     def abort(self, request_id: Hashable) -> bool:
@@ -290,9 +291,7 @@ class LLMEngine:
             )
         params.check_vocabulary(vocab_size)
         if params.stops and self.tokenizer is None:
-            raise RequestError(
-                "The model does not have a tokenizer, so stop strings are not supported."
-            )
+            raise RequestError("The model has no tokenizer, so stop strings are not supported.")
 
     def _sampling(
         self, ids: Listed[int], params: SamplingParams, index: int, form: FormMatcher | None

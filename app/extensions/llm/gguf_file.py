@@ -78,7 +78,7 @@ class GGUFFile:
             raise ValueError("the file does not start with GGUF")
         version = self._read_integer("I")
         if version not in VERSIONS:
-            raise ValueError(f"the version is {version}")
+            raise ValueError(f"GGUF version {version} is not supported")
         tensor_count = self._read_integer("Q")
         field_count = self._read_integer("Q")
         for _ in range(field_count):
@@ -90,7 +90,7 @@ class GGUFFile:
             infos[name] = self._read_tensor_info()
         alignment = self.fields.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
-            raise ValueError(f"the alignment is {alignment}")
+            raise ValueError(f"the alignment must be a positive integer, not {alignment}")
         data_start = -(-self._position // alignment) * alignment
         for name, info in infos.items():
             self.tensors[name] = TensorInfo(info.shape, info.kind, data_start + info.start)
@@ -100,7 +100,7 @@ class GGUFFile:
         dimensions = self._read_integer("I")
         shape = [self._read_integer("Q") for _ in range(dimensions)]
         if not shape or min(shape) < 1:
-            raise ValueError(f"a tensor has the shape {shape}")
+            raise ValueError(f"a tensor has the invalid shape {shape}")
         kind = self._read_integer("I")
         start = self._read_integer("Q")
         return TensorInfo(tuple(reversed(shape)), kind, start)

@@ -65,7 +65,7 @@ def read_tokenizer(
         backend.decoder = decoders.ByteLevel()
         backend.add_tokens(added)
     except Exception as error:  # the library raises bare Exception
-        raise TokenizerLoadError(f"{path} does not have a usable tokenizer: {error}.") from error
+        raise TokenizerLoadError(f"{path} has no usable tokenizer: {error}.") from error
     backend.pre_tokenizer = pre_tokenizer
     special_tokens = {}
     for role, name in SPECIAL_TOKENS.items():
@@ -103,5 +103,7 @@ def _pre_tokenizer(path: Path, fields: Mapping[str, object]) -> pre_tokenizers.P
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     if name != "gpt-2":
         names = ", ".join((*PATTERNS, *SINGLE_DIGITS, "gpt-2"))
-        raise TokenizerLoadError(f"{path} splits words like {name}; only {names} are supported.")
+        raise TokenizerLoadError(
+            f"{path} splits words the way {name} does; only {names} are supported."
+        )
     return gpt2

@@ -56,7 +56,7 @@ def _safetensors(files: Sequence[Path]) -> dict[str, Callable[[], Tensor]]:
     weights: dict[str, Callable[[], Tensor]] = {}
     for file in files:
         if not file.is_file():
-            raise ModelLoadError(f"{file}, which {INDEX_FILE} names, is missing.")
+            raise ModelLoadError(f"{file}, which is listed in {INDEX_FILE}, is missing.")
         try:
             tensors = safe_open(file, framework="pt")  # closes with its last reference
         except (SafetensorError, OSError) as error:

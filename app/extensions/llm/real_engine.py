@@ -117,8 +117,8 @@ def model_tokenizer(settings: Settings) -> Tokenizer:
         raise ConfigError(f"setting model: {error}") from None
     if tokenizer is None:
         raise ConfigError(
-            f"setting model: {path} does not contain tokenizer.json; specify one with the setting "
-            "tokenizer"
+            f"setting model: {path} does not contain tokenizer.json; specify one with the "
+            "tokenizer setting"
         )
     return tokenizer
 

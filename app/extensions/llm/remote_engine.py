@@ -275,7 +275,7 @@ class RemoteEngine(EngineClient):
         try:
             choice.take(output)
         except Exception as error:
-            log.exception("an output of the engine could not be delivered")
+            log.exception("an engine output could not be delivered")
             choice.fail(error)
 
     def _record_load(self, load: EngineLoad) -> None:

@@ -150,8 +150,7 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
             )
         if self.cache_precision is not None:
             raise RequestError(
-                "cache_precision is not supported, because the KV cache uses the dtype of the "
-                "model."
+                "cache_precision is not supported, because the KV cache uses the model's dtype."
             )
 
     @property

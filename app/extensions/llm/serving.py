@@ -428,7 +428,7 @@ class EngineService:
         """
         if worker.keys:
             logger.warning(
-                "a worker does not read its messages; ending its %d choices", len(worker.keys)
+                "a worker is not reading its messages; ending its %d choices", len(worker.keys)
             )
         worker.notices = [
             notice

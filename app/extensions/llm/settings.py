@@ -15,20 +15,20 @@ class LlmSettings(Section, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half", "int8"] = "auto"
     """Data type of the model (llm engine). int8 uses 8-bit weights and runs only on CPUs."""
     batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
-    """Make replies with a seed independent of other requests, down to the last bit, at the cost of
-    speed (llm engine)."""
+    """Make replies to requests that set a seed bitwise independent of other requests, at the cost
+    of speed (llm engine)."""
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Number of PyTorch threads on a CPU (llm engine). If empty, OMP_NUM_THREADS is used. If that
-    variable is not set, the fastest number is measured at startup."""
+    """Number of PyTorch threads on a CPU (llm engine). If empty, OMP_NUM_THREADS is used. If
+    OMP_NUM_THREADS is not set either, the server measures at startup which number is fastest."""
     engine_step_time: Duration = 0.2
     """Target duration of a step that computes part of a prompt (llm engine). Long prompts are
-    computed in parts, along with the tokens of other replies. With 0, only max-num-batched-tokens
-    limits these parts."""
+    computed in parts, along with the tokens of other replies. With 0, the size of these parts is
+    limited only by max-num-batched-tokens."""
     generation_config: NonEmpty = "auto"
     """Source of generation_config.json, which contains the defaults for sampling and for the
     maximum reply length (llm engine): the model (auto), no file (vllm), or a folder."""
     override_generation_config: Json | None = None
-    """Values that replace or extend generation-config, such as {"temperature": 0.5} (llm
+    """Values that replace or extend those from generation-config, such as {"temperature": 0.5} (llm
     engine)."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:

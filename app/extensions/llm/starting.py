@@ -33,7 +33,7 @@ def start_service(options: EngineProcessOptions, socket: zmq.Socket[bytes]) -> E
     length = options.max_model_len or model_length
     if length > model_length:
         raise ModelLoadError(
-            f"max_model_len {length} exceeds the context length of the model, {model_length}."
+            f"max_model_len {length} exceeds the model's context length, {model_length}."
         )
     sizes = {name: getattr(options, name) for name in EngineSizes.__struct_fields__}
     engine_options = EngineOptions(

@@ -50,7 +50,7 @@ class Forms:
     ) -> None:
         if not eos_token_ids:
             raise RequestError(
-                "The model does not have an end token, so structured outputs are not supported."
+                "The model has no end token, so structured outputs are not supported."
             )
         end_id = tokenizer.eos_token_id
         if end_id is None:
@@ -99,7 +99,7 @@ class Forms:
         for token_id in (thoughts.end_id, thoughts.begin_id or 0):
             if not 0 <= token_id < self._vocab_size:
                 raise RequestError(
-                    "The reasoning tags are not tokens of the vocabulary, which has "
+                    "The reasoning tags are not tokens in the vocabulary, which has "
                     f"{self._vocab_size} tokens."
                 )
 
@@ -117,7 +117,7 @@ class Forms:
         elif form.structural_tag is not None:
             lark = LarkWriter(self._is_special).write(form.structural_tag)
         else:
-            raise RequestError("The constraint of the structured output is empty.")
+            raise RequestError("The constraint for the structured output is empty.")
         return str(library.grammar_from_lark(lark))
 
     def _is_special(self, text: str) -> bool:

@@ -170,7 +170,9 @@ class Guard(Struct):
             rendered = render()
             for family in text_string_to_metric_families(rendered):
                 if family.name != prefix and not family.name.startswith(f"{prefix}_"):
-                    raise ValueError(f"family {family.name!r} must begin with {prefix}_")
+                    raise ValueError(
+                        f"the name of family {family.name!r} must begin with {prefix}_"
+                    )
             if not rendered:
                 return ""
             return f"{rendered.rstrip()}\n"

@@ -325,7 +325,7 @@ def _guarded_decisions(guard: Guard, start: AutoscalerStart, pods: int) -> Decid
 
 
 def _fail(hook: str, *args: object) -> NoReturn:
-    raise ConfigError(f"hook {hook} of a plugin failed; see the previous line for the reason")
+    raise ConfigError(f"a plugin's {hook} hook failed; see the previous line for the reason")
 
 
 # What other processes get: functions of settings as JSON types, which can be pickled.

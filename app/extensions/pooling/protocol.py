@@ -184,7 +184,9 @@ def _convert_prompts(value: object) -> Prompts:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise ConversionError("a text, a list of texts, or token ids", "input", kind="string_type")
+        raise ConversionError(
+            "a string, a list of strings, or token ids", "input", kind="string_type"
+        )
     prompts: Prompts | TokenIds = value
     if set(map(type, value)) != {str}:
         try:
@@ -220,7 +222,7 @@ class ContentPart(Struct):
 
     def __post_init__(self) -> None:
         if getattr(self, self.type) is None:
-            raise ConversionError(f"an object with {self.type}", kind="missing")
+            raise ConversionError(f"an object that contains {self.type}", kind="missing")
 
 
 class MixedInput(Struct):
@@ -311,7 +313,7 @@ class CohereEmbedRequest(Request, kw_only=True):
     def __post_init__(self) -> None:
         inputs = [items for items in (self.texts, self.images, self.inputs) if items is not None]
         if len(inputs) != 1 or not inputs[0]:
-            raise ConversionError("exactly one non-empty list of texts, images or inputs")
+            raise ConversionError("exactly one non-empty list of texts, images, or inputs")
 
     @property
     def has_images(self) -> bool:

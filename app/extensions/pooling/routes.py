@@ -200,7 +200,9 @@ class PoolingHandlers:
         longest = max(map(len, job.inputs))
         max_tokens = request.max_tokens
         if request.truncate == "NONE" and max_tokens is not None and longest > max_tokens:
-            raise bad_request(f"an input of {longest} tokens exceeds max_tokens={max_tokens}")
+            raise bad_request(
+                f"an input has {longest} tokens, which exceeds max_tokens={max_tokens}"
+            )
         rows = self._runner.rows(embedding_request, job, "embed")
         vectors = [vector for input_rows in rows for vector in input_rows]
         requested_types = request.embedding_types or ["float"]

@@ -184,7 +184,7 @@ class PoolingRunner:
         documents, document_ids = self._encode_side(request, right, "max_tokens_per_doc")
         if len(queries) not in (1, len(documents)) or not documents:
             raise bad_request(
-                "there must be one query or one for each document, and at least one document"
+                "there must be one query, or one query for each document, and at least one document"
             )
         repetitions = len(documents) // len(queries)
         parts: list[tuple[TokenIds, TokenIds]] = [(ids, []) for ids in (*query_ids, *document_ids)]
@@ -469,7 +469,9 @@ class PoolingRunner:
                     f"An embedding in a script must have {width} dimensions.", "dimensions"
                 )
         if numbers > MAX_NUMBERS:
-            raise bad_request(f"the response would have {numbers} numbers, more than {MAX_NUMBERS}")
+            raise bad_request(
+                f"the response would have {numbers} numbers, but at most {MAX_NUMBERS} are allowed"
+            )
 
 
 def longest_delay(answers: Iterable[ScriptedAnswer | None]) -> tuple[tuple[int, float], ...]:

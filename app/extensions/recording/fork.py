@@ -71,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
             exchange = _without_prompts(exchange, path, body)
         lines.append(line_of(exchange))
     if len(lines) == 1:
-        raise ConfigError(f"{options.file} does not contain a request of a conversation")
+        raise ConfigError(f"{options.file} contains no request that is part of a conversation")
     try:
         with options.out.open("xb") as file:
             file.writelines(lines)
@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _turns(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text[:20]!r}")
+        raise argparse.ArgumentTypeError(f"must be a positive whole number, got {text[:20]!r}")
     return int(text)
 
 

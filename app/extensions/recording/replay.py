@@ -309,8 +309,8 @@ class Replay(Middleware):
             return
         self._warned_clients.add(client)
         log.warning(
-            "%s: was recorded with %s, but the client is %s; if it does not understand the replies,"
-            " record the session again",
+            "%s was recorded with %s, but the client is %s; if the client does not understand the"
+            " replies, record the session again",
             self.recording.path,
             ", ".join(sorted(versions)),
             client,

@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
     options = flags.parse_args(argv[1:])
     document = script_of(recorded(options.file))
     if not document["rules"]:
-        raise ConfigError("the recording does not contain an exchange that a script can replay")
+        raise ConfigError("the recording contains no exchanges that a script can replay")
     write_script(document, options.out, "# From a recording")
     return 0
 
@@ -199,7 +199,7 @@ def _then(answer: RecordedAnswer) -> Json:
         return {"fault": _error_fault(answer)}
     reply = reply_of(answer)
     if not (reply.finish or reply.moments or answer.is_broken):
-        raise ValueError("the response is not a reply")
+        raise ValueError("the response contains no reply")
     action: Json = {}
     if reply.reasoning:
         action["reasoning"] = literals(reply.reasoning)

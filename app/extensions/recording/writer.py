@@ -85,7 +85,7 @@ class RecordingFile:
         try:
             self._file = SharedFile(path, target, now, is_new=not adds)
         except FileExistsError:
-            raise RecordingError(f"{path}: already exists") from None
+            raise RecordingError(f"{path} already exists") from None
         except OSError as error:
             raise RecordingError(f"{path} cannot be written: {error.strerror or error}") from None
 

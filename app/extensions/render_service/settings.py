@@ -13,7 +13,7 @@ class RenderServiceSettings(Section, frozen=True, kw_only=True):
     render_timeout: PositiveDuration = 30.0
     """Maximum time to wait for a response from the render service."""
     mm_render_timeout: PositiveDuration = 60.0
-    """Maximum time to wait for the render service if messages contain images, because the service
-    fetches them."""
+    """Maximum time to wait for the render service if messages contain images, which the service has
+    to fetch."""
     render_only: bool = False
-    """Run as a render service that only tokenizes and renders, like vllm launch render."""
+    """Run as a render service that only tokenizes and renders prompts, like vllm launch render."""

@@ -80,7 +80,7 @@ class RenderTokenizer(Tokenizer):
             return ""
         answer = self._post("/detokenize", {"tokens": list(ids)})
         if not isinstance(answer, dict) or not isinstance(answer.get("prompt"), str):
-            raise self._unusable("/detokenize", "the response does not contain a prompt")
+            raise self._unusable("/detokenize", "the response contains no prompt")
         return str(answer["prompt"])
 
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
@@ -128,7 +128,7 @@ class RenderTokenizer(Tokenizer):
         for item in answers[:count]:
             ids = item.get("token_ids") if isinstance(item, dict) else None
             if not isinstance(ids, list) or any(type(token_id) is not int for token_id in ids):
-                raise self._unusable(path, "the response does not contain a list of token_ids")
+                raise self._unusable(path, "the response contains no list of token_ids")
             prompts.append(ids)
         return prompts
 

@@ -136,7 +136,7 @@ class InputItem(Struct, kw_only=True):
         for field_name in REQUIRED_FIELDS[self.kind]:
             if getattr(self, field_name) is None:
                 raise ConversionError(
-                    "a value, which is missing",
+                    "provided",
                     "input" if field_name == "payload" else field_name,
                     kind="missing",
                 )
@@ -179,7 +179,7 @@ def convert_input(value: object) -> str | list[InputItem]:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise ConversionError("a text or a list of items", kind="string_type")
+        raise ConversionError("a string or a list of items", kind="string_type")
     items: list[InputItem] = []
     unsupported_types: list[str] = []
     slices = Slices()
@@ -196,7 +196,7 @@ def convert_input(value: object) -> str | list[InputItem]:
         except ConversionError as error:
             param = format_param(("input", index, *error.path))
             raise ConversionError(
-                f"a text or a list of items; {param} should be {error.expected}", kind=error.kind
+                f"a string or a list of items; {param} should be {error.expected}", kind=error.kind
             ) from None
     if unsupported_types:
         raise bad_request(f"Unsupported input item type: {unsupported_types[0]}", "input")

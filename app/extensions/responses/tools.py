@@ -160,7 +160,7 @@ def resolve_choice(choice: JsonObject, tools: object) -> JsonObject:
     if len(matches_in_namespaces) > 1:
         listed = ", ".join(matches_in_namespaces)
         raise bad_request(
-            f"tool_choice names a function of several namespaces: {listed}", "tool_choice"
+            f"tool_choice names a function that is in several namespaces: {listed}", "tool_choice"
         )
     return {**choice, "name": matches_in_namespaces[0]}
 

@@ -63,7 +63,7 @@ class Action:
         if outcome.json is not UNSET:
             self._json = JsonTemplate(outcome.json, "json", self._compile)
             if len(self._json.constant_text or "") > MAX_CHARACTERS:
-                raise ScriptError(f"then.json: has more than {MAX_CHARACTERS} characters")
+                raise ScriptError(f"then.json: must not exceed {MAX_CHARACTERS} characters")
         self._calls: list[CallTemplate] = []
         for number, call in enumerate(outcome.tool_calls):
             key = f"tool_calls.{number}"
@@ -111,7 +111,7 @@ class Action:
         if self._json is not None:
             _, text = self._json.fill(values)
             if len(text) > MAX_CHARACTERS:
-                raise RuleFailureError(f"json has more than {MAX_CHARACTERS} characters")
+                raise RuleFailureError(f"json must not exceed {MAX_CHARACTERS} characters")
         calls = [self._call(template, request, values, accepts) for template in self._calls]
         score = self._score_value(values)
         reasoning = _render(self._reasoning, values)
@@ -169,7 +169,9 @@ class Action:
         if not template.is_constant:
             self._template_count += 1
             if self._template_count > MAX_TEMPLATES:
-                raise ScriptError(f"then.{key}: the rule has more than {MAX_TEMPLATES} templates")
+                raise ScriptError(
+                    f"then.{key}: a rule must not have more than {MAX_TEMPLATES} templates"
+                )
         return template
 
 
@@ -190,7 +192,7 @@ def is_finite_number(value: object) -> bool:
 def _check_numbers(outcome: Then) -> None:
     embedding = outcome.embedding
     if isinstance(embedding, tuple) and len(embedding) > MAX_EMBEDDING_NUMBERS:
-        raise ScriptError(f"then.embedding: must have at most {MAX_EMBEDDING_NUMBERS} numbers")
+        raise ScriptError(f"then.embedding: must contain at most {MAX_EMBEDDING_NUMBERS} numbers")
     for key in NUMBER_KEYS:
         try:
             json.dumps(getattr(outcome, key), allow_nan=False)

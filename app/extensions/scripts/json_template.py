@@ -35,10 +35,12 @@ class JsonTemplate:
             self.constant_text = json.dumps(self._constant, ensure_ascii=False)
         elif size_of(value) > MAX_CHARACTERS:
             raise ScriptError(
-                f"then.{key}: has templates and more than {MAX_CHARACTERS} characters"
+                f"then.{key}: JSON with templates must not exceed {MAX_CHARACTERS} characters"
             )
         elif self._value_count > MAX_FILLED_VALUES:
-            raise ScriptError(f"then.{key}: has templates and more than {MAX_FILLED_VALUES} values")
+            raise ScriptError(
+                f"then.{key}: JSON with templates must not exceed {MAX_FILLED_VALUES} values"
+            )
 
     def fill(self, values: Values) -> tuple[object, str]:
         """Returns the value and its JSON.
@@ -50,7 +52,7 @@ class JsonTemplate:
             return self._constant, self.constant_text
         value = _fill(self._compiled, values)
         if size_of(value) > MAX_CHARACTERS:
-            raise RuleFailureError(f"{self._key} has more than {MAX_CHARACTERS} characters")
+            raise RuleFailureError(f"{self._key} must not exceed {MAX_CHARACTERS} characters")
         return value, json.dumps(value, ensure_ascii=False)
 
     def _compile(self, value: object, key: str) -> object:

@@ -74,7 +74,7 @@ def read_script(path: str) -> Script:
         raise ScriptError(str(error).replace("YAML file", "script", 1)) from None
     if not isinstance(document, dict):
         raise ScriptError(
-            f"script {path} must be a mapping with rules, got {type(document).__name__}"
+            f"script {path} must be a mapping that contains rules, got {type(document).__name__}"
         )
     return convert_script(document, path)
 

@@ -42,8 +42,8 @@ class RegexCompiler:
         nodes = unrolled_nodes(source)
         if nodes > MAX_REGEX_NODES:
             raise ScriptError(
-                f"the regex {source[:60]!r} repeats too much: it has more than {MAX_REGEX_NODES} "
-                "parts when its counted repeats are written out"
+                f"the regex {source[:60]!r} is too large: it has more than {MAX_REGEX_NODES} "
+                "parts when its repeat counts are expanded"
             )
         self.nodes += nodes
         if self.nodes > MAX_SCRIPT_REGEX_NODES:

@@ -136,7 +136,8 @@ def _check_scope(scope: str) -> None:
     """Raises `ApiError` (400) for a scope that clients cannot send as a header."""
     if not scope.isascii() or not scope.isprintable() or scope != scope.strip():
         raise bad_request(
-            f"The scope {scope[:40]!r} cannot be the value of a header: it must be printable ASCII."
+            f"The scope {scope[:40]!r} cannot be used as a header value: it must be "
+            "printable ASCII."
         )
 
 

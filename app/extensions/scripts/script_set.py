@@ -354,7 +354,7 @@ class ScriptSet:
                 )
         elif not self._has_warned_of_budget:
             self._has_warned_of_budget = True
-            log.warning("%s: %s; rules with conditions on texts are skipped", rule.location, error)
+            log.warning("%s: %s; rules with text conditions are skipped", rule.location, error)
 
     def _values(self, request: MatchedRequest, groups: Groups, rng: Random) -> dict[str, object]:
         """Returns what templates can name (docs/scripts.md)."""

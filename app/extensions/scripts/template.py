@@ -68,7 +68,7 @@ class TemplateCompiler:
         environment = self._environment
         tokens = sum(1 for _ in islice(environment.lex(source), MAX_TOKENS + 1))
         if tokens > MAX_TOKENS:
-            raise TemplateError(f"has more than {MAX_TOKENS} tokens")
+            raise TemplateError(f"must not have more than {MAX_TOKENS} tokens")
         tree = environment.parse(source)
         self.nodes += _count_nodes(tree)
         if self.nodes > MAX_SCRIPT_NODES:
@@ -172,10 +172,11 @@ def _count_nodes(tree: nodes.Template) -> int:
         count += 1
         if count > MAX_NODES:
             raise TemplateError(
-                f"has more than {MAX_NODES} nodes; split the text, or use fewer expressions"
+                f"must not have more than {MAX_NODES} nodes; split the text, or use fewer "
+                "expressions"
             )
         if depth > MAX_DEPTH:
-            raise TemplateError(f"is nested too deeply: more than {MAX_DEPTH} levels")
+            raise TemplateError(f"must not be nested more than {MAX_DEPTH} levels deep")
         pending.extend((child, depth + 1) for child in node.iter_child_nodes())
     return count
 
@@ -235,7 +236,7 @@ def _check_group(node: nodes.Getattr | nodes.Getitem, groups: frozenset[str] | N
         hint = "the rule has no regex"
         if groups:
             hint = f"there are {', '.join(sorted(groups))}"
-        raise TemplateError(f"match does not have a group {str(group)!r}; {hint}")
+        raise TemplateError(f"match has no group {str(group)!r}; {hint}")
 
 
 def _limit_length(pieces: Iterator[str]) -> Iterator[str]:

@@ -126,7 +126,7 @@ class ScriptEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateError(f"{operator} requires numbers")
         for operand in (left, right):
             if isinstance(operand, int) and operand.bit_length() > MAX_BITS:
-                raise TemplateError(f"{operator} supports numbers of at most {MAX_BITS} bits")
+                raise TemplateError(f"{operator} supports numbers of up to {MAX_BITS} bits")
         return BINARY_OPERATORS[operator](left, right)
 
 

@@ -67,9 +67,7 @@ class Budget:
         """Raises `TemplateError` when the work of this and earlier operations is too much."""
         self._remaining -= characters
         if self._remaining < 0:
-            raise TemplateError(
-                f"the templates of the rule process more than {MAX_WORK} characters"
-            )
+            raise TemplateError(f"the rule's templates process more than {MAX_WORK} characters")
         self._pause()
 
 

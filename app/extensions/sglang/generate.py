@@ -250,8 +250,8 @@ def check_answer(prompts: Sequence[PreparedPrompt], shows_prompts: bool) -> None
             size += len(prompt.built.ids) * ID_BYTES
     if size > MAX_ANSWER_BYTES:
         raise bad_request(
-            f"The response would take {size >> 20} MiB, more than {MAX_ANSWER_BYTES >> 20}. "
-            "Request fewer tokens or a stream."
+            f"The response would take {size >> 20} MiB, but the limit is {MAX_ANSWER_BYTES >> 20} "
+            "MiB. Request fewer tokens, or set stream to true."
         )
 
 

@@ -74,7 +74,9 @@ class SamplingParams(Struct, kw_only=True, forbid_unknown_fields=True):
         if self.stop_regex:
             raise bad_request("stop_regex is not simulated: use stop.")
         if (self.beam_width or 1) > 1:
-            raise bad_request("beam_width is not simulated: use use_beam_search of a completion.")
+            raise bad_request(
+                "beam_width is not simulated: set use_beam_search in a completion request."
+            )
         grammars = (self.json_schema, self.regex, self.ebnf, self.structural_tag)
         if sum(map(bool, grammars)) > 1:
             raise bad_request("Only one of json_schema, regex, ebnf, or structural_tag can be set.")

@@ -188,7 +188,7 @@ def _value_start(text: str, position: int) -> int | None:
     if position >= len(text):
         return None
     if text[position] != '"':
-        raise ValueError("a field does not have a name")
+        raise ValueError("a field has no name")
     name = _complete_text(text, position, allow_cut_text=False)
     if name is None:
         return None

@@ -55,7 +55,7 @@ def read_calls(module: ast.Module) -> list[Call]:
 
 def _read_call(call: ast.expr) -> Call:
     if not isinstance(call, ast.Call):
-        raise ValueError("an item of the list is not a call")
+        raise ValueError("an item in the list is not a call")
     arguments = {keyword.arg: literal(keyword.value) for keyword in call.keywords}
     return checked_call(_dotted_name(call.func), json.dumps(arguments, ensure_ascii=False))
 
@@ -171,7 +171,7 @@ class PythonicStream:
         arguments = call.arguments
         if withheld:
             if not arguments.endswith(withheld):
-                raise ValueError("the completion of the arguments is unknown")
+                raise ValueError("the end of the arguments is unknown")
             arguments = arguments[: -len(withheld)]
         sent = self._sent_arguments[number]
         if not sent:

@@ -9,6 +9,6 @@ class ToolCallSettings(Section, frozen=True, kw_only=True):
     """Which tools the simulated model calls."""
 
     tool_choice_auto: Annotated[Literal["match", "coin"], LIVE] = "match"
-    """Tools that the model calls when tool_choice is auto. With match, these are the tools whose
-    names and descriptions match the last user message. With coin, each call is made at random, with
-    the probability in tool-call-extra-call-probability."""
+    """Tools that the model calls when tool_choice is auto. If set to match, the model calls the
+    tools whose names and descriptions match the last user message. If set to coin, each call is
+    made at random, with the probability set by tool-call-extra-call-probability."""

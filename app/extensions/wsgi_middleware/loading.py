@@ -28,7 +28,7 @@ def usable_middleware(names: Iterable[str]) -> list[WsgiWrapper]:
     for name in names:
         middleware = load_middleware(name)
         if middleware is None:
-            log.warning("middleware %s requires a package for ASGI and is not used", name)
+            log.warning("middleware %s is not used because it requires a package for ASGI", name)
         elif is_asgi(middleware):
             log.warning("middleware %s is ASGI middleware, which is not supported", name)
         else:

@@ -9,6 +9,6 @@ class WsgiMiddlewareSettings(Section, frozen=True, kw_only=True):
     """WSGI middleware around the application."""
 
     middleware: Annotated[tuple[str, ...], About(repeated=True)] = ()
-    """WSGI middleware to wrap around the application, each as MODULE.NAME. The last middleware in
-    the list is the outermost. ASGI middleware does not run and causes a warning. The flag may be
-    repeated."""
+    """WSGI middleware functions or classes to wrap around the application, each specified as
+    MODULE.NAME. The last middleware in the list is the outermost. ASGI middleware is not run; a
+    warning is logged instead. The flag may be repeated."""

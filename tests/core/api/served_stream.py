@@ -113,7 +113,7 @@ class Served:
         self.connection.watch(transport.client_gone)
         self.stream.attach(transport)
         while transport.is_open:
-            gevent.sleep(0)
+            gevent.sleep(0.001)
         self.stream.close()
 
     def _iterate(self) -> None:

@@ -9,11 +9,11 @@ from tests.application import app_of
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ('{"name":"a","base_model_name":"another"}', "is for another model, 'another'"),
+        ('{"name":"a","base_model_name":"another"}', "is for another model ('another')"),
         ('{"path":"a"}', "is no adapter"),
-        ('{"name":""}', "does not have a name"),
+        ('{"name":""}', "has no name"),
         ("{", "is no adapter"),
-        ("base=x", "is already a name of the base model"),
+        ("base=x", "is already a name for the base model"),
         ("foo", "is no adapter"),
         ("a=b,c=d", "is no adapter"),
     ],

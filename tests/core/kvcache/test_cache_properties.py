@@ -291,6 +291,6 @@ class Adapters(RuleBasedStateMachine):
 
 
 TestCompared = Compared.TestCase
-TestCompared.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCompared.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestAdapters = Adapters.TestCase
 TestAdapters.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

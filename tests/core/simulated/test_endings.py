@@ -45,7 +45,7 @@ def naive(
     return text, len(texts), None
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     texts=st.lists(st.text("abc", max_size=3), min_size=1, max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=4),

@@ -58,7 +58,7 @@ def test_unlimited_reply_ends_with_a_whole_sentence_and_a_limit_truncates_it() -
 
 
 @given(room=st.integers(1, 60), min_tokens=st.integers(0, 60), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_reply_is_not_longer_than_the_rest_of_the_context(
     room: int, min_tokens: int, seed: int
 ) -> None:

@@ -399,7 +399,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.lists(st.dictionaries(st.text(max_size=5), JSON_VALUES), max_size=2), max_size=4),
     st.text(max_size=8) | st.just(END_MARK),

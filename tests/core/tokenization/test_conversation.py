@@ -69,7 +69,7 @@ def named(call: object) -> dict[str, object]:
         *((message_of([TEXT, part]), ".", "type") for part in ({}, TEXT | {"uuid": "u"},
         {"type": "image_url", "uuid": "u"})),
         (message_of([TEXT, {"type": "prompt_embeds", "data": "AA=="}]), ".", "prompt_embeds"),
-        (message_of([TEXT, {"type": "text", "text": 5}]), "the string text", ...),
+        (message_of([TEXT, {"type": "text", "text": 5}]), "must contain text as a string", ...),
         *((message_of([TEXT, {"type": "image_url", "image_url": url}]), "image_url.url", None)
             for url in ("x", {"url": 5})),
         *((named(call), "function", ...) for call in ("f", {"type": "custom", "function": {}},

@@ -93,7 +93,7 @@ def test_any_text_has_the_token_ids_of_the_tokenizers_library(text: str, framed:
         assert tokenizer.encode(text, framed) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(TEXTS, st.integers(0, 200)), max_size=4), st.sampled_from(SPECIAL))
 def test_texts_with_cached_parts_have_the_token_ids_of_the_tokenizers_library(
     parts: list[tuple[str, int]], separator: str

@@ -91,7 +91,7 @@ def test_model_config_without_usable_layers_is_rejected(
         ),
         (
             ["--kv-cache-groups", "gpt-oss", "--prefix-cache-retention-interval", "40"],
-            "setting prefix-cache-retention-interval: 40 is not a multiple of block-size 16",
+            r"setting prefix-cache-retention-interval: 40 is not a multiple of block-size \(16\)",
         ),
         (
             ["--kv-cache-groups", "gpt-oss", "--kv-connector", "nixl"],

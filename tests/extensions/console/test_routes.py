@@ -1,6 +1,8 @@
 """What the page asks of a server in this process: knobs, requests, actions, the load generator."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -129,16 +131,19 @@ def test_long_paths_request_ids_and_rejection_reasons_are_truncated(
 
 
 @pytest.mark.parametrize(
-    ("value", "summary_start"),
+    ("make_value", "summary_start"),
     [
-        (ScriptedReply(passes=True), "{'passes': True}"),
-        (ScriptedReply(text="x" * 10**7, calls=()), "{'text': 'xxx"),
-        (dict.fromkeys(range(10**6), 0.5), "{0: 0.5, 1: 0.5"),
-        ([[[["deep"]]]], "[[[[...]]]]"),
+        (partial(ScriptedReply, passes=True), "{'passes': True}"),
+        (partial(ScriptedReply, text="x" * 10**7, calls=()), "{'text': 'xxx"),
+        (partial(dict.fromkeys, range(10**6), 0.5), "{0: 0.5, 1: 0.5"),
+        (partial(list, [[[["deep"]]]]), "[[[[...]]]]"),
     ],
     ids=["struct", "long text", "many", "deep"],
 )
-def test_setting_value_of_any_size_has_a_short_summary(value: object, summary_start: str) -> None:
+def test_setting_value_of_any_size_has_a_short_summary(
+    make_value: Callable[[], object], summary_start: str
+) -> None:
+    value = make_value()
     shown_value = summarize(value)
     assert isinstance(shown_value, str) and shown_value.startswith(summary_start)
     assert len(shown_value) <= MAX_SETTING_CHARACTERS

@@ -1,15 +1,20 @@
 """What the tests of datasets share."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from app.core.text.huggingface import LocalTokenizer, default_tokenizer
-from app.extensions.datasets.dataset import Dataset
 from tests.extensions.datasets.files import Row, make_file
 
-Opener = Callable[[Sequence[Row]], Dataset]
+if TYPE_CHECKING:
+    from app.extensions.datasets.dataset import Dataset
+
+Opener = Callable[[Sequence[Row]], "Dataset"]
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +27,8 @@ def opened(
     request: pytest.FixtureRequest, tmp_path: Path, tokenizer: LocalTokenizer
 ) -> Iterator[Opener]:
     """Makes a file with rows and opens it; each test runs on files, and on copies in memory."""
+    from app.extensions.datasets.dataset import Dataset
+
     datasets = []
 
     def make(rows: Sequence[Row]) -> Dataset:

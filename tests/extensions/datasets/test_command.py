@@ -15,8 +15,6 @@ import pytest
 from app.core.cli import main
 from app.core.text.base import TokenizerInputError
 from app.core.text.huggingface import LocalTokenizer
-from app.extensions.datasets.command import RecordWriter, exchanges, read_conversations
-from app.extensions.datasets.dataset import Dataset
 from tests.running_server import ROOT
 
 
@@ -75,6 +73,8 @@ def names(folder: Path) -> list[str]:
 def test_command_writes_a_dataset_that_the_server_reads(
     run: Run, source: Path, tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
+    from app.extensions.datasets.dataset import Dataset
+
     output = tmp_path / "new" / "replies.sqlite3"
     done = run("--input", str(source), "--output", str(output))
     assert (done.returncode, done.stderr) == (0, "")
@@ -137,20 +137,20 @@ def test_existing_file_is_not_overwritten(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "it is not a JSON array of conversations"),
-        (b'{"conversations": []}', "it is not a JSON array of conversations"),
-        (b"\x1f\x8b\x08", "it is not a JSON array of conversations"),
+        (b"", "the file is not a JSON array of conversations"),
+        (b'{"conversations": []}', "the file is not a JSON array of conversations"),
+        (b"\x1f\x8b\x08", "the file is not a JSON array of conversations"),
         (
             json.dumps(CONVERSATIONS).encode()[:-20],
-            "it is not valid JSON: parse error: premature EOF",
+            "the file is not valid JSON: parse error: premature EOF",
         ),
-        (json.dumps(CONVERSATIONS).encode() + b"x", "it is not valid JSON: "),
-        (b"[1 2]", "it is not valid JSON: "),
-        (b'["\xff"]', "it is not valid JSON: "),
-        (b"[]", "it has no human message with a reply"),
+        (json.dumps(CONVERSATIONS).encode() + b"x", "the file is not valid JSON: "),
+        (b"[1 2]", "the file is not valid JSON: "),
+        (b'["\xff"]', "the file is not valid JSON: "),
+        (b"[]", "the file contains no human message with a reply"),
         (
             b'[1, {"conversations": [{"from": "system"}]}]',
-            "it has no human message with a reply",
+            "the file contains no human message with a reply",
         ),
     ],
 )
@@ -217,12 +217,16 @@ class Picky(LocalTokenizer):
 def test_dataset_conversation_ends_before_the_turn_that_the_tokenizer_rejects(
     tokenizer: LocalTokenizer,
 ) -> None:
+    from app.extensions.datasets.command import RecordWriter
+
     recorder = RecordWriter(Picky(tokenizer))
     assert len(list(recorder.records(CONVERSATIONS))) == 4
     assert (recorder.conversations, recorder.rejected, recorder.rejection) == (4, 1, "not this one")
 
 
 def test_conversations_are_read_one_by_one() -> None:
+    from app.extensions.datasets.command import read_conversations
+
     items = [turns(("human", "Grüße")), {"conversations": [1.5]}, 3]
     for text in (json.dumps(items, indent=2, ensure_ascii=False), "\ufeff \n" + json.dumps(items)):
         assert list(read_conversations(io.BytesIO(text.encode()))) == items
@@ -241,11 +245,15 @@ def test_conversations_are_read_one_by_one() -> None:
 def test_conversation_ends_at_the_first_turn_of_the_wrong_speaker(
     spoken: list[tuple[str, Any]],
 ) -> None:
+    from app.extensions.datasets.command import exchanges
+
     begun = ("human", "q1"), ("gpt", "a1")
     assert [question for question, *_ in exchanges(turns(*begun, *spoken))] == ["q1"]
 
 
 def test_invalid_conversation_of_a_dataset_gives_no_pairs_of_prompt_and_reply() -> None:
+    from app.extensions.datasets.command import exchanges
+
     for item in (
         None,
         [],

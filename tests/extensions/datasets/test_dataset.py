@@ -3,6 +3,8 @@
 which row is drawn, how its tokens are written.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import sqlite3
@@ -11,6 +13,7 @@ from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -19,11 +22,13 @@ from hypothesis import strategies as st
 from app.core.engine.request import RecordedReply
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.datasets.catalogue import Catalogue, ids_hash, text_hash
-from app.extensions.datasets.dataset import Dataset
 from app.extensions.datasets.library import DatasetError
 from app.extensions.datasets.tokens import MISSING_ID, RecordedTokens, complete, decode, encode
 from tests.extensions.datasets.conftest import Opener
 from tests.extensions.datasets.files import PROMPT, make_file, row
+
+if TYPE_CHECKING:
+    from app.extensions.datasets.dataset import Dataset
 
 UNKNOWN = [9, 9]
 
@@ -98,6 +103,8 @@ def file(tmp_path: Path) -> Path:
 def test_lookup_in_a_locked_file_or_of_a_deleted_row_finds_no_reply(
     file: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from app.extensions.datasets.dataset import Dataset
+
     content_before = file.read_bytes()
     dataset = Dataset(file, "llmd", False, tokenizer)
     with closing(dataset), closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as other:
@@ -115,6 +122,8 @@ def test_lookup_in_a_locked_file_or_of_a_deleted_row_finds_no_reply(
 def test_in_memory_dataset_gives_replies_after_its_file_was_deleted(
     file: Path, tokenizer: LocalTokenizer
 ) -> None:
+    from app.extensions.datasets.dataset import Dataset
+
     dataset = Dataset(file, "llmd", True, tokenizer)
     file.unlink()
     with closing(dataset):

@@ -2,22 +2,27 @@
 may say.
 """
 
+from __future__ import annotations
+
 import gc
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from app.core.settings import load
 from app.core.text.huggingface import LocalTokenizer
-from app.extensions.datasets.dataset import Dataset
 from app.extensions.datasets.library import DatasetError, dataset_of, open_datasets, prepare
 from app.extensions.datasets.settings import DatasetSettings
 from config import ConfigError
 from tests.extensions.datasets.files import PROMPT, TABLE, make_file, row
+
+if TYPE_CHECKING:
+    from app.extensions.datasets.dataset import Dataset
 
 ROWS = [row(PROMPT, [1, 2])]
 MISDECLARED = "of table llmd is declared as"
@@ -30,6 +35,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
+    from app.extensions.datasets.dataset import Dataset
+
     with pytest.raises(DatasetError) as caught:
         Dataset(path, "llmd", in_memory, tokenizer)
     assert "\n" not in str(caught.value)
@@ -69,7 +76,7 @@ def test_invalid_dataset_is_rejected(
     path.write_bytes(b"This is not a database. " * 500)
     assert "not a database" in trouble(path, in_memory, tokenizer)
     path.write_bytes(b"")
-    assert "not have a table" in trouble(path, in_memory, tokenizer)
+    assert "the file has no table" in trouble(path, in_memory, tokenizer)
     make_file(path, [])
     assert "empty" in trouble(path, in_memory, tokenizer)
     path.unlink()
@@ -101,8 +108,10 @@ def locked(path: Path) -> Iterator[Path]:
 def test_any_file_name_and_a_table_without_primary_key_are_accepted(
     tmp_path: Path, name: str, table: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
+    from app.extensions.datasets.dataset import Dataset
+
     path = make_file(tmp_path / name, [row([1], [1, 1]), *ROWS], table, "talks")
-    assert trouble(path, in_memory, tokenizer) == "it does not have a table llmd"
+    assert trouble(path, in_memory, tokenizer) == "the file has no table llmd"
     with closing(Dataset(path, "talks", in_memory, tokenizer)) as dataset:
         recorded = dataset.reply(PROMPT, (), min_tokens=1, max_tokens=5, rng=Random(1))
     assert recorded is not None and recorded.ids == [1, 2]
@@ -113,7 +122,7 @@ def test_unusable_dataset_logs_one_warning(
 ) -> None:
     datasets = open_datasets(DatasetSettings(dataset_path=(str(locked),)), tokenizer)
     assert not datasets and dataset_of(datasets, "any") is None
-    assert caplog.messages == [f"dataset {locked} is not used: database is locked"]
+    assert caplog.messages == [f"dataset {locked} cannot be used: database is locked"]
 
 
 def test_missing_dataset_file_prevents_startup_and_names_the_path(

@@ -85,7 +85,7 @@ SIZES = st.lists(st.integers(0, 4), max_size=30)
 
 
 @given(text=TEXTS, sizes=SIZES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_derendered_chunks_join_to_the_text_however_the_tokens_are_split(
     text: str, sizes: list[int]
 ) -> None:

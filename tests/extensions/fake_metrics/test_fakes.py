@@ -508,10 +508,10 @@ def test_token_total_is_derived_unless_the_update_contains_it(
             b'{"request-success-total": {"bored": 1}}',
             "request-success-total: Invalid enum value 'bored'",
         ),
-        (b"{", "fake-metrics must be JSON"),
-        (b"\xff{}", "fake-metrics must be JSON"),
-        (b'{"running-requests": ' + b"9" * 5000 + b"}", "fake-metrics must be JSON"),
-        (b'{"loras": ' + b"[" * 100_000 + b"}", "fake-metrics must be JSON"),
+        (b"{", "fake-metrics must be valid JSON"),
+        (b"\xff{}", "fake-metrics must be valid JSON"),
+        (b'{"running-requests": ' + b"9" * 5000 + b"}", "fake-metrics must be valid JSON"),
+        (b'{"loras": ' + b"[" * 100_000 + b"}", "fake-metrics must be valid JSON"),
     ],
 )
 def test_invalid_fake_metrics_update_is_rejected_and_changes_nothing(

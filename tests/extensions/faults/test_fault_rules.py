@@ -82,8 +82,8 @@ def test_fault_header_accepts_the_short_form_and_json() -> None:
     ("text", "flaw"),
     [
         ("after=3", "unknown action 'after=3'"),
-        ("disconnect; after", "must be FIELD=VALUE"),
-        ("disconnect; after=1; after=2", "each field once"),
+        ("disconnect; after", "must have the form FIELD=VALUE"),
+        ("disconnect; after=1; after=2", "no field may be repeated"),
         ("x" * 8000, "unknown action 'xxx"),
         ("{", "not JSON"),
         ('{"a":' * 9000, "not JSON"),

@@ -42,24 +42,41 @@ def test_large_prompts_texts_schemas_and_tensors_are_accepted() -> None:
     check(field(2, field(2, b"\x01" * (MAX_OTHER_BYTES - 10))), messages.EmbedRequest)
 
 
-MANY = {
-    "texts in a list": field(4, b"\x52\x00" * (MAX_FIELDS + 1)),
-    "biases": field(4, field(26, b"\x08\x01") * (MAX_FIELDS + 1)),
-    "media": field(11, b"") * (MAX_FIELDS + 1),
-    "tokens one by one": field(2, b"\x10\x01" * (MAX_FIELDS + 1)),
-    "a long text": field(3, bytes(9 << 20)),
-    "unknown fields": b"\xa0\x3f\x01" * (MAX_FIELDS + 1),
-    "tokens": field(2, field(2, b"\x01" * MAX_OTHER_BYTES)),
-    "a field that is too long": b"\x1a\xff\xff\xff\x7f" + bytes(SCANNED_BYTES),
-    "a number without end": b"\xff" * (SCANNED_BYTES + 1),
-    "a group": b"\x0b" * (SCANNED_BYTES + 1),
-}
+KINDS = (
+    "texts in a list",
+    "biases",
+    "media",
+    "tokens one by one",
+    "a long text",
+    "unknown fields",
+    "tokens",
+    "a field that is too long",
+    "a number without end",
+    "a group",
+)
 
 
-@pytest.mark.parametrize("name", MANY)
-def test_message_with_too_many_parts_is_rejected(name: str) -> None:
+@pytest.fixture(scope="module")
+def many_parts() -> dict[str, bytes]:
+    """A message with too many parts of each of `KINDS`: megabytes, so not made at import."""
+    return {
+        "texts in a list": field(4, b"\x52\x00" * (MAX_FIELDS + 1)),
+        "biases": field(4, field(26, b"\x08\x01") * (MAX_FIELDS + 1)),
+        "media": field(11, b"") * (MAX_FIELDS + 1),
+        "tokens one by one": field(2, b"\x10\x01" * (MAX_FIELDS + 1)),
+        "a long text": field(3, bytes(9 << 20)),
+        "unknown fields": b"\xa0\x3f\x01" * (MAX_FIELDS + 1),
+        "tokens": field(2, field(2, b"\x01" * MAX_OTHER_BYTES)),
+        "a field that is too long": b"\x1a\xff\xff\xff\x7f" + bytes(SCANNED_BYTES),
+        "a number without end": b"\xff" * (SCANNED_BYTES + 1),
+        "a group": b"\x0b" * (SCANNED_BYTES + 1),
+    }
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_message_with_too_many_parts_is_rejected(many_parts: dict[str, bytes], name: str) -> None:
     with pytest.raises(ApiError) as refusal:
-        check(MANY[name])
+        check(many_parts[name])
     assert refusal.value.status == 400
 
 

@@ -11,7 +11,6 @@ import pytest
 from app.core.text.huggingface import LocalTokenizer, default_tokenizer
 from app.extensions.kv_index.backend import Backend
 from app.extensions.kv_index.memory import MemoryBackend, weigh_bytes
-from app.extensions.kv_index.redis_backend import RedisBackend
 from tests.extensions.kv_index.publisher import SteppedIndexer, stepped_indexer
 from tests.extensions.kv_index.redis_server import RedisServer, redis_server
 
@@ -34,6 +33,8 @@ def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
 
 @pytest.fixture(params=BACKENDS)
 def make_backend(request: pytest.FixtureRequest) -> Iterator[MakeBackend]:
+    from app.extensions.kv_index.redis_backend import RedisBackend
+
     backends: list[Backend] = []
 
     def make() -> Backend:

@@ -1,16 +1,20 @@
 """A Redis of one's own: a process on a free port, with its data in a folder."""
 
+from __future__ import annotations
+
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import redis
+from typing import TYPE_CHECKING
 
 from tests.needs import REDIS_SERVER
 from tests.running_server import free_port
+
+if TYPE_CHECKING:
+    import redis
 
 
 class RedisServer:
@@ -55,6 +59,8 @@ class RedisServer:
         shutil.rmtree(self.folder / f"aof-{self.port}", ignore_errors=True)
 
     def client(self) -> redis.Redis:
+        import redis
+
         return redis.Redis(port=self.port)
 
     def _wait(self) -> None:
@@ -62,6 +68,8 @@ class RedisServer:
 
         an answer that is refused comes back at once, so look until it is one.
         """
+        import redis
+
         assert self._process is not None
         with redis.Redis(port=self.port) as client:
             while True:

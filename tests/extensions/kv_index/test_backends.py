@@ -15,7 +15,6 @@ from app.extensions.kv_index.memory import (
     weigh_bytes,
     weigh_copies,
 )
-from app.extensions.kv_index.redis_backend import redis_url
 from tests.extensions.kv_index.engines import content, holders_of, source, store
 
 A = source("a")
@@ -126,6 +125,8 @@ def _plain(owned: object) -> tuple[int, ...]:
     ],
 )
 def test_redis_and_valkey_addresses_of_llm_d_are_accepted(address: str, redis_address: str) -> None:
+    from app.extensions.kv_index.redis_backend import redis_url
+
     assert redis_url(address) == redis_address
 
 

@@ -206,7 +206,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(values, max_size=5))
 @example([b"\xa1\x80"])  # packed by itself, text that is none
 def test_valid_events_are_kept_next_to_invalid_ones(others: list[Any]) -> None:
@@ -218,7 +218,7 @@ def test_valid_events_are_kept_next_to_invalid_ones(others: list[Any]) -> None:
     assert len(batch.events) + len(batch.losses) == len(events)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     fields=st.dictionaries(UNREAD, values, max_size=4),
     items=st.lists(values, max_size=4),

@@ -183,7 +183,7 @@ def check(backend: Backend, model: Model) -> None:
 
 @given(histories)
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

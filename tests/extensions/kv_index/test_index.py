@@ -340,7 +340,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(events, max_size=8), max_size=3))
 def test_grouped_events_have_the_same_effect_as_single_events(batches: list[list[KVEvent]]) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -59,7 +59,7 @@ ids = st.lists(st.integers(0, 2**32 - 1), max_size=40) | st.lists(
 texts = st.none() | st.lists(st.text(max_size=5), max_size=3).map(tuple)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ids, st.integers(1, 9), st.data())
 def test_block_keys_are_xxh64_hashes_of_numbers_and_texts(
     tokens: list[int], size: int, data: st.DataObject

@@ -19,7 +19,6 @@ from app.extensions.kv_index.index import Index
 from app.extensions.kv_index.memory import MemoryBackend, weigh_bytes
 from app.extensions.kv_index.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
 from app.extensions.kv_index.pods import PodEndpoint, TargetSource
-from app.extensions.kv_index.redis_backend import RedisBackend
 from app.extensions.kv_index.resources import PoolSettings
 from app.extensions.kv_index.service import (
     TOKENIZER_TIMEOUT_S,
@@ -136,6 +135,8 @@ def test_indexer_latency_histograms_have_the_buckets_of_llm_d() -> None:
 
 
 def test_index_size_is_unknown_while_the_backend_is_unavailable() -> None:
+    from app.extensions.kv_index.redis_backend import RedisBackend
+
     kv_index = make(RedisBackend("redis://127.0.0.1:1", timeout_s=0.2))
     assert kv_index.stats()["size"] is None
     assert "kvcache_index_blocks" in kv_index.metrics_text()
@@ -167,6 +168,8 @@ def test_event_subscriber_of_the_index_continues_after_an_internal_error(
 
 
 def test_kv_index_backend_setting_selects_the_memory_cost_aware_or_redis_backend() -> None:
+    from app.extensions.kv_index.redis_backend import RedisBackend
+
     assert isinstance(open_backend(KVIndexSettings()), MemoryBackend)
     costly = open_backend(KVIndexSettings(kv_index_backend="cost-aware", kv_index_size=3))
     assert isinstance(costly, MemoryBackend)
@@ -290,6 +293,8 @@ def test_index_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureF
 
 
 def test_documentation_states_the_fixed_limits() -> None:
+    from app.extensions.kv_index.redis_backend import RedisBackend
+
     page = " ".join((ROOT / "docs/kv-index.md").read_text().split())
     pool = PoolSettings()
     subscriber = SUBSCRIBER

@@ -145,8 +145,8 @@ TIER = ("--enable-kvcache", "--kv-connector", "offloading", "--kv-offload-size",
     ("flags", "problem"),
     [
         (("--enable-kvcache", "--kv-offload-size", "1"), "requires kv-connector offloading"),
-        ((*TIER[:4], "0.000001"), "1e-06 GiB has no room for a chunk of 2097152 bytes"),
-        ((*TIER, "--kv-offload-block-size", "24"), "24 is not a multiple of block-size 16"),
+        ((*TIER[:4], "0.000001"), "1e-06 GiB is too small for a chunk of 2097152 bytes"),
+        ((*TIER, "--kv-offload-block-size", "24"), r"24 is not a multiple of block-size \(16\)"),
         (
             (*TIER, "--kv-offload-disk-size", "1", "--kv-offload-store-threshold", "2"),
             "setting kv-offload-store-threshold: cannot be combined with kv-offload-disk-size",

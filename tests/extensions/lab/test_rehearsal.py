@@ -44,7 +44,7 @@ CPU = CostConstants(
     base=2e-3, weights=16e-3, per_token=1e-3, p=4.0, spill=5e-7, per_context=5e-6, per_attention=1e-6,
     per_sequence=5e-4,
 )  # fmt: skip
-RECIPE = Recipe(input_tokens=Between(20, 90), output_tokens=Between(4, 24), requests=20)
+RECIPE = Recipe(input_tokens=Between(20, 90), output_tokens=Between(4, 24), requests=12)
 REQUESTS = st.lists(
     st.tuples(st.sampled_from([0.0, 0.003, 0.05, 2.0]), st.integers(1, 70), st.integers(1, 30)),
     min_size=1,
@@ -202,8 +202,8 @@ def test_fit_recovers_the_step_cost_constants_and_a_breakpoint() -> None:
     assert fit.median_error < 0.01
 
 
-def rehearsed(noise: float = 0.0) -> Rehearsal:
-    loads = draw_loads(RECIPE, (2, 5))
+def rehearsed(rates: tuple[float, ...], noise: float = 0.0) -> Rehearsal:
+    loads = draw_loads(RECIPE, rates)
     random = Random(1)
     limits = limits_for(loads, 64)
 
@@ -217,7 +217,7 @@ def rehearsed(noise: float = 0.0) -> Rehearsal:
 @pytest.fixture(scope="module")
 def good() -> Rehearsal:
     """Of an engine that costs exactly what a profile can say."""
-    return rehearsed()
+    return rehearsed((2, 5))
 
 
 def test_rehearsal_of_an_engine_that_follows_the_model_shows_no_error(good: Rehearsal) -> None:
@@ -225,7 +225,7 @@ def test_rehearsal_of_an_engine_that_follows_the_model_shows_no_error(good: Rehe
     for comparison in good.comparisons:
         assert comparison.same_steps and comparison.noise < 1e-9
         assert all(abs(figure.error) < 1e-3 for figure in comparison.figures)
-    slower = rehearsed(noise=0.05)
+    slower = rehearsed((2,), noise=0.05)
     assert slower.within and slower.comparisons[0].noise > 1e-3
 
 
@@ -261,7 +261,7 @@ def test_rehearsal_tolerates_median_errors_5_and_single_errors_10_points_above_n
 
 def test_rehearsal_report_contains_figures_step_costs_and_a_verdict(good: Rehearsal) -> None:
     text = report.table(good)
-    assert "2 in flight: 20 requests, " in text and "5 in flight: 20 requests, " in text
+    assert "2 in flight: 12 requests, " in text and "5 in flight: 12 requests, " in text
     assert text.count("the same in the simulation") == 2
     assert re.search(
         r"a step costs: base [\d.]+ us, weights [\d.e+]+ us, per-token [\d.]+ us, spill ", text

@@ -145,7 +145,7 @@ OWN_SETTINGS = "Settings = TestSettings"
 @pytest.mark.parametrize(
     ("body", "preamble", "line"),
     [
-        ("Settings = 3", "", "its Settings must be a config.declaration.Section"),
+        ("Settings = 3", "", "its Settings must be a subclass of config.declaration.Section"),
         (
             OWN_SETTINGS,
             SECTION + "    a: Annotated[int, About('A.')]",

@@ -158,9 +158,9 @@ def test_fork_without_prompts_drops_request_fields_that_responses_events_repeat(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--turns", "0"], "--turns: must be a whole number of at least 1, got '0'"),
+        (["--turns", "0"], "--turns: must be a positive whole number, got '0'"),
         (["--turns", "-x"], "--turns"),
-        (["--turns", "1.5"], "--turns: must be a whole number of at least 1, got '1.5'"),
+        (["--turns", "1.5"], "--turns: must be a positive whole number, got '1.5'"),
         (["--out", "/missing/fork"], "cannot be written"),
     ],
 )
@@ -190,8 +190,8 @@ def test_changed_agent_version_is_logged_once(
             assert text(client, step(0), **{"User-Agent": agent}) == "one"
     lines = [record.getMessage() for record in caplog.records if "was recorded" in record.msg]
     assert lines == [
-        f"{of_an_agent}: was recorded with {AGENT}, but the client is agent/1.3; "
-        "if it does not understand the replies, record the session again"
+        f"{of_an_agent} was recorded with {AGENT}, but the client is agent/1.3; "
+        "if the client does not understand the replies, record the session again"
     ]
 
 

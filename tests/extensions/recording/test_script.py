@@ -209,7 +209,7 @@ def test_script_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*COMMAND, written(tmp_path / "e", [])]) == 1
     assert (
         capsys.readouterr().err
-        == "error: the recording does not contain an exchange that a script can replay\n"
+        == "error: the recording contains no exchanges that a script can replay\n"
     )
 
 

@@ -108,8 +108,8 @@ def test_token_ids_are_decoded_by_the_render_service_and_split_at_words(
         ("500 broken", "status 500: broken"),
         ("200 no json", "not valid JSON"),
         ("200 []", "got 0 responses for 1 prompts"),
-        ('200 {"token_ids": "12"}', "the response does not contain a list of token_ids"),
-        ('200 [{"token_ids": [1.5]}]', "the response does not contain a list of token_ids"),
+        ('200 {"token_ids": "12"}', "the response contains no list of token_ids"),
+        ('200 [{"token_ids": [1.5]}]', "the response contains no list of token_ids"),
     ],
 )
 def test_unusable_response_of_the_render_service_raises_an_error_with_the_reason(

@@ -58,20 +58,20 @@ def error_of(client: FlaskClient, body: object) -> tuple[int, str]:
     [
         (
             "{{ message" + "|json" * 200 + " }}",
-            f"is nested too deeply: more than {MAX_DEPTH} levels",
+            f"must not be nested more than {MAX_DEPTH} levels deep",
         ),
-        ("{{ 'a'" + "|json" * 90 + " }}", f"is nested too deeply: more than {MAX_DEPTH} levels"),
+        ("{{ 'a'" + "|json" * 90 + " }}", f"must not be nested more than {MAX_DEPTH} levels deep"),
         (
             "{{ " + "[" * 60 + "]" * 60 + " }}",
-            f"is nested too deeply: more than {MAX_DEPTH} levels",
+            f"must not be nested more than {MAX_DEPTH} levels deep",
         ),
         (
             "{% if turn %}" * 60 + "{% endif %}" * 60,
-            f"is nested too deeply: more than {MAX_DEPTH} levels",
+            f"must not be nested more than {MAX_DEPTH} levels deep",
         ),
-        ("{{ turn }}" * (MAX_NODES + 1), f"has more than {MAX_NODES} nodes"),
-        ("{# #}" * 50_000, "has more than 4000 tokens"),
-        ("{{ " + "(" * 100_000, "has more than 4000 tokens"),
+        ("{{ turn }}" * (MAX_NODES + 1), f"must not have more than {MAX_NODES} nodes"),
+        ("{# #}" * 50_000, "must not have more than 4000 tokens"),
+        ("{{ " + "(" * 100_000, "must not have more than 4000 tokens"),
         ("{{ choose(*message) }}", "arguments with * are not supported in a script (line 1)"),
     ],
 )
@@ -120,13 +120,13 @@ def test_templates_of_all_added_rules_share_a_limit(
 def test_number_of_templates_per_rule_is_limited(client: FlaskClient) -> None:
     status, message = error_of(client, {"then": {"json": ["{{ turn }}"] * 1_001}})
     assert status == 400
-    assert "rule 1: then.json: the rule has more than 1000 templates" in message
+    assert "rule 1: then.json: a rule must not have more than 1000 templates" in message
 
 
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("{% if message|upper %}{% endif %}" * 70, "of the rule process more than"),
+        ("{% if message|upper %}{% endif %}" * 70, "the rule's templates process more than"),
         ("{{ " + " ~ ".join(["message"] * 5) + " }}", "more than 262144 characters"),
         ("{{ " + " + ".join(["message"] * 5) + " }}", "exceeds 262144 characters"),
         ("{{ [message, message, message, message, message] }}", "more than 262144 characters"),
@@ -153,7 +153,7 @@ def test_templates_of_one_answer_share_a_budget(books: Books) -> None:
         "rules: [{then: {json: {a: " + json.dumps(["{{ message | length }}"] * 100) + "}}}]"
     )
     assert reply_text(book, request("x" * 1_000)) is not None
-    with pytest.raises(RuleFailureError, match="of the rule process more than"):
+    with pytest.raises(RuleFailureError, match="the rule's templates process more than"):
         reply_text(book, request("x" * 65_536))
 
 
@@ -312,10 +312,10 @@ def test_json_reply_of_a_rule_is_rejected_if_it_exceeds_the_size_limits(
 ) -> None:
     status, message = error_of(client, {"then": {"json": ["x" * 1000] * 300}})
     assert status == 400
-    assert f"rule 1: then.json: has more than {MAX_CHARACTERS} characters" in message
+    assert f"rule 1: then.json: must not exceed {MAX_CHARACTERS} characters" in message
     status, message = error_of(client, {"then": {"json": ["x" * 1000] * 300 + ["{{ turn }}"]}})
     assert status == 400
-    assert "then.json: has templates and more than" in message
+    assert f"then.json: JSON with templates must not exceed {MAX_CHARACTERS} characters" in message
     status, message = error_of(client, {"then": {"json": [0] * 20_000 + ["{{ turn }}"]}})
     assert status == 400
-    assert "then.json: has templates and more than 20000 values" in message
+    assert "then.json: JSON with templates must not exceed 20000 values" in message

@@ -34,7 +34,7 @@ WRONG = {
     "rules: [{then: {tool_calls: [{arguments: {}}]}}]": "then.tool_calls.0: Object missing required field",
     "rules: [{when: {message: {regex: '('}}, then: pass}]": "rule 1: invalid regex '('",
     "rules: [{then: {text: '{{ nme }}'}}]": "then.text: template '{{ nme }}': unknown name 'nme'",
-    "rules: [{then: {text: '{{ match.a }}'}}]": "match does not have a group 'a'; the rule has no regex",
+    "rules: [{then: {text: '{{ match.a }}'}}]": "match has no group 'a'; the rule has no regex",
     "rules: "
     "[{then: {text: '{% for a in message %}{% endfor %}'}}]": "For is not supported in a script (line 1)",
     "rules: [{then: {json: {a: '{{ b }}'}}}]": "then.json.a: template '{{ b }}': unknown name 'b'",
@@ -169,7 +169,7 @@ def test_settings_file_has_the_same_yaml_parser_limits_as_a_script(tmp_path: Pat
         ("'{{ message" + " | json" * 30 + " }}'", "more than 262144 characters"),
         (
             "'{{ 3 | round(999999999) * " + " * ".join(["9" * 300] * 30) + " }}'",
-            "of at most 1024 bits",
+            "of up to 1024 bits",
         ),
         ("'{{ 1e308 * 10 | float }}'", "JSON cannot represent"),
     ],

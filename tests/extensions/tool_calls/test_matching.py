@@ -145,6 +145,16 @@ BOOLEAN = {"type": "boolean"}
 NUMBER = {"type": "number"}
 
 
+@pytest.fixture(scope="module")
+def hostile_tools() -> tuple[ToolFunction, ...]:
+    """A plain tool, one with many fields, and one with many values."""
+    fields = {f"f{number}": dict(type="integer") for number in range(50_000)}
+    many = tool("weather", "", fields, **fields)
+    values = {"enum": [f"value {number}" for number in range(1_000_000)]}
+    listed = tool("get_" * 100_000, "", ("one",), one=values, two=TEXT)
+    return tool("weather", "", ("city",), city=TEXT), many, listed
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -154,13 +164,11 @@ NUMBER = {"type": "number"}
         "weather " + "'a " * 1_300,
     ],
 )
-def test_hostile_messages_and_schemas_are_matched_quickly(message: str) -> None:
+def test_hostile_messages_and_schemas_are_matched_quickly(
+    hostile_tools: tuple[ToolFunction, ...], message: str
+) -> None:
     """Each of these took seconds, or minutes."""
-    fields = {f"f{number}": dict(type="integer") for number in range(50_000)}
-    many = tool("weather", "", fields, **fields)
-    values = {"enum": [f"value {number}" for number in range(1_000_000)]}
-    listed = tool("get_" * 100_000, "", ("one",), one=values, two=TEXT)
-    for named in (tool("weather", "", ("city",), city=TEXT), many, listed):
+    for named in hostile_tools:
         [call] = requested(message, tools=(named,), named=True)
         assert len(call[1]) <= MAX_FIELDS
 

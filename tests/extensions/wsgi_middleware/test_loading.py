@@ -39,7 +39,7 @@ def test_middleware_that_needs_a_missing_asgi_package_is_skipped(
     monkeypatch.setitem(sys.modules, "starlette", None)
     with caplog.at_level(logging.WARNING):
         assert usable_middleware(["of_an_asgi_user.Auth"]) == []
-    assert "of_an_asgi_user.Auth requires a package for ASGI" in caplog.text
+    assert "of_an_asgi_user.Auth is not used because it requires a package for ASGI" in caplog.text
 
 
 @pytest.mark.parametrize(

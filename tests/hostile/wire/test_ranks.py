@@ -246,7 +246,7 @@ def test_streams_that_run_during_a_reload_continue_beyond_the_graceful_timeout(
         wait_for_worker_count(server, 3)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0
-    assert "cuts off 1 requests" in server.log()
+    assert "is cutting off 1 requests" in server.log()
 
 
 def test_health_check_queries_every_rank(

@@ -67,9 +67,7 @@ def _schema_of(source: str | JsonObject, schemas: Constraints) -> JsonSchema:
     try:
         keyword = schemas.compile(schema).refused_keyword
     except SchemaError as error:
-        raise bad_request(f"The schema of the reply is not supported: {error}.") from None
+        raise bad_request(f"The reply schema is not supported: {error}.") from None
     if keyword is not None:
-        raise bad_request(
-            f"The schema of the reply is not supported: {keyword} is not implemented."
-        )
+        raise bad_request(f"The reply schema is not supported: {keyword} is not implemented.")
     return cast(JsonSchema, schema)

@@ -4,12 +4,13 @@ Instruments are plain attributes without locks: one greenlet hub owns them. `sam
 instrument's sample lines (suffix of the metric name, extra labels) in the order of
 prometheus_client. `values()` returns their numbers.
 
-A family formats all text but the numbers when a child is created: a scrape only fills in numbers.
+A child formats all text but the numbers at its first scrape: later scrapes only fill in numbers.
 """
 
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from math import isinf, isnan
 from typing import ClassVar, Generic, TypeAlias, TypeVar
@@ -152,27 +153,30 @@ def label_text(labels: Mapping[str, str]) -> str:
 
 
 class _Child(Generic[InstrumentT]):
-    """A labeled instrument with the template of its lines."""
-
-    __slots__ = ("instrument", "labels", "template", "_values", "_text")
+    """A labeled instrument; `base` begins the names of its samples."""
 
     def __init__(self, base: str, labels: Mapping[str, str], instrument: InstrumentT) -> None:
         self.instrument = instrument
         self.labels = dict(labels)
-        lines = (
-            f"{base}{suffix}{label_text({**labels, **extra})}"
-            for suffix, extra in instrument.samples
-        )
-        self.template = "".join(line.replace("%", "%%") + " %s\n" for line in lines)
+        self._base = base
         self._values: tuple[float, ...] = ()
         self._text = ""
+
+    @cached_property
+    def _template(self) -> str:
+        """The lines of the samples without their numbers."""
+        lines = (
+            f"{self._base}{suffix}{label_text({**self.labels, **extra})}"
+            for suffix, extra in self.instrument.samples
+        )
+        return "".join(line.replace("%", "%%") + " %s\n" for line in lines)
 
     def text(self) -> str:
         """Returns the lines of the samples."""
         values = self.instrument.values()
         if values != self._values:
             self._values = values
-            self._text = self.template % tuple(map(number, values))
+            self._text = self._template % tuple(map(number, values))
         return self._text
 
 

@@ -128,7 +128,7 @@ def encoder(layout: LayoutName = DEFAULT_LAYOUT) -> Callable[[EventBatch], bytes
     if layout == "map":
         return encode
     if layout not in ARRAYS:
-        raise ValueError(f"unknown layout of KV events: {layout}")
+        raise ValueError(f"unknown KV event layout: {layout}")
     stored, removed, has_rank = ARRAYS[layout]
 
     def array(event: KVEvent) -> Sequence[object]:

@@ -183,7 +183,9 @@ class Understudy(Flask):
         self._got_first_request = True
         blueprints = {endpoint.partition(".")[0] for endpoint in self._routes}
         if type(self) is not Understudy or self._functions.are_extended(blueprints):
-            log.info("Flask serves all requests, because functions were added to the application")
+            log.info(
+                "Flask is serving all requests because functions were added to the application"
+            )
             return []
         return [route for endpoint, route in self._routes.items() if self._is_direct(endpoint)]
 

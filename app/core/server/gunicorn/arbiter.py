@@ -141,7 +141,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         if self.certificate is not None:
             try:
                 if self.certificate.refresh():
-                    self.log.info("the changed certificate is used for new connections")
+                    self.log.info("new connections use the changed certificate")
             except CertificateError as error:
                 self.log.error("%s; keeping the old certificate", error)
 
@@ -274,7 +274,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         if self.engine is not None:
             if self.checks.engine_options(settings) != self.engine.options:
                 raise ConfigError(
-                    "the model and limits of the llm engine cannot be changed while the server is "
+                    "the llm engine's model and limits cannot be changed while the server is "
                     "running"
                 )
             settings = settings.changed(self.engine.sizes())
@@ -337,12 +337,12 @@ def check_options(arbiter: Arbiter, server: ServerSettings) -> None:
     addresses = ranks.addresses(server)
     if size > 1 and arbiter.cfg.preload_app:
         raise ConfigError(
-            "preload_app: must be off with several ranks, because each has its own application"
+            "preload_app: must be off with several ranks because each rank has its own application"
         )
     parsed_addresses = [parse_address(address) for address in addresses]
     if len(addresses) > 1 and arbiter.cfg.address != parsed_addresses:
         raise ConfigError(
-            "bind: cannot be set for several addresses; use the settings host, port and grpc-port"
+            "bind: cannot be set to several addresses; use the host, port, and grpc-port settings"
         )
     if server.uds is not None and (size > 1 or server.grpc_port is not None):
         raise ConfigError(

@@ -370,7 +370,7 @@ class FastConnection(HubConnection):
             self._all_sent.clear()
             self._all_sent.wait()
         if not self.is_open:
-            raise OSError(errno.EPIPE, "the client has disconnected or does not read its response")
+            raise OSError(errno.EPIPE, "the client has disconnected or is not reading its response")
 
     def lag(self) -> None:
         """Waits for room in the socket; reads no request meanwhile."""

@@ -153,7 +153,7 @@ def keep_listeners(
                 listener.close()
         worker.sockets = listeners
         rank = server.ranks[worker.place]
-        worker.log.info("Rank %d listens at %s", rank, ", ".join(map(str, listeners)))
+        worker.log.info("Rank %d is listening at %s", rank, ", ".join(map(str, listeners)))
 
 
 def _netloc(host: str, port: int) -> str:

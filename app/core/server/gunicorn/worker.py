@@ -234,7 +234,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         running = sum(connection.busy for connection in self._connections)
         if running:
             self.log.warning(
-                "Worker %s cuts off %d requests: the graceful timeout has expired",
+                "Worker %s is cutting off %d requests because the graceful timeout has expired",
                 self.pid,
                 running,
             )

@@ -83,4 +83,4 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
         if self._extension_bytes > MAX_EXTENSION_BYTES:
             raise InvalidChunkExtension(f"the extensions exceed {MAX_EXTENSION_BYTES} bytes")
         if CHUNK_EXT_RE.fullmatch(b";" + extensions) is None:
-            raise InvalidChunkExtension("it is not valid according to RFC 9112")
+            raise InvalidChunkExtension("the syntax does not follow RFC 9112")

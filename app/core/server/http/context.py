@@ -210,7 +210,7 @@ class BodyLimits:
         # Commas and brackets within strings count, too.
         if len(body) > self.max_values and sum(map(body.count, b",[{")) > self.max_values:
             raise too_large(
-                f"The request body has more than {self.max_values} values (--max-json-values)."
+                f"The request body contains more than {self.max_values} values (--max-json-values)."
             )
         context.body = body
         return body

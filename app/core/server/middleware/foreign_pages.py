@@ -109,7 +109,7 @@ class ForeignPages(Middleware):
         if context.method in SAFE_METHODS:
             return
         if self._is_foreign(context):
-            raise forbidden("Pages of other origins cannot send this request.")
+            raise forbidden("Pages from other origins cannot send this request.")
         is_operator_path = path.startswith(OPERATOR_PREFIXES)
         if is_operator_path and _has_body(context) and not is_json(context.content_type):
             raise ApiError(

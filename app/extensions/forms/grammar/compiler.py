@@ -47,7 +47,7 @@ def _compile_tag(source: str, schemas: Schemas) -> nodes.Grammar:
     try:
         return _TagCompiler(schemas).compile(formats.read_structural_tag(source))
     except RecursionError:
-        raise SchemaError("it is nested too deeply") from None
+        raise SchemaError("the structural tag is nested too deeply") from None
     except SchemaError:
         raise
     except ValueError as error:

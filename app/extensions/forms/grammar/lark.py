@@ -90,7 +90,7 @@ class LarkParser(GrammarParser):
             imported = {name: name for name in re.findall(r"\w+", terminal_list)}
         unknown = set(imported.values()) - COMMON_TERMINALS.keys()
         if unknown:
-            raise self.error(f"Lark's library 'common' does not have {min(unknown)}", token)
+            raise self.error(f"Lark's library 'common' does not contain {min(unknown)}", token)
         rules: dict[str, Node] = {}
         for name, terminal in imported.items():
             rules[self._prefix + name] = as_node(Pattern(COMMON_TERMINALS[terminal]))

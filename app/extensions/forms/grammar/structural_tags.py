@@ -23,15 +23,15 @@ def read_structural_tag(source: str) -> Format:
         ValueError: `source` is not a structural tag.
     """
     if len(source) > MAX_LENGTH:
-        raise ValueError(f"it is too long: {len(source)} characters")
+        raise ValueError(f"the structural tag is too long: it has {len(source)} characters")
     try:
         tag = msgspec.json.decode(source, type=_StructuralTag)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the structural tag is nested too deeply") from None
     if tag.structures is not None:
         return TriggeredTags(tag.triggers, [structure.tag() for structure in tag.structures])
     if tag.format is None:
-        raise ValueError("it has no format")
+        raise ValueError("the structural tag has no format")
     return tag.format
 
 

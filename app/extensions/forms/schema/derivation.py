@@ -127,12 +127,12 @@ class Grammar:
         self.rules = rules
         self.root = root
         if root not in rules:
-            raise SchemaError(f"the grammar does not have a rule {root!r}")
+            raise SchemaError(f"the grammar has no rule {root!r}")
         self._rule_costs: dict[str, Cost] = {}
         self._node_costs: dict[int, Cost | None] = {}
         self._solve_costs()
         if root not in self._rule_costs:
-            raise SchemaError(f"rule {root!r} of the grammar never terminates")
+            raise SchemaError(f"rule {root!r} in the grammar never terminates")
         if self._rule_costs[root].min_length > LENGTH_LIMIT:
             raise SchemaError("the shortest text that matches the grammar is too long")
 
@@ -189,7 +189,7 @@ class Grammar:
 
     def _reference_cost(self, name: str) -> Cost | None:
         if name not in self.rules:
-            raise SchemaError(f"the grammar does not have a rule {name!r}")
+            raise SchemaError(f"the grammar has no rule {name!r}")
         cost = self._rule_costs.get(name)
         if cost is None:
             return None

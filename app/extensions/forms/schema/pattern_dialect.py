@@ -137,5 +137,5 @@ def _unicode_class(escape: re.Match[str], in_class: bool) -> str:
 
 def _literal(point: int) -> str:
     if point > 0x10FFFF:
-        raise SchemaError("the pattern has a code point outside of Unicode")
+        raise SchemaError("the pattern contains a code point outside the Unicode range")
     return f"\\U{point:08x}"

@@ -74,7 +74,7 @@ class Pattern(str):
             pattern._tokens = _parser.parse(translated, re.ASCII)
             pattern.min_length = pattern._tokens.getwidth()[0]
             if expanded_size(pattern._tokens) > MAX_EXPANDED_SIZE:
-                raise SchemaError(f"the pattern {_shorten(source)} has too many repeats")
+                raise SchemaError(f"the pattern {_shorten(source)} has too many repetitions")
             pattern._engine = regex.compile(
                 _without_search_tables(translated), regex.ASCII, cache_pattern=False
             )
@@ -85,7 +85,7 @@ class Pattern(str):
             raise SchemaError(f"the pattern {_shorten(source)} is invalid: {error}") from None
         except (RecursionError, OverflowError, MemoryError):
             raise SchemaError(
-                f"the pattern {_shorten(source)} is nested too deeply or too large"
+                f"the pattern {_shorten(source)} is nested too deeply or is too large"
             ) from None
         pattern.size_bytes = (
             sys.getsizeof(pattern._engine) + BYTES_PER_PATTERN + BYTES_PER_CHARACTER * len(pattern)

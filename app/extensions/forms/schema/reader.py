@@ -135,7 +135,7 @@ class Reader:
         if isinstance(raw, bool):
             return raw
         if place.depth > MAX_DEPTH or len(self._schemas) >= MAX_SCHEMAS:
-            raise SchemaError("the schema is nested too deeply or too large", place.path)
+            raise SchemaError("the schema is nested too deeply or is too large", place.path)
         if not isinstance(raw, dict):
             if self._lenient:
                 return True
@@ -188,12 +188,12 @@ class Reader:
 
     def _read_list(self, value: JSON, place: Place) -> list[Schema]:
         if not isinstance(value, list) or not value:
-            raise SchemaError("must be a list of at least one schema", place.path)
+            raise SchemaError("must be a list that contains at least one schema", place.path)
         return [self._read_schema(raw, place.inner(str(index))) for index, raw in enumerate(value)]
 
     def _read_map(self, keyword: str, value: JSON, place: Place) -> dict[str, object]:
         if not isinstance(value, dict):
-            raise SchemaError("must be an object of schemas", place.path)
+            raise SchemaError("must be an object whose values are schemas", place.path)
         named: dict[str, object] = {}
         for name, raw in value.items():
             raw_place = place.inner(name)

@@ -146,5 +146,5 @@ class CallTransport(HubConnection):
                 self._held_bytes = 0
             if self._held_bytes > MAX_HELD_BYTES:
                 raise ConnectionFailedError(
-                    ErrorCodes.ENHANCE_YOUR_CALM, "the client does not read its responses"
+                    ErrorCodes.ENHANCE_YOUR_CALM, "the client is not reading its responses"
                 )

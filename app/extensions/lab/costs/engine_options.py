@@ -11,6 +11,8 @@ KV_CACHE_DTYPES = (AUTO_DTYPE, "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5
 """Values of `--kv-cache-dtype`."""
 ONLINE_QUANTIZATIONS = ("fp8", "bitsandbytes")
 """Methods of `--quantization` that vLLM applies to 16-bit weights while it loads them."""
+MAX_CAPTURE_SIZE = 512
+"""vLLM's default of `--max-cudagraph-capture-size`, with `--max-num-seqs` of at least 256."""
 FP8_BYTES = 1
 BF16_BYTES = 2
 
@@ -36,6 +38,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     """None is the default of the version."""
     enforce_eager: bool = False
     """No CUDA graphs."""
+    max_cudagraph_capture_size: int = MAX_CAPTURE_SIZE
+    """Most tokens of a step with a CUDA graph; the host launches each kernel of a larger step."""
     quantization: str = ""
     """Empty is the method of the checkpoint."""
     vllm_version: str = ""
@@ -77,18 +81,18 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         heads = shape.num_attention_heads
         if tensor < 1 or heads % tensor:
             raise ConfigError(
-                f"tensor-parallel-size {tensor}: it must divide the {heads} attention heads of"
-                f" {origin}; {_nearest_divisors(heads, tensor)}"
+                f"tensor-parallel-size {tensor}: the size does not divide the {heads} attention"
+                f" heads of {origin}; {_nearest_divisors(heads, tensor)}"
             )
         layers = shape.num_hidden_layers
         stages = self.pipeline_parallel_size
         if not 1 <= stages <= layers:
             raise ConfigError(f"pipeline-parallel-size {stages}: {origin} has only {layers} layers")
         if self.enable_expert_parallel and not shape.num_experts:
-            raise ConfigError(f"enable-expert-parallel: {origin} does not have experts")
+            raise ConfigError(f"enable-expert-parallel: {origin} has no experts")
         if shape.num_experts % self.expert_ranks:
             raise ConfigError(
-                f"enable-expert-parallel: {self.expert_ranks} devices must divide the"
+                f"enable-expert-parallel: {self.expert_ranks} devices do not divide the"
                 f" {shape.num_experts} experts of {origin};"
                 f" {_nearest_divisors(shape.num_experts, self.expert_ranks)}"
             )
@@ -114,8 +118,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
             return checkpoint
         if method not in ONLINE_QUANTIZATIONS:
             raise ConfigError(
-                f"quantization {method}: {origin} has 16-bit weights, which vLLM converts to"
-                f" {' or '.join(ONLINE_QUANTIZATIONS)} only"
+                f"quantization {method}: {origin} has 16-bit weights, which vLLM converts only"
+                f" to {' or '.join(ONLINE_QUANTIZATIONS)}"
             )
         return Quantization(quant_method=method)
 

@@ -13,6 +13,7 @@ from statistics import NormalDist
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.extensions.lab.costs.memory import NEWEST
 
@@ -73,6 +74,8 @@ class Situation(Struct, frozen=True, kw_only=True):
     data_parallel: bool
     version: int
     """Minor number of vLLM's version."""
+    prompt_graphs: bool = False
+    """True if prompts run as CUDA graphs, which vLLM does not capture by default."""
     concurrency: float = 1.0
     """Requests in flight, on average."""
     input_tokens: float = 1024.0
@@ -123,6 +126,9 @@ class ErrorModel:
 
     def __init__(self, errors: Sequence[KnownError]) -> None:
         self._errors = errors
+        self._server: Situation | None = None
+        """The last situation without its load: many loads in a row have one server."""
+        self._server_distances: list[float] = []
 
     def spread(self, situation: Situation, figure: str) -> ErrorSpread:
         """Returns the distribution of the errors of `tpot` or `ttft`.
@@ -134,11 +140,11 @@ class ErrorModel:
         distances = []
         min_distance = inf
         nearest = ""
-        for error in self._errors:
+        for error, server_distance in zip(self._errors, self._servers(situation), strict=True):
             residual = error.residual(figure)
             if residual is None:
                 continue
-            distance = distance_between(situation, error.situation)
+            distance = server_distance + _load_distance(situation, error.situation)
             distances.append((residual, distance))
             if distance < min_distance:
                 min_distance = distance
@@ -158,6 +164,16 @@ class ErrorModel:
             nearest=nearest,
         )
 
+    def _servers(self, situation: Situation) -> list[float]:
+        """Returns the distance of each error's server."""
+        server = replace(situation, concurrency=1.0, input_tokens=1.0)
+        if server != self._server:
+            self._server_distances = [
+                _server_distance(server, error.situation) for error in self._errors
+            ]
+            self._server = server
+        return self._server_distances
+
 
 def _width_factor(min_distance: float) -> float:
     """Returns the factor of a half width by the distance of the nearest measurement.
@@ -174,6 +190,11 @@ def distance_between(left: Situation, right: Situation) -> float:
     Another family, format, device or kind of parallelism counts a fixed amount, a size counts by
     the doublings between the two, and versions by their number.
     """
+    return _server_distance(left, right) + _load_distance(left, right)
+
+
+def _server_distance(left: Situation, right: Situation) -> float:
+    """Returns the part of the distance that does not depend on the loads."""
     distance = 0.0
     distance += 0.7 * (left.family != right.family)
     distance += 0.7 * (left.weights != right.weights)
@@ -181,12 +202,17 @@ def distance_between(left: Situation, right: Situation) -> float:
     distance += 0.5 * (left.device != right.device)
     distance += 1.0 * (GENERATIONS.get(left.device) != GENERATIONS.get(right.device))
     distance += 0.5 * (left.expert_parallel != right.expert_parallel)
+    distance += 0.5 * (left.prompt_graphs != right.prompt_graphs)
     distance += 0.7 * (left.data_parallel != right.data_parallel)
     distance += 0.25 * _doublings(left.devices, right.devices)
-    distance += 0.12 * _doublings(left.concurrency, right.concurrency)
-    distance += 0.1 * _doublings(left.input_tokens, right.input_tokens)
     distance += min(0.6, 0.12 * abs(left.version - right.version))
     return distance
+
+
+def _load_distance(left: Situation, right: Situation) -> float:
+    """Returns the part of the distance by requests in flight and tokens of prompts."""
+    concurrency = 0.12 * _doublings(left.concurrency, right.concurrency)
+    return concurrency + 0.1 * _doublings(left.input_tokens, right.input_tokens)
 
 
 def _doublings(left: float, right: float) -> float:

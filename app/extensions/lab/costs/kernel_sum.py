@@ -42,14 +42,28 @@ UNPACKED = frozenset(("bf16", "mxfp4", "int4"))
 ROUTER_US = 2.5
 HOT_TOKENS = 8192
 """Tokens of a step at which a device gets hot."""
-SMALL_TOKENS = 128
-"""Most tokens of a step whose experts cost as in decodes."""
-LARGE_TOKENS = 512
-"""Tokens of a step from which on its experts cost as in prefills."""
+SMALL_TOKENS = 512
+"""Most tokens of a step that costs like decodes, whose tokens choose different experts: vLLM's
+largest CUDA graph by default.
+"""
+LARGE_TOKENS = 768
+"""Tokens of a step from which on it costs as prefill: tokens of a prompt choose alike."""
+SMALL_DRAFTED_TOKENS = 128
+"""The same as `SMALL_TOKENS` with drafts, which choose like the tokens before them."""
+LARGE_DRAFTED_TOKENS = 512
+"""The same as `LARGE_TOKENS` with drafts. Of four rules, this one had the smallest error on the
+runs with drafts that are not held out (`benchmarks.drafts`).
+"""
 SEND_US = 20
 """Latency of sending a batch from a stage of a pipeline to the next."""
 EAGER_LAYER_US = 250
 """Time to launch the kernels of a layer without a CUDA graph."""
+DENSE_LAUNCH_US = 450
+"""Time to launch the kernels of a layer in a step of prompts. It is at most 0.5 ms, the time of a
+layer for 513 tokens, without a graph, on the recorded server (Qwen3-14B on H100).
+"""
+EXPERT_LAUNCH_US = 800
+"""The same for a layer with experts, which has about twice the kernels; H200 showed 840."""
 DELAY_TOKENS = 2048
 """Tokens of the prompt whose time is compared with its share of a step."""
 ELEMENTWISE_BYTES = 22
@@ -219,9 +233,15 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         if shared_width:
             seconds += sparse_layers * self._network(tokens, shared_width / self.devices)
         adjustment = self.adjustment
-        share = large_share(expert_tokens)
+        share = self._large_share(expert_tokens)
         seconds *= adjustment.decode + (adjustment.prefill - adjustment.decode) * share
-        return max(0.0, seconds + shape.layers * adjustment.launch_us * US)
+        seconds += shape.layers * adjustment.launch_us * US
+        if tokens > self.options.max_cudagraph_capture_size:
+            launch_us = adjustment.prompt_launch_us
+            if launch_us is None:
+                launch_us = prompt_launch_us(has_experts=sparse_layers > 0)
+            seconds = max(seconds, shape.layers * launch_us * US)
+        return max(0.0, seconds)
 
     def _mixing(self, tokens: float) -> float:
         """Returns the seconds of the products of attention or state, of an average layer."""
@@ -237,7 +257,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         if kernel is not None:
             operations = tokens * recurrent.token_operations / self.devices
             scan = operations / (self.device.flops * kernel.compute)
-            state += scan * large_share(tokens)
+            state += scan * self._large_share(tokens)
         seconds = shape.recurrent_layers * state
         seconds += shape.attention_layers * self._attention_products(tokens)
         return seconds / shape.layers
@@ -259,7 +279,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             kernel = self.kernels.sparse_latent
             if shape.latent.top_tokens and kernel is not None:
                 chosen = kernel.chosen_seconds(shape.latent, heads, self._rates("bf16"))
-                seconds += tokens * chosen * large_share(tokens)
+                seconds += tokens * chosen * self._large_share(tokens)
             return seconds
         query_width = shape.num_attention_heads * shape.head_dim / self.devices
         columns = query_width + shape.cached_numbers(self.devices)
@@ -314,7 +334,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             weight_bytes=BYTES[self.weights],
             rates=self._rates(self.weights),
         )
-        share = large_share(tokens)
+        share = self._large_share(tokens)
         seconds *= 1 + (constants.prefill - 1) * share
         seconds += constants.routed_ns * NS * tokens * width / EXPERT_WIDTH * share
         if self.options.data_parallel_size > 1:
@@ -324,6 +344,15 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             seconds += self.kernels.all_reduce.seconds(size, group, self.device.link)
         router_bytes = 2 * width * shape.num_experts + 2 * tokens * (width + shape.num_experts)
         return seconds + ROUTER_US * US + router_bytes / self.device.bandwidth
+
+    def _large_share(self, tokens: float) -> float:
+        """Returns how much a step is like a large one: 0 for decodes, 1 for prefills."""
+        small = SMALL_TOKENS
+        large = LARGE_TOKENS
+        if self.independent_rows < 1:
+            small = SMALL_DRAFTED_TOKENS
+            large = LARGE_DRAFTED_TOKENS
+        return min(1.0, max(0.0, (tokens - small) / (large - small)))
 
     def _rates(self, weights: Format) -> Rates:
         return sheet_rates(self.device, weights, self.kernels.multiprocessors)
@@ -366,6 +395,8 @@ def latent_products(
     return into + queries + keys + values + out + index
 
 
-def large_share(tokens: float) -> float:
-    """Returns how much a step is like a large one: 0 for decodes, 1 for prefills."""
-    return min(1.0, max(0.0, (tokens - SMALL_TOKENS) / (LARGE_TOKENS - SMALL_TOKENS)))
+def prompt_launch_us(*, has_experts: bool) -> float:
+    """Returns the time to launch a layer's kernels for prompts, where no server showed it."""
+    if has_experts:
+        return EXPERT_LAUNCH_US
+    return DENSE_LAUNCH_US

@@ -6,7 +6,9 @@ operations per second.
 """
 
 from collections.abc import Mapping
-from math import ceil, log, sqrt
+from functools import cache
+from math import ceil, sqrt
+from statistics import NormalDist
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -91,14 +93,19 @@ class ExpertLayer(Struct, frozen=True, kw_only=True):
     independent_rows: float = 1.0
     """Share of the rows that choose their experts independently; the others repeat choices."""
 
-    def busiest(self, count: float) -> float:
-        """Returns the share of `count` experts or rows that the busiest device has.
+    def busiest_experts(self, used: float) -> float:
+        """Returns how many of the `used` experts the busiest device has."""
+        mean = used / self.ranks
+        # Each expert is used or not: where nearly all are used, the devices hardly differ.
+        unused_share = 1 - used / self.experts
+        expected_max = mean + deviations_of_maximum(self.ranks) * sqrt(mean * unused_share)
+        return min(expected_max, used, self.experts / self.ranks)
 
-        They are spread at random, so that the maximum exceeds the mean by about the square root of
-        twice the mean and the logarithm of the devices.
-        """
-        mean = count / self.ranks
-        return min(count, mean + sqrt(2 * mean * log(self.ranks)))
+    def busiest_rows(self, rows: float) -> float:
+        """Returns how many of the `rows`, counted once for each expert, the busiest device has."""
+        mean = rows / self.ranks
+        expected_max = mean + deviations_of_maximum(self.ranks) * sqrt(mean * (1 - 1 / self.ranks))
+        return min(expected_max, rows)
 
 
 class Experts(Struct, frozen=True):
@@ -126,10 +133,9 @@ class Experts(Struct, frozen=True):
         width = layer.width
         choices = max(1.0, rows * layer.independent_rows)
         unused_share = (1 - layer.experts_per_row / layer.experts) ** choices
-        used_experts = layer.busiest(layer.experts * (1 - unused_share))
-        used_experts = min(used_experts, layer.experts / layer.ranks)
+        used_experts = layer.busiest_experts(layer.experts * (1 - unused_share))
         weights = layer.matrices * width * layer.inner_width
-        chosen = layer.busiest(rows * layer.experts_per_row)
+        chosen = layer.busiest_rows(rows * layer.experts_per_row)
         activation_bytes = 2 * chosen * (2 * width + layer.matrices * layer.inner_width)
         read_bytes = weight_bytes * used_experts * weights + activation_bytes
         operations = 2 * chosen * weights
@@ -272,6 +278,14 @@ class Kernels(Struct, frozen=True, kw_only=True):
     """The device whose constants are taken, where this device has no table; empty for its own."""
     engine: EngineOverhead | None = None
     """Overhead where it depends on the device: Blackwell has fused all-reduce and norms."""
+
+
+@cache
+def deviations_of_maximum(count: int) -> float:
+    """Returns the expected maximum of `count` normal values, in standard deviations (Blom)."""
+    if count == 1:
+        return 0.0
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def norm(reading: float, computing: float, p: float) -> float:

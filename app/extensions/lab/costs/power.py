@@ -83,5 +83,5 @@ def read_watts(text: str) -> DeviceWatts | str:
         low_w = high_w = 0.0
     if not dash or not 0 < low_w <= high_w <= 10_000:
         hint = suggestion(text, [AUTO_WATTS])
-        raise ValueError(f"must be auto, or LOW-HIGH in watts such as 267-680{hint}")
+        raise ValueError(f"must be auto or LOW-HIGH in watts, such as 267-680{hint}")
     return DeviceWatts(low_w=low_w, high_w=high_w)

@@ -154,7 +154,7 @@ class ModelShape(Struct, kw_only=True):
         if not self.head_dim and self.hidden_size % heads:
             raise ValueError(
                 f"hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads"
-                f" ({heads}), or head_dim must be given"
+                f" ({heads}), or head_dim must be specified"
             )
         if self.num_key_value_heads > heads:
             raise ValueError(

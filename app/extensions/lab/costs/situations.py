@@ -1,6 +1,6 @@
 """The situation of a computed profile, which finds the nearest measurements."""
 
-from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.engine_options import MAX_CAPTURE_SIZE, EngineOptions
 from app.extensions.lab.costs.error_model import Situation, situation_version
 from app.extensions.lab.costs.memory import measured_version
 from app.extensions.lab.costs.shapes import model_shape
@@ -26,5 +26,6 @@ def make_situation(config: object, device_name: str, options: EngineOptions) -> 
         devices=options.devices,
         expert_parallel=options.enable_expert_parallel,
         data_parallel=options.data_parallel_size > 1,
+        prompt_graphs=options.max_cudagraph_capture_size > MAX_CAPTURE_SIZE,
         version=situation_version(version),
     )

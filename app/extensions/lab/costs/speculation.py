@@ -94,7 +94,7 @@ def read_speculation(text: str) -> Speculation | None:
         draft_count = config.draft_count()
         slots = config.draft_slots(())
     except ValueError as error:
-        raise ValueError(f"must be a speculative_config of vLLM: {error}") from None
+        raise ValueError(f"must be a vLLM speculative_config: {error}") from None
     acceptance: tuple[float, ...] = ()
     if drafts is not None:
         acceptance = drafts.acceptance
@@ -135,7 +135,7 @@ def with_acceptance(speculation: Speculation, model: str) -> tuple[Speculation, 
         counts = sorted(measured.lengths)
         raise ConfigError(
             f"speculative-config: num_speculative_tokens {speculation.draft_count}: accepted"
-            f" lengths of {measured.model} are known for {counts[0]} to {counts[-1]} drafts;"
+            f" lengths for {measured.model} are known for {counts[0]} to {counts[-1]} draft tokens;"
             f" {SYNTHETIC}"
         )
     rates = rates_of_length(length, speculation.draft_count)

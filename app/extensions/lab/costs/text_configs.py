@@ -142,7 +142,7 @@ def _check_architecture(architecture: object, origin: str) -> None:
         if name.lower() == architecture.lower():
             hint = f"; did you mean {name}?"
     raise ConfigError(
-        f"{origin}: architectures: {architecture} is not supported by profile auto{hint}"
+        f"{origin}: architectures: {architecture} is not supported by the auto profile{hint}"
     )
 
 
@@ -161,7 +161,9 @@ def _check_parts(fields: Fields, origin: str, architecture: object) -> None:
     if fields.get("ssm_state_size") and not fields.get(HYBRID_PATTERN):
         raise _unknown_part("ssm_state_size", "state-space layers", origin, architecture)
     if fields.get(SHARED_INDEX, 1) != 1:
-        raise _unknown_part(SHARED_INDEX, "an index shared by layers", origin, architecture)
+        raise _unknown_part(
+            SHARED_INDEX, "an index that several layers share", origin, architecture
+        )
     layer_types = fields.get("layer_types")
     if not isinstance(layer_types, list):
         return

@@ -203,7 +203,7 @@ def run_drill(options: Namespace, flags: Sequence[str]) -> int:
         drill = msgspec.structs.replace(drill, seed=options.seed_given)
     if options.pod_ports and len(options.pod_ports) != drill.pods:
         raise UsageError(
-            f"argument --pod-ports: {len(options.pod_ports)} ports for {drill.pods} pods"
+            f"argument --pod-ports: got {len(options.pod_ports)} ports for {drill.pods} pods"
         )
     expected = None
     if options.same_as is not None:

@@ -170,7 +170,7 @@ class DrillPod:
             raise FleetError(f"pod {self.number} does not respond to {path}: {error}") from error
         if status != 200:
             text = answer.decode(errors="replace")
-            raise FleetError(f"pod {self.number} answers {path} with status {status}: {text}")
+            raise FleetError(f"pod {self.number} returned status {status} for {path}: {text}")
         return answer
 
     def _signal(self, server: ServerProcess, number: signal.Signals) -> None:

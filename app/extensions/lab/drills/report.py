@@ -59,9 +59,9 @@ def read_figures(path: Path) -> Figures:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_EarlierReport).figures
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not a drill report: {error}") from None
+        raise ConfigError(f"{path} is not a drill report: {error}") from None
 
 
 def print_report(report: DrillReport, options: Namespace) -> None:

@@ -154,7 +154,7 @@ def read_counter(source: str) -> int:
     except OSError as error:
         raise FleetError(f"router metrics at {url}: {error}") from None
     if status != 200:
-        raise FleetError(f"router metrics at {url}: status {status}")
+        raise FleetError(f"router metrics at {url}: the router returned status {status}")
     total = 0.0
     for line in text.decode(errors="replace").splitlines():
         series, _, value = line.rpartition(" ")
@@ -164,7 +164,9 @@ def read_counter(source: str) -> int:
             except ValueError:
                 raise FleetError(f"router metrics at {url}: {line[:100]}") from None
     if not math.isfinite(total):
-        raise FleetError(f"router metrics at {url}: {name} is {total}")
+        raise FleetError(
+            f"router metrics at {url}: the value of {name} is {total}, which is not finite"
+        )
     return round(total)
 
 

@@ -77,7 +77,7 @@ def read_agent_traces(origin: str, text: str) -> LoadTrace:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise ConfigError(f"{origin}, {place}: {error}") from None
     if not load:
-        raise ConfigError(f"{origin}: has no requests with tokens")
+        raise ConfigError(f"{origin} has no requests with tokens")
     return load
 
 
@@ -105,8 +105,8 @@ class _Reader:
         load = self._load
         if load and trace.block_size != load.node_tokens:
             raise ValueError(
-                f"block_size {trace.block_size} must be the same as in the first trace,"
-                f" {load.node_tokens}"
+                f"block_size {trace.block_size} must be the same as in the first trace"
+                f" ({load.node_tokens})"
             )
         load.node_tokens = trace.block_size
         self._nodes.clear()  # hashes are local to a trace

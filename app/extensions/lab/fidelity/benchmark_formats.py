@@ -88,7 +88,7 @@ class _VllmResult(Struct):
         for number, failure in enumerate(self.errors, 1):
             if failure:
                 short_failure = " ".join(failure.split())[:100]
-                raise ValueError(f"request {number} has failed ({short_failure}); all must succeed")
+                raise ValueError(f"request {number} failed ({short_failure}); all must succeed")
 
 
 def read_vllm(path: str, part: str, document: Document) -> MeasuredRun:
@@ -126,7 +126,7 @@ def read_guidellm(path: str, document: Document) -> list[MeasuredRun]:
     """Reads a report of guidellm, which may have several benchmarks."""
     benchmarks = list_at(document, "benchmarks")
     if not benchmarks:
-        raise ConfigError(f"{path} does not contain benchmarks")
+        raise ConfigError(f"{path} contains no benchmarks")
     runs = []
     for number, benchmark in enumerate(benchmarks, 1):
         part = f"benchmark {number}" if len(benchmarks) > 1 else ""
@@ -148,7 +148,7 @@ def _read_guidellm_requests(location: str, benchmark: object) -> list[MeasuredRe
         columns = {name: first_at(request, paths) for name, paths in GUIDELLM_COLUMNS.items()}
         if None in (columns["send_s"], columns["first_s"], columns["last_s"]):
             raise ConfigError(
-                f"{location}: request {number} does not have times for its first and last token;"
+                f"{location}: request {number} has no times for its first and last tokens;"
                 " run guidellm with streaming"
             )
         requests.append(read_request(f"{location}: request {number}", columns))

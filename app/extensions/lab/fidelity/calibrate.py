@@ -216,7 +216,7 @@ def _read_start(options: argparse.Namespace) -> Profile:
             limits=limits,
         )
     elif options.device is not None or options.model_config is not None:
-        raise UsageError("calibrate: --start cannot be combined with --device and --model-config")
+        raise UsageError("calibrate: --start cannot be combined with --device or --model-config")
     else:
         start = read_profile(options.start)
     return msgspec.structs.replace(start, engine=msgspec.structs.replace(start.engine, **limits))

@@ -85,7 +85,7 @@ def _job_of_file(path: Path, make_job: MakeJob) -> Job:
     """
     document = parse_yaml(str(path))
     if not isinstance(document, Mapping):
-        raise ConfigError(f"{path} must be a mapping of options to values")
+        raise ConfigError(f"{path} must map options to values")
     words = []
     for name, value in document.items():
         if name in SHARED_OPTIONS:

@@ -116,7 +116,7 @@ class CsvRows:
         if len(row) < self._min_width:
             if not any(row):
                 raise ValueError("is empty")
-            raise ValueError(f"has {len(row)} fields, but more are required")
+            raise ValueError(f"the row has {len(row)} fields, but more are required")
         time_text, input_text, output_text = (row[index] for index in self._column_indexes)
         if self.is_public and "0" in (input_text, output_text):  # a request that failed
             load.left_out += 1

@@ -15,14 +15,14 @@ def check_engine_limits(limits: EngineLimits, origin: str) -> None:
     budget = f"max-num-batched-tokens {limits.max_num_batched_tokens} must not be less than"
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise ConfigError(
-            f"{origin}: {budget} max-num-seqs {limits.max_num_seqs}, or some sequences never get"
-            " a token"
+            f"{origin}: {budget} max-num-seqs {limits.max_num_seqs}, because some sequences"
+            " would never get a token"
         )
     if limits.num_gpu_blocks < needed_blocks:
         raise ConfigError(
             f"{origin}: {limits.num_gpu_blocks} blocks of {limits.block_size} tokens are not enough"
-            f" for a prompt of max-model-len {max_tokens} and the null block, which need"
-            f" {needed_blocks} blocks"
+            f" for a prompt of max-model-len {max_tokens} and the null block, which together"
+            f" require {needed_blocks} blocks"
         )
     if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < max_tokens:
         raise ConfigError(f"{origin}: without chunked prefill {budget} max-model-len {max_tokens}")

@@ -70,7 +70,8 @@ def read_limits(words: Sequence[str]) -> Limits:
             )
         if metric in limits[class_name]:
             raise ValueError(
-                f"has two limits for {metric}" + (f" in class {class_name}" if class_name else "")
+                f"must not have two limits for {metric}"
+                + (f" in class {class_name}" if class_name else "")
             )
         limits[class_name][metric] = milliseconds / 1000
     return dict(limits)
@@ -138,9 +139,7 @@ def check_classes(limits: Limits, load: LoadTrace) -> None:
             classes = ", and no column class"
             if load.classes:
                 classes = f"; the classes are {', '.join(load.classes)}"
-            raise ConfigError(
-                f"--goodput: {load.origin} does not have requests of class {name}{classes}"
-            )
+            raise ConfigError(f"--goodput: {load.origin} has no requests of class {name}{classes}")
 
 
 def goodput_lines(result: Goodput, limits: Limits) -> list[str]:

@@ -115,7 +115,7 @@ def read_specification(path: Path, text: str) -> LoadTrace:
         specification = msgspec.convert(document, _Specification)
     except (*YAML_ERRORS, msgspec.ValidationError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: is not an inference-perf specification: {reason}") from None
+        raise ConfigError(f"{path}: invalid inference-perf specification: {reason}") from None
     load = LoadTrace(str(path))
     try:
         _fill(load, specification)
@@ -149,7 +149,7 @@ def _fill(load: LoadTrace, specification: _Specification) -> None:
 def _check_load(section: _LoadSection) -> None:
     if section.type == "concurrent":
         raise ValueError(
-            "load.type concurrent: use --num-requests with --in-flight instead of its stages"
+            "load.type concurrent is not supported; use --num-requests and --in-flight instead"
         )
     if section.type not in LOAD_TYPES:
         raise ValueError(
@@ -165,7 +165,9 @@ def _check_load(section: _LoadSection) -> None:
             raise ValueError(f"load.stages: stage {number} requires a rate and a duration")
         requests += stage.rate * stage.duration
     if requests > MAX_REQUESTS:
-        raise ValueError(f"load.stages: at most {MAX_REQUESTS:,} requests, got {requests:,.0f}")
+        raise ValueError(
+            f"load.stages must not have more than {MAX_REQUESTS:,} requests, got {requests:,.0f}"
+        )
 
 
 def _lengths(data: _DataSection) -> tuple[Draw, Draw]:
@@ -182,7 +184,9 @@ def _lengths(data: _DataSection) -> tuple[Draw, Draw]:
         )
     prefix = data.shared_prefix or _SharedPrefix()
     if prefix.enable_multi_turn_chat:
-        raise ValueError("data.shared_prefix.enable_multi_turn_chat: use --turns and --think")
+        raise ValueError(
+            "data.shared_prefix.enable_multi_turn_chat is not supported; use --turns and --think"
+        )
     question = prefix.question_distribution or _fixed(prefix.question_len)
     answer = prefix.output_distribution or _fixed(prefix.output_len)
     return question.draw, answer.draw

@@ -27,7 +27,7 @@ def open_input(path: Path) -> Iterator[tuple[io.BufferedReader, io.BufferedReade
             else:
                 yield file, file
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} must be UTF-8 text, or UTF-8 text compressed by gzip") from None
+        raise ConfigError(f"{path} must be UTF-8 text, optionally compressed with gzip") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"{path} cannot be decompressed: {error}") from None
     except OSError as error:

@@ -91,7 +91,7 @@ class Job:
                     rule = "max-model-len"
                 raise ConfigError(
                     f"{load.row(number)}: input_tokens {input_tokens} and output_tokens"
-                    f" {output_tokens} together must not exceed {rule}, {max_tokens} tokens"
+                    f" {output_tokens} together must not exceed {rule} ({max_tokens} tokens)"
                 )
 
     def _check_cold_start(self, load: LoadTrace) -> None:
@@ -102,8 +102,8 @@ class Job:
         length_s = load.arrival_s[-1] - load.arrival_s[0]
         if autoscaling.cold_start_s >= length_s:
             raise ConfigError(
-                f"--cold-start {autoscaling.cold_start_s:g} s must be shorter than the load,"
-                f" {length_s:.6g} s"
+                f"--cold-start {autoscaling.cold_start_s:g} s must be shorter than the load"
+                f" ({length_s:.6g} s)"
             )
 
     def run(

@@ -190,8 +190,9 @@ def _find_watts(options: Namespace) -> DeviceWatts | None:
     if measured is None:
         name = device or f"profile {options.profile}"
         raise ConfigError(
-            f"--device-watts auto: the power of {name} under load was not measured; use one "
-            f"of {', '.join(MEASURED)}, or LOW-HIGH: the watts with one request and with many"
+            f"--device-watts auto: the power of {name} under load has not been measured; "
+            f"use one of {', '.join(MEASURED)}, or specify LOW-HIGH, the watts for one "
+            "request and for many"
         )
     return measured
 
@@ -316,12 +317,12 @@ def _check_split_flags(options: Namespace, swept: str, *, is_split: bool) -> Non
         raise ConfigError(f"{flags} must be used together")
     if is_split and (options.pods is not None or sweeps or swept == PODS):
         raise ConfigError(
-            f"{flags} define all pods and cannot be combined with --pods or a sweep of pods"
+            f"{flags} define all pods and cannot be combined with --pods or a sweep over pods"
         )
     if sweeps and (options.pods or 0) <= options.sweep.values[-1]:
         raise ConfigError(
             f"--sweep {swept} requires --pods to exceed the last value, because the"
-            " other pods decode"
+            " remaining pods decode"
         )
     transfer_flags = [
         f"--{name.replace('_', '-')}" for name in present_options(options, TRANSFER_FLAGS)
@@ -344,11 +345,12 @@ def _make_autoscaling(
     if options.autoscale is None or options.cold_start is None:
         if options.autoscale or options.cold_start or times_s:
             raise ConfigError(
-                "--autoscale and --cold-start must be used together; the intervals require both"
+                "--autoscale and --cold-start must be used together; the interval flags require "
+                "both"
             )
         return None
     if swept in (PODS, PREFILL_PODS) or options.prefill_pods is not None:
-        raise ConfigError("--autoscale cannot be combined with a sweep of pods or --prefill-pods")
+        raise ConfigError("--autoscale cannot be combined with --prefill-pods or a sweep over pods")
     flag = "--autoscale"
     try:
         policy = read_policy(options.autoscale, plugin_policies)

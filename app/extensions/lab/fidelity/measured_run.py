@@ -67,11 +67,13 @@ class MeasuredRequest(Struct):
                 f" {self.input_tokens} and {self.output_tokens}"
             )
         if self.arrival_s > self.send_s + 1e-6:
-            raise ConfigError(f"{location}: {sent}, before its arrival at {self.arrival_s:g} s")
+            raise ConfigError(
+                f"{location}: {sent}, which is before its arrival at {self.arrival_s:g} s"
+            )
         if not self.send_s < self.first_s <= self.last_s + 1e-9:
             raise ConfigError(
-                f"{location}: {sent}, first token at {self.first_s:g} s, last at"
-                f" {self.last_s:g} s: they must follow each other"
+                f"{location}: {sent}, first token at {self.first_s:g} s, last token at"
+                f" {self.last_s:g} s; these times must be in ascending order"
             )
 
 
@@ -108,7 +110,7 @@ def make_run(
     """
     rows = sorted(requests, key=lambda request: request.arrival_s)
     if not rows:
-        raise ConfigError(f"{location_of(path, part)} does not contain requests")
+        raise ConfigError(f"{location_of(path, part)} contains no requests")
     if all(row.output_tokens == 1 for row in rows):
         raise ConfigError(
             f"{location_of(path, part)}: no request has more than one output token, so there"

@@ -187,7 +187,7 @@ def _read_load(options: argparse.Namespace) -> LoadTrace:
     load = read_trace(options.trace)
     if load.session:
         raise ConfigError(
-            f"record: {options.trace} contains sessions, which only simulate supports"
+            f"record: {options.trace} contains sessions, which only the simulate command supports"
         )
     return load
 

@@ -232,12 +232,12 @@ def parse_response(
             text_s = time_s
         usage = event.usage or usage
     if not token_times_s or usage is None:
-        raise RecordError("the stream does not contain tokens or does not contain usage")
+        raise RecordError("the stream contains no tokens or no usage data")
     last_s = token_times_s[-1]
     if request.output_tokens not in (0, usage.completion_tokens):
         raise RecordError(
-            f"has {usage.completion_tokens} output tokens, not the {request.output_tokens} that"
-            " ignore_eos and min_tokens require"
+            f"the response has {usage.completion_tokens} output tokens, not the"
+            f" {request.output_tokens} that ignore_eos and min_tokens require"
         )
     return RecordedRequest(
         number=number,

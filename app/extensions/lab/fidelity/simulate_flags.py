@@ -6,7 +6,11 @@ from pathlib import Path
 
 from app.core.base.cores import usable_cores
 from app.extensions.lab.costs.devices import DEVICES
-from app.extensions.lab.costs.engine_options import AUTO_DTYPE, KV_CACHE_DTYPES
+from app.extensions.lab.costs.engine_options import (
+    AUTO_DTYPE,
+    KV_CACHE_DTYPES,
+    MAX_CAPTURE_SIZE,
+)
 from app.extensions.lab.costs.power import read_watts
 from app.extensions.lab.costs.speculation import read_speculation
 from app.extensions.lab.fidelity.kv_tiers import read_tier
@@ -139,6 +143,13 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
         action=argparse.BooleanOptionalAction,
         default=False,
         help="run without CUDA graphs",
+    )
+    add(
+        "--max-cudagraph-capture-size",
+        type=whole_number(0, 1 << 20),
+        default=MAX_CAPTURE_SIZE,
+        metavar="TOKENS",
+        help=f"most tokens of a step that runs as a CUDA graph [{MAX_CAPTURE_SIZE}]",
     )
     add(
         "--vllm-version",

@@ -54,11 +54,13 @@ def read_sweep(text: str) -> Sweep:
     """Reads a sweep such as `rate=2:30:2`. Raises ValueError with the rule."""
     name, _, span = text.partition("=")
     if name not in MAX_VALUES:
-        raise ValueError(f"must be NAME=FROM:TO:STEP with one of {', '.join(MAX_VALUES)}")
+        raise ValueError(f"must be NAME=FROM:TO:STEP, where NAME is one of {', '.join(MAX_VALUES)}")
     try:
         low, high, step = map(float, span.split(":"))
     except ValueError:
-        raise ValueError(f"must be {name}=FROM:TO:STEP with numbers") from None
+        raise ValueError(
+            f"must be {name}=FROM:TO:STEP, where all three values are numbers"
+        ) from None
     if not (1e-6 <= low <= high < math.inf and 0 < step < math.inf):
         raise ValueError("must begin above 0 and increase in steps above 0")
     if (high - low) / step >= MAX_POINTS:
@@ -66,7 +68,7 @@ def read_sweep(text: str) -> Sweep:
     count = int((high - low) / step + 1e-9) + 1
     values = tuple(round(low + number * step, 9) for number in range(count))
     if name != RATE and not all(value.is_integer() for value in values):
-        raise ValueError(f"must be whole numbers for {name}")
+        raise ValueError(f"must contain only whole numbers for {name}")
     if high > MAX_VALUES[name]:
         raise ValueError(f"must not exceed {MAX_VALUES[name]:,} for {name}")
     return Sweep(name, values)

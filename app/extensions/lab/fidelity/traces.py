@@ -70,7 +70,7 @@ def read_trace(path: Path, progress: Progress = ignore_progress) -> LoadTrace:
 
 def _with_requests(load: LoadTrace) -> LoadTrace:
     if not load:
-        raise ConfigError(f"{load.origin}: its stages have no requests")
+        raise ConfigError(f"{load.origin}: the stages contain no requests")
     return load
 
 
@@ -138,7 +138,8 @@ def _append_mooncake_row(
     blocks = -(-row.input_length // MOONCAKE_BLOCK)
     if len(row.hash_ids) > blocks:
         raise ValueError(
-            f"{len(row.hash_ids)} hash_ids exceed the {blocks} blocks of {row.input_length} tokens"
+            f"got {len(row.hash_ids)} hash_ids, but {row.input_length} tokens allow at most"
+            f" {blocks}"
         )
     if not (row.input_length and row.output_length):
         load.left_out += 1

@@ -62,7 +62,7 @@ class Indexer(Struct, frozen=True):
                 return {pod: pod_score.score for pod, pod_score in pod_scores.items()}
             return msgspec.json.decode(answer, type=dict[str, float] | None) or {}
         except msgspec.MsgspecError as error:
-            raise IndexerError(f"{path}: the response does not contain scores: {error}") from error
+            raise IndexerError(f"{path}: the response contains no scores: {error}") from error
 
 
 def _score_request(incoming: Incoming) -> tuple[str, dict[str, object]] | None:

@@ -66,7 +66,7 @@ def _status(verdict: Verdict, max_added_ms: float | None) -> int:
         return 0
     comparison = verdict.latencies.get("TTFT") or verdict.latencies.get("E2E")
     if comparison is None:
-        raise ConfigError("--max-added-ms: the export does not contain latencies")
+        raise ConfigError("--max-added-ms: the export contains no latencies")
     if comparison.added.p50 <= max_added_ms:
         return 0
     raise ConfigError(

@@ -57,7 +57,7 @@ def read_export(path: str) -> Export:
 
 def _checked(path: str, export: Export) -> Export:
     if not export.requests:
-        raise ConfigError(f"{path} does not contain requests")
+        raise ConfigError(f"{path} contains no requests")
     for request in export.requests:
         request.check()
     return export
@@ -278,7 +278,7 @@ class _VllmResult(msgspec.Struct):
         for name in self.__struct_fields__:
             length = len(getattr(self, name))
             if length != count and (length or name in ("ttfts", "itls")):
-                raise ValueError(f"start_times has {count} requests, {name} has {length}")
+                raise ValueError(f"start_times has {count} requests, but {name} has {length}")
 
     def requests(self, path: str) -> Iterator[ToolRequest]:
         """Yields the requests in the order of the benchmark, which numbers their ids."""
@@ -303,7 +303,7 @@ class _VllmResult(msgspec.Struct):
 def _read_vllm(path: str, document: Mapping[str, object]) -> Export:
     if "ttfts" not in document:
         raise ConfigError(
-            f"{path} does not contain request times; run vllm bench serve with --save-detailed"
+            f"{path} contains no request times; run vllm bench serve with --save-detailed"
         )
     try:
         result = msgspec.convert(document, _VllmResult)

@@ -49,8 +49,8 @@ def match(path: str, export: Export, journal: Sequence[ServedRequest]) -> Matche
             entries = _by_texts(export.requests, journal)
         if not entries:
             raise ConfigError(
-                f"{path}: none of the {len(export.requests)} requests is in the journal, which has"
-                f" {len(journal)} other requests: they belong to different runs"
+                f"{path}: none of the {len(export.requests)} requests are in the journal, which"
+                f" has {len(journal)} other requests; the two belong to different runs"
             )
     elif any(request.index is not None for request in export.requests):
         method = "number"
@@ -141,7 +141,7 @@ def _without_ids(
         return "text", entries
     if len(requests) != len(journal):
         raise ConfigError(
-            f"{path}: none of its request IDs is in the journal, and it has {len(requests)}"
+            f"{path}: none of the request IDs are in the journal, and the file has {len(requests)}"
             f" requests, but the journal has {len(journal)}; send X-Request-Id (docs/judge.md)"
         )
 

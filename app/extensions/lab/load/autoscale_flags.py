@@ -36,7 +36,9 @@ def read_policy(text: str, plugin_policies: Mapping[str, AutoscalerStart]) -> Po
     for part in values_text.split(","):
         key, equals, value = part.strip().partition("=")
         if not equals or key in values:
-            raise ValueError(f"{name}: {part[:40]!r} must be NAME=VALUE, with each name once")
+            raise ValueError(
+                f"{name}: {part[:40]!r} must be NAME=VALUE, and no name may be repeated"
+            )
         values[key] = value
     if name == "schedule":
         return _read_schedule(values)
@@ -89,7 +91,7 @@ def _read_rates(text: str) -> list[Rate]:
 def _read_schedule(values: Mapping[str, str]) -> ScalingPolicy:
     steps = sorted((SECONDS(time), PODS(pods)) for time, pods in values.items())
     if steps[0][0] or len(dict(steps)) < len(steps):
-        raise ValueError("schedule: must begin with 0s=PODS and specify each time once")
+        raise ValueError("schedule: must begin with 0s=PODS and must not repeat a time")
     counts = [pods for _, pods in steps]
     return ScalingPolicy(min(counts), max(counts), _Schedule(steps).start)
 

@@ -100,5 +100,5 @@ def check_picture_path(path: Path | None) -> None:
     """
     if path is not None and path.suffix.lower() not in PICTURE_SUFFIXES:
         raise ConfigError(
-            f"{path}: the name of a picture file must end with {' or '.join(PICTURE_SUFFIXES)}"
+            f"{path}: the name of an image file must end with {' or '.join(PICTURE_SUFFIXES)}"
         )

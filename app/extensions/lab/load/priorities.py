@@ -57,7 +57,7 @@ def check_priorities(classes: Sequence[PriorityClass], *, is_drawn: bool) -> Non
         raise ConfigError("--priorities: the trace already has classes; omit the shares")
     if is_drawn and (len(shares) < len(classes) or abs(sum(shares) - 1) > 1e-6):
         raise ConfigError(
-            "--priorities: a generated load requires a share for each class, 100% in total"
+            "--priorities: a generated load requires a share for each class, with a total of 100%"
         )
 
 

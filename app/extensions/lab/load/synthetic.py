@@ -194,8 +194,7 @@ class _Drawing:
             self._draw_session(session, arrival_s)
         if not self._load:
             raise ConfigError(
-                f"a load of {recipe.rate:g} requests/s does not have a request in "
-                f"{recipe.seconds:g} s"
+                f"a load of {recipe.rate:g} requests/s has no requests within {recipe.seconds:g} s"
             )
         return self._load
 

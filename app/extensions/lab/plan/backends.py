@@ -82,7 +82,7 @@ def fleet_runner(options: Namespace) -> Iterator[RunFleets]:
             yield run_fleets
     except BrokenExecutor as error:
         raise ConfigError(
-            f"a process of --processes exited: {str(error).partition('.')[0]}"
+            f"a process started by --processes exited: {str(error).partition('.')[0]}"
         ) from None
     except Exception as error:
         if options.backend is None or isinstance(error, ConfigError):

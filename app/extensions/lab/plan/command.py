@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     unmeasured = present_options(options, UNMEASURED_FLAGS)
     if options.confidence is not None and unmeasured:
         flag = next(iter(unmeasured)).replace("_", "-")
-        raise UsageError(f"--confidence: the error of predictions with --{flag} is unknown")
+        raise UsageError(f"--confidence: the prediction error with --{flag} is unknown")
     check_installed("plan", "plan")
     if options.backend is not None:
         check_installed("dask", "--backend")
@@ -118,8 +118,8 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
     searches = {}
     if options.together and len(load_flags) != len(options.model_configs):
         raise UsageError(
-            f"--together requires a load for each model: {len(options.model_configs)} models,"
-            f" {len(load_flags)} loads"
+            f"--together requires a load for each model, got {len(options.model_configs)} models"
+            f" and {len(load_flags)} loads"
         )
     for number, flags in enumerate(load_flags):
         load_options = Namespace(**{**vars(options), **flags})
@@ -164,7 +164,7 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
             )
         plans = _plans_over_time(search, slo, options.over_time)
         if not plans:
-            raise ConfigError(f"{name}: no request rate meets {slo} on a single pod at any rate")
+            raise ConfigError(f"{name}: no request rate meets {slo} on a single pod")
         texts.append(over_time_table(name, load, slo, plans))
         figures.append({"load": name, "engines": [over_time_figures(plan) for plan in plans]})
     with write_results(options.json, {"slo": str(slo), "loads": figures}, "\n\n".join(texts)):

@@ -83,8 +83,8 @@ def window_rates(load: LoadTrace, window_s: float) -> tuple[list[float], float]:
     windows = max(1, math.ceil(length_s / window_s))
     if windows > MAX_WINDOWS:
         raise ConfigError(
-            f"{load.origin}: has {windows:,} windows of {window_s:g} s, more than"
-            f" {MAX_WINDOWS:,}; set --over-time to a longer time"
+            f"{load.origin} has {windows:,} windows of {window_s:g} s, but at most"
+            f" {MAX_WINDOWS:,} are allowed; set --over-time to a longer time"
         )
     counts = [0] * windows
     for arrival_s in load.arrival_s:

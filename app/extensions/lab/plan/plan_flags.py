@@ -180,7 +180,7 @@ def _add_loads(add: AddArgument) -> None:
 
 
 def _reject(text: str) -> None:
-    raise ValueError("cannot be used, because plan sets its value")
+    raise ValueError("cannot be used, because the plan command sets this value")
 
 
 class DevicePrice(NamedTuple):
@@ -206,14 +206,15 @@ def _read_price(text: str) -> DevicePrice:
     name, separator, price_list = label.partition("@")
     if name not in DEVICES:
         raise ValueError(
-            f"must be DEVICE=PRICE with one of {', '.join(DEVICES)}{suggestion(name, DEVICES)}"
+            f"must be DEVICE=PRICE, where DEVICE is one of {', '.join(DEVICES)}"
+            f"{suggestion(name, DEVICES)}"
         )
     if not equals:
-        raise ValueError(
-            f"does not have a price; add one as {label}=PRICE, for an hour of one device"
-        )
+        raise ValueError(f"has no price; add {label}=PRICE, the price of one device for one hour")
     if separator and not PRICE_LIST.fullmatch(price_list):
-        raise ValueError("must have a price list of letters, digits, dots and dashes after @")
+        raise ValueError(
+            "must have a price list name after @ that consists of letters, digits, dots, and dashes"
+        )
     price, slash, node_devices = price_text.partition("/")
     return DevicePrice(
         device=name,
@@ -228,7 +229,7 @@ def _read_confidence(text: str) -> float:
         raise ValueError("must be a percentage, such as 90%")
     percent = number_of(0, 100)(text.removesuffix("%"))
     if not MIN_CONFIDENCE <= percent <= MAX_CONFIDENCE:
-        raise ValueError(f"must be from {MIN_CONFIDENCE} % to {MAX_CONFIDENCE} %")
+        raise ValueError(f"must be from {MIN_CONFIDENCE}% to {MAX_CONFIDENCE}%")
     return percent / 100
 
 

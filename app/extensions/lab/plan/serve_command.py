@@ -4,7 +4,11 @@ import shlex
 from pathlib import Path
 
 from app.extensions.lab.costs.devices import GIB
-from app.extensions.lab.costs.engine_options import AUTO_DTYPE, EngineOptions
+from app.extensions.lab.costs.engine_options import (
+    AUTO_DTYPE,
+    MAX_CAPTURE_SIZE,
+    EngineOptions,
+)
 from app.extensions.lab.costs.known_models import full_name
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.fidelity.simulation import SimulationPlan
@@ -33,6 +37,8 @@ def serve_command(job: Job, *, transfers: bool) -> str:
         words += ["--gpu-memory-utilization", f"{options.gpu_memory_utilization:g}"]
     if options.enforce_eager:
         words.append("--enforce-eager")
+    if options.max_cudagraph_capture_size != MAX_CAPTURE_SIZE:
+        words += ["--max-cudagraph-capture-size", str(options.max_cudagraph_capture_size)]
     if options.speculative_config is not None:
         words += ["--speculative-config", options.speculative_config.text]
     if not limits.enable_prefix_caching:

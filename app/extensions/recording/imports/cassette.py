@@ -129,7 +129,7 @@ def _decompressed(body: bytes, coding: str) -> bytes:
         decompressor = zlib.decompressobj(window_bits)
         content = decompressor.decompress(body, MAX_DECOMPRESSED_BYTES)
     except zlib.error:
-        raise ImportFormatError(f"the body is not {coding}") from None
+        raise ImportFormatError(f"the body is not valid {coding} data") from None
     if decompressor.unconsumed_tail:
         raise ImportFormatError(f"the body exceeds {MAX_DECOMPRESSED_BYTES >> 20} MiB")
     return content

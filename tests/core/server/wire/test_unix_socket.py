@@ -16,7 +16,15 @@ from pathlib import Path
 import pytest
 
 from app.core.server.gunicorn.healthcheck import main as healthcheck
-from tests.running_server import ROOT, SEED, START_LIMIT_S, STOP_LIMIT_S, RunningServer, free_port
+from tests.running_server import (
+    ROOT,
+    SEED,
+    START_LIMIT_S,
+    STOP_LIMIT_S,
+    RunningServer,
+    free_port,
+    started,
+)
 
 LISTENING = "0A"
 """State of a listening socket in /proc/net/tcp."""
@@ -60,17 +68,11 @@ def socket_server(
 ) -> Iterator[RunningServer]:
     """Runs a command that serves at `path`; the server answers inside the block."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
-    environment = {**inherited, "PYTHONPATH": str(ROOT), "SIM_SEED": SEED, **(env or {})}
+    environment = {**inherited, "SIM_SEED": SEED, **(env or {})}
+    if cwd != ROOT:
+        environment["PYTHONPATH"] = str(ROOT)
     with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        process = started(command, environment, log, cwd=cwd)
         server = RunningServer(0, process, Path(log.name))
         try:
             deadline = time.monotonic() + START_LIMIT_S

@@ -276,7 +276,7 @@ def test_files_that_cannot_be_compared_are_reported_in_one_line(
         ),
         ("no JSON", "wrong: This file is not a recording of a single run of the console."),
         (simulated[0].read_text("utf-8"), "wrong: This file is "),
-        (json.dumps(empty), "wrong has no finished request to compare"),
+        (json.dumps(empty), "wrong has no finished requests to compare"),
     ):
         wrong.write_text(text)
         page.evaluate("say('')")

@@ -85,7 +85,8 @@ def test_length_of_generated_text_is_limited_by_the_requested_size() -> None:
 @pytest.mark.parametrize(
     ("source", "flaw"),
     [
-        ("root ::= nope", "not have a rule 'nope'"), ('start ::= "a"', "not have a rule 'root'"),
+        ("root ::= nope", "the grammar has no rule 'nope'"),
+        ('start ::= "a"', "the grammar has no rule 'root'"),
         ("root ::= root", "never terminates"),
         ('root ::= "a"\nroot ::= "b"', "line 2, column 1: rule 'root' is defined twice"),
         ('root ::= "a', "line 1, column 10"), ("root ::= (", "expected )"),

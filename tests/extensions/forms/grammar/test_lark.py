@@ -65,12 +65,12 @@ def test_imported_common_terminals_of_lark_generate_matching_texts() -> None:
 @pytest.mark.parametrize(
     ("source", "flaw"),
     [
-        ("root := nope nope", "line 1"), ("", "not have a rule 'start'"),
-        ("start: foo", "not have a rule 'foo'"),
+        ("root := nope nope", "line 1"), ("", "the grammar has no rule 'start'"),
+        ("start: foo", "the grammar has no rule 'foo'"),
         ("start: (((", "expected )"), ("start: /(/", "is invalid"), ('start: "b".."a"', "character range"),
         ('start: "a"~5..2', "minimum repeat count"), (r'start: "\u12"', "invalid escape"),
         ('start: "a"\nstart: "b"', "is defined twice"), ("start: A\n%import .files.A", "can be imported"),
-        ("start: A\n%import common.NOPE -> A", "does not have NOPE"),
+        ("start: A\n%import common.NOPE -> A", "does not contain NOPE"),
         ("start: A\n%declare A", "can be imported"),
         ("start: a{x}\na{y}: y", "unexpected character"), ('start: A\nA: A "x"', "never terminates"),
         ("start: " + "/a/ " * 400, "there are too many regular expressions"),

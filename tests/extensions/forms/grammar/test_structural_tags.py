@@ -85,7 +85,8 @@ def test_parts_of_a_structural_tag_sequence_are_generated_in_order_even_with_alt
 @pytest.mark.parametrize(
     ("value", "flaw"),
     [
-        ([], "Expected `object`"), ({}, "it has no format"), ({"format": {}}, "required field `type`"),
+        ([], "Expected `object`"), ({}, "the structural tag has no format"),
+        ({"format": {}}, "required field `type`"),
         ({"format": {"type": ["tag"]}}, "$.format.type"),
         ({"format": {"type": "poem"}}, "Invalid value 'poem'"),
         ({"format": {"type": "const_string"}}, "required field `value`"),

@@ -74,7 +74,7 @@ SCHEMAS = st.recursive(st.booleans() | keywords(st.booleans()), keywords, max_le
 
 
 @given(schema=SCHEMAS, seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_value_generated_for_any_accepted_schema_satisfies_the_schema(
     schema: Any, seed: int
 ) -> None:
@@ -124,7 +124,7 @@ def plain_objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, 
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.recursive(plain_objects(st.booleans()), plain_objects, max_leaves=6), st.randoms())
 def test_values_generated_without_a_final_check_satisfy_simple_schemas(
     schema: dict[str, Any], rng: Random

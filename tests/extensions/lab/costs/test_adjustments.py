@@ -15,6 +15,7 @@ from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS
 from app.extensions.lab.costs.kernel_sum import KernelSum
+from app.extensions.lab.costs.known_models import read_model_config
 from app.extensions.lab.costs.shapes import model_shape
 from tests.extensions.lab.costs.test_datasheet import QWEN
 
@@ -92,6 +93,13 @@ def test_profile_names_the_vllm_version_of_its_correction_factors(
         "fitted to"
         not in datasheet_profile(QWEN, "h100", EngineOptions(vllm_version="0.12")).checked
     )
+
+
+def test_fit_to_cells_without_a_version_is_reported_as_unstated_versions() -> None:
+    llama = read_model_config("nvidia/Llama-3.3-70B-Instruct-FP8")
+    options = EngineOptions(tensor_parallel_size=4)
+    checked = datasheet_profile(llama, "h100", options).checked
+    assert "; fitted to 16 cells of unstated versions of vLLM; " in checked
 
 
 def test_shipped_correction_factors_lie_between_0_3_and_3() -> None:

@@ -35,6 +35,28 @@ def test_blackwell_uses_an_fp8_kv_cache_since_vllm_0_19() -> None:
     assert replace(CELL, client="unknown").options.kv_cache_dtype == "auto"
 
 
+@pytest.mark.parametrize(
+    ("changes", "has_expert_ranks", "capture_size"),
+    [
+        ({}, False, 2048),
+        ({"ep": 4}, True, 2048),
+        ({"vllm": "0.17.0"}, True, 512),
+        ({"device": "h200", "vllm": "0.16.0"}, False, 512),
+        ({"device": "h200", "vllm": "0.18.0", "tensor_parallel": 8}, True, 512),
+        ({"model": "kimi-k2.5", "ep": 4, "measured": "2026-03-11"}, False, 512),
+        ({"model": "kimi-k2.5", "measured": "2026-04-20"}, False, 2048),
+        ({"model": "gpt-oss-120b"}, False, 2048),
+        ({"model": "llama-3.1-70b-fp8"}, False, 512),
+    ],
+)
+def test_start_script_determines_expert_parallelism_and_cuda_graph_size_of_a_measured_server(
+    changes: dict[str, object], has_expert_ranks: bool, capture_size: int
+) -> None:
+    options = replace(CELL, **changes).options
+    assert options.enable_expert_parallel == has_expert_ranks
+    assert options.max_cudagraph_capture_size == capture_size
+
+
 def test_data_parallel_attention_ranks_have_one_device_each() -> None:
     ranks = replace(CELL, dp_attention=4, ep=16).options
     assert (ranks.tensor_parallel_size, ranks.data_parallel_size) == (1, 4)

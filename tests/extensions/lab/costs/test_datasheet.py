@@ -190,7 +190,7 @@ def seconds(cost: CostConstants, tokens: int) -> float:
             "device h10: must be one of h100, h200, a100, l40s, mi300x, b200, b300, gb200, gb300,"
             " rtx-pro-6000, l4, mi355x; for other",
         ),
-        ("h100", 3, {}, "tensor-parallel-size 3: it must divide the 40 attention heads"),
+        ("h100", 3, {}, "tensor-parallel-size 3: the size does not divide the 40 attention heads"),
         ("h100", 1, {"architectures": ["Qwen3ForCausalLm"]}, "did you mean Qwen3ForCausalLM?"),
         ("h100", 1, {"hidden_size": -1}, "Expected `int` >= 1 - at `$.hidden_size`"),
         (
@@ -235,7 +235,7 @@ def seconds(cost: CostConstants, tokens: int) -> float:
             "h100",
             1,
             {"kv_lora_rank": 512, "index_topk": 2048, "index_topk_freq": 4},
-            "index_topk_freq: Qwen3ForCausalLM has an index shared by layers",
+            "index_topk_freq: Qwen3ForCausalLM has an index that several layers share",
         ),
         (
             "h100",

@@ -161,7 +161,9 @@ def test_speculation_without_a_known_cost_or_acceptance_is_rejected(
 
 def test_more_draft_tokens_than_have_published_acceptance_lengths_are_rejected() -> None:
     fields = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 9}
-    with pytest.raises(ConfigError, match="accepted lengths of gpt-oss-120b are known for 3 to 8"):
+    with pytest.raises(
+        ConfigError, match="accepted lengths for gpt-oss-120b are known for 3 to 8 draft tokens"
+    ):
         profile(speculation_of(**fields), "openai/gpt-oss-120b")
 
 

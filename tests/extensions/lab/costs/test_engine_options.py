@@ -5,7 +5,7 @@ import pytest
 from app.core.engine.profile import Profile
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
-from app.extensions.lab.costs.kernels import ExpertLayer
+from app.extensions.lab.costs.kernels import ExpertLayer, deviations_of_maximum
 from config import ConfigError
 from tests.extensions.lab.costs.test_datasheet import MIXTRAL, QWEN
 from tests.extensions.lab.costs.test_kernels import FP8, seconds
@@ -60,8 +60,18 @@ def test_limits_per_rank_are_multiplied_by_the_number_of_data_parallel_ranks() -
 
 def test_expert_parallel_device_with_the_most_tokens_has_more_than_an_equal_share() -> None:
     layer = ExpertLayer(width=1, inner_width=1, experts=128, experts_per_row=8, ranks=4)
-    assert layer.busiest(8) > 3
-    assert layer.busiest(80_000) == pytest.approx(20_000, rel=0.02)
+    assert layer.busiest_rows(8) > 3
+    assert layer.busiest_rows(80_000) == pytest.approx(20_000, rel=0.02)
+    assert layer.busiest_experts(8) > 3
+    assert layer.busiest_experts(128) == 32
+    alone = ExpertLayer(width=1, inner_width=1, experts=128, experts_per_row=8)
+    assert (alone.busiest_rows(8), alone.busiest_experts(8)) == (8, 8)
+
+
+def test_expected_maximum_of_normal_values_grows_with_their_number() -> None:
+    expected = {1: 0.0, 2: 0.564, 4: 1.029, 8: 1.424, 16: 1.766}
+    for count, deviations in expected.items():
+        assert deviations_of_maximum(count) == pytest.approx(deviations, abs=0.03)
 
 
 def test_small_expert_batches_take_longer_with_expert_parallelism() -> None:
@@ -77,6 +87,24 @@ def test_small_steps_without_cuda_graphs_take_at_least_the_time_of_their_kernel_
     assert seconds(eager.cost, 1, decodes=1) > 40 * 200e-6
     assert "enforce-eager is an estimate" in eager.checked
     assert "enforce-eager" not in graphs.checked
+
+
+def test_prompt_larger_than_the_largest_cuda_graph_takes_at_least_its_kernel_launch_time() -> None:
+    costs = [
+        profile_with(
+            EngineOptions(tensor_parallel_size=8, max_cudagraph_capture_size=tokens), EXPERTS
+        ).cost
+        for tokens in (512, 2048)
+    ]
+    launched, graph = [seconds(cost, 1024) for cost in costs]
+    assert launched > graph
+    assert launched > 40 * 800e-6
+    for tokens in (64, 512):
+        assert seconds(costs[0], tokens) == seconds(costs[1], tokens)
+    # Kernels of many tokens on one device take longer than their launches.
+    one_device = profile_with(EngineOptions()).cost
+    graphs = profile_with(EngineOptions(max_cudagraph_capture_size=4096)).cost
+    assert seconds(one_device, 2048) == seconds(graphs, 2048)
 
 
 def test_number_of_kv_blocks_depends_on_memory_utilization_and_cuda_graphs() -> None:
@@ -106,7 +134,7 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
             EngineOptions(tensor_parallel_size=6),
             QWEN,
             "h100",
-            "tensor-parallel-size 6: it must divide the 40 attention heads of model config; 5 and 8"
+            "tensor-parallel-size 6: the size does not divide the 40 attention heads of model config; 5 and 8"
             " do",
         ),
         (
@@ -119,19 +147,19 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
             EngineOptions(enable_expert_parallel=True),
             QWEN,
             "h100",
-            "enable-expert-parallel: model config does not have experts",
+            "enable-expert-parallel: model config has no experts",
         ),
         (
             EngineOptions(enable_expert_parallel=True, data_parallel_size=3),
             EXPERTS,
             "h100",
-            "3 devices must divide the 128 experts of model config; 2 and 4 do",
+            "3 devices do not divide the 128 experts of model config; 2 and 4 do",
         ),
         (
             EngineOptions(quantization="awq"),
             QWEN,
             "h100",
-            "quantization awq: model config has 16-bit weights, which vLLM converts to fp8 or",
+            "quantization awq: model config has 16-bit weights, which vLLM converts only to fp8 or",
         ),
         (
             EngineOptions(quantization="awq"),

@@ -53,12 +53,12 @@ def test_simulation_reports_energy_only_on_request(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--device-watts", "400"], "must be auto, or LOW-HIGH in watts"),
-        (["--device-watts", "500-400"], "must be auto, or LOW-HIGH in watts"),
+        (["--device-watts", "400"], "must be auto or LOW-HIGH in watts,"),
+        (["--device-watts", "500-400"], "must be auto or LOW-HIGH in watts,"),
         (
             ["--device-watts", "auto", "--profile", "auto", "--device", "l40s"]
             + ["--model", "qwen3-8b"],
-            "the power of l40s under load was not measured; use one of h100, h200, b200",
+            "the power of l40s under load has not been measured; use one of h100, h200, b200",
         ),
     ],
 )

@@ -46,9 +46,7 @@ def test_coverage_table_says_measured_scaled_or_rejected_for_listed_models_and_d
     assert table()[model, device].kind == kind
 
 
-def test_error_for_a_rejected_pair_of_model_and_device_states_that_no_room_for_a_cache_is_left() -> (
-    None
-):
+def test_pair_of_model_and_device_without_room_for_a_cache_is_rejected() -> None:
     for result in table().values():
         if result.kind == "refused":
             assert "leave no room for a KV cache" in result.detail

@@ -127,8 +127,8 @@ def test_invalid_drill_file_prints_a_one_line_error_and_starts_nothing(
         (["--router-retries", "http://h:1/a b#c", *ROUTER], "must be a single word"),
         (["--router-retries", "http://h:1/'#c", *ROUTER], "--router-retries: No closing quotation"),
         (["--pod-ports", "4001", "4001"], "argument --pod-ports: 4001 is specified twice"),
-        (["--pod-ports", "4001"], "argument --pod-ports: 1 ports for 4 pods"),
-        (["--same-as", "/nowhere.json"], "/nowhere.json: cannot be read"),
+        (["--pod-ports", "4001"], "argument --pod-ports: got 1 ports for 4 pods"),
+        (["--same-as", "/nowhere.json"], "/nowhere.json cannot be read"),
     ],
 )
 def test_invalid_flag_prints_a_one_line_error_and_starts_nothing(

@@ -84,7 +84,7 @@ def test_request_times_and_token_counts_are_read_from_vllm_bench_serve_results(
             {"start_times": None},
             "has no start_times: vllm bench serve writes them from vLLM 0.15 on",
         ),
-        ({"errors": ["", "timed\nout"]}, "request 2 has failed (timed out)"),
+        ({"errors": ["", "timed\nout"]}, "request 2 failed (timed out)"),
         (
             {"output_lens": [3, 0]},
             "request 2: input_tokens and output_tokens must be from 1 to 1073741824, not",
@@ -93,7 +93,7 @@ def test_request_times_and_token_counts_are_read_from_vllm_bench_serve_results(
         ({"itls": [[0.02, 0.03]]}, "differ in length"),
         ({"ttfts": [0.2, "soon"]}, "Expected `float`, got `str` - at `$.ttfts[1]`"),
         ({"output_lens": [1, 1]}, "there are no ITLs"),
-        (dict.fromkeys(LISTS, []), "does not contain requests"),
+        (dict.fromkeys(LISTS, []), "contains no requests"),
     ],
 )
 def test_invalid_vllm_bench_serve_results_are_rejected(
@@ -118,7 +118,7 @@ def test_request_times_are_read_from_reports_of_old_and_new_guidellm_versions(
     assert (run.first_s, run.last_s) == ([0.5], [1.0])
     assert "1 requests failed" in refused(tmp_path, guidellm(timings, errored=[{}]))
     no_stream = refused(tmp_path, guidellm({"request_start": 1.0}))
-    assert "request 1 does not have times for its first and last token" in no_stream
+    assert "request 1 has no times for its first and last tokens" in no_stream
 
 
 def test_request_times_are_read_from_aiperf_exports_without_warmup_requests(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_csv_files_may_be_compressed_and_omit_arrival_or_send_times(tmp_path: Pa
     "text, rule",
     [
         ("", "is empty"),
-        (CSV, "does not contain requests"),
+        (CSV, "contains no requests"),
         ("arrival_s,input_tokens,output_tokens,first_s\n", "line 1: missing column last_s"),
         (CSV + "0,10,3,0,1\n", "line 2 has 5 cells, but the header has 6"),
         (
@@ -173,8 +173,8 @@ def test_csv_files_may_be_compressed_and_omit_arrival_or_send_times(tmp_path: Pa
         ),
         (CSV + "0,10,3,0,nan,2\n", "line 2: times must be finite numbers"),
         (CSV + "1,10,3,1,2,3\n0,10,3,0,1,2\n", "line 3: rows must be in order of arrival"),
-        (CSV + "1,10,3,0,2,3\n", "line 2: sent at 0 s, before its arrival at 1 s"),
-        (CSV + "0,10,3,0,2,1\n", "line 2: sent at 0 s, first token at 2 s, last at 1 s"),
+        (CSV + "1,10,3,0,2,3\n", "line 2: sent at 0 s, which is before its arrival at 1 s"),
+        (CSV + "0,10,3,0,2,1\n", "line 2: sent at 0 s, first token at 2 s, last token at 1 s"),
     ],
 )
 def test_invalid_csv_files_are_rejected_with_a_one_line_error(
@@ -184,7 +184,7 @@ def test_invalid_csv_files_are_rejected_with_a_one_line_error(
 
 
 def test_unknown_benchmark_formats_are_rejected(tmp_path: Path) -> None:
-    assert "is not a result of vllm bench serve, guidellm or aiperf" in refused(
+    assert "is not a result of vllm bench serve, guidellm, or aiperf" in refused(
         tmp_path, {"results": []}
     )
     assert "profile_export.jsonl" in refused(

@@ -70,7 +70,7 @@ def scaled_problem() -> Problem:
 
 def test_fit_recovers_the_cost_constants_and_marks_them_as_identified() -> None:
     problem = scaled_problem()
-    fit = Search(problem, None, 160, ignore).run(seed=3)
+    fit = Search(problem, None, 130, ignore).run(seed=3)
     constants = certainties(problem, fit.x, None)
     values = problem.candidate(fit.x)
     assert values["weights"] == pytest.approx(TRUE.cost.weights, rel=0.02)
@@ -83,8 +83,8 @@ def test_fit_recovers_the_cost_constants_and_marks_them_as_identified() -> None:
 
 
 def test_same_seed_gives_the_same_fit() -> None:
-    first_fit = Search(scaled_problem(), None, 30, ignore).run(seed=5)
-    second_fit = Search(scaled_problem(), None, 30, ignore).run(seed=5)
+    first_fit = Search(scaled_problem(), None, 12, ignore).run(seed=5)
+    second_fit = Search(scaled_problem(), None, 12, ignore).run(seed=5)
     assert first_fit == second_fit
 
 
@@ -145,7 +145,7 @@ def test_fit_recovers_the_engine_step_time_constant() -> None:
     run = Run(recording, 16, 0.0, Run(recording, 16, 0.0, []).replay(true).figures)
     fixed = [constant.name for constant in CONSTANTS if constant.name != "engine_step_time"]
     problem = make_problem(start, [run], fixed)
-    fit = Search(problem, None, 40, ignore).run(seed=3)
+    fit = Search(problem, None, 24, ignore).run(seed=3)
     assert problem.profile(fit.x).engine.engine_step_time == pytest.approx(0.16, rel=0.02)
     assert not make_problem(TRUE, [run], fixed).constants
 
@@ -184,7 +184,7 @@ def test_calibrate_command_writes_a_profile_a_table_and_a_chart(
         "--start",
         "qwen3-14b-h100",
         "--evaluations",
-        "60",
+        "30",
         "--jobs",
         "1",
     ]

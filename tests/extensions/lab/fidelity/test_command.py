@@ -38,7 +38,7 @@ FAILURES: list[tuple[list[str], str]] = [
     (["--num-requests", "1000000000"], "the load would have more than 100,000,000 requests"),
     (
         ["--rate", "1e-6", "--seconds", "1"],
-        "a load of 1e-06 requests/s does not have a request in 1 s",
+        "a load of 1e-06 requests/s has no requests within 1 s",
     ),
     (
         [*DRAWN, "--tensor-parallel-size", "2"],
@@ -60,7 +60,7 @@ FAILURES: list[tuple[list[str], str]] = [
     ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: folder not found: {ROOT / 'absent'}"),
     ([*DRAWN, "--plot", "app"], "app is a folder"),
     ([*DRAWN, "--json", "/dev/null"], "/dev/null is not a regular file"),
-    ([*DRAWN, "--plot", "x.pdf"], "x.pdf: the name of a picture file must end with .png or .svg"),
+    ([*DRAWN, "--plot", "x.pdf"], "x.pdf: the name of an image file must end with .png or .svg"),
     (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
 ]
 """Command lines that can be parsed but end with status 1, and a part of each message."""
@@ -272,7 +272,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
         ),
         (
             [*DRAWN, "--sweep", "pods=1:2:0.5"],
-            "argument --sweep: 'pods=1:2:0.5' must be whole numbers",
+            "argument --sweep: 'pods=1:2:0.5' must contain only whole numbers",
         ),
         (
             [*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"],
@@ -280,7 +280,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
         ),
         (
             [*DRAWN, "--slo", "ttft=1"],
-            "argument --slo: 'ttft=1' must be ttft|tpot|itl|e2e_mean|p50|p90|p95|p99|p99.9",
+            "argument --slo: 'ttft=1' must be a list of ttft|tpot|itl|e2e_mean|p50|p90|p95|p99|p99.9",
         ),
         ([*DRAWN, "--json", "x", "--requests", "./x"], "x is specified twice"),
         ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),

@@ -161,7 +161,7 @@ def test_comparison_sentence_warns_that_the_loads_differ() -> None:
 
 
 def test_runs_without_completed_requests_are_rejected_with_a_one_line_error() -> None:
-    with pytest.raises(ValueError, match="^idle has no finished request to compare$"):
+    with pytest.raises(ValueError, match="^idle has no finished requests to compare$"):
         compare(RunFigures("a", BASE), RunFigures("idle", {"requests": 3.0}))
 
 
@@ -171,7 +171,7 @@ def test_runs_without_completed_requests_are_rejected_with_a_one_line_error() ->
         ("polcy: random", "prefix.yaml: unknown flag --polcy; did you mean --policy?"),
         ("policy: fastest", "prefix.yaml: argument --policy: invalid choice: 'fastest'"),
         ("policy: [random", "prefix.yaml cannot be parsed: while parsing a flow sequence"),
-        ("[1, 2]", "prefix.yaml must be a mapping of options to values"),
+        ("[1, 2]", "prefix.yaml must map options to values"),
         ("policy:", "prefix.yaml: policy must be a value, or a list of values"),
         ("pods: {a: 1}", "prefix.yaml: pods must be a value, or a list of values"),
         ("help: true", "prefix.yaml: help applies to the whole comparison, not to a single run"),

@@ -77,8 +77,8 @@ def test_price_is_proportional_to_the_gpu_hours(
         (["ttft:nan"], "above 0, not 'ttft:nan'"),
         (["ttft"], "above 0, not 'ttft'"),
         (["=ttft:5"], "above 0, not '=ttft:5'"),
-        (["ttft:1", "ttft:2"], "has two limits for ttft"),
-        (["a=ttft:1", "a=ttft:2"], "has two limits for ttft in class a"),
+        (["ttft:1", "ttft:2"], "must not have two limits for ttft"),
+        (["a=ttft:1", "a=ttft:2"], "must not have two limits for ttft in class a"),
     ],
 )
 def test_invalid_goodput_limit_is_rejected_with_a_one_line_error(
@@ -113,7 +113,7 @@ def test_goodput_limit_of_a_class_without_requests_is_rejected(
     trace = trace_of(tmp_path / "trace.csv")
     plain = trace_of(tmp_path / "plain.csv", classes=False)
     message = refusal(capsys, f"--trace={trace}", "--goodput", "hat=ttft:1")
-    assert message.endswith("does not have requests of class hat; the classes are chat, code")
+    assert message.endswith("has no requests of class hat; the classes are chat, code")
     assert refusal(capsys, f"--trace={plain}", "--goodput", "hat=ttft:1").endswith(
         "class hat, and no column class"
     )

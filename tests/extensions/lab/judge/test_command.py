@@ -31,17 +31,17 @@ def error_of(
     [
         ("", "is empty"),
         ("{}", "is not a known export of guidellm, aiperf, inference-perf, vllm bench serve or"),
-        ("[]", "does not contain requests"),
+        ("[]", "contains no requests"),
         ("[1]", "is not a list of JSON objects"),
         ("hello", "is not a JSON object"),
-        ('{"benchmarks": []}', "does not contain requests"),
-        ('{"benchmarks": [{}]}', "does not contain requests"),
+        ('{"benchmarks": []}', "contains no requests"),
+        ('{"benchmarks": [{}]}', "contains no requests"),
         (
             '{"benchmarks": [{"requests": {"successful": [{}]}}]}',
             "has no info.timings.request_start",
         ),
-        ('{"ttfts": [], "itls": [], "start_times": []}', "does not contain requests"),
-        ('{"ttfts": [1.0], "itls": [], "start_times": [1.0]}', "1 requests, itls has 0"),
+        ('{"ttfts": [], "itls": [], "start_times": []}', "contains no requests"),
+        ('{"ttfts": [1.0], "itls": [], "start_times": [1.0]}', "1 requests, but itls has 0"),
         ('{"total_output_tokens": 3}', "--save-detailed"),
         ('{"start_time": "x", "response_time": 3}', "line 1: start_time must be a number"),
         ('{"start_time": 1, "response_time": null}', "has no response_time"),
@@ -66,7 +66,7 @@ def test_error_for_an_invalid_export_is_one_line_and_states_the_position(
     ("content", "reason"),
     [
         ("{", "is not valid JSON"),
-        ("[]", "is not a journal with times"),
+        ("[]", "is not a journal that contains times"),
         ('{"entries": []}', "the journal is empty"),
         ('{"0": {"entries": []}, "1": {"entries": []}}', "the journal is empty"),
         ('{"entries": [{"id": "x", "route": "/"}]}', "missing required field `arrived_s`"),
@@ -120,7 +120,7 @@ def test_clock_change_during_the_run_is_reported_in_one_line(
     path = tmp_path / "export.json"
     path.write_text(json.dumps(document))
     line = error_of(capsys, path, journal=journal_of(VLLM))
-    assert "clocks of the export and the journal do not match" in line
+    assert "clocks in the export and the journal do not match" in line
 
 
 def test_failed_requests_are_counted_but_excluded_from_the_latencies(

@@ -126,7 +126,7 @@ def test_histogram_quantiles_match_prometheus() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        (f"{USUAL},min=2", "'min=2' must be NAME=VALUE, with each name once"),
+        (f"{USUAL},min=2", "'min=2' must be NAME=VALUE, and no name may be repeated"),
         ("hpa", "must be NAME=VALUE"),
         ("hpa:metric=queue,target=4,min=1,max=2", "metric: invalid choice: 'queue'"),
         (
@@ -145,7 +145,7 @@ def test_histogram_quantiles_match_prometheus() -> None:
         (f"{USUAL},up=4", "hpa: up: '4' must be rates such as 100%/15s"),
         (f"{USUAL},up=4/1h", "with periods of at most 30m"),
         ("schedule:1m=2", "must begin with 0s=PODS"),
-        ("schedule:0s=2,0ms=3", "each time once"),
+        ("schedule:0s=2,0ms=3", "must not repeat a time"),
         ("schedule:0s=0", "'0' must be a whole number from 1"),
         ("other:min=1,max=2", "'other' must be one of hpa, schedule"),
     ],

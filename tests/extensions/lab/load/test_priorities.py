@@ -60,7 +60,7 @@ def test_trace_class_with_a_higher_priority_is_served_first(
         (["--priorities", "chat=0"], "a generated load requires a share for each class"),
         (
             ["--priorities", "chat=0@50%", "batch=1@40%"],
-            "a share for each class, 100% in total",
+            "a share for each class, with a total of 100%",
         ),
         (["--priorities", "chat=0@50%", "chat=1@50%"], "each class must have a different name"),
     ],

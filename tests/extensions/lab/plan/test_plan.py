@@ -20,7 +20,7 @@ PRICES = {"h100": 2.5, "l40s": 2.0}
 SIZES = (1, 2)
 SEQUENCES = (256, 4)
 BUDGETS = (8192, 1024)
-LOAD = ["--seconds", "3", "--output-tokens", "50-150", "--input-tokens", "4000-16000"]
+LOAD = ["--seconds", "2", "--output-tokens", "50-150", "--input-tokens", "4000-16000"]
 GRID = ["--device", *(f"{name}={price}" for name, price in PRICES.items())] + [
     *("--tensor-parallel-size", *map(str, SIZES), "--max-num-seqs", *map(str, SEQUENCES)),
     *("--max-num-batched-tokens", *map(str, BUDGETS), "--processes", "1"),
@@ -183,11 +183,11 @@ def test_unreachable_objective_reports_the_nearest_fleet(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--device", "h100"], "does not have a price; add one as h100=PRICE"),
+        (["--device", "h100"], "has no price; add h100=PRICE"),
         (["--device", "h1000=2"], "did you mean h100?"),
         (["--device", "h100=1e-9"], "must be a number above 0"),
         (["--device", "h100=2", "h100=3"], "h100 has more than one price"),
-        (["--pods", "3"], "cannot be used, because plan"),
+        (["--pods", "3"], "cannot be used, because the plan command sets"),
         (["--backend", "spark=here:1"], "must be dask=HOST:PORT"),
         (["--attainment", "1.5"], "must be a number above 0, at most 1"),
         (["--model-config", "/nowhere.json"], "/nowhere.json cannot be read"),

@@ -19,12 +19,14 @@ def test_plan_prints_the_serve_command_and_the_number_of_replicas(
 ) -> None:
     argv = ["--model", "qwen3-14b", "--device", "h100=2", "--tensor-parallel-size", "2"]
     options = ["--kv-cache-dtype", "fp8", "--gpu-memory-utilization", "0.85", "--enforce-eager"]
+    options += ["--max-cudagraph-capture-size", "2048"]
     assert run([*argv, *options, *LOAD, "--max-model-len", "8192", "--prefill-share", "0"]) == 0
     out = capsys.readouterr().out
     assert (
         "\n1 replica of 2 h100: vllm serve Qwen/Qwen3-14B --tensor-parallel-size 2"
         " --max-num-seqs 1024 --max-num-batched-tokens 8192 --max-model-len 8192"
-        " --kv-cache-dtype fp8 --gpu-memory-utilization 0.85 --enforce-eager\n"
+        " --kv-cache-dtype fp8 --gpu-memory-utilization 0.85 --enforce-eager"
+        " --max-cudagraph-capture-size 2048\n"
     ) in out
 
 
@@ -96,7 +98,4 @@ def test_confidence_flag_is_rejected_with_options_whose_prediction_error_is_unkn
 ) -> None:
     argv = ["--model", "Qwen/Qwen3-8B", "--device", "h100=2", *LOAD, "--confidence", "90%"]
     assert run([*argv, *flags]) != 0
-    assert (
-        f"--confidence: the error of predictions with --{name} is unknown"
-        in capsys.readouterr().err
-    )
+    assert f"--confidence: the prediction error with --{name} is unknown" in capsys.readouterr().err

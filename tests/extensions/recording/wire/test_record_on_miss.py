@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +19,7 @@ from tests.extensions.recording.recordings import CHAT, chat, exchange, exchange
 from tests.hostile.raw_client import Wire, post, wait_until
 from tests.hostile.waits import wait_for_log
 from tests.other_workers import WORKERS, served_by
-from tests.running_server import RunningServer, free_port, running_server
+from tests.running_server import RunningServer, running_server
 from tests.sdks import openai
 
 FLAGS = ("--force-dummy-tokenizer", "--model", "m", "--replay-miss", "record")
@@ -458,9 +456,10 @@ def test_invalid_replay_and_target_settings_prevent_startup_with_a_one_line_erro
             f"error: setting replay: {foreign} was not recorded with",
         ),
     ):
-        command = [sys.executable, "-m", "app", "--port", str(free_port()), *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-        assert done.returncode == 1
-        assert done.stderr.startswith(line) and done.stderr.count("\n") == 1, done.stderr
-        assert "K7" not in done.stderr
+        with pytest.raises(RuntimeError) as failure, running_server(*words):
+            pass
+        status, _, output = str(failure.value).partition(":\n")
+        assert status == "the server exited with status 1"
+        assert output.startswith(line) and output.count("\n") == 1, output
+        assert "K7" not in output
     assert foreign.read_text() == json.dumps({"mine": 1})

@@ -86,7 +86,7 @@ def test_recorder_that_cannot_start_prints_the_reason(
             ("nowhere", "--out", "r"),
             "error: target nowhere: must be a URL such as http://host:8000",
         ),
-        (("http://x", "--out", "/"), "error: /: already exists"),
+        (("http://x", "--out", "/"), "error: / already exists"),
         (("http://x", "--out", "none/r"), "error: none/r cannot be written"),
     ):
         assert main(["record", "--proxy", "--target", *words]) == 1

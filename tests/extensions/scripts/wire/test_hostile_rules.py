@@ -40,11 +40,17 @@ def answered_beside_health(
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [
-        ({"then": {"text": "{{ message" + "|json" * 200 + " }}"}}, "nested too deeply"),
-        ({"then": {"text": "{{ 'a'" + "|json" * 90 + " }}"}}, "nested too deeply"),
+        ({"then": {"text": "{{ message" + "|json" * 200 + " }}"}}, "must not be nested more than"),
+        ({"then": {"text": "{{ 'a'" + "|json" * 90 + " }}"}}, "must not be nested more than"),
         ({"then": {"text": "{{ message }}" * 19_000}}, "more than 4000 tokens"),
-        ({"when": {"message": {"regex": "a{65535}" * 400}}, "then": "pass"}, "repeats too much"),
-        ({"when": {"message": {"regex": "(?:a{140}){140}"}}, "then": "pass"}, "repeats too much"),
+        (
+            {"when": {"message": {"regex": "a{65535}" * 400}}, "then": "pass"},
+            "is too large: it has more than",
+        ),
+        (
+            {"when": {"message": {"regex": "(?:a{140}){140}"}}, "then": "pass"},
+            "is too large: it has more than",
+        ),
     ],
 )
 def test_oversized_rules_are_rejected_immediately(
@@ -99,5 +105,5 @@ def test_endless_templates_fail_only_their_request(server: RunningServer) -> Non
     body = {"messages": [{"role": "user", "content": '"' * 60_000}]}
     answer = answered_beside_health(server, "POST", CHAT, body)
     assert answer.status_code == 500
-    assert "the templates of the rule process more than" in answer.json()["error"]["message"]
+    assert "the rule's templates process more than" in answer.json()["error"]["message"]
     requests.delete(server.url + RULES, timeout=20)
