@@ -12,9 +12,9 @@ from tests.servers.starts import as_somebody
 
 PAGES = "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("routers.md", "sglang.md"))
 RECIPES: dict[str, str] = {
-    name: text for name, text in re.findall(r"```\w+ ([\w -]+)\n(.*?)```", PAGES, re.DOTALL)
+    name: text for name, text in re.findall(r'```\w+ title="([^"]+)"\n(.*?)```', PAGES, re.DOTALL)
 }
-"""The blocks of the pages by the name behind their language."""
+"""The blocks of the pages by their title."""
 ROUTER_PORT = 8080
 SERVER_PORTS = (8001, 8002)
 EVENT_PORTS = (5557, 5558)
