@@ -95,14 +95,14 @@ Answers: TypeAlias = Mapping[tuple[str, str], Answer]
 """Model and device -> answer."""
 
 
-def measured_errors() -> Mapping[tuple[str, str], float]:
-    """Returns the median error of TPOT by the name of the measured model and its device."""
-    residuals: dict[tuple[str, str], list[float]] = {}
+def measured_errors() -> Mapping[tuple[str, str], list[float]]:
+    """Returns the errors of TPOT by the name of the measured model and its device."""
+    errors: dict[tuple[str, str], list[float]] = {}
     for error in read_errors():
         if error.tpot is not None:
             place = (error.group.partition(",")[0], error.situation.device)
-            residuals.setdefault(place, []).append(abs(exp(-error.tpot) - 1))
-    return {place: median(errors) for place, errors in residuals.items()}
+            errors.setdefault(place, []).append(abs(exp(-error.tpot) - 1))
+    return errors
 
 
 def answer(model: Model, device: str) -> Answer:
@@ -164,7 +164,11 @@ def coverage_page() -> Page:
         _pairs("Models by NVIDIA's devices", SHOWN, results),
         _pairs("Models by AMD's devices", AMD, results),
         Section("Pairs", ("devices", *KINDS), list(_counts(results))),
-        Section("Measured pairs", ("model", "device", "median error of TPOT"), _measured(results)),
+        Section(
+            "Measured pairs",
+            ("model", "device", "runs", "median error of TPOT"),
+            _measured(results),
+        ),
         Section("Refusals", ("model", "device", "reason"), _details(results, refused=True)),
         Section(
             "Smallest engines", ("model", "device", "checkpoint"), _details(results, refused=False)
@@ -214,13 +218,14 @@ def _counts(results: Answers) -> Iterator[tuple[str, ...]]:
         yield name, *(str(kinds[kind]) for kind in KINDS)
 
 
-def _measured(results: Answers) -> list[tuple[str, str, str]]:
-    """Returns the median error of each measured model on each device."""
+def _measured(results: Answers) -> list[tuple[str, ...]]:
+    """Returns the number of runs and their median error for each measured model and device."""
     rows = []
-    for (name, device), error in measured_errors().items():
+    for (name, device), errors in measured_errors().items():
         for model in MODELS:
             if is_measured(model, name) and results[model.name, device].kind == "measured":
-                rows.append((name, code(device), f"{100 * error:.1f} %"))
+                error = f"{100 * median(errors):.1f} %"
+                rows.append((name, code(device), str(len(errors)), error))
     return rows
 
 

@@ -17,7 +17,7 @@ from config.vllm.facts import GROUPS, OBSOLETE, OPTIONS
 from config.vllm.option import Option
 from config.vllm.options import effect, names_of
 from config.vllm.serve import DEFAULTS, KEEP_ALIVE, UNREAD
-from scripts.generated_page import DOCS, PAGE, Page, Section, code, table
+from scripts.generated_page import DOCS, Page, Section, code, linked, table
 
 VERSIONS_PAGE = DOCS / "versions.md"
 START = "<!-- made: versions -->\n"
@@ -109,7 +109,7 @@ def _variables() -> list[tuple[str, str]]:
     for row in settings_table().rows:
         for name in row.env:
             if not name.startswith("SIM_") and name not in UNREAD:
-                variables.append((f"`{name}`", f"Setting `{row.name}`: {row.help}"))
+                variables.append((f"`{name}`", linked(f"Setting `{row.name}`: {row.help}")))
     variables.append((f"`{KEEP_ALIVE}`", "Setting `keep-alive-timeout`, in seconds."))
     return variables
 
@@ -127,7 +127,7 @@ def _setting_cells(row: Setting) -> tuple[str, ...]:
 
 
 def _meaning(row: Setting) -> str:
-    text = PAGE.sub(r"[\1](\1.md)", row.help)
+    text = row.help
     rules = "; ".join(filter(None, (row.limits, *(rule.text for rule in row.rules))))
     if rules:
         text += f" The value {rules}."
@@ -137,7 +137,7 @@ def _meaning(row: Setting) -> str:
         text += " Never shown."
     if row.about.also:
         text += f" Also `{'`, `'.join(row.about.also)}`."
-    return text
+    return linked(text)
 
 
 def _option_cells(name: str, option: Option) -> tuple[str, ...]:
@@ -154,4 +154,4 @@ def _option_cells(name: str, option: Option) -> tuple[str, ...]:
         sentences.append(f"From vLLM {option.since} on.")
     sentences += [f"`{value}`: from vLLM {version} on." for value, version in option.later.items()]
     sentences += [f"`{value}`: not in vLLM {version}." for value, version in option.gone.items()]
-    return (forms, kind, " ".join(filter(None, sentences)))
+    return (forms, kind, linked(" ".join(filter(None, sentences))))

@@ -144,8 +144,9 @@ class StepSettings(Section, frozen=True, kw_only=True):
     value is a file, the name of a built-in profile, or auto, which computes a profile from data
     sheets. If timing is set to steps, the default is qwen3-14b-h100."""
     device: str = ""
-    """Device to simulate with the auto profile: h100, h200, a100, l40s, mi300x, or b200. For the
-    llm engine, the device to run on: auto, cuda, mps, or cpu."""
+    """Device to simulate with the auto profile: h100, h200, a100, l40s, mi300x, b200, b300, gb200,
+    gb300, rtx-pro-6000, l4, or mi355x. For the llm engine, the device to run on: auto, cuda, mps,
+    or cpu."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
     """Maximum number of tokens in a step (steps timing and llm engine)."""
     enable_chunked_prefill: bool = True

@@ -11,6 +11,7 @@ import msgspec
 from app.core.engine.profile import Profile, read_profile
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.datasheet import profile_of
+from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from app.extensions.lab.fidelity.fit_report import (
@@ -111,7 +112,7 @@ def _add_start_flags(flags: argparse.ArgumentParser) -> None:
     add("--model-config", metavar="config.json", help="the model's config.json, for the start")
     add(
         "--device",
-        help="device, for the start: h100, h200, a100, l40s, mi300x or b200",
+        help=f"device, for the start: one of {', '.join(DEVICES)}",
     )
     add(
         "--tensor-parallel-size",
