@@ -119,7 +119,8 @@ def test_documented_yaml_file_is_a_valid_settings_file(tmp_path: Path) -> None:
     rules = parse_fault_rules(
         load(["--config", str(path)], {}).section(FailureSettings).fault_rules
     )
-    assert [rule.action for rule in rules] == ["disconnect", "error", "stall", "rate-limit"]
+    actions = ["disconnect", "error", "error", "stall", "rate-limit"]
+    assert [rule.action for rule in rules] == actions
 
 
 def test_every_documented_fault_header_is_valid() -> None:
