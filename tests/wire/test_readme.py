@@ -49,7 +49,9 @@ def test_first_readme_command_prints_the_documented_line(server: RunningServer) 
     assert SENTENCES.fullmatch(json.loads(f"{{{printed}}}")["content"])
 
 
-def test_ten_first_messages_get_different_complete_english_sentences(server: RunningServer) -> None:
+def test_ten_different_opening_messages_get_ten_different_complete_sentences(
+    server: RunningServer,
+) -> None:
     answers = []
     for content in FIRST_MESSAGES:
         url = f"{server.url}/v1/chat/completions"

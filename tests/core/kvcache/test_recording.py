@@ -72,5 +72,5 @@ def _fact(event: dict[str, Any], token_ids: list[int]) -> dict[str, Any]:
 
 
 @pytest.mark.shared
-def test_stored_kv_event_facts_equal_the_facts_derived_from_the_vllm_recording() -> None:
+def test_stored_summary_of_kv_events_matches_the_vllm_recording() -> None:
     assert facts(json.loads((FOLDER / "vllm-0.32" / "kv-events.json").read_text())) == RECORDING

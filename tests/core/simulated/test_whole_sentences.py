@@ -69,7 +69,7 @@ def test_reply_is_not_longer_than_the_rest_of_the_context(
     assert harness.finish() == ("length" if count == room else "stop")
 
 
-def test_whole_sentence_replies_can_have_any_sum_of_repeated_sentence_lengths() -> None:
+def test_reachable_reply_lengths_are_the_sums_of_sentence_lengths() -> None:
     sums = reachable_sums([6, 4])
     assert [total for total, reachable in enumerate(sums) if reachable] == [0, 4, 6, 8, 10, 12]
 

@@ -70,7 +70,9 @@ def test_prompt_is_cached_from_its_second_use() -> None:
         b"[]",
     ],
 )
-def test_prompt_cache_skips_conversations_with_tools_names_parts_or_long_texts(key: bytes) -> None:
+def test_prompt_cache_skips_chats_with_tools_or_names_or_content_parts_or_long_texts(
+    key: bytes,
+) -> None:
     memo = chat_memo(TOKENIZER)
     for _ in range(3):
         assert memo.ids(key) is None

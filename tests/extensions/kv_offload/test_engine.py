@@ -16,7 +16,7 @@ def evict(tiered: TieredEngine, number: int = 90) -> None:
 
 
 @timings
-def test_loading_an_evicted_prompt_takes_the_time_of_its_bytes(steps: bool) -> None:
+def test_load_time_of_an_offloaded_prompt_is_proportional_to_its_size(steps: bool) -> None:
     tiered = TieredEngine(12, steps=steps)
     tiered.complete("first", prompt_of(1))
     cold_s = tiered.first_token_s("first")

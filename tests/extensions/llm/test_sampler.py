@@ -193,7 +193,7 @@ def test_small_changes_of_logits_change_few_sampled_tokens() -> None:
     assert 0 < changed < 4 * apart
 
 
-def test_penalties_and_logit_bias_change_the_logits() -> None:
+def test_penalties_and_logit_bias_are_applied_to_the_logits_of_their_tokens() -> None:
     params = SamplingParams(
         repetition_penalty=2.0,
         presence_penalty=0.5,

@@ -345,7 +345,7 @@ def test_late_response_does_not_overwrite_the_chosen_fault_rules(console: Consol
     assert rules == [{"action": "error", "status": 503, "every": 10}]
 
 
-def test_every_console_tab_shows_its_specific_content(
+def test_every_console_tab_shows_its_own_content(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()

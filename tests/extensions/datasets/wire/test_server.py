@@ -55,7 +55,10 @@ def test_known_prompt_gets_its_recorded_reply_and_unknown_prompt_a_random_one(
     with open_shop(content) as shop:
         flags = ["--dataset-path", str(path), "--dataset-url", shop.url, "--dataset-sha256", digest]
         with served(*flags) as client:
-            assert f"dataset {path}: {4 + len(rows)} replies for all models" in client.server.log()
+            assert (
+                f"dataset {path}: loaded {4 + len(rows)} replies for all models"
+                in client.server.log()
+            )
             for _ in range(5):
                 choice = client.chat(ASKED)["choices"][0]
                 assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWERED, "stop")

@@ -112,7 +112,7 @@ def test_pods_are_scored_by_their_cached_blocks(fleet: tuple[Client, Client, Cli
     assert answer["scores"][name(second_pod)] == card
 
 
-def test_pods_with_the_cached_blocks_of_a_text_or_a_conversation_have_scores(
+def test_pods_that_cache_blocks_of_the_prompt_or_chat_are_scored(
     fleet: tuple[Client, Client, Client],
 ) -> None:
     index, first_pod, _ = fleet

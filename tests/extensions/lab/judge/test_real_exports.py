@@ -124,7 +124,7 @@ def test_truncated_export_is_reported_in_one_line(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_journal_of_another_run_is_reported_in_one_line(
+def test_journal_of_another_run_is_rejected_with_a_one_line_error(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = "locust-2.47.0.jsonl"

@@ -148,7 +148,7 @@ def test_too_long_socket_path_is_rejected(tmp_path: Path, monkeypatch: pytest.Mo
         private_folder()
     assert not any(folder.iterdir())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="cannot create a folder for the socket"):
+    with pytest.raises(ConfigError, match="cannot create a folder for the llm engine's socket"):
         private_folder()
 
 
