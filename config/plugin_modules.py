@@ -164,7 +164,7 @@ def _check_api(module: object, place: str) -> None:
     reason = f"is written for API {api!r}"
     if api is None:
         reason = "does not name its API"
-    raise ConfigError(f"{place}: {reason}; this server has API {API}, see docs/plugins.md")
+    raise ConfigError(f"{place}: {reason}; this server supports API {API} (see docs/plugins.md)")
 
 
 def _plugin_error(plugin: Plugin, reason: str) -> ConfigError:

@@ -108,7 +108,7 @@ class StepCost:
 
 
 class PrefillTime:
-    """Cuts prompts by time, as the real engine does (docs/llm.md, "Long prompts").
+    """Cuts prompts by time, as the real engine does (setting engine-step-time).
 
     The real engine measures the costs, which are known here.
     """

@@ -87,8 +87,8 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv-index-pods."""
     kv_index_pods: tuple[str, ...] = ()
     """Event publishers on the pods to which the index connects: tcp://host:port, file:path (one per
-    line; changes are detected), or dns://name:port. Options are appended after semicolons:
-    replay=tcp://host:port, pod=name, model=name."""
+    line; changes are detected), or dns://name:port. To add options, append them to an entry, each
+    preceded by a semicolon: ;replay=tcp://host:port;pod=name;model=name."""
     kv_index_topic: str = "kv@"
     """Prefix of the topics to subscribe to on kv-index-bind."""
     kv_index_replay_port: Port | None = None

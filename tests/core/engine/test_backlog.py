@@ -93,7 +93,7 @@ def test_waiting_tokens_of_one_reply_part_are_merged_into_one_output() -> None:
     assert (len(merged.ids), merged.at_s, merged.finish) == (100, 99.0, Finish("stop"))
 
 
-def test_merging_waiting_tokens_does_not_change_the_original_outputs() -> None:
+def test_merging_waiting_tokens_does_not_modify_the_merged_outputs() -> None:
     backlog = TokenBacklog()
     waiting: list[EngineOutput] = []
     first = Tokens(0, ["a"], [1], 0.0)

@@ -58,7 +58,7 @@ def test_recorded_prompt_gets_its_reply_truncated_to_the_limit(opened: Opener) -
     assert reply(dataset, 3) == RecordedReply([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
 
 
-def test_ignore_eos_prefers_exact_then_longer_then_shorter_replies(
+def test_ignore_eos_prefers_replies_of_the_exact_length_then_longer_then_shorter_replies(
     opened: Opener,
 ) -> None:
     dataset = opened([row(PROMPT, [length] * length) for length in (2, 4, 6)])

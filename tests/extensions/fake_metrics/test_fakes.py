@@ -250,7 +250,9 @@ LIKELY = (
 
 
 @given(st.dictionaries(KEYS, LIKELY, max_size=6))
-def test_fake_metrics_of_any_accepted_object_can_be_scraped(keys: dict[str, Any]) -> None:
+def test_any_valid_fake_metrics_setting_produces_a_scrapable_metrics_page(
+    keys: dict[str, Any],
+) -> None:
     try:
         parse(json.dumps(keys))
     except FakeMetricsError as error:

@@ -78,7 +78,7 @@ def meet(index: KvIndex, engine: FakeEngine) -> None:
         gevent.sleep(0.001)
 
 
-def test_index_metrics_are_valid_and_contain_every_loss_reason(
+def test_index_metrics_are_valid_prometheus_text_and_contain_every_loss_reason(
     index: KvIndex, engine: FakeEngine
 ) -> None:
     meet(index, engine)

@@ -122,8 +122,8 @@ def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
     [
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero (line 1 of {path})"),
         ("def f(:", "cannot be imported: SyntaxError: "),
-        ("API = 1", "is written for API 1; this server has API 2, see docs/plugins.md"),
-        ("", "does not name its API; this server has API 2, see docs/plugins.md"),
+        ("API = 1", "is written for API 1; this server supports API 2 (see docs/plugins.md)"),
+        ("", "does not name its API; this server supports API 2 (see docs/plugins.md)"),
         ("API = 2", "does not define EXTENSION, a subclass of app.plugins.Plugin"),
         (
             "API = 2\nclass EXTENSION:\n    name = 'mine'",

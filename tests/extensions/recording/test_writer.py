@@ -239,7 +239,7 @@ def test_recorder_starts_while_another_process_holds_the_lock(
     assert texts_of(path) == ["old", "new"]
 
 
-def test_two_recorders_share_a_file_and_its_rotated_files(tmp_path: Path) -> None:
+def test_two_recorders_that_write_to_one_file_lose_no_lines_across_rotation(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with recorder(path) as first, recorder(path) as second:
         for number in range(20):

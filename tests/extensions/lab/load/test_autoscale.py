@@ -126,8 +126,8 @@ def test_histogram_quantiles_match_prometheus() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        (f"{USUAL},min=2", "'min=2' must be NAME=VALUE, and no name may be repeated"),
-        ("hpa", "must be NAME=VALUE"),
+        (f"{USUAL},min=2", "'min=2' must have the form NAME=VALUE, and no name may be repeated"),
+        ("hpa", "must have the form NAME=VALUE"),
         ("hpa:metric=queue,target=4,min=1,max=2", "metric: invalid choice: 'queue'"),
         (
             "hpa:metric=waiting,target=0,min=1,max=2",
