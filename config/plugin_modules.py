@@ -141,7 +141,7 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
     name = str(getattr(extension, "name", ""))
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"plugin {name!r} ({origin}): a name must consist of a-z, digits and single dashes"
+            f"plugin {name!r} ({origin}): a name can contain only a-z, digits, and single dashes"
         )
     settings = getattr(extension, "Settings", None)
     plugin = Plugin(

@@ -95,13 +95,14 @@ Answers: TypeAlias = Mapping[tuple[str, str], Answer]
 """Model and device -> answer."""
 
 
-def measured_errors() -> Mapping[tuple[str, str], list[float]]:
-    """Returns the errors of TPOT by the name of the measured model and its device."""
+def measured_errors(figure: str = "tpot") -> Mapping[tuple[str, str], list[float]]:
+    """Returns the errors of `tpot` or `ttft` by the name of the measured model and its device."""
     errors: dict[tuple[str, str], list[float]] = {}
     for error in read_errors():
-        if error.tpot is not None:
+        residual = error.residual(figure)
+        if residual is not None:
             place = (error.group.partition(",")[0], error.situation.device)
-            errors.setdefault(place, []).append(abs(exp(-error.tpot) - 1))
+            errors.setdefault(place, []).append(abs(exp(-residual) - 1))
     return errors
 
 
@@ -166,7 +167,7 @@ def coverage_page() -> Page:
         Section("Pairs", ("devices", *KINDS), list(_counts(results))),
         Section(
             "Measured pairs",
-            ("model", "device", "runs", "median error of TPOT"),
+            ("model", "device", "runs", "median error of TPOT", "of TTFT"),
             _measured(results),
         ),
         Section("Refusals", ("model", "device", "reason"), _details(results, refused=True)),
@@ -219,13 +220,18 @@ def _counts(results: Answers) -> Iterator[tuple[str, ...]]:
 
 
 def _measured(results: Answers) -> list[tuple[str, ...]]:
-    """Returns the number of runs and their median error for each measured model and device."""
+    """Returns the number of runs and their median errors for each measured model and device."""
     rows = []
-    for (name, device), errors in measured_errors().items():
+    ttft_errors = measured_errors("ttft")
+    for place, errors in measured_errors().items():
+        name, device = place
         for model in MODELS:
             if is_measured(model, name) and results[model.name, device].kind == "measured":
-                error = f"{100 * median(errors):.1f} %"
-                rows.append((name, code(device), str(len(errors)), error))
+                tpot_error = f"{100 * median(errors):.1f} %"
+                ttft_error = ""
+                if place in ttft_errors:
+                    ttft_error = f"{100 * median(ttft_errors[place]):.1f} %"
+                rows.append((name, code(device), str(len(errors)), tpot_error, ttft_error))
     return rows
 
 

@@ -21,10 +21,10 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     """Recording whose responses are replayed when the same requests arrive. If empty, replay is
     disabled."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
-    """Action taken when a request is not in the recording. If set to simulate, the engine replies.
-    If set to not-found, unrecorded requests are rejected with status 404. If set to nearest, the
-    response to the most similar request is sent. If set to record, a target responds, and its
-    response is added to the recording. The X-Replay-Miss header overrides this setting."""
+    """Action taken when a request is not in the recording. If set to simulate, the engine generates
+    a reply. If set to not-found, unrecorded requests are rejected with status 404. If set to
+    nearest, the response to the most similar request is sent. If set to record, a target responds,
+    and its response is added to the recording. The X-Replay-Miss header overrides this setting."""
     replay_by: Literal["body", "turn"] = "body"
     """How requests are matched to the recording: by body (body) or by position in the conversation,
     regardless of the text (turn). Use turn for agents, because their requests contain dates, paths,

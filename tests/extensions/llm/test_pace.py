@@ -150,7 +150,7 @@ def test_consecutive_late_steps_delay_streams_only_briefly(folder: Path) -> None
     assert max(took_s for decodes, _, took_s in machine.steps if decodes) < 1.6 * TARGET_S
 
 
-def test_prompt_aborted_after_a_dropped_chunk_leaves_only_its_stored_blocks_cached(
+def test_prompt_aborted_during_its_prefill_leaves_only_computed_blocks_in_the_cache(
     folder: Path,
 ) -> None:
     plain = Machine(folder, costs)

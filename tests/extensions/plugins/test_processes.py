@@ -228,7 +228,7 @@ def test_two_plugins_with_the_same_name_are_rejected(plugin: Write, tmp_path: Pa
 
 
 def test_plugin_name_that_is_not_a_valid_flag_is_rejected(plugin: Write) -> None:
-    assert "a name must consist of a-z, digits and single dashes" in refusal(
+    assert "a name can contain only a-z, digits, and single dashes" in refusal(
         "--plugin", plugin(REPLY, "my plug")
     )
 
