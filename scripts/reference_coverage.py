@@ -221,7 +221,7 @@ def _counts(results: Answers) -> Iterator[tuple[str, ...]]:
 
 def _measured(results: Answers) -> list[tuple[str, ...]]:
     """Returns the number of runs and their median errors for each measured model and device."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     ttft_errors = measured_errors("ttft")
     for place, errors in measured_errors().items():
         name, device = place

@@ -171,7 +171,7 @@ class PythonicStream:
         arguments = call.arguments
         if withheld:
             if not arguments.endswith(withheld):
-                raise ValueError("the end of the arguments is unknown")
+                raise ValueError("cannot find the end of the arguments")
             arguments = arguments[: -len(withheld)]
         sent = self._sent_arguments[number]
         if not sent:

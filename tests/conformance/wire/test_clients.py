@@ -87,7 +87,9 @@ def is_weather(call: Any) -> bool:
 
 
 @python
-def test_llama_index_calls_tools_in_replies_of_at_most_forty_tokens(vllm: RunningServer) -> None:
+def test_llama_index_reads_chats_streams_tool_calls_and_structured_outputs(
+    vllm: RunningServer,
+) -> None:
     results = told_by("llama_index_client.py", vllm)
     assert results["whole"] == results["streamed"] != ""
     assert results["usage"] == 6

@@ -190,9 +190,9 @@ def _find_watts(options: Namespace) -> DeviceWatts | None:
     if measured is None:
         name = device or f"profile {options.profile}"
         raise ConfigError(
-            f"--device-watts auto: the power of {name} under load has not been measured; "
-            f"use one of {', '.join(MEASURED)}, or specify LOW-HIGH, the watts for one "
-            "request and for many"
+            f"--device-watts auto: no power measurements under load are available for {name}; "
+            f"use one of {', '.join(MEASURED)}, or specify LOW-HIGH, where LOW is the power in "
+            "watts with one request and HIGH is the power with many"
         )
     return measured
 

@@ -58,7 +58,7 @@ def test_simulation_reports_energy_only_on_request(capsys: pytest.CaptureFixture
         (
             ["--device-watts", "auto", "--profile", "auto", "--device", "l40s"]
             + ["--model", "qwen3-8b"],
-            "the power of l40s under load has not been measured; use one of h100, h200, b200",
+            "no power measurements under load are available for l40s; use one of h100, h200, b200",
         ),
     ],
 )
