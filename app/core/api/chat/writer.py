@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from app.core.api.chat.call_form import CallForm
 from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseOptions
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
 
 PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
-START_END = chunk_end(common.ChunkTail(prompt_token_ids=None, prompt_text=None))
-"""End of the first chunk, unless it shows the prompt or a usage."""
 DEFAULT_CALL_FORM = CallForm()
 
 
@@ -118,17 +114,16 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             return b""
         self.record_start(output)
         options = self._options
-        tail = common.ChunkTail()
-        end = START_END
+        tail = common.ChunkTail(
+            prompt_token_ids=options.prompt_ids if options.token_ids else None,
+            prompt_text=options.prompt_text,
+        )
         if options.continuous_usage:
             tail.usage = self._choice_usage(0)
-        if options.continuous_usage or options.token_ids or options.prompt_text is not None:
-            ids = options.prompt_ids if options.token_ids else None
-            start = replace(tail, prompt_token_ids=ids, prompt_text=options.prompt_text)
-            end = chunk_end(start)
-        openings = [(wire.Delta(options.role, ""), end)]
+        openings = [(wire.Delta(options.role, ""), chunk_end(tail))]
         if options.echo:
-            openings.append((wire.Delta(content=options.echo), chunk_end(tail)))
+            echo = wire.Delta(content=options.echo)
+            openings.append((echo, chunk_end(common.ChunkTail(tail.usage))))
         chunks: list[bytes] = []
         for delta, end in openings:
             for index in range(options.n):
