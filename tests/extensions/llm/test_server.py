@@ -215,7 +215,9 @@ def test_truncated_weights_prevent_startup_with_a_one_line_error(
     lines = [line for line in str(ended.value).splitlines() if "INFO" not in line]
     assert len(lines) == 2  # what the test says itself, and the server's line
     broken = tmp_path / "broken"
-    assert lines[1].startswith(f"error: setting model: '{broken}' cannot be used by the llm engine:")
+    assert lines[1].startswith(
+        f"error: setting model: '{broken}' cannot be used by the llm engine:"
+    )
 
 
 @pytest.mark.shared

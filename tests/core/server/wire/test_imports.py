@@ -118,6 +118,8 @@ MAX_IMPORTED_TOKENS = 155_000
 
 The limit of the design: import what few requests need in the function that needs it.
 """
+MAX_CORE_TOKENS = 160_000
+"""Python tokens of the core: move a feature to an extension instead of raising the limit."""
 CHAT = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3}
 REQUESTS = (
     ("/v1/chat/completions", CHAT),
@@ -149,6 +151,11 @@ def docstring_count(path: Path) -> int:
     return sum(isinstance(text, ast.Constant) and type(text.value) is str for text in texts)
 
 
+def test_core_stays_within_its_token_budget() -> None:
+    core = (ROOT / "app" / "core").rglob("*.py")
+    assert sum(token_count(path) - docstring_count(path) for path in core) <= MAX_CORE_TOKENS
+
+
 def test_code_that_the_first_requests_import_stays_within_its_token_budget(tmp_path: Path) -> None:
     (tmp_path / "reporting.py").write_text(APPLICATION_WITH_REPORT, "utf-8")
     command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(tmp_path), "reporting:app"]
@@ -176,11 +183,11 @@ WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
 MOST = {
-    "fast, no latency": (67, 24, 37),
+    "fast, no latency": (68, 24, 37),
     "fast, --profile": (241, 40, 153),
-    "Flask, no latency": (95, 35, 62),
-    "a required tool, direct": (127, 51, 96),
-    "a required tool": (119, 45, 89),
+    "Flask, no latency": (96, 35, 62),
+    "a required tool, direct": (128, 51, 96),
+    "a required tool": (120, 45, 89),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
