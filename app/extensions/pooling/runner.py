@@ -104,7 +104,7 @@ class PromptWriter(ResponseWriter):
     """Notes whether prompts have run to their ends; their numbers are computed afterwards."""
 
     def __init__(self) -> None:
-        self.choices = []  # no prompt has a text, and the base class would count them
+        super().__init__(0)
         self._is_aborted = False
 
     def collect(self, output: EngineOutput) -> None:
