@@ -12,7 +12,6 @@ from sys import getsizeof
 
 import msgspec
 from msgspec import Raw, Struct, field
-from msgspec.structs import replace
 
 from app.core.base.clock.pause import Pace, call_long
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
@@ -22,7 +21,7 @@ from app.core.server.http.response import Response
 from app.core.server.http.rpc import RpcResponse
 from app.core.server.middleware.foreign_pages import OPERATOR_PREFIXES
 from app.core.server.middleware.masking import mask_text
-from app.extensions.journal.sends import SendLog, stamped
+from app.extensions.journal.sends import LOG_BYTES, SendLog, stamped
 from app.extensions.journal.wall_clock import WallClock
 
 MAX_BODY_BYTES = 4 << 20
@@ -54,64 +53,127 @@ MAX_STRANGER_BODY_BYTES = 1 << 16
 """Largest body that one of these entries stores, in bytes."""
 
 
-class Entry(Struct, kw_only=True):
+class Entry(Struct, kw_only=True, frozen=True):
     """An entry as GET /admin/journal shows it; docs/testing.md has the fields."""
 
     id: str
-    response_id: str | None = None
+    response_id: str | None
     """Id in the body of the answer; None if no choice reached the engine."""
     at: str
-    """Arrival in UTC; written when the entry is shown."""
+    """Arrival in UTC."""
     route: str
-    model: str | None = None
-    status: int | None = None
-    rule: str | None = None
-    scope: str | None = None
-    request: Raw = Raw()
-    text: str | None = None
-    usage: dict[str, int] | None = None
-    arrived_s: float = 0.0
+    model: str | None
+    status: int | None
+    rule: str | None
+    scope: str | None
+    request: Raw
+    text: str | None
+    usage: dict[str, int] | None
+    arrived_s: float
     """Arrival, like all moments in Unix seconds."""
-    queued_s: float | None = None
+    queued_s: float | None
     """When the scheduler saw the first choice; known once a choice ends, like the next ones."""
-    scheduled_s: float | None = None
+    scheduled_s: float | None
     """When the first choice left the queue."""
-    first_s: float | None = None
+    first_s: float | None
     """When the engine had the first token of any choice."""
-    last_s: float | None = None
+    last_s: float | None
     """When the engine had the last token of any choice."""
-    sends_s: list[float] | None = None
-    """When parts of the answer were handed to the connection; written when the entry is shown."""
-    cached_tokens: int | None = None
+    sends_s: list[float] | None
+    """When parts of the answer were handed to the connection."""
+    cached_tokens: int | None
     """Prompt tokens from the prefix cache."""
-    preemptions: int | None = None
+    preemptions: int | None
     """Preemptions of all choices."""
-    error: str | None = None
+    error: str | None
     """Message of an error that was answered."""
-    unmatched: bool = False
+    unmatched: bool
     """True for the error of a request that no rule of a script answers."""
 
 
-class JournaledRequest(Struct, eq=False):
-    """A request and its entry, which is completed as the answer begins and choices end."""
+class JournaledRequest(Struct, eq=False, kw_only=True):
+    """A request and its answer. `Entries` makes an `Entry` of it only when a client looks.
 
-    entry: Entry
+    All moments are in monotonic seconds.
+    """
+
+    id: str
+    route: str
+    scope: str | None
+    content_type: str
     context: RequestContext | None
     """The request until its answer begins."""
+    arrival_s: float
     offset_s: float
     """Difference from monotonic seconds to Unix seconds."""
     ring: "Ring"
     number: int
     """Position in the order of arrival."""
     body: bytes = b""
-    """The body until it is masked as the entry's `request`."""
-    content_type: str = ""
+    """The body until it is masked."""
+    masked_body: Raw = Raw()
+    """The body as JSON without secrets, once a client has looked."""
+    response_id: str | None = None
+    model: str | None = None
+    status: int | None = None
+    rule: str | None = None
+    error: str | None = None
+    unmatched: bool = False
     texts: dict[int, str] = {}
-    sends: SendLog | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    usage: dict[str, int] | None = None
+    """Usage of the answer of a recording."""
+    queued_s: float | None = None
+    scheduled_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    cached_tokens: int | None = None
+    preemptions: int | None = None
+    send_moments: Sequence[float] | None = None
     """Moments of the answer; None until it begins, and for gRPC."""
     size_bytes: int = 0
     is_stored: bool = True
     """False once the request has been dropped from its ring."""
+
+    def observe(self, choice: EngineRequest) -> Watch:
+        """Notes a choice that reaches the engine, and returns the watch of its end."""
+        self.model = choice.model
+        if self.response_id is None:
+            response_id = choice.request_id
+            if response_id.startswith(COMPLETION_PREFIX):  # has the number of the prompt, too
+                response_id = response_id.removesuffix(f"-{choice.index // choice.n}")
+            self.response_id = response_id[:MAX_NAME_LENGTH]
+        is_first = choice.index % choice.n == 0  # choices share their prompt
+        if is_first:
+            self.prompt_tokens += len(choice.prompt_ids)
+        return partial(self._note_end, choice.index, is_first)
+
+    def _note_end(self, index: int, is_first: bool, outcome: SequenceOutcome) -> None:
+        """Notes the end of a choice; `is_first`: it is the first one of its prompt."""
+        text = outcome.text[:MAX_TEXT_LENGTH]
+        self.texts[index] = text
+        self.completion_tokens += outcome.tokens
+        if is_first:
+            self.cached_tokens = (self.cached_tokens or 0) + outcome.cached_tokens
+        if self.preemptions is None:
+            self.queued_s = outcome.queued_s
+            self.scheduled_s = outcome.scheduled_s
+            self.first_s = outcome.first_token_s
+            self.last_s = outcome.last_token_s
+            self.preemptions = outcome.preemptions
+        else:
+            self._merge(outcome)
+        self.ring.grow(self, CHOICE_BYTES + getsizeof(text))
+
+    def _merge(self, outcome: SequenceOutcome) -> None:
+        """Adds a further choice: keeps the first moments of all choices, and the last."""
+        self.queued_s = _earlier(self.queued_s, outcome.queued_s)
+        self.scheduled_s = _earlier(self.scheduled_s, outcome.scheduled_s)
+        self.first_s = _earlier(self.first_s, outcome.first_token_s)
+        if self.last_s is None or (outcome.last_token_s or 0.0) > self.last_s:
+            self.last_s = outcome.last_token_s
+        self.preemptions = (self.preemptions or 0) + outcome.preemptions
 
 
 class Ring(Struct, eq=False):
@@ -141,7 +203,7 @@ class Ring(Struct, eq=False):
         requests = self.requests
         self.requests = deque()
         for request in requests:
-            if scope in (None, request.entry.scope or ""):
+            if scope in (None, request.scope or ""):
                 self._drop(request)
             else:
                 self.requests.append(request)
@@ -195,25 +257,20 @@ class Entries:
         if context.method != "POST" or context.path.startswith(OPERATOR_PREFIXES):
             return
         scope = context.headers.get(SCOPE)
-        offset_s = self._wall_clock.offset_s()
-        entry = Entry(
-            id=context.request_id[:MAX_NAME_LENGTH],
-            at="",
-            route=context.path[:MAX_NAME_LENGTH],
-            scope=scope and scope[:MAX_NAME_LENGTH],
-            arrived_s=rounded(offset_s + context.arrival_s),
-        )
         ring = self._clients if self._bears_key(context) else self._strangers
         request = JournaledRequest(
-            entry=entry,
+            id=context.request_id[:MAX_NAME_LENGTH],
+            route=context.path[:MAX_NAME_LENGTH],
+            scope=scope and scope[:MAX_NAME_LENGTH],
+            content_type=(context.content_type or "")[:MAX_NAME_LENGTH],
             context=context,
-            offset_s=offset_s,
+            arrival_s=context.arrival_s,
+            offset_s=self._wall_clock.offset_s(),
             ring=ring,
             number=next(self._numbers),
-            content_type=(context.content_type or "")[:MAX_NAME_LENGTH],
         )
         context.keep(request)
-        context.observers = (*context.observers, partial(self._observe, request))
+        context.observers = (*context.observers, request.observe)
         ring.append(request)
 
     def end(self, context: RequestContext, response: Response) -> None:
@@ -221,42 +278,26 @@ class Entries:
         request = context.kept(JournaledRequest)
         if request is None:
             return
+        ring = request.ring
         body = context.part if context.body is None else context.body
-        request.entry.status = response.status
-        request.entry.rule = context.rule or None
+        request.status = response.status
+        request.rule = context.rule or None
         request.context = None
-        if len(body) <= request.ring.max_body_bytes:
+        if len(body) <= ring.max_body_bytes:
             request.body = body
         if response.status >= FIRST_ERROR_STATUS:
-            request.entry.error = error_of(response)
-            request.entry.unmatched = UNMATCHED in response.headers
-        request.ring.grow(request, len(request.body) + getsizeof(request.entry.error))
-        if context.way != GRPC:
-            request.sends = SendLog(self._now, partial(request.ring.grow, request))
-            response.body = stamped(response.body, request.sends)
-
-    def _observe(self, request: JournaledRequest, choice: EngineRequest) -> Watch:
-        request.entry.model = choice.model
-        if request.entry.response_id is None:
-            # A completion appends the number of its prompt.
-            response_id = choice.request_id.removesuffix(f"-{choice.index // choice.n}")
-            if not response_id.startswith(COMPLETION_PREFIX):
-                response_id = choice.request_id
-            request.entry.response_id = response_id[:MAX_NAME_LENGTH]
-        if choice.index % choice.n == 0:
-            self._count(request.entry, "prompt_tokens", len(choice.prompt_ids))
-        return partial(self._ended, request, choice.index, choice.n)
-
-    def _ended(
-        self, request: JournaledRequest, index: int, n: int, outcome: SequenceOutcome
-    ) -> None:
-        text = outcome.text[:MAX_TEXT_LENGTH]
-        request.texts[index] = text
-        self._count(request.entry, "completion_tokens", outcome.tokens)
-        add_moments(request.entry, outcome, request.offset_s)
-        if index % n == 0:  # choices share their prompt
-            request.entry.cached_tokens = (request.entry.cached_tokens or 0) + outcome.cached_tokens
-        request.ring.grow(request, CHOICE_BYTES + getsizeof(text))
+            request.error = error_of(response)
+            request.unmatched = UNMATCHED in response.headers
+        ring.grow(request, len(request.body) + getsizeof(request.error) + LOG_BYTES)
+        if context.way == GRPC:
+            return
+        answer = response.body
+        if isinstance(answer, bytes):  # sent next, but for the empty one if the client has left
+            request.send_moments = (self._now(),) if answer else ()
+        else:
+            log = SendLog(self._now, partial(ring.grow, request))
+            request.send_moments = log.moments
+            response.body = stamped(answer, log)
 
     def complete(
         self, context: RequestContext, model: str | None, text: str, usage: dict[str, int] | None
@@ -265,18 +306,11 @@ class Entries:
         request = context.kept(JournaledRequest)
         if request is None:
             return
-        request.entry.model = model
+        request.model = model
         if usage:
-            usage = {name: usage.get(name, 0) for name in USAGE_NAMES}
-        request.entry.usage = usage
+            request.usage = {name: usage.get(name, 0) for name in USAGE_NAMES}
         request.texts = {0: text[:MAX_TEXT_LENGTH]}
         request.ring.grow(request, CHOICE_BYTES + getsizeof(request.texts[0]))
-
-    def _count(self, entry: Entry, name: str, tokens: int) -> None:
-        if entry.usage is None:
-            entry.usage = dict.fromkeys(USAGE_NAMES, 0)
-        entry.usage[name] += tokens
-        entry.usage["total_tokens"] += tokens
 
     def rows(
         self, route: str | None, contains: str, scope: str | None, limit: int | None = None
@@ -292,34 +326,25 @@ class Entries:
         rings = [reversed(list(ring.requests)) for ring in (self._clients, self._strangers)]
         for request in merge(*rings, key=attrgetter("number"), reverse=True):
             pace()
-            entry = request.entry
             if len(rows) == limit:
                 break
-            if route in (None, entry.route) and scope in (None, entry.scope or ""):
-                self._update(request)
-                if needle in bytes(entry.request):
-                    shown = replace(
-                        entry, at=utc_text(entry.arrived_s), sends_s=moments_of(request)
-                    )
-                    rows.append(Raw(msgspec.json.encode(shown)))
+            if route in (None, request.route) and scope in (None, request.scope or ""):
+                self._mask_body(request)
+                if needle in bytes(request.masked_body):
+                    rows.append(Raw(msgspec.json.encode(shown(request))))
         return rows[::-1]
 
-    def _update(self, request: JournaledRequest) -> None:
-        """Masks the reply as far as it has arrived, and the body, once it is complete."""
-        entry = request.entry
+    def _mask_body(self, request: JournaledRequest) -> None:
+        """Masks the body: once, when it is complete."""
         context = request.context
-        entry.text = None
-        if request.texts:
-            text = "\n".join(text for _, text in sorted(request.texts.items()))
-            entry.text = call_long(len(text), mask_text, text)
         body = request.body
         if context is not None:
             body = context.body or b""
-        if body or not bytes(entry.request):
-            entry.request = Raw(call_long(len(body), masked_json, body, request.content_type))
+        if body or not bytes(request.masked_body):
+            request.masked_body = Raw(call_long(len(body), masked_json, body, request.content_type))
         if context is None and request.body:
             request.body = b""
-            request.ring.grow(request, len(bytes(entry.request)) - len(body))
+            request.ring.grow(request, len(bytes(request.masked_body)) - len(body))
 
     def clear(self, scope: str | None = None) -> None:
         """Drops all entries, or only a scope's."""
@@ -327,37 +352,61 @@ class Entries:
             ring.clear(scope)
 
 
-def rounded(moment_s: float) -> float:
-    """Returns a moment rounded to microseconds: a float of Unix seconds holds no more."""
-    return round(moment_s, 6)
+def shown(request: JournaledRequest) -> Entry:
+    """Returns the entry of a request as far as its answer has come; its body must be masked."""
+    text = None
+    if request.texts:
+        text = "\n".join(text for _, text in sorted(request.texts.items()))
+        text = call_long(len(text), mask_text, text)
+    usage = request.usage
+    if request.response_id is not None:
+        counts = (request.prompt_tokens, request.completion_tokens)
+        usage = dict(zip(USAGE_NAMES, (*counts, sum(counts)), strict=True))
+    sends_s = None
+    if request.send_moments is not None:
+        sends_s = [_unix_s(moment_s, request) for moment_s in request.send_moments]
+    arrived_s = _unix_s(request.arrival_s, request)
+    return Entry(
+        id=request.id,
+        response_id=request.response_id,
+        at=utc_text(arrived_s),
+        route=request.route,
+        model=request.model,
+        status=request.status,
+        rule=request.rule,
+        scope=request.scope,
+        request=request.masked_body,
+        text=text,
+        usage=usage,
+        arrived_s=arrived_s,
+        queued_s=_optional_unix_s(request.queued_s, request),
+        scheduled_s=_optional_unix_s(request.scheduled_s, request),
+        first_s=_optional_unix_s(request.first_s, request),
+        last_s=_optional_unix_s(request.last_s, request),
+        sends_s=sends_s,
+        cached_tokens=request.cached_tokens,
+        preemptions=request.preemptions,
+        error=request.error,
+        unmatched=request.unmatched,
+    )
 
 
-def add_moments(entry: Entry, outcome: SequenceOutcome, offset_s: float) -> None:
-    """Adds the moments of a choice that has ended: the first ones of all choices, and the last."""
-    entry.queued_s = _first(entry.queued_s, outcome.queued_s, offset_s)
-    entry.scheduled_s = _first(entry.scheduled_s, outcome.scheduled_s, offset_s)
-    entry.first_s = _first(entry.first_s, outcome.first_token_s, offset_s)
-    if outcome.last_token_s is not None:
-        last_s = rounded(outcome.last_token_s + offset_s)
-        entry.last_s = max(last_s, entry.last_s or last_s)
-    entry.preemptions = (entry.preemptions or 0) + outcome.preemptions
+def _unix_s(moment_s: float, request: JournaledRequest) -> float:
+    """Returns a moment in Unix seconds, rounded to microseconds: a float holds no more."""
+    return round(moment_s + request.offset_s, 6)
 
 
-def _first(unix_s: float | None, moment_s: float | None, offset_s: float) -> float | None:
-    """Returns the earlier one of a moment in Unix seconds and one in monotonic seconds."""
+def _optional_unix_s(moment_s: float | None, request: JournaledRequest) -> float | None:
     if moment_s is None:
-        return unix_s
-    moment_unix_s = rounded(moment_s + offset_s)
-    if unix_s is None:
-        return moment_unix_s
-    return min(unix_s, moment_unix_s)
-
-
-def moments_of(request: JournaledRequest) -> list[float] | None:
-    """Returns the moments of an answer in Unix seconds; None before it begins."""
-    if request.sends is None:
         return None
-    return [rounded(moment_s + request.offset_s) for moment_s in request.sends.moments]
+    return _unix_s(moment_s, request)
+
+
+def _earlier(first_s: float | None, second_s: float | None) -> float | None:
+    """Returns the earlier one of two moments, of which some may be None."""
+    if first_s is None or second_s is None:
+        return second_s if first_s is None else first_s
+    return min(first_s, second_s)
 
 
 def error_of(response: Response) -> str | None:

@@ -34,7 +34,6 @@ class SendLog:
         self._now = now
         self._grow = grow
         self.moments = array("d")
-        grow(LOG_BYTES)
 
     def stamp(self) -> None:
         """Notes a write."""
@@ -47,17 +46,15 @@ class SendLog:
             self._grow(GROWTH * MOMENT_BYTES)
 
 
-def stamped(body: bytes | Iterable[bytes], log: SendLog) -> bytes | Iterable[bytes]:
-    """Returns a body that notes its writes; bytes are noted at once, as they are sent next.
+def stamped(body: Iterable[bytes], log: SendLog) -> Iterable[bytes]:
+    """Returns a body that notes its writes.
 
-    Other bodies are of routes without tokens, and are returned unchanged.
+    Bodies of routes without tokens are returned unchanged.
     """
     if isinstance(body, EventStream):
         return StampedStream(body, log)
     if isinstance(body, StreamingBody):
         return StampedBody(body, log)
-    if isinstance(body, bytes) and body:  # it is empty if the client has left
-        log.stamp()
     return body
 
 
