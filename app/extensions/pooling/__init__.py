@@ -28,9 +28,12 @@ class Pooling(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes that the task of the model allows."""
+        from app.extensions.pooling.plain import PlainEmbeddings
         from app.extensions.pooling.routes import routes
 
-        return {"pooling": routes(self._runner, self.parts.settings.model)}
+        plain = PlainEmbeddings(self._runner)
+        self.parts.live.watch(plain.refresh)
+        return {"pooling": routes(self._runner, self.parts.settings.model, plain)}
 
     @cached_property
     def _runner(self) -> PoolingRunner:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -184,7 +184,7 @@ class KnownFeatures:
         used_words: list[KnownWord] = []
         used_features: set[str] = set()
         other_squares: dict[str, int] = {}
-        words = Counter(WORD.findall(normalize("NFKC", text).casefold()))
+        words = counted(WORD.findall(normalize("NFKC", text).casefold()))
         for number, (word, count) in enumerate(words.items()):
             known_word = self.words.get((word, dimensions))
             if known_word is None and self.words.is_frequent(word):
@@ -252,6 +252,14 @@ class KnownFeatures:
         size_bytes = WORD_BYTES + WORD_FEATURE_BYTES * len(squares) + sums_bytes
         self.words.add((word, dimensions), known_word, size_bytes)
         return known_word
+
+
+def counted(words: Sequence[str]) -> Mapping[str, int]:
+    """Returns the number of occurrences of each word, in order of the first ones."""
+    counts = dict.fromkeys(words, 1)
+    if len(counts) == len(words):  # as in most short texts
+        return counts
+    return Counter(words)
 
 
 @lru_cache(maxsize=256)

@@ -21,6 +21,7 @@ from app.core.server.http.route import BINARY_MEDIA, Route, RouteDocs, post
 from app.extensions.pooling import protocol as wire
 from app.extensions.pooling.packing import bytes_metadata, packed_rows, typed_vectors
 from app.extensions.pooling.paths import COHERE, EMBEDDINGS, RERANKS, SCORES, served_paths
+from app.extensions.pooling.plain import PlainEmbeddings
 from app.extensions.pooling.protocol import TokenIds
 from app.extensions.pooling.runner import PoolingJob, PoolingRunner
 from app.extensions.pooling.vectors import TASKS
@@ -44,8 +45,10 @@ TASK_FAMILIES = (("embed", "token_embed"), ("classify", "token_classify"))
 EXAMPLE_DOCUMENTS = ("an animal", "a tool")
 
 
-def routes(runner: PoolingRunner, settings: ModelSettings) -> list[Route]:
-    """Returns the pooling routes of a model."""
+def routes(
+    runner: PoolingRunner, settings: ModelSettings, plain: PlainEmbeddings | None = None
+) -> list[Route]:
+    """Returns the pooling routes of a model; `plain` answers plain requests for embeddings."""
     pooling = PoolingHandlers(runner, settings)
     embedding_docs = RouteDocs(
         body=(wire.EmbeddingRequest,),
@@ -68,7 +71,7 @@ def routes(runner: PoolingRunner, settings: ModelSettings) -> list[Route]:
     )
     pooling_docs = replace(embedding_docs, body=(wire.PoolingRequest,))
     all_routes = [
-        post(EMBEDDINGS, pooling.create_embeddings, docs=embedding_docs),
+        post(EMBEDDINGS, pooling.create_embeddings, plain=plain, docs=embedding_docs),
         post(COHERE, pooling.create_cohere_embeddings, docs=cohere_docs),
         post("/pooling", pooling.create_pooling, docs=pooling_docs),
         post("/classify", pooling.create_classification, docs=class_docs),
