@@ -30,7 +30,7 @@ from app.core.protocol.completions import DEFAULT_MAX_TOKENS
 from app.core.protocol.options import Int64
 from app.core.protocol.validation import GREEDY_BELOW
 from app.core.server.http.context import RequestContext
-from app.core.server.http.response import PendingResponse, Response
+from app.core.server.http.response import PendingResponse, Response, json_response
 from app.core.text.memo import PromptMemo, chat_memo, text_memo
 
 SPECIAL_HEADERS = frozenset(
@@ -158,6 +158,11 @@ class Recognised(Struct, frozen=True):
     """A plain request, and the values derived from it."""
 
     request: PlainChat | PlainCompletion
+    model: str
+    """Name of the model in the request, or the served one."""
+    seed: int | None
+    greedy: bool
+    """Temperature 0: the reply repeats."""
     prompt_key: bytes
     prompt_ids: Sequence[int]
     max_tokens: int
@@ -282,8 +287,12 @@ class PlainGeneration:
         include_usage = self._forced_usage or (
             stream_options is not None and stream_options.include_usage
         )
+        temperature = request.temperature
         return Recognised(
             request=request,
+            model=request.model or self._model,
+            seed=None if request.seed == -1 else request.seed,
+            greedy=temperature is not None and temperature < GREEDY_BELOW,
             prompt_key=prompt_key,
             prompt_ids=prompt_ids,
             max_tokens=max_tokens,
@@ -312,15 +321,21 @@ class PlainGeneration:
         request = recognised.request
         context.is_generation = True
         meta = pipeline.identity.response_meta(self.id_prefix, context, "", self._model)
-        temperature = request.temperature
         sampling = None
         if pipeline.real is not None:
             sampling = pipeline.real.defaults.of_plain(
-                temperature=temperature,
+                temperature=request.temperature,
                 top_p=request.top_p,
                 presence_penalty=request.presence_penalty,
                 frequency_penalty=request.frequency_penalty,
             )
+        scripts = pipeline.scripts
+        answer = None
+        script = None
+        if scripts is not None:
+            answer = scripts.answer_plain(recognised, context)
+            if answer is not None:
+                script = answer.reply
         engine_request = EngineRequest(
             request_id=meta.engine_id(0),
             index=0,
@@ -334,21 +349,20 @@ class PlainGeneration:
             ignore_eos=request.ignore_eos,
             stop=recognised.stop,
             logprobs=recognised.logprobs,
-            seed=None if request.seed == -1 else request.seed,
-            greedy=temperature is not None and temperature < GREEDY_BELOW,
+            seed=recognised.seed,
+            greedy=recognised.greedy,
             sampling=sampling,
             cache_hit_threshold=self._min_hit_rate,
+            script=script,
             observers=context.observers,
         )
+        if scripts is not None and answer is not None:
+            body = scripts.prepared_body(engine_request, answer, meta, recognised)
+            if body is not None:
+                return json_response(body, 200, pipeline.responder.headers)
         writer = self.writer_type(meta, recognised.options)
-        if pipeline.scripts is not None:
-            engine_request = pipeline.scripts.direct_plain(
-                engine_request,
-                request.conversation(),
-                model=request.model or self._model,
-                writer=writer,
-                context=context,
-            )
+        if answer is not None and answer.usage is not None:
+            writer.usage = answer.usage
         return pipeline.responder.respond_soon(
             (engine_request,),
             writer,

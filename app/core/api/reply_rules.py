@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -12,6 +12,7 @@ from app.core.protocol.common import UsageOverrides
 
 if TYPE_CHECKING:
     from app.core.api.chat.media import BuiltPrompt
+    from app.core.api.identity import ResponseMeta
     from app.core.api.writer import ResponseWriter
     from app.core.protocol.chat import Message
     from app.core.protocol.validation import GenerationRequest
@@ -60,21 +61,28 @@ class ReplyRules(Protocol):
             ApiError: a rule answers with an error, or cannot answer.
         """
 
-    def direct_plain(
-        self,
-        engine_request: EngineRequest,
-        messages: Sequence[Message],
-        *,
-        model: str,
-        writer: ResponseWriter,
-        context: RequestContext,
-    ) -> EngineRequest:
-        """Returns `engine_request`, of a plain request, with the decision of the rules.
+    def answer_plain(self, recognised: Any, context: RequestContext) -> ScriptedAnswer | None:
+        """Returns the decision of the rules about a plain request; None where no rule fires.
 
-        Never waits. `model` is the name in the request, or the served one.
+        Never waits. `recognised` is the `Recognised` of `app.core.api.plain`.
 
         Raises:
             ApiError: as `direct`.
+        """
+
+    def prepared_body(
+        self,
+        engine_request: EngineRequest,
+        answer: ScriptedAnswer,
+        meta: ResponseMeta,
+        recognised: Any,
+    ) -> bytes | None:
+        """Returns the body of a decided answer that is known and takes no time.
+
+        The engine has then counted the reply. Returns None if the request has to be submitted.
+
+        Raises:
+            EngineError: as `EngineClient.submit`.
         """
 
     def pooled(

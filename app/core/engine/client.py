@@ -18,7 +18,7 @@ from app.core.engine.errors import (
     TooManyRequestsError,
 )
 from app.core.engine.outputs import Emit, Failed
-from app.core.engine.request import EngineRequest
+from app.core.engine.request import EngineRequest, Reply
 from app.core.engine.sequence import Handle, Sequence
 from config.settings import SchedulingSettings
 
@@ -141,6 +141,16 @@ class EngineClient:
             EngineError: The request is not admitted; no choice has started.
         """
         raise NotImplementedError
+
+    def reply_at_once(self, request: EngineRequest, reply: Reply, emit: Emit) -> bool:
+        """Ends the only choice of a request with `reply`, if nothing takes time.
+
+        Returns False, with nothing emitted or counted, if the request has to be submitted.
+
+        Raises:
+            EngineError: as `submit` does.
+        """
+        return False
 
     def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
         """Ends the requests with these ids, or all, each choice with reason `abort`.

@@ -194,9 +194,7 @@ class Engine(EngineClient):
             self.refuse(requests, emit)
             return self._ended
         first = requests[0]
-        if self._pool is not None and self._needs_no_slot(self._pool, requests, replies):
-            self.check_accepting(1)
-            emit_immediately(first, replies[0], emit, self.context)
+        if len(requests) == 1 and self.reply_at_once(first, replies[0], emit):
             return self._ended
         handle = Handle(self._active, emit)
         sequences = [
@@ -230,16 +228,13 @@ class Engine(EngineClient):
         for sequence, prompt in zip(sequences, cache.prompts(requests), strict=True):
             sequence.prompt = prompt
 
-    def _needs_no_slot(
-        self, pool: SequencePool, requests: ListOf[EngineRequest], replies: ListOf[Reply]
-    ) -> bool:
-        """Returns whether the request can end at once.
+    def reply_at_once(self, request: EngineRequest, reply: Reply, emit: Emit) -> bool:
+        """See `EngineClient.reply_at_once`.
 
-        It can if a slot is free, nothing takes time, and the request uses no special feature.
+        The request must use no special feature, and a slot must be free.
         """
-        request = requests[0]
-        reply = replies[0]
-        if len(requests) > 1 or not self.timing.instant:
+        pool = self._pool
+        if pool is None or not self.timing.instant or self.refuses_requests:
             return False
         if pool.paused or pool.queue.members or pool.running >= pool.slots:
             return False
@@ -253,7 +248,11 @@ class Engine(EngineClient):
         max_tokens = MAX_OUTPUT_TOKENS
         if request.logprobs is not None:
             max_tokens = max_tokens_with(request.logprobs)
-        return not is_special and len(reply.texts) <= max_tokens
+        if is_special or len(reply.texts) > max_tokens:
+            return False
+        self.check_accepting(1)
+        emit_immediately(request, reply, emit, self.context)
+        return True
 
 
 def emit_immediately(

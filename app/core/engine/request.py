@@ -193,8 +193,12 @@ Called in the request's greenlet.
 
 def watches_of(request: EngineRequest) -> list[Watch]:
     """Returns the watches of a request's observers."""
-    watches = (observer(request) for observer in request.observers)
-    return [watch for watch in watches if watch is not None]
+    watches: list[Watch] = []
+    for observer in request.observers:
+        watch = observer(request)
+        if watch is not None:
+            watches.append(watch)
+    return watches
 
 
 def notify(watches: Iterable[Watch], outcome: SequenceOutcome) -> None:

@@ -17,7 +17,6 @@ from app.core.engine.profile import Profile
 from app.core.engine.request import EngineRequest, Reply
 from app.core.engine.sections import EngineSections
 from app.core.engine.sequence import Handle
-from app.core.engine.sequence_pool import SequencePool
 from app.core.engine.step_cost import CostModel
 from app.core.engine.step_executor import StepExecutor
 from app.core.engine.stepped_sequence import SteppedSequence
@@ -86,11 +85,9 @@ class HandoffEngine(Engine):
         """Searches here: each step of the beams would hand over the prompt again."""
         return super()._search([_alone(request) for request in requests], emit)
 
-    def _needs_no_slot(
-        self, pool: SequencePool, requests: ListOf[EngineRequest], replies: ListOf[Reply]
-    ) -> bool:
-        is_handoff = self._is_handoff(requests[0])
-        return not is_handoff and super()._needs_no_slot(pool, requests, replies)
+    def reply_at_once(self, request: EngineRequest, reply: Reply, emit: Emit) -> bool:
+        """See `EngineClient`. A handoff takes time."""
+        return not self._is_handoff(request) and super().reply_at_once(request, reply, emit)
 
     def _is_handoff(self, request: EngineRequest) -> bool:
         return self.handoffs.takes_part(request)

@@ -134,8 +134,13 @@ class Scripts(Extension):
         return () if self._opened is None else (self._opened.script_set,)
 
     def caches(self) -> Mapping[str, Bounded]:
-        """Returns the counters of rules."""
-        return {} if self._opened is None else {"script counters": self._opened.script_set}
+        """Returns the counters of rules, and the prepared replies."""
+        if self._opened is None:
+            return {}
+        return {
+            "script counters": self._opened.script_set,
+            "scripted replies": self._opened.prepared,
+        }
 
 
 def _run_command(argv: Sequence[str]) -> int:

@@ -1,9 +1,11 @@
 """Compares a request with the `when` of a rule, condition by condition."""
 
-from collections.abc import Iterable, Iterator
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from math import inf
+from typing import TypeAlias
 
 import regex
 from msgspec import Struct
@@ -13,8 +15,8 @@ from app.extensions.scripts.matched_request import (
     MAX_COMPARED_CHARACTERS,
     MAX_VALUE_CHARACTERS,
     MatchedRequest,
-    Message,
     SlowRegexError,
+    Untimed,
 )
 from app.extensions.scripts.regexes import RegexCompiler
 from app.extensions.scripts.rules import (
@@ -35,6 +37,10 @@ MAX_LOOP_SEARCH_CHARACTERS = 1 << 12
 A longer text is searched in another thread, without the GIL: a search checks its timeout rarely.
 Measured: 37 ms in 16,384 characters for a set of 3,900 characters, and 400 ms in 3 MB of spaces.
 """
+Check: TypeAlias = "Callable[[MatchedRequest, Groups], bool]"
+"""Returns whether a condition holds, and captures the groups of its regex."""
+NamedCheck: TypeAlias = tuple[str, Check]
+"""Key of a condition in `when`, and its check."""
 
 
 class Groups(Struct):
@@ -58,28 +64,66 @@ class Conditions:
 
     def __init__(self, when: When, regexes: RegexCompiler | None = None) -> None:
         """Compiles the conditions, or raises `ScriptError` for an invalid regex."""
-        self._when = when
         self._regexes = regexes or RegexCompiler()
         self.groups: set[str] = set()
         """Names and numbers of all groups of the rule's regexes."""
-        self._messages: list[tuple[MessageIs, TextCondition]] = []
-        messages = when.message if isinstance(when.message, tuple) else (when.message,)
-        for message in messages:
-            if isinstance(message, str):
-                message = MessageIs(exact=message)
-            if message is not None:
-                self._messages.append((message, self._compile(message)))
-        result = when.tool_result
-        if isinstance(result, str):
-            result = ToolResultIs(tool=result)
-        self._result: tuple[ToolResultIs, TextCondition] | None = None
-        if isinstance(result, ToolResultIs):
-            self._result = (result, self._compile(result))
-        self._headers: dict[str, TextCondition] = {}
+        self._searches = 0.0
+        self._checks = (
+            *self._checks_of_request(when),
+            *self._checks_of_headers(when),
+            *self._checks_of_messages(when),
+            *self._checks_of_tool_result(when),
+        )
+        """The conditions of the rule, by their keys, in the order of their evaluation."""
+
+    def _checks_of_request(self, when: When) -> list[NamedCheck]:
+        checks: list[NamedCheck] = []
+        if when.model is not None:
+            checks.append(("model", partial(_has_model, frozenset(as_tuple(when.model)))))
+        if when.api is not None:
+            checks.append(("api", partial(_has_api, frozenset(as_tuple(when.api)))))
+        if when.turn is not None:
+            checks.append(("turn", partial(_has_turn, when.turn)))
+        if isinstance(when.tools, bool):
+            checks.append(("tools", partial(_offers_any_tools, when.tools)))
+        elif when.tools:
+            checks.append(("tools", partial(_offers_tools, as_tuple(when.tools))))
+        return checks
+
+    def _checks_of_headers(self, when: When) -> list[NamedCheck]:
+        checks: list[NamedCheck] = []
         for name, text in when.headers.items():
             if isinstance(text, str):
                 text = TextIs(exact=text)
-            self._headers[name] = self._compile(text or TextIs())
+            condition = self._compile(text or TextIs())
+            self._searches += condition.searches
+            checks.append((f"headers.{name}", partial(_has_header, name, condition)))
+        return checks
+
+    def _checks_of_messages(self, when: When) -> list[NamedCheck]:
+        checks: list[NamedCheck] = []
+        messages = when.message if isinstance(when.message, tuple) else (when.message,)
+        for number, message in enumerate(messages):
+            if isinstance(message, str):
+                message = MessageIs(exact=message)
+            if message is not None:
+                condition = self._compile(message)
+                self._searches += inf if message.which == "any" else condition.searches
+                key = f"message.{number}" if number else "message"
+                checks.append((key, partial(_has_message, message, condition)))
+        return checks
+
+    def _checks_of_tool_result(self, when: When) -> list[NamedCheck]:
+        result = when.tool_result
+        if result is None:
+            return []
+        if isinstance(result, bool):
+            return [("tool_result", partial(_has_any_result, result))]
+        if isinstance(result, str):
+            result = ToolResultIs(tool=result)
+        self._searches = inf
+        condition = self._compile(result)
+        return [("tool_result", partial(_has_result, result, condition))]
 
     @property
     def most_searches(self) -> float:
@@ -87,14 +131,7 @@ class Conditions:
 
         Infinite if the time depends on the request: for a regex, all messages, or tool results.
         """
-        searches = 0.0
-        for message_is, condition in self._messages:
-            if message_is.which == "any":
-                return inf
-            searches += condition.searches
-        if self._result is not None:
-            return inf
-        return searches + sum(condition.searches for condition in self._headers.values())
+        return self._searches
 
     def first_mismatch(self, request: MatchedRequest, groups: Groups) -> str:
         """Returns the key of the first condition that does not hold; empty if all hold.
@@ -102,8 +139,8 @@ class Conditions:
         Raises:
             SlowRegexError: A search took too long, or no time is left.
         """
-        for key, holds in self._checks(request, groups):
-            if not holds:
+        for key, holds in self._checks:
+            if not holds(request, groups):
                 return key
         return ""
 
@@ -113,43 +150,9 @@ class Conditions:
         Raises:
             SlowRegexError: A search took too long, or no time is left.
         """
-        return [key for key, holds in self._checks(request, groups) if not holds]
+        return [key for key, holds in self._checks if not holds(request, groups)]
 
-    def _checks(self, request: MatchedRequest, groups: Groups) -> Iterator[tuple[str, bool]]:
-        when = self._when
-        yield "model", when.model is None or request.facts.model in as_tuple(when.model)
-        yield "api", when.api is None or request.api in as_tuple(when.api)
-        yield "turn", when.turn is None or is_in(request.turn, when.turn)
-        if isinstance(when.tools, bool):
-            yield "tools", bool(request.tools) is when.tools
-        else:
-            yield "tools", all(name in request.tools for name in as_tuple(when.tools or ()))
-        for name, condition in self._headers.items():
-            value = request.facts.header(name)
-            yield f"headers.{name}", value is not None and condition.holds(value, request, groups)
-        for number, (message_is, condition) in enumerate(self._messages):
-            messages = _compared_messages(message_is, request)
-            key = f"message.{number}" if number else "message"
-            yield key, any(condition.holds(message.text, request, groups) for message in messages)
-        if isinstance(when.tool_result, bool):
-            yield "tool_result", bool(request.tool_results) is when.tool_result
-        if self._result is not None:
-            yield "tool_result", self._has_result(request, groups, *self._result)
-
-    def _has_result(
-        self,
-        request: MatchedRequest,
-        groups: Groups,
-        result_is: ToolResultIs,
-        condition: "TextCondition",
-    ) -> bool:
-        return any(
-            condition.holds(result.text, request, groups)
-            for result in request.tool_results
-            if result_is.tool in (None, result.tool)
-        )
-
-    def _compile(self, text: TextIs) -> "TextCondition":
+    def _compile(self, text: TextIs) -> TextCondition:
         condition = TextCondition(text, self._regexes)
         pattern = condition.pattern
         if pattern is not None:
@@ -195,7 +198,7 @@ class TextCondition:
             compared = request.budget.run(request.fold, text)
         if self._exact is not None and compared not in self._exact:
             return False
-        if self._parts is not None and not self._contains_part(compared, request):
+        if self._parts is not None and not self._contains_part(compared, self._parts, request):
             return False
         if self.pattern is None:
             return True
@@ -217,8 +220,10 @@ class TextCondition:
         except (TimeoutError, MemoryError):
             raise SlowRegexError(pattern.pattern) from None
 
-    def _contains_part(self, text: str, request: MatchedRequest) -> bool:
-        for part in self._parts or ():
+    def _contains_part(self, text: str, parts: Sequence[str], request: MatchedRequest) -> bool:
+        if isinstance(request.budget, Untimed):
+            return any(map(text.__contains__, parts))
+        for part in parts:
             request.pause()
             request.budget.check()
             if request.budget.run(text.__contains__, part):
@@ -232,15 +237,60 @@ class TextCondition:
         return text[:MAX_COMPARED_CHARACTERS].casefold()
 
 
-def _compared_messages(message_is: MessageIs, request: MatchedRequest) -> Iterable[Message]:
+def _has_model(names: frozenset[str], request: MatchedRequest, groups: Groups) -> bool:
+    return request.facts.model in names
+
+
+def _has_api(families: frozenset[str], request: MatchedRequest, groups: Groups) -> bool:
+    return request.api in families
+
+
+def _has_turn(numbers: Numbers, request: MatchedRequest, groups: Groups) -> bool:
+    return is_in(request.turn, numbers)
+
+
+def _offers_any_tools(offers: bool, request: MatchedRequest, groups: Groups) -> bool:
+    return bool(request.tools) is offers
+
+
+def _offers_tools(names: Sequence[str], request: MatchedRequest, groups: Groups) -> bool:
+    return all(name in request.tools for name in names)
+
+
+def _has_header(
+    name: str, condition: TextCondition, request: MatchedRequest, groups: Groups
+) -> bool:
+    value = request.facts.header(name)
+    return value is not None and condition.holds(value, request, groups)
+
+
+def _has_message(
+    message_is: MessageIs, condition: TextCondition, request: MatchedRequest, groups: Groups
+) -> bool:
     messages = request.messages
     if message_is.role is not None:
         messages = request.by_role.get(message_is.role, ())
+    if not messages:
+        return False
     if message_is.which == "last":
-        return islice(reversed(messages), 1)
+        return condition.holds(messages[-1].text, request, groups)
     if message_is.which == "first":
-        return islice(messages, 1)
-    return messages
+        return condition.holds(messages[0].text, request, groups)
+    return any(condition.holds(message.text, request, groups) for message in messages)
+
+
+def _has_any_result(has_result: bool, request: MatchedRequest, groups: Groups) -> bool:
+    return bool(request.tool_results) is has_result
+
+
+def _has_result(
+    result_is: ToolResultIs, condition: TextCondition, request: MatchedRequest, groups: Groups
+) -> bool:
+    return any(
+        condition.holds(result.text, request, groups)
+        for result in request.tool_results
+        if result_is.tool in (None, result.tool)
+    )
 
 
 def is_in(number: int, numbers: Numbers) -> bool:

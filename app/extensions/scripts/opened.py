@@ -67,6 +67,7 @@ class OpenedScripts:
                 "Rules for replies require the simulated engine and a model that generates text."
             )
         import_modules(*SCRIPT_MODULES)
+        from app.extensions.scripts.prepared import PreparedReplies
         from app.extensions.scripts.script_set import open_scripts
 
         self._parts = parts
@@ -78,6 +79,8 @@ class OpenedScripts:
             inherited=_inherited(owner),
         )
         self.script_set.on_change = self.use_rules
+        self.prepared = PreparedReplies(parts.engine)
+        parts.live.watch(self.prepared.clear)
         store = changes_of(owner)
         if store is not None:
             self.script_set.restore(store)
@@ -88,7 +91,13 @@ class OpenedScripts:
 
         parts = self._parts
         injector = parts.get(Faults).injector
-        return ScriptResolver(self.script_set, parts.tokenizer, injector, self._unmatched)
+        return ScriptResolver(
+            self.script_set,
+            parts.tokenizer,
+            injector,
+            unmatched=self._unmatched,
+            prepared=self.prepared,
+        )
 
     def _unmatched(self) -> str | None:
         return self._parts.live.current.section(ScriptSettings).unmatched

@@ -3,20 +3,25 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
+from typing import cast
 
 from msgspec.structs import replace
 
 from app.core.api.chat.media import BuiltPrompt
+from app.core.api.fault import RequestFacts
+from app.core.api.identity import ResponseMeta
+from app.core.api.plain import Recognised
 from app.core.api.reply_rules import NeedsRule, ScriptedAnswer
 from app.core.api.writer import ResponseWriter
 from app.core.base.clock.pause import Pace, Slices
-from app.core.engine.request import EngineRequest
+from app.core.engine.request import EngineRequest, ScriptedReply
 from app.core.protocol.chat import ChatCompletionRequest, content_text
 from app.core.protocol.chat import Message as WireMessage
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.validation import GenerationRequest
-from app.core.server.http.context import SCOPE, RequestContext
+from app.core.server.http.context import SCOPE, RequestContext, client_name
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.text.base import Tokenizer
 from app.extensions.faults.injector import FaultInjector, facts_of
@@ -26,7 +31,9 @@ from app.extensions.scripts.matched_request import (
     MatchBudget,
     MatchedRequest,
     Message,
+    Untimed,
 )
+from app.extensions.scripts.prepared import PreparedReplies
 from app.extensions.scripts.rules import RuleFailureError
 from app.extensions.scripts.script_set import Decision, ScriptSet
 
@@ -58,6 +65,8 @@ UNMATCHED = "X-Understudy-Unmatched"
 """Header of a request with a policy, and of an answer to a request that no rule answers."""
 POLICIES = ("error", "pass")
 UNMATCHED_TYPE = "UnmatchedRequestError"
+UNTIMED = Untimed()
+"""Budget of plain requests, whose rules have few and short searches."""
 UNMATCHED_HEADERS = {**NO_RETRY, UNMATCHED: "error"}
 
 
@@ -70,6 +79,7 @@ class ScriptResolver:
     faults: FaultInjector
     unmatched: Callable[[], str | None]
     """Returns the setting `unmatched`."""
+    prepared: PreparedReplies
 
     def may_answer(self, context: RequestContext) -> bool:
         """Returns whether a test has set rules that may answer a request to this path."""
@@ -113,28 +123,54 @@ class ScriptResolver:
             )
         return directed
 
-    def direct_plain(
-        self,
-        engine_request: EngineRequest,
-        messages: Sequence[WireMessage],
-        *,
-        model: str,
-        writer: ResponseWriter,
-        context: RequestContext,
-    ) -> EngineRequest:
-        """Returns `engine_request`, of a plain request, with the decision of scripts.
+    def answer_plain(
+        self, recognised: Recognised, context: RequestContext
+    ) -> ScriptedAnswer | None:
+        """Returns the decision of scripts about a plain request; None where no rule fires.
 
-        Does not wait while `book.decides_at_once`.
+        Does not wait while `book.decides_at_once`: no rule has a fault then.
 
         Raises:
             ApiError: as `direct` does.
         """
-        matched = request_of(context, model, messages_of(messages), {})
-        is_chat = matched.api == "chat"
-        [directed] = self._directed(
-            (engine_request,), matched, writer=writer, context=context, is_chat=is_chat
+        facts = RequestFacts(
+            path=context.path,
+            model=recognised.model,
+            header=partial(_header_of, context),
+            client=partial(client_name, context),
         )
-        return directed
+        family = FAMILIES.get(context.path, "")
+        messages = [
+            Message(str(message["role"]), cast(str, message["content"]))
+            for message in recognised.request.conversation()
+        ]
+        matched = MatchedRequest(family, facts, messages, {}, budget=UNTIMED)
+        rng = None
+        if recognised.greedy or recognised.seed is not None:
+            rng = repeating_source(recognised.seed, matched)
+        decision = self.decide(context, matched, rng)
+        if decision is None or decision.answer is None:
+            return None
+        answer = decision.answer
+        if family != "chat":
+            answer = replace(answer, reply=reply_of(answer, is_chat=False))
+        return answer
+
+    def prepared_body(
+        self,
+        engine_request: EngineRequest,
+        answer: ScriptedAnswer,
+        meta: ResponseMeta,
+        recognised: Recognised,
+    ) -> bytes | None:
+        """Returns the body of a decided answer that is known and takes no time, else None.
+
+        Raises:
+            EngineError: as `EngineClient.submit`.
+        """
+        if answer.usage is not None:
+            return None
+        return self.prepared.body(engine_request, meta, recognised)
 
     def _directed(
         self,
@@ -148,8 +184,8 @@ class ScriptResolver:
         """Returns the choices of a prompt with the decision of scripts."""
         first = choices[0]
         rng = None
-        if first.seed is not None or first.greedy:  # the reply repeats
-            rng = Random(f"{first.seed} {matched.last_text[:MAX_VALUE_CHARACTERS]}")
+        if first.seed is not None or first.greedy:
+            rng = repeating_source(first.seed, matched)
         decision = self.decide(context, matched, rng)
         if decision is None:
             return choices
@@ -246,9 +282,25 @@ def apply_decision(
     """Returns the choices of a prompt with the reply and the delays of a decision."""
     reply = None
     if decision.answer is not None:
-        reply = replace(decision.answer.reply, in_parts=is_chat)
+        reply = reply_of(decision.answer, is_chat)
     delays = () if decision.fault is None else decision.fault.delays
     return [replace(choice, script=reply, delays=(*choice.delays, *delays)) for choice in choices]
+
+
+def _header_of(context: RequestContext, name: str) -> str | None:
+    return context.headers.get(name.lower())
+
+
+def reply_of(answer: ScriptedAnswer, is_chat: bool) -> ScriptedReply:
+    """Returns the reply of an answer, in the form of chats or of text completions."""
+    if answer.reply.in_parts == is_chat:
+        return answer.reply
+    return replace(answer.reply, in_parts=is_chat)
+
+
+def repeating_source(seed: int | None, request: MatchedRequest) -> Random:
+    """Returns the source of random draws for a request whose reply repeats."""
+    return Random(f"{seed} {request.last_text[:MAX_VALUE_CHARACTERS]}")
 
 
 def tools_of(request: GenerationRequest) -> Mapping[str, object]:

@@ -85,8 +85,8 @@ class RuleState:
             ScriptError: The rule is invalid.
         """
         self.path = path
-        self.number = number
         self.rule = rule
+        self.set_number(number)
         self.uid = uid
         self.scope: str | None = None
         """Scope of all requests of a rule that a test has set; None for every scope."""
@@ -143,10 +143,11 @@ class RuleState:
         if self._fault_rule is not None:
             self.faults = FaultScript([self._fault_rule], now_s)
 
-    @property
-    def location(self) -> str:
+    def set_number(self, number: int) -> None:
+        """Sets the number of the rule among those of its path."""
+        self.number = number
+        self.location = rule_location(self.path, number, self.rule.name)
         """The words that name the rule in errors, logs and reports."""
-        return rule_location(self.path, self.number, self.rule.name)
 
     @property
     def most_searches(self) -> float:
@@ -193,7 +194,9 @@ class RuleState:
         groups = Groups()
         if not self.has_result_for(request) or self.conditions.first_mismatch(request, groups):
             return None
-        error = self.missing_tool_error(request)
+        error = ""
+        if self.required_tools:
+            error = self.missing_tool_error(request)
         if error:
             self.counts.unoffered += 1
             if self.counts.unoffered == 1:
@@ -353,7 +356,7 @@ class ScriptFile(Struct, eq=False):
     def use(self, file_rules: FileRules) -> None:
         """Uses rules that were read; unchanged rules keep their counters."""
         for number, state in enumerate(file_rules.rules, 1):
-            state.number = number
+            state.set_number(number)
         self.rules = file_rules.rules
         self.rng = file_rules.rng
         self.error = None

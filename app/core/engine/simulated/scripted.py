@@ -60,6 +60,8 @@ class ScriptedReplies:
 
     def _in_parts(self, request: EngineRequest, script: ScriptedReply) -> Reply:
         """Omits each part that would begin beyond the limit."""
+        if not script.reasoning and not script.calls:
+            return self._plain(script.text, request)
         makers: list[Callable[[EngineRequest], Reply]] = []
         if script.reasoning:
             makers.append(partial(self._thoughts, script.reasoning))

@@ -1,0 +1,93 @@
+"""Constant replies to plain chats are rendered once, and answered and counted as others are."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from tests.extensions.scripts.wire.test_server import GENERAL, answer_body, journal
+from tests.hostile.raw_client import Wire, get, requests_by_way
+from tests.running_server import RunningServer, running_server
+from tests.waits import wait_for_metric
+
+CACHE = "scripted replies"
+RULES = """
+rules:
+- when: {message: {contains: limited}}
+  times: 3
+  then: {text: It is said again and again.}
+- when: {message: {contains: filtered}, headers: {x-test: b}}
+  then: {text: "A \\"word\\" of é.", finish_reason: content_filter}
+- when: {message: {role: system, exact: be brief}, turn: {at_most: 1}}
+  then: {text: ""}
+"""
+CONVERSATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    *[("limited", {"max_tokens": 40})] * 5,
+    *[("limited 2", {"max_tokens": 40})] * 2,
+    *[("filtered", {"max_tokens": limit}) for limit in (2, 2, 2, 40, 40, 40)],
+    *[('filtered "twice"', {"seed": 1, "temperature": 0})] * 3,
+    *[("filtered", {"stop": "word"})] * 3,
+    *[("filtered", {"stream": True})] * 3,
+    *[("filtered", {"logprobs": True, "max_tokens": 9})] * 3,
+    *[("nothing", {"min_tokens": 2, "max_tokens": 3, "ignore_eos": True})] * 3,
+)
+COUNTED = re.compile(r"vllm:\w+_(count|total|tokens_sum)\{")
+"""Samples that do not depend on times, but for those of iterations."""
+
+
+def cached_bytes(server: RunningServer) -> int:
+    caches = requests.get(server.url + "/admin/memory", timeout=20).json()["caches"]
+    size_bytes: int = caches[CACHE]["size_bytes"]
+    assert size_bytes <= caches[CACHE]["limit_bytes"]
+    return size_bytes
+
+
+def counts(server: RunningServer) -> list[str]:
+    lines = get(server.port, "/metrics").body.decode().splitlines()
+    return [line for line in lines if COUNTED.match(line) and "iteration" not in line]
+
+
+def test_prepared_replies_are_answered_and_counted_as_on_the_general_path(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(RULES)
+    results: list[Any] = []
+    for way, headers in {"fast": {}, "flask": GENERAL}.items():
+        with running_server("--script", str(path), "--seed=5") as server:
+            answers = [answer_body(server, *chat, headers) for chat in CONVERSATIONS]
+            report = requests.get(server.url + "/admin/script", timeout=20).json()
+            results.append((answers, report, journal(server), counts(server)))
+            assert requests_by_way(server.port)[way] == len(CONVERSATIONS)
+            assert (cached_bytes(server) > 0) is not bool(headers)
+    for fast, general in zip(*results, strict=True):
+        assert fast == general
+    assert len(results[0][3]) > 10
+
+
+def test_prepared_reply_is_forgotten_when_the_rules_change(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{then: {text: old}}]")
+    with running_server("--script", str(path)) as server:
+        for _ in range(3):
+            assert '"old"' in answer_body(server, "hello", {}, {})
+        assert cached_bytes(server) > 0
+        rule = {"then": {"text": "new"}}
+        requests.put(server.url + "/admin/script/rules", json=rule, timeout=20).raise_for_status()
+        assert cached_bytes(server) == 0
+        for _ in range(3):
+            assert '"new"' in answer_body(server, "hello", {}, {})
+
+
+def test_prepared_reply_waits_while_the_server_is_paused(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{then: {text: old}}]")
+    with running_server("--script", str(path), "--server-dev-mode") as server:
+        for _ in range(3):
+            assert '"old"' in answer_body(server, "hello", {}, {})
+        requests.post(server.url + "/pause", timeout=20).raise_for_status()
+        with Wire(server.port) as wire:
+            message = {"role": "user", "content": "hello"}
+            wire.post({"messages": [message]}, "/v1/chat/completions")
+            wait_for_metric(server.port, "vllm:num_requests_waiting", 1)
+            requests.post(server.url + "/resume", timeout=20).raise_for_status()
+            assert wire.answer().json()["choices"][0]["message"]["content"] == "old"
