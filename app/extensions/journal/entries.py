@@ -119,7 +119,8 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
     rule: str | None = None
     error: str | None = None
     unmatched: bool = False
-    texts: dict[int, str] = {}
+    texts: list[tuple[int, str]] = []
+    """Index and text of each choice that has ended."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     usage: dict[str, int] | None = None
@@ -152,7 +153,7 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
     def _note_end(self, index: int, is_first: bool, outcome: SequenceOutcome) -> None:
         """Notes the end of a choice; `is_first`: it is the first one of its prompt."""
         text = outcome.text[:MAX_TEXT_LENGTH]
-        self.texts[index] = text
+        self.texts.append((index, text))
         self.completion_tokens += outcome.tokens
         if is_first:
             self.cached_tokens = (self.cached_tokens or 0) + outcome.cached_tokens
@@ -309,8 +310,9 @@ class Entries:
         request.model = model
         if usage:
             request.usage = {name: usage.get(name, 0) for name in USAGE_NAMES}
-        request.texts = {0: text[:MAX_TEXT_LENGTH]}
-        request.ring.grow(request, CHOICE_BYTES + getsizeof(request.texts[0]))
+        text = text[:MAX_TEXT_LENGTH]
+        request.texts.append((0, text))
+        request.ring.grow(request, CHOICE_BYTES + getsizeof(text))
 
     def rows(
         self, route: str | None, contains: str, scope: str | None, limit: int | None = None
@@ -356,7 +358,7 @@ def shown(request: JournaledRequest) -> Entry:
     """Returns the entry of a request as far as its answer has come; its body must be masked."""
     text = None
     if request.texts:
-        text = "\n".join(text for _, text in sorted(request.texts.items()))
+        text = "\n".join(text for _, text in sorted(request.texts))
         text = call_long(len(text), mask_text, text)
     usage = request.usage
     if request.response_id is not None:

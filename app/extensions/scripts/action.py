@@ -76,7 +76,7 @@ class Action:
         """Kind of result (see `MatchedRequest`); empty if the rule only passes or fails."""
         _check_numbers(outcome)
         self._reply = _reply_without_content(outcome, passes=self.result_kind != GENERATED)
-        self._answer: ScriptedAnswer | None = None
+        self.constant_answer: ScriptedAnswer | None = None
         """The answer to every request, once it is built; None if calls or templates differ."""
 
     @property
@@ -99,11 +99,11 @@ class Action:
         Raises:
             RuleFailureError: A template failed, or a tool's schema forbids a call.
         """
-        if self._answer is not None:
-            return self._answer
+        if self.constant_answer is not None:
+            return self.constant_answer
         answer = self._build(request, values, accepts)
         if self.is_constant and not self._calls:
-            self._answer = answer
+            self.constant_answer = answer
         return answer
 
     def _build(self, request: MatchedRequest, values: Values, accepts: Accepts) -> ScriptedAnswer:

@@ -191,8 +191,10 @@ class RuleState:
         Raises:
             SlowRegexError: A search took too long, or no time is left.
         """
+        if not self.has_result_for(request):
+            return None
         groups = Groups()
-        if not self.has_result_for(request) or self.conditions.first_mismatch(request, groups):
+        if self.conditions.first_mismatch(request, groups):
             return None
         error = ""
         if self.required_tools:

@@ -221,8 +221,13 @@ class ScriptSet:
             self.unanswered += 1
             return None
         match, fault = choice
-        decision = self._decision(match, request, rng or match.rng, fault)
-        match.rule.counts.answered += 1
+        rule = match.rule
+        answer = rule.action.constant_answer
+        if answer is None or rule.may_loop:
+            decision = self._decision(match, request, rng or match.rng, fault)
+        else:
+            decision = Decision(rule, answer, fault)
+        rule.counts.answered += 1
         return decision
 
     def _first_choice(self, request: MatchedRequest, rng: Random | None) -> Choice | None:
