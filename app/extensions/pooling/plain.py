@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from app.core.server.http.response import PendingResponse, Response
 
 MAX_CHARACTERS = 256
-"""Longest plain text: its vector takes a millisecond if all its words are new."""
+"""Longest plain text: its vector takes one or two milliseconds if all its words are new."""
 MAX_DIMENSIONS = 4096
 """Longest plain vector: writing it takes 0.1 ms."""
 
