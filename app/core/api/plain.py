@@ -282,7 +282,8 @@ class PlainGeneration:
             limit is not None or request.ignore_eos or request.min_tokens > MAX_TOKENS
         ):
             return None
-        if not self._has_plain_logprobs(request, max_tokens):
+        has_logprobs = request.logprobs or request.top_logprobs
+        if has_logprobs and not self._has_plain_logprobs(request, max_tokens):
             return None
         include_usage = self._forced_usage or (
             stream_options is not None and stream_options.include_usage

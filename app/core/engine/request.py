@@ -232,9 +232,11 @@ class Reply(Struct, gc=False):
 
     def content(self, tokens: int) -> str:
         """Returns the first `tokens` without thoughts, calls and images."""
+        if not self.spans:
+            return "".join(self.texts[:tokens])
         texts: list[str] = []
         start = 0
-        for end, part in self.all_spans():
+        for end, part in self.spans:
             if part is None:
                 texts += self.texts[start : min(end, tokens)]
             start = end

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -94,6 +94,8 @@ class RuleMatch(NamedTuple):
     groups: Groups
 
 
+Candidate: TypeAlias = tuple[RuleState, Random]
+"""A rule for the scope and model of a request, with its random source."""
 Choice: TypeAlias = tuple[RuleMatch, Fault | None]
 """The match that decides about a request, with its fault."""
 
@@ -200,9 +202,11 @@ class ScriptSet:
         """Keeps the rules of run time for the next worker."""
         self._counts_all_matches = False
         """True if a rule also counts the matching requests that another rule answers."""
+        self._common_rules: Sequence[Candidate] | None = None
+        """All rules, if each is a candidate for each request, else None."""
         for file in self.files:
             self._read_first(file)
-        self._note_counting_rules()
+        self._note_rules()
 
     def decide(self, request: MatchedRequest, rng: Random | None = None) -> Decision | None:
         """Returns the decision of the first matching rule, or None. May pause.
@@ -297,8 +301,13 @@ class ScriptSet:
             return None
         return match, fault
 
-    def _candidates(self, request: MatchedRequest) -> Iterator[tuple[RuleState, Random]]:
-        """Yields the rules for a request's scope and model, in order, with their random sources."""
+    def _candidates(self, request: MatchedRequest) -> Iterable[Candidate]:
+        """Returns the rules for a request's scope and model, in order."""
+        if self._common_rules is not None:
+            return self._common_rules
+        return self._candidates_of_scope(request)
+
+    def _candidates_of_scope(self, request: MatchedRequest) -> Iterator[Candidate]:
         # Not `request.scope`, which costs more than the rest of the decision about a plain chat.
         scope = request.facts.header(SCOPE) if self.added else None
         for added in self.added:
@@ -487,7 +496,7 @@ class ScriptSet:
         for rule in previous:
             if rule.id not in remaining_ids and rule.state.rule.times is not None:
                 rule.state.forget_answers()
-        self._note_counting_rules()
+        self._note_rules()
         if self._store is not None:
             self._store.keep_rules({rule.id for rule in previous}, self._records())
 
@@ -534,10 +543,13 @@ class ScriptSet:
                 "parts"
             )
 
-    def _note_counting_rules(self) -> None:
+    def _note_rules(self) -> None:
         states = [added.state for added in self.added]
         states += [state for file in self.files for state in file.rules]
         self._counts_all_matches = any(state.counts_all_matches for state in states)
+        self._common_rules = None
+        if not self.added and not any(file.model for file in self.files):
+            self._common_rules = [(rule, file.rng) for file in self.files for rule in file.rules]
 
     def _read_first(self, file: ScriptFile) -> None:
         """Uses the rules of a file.
@@ -592,7 +604,7 @@ class ScriptSet:
             for file, file_rules in changes:
                 file.use(file_rules)
                 log.info("script %s: reloaded %d rules", file.path, len(file.rules))
-            self._note_counting_rules()
+            self._note_rules()
             self.on_change()
 
     def _read_changes(self) -> list[tuple[ScriptFile, FileRules]]:
