@@ -71,8 +71,7 @@ class RequestPipeline:
     models: ServedModels
     tokenizer: Tokenizer
     identity: Identity
-    weights: Callable[[], Weights]
-    """Returns the weights of the model."""
+    weights: Weights
     responder: Responder
     limits: ModelLimits
     schemas: Constraints
@@ -174,7 +173,7 @@ class RequestPipeline:
         weights = None
         shows_weights = request.return_weight_versions and self.version_options["weight_versions"]
         if shows_weights and not request.use_beam_search:
-            weights = self.weights()
+            weights = self.weights
         token_id_names = request.return_tokens_as_token_ids
         if token_id_names is None:
             token_id_names = api.return_tokens_as_token_ids

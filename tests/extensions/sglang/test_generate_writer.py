@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from app.core.api.weight_spans import Weights
 from app.core.engine.errors import EngineFailedError
 from app.core.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
-from app.core.engine.weight_updates import WeightUpdates
 from app.extensions.sglang.batches import batch_of
 from app.extensions.sglang.generate_protocol import GenerateRequest
 from app.extensions.sglang.generate_writer import Choice, GenerateWriter, WriterOptions
@@ -15,7 +15,7 @@ OPTIONS = WriterOptions(
     shows_texts=False,
     shows_prompt=False,
     eos_token_id=0,
-    weights=WeightUpdates("base", 1, False),
+    weights=Weights(),
     token_texts=list,
     arrival_s=1.0,
 )

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gunicorn import systemd
 from gunicorn.arbiter import Arbiter
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from gunicorn.glogging import Logger
     from gunicorn.workers.base import Worker
 
-    from app.core.engine.wire import EngineProcessOptions
     from app.core.server.gunicorn.certificates import SelfSigned, ServerCertificate
     from config.settings import ServerSettings
 
@@ -50,7 +49,8 @@ MAX_SOCKET_PATH_BYTES = 107
 class EngineProcess(Protocol):
     """The process of a real engine, across restarts."""
 
-    options: EngineProcessOptions
+    options: Any
+    """See `Extension.engine_process`."""
     timeout_s: float
     """Longest time without a heartbeat, or 0 for no limit."""
 
@@ -87,7 +87,7 @@ class ServerChecks:
     load: Callable[[Callable[[str], None]], Settings]
     prepare: Callable[[Settings], None]
     create: Callable[[Settings], object]
-    engine_options: Callable[[Settings], EngineProcessOptions]
+    engine_options: Callable[[Settings], Any]
     new_engine_process: Callable[[Settings, Logger], EngineProcess]
 
 

@@ -18,7 +18,6 @@ from gevent.event import Event
 
 from app.core.base.clock.clock import VirtualClock
 from app.core.base.metrics.recorder import Recorder
-from app.core.engine import wire
 from app.core.engine.errors import (
     CallerLeftError,
     CommandFailedError,
@@ -27,6 +26,7 @@ from app.core.engine.errors import (
     QueueFullError,
 )
 from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.extensions.llm import wire
 from app.extensions.llm.remote_engine import RemoteEngine
 from app.extensions.llm.remote_lifecycle import RemoteLifecycle
 from config.settings import SchedulingSettings, Settings

@@ -12,8 +12,8 @@ from app.core.engine.errors import EngineFailedError, RequestRejectedError
 from app.core.engine.outputs import EngineOutput, Failed, Finish, Part, Piece, Started, Tokens
 from app.core.engine.parsing import TextReader
 from app.core.engine.sequence import Handle
-from app.core.engine.wire import EngineCoreOutput
 from app.extensions.llm.remote_sequence import RemoteSequence
+from app.extensions.llm.wire import EngineCoreOutput
 from tests.core.engine.harness import engine_request
 
 ARRIVAL_S = 100.0
