@@ -273,6 +273,23 @@ class AbortRequest(Request, kw_only=True):
     request_ids: list[str] | None = None
 
 
+class TokenCandidate(Struct, gc=False):
+    """One of `top_logprobs`; `rank` counts from 1."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class TokenIdLogprob(Struct):
+    """Log probability of one token."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_logprobs: Sequence[TokenCandidate]
+
+
 class GenerateChoice(Struct):
     """One choice of an answer."""
 

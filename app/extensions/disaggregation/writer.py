@@ -37,7 +37,7 @@ class GenerateWriter(ResponseWriter):
         super().__init__(options.n)
         self._meta = meta
         self._options = options
-        self._render_entry: Callable[[TokenLogprob], common.TokenIdLogprob | Raw]
+        self._render_entry: Callable[[TokenLogprob], wire.TokenIdLogprob | Raw]
         self._render_entry = _token_id_entry
         if options.mode != "tokens":
             names = TokenNames(options.top_logprobs, options.token_id_names)
@@ -136,10 +136,10 @@ class GenerateWriter(ResponseWriter):
         return shown
 
 
-def _token_id_entry(entry: TokenLogprob) -> common.TokenIdLogprob:
+def _token_id_entry(entry: TokenLogprob) -> wire.TokenIdLogprob:
     """Returns an entry that names tokens by their ids."""
     candidates = [
-        common.TokenCandidate(token_id, logprob, rank)
+        wire.TokenCandidate(token_id, logprob, rank)
         for rank, (token_id, _, logprob) in zip(entry.ranks, entry.top, strict=False)
     ]
-    return common.TokenIdLogprob(entry.token_id, entry.logprob, entry.rank, candidates)
+    return wire.TokenIdLogprob(entry.token_id, entry.logprob, entry.rank, candidates)

@@ -22,7 +22,7 @@ from msgspec import Struct, to_builtins
 from app.core.api.fault import Fault
 from app.core.api.reply_rules import ScriptedAnswer
 from app.core.base.clock.pause import call_off_hub
-from app.core.engine.constraints import SchemaCompiler, SchemaError
+from app.core.engine.constraints import Constraints, SchemaError
 from app.core.server.http.context import SCOPE
 from app.extensions.forms.schema import Schemas
 from app.extensions.forms.schema.keywords import JSON
@@ -665,7 +665,7 @@ class ScriptSet:
 
 def open_scripts(
     settings: ScriptSettings,
-    schemas: SchemaCompiler,
+    schemas: Constraints,
     rng: Random,
     now: Callable[[], float],
     inherited: Inherited | None,
@@ -711,7 +711,7 @@ def check_scripts(settings: ScriptSettings) -> dict[str, Script]:
 class SchemaCheck:
     """Checks values against JSON Schemas."""
 
-    schemas: SchemaCompiler
+    schemas: Constraints | Schemas
 
     def __call__(self, schema: object, value: object) -> bool:
         """Returns true if the schema accepts the value.
