@@ -209,6 +209,7 @@ class GuardedMiddleware(Middleware):
         self.active = inner.active
         self.concerns_plain = inner.concerns_plain
         self.header = inner.header
+        self.route_paths = inner.route_paths
         self.most_plain_bytes = inner.most_plain_bytes
         self.caches = inner.caches
 

@@ -1,5 +1,7 @@
 """The middleware stack: order, early responses, and inactive middleware."""
 
+import re
+
 import pytest
 
 from app.core.server.http.context import RequestContext
@@ -63,6 +65,24 @@ def test_begin_hook_that_names_a_header_runs_only_for_requests_with_that_header(
     assert ran == ["two begins"]
     del ran[:]
     stack.begin(request(headers={"x-one": ""}))
+    assert ran == ["one begins", "two begins"]
+
+
+def test_begin_hook_that_names_paths_runs_only_for_routes_with_such_a_path() -> None:
+    ran: Ran = []
+    named = Named("one", ran)
+    named.route_paths = re.compile("/one")
+    stack = MiddlewareStack([named, Named("two", ran)])
+    context = request("/one/1")
+    stack.begin(context)
+    assert ran == ["two begins"], "no route serves the request"
+    del ran[:]
+    context.route = get("/two", empty_response)
+    stack.begin(context)
+    assert ran == ["two begins"]
+    del ran[:]
+    context.route = get("/one/{number}", empty_response)
+    stack.begin(context)
     assert ran == ["one begins", "two begins"]
 
 
