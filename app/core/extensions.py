@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
     from gunicorn.glogging import Logger
 
-    from app.core.api.fault import Fault, FaultInjection, RequestFacts
+    from app.core.api.fault import FaultInjection, RequestFacts
     from app.core.api.peer_ranks import PeerRanks
     from app.core.api.pipeline import RequestPipeline
     from app.core.api.reply_rules import ReplyRules
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from app.core.server.flask.application import BackgroundService, Understudy
     from app.core.server.gunicorn.arbiter import EngineProcess
     from app.core.server.http.context import BodyLimits
+    from app.core.server.http.fault import Fault
     from app.core.server.http.route import Route
     from app.core.server.http.rpc import RpcHandlers, RpcService
     from app.core.server.middleware.api_keys import ApiKeys

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from app.core.api.answer_limits import check_answer_size
 from app.core.api.chat.media import encoded
 from app.core.api.chat.rules import ChatRules
-from app.core.api.fault import Fault
 from app.core.api.headers import RANK_HEADER, pinned_engine
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.request import Constraint
@@ -101,7 +100,7 @@ class RequestPipeline:
 
     def damaged(self, response: Response, context: RequestContext) -> Response:
         """Returns `response` with the damage of the request's fault, if it has one."""
-        return self.responder.faults.damage(response, context.kept(Fault), context)
+        return self.responder.faults.damage(response, context)
 
     def decode(self, context: RequestContext, request_type: type[T]) -> T:
         """Returns the request in the body.

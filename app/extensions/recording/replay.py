@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from gevent.event import Event
 
-from app.core.api.fault import Fault, FaultInjection
+from app.core.api.fault import FaultInjection
 from app.core.api.reply_rules import NeedsRule, ReplyRules
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.clock.timer_wheel import TimerWheel
@@ -248,7 +248,7 @@ class Replay(Middleware):
                 headers["Content-Length"] = str(body.bytes_sent)
             response.headers = headers
             response.streamed = "Content-Length" not in headers
-        return self.faults.damage(response, context.kept(Fault), context)
+        return self.faults.damage(response, context)
 
     def _complete_entry(
         self, context: RequestContext, model: str | None, answer: RecordedAnswer

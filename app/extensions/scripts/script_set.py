@@ -19,11 +19,11 @@ import msgspec
 from gevent.lock import BoundedSemaphore
 from msgspec import Struct, to_builtins
 
-from app.core.api.fault import Fault
 from app.core.api.reply_rules import ScriptedAnswer
 from app.core.base.clock.pause import call_off_hub
 from app.core.engine.constraints import Constraints, SchemaError
 from app.core.server.http.context import SCOPE
+from app.core.server.http.fault import Fault
 from app.extensions.forms.schema import Schemas
 from app.extensions.forms.schema.keywords import JSON
 from app.extensions.scripts.action import Accepts
