@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from app.core.api.choice_state import ChoiceState
 from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseMeta, ResponseOptions
-from app.core.api.logprobs import SLICE, SomeEntries
+from app.core.api.logprobs import SLICE
 from app.core.base.clock.pause import Slices
 from app.core.base.metrics.recorder import STREAMING
 from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 CHUNK_END = b"]}\n\n"
 CHUNK_END_WITH_TRANSFER = b'],"kv_transfer_params":null}\n\n'
+NOT_STARTED = Started(index=0, at_s=0.0)
 
 T = TypeVar("T", bound=Struct)
 Options = TypeVar("Options", bound=ResponseOptions)
@@ -54,10 +55,8 @@ class ResponseWriter:
     `body`.
     """
 
-    started: Started | None = None
+    started = NOT_STARTED
     """Start of the first choice in a stream, else of the last."""
-    cached_tokens = 0
-    prompt_logprobs: SomeEntries | None = None
     has_failed = False
     usage = UsageOverrides()
     transfer: KVTransferParams | None = None
@@ -127,16 +126,14 @@ class ResponseWriter:
         """Cached prompt tokens of the usage: a script's number, else the engine's."""
         override = self.usage.cached_tokens
         if override is None:
-            return self.cached_tokens
+            return self.started.cached_tokens
         return override
 
     @property
     def reported_created_tokens(self) -> int:
         """Prompt tokens that are newly cached, in addition to `reported_cached_tokens`."""
-        created_tokens = 0
-        if self.started is not None:
-            created_tokens = self.started.created_tokens
-        return max(0, self.cached_tokens + created_tokens - self.reported_cached_tokens)
+        tokens = self.started.cached_tokens + self.started.created_tokens
+        return max(0, tokens - self.reported_cached_tokens)
 
     def timing(
         self, metrics_type: type[PerRequestMetrics] = PerRequestMetrics
@@ -147,7 +144,7 @@ class ResponseWriter:
         [choice] = self.choices
         started = self.started
         metrics = metrics_type()
-        if started is None or not choice.ended_s:
+        if started is NOT_STARTED or not choice.ended_s:
             return metrics
         decode_s = max(0.0, choice.ended_s - started.at_s)
         run_s = started.prefill_s + decode_s
@@ -162,10 +159,8 @@ class ResponseWriter:
 
     def record_start(self, output: Started, keep_first: bool = True) -> None:
         """Records the start of the first choice for a stream, else of the last."""
-        if self.started is None or not keep_first:
+        if self.started is NOT_STARTED or not keep_first:
             self.started = output
-            self.cached_tokens = output.cached_tokens
-            self.prompt_logprobs = output.prompt_logprobs
 
     def collect(self, output: EngineOutput) -> None:
         """Collects an output for the whole answer.
@@ -251,15 +246,19 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 
             self._weight_spans = WeightSpans(options.weights, choices)
 
-    def record_start(self, output: Started, keep_first: bool = True) -> None:
-        """Writes the bytes that all chunks start with, once for a stream."""
-        if self.started is None and keep_first:
-            meta = self._meta
-            head = encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))
-            self._head = b'data: %b,"choices":[' % head[:-1]
-            if self._plain:
-                self._plain_prefixes = self.plain_text.prefixes(self._head, len(self.choices))
-        super().record_start(output, keep_first)
+    def _render_start(self, output: Started) -> bytes:
+        if self.started is NOT_STARTED:
+            self._write_head()
+        self.record_start(output)
+        return b""
+
+    def _write_head(self) -> None:
+        """Writes the bytes that all chunks start with."""
+        meta = self._meta
+        head = encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))
+        self._head = b'data: %b,"choices":[' % head[:-1]
+        if self._plain:
+            self._plain_prefixes = self.plain_text.prefixes(self._head, len(self.choices))
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         """Returns the bytes before and after the text in the chunk of a plain token."""

@@ -108,7 +108,7 @@ class GenerateWriter(ResponseWriter):
             model=self._meta.model,
             created=self._meta.created,
             usage=self._total_usage(None),
-            prompt_logprobs=prompt_entries(self.prompt_logprobs),
+            prompt_logprobs=prompt_entries(self.started.prompt_logprobs),
             prompt_token_ids=self._options.prompt_ids if self._options.token_ids else None,
             kv_transfer_params=self.transfer,
             ec_transfer_params=self.encoded_media,

@@ -147,9 +147,9 @@ class RpcWriter(ResponseWriter):
         return logprobs
 
     def _render_prompt_logprobs(self) -> Proto:
-        if self._input_logprobs is None and self.prompt_logprobs is not None:
+        if self._input_logprobs is None and self.started.prompt_logprobs is not None:
             self._input_logprobs = engine.InputLogProbs(token_ids=self._prompt_ids)
-            for entry in self.prompt_logprobs:
+            for entry in self.started.prompt_logprobs:
                 logprob = self._input_logprobs.token_logprobs.add()
                 if entry is not None:
                     logprob.value = entry.logprob

@@ -10,7 +10,7 @@ from app.core.api.chat.call_form import CallForm
 from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseOptions
 from app.core.api.logprobs import TokenNames, prompt_entries, rendered
-from app.core.api.writer import ChunkWriter, PlainChoice, chunk_end
+from app.core.api.writer import NOT_STARTED, ChunkWriter, PlainChoice, chunk_end
 from app.core.engine.errors import EnginePausedError
 from app.core.protocol import chat as wire
 from app.core.protocol import common
@@ -110,9 +110,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     def _render_start(self, output: Started) -> bytes:
         """Returns the role chunks of all choices together, when the first choice starts."""
-        if self.started is not None:
+        if self.started is not NOT_STARTED:
             return b""
-        self.record_start(output)
+        self.started = output
+        self._write_head()
         options = self._options
         tail = common.ChunkTail(
             prompt_token_ids=options.prompt_ids if options.token_ids else None,
@@ -248,7 +249,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             for choice in self.choices:
                 options.parser_runs["non_streaming", choice.called] += 1
         answer = self._build_answer(wire.ChatCompletion, self._render_choice)
-        answer.prompt_logprobs = prompt_entries(self.prompt_logprobs)
+        answer.prompt_logprobs = prompt_entries(self.started.prompt_logprobs)
         answer.prompt_token_ids = options.prompt_ids if options.token_ids else None
         answer.prompt_text = options.prompt_text
         answer.ec_transfer_params = self.encoded_media
