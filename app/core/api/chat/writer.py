@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
+START_TAIL = common.ChunkTail(prompt_token_ids=None, prompt_text=None)
+START_END = chunk_end(START_TAIL)
+"""End of the first chunk of most streams."""
 DEFAULT_CALL_FORM = CallForm()
 
 
@@ -121,7 +124,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         )
         if options.continuous_usage:
             tail.usage = self._choice_usage(0)
-        openings = [(wire.Delta(options.role, ""), chunk_end(tail))]
+        end = START_END
+        if tail != START_TAIL:
+            end = chunk_end(tail)
+        openings = [(wire.Delta(options.role, ""), end)]
         if options.echo:
             echo = wire.Delta(content=options.echo)
             openings.append((echo, chunk_end(common.ChunkTail(tail.usage))))
