@@ -5,6 +5,7 @@ whose streams have a chunk for each token; `block_writer` has the base of Messag
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -77,10 +78,8 @@ class ResponseWriter:
     """Returns the whole answer, once all outputs are collected."""
 
     def __init__(self, choices: int) -> None:
-        if choices == 1:
-            self.choices = [ChoiceState()]
-        else:
-            self.choices = [ChoiceState() for _ in range(choices)]
+        self.choices = [*map(ChoiceState, [0] * choices)]
+        """Their states, which begin with no tokens."""
 
     def chunk(self, output: EngineOutput) -> bytes:
         """Returns the server-sent events of `output`; empty when it shows nothing."""
@@ -234,7 +233,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     """Returns the usage of the answer; the argument stands for unknown fields."""
 
     def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
-        super().__init__(choices)
+        # Sets the attribute of the base class, too, to save a call for each answer.
+        self.choices = [*map(ChoiceState, [0] * choices)]
         self._meta = meta
         self._options = options
         self._plain = plain
@@ -323,7 +323,9 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         has_fingerprint = finish is not None and not options.include_usage
         has_transfer = finish is not None and self.transfer is not None
         end = self._chunk_end
-        if options.continuous_usage or has_fingerprint or has_transfer:
+        if has_fingerprint and not has_transfer and not options.continuous_usage:
+            end = last_chunk_end(self._meta.fingerprint, options.chunk_transfer_params)
+        elif options.continuous_usage or has_transfer:
             tail = ChunkTail()
             if options.chunk_transfer_params:
                 tail.kv_transfer_params = self.transfer if has_transfer else None
@@ -377,6 +379,17 @@ class PlainChoice:
         for index in range(choices):
             prefixes.append(b"%b%d%b" % (start, index, self._before_text))
         return prefixes
+
+
+@lru_cache(maxsize=4)
+def last_chunk_end(fingerprint: str | None, shows_transfer: bool) -> bytes:
+    """Returns the bytes after the choices of a last chunk that shows no usage and no transfer."""
+    tail = ChunkTail()
+    if fingerprint is not None:
+        tail.system_fingerprint = fingerprint
+    if shows_transfer:
+        tail.kv_transfer_params = None
+    return chunk_end(tail)
 
 
 def chunk_end(tail: ChunkTail) -> bytes:
