@@ -16,6 +16,7 @@ from app.core.server.http.client import JSON, HttpConnection, Target
 from app.extensions.recording.exchange import Exchange, bytes_of
 from app.extensions.recording.proxy import RecordingProxy
 from app.extensions.recording.recorder import PIECE_OVERHEAD_BYTES, Upstream
+from app.extensions.recording.targets import targets_by_model
 from app.extensions.recording.writer import RecordingFile
 from tests import stubs
 from tests.extensions.recording.recordings import exchanges_of
@@ -292,7 +293,7 @@ def test_request_is_forwarded_to_the_target_of_its_model_with_the_key_of_that_ta
     first = stubs.Pod("first")
     second = stubs.Pod("second")
     with stubs.serving(first) as first_port, stubs.serving(second) as two:
-        targets = Target.by_model([f"a/b:c=http://K%21@{first_port}/v1", f"http://{two}"])
+        targets = targets_by_model([f"a/b:c=http://K%21@{first_port}/v1", f"http://{two}"])
         with recording(tmp_path, first_port, targets=targets) as (proxy, recorder):
             bodies = [{"model": "a/b:c"}, {"model": "other"}, {"prompt": "Hi"}]
             names = []
