@@ -105,7 +105,7 @@ def test_partial_line_of_a_recording_is_skipped_with_one_warning(
         assert len(recording) == 3, "a server that only replays it starts, too"
 
 
-def test_completed_remainder_of_a_truncated_line_logs_one_warning(
+def test_truncated_line_that_is_later_terminated_is_skipped_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES[:1], HALF))
