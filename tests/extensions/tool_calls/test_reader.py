@@ -115,7 +115,7 @@ def test_llama_and_qwen_call_chunks_have_no_content() -> None:
 
 
 @pytest.mark.parametrize("setting", ["match", "coin"])
-def test_tool_choice_auto_setting_decides_whether_a_tool_is_called(setting: str) -> None:
+def test_setting_for_automatic_tool_choice_decides_whether_a_tool_is_called(setting: str) -> None:
     with in_process("--tool-choice-auto", setting) as client:
         choices = [
             client.chat("What is the weather in Rome?", tools=TOOLS)["choices"][0]
