@@ -51,7 +51,7 @@ def error_of(answer: TestResponse) -> dict[str, Any]:
     return error
 
 
-def test_derender_mode_returns_the_whole_text_as_content_without_a_parser() -> None:
+def test_derender_mode_returns_the_whole_text_as_content_if_no_parser_is_set() -> None:
     sampling = {"max_tokens": 2, "ignore_eos": True, "seed": 1}
     choice = generated(client_of("0.33"), sampling)
     body = {"token_ids": [5, 6], "sampling_params": sampling, "output_mode": "text"}

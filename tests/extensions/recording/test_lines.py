@@ -79,7 +79,7 @@ def test_complete_lines_of_a_recording_after_a_truncated_line_are_read(cut: int)
     assert len(warnings) <= 1
 
 
-def test_last_line_of_a_recording_without_newline_is_read(
+def test_last_line_of_a_recording_is_read_even_if_it_lacks_a_newline(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = written(tmp_path / "r", EXCHANGES[:2], LINES[2].rstrip(b"\n"))

@@ -80,7 +80,7 @@ def texts_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_last_line_without_newline_is_terminated_before_a_recording_is_continued(
+def test_last_line_that_lacks_a_newline_is_terminated_before_a_recording_is_continued(
     tmp_path: Path, whole: bool
 ) -> None:
     path = tmp_path / "r"

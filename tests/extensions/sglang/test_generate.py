@@ -187,7 +187,7 @@ def test_prompt_token_ids_are_returned_on_request(client: Client) -> None:
         {"unknown": {"field": 1}},
     ],
 )
-def test_fields_without_effect_and_nulls_are_accepted(client: Client, fields: Any) -> None:
+def test_nulls_and_fields_without_effect_are_accepted(client: Client, fields: Any) -> None:
     generate(client, **{**HELLO, **fields})
 
 

@@ -61,7 +61,7 @@ def test_server_info_returns_the_status_capacity_parallel_sizes_and_kv_event_end
     }
 
 
-def test_kv_events_are_null_in_server_info_without_an_endpoint() -> None:
+def test_kv_events_are_null_in_server_info_if_there_is_no_event_endpoint() -> None:
     with in_process(DIALECT, "--enable-kvcache", "--zmq-endpoint=") as client:
         assert client.get("/server_info").json()["kv_events"] is None
 

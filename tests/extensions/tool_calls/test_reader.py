@@ -62,7 +62,9 @@ def test_strict_tool_is_called_despite_a_structured_output_constraint(hermes: Cl
     assert called(choice) == [("get_weather", '{"city": "Rome"}')]
 
 
-def test_only_the_first_call_is_returned_without_parallel_tool_calls(hermes: Client) -> None:
+def test_only_the_first_call_is_returned_if_parallel_tool_calls_are_disabled(
+    hermes: Client,
+) -> None:
     fields = texts_of(f"{CALL}{PING}") | {"parallel_tool_calls": False}
     [choice] = hermes.chat("hi", **fields)["choices"]
     assert [name for name, _ in called(choice)] == ["get_weather"]

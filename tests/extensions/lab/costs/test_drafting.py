@@ -94,7 +94,7 @@ def test_only_synchronous_engines_wait_for_the_launch_of_a_drafter_pass() -> Non
 
 
 @pytest.mark.parametrize("device", ["h200", "mi300x"])
-def test_verifying_drafts_reads_fewer_experts_than_as_many_tokens_of_other_sequences(
+def test_verifying_drafts_takes_less_time_than_decoding_as_many_tokens_of_other_sequences(
     device: str,
 ) -> None:
     """With a mixture, verifying drafts costs less than as many tokens of other sequences."""

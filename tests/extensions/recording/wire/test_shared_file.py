@@ -136,7 +136,9 @@ def test_partial_line_of_a_recording_is_skipped_with_one_warning(
     assert file.read_bytes().splitlines()[2] == half
 
 
-def test_last_line_without_newline_is_replayed_and_kept(tmp_path: Path, target: Target) -> None:
+def test_last_line_that_lacks_a_newline_is_replayed_and_kept(
+    tmp_path: Path, target: Target
+) -> None:
     file = tmp_path / "r"
     written(file, [], line_of(KNOWN).rstrip(b"\n"))
     with recording_server(target, file) as server:
