@@ -22,7 +22,7 @@ def test_every_service_has_a_health_check_and_no_service_runs_as_root(name: str)
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_ports_published_in_the_compose_file_are_the_ports_that_the_services_serve(
+def test_compose_file_publishes_exactly_the_ports_on_which_its_services_listen(
     name: str,
 ) -> None:
     service = SERVICES[name]

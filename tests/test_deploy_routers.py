@@ -45,7 +45,7 @@ def test_router_pod_is_unprivileged_and_has_a_service(deployment: dict[str, Any]
     assert [port["port"] for port in service["ports"]] == [container["ports"][0]["containerPort"]]
 
 
-def test_services_and_ports_that_a_router_deployment_names_exist() -> None:
+def test_router_deployments_refer_to_existing_services_and_ports() -> None:
     for deployment in DEPLOYMENTS:
         [container] = deployment["spec"]["template"]["spec"]["containers"]
         for word in container["args"]:

@@ -144,7 +144,7 @@ def test_vllm_and_klog_flags_are_ignored_with_one_warning(argv: list[str]) -> No
 
 
 @pytest.mark.parametrize(("name", "successor"), REMOVED.items())
-def test_removed_setting_prevents_startup_and_names_its_replacement(
+def test_removed_setting_prevents_startup_with_an_error_that_names_its_replacement(
     yaml_file: Write, name: str, successor: str
 ) -> None:
     variable = "SIM_" + name.replace("-", "_").upper()

@@ -39,7 +39,7 @@ def transfer(**fields: object) -> list[str]:
 NAMED = [name for name, option in OPTIONS.items() if option.names]
 
 
-def test_options_checked_against_a_list_of_valid_names_are_the_same_as_in_vllm() -> None:
+def test_options_that_accept_only_known_names_are_the_same_as_in_vllm() -> None:
     assert NAMED == [
         "tool-call-parser",
         "quantization",
@@ -84,7 +84,7 @@ def test_any_parser_name_is_accepted_with_a_plugin_file_for_that_kind_of_parser(
     )
 
 
-def test_backend_names_ignore_case_and_an_import_path_is_accepted_as_executor() -> None:
+def test_backend_names_are_case_insensitive_and_an_import_path_is_accepted_as_executor() -> None:
     assert is_accepted("--attention-backend", "flash_attn")
     assert is_accepted("--mamba-backend", "triton")
     assert is_accepted("--distributed-executor-backend", "package.module.Executor")
@@ -259,7 +259,7 @@ def test_supervisor_port_must_differ_from_the_rank_ports() -> None:
     assert refusal(*argv) == line
 
 
-def test_more_local_ranks_than_ranks_are_rejected() -> None:
+def test_data_parallel_size_local_above_data_parallel_size_is_rejected() -> None:
     text = refusal("-dp", "2", "-dpl", "3")
     assert text == "data_parallel_size_local (3) must be <= data_parallel_size (2)"
 

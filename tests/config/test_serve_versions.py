@@ -103,7 +103,7 @@ def test_error_for_an_option_value_of_a_later_version_names_the_version_that_has
     settings_of(["model", "--vllm-version", "0.33", f"--{name}", value], {}, settings_type())
 
 
-def test_reasoning_parser_none_is_accepted_only_from_version_0_33() -> None:
+def test_none_is_accepted_as_the_reasoning_parser_only_from_version_0_33() -> None:
     assert "vLLM 0.33 knows it" in refusal("--reasoning-parser", "none")
     line = ("--vllm-version", "0.33", "--reasoning-parser")
     for name in ("none", "None"):

@@ -203,7 +203,7 @@ def test_operator_routes_require_json_unless_the_body_is_empty(app: Any) -> None
         assert answer.get_json()["error"]["type"] == "PermissionDeniedError"
 
 
-def test_empty_request_ids_preflights_and_malformed_bodies_are_answered_as_in_vllm() -> None:
+def test_empty_request_ids_and_preflights_and_malformed_bodies_are_answered_as_in_vllm() -> None:
     flags = [
         "--server-dev-mode",
         *filter(is_flag, ("--enable-scale-out",)),

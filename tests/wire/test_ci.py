@@ -86,7 +86,7 @@ def test_second_failure_of_a_test_fails_the_run(tmp_path: Path) -> None:
     assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout
 
 
-def test_failure_without_a_failed_test_is_not_retried(tmp_path: Path) -> None:
+def test_run_that_fails_without_a_failed_test_is_not_retried(tmp_path: Path) -> None:
     done = run_twice(tmp_path, flaky_count=0, command="false")
     assert done.returncode == 1 and done.stderr.startswith("failed without a failed test\n")
 

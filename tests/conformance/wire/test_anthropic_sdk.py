@@ -162,7 +162,7 @@ def prompt_tokens(message: Any) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_continued_thread_keeps_history_system_prompt_and_tools(
+def test_continued_thread_keeps_the_history_the_system_prompt_and_the_tools(
     client: anthropic.Anthropic, stream: bool
 ) -> None:
     called: dict[str, Any] = {

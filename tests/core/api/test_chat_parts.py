@@ -192,7 +192,7 @@ def test_empty_reasoning_token_is_a_chunk_only_for_parsers_that_emit_empty_reaso
     ]
 
 
-def test_reply_with_a_cut_off_last_call_is_returned_as_its_raw_markup() -> None:
+def test_reply_with_a_truncated_last_tool_call_is_returned_as_its_raw_markup() -> None:
     markup = 'Let me see. <tool_call>{"na'
     reply: list[EngineOutput] = [
         tokens(["Let me", " see."]),

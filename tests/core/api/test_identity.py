@@ -32,7 +32,7 @@ def post(
     return client_of(*flags).post(path, json=body, headers=headers)
 
 
-def test_response_headers_name_the_pod_port_and_namespace() -> None:
+def test_response_headers_contain_the_pod_name_the_port_and_the_namespace() -> None:
     for flags, expected in (
         ((), [None, None, None]),
         (("--pod-name", "pod-1", "--port", "8123"), ["pod-1", "8123", None]),
@@ -113,7 +113,7 @@ def test_invalid_header_is_rejected_and_shown_truncated_to_forty_characters() ->
     ("path", "body", "engine_id"),
     [("/v1/completions", COMPLETION, "cmpl-own-0"), ("/v1/chat/completions", CHAT, "chatcmpl-own")],
 )
-def test_remote_request_id_contains_the_request_id_and_for_completions_the_prompt_number(
+def test_remote_request_id_contains_the_request_id_and_the_prompt_number_of_a_completion(
     path: str, body: dict[str, Any], engine_id: str
 ) -> None:
     fields = {"request_id": "own", "kv_transfer_params": {"do_remote_decode": True}}

@@ -83,7 +83,7 @@ def test_error_for_an_unreachable_rank_names_the_ranks_that_accepted_the_request
     assert refused.value.message.endswith(". Accepted by rank: 0, 2.")
 
 
-def test_rank_without_a_json_response_is_unavailable(rank: str) -> None:
+def test_rank_that_does_not_respond_or_does_not_return_json_is_unavailable(rank: str) -> None:
     for url, path in (
         (f"http://127.0.0.1:{free_port()}", "/200/"),
         (rank, "/200/" + b"<html>".hex()),

@@ -87,7 +87,7 @@ def test_client_disconnect_is_detected_while_nothing_is_written() -> None:
 
 
 @pytest.mark.parametrize("socket", [None, Socket()], ids=["no socket", "not direct"])
-def test_stream_yields_its_events_to_the_server_if_it_cannot_write_to_the_socket(
+def test_stream_yields_its_events_to_the_server_if_direct_socket_writes_are_unavailable(
     socket: Socket | None,
 ) -> None:
     served = Served(socket, direct=False)

@@ -98,7 +98,9 @@ def test_version_0_32_ignores_return_weight_versions(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_version_0_33_rejects_an_invalid_return_weight_versions(path: str) -> None:
+def test_version_0_33_rejects_a_return_weight_versions_value_that_is_not_a_boolean(
+    path: str,
+) -> None:
     body = BODIES[path] | {"return_weight_versions": "no boolean"}
     answer = client_of("0.33").post(path, json=body)
     assert answer.status_code == 400

@@ -117,7 +117,7 @@ def test_timers_left_when_a_firing_pass_exceeds_its_time_limit_fire_in_the_next_
     assert [beat.turns[0][1] for beat in beats] == sorted(beat.turns[0][1] for beat in beats)
 
 
-def test_functions_given_to_call_soon_run_once_in_order_even_if_one_of_them_raises() -> None:
+def test_functions_passed_to_call_soon_run_once_and_in_order_even_if_one_of_them_raises() -> None:
     clock = VirtualClock()
     wheel = TimerWheel(clock)
     done: list[int] = []

@@ -174,7 +174,7 @@ def test_max_num_queued_reqs_limits_unfinished_requests_and_counts_rejections() 
     assert refusal(harness) is TooManyRequestsError
 
 
-def test_engine_accepts_requests_up_to_slots_and_queue_places_or_max_num_queued_reqs() -> None:
+def test_engine_room_is_free_slots_plus_queue_places_capped_by_max_num_queued_reqs() -> None:
     free = Harness(slots=2, max_waiting=3, **SLOW)
     bounded = Harness(slots=2, max_waiting=3, max_unfinished=4, **SLOW)
     rooms = []

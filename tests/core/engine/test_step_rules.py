@@ -143,7 +143,7 @@ def test_prefill_schedule_interval_does_not_delay_prompts_while_several_wait() -
 
 
 @pytest.mark.parametrize(("passes", "computed"), [(True, 9), (False, 8)])
-def test_step_continues_after_a_request_preempts_itself_only_if_the_scheduler_rule_says_so(
+def test_step_continues_after_a_request_preempts_itself_only_if_passes_self_preempted_is_set(
     passes: bool, computed: int
 ) -> None:
     rules = SchedulerRules(passes_self_preempted=passes)

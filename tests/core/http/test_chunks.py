@@ -85,7 +85,7 @@ def read(kind: type[ChunkedReader], data: bytes, cuts: list[int]) -> object:
 
 @given(chunked_bodies(), st.lists(st.integers(0, 200), max_size=6))
 @example(b"0\r\n\nX: y\r\n\r\n", [4])
-def test_chunked_bodies_within_the_limits_are_parsed_as_by_gunicorn(
+def test_chunked_bodies_within_the_limits_are_parsed_as_in_gunicorn(
     data: bytes, cuts: list[int]
 ) -> None:
     expected = read(ChunkedReader, data, [])

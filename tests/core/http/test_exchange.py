@@ -112,7 +112,7 @@ def environ(path: str = "/", **options: Any) -> dict[str, Any]:
     return EnvironBuilder(path=path, **options).get_environ()
 
 
-def test_method_path_headers_and_client_of_a_request_are_read_from_the_wsgi_environ() -> None:
+def test_method_and_path_and_headers_and_client_of_a_request_come_from_the_wsgi_environ() -> None:
     body = io.BytesIO(b"{}")
     wsgi_environ = environ(
         "/v1/caf%C3%A9?a=1",

@@ -59,7 +59,7 @@ def test_lazy_routes_of_a_group_are_loaded_once_by_the_first_request_for_any_of_
     assert a.loaded() is a.loaded() and calls == ["load"]
 
 
-def test_handling_a_request_replaces_its_lazy_route_by_the_loaded_route() -> None:
+def test_handling_a_request_replaces_its_lazy_route_with_the_loaded_route() -> None:
     _, b = late_routes(loader([]), "GET /a", "POST /b")
     context = context_for(b)
     b.handle(context)

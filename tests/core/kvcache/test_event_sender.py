@@ -97,7 +97,7 @@ def test_kv_events_that_wait_are_sent_together_up_to_a_maximum_number() -> None:
     assert [queue.take(0.0), queue.take(0.0)] == [events(limit), events(50 - limit, limit)]
 
 
-def test_events_of_each_step_are_sent_separately_without_a_flush_interval() -> None:
+def test_events_of_each_step_are_sent_separately_if_no_flush_interval_is_set() -> None:
     queue = EventQueue(100, 2, 0.0)
     for step in (events(40), [], events(1, 40)):
         queue.put(step)

@@ -116,7 +116,7 @@ def test_vllm_0_17_encodes_images_without_their_offset() -> None:
     )
 
 
-def test_events_of_the_llm_d_simulator_have_nine_items_and_0_for_no_parent() -> None:
+def test_stored_event_of_the_llm_d_simulator_has_nine_items_and_0_for_a_missing_parent() -> None:
     name = "ab426c6f636b53746f726564"
     expected = (
         BATCH

@@ -43,7 +43,7 @@ def recorder() -> Recorder:
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_metric_family_has_the_recorded_type_labels_and_buckets(
+def test_metric_family_has_the_recorded_type_and_labels_and_buckets(
     name: str, recorder: Recorder
 ) -> None:
     facts = FACTS[name]

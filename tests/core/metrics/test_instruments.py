@@ -34,7 +34,7 @@ def test_histogram_bucket_counts_equal_the_numbers_of_values_up_to_each_bound(
 
 
 @given(st.one_of(st.floats(), st.integers(-(10**18), 10**18)))
-def test_numbers_are_formatted_as_by_prometheus_client(value: float) -> None:
+def test_numbers_have_the_same_format_as_in_prometheus_client(value: float) -> None:
     assert number(value) == floatToGoString(value)
 
 

@@ -128,7 +128,7 @@ def test_wildcard_origin_does_not_open_control_routes(credentials: bool) -> None
                 assert "Origin" in checked.headers["Vary"]
 
 
-def test_explicitly_allowed_origin_opens_control_routes_even_next_to_a_wildcard() -> None:
+def test_explicitly_allowed_origin_opens_control_routes_even_if_a_wildcard_is_also_set() -> None:
     page = application(
         [post("/admin/config", empty_object)],
         Cors(AccessSettings(allowed_origins=("*", PAGE))),

@@ -69,7 +69,7 @@ def test_integer_with_too_many_digits_is_rejected_even_in_an_unknown_field(offse
 @pytest.mark.parametrize(
     "content_type", [None, "", "text/plain", "application/jsonx", "application/json ;a"]
 )
-def test_wrong_content_type_is_rejected_without_a_param(content_type: str | None) -> None:
+def test_error_for_a_wrong_content_type_has_no_param(content_type: str | None) -> None:
     assert answer(refusal(b'{"messages":[]}', content_type)) == (400, "Bad Request", None)
 
 

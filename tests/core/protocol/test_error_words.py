@@ -58,7 +58,7 @@ def test_agents_can_parse_the_numbers_of_a_context_overflow_error(
     assert text.endswith(f"length of the input prompt. (parameter=input_tokens, value={value})")
 
 
-def test_error_for_a_prompt_that_fills_the_context_states_prompt_and_context_length() -> None:
+def test_error_for_a_prompt_that_fills_the_context_states_the_prompt_and_context_lengths() -> None:
     text = message(LIMITS.check_prompt, [1] * 64)
     assert "(length 64)" in text
     assert "longer than the maximum model length of 64" in text

@@ -106,7 +106,7 @@ BORDERS: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("fields", "beyond", "param"), BORDERS)
-def test_field_values_at_their_limits_are_accepted_and_values_beyond_are_rejected(
+def test_field_values_at_their_limits_are_accepted_and_values_beyond_them_are_rejected(
     fields: dict[str, Any], beyond: dict[str, Any], param: str | None
 ) -> None:
     check(chat(**fields))
@@ -123,7 +123,7 @@ def test_error_for_several_invalid_sampling_fields_names_the_field_that_vllm_che
     assert refusal(chat(logit_bias={"9999": 1}, allowed_token_ids=[])) == "logit_bias"
 
 
-def test_validated_request_has_the_token_limits_stops_and_seed_derived_from_its_fields() -> None:
+def test_validated_request_has_token_limits_and_stops_and_a_seed_derived_from_its_fields() -> None:
     validated = check(
         chat(max_completion_tokens=7, max_tokens=3, n=2, stop="end", seed=-1, temperature=0.5),
         16,

@@ -152,7 +152,7 @@ def test_logprobs_include_the_token_ids_that_the_request_names() -> None:
     assert [entry.top[1][2] for entry in entries] == [-1.5, -1.6, -1.7, -1.5]
 
 
-def test_character_of_several_tokens_is_the_logprob_text_of_its_last_token() -> None:
+def test_character_that_spans_several_tokens_is_the_logprob_text_of_the_last_one() -> None:
     tokenizer = embedded_tokenizer()
     text = "naïve 𝔘 ꙮ 🦉"
     entries = reply_logprobs(tokenizer, tokenizer.encode(text), 0)

@@ -164,7 +164,7 @@ def test_template_functions_and_iterators_behave_as_in_jinja() -> None:
     assert render(source) == "ab, 1321/2X2/2Y[1, 2]TrueTrue1True  1"
 
 
-def test_method_of_a_template_value_equals_itself_and_no_other_method() -> None:
+def test_method_of_a_template_value_compares_equal_only_to_itself() -> None:
     assert (
         render("{% set m = {} %}{{ m.items == m['items'] }}{{ m.items == m.keys }}") == "TrueFalse"
     )
@@ -335,7 +335,7 @@ def outcome_of(template: jinja2.Template, **values: object) -> str:
 
 @settings(max_examples=40, deadline=None)
 @given(MEMBERS, NAMES, st.sampled_from(USES))
-def test_attribute_access_equals_that_of_the_jinja_sandbox(
+def test_attribute_access_in_templates_has_the_same_result_as_in_the_jinja_sandbox(
     member: dict[str, Any], name: str, use: str
 ) -> None:
     source = use.replace("%s", name)

@@ -181,7 +181,7 @@ def test_tokenizer_caches_are_bounded_and_report_their_size(tmp_path: Path) -> N
         assert sizes_before[name] < cache.size_bytes < cache.limit_bytes < 40_000_000, name
 
 
-def test_conversation_of_a_thousand_messages_renders_as_its_messages_joined(
+def test_conversation_of_a_thousand_messages_renders_as_the_concatenated_messages(
     embedded: LocalTokenizer,
 ) -> None:
     chat = [{"role": "user", "content": f"Number {n}"} for n in range(1_000)]

@@ -130,7 +130,7 @@ def test_only_routes_without_variables_use_the_direct_path() -> None:
     assert [route.path for route in app.take_direct_routes()] == ["/things", "/other"]
 
 
-def test_hooks_and_routes_of_an_added_blueprint_keep_the_direct_path_of_existing_routes() -> None:
+def test_adding_a_blueprint_with_hooks_keeps_existing_routes_on_the_direct_path() -> None:
     app = application(ROUTES)
     other = Blueprint("other", __name__)
     other.before_request(do_nothing)

@@ -160,7 +160,7 @@ def test_valid_adapter_folder_is_loaded(
     assert answer.text == "Success: LoRA adapter 'fit' removed successfully."
 
 
-def test_missing_adapter_files_are_rejected_with_require_lora_files(tmp_path: Path) -> None:
+def test_missing_adapter_files_are_rejected_if_require_lora_files_is_set(tmp_path: Path) -> None:
     flags = ("--require-lora-files", "--allow-runtime-lora-updating")
     with in_process(*flags) as client:
         body = {"lora_name": "a", "lora_path": "/not/an/adapter"}

@@ -74,7 +74,7 @@ def test_error_for_a_field_that_violates_the_schema_has_status_400_and_the_field
     assert refusal(**fields) == (400, "Bad Request", param)
 
 
-def test_sampling_fields_limits_and_output_format_become_chat_fields() -> None:
+def test_sampling_fields_and_limits_and_the_output_format_become_chat_fields() -> None:
     same = {
         **{
             "max_tokens": 7,
@@ -144,7 +144,7 @@ def test_tool_use_and_tool_result_become_a_call_and_a_tool_message() -> None:
     ]
 
 
-def test_tool_result_items_become_a_text_then_images_then_references() -> None:
+def test_tool_result_items_become_a_text_message_then_images_and_then_references() -> None:
     items = [
         text("one"),
         {"type": "image", "source": {"type": "url", "url": "http://a"}},

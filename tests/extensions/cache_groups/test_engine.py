@@ -145,7 +145,9 @@ def test_kv_events_describe_the_blocks_of_each_cache_group(
 
 
 @timings
-def test_shared_prefix_is_found_by_the_third_prompt(profile: Profile | None) -> None:
+def test_third_prompt_is_the_first_to_hit_a_prefix_shared_with_earlier_prompts(
+    profile: Profile | None,
+) -> None:
     hybrid = HybridEngine(LAYERS["gpt-oss"], 400, profile)
     for number in range(3):
         hybrid.submit(number, [*range(200), *[9000 + number] * 100], 2)

@@ -106,7 +106,7 @@ def test_snapshot_contains_steps_from_before_the_page_was_opened() -> None:
     assert picture.steps == watched.page.steps
 
 
-def test_snapshot_has_the_time_since_which_no_request_was_dropped(
+def test_snapshot_states_the_end_time_of_the_last_dropped_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bars, "MAX_PAST_BARS", 3)

@@ -106,7 +106,7 @@ def test_prompts_with_a_cached_prefix_need_almost_no_prefill() -> None:
     assert [lesson.ends[number][4] for number in range(1, 7)] == [0] * 6
 
 
-def test_long_prompt_stalls_all_streams_once_without_raising_p99() -> None:
+def test_long_prompt_stalls_all_streams_once_without_raising_the_p99_token_gap() -> None:
     lesson = played("long-prompt")
     gaps_ms = lesson.gaps_ms
     assert [gap > 1000 for gap in gaps_ms[-9:]] == [False] + [True] * 8
@@ -158,7 +158,7 @@ def test_running_request_is_in_the_prefill_phase_until_its_first_token(name: str
         ("prefill-decode-apart", ["13.1 ms", "252 ms", "1.52 s"]),
     ],
 )
-def test_lesson_figures_have_the_values_that_its_text_explains(
+def test_lesson_figures_have_the_values_that_the_lesson_text_explains(
     name: str, figures: list[str]
 ) -> None:
     lesson = played(name)

@@ -114,7 +114,7 @@ def test_console_counts_rejected_requests_and_shows_the_reason_of_each() -> None
         (f"00-{'a' * 10_000}-b-01", ""),
     ],
 )
-def test_long_paths_request_ids_and_rejection_reasons_are_truncated(
+def test_long_paths_and_request_ids_and_rejection_reasons_are_truncated(
     traceparent: str, trace_id: str
 ) -> None:
     context = request(
@@ -149,7 +149,7 @@ def test_setting_value_of_any_size_has_a_short_summary(
     assert len(shown_value) <= MAX_SETTING_CHARACTERS
 
 
-def test_request_details_contain_prompt_settings_tokens_and_blocks() -> None:
+def test_request_details_contain_the_prompt_the_settings_the_tokens_and_the_blocks() -> None:
     watched = WatchedEngine(slots=2, blocks=50, inter_token_latency=0.1)
     ids = embedded_tokenizer().encode(HOSTILE)
     watched.ask("a", prompt_ids=ids, max_tokens=30, stop=("x!",), seed=5)

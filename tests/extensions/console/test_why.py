@@ -32,7 +32,7 @@ def test_report_explains_waiting_running_and_completed_choices() -> None:
     assert watched.observer.explain("never") is None
 
 
-def test_report_sentence_describes_the_slowest_choice() -> None:
+def test_explanation_report_shows_the_sentence_for_the_slowest_choice() -> None:
     watched = WatchedEngine(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
     watched.ask("both", choices=2, max_tokens=4)
     watched.frame(100)

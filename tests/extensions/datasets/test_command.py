@@ -105,7 +105,7 @@ def test_command_writes_a_dataset_that_the_server_reads(
         assert len(tokens["Tokens"]) == len(tokens["Strings"]) == count
 
 
-def test_command_reads_flags_variables_and_relative_paths(
+def test_dataset_command_accepts_flags_environment_variables_and_relative_paths(
     run: Run, source: Path, tmp_path: Path
 ) -> None:
     wrong = run(

@@ -58,7 +58,7 @@ def test_recorded_prompt_gets_its_reply_truncated_to_the_limit(opened: Opener) -
     assert reply(dataset, 3) == RecordedReply([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
 
 
-def test_ignore_eos_prefers_replies_of_the_exact_length_then_longer_then_shorter_replies(
+def test_reply_of_the_requested_length_or_else_a_longer_one_is_preferred_with_ignore_eos(
     opened: Opener,
 ) -> None:
     dataset = opened([row(PROMPT, [length] * length) for length in (2, 4, 6)])
@@ -100,7 +100,7 @@ def file(tmp_path: Path) -> Path:
     return make_file(tmp_path / "replies.sqlite3", [row(PROMPT, [1, 2])])
 
 
-def test_lookup_in_a_locked_file_or_of_a_deleted_row_finds_no_reply(
+def test_no_reply_is_found_if_the_dataset_file_is_locked_or_the_row_was_deleted(
     file: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     from app.extensions.datasets.dataset import Dataset
@@ -175,7 +175,9 @@ def test_rows_without_tokens_are_skipped_and_rows_without_a_hash_match_no_prompt
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))
-def test_prompt_hash_of_token_ids_is_that_of_32_bit_little_endian_words(ids: list[int]) -> None:
+def test_token_id_prompt_hash_is_the_sha256_of_the_ids_as_32_bit_little_endian_words(
+    ids: list[int],
+) -> None:
     assert (
         ids_hash(ids) == sha256(b"".join(struct.pack("<I", token_id) for token_id in ids)).digest()
     )
@@ -224,7 +226,9 @@ def test_row_without_a_valid_reply_is_rejected(raw: object) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text()), min_size=1, max_size=8))
 @settings(max_examples=20, deadline=None)
-def test_encoded_tokens_decode_to_the_same_value(pairs: list[tuple[int, str]]) -> None:
+def test_recorded_tokens_are_unchanged_by_encoding_and_decoding(
+    pairs: list[tuple[int, str]],
+) -> None:
     tokens = RecordedTokens([token_id for token_id, _ in pairs], [text for _, text in pairs])
     assert decode(encode(tokens)) == tokens
 

@@ -56,7 +56,7 @@ REFUSALS: list[tuple[str, object, tuple[int, str, str | None]]] = [
 ]
 
 
-def test_weight_updates_are_rejected_without_a_weight_transfer_engine() -> None:
+def test_weight_updates_are_rejected_if_there_is_no_weight_transfer_engine() -> None:
     client = client_of(*DEV)
     for path, body, expected in REFUSALS:
         assert refused(ask(client, path, body)) == expected, (path, body)

@@ -119,7 +119,7 @@ def test_derender_requests_that_are_invalid_or_exceed_the_context_are_rejected()
         assert post(path, body).status_code == 400, "more than the context"
 
 
-def test_character_of_several_tokens_is_the_logprob_text_of_its_last_token() -> None:
+def test_character_that_spans_several_tokens_is_the_logprob_text_of_the_last_one() -> None:
     ids = ids_of("a \N{WAVING HAND SIGN}")
     last = ids[-1]
     other = ids_of("\N{BEAR FACE}")[-1]

@@ -51,7 +51,7 @@ def error_of(answer: TestResponse) -> dict[str, Any]:
     return error
 
 
-def test_derender_mode_returns_the_whole_text_as_content_without_a_parser() -> None:
+def test_derender_mode_returns_the_whole_text_as_content_if_no_parser_is_set() -> None:
     sampling = {"max_tokens": 2, "ignore_eos": True, "seed": 1}
     choice = generated(client_of("0.33"), sampling)
     body = {"token_ids": [5, 6], "sampling_params": sampling, "output_mode": "text"}
@@ -100,7 +100,7 @@ def test_logprobs_have_as_many_alternatives_as_requested(logprobs: int, alternat
     assert len(entry["top_logprobs"]) == alternatives
 
 
-def test_logprob_token_ids_enable_logprobs() -> None:
+def test_setting_logprob_token_ids_enables_logprobs() -> None:
     choice = generated(client_of("0.33"), {"max_tokens": 1, "logprob_token_ids": [7, 8]})
     assert len(choice["logprobs"]["content"]) == 1
 
@@ -121,7 +121,7 @@ def test_invalid_derender_requests_are_rejected(fields: dict[str, Any], param: s
     assert error_of(answer)["param"] == param
 
 
-def test_output_mode_tokens_ignores_unknown_parse_context_fields() -> None:
+def test_unknown_parse_context_fields_are_ignored_if_the_output_mode_is_tokens() -> None:
     fields = {"parse_context": {"later": 1}, "output_mode": "tokens"}
     assert generate(client_of("0.33"), {"max_tokens": 1}, **fields).status_code == 200
 

@@ -86,7 +86,7 @@ SIZES = st.lists(st.integers(0, 4), max_size=30)
 
 @given(text=TEXTS, sizes=SIZES)
 @settings(max_examples=30, deadline=None)
-def test_derendered_chunks_join_to_the_text_however_the_tokens_are_split(
+def test_concatenated_derendered_chunks_equal_the_text_however_the_tokens_are_split(
     text: str, sizes: list[int]
 ) -> None:
     ids = ids_of("x" + text)
@@ -181,7 +181,9 @@ CUTS = ([], [1] * 200, [4] * 40, [7, 1, 1, 30])
 
 @pytest.mark.parametrize("sizes", CUTS, ids=["whole", "tokens", "fours", "uneven"])
 @pytest.mark.parametrize("has_tail", [False, True], ids=["", "finish in an event without tokens"])
-def test_parsed_chunks_join_to_the_complete_message(sizes: list[int], has_tail: bool) -> None:
+def test_concatenated_parsed_chunks_equal_the_complete_message(
+    sizes: list[int], has_tail: bool
+) -> None:
     flags = (*PARSER, *REASONS)
     ids = ids_of(REPLY)
     chunks = [*chunks_of(ids, sizes), *([[]] if has_tail else [])]

@@ -110,7 +110,7 @@ def test_parse_context_contains_the_fields_that_a_parser_reads() -> None:
     }
 
 
-def test_parse_context_contains_the_named_choice_and_strict_tools() -> None:
+def test_parse_context_contains_the_named_tool_choice_and_the_strict_flag_of_tools() -> None:
     tool = {"type": "function", "function": PING["function"] | {"strict": True}}
     choice = {"type": "function", "function": {"name": "ping"}}
     context = rendered(client_of("0.33"), CHAT, tools=[tool], tool_choice=choice)["parse_context"]
@@ -152,6 +152,6 @@ def test_version_0_32_renders_transfer_parameters_as_extra_arguments(path: str) 
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_rendered_request_keeps_the_field_return_token_ids(path: str) -> None:
+def test_rendered_request_keeps_the_return_token_ids_field(path: str) -> None:
     assert rendered(client_of("0.33"), path, return_token_ids=True)["return_token_ids"] is True
     assert rendered(client_of("0.33"), path)["return_token_ids"] is None

@@ -138,7 +138,7 @@ def fakes(argv: list[str], environ: dict[str, str] | None = None) -> FakeMetrics
     return parse(load(argv, environ or {}).section(FakeMetricsSettings).fake_metrics)
 
 
-def test_yaml_flag_and_variable_give_the_same_fake_metrics(file: str) -> None:
+def test_config_file_and_flag_and_variable_give_the_same_fake_metrics(file: str) -> None:
     text = json.dumps(FLAG)
     meant = fakes(["--fake-metrics", text])
     assert meant is not None and meant.waiting_requests == Function("oscillate", 0, 5, period_s=1)
@@ -218,7 +218,9 @@ LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period
         ({"loras": [{"timestamp": "noon"}]}, "loras[0].timestamp: Expected `float`, got `str`"),
     ],
 )
-def test_invalid_value_prevents_startup_and_names_its_key(keys: Any, complaint: str) -> None:
+def test_invalid_value_prevents_startup_with_an_error_that_names_its_key(
+    keys: Any, complaint: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(["--fake-metrics", json.dumps(keys)], {})
     line = str(caught.value)

@@ -130,7 +130,7 @@ def test_every_documented_fault_header_is_valid() -> None:
     )
 
 
-def test_every_action_matcher_type_and_path_is_documented() -> None:
+def test_all_fault_actions_matchers_failure_types_and_paths_are_documented() -> None:
     fields = {
         name for kind in (*rule_kinds().values(), FaultRule) for name in kind.__struct_fields__
     }
@@ -176,7 +176,7 @@ def test_hostile_path_pattern_is_matched_quickly(pattern: str) -> None:
     assert time.process_time() - begun_s < 0.02
 
 
-def test_nth_and_every_conditions_count_only_requests_that_match_the_rule() -> None:
+def test_conditions_nth_and_every_count_only_requests_that_match_the_rule() -> None:
     fits = asking()
     other = asking(model="other")
     nth = script({"action": "empty", "model": "m", "nth": 2})
@@ -185,7 +185,7 @@ def test_nth_and_every_conditions_count_only_requests_that_match_the_rule() -> N
     assert struck(every, fits, other, fits, fits, fits) == [False, False, True, False, True]
 
 
-def test_field_times_limits_how_often_a_fault_rule_fires() -> None:
+def test_times_field_limits_how_often_a_fault_rule_fires() -> None:
     assert struck(script({"action": "empty", "times": 2}), *[asking()] * 4) == [
         True,
         True,

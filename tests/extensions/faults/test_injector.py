@@ -48,7 +48,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("kind", FAILURES)
-def test_each_injected_failure_type_has_a_specific_status_type_param_and_message(kind: str) -> None:
+def test_each_type_of_injected_failure_has_a_specific_status_and_error_object(kind: str) -> None:
     failed = failure(kind, "llama", 1000)
     assert (failed.status, failed.type, failed.param) == FAILURES[kind][:3]
     assert failed.message.startswith(FAILURES[kind][3]) and "{" not in failed.message

@@ -21,7 +21,7 @@ def settings_for(**config: Any) -> Settings:
     return resolve(flags, {}, ignore)
 
 
-def test_mooncake_connector_in_the_json_sets_connector_role_and_failure_policy() -> None:
+def test_mooncake_connector_config_sets_the_connector_the_role_and_the_failure_policy() -> None:
     settings = settings_for(
         kv_connector="MooncakeConnector",
         kv_role="kv_consumer",

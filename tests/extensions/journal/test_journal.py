@@ -47,7 +47,7 @@ def test_journal_error_of_a_grpc_call_is_its_masked_status_message() -> None:
     assert error_of(RpcResponse(status=499)) is None
 
 
-def test_journal_entry_has_request_and_reply() -> None:
+def test_journal_entry_contains_the_request_and_the_reply() -> None:
     client = client_of("--journal", "10")
     reply = chat(client, 'A "café"', api_key="sk-1")
     chat(client, "again", "one", stream=True)
@@ -72,7 +72,7 @@ def test_journal_entry_has_request_and_reply() -> None:
     assert first["error"] is None
 
 
-def test_journal_entries_are_filtered_by_route_text_and_scope_and_cleared() -> None:
+def test_journal_entries_can_be_filtered_by_route_or_text_and_cleared_by_scope() -> None:
     client = client_of("--journal", "10")
     for text, scope in (('say "Rome"', "a"), ("Rome", "b"), ("Oslo", "a")):
         chat(client, text, scope)

@@ -124,7 +124,9 @@ def _plain(owned: object) -> tuple[int, ...]:
         ("h:1", "redis://h:1"),
     ],
 )
-def test_redis_and_valkey_addresses_of_llm_d_are_accepted(address: str, redis_address: str) -> None:
+def test_redis_and_valkey_addresses_in_the_format_of_llm_d_are_accepted(
+    address: str, redis_address: str
+) -> None:
     from app.extensions.kv_index.redis_backend import redis_url
 
     assert redis_url(address) == redis_address
@@ -165,7 +167,7 @@ def test_hash_maps_of_the_index_drop_evicted_blocks() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=3), min_size=1, max_size=3))
-def test_estimated_memory_of_block_copies_is_at_most_max_copy_bytes_per_copy(
+def test_estimated_memory_of_block_copies_stays_within_the_maximum_bytes_per_copy(
     numbers: list[list[int]],
 ) -> None:
     copies = tuple(
@@ -174,7 +176,7 @@ def test_estimated_memory_of_block_copies_is_at_most_max_copy_bytes_per_copy(
     assert weigh_bytes(copies) <= MAX_COPY_BYTES * weigh_copies(copies)
 
 
-def test_repeated_stores_of_a_block_are_not_counted_above_their_memory_limit(
+def test_repeated_stores_of_a_block_are_counted_only_up_to_a_memory_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.extensions.kv_index.memory.REPEATS_LIMIT_BYTES", 2 * REPEAT_BYTES)

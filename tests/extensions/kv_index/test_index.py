@@ -75,7 +75,7 @@ def test_scores_can_be_limited_to_selected_pods(index: Index) -> None:
     assert len(matched(index, PROMPT)) == 3
 
 
-def test_blocks_count_with_the_weight_of_their_best_tier(index: Index) -> None:
+def test_each_cached_block_is_scored_with_the_weight_of_its_best_tier(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16]), offloaded([1, 3, 4]), removed([3, 4]))
     ingest(index, "a", offloaded([4], "NVMe"), removed([4], "CPU"))
     (score,) = index.score("m", PROMPT)
@@ -187,7 +187,7 @@ def test_cached_prefix_counts_up_to_the_last_block_that_all_sliding_windows_need
     assert losses(index) == {}
 
 
-def test_prefix_counts_up_to_the_last_state_of_linear_attention(index: Index) -> None:
+def test_cached_prefix_counts_up_to_the_last_linear_attention_state(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL), stored([2], PROMPT[:8], **LINEAR))
     assert matched(index, PROMPT) == {"a": 2}
     ingest(index, "a", stored([4], PROMPT[8:16], 2, **LINEAR))
@@ -203,7 +203,7 @@ def test_cached_prefix_ends_where_any_cache_group_of_the_engine_lacks_blocks(ind
     assert matched(index, PROMPT) == {"a": 2}
 
 
-def test_events_of_a_cache_group_that_omit_some_or_all_blocks_count_no_losses(index: Index) -> None:
+def test_cache_group_events_that_omit_blocks_are_not_counted_as_losses(index: Index) -> None:
     # vLLM publishes the tokens of all blocks, and the hashes of the cached ones, the group with
     # windows first.
     window = stored([3, 4], PROMPT[:16], **WINDOW)
@@ -227,7 +227,7 @@ def test_blocks_without_a_full_attention_counterpart_are_counted_as_losses(index
     assert matched(index, PROMPT) == {"b": 1}
 
 
-def test_tier_counts_of_a_truncated_prefix_use_the_best_tier_of_each_block(index: Index) -> None:
+def test_each_block_of_a_truncated_prefix_is_counted_in_its_best_tier(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL), stored([2], PROMPT[:8], **LINEAR))
     ingest(index, "a", offloaded([2, 3], group_idx=0), removed([2, 3], group_idx=0))
     (score,) = index.score("m", PROMPT)
@@ -286,7 +286,7 @@ def test_stored_and_removed_events_without_blocks_are_ignored(index: Index) -> N
     assert losses(index) == {} and matched(index, PROMPT) == {"a": 1}
 
 
-def test_blocks_of_a_memory_tier_above_the_maximum_number_of_tiers_are_counted_as_losses() -> None:
+def test_blocks_of_memory_tiers_beyond_the_maximum_number_are_counted_as_losses() -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
     assert losses(index) == {"too_many_tiers": 6}

@@ -61,7 +61,7 @@ texts = st.none() | st.lists(st.text(max_size=5), max_size=3).map(tuple)
 
 @settings(max_examples=30, deadline=None)
 @given(ids, st.integers(1, 9), st.data())
-def test_block_key_is_the_xxh64_hash_of_its_parent_key_token_ids_and_extra_texts(
+def test_block_key_is_the_xxh64_hash_of_the_parent_key_the_token_ids_and_the_extra_texts(
     tokens: list[int], size: int, data: st.DataObject
 ) -> None:
     blocks = len(tokens) // size

@@ -56,7 +56,7 @@ def test_engines_above_the_maximum_number_in_the_index_are_rejected_and_counted(
     assert len(pool.positions()) == 20
 
 
-def test_backend_restart_is_counted_once_while_the_backend_is_unavailable(
+def test_pod_restart_is_counted_once_while_the_index_backend_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = Failing()

@@ -24,7 +24,7 @@ def indexer(*flags: str) -> FlaskClient:
         ("/score_chat_completions", {"messages": CHAT}),
     ],
 )
-def test_pod_in_the_field_routed_to_is_scored_in_the_same_and_in_the_next_response(
+def test_pod_named_in_the_routed_to_field_is_scored_in_the_same_and_the_next_response(
     path: str, body: dict[str, object]
 ) -> None:
     client = indexer()

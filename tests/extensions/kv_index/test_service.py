@@ -229,7 +229,7 @@ def index_of(**options: Any) -> KvIndex:
         ({"role": "indexer", "kv_index_pods": ("h:1",), "kv_index_bind": "tcp://*:7"}, "tcp://*:7"),
     ],
 )
-def test_indexer_listens_unless_pods_are_configured(
+def test_indexer_binds_the_default_event_port_unless_pods_are_configured(
     options: dict[str, Any], bind: str | None
 ) -> None:
     index = index_of(**options)

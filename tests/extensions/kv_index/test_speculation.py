@@ -36,7 +36,7 @@ def matched(index: Index, tokens: list[int] = PROMPT, *pods: str) -> dict[str, i
     return {score.pod: score.matched for score in index.score("m", tokens, pods=pods)}
 
 
-def test_routed_prompt_counts_at_once_and_only_for_its_lifetime(
+def test_routed_prompt_is_scored_immediately_and_only_until_its_lifetime_ends(
     index: Index, clock: list[float]
 ) -> None:
     assert matched(index) == {}
@@ -94,7 +94,7 @@ def test_event_of_some_blocks_or_of_another_pod_does_not_confirm_a_routed_prompt
     assert len(index.speculation) == 1
 
 
-def test_prompt_that_the_pod_has_cached_is_not_kept_as_routed(index: Index) -> None:
+def test_routed_prompt_is_not_tracked_if_the_pod_already_has_it_cached(index: Index) -> None:
     """No event will come for blocks that are cached, and the pod may remove them."""
     ingest(index, "a", stored(range(1, BLOCKS + 1), PROMPT))
     route(index, "a")
@@ -153,7 +153,7 @@ def test_oldest_routed_prompts_are_dropped_above_the_maximum_number() -> None:
     assert len(speculation.complete([], [8, 108], ())) == 1
 
 
-def test_routed_prompts_are_not_kept_without_a_lifetime() -> None:
+def test_routed_prompts_are_not_tracked_if_no_lifetime_is_set() -> None:
     speculation = Speculation(0.0)
     speculation.add("a", 0, [1, 2])
     assert len(speculation) == 0

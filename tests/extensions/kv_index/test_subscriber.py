@@ -51,7 +51,7 @@ def test_messages_whose_topic_names_no_pod_are_not_received(indexer: SteppedInde
     assert indexer.matched(PROMPT) == {"a": 1}
 
 
-def test_blocks_of_listed_pods_are_indexed_whatever_their_event_topic(
+def test_blocks_of_listed_pods_are_indexed_regardless_of_their_event_topic(
     indexer: SteppedIndexer,
 ) -> None:
     plain = indexer.engine("", connect=False)
@@ -197,7 +197,7 @@ def test_payload_of_100_megabytes_is_rejected_and_the_next_one_is_read(
     assert indexer.index.metrics.skipped_messages == {"too_large": 1}
 
 
-def test_subscriber_that_stopped_reading_detects_and_fills_the_gap(
+def test_subscriber_that_falls_behind_detects_and_fills_the_gap_in_the_events(
     indexer: SteppedIndexer,
 ) -> None:
     """What neither side has room for is lost on the way, and asked for again."""

@@ -118,7 +118,9 @@ def test_prompt_of_full_blocks_is_loaded_except_for_its_last_token() -> None:
 
 
 @timings
-def test_blocks_are_stored_after_their_step_and_evicted_from_the_end(steps: bool) -> None:
+def test_blocks_are_stored_after_their_step_and_evicted_from_the_end_of_the_prompt(
+    steps: bool,
+) -> None:
     tiered = TieredEngine(40, steps=steps, chunks=6)
     tiered.complete("first", prompt_of(1))
     tiered.complete("second", prompt_of(2))
@@ -137,7 +139,7 @@ def test_blocks_are_stored_after_their_step_and_evicted_from_the_end(steps: bool
     assert device[0].block_hashes == first_hashes
 
 
-def test_full_events_of_the_host_tier_contain_token_ids_and_parent_hashes() -> None:
+def test_host_tier_events_contain_token_ids_and_parent_hashes_if_full_events_are_on() -> None:
     tiered = TieredEngine(40, has_full_events=True, blocks_per_chunk=2)
     tiered.complete("first", prompt_of(1, 5))
 
@@ -261,7 +263,9 @@ def test_full_disk_tier_evicts_the_oldest_chunks() -> None:
 
 
 @timings
-def test_each_request_loads_its_blocks_without_a_prefix_cache(steps: bool) -> None:
+def test_each_request_loads_its_blocks_from_the_host_tier_if_the_prefix_cache_is_off(
+    steps: bool,
+) -> None:
     tiered = TieredEngine(30, steps=steps, has_prefix_cache=False)
     tiered.complete("first", prompt_of(1))
     for name in ("second", "third"):

@@ -77,7 +77,7 @@ def test_connector_json_sets_the_tier_fields() -> None:
     assert options.disk_chunks == 1024 * 128
 
 
-def test_offloading_connector_beside_a_transfer_connector_has_tiers() -> None:
+def test_offloading_connector_combined_with_a_transfer_connector_enables_kv_offload() -> None:
     parts = [
         {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
         {

@@ -244,7 +244,7 @@ def played(scale: float, steps: int = 3) -> Played:
     )
 
 
-def test_rehearsal_tolerates_median_errors_5_and_single_errors_10_points_above_noise() -> None:
+def test_rehearsal_allows_median_errors_of_5_and_single_errors_of_10_points_above_noise() -> None:
     for repeated, simulated, within in (
         *((1.0, 1.049, True), (1.0, 1.051, False), (1.0, 0.951, True), (1.0, 0.949, False)),
         (1.1, 1.15, True),
@@ -259,7 +259,9 @@ def test_rehearsal_tolerates_median_errors_5_and_single_errors_10_points_above_n
     assert not Comparison(3, played(1.0), played(1.0), played(1.0, steps=2)).same_steps
 
 
-def test_rehearsal_report_contains_figures_step_costs_and_a_verdict(good: Rehearsal) -> None:
+def test_rehearsal_report_contains_the_figures_the_step_costs_and_a_verdict(
+    good: Rehearsal,
+) -> None:
     text = report.table(good)
     assert "2 in flight: 12 requests, " in text and "5 in flight: 12 requests, " in text
     assert text.count("the same in the simulation") == 2

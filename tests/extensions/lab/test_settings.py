@@ -40,7 +40,7 @@ def model_config(folder: Path, **changes: object) -> str:
         ),
     ],
 )
-def test_profile_auto_with_missing_or_conflicting_settings_prevents_startup_with_one_line(
+def test_auto_profile_with_missing_or_conflicting_settings_prevents_startup_with_one_line(
     argv: list[str], error: str
 ) -> None:
     with pytest.raises(ConfigError, match=error) as raised:
@@ -48,7 +48,7 @@ def test_profile_auto_with_missing_or_conflicting_settings_prevents_startup_with
     assert "\n" not in str(raised.value)
 
 
-def test_profile_auto_is_computed_from_data_sheets(tmp_path: Path) -> None:
+def test_auto_profile_is_computed_from_data_sheets(tmp_path: Path) -> None:
     argv = ["--profile", "auto", "--device", "h100", "--model-config", model_config(tmp_path)]
     settings = load(argv, {})
     assert settings.steps.shared and settings.kvcache.kv_cache_size > 10_000

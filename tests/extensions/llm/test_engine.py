@@ -191,7 +191,7 @@ def test_invalid_requests_and_options_are_rejected(folder: Path) -> None:
     assert [len(tokens) for tokens in generate(engine, [[1] * 127])] == [1]
 
 
-def test_request_that_shares_blocks_with_nan_keys_fails_alone(tmp_path: Path) -> None:
+def test_only_requests_that_share_blocks_with_nan_keys_fail(tmp_path: Path) -> None:
     """In a model of one layer they spoil nothing but what looks back at them."""
     make_model(tmp_path)
     edit_config(tmp_path, num_hidden_layers=1)

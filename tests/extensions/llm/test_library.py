@@ -100,7 +100,9 @@ def test_failed_prompt_is_reported_and_other_prompts_succeed(llm: LLM) -> None:
         next(llm.generate_stream([10**6], GREEDY))
 
 
-def test_more_prompts_than_the_queue_holds_are_completed(model: str) -> None:
+def test_generate_method_completes_all_prompts_even_if_they_exceed_the_queue_size(
+    model: str,
+) -> None:
     with LLM(model, num_blocks=64, max_seq_length=512, max_queue_size=2, max_num_seqs=2) as llm:
         assert [
             result["tokens_generated"] for result in llm.generate(["a"] * 9, GREEDY, progress=False)
@@ -126,7 +128,7 @@ def test_public_names_of_the_package_can_be_imported_without_importing_torch() -
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, timeout=50, check=True)
 
 
-def test_presets_greedy_creative_and_balanced_are_valid_sampling_parameters(llm: LLM) -> None:
+def test_greedy_creative_and_balanced_presets_are_valid_sampling_parameters(llm: LLM) -> None:
     for name in ("greedy", "creative", "balanced"):
         params: SamplingParams = getattr(SamplingParams, name)(max_tokens=5)
         assert (params.to_dict()["max_tokens"], params.is_greedy) == (5, name == "greedy")

@@ -185,7 +185,7 @@ def test_prompt_progresses_even_if_every_step_is_late(folder: Path) -> None:
     assert machine.dropped and machine.engine.scheduler.decoding[0] == 5, "before the replies end"
 
 
-def test_prompts_are_chunked_by_tokens_without_a_target_time(folder: Path) -> None:
+def test_prompts_are_chunked_by_token_count_if_no_target_time_is_set(folder: Path) -> None:
     machine = Machine(
         folder, lambda tokens, pairs: 1.0, max_num_batched_tokens=300, step_time_s=0.0
     )

@@ -87,7 +87,7 @@ def test_requests_share_the_blocks_of_common_prefixes(folder: Path, truth: Truth
     assert engine.stats.prefix_hits > 15 * 32 + 16 * 40
 
 
-def test_disabled_prefix_caching_gives_the_same_tokens_without_hits(
+def test_disabling_prefix_caching_gives_the_same_tokens_but_no_cache_hits(
     folder: Path, truth: Truth
 ) -> None:
     engine = make_engine(folder, enable_prefix_caching=False)

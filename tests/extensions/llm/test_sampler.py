@@ -180,7 +180,7 @@ def test_samples_of_neighboring_seeds_and_positions_are_independent(step: tuple[
     assert chi_square(np.bincount(pairs, minlength=size * size).astype(float), shares * count) < 4
 
 
-def test_small_changes_of_logits_change_few_sampled_tokens() -> None:
+def test_small_changes_in_logits_change_few_sampled_tokens() -> None:
     """A sum of probabilities in the order of ids, walked to a random number, changes seven times as
     many.
     """

@@ -177,7 +177,7 @@ def test_engine_process_ends_with_its_parent(folder: Path) -> None:
 # Commands of an operator, and what the index of blocks hears.
 
 
-def test_pause_starts_no_request_and_its_mode_keeps_or_aborts_running_requests(
+def test_no_request_starts_during_a_pause_and_its_mode_keeps_or_aborts_running_requests(
     worker: Worker, other: Worker
 ) -> None:
     assert worker.command("pause").error is None
@@ -211,7 +211,7 @@ def test_pause_in_wait_mode_waits_for_running_requests(worker: Worker, other: Wo
     other.abort(2)
 
 
-def test_sleep_level_0_starts_no_request_and_running_requests_continue(
+def test_no_request_starts_at_sleep_level_0_but_running_requests_continue(
     worker: Worker, other: Worker
 ) -> None:
     other.generate(1, WANTED[1], 100)

@@ -141,7 +141,7 @@ def alone(folder: Path) -> dict[str, list[object]]:
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.permutations(range(len(WANTED))), st.data())
-def test_replies_with_speculation_equal_those_without(
+def test_replies_are_the_same_with_and_without_speculation(
     folder: Path, alone: dict[str, list[object]], order: list[int], data: st.DataObject
 ) -> None:
     size = data.draw(st.sampled_from([4, 8, 16]))

@@ -124,7 +124,7 @@ def test_lark_and_gbnf_grammars_constrain_the_output(llm: LLM) -> None:
         ('root ::= a.b "." a.c\na.b ::= "x"\na.c ::= [a.b]', "x..", "x.x"),
     ],
 )
-def test_lark_and_gbnf_grammars_keep_their_language_when_they_are_converted(
+def test_converted_lark_and_gbnf_grammars_allow_the_same_texts_as_the_originals(
     llm: LLM, grammar: str, right: str, wrong: str
 ) -> None:
     form = TextForm(grammar=grammar)
@@ -332,7 +332,9 @@ def test_exponentially_large_grammar_is_rejected_and_the_next_request_succeeds(m
         assert re.fullmatch("[ab]{3}", worker.whole(5)[1])
 
 
-def test_request_without_any_allowed_token_fails_alone(llm: LLM) -> None:
+def test_request_without_any_allowed_token_fails_without_affecting_the_next_request(
+    llm: LLM,
+) -> None:
     wanted = StructuredOutputsParams(regex="abc")
     result = llm.generate_single(
         "a", SamplingParams(structured_outputs=wanted, allowed_token_ids=[5])

@@ -149,7 +149,7 @@ def test_input_may_be_a_text_a_list_of_texts_token_ids_or_lists_of_token_ids(
 
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)
-def test_messages_are_one_conversation_and_take_precedence_over_input(kind: type[Request]) -> None:
+def test_messages_form_one_conversation_and_take_precedence_over_input(kind: type[Request]) -> None:
     for extra in ({}, {"input": "a"}, {"input": 5}, {"input": MESSAGES, "priority": "1"}):
         parsed = decoded(kind, messages=MESSAGES, **extra)
         assert (parsed.conversations, parsed.texts) == ([MESSAGES], [])
@@ -203,7 +203,7 @@ def test_each_pooling_task_has_the_same_routes_as_in_vllm(
     assert all(answers[path].json == {"detail": "Not Found"} for path in answers.keys() - expected)
 
 
-def test_embeddings_with_chat_setting_adds_the_embeddings_route_to_a_chat_server() -> None:
+def test_chat_server_has_an_embeddings_route_if_embeddings_with_chat_is_set() -> None:
     """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
     model = ModelSettings(embeddings_with_chat=True)
     assert served_paths(model) == (EMBED,)
@@ -385,7 +385,7 @@ def test_texts_are_scored_one_against_many_or_in_pairs() -> None:
     assert 1 / (1 + math.exp(-logit)) == pytest.approx(different)
 
 
-def test_cross_encoder_counts_the_query_with_every_document() -> None:
+def test_cross_encoder_counts_the_query_tokens_once_per_document() -> None:
     body = {"query": "hello", "documents": ["world", "hello world"]}
     query, *documents = (len(token_ids(text)) for text in ("hello", "world", "hello world"))
     assert call(RERANK, **body)["usage"]["prompt_tokens"] == query + sum(documents)

@@ -87,7 +87,7 @@ def test_consecutive_assistant_messages_count_as_one_turn(file: str, served: Ser
     assert text(served(file), body) == "two"
 
 
-def test_request_that_is_not_a_conversation_gets_no_recorded_response_by_turn(
+def test_replay_by_turn_returns_no_recorded_response_to_a_malformed_conversation(
     file: str, served: Serve
 ) -> None:
     with closing(Recording(file, by_turn=True)) as recording:
@@ -136,7 +136,7 @@ def test_fork_without_prompts_keeps_requests_with_malformed_tools(
     assert all(isinstance(tool["name"], str) for tool in shortened["tools"])
 
 
-def test_fork_without_prompts_drops_request_fields_that_responses_events_repeat(
+def test_fork_without_prompts_removes_request_fields_from_responses_api_events(
     tmp_path: Path,
 ) -> None:
     response = {"object": "response", "instructions": "secret", "tools": TOOLS, "output": []}

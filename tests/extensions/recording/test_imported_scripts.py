@@ -90,7 +90,7 @@ def test_imported_aimock_sequence_answers_in_the_order_of_its_indices(tmp_path: 
     assert [text(client, "a joke") for _ in range(4)] == ["one", "two", "many", "many"]
 
 
-def test_imported_mockllm_prompts_ignore_case_and_have_a_default_reply(
+def test_imported_mockllm_prompts_match_in_any_case_and_other_prompts_get_the_default_reply(
     tmp_path: Path,
 ) -> None:
     document = {"responses": {"what is 2+2?": "9"}, "defaults": {"unknown_response": "No idea."}}
@@ -99,7 +99,9 @@ def test_imported_mockllm_prompts_ignore_case_and_have_a_default_reply(
     assert text(client, "What is 3+3?") == "No idea."
 
 
-def test_last_matching_rule_of_imported_mock_llm_answers_with_its_templates(tmp_path: Path) -> None:
+def test_last_matching_rule_of_an_imported_mock_llm_script_answers_with_its_templates(
+    tmp_path: Path,
+) -> None:
     def rule(match: str, content: object, status: int = 200) -> dict[str, Any]:
         response = {"status": status, "content": json.dumps(content)}
         return {"path": CHAT, "match": match, "response": response}

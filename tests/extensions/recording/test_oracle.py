@@ -86,7 +86,7 @@ def test_compared_metric_samples_are_named_without_the_model_and_engine_labels()
     assert dict(samples_of(exposition, ("a_total",))) == {"a_total(reason=stop)": 3.0}
 
 
-def test_comparison_of_two_vllm_releases_lists_different_options_and_responses(
+def test_comparison_of_two_vllm_releases_lists_differences_in_options_and_responses(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = cases_of("base")[:5]

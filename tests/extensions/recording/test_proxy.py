@@ -276,7 +276,7 @@ def test_missing_or_malformed_response_of_the_target_returns_502_and_is_not_reco
         OK + b"Content-Length: 100\r\n\r\nhello",
     ],
 )
-def test_broken_response_breaks_off_for_the_client_and_is_recorded_as_broken(
+def test_broken_target_response_is_cut_off_for_the_client_and_recorded_as_broken(
     tmp_path: Path, answer: bytes
 ) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
@@ -331,7 +331,7 @@ class FullDisk:
         return getattr(self._file, name)
 
 
-def test_full_disk_loses_an_exchange_but_damages_no_written_line(
+def test_exchange_that_does_not_fit_on_the_disk_is_dropped_without_damaging_other_lines(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (

@@ -154,7 +154,7 @@ def test_pauses_of_a_recorded_stream_become_delays_of_a_script_rule(head: Any, p
     }
 
 
-def test_recorded_errors_and_broken_responses_become_faults_of_rules() -> None:
+def test_recorded_errors_and_broken_responses_become_script_faults() -> None:
     error = {"error": {"message": "Slow down", "type": "RateLimitError", "code": 429}}
     rules = rules_of(
         whole(chat("a"), error, status=429),
@@ -213,7 +213,7 @@ def test_script_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
 
 
-def test_messages_and_responses_become_rules_that_match_tool_results() -> None:
+def test_messages_api_and_responses_api_recordings_become_rules_that_match_tool_results() -> None:
     blocks = [
         {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "sun"}]}
     ]

@@ -80,7 +80,7 @@ def texts_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_last_line_without_newline_is_terminated_before_a_recording_is_continued(
+def test_last_line_that_lacks_a_newline_is_terminated_before_a_recording_is_continued(
     tmp_path: Path, whole: bool
 ) -> None:
     path = tmp_path / "r"
@@ -118,7 +118,7 @@ def test_recorder_creates_a_new_file_after_its_file_was_moved(tmp_path: Path) ->
     assert (recording.file.written, recording.warnings) == (5, [])
 
 
-def test_recording_that_replaced_the_file_is_appended_to(tmp_path: Path) -> None:
+def test_recorder_appends_to_a_recording_that_replaced_its_file(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with recorder(path) as recording:
         recording.record("one")
@@ -190,7 +190,7 @@ def test_closing_a_recording_while_its_file_is_locked_drops_and_counts_exchanges
     assert texts_of(path) == []
 
 
-def test_process_without_an_event_loop_writes_waiting_exchanges_with_the_next_one(
+def test_waiting_exchanges_are_written_with_the_next_exchange_if_there_is_no_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gevent.get_hub(), "is_shared", False)

@@ -181,7 +181,7 @@ def test_sampling_fields_and_limits_become_chat_fields() -> None:
     assert converted.messages == [{"role": "system", "content": "Be brief."}, HELLO]
 
 
-def test_consecutive_reasoning_text_and_calls_form_one_assistant_turn() -> None:
+def test_consecutive_reasoning_message_and_call_items_form_one_assistant_turn() -> None:
     thought = {
         "type": "reasoning",
         "summary": [],
@@ -241,7 +241,7 @@ def test_echo_mode_repeats_the_last_input_item(items: Any, echoed: str) -> None:
     assert echo_text(decoded(input=items).input) == echoed
 
 
-def test_calls_use_only_functions_custom_tools_and_functions_inside_a_namespace() -> None:
+def test_only_function_tools_custom_tools_and_namespace_functions_can_be_called() -> None:
     search = {"type": "web_search", "search_context_size": "low"}
     assert decoded(tools=[search]).tool_choice == "auto"
     assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
@@ -284,7 +284,7 @@ def test_namespace_function_can_be_chosen_by_its_name(tools: list[Any], name: st
         ),
     ],
 )
-def test_response_repeats_the_tool_choice_of_the_request_or_auto_without_one(
+def test_response_repeats_the_requested_tool_choice_which_defaults_to_auto(
     choice: Any, repeated: Any, meant: str
 ) -> None:
     fields = {"tools": [WEATHER], **({} if choice is None else {"tool_choice": choice})}

@@ -30,7 +30,7 @@ def test_check_command_prints_the_number_of_rules_or_the_first_error(
     )
 
 
-def test_try_command_prints_the_matching_rule_its_answer_and_skip_reasons(
+def test_try_command_prints_the_matching_rule_with_its_answer_and_the_skip_reasons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "messages.json"

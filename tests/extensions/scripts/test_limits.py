@@ -104,7 +104,7 @@ def test_templates_at_the_size_limits_compile_and_render() -> None:
     assert Template("{{ turn }}" * count).text(VALUES) == "1" * count
 
 
-def test_templates_of_all_added_rules_share_a_limit(
+def test_total_template_size_of_all_added_rules_is_limited(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (template, script_set):
@@ -148,7 +148,7 @@ def test_template_that_exceeds_the_work_or_size_limit_fails_the_request(
         Template(source).value({**VALUES, "unix": 0})
 
 
-def test_templates_of_one_answer_share_a_budget(books: Books) -> None:
+def test_templates_of_one_reply_share_a_limit_on_processed_text(books: Books) -> None:
     book = books.open(
         "rules: [{then: {json: {a: " + json.dumps(["{{ message | length }}"] * 100) + "}}}]"
     )
@@ -165,7 +165,7 @@ def test_other_requests_run_between_the_operations_of_a_script_template() -> Non
 
 
 @pytest.mark.parametrize("name", ["header", "random", "choose", "hex"])
-def test_template_function_without_a_call_is_rejected(name: str) -> None:
+def test_template_function_name_that_is_not_called_is_rejected(name: str) -> None:
     with pytest.raises(ScriptError, match=rf"{name} \(line 1\) is a function; write {name}"):
         Template("{{ NAME }}".replace("NAME", name))
     with pytest.raises(ScriptError, match="is a function"):
@@ -218,7 +218,7 @@ def test_common_regexes_with_repetition_counts_stay_far_below_the_size_limit(sou
     assert isinstance(RegexCompiler().compile(source, ignore_case=True), regex.Pattern)
 
 
-def test_regexes_of_a_script_share_a_limit(client: FlaskClient) -> None:
+def test_total_regex_size_of_all_added_rules_is_limited(client: FlaskClient) -> None:
     rule = {"when": {"message": {"regex": "a{9000}"}}, "then": "pass"}
     assert client.post(RULES, json={"rules": [rule] * 30}).status_code == 200
     answer: Any = client.post(RULES, json={"rules": [rule] * 30})
@@ -252,7 +252,7 @@ def test_text_conditions_are_skipped_after_the_matching_time_is_used_up(
 @pytest.mark.parametrize(
     "when", [{"contains": "b"}, {"regex": "b"}, {"contains": "b", "ignore_case": True}]
 )
-def test_searches_by_text_regex_and_ignored_case_count_toward_the_matching_time(
+def test_case_insensitive_and_regex_and_plain_searches_count_toward_the_matching_time(
     when: dict[str, Any],
 ) -> None:
     conditions = Conditions(convert({"message": when}, When))
@@ -264,7 +264,9 @@ def test_searches_by_text_regex_and_ignored_case_count_toward_the_matching_time(
     assert issubclass(BudgetSpentError, SlowRegexError)
 
 
-def test_all_prompts_of_a_request_share_the_matching_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matching_time_limit_applies_to_all_prompts_of_a_request_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     budgets = list[MatchBudget]()
     check = MatchBudget.check
 

@@ -125,7 +125,7 @@ def test_nth_condition_counts_requests_that_an_earlier_rule_answered(books: Book
     assert [reply_text(book, request(text)) for text in "aab"] == ["plain", "plain", "third"]
 
 
-def test_times_and_nth_of_a_rule_are_counted_separately_per_scope(books: Books) -> None:
+def test_times_and_nth_counts_of_a_rule_are_separate_for_each_scope(books: Books) -> None:
     book = books.open(
         "rules: [{times: 1, then: {text: once}}, {when: {nth: 2}, then: {text: second}}]"
     )

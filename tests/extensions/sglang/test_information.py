@@ -32,7 +32,7 @@ def test_sglang_routes_are_off_by_default() -> None:
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
-def test_model_info_route_returns_the_names_type_and_weight_version_of_the_model(
+def test_model_info_route_returns_the_names_the_type_and_the_weight_version_of_the_model(
     client: Client, path: str
 ) -> None:
     info = client.get(path).json()
@@ -43,7 +43,7 @@ def test_model_info_route_returns_the_names_type_and_weight_version_of_the_model
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-def test_server_info_route_returns_parallel_sizes_status_capacity_and_kv_event_endpoint(
+def test_server_info_returns_the_status_capacity_parallel_sizes_and_kv_event_endpoint(
     client: Client, path: str
 ) -> None:
     info = client.get(path).json()
@@ -61,7 +61,7 @@ def test_server_info_route_returns_parallel_sizes_status_capacity_and_kv_event_e
     }
 
 
-def test_kv_events_are_null_in_server_info_without_an_endpoint() -> None:
+def test_kv_events_are_null_in_server_info_if_there_is_no_event_endpoint() -> None:
     with in_process(DIALECT, "--enable-kvcache", "--zmq-endpoint=") as client:
         assert client.get("/server_info").json()["kv_events"] is None
 

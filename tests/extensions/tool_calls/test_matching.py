@@ -200,7 +200,7 @@ def test_number_of_fields_and_enum_values_compared_with_the_message_is_limited()
         ("NaN, Infinity, 1e999 and -Infinity", []),
     ],
 )
-def test_parts_of_dates_ranges_and_identifiers_in_a_message_are_not_numbers(
+def test_parts_of_dates_ranges_and_identifiers_in_a_message_are_not_taken_as_numbers(
     message: str, numbers: list[float]
 ) -> None:
     add = tool("add", "", "abc", a=NUMBER, b=NUMBER, c=NUMBER)
@@ -314,7 +314,7 @@ class CountingText(str):
         return super().__contains__(part)
 
 
-def test_tool_names_of_a_common_word_are_searched_once_each_in_the_message() -> None:
+def test_message_is_searched_at_most_once_for_each_tool_name() -> None:
     words = [("a",) * length for length in range(2, 17)]
     tools = [ToolFunction("_".join(name)) for name in words]
     message = CountingText("a " * 2000)

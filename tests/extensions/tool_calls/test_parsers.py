@@ -269,7 +269,7 @@ def test_many_llama_calls_are_parsed_in_linear_time(monkeypatch: pytest.MonkeyPa
         assert len(counted) < 20
 
 
-def test_too_long_pythonic_call_lists_are_returned_as_text() -> None:
+def test_pythonic_call_list_with_too_many_calls_is_returned_as_text() -> None:
     calls = f"[{'f(), ' * 100_000}f()]"
     assert whole("pythonic", calls) == (calls, {})
     assert streamed("pythonic", [calls]) == ("", {})

@@ -62,7 +62,9 @@ def test_strict_tool_is_called_despite_a_structured_output_constraint(hermes: Cl
     assert called(choice) == [("get_weather", '{"city": "Rome"}')]
 
 
-def test_only_the_first_call_is_returned_without_parallel_tool_calls(hermes: Client) -> None:
+def test_only_the_first_call_is_returned_if_parallel_tool_calls_are_disabled(
+    hermes: Client,
+) -> None:
     fields = texts_of(f"{CALL}{PING}") | {"parallel_tool_calls": False}
     [choice] = hermes.chat("hi", **fields)["choices"]
     assert [name for name, _ in called(choice)] == ["get_weather"]
@@ -115,7 +117,7 @@ def test_llama_and_qwen_call_chunks_have_no_content() -> None:
 
 
 @pytest.mark.parametrize("setting", ["match", "coin"])
-def test_tool_choice_auto_setting_decides_whether_a_tool_is_called(setting: str) -> None:
+def test_setting_for_automatic_tool_choice_decides_whether_a_tool_is_called(setting: str) -> None:
     with in_process("--tool-choice-auto", setting) as client:
         choices = [
             client.chat("What is the weather in Rome?", tools=TOOLS)["choices"][0]

@@ -81,7 +81,7 @@ def test_body_that_is_not_a_json_object_is_rejected_with_the_error_position(
         assert (answer.status, set(answer.json())) == (400, {"detail"}), "the framework's own"
 
 
-def test_body_with_a_too_large_declared_length_is_rejected_before_it_is_received(
+def test_body_whose_declared_length_exceeds_the_limit_is_rejected_before_it_is_received(
     server: RunningServer,
 ) -> None:
     for length in ((8 << 20) + 1, 10**12, 10**30):
@@ -203,7 +203,7 @@ def test_unsupported_transfer_encoding_is_rejected(
         assert wire.seconds_until_closed(5) < 5
 
 
-def test_transfer_encoding_chunked_ignores_case_and_is_rejected_in_http_1_0(
+def test_chunked_transfer_encoding_is_case_insensitive_and_rejected_in_http_1_0(
     server: RunningServer,
 ) -> None:
     body = CHUNKED_JSON + b"0\r\nX: y\r\n\r\n"

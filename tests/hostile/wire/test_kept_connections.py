@@ -321,7 +321,7 @@ def test_kept_alive_connection_is_served_again_after_a_stream_during_a_drain() -
             assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_new_requests_return_503_after_the_drain_and_a_stream_continues() -> None:
+def test_new_requests_get_503_after_the_drain_duration_while_a_running_stream_continues() -> None:
     env = {
         "SIM_GRACEFUL_TIMEOUT": "20s",
         "SIM_DRAIN_DURATION": "100ms",
@@ -400,7 +400,7 @@ for _ in range(2):
 """Owns a socket as systemd does, and gives it to one server after another."""
 
 
-def test_next_server_on_a_systemd_socket_accepts_connections() -> None:
+def test_server_restarted_on_a_systemd_socket_accepts_connections() -> None:
     port = free_port()
     command = [sys.executable, "-c", SERVICE_MANAGER, str(port)]
     with running_command(command, port, {}) as manager:

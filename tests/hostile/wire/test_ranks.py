@@ -111,7 +111,7 @@ def test_killed_rank_is_restarted_on_its_port(
         assert len(workers_of(alone)) == 1
 
 
-def test_each_rank_has_a_separate_worker_port_name_and_counters(three: RunningServer) -> None:
+def test_each_rank_has_its_own_worker_and_port_and_name_and_counters(three: RunningServer) -> None:
     ports = ports_of(three)
     assert len(workers_of(three)) == len({worker_behind(three, port) for port in ports}) == 3
     counts_before = [

@@ -154,7 +154,7 @@ def test_interrupt_ends_the_server_immediately(tmp_path: Path) -> None:
 JSON = "Content-Type: application/json"
 
 
-def test_indexer_starts_no_scores_during_shutdown() -> None:
+def test_indexer_rejects_new_score_requests_during_shutdown() -> None:
     flags = ("--role", "indexer", "--model", "base", "--kv-index-bind", "tcp://127.0.0.1:0")
     ends = ("--graceful-timeout", "15s", "--drain-duration", "0s")
     body = b'{"model": "base", "prompt": "Hello"}'

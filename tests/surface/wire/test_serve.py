@@ -25,7 +25,9 @@ def moved() -> Iterator[RunningServer]:
         yield server
 
 
-def test_serve_command_line_determines_model_name_and_settings(moved: RunningServer) -> None:
+def test_serve_command_line_determines_the_model_name_and_the_settings(
+    moved: RunningServer,
+) -> None:
     cards = requests.get(f"{moved.url}/v1/models", timeout=20).json()["data"]
     assert [(card["id"], card["root"], card["max_model_len"]) for card in cards] == [
         ("one", "org/model", 1000),

@@ -34,7 +34,7 @@ def commands(project: Path, workflow: str) -> list[str]:
         pytest.param("understudy-js.yml", "# pass 1", marks=pytest.mark.node),
     ],
 )
-def test_generated_workflow_commands_pass(
+def test_commands_of_the_generated_workflows_succeed(
     workflow: str, expected: str, project: Path, environment: dict[str, str]
 ) -> None:
     printed = ""

@@ -52,7 +52,7 @@ def pid_of(process: TemplateProcess) -> int:
     return process._worker.process.pid
 
 
-def test_template_process_renders_messages_template_arguments_and_tools(
+def test_template_process_renders_messages_with_template_arguments_and_tools(
     process: TemplateProcess,
 ) -> None:
     talk = [*HI, {"role": "assistant", "content": "one, two, \ud800"}]

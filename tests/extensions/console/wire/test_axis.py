@@ -259,7 +259,7 @@ def test_annotations_of_setting_changes_are_kept_for_later_pages_and_recordings(
 
 
 @pytest.mark.parametrize("width", [1280, 1920])
-def test_load_pause_fault_and_policy_controls_are_above_the_fold_and_take_effect(
+def test_controls_for_load_and_pause_and_fault_and_policy_are_above_the_fold_and_take_effect(
     browser: Browser, server: RunningServer, width: int
 ) -> None:
     console = ConsolePage(browser.new_page(viewport={"width": width, "height": 900}), server)

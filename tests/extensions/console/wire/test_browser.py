@@ -150,7 +150,9 @@ def test_open_request_details_update_while_the_request_runs(
     wait_until_idle(server)
 
 
-def test_check_tab_shows_the_uses_of_each_script_rule(browser: Browser, tmp_path: Path) -> None:
+def test_console_check_tab_shows_the_uses_of_each_script_rule(
+    browser: Browser, tmp_path: Path
+) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{name: greet <b>, then: {text: hello}}, {name: never, then: pass}]")
     with running_server("--console", "--script", str(path)) as server:
@@ -292,7 +294,7 @@ def test_charts_start_with_the_history_of_the_server(browser: Browser, timing: s
         console.close()
 
 
-def test_settings_fault_rules_and_buttons_of_the_console_change_the_server(
+def test_console_settings_and_fault_rules_and_buttons_change_the_server(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()
@@ -363,7 +365,7 @@ def test_every_console_tab_shows_its_own_content(
     wait_for_match(console.page, "#tab-body [role=status]", r"127\.0\.0\.1:\d+\s+[1-9]")
 
 
-def test_keyboard_selects_requests_tabs_and_actions(
+def test_keyboard_selects_requests_and_tabs_and_triggers_actions(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()

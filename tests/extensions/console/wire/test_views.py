@@ -76,7 +76,7 @@ def test_lessons_page_links_to_six_lessons_and_play_buttons_start_them(
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_each_lesson_opens_by_its_link_with_a_text_of_two_sentences(
+def test_link_to_each_lesson_opens_its_charts_and_a_text_of_two_sentences(
     page: Page, server: RunningServer, name: str
 ) -> None:
     opened(page, server, name)
@@ -244,7 +244,7 @@ def test_request_table_is_sorted_by_the_clicked_column_and_can_be_filtered(
     assert page.is_visible("#detail")
 
 
-def test_selected_time_range_shows_sums_and_keys_zoom_and_pan_the_charts(
+def test_selecting_a_time_range_shows_its_sums_and_pressing_keys_zooms_and_pans_the_charts(
     page: Page, server: RunningServer
 ) -> None:
     opened(page, server, "long-prompt")

@@ -106,7 +106,7 @@ def test_invalid_structural_tag_is_rejected(value: Any, flaw: str) -> None:
         tag(value)
 
 
-def test_invalid_or_too_deep_json_is_rejected() -> None:
+def test_malformed_deeply_nested_or_oversized_structural_tag_is_rejected() -> None:
     deep: dict[str, Any] = {"type": "any_text"}
     for _ in range(200):
         deep = {"type": "optional", "content": deep}

@@ -198,7 +198,7 @@ def test_remote_reference_is_not_fetched() -> None:
         sample({"properties": {"a": {"$ref": "https://example.com/a.json"}}}, Random(1), RANGES)
 
 
-def test_value_generated_for_a_recursive_schema_has_less_than_20_kb() -> None:
+def test_value_generated_for_a_recursive_schema_is_smaller_than_20_kb() -> None:
     tree = {"type": "object", "properties": {name: {"$ref": "#"} for name in "abcdefghij"}}
     always = ToolSettings(
         tool_call_not_required_param_probability=100,

@@ -83,7 +83,7 @@ def test_generated_object_has_at_least_one_property() -> None:
     assert names == {("name",), ("age",), ("name", "age")}
 
 
-def test_generated_object_is_empty_only_if_no_property_is_allowed_or_has_a_probability() -> None:
+def test_generated_object_is_empty_only_if_every_property_is_forbidden_or_never_drawn() -> None:
     schema = {"type": "object", "properties": {"a": False, "b": {"type": "null"}}}
     assert draws({**schema, "maxProperties": 0}, ToolSettings()) == [{}] * 100
     assert draws({"type": "object", "properties": {"a": False}}, ToolSettings()) == [{}] * 100

@@ -291,7 +291,9 @@ def long() -> messages.GenerateRequest:
     return generate(max_tokens=1200, ignore_eos=True)
 
 
-def test_client_disconnects_free_their_slots(slow: tuple[RunningServer, Engine]) -> None:
+def test_cancelled_timed_out_or_disconnected_calls_free_their_slots(
+    slow: tuple[RunningServer, Engine],
+) -> None:
     """They cancel at any stage, run out of time, or disappear with their connection."""
     server, engine = slow
     for tokens in (0, 1, 5) * 5:

@@ -187,7 +187,7 @@ def moriio(proxy: "zmq.Socket[bytes]") -> Iterator[MoriioPods]:
         yield MoriioPods(prefilling, decoding, heartbeats)
 
 
-def test_moriio_pods_send_the_router_their_role_addresses_and_parallel_sizes(
+def test_moriio_pods_send_the_router_their_role_and_addresses_and_parallel_sizes(
     moriio: MoriioPods,
 ) -> None:
     for role, client, mode in (("P", moriio.prefill, "WRITE"), ("D", moriio.decode, "READ")):

@@ -148,7 +148,7 @@ def test_scores_are_separate_per_adapter_and_salt_and_absent_after_a_cache_reset
     wait_for_scores(index, {}, tokens=[8] * 64)
 
 
-def test_state_route_of_the_index_lists_pods_streams_and_sizes(
+def test_state_route_of_the_index_lists_the_pods_the_streams_and_the_sizes(
     fleet: tuple[Client, Client, Client],
 ) -> None:
     index, first_pod, second_pod = fleet
@@ -208,7 +208,9 @@ def test_server_indexes_its_own_cache() -> None:
         assert set(answer) == {"podScores", "templated_messages"}
 
 
-def test_pods_added_to_the_list_file_are_connected_and_replayed(tmp_path: Path) -> None:
+def test_indexer_connects_to_pods_added_to_the_list_file_and_replays_their_events(
+    tmp_path: Path,
+) -> None:
     """The indexer also requests the batches that it missed."""
     events = free_port()
     replays = free_port()

@@ -28,7 +28,7 @@ def test_first_of_several_benchmark_rounds_contributes_one_tenth_of_the_mean() -
     assert mean_of_rounds([3.0, 5.0], 2) == 4.0
 
 
-def test_blackwell_uses_an_fp8_kv_cache_since_vllm_0_19() -> None:
+def test_blackwell_uses_an_fp8_kv_cache_from_vllm_0_19_onward() -> None:
     assert CELL.options.kv_cache_dtype == "fp8"
     assert replace(CELL, vllm="0.17.0").options.kv_cache_dtype == "auto"
     assert replace(CELL, device="h200").options.kv_cache_dtype == "auto"

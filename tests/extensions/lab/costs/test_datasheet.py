@@ -80,7 +80,7 @@ def test_computed_latencies_match_the_measured_mi300x_servers() -> None:
         )
 
 
-def test_computed_number_of_kv_blocks_is_within_2_percent_of_that_of_a_real_vllm() -> None:
+def test_computed_number_of_kv_blocks_is_within_2_percent_of_a_real_vllm_server() -> None:
     engine = datasheet_profile(QWEN, "h100", limits={"max_num_seqs": 256}).engine
     assert engine.num_gpu_blocks == pytest.approx(18038, rel=0.02)  # what a real vLLM had
     assert (engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len) == (

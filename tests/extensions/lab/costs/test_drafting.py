@@ -94,7 +94,7 @@ def test_only_synchronous_engines_wait_for_the_launch_of_a_drafter_pass() -> Non
 
 
 @pytest.mark.parametrize("device", ["h200", "mi300x"])
-def test_verifying_drafts_reads_fewer_experts_than_as_many_tokens_of_other_sequences(
+def test_verifying_drafts_takes_less_time_than_decoding_as_many_tokens_of_other_sequences(
     device: str,
 ) -> None:
     """With a mixture, verifying drafts costs less than as many tokens of other sequences."""
@@ -193,7 +193,7 @@ QUICK_RUNS = [run for run in sweep_runs() if run.server.concurrency <= 64]
 
 
 @pytest.mark.parametrize("run", QUICK_RUNS, ids=label_of_load)
-def test_simulated_gain_by_speculation_under_load_has_the_sign_of_the_measured_gain(
+def test_simulated_speculation_gain_under_load_has_the_same_sign_as_the_measured_gain(
     run: DraftRun,
 ) -> None:
     """The gain in tokens per second of all requests is a tie in one run: +0.3 %."""
@@ -204,7 +204,7 @@ def test_simulated_gain_by_speculation_under_load_has_the_sign_of_the_measured_g
         assert (output_gain > 0) == (run.output_gain > 0)
 
 
-def test_under_load_seven_drafts_lower_the_throughput_and_one_draft_raises_it() -> None:
+def test_seven_drafts_lower_the_throughput_under_load_but_one_draft_raises_it() -> None:
     loaded = [run for run in QUICK_RUNS if run.server.concurrency >= 16]
     losses = [simulated_gains(run, None)[1] for run in loaded if run.draft_count == 7]
     gains = [simulated_gains(run, None)[1] for run in loaded if run.draft_count == 1]

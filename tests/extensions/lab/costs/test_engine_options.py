@@ -68,7 +68,7 @@ def test_expert_parallel_device_with_the_most_tokens_has_more_than_an_equal_shar
     assert (alone.busiest_rows(8), alone.busiest_experts(8)) == (8, 8)
 
 
-def test_expected_maximum_of_normal_values_grows_with_their_number() -> None:
+def test_expected_maximum_of_normally_distributed_values_grows_with_their_number() -> None:
     expected = {1: 0.0, 2: 0.564, 4: 1.029, 8: 1.424, 16: 1.766}
     for count, deviations in expected.items():
         assert deviations_of_maximum(count) == pytest.approx(deviations, abs=0.03)
@@ -120,7 +120,7 @@ def test_number_of_kv_blocks_depends_on_memory_utilization_and_cuda_graphs() -> 
     assert blocks == sorted(blocks) and len(set(blocks)) == 4
 
 
-def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
+def test_16_bit_weights_are_quantized_at_load_time() -> None:
     stored = profile_with(EngineOptions(), {**QWEN, "quantization_config": FP8})
     converted = profile_with(EngineOptions(quantization="fp8"))
     assert converted.cost == stored.cost

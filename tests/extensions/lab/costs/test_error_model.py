@@ -80,7 +80,7 @@ def test_error_interval_is_centered_on_the_mean_error_of_similar_servers() -> No
     assert distant.low < 1 < distant.high
 
 
-def test_confidence_of_90_percent_is_the_upper_end_of_the_80_percent_interval() -> None:
+def test_factor_for_90_percent_confidence_is_the_upper_end_of_the_80_percent_interval() -> None:
     spread = known_errors().spread(PLACE, "tpot")
     assert spread.factor(0.9) == pytest.approx(spread.high)
     assert spread.factor(0.1) == pytest.approx(spread.low)
@@ -111,7 +111,7 @@ def test_distance_between_measured_servers_is_positive_if_any_property_differs(
     assert distance_between(PLACE, PLACE) == 0
 
 
-def test_properties_that_compare_servers_are_derived_from_model_device_and_engine_options() -> None:
+def test_server_comparison_uses_properties_of_the_model_the_device_and_the_engine_options() -> None:
     options = EngineOptions(
         tensor_parallel_size=2,
         data_parallel_size=2,

@@ -57,7 +57,7 @@ def test_larger_steps_take_longer_and_steps_on_more_devices_take_less_time(devic
     assert seconds(four_devices, 1, decodes=1) > seconds(one_device, 1, decodes=1) / 4
 
 
-def test_decode_step_reads_the_weights_at_a_fraction_of_the_bandwidth() -> None:
+def test_decode_step_reads_the_weights_at_75_to_85_percent_of_the_device_bandwidth() -> None:
     weights = 2 * (40 * (5120 * 56 * 128 + 40 * 128 * 5120 + 3 * 5120 * 17408) + 151936 * 5120)
     cost = profile_with().cost
     assert (
@@ -191,7 +191,7 @@ def test_computed_profile_states_in_one_line_which_assumptions_are_not_measured(
 
 
 @given(POINTS, st.integers(1, 2000))
-def test_kernel_time_between_two_points_of_a_table_lies_between_their_times(
+def test_interpolated_kernel_time_lies_between_the_times_of_the_neighboring_points(
     points: list[tuple[int, float]], count: int
 ) -> None:
     interpolated = interpolate(points, count)

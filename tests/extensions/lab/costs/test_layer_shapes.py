@@ -206,7 +206,7 @@ def test_profile_states_the_source_of_its_constants(name: str, device: str, rule
 
 @pytest.mark.parametrize("name", ["nvidia/Kimi-K2.5-NVFP4", "nvidia/DeepSeek-V3.2-NVFP4"])
 @pytest.mark.parametrize("device", ["b200", "b300", "gb200", "gb300"])
-def test_computed_step_time_grows_with_the_prompt_length_decodes_and_context(
+def test_computed_step_time_grows_with_prompt_length_decode_count_and_context_length(
     name: str, device: str
 ) -> None:
     cost = profile_of_name(name, device, 8).cost

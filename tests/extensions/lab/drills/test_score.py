@@ -73,7 +73,7 @@ def test_cached_tokens_of_lost_requests_are_not_counted() -> None:
     assert killed.kept_share == pytest.approx(0.5)
 
 
-def test_router_retries_are_the_increase_of_its_counter_per_phase() -> None:
+def test_router_retries_of_a_phase_are_the_increase_in_the_retry_counter() -> None:
     counted = figures((7, 7, 12))
     assert [phase.router_retries for phase in counted.phases] == [0, 5]
     assert counted.total.router_retries == 5
@@ -114,7 +114,7 @@ def test_failure_margin_is_the_time_to_the_nearest_request_at_the_failing_pod() 
     assert margins.timeout_s == pytest.approx(8.7)
 
 
-def test_margin_is_the_time_from_the_end_of_one_request_to_the_start_of_the_next() -> None:
+def test_order_margin_is_the_time_from_the_end_of_one_request_to_the_start_of_the_next() -> None:
     run = [outcome(0, 0.6), outcome(1, 0.75), outcome(2, 1.7)]
     margins = measure(DRILL, run, []).margins
     assert margins.order_s == pytest.approx(0.25)  # 1.76 is the end, and 2.01 the next start
@@ -136,7 +136,7 @@ def test_figures_of_a_drill_report_are_read_back_unchanged(tmp_path: Path) -> No
         read_figures(path)
 
 
-def test_reusable_tokens_are_full_blocks_of_an_earlier_prompt_prefix() -> None:
+def test_reusable_tokens_are_counted_in_full_blocks_of_a_prefix_of_an_earlier_prompt() -> None:
     first = list(range(10))
     prompts = [first, first, [*range(8), 99, 98, 97], [7, *range(1, 10)], list(range(8))]
     # The last token of a prompt is always computed, so eight tokens have one block of four.

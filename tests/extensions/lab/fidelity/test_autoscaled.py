@@ -121,7 +121,7 @@ def test_cold_start_is_a_duration_or_a_size_divided_by_a_bandwidth() -> None:
             read_cold_start(text, 0.0)
 
 
-def test_autoscaled_simulation_of_a_too_long_load_is_rejected(
+def test_autoscaled_simulation_of_a_load_that_lasts_too_long_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     closed = [

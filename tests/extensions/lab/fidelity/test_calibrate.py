@@ -104,7 +104,7 @@ def test_similar_steps_identify_only_the_sum_of_the_base_and_weights_constants()
     assert line not in warnings
 
 
-def test_runs_of_an_idle_server_fit_only_the_base_and_front_constants() -> None:
+def test_only_the_base_and_front_constants_are_fitted_to_runs_of_an_idle_server() -> None:
     auto = datasheet_profile(QWEN, "h100")
     cost = msgspec.structs.replace(auto.cost, base=3 * auto.cost.base)
     front = msgspec.structs.replace(auto.front, front=0.5 * auto.front.front)

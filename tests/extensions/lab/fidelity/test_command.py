@@ -167,7 +167,7 @@ def test_command_line_flags_set_the_limits_of_the_simulated_engine(
     assert figures(capsys, *closed, "--in-flight=3", "--turnaround=1s")["running"]["peak"] == 3
 
 
-def test_profile_auto_uses_the_data_sheet(
+def test_auto_profile_uses_the_data_sheet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.json"
@@ -334,7 +334,9 @@ def test_sweep_flag_is_parsed_into_values_and_slo_flag_into_latency_limits() -> 
             read_sweep(text)
 
 
-def test_progress_is_shown_only_for_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_appears_only_if_the_work_takes_a_long_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream = io.StringIO()
     with progress_bar(stream, "read", 8, "bytes") as progress:
         progress(4)

@@ -94,7 +94,7 @@ def test_comparison_explains_why_the_router_with_cache_hits_is_better(
     assert [cell.strip() for cell in rows["TPOT p50"].split("|")[2:4]] == tpot
 
 
-def test_comparison_file_sets_pods_goodput_and_other_simulation_options(
+def test_comparison_file_sets_the_pods_the_goodput_and_other_simulation_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "rate: 5\nseconds: 4\nenable-prefix-caching: {}\ngoodput: ['ttft:500', 'tpot:50']\npods: 2\n"
@@ -117,7 +117,7 @@ def test_files_with_equal_names_are_labeled_by_their_paths(
     assert list(comparison["runs"]) == list(map(str, paths))
 
 
-def test_comparison_sentence_names_costs_and_gains() -> None:
+def test_comparison_sentence_states_the_better_run_and_what_it_improves_and_worsens() -> None:
     assert sentence() == (None, "Neither is better: no figure that decides differs by 5 %.")
     assert sentence(TTFT_p99=103.0)[0] is None
     assert sentence(TTFT_p99=25.0) == (

@@ -147,7 +147,7 @@ def test_decode_pods_run_no_prefill_steps(requests: list[tuple[float, int, int]]
 Capture = pytest.CaptureFixture[str]
 
 
-def test_printed_figures_of_a_disaggregated_simulation_include_each_pool_and_transfers(
+def test_disaggregated_simulation_prints_figures_of_the_transfers_and_of_each_pool(
     capsys: Capture,
 ) -> None:
     summary = figures(capsys, *SPLIT, "--transfer-latency", "20ms")

@@ -138,7 +138,9 @@ def test_replay_shows_pods_of_an_autoscaled_fleet_load_and_become_ready(tmp_path
     ]
 
 
-def test_large_replay_is_thinned_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_replay_shows_only_some_requests_and_steps_and_states_this_in_a_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(step_recorder, "MAX_BARS", 50)
     monkeypatch.setattr(step_recorder, "MAX_STEPS", 100)
     load, outcome, film, page = filmed(num_gpu_blocks=100, max_num_seqs=64, max_model_len=1100)

@@ -33,7 +33,7 @@ def trace_of(path: Path, classes: bool = True) -> str:
     return str(path)
 
 
-def test_goodput_counts_the_written_requests_that_meet_the_limits_of_their_class(
+def test_goodput_counts_the_requests_that_meet_the_latency_limits_of_their_class(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv")

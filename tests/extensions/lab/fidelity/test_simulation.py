@@ -175,7 +175,7 @@ def test_simulated_requests_do_not_compute_their_cached_prefix_again() -> None:
     assert outcome.cached_tokens == 0
 
 
-def test_routing_policies_choose_pods_in_turn_by_fewest_requests_or_by_cached_prefix() -> None:
+def test_routing_policies_choose_pods_by_rotation_fewest_requests_or_cached_prefix() -> None:
     requests = [(0.0, 8, 20)] * 4 + [(0.0, 8, 2)] * 4
     load = load_of(requests, [(number % 2, 8) for number in range(8)])
     plan = SimulationPlan(profile=PLAIN, pods=4, policy="round-robin")

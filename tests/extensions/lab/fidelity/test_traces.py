@@ -70,7 +70,7 @@ def test_trace_columns_are_found_by_name_and_unknown_columns_are_ignored(tmp_pat
         BENCHMARK,
     ],
 )
-def test_public_trace_is_read_without_naming_its_format(
+def test_public_trace_is_read_even_if_its_format_is_not_named(
     tmp_path: Path, text: str, packed: bool
 ) -> None:
     (path := tmp_path / "load").write_bytes(

@@ -164,7 +164,7 @@ def test_request_rows_are_written_as_csv(tmp_path: Path) -> None:
     assert all(float(row["tool_ttft_s"]) > float(row["server_ttft_s"]) for row in rows)
 
 
-def test_command_fails_if_the_added_time_exceeds_the_limit(
+def test_judge_command_fails_if_the_median_added_time_exceeds_max_added_ms(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     export = EXPORTS / VLLM

@@ -39,7 +39,7 @@ def test_request_id_that_the_journal_contains_twice_is_not_matched() -> None:
     assert len(matches.not_served) == 1
 
 
-def test_requests_are_matched_to_the_latest_run_in_the_journal_by_the_numbers_in_ids() -> None:
+def test_requests_are_matched_by_the_numbers_in_their_ids_to_the_latest_journal_run() -> None:
     earlier = [pair_of(number, float(number)) for number in range(3)]
     later = [pair_of(number, 10.0 + number) for number in range(3)]
     for number, pair in enumerate(earlier):
@@ -64,7 +64,7 @@ def test_requests_without_ids_are_matched_to_journal_entries_by_distinct_replies
     assert (matches.method, matches.pairs) == ("text", pairs[::-1])
 
 
-def test_requests_without_ids_and_texts_are_matched_to_as_many_journal_entries_by_order() -> None:
+def test_requests_without_ids_and_texts_are_matched_by_order_only_if_the_counts_are_equal() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     for pair in pairs:
         pair.tool.ids = ()

@@ -88,7 +88,7 @@ def test_request_rate_of_a_shorter_last_window_is_computed_from_its_duration() -
     assert window_rates(load, 10.0) == ([0.3, 1.5], 12.0)
 
 
-def test_single_request_in_the_last_window_is_not_a_high_rate() -> None:
+def test_single_request_in_a_short_last_window_counts_as_one_request_per_second() -> None:
     load = LoadTrace("test")
     for arrival_s in (0.0, 5.0, 9.0, 10.001):
         load.arrival_s.append(arrival_s)

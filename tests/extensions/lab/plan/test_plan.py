@@ -154,7 +154,7 @@ def test_plan_table_explains_the_result_of_each_device(
     assert "runner-up: h200 tp 4 x" in second and "--max-num-seqs 1024" in second
 
 
-def test_unreachable_objective_reports_the_nearest_fleet(
+def test_error_for_an_unreachable_objective_names_the_nearest_fleet(
     model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "plan.json"

@@ -70,7 +70,7 @@ def test_serve_commands_of_disaggregated_pods_have_a_kv_connector(
     assert '"kv_connector":"NixlConnector"' in commands[1]
 
 
-def test_serve_command_has_drafts_adapters_priorities_and_offloading(
+def test_serve_command_has_options_for_drafts_adapters_priorities_and_offloading(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     drafts = (

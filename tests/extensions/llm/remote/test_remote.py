@@ -307,7 +307,7 @@ def test_lost_engine_fails_its_requests_and_a_new_engine_starts_empty(
     assert play.metric("num_preemptions_total") == 2
 
 
-def test_lost_engine_rejects_requests(tmp_path: Path) -> None:
+def test_worker_rejects_requests_once_its_engine_is_lost(tmp_path: Path) -> None:
     with worker(tmp_path, max_num_seqs=9999) as play:
         play.peer.die()
         for _ in range(1000):  # nobody has noticed; what is sent before the socket knows is lost

@@ -87,7 +87,7 @@ class Play:
         )
 
 
-def test_tokens_of_a_remote_engine_are_emitted_with_each_of_its_messages() -> None:
+def test_tokens_of_each_remote_engine_message_are_emitted_as_one_output() -> None:
     play = Play()
     play.say("a", scheduled_s=100.5, cached_tokens=4)
     play.say("b", "c", at_s=102.0)

@@ -396,7 +396,7 @@ def test_every_worker_class_records_and_replays_responses_of_the_target(
     assert len(exchanges_of(file)) == 2
 
 
-def test_truncated_recording_can_be_appended_to(tmp_path: Path, upstream: RunningServer) -> None:
+def test_recorder_appends_to_a_truncated_recording(tmp_path: Path, upstream: RunningServer) -> None:
     file = written(
         tmp_path / "r", [exchange(chat("known"), (0, b"1"))], tail=b'{"at_s": 0.1, "requ'
     )

@@ -140,7 +140,9 @@ def test_killed_master_process_leaves_no_engine_process(peer: Peer) -> None:
         wait_for_value(is_alive, peer.pids[0], equals=False)
 
 
-def test_too_long_socket_path_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_path_that_is_too_long_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
