@@ -134,7 +134,7 @@ class McpServer:
 
         The fields are `method` (`tools/call`), `when` and `times` as in `reply`, `seconds` and
         `message`, the text of an error. `seconds` is the length of `delay` (1). After a `hang` or a
-        `malformed` line, it is the time until the connection breaks off (60).
+        `malformed` line, it is the time until the connection is cut off (60).
 
         Raises:
             ValueError: an argument is invalid.

@@ -74,7 +74,7 @@ def test_every_comparison_row_has_three_cells_and_describes_this_project() -> No
 
 README = (ROOT / "README.md").read_text()
 README_COMMANDS = re.findall(r"(?m)^\$ (.+?)(?: {2,}#|$)", README)
-FIRST_SCREEN = README[: README.index("Start with the job")]
+FIRST_SCREEN = README[: README.index("Choose the job")]
 JOBS = re.findall(r"(?m)^## (?!All pages)(.+)$", (ROOT / "docs" / "index.md").read_text())
 LINKS = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", README)}
 
