@@ -133,7 +133,7 @@ class ErrorModel:
 
         Each residual has a weight that falls with its distance. The center is their median, drawn
         toward 0 where nothing near was measured; the half width holds 80 % of their weight, and
-        grows with the distance of the nearest left.
+        grows with the distance of the nearest residual.
         """
         distances = []
         min_distance = inf
