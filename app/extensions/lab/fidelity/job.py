@@ -140,6 +140,7 @@ class Job:
             self.situation,
             concurrency=summary.running.mean,
             input_tokens=summary.input_tokens / summary.requests,
+            output_tokens=summary.output_tokens / summary.requests,
         )
 
     def slowed(self, factor: float) -> Job:

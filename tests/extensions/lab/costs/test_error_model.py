@@ -5,17 +5,19 @@ import pytest
 
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import (
+    MIN_HALF_WIDTHS,
     ErrorModel,
     KnownError,
     Situation,
     distance_between,
     known_errors,
+    merge_repeats,
     read_errors,
     weighted_quantile,
 )
 from app.extensions.lab.costs.known_models import read_model_config
 from app.extensions.lab.costs.situations import make_situation
-from benchmarks.coverage import leave_one_group_out
+from benchmarks.coverage import leave_one_group_out, leave_one_load_out
 
 PLACE = Situation(
     family="Llama",
@@ -43,6 +45,16 @@ def test_intervals_contain_74_to_88_percent_of_the_errors_of_groups_not_used_in_
     assert 0.74 <= coverage.share <= 0.88
     assert coverage.worst_large_group >= 0.6
     assert coverage.half_width <= 2 * coverage.error
+    assert 0 < coverage.max_width_ratio <= 2
+    assert len(coverage.groups) > 30
+
+
+@pytest.mark.parametrize("figure", ["tpot", "ttft"])
+def test_intervals_contain_74_to_88_percent_of_the_errors_of_servers_measured_under_other_loads(
+    figure: str,
+) -> None:
+    coverage = leave_one_load_out(read_errors(), figure)
+    assert 0.74 <= coverage.share <= 0.88
     assert len(coverage.groups) > 30
 
 
@@ -61,11 +73,19 @@ def test_interval_width_grows_with_the_distance_to_the_nearest_measurement() -> 
     assert distances == sorted(distances) and distances[0] == 0
 
 
+def test_runs_of_one_server_and_load_count_as_one_measurement() -> None:
+    runs = [error(0.02), error(0.02), error(0.06), error(0.2, devices=4)]
+    assert [run.tpot for run in merge_repeats(runs)] == [pytest.approx(0.04), 0.2]
+    assert [run.ttft for run in merge_repeats(runs)] == [None, None]
+    near = msgspec.structs.replace(PLACE, devices=3)
+    assert ErrorModel(runs).spread(near, "tpot") == ErrorModel(runs[1:]).spread(near, "tpot")
+
+
 def test_interval_far_from_all_measurements_is_wide_even_if_they_agree() -> None:
     model = ErrorModel([error(0.001), error(-0.001)])
     far = msgspec.structs.replace(PLACE, device="mi300x", family="Gemma", has_experts=True)
     widths = [model.spread(place, "tpot").half_width for place in (PLACE, far)]
-    assert widths[0] < 0.03
+    assert widths[0] == MIN_HALF_WIDTHS["tpot"] == 0.03
     assert widths[1] > 0.2
 
 
@@ -97,6 +117,8 @@ def test_factor_for_90_percent_confidence_is_the_upper_end_of_the_80_percent_int
         {"devices": 4},
         {"version": 19},
         {"concurrency": 17.0},
+        {"input_tokens": 2048.0},
+        {"output_tokens": 2048.0},
         {"expert_parallel": True},
         {"data_parallel": True},
     ],
