@@ -34,7 +34,7 @@ def effort_map(text: str) -> dict[str, str]:
     efforts: dict[str, str] = {}
     for effort, replacement in json_object(text).items():
         if effort not in EFFORTS:
-            raise ValueError(f"{effort!r} must be one of the efforts {', '.join(EFFORTS)}")
+            raise ValueError(f"the effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
         if not isinstance(replacement, str):
             raise ValueError(f"the value of {effort} is not a string")
         efforts[effort] = replacement

@@ -244,7 +244,7 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     kv_cache_metrics: Annotated[bool, SIMULATED] = False
     """Report block metrics: lifetime, idle time before eviction, and reuse gaps."""
     kv_cache_metrics_sample: Annotated[
-        float, Meta(gt=0, le=1, description="must be more than 0 and at most 1")
+        float, Meta(gt=0, le=1, description="must be greater than 0 and at most 1")
     ] = 0.01
     """Share of blocks to sample for kv-cache-metrics."""
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""

@@ -217,7 +217,9 @@ def _check_other_router(options: Namespace) -> None:
     if options.policies:
         raise UsageError("argument --policies: not allowed with a router")
     if options.router_url is not None and not options.pod_ports:
-        raise UsageError("argument --router-url: requires --pod-ports, which the router uses")
+        raise UsageError(
+            "argument --router-url: requires --pod-ports, the ports that the router uses"
+        )
     if options.router_retries is not None and "#" not in options.router_retries:
         raise UsageError(
             "argument --router-retries: must have the form http://host/metrics#counter"
