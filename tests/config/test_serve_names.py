@@ -143,7 +143,7 @@ def test_any_connector_name_is_accepted_together_with_a_module_path() -> None:
 
 def test_connector_without_a_role_is_rejected() -> None:
     argv = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
-    assert "kv_role is required; it must be kv_producer, kv_consumer or kv_both" in refusal(*argv)
+    assert "kv_role is required; it must be kv_producer, kv_consumer, or kv_both" in refusal(*argv)
 
 
 # --ec-transfer-config, --mm-processor-kwargs

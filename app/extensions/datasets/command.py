@@ -83,7 +83,7 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
     table: str = options.table_name or settings.section(DatasetSettings).dataset_table_name
     if not table.isidentifier():
         raise ConfigError(
-            f"argument --table-name: {table!r} must consist of letters, digits and underscores"
+            f"argument --table-name: {table!r} must consist of letters, digits, and underscores"
         )
     job = DatasetJob(
         input=options.input,

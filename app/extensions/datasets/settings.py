@@ -17,7 +17,7 @@ Sha256 = Annotated[
 ]
 Identifier = Annotated[
     str,
-    Meta(pattern=r"\A[^\W\d]\w*\Z", description="must consist of letters, digits and underscores"),
+    Meta(pattern=r"\A[^\W\d]\w*\Z", description="must consist of letters, digits, and underscores"),
 ]
 """Name of a SQL table that needs no quotes."""
 ONE_FILE_PER_MODEL = "must not name two files for the same model"

@@ -13,7 +13,8 @@ class LlmSettings(Section, frozen=True, kw_only=True):
     """The real engine."""
 
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half", "int8"] = "auto"
-    """Data type of the model (llm engine). int8 uses 8-bit weights and runs only on CPUs."""
+    """Data type of the model (llm engine). The type int8 uses 8-bit weights and runs only on
+    CPUs."""
     batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
     """For requests that set a seed, make replies bitwise independent of other requests, at the cost
     of speed (llm engine)."""
@@ -37,7 +38,7 @@ class LlmSettings(Section, frozen=True, kw_only=True):
         if not settings.engine.is_real:
             return
         if settings.steps.device not in ("", "auto", "cuda", "mps", "cpu"):
-            yield "device", "must be auto, cuda, mps or cpu: engine is llm"
+            yield "device", "must be auto, cuda, mps, or cpu: engine is llm"
         try:
             settings.engine.speculation()
         except ValueError as error:

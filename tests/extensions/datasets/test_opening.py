@@ -194,7 +194,10 @@ def test_model_with_its_own_dataset_file_uses_it_and_other_models_use_the_defaul
         (["--dataset-path", "a", "--dataset-sha256", "abc"], "must be 64 hexadecimal digits"),
         (["--dataset-url", "http://b"], "must be used together with dataset-path"),
         (["--dataset-path", "a", "--mode", "echo"], "must be empty in mode echo"),
-        (["--dataset-path", "a", "--dataset-table-name", "a b"], "letters, digits and underscores"),
+        (
+            ["--dataset-path", "a", "--dataset-table-name", "a b"],
+            "letters, digits, and underscores",
+        ),
     ],
 )
 def test_invalid_dataset_path_settings_prevent_startup(flags: list[str], rule: str) -> None:

@@ -259,7 +259,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         settings = replace(settings, server=server)
         if ranks.addresses(settings.server) != ranks.addresses(self.settings.server):
             raise ConfigError(
-                "host, ports and the number of ranks cannot be changed while the server is running"
+                "host, ports, and the number of ranks cannot be changed while the server is running"
             )
         if self.cfg.preload_app and settings.dump(masked=False) != self.settings.dump(masked=False):
             raise ConfigError(

@@ -83,7 +83,7 @@ class _VllmResult(Struct):
         }
         if len(lengths) != 1:
             raise ValueError(
-                "start_times, ttfts, itls, input_lens and output_lens differ in length"
+                "start_times, ttfts, itls, input_lens, and output_lens differ in length"
             )
         for number, failure in enumerate(self.errors, 1):
             if failure:

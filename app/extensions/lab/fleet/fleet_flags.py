@@ -113,7 +113,7 @@ def make_parser() -> FlagParser:
         type=whole_number(0, 2**31),
         default=1,
         metavar="N",
-        help="seed of workload, routing and pods [1]",
+        help="seed of workload, routing, and pods [1]",
     )
     add_picture = flags.add_mutually_exclusive_group().add_argument
     add_picture(

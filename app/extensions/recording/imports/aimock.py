@@ -242,7 +242,7 @@ def _action_of(script: ImportedScript, place: str, response: Json) -> Json | Non
     if calls:
         action["tool_calls"] = calls
     if not action:
-        script.leave_out(place, "left out: no text, tool call, error or embedding")
+        script.leave_out(place, "left out: no text, tool call, error, or embedding")
         return None
     if response.get("finishReason") in REPLAYED_FINISHES:
         action["finish_reason"] = response["finishReason"]
