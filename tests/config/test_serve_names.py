@@ -101,8 +101,8 @@ def test_empty_and_none_values_are_accepted_as_in_vllm() -> None:
     ("name", "value", "rule"),
     [
         ("gpu-memory-utilization", "1.5", "must be at most 1"),
-        ("gpu-memory-utilization", "0", "must be more than 0"),
-        ("gpu-memory-utilization", "nan", "must be more than 0"),
+        ("gpu-memory-utilization", "0", "must be greater than 0"),
+        ("gpu-memory-utilization", "nan", "must be greater than 0"),
         ("cpu-offload-gb", "-1", "must be at least 0"),
         ("pipeline-parallel-size", "0", "must be at least 1"),
         ("video-pruning-rate", "1", "must be less than 1"),
@@ -143,7 +143,7 @@ def test_any_connector_name_is_accepted_together_with_a_module_path() -> None:
 
 def test_connector_without_a_role_is_rejected() -> None:
     argv = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
-    assert "kv_role is required; it must be kv_producer, kv_consumer or kv_both" in refusal(*argv)
+    assert "kv_role is required; it must be kv_producer, kv_consumer, or kv_both" in refusal(*argv)
 
 
 # --ec-transfer-config, --mm-processor-kwargs
@@ -200,7 +200,7 @@ def test_headless_node_rejects_api_server_options() -> None:
         "--headless", "--data-parallel-hybrid-lb"
     )
     text = refusal("--headless", "--data-parallel-size-local", "0")
-    assert text == "flag --data-parallel-size-local: must be more than 0 with --headless"
+    assert text == "flag --data-parallel-size-local: must be greater than 0 with --headless"
     argv = ("model", "--headless", "-dp", "4", "--data-parallel-start-rank", "2")
     assert settings_of(argv, {}, settings_type()).headless
     assert settings_of(("model", "--api-server-count", "0"), {}, settings_type()).headless

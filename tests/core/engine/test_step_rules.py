@@ -205,7 +205,7 @@ def test_adapter_stays_in_use_during_the_last_token_of_its_request(
 
 def test_draft_slots_must_be_fewer_than_max_num_batched_tokens() -> None:
     with pytest.raises(
-        ConfigError, match=r"draft-slots 64 .* less than max-num-batched-tokens \(64\)"
+        ConfigError, match=r"draft-slots \(64\) .* less than max-num-batched-tokens \(64\)"
     ):
         SchedulerLimits(max_num_batched_tokens=64, draft_slots=64)
 

@@ -129,7 +129,7 @@ def test_existing_file_is_not_overwritten(
     (tmp_path / taken).write_text("mine")
     done = run("--input", str(source), "--output", str(tmp_path / "out.sqlite3"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: {tmp_path / taken} already exists and is not overwritten\n"
+    assert done.stderr == f"error: {tmp_path / taken} already exists and will not be overwritten\n"
     assert names(tmp_path) == sorted([taken, "talks.json"])
     assert (tmp_path / taken).read_text() == "mine"
 

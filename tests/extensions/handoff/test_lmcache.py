@@ -136,7 +136,9 @@ def test_incomplete_receiver_in_the_transfer_parameters_is_reported_in_one_line(
     pods = Pods(steps, "lmcache", "kv_producer", "kv_consumer")
     pods.complete(0, PROMPT, disagg_spec=spec)
     [line] = caplog.messages
-    assert line.startswith("kv_transfer_params from r: disagg_spec requires req_id, receiver_host")
+    assert line.startswith(
+        "incomplete kv_transfer_params in request r: disagg_spec requires req_id, receiver_host"
+    )
     assert fetched_tokens(pods.complete(1, PROMPT)) == 0
 
 

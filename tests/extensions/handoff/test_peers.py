@@ -207,7 +207,7 @@ def test_incomplete_transfer_parameters_are_reported_in_one_line(
     pair.advance(0.5)
     assert (request.end, fetched_tokens(request)) == ("length", 0)
     [line] = caplog.messages
-    assert line.startswith("kv_transfer_params from r: remote_")
+    assert line.startswith("incomplete kv_transfer_params in request r: remote_")
     assert_idle(pair)
 
 

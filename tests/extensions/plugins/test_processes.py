@@ -223,7 +223,7 @@ def test_two_plugins_with_the_same_name_are_rejected(plugin: Write, tmp_path: Pa
     first = plugin(REPLY)
     other = plugin(REPLY, file="sub/mine")
     assert refusal("--plugin", first, "--plugin", other) == (
-        f"plugin mine: two plugins have the same name: {first} and {other}"
+        f"plugin mine: two plugins use this name: {first} and {other}"
     )
 
 

@@ -198,7 +198,7 @@ def test_parts_that_cannot_be_imported_are_listed_with_the_position_of_each(
         ("a.json", "{}", "must be one of"),
         ("a.json", "[" * 100_000, "is not valid"),
         ("a.json", '{"fixtures": []}', "no rule could be imported"),
-        ("a.json", '{"llm": {"fixtures": "b.json"}}', "import its fixtures instead: b.json"),
+        ("a.json", '{"llm": {"fixtures": "b.json"}}', "import its fixtures from b.json instead"),
         ("a.yaml", "a: " + "[\n" * 5_000, "is not valid"),
         ("a.yaml", "a: !!python/object/apply:os.getcwd []", "is not valid"),
         ("missing.json", None, "cannot be read: No such file"),

@@ -124,7 +124,7 @@ def test_call_of_a_tool_that_is_not_offered_skips_the_rule_and_is_logged_once(
     ]
     (line,) = caplog.messages
     assert (
-        "rule 1: skipped: the rule calls the tool 'get_weather', which the request does not offer"
+        "rule 1 was skipped: the rule calls the tool 'get_weather', which the request does not offer"
         in line
     )
     assert line.endswith(": a")

@@ -72,7 +72,10 @@ def error_of(client: FlaskClient, body: object) -> tuple[int, str]:
         ("{{ turn }}" * (MAX_NODES + 1), f"must not have more than {MAX_NODES} nodes"),
         ("{# #}" * 50_000, "must not have more than 4000 tokens"),
         ("{{ " + "(" * 100_000, "must not have more than 4000 tokens"),
-        ("{{ choose(*message) }}", "arguments with * are not supported in a script (line 1)"),
+        (
+            "{{ choose(*message) }}",
+            "unpacking arguments with * is not supported in a script (line 1)",
+        ),
     ],
 )
 def test_error_for_a_template_that_is_too_large_to_compile_states_the_position(

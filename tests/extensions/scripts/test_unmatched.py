@@ -98,7 +98,7 @@ def test_header_for_unmatched_requests_takes_precedence_over_the_setting(
     )
     answer = chat(client, X_Understudy_Unmatched="maybe")
     assert answer.json["error"]["message"] == (
-        "X-Understudy-Unmatched: must be error or pass, got 'maybe'."
+        "X-Understudy-Unmatched must be error or pass, got 'maybe'."
     )
 
 
@@ -182,6 +182,6 @@ def test_rule_without_conditions_stops_calling_tools_after_50_results(client: Fl
         messages += [message, {"role": "tool", "tool_call_id": call_id, "content": "done"}]
     assert answer.status_code == 500
     assert (
-        "called tools until the conversation contained 50 results; add times: 1"
+        "it kept calling tools until the conversation contained 50 results; add times: 1"
         in (answer.json["error"]["message"])
     )

@@ -190,7 +190,7 @@ def seconds(cost: CostConstants, tokens: int) -> float:
             "device h10: must be one of h100, h200, a100, l40s, mi300x, b200, b300, gb200, gb300,"
             " rtx-pro-6000, l4, mi355x; for other",
         ),
-        ("h100", 3, {}, "tensor-parallel-size 3: the size does not divide the 40 attention heads"),
+        ("h100", 3, {}, "tensor-parallel-size 3: the 40 attention heads of "),
         ("h100", 1, {"architectures": ["Qwen3ForCausalLm"]}, "did you mean Qwen3ForCausalLM?"),
         ("h100", 1, {"hidden_size": -1}, "Expected `int` >= 1 - at `$.hidden_size`"),
         (

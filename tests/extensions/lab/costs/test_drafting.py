@@ -146,7 +146,7 @@ def test_drafts_of_a_known_model_have_its_published_acceptance_length_by_default
     [
         (
             {"method": "eagle3", "num_speculative_tokens": 3},
-            "no accepted length is known for eagle3",
+            "the accepted length of eagle3 with .* is unknown",
         ),
         ({**GIVEN, "method": "medusa"}, "method medusa: the cost of its drafts is unknown"),
         ({**GIVEN, "method": "draft_model", "model": "qwen3-0.5b"}, "did you mean Qwen/Qwen3-0.6B"),
@@ -162,7 +162,7 @@ def test_speculation_without_a_known_cost_or_acceptance_is_rejected(
 def test_more_draft_tokens_than_have_published_acceptance_lengths_are_rejected() -> None:
     fields = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 9}
     with pytest.raises(
-        ConfigError, match="accepted lengths for gpt-oss-120b are known for 3 to 8 draft tokens"
+        ConfigError, match="accepted lengths of gpt-oss-120b are known only for 3 to 8 draft tokens"
     ):
         profile(speculation_of(**fields), "openai/gpt-oss-120b")
 

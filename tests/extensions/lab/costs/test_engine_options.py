@@ -134,8 +134,8 @@ def test_16_bit_weights_are_quantized_at_load_time() -> None:
             EngineOptions(tensor_parallel_size=6),
             QWEN,
             "h100",
-            "tensor-parallel-size 6: the size does not divide the 40 attention heads of model config; 5 and 8"
-            " do",
+            "tensor-parallel-size 6: the 40 attention heads of model config are not divisible by"
+            " this size; use 5 or 8",
         ),
         (
             EngineOptions(pipeline_parallel_size=41),
@@ -153,7 +153,7 @@ def test_16_bit_weights_are_quantized_at_load_time() -> None:
             EngineOptions(enable_expert_parallel=True, data_parallel_size=3),
             EXPERTS,
             "h100",
-            "3 devices do not divide the 128 experts of model config; 2 and 4 do",
+            "the 128 experts of model config cannot be divided evenly among 3 devices; use 2 or 4",
         ),
         (
             EngineOptions(quantization="awq"),

@@ -51,11 +51,11 @@ FAILURES: list[tuple[list[str], str]] = [
     ),
     (
         [*DRAWN, "--num-gpu-blocks-override", "99"],
-        "are not enough for a prompt of max-model-len 40960",
+        "are not enough; a prompt of 40960 tokens (max-model-len)",
     ),
     (
         [*FEW, "--num-requests", "1", "--input-tokens", "2000"],
-        "the load, request 1: input_tokens 2000",
+        "the load, request 1: the sum of input_tokens 2000",
     ),
     ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: folder not found: {ROOT / 'absent'}"),
     ([*DRAWN, "--plot", "app"], "app is a folder"),
@@ -246,7 +246,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
             "a load with only a rate never ends; add --seconds or --num-requests",
         ),
         (["--num-requests", "5", "--seconds", "5"], "--seconds and --arrivals require --rate"),
-        (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number above 0"),
+        (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number greater than 0"),
         ([*DRAWN, "--burstiness", "2"], "--burstiness requires --arrivals bursty"),
         ([*DRAWN, "--ramp-from", "2"], "--ramp-from requires --arrivals ramp"),
         (
@@ -265,7 +265,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
             [*DRAWN, "--sweep", "pods=1:2:1", "--pods", "2"],
             "--pods cannot be combined with --sweep pods",
         ),
-        (["--rate", "1e-320", "--seconds", "5"], "'1e-320' must be a number above 0"),
+        (["--rate", "1e-320", "--seconds", "5"], "'1e-320' must be a number greater than 0"),
         (
             [*DRAWN, "--arrivals", "bursty", "--burstiness", "1e-9"],
             "must be a number from 0.01 to 1,000",
@@ -280,7 +280,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
         ),
         (
             [*DRAWN, "--slo", "ttft=1"],
-            "argument --slo: 'ttft=1' must be a list of ttft|tpot|itl|e2e_mean|p50|p90|p95|p99|p99.9",
+            "argument --slo: 'ttft=1' must be a comma-separated list of ttft|tpot|itl|e2e_mean|p50|p90",
         ),
         ([*DRAWN, "--json", "x", "--requests", "./x"], "x is specified twice"),
         ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),
@@ -312,7 +312,7 @@ def test_invalid_trace_row_leaves_no_output_file(
     ]
     message = refusal(capsys, f"--trace={trace}", *FEW, *flags)
     assert message.startswith(
-        f"{trace}, row 3: input_tokens 1990 and output_tokens 11 together must not exceed"
+        f"{trace}, row 3: the sum of input_tokens 1990 and output_tokens 11 must not exceed"
     )
     assert {path.name for path in tmp_path.iterdir()} == {"trace.csv", "x.json"}
     assert document.read_bytes() == earlier_content

@@ -203,7 +203,7 @@ def test_sweep_finds_the_best_ratio_of_prefill_to_decode_pods(capsys: Capture) -
         ),
         (
             [*LOAD, "--sweep", "prefill-pods=1:2:1", "--pods", "2"],
-            "--sweep prefill-pods requires --pods to exceed",
+            "--sweep prefill-pods: --pods must exceed",
         ),
         (
             [*LOAD, "--transfer-bandwidth", "5GB"],

@@ -72,11 +72,14 @@ def test_price_is_proportional_to_the_gpu_hours(
 @pytest.mark.parametrize(
     ("limits", "rule"),
     [
-        (["tft:100"], "must be [CLASS=]ttft|tpot|e2el:MILLISECONDS above 0, not 'tft:100'"),
-        (["ttft:0"], "above 0, not 'ttft:0'"),
-        (["ttft:nan"], "above 0, not 'ttft:nan'"),
-        (["ttft"], "above 0, not 'ttft'"),
-        (["=ttft:5"], "above 0, not '=ttft:5'"),
+        (
+            ["tft:100"],
+            "ttft|tpot|e2el:MILLISECONDS with MILLISECONDS greater than 0, not 'tft:100'",
+        ),
+        (["ttft:0"], "greater than 0, not 'ttft:0'"),
+        (["ttft:nan"], "greater than 0, not 'ttft:nan'"),
+        (["ttft"], "greater than 0, not 'ttft'"),
+        (["=ttft:5"], "greater than 0, not '=ttft:5'"),
         (["ttft:1", "ttft:2"], "must not have two limits for ttft"),
         (["a=ttft:1", "a=ttft:2"], "must not have two limits for ttft in class a"),
     ],

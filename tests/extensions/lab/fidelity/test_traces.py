@@ -149,7 +149,7 @@ def test_prefix_groups_of_a_trace_are_numbered_and_an_empty_name_means_no_group(
         ),
         (
             SESSIONS + "0,9,1,a,\n,9,1,a,0\n",
-            ", row 3: input_tokens 9 must include the 10",
+            ", row 3: input_tokens 9 must not be less than the 10",
         ),
         (
             SESSIONS + ",9,1,a,0\n",
@@ -171,7 +171,7 @@ def test_prefix_groups_of_a_trace_are_numbered_and_an_empty_name_means_no_group(
         (MOONCAKE.replace("27482", "-1"), ", row 1: Expected `float` >= 0.0"),
         (MOONCAKE + "{", ", row 6: "),
         (MOONCAKE + '{"x": ' + "[" * 10000, ", row 6: maximum recursion depth exceeded"),
-        (BENCHMARK + "\n" + BENCHMARK, " contains 2 runs, but a load must be a single run"),
+        (BENCHMARK + "\n" + BENCHMARK, " contains 2 runs, but a load must consist of a single run"),
         ('{"a": 1}', "is not a result of vllm bench serve, guidellm, or aiperf"),
         (b"\xff\xfe\x00", " must be UTF-8 text"),
         (gzip.compress(HEADER.encode(), mtime=0)[:-9], " cannot be decompressed"),

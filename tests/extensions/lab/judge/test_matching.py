@@ -72,7 +72,7 @@ def test_requests_without_ids_and_texts_are_matched_by_order_only_if_the_counts_
     assert (matches.method, matches.pairs) == ("order", pairs[::-1])
     with pytest.raises(
         ConfigError,
-        match="none of the request IDs are .* 2 requests, .* journal has 3; send X-Request",
+        match="none of the request IDs are .*2 in the file, 3 in the journal.*; send X-Request",
     ):
         match("x", export_of(tools_of(pairs)[:2]), journal_of(pairs))
 
@@ -82,7 +82,7 @@ def test_journal_of_another_run_is_rejected() -> None:
     others = [pair_of(number, float(number)) for number in range(7, 9)]
     with pytest.raises(
         ConfigError,
-        match="none of the 3 requests .* has 2 other requests; the two belong to different runs",
+        match="none of the 3 requests .* has 2 other requests; the file and the journal belong to",
     ):
         match("x", export_of(tools_of(pairs)), journal_of(others))
 

@@ -142,7 +142,7 @@ def test_histogram_quantiles_match_prometheus() -> None:
         (f"{USUAL},top=1", "unknown flag top"),
         (f"{USUAL},tolerance=inf", "hpa: tolerance: 'inf' must be a number from 0 to"),
         (f"{USUAL},select-up=most", "hpa: select-up: invalid choice: 'most'"),
-        (f"{USUAL},up=4", "hpa: up: '4' must be rates such as 100%/15s"),
+        (f"{USUAL},up=4", "hpa: up: '4' must consist of rates such as 100%/15s"),
         (f"{USUAL},up=4/1h", "with periods of at most 30m"),
         ("schedule:1m=2", "must begin with 0s=PODS"),
         ("schedule:0s=2,0ms=3", "must not repeat a time"),

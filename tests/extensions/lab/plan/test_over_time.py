@@ -107,7 +107,7 @@ def test_single_request_in_a_load_counts_as_one_request_per_second() -> None:
         (["0,3000,100", "9999999,3000,100"], "has 9,999,999 windows of 1 s"),
         (
             [f"{number / 1e7:.7f},3000,100" for number in range(200)],
-            "pods in a window, but at most 10",
+            "pods, but at most 10",
         ),
     ],
 )

@@ -185,11 +185,11 @@ def test_error_for_an_unreachable_objective_names_the_nearest_fleet(
     [
         (["--device", "h100"], "has no price; add h100=PRICE"),
         (["--device", "h1000=2"], "did you mean h100?"),
-        (["--device", "h100=1e-9"], "must be a number above 0"),
+        (["--device", "h100=1e-9"], "must be a number greater than 0"),
         (["--device", "h100=2", "h100=3"], "h100 has more than one price"),
         (["--pods", "3"], "cannot be used, because the plan command sets"),
         (["--backend", "spark=here:1"], "must be dask=HOST:PORT"),
-        (["--attainment", "1.5"], "must be a number above 0, at most 1"),
+        (["--attainment", "1.5"], "must be a number greater than 0, at most 1"),
         (["--model-config", "/nowhere.json"], "/nowhere.json cannot be read"),
         (
             ["--max-num-seqs", "16384", "--max-num-batched-tokens", "8"],

@@ -86,7 +86,7 @@ def test_paths_within_the_target_are_forwarded_unchanged_and_other_paths_are_rej
         answer = get(recorder.port, path)
         error = answer.json()["error"]
         assert (answer.status, error["code"], error["type"]) == (400, 400, "BadRequestError"), path
-        assert error["message"].endswith("it is not sent to the target.")
+        assert error["message"].endswith("the request is not sent to the target.")
     assert target.requested_paths == [*FORWARDED], "nothing that leaves /v1 reaches the target"
     assert get(recorder.port, FORGED).status == 502
     wait_for_log(recorder, f"not kept: GET {FORGED}: ")

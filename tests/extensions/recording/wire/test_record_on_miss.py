@@ -333,10 +333,7 @@ def test_replay_miss_header_overrides_the_setting_for_one_request(
         refused = answer("new", "nearest")
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]
-        assert (
-            message
-            == "X-Replay-Miss must be one of simulate, not-found, record here, got 'nearest'."
-        )
+        assert message == "X-Replay-Miss must be one of simulate, not-found, record, got 'nearest'."
         assert answer("new", "record").ok
         assert len(journal_of(upstream)) == count_before + 1
         assert answer("new", "not-found").ok, "it is recorded now"
