@@ -240,7 +240,7 @@ def test_cache_config_labels_depend_on_the_vllm_version(version: str, value: str
     assert sample.labels.get("simple_cpu_offload_num_blocks") == value
 
 
-def test_each_request_is_counted_once_with_the_label_of_the_internal_path_that_served_it(
+def test_each_request_is_counted_once_by_internal_path(
     app: Understudy, metrics: HttpMetrics
 ) -> None:
     call(app, "/v1/chat/completions", "POST", b"{}")

@@ -194,7 +194,7 @@ INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\
 MOST_INDEX = {"one KV event": (44, 14, 20), "one score": (31, 11, 19)}
 
 
-def test_numbers_of_function_calls_and_source_files_per_request_are_limited() -> None:
+def test_each_request_uses_a_limited_number_of_calls_and_source_files() -> None:
     words = [sys.executable, str(ROOT / "scripts" / "trace_request.py"), "--summary"]
     output = subprocess.run(
         words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True
