@@ -191,7 +191,7 @@ OWN_SETTINGS = "Settings = TestSettings"
         ),
     ],
 )
-def test_error_for_an_unusable_plugin_names_it_and_the_problem(
+def test_error_for_an_unusable_plugin_states_the_problem(
     plugin: Write, body: str, preamble: str, line: str
 ) -> None:
     path = plugin(body, preamble=preamble)
@@ -202,7 +202,7 @@ def test_error_for_an_unusable_plugin_names_it_and_the_problem(
 
 if is_present("adapters"):  # it has a route with a variable
 
-    def test_plugin_route_that_differs_from_an_existing_one_only_in_a_variable_name_is_rejected(
+    def test_plugin_route_that_differs_only_in_a_variable_name_is_rejected(
         plugin: Write,
     ) -> None:
         route = "Route(methods=('DELETE',), path='/adapters/{a}', handle=print)"

@@ -58,7 +58,7 @@ def test_least_recently_used_response_is_evicted_first() -> None:
     assert [missing(store, name) for name in "abcd"] == [False, True, False, False]
 
 
-def test_storing_a_response_above_the_size_limit_evicts_several_stored_responses() -> None:
+def test_storing_an_oversized_response_evicts_the_stored_responses() -> None:
     store = ResponseStore(True, max_responses=100, max_bytes=10_000)
     for name in "abc":
         store.store(stored(name, size=3000))
@@ -136,7 +136,7 @@ def test_background_response_is_queued_until_it_ends() -> None:
         assert [*statuses, cancelled["status"]] == ["queued", "queued", "cancelled"]
 
 
-def test_completed_background_response_keeps_no_reference_to_its_abort_function() -> None:
+def test_completed_background_response_releases_its_abort_function() -> None:
     response = stored("a", status="in_progress", events=[])
     response.abort = ignore
     response.append_events(b"1\n\n", is_over=True)

@@ -53,7 +53,7 @@ def error_of(
         ('{"input_config": {}}', "use profile_export.jsonl"),
     ],
 )
-def test_error_for_an_invalid_export_is_one_line_and_states_the_position(
+def test_error_for_an_invalid_export_states_the_position(
     content: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "export.json"
@@ -99,7 +99,7 @@ def test_unmatched_requests_without_ids_are_reported_in_one_line(
     assert "send X-Request-Id" in error_of(capsys, export)
 
 
-def test_complete_export_without_ids_is_matched_to_the_journal_by_the_order_of_requests(
+def test_export_without_ids_is_matched_by_the_order_of_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests = json.loads((EXPORTS / INFERENCE_PERF).read_text())
