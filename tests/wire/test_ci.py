@@ -65,7 +65,7 @@ def run_twice(
     )
 
 
-def test_up_to_three_failed_tests_are_retried_and_listed_at_the_end(tmp_path: Path) -> None:
+def test_up_to_three_failed_tests_are_retried_and_listed(tmp_path: Path) -> None:
     done = run_twice(tmp_path, flaky_count=3)
     assert done.returncode == 0, done.stderr
     named = re.findall(r"(?m)^FAILED AT FIRST: (.*)$", done.stderr)
