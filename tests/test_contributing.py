@@ -26,7 +26,7 @@ MAX_ROOT_ENTRIES = 34
         ("app/extensions/devmode2/routes.py", []),
     ],
 )
-def test_extension_of_a_changed_file_is_derived_from_the_path(
+def test_app_extension_of_a_changed_file_is_derived_from_the_path(
     file: str, expected: list[str]
 ) -> None:
     assert changed_extensions([file, "README.md"], NAMES) == expected

@@ -308,9 +308,7 @@ def test_command_line_options_override_the_config_file(yaml_file: Write) -> None
         (["--config", "/a", "--config=/b"], "flag --config: only one file is allowed"),
     ],
 )
-def test_invalid_flag_is_rejected_with_a_one_line_error_that_names_it(
-    argv: list[str], line: str
-) -> None:
+def test_one_line_error_for_an_invalid_flag_names_the_flag(argv: list[str], line: str) -> None:
     assert line in refusal("m", *argv)
 
 

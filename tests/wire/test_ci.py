@@ -101,7 +101,7 @@ def test_functions_of_every_time_limited_stage_are_exported_to_bash() -> None:
 
 
 @pytest.mark.parametrize("stage", ["docs", "engine", "servers"])
-def test_stage_that_cannot_be_prepared_fails_the_run_at_its_end(stage: str) -> None:
+def test_stage_that_cannot_be_prepared_fails_the_run_at_the_end(stage: str) -> None:
     [body] = re.findall(rf"(?ms)^{stage}\(\) {{\n(.*?)^}}\n", SCRIPT)
     assert re.search(r"(?m)^    else\n        not_tested ", body)
     assert re.search(r'(?s)if \[ -s "\$alone/not-tested" \].*exit 1\nfi\n$', SCRIPT)

@@ -270,7 +270,7 @@ def test_failing_rule_returns_one_error_that_clients_do_not_retry(
     assert chat(client, "repeat Hi.", stream)["text"] == "Hi.", "nobody else's is lost"
 
 
-def test_script_report_counts_the_uses_of_each_rule(
+def test_script_report_contains_the_number_of_uses_of_each_rule(
     server: RunningServer, client: openai.OpenAI
 ) -> None:
     requests.delete(server.url + "/admin/script", timeout=20)

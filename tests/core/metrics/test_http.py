@@ -102,7 +102,7 @@ def samples(metrics: HttpMetrics, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_metrics_count_a_stream_with_its_full_duration_once_it_ends(
+def test_stream_is_counted_with_its_full_duration_once_it_ends(
     app: Understudy, metrics: HttpMetrics
 ) -> None:
     response = start(app, "/v1/completions", "POST", b"12345")

@@ -168,6 +168,6 @@ def test_pause_in_wait_mode_rejects_the_next_step_of_a_beam_search() -> None:
     assert isinstance(event.error, EnginePausedError)
 
 
-def test_beam_search_is_rejected_if_the_extension_is_missing() -> None:
+def test_beam_search_is_rejected_if_its_app_extension_is_missing() -> None:
     with pytest.raises(RequestRejectedError, match="without the extension 'beam_search'"):
         beams(Harness(mode="random"))

@@ -116,7 +116,7 @@ def test_explanation_states_how_many_prioritized_requests_went_first(
 
 
 @both_timings
-def test_explanation_of_a_wait_for_a_kv_transfer_states_its_duration(timing: str) -> None:
+def test_explanation_of_a_wait_for_a_kv_transfer_states_the_duration(timing: str) -> None:
     explained = engine(timing, slots=2, blocks=100, kv_cache_transfer_latency=2.0)
     explained.ask("moved", prompt_ids=list(range(60)), remote_prefill=True)
     explained.clock.advance(100)
@@ -156,7 +156,7 @@ def test_explanation_of_a_slow_decode_names_the_interfering_prompt() -> None:
 
 
 @both_timings
-def test_explanation_of_a_delay_by_a_fault_states_its_duration(timing: str) -> None:
+def test_explanation_of_a_delay_by_a_fault_states_the_duration(timing: str) -> None:
     explained = engine(timing)
     explained.ask("slowed", delays=((0, 3.0), (2, 4.0)))
     explained.clock.advance(20)
@@ -166,7 +166,7 @@ def test_explanation_of_a_delay_by_a_fault_states_its_duration(timing: str) -> N
 
 
 @both_timings
-def test_explanation_of_a_delay_by_a_pause_states_its_duration(timing: str) -> None:
+def test_explanation_of_a_delay_by_a_pause_states_the_duration(timing: str) -> None:
     explained = engine(timing)
     explained.engine.executor.pause()
     explained.ask("late")

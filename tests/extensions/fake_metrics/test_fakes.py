@@ -218,9 +218,7 @@ LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period
         ({"loras": [{"timestamp": "noon"}]}, "loras[0].timestamp: Expected `float`, got `str`"),
     ],
 )
-def test_invalid_value_prevents_startup_with_an_error_that_names_its_key(
-    keys: Any, complaint: str
-) -> None:
+def test_invalid_fake_metrics_setting_prevents_startup(keys: Any, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(["--fake-metrics", json.dumps(keys)], {})
     line = str(caught.value)

@@ -187,7 +187,7 @@ def test_cached_prefix_ends_at_the_last_block_that_all_windows_need(
     assert losses(index) == {}
 
 
-def test_cached_prefix_counts_up_to_the_last_linear_attention_state(index: Index) -> None:
+def test_cached_prefix_ends_at_the_last_linear_attention_state(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL), stored([2], PROMPT[:8], **LINEAR))
     assert matched(index, PROMPT) == {"a": 2}
     ingest(index, "a", stored([4], PROMPT[8:16], 2, **LINEAR))

@@ -253,7 +253,7 @@ def test_only_configured_models_and_folders_have_tokenizers(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "options", [{"kv_index_pods": ("nonsense",)}, {"kv_index_redis_url": "http://h:1"}]
 )
-def test_error_for_an_invalid_address_names_its_setting(options: dict[str, Any]) -> None:
+def test_error_for_an_invalid_address_names_the_setting(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="setting kv-index-pods or kv-index-redis-url: "):
         index_of(kv_index_backend="redis", **options)
 

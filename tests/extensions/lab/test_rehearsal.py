@@ -147,7 +147,7 @@ def steps_of(cost: CostConstants, count: int, seed: int) -> list[RecordedStep]:
 
 @settings(max_examples=25, deadline=None)
 @given(requests=REQUESTS, in_flight=st.one_of(st.none(), st.integers(1, 8)))
-def test_engine_run_and_its_simulation_have_equal_times_and_steps(
+def test_simulation_has_the_times_and_steps_of_the_engine_run(
     requests: list[tuple[float, int, int]], in_flight: int | None
 ) -> None:
     load = load_of(requests)

@@ -233,7 +233,7 @@ def test_plugin_name_that_is_not_a_valid_flag_is_rejected(plugin: Write) -> None
     )
 
 
-def test_error_for_a_plugin_that_cannot_be_found_names_its_module_or_file(tmp_path: Path) -> None:
+def test_error_for_a_missing_plugin_names_the_module_or_file(tmp_path: Path) -> None:
     assert refusal("--plugin", "no.such.module").startswith(
         "plugin module (no.such.module): cannot be imported: ModuleNotFoundError"
     )

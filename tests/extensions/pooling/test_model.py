@@ -186,7 +186,7 @@ def scored(query: list[int], document: list[int]) -> float:
 
 
 @given(query=BAGS, document=BAGS)
-def test_similarity_score_is_symmetric_and_between_0_and_1(
+def test_symmetric_similarity_score_lies_between_0_and_1(
     query: list[int], document: list[int]
 ) -> None:
     assert 0 < scored(query, document) < 1

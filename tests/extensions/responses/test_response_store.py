@@ -113,7 +113,7 @@ def test_storing_a_large_response_within_the_size_limit_evicts_no_response() -> 
     assert 60_000 < store.size_bytes < 80_000
 
 
-def test_memory_report_counts_stored_responses_by_size() -> None:
+def test_memory_report_contains_the_size_of_the_stored_responses() -> None:
     client = app_of("--enable-responses-store").test_client()
     for number in range(100):
         client.post("/v1/responses", json={"input": f"number {number}", "max_output_tokens": 1})

@@ -101,7 +101,7 @@ def invoke(sessions: Sessions, body: bytes, session: str | None = None) -> Respo
     return sessions.begin(context)
 
 
-def test_sessions_expire_and_their_number_is_limited() -> None:
+def test_duration_and_number_of_sessions_are_limited() -> None:
     ids = Ids()
     sessions = Sessions(BodyLimits(1000, 1.0), ids, 60)
     body = b'{"requestType":"NEW_SESSION"}'

@@ -23,7 +23,9 @@ def uses() -> Iterator[SharedUses]:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["take", "remove"]), KEYS), max_size=60))
-def test_rule_counts_in_the_same_hash_bucket_are_separate(calls: list[tuple[str, bytes]]) -> None:
+def test_use_counts_of_rules_in_one_hash_bucket_are_separate(
+    calls: list[tuple[str, bytes]],
+) -> None:
     expected: Counter[bytes] = Counter()
     with new_table() as file:
         uses = SharedUses(file.fileno())

@@ -193,7 +193,7 @@ def test_fast_and_general_path_return_equal_responses_to_a_health_probe(
         )
 
 
-def test_fast_and_general_path_have_the_same_metrics_and_access_logs(twin: Twin) -> None:
+def test_fast_path_has_the_metrics_and_access_logs_of_the_general_path(twin: Twin) -> None:
     """After whatever the other tests have asked, too."""
     body = b'{"messages":[{"role":"user","content":"Hello!"}],"max_tokens":5}'
     twin.ask(CHAT, body, "X-Request-Id: the-last")

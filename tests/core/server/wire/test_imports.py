@@ -98,7 +98,7 @@ def test_startup_does_not_import_lazy_modules() -> None:
     assert modules - allowed == set()
 
 
-def test_settings_are_declared_without_importing_extension_code() -> None:
+def test_settings_are_declared_without_importing_app_extensions() -> None:
     """Only the packages, which declare the extensions, and their settings are imported."""
     script = "from app.core.settings import load; import sys; load(); print(*sys.modules)"
     words = [sys.executable, "-c", script]

@@ -45,7 +45,7 @@ def figures(retry_counts: tuple[int, ...] = ()) -> Figures:
     return score(DRILL, phases_of(DRILL), outcomes(), retry_counts)
 
 
-def test_requests_count_in_the_phase_in_which_they_are_due() -> None:
+def test_requests_belong_to_the_phase_in_which_they_are_due() -> None:
     first_phase, kill_phase = figures().phases
     assert (first_phase.name, first_phase.sent, first_phase.answered, first_phase.lost) == (
         "before",

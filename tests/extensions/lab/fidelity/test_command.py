@@ -318,7 +318,7 @@ def test_invalid_trace_row_leaves_no_output_file(
     assert document.read_bytes() == earlier_content
 
 
-def test_sweep_and_slo_flags_are_parsed_into_values_and_limits() -> None:
+def test_sweep_and_slo_flags_are_parsed() -> None:
     assert read_sweep("rate=0.1:0.5:0.1").values == (0.1, 0.2, 0.3, 0.4, 0.5)
     assert read_sweep("in-flight=1:6:2").values == (1, 3, 5)
     first, second = read_objectives("ttft_p99=500ms, e2e_mean=2s")

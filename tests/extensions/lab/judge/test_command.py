@@ -176,7 +176,7 @@ def test_judge_command_fails_if_the_median_added_time_exceeds_max_added_ms(
     assert line.startswith("error: the median added time is 1.") and "exceeds 0.5" in line
 
 
-def test_verdict_counts_requests_that_guidellm_never_sent(
+def test_requests_that_guidellm_never_sent_are_counted_in_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "guidellm-0.8.1.json"

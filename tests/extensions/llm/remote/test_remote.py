@@ -434,7 +434,7 @@ def test_failed_engine_command_leaves_the_pause_state_unchanged(play: Worker) ->
     assert operated.stands == (False, False)
 
 
-def test_pause_rejects_requests_of_all_workers(play: Worker) -> None:
+def test_paused_remote_engine_rejects_requests_except_in_keep_mode(play: Worker) -> None:
     operated = Operated(play)
     operated.life = RemoteLifecycle(play.engine, refuses_in_pause=True)
     operated.does(operated.life.pause, "keep", operated.left)
