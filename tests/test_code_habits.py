@@ -37,7 +37,7 @@ from scripts.code_habits import (
         ("B = 1\nclass A: ...\na = A()", []),
     ],
 )
-def test_example_of_each_code_habit_is_reported_with_that_habit_and_no_other(
+def test_example_of_each_code_habit_is_reported_as_that_habit(
     source: str, habits: list[str]
 ) -> None:
     assert [place.habit for place in places(source)] == habits
@@ -47,13 +47,13 @@ def test_code_lines_exclude_blanks_comments_and_docstrings() -> None:
     assert lines_of_code('"""Docstring\nof two lines."""\n\n# comment\nx = f(\n    1,\n)\n') == 3
 
 
-def test_code_habit_budget_is_lowered_to_the_current_count_but_never_raised() -> None:
+def test_code_habit_budget_is_lowered_but_never_raised() -> None:
     budget = lowered({"walrus": 3, "lambda": 1}, Counter({"walrus": 2, "lambda": 5}))
     assert budget["walrus"] == 2
     assert budget["lambda"] == 1
 
 
-def test_code_habit_goals_for_tests_and_benchmarks_are_twice_those_for_the_app() -> None:
+def test_code_habit_goals_of_tests_are_twice_those_of_the_app() -> None:
     for folder in ("tests", "benchmarks"):
         goals = goals_of(folder)
         assert goals == {habit: 2 * goal for habit, goal in goals_of("app").items()}

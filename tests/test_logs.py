@@ -60,7 +60,7 @@ def in_request(
     Context().run(served)
 
 
-def test_text_log_line_contains_the_time_the_level_the_request_id_and_the_logger(
+def test_text_log_line_contains_the_time_level_request_id_and_logger(
     capsys: Capture,
 ) -> None:
     configure()
@@ -130,7 +130,7 @@ def test_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None
     assert "secret" not in written
 
 
-def test_text_access_line_has_the_request_id_and_cannot_be_forged(
+def test_text_access_line_cannot_be_forged(
     capsys: Capture,
 ) -> None:
     """The id where another server has made no context."""

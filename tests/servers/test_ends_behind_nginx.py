@@ -72,7 +72,7 @@ def test_stopping_servers_one_by_one_behind_nginx_loses_no_request(
 
 
 @pytest.mark.nginx
-def test_rolling_update_of_servers_started_by_serve_shows_clients_the_errors_of_vllm(
+def test_rolling_update_of_serve_commands_causes_the_errors_of_vllm(
     tmp_path: Path,
 ) -> None:
     """With time for running requests, nginx passes on the 500 of a server that ends."""
@@ -97,7 +97,7 @@ def test_rolling_update_of_servers_started_by_serve_shows_clients_the_errors_of_
 
 
 @pytest.mark.nginx
-def test_serve_command_without_a_shutdown_timeout_fails_only_running_requests(
+def test_serve_without_a_shutdown_timeout_fails_only_running_requests(
     tmp_path: Path,
 ) -> None:
     serve = ("serve", "tiny", "--inter-token-latency", "20ms")

@@ -159,7 +159,7 @@ def test_stream_is_aborted_when_a_fault_closes_the_connection(
     assert (came.count(b"data: "), is_broken) == (3, KINDS[kind].breaks)
 
 
-def test_non_streamed_response_is_aborted_when_a_fault_closes_the_connection(
+def test_disconnect_fault_aborts_a_non_streamed_response(
     server: RunningServer,
 ) -> None:
     came, is_broken = broken_answer(server, stream=False)

@@ -67,7 +67,7 @@ ROWS = [
 ]
 
 
-def test_every_comparison_row_has_three_cells_and_describes_this_project() -> None:
+def test_every_comparison_row_describes_this_project() -> None:
     assert len(ROWS) > 20 and {len(row) for row in ROWS} == {3}
     assert all(here_text for _, here_text, _ in ROWS)
 
@@ -81,7 +81,7 @@ LINKS = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", README
 LINK_TO_HEADING = re.compile(r"\]\(([\w./-]+\.md|)#([\w-]+)\)")
 
 
-def test_readme_starts_with_its_purpose_its_audience_and_a_quick_start() -> None:
+def test_readme_starts_with_its_purpose_and_a_quick_start() -> None:
     assert {"mock", "simulator", "vLLM"} <= {*re.findall(r"\w+", FIRST_SCREEN.splitlines()[2])}
     for text in (
         "Who it is for",
@@ -95,7 +95,7 @@ def test_readme_starts_with_its_purpose_its_audience_and_a_quick_start() -> None
     assert len(FIRST_SCREEN.splitlines()) < 45
 
 
-def test_first_two_readme_commands_start_the_server_and_run_the_tests() -> None:
+def test_readme_starts_with_commands_for_the_server_and_the_tests() -> None:
     assert README_COMMANDS[:2] == ["make run", "make test-all"]
 
 

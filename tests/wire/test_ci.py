@@ -65,7 +65,7 @@ def run_twice(
     )
 
 
-def test_up_to_three_failed_tests_are_retried_and_listed_at_the_end(tmp_path: Path) -> None:
+def test_up_to_three_failed_tests_are_retried_and_listed(tmp_path: Path) -> None:
     done = run_twice(tmp_path, flaky_count=3)
     assert done.returncode == 0, done.stderr
     named = re.findall(r"(?m)^FAILED AT FIRST: (.*)$", done.stderr)
@@ -101,7 +101,7 @@ def test_functions_of_every_time_limited_stage_are_exported_to_bash() -> None:
 
 
 @pytest.mark.parametrize("stage", ["docs", "engine", "servers"])
-def test_stage_that_cannot_be_prepared_fails_the_run_at_its_end(stage: str) -> None:
+def test_stage_that_cannot_be_prepared_fails_the_run_at_the_end(stage: str) -> None:
     [body] = re.findall(rf"(?ms)^{stage}\(\) {{\n(.*?)^}}\n", SCRIPT)
     assert re.search(r"(?m)^    else\n        not_tested ", body)
     assert re.search(r'(?s)if \[ -s "\$alone/not-tested" \].*exit 1\nfi\n$', SCRIPT)

@@ -61,7 +61,7 @@ def test_uncommitted_files_fail_the_release_check(
         release.export()
 
 
-def test_release_check_uses_the_installed_python_versions_that_the_project_supports() -> None:
+def test_release_check_uses_the_supported_python_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pythons = dict(supported_pythons(project))
     assert set(pythons) <= {"3.11", "3.12", "3.13", "3.14"}

@@ -22,7 +22,7 @@ def litellm_results(vllm: RunningServer) -> Any:
 
 @python
 @pytest.mark.timeout(180)  # for all requests of litellm, beside a busy machine
-def test_litellm_reads_complete_and_streamed_replies_and_raises_the_mapped_errors(
+def test_litellm_reads_replies_and_raises_the_mapped_errors(
     litellm_results: Any,
 ) -> None:
     results = litellm_results["answers"]
@@ -71,7 +71,7 @@ def test_instructor_gets_nested_objects_that_satisfy_their_schema(vllm: RunningS
 
 
 @python
-def test_langchain_reads_streams_and_tool_calls_and_structured_output(vllm: RunningServer) -> None:
+def test_langchain_reads_text_tool_calls_and_structured_output(vllm: RunningServer) -> None:
     results = told_by("langchain_client.py", vllm)
     assert results["whole"] == results["streamed"] != ""
     assert results["usage"] == results["streamed_usage"] == 6
@@ -89,7 +89,7 @@ def is_weather(call: Any) -> bool:
 
 
 @python
-def test_llama_index_reads_complete_and_streamed_chats_and_tool_calls_and_structured_outputs(
+def test_llama_index_reads_text_tool_calls_and_structured_output(
     vllm: RunningServer,
 ) -> None:
     results = told_by("llama_index_client.py", vllm)
@@ -113,7 +113,7 @@ def test_pydantic_ai_agents_get_tool_calls_and_typed_results(vllm: RunningServer
 
 
 @node
-def test_openai_npm_package_reads_streams_and_tool_calls_and_raises_the_mapped_errors(
+def test_openai_npm_package_reads_replies_and_raises_the_mapped_errors(
     vllm: RunningServer,
 ) -> None:
     results = told_by_node("openai.mjs", vllm)
@@ -130,7 +130,7 @@ def test_openai_npm_package_reads_streams_and_tool_calls_and_raises_the_mapped_e
 
 
 @node
-def test_vercel_ai_sdk_reads_streams_and_tool_calls_and_parsed_objects(vllm: RunningServer) -> None:
+def test_vercel_ai_sdk_reads_text_tool_calls_and_objects(vllm: RunningServer) -> None:
     results = told_by_node("ai_sdk.mjs", vllm)
     streamed = results["streamed"]
     calling = results["streamed_calls"]

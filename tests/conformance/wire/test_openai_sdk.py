@@ -71,7 +71,7 @@ def create(client: openai.OpenAI, **fields: Any) -> Any:
     return client.responses.create(**{"model": MODEL, "input": "Say something.", **fields})
 
 
-def test_concatenated_deltas_of_a_streamed_response_equal_the_complete_text(
+def test_streamed_deltas_of_a_response_equal_the_complete_text(
     client: openai.OpenAI,
 ) -> None:
     fields = {"max_output_tokens": 40, "temperature": 0}

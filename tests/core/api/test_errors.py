@@ -111,7 +111,7 @@ TABLE: list[tuple[EngineError, int, str]] = [
 ]
 
 
-def test_api_error_of_each_engine_error_has_the_listed_status_and_type_and_message() -> None:
+def test_each_engine_error_becomes_an_api_error_with_the_listed_status() -> None:
     for error, status, kind in TABLE:
         api_error = as_api_error(error)
         expected = {"message": str(error), "type": kind, "param": None, "code": status}

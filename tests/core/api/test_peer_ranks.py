@@ -74,7 +74,7 @@ def test_rejection_by_one_rank_is_returned_to_the_client(rank: str) -> None:
         assert refused.value.message == f"Rank 1: {message}"
 
 
-def test_error_for_an_unreachable_rank_names_the_ranks_that_accepted_the_request(rank: str) -> None:
+def test_error_for_an_unreachable_rank_names_the_accepting_ranks(rank: str) -> None:
     closed = f"http://127.0.0.1:{free_port()}"
     ranks = PeerRanks(0, [(1, closed), (2, rank), (3, closed)])
     with pytest.raises(ApiError) as refused:

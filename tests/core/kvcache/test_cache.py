@@ -100,7 +100,7 @@ class Observed:
         self.observations.append((lifetime_s, idle_s, gaps_s))
 
 
-def test_residency_metrics_record_the_gaps_between_the_last_four_uses_of_a_block() -> None:
+def test_residency_metrics_record_the_gaps_between_the_last_block_uses() -> None:
     clock = VirtualClock(100.0)
     observed = Observed()
     cache = small_cache(2)

@@ -20,7 +20,7 @@ bounds = st.lists(finite, unique=True, max_size=12).map(sorted)
 
 
 @given(bounds, st.lists(st.tuples(finite, st.integers(1, 5)), max_size=40))
-def test_histogram_bucket_counts_equal_the_numbers_of_values_up_to_each_bound(
+def test_histogram_bucket_counts_are_cumulative(
     limits: list[float], seen: list[tuple[float, int]]
 ) -> None:
     histogram = Histogram(limits)

@@ -39,9 +39,7 @@ def answer(error: ApiError) -> tuple[int, str, str | None]:
         (b"{}", "body.messages"),
     ],
 )
-def test_body_that_is_not_a_json_object_returns_400_with_the_error_position(
-    body: bytes, param: str
-) -> None:
+def test_error_for_an_invalid_json_body_states_the_position(body: bytes, param: str) -> None:
     assert answer(refusal(body)) == (400, "Bad Request", param)
 
 
@@ -96,7 +94,7 @@ def test_bodies_in_utf_8_utf_16_and_utf_32_are_accepted(encoding: str) -> None:
         ("top_logprobs", None, 0),
     ],
 )
-def test_field_value_of_a_compatible_type_is_converted_to_the_type_of_the_field(
+def test_field_value_of_a_compatible_type_is_converted(
     field: str, value: object, read: object
 ) -> None:
     got = getattr(chat(**{field: value}), field)

@@ -77,7 +77,7 @@ def test_sagemaker_adapter_routes_load_and_unload_adapters(client: Client) -> No
     assert error(client.delete("/adapters/third")) == (404, "NotFoundError", None)
 
 
-def test_residency_metrics_show_loaded_adapters_and_every_adapter_stays_available() -> None:
+def test_residency_metrics_show_which_adapters_are_loaded() -> None:
     flags = ("--lora-modules", "a=/a", "b=/b", "--max-loras", "1", "--max-cpu-loras", "2")
     with in_process("--lora-residency-metrics", "--allow-runtime-lora-updating", *flags) as client:
         for used, level in (("a", "gpu"), ("b", "cpu")):

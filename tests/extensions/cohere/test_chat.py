@@ -88,7 +88,7 @@ def test_stream_has_the_message_events_of_cohere(client: Client) -> None:
     assert event_list[-1]["delta"]["usage"]["tokens"]["input_tokens"] > 0
 
 
-def test_tool_calls_are_streamed_as_events_and_end_with_finish_reason_tool_call(
+def test_streamed_tool_calls_end_with_finish_reason_tool_call(
     client: Client,
 ) -> None:
     fields = {"tools": [TOOL], "tool_choice": "REQUIRED", "strict_tools": True}
@@ -110,7 +110,7 @@ def test_tool_calls_are_streamed_as_events_and_end_with_finish_reason_tool_call(
 
 
 @pytest.mark.parametrize(("is_reasoning", "types"), [(True, "thinking"), (False, "tool_plan")])
-def test_reasoning_is_a_thinking_block_for_reasoning_models_and_the_tool_plan_for_others(
+def test_reasoning_is_a_tool_plan_unless_the_model_is_a_reasoning_model(
     is_reasoning: bool, types: str
 ) -> None:
     flags = [*FLAGS, *PARSERS]

@@ -51,7 +51,7 @@ def test_memory_report_includes_the_delay_log_only_with_the_console() -> None:
     assert "delay log" not in sizes["--no-console"]
 
 
-def test_explanation_report_contains_the_times_of_the_journal_in_unix_seconds() -> None:
+def test_explanation_report_contains_the_times_of_each_request_phase() -> None:
     watched = WatchedEngine(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
     watched.ask("first", max_tokens=4)
     watched.ask("late", max_tokens=4)

@@ -32,7 +32,7 @@ LOADS = st.builds(
         (RankLoad(1, 0, 3, 1.0), 1, 3.0),
     ],
 )
-def test_load_score_of_a_rank_weighs_waiting_requests_by_the_number_of_api_servers(
+def test_load_score_of_a_rank_depends_on_the_number_of_api_servers(
     load: RankLoad, api_servers: int, expected: float
 ) -> None:
     assert score(load, api_servers) == expected

@@ -113,7 +113,7 @@ def locked(path: Path) -> Iterator[Path]:
         ("x", TABLE.replace("id INTEGER PRIMARY KEY", "id INTEGER NOT NULL PRIMARY KEY")),
     ],
 )
-def test_dataset_accepts_any_file_name_and_a_table_without_a_primary_key(
+def test_dataset_file_may_have_any_name_and_no_primary_key(
     tmp_path: Path, name: str, table: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
     from app.extensions.datasets.dataset import Dataset
@@ -133,7 +133,7 @@ def test_unusable_dataset_logs_one_warning(
     assert caplog.messages == [f"dataset {locked} cannot be used: database is locked"]
 
 
-def test_missing_dataset_file_prevents_startup_with_an_error_that_names_the_path(
+def test_error_for_a_missing_dataset_file_names_the_path(
     path: Path,
 ) -> None:
     with pytest.raises(DatasetError, match=f"setting dataset-path: file not found: {path}"):
@@ -156,7 +156,7 @@ def reply_texts(datasets: Mapping[str, Dataset], model: str) -> list[str] | None
     return None if recorded is None else list(recorded.texts)
 
 
-def test_model_with_its_own_dataset_file_uses_it_and_other_models_use_the_default_file(
+def test_dataset_file_of_a_model_takes_precedence_over_the_default_file(
     tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
     general, own_file = (

@@ -29,7 +29,7 @@ def large(**fields: Any) -> bytes:
     return data
 
 
-def test_large_prompts_and_texts_and_schemas_and_tensors_are_accepted() -> None:
+def test_messages_with_large_prompts_schemas_and_tensors_are_accepted() -> None:
     tensor = messages.TensorData(inline=bytes(9 << 20), shape=[3, 4])
     media = messages.MultimodalInputs(
         pixel_values=tensor, model_specific_tensors={"a": tensor, "b": tensor}

@@ -152,7 +152,7 @@ def test_aborted_decode_frees_all_blocks_and_leases(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("has_prompt", [True, False])
-def test_remote_kv_source_request_copies_the_matching_blocks_that_the_peer_has(
+def test_remote_kv_source_request_copies_the_matching_blocks_of_the_peer(
     cached_pair: Pair, has_prompt: bool
 ) -> None:
     stored = [*PROMPT[:12], *OTHER] if has_prompt else OTHER

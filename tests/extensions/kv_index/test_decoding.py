@@ -86,7 +86,7 @@ def test_sglang_events_that_omit_trailing_fields_are_decoded() -> None:
     assert engine_keys(stored.block_hashes, "block_hashes") == [(1 << 64) - 1]
 
 
-def test_batch_may_contain_events_as_arrays_as_maps_and_in_packed_form() -> None:
+def test_batch_may_contain_events_as_arrays_maps_or_packed_bytes() -> None:
     removed = ["BlockRemoved", [1]]
     mapped = {"block_hashes": [2], "type": "BlockRemoved", "later": "field"}
     batch = decode(pack([1, [removed, mapped, pack(removed), pack(mapped)]]))
@@ -108,7 +108,9 @@ def is_good(event: object) -> bool:
 @pytest.mark.parametrize(
     ("field", "value"), [(f, v) for f, values in WRONG.items() for v in values]
 )
-def test_wrong_field_type_drops_only_its_event_and_names_the_field(field: str, value: Any) -> None:
+def test_field_of_a_wrong_type_drops_only_the_event_that_contains_it(
+    field: str, value: Any
+) -> None:
     mapped = STORED | {field: value}
     fields = STORED | {name: None for name in ORDER[5:]} | {field: value}
     listed = ["BlockStored", *(fields[name] for name in ORDER)]

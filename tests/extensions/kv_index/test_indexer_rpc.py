@@ -76,7 +76,7 @@ def test_each_rank_of_a_pod_has_a_separate_score(index: KvIndex) -> None:
     assert all(score.HasField("data_parallel_rank") for score in answer.scores)
 
 
-def test_scoring_a_prompt_takes_as_many_backend_calls_for_many_pods_as_for_one(
+def test_number_of_backend_calls_does_not_depend_on_the_number_of_pods(
     index: KvIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(index, "a", 1)

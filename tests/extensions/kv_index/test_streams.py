@@ -95,7 +95,7 @@ def test_invalid_replay_address_fails_at_once(indexer: SteppedIndexer) -> None:
     assert indexer.matched(PROMPT) == {"a": 1}
 
 
-def test_engine_restart_clears_the_pod_and_replays_the_first_batches_of_the_new_engine(
+def test_engine_restart_replays_the_first_batches_of_the_new_engine(
     indexer: SteppedIndexer,
 ) -> None:
     engine = indexer.engine(connect=False)

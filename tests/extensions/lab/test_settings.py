@@ -40,7 +40,7 @@ def model_config(folder: Path, **changes: object) -> str:
         ),
     ],
 )
-def test_auto_profile_with_missing_or_conflicting_settings_prevents_startup_with_one_line(
+def test_invalid_auto_profile_settings_prevent_startup_with_one_line(
     argv: list[str], error: str
 ) -> None:
     with pytest.raises(ConfigError, match=error) as raised:
@@ -63,7 +63,7 @@ def test_smaller_step_limits_leave_more_memory_for_the_kv_cache(tmp_path: Path) 
     assert small.kvcache.kv_cache_size > large.kvcache.kv_cache_size
 
 
-def test_model_that_leaves_no_memory_for_a_kv_cache_fits_with_smaller_step_limits(
+def test_smaller_step_limits_leave_memory_for_a_kv_cache(
     tmp_path: Path,
 ) -> None:
     path = model_config(tmp_path, num_hidden_layers=60)

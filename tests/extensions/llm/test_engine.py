@@ -101,7 +101,7 @@ def note(outputs: list[Output], tokens: dict[str, list[int]]) -> None:
         tokens.setdefault(output.sequence.request_id, []).extend(output.update.ids)
 
 
-def test_equal_seeds_give_equal_replies_and_choices_of_one_request_differ(folder: Path) -> None:
+def test_equal_seeds_give_equal_replies_but_different_choices(folder: Path) -> None:
     engine = make_engine(folder)
     first, repeated = (generate(engine, WANTED[:1], SAMPLED)[0] for _ in range(2))
     assert first == repeated

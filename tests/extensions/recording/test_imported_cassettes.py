@@ -24,7 +24,7 @@ RESPONSE = {
 }
 
 
-def test_imported_cassette_answers_requests_of_the_chat_messages_and_responses_apis(
+def test_imported_cassette_answers_requests_of_all_three_apis(
     tmp_path: Path,
 ) -> None:
     gzipped = {"string": gzip.compress(json.dumps(CHOICE).encode())}

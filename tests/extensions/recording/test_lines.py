@@ -105,7 +105,7 @@ def test_partial_line_of_a_recording_is_skipped_with_one_warning(
         assert len(recording) == 3, "a server that only replays it starts, too"
 
 
-def test_truncated_line_that_is_later_terminated_is_skipped_with_one_warning(
+def test_truncated_line_is_skipped_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES[:1], HALF))
@@ -168,7 +168,7 @@ def test_replaced_recording_is_read_again(tmp_path: Path) -> None:
         assert len(recording) == 0
 
 
-def test_recording_replaced_by_another_format_stays_loaded_and_is_logged_once(
+def test_recording_replaced_by_a_foreign_file_stays_loaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES))

@@ -110,7 +110,7 @@ def test_stream_events_have_the_keys_of_the_specification(client: Client, name: 
     assert last["type"] == f"response.{last['response']['status']}"
 
 
-def test_vllm_dialect_lacks_five_keys_that_the_open_responses_specification_requires() -> None:
+def test_vllm_dialect_lacks_five_keys_required_by_open_responses() -> None:
     with in_process() as client:
         found_flaws = flaws(client.post(PATH, {"input": "hi"}).json(), RESPONSE)
         missing = [flaw for flaw in found_flaws if "is a required property" in flaw]

@@ -136,7 +136,7 @@ def test_stream_events_and_final_messages_have_equal_logprobs(
     assert all(len(entry["top_logprobs"]) == top for entry in [*in_events, *in_items])
 
 
-def test_empty_reply_becomes_an_empty_message_only_if_nothing_is_parsed_or_streamed() -> None:
+def test_empty_reply_becomes_a_message_unless_streamed_or_parsed() -> None:
     """Where thoughts or calls are parsed out of the text, and in a stream, nothing is made of no
     text.
     """

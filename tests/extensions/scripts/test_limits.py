@@ -78,7 +78,7 @@ def error_of(client: FlaskClient, body: object) -> tuple[int, str]:
         ),
     ],
 )
-def test_error_for_a_template_that_is_too_large_to_compile_states_the_position(
+def test_error_for_an_oversized_template_states_the_position(
     client: FlaskClient, source: str, reason: str
 ) -> None:
     body = {"rules": [{"then": "pass"}, {"name": "bomb", "then": {"text": source}}]}
@@ -216,7 +216,7 @@ def test_regex_repetition_count_with_a_space_inside_is_rejected() -> None:
     "source",
     [r"\d{4}-\d{2}-\d{2}", r"(?:\d{1,3}\.){3}\d{1,3}", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"],
 )
-def test_common_regexes_with_repetition_counts_stay_far_below_the_size_limit(source: str) -> None:
+def test_common_regexes_stay_far_below_the_size_limit(source: str) -> None:
     assert unrolled_nodes(source) < MAX_REGEX_NODES / 20
     assert isinstance(RegexCompiler().compile(source, ignore_case=True), regex.Pattern)
 
@@ -255,7 +255,7 @@ def test_text_conditions_are_skipped_after_the_matching_time_is_used_up(
 @pytest.mark.parametrize(
     "when", [{"contains": "b"}, {"regex": "b"}, {"contains": "b", "ignore_case": True}]
 )
-def test_case_insensitive_and_regex_and_plain_searches_count_toward_the_matching_time(
+def test_every_kind_of_search_counts_toward_the_matching_time(
     when: dict[str, Any],
 ) -> None:
     conditions = Conditions(convert({"message": when}, When))

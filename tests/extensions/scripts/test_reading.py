@@ -102,9 +102,7 @@ def compile_rules(script: Script, path: str) -> None:
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_invalid_script_is_rejected_with_a_one_line_error_that_states_the_position(
-    tmp_path: Path, text: str
-) -> None:
+def test_error_for_an_invalid_script_states_the_position(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text)
     with pytest.raises(ScriptError) as raised:

@@ -102,7 +102,7 @@ def test_header_for_unmatched_requests_takes_precedence_over_the_setting(
     )
 
 
-def test_setting_unmatched_to_error_rejects_every_request_if_no_rules_are_defined() -> None:
+def test_unmatched_request_is_rejected_even_if_no_rules_are_defined() -> None:
     client = app_of("--unmatched", "error").test_client()
     assert message_of(chat(client)) == "No rule answers this request: no rules are set for it."
 

@@ -42,7 +42,7 @@ def params(**fields: Any) -> dict[str, Any]:
     return {"sampling_params": {"ignore_eos": True, **fields}}
 
 
-def test_generate_response_contains_the_text_the_token_ids_and_the_meta_info(
+def test_generate_response_contains_text_token_ids_and_meta_info(
     client: Client,
 ) -> None:
     answer = generate(client, **HELLO, **params(max_new_tokens=4), rid="mine")
@@ -125,7 +125,7 @@ def test_n_replies_are_returned_as_a_list_even_if_they_are_equal(client: Client)
     assert first["meta_info"]["id"] != second["meta_info"]["id"]
 
 
-def test_each_logprob_entry_lists_the_logprob_the_token_id_and_the_text(client: Client) -> None:
+def test_each_logprob_entry_contains_logprob_token_id_and_text(client: Client) -> None:
     meta_info = generate(
         client,
         **HELLO,
@@ -224,7 +224,7 @@ def test_nulls_and_fields_without_effect_are_accepted(client: Client, fields: An
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-def test_generate_request_with_missing_or_invalid_fields_returns_an_error_message(
+def test_invalid_generate_request_returns_an_error_message(
     client: Client, fields: Any, words: str, streams: bool
 ) -> None:
     if streams:
@@ -284,7 +284,7 @@ def test_draining_server_rejects_streams_with_503(streams: bool) -> None:
         assert (answer.status_code, answer.json()["code"]) == (503, 503)
 
 
-def test_full_queue_returns_503_and_ends_a_stream_with_an_abort_event() -> None:
+def test_full_queue_returns_503_or_an_abort_event_in_a_stream() -> None:
     flags = ("--max-num-seqs=1", "--max-waiting-queue-length=1", "--time-to-first-token=10m")
     with in_process(DIALECT, *flags) as client:
         waiting = [

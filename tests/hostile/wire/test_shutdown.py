@@ -98,7 +98,7 @@ def refused_or_closed(wire: Wire) -> bool:
         return True
 
 
-def test_stream_longer_than_the_graceful_timeout_is_cut_and_exit_hooks_run(
+def test_exit_hooks_run_after_a_stream_exceeds_the_graceful_timeout(
     tmp_path: Path,
 ) -> None:
     with server_with_exit_hook(

@@ -50,7 +50,7 @@ def test_prefix_cache_is_on_by_default_as_in_vllm(moved: RunningServer) -> None:
     assert float(hits.rpartition(" ")[2]) > 0
 
 
-def test_prefill_returns_the_configured_side_channel_port_and_parallel_size(
+def test_prefill_returns_the_configured_side_channel_port(
     moved: RunningServer,
 ) -> None:
     body = {"prompt": "hi", "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}

@@ -157,7 +157,7 @@ def test_expired_lease_frees_the_blocks_and_fails_the_decode(pods: Pods) -> None
         assert decode(pods.recompute, params).status_code == 200
 
 
-def test_decode_from_a_dead_prefill_pod_follows_the_failure_policy_after_the_timeout(
+def test_decode_after_a_prefill_pod_died_follows_the_failure_policy(
     pods: Pods,
 ) -> None:
     with pod() as prefill:
@@ -168,7 +168,7 @@ def test_decode_from_a_dead_prefill_pod_follows_the_failure_policy_after_the_tim
     assert pods.fail.metric(USAGE) == pods.recompute.metric(USAGE) == 0
 
 
-def test_full_prefill_pod_serves_the_next_prefill_after_a_decode_reads_its_blocks(
+def test_full_prefill_pod_serves_again_after_a_decode_reads_blocks(
     pods: Pods,
 ) -> None:
     first = prefilled(pods.prefill)

@@ -38,7 +38,7 @@ def error(residual: float, **changes: object) -> KnownError:
 
 
 @pytest.mark.parametrize("figure", ["tpot", "ttft"])
-def test_intervals_contain_74_to_88_percent_of_the_errors_of_groups_not_used_in_the_fit(
+def test_intervals_contain_about_80_percent_of_the_unseen_errors(
     figure: str,
 ) -> None:
     coverage = leave_one_group_out(read_errors(), figure)
@@ -100,7 +100,7 @@ def test_error_interval_is_centered_on_the_mean_error_of_similar_servers() -> No
     assert distant.low < 1 < distant.high
 
 
-def test_factor_for_90_percent_confidence_is_the_upper_end_of_the_80_percent_interval() -> None:
+def test_factor_for_90_percent_confidence_is_the_upper_interval_end() -> None:
     spread = known_errors().spread(PLACE, "tpot")
     assert spread.factor(0.9) == pytest.approx(spread.high)
     assert spread.factor(0.1) == pytest.approx(spread.low)
@@ -123,7 +123,7 @@ def test_factor_for_90_percent_confidence_is_the_upper_end_of_the_80_percent_int
         {"data_parallel": True},
     ],
 )
-def test_distance_between_measured_servers_is_positive_if_any_property_differs(
+def test_distance_between_different_measured_servers_is_positive(
     changes: dict[str, object],
 ) -> None:
     other = msgspec.structs.replace(PLACE, **changes)
@@ -133,7 +133,7 @@ def test_distance_between_measured_servers_is_positive_if_any_property_differs(
     assert distance_between(PLACE, PLACE) == 0
 
 
-def test_server_comparison_uses_properties_of_the_model_the_device_and_the_engine_options() -> None:
+def test_server_comparison_uses_the_model_the_device_and_the_options() -> None:
     options = EngineOptions(
         tensor_parallel_size=2,
         data_parallel_size=2,
@@ -153,6 +153,6 @@ def test_server_comparison_uses_properties_of_the_model_the_device_and_the_engin
     )
 
 
-def test_weighted_quantile_is_the_first_value_at_which_the_weights_reach_the_share() -> None:
+def test_weighted_quantile_is_the_first_value_that_reaches_the_share() -> None:
     values = [(3.0, 1.0), (1.0, 8.0), (2.0, 1.0)]
     assert [weighted_quantile(values, share) for share in (0.1, 0.8, 0.85, 1.0)] == [1, 1, 2, 3]

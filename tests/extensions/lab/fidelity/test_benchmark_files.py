@@ -64,7 +64,7 @@ def aiperf(**changes: object) -> dict[str, object]:
     return {"metadata": started, "metrics": METRICS, "error": None, **changes}
 
 
-def test_request_times_and_token_counts_are_read_from_vllm_bench_serve_results(
+def test_request_times_are_read_from_vllm_bench_serve_results(
     tmp_path: Path,
 ) -> None:
     [run] = read(tmp_path, VLLM)
@@ -103,7 +103,7 @@ def test_invalid_vllm_bench_serve_results_are_rejected(
     assert rule in refused(tmp_path, document)
 
 
-def test_request_times_are_read_from_reports_of_old_and_new_guidellm_versions(
+def test_request_times_are_read_from_old_and_new_guidellm_reports(
     tmp_path: Path,
 ) -> None:
     for name in ("iteration", "token_iteration"):
@@ -121,7 +121,7 @@ def test_request_times_are_read_from_reports_of_old_and_new_guidellm_versions(
     assert "request 1 has no times for its first and last tokens" in no_stream
 
 
-def test_request_times_are_read_from_aiperf_exports_without_warmup_requests(tmp_path: Path) -> None:
+def test_request_times_of_aiperf_exports_exclude_warmup_requests(tmp_path: Path) -> None:
     warmup = aiperf(metadata={"request_start_ns": 1, "benchmark_phase": "warmup"})
     later = aiperf(metadata={"request_start_ns": 6_000_000_000})
     lines = "\n".join(json.dumps(record) for record in (warmup, later, aiperf()))

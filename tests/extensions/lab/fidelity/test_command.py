@@ -79,7 +79,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> 
     return err.removeprefix("error: ").rstrip("\n")
 
 
-def test_figures_of_a_simulation_equal_those_computed_from_its_written_requests(
+def test_figures_of_a_simulation_follow_from_the_written_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, requests, picture = (
@@ -318,7 +318,7 @@ def test_invalid_trace_row_leaves_no_output_file(
     assert document.read_bytes() == earlier_content
 
 
-def test_sweep_flag_is_parsed_into_values_and_slo_flag_into_latency_limits() -> None:
+def test_sweep_and_slo_flags_are_parsed() -> None:
     assert read_sweep("rate=0.1:0.5:0.1").values == (0.1, 0.2, 0.3, 0.4, 0.5)
     assert read_sweep("in-flight=1:6:2").values == (1, 3, 5)
     first, second = read_objectives("ttft_p99=500ms, e2e_mean=2s")

@@ -33,7 +33,7 @@ def trace_of(path: Path, classes: bool = True) -> str:
     return str(path)
 
 
-def test_goodput_counts_the_requests_that_meet_the_latency_limits_of_their_class(
+def test_goodput_counts_the_requests_within_the_limits_of_their_class(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv")
@@ -91,7 +91,7 @@ def test_invalid_goodput_limit_is_rejected_with_a_one_line_error(
     assert rule in refusal(capsys, f"--trace={trace}", "--goodput", *limits, status=2)
 
 
-def test_requests_that_miss_the_limit_of_their_class_are_counted_per_interval(
+def test_requests_that_miss_their_latency_limit_are_counted_per_interval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [

@@ -48,7 +48,7 @@ def trace(folder: Path, text: str) -> Path:
     return path
 
 
-def test_trace_columns_are_found_by_name_and_unknown_columns_are_ignored(tmp_path: Path) -> None:
+def test_trace_columns_are_found_by_name(tmp_path: Path) -> None:
     load = read_trace(
         trace(tmp_path, "note,output_tokens,arrival_s,input_tokens\nx,3,0.5,10\n,4,0.5,20\n")
     )
@@ -105,7 +105,7 @@ def test_turns_follow_each_other_within_their_session(tmp_path: Path) -> None:
     assert list(load.arrival_s) == [0, 1, 2, 2, 2, 2]
 
 
-def test_prefix_groups_of_a_trace_are_numbered_and_an_empty_name_means_no_group(
+def test_prefix_groups_of_a_trace_are_numbered(
     tmp_path: Path,
 ) -> None:
     path = trace(

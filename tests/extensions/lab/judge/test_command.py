@@ -56,7 +56,7 @@ def error_of(
         ('{"input_config": {}}', "use profile_export.jsonl"),
     ],
 )
-def test_error_for_an_invalid_export_is_one_line_and_states_the_position(
+def test_error_for_an_invalid_export_states_the_position(
     content: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "export.json"
@@ -105,7 +105,7 @@ def test_unmatched_requests_without_ids_are_reported_in_one_line(
     assert "send X-Request-Id" in error_of(capsys, export)
 
 
-def test_complete_export_without_ids_is_matched_to_the_journal_by_the_order_of_requests(
+def test_export_without_ids_is_matched_by_the_order_of_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests = json.loads((EXPORTS / INFERENCE_PERF).read_text())
@@ -182,7 +182,7 @@ def test_judge_command_fails_if_the_median_added_time_exceeds_max_added_ms(
     assert line.startswith("error: the median added time is 1.") and "exceeds 0.5" in line
 
 
-def test_verdict_counts_requests_that_guidellm_never_sent(
+def test_requests_that_guidellm_never_sent_are_counted_in_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "guidellm-0.8.1.json"

@@ -68,7 +68,7 @@ def test_chosen_fleet_is_within_5_percent_of_an_exhaustive_search(
     assert shares == sorted(shares, reverse=True)
 
 
-def test_bounds_that_shorten_the_plan_search_do_not_change_the_chosen_fleet(
+def test_search_bounds_do_not_change_the_chosen_fleet(
     model: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without bounds the same fleet is found, by more runs."""

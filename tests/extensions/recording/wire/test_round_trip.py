@@ -30,7 +30,7 @@ FLAGS = ("--force-dummy-tokenizer", "--model", "m")
 KEY = "sk-very-secret-1"
 
 
-def test_replayed_requests_need_the_api_key_and_are_counted_and_logged_without_it(
+def test_replayed_responses_require_the_api_key(
     tmp_path: Path,
 ) -> None:
     recorded = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"{}"))])

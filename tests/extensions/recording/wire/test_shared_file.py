@@ -216,7 +216,7 @@ def test_server_starts_and_stops_while_another_process_holds_the_lock(
     assert questions_of(file) == ["known"]
 
 
-def test_two_servers_that_share_a_recording_forward_equal_requests_once_and_lose_no_line(
+def test_servers_that_share_a_recording_forward_equal_requests_once(
     tmp_path: Path, target: Target
 ) -> None:
     file = tmp_path / "r"
@@ -276,7 +276,7 @@ def test_killing_a_recording_server_loses_no_written_line(tmp_path: Path, target
         assert target.request_counts["after"] == 1
 
 
-def test_exchange_that_does_not_fit_on_the_disk_is_dropped_but_its_response_is_sent(
+def test_full_disk_does_not_prevent_the_response_to_the_client(
     tmp_path: Path, target: Target
 ) -> None:
     file = tmp_path / "r"
