@@ -56,7 +56,7 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     ] = 50
     """Probability that an optional field in a nested object is included."""
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
-    """Probability that a tool call is followed by another one, until there is one call per tool."""
+    """Probability that a tool call is followed by another, until there is one call per tool."""
     tool_call_parser: str = ""
     """Format for tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder. The
     llm engine supports only hermes and llama3_json. If empty or set to any other name, hermes is
