@@ -193,7 +193,7 @@ class LLMEngine:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text`. Raises RequestError without a tokenizer."""
         if self.tokenizer is None:
-            raise RequestError("The model has no tokenizer, so prompts must be token ids.")
+            raise RequestError("The model has no tokenizer, so prompts must consist of token ids.")
         return self.tokenizer.encode(text, add_special_tokens)
 
     def abort(self, request_id: Hashable) -> bool:

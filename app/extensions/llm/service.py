@@ -117,7 +117,7 @@ def serve(options: EngineProcessOptions) -> int:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, stop)
         faulthandler.register(DUMP_STACKS_SIGNAL, all_threads=True)
-        logger.info("%s is ready after %.1f s", options.model, time.monotonic() - started)
+        logger.info("%s became ready after %.1f s", options.model, time.monotonic() - started)
         service.run()
     return 0
 

@@ -428,7 +428,8 @@ class EngineService:
         """
         if worker.keys:
             logger.warning(
-                "a worker is not reading its messages; ending its %d choices", len(worker.keys)
+                "a worker is not reading its messages; ending the %d choices of this worker",
+                len(worker.keys),
             )
         worker.notices = [
             notice

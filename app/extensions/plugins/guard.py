@@ -171,7 +171,7 @@ class Guard(Struct):
             for family in text_string_to_metric_families(rendered):
                 if family.name != prefix and not family.name.startswith(f"{prefix}_"):
                     raise ValueError(
-                        f"the name of family {family.name!r} must begin with {prefix}_"
+                        f"the name of the metric family {family.name!r} must begin with {prefix}_"
                     )
             if not rendered:
                 return ""

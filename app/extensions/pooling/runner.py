@@ -184,7 +184,7 @@ class PoolingRunner:
         documents, document_ids = self._encode_side(request, right, "max_tokens_per_doc")
         if len(queries) not in (1, len(documents)) or not documents:
             raise bad_request(
-                "there must be one query, or one query for each document, and at least one document"
+                "at least one document is required, with one query for all or one for each document"
             )
         repetitions = len(documents) // len(queries)
         parts: list[tuple[TokenIds, TokenIds]] = [(ids, []) for ids in (*query_ids, *document_ids)]

@@ -175,7 +175,7 @@ class Replay(Middleware):
         if miss not in self._possible_misses:
             possible = ", ".join(self._possible_misses)
             raise bad_request(
-                f"{MISS} must be one of {possible} here, got {miss[:MAX_QUOTED_LENGTH]!r}."
+                f"{MISS} must be one of {possible}, got {miss[:MAX_QUOTED_LENGTH]!r}."
             )
         body = self._services.body_limits.read(context)
         # Processing time since arrival counts against the schedule; waiting does not.

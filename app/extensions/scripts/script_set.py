@@ -460,7 +460,7 @@ class ScriptSet:
                 new_rule.use_id(next(self._numbers))
                 added.append(new_rule)
         except RecursionError:
-            raise ScriptError(f"script {RUN_TIME} is nested too deeply") from None
+            raise ScriptError(f"the rules added {RUN_TIME} are nested too deeply") from None
         return added
 
     def use_rules(self, rules: Sequence[AddedRule], new: Sequence[AddedRule] = ()) -> None:

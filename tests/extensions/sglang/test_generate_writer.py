@@ -74,7 +74,7 @@ def test_reasoning_is_included_in_the_text_but_images_are_not() -> None:
     assert event["meta_info"]["finish_reason"] == {"type": "stop", "matched": "end"}
 
 
-def test_engine_failure_ends_a_generate_stream_with_the_finish_reason_abort() -> None:
+def test_engine_failure_ends_a_stream_with_the_finish_reason_abort() -> None:
     event = events([*tokens(2), Failed(0, EngineFailedError("The engine is gone."))])[-1]
     assert event["text"] == ' "0" "1"'
     assert event["meta_info"]["finish_reason"] == {

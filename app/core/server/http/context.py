@@ -249,7 +249,7 @@ class BodyLimits:
                     if not has_ended:
                         pause()
         except (OSError, ParseException) as error:
-            raise malformed(f"body: ended early: {error}", "body") from error
+            raise malformed(f"the body ended early: {error}", "body") from error
         except BodyTooLargeError:
             raise self._too_large() from None
         finally:

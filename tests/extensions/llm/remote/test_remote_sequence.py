@@ -87,7 +87,7 @@ class Play:
         )
 
 
-def test_tokens_of_a_remote_engine_are_emitted_with_each_of_its_messages() -> None:
+def test_tokens_of_each_remote_engine_message_are_emitted_as_one_output() -> None:
     play = Play()
     play.say("a", scheduled_s=100.5, cached_tokens=4)
     play.say("b", "c", at_s=102.0)
@@ -103,7 +103,7 @@ def test_tokens_of_a_remote_engine_are_emitted_with_each_of_its_messages() -> No
     assert len(play.outputs) == 4
 
 
-def test_token_shortcut_is_used_only_for_single_tokens_that_do_not_end_the_reply() -> None:
+def test_token_shortcut_is_used_only_for_single_tokens_within_a_reply() -> None:
     play = Play(takes_plain=True)
     play.say("a")
     play.say("b", at_s=102.0)
