@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from app.core.engine.wire import WireLogprob
+    from app.extensions.llm.wire import WireLogprob
 
 
 def main(argv: Sequence[str]) -> int:

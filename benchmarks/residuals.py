@@ -53,7 +53,10 @@ def situation_of(cell: JudgedCell, folder: Path) -> Situation:
         if cell.model.startswith(prefix):
             situation = msgspec.structs.replace(situation, family=family)
     return msgspec.structs.replace(
-        situation, concurrency=float(cell.concurrency), input_tokens=float(cell.input_tokens)
+        situation,
+        concurrency=float(cell.concurrency),
+        input_tokens=float(cell.input_tokens),
+        output_tokens=float(cell.output_tokens),
     )
 
 

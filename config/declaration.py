@@ -229,12 +229,14 @@ def port_of(endpoint: str) -> int | None:
     """
     scheme, _, address = endpoint.partition("://")
     if scheme not in ("tcp", "ipc", "inproc") or not address:
-        raise ValueError(f"must be a ZMQ address with tcp, ipc or inproc, got {endpoint!r}")
+        raise ValueError(
+            f"must be a ZMQ address that begins with tcp://, ipc://, or inproc://, got {endpoint!r}"
+        )
     if scheme != "tcp":
         return None
     host, _, port = address.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and int(port) < PORTS):
-        raise ValueError(f"must be a ZMQ address with tcp and a port, got {endpoint!r}")
+        raise ValueError(f"must be a ZMQ address such as tcp://HOST:PORT, got {endpoint!r}")
     return int(port)
 
 

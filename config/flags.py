@@ -122,7 +122,7 @@ def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], fl
     """
     if zero:
         return _bounded(float, low, high, f"must be a number from {low:g} to {high:,.0f}")
-    rule = f"must be a number above {low:g}, at most {high:,.0f}"
+    rule = f"must be a number greater than {low:g}, at most {high:,.0f}"
     return _bounded(float, low + 1e-6, high, rule)
 
 
@@ -145,7 +145,7 @@ def size_of(text: str) -> float:
         size = float(match[1]) * base ** " KMGT".index((match[2] or " ").upper())
     if not 0 < size < math.inf:
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be a size above 0, such as 163840, 50GB or 1.5GiB"
+            f"must be a size greater than 0, such as 163840, 50GB, or 1.5GiB, not {text!r}"
         )
     return size
 

@@ -87,7 +87,7 @@ def to_list(raw: object) -> object:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
-        raise ValueError("must be a JSON array of strings, or items separated by commas") from None
+        raise ValueError("must be a JSON array of strings or a comma-separated list") from None
 
 
 def to_texts(raw: object) -> object:

@@ -96,7 +96,7 @@ def _imported(named: PluginSettings, installed: bool) -> Iterator[Plugin]:
             yield plugin
         elif first.extension is not plugin.extension:
             raise ConfigError(
-                f"plugin {plugin.name}: two plugins have the same name: "
+                f"plugin {plugin.name}: two plugins use this name: "
                 f"{first.origin} and {plugin.origin}"
             )
 

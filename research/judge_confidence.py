@@ -1,15 +1,17 @@
 """How often `plan --confidence` is wrong, and what its caution costs, on the measured cells.
 
     python -m benchmarks.cells ../shared/truth/cells --out cells.jsonl
-    python research/judge_confidence.py cells.jsonl ../shared/truth/cells [--held-out] [--measured]
+    python research/judge_confidence.py cells.jsonl ../shared/truth/cells [--held-out] [--repeated]
 
 The cells of one server at several concurrencies are a curve; between them latencies are taken to be
 linear in logarithms. Servers for the same model and lengths compete: a fleet is a server with so
 many requests in flight. For limits of TTFT and TPOT among the measured values, a fleet is called OK
 if its simulated latencies times the factors of the confidence are within both. The residuals of the
-server's own group are left out, unless `--measured` is given. Printed are the share of these fleets whose measured latencies
+server's own group are left out. Printed are the share of these fleets whose measured latencies
 exceed a limit, and the price of a token of the cheapest one where it meets the limits, beside the
-cheapest fleet that met them in reality.
+cheapest fleet that met them in reality. The lines for rising confidences are a curve of misses
+against extra cost. `--repeated` prints the curve of a simulation that cannot be better: a second
+run of each server.
 """
 
 from __future__ import annotations
@@ -21,13 +23,20 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from math import exp, log
 from pathlib import Path
+from random import Random
 from statistics import fmean, median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import msgspec
 from msgspec import Struct
 
-from app.extensions.lab.costs.error_model import ErrorModel, Situation, read_errors
+from app.extensions.lab.costs.error_model import (
+    UPPER_80,
+    ErrorModel,
+    ErrorSpread,
+    Situation,
+    read_errors,
+)
 from app.extensions.lab.fidelity.intervals import Errors, confidence_factors
 from benchmarks.residuals import JudgedCell, situation_of
 
@@ -36,7 +45,13 @@ QUANTILES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
 MIN_POINTS = 3
 STEP = 1.12
 """Ratio of one concurrency to the next."""
-CONFIDENCES = (None, 0.8, 0.9, 0.95)
+CONFIDENCES = (None, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+REPEAT_DEVIATIONS = {"ttft": 0.052, "tpot": 0.009}
+"""Standard deviations of a run from another one of the same server, as logarithms.
+
+135 pairs of cells differ by 3.5 and 0.6 % (median), which is 0.67 standard deviations.
+"""
+DRAWS = 12
 
 
 class Point(Struct, frozen=True, kw_only=True):
@@ -105,17 +120,14 @@ def read_servers(path: Path, *, held_out: bool) -> dict[tuple[str, int, int], li
     return servers
 
 
-def read_fleets(
-    path: Path, folder: Path, *, held_out: bool, measured: bool = False
-) -> dict[str, list[list[Fleet]]]:
-    """Returns the fleets of each server, by model and lengths; repeated cells are one point.
-
-    The errors are those of all other servers and, if the server counts as `measured`, its own.
-    """
+def read_fleets(path: Path, folder: Path, *, held_out: bool) -> dict[str, list[list[Fleet]]]:
+    """Returns the fleets of each server, by model and lengths; repeated cells are one point."""
     errors = read_errors()
     fleets = defaultdict(list)
-    for (group, _, _), cells in sorted(read_servers(path, held_out=held_out).items()):
-        model = ErrorModel([error for error in errors if measured or error.group != group])
+    for (group, input_tokens, output_tokens), cells in sorted(
+        read_servers(path, held_out=held_out).items()
+    ):
+        model = ErrorModel([error for error in errors if error.group != group])
         situation = situation_of(cells[0], folder)
 
         def errors_at(
@@ -124,22 +136,64 @@ def read_fleets(
             place = msgspec.structs.replace(situation, concurrency=concurrency)
             return Errors(model.spread(place, "ttft"), model.spread(place, "tpot"))
 
-        points = []
-        for concurrency in sorted({cell.concurrency for cell in cells}):
-            repeats = [cell for cell in cells if cell.concurrency == concurrency]
-            points.append(
-                Point(
-                    concurrency=concurrency,
-                    ttft_ms=exp(fmean(log(cell.ttft_ms) for cell in repeats)),
-                    tpot_ms=exp(fmean(log(cell.tpot_ms) for cell in repeats)),
-                    simulated_ttft_ms=repeats[0].ttft_ms * (1 + repeats[0].ttft),
-                    simulated_tpot_ms=repeats[0].tpot_ms * (1 + repeats[0].tpot),
-                    errors=errors_at(concurrency),
-                )
-            )
+        points = measured_points(cells, errors_at)
         if len(points) >= MIN_POINTS:
-            name = f"{cells[0].model} {cells[0].input_tokens}/{cells[0].output_tokens}"
+            name = f"{cells[0].model} {input_tokens}/{output_tokens}"
             fleets[name].append([make_fleet(cells[0], point) for point in curve(points, errors_at)])
+    return fleets
+
+
+def measured_points(cells: list[JudgedCell], errors_at: Callable[[float], Errors]) -> list[Point]:
+    """Returns the points of a server that were measured."""
+    points = []
+    for concurrency in sorted({cell.concurrency for cell in cells}):
+        repeats = [cell for cell in cells if cell.concurrency == concurrency]
+        points.append(
+            Point(
+                concurrency=concurrency,
+                ttft_ms=exp(fmean(log(cell.ttft_ms) for cell in repeats)),
+                tpot_ms=exp(fmean(log(cell.tpot_ms) for cell in repeats)),
+                simulated_ttft_ms=repeats[0].ttft_ms * (1 + repeats[0].ttft),
+                simulated_tpot_ms=repeats[0].tpot_ms * (1 + repeats[0].tpot),
+                errors=errors_at(concurrency),
+            )
+        )
+    return points
+
+
+def repeated_fleets(path: Path, *, held_out: bool) -> dict[str, list[list[Fleet]]]:
+    """Returns the fleets as `read_fleets` does, with a second run of each server as simulation.
+
+    The second run is drawn `DRAWS` times, with the deviations of repeated runs.
+    """
+    spreads = {
+        name: ErrorSpread(center=0.0, half_width=UPPER_80 * deviation, distance=0.0, nearest="")
+        for name, deviation in REPEAT_DEVIATIONS.items()
+    }
+    errors = Errors(spreads["ttft"], spreads["tpot"])
+    random = Random(1)
+    fleets = defaultdict(list)
+    for draw in range(DRAWS):
+        for (_, input_tokens, output_tokens), cells in sorted(
+            read_servers(path, held_out=held_out).items()
+        ):
+            points = measured_points(cells, lambda concurrency: errors)
+            if len(points) < MIN_POINTS:
+                continue
+            ttft_factor = exp(random.gauss(0.0, REPEAT_DEVIATIONS["ttft"]))
+            tpot_factor = exp(random.gauss(0.0, REPEAT_DEVIATIONS["tpot"]))
+            second_run = [
+                msgspec.structs.replace(
+                    point,
+                    simulated_ttft_ms=ttft_factor * point.ttft_ms,
+                    simulated_tpot_ms=tpot_factor * point.tpot_ms,
+                )
+                for point in points
+            ]
+            name = f"{cells[0].model} {input_tokens}/{output_tokens}, draw {draw}"
+            fleets[name].append(
+                [make_fleet(cells[0], point) for point in curve(second_run, lambda _: errors)]
+            )
     return fleets
 
 
@@ -199,11 +253,14 @@ def main() -> None:
     parser.add_argument("cells", type=Path, help="result of benchmarks.cells --out")
     parser.add_argument("folder", type=Path, help="folder with models")
     parser.add_argument("--held-out", action="store_true", help="only cells that were not fitted")
-    parser.add_argument("--measured", action="store_true", help="use each server's own residuals")
-    options = parser.parse_args()
-    fleets = read_fleets(
-        options.cells, options.folder, held_out=options.held_out, measured=options.measured
+    parser.add_argument(
+        "--repeated", action="store_true", help="judge a second run of each server as simulation"
     )
+    options = parser.parse_args()
+    if options.repeated:
+        fleets = repeated_fleets(options.cells, held_out=options.held_out)
+    else:
+        fleets = read_fleets(options.cells, options.folder, held_out=options.held_out)
     print(f"{len(fleets)} loads, {sum(map(len, fleets.values()))} servers")
     for confidence in CONFIDENCES:
         name = "exact" if confidence is None else f"{confidence:.0%}"

@@ -37,7 +37,7 @@ from scripts.code_habits import (
         ("B = 1\nclass A: ...\na = A()", []),
     ],
 )
-def test_example_of_each_code_habit_is_reported_with_that_habit_and_no_other(
+def test_example_of_each_code_habit_is_reported_as_that_habit(
     source: str, habits: list[str]
 ) -> None:
     assert [place.habit for place in places(source)] == habits
@@ -47,19 +47,19 @@ def test_code_lines_exclude_blanks_comments_and_docstrings() -> None:
     assert lines_of_code('"""Docstring\nof two lines."""\n\n# comment\nx = f(\n    1,\n)\n') == 3
 
 
-def test_budget_of_a_habit_is_lowered_to_its_count_and_never_raised() -> None:
+def test_code_habit_budget_is_lowered_but_never_raised() -> None:
     budget = lowered({"walrus": 3, "lambda": 1}, Counter({"walrus": 2, "lambda": 5}))
     assert budget["walrus"] == 2
     assert budget["lambda"] == 1
 
 
-def test_budget_goals_of_tests_and_benchmarks_are_twice_those_of_the_code() -> None:
+def test_code_habit_goals_of_tests_are_twice_those_of_the_app() -> None:
     for folder in ("tests", "benchmarks"):
         goals = goals_of(folder)
         assert goals == {habit: 2 * goal for habit, goal in goals_of("app").items()}
 
 
-def test_every_folder_has_a_budget_for_each_habit() -> None:
+def test_code_habit_budgets_cover_every_folder_and_every_habit() -> None:
     budgets = json.loads(BUDGETS_FILE.read_text("utf-8"))
     assert set(budgets) == {"app", "config", "vllm_understudy", "scripts", "tests", "benchmarks"}
     assert all(budget.keys() == GOALS.keys() for budget in budgets.values())

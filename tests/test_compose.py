@@ -16,13 +16,13 @@ OURS = [name for name, service in SERVICES.items() if service["image"] == "under
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_has_a_health_check_and_no_service_runs_as_root(name: str) -> None:
+def test_every_service_has_a_health_check_and_no_root_user(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"]
     assert int(SERVICES[name]["user"].partition(":")[0]) > 0
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_ports_published_in_the_compose_file_are_the_ports_that_the_services_serve(
+def test_compose_file_publishes_exactly_the_ports_of_its_services(
     name: str,
 ) -> None:
     service = SERVICES[name]

@@ -26,13 +26,13 @@ MAX_ROOT_ENTRIES = 34
         ("app/extensions/devmode2/routes.py", []),
     ],
 )
-def test_extension_of_a_changed_file_is_derived_from_the_path(
+def test_app_extension_of_a_changed_file_is_derived_from_the_path(
     file: str, expected: list[str]
 ) -> None:
     assert changed_extensions([file, "README.md"], NAMES) == expected
 
 
-def test_tests_of_an_extension_are_those_in_its_folder_and_those_that_import_it(
+def test_tests_of_an_app_extension_include_tests_that_import_it(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "tests" / "extensions" / "uptime"

@@ -22,7 +22,7 @@ QUERIES = [
 ]
 
 
-def test_grafana_provisioning_names_mounted_folders_and_existing_dashboards() -> None:
+def test_grafana_provisioning_refers_to_existing_dashboards() -> None:
     provisioning = GRAFANA / "provisioning"
     [source] = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())[
         "datasources"

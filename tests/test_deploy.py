@@ -138,7 +138,7 @@ def test_chart_enables_autoscaling_on_request() -> None:
     check_schema(rendered_autoscaler | {"spec": spec})
 
 
-def test_helm_chart_applies_a_changed_port_environment_and_settings() -> None:
+def test_helm_chart_applies_changed_values() -> None:
     values = yaml_text.document((helm_chart.CHART / "values.yaml").read_text())
     secret = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "api"}}}
     values |= {"port": 9000, "env": [secret], "settings": {"model": "m"}}

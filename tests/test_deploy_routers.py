@@ -45,7 +45,7 @@ def test_router_pod_is_unprivileged_and_has_a_service(deployment: dict[str, Any]
     assert [port["port"] for port in service["ports"]] == [container["ports"][0]["containerPort"]]
 
 
-def test_services_and_ports_that_a_router_deployment_names_exist() -> None:
+def test_router_deployments_refer_to_existing_services_and_ports() -> None:
     for deployment in DEPLOYMENTS:
         [container] = deployment["spec"]["template"]["spec"]["containers"]
         for word in container["args"]:
@@ -55,7 +55,7 @@ def test_services_and_ports_that_a_router_deployment_names_exist() -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSE)
-def test_compose_service_has_a_health_check_and_does_not_run_as_root(name: str) -> None:
+def test_compose_service_has_a_health_check_and_no_root_user(name: str) -> None:
     assert COMPOSE[name]["healthcheck"]["test"] and COMPOSE[name]["user"] == "10001:10001"
     assert COMPOSE[name]["read_only"] and COMPOSE[name]["cap_drop"] == ["ALL"]
 

@@ -60,7 +60,9 @@ def in_request(
     Context().run(served)
 
 
-def test_text_log_line_has_time_level_request_id_and_logger(capsys: Capture) -> None:
+def test_text_log_line_contains_the_time_level_request_id_and_logger(
+    capsys: Capture,
+) -> None:
     configure()
     in_request("req-1", logging.getLogger("app.core.server").warning, "%d waiting", 3)
     time_pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -128,7 +130,7 @@ def test_json_access_line_has_the_fields_of_the_request(capsys: Capture) -> None
     assert "secret" not in written
 
 
-def test_text_access_line_has_the_request_id_and_cannot_be_forged(
+def test_text_access_line_cannot_be_forged(
     capsys: Capture,
 ) -> None:
     """The id where another server has made no context."""

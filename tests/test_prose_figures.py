@@ -23,7 +23,7 @@ $ a command. Not prose.
 """
 
 
-def test_words_are_counted_on_the_whole_page_and_sentences_in_prose() -> None:
+def test_sentences_are_counted_only_in_prose() -> None:
     page = figures("page.md", PAGE)
     assert page.words == 34
     assert page.sentences == (
@@ -35,7 +35,7 @@ def test_words_are_counted_on_the_whole_page_and_sentences_in_prose() -> None:
     assert page.average == pytest.approx((5 + 4 + 6 + 5) / 4)
 
 
-def test_words_of_generated_pages_and_regions_are_counted_separately() -> None:
+def test_words_of_generated_text_are_counted_separately() -> None:
     region = "One. <!-- made: x --> two three <!-- end --> Four."
     assert figures("a.md", region).words == 2
     assert figures("a.md", region).generated_words == 5

@@ -134,7 +134,7 @@ class McpServer:
 
         The fields are `method` (`tools/call`), `when` and `times` as in `reply`, `seconds` and
         `message`, the text of an error. `seconds` is the length of `delay` (1). After a `hang` or a
-        `malformed` line, it is the time until the connection breaks off (60).
+        `malformed` line, it is the time until the connection is cut off (60).
 
         Raises:
             ValueError: an argument is invalid.
@@ -142,7 +142,8 @@ class McpServer:
         unknown = sorted(fields.keys() - FAULT_FIELDS)
         if unknown:
             raise ValueError(
-                f"unknown field {unknown[0]!r}; a fault can have {', '.join(sorted(FAULT_FIELDS))}"
+                f"unknown field {unknown[0]!r}; a fault can have the fields "
+                f"{', '.join(sorted(FAULT_FIELDS))}"
             )
         if action not in ACTIONS:
             raise ValueError(f"action must be one of {', '.join(ACTIONS)}, got {action!r}")
@@ -255,7 +256,7 @@ class McpServer:
         if times is not None and (not isinstance(times, int) or times < 1):
             raise ValueError(f"times must be at least 1, got {times!r}")
         if when is not None and not isinstance(when, Mapping):
-            raise ValueError(f"when must be a mapping of arguments, got {when!r}")
+            raise ValueError(f"the when argument must be a mapping, got {when!r}")
         _check_json("when", when)
         self._rule_count += 1
         conditions = dict(when or {})
@@ -271,7 +272,7 @@ class McpServer:
         names = [tool["name"] for tool in self._script["tools"]]
         if name not in names:
             raise ValueError(
-                f"the tool {name!r} does not exist; the tools are {', '.join(names) or 'none'}"
+                f"the tool {name!r} does not exist; available tools: {', '.join(names) or 'none'}"
             )
 
     def _folder(self) -> ScriptFolder:

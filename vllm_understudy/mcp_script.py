@@ -25,7 +25,7 @@ DISCOVERY = "server/discover"
 """The first message of newer clients, which is treated as `initialize`."""
 CALL = "tools/call"
 HANG_LIMIT_S = 60.0
-"""Default time after which `hang` breaks off the connection."""
+"""Default time after which `hang` cuts off the connection."""
 EMPTY: dict[str, Any] = {"tools": [], "results": [], "faults": []}
 
 

@@ -35,9 +35,11 @@ def rule_of(when: Rule | None, action: Rule | str, name: str, times: int | None)
 def sequence_of(replies: Sequence[Rule | str], when: Rule | None) -> list[dict[str, Json]]:
     """Returns a rule for each reply, which answers once. A text is short for `{"text": ...}`."""
     if isinstance(replies, str):
-        raise TypeError(f"replies accepts a list of replies, not a string: replies([{replies!r}])")
+        raise TypeError(
+            f"replies() accepts a list of replies, not a string: replies([{replies!r}])"
+        )
     if not replies:
-        raise ValueError("replies requires at least one reply")
+        raise ValueError("replies() requires at least one reply")
     rules: list[dict[str, Json]] = []
     for number, reply in enumerate(replies, 1):
         if isinstance(reply, str):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.core.assembly.derived import publishing
 from app.core.assembly.server import build
@@ -26,7 +26,6 @@ from config.validation import LiveSettings
 if TYPE_CHECKING:
     from gunicorn.glogging import Logger
 
-    from app.core.engine.wire import EngineProcessOptions
     from app.core.server.gunicorn.arbiter import EngineProcess
 
 NO_ENGINE = "setting engine: needs the extension llm, which this server lacks"
@@ -71,7 +70,7 @@ def prepare(settings: Settings) -> None:
         extension.prepare(settings)
 
 
-def engine_options(settings: Settings) -> EngineProcessOptions:
+def engine_options(settings: Settings) -> Any:
     """Returns the options of a real engine's process.
 
     Raises:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
     from random import Random
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
     from gunicorn.glogging import Logger
 
-    from app.core.api.fault import Fault, FaultInjection, RequestFacts
+    from app.core.api.fault import FaultInjection, RequestFacts
     from app.core.api.peer_ranks import PeerRanks
     from app.core.api.pipeline import RequestPipeline
     from app.core.api.reply_rules import ReplyRules
     from app.core.api.sampling import RealModel
+    from app.core.api.weight_spans import Weights
     from app.core.base import Bounded
     from app.core.base.clock.clock import Clock
     from app.core.base.clock.random_streams import Streams
@@ -45,11 +46,10 @@ if TYPE_CHECKING:
     from app.core.engine.simulated.model import RecordedReplies
     from app.core.engine.step_cost import CostModel
     from app.core.engine.tool_replies import ToolReplies
-    from app.core.engine.weight_updates import WeightUpdates
-    from app.core.engine.wire import EngineProcessOptions
     from app.core.server.flask.application import BackgroundService, Understudy
     from app.core.server.gunicorn.arbiter import EngineProcess
     from app.core.server.http.context import BodyLimits
+    from app.core.server.http.fault import Fault
     from app.core.server.http.route import Route
     from app.core.server.http.rpc import RpcHandlers, RpcService
     from app.core.server.middleware.api_keys import ApiKeys
@@ -124,6 +124,8 @@ class ServerParts:
     """The adapters in CPU and GPU memory."""
     kv_events: PublisherSettings
     """How this rank publishes KV events."""
+    weights: Weights
+    """The weights of the model, of which a trainer may set the version."""
     keys: ApiKeys
     """The API keys in force."""
     extensions: list[Extension]
@@ -167,16 +169,6 @@ class ServerParts:
         refuses = simulated_version(self.settings.api).has(Feature.REFUSAL_IN_PAUSE)
         engine = cast("PausableEngine", self.engine)
         return Lifecycle(engine, self.recorder, self.cache, refuses_in_pause=refuses)
-
-    @cached_property
-    def weights(self) -> WeightUpdates:
-        """The version of the weights, and the updates by a trainer."""
-        from app.core.engine.weight_updates import WeightUpdates  # few servers have a trainer
-
-        settings = self.settings
-        model = settings.model
-        can_transfer = settings.server.weight_transfer and not settings.engine.is_real
-        return WeightUpdates(model.model, model.tensor_parallel_size, can_transfer)
 
     @cached_property
     def peers(self) -> PeerRanks:
@@ -274,10 +266,10 @@ class Extension:
         return None
 
     @classmethod
-    def engine_process(
-        cls, settings: AllSettings, kv_events: PublisherSettings
-    ) -> EngineProcessOptions | None:
+    def engine_process(cls, settings: AllSettings, kv_events: PublisherSettings) -> Any:
         """Returns the options of an engine process that the arbiter starts; None without one.
+
+        The core compares them after a reload, and passes them to `new_engine_process`.
 
         Raises:
             ConfigError: the engine cannot run here.
@@ -286,7 +278,7 @@ class Extension:
 
     @classmethod
     def new_engine_process(
-        cls, options: EngineProcessOptions, log: Logger, timeout_s: float
+        cls, options: Any, log: Logger, timeout_s: float
     ) -> EngineProcess | None:
         """Returns an engine process with `options`, which is not started yet; None without one.
 

@@ -76,7 +76,7 @@ class Server {
 
   async replies(replies, { when = {}, scope, owner } = {}) {
     if (!Array.isArray(replies) || replies.length === 0)
-      throw new TypeError("replies takes a list with at least one reply");
+      throw new TypeError("replies() accepts a list with at least one reply");
     const rules = replies.map((reply, index) => ({
       name: `reply ${index + 1} of ${replies.length}`,
       when,

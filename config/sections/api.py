@@ -34,7 +34,7 @@ def effort_map(text: str) -> dict[str, str]:
     efforts: dict[str, str] = {}
     for effort, replacement in json_object(text).items():
         if effort not in EFFORTS:
-            raise ValueError(f"{effort!r} must be one of the efforts {', '.join(EFFORTS)}")
+            raise ValueError(f"the effort must be one of {', '.join(EFFORTS)}, not {effort!r}")
         if not isinstance(replacement, str):
             raise ValueError(f"the value of {effort} is not a string")
         efforts[effort] = replacement
@@ -71,18 +71,18 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     reasoning_effort_map: Annotated[
         Json | None, understood_by(effort_map, "must be a JSON object of efforts to texts")
     ] = None
-    """JSON object that maps the reasoning efforts in requests to the efforts that chat templates
-    receive, such as {"medium": "low"} (with serve, since vLLM 0.33)."""
+    """JSON object, such as {"medium": "low"}, that maps the reasoning efforts in requests to the
+    efforts that chat templates receive. With serve, this option requires vLLM 0.33 or later."""
     exclude_tools_when_tool_choice_none: bool = False
     """Omit tools from the prompt if tool_choice is none."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve GET /tokenizer_info."""
     sse_keep_alive_interval: Annotated[int, About(unit="s")] = 0
-    """Interval after which the server sends a comment in a chat or completion stream if no chunk
-    has been sent. 0 disables comments."""
+    """Time without a chunk after which the server sends a comment in a chat or completion stream. 0
+    disables comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
-    """Content of system_fingerprint in responses: version, sizes of parallel groups, and hash
-    (full); version and hash (hash); the value of fingerprint-value (custom); or null (none)."""
+    """Content of system_fingerprint in responses: full (version, sizes of parallel groups, and
+    hash), hash (version and hash), custom (the value of fingerprint-value), or none (null)."""
     fingerprint_value: str | None = None
     """Fingerprint to return if fingerprint-mode is set to custom."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20

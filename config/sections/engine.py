@@ -63,8 +63,8 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     """Configuration for speculative decoding, in the format of vLLM's speculative-config option.
     The llm engine supports the ngram method: {"method": "ngram", "num_speculative_tokens": 5,
     "prompt_lookup_max": 5, "prompt_lookup_min": 2}. If timing is set to steps, a simulated engine
-    uses the acceptance rates for the synthetic rejection_sample_method or, if there are none, the
-    rates in its profile."""
+    uses the acceptance rates that are set with rejection_sample_method synthetic or, if there are
+    none, the rates in its profile."""
 
     def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
         """Yields why the simulated version of vLLM would reject `speculative_config`."""
@@ -138,7 +138,7 @@ class StepSettings(Section, frozen=True, kw_only=True):
     timing: Annotated[Literal["", "requests", "steps"], SIMULATED] = ""
     """How latencies are computed. If set to requests, the latency settings apply to each request
     independently. If set to steps, all requests share the steps of one engine, whose costs come
-    from a profile. If empty, steps is used when a profile is set, and requests otherwise."""
+    from a profile. If empty, the value is steps when a profile is set, and requests otherwise."""
     profile: Annotated[str, About(simulated=True, path=True)] = ""
     """Profile that defines the costs of engine steps and the default values of engine limits. The
     value is a file, the name of a built-in profile, or auto, which computes a profile from data
@@ -152,13 +152,13 @@ class StepSettings(Section, frozen=True, kw_only=True):
     enable_chunked_prefill: bool = True
     """Allow a prompt's prefill to span several steps (steps timing)."""
     long_prefill_token_threshold: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
-    """Maximum number of tokens of one prompt in a step, unless no other request is running. 0 means
-    no limit."""
+    """Maximum number of tokens that a step processes for one prompt while other requests are
+    running. 0 means no limit."""
     long_prefill_token_threshold_adaptive: Annotated[bool, SIMULATED] = False
-    """Raise long-prefill-token-threshold to max-num-batched-tokens divided by the number of
-    requests if that value is larger."""
+    """Use max-num-batched-tokens divided by the number of requests as the threshold if this
+    quotient is greater than long-prefill-token-threshold."""
     watermark: Annotated[float, Meta(ge=0, lt=1), SIMULATED] = 0.0
-    """Share of the KV cache that stays free when a request is admitted, unless no other request is
+    """Share of the KV cache that must remain free when a request is admitted while others are
     running (steps timing)."""
     prefill_schedule_interval: Annotated[Count, About(simulated=True, unit="steps")] = 1
     """Minimum number of steps between two prefill steps while other requests are generating and
@@ -176,21 +176,21 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Latencies of tokens, for timing requests."""
 
     latency_calculator: Annotated[Literal["", "constant", "per-token"], LATENCY] = ""
-    """Basis for the time to first token: time-to-first-token (constant) or the prompt length
-    (per-token). If empty, constant is used when time-to-first-token or its deviation is set, and
-    per-token otherwise."""
+    """How the time to first token is determined: by time-to-first-token (constant) or by the prompt
+    length (per-token). If empty, the value is constant when time-to-first-token or
+    time-to-first-token-std-dev is set, and per-token otherwise."""
     inter_token_latency: Annotated[Duration, LATENCY] = 0.0
     """Time between consecutive tokens of a reply."""
     inter_token_latency_std_dev: Annotated[
         Duration, LATENCY, deviation_of("inter_token_latency")
     ] = 0.0
-    """Standard deviation of inter-token-latency."""
+    """Standard deviation of the inter-token latency."""
     time_to_first_token: Annotated[Duration, LATENCY] = 0.0
     """Time from admission to the first token."""
     time_to_first_token_std_dev: Annotated[
         Duration, LATENCY, deviation_of("time_to_first_token")
     ] = 0.0
-    """Standard deviation of time-to-first-token."""
+    """Standard deviation of the time to first token."""
     prefill_overhead: Annotated[Duration, LATENCY] = 0.0
     """Constant part of the prefill time (per-token calculator)."""
     prefill_time_per_token: Annotated[Duration, LATENCY] = 0.0
@@ -198,14 +198,14 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     prefill_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the prefill time (per-token calculator)."""
     time_factor_under_load: Annotated[float, Meta(ge=1.0), LATENCY] = 1.0
-    """Factor by which latencies increase when max-num-seqs sequences are running. The factor grows
-    linearly from 1 with the number of running sequences."""
+    """Factor by which latencies increase when the number of running sequences equals max-num-seqs.
+    The factor starts at 1 and increases linearly with the number of running sequences."""
     kv_cache_transfer_latency: Annotated[Duration, LATENCY] = 0.0
     """Time to the first token for a request with remote prefill (constant calculator)."""
     kv_cache_transfer_latency_std_dev: Annotated[
         Duration, LATENCY, deviation_of("kv_cache_transfer_latency")
     ] = 0.0
-    """Standard deviation of kv-cache-transfer-latency."""
+    """Standard deviation of the KV cache transfer latency."""
     kv_cache_transfer_time_per_token: Annotated[Duration, LATENCY] = 0.0
     """Transfer time for each prompt token in a request with remote prefill (per-token
     calculator)."""
@@ -216,7 +216,7 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     time_to_generate_image_std_dev: Annotated[
         Duration, LATENCY, deviation_of("time_to_generate_image")
     ] = 0.0
-    """Standard deviation of time-to-generate-image."""
+    """Standard deviation of the time to generate an image."""
 
 
 class KVCacheSettings(Section, frozen=True, kw_only=True):
@@ -239,12 +239,12 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     global_cache_hit_threshold: Annotated[
         float, Meta(ge=0, le=1), About(live=True, simulated=True)
     ] = 0.0
-    """Share of a prompt that must be cached. A request with a smaller cached share ends immediately
-    with the finish reason cache_threshold. 0 disables the check."""
+    """Minimum cached share of a prompt. A request whose cached share is below this value ends
+    immediately with the finish reason cache_threshold. 0 disables the check."""
     kv_cache_metrics: Annotated[bool, SIMULATED] = False
-    """Report block metrics: lifetime, idle time before eviction, and reuse gaps."""
+    """Report metrics for blocks: lifetime, idle time before eviction, and time between uses."""
     kv_cache_metrics_sample: Annotated[
-        float, Meta(gt=0, le=1, description="must be more than 0 and at most 1")
+        float, Meta(gt=0, le=1, description="must be greater than 0 and at most 1")
     ] = 0.01
     """Share of blocks to sample for kv-cache-metrics."""
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
@@ -266,24 +266,25 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     ] = ""
     """vLLM KV connector to simulate. If empty, disaggregated prefill always succeeds. With nixl,
     nixl-push, mooncake, and moriio, prefill pods hold their blocks, and decode pods read these
-    blocks over a side channel. Each connector uses the parameters of its vLLM counterpart. p2p is
-    the OffloadingConnector with a P2P tier, which lets pods copy blocks from each other. lmcache
-    and lmcache-mp store prompts in chunks. With none, example, and offloading, kv_transfer_params
-    is ignored. example and offloading restore blocks that the cache has evicted."""
+    blocks over a side channel. Each connector uses the parameters of its vLLM counterpart. The p2p
+    connector is the OffloadingConnector with a P2P tier, which lets pods copy blocks from each
+    other. The lmcache and lmcache-mp connectors store prompts in chunks. If set to none, example,
+    or offloading, kv_transfer_params is ignored. The example and offloading connectors restore
+    blocks that the cache has evicted."""
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
     """How long a prefill pod holds blocks that no decode pod is reading or waiting for (nixl)."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """Action taken when a decode pod cannot read the blocks of a prefill pod (nixl). If set to
-    fail, the request fails. If set to recompute, the decode pod computes the prompt itself."""
+    """Action taken when a decode pod cannot read the blocks of a prefill pod (nixl): fail the
+    request (fail) or compute the prompt on the decode pod (recompute)."""
     kv_side_channel_timeout: PositiveDuration = 5.0
     """Time after which a decode pod considers an unresponsive prefill pod unreachable (nixl)."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
-    """Port of the side channel and value of remote_port in kv_transfer_params (nixl). Rank k uses
-    this port plus k."""
+    """Port of the side channel, which is also the value of remote_port in kv_transfer_params
+    (nixl). Rank k uses this port number plus k."""
     zmq_endpoint: Annotated[str, zmq_address()] = "tcp://127.0.0.1:5557"
-    """Address for KV events (ZMQ PUB). Rank k uses the port plus k. The publisher binds to an
-    address that contains * or :: and connects to any other address. If empty, no events are
-    published."""
+    """Address for KV events (ZMQ PUB). Rank k uses the port number in this address plus k. The
+    publisher binds to an address that contains * or :: and connects to any other address. If empty,
+    no events are published."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
     """Number of pending events that triggers the publication of a batch."""
     event_flush_interval: Duration = 1.0
@@ -294,8 +295,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     version number, events are arrays, as in that version of vLLM. If set to llm-d-inference-sim,
     events are arrays, as in that simulator."""
     use_vllm_map_event_format: bool | None = None
-    """Compatibility option for llm-d-inference-sim. If false and kv-events-format is map, the
-    llm-d-inference-sim format is used instead."""
+    """Accepted for compatibility with llm-d-inference-sim. If the value is false and
+    kv-events-format is map, the llm-d-inference-sim format is used instead."""
     kv_events_topic: str = "kv@{address}:{port}@{model}"
     """Topic for KV events. {address}, {port}, and {model} are replaced with this server's
     values."""

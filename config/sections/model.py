@@ -35,17 +35,18 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     task: Annotated[Literal["generate", "embed", "pooling", "score", "classify"], SIMULATED] = (
         "generate"
     )
-    """Purpose of the model. For tasks other than generate, the server has pooling routes instead of
-    chat and completions. If set to embed, the routes are embeddings, score, rerank, and pooling. If
-    set to score, the routes are classify, score, rerank, and pooling. If set to classify, the
-    routes are classify and pooling. If set to pooling, all pooling routes are served."""
+    """Task that the model performs. For tasks other than generate, the server has pooling routes
+    instead of chat and completions. For embed, the server provides the embeddings, score, rerank,
+    and pooling routes. For score, the server provides the classify, score, rerank, and pooling
+    routes. For classify, the server provides the classify and pooling routes. For pooling, the
+    server provides all pooling routes."""
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None
-    """Task for /pooling, with the same values as task in vLLM's pooler-config. An embedding model
-    supports embed and token_embed. A classifier supports classify and token_classify. If this
-    setting is empty, task determines whether embed or classify is used. If task is set to pooling,
-    each request can use any pooling task."""
+    """Task for /pooling, as in the task field of vLLM's pooler-config. An embedding model supports
+    embed and token_embed. A classifier supports classify and token_classify. If this setting is
+    empty, task determines whether embed or classify is used. If task is set to pooling, each
+    request can use any pooling task."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
     """Serve /v1/embeddings along with chat and completions, as llm-d-inference-sim does (generate
     task)."""
@@ -87,8 +88,8 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     """Maximum number of adapters that run at the same time."""
     prefer_resident_adapters: Annotated[bool, SIMULATED] = True
     """Start requests whose adapter is in memory before requests whose adapter must be loaded, as in
-    llm-d-inference-sim (requests timing). If false, requests start in order of arrival, as in
-    vLLM."""
+    llm-d-inference-sim (if timing is set to requests). If false, requests start in order of
+    arrival, as in vLLM."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
     """Maximum number of adapters in CPU memory. The value must be at least max-loras, which is the
     default. The most recently used adapters are kept, and others are reloaded when a request needs

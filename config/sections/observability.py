@@ -12,9 +12,9 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     """Content of the metrics."""
 
     disable_log_stats: bool = False
-    """Omit vLLM's metric families. HTTP and process families are still reported."""
+    """Omit vLLM's metric families. HTTP and process metrics are still reported."""
     simulator_metrics: bool = False
-    """Also report three metric families under old names that vLLM no longer uses. See
+    """Also report three metric families under old names that vLLM no longer uses. For details, see
     docs/metrics.md."""
 
 
@@ -25,8 +25,8 @@ class LogSettings(Section, frozen=True, kw_only=True):
         Literal["trace", "debug", "info", "warning", "error", "critical"],
         About(env=("VLLM_LOGGING_LEVEL",)),
     ] = "info"
-    """Lowest severity that is logged. trace also logs the tokens, keys, and scores of each index
-    lookup."""
+    """Lowest severity that is logged. With trace, the tokens, keys, and scores of each index lookup
+    are also logged."""
     log_format: Literal["text", "json"] = "text"
     """Format for log lines: plain text or JSON objects."""
     access_log: bool = False

@@ -42,13 +42,14 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     grpc: Annotated[
         bool | None,
         About(
-            "Serve gRPC (vLLM's VllmEngine service) on the same port. See docs/grpc.md. "
-            f"Requires the grpc extra: {install('grpc')}. "
-            "If empty, gRPC is served when the extra is installed and HTTPS is off."
+            "Serve gRPC (vLLM's VllmEngine service) on the same port. For details, see "
+            f"docs/grpc.md. Requires the grpc extra: {install('grpc')}. "
+            "If empty, gRPC is served when the grpc extra is installed and HTTPS is off."
         ),
     ] = None
     grpc_port: Port | None = None
-    """Separate port for gRPC. Setting this port enables gRPC. Rank k uses this port plus k."""
+    """Separate port for gRPC. Setting this port enables gRPC. Rank k uses this port number plus
+    k."""
     max_request_body_size_mb: Annotated[int, Meta(ge=1, le=512), About(unit="MiB")] = 4
     """Maximum size of a request body. Larger request bodies are rejected with status 413."""
     max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
@@ -62,10 +63,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     graceful_timeout: Duration = 30.0
     """Time from SIGTERM until running streams are cut off (drain mode)."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
-    """How SIGTERM affects requests. If set to drain, running requests can finish, and new requests
-    are rejected with status 503 once drain-duration is over. If set to vllm, requests that are
-    still running after shutdown-timeout fail, and new requests are rejected with status 500
-    immediately."""
+    """How SIGTERM affects requests. If set to drain, running requests can finish; new requests are
+    accepted until drain-duration is over and then rejected with status 503. If set to vllm,
+    requests fail if they are still running after shutdown-timeout, and new requests are immediately
+    rejected with status 500."""
     shutdown_timeout: Duration = 0.0
     """Time after SIGTERM within which running requests must finish (vllm mode). With 0s, the port
     closes immediately."""
@@ -78,26 +79,27 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Path prefix under which a proxy exposes this server. Request paths may begin with this
     prefix."""
     fast_path: bool = True
-    """Serve requests for known routes without Flask, which is several times faster. This setting
-    does not affect the content of responses. If false, all requests take the path that other WSGI
-    servers use."""
+    """Serve requests for known routes several times faster, without Flask. This setting does not
+    affect the content of responses. If false, all requests take the path that other WSGI servers
+    use."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
     """Number of data parallel ranks in this server."""
     data_parallel_mode: Literal["ports", "internal", "external"] = "ports"
-    """How ranks share ports. If set to ports, each rank is a separate process, on port + rank. If
-    set to external, each rank is also a separate process, but rank numbers in X-data-parallel-rank
-    start at 0 on every port, as in vLLM. If set to internal, all ranks share one process and one
-    port, and each request runs on the least busy rank, as in vLLM."""
+    """How ranks share ports. If set to ports, each rank is a separate process that listens on the
+    port number plus the rank number. If set to external, each rank is also a separate process, but
+    rank numbers in X-data-parallel-rank start at 0 on every port, as in vLLM. If set to internal,
+    all ranks share one process and one port, and each request runs on the least busy rank, as in
+    vLLM."""
     data_parallel_rank: Rank | None = None
-    """Rank that this server runs if it runs only one rank. If set, the rank listens on the port
-    specified by the port setting, and data-parallel-size is the total number of ranks. If empty or
-    negative, this server runs all ranks."""
+    """Rank that this server runs if it runs only one rank. If this setting is used, the rank
+    listens on the port in the port setting, and data-parallel-size is the total number of ranks. If
+    empty or negative, this server runs all ranks."""
     data_parallel_start_rank: Annotated[int, Meta(ge=0, le=1023)] = 0
     """First rank that this server runs if it runs only some of the ranks. See
     data-parallel-size-local."""
     data_parallel_size_local: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] | None = None
-    """Number of ranks that this server runs. If set, data-parallel-size is the total number of
-    ranks. If empty, this server runs all ranks."""
+    """Number of ranks that this server runs. If this setting is used, data-parallel-size is the
+    total number of ranks. If empty, this server runs all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
     """Value for the x-inference-pod response header, which is sent along with x-inference-port. If
     empty, neither header is sent."""
@@ -176,23 +178,23 @@ class AccessSettings(Section, frozen=True, kw_only=True):
 
     api_key: Annotated[NonEmptyItems, About(env=("VLLM_API_KEY",), live=True, secret=True)] = ()
     """API keys that the server accepts. Requests to paths under /v1, /v2, /inference, and /cohere,
-    and requests over gRPC, must send one of these keys. If empty, no key is required."""
+    and requests over gRPC, must include one of these keys. If empty, no key is required."""
     admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
     """Key for requests to /fake_metrics and to paths under /admin. If empty, requests to
     /fake_metrics and /admin require an API key when api-key is set."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins from which browsers may send requests (CORS). * allows all origins, except on /admin,
-    the console, and control routes. If empty, every preflight request is rejected."""
+    """Origins from which browsers may send requests (CORS). The value * allows all origins, except
+    on /admin, the console, and control routes. If empty, every preflight request is rejected."""
     allowed_methods: tuple[str, ...] = ("*",)
-    """Methods that CORS requests may use."""
+    """HTTP methods that CORS requests may use."""
     allowed_headers: tuple[str, ...] = ("*",)
     """Headers that CORS requests may send."""
     allow_credentials: bool = False
     """Allow CORS requests with credentials."""
     allowed_hosts: ReachedAs = ()
     """Public host names for this server. If no key is set, /admin, the console, and control routes
-    reject any other name that a public DNS server could resolve to this server. * accepts every
-    name. See docs/access.md."""
+    reject any unlisted name that a public DNS server could resolve to this server. To accept every
+    name, use *. For details, see docs/access.md."""
 
     @property
     def named_hosts(self) -> tuple[str, ...]:

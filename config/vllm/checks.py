@@ -96,7 +96,7 @@ def check_load_balancing(values: FlagValues, headless: bool) -> None:
     if not isinstance(local_size, str):
         return
     if headless and int(local_size) <= 0:
-        raise ConfigError("flag --data-parallel-size-local: must be more than 0 with --headless")
+        raise ConfigError("flag --data-parallel-size-local: must be greater than 0 with --headless")
     size = str(values.get("data-parallel-size", "1"))
     if int(local_size) > int(size):
         raise ConfigError(

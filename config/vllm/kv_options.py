@@ -206,7 +206,7 @@ def ec_transfer_settings(text: str) -> FlagValues:
     if config.ec_connector is None:
         return {}
     if config.ec_role is None:
-        raise ValueError("ec_role is required; it must be ec_producer, ec_consumer or ec_both")
+        raise ValueError("ec_role is required; it must be ec_producer, ec_consumer, or ec_both")
     if config.ec_role == "ec_producer":
         return {"mm-encoder-only": "true"}
     return {}
@@ -220,4 +220,4 @@ def _check_connector(config: KVTransferConfig) -> None:
     if name not in CONNECTORS and config.kv_connector_module_path is None:
         raise ValueError(f"kv_connector {name!r} {unknown_name(name, tuple(sorted(CONNECTORS)))}")
     if config.kv_role is None:
-        raise ValueError("kv_role is required; it must be kv_producer, kv_consumer or kv_both")
+        raise ValueError("kv_role is required; it must be kv_producer, kv_consumer, or kv_both")

@@ -16,7 +16,7 @@ def lmcache_fallbacks(path: str) -> dict[str, str]:
     """
     content = parse_yaml(path)
     if not isinstance(content, dict):
-        raise ConfigError(f"YAML file {path}: must be a mapping")
+        raise ConfigError(f"YAML file {path} must contain a mapping")
     fallbacks: dict[str, str] = {}
     if content.get("chunk_size"):
         fallbacks["lmcache-chunk-size"] = str(content["chunk_size"])

@@ -44,7 +44,7 @@ def merge_offloading(options: FlagValues) -> None:
         return
     size = float(text)
     if not 0 < size < float("inf"):
-        raise ConfigError(f"flag --{SIZE}: the value {text} must be more than 0")
+        raise ConfigError(f"flag --{SIZE}: the value must be greater than 0, got {text}")
     config: Any = {}
     try:
         config = json.loads(str(options.get(TRANSFER, "{}")))

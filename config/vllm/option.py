@@ -32,12 +32,12 @@ def _size(text: str) -> int:
     """Parses a whole number, or a size such as 8k (8,000), 25.6k or 8K (8,192), as vLLM does."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise ValueError("must be a size")
+        raise ValueError("must be a size such as 8192, 8k, 25.6k, or 8K")
     number, fraction, unit = match.groups()
     if fraction is None:
         return int(number) * UNITS[unit]
     if not unit.islower():
-        raise ValueError("must be a size")
+        raise ValueError("must end in a lowercase letter after a fraction")
     return int(float(number + fraction) * UNITS[unit])
 
 
@@ -52,7 +52,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-_SIZES = "a whole number, which may end in k, m, g or t (8.5k, too), or in K, M, G or T (of 1024)"
+_SIZES = "a whole number, which may end in k, m, g, or t (8.5k, too), or in K, M, G, or T (of 1024)"
 _KINDS: dict[str, tuple[Callable[[str], object], str]] = {
     "text": (str, "text"),
     "int": (_whole, "a whole number"),
@@ -156,7 +156,7 @@ class Option(Struct, frozen=True, kw_only=True):
         if self.at_least is not None and not float(text) >= self.at_least:
             return f"must be at least {self.at_least:g}"
         if self.above is not None and not float(text) > self.above:
-            return f"must be more than {self.above:g}"
+            return f"must be greater than {self.above:g}"
         if self.at_most is not None and not float(text) <= self.at_most:
             return f"must be at most {self.at_most:g}"
         if self.below is not None and not float(text) < self.below:

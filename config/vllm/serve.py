@@ -113,7 +113,7 @@ def _check_forms(words: Iterable[str], options: Mapping[str, Option]) -> None:
         form = word.partition("=")[0].replace("_", "-")
         if form in since_by_form:
             since = since_by_form[form]
-            raise UsageError(f"unknown flag {form}: requires vLLM {since} (--{VERSION} {since})")
+            raise UsageError(f"flag {form} requires vLLM {since} (--{VERSION} {since})")
 
 
 def read(

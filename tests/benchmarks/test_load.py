@@ -69,7 +69,7 @@ def test_benchmark_requests_set_the_token_limit_field_of_each_api(family: str) -
     assert next(requests) != next(requests)
 
 
-def test_delayed_streams_have_a_lower_speed_and_a_growing_drift_from_their_schedule() -> None:
+def test_slow_stream_has_a_lower_speed_and_a_growing_drift() -> None:
     slow = stream(*[0.0] * 101, itl_ms=40)
     seen = pace([slow], RHYTHM)
     assert seen.speed == pytest.approx((50 + 100 * 20) / (50 + 100 * 40))

@@ -25,7 +25,7 @@ PARALLEL = "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-s
         (["serve", "--tensor-paralel-size", "2"], PARALLEL),
     ],
 )
-def test_invalid_setting_exits_with_status_1_and_invalid_argument_with_status_2(
+def test_exit_status_distinguishes_invalid_settings_from_bad_arguments(
     argv: list[str], error_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_error(argv, error_text, capsys)
@@ -97,7 +97,7 @@ def test_error_for_an_unknown_vllm_version_lists_the_supported_versions(
     assert error.count("\n") == 1
 
 
-def test_version_printed_by_the_vllm_command_consists_of_comparable_numbers(
+def test_vllm_version_flag_prints_a_purely_numeric_version(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["vllm", "--version"]) == 0
@@ -115,7 +115,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     return commands
 
 
-def test_command_starts_gunicorn_in_the_project_folder_with_the_settings_of_its_flags(
+def test_command_starts_gunicorn_with_the_settings_from_the_flags(
     started: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--port", "8123", "--served-model-name", "a,b", "c", "--enforce-eager"]

@@ -53,7 +53,7 @@ def test_example_profiles_for_8b_70b_and_small_models_exist() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_profile_cites_its_source_and_reproduces_its_measurements(path: Path) -> None:
+def test_example_profile_reproduces_the_measurements_that_it_cites(path: Path) -> None:
     """Times between tokens at every load; those to the first token of a request that is alone."""
     text = path.read_text("utf-8")
     assert re.search(r"(?m)^# Source: https://\S+$", text)

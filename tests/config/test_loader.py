@@ -144,7 +144,7 @@ def test_vllm_and_klog_flags_are_ignored_with_one_warning(argv: list[str]) -> No
 
 
 @pytest.mark.parametrize(("name", "successor"), REMOVED.items())
-def test_removed_setting_prevents_startup_and_names_its_replacement(
+def test_error_for_a_removed_setting_names_the_replacement(
     yaml_file: Write, name: str, successor: str
 ) -> None:
     variable = "SIM_" + name.replace("-", "_").upper()
@@ -183,7 +183,7 @@ def test_alias_of_a_setting_can_be_used_in_every_configuration_source(yaml_file:
         load(["--config", yaml_file("kv-cache-size: 8\nnum-blocks: 9")], {})
 
 
-def test_ignored_keys_and_unknown_variables_log_one_warning_each(yaml_file: Write) -> None:
+def test_ignored_keys_and_unknown_variables_are_reported_as_warnings(yaml_file: Write) -> None:
     file = yaml_file("enforce-eager: true\nzmq-max-connect-attempts: 3")
     environ = {"SIM_FOO": "1", "SIM_BAR": "2", "SIM_PORT": "1", "SIM_CONFIG": file}
     ignored, also, unknown = warnings([], environ)
@@ -195,7 +195,7 @@ def test_ignored_keys_and_unknown_variables_log_one_warning_each(yaml_file: Writ
 # The table and the dump
 
 
-def test_every_setting_has_a_flag_a_variable_a_parsable_default_and_a_help_text() -> None:
+def test_every_setting_has_a_unique_name_and_a_parsable_default() -> None:
     for row in TABLE:
         assert row.name == row.attribute.replace("_", "-")
         assert row.env[0] == "SIM_" + row.attribute.upper()

@@ -57,7 +57,7 @@ def test_every_spelling_of_the_model_option_keeps_the_model_name_unchanged(name:
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_values_of_the_served_name_and_adapter_options_are_kept_unchanged(name: str) -> None:
+def test_served_name_and_adapter_values_are_kept_unchanged(name: str) -> None:
     adapter = f"{name}=/adapters/{name}"
     for read in (loaded, served):
         joined = read(f"--served-model-name={name}", f"--lora-modules={adapter}")
@@ -77,7 +77,7 @@ def test_short_flag_may_be_joined_to_its_value() -> None:
     assert settings_of(["model-v2", "-O3"], {}, settings_type()).values["model"] == "model-v2"
 
 
-def test_use_v2_block_manager_option_is_accepted_with_a_warning_that_it_has_no_effect() -> None:
+def test_v2_block_manager_option_is_accepted_with_a_warning() -> None:
     flags = settings_of(["model", "--use-v2-block-manager"], {}, settings_type())
     assert flags.warnings == ["accepted, changes nothing here: --use-v2-block-manager"]
 

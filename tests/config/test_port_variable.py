@@ -38,7 +38,7 @@ def test_serve_command_ignores_the_port_variable() -> None:
     assert served("model", "--port", "9003", **environ).server.port == 9003
 
 
-def test_server_started_by_serve_command_ignores_the_port_variable() -> None:
+def test_server_started_by_the_serve_command_ignores_the_port_variable() -> None:
     environ = {"PORT": "9001"}
     flags = settings_of(["model"], environ, settings_type())
     settings = resolve(flags, environ, warn=pytest.fail)

@@ -119,7 +119,7 @@ def test_every_option_accepts_a_value_of_its_type() -> None:
 
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="needs what vLLM's parser was seen to know")
-def test_serve_command_has_the_same_options_and_choices_as_the_vllm_parser() -> None:
+def test_serve_command_has_the_same_options_as_the_vllm_parser() -> None:
     seen = [json.loads(line) for line in SHARED.read_text().splitlines()]
     options = options_of(["0.32"])
     for option in seen[1:]:
@@ -138,7 +138,7 @@ def test_serve_page_has_a_row_for_every_option() -> None:
     assert not any(OPTIONS[name].unplayed for name in MEANINGS)
 
 
-def test_every_vllm_option_with_the_name_of_a_setting_is_mapped_to_a_setting() -> None:
+def test_vllm_option_named_like_a_setting_is_mapped_to_a_setting() -> None:
     assert set(BY_NAME) & set(OPTIONS) <= set(MEANINGS)
     assert not set(OBSOLETE) & {*OPTIONS, *BY_NAME}
 
@@ -308,9 +308,7 @@ def test_command_line_options_override_the_config_file(yaml_file: Write) -> None
         (["--config", "/a", "--config=/b"], "flag --config: only one file is allowed"),
     ],
 )
-def test_invalid_flag_is_rejected_with_a_one_line_error_that_names_it(
-    argv: list[str], line: str
-) -> None:
+def test_one_line_error_for_an_invalid_flag_names_the_flag(argv: list[str], line: str) -> None:
     assert line in refusal("m", *argv)
 
 

@@ -39,7 +39,7 @@ def transfer(**fields: object) -> list[str]:
 NAMED = [name for name, option in OPTIONS.items() if option.names]
 
 
-def test_options_checked_against_a_list_of_valid_names_are_the_same_as_in_vllm() -> None:
+def test_options_that_accept_only_known_names_are_the_same_as_in_vllm() -> None:
     assert NAMED == [
         "tool-call-parser",
         "quantization",
@@ -54,7 +54,7 @@ def test_options_checked_against_a_list_of_valid_names_are_the_same_as_in_vllm()
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_option_accepts_only_its_known_names_and_lists_them_in_the_error(
+def test_error_for_an_unknown_option_value_lists_the_known_names(
     name: str,
 ) -> None:
     option = OPTIONS[name]
@@ -73,7 +73,7 @@ def test_misspelled_option_value_is_rejected_with_a_suggestion() -> None:
     )
 
 
-def test_any_parser_name_is_accepted_with_a_plugin_file_for_that_kind_of_parser() -> None:
+def test_parser_plugin_file_allows_any_name_for_that_kind_of_parser() -> None:
     assert is_accepted("--tool-call-parser", "ours", "--tool-parser-plugin", "/plugins/ours.py")
     assert is_accepted(
         "--reasoning-parser", "ours", "--reasoning-parser-plugin", "/plugins/ours.py"
@@ -84,7 +84,7 @@ def test_any_parser_name_is_accepted_with_a_plugin_file_for_that_kind_of_parser(
     )
 
 
-def test_backend_names_ignore_case_and_an_import_path_is_accepted_as_executor() -> None:
+def test_backend_options_accept_lowercase_names_or_an_import_path() -> None:
     assert is_accepted("--attention-backend", "flash_attn")
     assert is_accepted("--mamba-backend", "triton")
     assert is_accepted("--distributed-executor-backend", "package.module.Executor")
@@ -101,8 +101,8 @@ def test_empty_and_none_values_are_accepted_as_in_vllm() -> None:
     ("name", "value", "rule"),
     [
         ("gpu-memory-utilization", "1.5", "must be at most 1"),
-        ("gpu-memory-utilization", "0", "must be more than 0"),
-        ("gpu-memory-utilization", "nan", "must be more than 0"),
+        ("gpu-memory-utilization", "0", "must be greater than 0"),
+        ("gpu-memory-utilization", "nan", "must be greater than 0"),
         ("cpu-offload-gb", "-1", "must be at least 0"),
         ("pipeline-parallel-size", "0", "must be at least 1"),
         ("video-pruning-rate", "1", "must be less than 1"),
@@ -143,7 +143,7 @@ def test_any_connector_name_is_accepted_together_with_a_module_path() -> None:
 
 def test_connector_without_a_role_is_rejected() -> None:
     argv = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
-    assert "kv_role is required; it must be kv_producer, kv_consumer or kv_both" in refusal(*argv)
+    assert "kv_role is required; it must be kv_producer, kv_consumer, or kv_both" in refusal(*argv)
 
 
 # --ec-transfer-config, --mm-processor-kwargs
@@ -200,7 +200,7 @@ def test_headless_node_rejects_api_server_options() -> None:
         "--headless", "--data-parallel-hybrid-lb"
     )
     text = refusal("--headless", "--data-parallel-size-local", "0")
-    assert text == "flag --data-parallel-size-local: must be more than 0 with --headless"
+    assert text == "flag --data-parallel-size-local: must be greater than 0 with --headless"
     argv = ("model", "--headless", "-dp", "4", "--data-parallel-start-rank", "2")
     assert settings_of(argv, {}, settings_type()).headless
     assert settings_of(("model", "--api-server-count", "0"), {}, settings_type()).headless
@@ -223,7 +223,7 @@ def test_headless_node_rejects_api_server_options() -> None:
         (("-dp", "4", "--data-parallel-mode", "ports"), range(4), 4),
     ],
 )
-def test_data_parallel_options_determine_which_ranks_a_node_has_and_on_how_many_ports(
+def test_data_parallel_options_determine_the_ranks_and_ports_of_a_node(
     argv: tuple[str, ...], engines: range, ports: int
 ) -> None:
     flags = settings_of(("model", *argv), {}, settings_type())
@@ -246,7 +246,7 @@ def test_data_parallel_options_determine_which_ranks_a_node_has_and_on_how_many_
         (("-dp", "4", "-dpl", "2", "--api-server-count", "2"), "requires --api-server-count 1"),
     ],
 )
-def test_multi_port_option_is_rejected_without_the_data_parallel_options_that_it_requires(
+def test_multi_port_option_requires_other_data_parallel_options(
     argv: tuple[str, ...], rule: str
 ) -> None:
     text = refusal("--data-parallel-multi-port-external-lb", *argv)
@@ -259,7 +259,7 @@ def test_supervisor_port_must_differ_from_the_rank_ports() -> None:
     assert refusal(*argv) == line
 
 
-def test_more_local_ranks_than_ranks_are_rejected() -> None:
+def test_data_parallel_size_local_above_data_parallel_size_is_rejected() -> None:
     text = refusal("-dp", "2", "-dpl", "3")
     assert text == "data_parallel_size_local (3) must be <= data_parallel_size (2)"
 
@@ -273,7 +273,7 @@ def test_invalid_value_exits_with_status_1_and_a_one_line_error(
     )
 
 
-def test_misspelled_option_value_in_a_config_file_is_rejected_with_a_suggestion(
+def test_error_for_a_misspelled_value_in_a_file_contains_a_suggestion(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "vllm.yaml"

@@ -36,7 +36,7 @@ def acceptance(**fields: Any) -> tuple[float, ...] | None:
         (4, (1.0, 1.0, 1.0)),
     ],
 )
-def test_fraction_of_an_acceptance_length_is_the_probability_of_the_last_accepted_draft(
+def test_fraction_of_the_acceptance_length_is_the_last_probability(
     length: float, chances: tuple[float, ...]
 ) -> None:
     assert acceptance(synthetic_acceptance_length=length) == chances
@@ -148,7 +148,7 @@ def test_spec_flags_that_repeat_a_field_of_the_config_are_rejected() -> None:
         ("num_speculative_tokens", "num-speculative-tokens"),
     ],
 )
-def test_last_of_two_spellings_of_a_speculative_config_field_sets_its_value(
+def test_later_spelling_of_a_speculative_config_field_takes_precedence(
     names: tuple[str, str],
 ) -> None:
     fields: dict[str, object] = dict(SYNTHETIC, synthetic_acceptance_length=3)

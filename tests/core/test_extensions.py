@@ -51,17 +51,17 @@ def imported_extensions(folder: Path) -> set[str]:
     return names
 
 
-def test_every_extension_package_is_listed_as_built_in() -> None:
+def test_every_app_extension_is_listed_as_built_in() -> None:
     packages = {file.parent.name for file in (ROOT / "app" / "extensions").glob("*/__init__.py")}
     assert packages <= set(BUILT_IN), "add it to BUILT_IN in app/core/built_in.py"
 
 
-def test_core_imports_no_extension() -> None:
+def test_core_imports_no_app_extension() -> None:
     assert imported_extensions(ROOT / "app" / "core") == set()
 
 
 @pytest.mark.parametrize("name", usable_extensions())
-def test_extension_imports_only_the_extensions_that_it_requires(name: str) -> None:
+def test_app_extension_imports_only_the_extensions_that_it_requires(name: str) -> None:
     extension = import_extension(name)
     assert extension.name == name, "the name must be that of the folder"
     imported = imported_extensions(ROOT / "app" / "extensions" / name)
@@ -72,7 +72,7 @@ MAX_REQUIREMENTS = 12
 """Most pairs of extensions of which the first requires the second."""
 
 
-def test_number_of_extension_dependencies_stays_within_its_limit() -> None:
+def test_number_of_dependencies_between_app_extensions_is_limited() -> None:
     pairs = [
         (extension.name, requirement)
         for extension in present_extensions()
@@ -82,7 +82,7 @@ def test_number_of_extension_dependencies_stays_within_its_limit() -> None:
 
 
 @pytest.mark.parametrize("folder", ["core", "config", "surface", "conformance", "servers"])
-def test_tests_outside_extension_folders_import_no_extension(folder: str) -> None:
+def test_tests_outside_extension_folders_import_no_app_extension(folder: str) -> None:
     """The tests of an extension are deleted with it."""
     files = files_that_mention(ROOT / "tests" / folder)
     assert [file for file in files if any(map(is_of_extension, imported_modules(file)))] == []
@@ -104,7 +104,7 @@ def documented_extensions() -> list[tuple[str, tuple[str, ...], bool]]:
     ]
 
 
-def test_documentation_page_of_extensions_lists_every_extension() -> None:
+def test_documentation_page_lists_every_app_extension() -> None:
     documented = documented_extensions()
     assert [name for name, _, _ in documented] == list(BUILT_IN), (
         "docs/reference-extensions.md: one row for each, in the order of BUILT_IN"
@@ -114,7 +114,7 @@ def test_documentation_page_of_extensions_lists_every_extension() -> None:
         assert requirements[extension.name] == tuple(extension.requires), extension.name
 
 
-def test_extensions_documented_as_always_on_are_enabled_by_default() -> None:
+def test_app_extensions_documented_as_always_on_are_enabled_by_default() -> None:
     enabled = {extension.name for extension in enabled_extensions(load((), {}))}
     usable = usable_extensions()
     always = {name for name, _, is_always_on in documented_extensions() if is_always_on}

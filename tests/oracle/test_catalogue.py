@@ -120,7 +120,7 @@ def test_options_are_parsed_from_the_help_output() -> None:
     }
 
 
-def test_options_whose_names_values_or_defaults_differ_between_versions_are_listed() -> None:
+def test_options_that_differ_between_versions_are_listed() -> None:
     second = HELP.replace("  --b, --no-b", "  --disable-b").replace("--show", "--hide")
     second = second.replace("{auto,new}", "{auto,newer}").replace("default: auto", "default: newer")
     second = second.replace("--kind {a}", "--kind KIND").replace("(a=1, b=2)", "(a=1, b=3, c=4)")
@@ -152,7 +152,7 @@ def test_generated_models_are_reproducible(tmp_path: Path) -> None:
         assert (first / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
 
-def test_safetensors_header_contains_the_shape_and_the_offsets_of_each_tensor(
+def test_safetensors_header_contains_the_shape_of_each_tensor(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "weights"

@@ -72,7 +72,9 @@ def test_stopping_servers_one_by_one_behind_nginx_loses_no_request(
 
 
 @pytest.mark.nginx
-def test_rolling_update_of_serve_shows_clients_the_errors_of_vllm(tmp_path: Path) -> None:
+def test_rolling_update_of_serve_commands_causes_the_errors_of_vllm(
+    tmp_path: Path,
+) -> None:
     """With time for running requests, nginx passes on the 500 of a server that ends."""
     serve = ("serve", "tiny", "--inter-token-latency", "20ms")
     with ExitStack() as stack:
@@ -95,7 +97,9 @@ def test_rolling_update_of_serve_shows_clients_the_errors_of_vllm(tmp_path: Path
 
 
 @pytest.mark.nginx
-def test_serve_without_a_shutdown_timeout_fails_only_running_requests(tmp_path: Path) -> None:
+def test_serve_without_a_shutdown_timeout_fails_only_running_requests(
+    tmp_path: Path,
+) -> None:
     serve = ("serve", "tiny", "--inter-token-latency", "20ms")
     with ExitStack() as stack:
         first, second = (stack.enter_context(running_image(*serve)) for _ in range(2))

@@ -100,7 +100,7 @@ def leave_stream(server: RunningServer) -> None:
             assert response.readline().startswith(b"data: ")
 
 
-def test_client_disconnect_frees_its_slots(server: RunningServer, kind: str) -> None:
+def test_client_disconnect_frees_the_slot_of_the_request(server: RunningServer, kind: str) -> None:
     """The place of a client that leaves is free: at the latest when the next token comes."""
     aborts_before = aborts(server.port)
     leave_stream(server)
@@ -152,14 +152,14 @@ def broken_answer(server: RunningServer, stream: bool) -> tuple[bytes, bool]:
     return came, content_length is not None and len(body) < int(content_length[1])
 
 
-def test_stream_breaks_off_when_a_fault_closes_the_connection(
+def test_stream_is_aborted_when_a_fault_closes_the_connection(
     server: RunningServer, kind: str
 ) -> None:
     came, is_broken = broken_answer(server, stream=True)
     assert (came.count(b"data: "), is_broken) == (3, KINDS[kind].breaks)
 
 
-def test_non_streamed_response_breaks_off_when_a_fault_closes_the_connection(
+def test_disconnect_fault_aborts_a_non_streamed_response(
     server: RunningServer,
 ) -> None:
     came, is_broken = broken_answer(server, stream=False)

@@ -88,7 +88,7 @@ def test_proxy_forwards_a_non_streamed_response(proxy: RunningServer) -> None:
     assert post(proxy.port, ask(max_tokens=3)).json()["usage"]["completion_tokens"] == 3
 
 
-def test_client_disconnect_at_the_proxy_frees_its_slot(
+def test_client_disconnect_at_the_proxy_frees_the_slot_of_the_request(
     proxy: RunningServer, server: RunningServer
 ) -> None:
     aborts_before = aborts(server.port)
@@ -97,9 +97,7 @@ def test_client_disconnect_at_the_proxy_frees_its_slot(
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_response_that_the_server_breaks_off_is_broken_off_by_the_proxy(
-    proxy: RunningServer, stream: bool
-) -> None:
+def test_proxy_aborts_a_response_that_the_server_aborts(proxy: RunningServer, stream: bool) -> None:
     """Also where the proxy speaks HTTP/1.0 to the server, as nginx did by default up to 1.29.6."""
     came, is_broken = broken_answer(proxy, stream)
     assert is_broken and came.count(b"data: ") == 3 * stream

@@ -79,7 +79,7 @@ def busy(server: RunningServer, *servers: RunningServer) -> Iterator[None]:
 
 
 @pytest.mark.timeout(180)
-def test_power_of_two_routes_40_requests_to_the_less_loaded_server(
+def test_power_of_two_policy_sends_40_requests_to_the_less_loaded_server(
     tmp_path: Path,
 ) -> None:
     words = ("serve", "tiny", "--dialect=sglang", "--inter-token-latency=50ms")

@@ -160,7 +160,7 @@ def test_control_routes_accept_only_hosts_that_cannot_be_rebound(app: Any) -> No
         ("--api-key", "/server_info", False),
     ],
 )
-def test_admin_and_api_keys_protect_their_routes_under_a_foreign_host_name(
+def test_keys_protect_control_routes_under_a_foreign_host_name(
     flag: str, path: str, needs_key: bool
 ) -> None:
     """An API key protects no development route: neither does vLLM's."""
@@ -203,7 +203,7 @@ def test_operator_routes_require_json_unless_the_body_is_empty(app: Any) -> None
         assert answer.get_json()["error"]["type"] == "PermissionDeniedError"
 
 
-def test_empty_request_ids_preflights_and_malformed_bodies_are_answered_as_in_vllm() -> None:
+def test_unusual_requests_are_answered_and_counted_as_in_vllm() -> None:
     flags = [
         "--server-dev-mode",
         *filter(is_flag, ("--enable-scale-out",)),

@@ -67,21 +67,21 @@ ROWS = [
 ]
 
 
-def test_every_comparison_row_has_three_cells_and_describes_this_project() -> None:
+def test_every_comparison_row_describes_this_project() -> None:
     assert len(ROWS) > 20 and {len(row) for row in ROWS} == {3}
     assert all(here_text for _, here_text, _ in ROWS)
 
 
 README = (ROOT / "README.md").read_text()
 README_COMMANDS = re.findall(r"(?m)^\$ (.+?)(?: {2,}#|$)", README)
-FIRST_SCREEN = README[: README.index("Start with the job")]
+FIRST_SCREEN = README[: README.index("Choose the job")]
 JOBS = re.findall(r"(?m)^## (?!All pages)(.+)$", (ROOT / "docs" / "index.md").read_text())
 LINKS = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", README)}
 
 LINK_TO_HEADING = re.compile(r"\]\(([\w./-]+\.md|)#([\w-]+)\)")
 
 
-def test_readme_starts_with_purpose_audience_and_quick_start() -> None:
+def test_readme_starts_with_its_purpose_and_a_quick_start() -> None:
     assert {"mock", "simulator", "vLLM"} <= {*re.findall(r"\w+", FIRST_SCREEN.splitlines()[2])}
     for text in (
         "Who it is for",
@@ -95,7 +95,7 @@ def test_readme_starts_with_purpose_audience_and_quick_start() -> None:
     assert len(FIRST_SCREEN.splitlines()) < 45
 
 
-def test_first_two_readme_commands_start_the_server_and_run_the_tests() -> None:
+def test_readme_starts_with_commands_for_the_server_and_the_tests() -> None:
     assert README_COMMANDS[:2] == ["make run", "make test-all"]
 
 

@@ -22,7 +22,7 @@ def ids(client: Client) -> list[int]:
 @pytest.mark.parametrize(
     ("path", "body"), [("chat/completions", CHAT), ("completions", {"prompt": "hi"})]
 )
-def test_end_of_text_token_counts_as_an_output_token_in_chats_and_completions(
+def test_end_of_text_token_counts_as_an_output_token(
     client: Client, ids: list[int], path: str, body: Any
 ) -> None:
     fields = {**body, **CHOICE, "return_token_ids": True, "logprobs": 1, "max_tokens": 9}

@@ -32,7 +32,7 @@ NOT_CONFIGURED = {
 """Extensions that no configuration of the surface has, and why."""
 
 
-def test_every_extension_is_enabled_in_a_surface_configuration() -> None:
+def test_every_app_extension_is_enabled_in_a_surface_configuration() -> None:
     shown = set()
     for flags in CONFIGURATIONS.values():
         enabled = enabled_extensions(load(tuple(filter(is_flag, flags)), {}))

@@ -41,7 +41,7 @@ def server() -> PartialServer:
     return PartialServer()
 
 
-def test_throttling_that_fails_at_one_rank_ends_at_the_remaining_ranks(
+def test_throttling_that_one_rank_rejects_is_undone_at_the_other_ranks(
     server: PartialServer,
 ) -> None:
     with pytest.raises(ControlError, match="accepted by rank 0"), server.choke(paused=True):

@@ -101,9 +101,7 @@ def test_container_is_reached_at_the_published_port_of_the_docker_host(container
 
 
 @pytest.mark.parametrize("name", ["host", "port", "data_parallel_size"])
-def test_setting_that_would_change_the_host_or_the_ports_of_the_container_is_rejected(
-    containers: Any, name: str
-) -> None:
+def test_host_and_ports_of_the_container_cannot_be_changed(containers: Any, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} cannot be set, because .* port 8000"):
         containers.UnderstudyContainer(**{name: 2})
 

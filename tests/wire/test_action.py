@@ -90,7 +90,7 @@ def test_invalid_argument_fails_the_step_with_the_log(runner: dict[str, str]) ->
         assert Path(runner["GITHUB_OUTPUT"]).read_text() == ""
 
 
-def test_wait_seconds_input_that_is_not_a_number_fails_the_step_before_the_server_starts(
+def test_non_numeric_wait_seconds_input_fails_the_step(
     runner: dict[str, str],
 ) -> None:
     with step("start", runner, **{"wait-seconds": "soon"}) as done:
@@ -126,7 +126,7 @@ def test_argument_value_is_not_executed_by_the_shell(
         assert not mark.exists()
 
 
-def test_too_old_python_fails_the_step_and_names_the_remedy(runner: dict[str, str]) -> None:
+def test_error_for_an_outdated_python_names_the_remedy(runner: dict[str, str]) -> None:
     old = Path(runner["RUNNER_TEMP"]) / "old-python"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)

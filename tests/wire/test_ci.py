@@ -65,7 +65,7 @@ def run_twice(
     )
 
 
-def test_up_to_three_failed_tests_are_retried_and_listed_at_the_end(tmp_path: Path) -> None:
+def test_up_to_three_failed_tests_are_retried_and_listed(tmp_path: Path) -> None:
     done = run_twice(tmp_path, flaky_count=3)
     assert done.returncode == 0, done.stderr
     named = re.findall(r"(?m)^FAILED AT FIRST: (.*)$", done.stderr)
@@ -86,7 +86,7 @@ def test_second_failure_of_a_test_fails_the_run(tmp_path: Path) -> None:
     assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout
 
 
-def test_failure_without_a_failed_test_is_not_retried(tmp_path: Path) -> None:
+def test_run_that_fails_without_a_failed_test_is_not_retried(tmp_path: Path) -> None:
     done = run_twice(tmp_path, flaky_count=0, command="false")
     assert done.returncode == 1 and done.stderr.startswith("failed without a failed test\n")
 
@@ -101,7 +101,7 @@ def test_functions_of_every_time_limited_stage_are_exported_to_bash() -> None:
 
 
 @pytest.mark.parametrize("stage", ["docs", "engine", "servers"])
-def test_stage_that_cannot_be_prepared_fails_the_run_at_its_end(stage: str) -> None:
+def test_stage_that_cannot_be_prepared_fails_the_run_at_the_end(stage: str) -> None:
     [body] = re.findall(rf"(?ms)^{stage}\(\) {{\n(.*?)^}}\n", SCRIPT)
     assert re.search(r"(?m)^    else\n        not_tested ", body)
     assert re.search(r'(?s)if \[ -s "\$alone/not-tested" \].*exit 1\nfi\n$', SCRIPT)

@@ -13,9 +13,7 @@ from tests.test_deploy import OBJECTS, container, ports
 
 
 @pytest.mark.parametrize("name", ["understudy", "understudy-indexer", "release"])
-def test_server_starts_as_its_manifest_describes_and_answers_the_probes_of_the_manifest(
-    name: str, tmp_path: Path
-) -> None:
+def test_server_started_from_a_manifest_answers_the_probes(name: str, tmp_path: Path) -> None:
     only = container(name)
     fields = {"metadata.name": "pod-1", "metadata.namespace": "ns", "status.podIP": "127.0.0.1"}
     variables = {

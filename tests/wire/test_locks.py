@@ -93,7 +93,7 @@ def test_engine_requirements_contain_no_cuda_packages() -> None:
     assert not [name for name in versions if name.startswith(("nvidia", "cuda", "triton"))]
 
 
-def test_dependency_groups_of_separate_environments_do_not_include_the_server() -> None:
+def test_other_environments_do_not_include_the_server() -> None:
     for name, groups in OTHER_ENVIRONMENTS.items():
         for group in groups:
             assert "gunicorn" not in locked_versions(Lock(LOCKS[name]).requirements([group]))

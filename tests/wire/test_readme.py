@@ -49,7 +49,7 @@ def test_first_readme_command_prints_the_documented_line(server: RunningServer) 
     assert SENTENCES.fullmatch(json.loads(f"{{{printed}}}")["content"])
 
 
-def test_ten_different_opening_messages_get_ten_different_complete_sentences(
+def test_opening_messages_get_various_complete_sentences(
     server: RunningServer,
 ) -> None:
     answers = []
@@ -62,7 +62,7 @@ def test_ten_different_opening_messages_get_ten_different_complete_sentences(
     assert len(set(answers)) > 5
 
 
-def test_streams_and_the_responses_api_return_complete_sentences(server: RunningServer) -> None:
+def test_streamed_chat_and_responses_api_return_complete_sentences(server: RunningServer) -> None:
     body = chat("Hello!", seed=42)
     whole = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=30).json()
     text = ""

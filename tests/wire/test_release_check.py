@@ -61,7 +61,7 @@ def test_uncommitted_files_fail_the_release_check(
         release.export()
 
 
-def test_release_check_uses_the_installed_python_versions_that_the_project_supports() -> None:
+def test_release_check_uses_the_supported_python_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pythons = dict(supported_pythons(project))
     assert set(pythons) <= {"3.11", "3.12", "3.13", "3.14"}
@@ -78,7 +78,7 @@ def test_image_context_matches_the_files_that_the_dockerfile_copies() -> None:
     assert not any(name.startswith(("tests/", "docs/")) for name in names)
 
 
-def test_package_with_tests_or_without_a_module_is_rejected(tmp_path: Path) -> None:
+def test_package_that_contains_tests_or_lacks_a_module_is_rejected(tmp_path: Path) -> None:
     wheel = tmp_path / "a.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("a/cli.py", "")

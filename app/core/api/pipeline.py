@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from app.core.api.answer_limits import check_answer_size
 from app.core.api.chat.media import encoded
 from app.core.api.chat.rules import ChatRules
-from app.core.api.fault import Fault
 from app.core.api.headers import RANK_HEADER, pinned_engine
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.request import Constraint
@@ -71,8 +70,7 @@ class RequestPipeline:
     models: ServedModels
     tokenizer: Tokenizer
     identity: Identity
-    weights: Callable[[], Weights]
-    """Returns the weights of the model."""
+    weights: Weights
     responder: Responder
     limits: ModelLimits
     schemas: Constraints
@@ -102,7 +100,7 @@ class RequestPipeline:
 
     def damaged(self, response: Response, context: RequestContext) -> Response:
         """Returns `response` with the damage of the request's fault, if it has one."""
-        return self.responder.faults.damage(response, context.kept(Fault), context)
+        return self.responder.faults.damage(response, context)
 
     def decode(self, context: RequestContext, request_type: type[T]) -> T:
         """Returns the request in the body.
@@ -174,7 +172,7 @@ class RequestPipeline:
         weights = None
         shows_weights = request.return_weight_versions and self.version_options["weight_versions"]
         if shows_weights and not request.use_beam_search:
-            weights = self.weights()
+            weights = self.weights
         token_id_names = request.return_tokens_as_token_ids
         if token_id_names is None:
             token_id_names = api.return_tokens_as_token_ids

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import gevent
 from gevent.event import Event as Bell
 
-from app.core.api.fault import Fault, FaultInjection
+from app.core.api.fault import FaultInjection
 from app.core.api.writer import ResponseWriter
 from app.core.base.clock.clock import Watcher
 from app.core.base.clock.pause import pause_if_possible
@@ -89,7 +89,7 @@ class Responder:
         Raises:
             EngineError: as `EngineClient.submit` does.
         """
-        fault = context.kept(Fault)
+        fault = context.fault
         connection = context.connection
         if stream:
             is_intact = fault is None or fault.damage is None
@@ -100,7 +100,7 @@ class Responder:
             response = json_response(body or b"", status, self.headers)
         if fault is None:
             return response
-        return self.faults.damage(response, fault, context)
+        return self.faults.damage(response, context)
 
     def respond_soon(
         self,

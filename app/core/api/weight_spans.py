@@ -1,16 +1,17 @@
 """Versions of the weights that write the tokens of an answer, as `weight_versions` shows them."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from app.core.engine.outputs import Tokens
 from app.core.protocol.common import WeightVersionSpan
 
 
-class Weights(Protocol):
-    """The weights of the model; `WeightUpdates` changes their version."""
+class Weights:
+    """The weights of the model."""
 
-    version: str
+    def __init__(self) -> None:
+        self.version = "default"
+        """A trainer may change it."""
 
 
 class WeightSpans:

@@ -5,6 +5,7 @@ whose streams have a chunk for each token; `block_writer` has the base of Messag
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -12,7 +13,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from app.core.api.choice_state import ChoiceState
 from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseMeta, ResponseOptions
-from app.core.api.logprobs import SLICE, SomeEntries
+from app.core.api.logprobs import SLICE
 from app.core.base.clock.pause import Slices
 from app.core.base.metrics.recorder import STREAMING
 from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 CHUNK_END = b"]}\n\n"
 CHUNK_END_WITH_TRANSFER = b'],"kv_transfer_params":null}\n\n'
+NOT_STARTED = Started(index=0, at_s=0.0)
 
 T = TypeVar("T", bound=Struct)
 Options = TypeVar("Options", bound=ResponseOptions)
@@ -54,10 +56,8 @@ class ResponseWriter:
     `body`.
     """
 
-    started: Started | None = None
+    started = NOT_STARTED
     """Start of the first choice in a stream, else of the last."""
-    cached_tokens = 0
-    prompt_logprobs: SomeEntries | None = None
     has_failed = False
     usage = UsageOverrides()
     transfer: KVTransferParams | None = None
@@ -78,10 +78,8 @@ class ResponseWriter:
     """Returns the whole answer, once all outputs are collected."""
 
     def __init__(self, choices: int) -> None:
-        if choices == 1:
-            self.choices = [ChoiceState()]
-        else:
-            self.choices = [ChoiceState() for _ in range(choices)]
+        self.choices = [*map(ChoiceState, [0] * choices)]
+        """Their states, which begin with no tokens."""
 
     def chunk(self, output: EngineOutput) -> bytes:
         """Returns the server-sent events of `output`; empty when it shows nothing."""
@@ -127,16 +125,14 @@ class ResponseWriter:
         """Cached prompt tokens of the usage: a script's number, else the engine's."""
         override = self.usage.cached_tokens
         if override is None:
-            return self.cached_tokens
+            return self.started.cached_tokens
         return override
 
     @property
     def reported_created_tokens(self) -> int:
         """Prompt tokens that are newly cached, in addition to `reported_cached_tokens`."""
-        created_tokens = 0
-        if self.started is not None:
-            created_tokens = self.started.created_tokens
-        return max(0, self.cached_tokens + created_tokens - self.reported_cached_tokens)
+        tokens = self.started.cached_tokens + self.started.created_tokens
+        return max(0, tokens - self.reported_cached_tokens)
 
     def timing(
         self, metrics_type: type[PerRequestMetrics] = PerRequestMetrics
@@ -147,7 +143,7 @@ class ResponseWriter:
         [choice] = self.choices
         started = self.started
         metrics = metrics_type()
-        if started is None or not choice.ended_s:
+        if started is NOT_STARTED or not choice.ended_s:
             return metrics
         decode_s = max(0.0, choice.ended_s - started.at_s)
         run_s = started.prefill_s + decode_s
@@ -162,10 +158,8 @@ class ResponseWriter:
 
     def record_start(self, output: Started, keep_first: bool = True) -> None:
         """Records the start of the first choice for a stream, else of the last."""
-        if self.started is None or not keep_first:
+        if self.started is NOT_STARTED or not keep_first:
             self.started = output
-            self.cached_tokens = output.cached_tokens
-            self.prompt_logprobs = output.prompt_logprobs
 
     def collect(self, output: EngineOutput) -> None:
         """Collects an output for the whole answer.
@@ -239,7 +233,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     """Returns the usage of the answer; the argument stands for unknown fields."""
 
     def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
-        super().__init__(choices)
+        # Sets the attribute of the base class, too, to save a call for each answer.
+        self.choices = [*map(ChoiceState, [0] * choices)]
         self._meta = meta
         self._options = options
         self._plain = plain
@@ -251,15 +246,19 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 
             self._weight_spans = WeightSpans(options.weights, choices)
 
-    def record_start(self, output: Started, keep_first: bool = True) -> None:
-        """Writes the bytes that all chunks start with, once for a stream."""
-        if self.started is None and keep_first:
-            meta = self._meta
-            head = encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))
-            self._head = b'data: %b,"choices":[' % head[:-1]
-            if self._plain:
-                self._plain_prefixes = self.plain_text.prefixes(self._head, len(self.choices))
-        super().record_start(output, keep_first)
+    def _render_start(self, output: Started) -> bytes:
+        if self.started is NOT_STARTED:
+            self._write_head()
+        self.record_start(output)
+        return b""
+
+    def _write_head(self) -> None:
+        """Writes the bytes that all chunks start with."""
+        meta = self._meta
+        head = encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))
+        self._head = b'data: %b,"choices":[' % head[:-1]
+        if self._plain:
+            self._plain_prefixes = self.plain_text.prefixes(self._head, len(self.choices))
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         """Returns the bytes before and after the text in the chunk of a plain token."""
@@ -324,7 +323,9 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         has_fingerprint = finish is not None and not options.include_usage
         has_transfer = finish is not None and self.transfer is not None
         end = self._chunk_end
-        if options.continuous_usage or has_fingerprint or has_transfer:
+        if has_fingerprint and not has_transfer and not options.continuous_usage:
+            end = last_chunk_end(self._meta.fingerprint, options.chunk_transfer_params)
+        elif options.continuous_usage or has_transfer:
             tail = ChunkTail()
             if options.chunk_transfer_params:
                 tail.kv_transfer_params = self.transfer if has_transfer else None
@@ -378,6 +379,17 @@ class PlainChoice:
         for index in range(choices):
             prefixes.append(b"%b%d%b" % (start, index, self._before_text))
         return prefixes
+
+
+@lru_cache(maxsize=4)
+def last_chunk_end(fingerprint: str | None, shows_transfer: bool) -> bytes:
+    """Returns the bytes after the choices of a last chunk that shows no usage and no transfer."""
+    tail = ChunkTail()
+    if fingerprint is not None:
+        tail.system_fingerprint = fingerprint
+    if shows_transfer:
+        tail.kv_transfer_params = None
+    return chunk_end(tail)
 
 
 def chunk_end(tail: ChunkTail) -> bytes:

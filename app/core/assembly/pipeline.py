@@ -18,7 +18,6 @@ from app.core.protocol.versions import simulated_version
 
 if TYPE_CHECKING:
     from app.core.api.reply_rules import ReplyRules
-    from app.core.api.weight_spans import Weights
     from app.core.extensions import ServerParts
 
 UNKNOWN_VOCABULARY_SIZE = 2**31
@@ -41,9 +40,6 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         current = parts.live.current
         return all(extension.keeps_fast_path(current) for extension in parts.extensions)
 
-    def weights() -> Weights:
-        return parts.weights
-
     models = ServedModels(
         names=model.served_names,
         root=model.model,
@@ -65,7 +61,7 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         models=models,
         tokenizer=parts.tokenizer,
         identity=_identity(parts),
-        weights=weights,
+        weights=parts.weights,
         responder=responder,
         limits=_limits(parts),
         schemas=parts.constraints,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.core.api.health import readiness
 from app.core.api.responder import ServerLoad
+from app.core.api.weight_spans import Weights
 from app.core.assembly.derived import publishing
 from app.core.assembly.engine import add_cache, add_engine, build_constraints, build_recorder
 from app.core.assembly.metrics import build_exposition
@@ -79,6 +80,7 @@ def _first_parts(live: LiveSettings, tokenizer: Tokenizer, rank: int) -> ServerP
         parts.adapters, lora.max_loras, lora.max_cpu_loras or lora.max_loras
     )
     parts.kv_events = publishing(settings.kvcache, parts.server, settings.model.model, rank)
+    parts.weights = Weights()
     parts.keys = ApiKeys()
     return parts
 

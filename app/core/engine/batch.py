@@ -55,7 +55,7 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
         """Raises ConfigError if no sequence would ever fit into a step."""
         if self.draft_slots >= self.max_num_batched_tokens:
             raise ConfigError(
-                f"draft-slots {self.draft_slots} in the profile: must be less than "
+                f"draft-slots ({self.draft_slots}) in the profile must be less than "
                 f"max-num-batched-tokens ({self.max_num_batched_tokens})"
             )
 

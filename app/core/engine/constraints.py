@@ -58,17 +58,6 @@ class CompiledSchema(Protocol):
         """Returns whether `value` satisfies the schema."""
 
 
-class SchemaCompiler(Protocol):
-    """Compiles JSON schemas."""
-
-    def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
-        """Returns `schema`, ready to draw from; `lenient` leaves out its wrong parts.
-
-        Raises:
-            SchemaError: the schema cannot be used.
-        """
-
-
 class Constraints:
     """Compiles schemas, patterns and grammars, and writes texts that satisfy them.
 
@@ -76,7 +65,11 @@ class Constraints:
     """
 
     def compile(self, schema: object, lenient: bool = False) -> CompiledSchema:
-        """See `SchemaCompiler`."""
+        """Returns `schema`, ready to draw from; `lenient` leaves out its wrong parts.
+
+        Raises:
+            SchemaError: the schema cannot be used.
+        """
         self._refuse()
 
     def compile_structural_tag(self, tag: str) -> Grammar:

@@ -207,7 +207,7 @@ def notify(watches: Iterable[Watch], outcome: SequenceOutcome) -> None:
         try:
             watch(outcome)
         except Exception:
-            log.exception("an observer of a sequence failed")
+            log.exception("a sequence observer failed")
 
 
 class Reply(Struct, gc=False):

@@ -362,4 +362,4 @@ def emit_failure(request: EngineRequest, error: Exception, emit: Emit) -> None:
     try:
         emit(Failed(request.index, error))
     except Exception:
-        log.exception("a sequence failure could not be reported")
+        log.exception("the failure of a sequence could not be reported")

@@ -209,23 +209,6 @@ class ChatLogprob(Struct):
     top_logprobs: Sequence[ChatAlternative]
 
 
-class TokenCandidate(Struct, gc=False):
-    """One of `top_logprobs` in a generate answer, with a token id; `rank` counts from 1."""
-
-    token_id: int
-    logprob: float
-    rank: int
-
-
-class TokenIdLogprob(Struct):
-    """Log probability of one token in a generate answer."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    top_logprobs: Sequence[TokenCandidate]
-
-
 class LogprobContent(Struct):
     """`logprobs` of a choice: one entry per generated token."""
 

@@ -177,7 +177,7 @@ def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
     values = _parse_json(body) if body and is_json(content_type) else None
     if values is not None and not isinstance(values, dict):
         param = f"body.{kind.__struct_fields__[0]}"
-        raise invalid_field("missing", param, "Field required in an object")
+        raise invalid_field("missing", param, "Field required")
     fields = {name: value for name, value in (values or {}).items() if value is not None}
     return _convert_first(fields, (kind,), body)
 

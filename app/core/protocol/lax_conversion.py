@@ -120,7 +120,7 @@ def converter_of(annotation: object) -> Converter:
         return _converter_of_members(args)
     if isinstance(annotation, type) and issubclass(annotation, Struct):
         return _struct_converter(annotation)
-    raise TypeError(f"no lax conversion for {annotation!r}")
+    raise TypeError(f"values cannot be converted to {annotation!r}")
 
 
 def _strict_converter(annotation: object, convert_first: Converter) -> Converter:

@@ -68,7 +68,7 @@ def check_thinking_budget(budget: object) -> None:
         return
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < -1:
         raise bad_request(
-            "thinking_token_budget must be -1, 0 or a positive integer", "thinking_token_budget"
+            "thinking_token_budget must be -1, 0, or a positive integer", "thinking_token_budget"
         )
 
 
@@ -85,7 +85,7 @@ def check_structured_outputs(
     count = sum(get_field(constraints, name) is not None for name in ("json", "regex", "choice"))
     if count > 1:
         raise bad_request(
-            "structured outputs accept only one kind of constraint: json, regex or choice", param
+            "structured outputs accept only one kind of constraint: json, regex, or choice", param
         )
     if count and tool_choice not in ("none", "auto", "required"):
         raise bad_request("structured_outputs and a named tool cannot be combined")

@@ -63,7 +63,7 @@ BEAM_SEARCH_VALUES: dict[str, object] = {
 VALUE_RANGES: Sequence[tuple[str, float, float, str, str | None]] = (
     ("presence_penalty", -2, 2, "in [-2, 2]", None),
     ("frequency_penalty", -2, 2, "in [-2, 2]", None),
-    ("repetition_penalty", MIN_ABOVE_ZERO, MAX_FINITE, "a finite number above 0", None),
+    ("repetition_penalty", MIN_ABOVE_ZERO, MAX_FINITE, "greater than zero and finite", None),
     ("temperature", 0, 2, "in [0, 2]", "temperature"),
     ("top_p", MIN_ABOVE_ZERO, 1, "in (0, 1]", "top_p"),
     ("top_k", -1, math.inf, "0 (off) or at least 1", None),

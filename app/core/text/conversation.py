@@ -213,7 +213,7 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
     kind = part["type"] if has_type else _type_by_field(part)
     if not isinstance(kind, str):
         raise ChatTemplateError(
-            "Each part of a message's content must have a type that is a string.", "type"
+            "In each part of a message's content, the type must be a string.", "type"
         )
     if kind in TEXT_FIELDS:
         return _parse_text_part(part, kind)
@@ -223,7 +223,7 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
         raise ChatTemplateError("Prompt embeddings are not enabled.", kind)
     if kind not in MODALITIES:
         raise ChatTemplateError(
-            f"Unsupported chat content part type: {kind!r}, not one of {PART_TYPES}.", "type"
+            f"Unsupported chat content part type: {kind!r}. Supported types: {PART_TYPES}.", "type"
         )
     if has_type:
         _check_url(part, kind)

@@ -176,11 +176,6 @@ def takes_media(model: Mapping[str, object]) -> bool | None:
     return any(MEDIA_KEY.search(key) for key, value in model.items() if value is not None)
 
 
-def is_matryoshka(model: Mapping[str, object]) -> bool:
-    """Returns True for the `config.json` of a model with vectors of any length, or an empty one."""
-    return not model or bool(model.get("matryoshka_dimensions") or model.get("is_matryoshka"))
-
-
 def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Path:
     """Returns the folder with the tokenizer files of the repository `name`.
 

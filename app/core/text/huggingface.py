@@ -348,7 +348,9 @@ def load_tokenizer(
     except TokenizerLoadError as error:
         if settings.tokenizer is not None:
             raise
-        logger.warning("no tokenizer found for %s; using the embedded tokenizer: %s", source, error)
+        logger.warning(
+            "no tokenizer found for %s (%s); using the embedded tokenizer", source, error
+        )
     return default_tokenizer(chat_template, takes_media)
 
 

@@ -91,6 +91,8 @@ def check_adapter_files(name: str, path: str, lora: LoraSettings) -> None:
         config = msgspec.json.decode(text, type=AdapterConfig)
         problems = " ".join(config.problems(lora.max_lora_rank))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise AdapterUnusableError(f"Loading lora {name} failed: {error}") from None
+        raise AdapterUnusableError(
+            f"The LoRA adapter {name} could not be loaded: {error}"
+        ) from None
     if problems:
-        raise AdapterUnusableError(f"Loading lora {name} failed: {problems}")
+        raise AdapterUnusableError(f"The LoRA adapter {name} could not be loaded: {problems}")

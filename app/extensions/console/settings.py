@@ -7,4 +7,5 @@ class ConsoleSettings(Section, frozen=True, kw_only=True):
     """The console."""
 
     console: bool = False
-    """Serve a page at /console that shows and controls the server. See docs/console.md."""
+    """Serve a page at /console for monitoring and controlling the server. For details, see
+    docs/console.md."""

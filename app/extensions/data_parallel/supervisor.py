@@ -159,7 +159,10 @@ class Supervisor:
             if not failed:
                 self._is_ready = True
             elif self._is_ready and not self._is_ending:
-                log.error("supervisor: not healthy: %s; stopping the server", ", ".join(failed))
+                log.error(
+                    "supervisor: stopping the server because these ranks are not healthy: %s",
+                    ", ".join(failed),
+                )
                 self.withdraw()
                 self._end_server()
             gevent.sleep(self._options.dp_supervisor_probe_interval_s)

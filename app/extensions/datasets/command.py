@@ -83,7 +83,7 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
     table: str = options.table_name or settings.section(DatasetSettings).dataset_table_name
     if not table.isidentifier():
         raise ConfigError(
-            f"argument --table-name: {table!r} must consist of letters, digits and underscores"
+            f"argument --table-name: {table!r} must consist of letters, digits, and underscores"
         )
     job = DatasetJob(
         input=options.input,
@@ -151,7 +151,7 @@ class DatasetJob(msgspec.Struct, frozen=True, kw_only=True):
             raise DatasetError(f"{output} must end with .sqlite3, not {output.suffix}")
         for target in self.targets:
             if target.exists():
-                raise DatasetError(f"{target} already exists and is not overwritten")
+                raise DatasetError(f"{target} already exists and will not be overwritten")
 
     def build(self, source: BinaryIO, tokenizer: Tokenizer) -> str:
         """Writes the dataset and returns a summary. A failure leaves no file behind."""

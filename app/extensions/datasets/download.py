@@ -78,7 +78,9 @@ class _Download:
         while failure is not None:
             size = self._part_size()
             if size <= received:
-                raise self._error(f"{failure}; the next startup resumes after {size} bytes")
+                raise self._error(
+                    f"{failure}; at the next startup, the download resumes after {size} bytes"
+                )
             received = size
             failure = self._fetch()
         if not self._part_size():

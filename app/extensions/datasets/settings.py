@@ -17,7 +17,7 @@ Sha256 = Annotated[
 ]
 Identifier = Annotated[
     str,
-    Meta(pattern=r"\A[^\W\d]\w*\Z", description="must consist of letters, digits and underscores"),
+    Meta(pattern=r"\A[^\W\d]\w*\Z", description="must consist of letters, digits, and underscores"),
 ]
 """Name of a SQL table that needs no quotes."""
 ONE_FILE_PER_MODEL = "must not name two files for the same model"
@@ -39,8 +39,8 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
         About(simulated=True, path=True),
         SettingRule(ONE_FILE_PER_MODEL, _one_file_per_model),
     ] = ()
-    """SQLite files that contain replies, each specified as path or, for requests to one model, as
-    model=path."""
+    """SQLite files that contain replies. Specify each file as path or, to use it for only one
+    model, as model=path."""
     dataset_url: Annotated[DatasetUrl | None, SIMULATED] = None
     """URL from which the first file in dataset-path is downloaded if it does not exist."""
     dataset_sha256: Sha256 | None = None

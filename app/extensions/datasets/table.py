@@ -62,8 +62,8 @@ def check_key(connection: sql.Connection, table: sql.Table) -> sql.ColumnElement
         column_type = columns[name].type
         if column_type.upper() != declared:
             raise DatasetError(
-                f"column {name} of table {table.name} is declared as {column_type or 'nothing'}, "
-                f"not {declared}"
+                f"column {name} of table {table.name} must be declared as {declared}, "
+                f"but its type is {column_type or 'missing'}"
             )
     if columns["id"].pk:
         return table.c.id

@@ -14,6 +14,7 @@ from app.extensions.devmode.settings import DevelopmentSettings
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
+    from app.extensions.devmode.weight_updates import WeightUpdates
 
 CHOKE = ("GET /admin/choke", "POST /admin/choke", "DELETE /admin/choke")
 ELASTIC = ("POST /scale_elastic_ep", "POST /is_scaling_elastic_ep")
@@ -42,7 +43,7 @@ class DevelopmentRoutes(Extension):
                 settings=self._shown_settings,
             )
             routes["weights"] = weight_routes(
-                parts.weights,
+                self._weight_updates(),
                 body,
                 rank_count=parts.server.data_parallel_size,
                 worker_results=self._worker_results(),
@@ -68,6 +69,17 @@ class DevelopmentRoutes(Extension):
             parts.body,
             parts.server.data_parallel_size,
             version=parts.pipeline.version,
+        )
+
+    def _weight_updates(self) -> WeightUpdates:
+        from app.extensions.devmode.weight_updates import WeightUpdates
+
+        settings = self.parts.settings
+        return WeightUpdates(
+            self.parts.weights,
+            settings.model.model,
+            devices=settings.model.tensor_parallel_size,
+            transfers=settings.server.weight_transfer and not settings.engine.is_real,
         )
 
     def _worker_results(self) -> Mapping[str, object]:

@@ -115,7 +115,7 @@ class Choke:
         """The simulated engines. Raises `ApiError` (501) for a real one."""
         engines = getattr(self._engine, "engines", [self._engine])
         if not all(isinstance(engine, Engine) for engine in engines):
-            raise not_implemented("A choke requires the simulated engine.")
+            raise not_implemented("Choking requires the simulated engine.")
         return list(engines)
 
     def report(self) -> dict[str, object]:
@@ -139,7 +139,7 @@ class Choke:
         """
         engines = self._engines
         if request.places is None and request.kv_blocks is None and not request.paused:
-            raise bad_request("A choke requires places, kv_blocks or paused.")
+            raise bad_request("A choke must specify places, kv_blocks, or paused.")
         blocks = [engine.executor.blocks for engine in engines]
         if request.kv_blocks is not None and None in blocks:
             raise bad_request(

@@ -5,12 +5,12 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from app.core.engine.weight_updates import WeightUpdates
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import Request, decode_embedded, decode_query, read_json
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, internal, malformed
 from app.core.server.http.route import ANY_OBJECT, NO_DOCS, Route, RouteDocs, action
+from app.extensions.devmode.weight_updates import WeightUpdates
 
 RequestT = TypeVar("RequestT", bound=Request)
 
@@ -78,11 +78,11 @@ class WeightCheckRequest(Request, kw_only=True):
 
 
 class WeightHandlers:
-    """Handlers of the routes that change and compare `weights`."""
+    """Handlers of the routes that change and compare the weights."""
 
     def __init__(
         self,
-        weights: WeightUpdates,
+        updates: WeightUpdates,
         body_limits: BodyLimits,
         rank_count: int,
         worker_results: Mapping[str, object],
@@ -92,7 +92,7 @@ class WeightHandlers:
 
         `has_several_engines` is true for a server with several ranks behind one port.
         """
-        self._weights = weights
+        self._updates = updates
         self._body_limits = body_limits
         self._rank_count = rank_count
         self._has_several_engines = has_several_engines
@@ -102,10 +102,10 @@ class WeightHandlers:
             **worker_results,
         }
         self._worker_methods: Mapping[str, Callable[[], object]] = {
-            "reset_weights": weights.reset,
-            "start_weight_update": weights.start,
-            "shutdown_weight_transfer_engine": weights.disconnect,
-            "compute_weight_checksums": weights.checksums,
+            "reset_weights": updates.reset,
+            "start_weight_update": updates.start,
+            "shutdown_weight_transfer_engine": updates.disconnect,
+            "compute_weight_checksums": updates.checksums,
         }
 
     def step_route(
@@ -128,25 +128,25 @@ class WeightHandlers:
 
     def finish(self, context: RequestContext) -> object:
         """Ends an update; the weights then have a new version, if one is named."""
-        self._weights.finish(self._read(context, FinishUpdateRequest).weight_version)
+        self._updates.finish(self._read(context, FinishUpdateRequest).weight_version)
         return {"message": "Weight update finished"}
 
     def set_version(self, context: RequestContext) -> object:
         """Sets the version of the weights."""
-        self._weights.version = self._read(context, WeightVersionRequest).new_version
-        return {"success": True, "new_version": self._weights.version}
+        self._updates.weights.version = self._read(context, WeightVersionRequest).new_version
+        return {"success": True, "new_version": self._updates.weights.version}
 
     def version(self, context: RequestContext) -> object:
         """The version of the weights."""
-        return {"weight_version": self._weights.version}
+        return {"weight_version": self._updates.weights.version}
 
     def check(self, context: RequestContext) -> object:
         """Digests the weights, compares the digests with a baseline, or zeroes the weights."""
         request = self._read(context, WeightCheckRequest)
         if request.action == "reset":
-            self._weights.reset()
+            self._updates.reset()
             return {"status": "reset"}
-        checksums = self._weights.checksums()
+        checksums = self._updates.checksums()
         if request.action == "checksum":
             return {"checksums": checksums}
         baseline = request.baseline
@@ -160,7 +160,7 @@ class WeightHandlers:
 
     def world_size(self, context: RequestContext) -> object:
         """Devices of all ranks, or of one."""
-        device_count = self._weights.devices
+        device_count = self._updates.devices
         if decode_query(context.query(), WorldSizeQuery).include_dp:
             device_count *= self._rank_count
         return {"world_size": device_count}
@@ -183,7 +183,7 @@ class WeightHandlers:
             result = self._worker_methods[method]()
         else:
             raise internal(f"Method {method!r} is not implemented.")
-        results = [result] * self._weights.devices
+        results = [result] * self._updates.devices
         if self._has_several_engines:  # seen on vLLM 0.32 with two ranks
             results.append(None)
         return {"results": results}
@@ -193,7 +193,7 @@ class WeightHandlers:
 
 
 def weight_routes(
-    weights: WeightUpdates,
+    updates: WeightUpdates,
     body_limits: BodyLimits,
     rank_count: int,
     worker_results: Mapping[str, object],
@@ -201,7 +201,7 @@ def weight_routes(
 ) -> list[Route]:
     """Returns the routes of `WeightHandlers`."""
     handlers = WeightHandlers(
-        weights,
+        updates,
         body_limits,
         rank_count=rank_count,
         worker_results=worker_results,
@@ -216,20 +216,20 @@ def weight_routes(
     return [
         handlers.step_route(
             "init_weight_transfer_engine",
-            weights.connect,
+            updates.connect,
             "Weight transfer initialized",
             RouteDocs(body=(InitTransferRequest,), example={"init_info": {}}),
         ),
         handlers.step_route(
-            "shutdown_weight_transfer_engine", weights.disconnect, "Weight transfer shut down"
+            "shutdown_weight_transfer_engine", updates.disconnect, "Weight transfer shut down"
         ),
-        handlers.step_route("start_weight_update", weights.start, "Weight update started"),
+        handlers.step_route("start_weight_update", updates.start, "Weight update started"),
         handlers.step_route(
-            "start_draft_weight_update", weights.start_draft, "Draft weight update started"
+            "start_draft_weight_update", updates.start_draft, "Draft weight update started"
         ),
         handlers.step_route(
             "update_weights",
-            weights.update,
+            updates.update,
             "Weights updated",
             RouteDocs(body=(UpdateWeightsRequest,), example={"update_info": {}}),
         ),

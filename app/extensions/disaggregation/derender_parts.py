@@ -30,7 +30,7 @@ def check_chat(pipeline: RequestPipeline, chat: ChatCompletionRequest | None) ->
     """Raises ApiError 400 if a parser needs the chat that was answered."""
     if pipeline.limits.parses and chat is None:
         raise bad_request(
-            "chat_request is required with a parser; otherwise, the reply would contain markup."
+            "chat_request is required if a parser is set, because the reply would contain markup."
         )
 
 

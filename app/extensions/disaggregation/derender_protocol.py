@@ -115,7 +115,7 @@ class StreamState(Struct, kw_only=True):
                 f"{param}: output_chunk_lens must sum to the number of output_token_ids", param
             )
         if self.read_offset > len(self.output_token_ids):
-            raise malformed(f"{param}: read_offset is beyond output_token_ids", param)
+            raise malformed(f"{param}: read_offset is beyond the end of output_token_ids", param)
 
 
 class DerenderRequest(Request, kw_only=True):

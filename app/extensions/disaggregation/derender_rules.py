@@ -109,8 +109,7 @@ def check_streamed_stops(pipeline: RequestPipeline, request: AnsweredRequest) ->
     if pipeline.version.has(Feature.DERENDER_AS_GENERATED) and request is not None and request.stop:
         raise bad_request(
             "streaming derender does not support stop strings, because text cannot be withdrawn "
-            "once "
-            "sent. Derender the complete response, or generate with output_mode=text."
+            "after it is sent; derender the complete response, or generate with output_mode=text"
         )
 
 

@@ -70,10 +70,10 @@ class SamplingParams(Struct, kw_only=True):
     def check(self) -> None:
         """Raises `ApiError` for invalid parameters."""
         if self.stop and not self.detokenize:
-            raise bad_request("stop requires detokenize")
+            raise bad_request("stop requires detokenize to be true")
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) < -1:
-                raise bad_request(f"{name} must be -1 or at least 0", name)
+                raise bad_request(f"{name} must be -1 or greater", name)
         if self.stream_interval is not None and self.stream_interval < 1:
             raise bad_request("stream_interval must be at least 1", "stream_interval")
         rules.check_thinking_budget(self.thinking_token_budget)
@@ -271,6 +271,23 @@ class AbortRequest(Request, kw_only=True):
     """
 
     request_ids: list[str] | None = None
+
+
+class TokenCandidate(Struct, gc=False):
+    """One of `top_logprobs`; `rank` counts from 1."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class TokenIdLogprob(Struct):
+    """Log probability of one token."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_logprobs: Sequence[TokenCandidate]
 
 
 class GenerateChoice(Struct):

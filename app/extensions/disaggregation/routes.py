@@ -10,7 +10,7 @@ from functools import wraps
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.logprobs import ALL
 from app.core.api.pipeline import RequestPipeline
-from app.core.engine.weight_updates import WeightUpdates
+from app.core.api.weight_spans import Weights
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.convert import convert
 from app.core.protocol.decoding import read_json
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def routes(
-    pipeline: RequestPipeline, enabled: bool, weights: WeightUpdates, aborts: bool = False
+    pipeline: RequestPipeline, enabled: bool, weights: Weights, aborts: bool = False
 ) -> list[Route]:
     """Returns the routes.
 
@@ -94,7 +94,7 @@ class ScaleOutGate:
 class GenerateHandlers:
     """Handlers of the routes for token ids, and of the routes that abort requests."""
 
-    def __init__(self, pipeline: RequestPipeline, weights: WeightUpdates) -> None:
+    def __init__(self, pipeline: RequestPipeline, weights: Weights) -> None:
         self._pipeline = pipeline
         self._weights = weights
         self._request_type: type[wire.GenerateRequest] = wire.TokensOrTextRequest

@@ -37,7 +37,7 @@ class GenerateWriter(ResponseWriter):
         super().__init__(options.n)
         self._meta = meta
         self._options = options
-        self._render_entry: Callable[[TokenLogprob], common.TokenIdLogprob | Raw]
+        self._render_entry: Callable[[TokenLogprob], wire.TokenIdLogprob | Raw]
         self._render_entry = _token_id_entry
         if options.mode != "tokens":
             names = TokenNames(options.top_logprobs, options.token_id_names)
@@ -108,7 +108,7 @@ class GenerateWriter(ResponseWriter):
             model=self._meta.model,
             created=self._meta.created,
             usage=self._total_usage(None),
-            prompt_logprobs=prompt_entries(self.prompt_logprobs),
+            prompt_logprobs=prompt_entries(self.started.prompt_logprobs),
             prompt_token_ids=self._options.prompt_ids if self._options.token_ids else None,
             kv_transfer_params=self.transfer,
             ec_transfer_params=self.encoded_media,
@@ -136,10 +136,10 @@ class GenerateWriter(ResponseWriter):
         return shown
 
 
-def _token_id_entry(entry: TokenLogprob) -> common.TokenIdLogprob:
+def _token_id_entry(entry: TokenLogprob) -> wire.TokenIdLogprob:
     """Returns an entry that names tokens by their ids."""
     candidates = [
-        common.TokenCandidate(token_id, logprob, rank)
+        wire.TokenCandidate(token_id, logprob, rank)
         for rank, (token_id, _, logprob) in zip(entry.ranks, entry.top, strict=False)
     ]
-    return common.TokenIdLogprob(entry.token_id, entry.logprob, entry.rank, candidates)
+    return wire.TokenIdLogprob(entry.token_id, entry.logprob, entry.rank, candidates)

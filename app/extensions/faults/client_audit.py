@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from cachetools import LRUCache
 from msgspec import Struct
 
-from app.core.api.fault import Fault
 from app.core.server.http.context import RequestContext, client_name
+from app.core.server.http.fault import Fault
 from app.core.server.http.numbers import header_number
 from app.core.server.http.response import CLIENT_GONE, Response, StreamingBody
 from app.extensions.faults.fault_rules import MissingDoneRule
@@ -135,7 +135,7 @@ class ClientAudit:
 
     def note_response(self, context: RequestContext, path: str, response: Response) -> None:
         """Records an answer of the route with this `path` at its start, and later its end."""
-        fault = context.kept(Fault) or Fault()
+        fault = context.fault or Fault()
         is_gone = response.status == CLIENT_GONE
         exchange = AuditedExchange(
             client=client_name(context),

@@ -6,9 +6,9 @@ is sent before a break, over TLS and HTTP/1.0, too.
 
 from collections.abc import Iterator, Sequence
 
-from app.core.api.fault import Fault
 from app.core.server.http.client_connection import ClientConnection, break_off
 from app.core.server.http.context import RequestContext
+from app.core.server.http.fault import Fault
 from app.core.server.http.response import Response, StreamingBody
 from app.core.server.http.rpc import PREFIX_BYTES, RpcResponse, framed
 from app.extensions.faults.fault import Damage
@@ -36,10 +36,8 @@ END_OF_CHOICE = b"\x12"
 """First byte of a gRPC message that ends a choice."""
 
 
-def damage(response: Response, fault: Fault | None, context: RequestContext) -> Response:
+def damage(response: Response, fault: Fault, context: RequestContext) -> Response:
     """Applies the headers and the damage of a fault to `response`."""
-    if fault is None:
-        return response
     response.headers.update(fault.headers)
     if fault.damage is not None:
         if isinstance(response.body, StreamingBody):

@@ -8,9 +8,10 @@ from random import Random
 
 from msgspec.structs import replace
 
-from app.core.api.fault import Fault, RequestFacts
+from app.core.api.fault import RequestFacts
 from app.core.base.clock.token_bucket import TokenBucket
 from app.core.server.http.errors import ApiError, too_many
+from app.core.server.http.fault import Fault
 from app.core.server.http.quotas import Buckets
 from app.extensions.faults.fault_rules import (
     DisconnectRule,

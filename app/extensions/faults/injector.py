@@ -11,8 +11,9 @@ from functools import cached_property, partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from app.core.api.fault import Fault, FaultInjection, RequestFacts
+from app.core.api.fault import FaultInjection, RequestFacts
 from app.core.server.http.context import RequestContext, client_name
+from app.core.server.http.fault import Fault
 from app.core.server.http.response import Response
 from app.extensions.faults.limits import MAX_HEADER_RULES, RULE_BYTES
 from app.extensions.faults.settings import FailureSettings
@@ -102,20 +103,20 @@ class FaultInjector(FaultInjection):
         Raises:
             ApiError: The fault is an error instead of an answer.
         """
-        context.keep(fault)
+        context.fault = fault
         context.delays = fault.delays
         self.active = True
         if fault.error is not None:
             fault.error.headers = {**fault.headers, **fault.error.headers}
             raise fault.error
 
-    def damage(self, response: Response, fault: Fault | None, context: RequestContext) -> Response:
-        """Returns `response` with the headers and the damage of a fault."""
-        if fault is None:
+    def damage(self, response: Response, context: RequestContext) -> Response:
+        """Returns `response` with the headers and the damage of the request's fault."""
+        if context.fault is None:
             return response
         from app.extensions.faults.damage import damage
 
-        return damage(response, fault, context)
+        return damage(response, context.fault, context)
 
 
 def facts_of(context: RequestContext, model: str | None) -> RequestFacts:

@@ -7,8 +7,9 @@ from random import Random
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from app.core.api.fault import Fault, RequestFacts
+from app.core.api.fault import RequestFacts
 from app.core.server.http.errors import ApiError, bad_request
+from app.core.server.http.fault import Fault
 from app.extensions.faults.fault import FaultScript, error_type, failure
 from app.extensions.faults.fault_rules import parse_fault, parse_fault_rules
 from app.extensions.faults.limits import MAX_HEADER_RULES

@@ -21,9 +21,10 @@ from app.core.protocol.validation import check_prompt_length
 from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, not_found, not_implemented
-from app.core.server.http.rpc import MessageFeed, RpcHandlers, RpcResponse, RpcService
+from app.core.server.http.rpc import RpcHandlers, RpcResponse, RpcService
 from app.extensions.grpc.generate import Generator
 from app.extensions.grpc.kv_events import Subscription
+from app.extensions.grpc.message_feed import MessageFeed
 from app.extensions.grpc.messages import Proto, common, engine, framed_message
 from app.extensions.grpc.methods import Answer, service_of
 from app.extensions.grpc.reflection import HEALTH, SERVICE

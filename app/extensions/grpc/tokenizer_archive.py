@@ -34,8 +34,8 @@ def archive_messages(folder: Path) -> bytes:
         raise ApiError(
             412,
             "PreconditionFailed",
-            "The server's tokenizer is not a local folder (use --tokenizer to specify one), "
-            "or its files are too large.",
+            "The server's tokenizer is not a local folder, or its files are too large; "
+            "use --tokenizer to specify a local folder.",
         )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import msgspec
 
 from app.core.api.errors import as_stream_error
-from app.core.api.fault import Fault
 from app.core.api.logprobs import ALL
 from app.core.api.responder import EventStream, Responder
 from app.core.api.writer import ResponseWriter
@@ -148,9 +147,9 @@ class RpcWriter(ResponseWriter):
         return logprobs
 
     def _render_prompt_logprobs(self) -> Proto:
-        if self._input_logprobs is None and self.prompt_logprobs is not None:
+        if self._input_logprobs is None and self.started.prompt_logprobs is not None:
             self._input_logprobs = engine.InputLogProbs(token_ids=self._prompt_ids)
-            for entry in self.prompt_logprobs:
+            for entry in self.started.prompt_logprobs:
                 logprob = self._input_logprobs.token_logprobs.add()
                 if entry is not None:
                     logprob.value = entry.logprob
@@ -188,7 +187,7 @@ class RpcResponder(Responder):
         response = RpcResponse(body, self.headers, writer.outcome)
         self.load.begin()
         response.on_close(self.load.end)
-        return self.faults.damage(response, context.kept(Fault), context)
+        return self.faults.damage(response, context)
 
     def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
         """Raises the error, which becomes the status."""

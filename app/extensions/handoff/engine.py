@@ -69,7 +69,9 @@ class HandoffEngine(Engine):
             requests = [replace(request, remote_prefill=False) for request in requests]
         first = requests[0]
         for problem in self.handoffs.problems(first):
-            log.warning("kv_transfer_params from %s: %s", first.request_id, problem)
+            log.warning(
+                "incomplete kv_transfer_params in request %s: %s", first.request_id, problem
+            )
         if not self._is_handoff(first):
             return super().run(requests, replies, emit, awaited)
         if not self.refuses_requests:  # a request that is rejected here may come again

@@ -80,7 +80,7 @@ class EngineDirectory:
             try:
                 self._answer(lookup, f"bootstrap server {bootstrap_url}: {missing}")
             except Exception:  # one request must not stop the others
-                log.exception("engine %s: its address could not be used", lookup.engine_id)
+                log.exception("the address of engine %s could not be used", lookup.engine_id)
 
     def _answer(self, lookup: Lookup, problem: str) -> None:
         """Passes the address on, or the problem if the engine is unknown."""

@@ -105,7 +105,7 @@ class PeerDialect(EarlyDialect):
         for name in (PREFILLER, KV_SOURCE):
             if params.get(name) is not None and not self.reads(request):
                 return (
-                    f"{name} requires kv_request_id, remote_host and remote_port: "
+                    f"{name} requires kv_request_id, remote_host, and remote_port: "
                     "this pod computes the prompt"
                 )
         return ""

@@ -12,5 +12,5 @@ class JournalSettings(Section, frozen=True, kw_only=True):
 
     journal: Annotated[int, Meta(ge=0, le=100_000)] | None = None
     """Maximum number of requests that GET /admin/journal shows with their replies, up to 16 MiB in
-    total. 0 disables the journal. If empty, the limit is 1,000 if a console or a script is used,
-    and 0 otherwise."""
+    total. 0 disables the journal. If empty, the limit is 1,000 with a console or a script, and 0
+    otherwise."""

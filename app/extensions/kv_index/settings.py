@@ -80,29 +80,29 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """Role of this process: a simulated vLLM server (server) or only the index and its routes
     (indexer)."""
     kv_index: bool = False
-    """Maintain an index of KV blocks in a server. An indexer always maintains an index."""
+    """Let the server maintain an index of KV blocks. An indexer always maintains an index."""
     kv_index_bind: Annotated[str, zmq_address()] = ""
-    """Address to which pods connect and send events (ZMQ SUB, bound). If empty, an indexer without
-    kv-index-pods uses tcp://*:5557, and all other processes use only the addresses in
-    kv-index-pods."""
+    """Address that pods connect to in order to send events (a bound ZMQ SUB socket). If empty, an
+    indexer without kv-index-pods listens on tcp://*:5557, and all other processes use only the
+    addresses in kv-index-pods."""
     kv_index_pods: tuple[str, ...] = ()
-    """Event publishers on the pods to which the index connects: tcp://host:port, file:path (one per
-    line; changes are detected), or dns://name:port. To add options, append them to an entry, each
-    preceded by a semicolon: ;replay=tcp://host:port;pod=name;model=name."""
+    """Event publishers on the pods: tcp://host:port, file:path (one per line; changes are
+    detected), or dns://name:port. The index connects to each of these publishers. Options can
+    follow an entry, each after a semicolon, as in ;replay=tcp://host:port;pod=name;model=name."""
     kv_index_topic: str = "kv@"
-    """Prefix of the topics to subscribe to on kv-index-bind."""
+    """Prefix of the topics to subscribe to at the kv-index-bind address."""
     kv_index_replay_port: Port | None = None
     """Replay port for pods whose entries in kv-index-pods do not specify a replay address. Rank k
-    uses this port plus k."""
+    uses this port number plus k."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Storage backend for the index. If set to memory, the index is kept in memory, and its number
-    of blocks is limited. If set to cost-aware, the index is kept in memory, and its size in bytes
-    is limited. If set to redis, the index is stored in Redis or Valkey, which several indexers can
-    share."""
+    """Storage backend for the index. If set to memory, the index is kept in memory and can contain
+    only a limited number of blocks. If set to cost-aware, the index is kept in memory and can use
+    only a limited number of bytes. If set to redis, the index is stored in Redis or Valkey, which
+    several indexers can share."""
     kv_index_size: Count | None = None
-    """Capacity of the index. With the memory backend, the capacity is a number of block copies;
-    each tier of each pod counts separately (10,000,000 if empty). With the cost-aware backend, the
-    capacity is a size in MiB (2,048 if empty)."""
+    """Capacity of the index: the number of block copies (memory backend) or the size in MiB
+    (cost-aware backend). A copy in each tier of each pod counts separately. If empty, the capacity
+    is 10,000,000 copies or 2,048 MiB."""
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )
@@ -117,11 +117,11 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_tier_weights: Annotated[
         tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
     ] = ("gpu=1.0", "cpu=0.8")
-    """Weights of storage tiers in scores, each specified as tier=weight. Tiers that are not listed
-    have a weight of 0.5."""
+    """Weights of storage tiers for the computation of scores, each specified as tier=weight. Tiers
+    that are not listed have a weight of 0.5."""
     kv_index_routed_lifetime: Duration = 2.0
-    """Time during which the blocks of a routed prompt count as cached before their events
-    arrive."""
+    """Maximum time for which the blocks of a routed prompt count as cached while their events have
+    not arrived."""
     kv_index_tokenizers: Annotated[
         tuple[str, ...],
         About(path=True),
@@ -130,12 +130,13 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
         ),
     ] = ()
     """Tokenizers for the pods' models, each specified as model=SOURCE, where SOURCE is a folder, a
-    file, or a name on the hub. An item without = is a folder that contains tokenizers for other
-    models, stored by model name or in the layout of the hub's cache. If the list contains the item
-    hub, tokenizers for all other models are downloaded from the hub."""
+    file, or a name on the hub. An item without = is a folder of tokenizers for other models; the
+    tokenizers are stored by model name or in the layout of the hub's cache. If one item of the list
+    is hub, tokenizers for all other models are downloaded from the hub."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"
-    """Response from /score_chat_completions: only the scores (scores) or podScores and
-    templated_messages, as in llm-d's kv-cache manager up to 0.4 (templated)."""
+    """Format of the response from /score_chat_completions. With scores, the response contains only
+    the scores. With templated, the response contains podScores and templated_messages, as in
+    llm-d's kv-cache manager up to 0.4."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Yields the conflicts with several ranks."""

@@ -26,7 +26,7 @@ def convert_boolean(value: object) -> object:
 def convert_choice_value(value: object) -> object:
     """Returns a string or a boolean, or raises `ConversionError`."""
     if not isinstance(value, str | bool):
-        raise ConversionError("a string, true or false", "str")
+        raise ConversionError("a string, true, or false", "str")
     return value
 
 
@@ -62,7 +62,8 @@ def convert_input(value: object) -> object:
             return convert_value(MessageList, value)
         return convert_value(InputText, value)
     except ConversionError as error:
-        raise ConversionError(f"{error.expected} in the input", "constrained-str") from None
+        place = ".".join(map(str, ("input", *error.path)))
+        raise ConversionError(f"{error.expected} at {place}", "constrained-str") from None
 
 
 class QuestionFields(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from gunicorn.glogging import Logger
 
     from app.core.engine.kvcache.publishing import PublisherSettings
-    from app.core.engine.wire import EngineProcessOptions
     from app.core.extensions import ServerParts
     from app.core.server.flask.application import BackgroundService
     from app.core.server.http.route import Route
     from app.core.text.base import Tokenizer
     from app.extensions.llm.engine_process import EngineProcess
+    from app.extensions.llm.wire import EngineProcessOptions
     from config import Settings as AllSettings
 
 

@@ -97,8 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print statistics at the end; without a prompt: only statistics",
     )
-    add_argument("--device", default="auto", help="auto, cuda, mps or cpu")
-    add_argument("--dtype", help="float32, bfloat16 or int8")
+    add_argument("--device", default="auto", help="auto, cuda, mps, or cpu")
+    add_argument("--dtype", help="float32, bfloat16, or int8")
     add_argument("--system", help="the system message of a chat")
     add_argument("--temperature", type=float, default=0.7)
     add_argument("--top-p", type=float, default=0.9)

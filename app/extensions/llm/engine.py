@@ -20,7 +20,6 @@ from app.core.engine.kvcache.cache import EventHashes
 from app.core.engine.kvcache.hashing import BlockHasher
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
-from app.core.engine.wire import EndReason, EngineCoreOutput
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.llm.attention import Chunk
 from app.extensions.llm.engine_options import EngineOptions, EngineStats
@@ -32,6 +31,7 @@ from app.extensions.llm.sampling_params import SamplingParams
 from app.extensions.llm.sampling_state import SamplingState
 from app.extensions.llm.sequence import Detokenizer, PagedBlocks, QueuedRequest, Sequence
 from app.extensions.llm.speculation import PromptLookup
+from app.extensions.llm.wire import EndReason, EngineCoreOutput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -193,7 +193,7 @@ class LLMEngine:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text`. Raises RequestError without a tokenizer."""
         if self.tokenizer is None:
-            raise RequestError("The model has no tokenizer, so prompts must be token ids.")
+            raise RequestError("The model has no tokenizer, so prompts must consist of token ids.")
         return self.tokenizer.encode(text, add_special_tokens)
 
     def abort(self, request_id: Hashable) -> bool:

@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from app.core.engine.wire import EngineSizes
 from app.extensions.llm.errors import ModelLoadError
+from app.extensions.llm.wire import EngineSizes
 
 MINIMUMS: Final = {
     "num_blocks": 2,

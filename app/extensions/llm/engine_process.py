@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from app.core.engine.wire import CommandResult, EngineProcessOptions, Hello, Notice, Ready
 from app.core.server.gunicorn.ranks import ENDPOINT, SETTINGS
 from app.extensions.llm.heartbeat import DUMP_STACKS_SIGNAL, Heartbeat, HeartbeatMonitor
+from app.extensions.llm.wire import CommandResult, EngineProcessOptions, Hello, Notice, Ready
 from config import ConfigError
 
 MODULE = "app.extensions.llm.service"

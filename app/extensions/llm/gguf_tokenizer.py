@@ -104,6 +104,6 @@ def _pre_tokenizer(path: Path, fields: Mapping[str, object]) -> pre_tokenizers.P
     if name != "gpt-2":
         names = ", ".join((*PATTERNS, *SINGLE_DIGITS, "gpt-2"))
         raise TokenizerLoadError(
-            f"{path} splits words the way {name} does; only {names} are supported."
+            f"{path} uses the pre-tokenizer {name}; only {names} are supported."
         )
     return gpt2

@@ -38,8 +38,8 @@ def find_model(name: str) -> Path:
     model = _find_in_package(name) or _find_in_hub_cache(name)
     if model is None:
         raise ModelLoadError(
-            f"Model not found: {name} is not a folder, .gguf file, package, or name in the hub's "
-            "local cache."
+            f"Model not found: {name} is not a folder, a .gguf file, a package, or the name of a "
+            "model in the hub's local cache."
         )
     return model
 

@@ -15,7 +15,6 @@ from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.parsing import THINK_BEGIN, THINK_END
-from app.core.engine.wire import EngineProcessOptions
 from app.core.extensions import OtherEngine, ServerParts
 from app.core.protocol.features import Feature
 from app.core.protocol.versions import simulated_version
@@ -28,6 +27,7 @@ from app.extensions.llm.remote_engine import RemoteEngine
 from app.extensions.llm.remote_lifecycle import RemoteLifecycle
 from app.extensions.llm.settings import LlmSettings
 from app.extensions.llm.text_readers import readers
+from app.extensions.llm.wire import EngineProcessOptions
 from config import ConfigError, Settings
 from config.declaration import COMMAND, check_installed
 from config.sections.model import OWN_LENGTH

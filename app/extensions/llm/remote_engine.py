@@ -25,7 +25,9 @@ from app.core.engine.errors import EngineDeadError
 from app.core.engine.outputs import Emit
 from app.core.engine.request import EngineRequest, watches_of
 from app.core.engine.sequence import Handle
-from app.core.engine.wire import (
+from app.extensions.llm.heartbeat import MAX_SILENCE_S, Heartbeat, is_ending
+from app.extensions.llm.remote_sequence import NamesOf, ReaderOf, RemoteSequence
+from app.extensions.llm.wire import (
     Abort,
     CommandResult,
     EngineCommand,
@@ -37,8 +39,6 @@ from app.core.engine.wire import (
     PublishedEvents,
     Ready,
 )
-from app.extensions.llm.heartbeat import MAX_SILENCE_S, Heartbeat, is_ending
-from app.extensions.llm.remote_sequence import NamesOf, ReaderOf, RemoteSequence
 from config.settings import Settings
 
 CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED

@@ -9,8 +9,8 @@ from gevent.event import AsyncResult, Event
 
 from app.core.engine.errors import CallerLeftError, CommandFailedError
 from app.core.engine.sleep import PauseMode
-from app.core.engine.wire import CommandResult, EngineCommand
 from app.extensions.llm.remote_engine import RemoteEngine
+from app.extensions.llm.wire import CommandResult, EngineCommand
 
 
 class RemoteLifecycle:

@@ -15,7 +15,7 @@ from app.core.engine.outputs import Finish, LazySequence, Part, TokenLogprob, To
 from app.core.engine.parsing import TextReader
 from app.core.engine.request import EngineRequest
 from app.core.engine.sequence import COUNTED_AS, Handle, Sequence
-from app.core.engine.wire import EngineCoreOutput, EngineCoreRequest, WireLogprob
+from app.extensions.llm.wire import EngineCoreOutput, EngineCoreRequest, WireLogprob
 
 NamesOf = Callable[[ListOf[int]], ListOf[str]]
 """Returns the texts of token ids, each token alone."""

@@ -15,10 +15,10 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from app.core.engine.wire import WireLogprob
 from app.extensions.llm.draw import draw, numbers_like, select_rows
 from app.extensions.llm.errors import RequestError
 from app.extensions.llm.sampling_state import SamplingState
+from app.extensions.llm.wire import WireLogprob
 
 INVALID_LOGITS: Final = "The model's logits for this request are not numbers."
 NO_TOKEN_LEFT: Final = "No token is left by what the request asks for."

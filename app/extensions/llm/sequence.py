@@ -11,9 +11,9 @@ from app.core.engine.batch import SequenceState
 from app.core.engine.kvcache.cache import KVCache
 from app.core.engine.kvcache.cached_sequence import CachedSequence
 from app.core.engine.kvcache.hashing import Prompt
-from app.core.engine.wire import WireLogprob
 from app.extensions.llm.sampling_params import SamplingParams
 from app.extensions.llm.sampling_state import SamplingState
+from app.extensions.llm.wire import WireLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

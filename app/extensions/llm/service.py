@@ -1,8 +1,9 @@
 """The engine process, which workers share: `python -m app.extensions.llm.service OPTIONS`.
 
-OPTIONS are `EngineProcessOptions` as JSON. Workers send the orders of `app.core.engine.wire` over
-ZMQ, and get one message each after each step. The process ends with its parent, on SIGTERM, or with
-status 1 on an error. The socket is bound, and orders wait, while torch and the model are loaded.
+OPTIONS are `EngineProcessOptions` as JSON. Workers send the orders of `app.extensions.llm.wire`
+over ZMQ, and get one message each after each step. The process ends with its parent, on SIGTERM, or
+with status 1 on an error. The socket is bound, and orders wait, while torch and the model are
+loaded.
 """
 
 import faulthandler
@@ -21,10 +22,10 @@ from typing import Final
 import msgspec
 import zmq
 
-from app.core.engine.wire import CommandResult, EngineProcessOptions
 from app.extensions.llm.errors import LLMError
 from app.extensions.llm.heartbeat import DUMP_STACKS_SIGNAL, Heartbeat
 from app.extensions.llm.threads import wait_shortly
+from app.extensions.llm.wire import CommandResult, EngineProcessOptions
 from config.declaration import install
 
 PARENT_CHECK_SECONDS: Final = 0.5
@@ -116,7 +117,7 @@ def serve(options: EngineProcessOptions) -> int:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, stop)
         faulthandler.register(DUMP_STACKS_SIGNAL, all_threads=True)
-        logger.info("%s is ready after %.1f s", options.model, time.monotonic() - started)
+        logger.info("%s became ready after %.1f s", options.model, time.monotonic() - started)
         service.run()
     return 0
 

@@ -22,7 +22,12 @@ from app.core.engine.errors import EngineError
 from app.core.engine.kvcache.events import EventBatch, encoder
 from app.core.engine.kvcache.publisher import EventSender
 from app.core.engine.sleep import MEMORY, woken_by
-from app.core.engine.wire import (
+from app.extensions.llm.config import Checkpoint
+from app.extensions.llm.engine import LLMEngine
+from app.extensions.llm.errors import LLMError, RequestError
+from app.extensions.llm.heartbeat import Heartbeat
+from app.extensions.llm.sampling_params import SamplingParams
+from app.extensions.llm.wire import (
     Abort,
     CommandResult,
     EngineCommand,
@@ -35,11 +40,6 @@ from app.core.engine.wire import (
     PublishedEvents,
     Ready,
 )
-from app.extensions.llm.config import Checkpoint
-from app.extensions.llm.engine import LLMEngine
-from app.extensions.llm.errors import LLMError, RequestError
-from app.extensions.llm.heartbeat import Heartbeat
-from app.extensions.llm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from app.extensions.llm.structured_output import FormMatcher
@@ -428,7 +428,8 @@ class EngineService:
         """
         if worker.keys:
             logger.warning(
-                "a worker is not reading its messages; ending its %d choices", len(worker.keys)
+                "a worker is not reading its messages; ending the %d choices of this worker",
+                len(worker.keys),
             )
         worker.notices = [
             notice

@@ -13,13 +13,15 @@ class LlmSettings(Section, frozen=True, kw_only=True):
     """The real engine."""
 
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half", "int8"] = "auto"
-    """Data type of the model (llm engine). int8 uses 8-bit weights and runs only on CPUs."""
+    """Data type of the model (llm engine). The type int8 uses 8-bit weights and runs only on
+    CPUs."""
     batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
-    """Make replies to requests that set a seed bitwise independent of other requests, at the cost
+    """For requests that set a seed, make replies bitwise independent of other requests, at the cost
     of speed (llm engine)."""
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Number of PyTorch threads on a CPU (llm engine). If empty, OMP_NUM_THREADS is used. If
-    OMP_NUM_THREADS is not set either, the server measures at startup which number is fastest."""
+    OMP_NUM_THREADS is not set either, the server determines the fastest number of threads at
+    startup."""
     engine_step_time: Duration = 0.2
     """Target duration of a step that computes part of a prompt (llm engine). Long prompts are
     computed in parts, along with the tokens of other replies. With 0, the size of these parts is
@@ -36,7 +38,7 @@ class LlmSettings(Section, frozen=True, kw_only=True):
         if not settings.engine.is_real:
             return
         if settings.steps.device not in ("", "auto", "cuda", "mps", "cpu"):
-            yield "device", "must be auto, cuda, mps or cpu: engine is llm"
+            yield "device", "must be auto, cuda, mps, or cpu: engine is llm"
         try:
             settings.engine.speculation()
         except ValueError as error:

@@ -8,7 +8,6 @@ from typing import Final
 import zmq
 
 from app.core.engine.kvcache.publisher import EventSender
-from app.core.engine.wire import EngineProcessOptions, EngineSizes
 from app.extensions.llm.engine_options import EngineOptions
 from app.extensions.llm.errors import ModelLoadError
 from app.extensions.llm.heartbeat import Heartbeat
@@ -16,6 +15,7 @@ from app.extensions.llm.library import assemble
 from app.extensions.llm.loader import load_checkpoint
 from app.extensions.llm.model_files import find_model
 from app.extensions.llm.serving import EngineService
+from app.extensions.llm.wire import EngineProcessOptions, EngineSizes
 
 FORM_CPU_SECONDS: Final = 1.0
 """Maximum CPU time to compile a structured output, as clients are not trusted."""

@@ -99,8 +99,8 @@ class Forms:
         for token_id in (thoughts.end_id, thoughts.begin_id or 0):
             if not 0 <= token_id < self._vocab_size:
                 raise RequestError(
-                    "The reasoning tags are not tokens in the vocabulary, which has "
-                    f"{self._vocab_size} tokens."
+                    f"The vocabulary of {self._vocab_size} tokens does not contain the reasoning "
+                    "tags."
                 )
 
     def _grammar(self, form: TextForm) -> str:
@@ -193,7 +193,7 @@ def _check_size(text: str) -> None:
         )
     for count in ITEM_COUNT.findall(UNICODE_ESCAPE.sub(_unescape, text)):
         if len(count) > MAX_COUNT_DIGITS or int(count) > MAX_ITEMS:
-            raise RequestError(f"A schema can require at most {MAX_ITEMS} items.")
+            raise RequestError(f"A schema must not require more than {MAX_ITEMS} items.")
 
 
 def _form_error(reason: str) -> RequestError:

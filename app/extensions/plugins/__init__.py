@@ -11,13 +11,14 @@ from app.core.server.http.route import action
 if TYPE_CHECKING:
     from random import Random
 
-    from app.core.api.fault import Fault, RequestFacts
+    from app.core.api.fault import RequestFacts
     from app.core.base.metrics.instruments import Families
     from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, ScriptedReply
     from app.core.engine.step_cost import CostModel
     from app.core.extensions import ServerParts
     from app.core.server.http.context import RequestContext
+    from app.core.server.http.fault import Fault
     from app.core.server.http.route import Route
     from app.core.server.middleware.stack import Middleware
     from app.extensions.plugins.registry import PluginRegistry

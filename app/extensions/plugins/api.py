@@ -11,7 +11,7 @@ from contextvars import copy_context
 from random import Random
 from typing import Any, ParamSpec, TypeVar
 
-from app.core.api.fault import Fault, RequestFacts
+from app.core.api.fault import RequestFacts
 from app.core.base.clock.pause import call_off_hub
 from app.core.engine.batch import Batch
 from app.core.engine.profile import Profile
@@ -20,6 +20,7 @@ from app.core.engine.step_cost import CostModel, StepCost
 from app.core.extensions import Extension, Position, ServerParts
 from app.core.server.http.context import RequestContext, current_request
 from app.core.server.http.errors import ApiError
+from app.core.server.http.fault import Fault
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, get, post
 from app.core.server.middleware.stack import Middleware

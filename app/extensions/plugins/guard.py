@@ -18,7 +18,6 @@ from gevent._hub_local import get_hub_if_exists
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.core.api.fault import Fault
 from app.core.base.metrics.instruments import Families
 from app.core.engine.batch import Batch
 from app.core.engine.errors import EngineError
@@ -26,6 +25,7 @@ from app.core.engine.request import ScriptedReply
 from app.core.engine.step_cost import CostModel
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, internal
+from app.core.server.http.fault import Fault
 from app.core.server.http.response import Response
 from app.core.server.http.route import Route
 from app.core.server.middleware.stack import Middleware
@@ -171,7 +171,7 @@ class Guard(Struct):
             for family in text_string_to_metric_families(rendered):
                 if family.name != prefix and not family.name.startswith(f"{prefix}_"):
                     raise ValueError(
-                        f"the name of family {family.name!r} must begin with {prefix}_"
+                        f"the name of the metric family {family.name!r} must begin with {prefix}_"
                     )
             if not rendered:
                 return ""
@@ -209,6 +209,7 @@ class GuardedMiddleware(Middleware):
         self.active = inner.active
         self.concerns_plain = inner.concerns_plain
         self.header = inner.header
+        self.route_paths = inner.route_paths
         self.most_plain_bytes = inner.most_plain_bytes
         self.caches = inner.caches
 

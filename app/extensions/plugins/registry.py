@@ -14,7 +14,7 @@ from itertools import chain
 from random import Random
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
-from app.core.api.fault import Fault, RequestFacts
+from app.core.api.fault import RequestFacts
 from app.core.base.clock.clock import LiveClock
 from app.core.base.clock.random_streams import Streams
 from app.core.base.metrics.instruments import Families
@@ -22,6 +22,7 @@ from app.core.engine.profile import Profile
 from app.core.engine.request import EngineRequest, ScriptedReply
 from app.core.engine.step_cost import CostModel, StepCost
 from app.core.extensions import Position, ServerParts
+from app.core.server.http.fault import Fault
 from app.core.server.http.route import Route
 from app.core.server.middleware.stack import Middleware
 from app.core.settings import settings_type

@@ -313,7 +313,9 @@ class CohereEmbedRequest(Request, kw_only=True):
     def __post_init__(self) -> None:
         inputs = [items for items in (self.texts, self.images, self.inputs) if items is not None]
         if len(inputs) != 1 or not inputs[0]:
-            raise ConversionError("exactly one non-empty list of texts, images, or inputs")
+            raise ConversionError(
+                "an object with exactly one of texts, images, or inputs, as a non-empty list"
+            )
 
     @property
     def has_images(self) -> bool:

@@ -35,7 +35,7 @@ from app.core.protocol.validation import check_media_options, check_prompt_lengt
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.text.base import ChatOptions
-from app.core.text.files import is_matryoshka, model_config
+from app.core.text.files import model_config
 from app.extensions.pooling import protocol as wire
 from app.extensions.pooling.protocol import ScoreInputs, TokenIds
 from app.extensions.pooling.vectors import Bag, PoolingModel, logit, sigmoid
@@ -184,7 +184,7 @@ class PoolingRunner:
         documents, document_ids = self._encode_side(request, right, "max_tokens_per_doc")
         if len(queries) not in (1, len(documents)) or not documents:
             raise bad_request(
-                "there must be one query, or one query for each document, and at least one document"
+                "at least one document is required, with one query for all or one for each document"
             )
         repetitions = len(documents) // len(queries)
         parts: list[tuple[TokenIds, TokenIds]] = [(ids, []) for ids in (*query_ids, *document_ids)]
@@ -504,3 +504,8 @@ def check_count(count: int, param: str) -> None:
         raise bad_request(
             f"a request can have at most {wire.MAX_INPUTS} inputs, got {count}", param
         )
+
+
+def is_matryoshka(model: Mapping[str, object]) -> bool:
+    """Returns True for the `config.json` of a model with vectors of any length, or an empty one."""
+    return not model or bool(model.get("matryoshka_dimensions") or model.get("is_matryoshka"))

@@ -81,7 +81,8 @@ def check_path(target: str) -> None:
         depth = None if change is None else depth + change
     if depth is None or depth < 0:
         raise bad_request(
-            f"The path leaves /{first[:MAX_QUOTED_LENGTH]}, so it is not sent to the target."
+            f"The path leads outside /{first[:MAX_QUOTED_LENGTH]}, so the request is not sent "
+            "to the target."
         )
 
 

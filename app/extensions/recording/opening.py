@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from app.core.server.http.client import Target
 from app.extensions.recording.exchange import RecordingError
 from app.extensions.recording.library import Recording
 from app.extensions.recording.recorder import Upstream
 from app.extensions.recording.settings import ReplaySettings
+from app.extensions.recording.targets import targets_by_model
 from app.extensions.recording.writer import RecordingFile
 from config import ConfigError, Settings
 
@@ -24,7 +24,7 @@ def open_replay(settings: Settings, warns: bool = True) -> tuple[Recording, Upst
     upstream = None
     try:
         if replay.target:
-            targets = Target.by_model(replay.target)
+            targets = targets_by_model(replay.target)
             urls = ", ".join(target.url for target in targets.values())
             file = RecordingFile(Path(replay.replay), urls, adds=True)
             upstream = Upstream(targets, file, replay.target_timeout)

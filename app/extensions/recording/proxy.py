@@ -19,12 +19,12 @@ from gevent.event import Event
 
 from app.core.base.clock.pause import share_loop
 from app.core.server.http import relay
-from app.core.server.http.client import Target
 from app.core.server.http.errors import ApiError
 from app.extensions.recording.exchange import MAX_BODY_BYTES
 from app.extensions.recording.forwarding import check_path, origin_form
 from app.extensions.recording.recorder import RelayedExchange, Upstream
 from app.extensions.recording.request_form import model_of
+from app.extensions.recording.targets import targets_by_model
 from app.extensions.recording.writer import RecordingFile
 from config import ConfigError
 from config.declaration import COMMAND
@@ -112,7 +112,7 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: an option is not valid, or the file or port cannot be used.
     """
     options = _parse(argv)
-    targets = Target.by_model(options.target)
+    targets = targets_by_model(options.target)
     urls = ", ".join(target.url for target in targets.values())
     file = RecordingFile(options.out, urls, warn=_print_warning)
     proxy = RecordingProxy(Upstream(targets, file, max_bytes=options.max_body_mb * MIB))

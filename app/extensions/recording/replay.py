@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from gevent.event import Event
 
-from app.core.api.fault import Fault, FaultInjection
+from app.core.api.fault import FaultInjection
 from app.core.api.reply_rules import NeedsRule, ReplyRules
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.clock.timer_wheel import TimerWheel
@@ -175,7 +175,7 @@ class Replay(Middleware):
         if miss not in self._possible_misses:
             possible = ", ".join(self._possible_misses)
             raise bad_request(
-                f"{MISS} must be one of {possible} here, got {miss[:MAX_QUOTED_LENGTH]!r}."
+                f"{MISS} must be one of {possible}, got {miss[:MAX_QUOTED_LENGTH]!r}."
             )
         body = self._services.body_limits.read(context)
         # Processing time since arrival counts against the schedule; waiting does not.
@@ -248,7 +248,7 @@ class Replay(Middleware):
                 headers["Content-Length"] = str(body.bytes_sent)
             response.headers = headers
             response.streamed = "Content-Length" not in headers
-        return self.faults.damage(response, context.kept(Fault), context)
+        return self.faults.damage(response, context)
 
     def _complete_entry(
         self, context: RequestContext, model: str | None, answer: RecordedAnswer

@@ -21,18 +21,18 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     """Recording whose responses are replayed when the same requests arrive. If empty, replay is
     disabled."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
-    """Action taken when a request is not in the recording. If set to simulate, the engine generates
-    a reply. If set to not-found, unrecorded requests are rejected with status 404. If set to
-    nearest, the response to the most similar request is sent. If set to record, a target responds,
-    and its response is added to the recording. The X-Replay-Miss header overrides this setting."""
+    """Action taken when a request is not in the recording. With simulate, the engine generates a
+    reply. With not-found, the request is rejected with status 404. With nearest, the response to
+    the most similar request is sent. With record, a target responds, and its response is added to
+    the recording. The X-Replay-Miss header overrides this setting."""
     replay_by: Literal["body", "turn"] = "body"
     """How requests are matched to the recording: by body (body) or by position in the conversation,
-    regardless of the text (turn). Use turn for agents, because their requests contain dates, paths,
-    and IDs."""
+    regardless of the text (turn). For agents, turn is recommended, because their requests contain
+    dates, paths, and IDs."""
     target: Annotated[Targets, About(secret=True, repeated=True)] = ()
-    """Servers that respond if replay-miss is set to record, each specified as URL or, for requests
-    to one model, as model=URL. To send a key, write it before the host: https://KEY@host. The flag
-    may be repeated."""
+    """Servers that respond when replay-miss is set to record. Specify each server as URL or, to use
+    it for only one model, as model=URL. To send a key, write it before the host: https://KEY@host.
+    The flag may be repeated."""
     target_timeout: PositiveDuration = 300.0
     """Maximum time to wait for a target to respond or to send the next part of its response."""
 

@@ -71,7 +71,7 @@ def chat_request(request: ResponsesRequest) -> ResponsesChat:
     _set_tools(chat, request)
     if request.logprobs is not None:
         if request.logprobs < -1:
-            raise bad_request("logprobs must be -1 or at least 0", "logprobs")
+            raise bad_request("logprobs must be -1 or greater", "logprobs")
         chat.logprobs = True
         chat.top_logprobs = request.logprobs
     text_format = request.text.format if request.text else None

@@ -56,7 +56,7 @@ class TextFormat(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type == "json_schema" and (self.name is None or self.json_schema is None):
-            raise ConversionError("a name and a schema", kind="missing")
+            raise ConversionError("an object with a name and a schema", kind="missing")
 
     def to_json(self) -> JsonObject:
         """Returns the form that the answer repeats."""
@@ -84,7 +84,7 @@ def convert_format(value: object) -> TextFormat | None:
         if isinstance(value, dict):
             path.append("type")
         raise ConversionError(
-            "text, json_object, or json_schema with a name and a schema",
+            "text, json_object, or a json_schema that has a name and a schema",
             *path,
             kind="literal_error",
         ) from None

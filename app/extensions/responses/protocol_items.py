@@ -166,7 +166,9 @@ def _check_part_types(content: Content | None, allowed_types: Sequence[str]) -> 
     if not isinstance(content, list):
         return
     if any(part.type not in allowed_types for part in content):
-        raise ConversionError(f"parts of type {' or '.join(allowed_types)}", kind="literal_error")
+        raise ConversionError(
+            f"a list of parts of type {' or '.join(allowed_types)}", kind="literal_error"
+        )
 
 
 def convert_input(value: object) -> str | list[InputItem]:

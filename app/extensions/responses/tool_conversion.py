@@ -63,7 +63,7 @@ def _convert_tool(index: int, tool: object) -> JsonObject:
         convert(tool_types.FunctionTool, tool)
     except ConversionError as error:
         raise error.prefixed("FunctionTool").prefixed(index) from None
-    raise AssertionError("the server rejected a valid function")
+    raise AssertionError("the server rejected a function even though it is valid")
 
 
 def convert_tool_choice(value: object) -> JsonObject:
@@ -83,7 +83,7 @@ def convert_tool_choice(value: object) -> JsonObject:
 def _convert_by_type(structs: Mapping[str, type[Struct]], value: object) -> JsonObject:
     kind = get_field(value, "type")
     if not isinstance(kind, str) or kind not in structs:
-        raise ConversionError("a known type", kind="literal_error")
+        raise ConversionError("an object of a known type", kind="literal_error")
     repeated = _repeat(convert(structs[kind], value), value)
     assert isinstance(repeated, dict)
     return repeated

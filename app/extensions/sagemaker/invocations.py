@@ -58,7 +58,7 @@ def invocation_routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -
             request_type = _first_fit(values, list(handlers))
         if request_type is None:
             names = ", ".join(request_type.__name__ for request_type in handlers)
-            raise bad_request(f"The body is not a valid request for any of these: {names}.")
+            raise bad_request(f"The body is not a valid request of any of these types: {names}.")
         return handlers[request_type](context)
 
     docs = RouteDocs(

@@ -259,7 +259,7 @@ class ScriptResolver:
         """
         text = request.facts.header(UNMATCHED)
         if text not in (None, *POLICIES):
-            raise bad_request(f"{UNMATCHED}: must be error or pass, got {text[:40]!r}.")
+            raise bad_request(f"{UNMATCHED} must be error or pass, got {text[:40]!r}.")
         policy = text or self.unmatched()
         if policy is not None:
             return policy == "error"

@@ -179,8 +179,8 @@ class RuleState:
         results = len(request.by_role.get("tool", ()))
         if results >= MAX_RESULTS_WITHOUT_CONDITION:
             raise RuleFailureError(
-                f"the rule has no condition and called tools until the conversation contained "
-                f"{results} results; add times: 1, or when: {{tool_result: false}}"
+                f"the rule has no condition, so it kept calling tools until the conversation "
+                f"contained {results} results; add times: 1 or when: {{tool_result: false}}"
             )
 
     def matching_groups(self, request: MatchedRequest) -> Groups | None:
@@ -202,7 +202,7 @@ class RuleState:
         if error:
             self.counts.unoffered += 1
             if self.counts.unoffered == 1:
-                log.warning("%s: skipped: %s", self.location, error)
+                log.warning("%s was skipped: %s", self.location, error)
             return None
         return groups
 

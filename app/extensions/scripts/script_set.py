@@ -19,11 +19,11 @@ import msgspec
 from gevent.lock import BoundedSemaphore
 from msgspec import Struct, to_builtins
 
-from app.core.api.fault import Fault
 from app.core.api.reply_rules import ScriptedAnswer
 from app.core.base.clock.pause import call_off_hub
-from app.core.engine.constraints import SchemaCompiler, SchemaError
+from app.core.engine.constraints import Constraints, SchemaError
 from app.core.server.http.context import SCOPE
+from app.core.server.http.fault import Fault
 from app.extensions.forms.schema import Schemas
 from app.extensions.forms.schema.keywords import JSON
 from app.extensions.scripts.action import Accepts
@@ -474,7 +474,7 @@ class ScriptSet:
                 new_rule.use_id(next(self._numbers))
                 added.append(new_rule)
         except RecursionError:
-            raise ScriptError(f"script {RUN_TIME} is nested too deeply") from None
+            raise ScriptError(f"the rules added {RUN_TIME} are nested too deeply") from None
         return added
 
     def use_rules(self, rules: Sequence[AddedRule], new: Sequence[AddedRule] = ()) -> None:
@@ -682,7 +682,7 @@ class ScriptSet:
 
 def open_scripts(
     settings: ScriptSettings,
-    schemas: SchemaCompiler,
+    schemas: Constraints,
     rng: Random,
     now: Callable[[], float],
     inherited: Inherited | None,
@@ -728,7 +728,7 @@ def check_scripts(settings: ScriptSettings) -> dict[str, Script]:
 class SchemaCheck:
     """Checks values against JSON Schemas."""
 
-    schemas: SchemaCompiler
+    schemas: Constraints | Schemas
 
     def __call__(self, schema: object, value: object) -> bool:
         """Returns true if the schema accepts the value.

@@ -216,7 +216,7 @@ def _check_node(node: nodes.Node) -> None:
     for field in ("dyn_args", "dyn_kwargs"):
         if getattr(node, field, None) is not None:
             raise TemplateError(
-                f"arguments with * are not supported in a script (line {node.lineno})"
+                f"unpacking arguments with * is not supported in a script (line {node.lineno})"
             )
 
 

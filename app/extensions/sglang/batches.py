@@ -106,7 +106,7 @@ def batch_of(request: GenerateRequest, sampling: Sequence[SamplingParams]) -> Ba
     """
     for name in UNSUPPORTED:
         if getattr(request, name) not in (None, []):
-            raise bad_request(f"{name} is not simulated: send text or input_ids.")
+            raise bad_request(f"{name} is not simulated; send text or input_ids instead.")
     for params in sampling:
         params.check()
     prompts, is_list = prompts_of(request)
@@ -178,7 +178,7 @@ def prompts_of_ids(items: Sequence[int | list[int]]) -> tuple[list[list[int]], b
     ids = [item for item in items if isinstance(item, int)]
     prompts = [item for item in items if isinstance(item, list)]
     if ids and prompts:
-        raise bad_request("input_ids must be token ids, or lists of token ids.")
+        raise bad_request("input_ids must be token ids or lists of token ids.")
     if ids:
         return [ids], False
     return prompts, True
@@ -234,7 +234,7 @@ def logprob_ids_of(request: GenerateRequest, size: int) -> list[list[int]]:
         return [ids] * size
     check_length("token_ids_logprob", items, size)
     if ids:
-        raise bad_request("token_ids_logprob must be token ids, or lists of token ids.")
+        raise bad_request("token_ids_logprob must contain token ids or lists of token ids.")
     return [item if isinstance(item, list) else [] for item in items]
 
 
@@ -242,7 +242,7 @@ def check_length(name: str, values: Sequence[object], size: int) -> None:
     """Raises ApiError 400 unless a list has an item for each prompt."""
     if len(values) != size:
         raise bad_request(
-            f"The length of {name}, {len(values)}, should be equal to the batch size, {size}."
+            f"The length of {name} ({len(values)}) should be equal to the batch size ({size})."
         )
 
 

@@ -174,7 +174,7 @@ class Generation:
             shows_texts=body.return_text_in_logprobs,
             shows_prompt=body.return_prompt_token_ids,
             eos_token_id=pipeline.tokenizer.eos_token_id,
-            weights=pipeline.weights(),
+            weights=pipeline.weights,
             token_texts=pipeline.tokenizer.token_texts,
             arrival_s=context.arrival_s,
         )

@@ -95,7 +95,7 @@ class RenamingWriter(ResponseWriter):
 class OpenAiForms(Middleware):
     """Changes the answers of the OpenAI routes."""
 
-    def __init__(self, names: StopNames, weights: Callable[[], Weights]) -> None:
+    def __init__(self, names: StopNames, weights: Weights) -> None:
         self._names = names
         self._weights = weights
 
@@ -124,6 +124,6 @@ class OpenAiForms(Middleware):
         elif isinstance(body, bytes) and response.streamed:
             response.body = self._names.replace(body)
         elif isinstance(body, bytes) and response.headers.get("Content-Type") == JSON:
-            metadata = encode({"weight_version": self._weights().version})
+            metadata = encode({"weight_version": self._weights.version})
             renamed = self._names.replace(body).removesuffix(b"}")
             response.replace_body(b'%b,"metadata":%b}' % (renamed, metadata))

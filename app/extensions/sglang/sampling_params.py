@@ -72,10 +72,10 @@ class SamplingParams(Struct, kw_only=True, forbid_unknown_fields=True):
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
             raise bad_request(f"at most {MAX_STOP_STRINGS} stop strings are allowed.")
         if self.stop_regex:
-            raise bad_request("stop_regex is not simulated: use stop.")
+            raise bad_request("stop_regex is not simulated; use the stop parameter.")
         if (self.beam_width or 1) > 1:
             raise bad_request(
-                "beam_width is not simulated: set use_beam_search in a completion request."
+                "beam_width is not simulated; set use_beam_search in a completion request."
             )
         grammars = (self.json_schema, self.regex, self.ebnf, self.structural_tag)
         if sum(map(bool, grammars)) > 1:

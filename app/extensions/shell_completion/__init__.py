@@ -13,7 +13,7 @@ class ShellCompletion(Extension):
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command."""
-        about = "print completions for bash, zsh or fish"
+        about = "print completions for bash, zsh, or fish"
         return {"completion": Command(_completion, about)}
 
 

@@ -71,7 +71,7 @@ def checked_call(name: object, arguments: str) -> Call:
         ValueError: The name is not a text, or a text cannot be encoded as UTF-8.
     """
     if not isinstance(name, str):
-        raise ValueError("a call name is not a string")
+        raise ValueError("the name of a call is not a string")
     name.encode()
     arguments.encode()
     return Call(name, arguments)

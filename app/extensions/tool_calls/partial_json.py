@@ -67,7 +67,7 @@ def loads_first(
     start = _skip_blanks(certain_text, start)
     completion = _complete(certain_text, start, allow_cut_text, is_top=True)
     if completion is None:
-        raise ValueError("no part of the value is complete")
+        raise ValueError("the value does not contain a complete part")
     return json.loads(certain_text[start : completion.end] + (completion.suffix or "")), len(text)
 
 

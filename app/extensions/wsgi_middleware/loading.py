@@ -46,7 +46,7 @@ def load_middleware(name: str) -> WsgiWrapper | None:
     """
     module_name, _, attribute = name.rpartition(".")
     if not module_name:
-        raise ConfigError(f"setting middleware: {name!r} must be MODULE.NAME")
+        raise ConfigError(f"setting middleware: {name!r} must have the form MODULE.NAME")
     try:
         middleware = getattr(import_module(module_name), attribute)
     except Exception as error:  # what the module raises

@@ -23,7 +23,7 @@ def run(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(("name", "absent"), [("generate", "torch, numpy")])
-def test_help_of_a_command_is_printed_without_optional_libraries(name: str, absent: str) -> None:
+def test_command_prints_help_even_if_optional_libraries_are_missing(name: str, absent: str) -> None:
     line = f"import sys; sys.modules |= dict.fromkeys('{absent}'.split(', '))"
     code = f"{line}; from app.core.cli import main; sys.exit(main(['{name}', '--help']))"
     done = subprocess.run(

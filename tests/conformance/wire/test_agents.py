@@ -132,7 +132,7 @@ def over_messages(server: vllm_understudy.Server) -> Told:
     ],
     ids=["messages", "responses", "stored responses", "required"],
 )
-def test_agent_calls_the_scripted_tools_in_turn_and_receives_the_scripted_answer(
+def test_agent_calls_the_scripted_tools_before_the_scripted_answer(
     server: vllm_understudy.Server, ask: Callable[[vllm_understudy.Server], Told]
 ) -> None:
     assert ask(server) == (CALLS, ANSWER)

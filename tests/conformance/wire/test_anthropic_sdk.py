@@ -162,7 +162,7 @@ def prompt_tokens(message: Any) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_continued_thread_keeps_history_system_prompt_and_tools(
+def test_continued_thread_has_the_same_prompt_as_the_whole_conversation(
     client: anthropic.Anthropic, stream: bool
 ) -> None:
     called: dict[str, Any] = {
@@ -186,7 +186,7 @@ def test_continued_thread_keeps_history_system_prompt_and_tools(
     assert prompt_tokens(third) > prompt_tokens(second)
 
 
-def test_unknown_thread_raises_not_found_and_the_sdk_sends_all_its_messages_again(
+def test_sdk_raises_a_not_found_error_for_an_unknown_thread(
     client: anthropic.Anthropic,
 ) -> None:
     lost: Any = {"type": "continue", "previous_message_id": "msg_lost"}

@@ -22,7 +22,9 @@ def litellm_results(vllm: RunningServer) -> Any:
 
 @python
 @pytest.mark.timeout(180)  # for all requests of litellm, beside a busy machine
-def test_litellm_gets_completions_and_streams_and_maps_errors(litellm_results: Any) -> None:
+def test_litellm_reads_replies_and_raises_the_mapped_errors(
+    litellm_results: Any,
+) -> None:
     results = litellm_results["answers"]
     assert results["content"] == results["streamed"] != ""
     assert results["finish_reason"] == "length"
@@ -37,7 +39,7 @@ def test_litellm_gets_completions_and_streams_and_maps_errors(litellm_results: A
 
 @python
 @pytest.mark.timeout(180)
-def test_litellm_maps_a_too_long_prompt_to_context_window_exceeded(litellm_results: Any) -> None:
+def test_litellm_maps_an_overlong_prompt_to_context_window_exceeded(litellm_results: Any) -> None:
     results = litellm_results["too long"]
     assert set(results) == {"a little", "far"}
     for errors in results.values():
@@ -69,7 +71,7 @@ def test_instructor_gets_nested_objects_that_satisfy_their_schema(vllm: RunningS
 
 
 @python
-def test_langchain_gets_streams_tool_calls_and_structured_output(vllm: RunningServer) -> None:
+def test_langchain_reads_text_tool_calls_and_structured_output(vllm: RunningServer) -> None:
     results = told_by("langchain_client.py", vllm)
     assert results["whole"] == results["streamed"] != ""
     assert results["usage"] == results["streamed_usage"] == 6
@@ -87,7 +89,7 @@ def is_weather(call: Any) -> bool:
 
 
 @python
-def test_llama_index_reads_chats_streams_tool_calls_and_structured_outputs(
+def test_llama_index_reads_text_tool_calls_and_structured_output(
     vllm: RunningServer,
 ) -> None:
     results = told_by("llama_index_client.py", vllm)
@@ -111,7 +113,7 @@ def test_pydantic_ai_agents_get_tool_calls_and_typed_results(vllm: RunningServer
 
 
 @node
-def test_openai_npm_package_gets_streams_and_tool_calls_and_maps_errors(
+def test_openai_npm_package_reads_replies_and_raises_the_mapped_errors(
     vllm: RunningServer,
 ) -> None:
     results = told_by_node("openai.mjs", vllm)
@@ -128,7 +130,7 @@ def test_openai_npm_package_gets_streams_and_tool_calls_and_maps_errors(
 
 
 @node
-def test_vercel_ai_sdk_gets_streams_tool_calls_and_parsed_objects(vllm: RunningServer) -> None:
+def test_vercel_ai_sdk_reads_text_tool_calls_and_objects(vllm: RunningServer) -> None:
     results = told_by_node("ai_sdk.mjs", vllm)
     streamed = results["streamed"]
     calling = results["streamed_calls"]

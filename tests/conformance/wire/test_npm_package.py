@@ -71,7 +71,7 @@ export class GenericContainer {
 
 
 @pytest.mark.parametrize("helper", ["vitest", "jest"])
-def test_vitest_and_jest_helpers_start_reset_and_stop_a_server(helper: str, tmp_path: Path) -> None:
+def test_vitest_and_jest_helpers_manage_a_server(helper: str, tmp_path: Path) -> None:
     environment = project(tmp_path) | {"HELPER": helper}
     packages = tmp_path / "node_modules"
     # Not a link: the helpers import packages of the project.

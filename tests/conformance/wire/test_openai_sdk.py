@@ -41,7 +41,9 @@ def chat(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(model=MODEL, messages=MESSAGES, **fields)
 
 
-def test_streamed_chat_joins_to_the_complete_chat(client: openai.OpenAI) -> None:
+def test_concatenated_chunks_of_a_streamed_chat_equal_the_complete_chat(
+    client: openai.OpenAI,
+) -> None:
     whole = chat(client, max_tokens=40, seed=1).choices[0]
     chunks = list(chat(client, max_tokens=40, seed=1, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -69,7 +71,9 @@ def create(client: openai.OpenAI, **fields: Any) -> Any:
     return client.responses.create(**{"model": MODEL, "input": "Say something.", **fields})
 
 
-def test_streamed_response_joins_to_the_complete_response(client: openai.OpenAI) -> None:
+def test_streamed_deltas_of_a_response_equal_the_complete_text(
+    client: openai.OpenAI,
+) -> None:
     fields = {"max_output_tokens": 40, "temperature": 0}
     whole = create(client, **fields)
     events = list(create(client, **fields, stream=True))

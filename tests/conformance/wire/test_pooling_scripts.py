@@ -108,7 +108,7 @@ def test_script_sets_pooled_vectors_and_class_probabilities(server: RunningServe
         ("/rerank", {"query": "a", "documents": ["TEXT"]}),
     ],
 )
-def test_scripted_faults_delay_and_corrupt_responses_of_every_pooling_route(
+def test_scripted_faults_apply_to_every_pooling_route(
     server: RunningServer, path: str, body: dict[str, Any]
 ) -> None:
     def posted_text(text: str) -> Any:

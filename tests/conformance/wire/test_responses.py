@@ -80,7 +80,7 @@ def test_replies_call_custom_tools_and_namespace_functions(vllm: RunningServer) 
     assert text_of(respond(vllm, tools=[shell, home], input=conversation))
 
 
-def test_too_long_prompt_is_rejected_unless_truncation_is_auto(vllm: RunningServer) -> None:
+def test_overlong_prompt_is_rejected_unless_truncation_is_auto(vllm: RunningServer) -> None:
     words = "word " * 3000
     assert error_of(send(vllm, input=words))[:2] == (400, "BadRequestError")
     response = respond(vllm, input=words, truncation="auto", max_output_tokens=8)

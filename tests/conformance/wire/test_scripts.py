@@ -145,7 +145,7 @@ def test_scripted_chat_returns_reasoning_and_tool_calls(
 
 
 @streamed
-def test_script_sets_the_json_object_finish_reason_and_usage_of_a_chat(
+def test_script_sets_the_content_usage_and_finish_reason_of_a_chat(
     client: openai.OpenAI, stream: bool
 ) -> None:
     answer = chat(client, "an object", stream, response_format={"type": "json_object"})
@@ -179,7 +179,7 @@ def test_scripted_completion_returns_text_with_reasoning_markup(
 
 
 @streamed
-def test_scripted_response_has_items_for_reasoning_text_and_tool_calls(
+def test_scripted_response_has_an_item_for_each_part_of_the_reply(
     client: openai.OpenAI, stream: bool
 ) -> None:
     def respond(text: str, **fields: Any) -> Any:
@@ -206,7 +206,7 @@ def test_scripted_response_has_items_for_reasoning_text_and_tool_calls(
 
 
 @streamed
-def test_scripted_message_has_blocks_for_reasoning_text_and_tool_calls(
+def test_scripted_message_has_a_block_for_each_part_of_the_reply(
     claude: anthropic.Anthropic, stream: bool
 ) -> None:
     def message(text: str, **fields: Any) -> Any:
@@ -234,7 +234,7 @@ def test_scripted_message_has_blocks_for_reasoning_text_and_tool_calls(
 
 
 @streamed
-def test_scripted_faults_raise_rate_limit_and_connection_errors_in_the_client(
+def test_scripted_faults_raise_rate_limit_and_connection_errors(
     server: RunningServer, client: openai.OpenAI, stream: bool
 ) -> None:
     with pytest.raises(openai.RateLimitError, match=r"Not now\.") as refused:
@@ -270,7 +270,7 @@ def test_failing_rule_returns_one_error_that_clients_do_not_retry(
     assert chat(client, "repeat Hi.", stream)["text"] == "Hi.", "nobody else's is lost"
 
 
-def test_script_report_counts_the_uses_of_each_rule(
+def test_script_report_contains_the_number_of_uses_of_each_rule(
     server: RunningServer, client: openai.OpenAI
 ) -> None:
     requests.delete(server.url + "/admin/script", timeout=20)

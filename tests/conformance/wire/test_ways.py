@@ -58,7 +58,7 @@ def servers() -> Iterator[list[RunningServer]]:
 
 
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
-def test_response_is_the_same_with_and_without_the_fast_path_and_at_any_pace(
+def test_response_does_not_depend_on_the_fast_path_or_the_pace(
     servers: list[RunningServer], number: int
 ) -> None:
     path, fields = REQUESTS[number]

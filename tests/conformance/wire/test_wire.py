@@ -49,7 +49,7 @@ def test_echo_with_logprobs_starts_with_the_prompt_logprobs(vllm: RunningServer)
     assert len(choice["prompt_logprobs"]) == len(prompt)
 
 
-def test_return_tokens_as_token_ids_replaces_token_texts_by_ids(vllm: RunningServer) -> None:
+def test_return_tokens_as_token_ids_replaces_token_texts_with_ids(vllm: RunningServer) -> None:
     fields = {"return_tokens_as_token_ids": True, "return_token_ids": True, "seed": 7}
     choice = chat(vllm, logprobs=True, top_logprobs=1, **fields)["choices"][0]
     for entry, token_id in zip(choice["logprobs"]["content"], choice["token_ids"], strict=True):
@@ -153,7 +153,7 @@ def test_unknown_model_returns_404(vllm: RunningServer, path: str) -> None:
         ("/v1/responses", lambda text: {"input": text}),
     ],
 )
-def test_too_long_prompt_returns_the_context_length_error_of_vllm(
+def test_overlong_prompt_returns_the_context_length_error_of_vllm(
     vllm: RunningServer, path: str, body_of: Any, length: int
 ) -> None:
     got = post(vllm, path, {"model": "tiny", **body_of("word " * length)})

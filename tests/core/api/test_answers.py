@@ -133,7 +133,7 @@ def test_streamed_chat_has_the_same_content_as_the_complete_chat(
 
 @given(replies=REPLIES, most_tokens=st.integers(1, 6), seed=st.integers(0, 9), echo=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_streamed_completion_has_the_same_content_as_the_complete_completion(
+def test_streamed_and_complete_completion_have_the_same_content(
     replies: list[Reply], most_tokens: int, seed: int, echo: bool
 ) -> None:
     events = interleaved_events(replies, most_tokens, Random(seed), logprobs=True)
@@ -157,7 +157,7 @@ def test_streamed_completion_has_the_same_content_as_the_complete_completion(
 
 @given(replies=REPLIES, most_tokens=st.integers(2, 8), seed=st.integers(0, 9), plain=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_tokens_that_the_engine_emits_together_are_written_as_separate_chunks(
+def test_tokens_emitted_together_are_written_as_separate_chunks(
     replies: list[Reply], most_tokens: int, seed: int, plain: bool
 ) -> None:
     """vLLM's clients count chunks: joined tokens are still one chunk each."""
@@ -198,7 +198,7 @@ def test_continuous_usage_counts_each_choice_token_by_token(
 
 
 @pytest.mark.parametrize("make", [chat, completion])
-def test_failure_is_an_error_event_in_a_stream_and_an_exception_without_streaming(
+def test_failure_is_an_error_event_in_a_stream_and_an_exception_otherwise(
     make: Any,
 ) -> None:
     reply = Reply(["a", "b"], Finish("stop"))

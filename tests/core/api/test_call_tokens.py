@@ -62,7 +62,7 @@ def streamed(takes: bool, *room: int, **options: object) -> Streamed:
 
 
 @pytest.mark.parametrize("room", [(), (1000, 200, 10, 10, 300)], ids=["at once", "slowly"])
-def test_stream_has_the_same_bytes_with_and_without_the_shortcut_for_tool_call_tokens(
+def test_shortcut_for_tool_call_tokens_does_not_change_the_stream(
     room: tuple[int, ...],
 ) -> None:
     taken = streamed(True, *room)
@@ -79,7 +79,7 @@ def test_stream_has_the_same_bytes_with_and_without_the_shortcut_for_tool_call_t
     [{"token_ids": True}, {"top_logprobs": 0}, {"continuous_usage": True}, {"beams": True}],
     ids=str,
 )
-def test_requests_with_extra_response_fields_do_not_use_the_shortcut_for_tool_call_tokens(
+def test_extra_response_fields_disable_the_shortcut_for_tool_call_tokens(
     options: dict[str, object],
 ) -> None:
     assert streamed(True, **options).taken == 0

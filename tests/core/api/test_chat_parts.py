@@ -129,7 +129,7 @@ CUT = [
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_truncated_tool_call_is_partial_when_streamed_and_text_otherwise(
+def test_truncated_tool_call_is_returned_as_text_unless_it_is_streamed(
     part: int,
 ) -> None:
     cut: list[EngineOutput] = [replace(CUT[part], finish=Finish("length"))]
@@ -182,7 +182,7 @@ def test_content_is_null_if_the_reply_has_only_reasoning(
     )
 
 
-def test_empty_reasoning_token_is_a_chunk_only_for_parsers_that_emit_empty_reasoning() -> None:
+def test_empty_reasoning_token_is_sent_only_if_the_parser_emits_it() -> None:
     events: list[EngineOutput] = [tokens(["Hm", "", "."], THOUGHT), tokens([""], THOUGHT, STOP)]
     assert deltas(events, reasons=True) == [{"reasoning": "Hm"}, {"reasoning": "."}, {}]
     expected = [{"reasoning": text} for text in ("Hm", "", ".", "")]
@@ -192,7 +192,7 @@ def test_empty_reasoning_token_is_a_chunk_only_for_parsers_that_emit_empty_reaso
     ]
 
 
-def test_reply_with_a_cut_off_last_call_is_returned_as_its_raw_markup() -> None:
+def test_truncated_last_tool_call_is_returned_as_raw_markup() -> None:
     markup = 'Let me see. <tool_call>{"na'
     reply: list[EngineOutput] = [
         tokens(["Let me", " see."]),
@@ -204,7 +204,7 @@ def test_reply_with_a_cut_off_last_call_is_returned_as_its_raw_markup() -> None:
     assert "tool_calls" not in choice["message"]
 
 
-def test_response_metrics_report_prefill_and_decode_tokens_per_second() -> None:
+def test_response_metrics_contain_the_token_rate_and_the_mean_token_gap() -> None:
     started = Started(0, at_s=1.0, prefill_s=0.5)
     last = Tokens(0, ["a"] * 5, ids=[1] * 5, at_s=3.0, logprobs=None, finish=STOP)
     answer = segments.whole(ChatWriter(META, shape(metrics=True)), [started, last])

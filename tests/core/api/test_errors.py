@@ -47,7 +47,7 @@ def client() -> Iterator[FlaskClient]:
         yield client
 
 
-def test_every_error_has_a_message_type_param_and_code(client: FlaskClient) -> None:
+def test_every_error_has_a_message_a_type_a_param_and_a_code(client: FlaskClient) -> None:
     for name, status, kind, param in (
         ("known", 404, "NotFoundError", "model"),
         ("busy", 429, "RateLimitError", None),
@@ -111,7 +111,7 @@ TABLE: list[tuple[EngineError, int, str]] = [
 ]
 
 
-def test_api_error_of_each_engine_error_has_the_listed_status_type_and_message() -> None:
+def test_each_engine_error_becomes_an_api_error_with_the_listed_status() -> None:
     for error, status, kind in TABLE:
         api_error = as_api_error(error)
         expected = {"message": str(error), "type": kind, "param": None, "code": status}

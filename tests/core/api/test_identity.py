@@ -32,7 +32,7 @@ def post(
     return client_of(*flags).post(path, json=body, headers=headers)
 
 
-def test_response_headers_name_the_pod_port_and_namespace() -> None:
+def test_response_headers_contain_the_pod_name_port_and_namespace() -> None:
     for flags, expected in (
         ((), [None, None, None]),
         (("--pod-name", "pod-1", "--port", "8123"), ["pod-1", "8123", None]),
@@ -60,7 +60,7 @@ def test_request_id_header_overrides_the_id_in_the_body() -> None:
         assert fresh.startswith(f"{prefix}-") and len(fresh.removeprefix(f"{prefix}-")) >= 16
 
 
-def test_system_fingerprint_contains_the_version_and_the_parallel_sizes() -> None:
+def test_system_fingerprint_depends_on_the_mode_and_the_parallel_sizes() -> None:
     for flags, fingerprint in (
         ((), r"vllm-0\.32\.0-[0-9a-f]{8}"),
         (
@@ -98,7 +98,7 @@ def test_cache_threshold_header_is_parsed_as_a_boolean() -> None:
             )
 
 
-def test_invalid_header_is_rejected_and_shown_truncated_to_forty_characters() -> None:
+def test_error_for_an_invalid_header_shows_at_most_forty_characters() -> None:
     context = request(headers={"x-vllm-priority": "p" * 50, CACHE_THRESHOLD_HEADER: "t" * 50})
     for letter, read in (
         ("p", lambda: priority_of(context, 0)),
@@ -113,7 +113,7 @@ def test_invalid_header_is_rejected_and_shown_truncated_to_forty_characters() ->
     ("path", "body", "engine_id"),
     [("/v1/completions", COMPLETION, "cmpl-own-0"), ("/v1/chat/completions", CHAT, "chatcmpl-own")],
 )
-def test_remote_request_id_contains_the_request_id_and_for_completions_the_prompt_number(
+def test_remote_request_id_contains_the_engine_request_id(
     path: str, body: dict[str, Any], engine_id: str
 ) -> None:
     fields = {"request_id": "own", "kv_transfer_params": {"do_remote_decode": True}}

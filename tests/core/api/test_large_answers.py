@@ -97,7 +97,7 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize(("make", "choices"), FAMILIES)
-def test_large_response_written_in_parts_equals_the_response_written_at_once(
+def test_large_response_is_the_same_whether_written_in_parts_or_at_once(
     make: Callable[[int], ResponseWriter], choices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_slices(make, choices, monkeypatch)

@@ -17,7 +17,7 @@ def user_message(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(parts)}]
 
 
-def test_each_media_item_has_an_equal_part_of_the_prompt_and_a_hash_of_its_content() -> None:
+def test_media_items_have_hashes_and_equal_parts_of_the_prompt() -> None:
     media = features(user_message(IMAGE, SOUND, IMAGE), range(10))
     assert media is not None
     names = [f"sim_img_{place}_{fnv1a_32(b'http://x/a.png'):x}" for place in (0, 1)]

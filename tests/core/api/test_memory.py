@@ -18,7 +18,7 @@ NAMES = {
 """Caches of the core."""
 
 
-def test_memory_report_lists_every_core_cache_with_its_size_and_limit() -> None:
+def test_memory_report_contains_the_size_and_limit_of_every_core_cache() -> None:
     app = app_of("--enable-kvcache")
     sizes_before = check_caches(app, NAMES)
     chat = {"messages": [{"role": "user", "content": "Remember me."}], "max_tokens": 4}

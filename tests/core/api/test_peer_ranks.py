@@ -74,7 +74,7 @@ def test_rejection_by_one_rank_is_returned_to_the_client(rank: str) -> None:
         assert refused.value.message == f"Rank 1: {message}"
 
 
-def test_error_for_an_unreachable_rank_names_the_ranks_that_accepted_the_request(rank: str) -> None:
+def test_error_for_an_unreachable_rank_names_the_accepting_ranks(rank: str) -> None:
     closed = f"http://127.0.0.1:{free_port()}"
     ranks = PeerRanks(0, [(1, closed), (2, rank), (3, closed)])
     with pytest.raises(ApiError) as refused:
@@ -83,7 +83,7 @@ def test_error_for_an_unreachable_rank_names_the_ranks_that_accepted_the_request
     assert refused.value.message.endswith(". Accepted by rank: 0, 2.")
 
 
-def test_rank_without_a_json_response_is_unavailable(rank: str) -> None:
+def test_rank_that_does_not_respond_or_does_not_return_json_is_unavailable(rank: str) -> None:
     for url, path in (
         (f"http://127.0.0.1:{free_port()}", "/200/"),
         (rank, "/200/" + b"<html>".hex()),

@@ -124,7 +124,7 @@ def test_request_with_an_invalid_or_rare_field_does_not_take_the_fast_path(
         ({"logprobs": None}, None),
     ],
 )
-def test_chat_whose_number_of_logprobs_is_within_the_limit_takes_the_fast_path(
+def test_chat_with_logprobs_within_the_limit_takes_the_fast_path(
     fields: dict[str, Any], alternatives: int | None
 ) -> None:
     recognised = recognise(max_tokens=16, **fields)
@@ -133,7 +133,7 @@ def test_chat_whose_number_of_logprobs_is_within_the_limit_takes_the_fast_path(
     assert recognised.options.top_logprobs == alternatives  # type: ignore[attr-defined]
 
 
-def test_chat_whose_number_of_logprobs_exceeds_the_limit_does_not_take_the_fast_path() -> None:
+def test_chat_with_logprobs_above_the_limit_does_not_take_the_fast_path() -> None:
     length = 2 * MAX_LOGPROBS
     fields = {"logprobs": True, "length": length}
     assert recognise(max_tokens=MAX_LOGPROBS, **fields) is not None
@@ -162,7 +162,7 @@ def test_fast_path_finds_cached_token_ids_by_the_bytes_of_the_prompt(
     ) is None and looked_up == [key]
 
 
-def test_fast_path_caches_request_bodies_from_the_second_use_up_to_a_number_and_size() -> None:
+def test_fast_path_caches_request_bodies_from_the_second_use() -> None:
     looked_up: list[bytes] = []
     reader = generation(PlainCompletion, lambda key: looked_up.append(key) or [1, 2], LENGTH, None)
     results = [reader.recognise(b'{"prompt": "hi", "max_tokens": 7}') for _ in range(4)]

@@ -16,7 +16,7 @@ START = '{"type": "function", "function": {"name": "f", "description": null, "pa
         ({"defer_loading": True}, ', "defer_loading": true}}'),
     ],
 )
-def test_null_tool_fields_are_rendered_in_the_prompt_only_where_vllm_renders_them(
+def test_null_tool_fields_are_rendered_only_where_vllm_renders_them(
     client: Client, fields: dict[str, bool | None], end: str
 ) -> None:
     tool = {"type": "function", "function": {"name": "f", **fields}}

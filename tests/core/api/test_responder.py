@@ -76,7 +76,7 @@ def test_immediate_reply_is_returned_as_a_complete_response() -> None:
     assert at_once.load.count == 0 and at_once.harness.is_idle()
 
 
-def test_pending_response_resolves_after_its_last_choice_unless_the_client_leaves() -> None:
+def test_pending_response_resolves_after_its_last_choice_unless_aborted() -> None:
     for leaves in (False, True):
         paced = Responding()
         came: list[Response | Exception] = []

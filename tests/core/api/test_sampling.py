@@ -43,7 +43,7 @@ def test_request_without_sampling_fields_uses_the_defaults_of_the_model() -> Non
     assert OWN.for_request(asked()) == plain_sampling(OWN) == wanted
 
 
-def test_sampling_values_in_a_request_override_the_model_defaults_even_if_they_are_zero() -> None:
+def test_zero_in_a_request_overrides_the_default_sampling_value() -> None:
     request_sampling = {
         "temperature": 0.0,
         "top_p": 0.5,

@@ -87,7 +87,7 @@ def test_client_disconnect_is_detected_while_nothing_is_written() -> None:
 
 
 @pytest.mark.parametrize("socket", [None, Socket()], ids=["no socket", "not direct"])
-def test_stream_yields_its_events_to_the_server_if_it_cannot_write_to_the_socket(
+def test_stream_events_are_yielded_if_direct_writes_are_unavailable(
     socket: Socket | None,
 ) -> None:
     served = Served(socket, direct=False)
@@ -102,7 +102,7 @@ def test_stream_yields_its_events_to_the_server_if_it_cannot_write_to_the_socket
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_failure_of_one_choice_ends_the_stream_and_the_other_choices(direct: bool) -> None:
+def test_failure_of_one_choice_ends_the_whole_stream(direct: bool) -> None:
     served = Served(Socket(), choices=3, direct=direct)
     served.serve()
     served.stream.emit(tokens("a", 0))

@@ -33,7 +33,7 @@ THINKING_OFF = {"thinking": False}
         ("hy_v4", {"reasoning_effort": "no_think"}, None, "no"),
     ],
 )
-def test_parser_template_arguments_and_effort_decide_whether_a_reply_contains_reasoning(
+def test_reasoning_depends_on_the_parser_template_arguments_and_effort(
     parser: str, kwargs: dict[str, Any], effort: Any, expected: str
 ) -> None:
     chat = ChatCompletionRequest(

@@ -67,7 +67,7 @@ def test_completion_stream_shows_weight_versions_in_every_chunk() -> None:
     assert [choice["weight_versions"] for choice in choices] == [None, None, None]
 
 
-def test_all_chunks_except_role_and_usage_chunks_contain_transfer_parameters() -> None:
+def test_only_role_and_usage_chunks_lack_transfer_parameters() -> None:
     options = {"stream_options": {"include_usage": True}}
     chunks = list(chunks_of(client_of("0.33"), CHAT, **options))
     shown = ["kv_transfer_params" in chunk for chunk in chunks]
@@ -98,7 +98,9 @@ def test_version_0_32_ignores_return_weight_versions(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_version_0_33_rejects_an_invalid_return_weight_versions(path: str) -> None:
+def test_version_0_33_rejects_a_non_boolean_return_weight_versions(
+    path: str,
+) -> None:
     body = BODIES[path] | {"return_weight_versions": "no boolean"}
     answer = client_of("0.33").post(path, json=body)
     assert answer.status_code == 400

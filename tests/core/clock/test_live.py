@@ -100,7 +100,7 @@ def test_pause_in_a_callback_of_the_event_loop_returns_immediately() -> None:
     assert outcomes == ["done"]
 
 
-def test_work_pauses_whenever_4_milliseconds_have_passed_since_its_last_pause() -> None:
+def test_work_pauses_at_the_first_check_after_4_milliseconds() -> None:
     clock = VirtualClock()
     pauses = list[float]()
 

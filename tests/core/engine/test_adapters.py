@@ -58,7 +58,7 @@ def test_requests_for_the_loaded_adapter_run_first() -> None:
         (5, 5, ["0", "1", "2", "3", "4", "5", "6", "7"]),
     ],
 )
-def test_request_for_a_loaded_adapter_overtakes_earlier_requests_for_another_adapter(
+def test_request_for_a_loaded_adapter_overtakes_requests_for_another_one(
     slots: int, max_loras: int, order: list[str]
 ) -> None:
     arrivals: list[tuple[float, str | None]] = [(0, "l1")] * 3 + [(0.1, "l2")] * 4 + [(0.5, "l1")]
@@ -83,7 +83,7 @@ def test_waiting_request_of_an_unloaded_adapter_runs_on_the_base_model() -> None
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_second_adapter_has_no_free_slot_while_max_loras_adapters_are_in_use(timing: Any) -> None:
+def test_adapter_has_no_room_while_max_loras_other_adapters_are_in_use(timing: Any) -> None:
     served = Harness(
         slots=3,
         max_waiting=0,
@@ -126,7 +126,7 @@ def test_requests_run_in_arrival_order_without_adapter_preference(
     assert play(served, every(0, adapters)) == list("012345")
 
 
-def test_request_beyond_the_adapter_limit_is_skipped_and_keeps_its_position() -> None:
+def test_request_beyond_the_adapter_limit_keeps_its_queue_position() -> None:
     served = Harness(
         slots=3,
         adapters=ALL,

@@ -94,7 +94,7 @@ def _values(output: Any) -> list[Any]:
     fails_at=st.none() | st.integers(0, 3),
 )
 @settings(max_examples=30, deadline=None)
-def test_immediate_replies_have_the_same_outputs_and_metrics_as_paced_replies(
+def test_immediate_replies_have_the_outputs_and_metrics_of_paced_replies(
     requests: list[dict[str, Any]], mode: str, fails_at: int | None
 ) -> None:
     assert outcome(requests, mode, fails_at, False) == outcome(requests, mode, fails_at, True)

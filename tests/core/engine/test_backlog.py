@@ -44,7 +44,7 @@ def shown(outputs: list[EngineOutput], choice: int) -> list[Shown]:
     ),
     taken_at=st.sets(st.integers(0, 40)),
 )
-def test_backlog_keeps_the_order_of_tokens_and_their_reply_parts_and_logprobs(
+def test_backlog_keeps_the_order_and_the_content_of_outputs(
     drawn: list[tuple[int, int, Part | None, bool]], taken_at: set[int]
 ) -> None:
     """`drawn`: choice, number of tokens, part, and whether log probabilities are asked for."""

@@ -165,7 +165,7 @@ def refusal(harness: Harness, choices: int = 1) -> type[EngineError]:
     return caught.type
 
 
-def test_max_num_queued_reqs_limits_unfinished_requests_and_counts_rejections() -> None:
+def test_max_num_queued_reqs_limits_the_number_of_unfinished_requests() -> None:
     harness = Harness(slots=1, max_waiting=100, max_unfinished=3, **SLOW)
     harness.ask("a", 2)
     assert refusal(harness, 2) is TooManyRequestsError
@@ -174,7 +174,7 @@ def test_max_num_queued_reqs_limits_unfinished_requests_and_counts_rejections() 
     assert refusal(harness) is TooManyRequestsError
 
 
-def test_engine_accepts_requests_up_to_slots_and_queue_places_or_max_num_queued_reqs() -> None:
+def test_engine_room_is_the_number_of_free_slots_and_queue_places() -> None:
     free = Harness(slots=2, max_waiting=3, **SLOW)
     bounded = Harness(slots=2, max_waiting=3, max_unfinished=4, **SLOW)
     rooms = []

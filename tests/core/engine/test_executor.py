@@ -62,7 +62,7 @@ def test_submit_returns_a_future_that_resolves_with_the_outcome() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
-def test_at_most_max_num_seqs_sequences_run_and_further_sequences_wait(slots: int) -> None:
+def test_sequences_above_max_num_seqs_wait_until_others_end(slots: int) -> None:
     harness = Harness(slots=slots, inter_token_latency=TOKEN_S)
     pool = pool_of(harness)
     futures = [pool.submit(new_sequence(harness)) for _ in range(slots + 3)]

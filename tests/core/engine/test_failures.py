@@ -14,7 +14,7 @@ def finished(harness: Harness, reason: str) -> float:
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 2, 5, None])
-def test_request_with_a_failing_output_callback_fails_and_frees_its_slot(
+def test_failing_output_callback_frees_the_slot_of_the_request(
     fails_at: int | None,
 ) -> None:
     """Event number `fails_at` cannot be told, or none at all; 5 is the last token."""
@@ -52,7 +52,7 @@ def test_request_that_fails_during_preparation_takes_no_slot(
     assert harness.is_idle() and harness.events == []
 
 
-def test_engine_continues_after_an_output_callback_aborts_another_request_or_raises() -> None:
+def test_output_callback_that_raises_or_aborts_does_not_stop_the_engine() -> None:
     harness = stepped()
     doomed = harness.ask("doomed", max_tokens=20)
 

@@ -67,7 +67,7 @@ def longest_turn_s(fields: dict[str, Any]) -> float:
     return max(held)
 
 
-def test_large_request_that_only_partly_fits_is_rejected_without_starting_a_choice() -> None:
+def test_large_request_that_only_partly_fits_starts_no_choice() -> None:
     harness = Harness(slots=200, max_waiting=0, clock=BusyClock(START_S), time_to_first_token=1.0)
     comer = gevent.spawn(harness.ask, "small", 100)
     with pytest.raises(Exception, match="queue is full"):
@@ -78,7 +78,7 @@ def test_large_request_that_only_partly_fits_is_rejected_without_starting_a_choi
 @pytest.mark.parametrize(
     ("logprobs", "most_tokens"), [(None, MAX_OUTPUT_TOKENS), (0, 512), (20, 46), (5000, 1)]
 )
-def test_large_reply_is_split_into_engine_outputs_with_a_maximum_number_of_tokens(
+def test_large_reply_is_split_into_outputs_of_limited_size(
     logprobs: int | None, most_tokens: int
 ) -> None:
     harness = Harness()

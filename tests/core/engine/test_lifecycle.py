@@ -74,7 +74,7 @@ def test_prefix_cache_is_not_reset_while_requests_run() -> None:
 
 
 @pytest.mark.parametrize("clears", [True, False])
-def test_pause_clears_the_prefix_cache_only_if_the_pause_request_asks_for_it(clears: bool) -> None:
+def test_pause_clears_the_prefix_cache_only_on_request(clears: bool) -> None:
     harness = Operated(blocks=40)
     assert harness.cache is not None
     ids = list(range(40))
@@ -102,7 +102,7 @@ class Refusing(Operated):
         return isinstance(event, Failed) and isinstance(event.error, EnginePausedError)
 
 
-def test_requests_are_rejected_during_a_pause_in_abort_mode_but_wait_in_keep_mode() -> None:
+def test_requests_during_a_pause_are_rejected_only_in_abort_mode() -> None:
     harness = Refusing()
     harness.life.pause("keep", harness.left)
     assert not harness.is_refused("kept")

@@ -126,7 +126,7 @@ def test_invalid_profile_is_rejected(tmp_path: Path, changes: dict[str, Any], na
         (["--timing", "steps", "--device", "h100"], "device"),
     ],
 )
-def test_startup_without_the_lab_extension_names_the_setting_that_needs_it(
+def test_error_without_the_lab_extension_names_the_affected_setting(
     argv: list[str],
     name: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,13 +141,15 @@ def test_startup_without_the_lab_extension_names_the_setting_that_needs_it(
     assert capsys.readouterr() == ("", error)
 
 
-def test_profile_file_can_be_loaded_without_any_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_file_can_be_loaded_without_any_app_extension(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(profiles, "present_extensions", tuple)
     settings = load(["--profile", NAME, "--device", "cuda"], {})
     assert settings.kvcache.kv_cache_size == 18038
 
 
-def test_profile_settings_of_extensions_that_are_not_installed_are_ignored() -> None:
+def test_profile_settings_of_missing_app_extensions_are_ignored() -> None:
     """`engine-step-time` of the profile is a setting of the extension `llm`."""
     profile = read_profile("smollm2-135m-cpu")
     assert profile.engine.engine_step_time is not None

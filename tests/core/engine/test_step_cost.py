@@ -43,7 +43,7 @@ MIXED = {"tokens": 12, "sequences": 4, "context": 300, "prefills": 2, "attention
         ({"wake": 9.0}, 0.0, 0.0),
     ],
 )
-def test_step_duration_multiplies_each_cost_constant_by_its_count_in_the_step(
+def test_step_duration_follows_from_the_counts_and_cost_constants(
     constants: Any, decodes_s: float, mixed_s: float
 ) -> None:
     assert cost(step(**{**MIXED, "prefills": 0}), **constants) == pytest.approx(decodes_s)

@@ -116,9 +116,7 @@ def test_adaptive_long_prefill_threshold_does_not_limit_a_single_prompt(
 
 
 @pytest.mark.parametrize(("spaces", "distance"), [(True, 5), (False, 1)])
-def test_prefill_schedule_interval_sets_the_number_of_steps_from_one_prompt_to_the_next(
-    spaces: bool, distance: int
-) -> None:
+def test_prefill_schedule_interval_spaces_out_the_prompts(spaces: bool, distance: int) -> None:
     log = StepLog(SchedulerRules(spaces_prefill=spaces), prefill_schedule_interval=5)
     log.ask(10, output=60)
     log.harness.clock.advance(0.2)
@@ -131,7 +129,7 @@ def test_prefill_schedule_interval_sets_the_number_of_steps_from_one_prompt_to_t
     assert log.harness.is_idle()
 
 
-def test_prefill_schedule_interval_does_not_delay_prompts_while_several_wait() -> None:
+def test_prefill_schedule_interval_is_ignored_while_several_prompts_wait() -> None:
     rules = SchedulerRules(spaces_prefill=True)
     log = StepLog(rules, prefill_schedule_interval=5, max_num_batched_tokens=16)
     log.ask(4, output=60)
@@ -143,7 +141,7 @@ def test_prefill_schedule_interval_does_not_delay_prompts_while_several_wait() -
 
 
 @pytest.mark.parametrize(("passes", "computed"), [(True, 9), (False, 8)])
-def test_step_continues_after_a_request_preempts_itself_only_if_the_scheduler_rule_says_so(
+def test_self_preemption_ends_the_step_unless_passes_self_preempted_is_set(
     passes: bool, computed: int
 ) -> None:
     rules = SchedulerRules(passes_self_preempted=passes)
@@ -157,7 +155,7 @@ def test_step_continues_after_a_request_preempts_itself_only_if_the_scheduler_ru
 
 
 @pytest.mark.parametrize(("watermark", "running"), [(0.0, 2), (0.5, 1)])
-def test_request_that_would_use_watermark_blocks_waits_while_other_sequences_run(
+def test_request_that_needs_watermark_blocks_waits_for_other_sequences(
     watermark: float, running: int
 ) -> None:
     line = Line(SchedulerLimits(watermark=watermark), blocks=9)
@@ -168,9 +166,7 @@ def test_request_that_would_use_watermark_blocks_waits_while_other_sequences_run
 
 
 @pytest.mark.parametrize(("prompt", "fetching"), [(3, 1), (4, 0)])
-def test_remote_transfer_starts_only_if_enough_blocks_remain_for_unfinished_prompts(
-    prompt: int, fetching: int
-) -> None:
+def test_remote_transfer_starts_only_if_enough_blocks_remain(prompt: int, fetching: int) -> None:
     line = Line(SchedulerLimits(long_prefill_token_threshold=BLOCK), blocks=8)
     line.add(5 * BLOCK)
     line.add_remote(prompt * BLOCK)
@@ -205,7 +201,7 @@ def test_adapter_stays_in_use_during_the_last_token_of_its_request(
 
 def test_draft_slots_must_be_fewer_than_max_num_batched_tokens() -> None:
     with pytest.raises(
-        ConfigError, match=r"draft-slots 64 .* less than max-num-batched-tokens \(64\)"
+        ConfigError, match=r"draft-slots \(64\) .* less than max-num-batched-tokens \(64\)"
     ):
         SchedulerLimits(max_num_batched_tokens=64, draft_slots=64)
 

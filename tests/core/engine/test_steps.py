@@ -46,7 +46,7 @@ def test_replies_do_not_depend_on_step_timing_cache_size_or_other_requests(
         assert shared.finish(str(number)) == "length"
 
 
-def test_concurrent_requests_share_steps_and_each_shared_step_is_counted_once() -> None:
+def test_step_shared_by_concurrent_requests_is_counted_once() -> None:
     harness = stepped()
     for name in "ab":
         harness.ask(name, prompt_ids=[1] * 10, max_tokens=3)
@@ -65,7 +65,7 @@ def test_concurrent_requests_share_steps_and_each_shared_step_is_counted_once() 
     assert harness.is_idle()
 
 
-def test_steps_before_the_last_chunk_of_a_prompt_are_not_counted_as_iterations() -> None:
+def test_steps_before_the_last_prompt_chunk_are_not_counted_as_iterations() -> None:
     steps = StepSettings(timing="steps", max_num_batched_tokens=16)
     harness = Harness(profile=PROFILE, sections={"steps": steps})
     harness.ask(prompt_ids=[1] * 40, max_tokens=3)
@@ -74,7 +74,7 @@ def test_steps_before_the_last_chunk_of_a_prompt_are_not_counted_as_iterations()
     assert harness.metric("iteration_tokens_total_sum") == 40 + 3
 
 
-def test_metrics_count_requests_that_reach_the_engine_late_and_add_up_their_delays() -> None:
+def test_metrics_contain_the_number_and_delay_of_late_requests() -> None:
     harness = stepped()
     harness.ask("a", arrival_s=START_S - 0.1)
     harness.ask("b")
@@ -106,9 +106,7 @@ def test_abort_of_a_request_at_any_time_frees_all_blocks(after_s: float) -> None
 
 
 @pytest.mark.parametrize(("threshold", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
-def test_request_ends_at_once_if_its_cached_share_is_below_its_cache_hit_threshold(
-    threshold: float, finish: str
-) -> None:
+def test_request_ends_at_once_below_its_cache_hit_threshold(threshold: float, finish: str) -> None:
     harness = stepped(blocks=BLOCKS)
     ids = list(range(10 * BLOCK_TOKENS))  # all but its last block is found again
     harness.ask("before", prompt_ids=ids)
@@ -223,7 +221,7 @@ def kinds_and_texts(harness: Harness, **fields: Any) -> list[tuple[str, str]]:
     ]
 
 
-def test_reply_is_split_into_the_same_parts_with_one_or_several_tokens_per_step() -> None:
+def test_reply_parts_do_not_depend_on_the_number_of_tokens_per_step() -> None:
     rates = SpeculationRates(acceptance=(1.0, 1.0, 1.0))
     single = stepped()
     several = stepped(profile=replace(PROFILE, speculation=rates))

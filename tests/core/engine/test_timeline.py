@@ -57,9 +57,7 @@ def latency(running: int = 1, slots: int = 4, seed: int = 1, **settings: Any) ->
         ),
     ],
 )
-def test_latency_settings_select_a_constant_or_a_per_token_formula_for_the_prefill_time(
-    settings: Any, expected_s: float
-) -> None:
+def test_latency_settings_determine_the_prefill_time(settings: Any, expected_s: float) -> None:
     assert latency(**settings).time_to_first_token(100, 20) == pytest.approx(expected_s, abs=1e-9)
 
 
@@ -81,7 +79,7 @@ def test_jitter_stays_within_seventy_percent_of_the_mean(
 
 
 @pytest.mark.parametrize(("running", "factor"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)])
-def test_running_requests_multiply_ttft_and_inter_token_latency_up_to_the_load_factor(
+def test_running_requests_increase_latencies_up_to_the_load_factor(
     running: int, factor: float
 ) -> None:
     waits = latency(

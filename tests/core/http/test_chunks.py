@@ -85,7 +85,7 @@ def read(kind: type[ChunkedReader], data: bytes, cuts: list[int]) -> object:
 
 @given(chunked_bodies(), st.lists(st.integers(0, 200), max_size=6))
 @example(b"0\r\n\nX: y\r\n\r\n", [4])
-def test_chunked_bodies_within_the_limits_are_parsed_as_by_gunicorn(
+def test_chunked_bodies_within_the_limits_are_parsed_as_in_gunicorn(
     data: bytes, cuts: list[int]
 ) -> None:
     expected = read(ChunkedReader, data, [])
@@ -105,7 +105,7 @@ def test_chunk_size_with_more_than_sixteen_digits_is_rejected() -> None:
     assert read(BoundedChunks, b"1" + b"0" * 16 + b"\r\n", []) is InvalidChunkSize
 
 
-def test_body_above_the_maximum_size_is_rejected_and_one_at_the_maximum_is_accepted() -> None:
+def test_only_a_body_above_the_maximum_size_is_rejected() -> None:
     def read_body(max_bytes: int) -> bytes:
         unreader = IterUnreader(iter([b"2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"]))
         chunks = BoundedChunks(Request(Config(), unreader, ("127.0.0.1", 1)), unreader)

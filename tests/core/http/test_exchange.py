@@ -45,7 +45,7 @@ class Closing:
         self.closed += 1
 
 
-def test_complete_body_has_type_and_length_headers_but_streamed_body_has_none() -> None:
+def test_only_a_complete_body_has_a_content_length() -> None:
     response = Response(b"{}", 201, {"X-First": "1"}, "application/json")
     response.headers["X-Last"] = "2"
     status, headers, body = served(response)
@@ -112,7 +112,7 @@ def environ(path: str = "/", **options: Any) -> dict[str, Any]:
     return EnvironBuilder(path=path, **options).get_environ()
 
 
-def test_method_path_headers_and_client_of_a_request_are_read_from_the_wsgi_environ() -> None:
+def test_request_context_is_read_from_the_wsgi_environ() -> None:
     body = io.BytesIO(b"{}")
     wsgi_environ = environ(
         "/v1/caf%C3%A9?a=1",

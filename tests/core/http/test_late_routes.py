@@ -49,7 +49,7 @@ def loader(calls: list[str], load_s: float | None = None) -> Callable[[], list[R
     return load
 
 
-def test_lazy_routes_of_a_group_are_loaded_once_by_the_first_request_for_any_of_them() -> None:
+def test_first_request_loads_all_lazy_routes_of_a_group_once() -> None:
     calls: list[str] = []
     a, b = late_routes(loader(calls), "GET /a", "POST /b")
     assert (a.methods, a.path, b.methods, b.path) == (("GET",), "/a", ("POST",), "/b")
@@ -59,7 +59,7 @@ def test_lazy_routes_of_a_group_are_loaded_once_by_the_first_request_for_any_of_
     assert a.loaded() is a.loaded() and calls == ["load"]
 
 
-def test_handling_a_request_replaces_its_lazy_route_by_the_loaded_route() -> None:
+def test_handling_a_request_replaces_its_lazy_route_with_the_loaded_route() -> None:
     _, b = late_routes(loader([]), "GET /a", "POST /b")
     context = context_for(b)
     b.handle(context)
@@ -67,7 +67,7 @@ def test_handling_a_request_replaces_its_lazy_route_by_the_loaded_route() -> Non
     assert context.route is not None and context.route.on_error is not None
 
 
-def test_error_of_a_route_that_is_not_loaded_yet_has_the_format_of_that_route() -> None:
+def test_error_of_a_lazy_route_has_the_format_of_that_route() -> None:
     a, b = late_routes(loader([]), "GET /a", "POST /b")
     assert respond_to_error(bad_request("no"), context_for(b)).body == b"error of b"
     answer = respond_to_error(bad_request("no"), context_for(a))
@@ -86,7 +86,7 @@ def test_concurrent_first_requests_of_a_lazy_route_use_one_loaded_route() -> Non
 
 
 @pytest.mark.parametrize("operations", [["GET /a"], ["GET /a", "POST /b", "POST /c"], ["GET /b"]])
-def test_lazy_route_whose_loaded_routes_differ_from_the_declared_ones_raises_an_error(
+def test_lazy_route_raises_an_error_if_the_loaded_routes_differ(
     operations: list[str],
 ) -> None:
     route, *_ = late_routes(loader([]), *operations)

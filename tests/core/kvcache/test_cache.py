@@ -20,7 +20,7 @@ from tests.core.kvcache.caches import (
 )
 
 
-def test_block_events_contain_salt_adapter_and_hashes() -> None:
+def test_block_events_contain_the_salt_the_adapter_and_the_hashes() -> None:
     cache = small_cache()
     serve(cache, [1, 2], reply=[3, 4, 5], salt="s")  # a prompt of less than a block
     serve(cache, tokens(0, 4), adapter=ALICE)
@@ -74,7 +74,7 @@ def test_chunked_prompt_caches_only_full_blocks() -> None:
     assert serve(cache, tokens(0, 17)) == 16
 
 
-def test_chunked_prompt_starts_after_its_cached_blocks() -> None:
+def test_chunked_prefill_starts_after_the_cached_blocks_of_the_prompt() -> None:
     cache = small_cache()
     serve(cache, tokens(0, 9))
     sequence = Replying(cache, tokens(0, 20))
@@ -100,7 +100,7 @@ class Observed:
         self.observations.append((lifetime_s, idle_s, gaps_s))
 
 
-def test_residency_metrics_record_the_gaps_between_the_last_four_uses_of_a_block() -> None:
+def test_residency_metrics_record_the_gaps_between_the_last_block_uses() -> None:
     clock = VirtualClock(100.0)
     observed = Observed()
     cache = small_cache(2)

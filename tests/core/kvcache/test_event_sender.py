@@ -97,7 +97,7 @@ def test_kv_events_that_wait_are_sent_together_up_to_a_maximum_number() -> None:
     assert [queue.take(0.0), queue.take(0.0)] == [events(limit), events(50 - limit, limit)]
 
 
-def test_events_of_each_step_are_sent_separately_without_a_flush_interval() -> None:
+def test_events_of_each_step_are_separate_without_a_flush_interval() -> None:
     queue = EventQueue(100, 2, 0.0)
     for step in (events(40), [], events(1, 40)):
         queue.put(step)
@@ -105,7 +105,7 @@ def test_events_of_each_step_are_sent_separately_without_a_flush_interval() -> N
     assert queue.due_s() == math.inf
 
 
-def test_events_are_split_into_messages_of_limited_size_with_at_least_one_event_each() -> None:
+def test_events_are_split_into_messages_of_limited_size() -> None:
     def large(share: float) -> KVEvent:
         return BlockRemoved(
             [0] * int(share * MESSAGE_BYTES / event_bytes(BlockRemoved([0] * 1000)) * 1000)
@@ -141,7 +141,7 @@ ADDRESSES: list[tuple[str, int, str | None, bool, bool]] = [
 
 
 @pytest.mark.parametrize(("endpoint", "rank", "rank_endpoint", "bound", "ipv6"), ADDRESSES)
-def test_event_endpoint_is_bound_or_connected_and_determines_the_port_of_each_rank(
+def test_event_endpoint_determines_the_port_of_each_rank(
     endpoint: str, rank: int, rank_endpoint: str | None, bound: bool, ipv6: bool
 ) -> None:
     assert (is_bound(endpoint), is_ipv6(endpoint)) == (bound, ipv6)

@@ -221,7 +221,7 @@ spans = st.tuples(st.integers(0, 100), st.integers(0, 60))
 
 
 @given(st.lists(spans, max_size=6), st.integers(1, 20))
-def test_key_of_an_image_is_part_of_exactly_the_blocks_that_contain_tokens_of_the_image(
+def test_image_key_is_part_of_exactly_the_blocks_that_contain_the_image(
     media: list[tuple[int, int]], block_size: int
 ) -> None:
     images = [

@@ -59,7 +59,7 @@ def test_subscriber_that_starts_after_the_publisher_receives_events(peers: Peers
     assert meet(publisher, peers.listening_at(port)) >= 1
 
 
-def test_subscriber_that_does_not_read_loses_events_without_blocking_the_publisher(
+def test_stalled_subscriber_loses_events_without_blocking_the_publisher(
     peers: Peers,
 ) -> None:
     publisher = peers.publisher("tcp://*:0", hwm=5, batch_events=1)
@@ -96,7 +96,7 @@ def test_occupied_endpoint_is_bound_once_it_is_free(
     meet(publisher, peers.connected_to(publisher.addresses["events"]))
 
 
-def test_socket_connections_to_host_names_and_to_addresses_use_separate_threads() -> None:
+def test_sockets_for_host_names_and_addresses_use_separate_threads() -> None:
     context = zmq.Context(io_threads=IO_THREADS)
     try:
         assert affinity(context, "tcp://127.0.0.1:9") == 0b01

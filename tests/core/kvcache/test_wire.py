@@ -88,7 +88,7 @@ def test_vllm_versions_before_0_33_encode_events_as_arrays(
         ("llm-d-inference-sim", ["BlockRemoved", [HASH], "GPU"]),
     ],
 )
-def test_block_removal_events_have_the_medium_and_the_group_only_in_later_vllm_versions(
+def test_block_removal_events_have_more_fields_in_later_vllm_versions(
     layout: LayoutName, expected: list[Any]
 ) -> None:
     assert read(layout, REMOVED, CLEARED) == [expected, ["AllBlocksCleared"]]
@@ -116,7 +116,7 @@ def test_vllm_0_17_encodes_images_without_their_offset() -> None:
     )
 
 
-def test_events_of_the_llm_d_simulator_have_nine_items_and_0_for_no_parent() -> None:
+def test_stored_event_has_the_nine_items_of_the_llm_d_simulator() -> None:
     name = "ab426c6f636b53746f726564"
     expected = (
         BATCH

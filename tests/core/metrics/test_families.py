@@ -60,7 +60,7 @@ def test_metric_family_has_the_recorded_type_labels_and_buckets(
 
 
 @pytest.mark.parametrize("older_names", [False, True])
-def test_every_exported_metric_family_exists_in_vllm_except_optional_older_names(
+def test_exported_metric_families_exist_in_vllm_except_for_older_names(
     older_names: bool,
 ) -> None:
     bases = {
@@ -112,7 +112,7 @@ def exposed(http: HttpMetrics, *families: Families) -> str:
     return Exposition([*families, http.text], http.process_text).render().decode()
 
 
-def test_scrape_is_parsable_and_contains_engine_http_process_and_python_metrics() -> None:
+def test_scrape_contains_engine_http_process_and_python_metrics() -> None:
     http = HttpMetrics()
     http.end(request("/v1/completions", "POST"), Response(b"{}"))
     text = exposed(http, Recorder('mo"del\\\n%s', 2048, {}).render)
@@ -142,7 +142,7 @@ def test_metrics_ignore_the_prometheus_multiprocess_directory(
     assert "process_open_fds" in exposed(HttpMetrics())
 
 
-def test_process_metrics_are_cached_for_a_second_and_other_metrics_are_always_read() -> None:
+def test_process_metrics_are_cached_for_a_second_unlike_other_metrics() -> None:
     reads = []
     clock = VirtualClock()
 

@@ -102,7 +102,7 @@ def samples(metrics: HttpMetrics, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_metrics_count_a_stream_with_its_full_duration_once_it_ends(
+def test_stream_is_counted_with_its_full_duration_once_it_ends(
     app: Understudy, metrics: HttpMetrics
 ) -> None:
     response = start(app, "/v1/completions", "POST", b"12345")
@@ -240,7 +240,7 @@ def test_cache_config_labels_depend_on_the_vllm_version(version: str, value: str
     assert sample.labels.get("simple_cpu_offload_num_blocks") == value
 
 
-def test_each_request_is_counted_once_with_the_label_of_the_internal_path_that_served_it(
+def test_each_request_is_counted_once_by_internal_path(
     app: Understudy, metrics: HttpMetrics
 ) -> None:
     call(app, "/v1/chat/completions", "POST", b"{}")

@@ -20,7 +20,7 @@ bounds = st.lists(finite, unique=True, max_size=12).map(sorted)
 
 
 @given(bounds, st.lists(st.tuples(finite, st.integers(1, 5)), max_size=40))
-def test_histogram_bucket_counts_equal_the_numbers_of_values_up_to_each_bound(
+def test_histogram_bucket_counts_are_cumulative(
     limits: list[float], seen: list[tuple[float, int]]
 ) -> None:
     histogram = Histogram(limits)
@@ -34,7 +34,7 @@ def test_histogram_bucket_counts_equal_the_numbers_of_values_up_to_each_bound(
 
 
 @given(st.one_of(st.floats(), st.integers(-(10**18), 10**18)))
-def test_numbers_are_formatted_as_by_prometheus_client(value: float) -> None:
+def test_numbers_have_the_same_format_as_in_prometheus_client(value: float) -> None:
     assert number(value) == floatToGoString(value)
 
 

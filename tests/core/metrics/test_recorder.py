@@ -116,7 +116,7 @@ def series(loras: LoraRequests) -> list[tuple[str, str, float]]:
     ]
 
 
-def test_adapter_combination_metric_has_the_time_when_the_combination_last_changed() -> None:
+def test_adapter_combination_metric_has_the_time_of_the_last_change() -> None:
     loras = lora_requests()
     loras.move(1, "a", "waiting")
     loras.move(1, "a", "running")
@@ -130,7 +130,7 @@ def test_adapter_combination_metric_has_the_time_when_the_combination_last_chang
     assert series(loras)[-2:] == [("b", "", 8), ("", "", 9)]
 
 
-def test_memory_of_adapter_series_is_bounded_for_adapter_names_of_any_length() -> None:
+def test_memory_of_adapter_series_is_bounded_for_names_of_any_length() -> None:
     loras = lora_requests()
     for number in range(MAX_SERIES):
         loras.move(number, f"{number}" * 10_000, "running")
@@ -166,7 +166,7 @@ def test_idle_engine_reports_no_running_or_waiting_requests(recorder: Recorder) 
     assert (figures.running, figures.waiting, figures.cache_usage) == (0, 0, 0)
 
 
-def test_latency_tally_counts_gaps_between_tokens_in_tenths_of_a_millisecond(
+def test_latency_tally_counts_token_gaps_in_tenths_of_a_millisecond(
     recorder: Recorder,
 ) -> None:
     tally = LatencyTally()

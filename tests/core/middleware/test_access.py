@@ -50,7 +50,7 @@ def allowed_origin(answer: TestResponse | requests.Response) -> str | None:
     return answer.headers.get("Access-Control-Allow-Origin")
 
 
-def test_allow_origin_header_repeats_the_origin_only_if_credentials_are_allowed() -> None:
+def test_allowed_origin_is_repeated_only_if_credentials_are_allowed() -> None:
     for credentials, expected in ((False, "*"), (True, OTHER)):
         page = client(allowed_origins=("*",), allow_credentials=credentials)
         for answer in (preflight(page, OTHER), page.post("/thing", headers={"Origin": OTHER})):
@@ -128,7 +128,7 @@ def test_wildcard_origin_does_not_open_control_routes(credentials: bool) -> None
                 assert "Origin" in checked.headers["Vary"]
 
 
-def test_explicitly_allowed_origin_opens_control_routes_even_next_to_a_wildcard() -> None:
+def test_explicitly_allowed_origin_opens_control_routes_despite_a_wildcard() -> None:
     page = application(
         [post("/admin/config", empty_object)],
         Cors(AccessSettings(allowed_origins=("*", PAGE))),

@@ -173,7 +173,7 @@ URLS = (
 
 
 @pytest.mark.parametrize(("url", "masked"), URLS)
-def test_secrets_in_urls_are_masked_in_plain_text_json_and_headers(url: str, masked: str) -> None:
+def test_secrets_in_urls_are_masked_in_text_json_and_headers(url: str, masked: str) -> None:
     assert mask_text(f"see {url} now") == f"see {masked} now"
     for dump in (
         json.dumps,

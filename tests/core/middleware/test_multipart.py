@@ -6,7 +6,7 @@ from app.core.server.middleware.multipart import fields_of
 
 
 @pytest.mark.parametrize(("boundary_characters", "names"), [(70, [("key", "key")]), (71, [])])
-def test_first_line_is_taken_as_the_multipart_delimiter_if_it_is_short_enough(
+def test_short_first_line_is_taken_as_the_multipart_delimiter(
     boundary_characters: int, names: list[tuple[str, ...]]
 ) -> None:
     delimiter = "--" + "b" * boundary_characters

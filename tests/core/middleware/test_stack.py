@@ -1,5 +1,7 @@
 """The middleware stack: order, early responses, and inactive middleware."""
 
+import re
+
 import pytest
 
 from app.core.server.http.context import RequestContext
@@ -41,7 +43,7 @@ def exchange(stack: MiddlewareStack, status: int = 200) -> Response | None:
     return early_response
 
 
-def test_begin_hooks_run_up_to_the_first_response_and_end_hooks_run_in_reverse_order() -> None:
+def test_end_hooks_run_in_reverse_order_even_if_a_begin_hook_responds() -> None:
     ran: Ran = []
     assert exchange(MiddlewareStack([Named("a", ran), Named("b", ran), Named("c", ran)])) is None
     assert ran == ["a begins", "b begins", "c begins", "c ends 200", "b ends 200", "a ends 200"]
@@ -54,7 +56,7 @@ def test_begin_hooks_run_up_to_the_first_response_and_end_hooks_run_in_reverse_o
     assert ran == ["a begins", "b begins", "c ends 401", "b ends 401", "a ends 401"]
 
 
-def test_begin_hook_that_names_a_header_runs_only_for_requests_with_that_header() -> None:
+def test_begin_hook_runs_only_for_requests_with_the_header_that_it_names() -> None:
     ran: Ran = []
     named = Named("one", ran)
     named.header = "x-one"
@@ -66,7 +68,25 @@ def test_begin_hook_that_names_a_header_runs_only_for_requests_with_that_header(
     assert ran == ["one begins", "two begins"]
 
 
-def test_middleware_switched_during_a_request_takes_effect_only_for_later_requests() -> None:
+def test_begin_hook_runs_only_for_routes_with_the_paths_that_it_names() -> None:
+    ran: Ran = []
+    named = Named("one", ran)
+    named.route_paths = re.compile("/one")
+    stack = MiddlewareStack([named, Named("two", ran)])
+    context = request("/one/1")
+    stack.begin(context)
+    assert ran == ["two begins"], "no route serves the request"
+    del ran[:]
+    context.route = get("/two", empty_response)
+    stack.begin(context)
+    assert ran == ["two begins"]
+    del ran[:]
+    context.route = get("/one/{number}", empty_response)
+    stack.begin(context)
+    assert ran == ["one begins", "two begins"]
+
+
+def test_middleware_switched_during_a_request_affects_only_later_requests() -> None:
     for active in (True, False):
         ran: Ran = []
         single = Named("one", ran)

@@ -39,9 +39,7 @@ def answer(error: ApiError) -> tuple[int, str, str | None]:
         (b"{}", "body.messages"),
     ],
 )
-def test_body_that_is_not_a_json_object_returns_400_with_the_error_position(
-    body: bytes, param: str
-) -> None:
+def test_error_for_an_invalid_json_body_states_the_position(body: bytes, param: str) -> None:
     assert answer(refusal(body)) == (400, "Bad Request", param)
 
 
@@ -69,7 +67,7 @@ def test_integer_with_too_many_digits_is_rejected_even_in_an_unknown_field(offse
 @pytest.mark.parametrize(
     "content_type", [None, "", "text/plain", "application/jsonx", "application/json ;a"]
 )
-def test_wrong_content_type_is_rejected_without_a_param(content_type: str | None) -> None:
+def test_error_for_a_wrong_content_type_has_no_param(content_type: str | None) -> None:
     assert answer(refusal(b'{"messages":[]}', content_type)) == (400, "Bad Request", None)
 
 
@@ -96,7 +94,7 @@ def test_bodies_in_utf_8_utf_16_and_utf_32_are_accepted(encoding: str) -> None:
         ("top_logprobs", None, 0),
     ],
 )
-def test_field_value_of_a_compatible_type_is_converted_to_the_type_of_the_field(
+def test_field_value_of_a_compatible_type_is_converted(
     field: str, value: object, read: object
 ) -> None:
     got = getattr(chat(**{field: value}), field)

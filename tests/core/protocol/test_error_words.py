@@ -58,7 +58,7 @@ def test_agents_can_parse_the_numbers_of_a_context_overflow_error(
     assert text.endswith(f"length of the input prompt. (parameter=input_tokens, value={value})")
 
 
-def test_error_for_a_prompt_that_fills_the_context_states_prompt_and_context_length() -> None:
+def test_error_for_a_prompt_that_fills_the_context_states_both_lengths() -> None:
     text = message(LIMITS.check_prompt, [1] * 64)
     assert "(length 64)" in text
     assert "longer than the maximum model length of 64" in text
@@ -135,7 +135,7 @@ def chat_of(body: bytes) -> object:
     return decode(body, JSON, type(chat()))
 
 
-def test_error_for_a_value_outside_a_fixed_set_lists_the_set_and_quotes_the_value() -> None:
+def test_error_for_a_value_outside_a_fixed_set_lists_the_allowed_values() -> None:
     text = message(chat, reasoning_effort="extreme")
     assert "'none'" in text and "'max'" in text and "not 'extreme'" in text
 
@@ -152,7 +152,7 @@ def test_error_message_quotes_client_input_up_to_a_limit() -> None:
     assert len(text) < 3 * MAX_SHOWN_CHARS
 
 
-def test_error_for_a_value_outside_a_fixed_set_does_not_render_a_large_value() -> None:
+def test_error_for_a_value_outside_a_fixed_set_shortens_a_large_value() -> None:
     class Large(list[object]):
         def __repr__(self) -> str:
             raise AssertionError

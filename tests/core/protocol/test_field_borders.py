@@ -13,7 +13,7 @@ def check_completion(**fields: Any) -> None:
     ValidatedRequest(completion(**fields), "model", limits).check_sampling([PROMPT_TOKENS])
 
 
-def test_stream_contains_no_prompt_log_probabilities_even_if_all_are_requested() -> None:
+def test_prompt_logprobs_are_rejected_in_a_stream() -> None:
     error = refused(chat, prompt_logprobs=-1, stream=True)
     assert error == (400, "BadRequestError", "prompt_logprobs")
 

@@ -106,14 +106,14 @@ BORDERS: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("fields", "beyond", "param"), BORDERS)
-def test_field_values_at_their_limits_are_accepted_and_values_beyond_are_rejected(
+def test_only_field_values_beyond_their_limits_are_rejected(
     fields: dict[str, Any], beyond: dict[str, Any], param: str | None
 ) -> None:
     check(chat(**fields))
     assert refusal(chat(**beyond)) == param
 
 
-def test_error_for_several_invalid_sampling_fields_names_the_field_that_vllm_checks_first() -> None:
+def test_first_invalid_sampling_field_in_the_order_of_vllm_is_reported() -> None:
     assert refusal(chat(n=0, temperature=-1)) is None
     assert refusal(chat(presence_penalty=5, temperature=-1)) is None
     assert refusal(chat(temperature=-1, top_p=5)) == "temperature"
@@ -123,7 +123,7 @@ def test_error_for_several_invalid_sampling_fields_names_the_field_that_vllm_che
     assert refusal(chat(logit_bias={"9999": 1}, allowed_token_ids=[])) == "logit_bias"
 
 
-def test_validated_request_has_the_token_limits_stops_and_seed_derived_from_its_fields() -> None:
+def test_token_limits_stops_and_seed_are_derived_from_request_fields() -> None:
     validated = check(
         chat(max_completion_tokens=7, max_tokens=3, n=2, stop="end", seed=-1, temperature=0.5),
         16,
@@ -166,7 +166,7 @@ def test_prompt_is_truncated_on_the_requested_side(
     ("fields", "length"),
     [({}, 2), ({"max_tokens": 0}, 3), ({"max_tokens": 1}, 2), ({"max_completion_tokens": 0}, 3)],
 )
-def test_truncation_reserves_one_token_for_the_reply_unless_max_tokens_is_0(
+def test_truncation_leaves_room_for_one_token_unless_max_tokens_is_0(
     fields: dict[str, Any], length: int
 ) -> None:
     request = chat(truncate_prompt_tokens=-1, **fields)

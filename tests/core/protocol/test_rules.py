@@ -82,7 +82,7 @@ def test_structural_tag_must_be_a_json_object_in_a_string(tag: object) -> None:
         check_structured_outputs({"structural_tag": tag}, None)
 
 
-def test_error_for_several_invalid_chat_fields_names_the_field_that_vllm_checks_first() -> None:
+def test_first_invalid_chat_field_in_the_order_of_vllm_is_reported() -> None:
     assert refusal(tools=[], cache_salt="", stream_options={"include_usage": True})[2] == "tools"
     assert refusal(cache_salt="", stream_options={"include_usage": True})[2] == "stream_options"
     assert refusal(cache_salt="", response_format={"type": "json_schema"})[2] == "response_format"
@@ -100,7 +100,7 @@ def test_error_for_several_invalid_chat_fields_names_the_field_that_vllm_checks_
         {"role": "narrator", "tool_call_id": "a", "reasoning": "b", "task": "c", "tools": None},
     ],
 )
-def test_messages_of_every_role_are_accepted_and_keep_their_keys(message: dict[str, Any]) -> None:
+def test_messages_of_every_role_keep_their_keys(message: dict[str, Any]) -> None:
     assert chat(messages=[message]).messages == [message]
 
 
@@ -125,7 +125,7 @@ def test_messages_of_every_role_are_accepted_and_keep_their_keys(message: dict[s
         ),
     ],
 )
-def test_error_for_an_invalid_message_refers_to_the_developer_message_schema(
+def test_error_for_an_invalid_message_refers_to_the_developer_schema(
     message: object, param: str
 ) -> None:
     assert refusal(messages=[message]) == (400, "Bad Request", param)

@@ -41,7 +41,7 @@ def test_every_version_feature_starts_after_the_oldest_supported_version() -> No
     assert [feature.name for feature in Feature if feature.since not in later_versions] == []
 
 
-def test_vllm_version_has_all_features_of_earlier_versions_and_at_least_one_more() -> None:
+def test_each_vllm_version_adds_features_to_those_of_the_previous_one() -> None:
     features = [version.features for version in VERSIONS.values()]
     for earlier, later in zip(features, features[1:], strict=False):
         assert earlier < later

@@ -59,7 +59,7 @@ def test_startup_under_an_asgi_server_fails_with_a_one_line_error(
 
 
 @pytest.mark.parametrize("messages_of", [messages_as_asgi2, messages_as_asgi3])
-def test_asgi_request_without_startup_returns_500_and_is_logged(
+def test_asgi_request_to_an_unstarted_application_returns_500(
     app: Understudy, messages_of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):

@@ -47,7 +47,7 @@ def test_changed_certificate_files_are_loaded_once_they_are_stable(
     assert [certificate.refresh() for _ in range(2)] == [True, False]
 
 
-def test_unusable_certificate_and_key_files_are_rejected_with_a_one_line_error(cfg: Config) -> None:
+def test_unusable_certificate_or_key_file_causes_a_one_line_error(cfg: Config) -> None:
     certificate = Path(cfg.certfile)
     key = Path(cfg.keyfile)
     secret = load_pem_private_key(key.read_bytes(), None).private_bytes(
@@ -61,7 +61,7 @@ def test_unusable_certificate_and_key_files_are_rejected_with_a_one_line_error(c
         assert str(file) in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_self_signed_certificate_names_the_allowed_hosts_without_the_wildcard() -> None:
+def test_self_signed_certificate_names_the_allowed_hosts_but_no_wildcard() -> None:
     settings = load(["--self-signed-certs", "--allowed-hosts", "*,vllm.example.com"], {})
     path, _ = SelfSigned().pair(settings.server, settings.access.named_hosts)
     certificate = x509.load_pem_x509_certificate(Path(path).read_bytes())

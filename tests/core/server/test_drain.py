@@ -19,7 +19,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a socket filter of Linux")
-def test_listener_that_rejects_new_handshakes_still_accepts_established_connections(
+def test_listener_that_rejects_handshakes_accepts_established_connections(
     listener: socket.socket,
 ) -> None:
     address = listener.getsockname()

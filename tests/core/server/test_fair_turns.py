@@ -36,7 +36,7 @@ def run_until(done: Sized, count: int) -> None:
             gevent.sleep(0)
 
 
-def test_time_limit_of_an_event_loop_iteration_applies_to_all_connections_together(
+def test_connections_share_the_time_limit_of_an_event_loop_iteration(
     turns: FairTurns, time: Time
 ) -> None:
     began: list[int] = []
@@ -74,7 +74,7 @@ def test_short_tasks_run_before_a_long_task_in_every_event_loop_iteration(
     assert done == ["short", "short", "long"] * 3
 
 
-def test_greenlet_killed_while_it_waits_for_its_turn_does_not_block_the_next_one(
+def test_greenlet_killed_while_waiting_does_not_block_the_next_one(
     turns: FairTurns, time: Time
 ) -> None:
     assert turns.has_time()

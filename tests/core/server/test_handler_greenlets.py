@@ -63,7 +63,7 @@ def test_number_of_idle_handler_greenlets_kept_for_reuse_is_limited() -> None:
     assert len(remaining_works) == 0
 
 
-def test_kill_ends_waiting_handlers_and_later_handlers_still_run() -> None:
+def test_killing_the_waiting_handlers_does_not_affect_later_handlers() -> None:
     handlers = HandlerGreenlets()
     ended = []
 

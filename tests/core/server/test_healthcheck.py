@@ -20,7 +20,7 @@ class Healthy(Handler):
         {"SIM_TIMING": "steps", "SIM_MAX_MODEL_LEN": "100000"},
     ],
 )
-def test_health_check_needs_no_profile(environ: dict[str, str]) -> None:
+def test_health_check_command_succeeds_without_loading_the_profile(environ: dict[str, str]) -> None:
     with serving(Healthy) as port:
         address = {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port)}
         assert main([], environ | address) == 0

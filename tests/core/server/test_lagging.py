@@ -96,7 +96,7 @@ def connections(path: FastPath) -> Iterator[list[FastConnection]]:
             connection.close()
 
 
-def test_writes_to_many_slow_clients_share_the_time_limit_of_an_event_loop_iteration(
+def test_slow_clients_share_the_time_limit_of_an_event_loop_iteration(
     connections: list[FastConnection], clock: Clock
 ) -> None:
     iterations: list[int] = []
@@ -111,7 +111,7 @@ def test_writes_to_many_slow_clients_share_the_time_limit_of_an_event_loop_itera
     )
 
 
-def test_waiting_for_other_connections_does_not_count_toward_the_client_timeout(
+def test_waiting_for_other_connections_is_not_part_of_the_client_timeout(
     path: FastPath, connections: list[FastConnection], clock: Clock
 ) -> None:
     connection, *_ = connections

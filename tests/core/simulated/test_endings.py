@@ -70,7 +70,7 @@ def test_possible_start_of_a_stop_string_is_held_back() -> None:
     assert (got.texts, got.finish) == (["Hel", "lo w", "or", "ld "], Finish("stop", "END"))
 
 
-def test_stop_token_is_counted_but_not_shown_and_is_ignored_before_min_tokens() -> None:
+def test_stop_token_is_counted_but_not_shown() -> None:
     got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({1})))
     assert (got.texts, got.ids, got.finish) == (["a", ""], [0, 1], Finish("stop", 1))
     got = stopped(

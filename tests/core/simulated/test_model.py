@@ -75,7 +75,7 @@ def test_seed_alone_determines_the_reply_on_any_server() -> None:
     assert len(replies) > 115
 
 
-def test_requests_with_seeds_do_not_change_the_unseeded_replies_of_a_seeded_server() -> None:
+def test_requests_with_seeds_do_not_change_later_unseeded_replies() -> None:
     first = Harness(seed=3)
     other = Harness(seed=3)
     assert [reply_text(first) for _ in range(10)] == [reply_text(other) for _ in range(10)]
@@ -92,7 +92,7 @@ def test_requests_with_seeds_do_not_change_the_unseeded_replies_of_a_seeded_serv
     limited=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_reply_length_stays_within_the_limits_and_sets_the_finish_reason(
+def test_reply_length_stays_between_min_tokens_and_max_tokens(
     max_tokens: int, min_tokens: int, seed: int, limited: bool
 ) -> None:
     min_tokens = min(min_tokens, max_tokens)
@@ -103,7 +103,7 @@ def test_reply_length_stays_within_the_limits_and_sets_the_finish_reason(
     assert harness.finish() == ("length" if count == max_tokens else "stop")
 
 
-def test_echo_mode_returns_the_whole_text_and_reports_a_reached_token_limit() -> None:
+def test_echo_mode_returns_the_whole_text_even_beyond_the_token_limit() -> None:
     harness = Harness(mode="echo")
     for text in ("What goes in comes out.", "日本語 🙂\n\n  x", "a" * 1000):
         assert reply_text(harness, echo_text=text, limited=False) == text

@@ -45,7 +45,7 @@ def test_cached_tokens_are_not_prefilled_again() -> None:
     assert served.metric("prompt_tokens_cached_total") == 24 + 32
 
 
-def test_request_without_enough_free_blocks_waits_and_delays_later_requests() -> None:
+def test_request_without_enough_free_blocks_delays_later_requests() -> None:
     served = harness(blocks=6, time_to_first_token=1.0)
     served.ask("a", prompt_ids=PROMPT, max_tokens=1)
     served.ask("b", prompt_ids=PROMPT[::-1], max_tokens=1)
@@ -67,7 +67,7 @@ def test_prompt_larger_than_the_cache_is_rejected() -> None:
     assert served.is_idle()
 
 
-def test_request_below_the_cache_threshold_ends_at_once_but_stores_its_prompt() -> None:
+def test_request_below_the_cache_threshold_still_stores_its_prompt() -> None:
     served = harness(time_to_first_token=5.0)
     assert seconds_to_first_token(served, "miss", PROMPT, cache_hit_threshold=0.9) == 0
     assert (served.finish("miss"), served.said("miss")) == ("cache_threshold", "")

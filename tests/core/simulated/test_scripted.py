@@ -56,7 +56,7 @@ def test_scripted_text_is_emitted_verbatim(text: str) -> None:
     assert harness.finish() == "stop"
 
 
-def test_scripted_reasoning_text_and_tool_calls_are_emitted_in_order() -> None:
+def test_parts_of_a_scripted_reply_are_emitted_in_order() -> None:
     script = ScriptedReply(reasoning="Hm. Rome?", text="Let me look.", calls=(CALL, ("b", "{}")))
     harness = played(script)
     expected = [
@@ -73,7 +73,7 @@ def test_scripted_reasoning_text_and_tool_calls_are_emitted_in_order() -> None:
     assert "<tool_call>" in markup and json.loads(CALL[1])["city"] in markup
 
 
-def test_reasoning_and_tool_calls_become_markup_in_a_response_that_has_only_text() -> None:
+def test_reasoning_and_tool_calls_become_markup_in_a_text_only_response() -> None:
     script = ScriptedReply(reasoning="Hm.", text="Let me look.", calls=(CALL,), in_parts=False)
     harness = played(script)
     reply = harness.said()

@@ -54,9 +54,7 @@ def test_encoding_a_reply_gives_exactly_the_counted_token_ids(count: int, seed: 
 @pytest.mark.shared
 @given(count=st.integers(0, 400), seed=st.integers(0, 2**64))
 @settings(max_examples=50, deadline=None)
-def test_encoding_a_reply_with_the_recorded_tokenizer_gives_the_counted_token_ids(
-    count: int, seed: int
-) -> None:
+def test_recorded_tokenizer_encodes_a_reply_to_the_counted_token_ids(count: int, seed: int) -> None:
     counts_exactly(recorded_tokenizer(), RECORDED_CORPUS(), count, seed)
 
 
@@ -94,13 +92,13 @@ def test_reply_length_buckets_have_the_specified_ranges(
 
 
 @given(max_tokens=st.integers(1, 5000), limited=st.booleans(), seed=st.integers(0, 2**32))
-def test_reply_length_is_at_most_the_limit_and_at_least_two_unless_the_limit_is_one(
+def test_reply_length_is_at_least_two_unless_the_limit_is_one(
     max_tokens: int, limited: bool, seed: int
 ) -> None:
     assert min(2, max_tokens) <= reply_length(max_tokens, limited, Random(seed)) <= max_tokens
 
 
-def test_reply_lengths_average_forty_tokens_and_15_percent_reach_the_limit() -> None:
+def test_reply_lengths_have_the_expected_mean_and_share_at_the_limit() -> None:
     rng = Random(4)
     reached = sum(limited_length(300, rng) == 300 for _ in range(10_000))
     assert reached / 10_000 == pytest.approx(0.15, abs=0.01)
@@ -152,7 +150,7 @@ def test_logprobs_include_the_token_ids_that_the_request_names() -> None:
     assert [entry.top[1][2] for entry in entries] == [-1.5, -1.6, -1.7, -1.5]
 
 
-def test_character_of_several_tokens_is_the_logprob_text_of_its_last_token() -> None:
+def test_logprob_text_of_a_split_character_belongs_to_its_last_token() -> None:
     tokenizer = embedded_tokenizer()
     text = "naïve 𝔘 ꙮ 🦉"
     entries = reply_logprobs(tokenizer, tokenizer.encode(text), 0)
@@ -160,7 +158,7 @@ def test_character_of_several_tokens_is_the_logprob_text_of_its_last_token() -> 
     assert any(entry.token == "" for entry in entries)
 
 
-def test_logprob_alternatives_have_low_ids_if_the_vocabulary_size_is_unknown() -> None:
+def test_logprob_alternatives_have_low_ids_without_a_vocabulary_size() -> None:
     def texts_of(ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         return [str(token_id) for token_id in ids]
 

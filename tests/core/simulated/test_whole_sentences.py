@@ -18,7 +18,7 @@ def sentences_of(text: str) -> list[str]:
     return re.split(r"(?<=[.!?]) (?=[A-Z])", text)
 
 
-def test_every_sample_sentence_starts_with_a_capital_and_ends_with_punctuation() -> None:
+def test_every_sample_sentence_has_a_capital_and_end_punctuation() -> None:
     assert [
         sentence for sentence in WHOLE if not (sentence[0].isupper() and sentence[-1] in ".!?")
     ] == []
@@ -27,9 +27,7 @@ def test_every_sample_sentence_starts_with_a_capital_and_ends_with_punctuation()
 
 @given(tokens=st.integers(0, 400), seed=st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
-def test_reply_of_nine_or_more_tokens_is_whole_sentences_of_the_exact_length(
-    tokens: int, seed: int
-) -> None:
+def test_reply_of_nine_or_more_tokens_consists_of_whole_sentences(tokens: int, seed: int) -> None:
     ids, texts = embedded_corpus().whole_sentences().compose(tokens, Random(seed))
     text = "".join(texts)
     assert set(sentences_of(text)) <= WHOLE
@@ -40,7 +38,7 @@ def test_reply_of_nine_or_more_tokens_is_whole_sentences_of_the_exact_length(
         assert 5 <= len(ids) <= 9
 
 
-def test_unlimited_reply_ends_with_a_whole_sentence_and_a_limit_truncates_it() -> None:
+def test_reply_without_a_token_limit_ends_with_a_whole_sentence() -> None:
     harness = Harness(seed=3)
     fields = {"max_tokens": 4000, "ignore_eos": False}
     lengths = []
@@ -74,7 +72,7 @@ def test_reachable_reply_lengths_are_the_sums_of_sentence_lengths() -> None:
     assert [total for total, reachable in enumerate(sums) if reachable] == [0, 4, 6, 8, 10, 12]
 
 
-def test_reasoning_consists_of_complete_sentences_if_the_reply_has_no_token_limit() -> None:
+def test_reasoning_without_a_token_limit_consists_of_whole_sentences() -> None:
     harness = Harness(seed=3)
     for number in range(20):
         name = str(number)

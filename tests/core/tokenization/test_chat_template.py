@@ -77,13 +77,13 @@ EXTRA: dict[str, Any] = {"add_generation_prompt": False, "documents": [1], "bos_
         ("{{ messages.__class__ }}{{ ''.__doc__ }}", {}, ""),
     ],
 )
-def test_chat_templates_can_use_the_tags_filters_and_variables_of_transformers(
+def test_chat_templates_can_use_the_features_of_transformers(
     source: str, options: dict[str, Any], text: str
 ) -> None:
     assert render(source, **options) == text
 
 
-def test_conversation_with_a_template_error_or_a_reserved_template_argument_is_rejected() -> None:
+def test_template_error_or_reserved_argument_rejects_the_conversation() -> None:
     for name in ("messages", "conversation", "tokenizer", "model_config"):
         with pytest.raises(ChatTemplateError, match=name):
             render("", chat_template_kwargs={name: "x"})
@@ -135,7 +135,7 @@ def test_chat_templates_print_no_memory_addresses(source: str) -> None:
     assert "0x" not in text
 
 
-def test_no_filter_of_chat_templates_returns_an_object_with_a_memory_address() -> None:
+def test_chat_template_filters_return_no_memory_addresses() -> None:
     arguments: dict[str, Any] = {
         "attr": "upper",
         "batch": 2,
@@ -164,7 +164,7 @@ def test_template_functions_and_iterators_behave_as_in_jinja() -> None:
     assert render(source) == "ab, 1321/2X2/2Y[1, 2]TrueTrue1True  1"
 
 
-def test_method_of_a_template_value_equals_itself_and_no_other_method() -> None:
+def test_method_of_a_template_value_compares_equal_only_to_itself() -> None:
     assert (
         render("{% set m = {} %}{{ m.items == m['items'] }}{{ m.items == m.keys }}") == "TrueFalse"
     )
@@ -335,7 +335,7 @@ def outcome_of(template: jinja2.Template, **values: object) -> str:
 
 @settings(max_examples=40, deadline=None)
 @given(MEMBERS, NAMES, st.sampled_from(USES))
-def test_attribute_access_equals_that_of_the_jinja_sandbox(
+def test_attribute_access_in_templates_works_as_in_the_jinja_sandbox(
     member: dict[str, Any], name: str, use: str
 ) -> None:
     source = use.replace("%s", name)
@@ -369,7 +369,7 @@ def test_attribute_access_equals_that_of_the_jinja_sandbox(
         ("{{ message.content }}{{ messages | length }}", False),
     ],
 )
-def test_message_prefix_and_suffix_are_cached_if_they_depend_only_on_the_role(
+def test_text_around_messages_is_cached_if_it_depends_only_on_the_role(
     body: str, depends_on_role_alone: bool
 ) -> None:
     source = (
@@ -418,7 +418,7 @@ def test_rendering_with_cached_tool_prefixes_equals_rendering_without_them(
         assert templates.render(messages, options) == compiled.render(messages, options)
 
 
-def test_tools_that_differ_only_in_the_type_of_a_number_are_cached_separately() -> None:
+def test_tools_with_numbers_of_different_types_are_cached_separately() -> None:
     templates = ChatTemplates({"default": TOOLS_SOURCE}, {})
     values = (1, 1.0, True, None, float("nan"), float("inf"), "1")
     for value in values:

@@ -103,7 +103,7 @@ def test_tool_call_arguments_are_parsed_into_an_object(arguments: object, parsed
     assert "tool_calls" not in parse_messages([message_of("x") | {"tool_calls": []}], "string")[0]
 
 
-def test_parsed_messages_keep_their_name_tool_call_id_and_reasoning() -> None:
+def test_parsed_messages_keep_names_tool_call_ids_and_reasoning() -> None:
     thought = {"role": "assistant", "content": "b", "reasoning": "because"}
     messages = [
         message_of("a") | {"name": "Ann"},
@@ -222,7 +222,7 @@ def test_text_model_rejects_media(kind: str | None) -> None:
     assert parse_messages(messages, "string")
 
 
-def test_message_with_only_role_and_text_is_passed_on_without_a_copy() -> None:
+def test_message_with_only_a_role_and_a_text_is_not_copied() -> None:
     message = {"role": "user", "content": "hi"}
     read_only = MappingProxyType(message)
     [parsed, converted] = parse_messages([message, read_only], "string")

@@ -15,7 +15,7 @@ any_ids = st.lists(
 
 
 @given(any_ids, st.booleans())
-def test_token_texts_join_to_the_decoded_text(ids: list[int], skip: bool) -> None:
+def test_concatenated_token_texts_equal_the_decoded_text(ids: list[int], skip: bool) -> None:
     pieces = TOKENIZER.pieces(ids, skip)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == TOKENIZER.decode(ids, skip)
@@ -23,7 +23,7 @@ def test_token_texts_join_to_the_decoded_text(ids: list[int], skip: bool) -> Non
 
 @given(st.text(max_size=40))
 @settings(max_examples=40, deadline=None)
-def test_valid_text_is_split_into_tokens_as_by_the_decode_stream_of_tokenizers(text: str) -> None:
+def test_valid_text_is_split_as_in_the_decode_stream_of_tokenizers(text: str) -> None:
     ids = TOKENIZER.encode(text)
     stream = DecodeStream(skip_special_tokens=True)
     streamed = [stream.step(TOKENIZER.backend, token_id) or "" for token_id in ids]
@@ -66,7 +66,7 @@ def test_sentencepiece_tokens_keep_spaces_and_bytes(
     assert sentencepiece.pieces(ids)[-4:] == ["", "", "", "🎉"]
 
 
-def test_sentencepiece_token_texts_join_to_the_decoded_text(
+def test_concatenated_sentencepiece_token_texts_equal_the_decoded_text(
     sentencepiece: LocalTokenizer,
 ) -> None:
     @given(st.lists(st.integers(0, 500), max_size=30))

@@ -70,7 +70,7 @@ def test_invalid_token_id_raises_value_error(embedded: LocalTokenizer, worst: in
     assert issubclass(TokenIdError, ValueError)
 
 
-def test_token_id_beyond_the_vocabulary_decodes_to_nothing_and_fails_validation(
+def test_token_id_beyond_the_vocabulary_decodes_to_nothing(
     embedded: LocalTokenizer,
 ) -> None:
     assert embedded.vocab_size is not None
@@ -181,7 +181,7 @@ def test_tokenizer_caches_are_bounded_and_report_their_size(tmp_path: Path) -> N
         assert sizes_before[name] < cache.size_bytes < cache.limit_bytes < 40_000_000, name
 
 
-def test_conversation_of_a_thousand_messages_renders_as_its_messages_joined(
+def test_long_conversation_renders_as_the_concatenated_messages(
     embedded: LocalTokenizer,
 ) -> None:
     chat = [{"role": "user", "content": f"Number {n}"} for n in range(1_000)]

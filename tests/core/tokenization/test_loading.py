@@ -105,7 +105,7 @@ def test_model_config_determines_whether_media_are_accepted(
     assert [takes(takes_media=setting) for setting in (True, False)] == [True, False]
 
 
-def test_model_folder_without_a_tokenizer_uses_the_embedded_one_with_one_warning(
+def test_model_folder_without_a_tokenizer_uses_the_embedded_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert name_of(model=str(tmp_path)) == "embedded"

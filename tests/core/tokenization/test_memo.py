@@ -70,7 +70,7 @@ def test_prompt_is_cached_from_its_second_use() -> None:
         b"[]",
     ],
 )
-def test_prompt_cache_skips_chats_with_tools_or_names_or_content_parts_or_long_texts(
+def test_prompt_cache_skips_chats_that_are_long_or_not_plain_text(
     key: bytes,
 ) -> None:
     memo = chat_memo(TOKENIZER)

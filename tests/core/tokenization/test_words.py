@@ -95,7 +95,7 @@ def test_any_text_has_the_token_ids_of_the_tokenizers_library(text: str, framed:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(TEXTS, st.integers(0, 200)), max_size=4), st.sampled_from(SPECIAL))
-def test_texts_with_cached_parts_have_the_token_ids_of_the_tokenizers_library(
+def test_cached_text_parts_have_the_token_ids_of_the_tokenizers_library(
     parts: list[tuple[str, int]], separator: str
 ) -> None:
     text = separator.join(part * count for part, count in parts)
@@ -151,7 +151,7 @@ def other_tokenizers() -> dict[str, Tokenizer]:
     }
 
 
-def test_word_cache_is_used_only_by_tokenizers_that_encode_words_independently() -> None:
+def test_word_cache_requires_a_tokenizer_that_encodes_words_separately() -> None:
     others = other_tokenizers()
     assert [name for name in others if has_independent_words(others[name])] == []
     assert has_independent_words(pairwise()) and has_independent_words(embedded_backend())

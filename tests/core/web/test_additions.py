@@ -130,7 +130,7 @@ def test_only_routes_without_variables_use_the_direct_path() -> None:
     assert [route.path for route in app.take_direct_routes()] == ["/things", "/other"]
 
 
-def test_hooks_and_routes_of_an_added_blueprint_keep_the_direct_path_of_existing_routes() -> None:
+def test_blueprint_with_hooks_keeps_other_routes_on_the_direct_path() -> None:
     app = application(ROUTES)
     other = Blueprint("other", __name__)
     other.before_request(do_nothing)
@@ -149,7 +149,7 @@ def test_flask_signal_receiver_disables_the_direct_path() -> None:
         assert app.take_direct_routes() == []
 
 
-def test_route_whose_view_or_url_rule_is_replaced_does_not_use_the_direct_path() -> None:
+def test_route_whose_view_is_replaced_does_not_use_the_direct_path() -> None:
     app = application(ROUTES)
     app.view_functions["test.route_0"] = view
     assert [route.path for route in app.take_direct_routes()] == ["/other"]

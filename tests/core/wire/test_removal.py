@@ -7,11 +7,11 @@ from scripts.removal_test import choose, failure_without
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_server_without_any_single_extension_answers_a_chat(name: str) -> None:
+def test_any_one_app_extension_can_be_removed_from_the_server(name: str) -> None:
     assert failure_without(name, tests=False, workers=0) is None
 
 
-def test_removal_test_selects_two_extensions_per_commit_and_every_extension_in_turn() -> None:
+def test_removal_test_covers_every_app_extension_over_several_commits() -> None:
     chosen = {tuple(choose(f"{commit:040x}")) for commit in range(len(BUILT_IN))}
     assert len(chosen) == len(BUILT_IN)
     assert all(len(set(names)) == 2 for names in chosen)

@@ -8,7 +8,7 @@ from app.extensions.adapters.config_file import CONFIG, MAX_CONFIG_BYTES
 from app.extensions.adapters.residency import LoraResidency, rank_of
 
 
-def test_adapter_rank_is_unknown_if_its_config_file_is_large_invalid_or_not_a_regular_file(
+def test_adapter_rank_is_unknown_if_the_config_file_is_unusable(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / CONFIG

@@ -68,13 +68,13 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024}, "body"),
     ],
 )
-def test_error_for_a_field_that_violates_the_schema_has_status_400_and_the_field_path(
+def test_error_for_a_field_that_violates_the_schema_names_the_field(
     fields: dict[str, Any], param: str
 ) -> None:
     assert refusal(**fields) == (400, "Bad Request", param)
 
 
-def test_sampling_fields_limits_and_output_format_become_chat_fields() -> None:
+def test_message_fields_become_the_equivalent_chat_fields() -> None:
     same = {
         **{
             "max_tokens": 7,
@@ -100,7 +100,7 @@ def test_sampling_fields_limits_and_output_format_become_chat_fields() -> None:
     assert converted.response_format.json_schema.json_schema == form["schema"]
 
 
-def test_system_messages_keep_their_position_unless_the_template_forbids_it() -> None:
+def test_system_messages_are_merged_only_if_the_template_requires_it() -> None:
     note = {"role": "system", "content": "Now be long."}
     blocks = [text(f"{BILLING_HEADER}: cc=1"), text("!")]
     converted = decoded(
@@ -119,7 +119,7 @@ def test_system_messages_keep_their_position_unless_the_template_forbids_it() ->
     ]
 
 
-def test_tool_use_and_tool_result_become_a_call_and_a_tool_message() -> None:
+def test_tool_use_blocks_become_calls_and_results_become_tool_messages() -> None:
     call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"}
     thought = {"type": "thinking", "thinking": "Look outside.", "signature": "s"}
@@ -144,7 +144,7 @@ def test_tool_use_and_tool_result_become_a_call_and_a_tool_message() -> None:
     ]
 
 
-def test_tool_result_items_become_a_text_then_images_then_references() -> None:
+def test_tool_result_items_become_text_then_images_then_references() -> None:
     items = [
         text("one"),
         {"type": "image", "source": {"type": "url", "url": "http://a"}},

@@ -24,7 +24,7 @@ class Template:
         return str([arguments.get(name) for name in self.known_names])
 
 
-def test_template_probe_finds_how_to_disable_thinking_and_if_system_messages_are_merged() -> None:
+def test_template_probe_finds_how_to_disable_thinking() -> None:
     templates: list[tuple[Any, str]] = [
         (Template(), "low"),
         (Template("enable_thinking"), "none"),

@@ -55,7 +55,7 @@ def test_beam_is_emitted_as_one_output(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"greedy": True}, {"seed": 5}, {"mode": "echo"}, {"max_tokens": 1}]
 )
-def test_beams_of_a_prompt_are_distinct_and_the_likeliest_comes_first(
+def test_distinct_beams_are_returned_in_order_of_likelihood(
     fields: dict[str, Any],
 ) -> None:
     harness = searching(mode=fields.get("mode", "random"))
@@ -117,7 +117,7 @@ def test_stop_reason_of_a_beam_is_the_end_of_text_token() -> None:
     assert (beam.finish.reason, beam.finish.stop_reason) == ("stop", 0) and 0 not in beam.ids
 
 
-def test_aborted_beams_emit_nothing_and_interrupted_beams_end_with_abort() -> None:
+def test_interrupted_beams_emit_an_abort_but_aborted_beams_do_not() -> None:
     harness = searching(mode="random", time_to_first_token=1.0)
     beams(harness)
     harness.clock.advance(1.5)
@@ -168,6 +168,6 @@ def test_pause_in_wait_mode_rejects_the_next_step_of_a_beam_search() -> None:
     assert isinstance(event.error, EnginePausedError)
 
 
-def test_beam_search_is_rejected_without_the_extension() -> None:
+def test_beam_search_is_rejected_if_its_app_extension_is_missing() -> None:
     with pytest.raises(RequestRejectedError, match="without the extension 'beam_search'"):
         beams(Harness(mode="random"))

@@ -102,7 +102,7 @@ timings = pytest.mark.parametrize(
 
 @timings
 @pytest.mark.parametrize("name", LAYERS)
-def test_many_requests_in_a_small_cache_complete_and_release_all_blocks(
+def test_many_requests_in_a_small_cache_release_all_blocks(
     name: str, profile: Profile | None
 ) -> None:
     random = Random(7)
@@ -145,7 +145,9 @@ def test_kv_events_describe_the_blocks_of_each_cache_group(
 
 
 @timings
-def test_shared_prefix_is_found_by_the_third_prompt(profile: Profile | None) -> None:
+def test_prefix_shared_by_several_prompts_is_hit_by_the_third_prompt(
+    profile: Profile | None,
+) -> None:
     hybrid = HybridEngine(LAYERS["gpt-oss"], 400, profile)
     for number in range(3):
         hybrid.submit(number, [*range(200), *[9000 + number] * 100], 2)

@@ -9,7 +9,7 @@ EXAMPLES = sorted(path.stem for path in RECORDED.glob("*.json"))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_hits_events_and_free_blocks_equal_those_of_vllm(name: str) -> None:
+def test_result_of_each_recorded_cache_operation_equals_that_of_vllm(name: str) -> None:
     example = read_example(name)
     replay = Replay(example)
 

@@ -7,7 +7,7 @@ ASKED = {"role": "user", "content": "a"}
 BEGUN = {"role": "assistant", "content": "Well"}
 
 
-def test_batch_responses_echo_the_last_message_of_each_conversation_without_prompt_fields() -> None:
+def test_batch_chat_echoes_the_last_message_of_each_conversation() -> None:
     conversations = [[ASKED], [ASKED, BEGUN]]
     body = {
         "messages": conversations,

@@ -88,7 +88,9 @@ def test_stream_has_the_message_events_of_cohere(client: Client) -> None:
     assert event_list[-1]["delta"]["usage"]["tokens"]["input_tokens"] > 0
 
 
-def test_tool_calls_have_events_and_a_finish_reason(client: Client) -> None:
+def test_streamed_tool_calls_end_with_finish_reason_tool_call(
+    client: Client,
+) -> None:
     fields = {"tools": [TOOL], "tool_choice": "REQUIRED", "strict_tools": True}
     body = answer(client, **fields)
     assert body["finish_reason"] == "TOOL_CALL"
@@ -108,7 +110,7 @@ def test_tool_calls_have_events_and_a_finish_reason(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("is_reasoning", "types"), [(True, "thinking"), (False, "tool_plan")])
-def test_reasoning_is_a_thinking_block_of_reasoning_models_and_otherwise_the_tool_plan(
+def test_reasoning_is_a_tool_plan_unless_the_model_is_a_reasoning_model(
     is_reasoning: bool, types: str
 ) -> None:
     flags = [*FLAGS, *PARSERS]

@@ -106,7 +106,7 @@ def test_snapshot_contains_steps_from_before_the_page_was_opened() -> None:
     assert picture.steps == watched.page.steps
 
 
-def test_snapshot_has_the_time_since_which_no_request_was_dropped(
+def test_snapshot_states_the_end_time_of_the_last_dropped_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bars, "MAX_PAST_BARS", 3)
@@ -202,7 +202,7 @@ def test_preempted_sequence_is_shown_as_preempted() -> None:
     assert len(page.ended) == 4
 
 
-def test_snapshot_and_later_console_updates_give_the_same_state_as_all_updates() -> None:
+def test_snapshot_and_later_updates_give_the_complete_console_state() -> None:
     watched = WatchedEngine(slots=4, max_waiting=100, blocks=80, inter_token_latency=0.05)
     late = Page()
     for number in range(25):
@@ -335,7 +335,7 @@ def test_engine_is_observed_only_while_a_page_is_open(watched: WatchedEngine) ->
     assert len(feed) == 0 and third.gone
 
 
-def test_slow_browser_misses_console_updates_and_receives_a_new_snapshot(
+def test_slow_browser_receives_a_new_snapshot_after_missed_updates(
     watched: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "MAX_WAITING_EVENTS", 3)
@@ -370,7 +370,7 @@ def test_browser_that_never_reads_is_disconnected(
     assert len(feed) == 0 and not watched.observer.is_open
 
 
-def test_error_while_building_a_console_update_ends_only_the_console_streams(
+def test_error_in_a_console_update_ends_only_the_console_streams(
     watched: WatchedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:

@@ -106,7 +106,7 @@ def test_prompts_with_a_cached_prefix_need_almost_no_prefill() -> None:
     assert [lesson.ends[number][4] for number in range(1, 7)] == [0] * 6
 
 
-def test_long_prompt_stalls_all_streams_once_without_raising_p99() -> None:
+def test_long_prompt_stalls_all_streams_without_raising_the_p99_gap() -> None:
     lesson = played("long-prompt")
     gaps_ms = lesson.gaps_ms
     assert [gap > 1000 for gap in gaps_ms[-9:]] == [False] + [True] * 8
@@ -158,7 +158,7 @@ def test_running_request_is_in_the_prefill_phase_until_its_first_token(name: str
         ("prefill-decode-apart", ["13.1 ms", "252 ms", "1.52 s"]),
     ],
 )
-def test_lesson_figures_have_the_values_that_its_text_explains(
+def test_lesson_figures_have_the_values_that_the_lesson_text_explains(
     name: str, figures: list[str]
 ) -> None:
     lesson = played(name)
@@ -195,7 +195,7 @@ def test_default_server_lists_and_plays_six_lessons() -> None:
     assert frames[-1]["at"] > 3000
 
 
-def test_lessons_return_404_for_an_unknown_name_and_401_without_the_admin_key() -> None:
+def test_lesson_routes_require_a_known_name_and_the_admin_key() -> None:
     assert client().get("/admin/console/lessons/other").status_code == 404
     keyed = client("--admin-key", "secret")
     for path in ("lessons", "lessons/preemption"):

@@ -53,7 +53,7 @@ def test_admin_key_protects_the_data_but_not_the_page(keyed: Any) -> None:
     assert keyed.get("/console").status_code == 200
 
 
-def test_every_live_setting_has_a_control_and_no_control_shows_a_secret(keyed: Any) -> None:
+def test_every_live_setting_has_a_console_control(keyed: Any) -> None:
     def knobs() -> dict[str, Any]:
         return {
             knob["name"]: knob for knob in keyed.get("/admin/console/knobs", headers=KEY).get_json()
@@ -87,7 +87,7 @@ def test_console_actions_are_available_without_the_development_routes() -> None:
     assert http_client.get("/admin/console/figures").get_json()["state"] == "draining"
 
 
-def test_console_counts_rejected_requests_and_shows_the_reason_of_each() -> None:
+def test_console_shows_the_reason_of_each_rejected_request() -> None:
     app = app_of("--console", "--force-dummy-tokenizer", "--max-model-len", "16")
     console = next(member for member in app.middleware.members if isinstance(member, Console))
     console.observer.start()
@@ -114,9 +114,7 @@ def test_console_counts_rejected_requests_and_shows_the_reason_of_each() -> None
         (f"00-{'a' * 10_000}-b-01", ""),
     ],
 )
-def test_long_paths_request_ids_and_rejection_reasons_are_truncated(
-    traceparent: str, trace_id: str
-) -> None:
+def test_long_request_texts_are_truncated_in_the_console(traceparent: str, trace_id: str) -> None:
     context = request(
         "/" + "p" * 10_000, "POST", {"traceparent": traceparent, "x-request-id": "r" * 10_000}
     )
@@ -149,7 +147,7 @@ def test_setting_value_of_any_size_has_a_short_summary(
     assert len(shown_value) <= MAX_SETTING_CHARACTERS
 
 
-def test_request_details_contain_prompt_settings_tokens_and_blocks() -> None:
+def test_request_details_contain_the_prompt_the_reply_and_the_settings() -> None:
     watched = WatchedEngine(slots=2, blocks=50, inter_token_latency=0.1)
     ids = embedded_tokenizer().encode(HOSTILE)
     watched.ask("a", prompt_ids=ids, max_tokens=30, stop=("x!",), seed=5)

@@ -32,7 +32,7 @@ def test_report_explains_waiting_running_and_completed_choices() -> None:
     assert watched.observer.explain("never") is None
 
 
-def test_report_sentence_describes_the_slowest_choice() -> None:
+def test_explanation_report_shows_the_sentence_for_the_slowest_choice() -> None:
     watched = WatchedEngine(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
     watched.ask("both", choices=2, max_tokens=4)
     watched.frame(100)
@@ -51,7 +51,7 @@ def test_memory_report_includes_the_delay_log_only_with_the_console() -> None:
     assert "delay log" not in sizes["--no-console"]
 
 
-def test_explanation_report_contains_the_times_of_the_journal_in_unix_seconds() -> None:
+def test_explanation_report_contains_the_times_of_each_request_phase() -> None:
     watched = WatchedEngine(slots=1, time_to_first_token=1.0, inter_token_latency=0.1)
     watched.ask("first", max_tokens=4)
     watched.ask("late", max_tokens=4)

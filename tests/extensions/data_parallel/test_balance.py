@@ -32,14 +32,14 @@ LOADS = st.builds(
         (RankLoad(1, 0, 3, 1.0), 1, 3.0),
     ],
 )
-def test_rank_load_score_weights_waiting_requests_by_the_number_of_api_servers(
+def test_load_score_of_a_rank_depends_on_the_number_of_api_servers(
     load: RankLoad, api_servers: int, expected: float
 ) -> None:
     assert score(load, api_servers) == expected
 
 
 @given(st.lists(LOADS, min_size=1, max_size=8), st.integers(0, 7), st.integers(1, 8))
-def test_first_least_busy_rank_from_the_start_index_is_chosen(
+def test_first_of_the_least_busy_ranks_from_the_start_index_is_chosen(
     loads: list[RankLoad], start: int, api_servers: int
 ) -> None:
     chosen = least_busy(loads, start, api_servers)

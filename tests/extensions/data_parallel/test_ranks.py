@@ -81,7 +81,7 @@ def test_rank_header_selects_the_rank_in_every_api(
         ),
     ],
 )
-def test_rank_header_contains_a_local_rank_number_and_metrics_contain_the_global_one(
+def test_rank_header_is_relative_to_the_first_rank_of_the_node(
     flags: tuple[str, ...], ranks: list[int]
 ) -> None:
     with in_process(INTERNAL, *flags) as client:

@@ -105,7 +105,7 @@ def test_command_writes_a_dataset_that_the_server_reads(
         assert len(tokens["Tokens"]) == len(tokens["Strings"]) == count
 
 
-def test_command_reads_flags_variables_and_relative_paths(
+def test_dataset_command_accepts_variables_and_relative_paths(
     run: Run, source: Path, tmp_path: Path
 ) -> None:
     wrong = run(
@@ -129,7 +129,7 @@ def test_existing_file_is_not_overwritten(
     (tmp_path / taken).write_text("mine")
     done = run("--input", str(source), "--output", str(tmp_path / "out.sqlite3"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: {tmp_path / taken} already exists and is not overwritten\n"
+    assert done.stderr == f"error: {tmp_path / taken} already exists and will not be overwritten\n"
     assert names(tmp_path) == sorted([taken, "talks.json"])
     assert (tmp_path / taken).read_text() == "mine"
 
@@ -154,7 +154,7 @@ def test_existing_file_is_not_overwritten(
         ),
     ],
 )
-def test_invalid_input_prints_a_one_line_error_and_leaves_no_partial_file(
+def test_invalid_dataset_input_leaves_no_partial_file(
     run: Run, tmp_path: Path, content: bytes, message: str
 ) -> None:
     source = tmp_path / "talks.json"
@@ -214,7 +214,7 @@ class Picky(LocalTokenizer):
         return super().encode(text, add_special_tokens)
 
 
-def test_dataset_conversation_ends_before_the_turn_that_the_tokenizer_rejects(
+def test_dataset_conversation_ends_before_a_rejected_turn(
     tokenizer: LocalTokenizer,
 ) -> None:
     from app.extensions.datasets.command import RecordWriter
@@ -251,7 +251,7 @@ def test_conversation_ends_at_the_first_turn_of_the_wrong_speaker(
     assert [question for question, *_ in exchanges(turns(*begun, *spoken))] == ["q1"]
 
 
-def test_invalid_conversation_of_a_dataset_gives_no_pairs_of_prompt_and_reply() -> None:
+def test_invalid_dataset_conversation_yields_no_exchanges() -> None:
     from app.extensions.datasets.command import exchanges
 
     for item in (

@@ -58,7 +58,7 @@ def test_recorded_prompt_gets_its_reply_truncated_to_the_limit(opened: Opener) -
     assert reply(dataset, 3) == RecordedReply([1, 2, 3], ["1 ", "2 ", "3 "], 0, True)
 
 
-def test_ignore_eos_prefers_replies_of_the_exact_length_then_longer_then_shorter_replies(
+def test_reply_of_the_requested_length_is_preferred_with_ignore_eos(
     opened: Opener,
 ) -> None:
     dataset = opened([row(PROMPT, [length] * length) for length in (2, 4, 6)])
@@ -82,7 +82,7 @@ def test_prompt_is_found_by_its_text_hash_in_older_dataset_files(
         assert (recorded.ids, "".join(recorded.texts)) == (ids, "A stand-in.")
 
 
-def test_lookup_of_a_corrupt_row_finds_no_reply_and_logs_one_warning(
+def test_lookup_of_a_corrupt_row_finds_no_reply(
     opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The true length counts where the column tells another."""
@@ -100,7 +100,7 @@ def file(tmp_path: Path) -> Path:
     return make_file(tmp_path / "replies.sqlite3", [row(PROMPT, [1, 2])])
 
 
-def test_lookup_in_a_locked_file_or_of_a_deleted_row_finds_no_reply(
+def test_no_reply_is_found_in_a_locked_file_or_for_a_deleted_row(
     file: Path, tokenizer: LocalTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     from app.extensions.datasets.dataset import Dataset
@@ -144,7 +144,7 @@ limits = st.tuples(st.integers(1, 14), st.integers(1, 14)).map(sorted)
 
 
 @given(rows_of, limits)
-def test_dataset_catalogue_prefers_fitting_then_longer_then_shorter_replies(
+def test_dataset_catalogue_prefers_fitting_replies_to_longer_ones(
     rows: Rows, limits: list[int]
 ) -> None:
     least_tokens, most_tokens = limits
@@ -162,7 +162,7 @@ def test_dataset_catalogue_prefers_fitting_then_longer_then_shorter_replies(
     assert drawn <= (fitting or {key for _, _, key in rows})
 
 
-def test_rows_without_tokens_are_skipped_and_rows_without_a_hash_match_no_prompt() -> None:
+def test_dataset_rows_without_tokens_or_a_hash_match_no_prompt() -> None:
     rows: list[tuple[object, object, int]] = [
         (HASHES[0], 0, 1), (HASHES[0], -3, 2), (HASHES[0], None, 3), (HASHES[0], "4", 4),
         (None, 4, 5), ("text", 4, 6), (b"", 4, 7), (b"short", 4, 8),
@@ -175,13 +175,15 @@ def test_rows_without_tokens_are_skipped_and_rows_without_a_hash_match_no_prompt
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))
-def test_prompt_hash_of_token_ids_is_that_of_32_bit_little_endian_words(ids: list[int]) -> None:
+def test_hash_of_token_ids_is_the_sha256_of_little_endian_words(
+    ids: list[int],
+) -> None:
     assert (
         ids_hash(ids) == sha256(b"".join(struct.pack("<I", token_id) for token_id in ids)).digest()
     )
 
 
-def test_text_hash_is_computed_from_all_turns_with_the_system_role_written_as_unknown() -> None:
+def test_text_hash_covers_all_turns_of_the_conversation() -> None:
     assert text_hash([("user", "Hello!")]) == sha256(b"### user:\nHello!\n").digest()
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi."), ("user", "Grüße")]
     written = "### unknown:\nBe brief.\n### user:\nHi\n### assistant:\nHi.\n### user:\nGrüße\n"
@@ -203,7 +205,7 @@ STRINGS = ["a", "b"]
         ("[7, 8]", IDS, []),
     ],
 )
-def test_recorded_tokens_are_decoded_from_an_object_a_list_of_ids_or_a_list_of_strings(
+def test_recorded_tokens_are_decoded_from_ids_strings_or_an_object(
     text: str, ids: list[int], strings: list[str]
 ) -> None:
     assert decode(text) == decode(text.encode()) == RecordedTokens(ids, strings)
@@ -224,7 +226,9 @@ def test_row_without_a_valid_reply_is_rejected(raw: object) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text()), min_size=1, max_size=8))
 @settings(max_examples=20, deadline=None)
-def test_encoded_tokens_decode_to_the_same_value(pairs: list[tuple[int, str]]) -> None:
+def test_recorded_tokens_are_unchanged_by_encoding_and_decoding(
+    pairs: list[tuple[int, str]],
+) -> None:
     tokens = RecordedTokens([token_id for token_id, _ in pairs], [text for _, text in pairs])
     assert decode(encode(tokens)) == tokens
 
@@ -244,7 +248,7 @@ def test_missing_token_ids_or_strings_are_computed_with_the_tokenizer(
         assert complete(half, tokenizer) == RecordedTokens(ids, strings)
 
 
-def test_recorded_token_strings_are_kept_if_the_tokenizer_splits_differently(
+def test_recorded_token_strings_are_kept_despite_another_tokenization(
     tokenizer: LocalTokenizer,
 ) -> None:
     strings = ["T", "he ", "", "gardengardengarden"]

@@ -105,7 +105,7 @@ def test_changed_file_is_downloaded_from_the_start(
     assert path.read_bytes() == content
 
 
-def test_download_without_range_support_fails_once_a_retry_makes_no_progress(
+def test_download_without_range_support_fails_if_a_retry_makes_no_progress(
     shop: Shop, path: Path
 ) -> None:
     shop.ranges = False

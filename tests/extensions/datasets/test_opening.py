@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from app.extensions.datasets.dataset import Dataset
 
 ROWS = [row(PROMPT, [1, 2])]
-MISDECLARED = "of table llmd is declared as"
+MISDECLARED = "of table llmd must be declared as"
 kinds = pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
 
 
@@ -47,14 +47,22 @@ def trouble(path: Path, in_memory: bool, tokenizer: LocalTokenizer) -> str:
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        ("prompt_hash BLOB", "prompt_hash TEXT", f"prompt_hash {MISDECLARED} TEXT, not BLOB"),
-        ("gen_tokens JSON", "gen_tokens BLOB", f"gen_tokens {MISDECLARED} BLOB, not JSON"),
+        (
+            "prompt_hash BLOB",
+            "prompt_hash TEXT",
+            f"prompt_hash {MISDECLARED} BLOB, but its type is TEXT",
+        ),
+        (
+            "gen_tokens JSON",
+            "gen_tokens BLOB",
+            f"gen_tokens {MISDECLARED} JSON, but its type is BLOB",
+        ),
         (
             "n_gen_tokens INTEGER",
             "n_gen_tokens",
-            f"n_gen_tokens {MISDECLARED} nothing, not INTEGER",
+            f"n_gen_tokens {MISDECLARED} INTEGER, but its type is missing",
         ),
-        ("id INTEGER PRIMARY KEY", "id INT", f"id {MISDECLARED} INT, not INTEGER"),
+        ("id INTEGER PRIMARY KEY", "id INT", f"id {MISDECLARED} INTEGER, but its type is INT"),
     ],
 )
 def test_dataset_column_of_the_wrong_type_is_rejected(
@@ -105,7 +113,7 @@ def locked(path: Path) -> Iterator[Path]:
         ("x", TABLE.replace("id INTEGER PRIMARY KEY", "id INTEGER NOT NULL PRIMARY KEY")),
     ],
 )
-def test_any_file_name_and_a_table_without_primary_key_are_accepted(
+def test_dataset_file_may_have_any_name_and_no_primary_key(
     tmp_path: Path, name: str, table: str, in_memory: bool, tokenizer: LocalTokenizer
 ) -> None:
     from app.extensions.datasets.dataset import Dataset
@@ -125,7 +133,7 @@ def test_unusable_dataset_logs_one_warning(
     assert caplog.messages == [f"dataset {locked} cannot be used: database is locked"]
 
 
-def test_missing_dataset_file_prevents_startup_and_names_the_path(
+def test_error_for_a_missing_dataset_file_names_the_path(
     path: Path,
 ) -> None:
     with pytest.raises(DatasetError, match=f"setting dataset-path: file not found: {path}"):
@@ -148,7 +156,7 @@ def reply_texts(datasets: Mapping[str, Dataset], model: str) -> list[str] | None
     return None if recorded is None else list(recorded.texts)
 
 
-def test_model_with_its_own_dataset_file_uses_it_and_other_models_use_the_default_file(
+def test_dataset_file_of_a_model_takes_precedence_over_the_default_file(
     tmp_path: Path, tokenizer: LocalTokenizer
 ) -> None:
     general, own_file = (
@@ -186,7 +194,10 @@ def test_model_with_its_own_dataset_file_uses_it_and_other_models_use_the_defaul
         (["--dataset-path", "a", "--dataset-sha256", "abc"], "must be 64 hexadecimal digits"),
         (["--dataset-url", "http://b"], "must be used together with dataset-path"),
         (["--dataset-path", "a", "--mode", "echo"], "must be empty in mode echo"),
-        (["--dataset-path", "a", "--dataset-table-name", "a b"], "letters, digits and underscores"),
+        (
+            ["--dataset-path", "a", "--dataset-table-name", "a b"],
+            "letters, digits, and underscores",
+        ),
     ],
 )
 def test_invalid_dataset_path_settings_prevent_startup(flags: list[str], rule: str) -> None:

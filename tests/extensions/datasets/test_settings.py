@@ -7,7 +7,7 @@ import pytest
 from tests.application import handed_over
 
 
-def test_dataset_paths_become_absolute_and_keep_their_model_names(
+def test_relative_dataset_paths_become_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "here"

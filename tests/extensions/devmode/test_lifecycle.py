@@ -32,7 +32,7 @@ def test_server_is_awake_once_every_part_was_woken_by_its_tag(client: Client) ->
     assert state(client) == (False, False)
 
 
-def test_kv_cache_memory_can_be_released_during_a_pause_and_restored() -> None:
+def test_kv_cache_memory_can_be_released_and_restored_during_a_pause() -> None:
     def blocks() -> int:
         client.complete(prompt="Hello " * 100)
         usage = client.complete(prompt="Hello " * 100)["usage"]
@@ -66,7 +66,7 @@ def test_kv_cache_memory_can_be_released_during_a_pause_and_restored() -> None:
         assert client.post("/release_kv_cache_memory").status_code == 500
 
 
-def test_invalid_sleep_levels_pause_modes_and_wake_up_tags_are_rejected(client: Client) -> None:
+def test_invalid_query_parameters_of_lifecycle_routes_are_rejected(client: Client) -> None:
     for path in (
         *(
             "/sleep?level=7",
@@ -95,7 +95,9 @@ def test_invalid_sleep_levels_pause_modes_and_wake_up_tags_are_rejected(client: 
         assert state(client) == (False, False)
 
 
-def test_cache_reset_profiling_and_server_info_routes_respond_as_in_vllm(client: Client) -> None:
+def test_reset_profile_and_server_info_routes_respond_as_in_vllm(
+    client: Client,
+) -> None:
     assert client.post("/reset_prefix_cache").json() == {"success": True}
     reset = "/reset_prefix_cache?reset_running_requests=yes&reset_external=1"
     assert client.post(reset).json() == {"success": True}

@@ -76,7 +76,7 @@ def test_prompt_is_found_in_the_external_store_after_a_prefix_cache_reset(
 @pytest.mark.parametrize(
     ("fields", "expected"), [({}, 120), ({"remote_prefill_cached_tokens": 7}, 7)]
 )
-def test_remote_prefill_cached_tokens_parameter_sets_the_cached_tokens_of_a_decode(
+def test_remote_prefill_parameter_sets_the_cached_tokens_of_a_decode(
     fields: dict[str, int], expected: int
 ) -> None:
     app = served("")
@@ -93,7 +93,7 @@ def test_remote_prefill_cached_tokens_parameter_sets_the_cached_tokens_of_a_deco
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     ],
 )
-def test_transfer_parameters_as_top_level_fields_have_the_same_effect_as_in_an_object(
+def test_top_level_transfer_parameters_have_the_effect_of_nested_ones(
     path: str, body: dict[str, Any]
 ) -> None:
     client = served("").test_client()

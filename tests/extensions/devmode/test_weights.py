@@ -56,7 +56,7 @@ REFUSALS: list[tuple[str, object, tuple[int, str, str | None]]] = [
 ]
 
 
-def test_weight_updates_are_rejected_without_a_weight_transfer_engine() -> None:
+def test_weight_updates_are_rejected_if_there_is_no_weight_transfer_engine() -> None:
     client = client_of(*DEV)
     for path, body, expected in REFUSALS:
         assert refused(ask(client, path, body)) == expected, (path, body)
@@ -103,7 +103,7 @@ def test_weight_update_session_follows_the_protocol_of_vllm() -> None:
     assert ask(client, "/shutdown_weight_transfer_engine") == (200, shut)
 
 
-def test_world_size_counts_the_parallel_ranks() -> None:
+def test_world_size_is_the_number_of_parallel_ranks() -> None:
     client = client_of(*TRAINED)
     assert client.get("/get_world_size").get_json() == {"world_size": 4}
     assert client.get("/get_world_size?include_dp=no").get_json() == {"world_size": 2}

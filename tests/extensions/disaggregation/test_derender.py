@@ -107,7 +107,7 @@ REFUSED: list[tuple[str, Any, str, str | None]] = [
 ]
 
 
-def test_derender_requests_that_are_invalid_or_exceed_the_context_are_rejected() -> None:
+def test_invalid_or_overlong_derender_requests_are_rejected() -> None:
     for path, body, kind, param in REFUSED:
         error = post(path, body, *PARSER).get_json()["error"]
         assert (error["type"], error["param"]) == (kind, param), body
@@ -119,7 +119,7 @@ def test_derender_requests_that_are_invalid_or_exceed_the_context_are_rejected()
         assert post(path, body).status_code == 400, "more than the context"
 
 
-def test_character_of_several_tokens_is_the_logprob_text_of_its_last_token() -> None:
+def test_logprob_text_of_a_split_character_belongs_to_its_last_token() -> None:
     ids = ids_of("a \N{WAVING HAND SIGN}")
     last = ids[-1]
     other = ids_of("\N{BEAR FACE}")[-1]

@@ -51,7 +51,7 @@ def error_of(answer: TestResponse) -> dict[str, Any]:
     return error
 
 
-def test_derender_mode_returns_the_whole_text_as_content_without_a_parser() -> None:
+def test_derender_mode_without_a_parser_returns_the_text_as_content() -> None:
     sampling = {"max_tokens": 2, "ignore_eos": True, "seed": 1}
     choice = generated(client_of("0.33"), sampling)
     body = {"token_ids": [5, 6], "sampling_params": sampling, "output_mode": "text"}
@@ -100,7 +100,7 @@ def test_logprobs_have_as_many_alternatives_as_requested(logprobs: int, alternat
     assert len(entry["top_logprobs"]) == alternatives
 
 
-def test_logprob_token_ids_enable_logprobs() -> None:
+def test_setting_logprob_token_ids_enables_logprobs() -> None:
     choice = generated(client_of("0.33"), {"max_tokens": 1, "logprob_token_ids": [7, 8]})
     assert len(choice["logprobs"]["content"]) == 1
 
@@ -121,7 +121,7 @@ def test_invalid_derender_requests_are_rejected(fields: dict[str, Any], param: s
     assert error_of(answer)["param"] == param
 
 
-def test_output_mode_tokens_ignores_unknown_parse_context_fields() -> None:
+def test_unknown_parse_context_fields_are_ignored_in_token_mode() -> None:
     fields = {"parse_context": {"later": 1}, "output_mode": "tokens"}
     assert generate(client_of("0.33"), {"max_tokens": 1}, **fields).status_code == 200
 
@@ -133,7 +133,7 @@ def test_derender_mode_requires_detokenization() -> None:
     assert "tokenizer" in error_of(answer)["message"]
 
 
-def test_version_0_32_rejects_derender_mode_and_ignores_the_parse_context() -> None:
+def test_version_0_32_has_neither_derender_mode_nor_a_parse_context() -> None:
     client = client_of("0.32")
     assert error_of(generate(client, {"max_tokens": 1}))["param"] == "body.output_mode"
     for context in ({}, 1, {"later": 1}):
@@ -184,7 +184,7 @@ def test_derendered_chat_omits_logprobs_if_reasoning_is_hidden() -> None:
     assert chat_choice(client_of("0.32", *PARSER), [5], chat, logprobs=logprobs)["logprobs"]
 
 
-def test_derendered_completion_has_token_ids_and_an_extra_logprob_alternative() -> None:
+def test_derendered_completion_contains_token_ids_since_version_0_33() -> None:
     candidates = [{"token_id": token, "logprob": -1.0} for token in (5, 6, 7)]
     logprobs = {"content": [{"token_id": 5, "logprob": -1.0, "top_logprobs": candidates}]}
     body = {

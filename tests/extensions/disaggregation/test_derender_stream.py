@@ -86,7 +86,7 @@ SIZES = st.lists(st.integers(0, 4), max_size=30)
 
 @given(text=TEXTS, sizes=SIZES)
 @settings(max_examples=30, deadline=None)
-def test_derendered_chunks_join_to_the_text_however_the_tokens_are_split(
+def test_derendered_text_does_not_depend_on_how_the_tokens_are_split(
     text: str, sizes: list[int]
 ) -> None:
     ids = ids_of("x" + text)
@@ -139,7 +139,7 @@ def test_stream_state_without_a_parser_keeps_fewer_than_12_token_ids() -> None:
     assert max(len(answer["stream_state"]["output_token_ids"]) for answer in answers) < 12
 
 
-def test_usage_chunk_has_no_choices_and_counts_the_prompt_tokens() -> None:
+def test_usage_chunk_contains_token_counts_but_no_choices() -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 6, "total_tokens": 16}
     for path in (CHAT, TEXT):
         for given_tokens, shown in ((None, 10), (12, 12)):
@@ -181,7 +181,9 @@ CUTS = ([], [1] * 200, [4] * 40, [7, 1, 1, 30])
 
 @pytest.mark.parametrize("sizes", CUTS, ids=["whole", "tokens", "fours", "uneven"])
 @pytest.mark.parametrize("has_tail", [False, True], ids=["", "finish in an event without tokens"])
-def test_parsed_chunks_join_to_the_complete_message(sizes: list[int], has_tail: bool) -> None:
+def test_concatenated_parsed_chunks_equal_the_complete_message(
+    sizes: list[int], has_tail: bool
+) -> None:
     flags = (*PARSER, *REASONS)
     ids = ids_of(REPLY)
     chunks = [*chunks_of(ids, sizes), *([[]] if has_tail else [])]
@@ -221,7 +223,7 @@ def test_tool_fields_of_the_chat_request_determine_the_streamed_tool_calls(
     assert choices_of(answers)[-1]["finish_reason"] == reason
 
 
-def test_derendered_reasoning_is_hidden_on_request_and_empty_if_it_ended_in_the_prompt() -> None:
+def test_derendered_reasoning_is_hidden_on_request() -> None:
     ids = ids_of("Hm.</think>Yes.")
     chat = {"messages": MESSAGES, "return_token_ids": True}
     for hidden, message in (
@@ -279,9 +281,7 @@ def test_invalid_derender_chunks_are_rejected_with_400(
         ({"output_token_ids": "no"}, ".output_token_ids"),
     ],
 )
-def test_error_for_an_invalid_stream_state_has_status_400_and_names_the_field(
-    state: Json, field: str
-) -> None:
+def test_error_for_an_invalid_stream_state_names_the_field(state: Json, field: str) -> None:
     answer = post(TEXT, {"stream": True, "generate_chunk": ONE, "stream_state": state})
     error = answer.get_json()["error"]
     param = f"{TEXT_EVENT}.stream_state{field}"

@@ -58,7 +58,7 @@ def rendered(client: Client, path: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("path", "choice"), [(CHAT, "none"), (MESSAGES, None)])
-def test_parse_context_of_a_request_without_tools_has_the_default_values_of_vllm(
+def test_parse_context_without_tools_has_the_default_values_of_vllm(
     path: str, choice: str | None
 ) -> None:
     request = rendered(client_of("0.33"), path)
@@ -110,7 +110,7 @@ def test_parse_context_contains_the_fields_that_a_parser_reads() -> None:
     }
 
 
-def test_parse_context_contains_the_named_choice_and_strict_tools() -> None:
+def test_parse_context_contains_the_tools_and_the_tool_choice() -> None:
     tool = {"type": "function", "function": PING["function"] | {"strict": True}}
     choice = {"type": "function", "function": {"name": "ping"}}
     context = rendered(client_of("0.33"), CHAT, tools=[tool], tool_choice=choice)["parse_context"]
@@ -120,7 +120,7 @@ def test_parse_context_contains_the_named_choice_and_strict_tools() -> None:
     ]
 
 
-def test_chat_template_arguments_of_the_parse_context_omit_null_and_auto() -> None:
+def test_parse_context_omits_template_arguments_that_are_null_or_auto() -> None:
     flags = ("--default-chat-template-kwargs", '{"cohere_format": "cmd3", "a": 1}')
     kwargs = {"a": None, "b": "auto", "c": 2}
     chat = {"chat_template_kwargs": kwargs, "reasoning_effort": "none"}
@@ -152,6 +152,6 @@ def test_version_0_32_renders_transfer_parameters_as_extra_arguments(path: str) 
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_rendered_request_keeps_the_field_return_token_ids(path: str) -> None:
+def test_rendered_request_keeps_the_return_token_ids_field(path: str) -> None:
     assert rendered(client_of("0.33"), path, return_token_ids=True)["return_token_ids"] is True
     assert rendered(client_of("0.33"), path)["return_token_ids"] is None

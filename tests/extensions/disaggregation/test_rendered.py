@@ -85,7 +85,7 @@ def test_sampling_values_are_normalized_as_in_vllm() -> None:
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def test_messages_and_responses_render_the_same_tokens_as_the_equivalent_chat() -> None:
+def test_messages_and_responses_render_the_tokens_of_the_equivalent_chat() -> None:
     chat = rendered("/v1/chat/completions/render", {"messages": MESSAGES, "max_tokens": 5})
     message = rendered(
         "/v1/messages/render",

@@ -21,7 +21,7 @@ def generate(client: Client, **fields: Any) -> Any:
     return answer.json()
 
 
-def test_generate_route_returns_token_ids_and_if_requested_their_text(client: Client) -> None:
+def test_generate_route_returns_the_text_of_token_ids_on_request(client: Client) -> None:
     body = generate(client, request_id="mine", output_mode="text")
     assert body["request_id"] == "generate-tokens-mine"
     (choice,) = body["choices"]
@@ -33,7 +33,7 @@ def test_generate_route_returns_token_ids_and_if_requested_their_text(client: Cl
     )
 
 
-def test_generate_stream_sends_one_token_per_event_and_usage_on_request(client: Client) -> None:
+def test_generate_stream_sends_one_token_per_event(client: Client) -> None:
     params = {"max_tokens": 3, "ignore_eos": True}
     for options in (None, {"include_usage": True}):
         body = {
@@ -226,7 +226,7 @@ def test_decode_accepts_prompt_token_ids_in_the_transfer_parameters(
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_remote_prefill_takes_only_its_transfer_time_and_counts_as_a_transfer() -> None:
+def test_remote_prefill_takes_only_the_transfer_time() -> None:
     with in_process("--time-to-first-token", "5s", "--kv-cache-transfer-latency", "1ms") as client:
         client.complete(kv_transfer_params={"do_remote_prefill": True})
         assert client.metric("vllm:time_to_first_token_seconds_bucket", le="2.5") == 1
@@ -256,7 +256,7 @@ def test_remote_prefill_takes_only_its_transfer_time_and_counts_as_a_transfer() 
             assert client.metric(f"vllm:{name}") == count, name
 
 
-def test_encoder_returns_exclamation_marks_and_the_location_of_its_media() -> None:
+def test_encoder_returns_placeholder_text_and_media_locations() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     with in_process("--mm-encoder-only", "--enable-scale-out", "--mode", "echo") as client:
         body = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 3}

@@ -31,7 +31,7 @@ def test_disabled_route_returns_404_and_is_logged_once(
     assert [record.getMessage() for record in caplog.records] == [line]
 
 
-def test_scale_out_routes_are_on_by_default_except_with_serve() -> None:
+def test_scale_out_routes_are_on_by_default_except_with_the_serve_command() -> None:
     with in_process() as client:
         assert client.post("/v1/completions/render", {"prompt": "Hello"}).status_code == 200
     flags = settings_of(("tiny",), {}, settings_type())

@@ -39,7 +39,7 @@ def waited(choice: Explanation, cause: str) -> float:
 
 
 @both_timings
-def test_explanation_of_a_wait_for_an_adapter_slot_names_the_adapters_that_hold_the_slots(
+def test_explanation_of_an_adapter_wait_names_the_loaded_adapters(
     timing: str,
 ) -> None:
     explained = engine(timing, slots=4, adapters=("chat", "sql", "new"), max_loras=2)
@@ -61,7 +61,7 @@ def test_explanation_of_a_wait_for_an_adapter_slot_names_the_adapters_that_hold_
 
 
 @both_timings
-def test_explanation_of_a_wait_for_kv_blocks_states_how_many_blocks_the_request_needs(
+def test_explanation_of_a_block_wait_states_how_many_blocks_are_needed(
     timing: str,
 ) -> None:
     explained = engine(timing, slots=4, blocks=40)
@@ -95,7 +95,7 @@ def test_explanation_names_the_long_prompt_that_delays_a_request(timing: str) ->
 
 
 @both_timings
-def test_explanation_of_a_delay_by_priorities_counts_the_requests_that_went_first(
+def test_explanation_states_how_many_prioritized_requests_went_first(
     timing: str,
 ) -> None:
     explained = engine(timing, slots=1, by_priority=True)
@@ -116,7 +116,7 @@ def test_explanation_of_a_delay_by_priorities_counts_the_requests_that_went_firs
 
 
 @both_timings
-def test_explanation_of_a_wait_for_a_kv_transfer_states_its_duration(timing: str) -> None:
+def test_explanation_of_a_wait_for_a_kv_transfer_states_the_duration(timing: str) -> None:
     explained = engine(timing, slots=2, blocks=100, kv_cache_transfer_latency=2.0)
     explained.ask("moved", prompt_ids=list(range(60)), remote_prefill=True)
     explained.clock.advance(100)
@@ -131,9 +131,7 @@ def test_explanation_of_a_wait_for_a_kv_transfer_states_its_duration(timing: str
 @pytest.mark.parametrize(
     ("first", "reason"), [("high", "held most blocks"), ("low", "needed its blocks")]
 )
-def test_explanation_of_a_preemption_names_the_request_that_took_the_blocks(
-    first: str, reason: str
-) -> None:
+def test_explanation_of_a_preemption_names_the_preempting_request(first: str, reason: str) -> None:
     explained = engine("steps", slots=4, blocks=40, by_priority=True)
     asks = {"low": (list(range(140)), 1), "high": (list(range(1000, 1140)), 0)}
     for name in sorted(asks, key=lambda name: name != first):
@@ -145,7 +143,7 @@ def test_explanation_of_a_preemption_names_the_request_that_took_the_blocks(
     assert [explained.phase for explained in low.phases][-3:] == ["decode", "preempted", "decode"]
 
 
-def test_explanation_of_a_slow_decode_names_the_prompt_that_shared_its_steps() -> None:
+def test_explanation_of_a_slow_decode_names_the_interfering_prompt() -> None:
     explained = engine("steps", slots=4)
     explained.ask("short", max_tokens=60)
     explained.clock.advance(0.05)
@@ -158,7 +156,7 @@ def test_explanation_of_a_slow_decode_names_the_prompt_that_shared_its_steps() -
 
 
 @both_timings
-def test_explanation_of_a_delay_by_a_fault_states_its_duration(timing: str) -> None:
+def test_explanation_of_a_delay_by_a_fault_states_the_duration(timing: str) -> None:
     explained = engine(timing)
     explained.ask("slowed", delays=((0, 3.0), (2, 4.0)))
     explained.clock.advance(20)
@@ -168,7 +166,7 @@ def test_explanation_of_a_delay_by_a_fault_states_its_duration(timing: str) -> N
 
 
 @both_timings
-def test_explanation_of_a_delay_by_a_pause_states_its_duration(timing: str) -> None:
+def test_explanation_of_a_delay_by_a_pause_states_the_duration(timing: str) -> None:
     explained = engine(timing)
     explained.engine.executor.pause()
     explained.ask("late")

@@ -138,7 +138,7 @@ def fakes(argv: list[str], environ: dict[str, str] | None = None) -> FakeMetrics
     return parse(load(argv, environ or {}).section(FakeMetricsSettings).fake_metrics)
 
 
-def test_yaml_flag_and_variable_give_the_same_fake_metrics(file: str) -> None:
+def test_config_file_flag_and_variable_give_the_same_fake_metrics(file: str) -> None:
     text = json.dumps(FLAG)
     meant = fakes(["--fake-metrics", text])
     assert meant is not None and meant.waiting_requests == Function("oscillate", 0, 5, period_s=1)
@@ -218,7 +218,7 @@ LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period
         ({"loras": [{"timestamp": "noon"}]}, "loras[0].timestamp: Expected `float`, got `str`"),
     ],
 )
-def test_invalid_value_prevents_startup_and_names_its_key(keys: Any, complaint: str) -> None:
+def test_invalid_fake_metrics_setting_prevents_startup(keys: Any, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(["--fake-metrics", json.dumps(keys)], {})
     line = str(caught.value)
@@ -226,7 +226,7 @@ def test_invalid_value_prevents_startup_and_names_its_key(keys: Any, complaint: 
     assert complaint in line
 
 
-def test_fake_metrics_refresh_interval_that_is_not_positive_prevents_startup() -> None:
+def test_fake_metrics_refresh_interval_must_be_positive() -> None:
     for text in ("0s", "-1s"):
         with pytest.raises(
             ConfigError, match="fake-metrics-refresh-interval: .* must be longer than 0s"
@@ -291,7 +291,7 @@ def test_fake_number_is_exported_unchanged(keys: dict[str, Any], lines: list[str
     ]
 
 
-def test_finish_reasons_of_vllm_and_configured_finish_reasons_are_all_exported() -> None:
+def test_all_finish_reasons_of_vllm_are_exported_even_if_not_configured() -> None:
     samples = Faked({"request-success-total": {"stop": 20, "tool_calls": 3}}).samples(
         "request_success_total"
     )
@@ -305,7 +305,7 @@ def test_finish_reasons_of_vllm_and_configured_finish_reasons_are_all_exported()
     ]
 
 
-def test_bucket_counts_of_a_fake_histogram_become_observations_of_the_upper_bound() -> None:
+def test_fake_bucket_counts_become_observations_of_the_upper_bound() -> None:
     faked = Faked({"ttft-buckets-values": [1, 2, 3]})
     assert faked.samples("time_to_first_token_seconds_bucket")[:4] == [
         'time_to_first_token_seconds_bucket{le="0.001"} 1.0',
@@ -356,7 +356,7 @@ def test_fake_metric_functions_have_the_listed_values_over_two_periods(
     assert [value_at(function, at_s, 1) for at_s in range(9)] == pytest.approx(values)
 
 
-def test_fake_request_counts_are_integers_and_cache_usage_is_not() -> None:
+def test_fake_request_counts_are_rounded_to_integers() -> None:
     faked = Faked(
         {
             "running-requests": "oscillate:0:5:4s",
@@ -516,9 +516,7 @@ def test_token_total_is_derived_unless_the_update_contains_it(
         (b'{"loras": ' + b"[" * 100_000 + b"}", "fake-metrics must be valid JSON"),
     ],
 )
-def test_invalid_fake_metrics_update_is_rejected_and_changes_nothing(
-    body: bytes, message: str
-) -> None:
+def test_invalid_fake_metrics_update_changes_nothing(body: bytes, message: str) -> None:
     faked = Faked({"running-requests": 1, "prefix-cache-hits": 1, "prefix-cache-queries": 10})
     lines_before = faked.lines()
     status, answer = post(faked, body)

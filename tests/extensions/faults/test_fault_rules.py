@@ -42,9 +42,7 @@ from tests.extensions.faults.client import CHAT, TEXT, asking
         ({"action": "empty", "name": "\ud800"}, "an unpaired surrogate"),
     ],
 )
-def test_startup_error_for_an_invalid_fault_rule_names_its_number_and_the_reason(
-    rule: object, flaw: str
-) -> None:
+def test_error_for_an_invalid_fault_rule_names_the_rule_number(rule: object, flaw: str) -> None:
     text = json.dumps([{"action": "empty"}, rule])
     with pytest.raises(ConfigError) as refused:
         load(["--fault-rules", text], {})
@@ -130,7 +128,7 @@ def test_every_documented_fault_header_is_valid() -> None:
     )
 
 
-def test_every_action_matcher_type_and_path_is_documented() -> None:
+def test_all_actions_and_fields_of_fault_rules_are_documented() -> None:
     fields = {
         name for kind in (*rule_kinds().values(), FaultRule) for name in kind.__struct_fields__
     }
@@ -176,7 +174,7 @@ def test_hostile_path_pattern_is_matched_quickly(pattern: str) -> None:
     assert time.process_time() - begun_s < 0.02
 
 
-def test_nth_and_every_conditions_count_only_requests_that_match_the_rule() -> None:
+def test_nth_and_every_conditions_count_only_matching_requests() -> None:
     fits = asking()
     other = asking(model="other")
     nth = script({"action": "empty", "model": "m", "nth": 2})
@@ -185,7 +183,7 @@ def test_nth_and_every_conditions_count_only_requests_that_match_the_rule() -> N
     assert struck(every, fits, other, fits, fits, fits) == [False, False, True, False, True]
 
 
-def test_field_times_limits_how_often_a_fault_rule_fires() -> None:
+def test_times_field_limits_how_often_a_fault_rule_fires() -> None:
     assert struck(script({"action": "empty", "times": 2}), *[asking()] * 4) == [
         True,
         True,
@@ -202,7 +200,7 @@ def test_probability_is_the_share_of_faulted_requests() -> None:
     assert not any(struck(script({"action": "empty", "probability": 0}), *[asking()] * 100))
 
 
-def test_first_firing_rule_sets_the_fault_and_later_rules_count_the_request_too() -> None:
+def test_later_fault_rule_counts_requests_that_an_earlier_rule_failed() -> None:
     rules = script({"action": "empty", "nth": 1}, {"action": "error", "every": 2, "name": "second"})
     first, second = (rules.fault_for(asking(), RNG, 0.0) for _ in range(2))
     assert first and first.name == "empty"
@@ -230,7 +228,7 @@ def test_rate_limit_headers_show_the_quota_and_the_exact_retry_time() -> None:
     assert struck(rules, asking(), now_s=2.5) == [False]
 
 
-def test_token_quota_rejects_a_large_request_without_using_the_request_quota() -> None:
+def test_request_above_the_token_quota_uses_no_request_quota() -> None:
     rules = script({"action": "rate-limit", "rate": 600, "token_rate": 60, "token_burst": 100})
     assert struck(rules, asking(tokens=80), asking(tokens=30)) == [False, True]
     fault = rules.fault_for(asking(tokens=20), RNG, 0.0)

@@ -48,7 +48,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("kind", FAILURES)
-def test_each_injected_failure_type_has_a_specific_status_type_param_and_message(kind: str) -> None:
+def test_each_injected_failure_type_has_a_specific_status_and_error(kind: str) -> None:
     failed = failure(kind, "llama", 1000)
     assert (failed.status, failed.type, failed.param) == FAILURES[kind][:3]
     assert failed.message.startswith(FAILURES[kind][3]) and "{" not in failed.message
@@ -98,7 +98,7 @@ def test_unchanged_fault_rules_keep_their_counts() -> None:
     assert [status(plan) for _ in range(4)] == [429, 502, None, None]
 
 
-def test_fault_headers_override_fault_rules_and_rules_override_the_failure_rate() -> None:
+def test_fault_headers_override_fault_rules_and_the_failure_rate() -> None:
     rules = [{"action": "error", "status": 502}]
     plan, live = planned(
         fault_rules=rules, failure_injection_rate=100, failure_types=["rate_limit"]
@@ -140,7 +140,7 @@ def test_invalid_fault_header_returns_400(header: dict[str, str]) -> None:
     )
 
 
-def test_requests_of_one_client_with_equal_fault_headers_are_counted_together() -> None:
+def test_equal_fault_headers_of_one_client_share_a_request_count() -> None:
     plan, _ = planned()
 
     def ask(client: str, text: str = "error;times=2") -> bool:

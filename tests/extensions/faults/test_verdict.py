@@ -110,7 +110,7 @@ CONDUCT = {
 
 
 @pytest.mark.parametrize("case", CONDUCT)
-def test_client_audit_reports_exactly_the_findings_listed_for_each_client_behavior(
+def test_client_audit_reports_the_expected_findings(
     case: str,
 ) -> None:
     client, findings = CONDUCT[case]

@@ -19,7 +19,7 @@ REQUEST = st.fixed_dictionaries({**FIELDS, "tool_calls": st.sampled_from([None, 
     fails_at=st.none() | st.integers(0, 3),
 )
 @settings(max_examples=30, deadline=None)
-def test_immediate_tool_calls_have_the_same_outputs_and_metrics_as_paced_tool_calls(
+def test_immediate_and_paced_tool_calls_have_the_same_outputs(
     requests: list[dict[str, Any]], mode: str, fails_at: int | None
 ) -> None:
     schemas = FormConstraints()

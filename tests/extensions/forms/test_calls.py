@@ -198,7 +198,7 @@ def test_stop_string_in_the_reasoning_ends_the_reply() -> None:
     assert (first.ids, first.finish) == ([token], Finish("stop", token))
 
 
-def test_option_for_reasoning_only_turns_the_whole_reply_into_reasoning() -> None:
+def test_whole_reply_is_reasoning_with_the_reasoning_only_option() -> None:
     calls = ToolCalls(tools=TOOLS, min_calls=1)
     events = thinking(only_thoughts=True, tool_calls=calls, constraint=Constraint(regex="a{9}"))
     assert {event.part and event.part.kind for event in events} == {"reasoning"}
@@ -211,7 +211,7 @@ def test_option_for_reasoning_only_turns_the_whole_reply_into_reasoning() -> Non
     st.lists(st.integers(0, 12), max_size=60),
     st.booleans(),
 )
-def test_parts_of_a_tool_call_carried_by_tokens_join_to_its_name_and_arguments(
+def test_tool_call_tokens_carry_the_complete_name_and_argument_parts(
     drawn: list[tuple[str, str]], lengths: list[int], terse: bool
 ) -> None:
     text, calls = written(drawn, terse)
@@ -236,7 +236,7 @@ def test_parts_of_a_tool_call_carried_by_tokens_join_to_its_name_and_arguments(
         start = end
 
 
-def test_reply_for_which_a_call_is_drawn_contains_a_call_even_if_none_is_required() -> None:
+def test_drawn_tool_call_appears_in_the_reply_even_if_not_required() -> None:
     calls = ToolCalls(tools=TOOLS[:1], max_calls=2, draws_call=True)
     replies = [played(calls, {EXTRA_CALL: 0}, server_seed=seed) for seed in range(5)]
     assert [len(called(events)) for events in replies] == [1] * 5

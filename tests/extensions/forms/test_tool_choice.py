@@ -213,9 +213,7 @@ def test_tools_that_skipped_validation_are_rejected_by_a_validating_server() -> 
 
 
 @pytest.mark.parametrize(("length", "has_key"), [(1_000, True), (20_000, False)])
-def test_tool_list_above_a_length_limit_has_no_key_for_caching_its_rendered_text(
-    length: int, has_key: bool
-) -> None:
+def test_rendered_text_of_a_long_tool_list_is_not_cached(length: int, has_key: bool) -> None:
     known_tools: KnownTools = LimitedDict(1 << 22)
     tools = convert([tool(title="x" * length)], list[Tool])
     known_set = tool_set(tools, known_tools)

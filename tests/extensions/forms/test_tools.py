@@ -25,7 +25,7 @@ TAGS = {
 TAGGED = re.compile(r"[^<]*(?:<f=x>[12]</f>[^<]*)+", re.DOTALL)
 
 
-def test_metric_counts_tool_parser_invocations_by_streaming_mode(client: Client) -> None:
+def test_tool_parser_invocations_are_counted_by_streaming_mode(client: Client) -> None:
     name = "vllm:tool_call_parser_invocations_total"
     body = {
         "messages": [{"role": "user", "content": "Hi"}],

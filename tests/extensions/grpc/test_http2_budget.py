@@ -51,7 +51,7 @@ def frames_until_failure(budget: FrameBudget, calls: int = 0) -> int:
     raise AssertionError("the budget has no end")
 
 
-def test_frame_limit_rises_with_each_call_with_each_response_and_over_time() -> None:
+def test_calls_responses_and_elapsed_time_raise_the_frame_limit() -> None:
     assert frames_until_failure(FrameBudget()) == MAX_FRAMES
     assert frames_until_failure(FrameBudget(), calls=3) == MAX_FRAMES + 3 * MAX_FRAMES_PER_CALL
     answered = FrameBudget()
@@ -63,7 +63,7 @@ def test_frame_limit_rises_with_each_call_with_each_response_and_over_time() -> 
     assert frames_until_failure(spent) == FRAMES_FORGIVEN - 1, "the refused frame counts, too"
 
 
-def test_past_responses_and_elapsed_time_raise_the_frame_limit_only_up_to_a_maximum() -> None:
+def test_frame_limit_never_exceeds_a_maximum() -> None:
     rich = FrameBudget()
     for _ in range(100_000):
         rich.pay()

@@ -29,7 +29,7 @@ def large(**fields: Any) -> bytes:
     return data
 
 
-def test_large_prompts_texts_schemas_and_tensors_are_accepted() -> None:
+def test_messages_with_large_prompts_schemas_and_tensors_are_accepted() -> None:
     tensor = messages.TensorData(inline=bytes(9 << 20), shape=[3, 4])
     media = messages.MultimodalInputs(
         pixel_values=tensor, model_specific_tensors={"a": tensor, "b": tensor}
@@ -81,7 +81,7 @@ def test_message_with_too_many_parts_is_rejected(many_parts: dict[str, bytes], n
 
 
 @given(st.binary(max_size=200))
-def test_arbitrary_message_bytes_cause_no_error_except_status_400(data: bytes) -> None:
+def test_arbitrary_message_bytes_cause_only_errors_with_status_400(data: bytes) -> None:
     for begin in (b"", field(3, bytes(SCANNED_BYTES))):
         try:
             check(begin + data)

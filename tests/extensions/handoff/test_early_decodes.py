@@ -84,7 +84,7 @@ def test_decode_that_arrives_before_its_prefill_waits_for_it(pair: Pair) -> None
     assert_idle(pair)
 
 
-def test_mooncake_transfer_counts_as_an_external_hit_but_not_as_a_nixl_transfer(pair: Pair) -> None:
+def test_mooncake_transfer_counts_as_an_external_hit(pair: Pair) -> None:
     pair.begin_prefill()
     pair.advance(0.5)
     pair.begin_decode()
@@ -98,7 +98,7 @@ def test_mooncake_transfer_counts_as_an_external_hit_but_not_as_a_nixl_transfer(
     assert line.endswith(f" {len(PROMPT)}.0")
 
 
-def test_decode_that_arrives_before_its_prefill_waits_for_it_beyond_the_query_timeout(
+def test_early_decode_waits_for_its_prefill_beyond_the_query_timeout(
     pair: Pair,
 ) -> None:
     decode = pair.begin_decode()
@@ -110,7 +110,7 @@ def test_decode_that_arrives_before_its_prefill_waits_for_it_beyond_the_query_ti
     assert_idle(pair)
 
 
-def test_decode_request_that_follows_its_prefill_reads_the_prefilled_blocks_at_once(
+def test_decode_after_a_prefill_reads_the_prefilled_blocks_at_once(
     pair: Pair,
 ) -> None:
     pair.begin_prefill()

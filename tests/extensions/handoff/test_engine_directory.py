@@ -104,7 +104,7 @@ def test_invalid_bootstrap_url_is_reported(url: str) -> None:
     assert find_engine(url)[2]
 
 
-def test_closed_port_and_non_http_response_of_a_bootstrap_server_are_reported() -> None:
+def test_unreachable_or_non_http_bootstrap_server_is_reported() -> None:
     assert find_engine(f"http://{unused_address()}")[2]
     with answering(b"\x00\xff\r\n\r\n") as url:
         assert find_engine(url)[2]

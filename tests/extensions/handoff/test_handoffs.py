@@ -62,7 +62,7 @@ def test_prefill_blocks_are_held_until_they_are_read(start: Start, kind: dict[st
         assert held == 5
 
 
-def test_blocks_of_an_unused_lease_are_released_and_a_later_decode_fails(start: Start) -> None:
+def test_decode_fails_after_the_lease_of_its_blocks_has_expired(start: Start) -> None:
     network, prefill, decode = start()
     request = prefilled(network, prefill, decode)
     advance(network, [prefill, decode], LEASE_S - 1)

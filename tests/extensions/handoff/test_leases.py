@@ -79,7 +79,7 @@ def test_repeated_request_id_releases_the_earlier_blocks(holder: Holder) -> None
     assert len(holder.leases) == 1
 
 
-def test_request_id_can_be_leased_again_while_its_earlier_blocks_are_released(
+def test_request_id_can_be_leased_again_during_the_release_of_blocks(
     holder: Holder,
 ) -> None:
     def release_first() -> None:

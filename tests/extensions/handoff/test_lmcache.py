@@ -127,7 +127,7 @@ def test_prompt_is_copied_to_the_receiver_named_in_the_request(steps: bool) -> N
 
 
 @pytest.mark.parametrize("missing", [*SPEC, "disagg_spec"])
-def test_incomplete_receiver_in_the_transfer_parameters_is_reported_in_one_line(
+def test_incomplete_lmcache_receiver_is_reported_in_one_line(
     steps: bool, missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec: object = {name: value for name, value in SPEC.items() if name != missing}
@@ -136,7 +136,9 @@ def test_incomplete_receiver_in_the_transfer_parameters_is_reported_in_one_line(
     pods = Pods(steps, "lmcache", "kv_producer", "kv_consumer")
     pods.complete(0, PROMPT, disagg_spec=spec)
     [line] = caplog.messages
-    assert line.startswith("kv_transfer_params from r: disagg_spec requires req_id, receiver_host")
+    assert line.startswith(
+        "incomplete kv_transfer_params in request r: disagg_spec requires req_id, receiver_host"
+    )
     assert fetched_tokens(pods.complete(1, PROMPT)) == 0
 
 
@@ -165,7 +167,7 @@ def test_older_lmcache_connector_returns_the_first_token_on_request(steps: bool)
     assert answered(pods, "lmcache", do_remote_decode=True) is None
 
 
-def test_newer_lmcache_connector_returns_the_number_of_stored_tokens_on_request(
+def test_newer_lmcache_connector_returns_the_stored_token_count(
     steps: bool,
 ) -> None:
     pods = Pods(steps, "lmcache-mp")

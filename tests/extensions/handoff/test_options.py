@@ -21,7 +21,7 @@ def settings_for(**config: Any) -> Settings:
     return resolve(flags, {}, ignore)
 
 
-def test_mooncake_connector_in_the_json_sets_connector_role_and_failure_policy() -> None:
+def test_mooncake_connector_config_sets_the_handoff_settings() -> None:
     settings = settings_for(
         kv_connector="MooncakeConnector",
         kv_role="kv_consumer",
@@ -142,7 +142,7 @@ def test_lmcache_receiver_reads_its_port_from_the_config_file(tmp_path: Path, te
 
 
 @pytest.mark.parametrize("receiver", ["pod:65535", "10.0.0.1:1", ""])
-def test_lmcache_receiver_setting_accepts_a_host_with_a_port_or_an_empty_value(
+def test_lmcache_receiver_may_be_empty_or_a_host_with_a_port(
     receiver: str,
 ) -> None:
     settings = load(("--model", "m", f"--lmcache-receiver={receiver}"))

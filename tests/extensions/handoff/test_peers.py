@@ -152,7 +152,7 @@ def test_aborted_decode_frees_all_blocks_and_leases(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("has_prompt", [True, False])
-def test_remote_kv_source_request_copies_the_matching_blocks_that_the_peer_has(
+def test_remote_kv_source_request_copies_the_matching_blocks_of_the_peer(
     cached_pair: Pair, has_prompt: bool
 ) -> None:
     stored = [*PROMPT[:12], *OTHER] if has_prompt else OTHER
@@ -207,7 +207,7 @@ def test_incomplete_transfer_parameters_are_reported_in_one_line(
     pair.advance(0.5)
     assert (request.end, fetched_tokens(request)) == ("length", 0)
     [line] = caplog.messages
-    assert line.startswith("kv_transfer_params from r: remote_")
+    assert line.startswith("incomplete kv_transfer_params in request r: remote_")
     assert_idle(pair)
 
 

@@ -64,7 +64,7 @@ def assert_idle(pair: Pair) -> None:
     assert pair.decode.is_idle
 
 
-def test_decode_that_arrives_before_its_prefill_receives_the_blocks_after_the_prefill(
+def test_early_decode_receives_the_blocks_after_the_prefill(
     pair: Pair,
 ) -> None:
     decode = pair.begin_decode()

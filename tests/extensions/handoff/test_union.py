@@ -45,7 +45,7 @@ def settings_for(*names: str, flags: tuple[str, ...] = ()) -> Settings:
         (("DecodeBenchConnector",), "", ""),
     ],
 )
-def test_first_transfer_connector_and_first_store_connector_of_a_multi_connector_are_used(
+def test_multi_connector_uses_the_first_transfer_and_store_connectors(
     names: tuple[str, ...], connector: str, store: str
 ) -> None:
     settings = settings_for(*names)
@@ -54,7 +54,7 @@ def test_first_transfer_connector_and_first_store_connector_of_a_multi_connector
     assert Handoff.is_enabled(settings) is bool(connector)
 
 
-def test_combined_transfer_parameters_have_the_fields_of_each_connector_in_order() -> None:
+def test_combined_transfer_parameters_have_the_fields_of_each_connector() -> None:
     nixl = KVTransferParams(
         remote_block_ids=((1,),),
         remote_engine_id="e",
@@ -94,7 +94,7 @@ def answers(app: Any, **params: Any) -> Any:
     ],
     ids=str,
 )
-def test_prefill_returns_the_combined_transfer_parameters_of_its_connectors(
+def test_prefill_returns_the_transfer_parameters_of_all_connectors(
     store: str, params: dict[str, object], fields: set[str]
 ) -> None:
     flags = (

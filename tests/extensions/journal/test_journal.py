@@ -47,7 +47,7 @@ def test_journal_error_of_a_grpc_call_is_its_masked_status_message() -> None:
     assert error_of(RpcResponse(status=499)) is None
 
 
-def test_journal_entry_has_request_and_reply() -> None:
+def test_journal_entry_contains_the_request_and_the_reply() -> None:
     client = client_of("--journal", "10")
     reply = chat(client, 'A "café"', api_key="sk-1")
     chat(client, "again", "one", stream=True)
@@ -72,7 +72,7 @@ def test_journal_entry_has_request_and_reply() -> None:
     assert first["error"] is None
 
 
-def test_journal_entries_are_filtered_by_route_text_and_scope_and_cleared() -> None:
+def test_journal_entries_can_be_filtered_and_cleared() -> None:
     client = client_of("--journal", "10")
     for text, scope in (('say "Rome"', "a"), ("Rome", "b"), ("Oslo", "a")):
         chat(client, text, scope)
@@ -118,7 +118,7 @@ def test_journal_is_limited_by_number_of_entries_and_bytes() -> None:
     ] == "8 x"
 
 
-def test_thirty_thousand_entries_stay_within_the_limit_and_are_searchable() -> None:
+def test_journal_of_thirty_thousand_entries_stays_within_the_size_limit() -> None:
     journal = Journal(100_000)
     for number in range(30_000):
         context = request(CHAT, "POST", body=b'{"number":%d}' % number)
@@ -170,7 +170,7 @@ def test_requests_without_a_key_do_not_evict_keyed_requests() -> None:
     ] == [3, 3]
 
 
-def test_journal_limits_the_number_and_size_of_entries_for_requests_without_a_key() -> None:
+def test_journal_limits_the_memory_of_requests_without_a_key() -> None:
     client = keyed_client("--journal", "100000")
     for number in range(60):
         client.post("/tokenize", json={"prompt": f"{number} " + "x" * 30_000})
@@ -182,7 +182,7 @@ def test_journal_limits_the_number_and_size_of_entries_for_requests_without_a_ke
     assert memory["caches"]["journal"]["size_bytes"] < 1 << 20
 
 
-def test_keyed_and_keyless_entries_are_merged_by_arrival_and_cleared_together() -> None:
+def test_entries_with_and_without_a_key_are_merged_by_arrival() -> None:
     client = keyed_client("--journal", "10")
     for number in range(6):
         client.post("/tokenize", json={"prompt": str(number)}, headers=KEY if number % 2 else {})
@@ -357,12 +357,12 @@ def test_secrets_are_masked_in_every_encoding(
     assert with_every_byte_escaped("zq") not in shown and with_every_byte_escaped("qx") not in shown
 
 
-def test_disabled_journal_stores_nothing_and_its_route_names_the_flag() -> None:
+def test_error_of_a_disabled_journal_names_the_flag() -> None:
     answer: Any = client_of().get("/admin/journal").json
     assert "--journal 1000" in answer["error"]["message"] and not Journal(0).active
 
 
-def test_non_json_body_is_stored_as_a_string_and_binary_as_null() -> None:
+def test_non_json_body_is_stored_as_a_string_or_null() -> None:
     assert (
         masked_json(b'{"token": "s", "a": [1e400]')
         == b'"{\\"token\\": \\"***\\", \\"a\\": [1e400]"'

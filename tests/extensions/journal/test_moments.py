@@ -160,7 +160,7 @@ class Pieces(StreamingBody):
             yield b"piece"
 
 
-def test_number_of_recorded_send_times_is_limited_and_the_last_one_is_kept() -> None:
+def test_number_of_recorded_send_times_is_limited() -> None:
     clock = Clock(steps_s=[1.0] * (MAX_SENDS + 7))
     grown: list[int] = []
     log = SendLog(clock.monotonic, grown.append)

@@ -17,7 +17,7 @@ def make_index(block_size: int) -> Index:
     return Index(MemoryBackend(), block_size=block_size)
 
 
-def test_kv_block_whose_incomplete_predecessor_was_dropped_is_counted_as_a_loss() -> None:
+def test_block_after_a_dropped_incomplete_block_is_counted_as_a_loss() -> None:
     index = make_index(64)
     stores = index._ingest
     stores.tails = type(stores.tails)(2000)
@@ -26,7 +26,7 @@ def test_kv_block_whose_incomplete_predecessor_was_dropped_is_counted_as_a_loss(
     assert index.metrics.skipped_events == {"unaligned_parent": 1}
 
 
-def test_images_are_matched_only_if_the_engine_block_size_divides_the_index_block_size() -> None:
+def test_image_matching_requires_compatible_block_sizes() -> None:
     index = make_index(16)
     tokens = list(range(64))
     image = [Placeholder("img", 20, 10)]
@@ -47,7 +47,7 @@ sizes = st.integers(1, 12)
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_matches_and_removals_do_not_depend_on_how_blocks_are_split_into_events(
+def test_matches_do_not_depend_on_how_blocks_are_split_into_events(
     data: st.DataObject,
 ) -> None:
     """Whatever the sizes, and however the engine's blocks are spread over events."""

@@ -71,7 +71,7 @@ def test_scoring_candidates_of_an_adapter_are_the_pods_with_its_blocks(backend: 
     assert backend.lookup([11]).holders.candidates("alice") == 0
 
 
-def test_pod_model_and_adapter_names_with_any_characters_are_indexed(backend: Backend) -> None:
+def test_pod_model_and_adapter_names_may_contain_any_characters(backend: Backend) -> None:
     odd = IndexedEngine("10.0.0.1:8000@x\n\0é", 'org/"model"@1 {}', 3)
     backend.apply(odd, [store([1], [11], "tier: x", adapter="a b\0c")])
     assert holders_of(backend, 11) == {(f"{odd.pod}/3", "tier: x")}
@@ -124,7 +124,9 @@ def _plain(owned: object) -> tuple[int, ...]:
         ("h:1", "redis://h:1"),
     ],
 )
-def test_redis_and_valkey_addresses_of_llm_d_are_accepted(address: str, redis_address: str) -> None:
+def test_redis_and_valkey_addresses_in_the_format_of_llm_d_are_accepted(
+    address: str, redis_address: str
+) -> None:
     from app.extensions.kv_index.redis_backend import redis_url
 
     assert redis_url(address) == redis_address
@@ -165,7 +167,7 @@ def test_hash_maps_of_the_index_drop_evicted_blocks() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=3), min_size=1, max_size=3))
-def test_estimated_memory_of_block_copies_is_at_most_max_copy_bytes_per_copy(
+def test_estimated_memory_per_block_copy_has_a_maximum(
     numbers: list[list[int]],
 ) -> None:
     copies = tuple(
@@ -174,7 +176,7 @@ def test_estimated_memory_of_block_copies_is_at_most_max_copy_bytes_per_copy(
     assert weigh_bytes(copies) <= MAX_COPY_BYTES * weigh_copies(copies)
 
 
-def test_repeated_stores_of_a_block_are_not_counted_above_their_memory_limit(
+def test_repeated_stores_of_a_block_are_counted_only_up_to_a_memory_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.extensions.kv_index.memory.REPEATS_LIMIT_BYTES", 2 * REPEAT_BYTES)

@@ -13,7 +13,7 @@ from app.extensions.kv_index.settings import KVIndexSettings
 from tests.test_compose import SERVICES
 
 
-def test_indexer_of_the_compose_file_distinguishes_the_three_pods_of_the_file() -> None:
+def test_indexer_of_the_compose_file_distinguishes_the_three_pods() -> None:
     """Each publishes with the settings of its service, over sockets of this process."""
     pods = [
         load((), SERVICES[name]["environment"]) for name in ("cached-1", "cached-2", "cached-3")

@@ -78,7 +78,7 @@ def test_recorded_events_of_every_vllm_version_are_decoded(layout: LayoutName) -
     assert len(batch.events) == (3 if layout == "map" else 1)
 
 
-def test_trailing_event_fields_may_be_omitted_as_by_sglang() -> None:
+def test_sglang_events_that_omit_trailing_fields_are_decoded() -> None:
     events = [["BlockStored", [-1], None, [1, 2], 2], ["BlockRemoved", [-1]], ["AllBlocksCleared"]]
     batch = decode(pack([1.0, events, None]))
     stored = batch.events[0]
@@ -86,7 +86,7 @@ def test_trailing_event_fields_may_be_omitted_as_by_sglang() -> None:
     assert engine_keys(stored.block_hashes, "block_hashes") == [(1 << 64) - 1]
 
 
-def test_arrays_maps_and_packed_events_may_be_mixed_in_a_batch() -> None:
+def test_batch_may_contain_events_as_arrays_maps_or_packed_bytes() -> None:
     removed = ["BlockRemoved", [1]]
     mapped = {"block_hashes": [2], "type": "BlockRemoved", "later": "field"}
     batch = decode(pack([1, [removed, mapped, pack(removed), pack(mapped)]]))
@@ -94,7 +94,7 @@ def test_arrays_maps_and_packed_events_may_be_mixed_in_a_batch() -> None:
     assert not batch.losses
 
 
-def test_events_without_tokens_of_the_first_llm_d_simulator_are_decoded() -> None:
+def test_llm_d_simulator_event_without_tokens_is_decoded() -> None:
     batch = decode(pack([1.0, [["BlockStored", [5], None, None, 0, None]], 0]))
     stored = batch.events[0]
     assert isinstance(stored, BlockStored) and not stored.token_ids
@@ -108,7 +108,9 @@ def is_good(event: object) -> bool:
 @pytest.mark.parametrize(
     ("field", "value"), [(f, v) for f, values in WRONG.items() for v in values]
 )
-def test_wrong_field_type_drops_only_its_event_and_names_the_field(field: str, value: Any) -> None:
+def test_field_of_a_wrong_type_drops_only_the_event_that_contains_it(
+    field: str, value: Any
+) -> None:
     mapped = STORED | {field: value}
     fields = STORED | {name: None for name in ORDER[5:]} | {field: value}
     listed = ["BlockStored", *(fields[name] for name in ORDER)]
@@ -209,7 +211,7 @@ values = st.recursive(
 @settings(max_examples=30, deadline=None)
 @given(st.lists(values, max_size=5))
 @example([b"\xa1\x80"])  # packed by itself, text that is none
-def test_valid_events_are_kept_next_to_invalid_ones(others: list[Any]) -> None:
+def test_valid_events_of_a_batch_with_invalid_events_are_kept(others: list[Any]) -> None:
     events = [GOOD]
     for other in others:
         events += [other, GOOD]

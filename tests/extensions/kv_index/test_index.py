@@ -75,7 +75,7 @@ def test_scores_can_be_limited_to_selected_pods(index: Index) -> None:
     assert len(matched(index, PROMPT)) == 3
 
 
-def test_blocks_count_with_the_weight_of_their_best_tier(index: Index) -> None:
+def test_each_cached_block_is_scored_with_the_weight_of_its_best_tier(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16]), offloaded([1, 3, 4]), removed([3, 4]))
     ingest(index, "a", offloaded([4], "NVMe"), removed([4], "CPU"))
     (score,) = index.score("m", PROMPT)
@@ -83,7 +83,7 @@ def test_blocks_count_with_the_weight_of_their_best_tier(index: Index) -> None:
     assert score.score == pytest.approx(2 * 1.0 + 0.8 + 0.5)
 
 
-def test_score_is_the_sum_of_the_configured_tier_weights_of_the_cached_blocks(
+def test_score_is_the_sum_of_the_tier_weights_of_the_cached_blocks(
     backend: Backend,
 ) -> None:
     index = make_index(backend, weights={"gpu": 0.2, "cpu": 0.9, "disk": 0.0})
@@ -154,7 +154,7 @@ def test_all_cached_blocks_of_a_long_prompt_with_a_salt_are_matched() -> None:
         assert matched(index, tokens[: 4 * block_count + 3], salt="salt") == {"a": block_count}
 
 
-def test_image_changes_the_keys_of_the_first_block_that_contains_it_and_of_later_blocks(
+def test_image_changes_all_block_keys_from_its_first_block_on(
     index: Index,
 ) -> None:
     for pod, image in (("a", "one"), ("b", "two")):
@@ -165,14 +165,14 @@ def test_image_changes_the_keys_of_the_first_block_that_contains_it_and_of_later
     assert matched(index, PROMPT) == {"a": 1, "b": 1}
 
 
-def test_events_of_older_vllm_without_image_offsets_match_requests_with_the_image(
+def test_events_without_image_offsets_match_requests_with_the_image(
     index: Index,
 ) -> None:
     ingest(index, "a", stored([1, 2], PROMPT[:8], extra_keys=[["img", "salt"], ["img"]]))
     assert matched(index, PROMPT, media=[Placeholder("img", 0, 8)], salt="salt") == {"a": 2}
 
 
-def test_cached_prefix_counts_up_to_the_last_block_that_all_sliding_windows_need(
+def test_cached_prefix_ends_at_the_last_block_that_all_windows_need(
     index: Index,
 ) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL))
@@ -187,7 +187,7 @@ def test_cached_prefix_counts_up_to_the_last_block_that_all_sliding_windows_need
     assert losses(index) == {}
 
 
-def test_prefix_counts_up_to_the_last_state_of_linear_attention(index: Index) -> None:
+def test_cached_prefix_ends_at_the_last_linear_attention_state(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL), stored([2], PROMPT[:8], **LINEAR))
     assert matched(index, PROMPT) == {"a": 2}
     ingest(index, "a", stored([4], PROMPT[8:16], 2, **LINEAR))
@@ -196,14 +196,14 @@ def test_prefix_counts_up_to_the_last_state_of_linear_attention(index: Index) ->
     assert matched(index, PROMPT) == {"a": 2}
 
 
-def test_cached_prefix_ends_where_any_cache_group_of_the_engine_lacks_blocks(index: Index) -> None:
+def test_cached_prefix_ends_where_any_cache_group_lacks_blocks(index: Index) -> None:
     full = stored([1, 2, 3, 4], PROMPT[:16], **FULL)
     window = stored([1, 2, 3], PROMPT[:12], **WINDOW)
     ingest(index, "a", window, stored([2, 4], PROMPT[:16], **LINEAR), full)
     assert matched(index, PROMPT) == {"a": 2}
 
 
-def test_events_of_a_cache_group_that_omit_some_or_all_blocks_count_no_losses(index: Index) -> None:
+def test_cache_group_events_that_omit_blocks_are_not_counted_as_losses(index: Index) -> None:
     # vLLM publishes the tokens of all blocks, and the hashes of the cached ones, the group with
     # windows first.
     window = stored([3, 4], PROMPT[:16], **WINDOW)
@@ -227,7 +227,7 @@ def test_blocks_without_a_full_attention_counterpart_are_counted_as_losses(index
     assert matched(index, PROMPT) == {"b": 1}
 
 
-def test_tier_counts_of_a_truncated_prefix_use_the_best_tier_of_each_block(index: Index) -> None:
+def test_each_block_of_a_truncated_prefix_is_counted_in_its_best_tier(index: Index) -> None:
     ingest(index, "a", stored([1, 2, 3, 4], PROMPT[:16], **FULL), stored([2], PROMPT[:8], **LINEAR))
     ingest(index, "a", offloaded([2, 3], group_idx=0), removed([2, 3], group_idx=0))
     (score,) = index.score("m", PROMPT)
@@ -247,7 +247,7 @@ def test_offloaded_blocks_of_an_unknown_group_are_counted_as_losses(index: Index
         ({"lora_name": "n" * 512}, {"lora_name": "n" * 513}, "bad_lora_name"),
     ],
 )
-def test_event_values_up_to_their_limits_are_accepted_and_larger_values_are_rejected(
+def test_event_values_beyond_their_limits_are_counted_as_losses(
     index: Index, last: dict[str, Any], beyond: dict[str, Any], loss: str
 ) -> None:
     ingest(index, "a", stored([1], PROMPT[:4], **last))
@@ -272,7 +272,7 @@ def test_event_values_up_to_their_limits_are_accepted_and_larger_values_are_reje
         (removed([b""]), "bad_block_hashes"),
     ],
 )
-def test_invalid_events_are_counted_by_reason_and_valid_events_are_kept(
+def test_invalid_events_are_counted_without_dropping_valid_events(
     event: KVEvent, reason: str
 ) -> None:
     index = make_index(MemoryBackend())
@@ -286,14 +286,14 @@ def test_stored_and_removed_events_without_blocks_are_ignored(index: Index) -> N
     assert losses(index) == {} and matched(index, PROMPT) == {"a": 1}
 
 
-def test_blocks_of_a_memory_tier_above_the_maximum_number_of_tiers_are_counted_as_losses() -> None:
+def test_memory_tiers_above_the_maximum_number_are_counted_as_losses() -> None:
     index = make_index(MemoryBackend())
     ingest(index, "a", stored([1], PROMPT[:4]), *(offloaded([1], f"medium{n}") for n in range(20)))
     assert losses(index) == {"too_many_tiers": 6}
     assert index.backend.size().copies == 15
 
 
-def test_block_hashes_are_accepted_as_bytes_and_as_signed_or_unsigned_numbers(index: Index) -> None:
+def test_block_hashes_may_be_bytes_or_signed_or_unsigned_numbers(index: Index) -> None:
     ingest(index, "a", stored([b"\5" * 24 + (9).to_bytes(8, "big")], PROMPT[:4]))
     ingest(index, "a", stored([-1], PROMPT[4:8], 9), removed([(1 << 64) - 1]))
     assert matched(index, PROMPT) == {"a": 1}
@@ -443,7 +443,7 @@ def alone(copies_by_block: list[tuple[int, ...]], number: int) -> tuple[int, flo
     return matched, worth
 
 
-def test_least_recently_used_adapters_lose_their_scoring_candidates_above_the_limit(
+def test_least_recently_used_adapters_are_forgotten_above_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.extensions.kv_index.holders.MAX_ADAPTERS", 3)

@@ -52,7 +52,7 @@ def test_indexer_messages_have_the_names_and_numbers_of_llm_d() -> None:
     assert response.SerializeToString() == b"\x0a\x0e" + without_rank + b"\x18\0"
 
 
-def test_scores_of_pods_are_sorted_best_first_and_name_no_rank(index: KvIndex) -> None:
+def test_pod_scores_are_sorted_best_first_and_contain_no_rank(index: KvIndex) -> None:
     store(index, "a", 1)
     store(index, "b", 3)
     answer = ask(index, prompt=TEXT, model_name="m")
@@ -76,7 +76,7 @@ def test_each_rank_of_a_pod_has_a_separate_score(index: KvIndex) -> None:
     assert all(score.HasField("data_parallel_rank") for score in answer.scores)
 
 
-def test_scoring_a_prompt_takes_as_many_backend_calls_for_many_pods_as_for_one(
+def test_number_of_backend_calls_does_not_depend_on_the_number_of_pods(
     index: KvIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(index, "a", 1)

@@ -61,7 +61,7 @@ texts = st.none() | st.lists(st.text(max_size=5), max_size=3).map(tuple)
 
 @settings(max_examples=30, deadline=None)
 @given(ids, st.integers(1, 9), st.data())
-def test_block_key_is_the_xxh64_hash_of_its_parent_key_token_ids_and_extra_texts(
+def test_block_key_is_the_hash_of_the_parent_key_and_the_block_content(
     tokens: list[int], size: int, data: st.DataObject
 ) -> None:
     blocks = len(tokens) // size
@@ -101,7 +101,7 @@ def test_cached_block_keys_equal_computed_block_keys(drawn_prompts: list[list[in
         assert cache.parts.size_bytes <= cache.parts.limit_bytes
 
 
-def test_cached_block_keys_equal_computed_keys_even_if_prompt_parts_have_equal_hashes(
+def test_cached_block_keys_are_correct_despite_hash_collisions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def equal_hash(data: bytes, seed: int) -> int:
@@ -163,7 +163,7 @@ def image(identifier: str, offset: int, length: int) -> Placeholder:
 
 
 @given(st.integers(1, 12), sizes, images, st.none() | st.just("salt"), st.booleans())
-def test_block_keys_of_requests_and_events_are_equal_for_equal_block_sizes(
+def test_block_features_of_requests_equal_those_of_events(
     blocks: int, size: int, shown: list[tuple[str, int, int]], salt: str | None, adapted: bool
 ) -> None:
     media = [image(*fields) for fields in shown]

@@ -62,9 +62,7 @@ def now(source: TargetSource) -> Sequence[PodEndpoint]:
         ),
     ],
 )
-def test_pod_address_is_parsed_with_and_without_a_scheme_and_options(
-    text: str, target: PodEndpoint
-) -> None:
+def test_scheme_and_options_of_a_pod_address_are_optional(text: str, target: PodEndpoint) -> None:
     assert parse_target(text) == target
 
 
@@ -135,14 +133,16 @@ def test_host_name_resolves_to_all_its_addresses(caplog: pytest.LogCaptureFixtur
         (";replay=tcp://elsewhere:9", "tcp://elsewhere:9", None, None),
     ],
 )
-def test_options_of_a_host_name_source_apply_to_the_addresses_that_it_resolves_to(
+def test_options_of_a_host_name_apply_to_the_resolved_addresses(
     options: str, replay: str | None, pod: str | None, model: str | None
 ) -> None:
     (source,) = target_sources([f"dns://127.0.0.1:7{options}"])
     assert now(source) == [PodEndpoint("tcp://127.0.0.1:7", replay, pod, model)]
 
 
-def test_several_addresses_for_one_pod_name_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_pod_name_that_resolves_to_several_addresses_logs_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     target = parse_target("pods.example:1;pod=a")
     two_addresses = {"pods.example": ["10.0.0.1", "10.0.0.2"]}
     source = DnsSource(target, two_addresses.__getitem__)
@@ -153,7 +153,7 @@ def test_several_addresses_for_one_pod_name_log_a_warning(caplog: pytest.LogCapt
     assert [target.name for target in now(source)] == ["a"] and len(caplog.records) == 1
 
 
-def test_resolver_returns_no_address_for_an_unknown_host_and_raises_a_temporary_failure(
+def test_unknown_host_has_no_address_but_temporary_failures_are_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "127.0.0.1" in resolve_host("127.0.0.1")
@@ -170,7 +170,7 @@ def test_resolver_returns_no_address_for_an_unknown_host_and_raises_a_temporary_
                 resolve_host("x")
 
 
-def test_pod_sources_are_read_from_a_list_of_addresses_files_and_host_names(tmp_path: Path) -> None:
+def test_pod_sources_may_be_addresses_files_or_host_names(tmp_path: Path) -> None:
     path = tmp_path / "pods"
     path.write_text("h:1")
     sources = target_sources(["a:1", f"file:{path}", f"file://{path}", "dns://127.0.0.1:7", "b:2"])
@@ -184,7 +184,7 @@ def test_pod_sources_are_read_from_a_list_of_addresses_files_and_host_names(tmp_
         target_sources(["dns://name"])
 
 
-def test_pod_expires_a_while_after_its_latest_connection_was_closed() -> None:
+def test_pod_expires_a_fixed_time_after_its_latest_connection_is_closed() -> None:
     tracker = PodTracker(10)
     for pod in "abcd":
         tracker.record_message(pod, 1, 0)

@@ -46,7 +46,7 @@ def message(pod: str, sequence: int, *events: object, model: str = "m") -> Publi
     return PublishedMessage(pod, model, sequence, encode(batch(*events, ts=1000.0 + sequence)))  # type: ignore[arg-type]
 
 
-def test_engines_above_the_maximum_number_in_the_index_are_rejected_and_counted() -> None:
+def test_index_rejects_engines_above_the_maximum_number() -> None:
     index, pool = make(MemoryBackend(max_holders=10), max_engines=20, shards=1)
     for number in range(30):
         pool.put(message(f"pod{number}", 0, stored([1], PROMPT[:4])))
@@ -56,7 +56,7 @@ def test_engines_above_the_maximum_number_in_the_index_are_rejected_and_counted(
     assert len(pool.positions()) == 20
 
 
-def test_backend_restart_is_counted_once_while_the_backend_is_unavailable(
+def test_pod_restart_is_counted_once_despite_backend_failures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = Failing()
@@ -136,7 +136,7 @@ def test_only_a_change_of_the_backend_epoch_is_counted_as_a_loss() -> None:
 
 
 @pytest.mark.parametrize("unread", [b"garbage", bytes(2000)], ids=["unreadable", "too large"])
-def test_unreadable_message_is_skipped_for_the_rank_that_expects_its_sequence_number(
+def test_unreadable_message_is_skipped_for_the_rank_that_expects_it(
     unread: bytes,
 ) -> None:
     index, pool = make(max_payload_bytes=1000)
@@ -159,7 +159,7 @@ def test_unreadable_message_is_skipped_for_the_rank_that_expects_its_sequence_nu
     assert sum(index.metrics.skipped_messages.values()) == 1 + 2
 
 
-def test_pods_that_were_silent_for_the_longest_time_are_removed_above_the_limit() -> None:
+def test_longest_silent_pods_are_removed_above_the_limit() -> None:
     index, pool = make(max_pods=3)
     for sequence, pod in enumerate("abcade"):  # when d comes, a is not the longest silent
         pool.put(
@@ -187,7 +187,7 @@ def test_event_losses_are_counted_once_when_a_batch_is_retried(
     assert index.metrics.skipped_events == {"token_count": 1, "unknown_block": 1}
 
 
-def test_kv_index_lets_other_greenlets_run_while_it_adds_and_clears_thousands_of_blocks(
+def test_other_greenlets_run_while_thousands_of_blocks_are_indexed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     index, pool = make()

@@ -24,7 +24,7 @@ def indexer(*flags: str) -> FlaskClient:
         ("/score_chat_completions", {"messages": CHAT}),
     ],
 )
-def test_pod_in_the_field_routed_to_is_scored_in_the_same_and_in_the_next_response(
+def test_pod_in_the_routed_to_field_is_scored_from_that_response_on(
     path: str, body: dict[str, object]
 ) -> None:
     client = indexer()
@@ -35,14 +35,14 @@ def test_pod_in_the_field_routed_to_is_scored_in_the_same_and_in_the_next_respon
     assert client.post(path, json={**body, "pods": ["pod-b"]}).get_json() == {}
 
 
-def test_scores_of_routed_tokens_have_the_routed_rank_and_the_speculative_tier() -> None:
+def test_score_of_a_routed_prompt_has_the_rank_and_speculative_tier() -> None:
     client = indexer()
     body = {"tokens": TOKENS, "routed_to": "pod-a", "routed_rank": 3}
     card = client.post("/score_tokens", json=body).get_json()["scores"]["pod-a"]
     assert (card["rank"], card["matched"], card["tiers"]) == (3, 3, {"speculative": 3})
 
 
-def test_configured_weight_of_the_speculative_tier_sets_the_score_of_a_routed_prompt() -> None:
+def test_speculative_tier_weight_sets_the_score_of_a_routed_prompt() -> None:
     client = indexer("--kv-index-tier-weights", "gpu=1", "speculative=0.5")
     body = {"tokens": TOKENS, "routed_to": "pod-a"}
     assert client.post("/score_tokens", json=body).get_json()["scores"]["pod-a"]["score"] == 1.5

@@ -78,9 +78,7 @@ def meet(index: KvIndex, engine: FakeEngine) -> None:
         gevent.sleep(0.001)
 
 
-def test_index_metrics_are_valid_prometheus_text_and_contain_every_loss_reason(
-    index: KvIndex, engine: FakeEngine
-) -> None:
+def test_index_metrics_are_valid_prometheus_text(index: KvIndex, engine: FakeEngine) -> None:
     meet(index, engine)
     engine.publish(stored([1], PROMPT[:4]), stored([2], PROMPT[4:8], 99))
 
@@ -167,7 +165,7 @@ def test_event_subscriber_of_the_index_continues_after_an_internal_error(
     assert caplog.text.count("RuntimeError: a fault") == 2
 
 
-def test_kv_index_backend_setting_selects_the_memory_cost_aware_or_redis_backend() -> None:
+def test_kv_index_backend_setting_selects_the_backend() -> None:
     from app.extensions.kv_index.redis_backend import RedisBackend
 
     assert isinstance(open_backend(KVIndexSettings()), MemoryBackend)
@@ -229,7 +227,7 @@ def index_of(**options: Any) -> KvIndex:
         ({"role": "indexer", "kv_index_pods": ("h:1",), "kv_index_bind": "tcp://*:7"}, "tcp://*:7"),
     ],
 )
-def test_indexer_listens_unless_pods_are_configured(
+def test_indexer_binds_the_default_event_port_unless_pods_are_configured(
     options: dict[str, Any], bind: str | None
 ) -> None:
     index = index_of(**options)
@@ -255,7 +253,7 @@ def test_only_configured_models_and_folders_have_tokenizers(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "options", [{"kv_index_pods": ("nonsense",)}, {"kv_index_redis_url": "http://h:1"}]
 )
-def test_error_for_an_invalid_address_names_its_setting(options: dict[str, Any]) -> None:
+def test_error_for_an_invalid_address_names_the_setting(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="setting kv-index-pods or kv-index-redis-url: "):
         index_of(kv_index_backend="redis", **options)
 

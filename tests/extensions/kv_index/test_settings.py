@@ -16,7 +16,7 @@ RANKS = ("--data-parallel-size", "2")
     [
         (
             ["--kv-index-bind", "tcp://127.0.0.1:*"],
-            "is wrong: must be a ZMQ address with tcp and a port",
+            "is wrong: must be a ZMQ address such as tcp://HOST:PORT",
         ),
         (
             ["--kv-index-bind", "tcp://*:5557", *RANKS],

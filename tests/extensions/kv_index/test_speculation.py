@@ -36,9 +36,7 @@ def matched(index: Index, tokens: list[int] = PROMPT, *pods: str) -> dict[str, i
     return {score.pod: score.matched for score in index.score("m", tokens, pods=pods)}
 
 
-def test_routed_prompt_counts_at_once_and_only_for_its_lifetime(
-    index: Index, clock: list[float]
-) -> None:
+def test_routed_prompt_is_scored_until_its_lifetime_ends(index: Index, clock: list[float]) -> None:
     assert matched(index) == {}
     route(index, "a")
     [score] = index.score("m", PROMPT)
@@ -53,7 +51,7 @@ def test_routed_prompt_counts_at_once_and_only_for_its_lifetime(
     assert index.speculation.size_bytes == 0
 
 
-def test_routed_prompt_counts_up_to_its_common_prefix_with_the_scored_prompt(index: Index) -> None:
+def test_score_of_a_routed_prompt_covers_only_the_common_prefix(index: Index) -> None:
     route(index, "a")
     other = [*PROMPT[:12], 1, 2, 3, 4]
     assert matched(index, other) == {"a": 3}
@@ -62,7 +60,7 @@ def test_routed_prompt_counts_up_to_its_common_prefix_with_the_scored_prompt(ind
     assert index.score("another model", PROMPT) == []
 
 
-def test_speculative_blocks_are_added_to_event_blocks_and_change_the_ranking(index: Index) -> None:
+def test_speculative_blocks_can_change_the_ranking_of_pods(index: Index) -> None:
     ingest(index, "a", block(0), block(1))
     ingest(index, "b", block(0), block(1), block(2))
     assert list(matched(index)) == ["b", "a"]
@@ -72,9 +70,7 @@ def test_speculative_blocks_are_added_to_event_blocks_and_change_the_ranking(ind
     assert best.tiers == {"gpu": 2, "speculative": BLOCKS - 2}
 
 
-def test_stored_event_confirms_a_routed_prompt_and_a_removed_event_shortens_the_match(
-    index: Index, clock: list[float]
-) -> None:
+def test_stored_event_confirms_a_routed_prompt(index: Index, clock: list[float]) -> None:
     route(index, "a")
     ingest(index, "a", stored(range(1, BLOCKS + 1), PROMPT))
     assert len(index.speculation) == 0
@@ -84,7 +80,7 @@ def test_stored_event_confirms_a_routed_prompt_and_a_removed_event_shortens_the_
     assert matched(index) == {"a": 1}
 
 
-def test_event_of_some_blocks_or_of_another_pod_does_not_confirm_a_routed_prompt(
+def test_incomplete_or_foreign_event_does_not_confirm_a_routed_prompt(
     index: Index,
 ) -> None:
     route(index, "a")
@@ -94,7 +90,7 @@ def test_event_of_some_blocks_or_of_another_pod_does_not_confirm_a_routed_prompt
     assert len(index.speculation) == 1
 
 
-def test_prompt_that_the_pod_has_cached_is_not_kept_as_routed(index: Index) -> None:
+def test_routed_prompt_is_not_tracked_if_the_pod_already_has_it_cached(index: Index) -> None:
     """No event will come for blocks that are cached, and the pod may remove them."""
     ingest(index, "a", stored(range(1, BLOCKS + 1), PROMPT))
     route(index, "a")
@@ -153,7 +149,7 @@ def test_oldest_routed_prompts_are_dropped_above_the_maximum_number() -> None:
     assert len(speculation.complete([], [8, 108], ())) == 1
 
 
-def test_routed_prompts_are_not_kept_without_a_lifetime() -> None:
+def test_routed_prompts_are_not_tracked_if_no_lifetime_is_set() -> None:
     speculation = Speculation(0.0)
     speculation.add("a", 0, [1, 2])
     assert len(speculation) == 0
@@ -166,7 +162,7 @@ def test_common_prefix_length_is_the_number_of_equal_leading_block_keys(length: 
     assert common_prefix(keys, other) == min(length, 5)
 
 
-def test_other_greenlets_run_while_many_prompts_with_an_equal_first_block_are_compared(
+def test_other_greenlets_run_while_many_similar_prompts_are_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     speculation = Speculation(LIFETIME_S, now=float)

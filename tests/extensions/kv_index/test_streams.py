@@ -95,7 +95,7 @@ def test_invalid_replay_address_fails_at_once(indexer: SteppedIndexer) -> None:
     assert indexer.matched(PROMPT) == {"a": 1}
 
 
-def test_engine_restart_clears_the_pod_and_requests_its_first_batches(
+def test_engine_restart_replays_the_first_batches_of_the_new_engine(
     indexer: SteppedIndexer,
 ) -> None:
     engine = indexer.engine(connect=False)
@@ -287,7 +287,7 @@ def test_malformed_replay_messages_are_ignored(indexer: SteppedIndexer, silent: 
 @pytest.mark.parametrize(
     ("pause_s", "answers", "fails_s"), [(1.9, 3, 3 * 1.9 + 2), (1.5, 79, 120.0)]
 )
-def test_event_replay_without_a_response_or_an_end_fails(
+def test_event_replay_that_stalls_or_does_not_end_in_time_fails(
     indexer: SteppedIndexer, silent: FakeEngine, pause_s: float, answers: int, fails_s: float
 ) -> None:
     ask(indexer, silent, 200, block(0))
@@ -347,7 +347,7 @@ def test_removing_a_pod_drops_its_event_messages_that_wait_for_a_replay(
     silent.close()
 
 
-def test_next_event_replay_after_a_failed_one_starts_after_the_cool_down(
+def test_event_replay_after_a_failed_replay_starts_only_after_the_cooldown(
     indexer: SteppedIndexer, silent: FakeEngine
 ) -> None:
     ask(indexer, silent, 5, block(0))

@@ -51,7 +51,7 @@ def test_messages_whose_topic_names_no_pod_are_not_received(indexer: SteppedInde
     assert indexer.matched(PROMPT) == {"a": 1}
 
 
-def test_blocks_of_listed_pods_are_indexed_whatever_their_event_topic(
+def test_blocks_of_listed_pods_are_indexed_regardless_of_their_event_topic(
     indexer: SteppedIndexer,
 ) -> None:
     plain = indexer.engine("", connect=False)
@@ -128,7 +128,7 @@ def test_pod_that_reconnects_within_the_grace_period_keeps_its_blocks(
     assert indexer.matched(PROMPT) == {"a": 2}
 
 
-def test_malformed_message_is_counted_and_the_next_one_is_read(indexer: SteppedIndexer) -> None:
+def test_malformed_messages_are_counted_and_skipped(indexer: SteppedIndexer) -> None:
     indexer.listen()
     a = indexer.engine("kv@a@m")
     indexer.meet(a)
@@ -164,7 +164,7 @@ def test_malformed_message_is_counted_and_the_next_one_is_read(indexer: SteppedI
     }
 
 
-def test_events_with_the_additional_fields_of_vllm_0_33_are_read_without_losses(
+def test_additional_event_fields_of_vllm_0_33_are_ignored(
     indexer: SteppedIndexer,
 ) -> None:
     """Their session and the tokens behind each block are not read, in whatever shape they come."""
@@ -184,7 +184,7 @@ def test_events_with_the_additional_fields_of_vllm_0_33_are_read_without_losses(
     assert indexer.index.metrics.skipped_events == {}
 
 
-def test_payload_of_100_megabytes_is_rejected_and_the_next_one_is_read(
+def test_payload_of_100_megabytes_is_skipped(
     indexer: SteppedIndexer,
 ) -> None:
     indexer.listen()
@@ -197,7 +197,7 @@ def test_payload_of_100_megabytes_is_rejected_and_the_next_one_is_read(
     assert indexer.index.metrics.skipped_messages == {"too_large": 1}
 
 
-def test_subscriber_that_stopped_reading_detects_and_fills_the_gap(
+def test_subscriber_that_falls_behind_fills_the_gap_in_the_events(
     indexer: SteppedIndexer,
 ) -> None:
     """What neither side has room for is lost on the way, and asked for again."""

@@ -76,7 +76,7 @@ class Stuck:
         return self._tokenizer.encode(text, add_special_tokens)
 
 
-def test_special_tokens_are_added_to_prompts_and_conversations_on_request() -> None:
+def test_special_tokens_are_added_unless_the_request_disables_them() -> None:
     folder = TokenizerFolder(
         tokenizer_file=Path("tokenizer.json"),
         chat_templates={"default": "{{ messages[0].content }}"},
@@ -114,7 +114,7 @@ def test_prompt_is_encoded_once_per_tokenizer_and_special_token_option() -> None
     assert calls == [(TEXT, True), (TEXT, False)] * 2
 
 
-def test_slow_prompts_time_out_and_excess_prompts_are_rejected_at_once(
+def test_excess_prompts_are_rejected_while_slow_prompts_are_encoded(
     tokenizer: LocalTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Stuck(tokenizer)
@@ -179,7 +179,7 @@ def outcomes(
     ]
 
 
-def test_each_request_receives_a_separate_error_for_a_failed_tokenizer_load(
+def test_each_request_gets_its_own_error_for_a_failed_tokenizer_load(
     loader: Loader,
 ) -> None:
     errors = outcomes(library(loader), "bad")
@@ -213,7 +213,7 @@ def test_least_recently_used_tokenizer_is_evicted(loader: Loader, embedded: Loca
     assert models.size_bytes == room + FAILURE_BYTES
 
 
-def test_tokenizer_hub_is_queried_only_for_valid_names_of_an_organization_and_a_model(
+def test_tokenizer_hub_is_queried_only_for_valid_model_names(
     loader: Loader,
 ) -> None:
     models = library(loader, hub=True)
@@ -234,7 +234,7 @@ def test_tokenizer_hub_is_queried_only_for_valid_names_of_an_organization_and_a_
     assert loader.calls == ["org/some-model.v2"]
 
 
-def test_tokenizer_load_that_exceeds_the_timeout_continues_for_later_requests(
+def test_tokenizer_load_continues_after_the_timeout_of_the_request(
     loader: Loader, embedded: LocalTokenizer
 ) -> None:
     loader.gates["a"] = threading.Event()
@@ -315,7 +315,7 @@ def test_tokenizers_are_found_by_path_and_in_the_hub_cache(tmp_path: Path) -> No
     assert find_tokenizer(tmp_path, "late") == tmp_path / "late/tokenizer.json"
 
 
-def test_tokenizer_is_read_from_the_main_snapshot_or_else_from_the_latest_snapshot(
+def test_main_snapshot_takes_precedence_over_the_latest_snapshot(
     tmp_path: Path,
 ) -> None:
     repository = tmp_path / "models--org--name"

@@ -92,7 +92,7 @@ def test_request_for_blocks_of_an_aborted_load_starts_after_the_load() -> None:
     assert tiered.used_blocks == 0
 
 
-def test_request_for_blocks_that_are_being_loaded_waits_and_then_hits_the_cache() -> None:
+def test_request_for_blocks_that_are_being_loaded_waits_for_them() -> None:
     tiered = TieredEngine(30)
     tiered.complete("first", prompt_of(1))
     evict(tiered)
@@ -118,7 +118,9 @@ def test_prompt_of_full_blocks_is_loaded_except_for_its_last_token() -> None:
 
 
 @timings
-def test_blocks_are_stored_after_their_step_and_evicted_from_the_end(steps: bool) -> None:
+def test_host_tier_evicts_blocks_from_the_end_of_the_prompt(
+    steps: bool,
+) -> None:
     tiered = TieredEngine(40, steps=steps, chunks=6)
     tiered.complete("first", prompt_of(1))
     tiered.complete("second", prompt_of(2))
@@ -137,7 +139,7 @@ def test_blocks_are_stored_after_their_step_and_evicted_from_the_end(steps: bool
     assert device[0].block_hashes == first_hashes
 
 
-def test_full_events_of_the_host_tier_contain_token_ids_and_parent_hashes() -> None:
+def test_full_host_tier_events_contain_token_ids_and_parent_hashes() -> None:
     tiered = TieredEngine(40, has_full_events=True, blocks_per_chunk=2)
     tiered.complete("first", prompt_of(1, 5))
 
@@ -168,7 +170,7 @@ def test_cache_reset_clears_the_host_tier_only_if_reset_external_is_set() -> Non
 
 
 @timings
-def test_cache_reset_during_a_load_leaves_no_block_and_no_waiting_request(steps: bool) -> None:
+def test_cache_reset_during_a_load_leaves_no_blocks_in_use(steps: bool) -> None:
     tiered = TieredEngine(12, steps=steps)
     tiered.complete("first", prompt_of(1))
     evict(tiered)
@@ -217,7 +219,7 @@ def test_reply_blocks_are_stored_unless_only_prompts_are_stored() -> None:
         assert cached_tokens == cached_blocks * BLOCK_SIZE
 
 
-def test_store_that_does_not_fit_into_the_host_tier_is_counted_and_retried() -> None:
+def test_store_that_does_not_fit_into_the_host_tier_is_retried() -> None:
     tiered = TieredEngine(40, chunks=6)
     tiered.submit("first", prompt_of(1))
     tiered.submit("second", prompt_of(2), 200)
@@ -261,7 +263,9 @@ def test_full_disk_tier_evicts_the_oldest_chunks() -> None:
 
 
 @timings
-def test_each_request_loads_its_blocks_without_a_prefix_cache(steps: bool) -> None:
+def test_each_request_loads_its_blocks_if_the_prefix_cache_is_off(
+    steps: bool,
+) -> None:
     tiered = TieredEngine(30, steps=steps, has_prefix_cache=False)
     tiered.complete("first", prompt_of(1))
     for name in ("second", "third"):

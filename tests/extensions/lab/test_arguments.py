@@ -15,7 +15,7 @@ from tests.config.test_command import check_error
         (["record", "--out"], "argument --out: expected one argument"),
     ],
 )
-def test_misspelled_command_or_flag_prints_a_one_line_error_with_a_suggestion(
+def test_error_for_a_misspelled_command_or_flag_contains_a_suggestion(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_error(argv, message, capsys)

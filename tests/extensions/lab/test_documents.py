@@ -119,7 +119,7 @@ def test_planning_page_shows_the_fleets_of_models_planned_together(
     ]
 
 
-def test_planning_page_has_plans_with_and_without_a_confidence() -> None:
+def test_planning_page_has_plans_with_and_without_a_required_confidence() -> None:
     assert ["--confidence" in command for command, _ in SEARCHES] == [False, True]
 
 
@@ -142,11 +142,11 @@ def test_simulate_page_commands_accept_the_example_loads(
     assert capsys.readouterr().out.startswith(f"qwen3-14b-h100: trace {words[2]}\n")
 
 
-def test_simulate_page_has_a_run_a_sweep_and_two_examples() -> None:
+def test_simulate_page_shows_a_run_a_sweep_and_two_examples() -> None:
     assert ["--sweep" in command for command, _ in SIMULATIONS] == [False, True]
     assert [Path(command.split()[2]).suffix for command in EXAMPLE_LOADS] == [".yml", ".jsonl"]
 
 
-def test_options_page_equals_the_page_generated_from_the_command_line_parsers() -> None:
+def test_options_page_equals_the_generated_page() -> None:
     page = lab_page()
     assert page.path.read_text("utf-8") == page.markdown(), "python -m scripts.reference_lab"

@@ -147,7 +147,7 @@ def steps_of(cost: CostConstants, count: int, seed: int) -> list[RecordedStep]:
 
 @settings(max_examples=25, deadline=None)
 @given(requests=REQUESTS, in_flight=st.one_of(st.none(), st.integers(1, 8)))
-def test_engine_run_and_its_simulation_have_equal_times_and_steps(
+def test_simulation_has_the_times_and_steps_of_the_engine_run(
     requests: list[tuple[float, int, int]], in_flight: int | None
 ) -> None:
     load = load_of(requests)
@@ -172,7 +172,7 @@ def test_engine_run_and_its_simulation_have_equal_times_and_steps(
         ([(0.0, 5, 2), (0.0, 5, 4), (0.0, 5, 1)], 2, [0.0, 0.0, LATER], [1.0, 1.0, 4.0]),
     ],
 )
-def test_client_sends_a_request_when_it_is_due_and_a_slot_is_free(
+def test_client_sends_a_due_request_once_a_slot_is_free(
     requests: list[tuple[float, int, int]],
     in_flight: int | None,
     send_s: list[float],
@@ -244,7 +244,7 @@ def played(scale: float, steps: int = 3) -> Played:
     )
 
 
-def test_rehearsal_tolerates_median_errors_5_and_single_errors_10_points_above_noise() -> None:
+def test_rehearsal_allows_limited_median_and_single_errors() -> None:
     for repeated, simulated, within in (
         *((1.0, 1.049, True), (1.0, 1.051, False), (1.0, 0.951, True), (1.0, 0.949, False)),
         (1.1, 1.15, True),
@@ -259,7 +259,9 @@ def test_rehearsal_tolerates_median_errors_5_and_single_errors_10_points_above_n
     assert not Comparison(3, played(1.0), played(1.0), played(1.0, steps=2)).same_steps
 
 
-def test_rehearsal_report_contains_figures_step_costs_and_a_verdict(good: Rehearsal) -> None:
+def test_rehearsal_report_contains_the_figures_and_a_verdict(
+    good: Rehearsal,
+) -> None:
     text = report.table(good)
     assert "2 in flight: 12 requests, " in text and "5 in flight: 12 requests, " in text
     assert text.count("the same in the simulation") == 2

@@ -40,7 +40,7 @@ def model_config(folder: Path, **changes: object) -> str:
         ),
     ],
 )
-def test_profile_auto_with_missing_or_conflicting_settings_prevents_startup_with_one_line(
+def test_invalid_auto_profile_settings_prevent_startup_with_one_line(
     argv: list[str], error: str
 ) -> None:
     with pytest.raises(ConfigError, match=error) as raised:
@@ -48,7 +48,7 @@ def test_profile_auto_with_missing_or_conflicting_settings_prevents_startup_with
     assert "\n" not in str(raised.value)
 
 
-def test_profile_auto_is_computed_from_data_sheets(tmp_path: Path) -> None:
+def test_auto_profile_is_computed_from_data_sheets(tmp_path: Path) -> None:
     argv = ["--profile", "auto", "--device", "h100", "--model-config", model_config(tmp_path)]
     settings = load(argv, {})
     assert settings.steps.shared and settings.kvcache.kv_cache_size > 10_000
@@ -63,7 +63,7 @@ def test_smaller_step_limits_leave_more_memory_for_the_kv_cache(tmp_path: Path) 
     assert small.kvcache.kv_cache_size > large.kvcache.kv_cache_size
 
 
-def test_model_that_leaves_no_memory_for_a_kv_cache_fits_with_smaller_step_limits(
+def test_smaller_step_limits_leave_memory_for_a_kv_cache(
     tmp_path: Path,
 ) -> None:
     path = model_config(tmp_path, num_hidden_layers=60)

@@ -45,7 +45,7 @@ def decided(**fields: Any) -> dict[str, Any]:
     return parsed
 
 
-def test_answers_to_predicates_choices_and_scores_have_the_fields_of_their_question_type() -> None:
+def test_answer_to_each_type_of_question_has_the_fields_of_that_type() -> None:
     answer = decided()
     assert list(answer) == ["model", "answers", "usage"]
     predicate, choice, score = answer["answers"]
@@ -73,7 +73,7 @@ def test_same_questions_about_the_same_text_get_the_same_answers() -> None:
     assert decided()["answers"] != decided(input="the sea is blue")["answers"]
 
 
-def test_usage_counts_the_output_and_cached_tokens_of_all_questions() -> None:
+def test_usage_contains_the_output_and_cached_tokens_of_all_questions() -> None:
     text = "It is a long text about the sky. " * 20
     first = decided(input=text, cache_salt="a salt")["usage"]
     second_usage = decided(input=text, cache_salt="a salt")["usage"]
@@ -163,7 +163,7 @@ def test_decisions_route_does_not_exist_in_version_0_32() -> None:
     assert post(client_of("0.32")).status_code == 404
 
 
-def test_systemone_route_accepts_the_field_joint_from_version_0_33() -> None:
+def test_systemone_route_rejects_joint_decisions_from_version_0_33() -> None:
     answer = client_of("0.33").post("/v1/systemone", json=STATE | {"joint": False})
     assert answer.json is not None
     assert list(answer.json)[-1] == "joint"

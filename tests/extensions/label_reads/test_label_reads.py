@@ -75,7 +75,7 @@ def test_each_label_read_counts_as_one_generated_token() -> None:
     assert generated() == generated_before + 3
 
 
-def test_query_and_items_may_be_token_ids_and_joined_in_either_order() -> None:
+def test_query_and_items_may_be_joined_in_either_order() -> None:
     tokens = {"query": [7, 8], "items": [[9], [10, 11]], "label_token_ids": [1]}
     assert ok(SCORING, tokens)["usage"]["prompt_tokens"] == 7
     pair = {"query": [7, 8], "items": [[9]], "label_token_ids": [1, 2]}

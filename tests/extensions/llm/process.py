@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 import zmq
 
-from app.core.engine import wire
+from app.extensions.llm import wire
 from tests.running_server import ROOT
 
 PATIENCE_S = 50.0

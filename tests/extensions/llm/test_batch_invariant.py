@@ -66,7 +66,7 @@ def alone(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.permutations(range(len(WANTED))), st.data())
-def test_batching_and_scheduling_do_not_change_a_single_bit_of_the_replies(
+def test_replies_do_not_depend_on_batching_and_scheduling(
     alone: Alone, order: list[int], data: st.DataObject
 ) -> None:
     folder, dtype, unbatched = alone

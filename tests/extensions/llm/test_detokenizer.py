@@ -26,7 +26,7 @@ def shown(ids: list[int], *stops: str, include: bool = False) -> tuple[list[str]
 
 @settings(deadline=None)
 @given(st.text())
-def test_pieces_join_to_the_text_without_partial_characters(text: str) -> None:
+def test_concatenated_pieces_equal_the_text_and_split_no_character(text: str) -> None:
     ids = BACKEND.encode(text, add_special_tokens=False).ids
     pieces, _ = shown(ids)
     assert "".join(pieces) == BACKEND.decode(ids)

@@ -82,7 +82,7 @@ def test_engine_step_copies_only_one_tensor_from_the_gpu(
     assert engine.stats.generated_tokens == 6 * 12
 
 
-def test_logprobs_and_nucleus_sampling_copy_more_than_one_tensor_from_the_gpu(
+def test_logprobs_and_nucleus_sampling_copy_two_tensors_from_the_gpu(
     tmp_path: Path, reads: list[torch.Size]
 ) -> None:
     make_model(tmp_path, vocabulary=VOCABULARY * 2)  # so large a one is not sorted whole

@@ -103,7 +103,7 @@ def test_gguf_file_generates_the_same_tokens_as_the_model_folder(
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0"])
-def test_gguf_weights_are_decoded_as_by_the_gguf_package(kind: str, tmp_path: Path) -> None:
+def test_decoded_gguf_weights_equal_those_of_the_gguf_package(kind: str, tmp_path: Path) -> None:
     make_model(tmp_path)
     write(tmp_path, path := tmp_path / "model.gguf", "llama", quantised=kind)
     file = GGUFFile(path)
@@ -136,7 +136,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     change=st.binary(min_size=1, max_size=9),
     end=st.none() | st.integers(0, 60_000),
 )
-def test_corrupt_gguf_file_causes_no_error_except_a_one_line_rejection(
+def test_corrupt_gguf_file_raises_only_one_line_errors(
     whole: tuple[Path, bytes], place: int, change: bytes, end: int | None
 ) -> None:
     folder, content = whole
@@ -206,7 +206,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
 
 @settings(max_examples=25, deadline=None)
 @given(text=st.text() | st.text("ab 1'\n<|endoftext|>"))
-def test_gguf_tokenizer_gives_the_same_token_ids_as_the_tokenizer_of_the_model_folder(
+def test_gguf_tokenizer_gives_the_token_ids_of_the_original_tokenizer(
     tokenizer: LocalTokenizer, text: str
 ) -> None:
     ids = tokenizer.encode(text)

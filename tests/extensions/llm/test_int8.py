@@ -40,7 +40,7 @@ def exact(matrix: Int8Matrix, x: torch.Tensor) -> torch.Tensor:
     return x.double() @ (matrix.values.double() * matrix.scales.double()).T
 
 
-def test_int8_weights_differ_from_the_original_by_at_most_half_a_quantization_step() -> None:
+def test_int8_weights_differ_by_at_most_half_a_quantization_step() -> None:
     weight = random(40, 24)
     weight[3] = 0
     matrix = Int8Matrix.quantized(weight.clone())
@@ -54,9 +54,7 @@ def test_int8_weights_differ_from_the_original_by_at_most_half_a_quantization_st
     size=st.sampled_from([2, 24, 64, 577]),
     largest=st.sampled_from([1e-9, 1.0, 1e4]),
 )
-def test_int8_products_are_close_to_float_products_and_independent_of_other_rows(
-    rows: int, size: int, largest: float
-) -> None:
+def test_int8_products_are_close_to_float_products(rows: int, size: int, largest: float) -> None:
     matrix = Int8Matrix.quantized(random(33, size))
     x = random(rows, size, seed=rows) * largest
     x[:, 0] *= 50  # as in models, one number of a row is much larger
@@ -114,7 +112,7 @@ def test_int8_logits_are_close_to_those_of_float32(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
-def test_int8_logprobs_of_quantized_gguf_files_are_close_to_those_of_float32(
+def test_int8_logprobs_of_gguf_files_are_close_to_float32_logprobs(
     kind: str, tmp_path: Path
 ) -> None:
     make_model(tmp_path)

@@ -100,7 +100,9 @@ def test_failed_prompt_is_reported_and_other_prompts_succeed(llm: LLM) -> None:
         next(llm.generate_stream([10**6], GREEDY))
 
 
-def test_more_prompts_than_the_queue_holds_are_completed(model: str) -> None:
+def test_generate_method_completes_more_prompts_than_the_queue_holds(
+    model: str,
+) -> None:
     with LLM(model, num_blocks=64, max_seq_length=512, max_queue_size=2, max_num_seqs=2) as llm:
         assert [
             result["tokens_generated"] for result in llm.generate(["a"] * 9, GREEDY, progress=False)
@@ -122,11 +124,11 @@ def test_hub_model_name_is_found_in_the_local_cache(
         find_model("some-people/another")
 
 
-def test_public_names_of_the_package_can_be_imported_without_importing_torch() -> None:
+def test_public_names_can_be_imported_without_importing_torch() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, timeout=50, check=True)
 
 
-def test_presets_greedy_creative_and_balanced_are_valid_sampling_parameters(llm: LLM) -> None:
+def test_sampling_presets_are_valid_sampling_parameters(llm: LLM) -> None:
     for name in ("greedy", "creative", "balanced"):
         params: SamplingParams = getattr(SamplingParams, name)(max_tokens=5)
         assert (params.to_dict()["max_tokens"], params.is_greedy) == (5, name == "greedy")

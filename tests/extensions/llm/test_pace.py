@@ -150,7 +150,7 @@ def test_consecutive_late_steps_delay_streams_only_briefly(folder: Path) -> None
     assert max(took_s for decodes, _, took_s in machine.steps if decodes) < 1.6 * TARGET_S
 
 
-def test_prompt_aborted_during_its_prefill_leaves_only_computed_blocks_in_the_cache(
+def test_aborted_prefill_leaves_only_computed_blocks_in_the_cache(
     folder: Path,
 ) -> None:
     plain = Machine(folder, costs)
@@ -185,7 +185,7 @@ def test_prompt_progresses_even_if_every_step_is_late(folder: Path) -> None:
     assert machine.dropped and machine.engine.scheduler.decoding[0] == 5, "before the replies end"
 
 
-def test_prompts_are_chunked_by_tokens_without_a_target_time(folder: Path) -> None:
+def test_prompts_are_chunked_by_token_count_if_no_target_time_is_set(folder: Path) -> None:
     machine = Machine(
         folder, lambda tokens, pairs: 1.0, max_num_batched_tokens=300, step_time_s=0.0
     )
@@ -193,7 +193,7 @@ def test_prompts_are_chunked_by_tokens_without_a_target_time(folder: Path) -> No
     assert [prompt for _, prompt, _ in machine.steps if prompt] == [300] * 3
 
 
-def test_step_suspended_for_a_minute_lowers_the_prompt_chunk_size_by_at_most_10_percent() -> None:
+def test_suspended_step_hardly_lowers_the_prompt_chunk_size() -> None:
     times = StepTimes(TARGET_S)
     for number in range(20):
         times.add(150, 1e4 * number, 0.2 + 1e-7 * number)
@@ -210,7 +210,7 @@ def test_step_suspended_for_a_minute_lowers_the_prompt_chunk_size_by_at_most_10_
     per_pair=st.floats(0, 1e-5),
     seed=st.integers(0, 9),
 )
-def test_step_time_estimate_converges_for_any_cost_per_step_token_and_attention_pair(
+def test_step_time_estimate_converges_for_any_cost_constants(
     base: float, per_token: float, per_pair: float, seed: int
 ) -> None:
     times = StepTimes(TARGET_S)

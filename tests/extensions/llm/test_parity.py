@@ -87,7 +87,7 @@ def test_requests_share_the_blocks_of_common_prefixes(folder: Path, truth: Truth
     assert engine.stats.prefix_hits > 15 * 32 + 16 * 40
 
 
-def test_disabled_prefix_caching_gives_the_same_tokens_without_hits(
+def test_disabling_prefix_caching_gives_the_same_tokens_but_no_cache_hits(
     folder: Path, truth: Truth
 ) -> None:
     engine = make_engine(folder, enable_prefix_caching=False)
@@ -111,7 +111,7 @@ OLDER = {
 @pytest.mark.parametrize(
     "changes", [OLDER, {"rope_parameters": LLAMA3}], ids=["older spelling", "scaled"]
 )
-def test_rope_scaling_and_legacy_config_names_give_the_tokens_of_transformers(
+def test_rope_scaling_and_legacy_configs_give_the_tokens_of_transformers(
     changes: dict[str, object], tmp_path: Path
 ) -> None:
     make_model(tmp_path)

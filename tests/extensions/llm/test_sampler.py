@@ -76,7 +76,7 @@ def test_top_p_top_k_and_min_p_keep_the_same_tokens_as_the_reference(
         np.testing.assert_allclose(row, oracle(logits, row_params), atol=1e-9)
 
 
-def test_top_k_and_top_p_keep_all_tokens_whose_logits_equal_the_last_kept_logit() -> None:
+def test_top_k_and_top_p_keep_tokens_tied_with_the_last_kept_token() -> None:
     row = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.7)):
         assert limit(row.clone(), [params]).isfinite().tolist() == [
@@ -180,7 +180,7 @@ def test_samples_of_neighboring_seeds_and_positions_are_independent(step: tuple[
     assert chi_square(np.bincount(pairs, minlength=size * size).astype(float), shares * count) < 4
 
 
-def test_small_changes_of_logits_change_few_sampled_tokens() -> None:
+def test_small_changes_in_logits_change_few_sampled_tokens() -> None:
     """A sum of probabilities in the order of ids, walked to a random number, changes seven times as
     many.
     """
@@ -193,7 +193,7 @@ def test_small_changes_of_logits_change_few_sampled_tokens() -> None:
     assert 0 < changed < 4 * apart
 
 
-def test_penalties_and_logit_bias_are_applied_to_the_logits_of_their_tokens() -> None:
+def test_penalties_and_logit_bias_change_only_the_logits_of_their_tokens() -> None:
     params = SamplingParams(
         repetition_penalty=2.0,
         presence_penalty=0.5,

@@ -128,7 +128,7 @@ def test_seed_of_choice_i_is_the_request_seed_plus_i(server: RunningServer) -> N
     assert tokens(5, 3) == [tokens(seed, 1)[0] for seed in (5, 6, 7)]
 
 
-def test_openai_sdk_reads_chats_streams_and_sorted_top_logprobs_of_the_real_engine(
+def test_openai_sdk_reads_chats_and_sorted_top_logprobs(
     server: RunningServer,
 ) -> None:
     with openai_client(server) as client:

@@ -53,7 +53,7 @@ def other(engine: EngineProcess) -> Iterator[Worker]:
         yield connected
 
 
-def test_each_worker_receives_the_engine_description_and_only_its_own_outputs(
+def test_each_worker_receives_only_its_own_outputs(
     worker: Worker, other: Worker, engine: EngineProcess
 ) -> None:
     ready = worker.greet()
@@ -70,7 +70,7 @@ def test_each_worker_receives_the_engine_description_and_only_its_own_outputs(
         assert worker.whole(key) == replies_of_workers[key]
 
 
-def test_each_engine_step_sends_a_worker_one_message_with_increasing_timestamps(
+def test_worker_receives_one_message_for_each_engine_step(
     worker: Worker,
 ) -> None:
     started_s = time.monotonic()
@@ -136,7 +136,7 @@ def test_impossible_requests_are_rejected_without_ending_a_running_request(worke
     assert len(worker.whole(50)[0]) == LONG
 
 
-def test_stack_dump_signal_logs_stacks_and_sigterm_ends_streams_and_the_process(
+def test_engine_process_survives_a_stack_dump_but_ends_after_sigterm(
     folder: Path,
 ) -> None:
     with engine_process(folder) as engine, Worker(engine.options.endpoint) as worker:
@@ -177,7 +177,7 @@ def test_engine_process_ends_with_its_parent(folder: Path) -> None:
 # Commands of an operator, and what the index of blocks hears.
 
 
-def test_pause_starts_no_request_and_its_mode_keeps_or_aborts_running_requests(
+def test_pause_delays_new_requests_and_keeps_or_aborts_running_ones(
     worker: Worker, other: Worker
 ) -> None:
     assert worker.command("pause").error is None
@@ -211,7 +211,7 @@ def test_pause_in_wait_mode_waits_for_running_requests(worker: Worker, other: Wo
     other.abort(2)
 
 
-def test_sleep_level_0_starts_no_request_and_running_requests_continue(
+def test_no_request_starts_at_sleep_level_0_but_running_requests_continue(
     worker: Worker, other: Worker
 ) -> None:
     other.generate(1, WANTED[1], 100)

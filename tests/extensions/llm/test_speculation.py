@@ -79,7 +79,7 @@ def test_draft_continues_the_earliest_of_the_longest_ngram_matches(
 
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), max_size=30), st.data())
-def test_drafts_are_looked_up_in_the_prompt_and_the_tokens_generated_so_far(
+def test_drafts_are_looked_up_in_the_prompt_and_the_reply(
     prompt: list[int], reply: list[int], data: st.DataObject
 ) -> None:
     state = SamplingState(PLAIN, prompt, [], 0)
@@ -141,7 +141,7 @@ def alone(folder: Path) -> dict[str, list[object]]:
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.permutations(range(len(WANTED))), st.data())
-def test_replies_with_speculation_equal_those_without(
+def test_replies_are_the_same_with_and_without_speculation(
     folder: Path, alone: dict[str, list[object]], order: list[int], data: st.DataObject
 ) -> None:
     size = data.draw(st.sampled_from([4, 8, 16]))
@@ -201,7 +201,7 @@ def test_invalid_speculative_config_is_rejected(folder: Path) -> None:
             make_llm_engine(str(folder), "cpu", speculative_config=LOOKUP | flaw)
 
 
-def test_replies_with_structured_outputs_or_logit_bias_are_the_same_with_drafts(model: str) -> None:
+def test_drafts_do_not_change_replies_with_constraints_or_logit_bias(model: str) -> None:
     schema = {"type": "array", "items": {"enum": ["abcabc", "abcd"]}, "minItems": 4, "maxItems": 6}
     param_sets = [
         SamplingParams(

@@ -124,7 +124,7 @@ def test_lark_and_gbnf_grammars_constrain_the_output(llm: LLM) -> None:
         ('root ::= a.b "." a.c\na.b ::= "x"\na.c ::= [a.b]', "x..", "x.x"),
     ],
 )
-def test_lark_and_gbnf_grammars_keep_their_language_when_they_are_converted(
+def test_converted_grammars_allow_the_same_texts_as_the_originals(
     llm: LLM, grammar: str, right: str, wrong: str
 ) -> None:
     form = TextForm(grammar=grammar)
@@ -288,7 +288,7 @@ def test_stop_strings_and_min_tokens_apply_to_constrained_output(llm: LLM) -> No
     assert len(set(texts)) == 4 and all(re.fullmatch("[a-z]{6,9}", text) for text in texts)
 
 
-def test_structured_output_constraint_affects_no_other_request_and_survives_preemption(
+def test_structured_output_constraint_survives_preemption(
     model: str,
 ) -> None:
     free = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -319,7 +319,7 @@ EXPLODING = {
 """Of these the library computes for minutes, in gigabytes."""
 
 
-def test_exponentially_large_grammar_is_rejected_and_the_next_request_succeeds(model: str) -> None:
+def test_exponentially_large_grammar_does_not_affect_the_next_request(model: str) -> None:
     with (
         engine_process(Path(model), max_model_len=512) as engine,
         Worker(engine.options.endpoint) as worker,
@@ -332,7 +332,9 @@ def test_exponentially_large_grammar_is_rejected_and_the_next_request_succeeds(m
         assert re.fullmatch("[ab]{3}", worker.whole(5)[1])
 
 
-def test_request_without_any_allowed_token_fails_alone(llm: LLM) -> None:
+def test_request_without_allowed_tokens_does_not_affect_the_next_one(
+    llm: LLM,
+) -> None:
     wanted = StructuredOutputsParams(regex="abc")
     result = llm.generate_single(
         "a", SamplingParams(structured_outputs=wanted, allowed_token_ids=[5])

@@ -56,7 +56,7 @@ def tags(thinker: Path) -> tuple[int, int]:
     return tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
 
 
-def test_structured_output_constraint_applies_after_reasoning_with_any_tags(
+def test_structured_output_constraint_applies_only_after_the_reasoning(
     thinker: Path, tags: tuple[int, int]
 ) -> None:
     begin, end = tags

@@ -94,7 +94,7 @@ def test_model_larger_than_the_memory_is_rejected(
             make_engine(folder, num_blocks=10_000)
 
 
-def test_unavailable_device_falls_back_to_the_cpu_and_unsupported_dtypes_are_rejected(
+def test_unavailable_device_falls_back_to_the_cpu(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for name in ("cuda:7", "cuda:x", "cpu:1", "tpu", "mps"):

@@ -149,7 +149,7 @@ BEFORE: Mapping[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_example_is_accepted_and_its_response_matches_the_schema(kind: str) -> None:
+def test_responses_to_all_openapi_examples_match_the_schema(kind: str) -> None:
     whole = described(kind)
     for name, operation in operations(kind).items():
         method, path = name.split()
@@ -226,7 +226,7 @@ def test_openapi_document_is_served_behind_a_proxy_path() -> None:
         assert client.post(path).headers["Allow"] == "GET, HEAD"
 
 
-def test_root_route_returns_the_version_the_models_and_the_routes_of_the_server() -> None:
+def test_root_route_lists_the_version_the_models_and_the_routes() -> None:
     client = application("generate").test_client()
     description = client.get("/").get_json()
     assert (description["name"], description["version"], description["plays"]) == (

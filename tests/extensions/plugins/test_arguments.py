@@ -11,7 +11,7 @@ from tests.config.test_command import check_error
         (["plugins", "--plugn", "x"], "unknown flag --plugn; did you mean --plugin?"),
     ],
 )
-def test_misspelled_flag_of_the_plugins_command_prints_an_error_with_a_suggestion(
+def test_error_for_a_misspelled_plugins_flag_contains_a_suggestion(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_error(argv, message, capsys)

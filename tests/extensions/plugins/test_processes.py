@@ -191,7 +191,7 @@ OWN_SETTINGS = "Settings = TestSettings"
         ),
     ],
 )
-def test_error_for_an_unusable_plugin_names_it_and_the_problem(
+def test_error_for_an_unusable_plugin_states_the_problem(
     plugin: Write, body: str, preamble: str, line: str
 ) -> None:
     path = plugin(body, preamble=preamble)
@@ -202,7 +202,7 @@ def test_error_for_an_unusable_plugin_names_it_and_the_problem(
 
 if is_present("adapters"):  # it has a route with a variable
 
-    def test_plugin_route_that_differs_from_an_existing_one_only_in_a_variable_name_is_rejected(
+    def test_plugin_route_that_differs_only_in_a_variable_name_is_rejected(
         plugin: Write,
     ) -> None:
         route = "Route(methods=('DELETE',), path='/adapters/{a}', handle=print)"
@@ -223,7 +223,7 @@ def test_two_plugins_with_the_same_name_are_rejected(plugin: Write, tmp_path: Pa
     first = plugin(REPLY)
     other = plugin(REPLY, file="sub/mine")
     assert refusal("--plugin", first, "--plugin", other) == (
-        f"plugin mine: two plugins have the same name: {first} and {other}"
+        f"plugin mine: two plugins use this name: {first} and {other}"
     )
 
 
@@ -233,7 +233,7 @@ def test_plugin_name_that_is_not_a_valid_flag_is_rejected(plugin: Write) -> None
     )
 
 
-def test_error_for_a_plugin_that_cannot_be_found_names_its_module_or_file(tmp_path: Path) -> None:
+def test_error_for_a_missing_plugin_names_the_module_or_file(tmp_path: Path) -> None:
     assert refusal("--plugin", "no.such.module").startswith(
         "plugin module (no.such.module): cannot be imported: ModuleNotFoundError"
     )

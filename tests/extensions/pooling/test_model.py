@@ -121,7 +121,7 @@ def test_vectors_of_ten_sample_texts_have_the_stored_checksum() -> None:
     assert digest.hexdigest() == VECTORS_SHA256
 
 
-def test_vectors_of_any_dimension_are_the_same_with_and_without_the_feature_cache() -> None:
+def test_vectors_of_any_dimension_do_not_depend_on_the_feature_cache() -> None:
     known_features = KnownFeatures()
     for dimensions in (1024, 8, 1024, 8, 384, 384, 384):
         numbers = embedding("The quick fox", dimensions, no_pause, known_features=known_features)
@@ -130,7 +130,7 @@ def test_vectors_of_any_dimension_are_the_same_with_and_without_the_feature_cach
 
 
 @given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=8), max_size=5))
-def test_vectors_are_the_same_with_and_without_the_cache_if_words_share_features(
+def test_vectors_of_words_with_shared_features_do_not_depend_on_the_cache(
     texts: list[list[str]],
 ) -> None:
     known_features = KnownFeatures()
@@ -186,7 +186,7 @@ def scored(query: list[int], document: list[int]) -> float:
 
 
 @given(query=BAGS, document=BAGS)
-def test_similarity_score_is_between_0_and_1_and_the_same_in_both_directions(
+def test_symmetric_similarity_score_lies_between_0_and_1(
     query: list[int], document: list[int]
 ) -> None:
     assert 0 < scored(query, document) < 1

@@ -139,7 +139,7 @@ def decoded(kind: type[Request], **body: Any) -> Any:
         ([1.0, "2", True], [], [[1, 2, 1]]),
     ],
 )
-def test_input_may_be_a_text_a_list_of_texts_token_ids_or_lists_of_token_ids(
+def test_input_may_be_texts_or_token_ids_alone_or_in_a_list(
     kind: type[Request], value: Any, texts: list[str], id_lists: list[list[int]]
 ) -> None:
     for extra in ({}, {"priority": "1"}):  # the second is decoded the lax way
@@ -149,7 +149,7 @@ def test_input_may_be_a_text_a_list_of_texts_token_ids_or_lists_of_token_ids(
 
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)
-def test_messages_are_one_conversation_and_take_precedence_over_input(kind: type[Request]) -> None:
+def test_messages_take_precedence_over_input(kind: type[Request]) -> None:
     for extra in ({}, {"input": "a"}, {"input": 5}, {"input": MESSAGES, "priority": "1"}):
         parsed = decoded(kind, messages=MESSAGES, **extra)
         assert (parsed.conversations, parsed.texts) == ([MESSAGES], [])
@@ -203,7 +203,7 @@ def test_each_pooling_task_has_the_same_routes_as_in_vllm(
     assert all(answers[path].json == {"detail": "Not Found"} for path in answers.keys() - expected)
 
 
-def test_embeddings_with_chat_setting_adds_the_embeddings_route_to_a_chat_server() -> None:
+def test_embeddings_with_chat_setting_adds_the_embeddings_route() -> None:
     """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
     model = ModelSettings(embeddings_with_chat=True)
     assert served_paths(model) == (EMBED,)
@@ -218,7 +218,7 @@ def test_embeddings_with_chat_setting_adds_the_embeddings_route_to_a_chat_server
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), RULES)
-def test_pooling_request_with_an_invalid_field_value_returns_a_bad_request_error(
+def test_invalid_pooling_field_value_returns_a_bad_request_error(
     path: str, fields: dict[str, Any], param: str | None
 ) -> None:
     refusal = refused(path, {**BASE[path], **fields}, "--task=pooling")
@@ -278,7 +278,7 @@ def test_conversation_is_embedded_like_its_prompt() -> None:
     assert [item["embedding"] for item in several] == vectors([prompt, prompt])
 
 
-def test_input_of_the_full_context_is_accepted_and_longer_input_is_truncated_on_request() -> None:
+def test_input_beyond_the_context_is_truncated_on_request() -> None:
     assert call(EMBED, input=[1] * 64)["usage"]["prompt_tokens"] == 64
     for keep, used in ((-1, 64), (5, 5), (64, 64)):
         body = {"input": [list(range(100)), [7]], "truncate_prompt_tokens": keep}
@@ -292,9 +292,7 @@ def test_input_of_the_full_context_is_accepted_and_longer_input_is_truncated_on_
     ("dtype", "size"),
     [("float32", 4), ("float16", 2), ("bfloat16", 2), ("fp8_e4m3", 1), ("fp8_e5m2", 1)],
 )
-def test_binary_response_has_a_metadata_header_unless_only_bytes_are_requested(
-    dtype: str, size: int
-) -> None:
+def test_bytes_only_format_omits_the_metadata_header(dtype: str, size: int) -> None:
     body = {"input": ["hello", "world"], "embed_dtype": dtype, "endianness": "big"}
     client = client_of("--task=pooling")
     got, alone = (
@@ -385,14 +383,14 @@ def test_texts_are_scored_one_against_many_or_in_pairs() -> None:
     assert 1 / (1 + math.exp(-logit)) == pytest.approx(different)
 
 
-def test_cross_encoder_counts_the_query_with_every_document() -> None:
+def test_cross_encoder_counts_the_query_tokens_once_per_document() -> None:
     body = {"query": "hello", "documents": ["world", "hello world"]}
     query, *documents = (len(token_ids(text)) for text in ("hello", "world", "hello world"))
     assert call(RERANK, **body)["usage"]["prompt_tokens"] == query + sum(documents)
     assert call(RERANK, "score", **body)["usage"]["prompt_tokens"] == 2 * query + sum(documents)
 
 
-def test_cross_encoder_counts_one_prompt_in_the_metrics_for_each_pair_of_texts() -> None:
+def test_cross_encoder_metrics_count_one_prompt_per_pair_of_texts() -> None:
     def counted() -> float:
         lines = client_of("--task=score").get("/metrics").text.splitlines()
         return sum(
@@ -432,7 +430,7 @@ def test_rerank_results_are_sorted_and_keep_the_document_indices(path: str) -> N
         (SCORE, "score", ["index", "object", "score"]),
     ],
 )
-def test_embedding_list_has_the_same_keys_null_values_and_key_order_as_in_vllm(
+def test_embedding_list_has_the_keys_of_vllm_in_the_same_order(
     path: str, prefix: str, keys: list[str]
 ) -> None:
     answer = json.loads(client_of("--task=pooling").post(path, json=BASE[path]).data)
@@ -445,7 +443,7 @@ def test_embedding_list_has_the_same_keys_null_values_and_key_order_as_in_vllm(
     assert list(answer["usage"].values()) == [tokens, tokens, 0, None, None]
 
 
-def test_rerank_response_has_the_same_keys_null_values_and_key_order_as_in_vllm() -> None:
+def test_rerank_response_has_the_keys_of_vllm_in_the_same_order() -> None:
     answer = call(RERANK, **BASE[RERANK])
     assert list(answer) == ["id", "model", "usage", "results"]
     assert list(answer["usage"]) == ["prompt_tokens", "total_tokens"]
@@ -500,7 +498,7 @@ def test_long_text_is_truncated_at_the_requested_side(truncate: str, same: str) 
     assert embedded(texts=["word " * 100])["meta"]["billed_units"]["input_tokens"] == 64
 
 
-def test_embedding_input_types_and_their_prompts_are_read_from_the_model_folder(
+def test_embedding_input_types_are_read_from_the_model_folder(
     tmp_path: Path,
 ) -> None:
     prompts = {"prompts": {"search_query": "Find: ", "none": ""}}

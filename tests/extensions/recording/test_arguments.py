@@ -5,7 +5,7 @@ import pytest
 from tests.config.test_command import check_error
 
 
-def test_misspelled_flag_of_the_record_command_prints_an_error_with_a_suggestion(
+def test_error_for_a_misspelled_record_flag_contains_a_suggestion(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = ["record", "--proxy", "--taget", "x"]

@@ -34,7 +34,7 @@ def _lines(first: ReceivedAnswer, second: ReceivedAnswer, **rules: Any) -> list[
     return list(differences(shapes_of(first, compared), shapes_of(second, compared)))
 
 
-def test_differences_of_texts_and_numbers_are_accepted_but_those_of_types_and_keys_listed() -> None:
+def test_differing_types_and_keys_are_listed_but_values_are_not() -> None:
     assert _lines(_json({"id": "a", "n": 1}), _json({"id": "b", "n": 2.5})) == []
     assert _lines(_json({"id": "a"}), _json({"id": None, "x": 1})) == [
         "$.id: string: only in the recorded answer",
@@ -43,7 +43,7 @@ def test_differences_of_texts_and_numbers_are_accepted_but_those_of_types_and_ke
     ]
 
 
-def test_comparison_includes_the_values_of_requested_fields_and_of_lists_in_them() -> None:
+def test_comparison_includes_the_values_of_requested_fields() -> None:
     first = _json({"tokens": [1, 2], "code": 400})
     second = _json({"tokens": [1, 3], "code": 404})
     assert _lines(first, second) == []
@@ -52,7 +52,7 @@ def test_comparison_includes_the_values_of_requested_fields_and_of_lists_in_them
     assert "$.tokens: [1, 2]: only in the recorded answer" in lines
 
 
-def test_ignored_fields_are_not_compared_and_lengths_of_lists_are_compared_on_request() -> None:
+def test_ignored_fields_are_not_compared() -> None:
     first = _json({"data": [{"a": 1}, {"a": 2}], "noise": 1})
     second = _json({"data": [{"a": 1}], "noise": "x"})
     assert _lines(first, second, ignored=frozenset(("noise",))) == []
@@ -75,7 +75,7 @@ def test_comparison_names_the_first_different_part_of_a_stream() -> None:
     assert lines[0].startswith("stream, part 2: [DONE] in the recorded answer")
 
 
-def test_response_headers_are_compared_by_name_and_on_request_by_value() -> None:
+def test_response_headers_are_compared_by_name() -> None:
     first = _json({}, allow="GET, POST", server="a")
     second = _json({}, allow="POST, GET", date="b")
     assert _lines(first, second) == []
@@ -84,12 +84,12 @@ def test_response_headers_are_compared_by_name_and_on_request_by_value() -> None
     assert lines == ["header server in the recorded answer, less in the live answer"]
 
 
-def test_token_ids_and_texts_that_are_keys_become_a_wildcard_in_the_compared_path() -> None:
+def test_token_keys_become_wildcards_in_compared_paths() -> None:
     assert shape_of({"prompt_logprobs": {"5": 1}}) == {"$.prompt_logprobs.*: number"}
     assert shape_of({"top_logprobs": {"Hi": 1, "x": 2}}) == {"$.top_logprobs.*: number"}
 
 
-def test_metrics_are_compared_by_names_types_and_labels_but_not_by_values() -> None:
+def test_metrics_are_compared_by_labels_but_not_by_values() -> None:
     body = b'# HELP a text\n# TYPE a counter\na{x="1",y="2"} 5\n'
     answer = ReceivedAnswer(200, [("content-type", "text/plain")], body)
     other = ReceivedAnswer(200, [("content-type", "text/plain")], body.replace(b"5", b"6"))

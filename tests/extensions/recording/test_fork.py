@@ -87,7 +87,7 @@ def test_consecutive_assistant_messages_count_as_one_turn(file: str, served: Ser
     assert text(served(file), body) == "two"
 
 
-def test_request_that_is_not_a_conversation_gets_no_recorded_response_by_turn(
+def test_replay_by_turn_has_no_response_to_a_malformed_conversation(
     file: str, served: Serve
 ) -> None:
     with closing(Recording(file, by_turn=True)) as recording:
@@ -97,7 +97,7 @@ def test_request_that_is_not_a_conversation_gets_no_recorded_response_by_turn(
     assert answer.status_code == 404
 
 
-def test_fork_replays_the_first_turns_and_a_script_answers_the_later_ones(
+def test_script_answers_the_turns_after_the_end_of_a_fork(
     file: str, tmp_path: Path, served: Serve
 ) -> None:
     out = tmp_path / "fork.jsonl"
@@ -113,7 +113,7 @@ def test_fork_replays_the_first_turns_and_a_script_answers_the_later_ones(
     ]
 
 
-def test_fork_without_prompts_has_no_request_text_and_replays_the_recorded_replies(
+def test_fork_without_prompts_still_replays_the_recorded_replies(
     file: str, tmp_path: Path, served: Serve
 ) -> None:
     out = tmp_path / "fork.jsonl"
@@ -136,7 +136,7 @@ def test_fork_without_prompts_keeps_requests_with_malformed_tools(
     assert all(isinstance(tool["name"], str) for tool in shortened["tools"])
 
 
-def test_fork_without_prompts_drops_request_fields_that_responses_events_repeat(
+def test_fork_without_prompts_removes_request_fields_from_events(
     tmp_path: Path,
 ) -> None:
     response = {"object": "response", "instructions": "secret", "tools": TOOLS, "output": []}

@@ -24,7 +24,9 @@ RESPONSE = {
 }
 
 
-def test_imported_cassette_answers_chats_messages_and_responses(tmp_path: Path) -> None:
+def test_imported_cassette_answers_requests_of_all_three_apis(
+    tmp_path: Path,
+) -> None:
     gzipped = {"string": gzip.compress(json.dumps(CHOICE).encode())}
     body = {"model": "m", "messages": [{"role": "user", "content": "Messages?"}]}
     document = {

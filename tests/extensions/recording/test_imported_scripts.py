@@ -90,7 +90,7 @@ def test_imported_aimock_sequence_answers_in_the_order_of_its_indices(tmp_path: 
     assert [text(client, "a joke") for _ in range(4)] == ["one", "two", "many", "many"]
 
 
-def test_imported_mockllm_prompts_ignore_case_and_have_a_default_reply(
+def test_imported_mockllm_prompts_match_in_any_case(
     tmp_path: Path,
 ) -> None:
     document = {"responses": {"what is 2+2?": "9"}, "defaults": {"unknown_response": "No idea."}}
@@ -99,7 +99,9 @@ def test_imported_mockllm_prompts_ignore_case_and_have_a_default_reply(
     assert text(client, "What is 3+3?") == "No idea."
 
 
-def test_last_matching_rule_of_imported_mock_llm_answers_with_its_templates(tmp_path: Path) -> None:
+def test_last_matching_rule_of_an_imported_mock_llm_script_applies(
+    tmp_path: Path,
+) -> None:
     def rule(match: str, content: object, status: int = 200) -> dict[str, Any]:
         response = {"status": status, "content": json.dumps(content)}
         return {"path": CHAT, "match": match, "response": response}
@@ -166,7 +168,7 @@ def test_imported_cassette_of_ruby_vcr_answers_its_recorded_request(tmp_path: Pa
     assert text(client, "Chat?") == "From VCR."
 
 
-def test_parts_that_cannot_be_imported_are_listed_with_the_position_of_each(
+def test_positions_of_parts_that_cannot_be_imported_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = {
@@ -196,7 +198,7 @@ def test_parts_that_cannot_be_imported_are_listed_with_the_position_of_each(
         ("a.json", "{}", "must be one of"),
         ("a.json", "[" * 100_000, "is not valid"),
         ("a.json", '{"fixtures": []}', "no rule could be imported"),
-        ("a.json", '{"llm": {"fixtures": "b.json"}}', "import its fixtures instead: b.json"),
+        ("a.json", '{"llm": {"fixtures": "b.json"}}', "import its fixtures from b.json instead"),
         ("a.yaml", "a: " + "[\n" * 5_000, "is not valid"),
         ("a.yaml", "a: !!python/object/apply:os.getcwd []", "is not valid"),
         ("missing.json", None, "cannot be read: No such file"),

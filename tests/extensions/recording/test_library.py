@@ -116,7 +116,7 @@ def form(body: Any, target: str = CHAT, content_type: str = "application/json") 
         chat("Hi", user="somebody", metadata={"run": 7}, request_id="r", stream=None),
     ],
 )
-def test_key_order_volatile_fields_and_nulls_do_not_change_the_key_of_a_recorded_request(
+def test_request_key_ignores_field_order_and_volatile_fields(
     other: dict[str, Any],
 ) -> None:
     assert form(chat("Hi", temperature=1)).key == form({**other, "temperature": 1.0}).key
@@ -126,7 +126,7 @@ def test_key_order_volatile_fields_and_nulls_do_not_change_the_key_of_a_recorded
     "other",
     [chat("Ho"), chat("Hi", stream=True), chat("Hi", temperature=0.5), chat("Hi", "Ho", "Hi")],
 )
-def test_fields_that_change_the_response_change_the_key_of_a_recorded_request(
+def test_fields_that_change_the_response_change_the_request_key(
     other: dict[str, Any],
 ) -> None:
     assert form(chat("Hi")).key != form(other).key
@@ -144,7 +144,7 @@ def test_non_json_bodies_are_compared_by_bytes_except_for_form_boundaries(
     assert mixed[0].key == mixed[1].key
 
 
-def test_path_and_query_change_the_request_key_except_for_secrets_and_escapes() -> None:
+def test_request_key_depends_on_the_path_but_not_on_secrets() -> None:
     assert form({}, "/v1/a?x=1").key != form({}, "/v1/a?x=2").key
     assert form({}, "/v1/a").key != form({}, "/v1/b").key
     assert form({}, "/v1/a?api_key=1").key == form({}, "/v1/a?api_key=2").key

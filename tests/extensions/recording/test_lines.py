@@ -79,7 +79,7 @@ def test_complete_lines_of_a_recording_after_a_truncated_line_are_read(cut: int)
     assert len(warnings) <= 1
 
 
-def test_last_line_of_a_recording_without_newline_is_read(
+def test_last_line_of_a_recording_is_read_even_if_it_lacks_a_newline(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = written(tmp_path / "r", EXCHANGES[:2], LINES[2].rstrip(b"\n"))
@@ -105,7 +105,7 @@ def test_partial_line_of_a_recording_is_skipped_with_one_warning(
         assert len(recording) == 3, "a server that only replays it starts, too"
 
 
-def test_completed_remainder_of_a_truncated_line_logs_one_warning(
+def test_truncated_line_is_skipped_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES[:1], HALF))
@@ -168,7 +168,7 @@ def test_replaced_recording_is_read_again(tmp_path: Path) -> None:
         assert len(recording) == 0
 
 
-def test_recording_replaced_by_another_format_stays_loaded_and_is_logged_once(
+def test_recording_replaced_by_a_foreign_file_stays_loaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = Path(written(tmp_path / "r", EXCHANGES))

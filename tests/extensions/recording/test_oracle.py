@@ -75,18 +75,18 @@ def test_differences_in_error_messages_and_counters_are_reported() -> None:
     ]
 
 
-def test_response_is_compared_with_the_closest_of_several_recorded_responses() -> None:
+def test_response_is_compared_with_the_closest_recorded_response() -> None:
     runs = [_outcome('{"a": 1}'), _outcome('{"a": null}')]
     assert least_disagreements(CASE, runs, _outcome('{"a": null}'), NAMES) == []
     assert len(least_disagreements(CASE, runs, _outcome('{"a": "x"}'), NAMES)) == 2
 
 
-def test_compared_metric_samples_are_named_without_the_model_and_engine_labels() -> None:
+def test_compared_metric_samples_have_no_model_and_engine_labels() -> None:
     exposition = 'a_total{engine="0",model_name="m",reason="stop"} 3.0\nb_total 4\n'
     assert dict(samples_of(exposition, ("a_total",))) == {"a_total(reason=stop)": 3.0}
 
 
-def test_comparison_of_two_vllm_releases_lists_different_options_and_responses(
+def test_version_comparison_lists_differences_in_options_and_responses(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = cases_of("base")[:5]

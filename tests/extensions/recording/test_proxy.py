@@ -16,6 +16,7 @@ from app.core.server.http.client import JSON, HttpConnection, Target
 from app.extensions.recording.exchange import Exchange, bytes_of
 from app.extensions.recording.proxy import RecordingProxy
 from app.extensions.recording.recorder import PIECE_OVERHEAD_BYTES, Upstream
+from app.extensions.recording.targets import targets_by_model
 from app.extensions.recording.writer import RecordingFile
 from tests import stubs
 from tests.extensions.recording.recordings import exchanges_of
@@ -180,7 +181,7 @@ def test_huge_or_compressed_body_is_forwarded_but_not_recorded(
     assert recorder.warnings == [f"not kept: POST /v1/completions: {why}"]
 
 
-def test_memory_of_concurrent_exchanges_is_limited_and_released(tmp_path: Path) -> None:
+def test_memory_of_concurrent_exchanges_is_limited(tmp_path: Path) -> None:
     pod = answering(bytes(1000))
     room = 2 * PIECE_OVERHEAD_BYTES + 1000 + 2
     with (
@@ -229,7 +230,7 @@ def test_chunked_request_is_forwarded_in_chunks(tmp_path: Path) -> None:
         (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b""),
     ],
 )
-def test_body_of_a_response_with_irregular_headers_or_chunks_is_forwarded_and_recorded(
+def test_response_with_irregular_chunks_is_forwarded_and_recorded(
     tmp_path: Path, answer: bytes, body: bytes
 ) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
@@ -257,9 +258,7 @@ def test_body_of_a_response_with_irregular_headers_or_chunks_is_forwarded_and_re
         OK + b"Content-Length: %d\r\n\r\nhello" % 10**30,
     ],
 )
-def test_missing_or_malformed_response_of_the_target_returns_502_and_is_not_recorded(
-    tmp_path: Path, answer: bytes
-) -> None:
+def test_malformed_response_of_the_target_returns_502(tmp_path: Path, answer: bytes) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
         with stubs.posted(proxy, {}) as response:
             assert response.status == 502
@@ -276,9 +275,7 @@ def test_missing_or_malformed_response_of_the_target_returns_502_and_is_not_reco
         OK + b"Content-Length: 100\r\n\r\nhello",
     ],
 )
-def test_broken_response_breaks_off_for_the_client_and_is_recorded_as_broken(
-    tmp_path: Path, answer: bytes
-) -> None:
+def test_broken_response_of_the_target_is_recorded_as_broken(tmp_path: Path, answer: bytes) -> None:
     with saying(answer) as address, recording(tmp_path, address) as (proxy, recorder):
         with stubs.posted(proxy, {}) as response, pytest.raises((HTTPException, OSError)):
             response.read()
@@ -286,13 +283,13 @@ def test_broken_response_breaks_off_for_the_client_and_is_recorded_as_broken(
     assert recorded.answer.is_broken and body_of(recorded) in (b"hello", b"")
 
 
-def test_request_is_forwarded_to_the_target_of_its_model_with_the_key_of_that_target(
+def test_request_is_forwarded_to_the_target_of_the_model(
     tmp_path: Path,
 ) -> None:
     first = stubs.Pod("first")
     second = stubs.Pod("second")
     with stubs.serving(first) as first_port, stubs.serving(second) as two:
-        targets = Target.by_model([f"a/b:c=http://K%21@{first_port}/v1", f"http://{two}"])
+        targets = targets_by_model([f"a/b:c=http://K%21@{first_port}/v1", f"http://{two}"])
         with recording(tmp_path, first_port, targets=targets) as (proxy, recorder):
             bodies = [{"model": "a/b:c"}, {"model": "other"}, {"prompt": "Hi"}]
             names = []
@@ -331,7 +328,7 @@ class FullDisk:
         return getattr(self._file, name)
 
 
-def test_full_disk_loses_an_exchange_but_damages_no_written_line(
+def test_full_disk_drops_exchanges_without_damaging_other_lines(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (

@@ -103,7 +103,7 @@ def test_non_streamed_response_is_sent_at_its_recorded_time(tmp_path: Path) -> N
     assert response.headers == {"Content-Length": "2", "Content-Type": "application/json"}
 
 
-def test_recorded_headers_are_replayed_except_for_server_and_secret_ones(tmp_path: Path) -> None:
+def test_replay_omits_recorded_server_headers_and_secret_headers(tmp_path: Path) -> None:
     headers = [
         *(("server", "uvicorn"), ("date", "then"), ("x-request-id", "7"), ("set-cookie", "***")),
         *(("vary", "a"), ("Vary", "b"), ("Transfer-Encoding", "chunked")),
@@ -119,7 +119,7 @@ def test_recorded_headers_are_replayed_except_for_server_and_secret_ones(tmp_pat
     assert response.headers["X-Accel-Buffering"] == "no", "no proxy is to hold a stream"
 
 
-def test_replay_miss_decides_whether_an_unrecorded_request_is_simulated_or_rejected(
+def test_replay_miss_setting_can_reject_unrecorded_requests(
     tmp_path: Path,
 ) -> None:
     clock = VirtualClock()
@@ -138,7 +138,7 @@ def test_replay_miss_decides_whether_an_unrecorded_request_is_simulated_or_rejec
     assert (report["equal"], report["nearest"], report["missed"]) == (0, 0, 1)
 
 
-def test_replay_miss_nearest_answers_with_the_most_similar_recorded_response(
+def test_nearest_policy_returns_the_most_similar_recorded_response(
     tmp_path: Path,
 ) -> None:
     with replaying(
@@ -155,7 +155,7 @@ def test_replay_miss_nearest_answers_with_the_most_similar_recorded_response(
     )
 
 
-def test_journal_has_text_and_usage_of_recorded_responses(tmp_path: Path) -> None:
+def test_journal_contains_the_text_and_usage_of_recorded_responses(tmp_path: Path) -> None:
     journal = Journal(10)
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     parts: list[dict[str, Any]] = [
@@ -197,7 +197,7 @@ def test_journal_has_text_and_usage_of_recorded_responses(tmp_path: Path) -> Non
     assert rows[0]["model"] == "m"
 
 
-def test_recorded_response_that_broke_off_breaks_off_in_the_replay(tmp_path: Path) -> None:
+def test_replay_aborts_a_response_that_was_aborted_in_the_recording(tmp_path: Path) -> None:
     clock = VirtualClock()
     broken = exchange(chat("Hi"), (0, b"1"), is_broken=True, end_s=1.0)
     with replaying(tmp_path, [broken], clock) as replay:

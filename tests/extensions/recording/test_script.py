@@ -43,7 +43,7 @@ def choice(**message: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
 
 
-def test_recorded_tool_loop_becomes_two_script_rules_and_a_tool_schema() -> None:
+def test_recorded_tool_loop_becomes_script_rules_and_a_tool_schema() -> None:
     first = chat("How is the weather?", tools=TOOLS)
     second = {
         **first,
@@ -154,7 +154,7 @@ def test_pauses_of_a_recorded_stream_become_delays_of_a_script_rule(head: Any, p
     }
 
 
-def test_recorded_errors_and_broken_responses_become_faults_of_rules() -> None:
+def test_recorded_errors_and_broken_responses_become_script_faults() -> None:
     error = {"error": {"message": "Slow down", "type": "RateLimitError", "code": 429}}
     rules = rules_of(
         whole(chat("a"), error, status=429),
@@ -213,7 +213,7 @@ def test_script_command_writes_yaml(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
 
 
-def test_messages_and_responses_become_rules_that_match_tool_results() -> None:
+def test_rules_from_recordings_of_other_apis_match_tool_results() -> None:
     blocks = [
         {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "sun"}]}
     ]

@@ -18,7 +18,7 @@ from tests.extensions.recording.test_script import (
 )
 
 
-def test_recorded_text_full_of_template_syntax_is_reproduced_within_the_template_limits() -> None:
+def test_recorded_template_syntax_is_reproduced_literally() -> None:
     text = "{{ 'a\\b\n\r\t' }}{% raw %}ü漢" * 200
     [rule] = rules_of(whole(chat("Hi"), choice(content=text)))
     assert Template(rule["then"]["text"]).text({}) == text

@@ -80,9 +80,7 @@ def texts_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_last_line_without_newline_is_terminated_before_a_recording_is_continued(
-    tmp_path: Path, whole: bool
-) -> None:
+def test_unterminated_last_line_is_terminated_before_new_lines(tmp_path: Path, whole: bool) -> None:
     path = tmp_path / "r"
     last = line_of(exchange(chat("last"), (0, b"last")))[: -1 if whole else -50]
     content_before = Path(written(path, [], last)).read_bytes()
@@ -118,7 +116,7 @@ def test_recorder_creates_a_new_file_after_its_file_was_moved(tmp_path: Path) ->
     assert (recording.file.written, recording.warnings) == (5, [])
 
 
-def test_recording_that_replaced_the_file_is_appended_to(tmp_path: Path) -> None:
+def test_recorder_appends_to_a_recording_that_replaced_its_file(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with recorder(path) as recording:
         recording.record("one")
@@ -142,7 +140,7 @@ def test_nothing_is_appended_to_a_file_that_is_not_a_recording(tmp_path: Path) -
     assert texts_of(path) == ["two"]
 
 
-def test_recorded_exchanges_are_dropped_only_while_the_folder_of_the_file_is_missing(
+def test_exchanges_are_dropped_only_while_the_folder_is_missing(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "folder"
@@ -158,7 +156,7 @@ def test_recorded_exchanges_are_dropped_only_while_the_folder_of_the_file_is_mis
     assert texts_of(path) == ["two"]
 
 
-def test_recorded_exchanges_are_written_once_another_process_unlocks_the_file(
+def test_exchanges_are_written_once_another_process_unlocks_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
@@ -176,7 +174,7 @@ def test_recorded_exchanges_are_written_once_another_process_unlocks_the_file(
     assert recording.warnings[1:] == [f"{path}: the lock is free again; writing 4 exchanges"]
 
 
-def test_closing_a_recording_while_its_file_is_locked_drops_and_counts_exchanges(
+def test_closing_a_locked_recording_drops_and_counts_exchanges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
@@ -190,7 +188,7 @@ def test_closing_a_recording_while_its_file_is_locked_drops_and_counts_exchanges
     assert texts_of(path) == []
 
 
-def test_process_without_an_event_loop_writes_waiting_exchanges_with_the_next_one(
+def test_waiting_exchanges_are_written_even_without_an_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gevent.get_hub(), "is_shared", False)
@@ -239,7 +237,7 @@ def test_recorder_starts_while_another_process_holds_the_lock(
     assert texts_of(path) == ["old", "new"]
 
 
-def test_two_recorders_that_write_to_one_file_lose_no_lines_across_rotation(tmp_path: Path) -> None:
+def test_two_recorders_of_one_file_lose_no_lines_across_rotation(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with recorder(path) as first, recorder(path) as second:
         for number in range(20):
@@ -256,7 +254,7 @@ def test_two_recorders_that_write_to_one_file_lose_no_lines_across_rotation(tmp_
     assert first.warnings == second.warnings == []
 
 
-def test_recorder_rejects_a_file_that_is_not_a_recording_without_changing_it(
+def test_recorder_does_not_change_a_file_that_is_not_a_recording(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "r"

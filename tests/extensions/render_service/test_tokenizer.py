@@ -86,7 +86,7 @@ def test_chat_is_rendered_by_the_render_service(service: RenderTokenizer) -> Non
     assert service.render_chat(messages) == TOKENIZER.render_chat(messages)
 
 
-def test_token_ids_are_decoded_by_the_render_service_and_split_at_words(
+def test_text_from_the_render_service_is_split_into_tokens_at_words(
     service: RenderTokenizer,
 ) -> None:
     text = "Well, this is (quite) short."
@@ -112,7 +112,7 @@ def test_token_ids_are_decoded_by_the_render_service_and_split_at_words(
         ('200 [{"token_ids": [1.5]}]', "the response contains no list of token_ids"),
     ],
 )
-def test_unusable_response_of_the_render_service_raises_an_error_with_the_reason(
+def test_error_for_an_unusable_render_response_states_the_reason(
     service: RenderTokenizer, answer: str, complaint: str
 ) -> None:
     with pytest.raises(TokenizerServiceError, match=complaint):
@@ -138,7 +138,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}
 @pytest.mark.parametrize(
     ("part", "limit"), [(IMAGE, "image"), ({"type": "text", "text": "x"}, "text")]
 )
-def test_silent_render_service_times_out_after_the_time_limit_for_texts_or_images(
+def test_text_and_image_time_limits_apply_to_a_silent_render_service(
     part: dict[str, object], limit: str
 ) -> None:
     limits = {"text": 20.0, "image": 20.0, limit: 0.05}
@@ -154,7 +154,7 @@ def test_silent_render_service_times_out_after_the_time_limit_for_texts_or_image
         remote.close()
 
 
-def test_unreachable_render_service_raises_an_error_but_token_ids_are_still_checked() -> None:
+def test_unreachable_render_service_raises_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     remote = RenderTokenizer(f"http://127.0.0.1:{port}", model="m")

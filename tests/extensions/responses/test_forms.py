@@ -13,7 +13,7 @@ ANSWER = {"role": "assistant", "content": "Rain."}
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}])
-def test_only_a_real_model_may_call_a_tool_again_after_its_result(choice: Any) -> None:
+def test_only_a_real_model_may_repeat_a_tool_call_after_the_result(choice: Any) -> None:
     settings = load([], {}).tools
     schemas = Schemas()
     for messages in ([HELLO, CALL, RESULT], [HELLO, CALL, RESULT, ANSWER]):

@@ -22,7 +22,7 @@ def response(choices: int, ended: Callable[[ResponseObject], None] = ignore) -> 
     return ResponsesWriter(options, map(str, count()).__next__, ended)
 
 
-def test_large_response_written_in_parts_equals_the_response_written_at_once(
+def test_large_response_is_the_same_whether_written_in_parts_or_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     check_slices(response, 1, monkeypatch)
@@ -32,7 +32,7 @@ def test_other_requests_run_while_a_large_response_is_written() -> None:
     check_turns(response(1), choices=1)
 
 
-def test_stored_large_response_equals_the_response_that_the_client_receives() -> None:
+def test_stored_large_response_equals_the_sent_response() -> None:
     stored: list[ResponseObject] = []
     written = body_of(response(1, stored.append), reply(1, 3 * SLICE))
     assert [encode(state) for state in stored] == [written]

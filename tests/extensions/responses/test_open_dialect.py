@@ -110,7 +110,7 @@ def test_stream_events_have_the_keys_of_the_specification(client: Client, name: 
     assert last["type"] == f"response.{last['response']['status']}"
 
 
-def test_vllm_dialect_lacks_five_keys_that_the_open_responses_specification_requires() -> None:
+def test_vllm_dialect_lacks_five_keys_required_by_open_responses() -> None:
     with in_process() as client:
         found_flaws = flaws(client.post(PATH, {"input": "hi"}).json(), RESPONSE)
         missing = [flaw for flaw in found_flaws if "is a required property" in flaw]
@@ -127,7 +127,7 @@ def test_response_repeats_the_fields_of_the_request(client: Client) -> None:
     assert response["text"] == {"format": {"type": "text"}, "verbosity": "low"}
 
 
-def test_field_store_is_true_only_if_the_response_can_be_retrieved(client: Client) -> None:
+def test_store_field_is_true_only_if_the_response_can_be_retrieved(client: Client) -> None:
     assert client.post(PATH, {"input": "hi"}).json()["store"] is True
     assert client.post(PATH, {"input": "hi", "store": False}).json()["store"] is False
     with in_process("--responses-dialect", "open") as other:
@@ -225,7 +225,7 @@ def test_errors_have_the_types_of_the_specification(
     assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == (kind, code)
 
 
-def test_unknown_stored_response_returns_404_with_the_error_type_not_found(client: Client) -> None:
+def test_unknown_stored_response_returns_a_404_error_of_type_not_found(client: Client) -> None:
     for answer in (client.get(f"{PATH}/resp_x"), client.post(f"{PATH}/resp_x/cancel")):
         assert answer.status_code == 404
         assert answer.json()["error"]["type"] == "not_found"

@@ -142,7 +142,7 @@ def refusal(**fields: Any) -> tuple[int, str, str | None]:
         ),
     ],
 )
-def test_error_for_a_field_that_violates_the_schema_has_status_400_and_the_field_path(
+def test_error_for_a_field_that_violates_the_schema_names_the_field(
     fields: dict[str, Any], param: str
 ) -> None:
     assert refusal(**fields) == (400, "Bad Request", param)
@@ -181,7 +181,7 @@ def test_sampling_fields_and_limits_become_chat_fields() -> None:
     assert converted.messages == [{"role": "system", "content": "Be brief."}, HELLO]
 
 
-def test_consecutive_reasoning_text_and_calls_form_one_assistant_turn() -> None:
+def test_consecutive_assistant_items_form_one_assistant_turn() -> None:
     thought = {
         "type": "reasoning",
         "summary": [],
@@ -241,7 +241,7 @@ def test_echo_mode_repeats_the_last_input_item(items: Any, echoed: str) -> None:
     assert echo_text(decoded(input=items).input) == echoed
 
 
-def test_calls_use_only_functions_custom_tools_and_functions_inside_a_namespace() -> None:
+def test_only_function_custom_and_namespace_tools_can_be_called() -> None:
     search = {"type": "web_search", "search_context_size": "low"}
     assert decoded(tools=[search]).tool_choice == "auto"
     assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
@@ -284,7 +284,7 @@ def test_namespace_function_can_be_chosen_by_its_name(tools: list[Any], name: st
         ),
     ],
 )
-def test_response_repeats_the_tool_choice_of_the_request_or_auto_without_one(
+def test_response_repeats_the_requested_tool_choice_which_defaults_to_auto(
     choice: Any, repeated: Any, meant: str
 ) -> None:
     fields = {"tools": [WEATHER], **({} if choice is None else {"tool_choice": choice})}
@@ -295,7 +295,7 @@ def test_response_repeats_the_tool_choice_of_the_request_or_auto_without_one(
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}])
-def test_forced_tool_choice_becomes_auto_after_a_tool_result_until_the_next_user_message(
+def test_forced_tool_choice_becomes_auto_after_a_tool_result(
     choice: Any,
 ) -> None:
     later = [HELLO, CALL, RESULT, {"role": "assistant", "content": "Rain."}, HELLO]
@@ -325,7 +325,7 @@ def sdk_choices() -> TypeAdapter[Any]:
 
 
 @pytest.mark.parametrize("tool_fields", TOOL_FIELDS, ids=itemgetter("type"))
-def test_tool_is_accepted_and_keeps_its_fields_if_and_only_if_the_openai_sdk_accepts_it(
+def test_tool_schema_accepts_the_same_tools_as_the_openai_sdk(
     tool_fields: dict[str, Any], sdk_tools: TypeAdapter[Any]
 ) -> None:
     wrong = [

@@ -136,7 +136,7 @@ def test_stream_events_and_final_messages_have_equal_logprobs(
     assert all(len(entry["top_logprobs"]) == top for entry in [*in_events, *in_items])
 
 
-def test_reply_without_text_has_a_message_only_in_a_complete_response_without_a_parser() -> None:
+def test_empty_reply_becomes_a_message_unless_streamed_or_parsed() -> None:
     """Where thoughts or calls are parsed out of the text, and in a stream, nothing is made of no
     text.
     """
@@ -155,7 +155,7 @@ def test_reply_without_text_has_a_message_only_in_a_complete_response_without_a_
     assert kinds(streamed(answer(**shape), hidden)) == ["created", "in_progress", "completed"]
 
 
-def test_response_has_usage_transfer_parameters_and_raw_messages() -> None:
+def test_response_contains_transfer_parameters_raw_messages_and_usage() -> None:
     events = told([(None, ["Look"]), (IMAGE, ["data:image/png;base64,AA=="])], Finish("stop"))
     body = whole(answer(), events)
     assert [content["text"] for content in body["output"][0]["content"]] == ["Look"], "no image"

@@ -58,7 +58,7 @@ def test_least_recently_used_response_is_evicted_first() -> None:
     assert [missing(store, name) for name in "abcd"] == [False, True, False, False]
 
 
-def test_storing_a_response_above_the_size_limit_evicts_several_stored_responses() -> None:
+def test_storing_an_oversized_response_evicts_the_stored_responses() -> None:
     store = ResponseStore(True, max_responses=100, max_bytes=10_000)
     for name in "abc":
         store.store(stored(name, size=3000))
@@ -113,7 +113,7 @@ def test_storing_a_large_response_within_the_size_limit_evicts_no_response() -> 
     assert 60_000 < store.size_bytes < 80_000
 
 
-def test_memory_report_counts_stored_responses_by_size() -> None:
+def test_memory_report_contains_the_size_of_the_stored_responses() -> None:
     client = app_of("--enable-responses-store").test_client()
     for number in range(100):
         client.post("/v1/responses", json={"input": f"number {number}", "max_output_tokens": 1})
@@ -136,7 +136,7 @@ def test_background_response_is_queued_until_it_ends() -> None:
         assert [*statuses, cancelled["status"]] == ["queued", "queued", "cancelled"]
 
 
-def test_completed_background_response_keeps_no_reference_to_its_abort_function() -> None:
+def test_completed_background_response_releases_its_abort_function() -> None:
     response = stored("a", status="in_progress", events=[])
     response.abort = ignore
     response.append_events(b"1\n\n", is_over=True)

@@ -62,7 +62,7 @@ def test_adapter_header_overrides_the_model_of_the_body() -> None:
     assert client_of("generate").post(PATH, json=CHAT, headers=headers).status_code == 404
 
 
-def test_sagemaker_invocation_can_be_streamed_and_is_counted_in_the_http_metrics() -> None:
+def test_streamed_sagemaker_invocation_is_counted_in_the_http_metrics() -> None:
     told = client_of("generate").post(PATH, json={**CHAT, "stream": True})
     assert told.headers["Content-Type"].startswith("text/event-stream")
     assert told.text.endswith("data: [DONE]\n\n")
@@ -70,7 +70,7 @@ def test_sagemaker_invocation_can_be_streamed_and_is_counted_in_the_http_metrics
     assert count in client_of("generate").get("/metrics").text
 
 
-def test_lone_surrogate_returns_the_same_error_with_and_without_an_adapter_header() -> None:
+def test_adapter_header_does_not_change_the_lone_surrogate_error() -> None:
     client = client_of("generate")
     body = {**CHAT, "unknown_field": "\ud800"}
     headers = {"X-Amzn-SageMaker-Adapter-Identifier": "understudy-tiny"}

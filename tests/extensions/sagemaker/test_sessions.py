@@ -101,7 +101,7 @@ def invoke(sessions: Sessions, body: bytes, session: str | None = None) -> Respo
     return sessions.begin(context)
 
 
-def test_sessions_expire_and_their_number_is_limited() -> None:
+def test_duration_and_number_of_sessions_are_limited() -> None:
     ids = Ids()
     sessions = Sessions(BodyLimits(1000, 1.0), ids, 60)
     body = b'{"requestType":"NEW_SESSION"}'
@@ -119,7 +119,7 @@ def test_sessions_expire_and_their_number_is_limited() -> None:
     assert 0 < sessions.size_bytes == sessions.limit_bytes
 
 
-def test_invocation_body_is_parsed_once_for_the_session_check_and_the_invoked_api(
+def test_invocation_body_is_parsed_only_once(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[bytes] = []
@@ -137,7 +137,7 @@ def test_invocation_body_is_parsed_once_for_the_session_check_and_the_invoked_ap
         assert len(parsed) == 1
 
 
-def test_parsed_body_of_an_invocation_is_reused_once_and_then_released() -> None:
+def test_parsed_invocation_body_is_released_after_one_use() -> None:
     context = request("/invocations", "POST", {}, body=b'{"prompt": "x"}')
     limits = BodyLimits(1000, 1.0)
     values = shared_body.parse_body(context, limits)

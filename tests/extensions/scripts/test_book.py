@@ -39,7 +39,7 @@ def test_script_file_for_one_model_applies_only_to_that_model(books: Books) -> N
     ]
 
 
-def test_nth_condition_counts_requests_per_server_per_key_or_per_conversation(books: Books) -> None:
+def test_nth_condition_counts_requests_per_server_key_or_conversation(books: Books) -> None:
     rule = "{when: {nth: {count: 2, per: %s}}, then: {text: '{{ count }}'}}"
     requests = [request("x"), request("y"), request("x", key="key:2"), request("x")]
     for scope, expected in (
@@ -111,7 +111,7 @@ def test_scripted_calls_are_validated_against_the_tools_of_the_request(books: Bo
     assert book.decide(request("Rome")) is not None
 
 
-def test_call_of_a_tool_that_is_not_offered_skips_the_rule_and_is_logged_once(
+def test_rule_that_calls_a_tool_that_is_not_offered_is_skipped(
     books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = "{when: {nth: 1}, then: {tool_calls: [{name: get_weather}], fault: {action: truncate, times: 1}}}"
@@ -124,7 +124,7 @@ def test_call_of_a_tool_that_is_not_offered_skips_the_rule_and_is_logged_once(
     ]
     (line,) = caplog.messages
     assert (
-        "rule 1: skipped: the rule calls the tool 'get_weather', which the request does not offer"
+        "rule 1 was skipped: the rule calls the tool 'get_weather', which the request does not offer"
         in line
     )
     assert line.endswith(": a")
@@ -179,7 +179,7 @@ def test_failing_script_rule_is_logged_once(books: Books, caplog: pytest.LogCapt
     assert "rule 1: template" in line and "division by zero" in line
 
 
-def test_changed_script_file_is_reloaded_and_unchanged_rules_keep_their_counts(
+def test_unchanged_rules_of_a_reloaded_script_keep_their_counts(
     books: Books,
 ) -> None:
     book = books.open("rules: [{when: {nth: 2}, then: {text: second}}, {then: {text: old}}]")
@@ -197,7 +197,7 @@ def test_changed_script_file_is_reloaded_and_unchanged_rules_keep_their_counts(
     assert [reply_text(book, request("a")) for _ in range(2)] == [None, "second"]
 
 
-def test_rules_of_several_changed_script_files_replace_the_old_rules_together(
+def test_rules_of_several_changed_files_replace_the_old_rules_at_once(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = "rules: [{when: {message: x}, then: {text: %s}}]"

@@ -30,7 +30,7 @@ def test_check_command_prints_the_number_of_rules_or_the_first_error(
     )
 
 
-def test_try_command_prints_the_matching_rule_its_answer_and_skip_reasons(
+def test_try_command_prints_the_matching_rule_and_the_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "messages.json"
@@ -88,7 +88,7 @@ def test_each_repetition_of_the_try_command_has_the_full_matching_time(
         ),
     ],
 )
-def test_try_command_with_invalid_messages_or_tools_prints_a_one_line_error(
+def test_try_command_with_invalid_input_prints_a_one_line_error(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["script", "try", EXAMPLE, *arguments]) == 1

@@ -79,7 +79,7 @@ def test_documented_json_script_answers_json_prompts_with_json(books: Books) -> 
         ),
     ],
 )
-def test_documented_dspy_script_returns_a_value_for_each_field_of_the_prompt(
+def test_documented_dspy_script_returns_a_value_for_each_field(
     books: Books, prompt: str, expected: dict[str, str]
 ) -> None:
     text, _ = reply(books.open(DSPY), request(prompt))

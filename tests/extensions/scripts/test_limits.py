@@ -72,10 +72,13 @@ def error_of(client: FlaskClient, body: object) -> tuple[int, str]:
         ("{{ turn }}" * (MAX_NODES + 1), f"must not have more than {MAX_NODES} nodes"),
         ("{# #}" * 50_000, "must not have more than 4000 tokens"),
         ("{{ " + "(" * 100_000, "must not have more than 4000 tokens"),
-        ("{{ choose(*message) }}", "arguments with * are not supported in a script (line 1)"),
+        (
+            "{{ choose(*message) }}",
+            "unpacking arguments with * is not supported in a script (line 1)",
+        ),
     ],
 )
-def test_error_for_a_template_that_is_too_large_to_compile_states_the_position(
+def test_error_for_an_oversized_template_states_the_position(
     client: FlaskClient, source: str, reason: str
 ) -> None:
     body = {"rules": [{"then": "pass"}, {"name": "bomb", "then": {"text": source}}]}
@@ -104,7 +107,7 @@ def test_templates_at_the_size_limits_compile_and_render() -> None:
     assert Template("{{ turn }}" * count).text(VALUES) == "1" * count
 
 
-def test_templates_of_all_added_rules_share_a_limit(
+def test_total_template_size_of_all_added_rules_is_limited(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (template, script_set):
@@ -148,7 +151,7 @@ def test_template_that_exceeds_the_work_or_size_limit_fails_the_request(
         Template(source).value({**VALUES, "unix": 0})
 
 
-def test_templates_of_one_answer_share_a_budget(books: Books) -> None:
+def test_templates_of_one_reply_share_a_limit_on_processed_text(books: Books) -> None:
     book = books.open(
         "rules: [{then: {json: {a: " + json.dumps(["{{ message | length }}"] * 100) + "}}}]"
     )
@@ -165,7 +168,7 @@ def test_other_requests_run_between_the_operations_of_a_script_template() -> Non
 
 
 @pytest.mark.parametrize("name", ["header", "random", "choose", "hex"])
-def test_template_function_without_a_call_is_rejected(name: str) -> None:
+def test_template_function_name_that_is_not_called_is_rejected(name: str) -> None:
     with pytest.raises(ScriptError, match=rf"{name} \(line 1\) is a function; write {name}"):
         Template("{{ NAME }}".replace("NAME", name))
     with pytest.raises(ScriptError, match="is a function"):
@@ -213,12 +216,12 @@ def test_regex_repetition_count_with_a_space_inside_is_rejected() -> None:
     "source",
     [r"\d{4}-\d{2}-\d{2}", r"(?:\d{1,3}\.){3}\d{1,3}", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"],
 )
-def test_common_regexes_with_repetition_counts_stay_far_below_the_size_limit(source: str) -> None:
+def test_common_regexes_stay_far_below_the_size_limit(source: str) -> None:
     assert unrolled_nodes(source) < MAX_REGEX_NODES / 20
     assert isinstance(RegexCompiler().compile(source, ignore_case=True), regex.Pattern)
 
 
-def test_regexes_of_a_script_share_a_limit(client: FlaskClient) -> None:
+def test_total_regex_size_of_all_added_rules_is_limited(client: FlaskClient) -> None:
     rule = {"when": {"message": {"regex": "a{9000}"}}, "then": "pass"}
     assert client.post(RULES, json={"rules": [rule] * 30}).status_code == 200
     answer: Any = client.post(RULES, json={"rules": [rule] * 30})
@@ -252,7 +255,7 @@ def test_text_conditions_are_skipped_after_the_matching_time_is_used_up(
 @pytest.mark.parametrize(
     "when", [{"contains": "b"}, {"regex": "b"}, {"contains": "b", "ignore_case": True}]
 )
-def test_searches_by_text_regex_and_ignored_case_count_toward_the_matching_time(
+def test_every_kind_of_search_counts_toward_the_matching_time(
     when: dict[str, Any],
 ) -> None:
     conditions = Conditions(convert({"message": when}, When))
@@ -264,7 +267,9 @@ def test_searches_by_text_regex_and_ignored_case_count_toward_the_matching_time(
     assert issubclass(BudgetSpentError, SlowRegexError)
 
 
-def test_all_prompts_of_a_request_share_the_matching_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matching_time_limit_applies_to_all_prompts_of_a_request_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     budgets = list[MatchBudget]()
     check = MatchBudget.check
 

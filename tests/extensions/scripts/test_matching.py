@@ -94,7 +94,7 @@ def test_rule_conditions_match_a_chat_only_if_it_has_the_stated_properties(
         ({"headers": {"X-Team": "blue"}}, False),
     ],
 )
-def test_rule_conditions_match_a_conversation_with_tools_only_if_it_has_the_stated_properties(
+def test_rule_conditions_about_tools_match_only_fitting_conversations(
     when: dict[str, Any], holds: bool
 ) -> None:
     assert fits(when, AGENT) is holds
@@ -136,7 +136,7 @@ def filled(source: str, seed: int = 1, **values: Any) -> object:
         ("{# nothing #}a", "a"),
     ],
 )
-def test_template_expressions_use_match_groups_counts_headers_and_filters(
+def test_template_expressions_can_use_groups_counts_headers_and_filters(
     source: str, value: object
 ) -> None:
     assert filled(source) == value
@@ -172,7 +172,7 @@ def test_failing_template_fails_only_its_request(source: str) -> None:
         *("{{ " + "1 + " * 3000 + "1 }}", "{{ " + "(" * 500 + "1" + ")" * 500 + " }}"),
     ],
 )
-def test_templates_with_unbounded_work_are_rejected_at_startup(source: str) -> None:
+def test_templates_that_could_take_unbounded_time_are_rejected_at_startup(source: str) -> None:
     with pytest.raises(ScriptError, match="template"):
         Template(source)
 
@@ -197,7 +197,7 @@ def test_message_that_contains_template_syntax_is_inserted_as_plain_text(text: s
 
 @settings(deadline=None, max_examples=25)
 @given(st.text(alphabet="{}%#|.()[]'\" ab1+*~-_", max_size=40))
-def test_any_template_causes_no_error_except_a_one_line_script_or_rule_error(source: str) -> None:
+def test_template_with_any_source_raises_only_one_line_errors(source: str) -> None:
     try:
         template = Template(source)
         assert isinstance(template.text({**VALUES, **RandomFunctions(Random(1)).by_name()}), str)

@@ -102,9 +102,7 @@ def compile_rules(script: Script, path: str) -> None:
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_invalid_script_is_rejected_with_a_one_line_error_that_states_the_position(
-    tmp_path: Path, text: str
-) -> None:
+def test_error_for_an_invalid_script_states_the_position(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text)
     with pytest.raises(ScriptError) as raised:
@@ -114,7 +112,7 @@ def test_invalid_script_is_rejected_with_a_one_line_error_that_states_the_positi
     assert line.startswith(f"script {path}") and "\n" not in line
 
 
-def test_missing_or_too_large_script_is_rejected(tmp_path: Path) -> None:
+def test_missing_or_oversized_script_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="cannot be read: No such file"):
         read_script(str(tmp_path / "none.yaml"))
     large = tmp_path / "large.yaml"
@@ -134,7 +132,7 @@ RULES = st.fixed_dictionaries({"then": VALUES}, optional={"when": VALUES, "name"
 
 @settings(deadline=None, max_examples=25)
 @given(st.one_of(VALUES, st.fixed_dictionaries({"rules": st.lists(RULES, min_size=1, max_size=3)})))
-def test_any_document_causes_no_error_except_a_one_line_script_error(document: Any) -> None:
+def test_script_document_of_any_shape_raises_only_one_line_script_errors(document: Any) -> None:
     try:
         if isinstance(document, dict):
             compile_rules(convert_script(document, "a.yaml"), "a.yaml")

@@ -104,7 +104,7 @@ def test_runtime_rules_take_precedence_over_file_rules(books: Books) -> None:
         ({}, {"fault": {"action": "error", "status": 503}}, False),
     ],
 )
-def test_chats_take_the_fast_path_unless_a_rule_needs_a_search_a_template_or_a_fault(
+def test_simple_rules_keep_chats_on_the_fast_path(
     conditions: dict[str, Any], action: Any, is_fast: bool
 ) -> None:
     app = app_of("--seed", "1")

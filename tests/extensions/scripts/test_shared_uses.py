@@ -23,7 +23,9 @@ def uses() -> Iterator[SharedUses]:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["take", "remove"]), KEYS), max_size=60))
-def test_rule_counts_in_the_same_hash_bucket_are_separate(calls: list[tuple[str, bytes]]) -> None:
+def test_use_counts_of_rules_in_one_hash_bucket_are_separate(
+    calls: list[tuple[str, bytes]],
+) -> None:
     expected: Counter[bytes] = Counter()
     with new_table() as file:
         uses = SharedUses(file.fileno())
@@ -42,7 +44,7 @@ def key_of(number: int) -> bytes:
     return (1 + number * BUCKETS).to_bytes(8, "little")
 
 
-def test_full_hash_bucket_of_rule_counts_evicts_the_least_recently_changed_count(
+def test_full_hash_bucket_evicts_the_least_recently_changed_count(
     uses: SharedUses,
 ) -> None:
     for number in range(WAYS):
@@ -53,7 +55,7 @@ def test_full_hash_bucket_of_rule_counts_evicts_the_least_recently_changed_count
     assert counts == [2, 0, *[1] * (WAYS - 1)]
 
 
-def test_adding_and_removing_many_rules_keeps_the_use_count_of_an_earlier_rule(
+def test_use_count_of_a_rule_survives_the_removal_of_other_rules(
     uses: SharedUses,
 ) -> None:
     assert uses.take(key_of(0), limit=1)

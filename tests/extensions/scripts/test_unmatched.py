@@ -98,11 +98,11 @@ def test_header_for_unmatched_requests_takes_precedence_over_the_setting(
     )
     answer = chat(client, X_Understudy_Unmatched="maybe")
     assert answer.json["error"]["message"] == (
-        "X-Understudy-Unmatched: must be error or pass, got 'maybe'."
+        "X-Understudy-Unmatched must be error or pass, got 'maybe'."
     )
 
 
-def test_setting_unmatched_to_error_rejects_every_request_if_no_rules_are_defined() -> None:
+def test_unmatched_request_is_rejected_even_if_no_rules_are_defined() -> None:
     client = app_of("--unmatched", "error").test_client()
     assert message_of(chat(client)) == "No rule answers this request: no rules are set for it."
 
@@ -125,7 +125,7 @@ def test_nth_condition_counts_requests_that_an_earlier_rule_answered(books: Book
     assert [reply_text(book, request(text)) for text in "aab"] == ["plain", "plain", "third"]
 
 
-def test_times_and_nth_of_a_rule_are_counted_separately_per_scope(books: Books) -> None:
+def test_times_and_nth_counts_of_a_rule_are_separate_for_each_scope(books: Books) -> None:
     book = books.open(
         "rules: [{times: 1, then: {text: once}}, {when: {nth: 2}, then: {text: second}}]"
     )
@@ -182,6 +182,6 @@ def test_rule_without_conditions_stops_calling_tools_after_50_results(client: Fl
         messages += [message, {"role": "tool", "tool_call_id": call_id, "content": "done"}]
     assert answer.status_code == 500
     assert (
-        "called tools until the conversation contained 50 results; add times: 1"
+        "it kept calling tools until the conversation contained 50 results; add times: 1"
         in (answer.json["error"]["message"])
     )

@@ -8,7 +8,7 @@ import pytest
 from app.extensions.sglang.errors import generate_error
 
 
-def test_unexpected_error_of_a_generate_request_returns_500_and_is_logged_once(
+def test_unexpected_generate_error_returns_500_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.ERROR):

@@ -42,7 +42,9 @@ def params(**fields: Any) -> dict[str, Any]:
     return {"sampling_params": {"ignore_eos": True, **fields}}
 
 
-def test_generate_response_has_text_token_ids_and_meta_info(client: Client) -> None:
+def test_generate_response_contains_text_token_ids_and_meta_info(
+    client: Client,
+) -> None:
     answer = generate(client, **HELLO, **params(max_new_tokens=4), rid="mine")
     assert answer["text"] and len(answer["output_ids"]) == 4
     meta_info = answer["meta_info"]
@@ -59,7 +61,7 @@ def test_generate_response_has_text_token_ids_and_meta_info(client: Client) -> N
     }
 
 
-def test_generate_route_accepts_the_method_put(client: Client) -> None:
+def test_generate_route_accepts_put_requests(client: Client) -> None:
     url = client.url + "/generate"
     assert client.session.put(url, json=HELLO).json()["text"]
 
@@ -86,7 +88,7 @@ def test_finish_reason_names_the_matched_stop_token_or_string() -> None:
         )
 
 
-def test_zero_max_new_tokens_generates_no_tokens(client: Client) -> None:
+def test_request_for_zero_new_tokens_generates_no_tokens(client: Client) -> None:
     answer = generate(client, input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 0})
     assert (answer["text"], answer["output_ids"]) == ("", [])
     assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
@@ -109,7 +111,7 @@ def test_batch_of_prompts_returns_a_list_of_replies(client: Client) -> None:
     assert only["text"]
 
 
-def test_streamed_batch_numbers_its_events(client: Client) -> None:
+def test_events_of_a_streamed_batch_contain_the_index_of_their_prompt(client: Client) -> None:
     events = stream(client, text=["Hello", "there"], **params(max_new_tokens=2))
     ends = {event["index"]: event for event in events if event["meta_info"]["finish_reason"]}
     assert sorted(ends) == [0, 1]
@@ -123,7 +125,7 @@ def test_n_replies_are_returned_as_a_list_even_if_they_are_equal(client: Client)
     assert first["meta_info"]["id"] != second["meta_info"]["id"]
 
 
-def test_logprobs_are_lists_of_logprob_token_id_and_text(client: Client) -> None:
+def test_each_logprob_entry_contains_logprob_token_id_and_text(client: Client) -> None:
     meta_info = generate(
         client,
         **HELLO,
@@ -185,7 +187,7 @@ def test_prompt_token_ids_are_returned_on_request(client: Client) -> None:
         {"unknown": {"field": 1}},
     ],
 )
-def test_fields_without_effect_and_nulls_are_accepted(client: Client, fields: Any) -> None:
+def test_nulls_and_fields_without_effect_are_accepted(client: Client, fields: Any) -> None:
     generate(client, **{**HELLO, **fields})
 
 
@@ -209,20 +211,20 @@ def test_fields_without_effect_and_nulls_are_accepted(client: Client, fields: An
         ({**HELLO, "sampling_params": {"max_new_tokens": 4095}}, "maximum context length of 4096"),
         ({**HELLO, "sampling_params": {"n": 5000}}, "n must be in [1, 4096]"),
         ({**HELLO, "sampling_params": {"regex": "a", "ebnf": "b"}}, "Only one of"),
-        ({**HELLO, "sampling_params": [{}, {}]}, "length of sampling_params, 2"),
-        ({**HELLO, "sampling_params": []}, "length of sampling_params, 0"),
+        ({**HELLO, "sampling_params": [{}, {}]}, "length of sampling_params (2)"),
+        ({**HELLO, "sampling_params": []}, "length of sampling_params (0)"),
         ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "n must be the same"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "Duplicate request IDs"),
         ({"text": ["a"] * 4097}, "at most 4096 prompts"),
         ({**HELLO, "lora_path": "none"}, "`none` does not exist"),
         ({**HELLO, "routed_dp_rank": 2}, "out of range [0, 1)"),
         ({**HELLO, "return_logprob": True, "logprob_start_len": 9}, "logprob_start_len 9"),
-        ({"text": ["a", "b"], "cache_salt": ["x"]}, "length of cache_salt, 1"),
+        ({"text": ["a", "b"], "cache_salt": ["x"]}, "length of cache_salt (1)"),
         ({**HELLO, "return_logprob": True, "token_ids_logprob": [10**9]}, "out-of-vocab"),
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-def test_generate_request_with_missing_or_invalid_fields_returns_an_error_message(
+def test_invalid_generate_request_returns_an_error_message(
     client: Client, fields: Any, words: str, streams: bool
 ) -> None:
     if streams:
@@ -282,7 +284,7 @@ def test_draining_server_rejects_streams_with_503(streams: bool) -> None:
         assert (answer.status_code, answer.json()["code"]) == (503, 503)
 
 
-def test_full_queue_returns_503_and_ends_a_stream_with_an_abort_event() -> None:
+def test_full_queue_returns_503_or_an_abort_event_in_a_stream() -> None:
     flags = ("--max-num-seqs=1", "--max-waiting-queue-length=1", "--time-to-first-token=10m")
     with in_process(DIALECT, *flags) as client:
         waiting = [

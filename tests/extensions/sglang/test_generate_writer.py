@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from app.core.api.weight_spans import Weights
 from app.core.engine.errors import EngineFailedError
 from app.core.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
-from app.core.engine.weight_updates import WeightUpdates
 from app.extensions.sglang.batches import batch_of
 from app.extensions.sglang.generate_protocol import GenerateRequest
 from app.extensions.sglang.generate_writer import Choice, GenerateWriter, WriterOptions
@@ -15,7 +15,7 @@ OPTIONS = WriterOptions(
     shows_texts=False,
     shows_prompt=False,
     eos_token_id=0,
-    weights=WeightUpdates("base", 1, False),
+    weights=Weights(),
     token_texts=list,
     arrival_s=1.0,
 )
@@ -74,7 +74,7 @@ def test_reasoning_is_included_in_the_text_but_images_are_not() -> None:
     assert event["meta_info"]["finish_reason"] == {"type": "stop", "matched": "end"}
 
 
-def test_engine_failure_ends_a_generate_stream_with_the_finish_reason_abort() -> None:
+def test_engine_failure_ends_a_stream_with_the_finish_reason_abort() -> None:
     event = events([*tokens(2), Failed(0, EngineFailedError("The engine is gone."))])[-1]
     assert event["text"] == ' "0" "1"'
     assert event["meta_info"]["finish_reason"] == {

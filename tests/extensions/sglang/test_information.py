@@ -32,9 +32,7 @@ def test_sglang_routes_are_off_by_default() -> None:
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
-def test_model_info_route_returns_the_names_type_and_weight_version_of_the_model(
-    client: Client, path: str
-) -> None:
+def test_model_info_route_describes_the_model(client: Client, path: str) -> None:
     info = client.get(path).json()
     assert info["model_path"] == info["served_model_name"] == info["tokenizer_path"] == MODEL
     assert info["is_generation"] is True
@@ -43,7 +41,7 @@ def test_model_info_route_returns_the_names_type_and_weight_version_of_the_model
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-def test_server_info_route_returns_parallel_sizes_status_capacity_and_kv_event_endpoint(
+def test_server_info_contains_the_capacity_and_the_kv_event_endpoint(
     client: Client, path: str
 ) -> None:
     info = client.get(path).json()
@@ -61,7 +59,7 @@ def test_server_info_route_returns_parallel_sizes_status_capacity_and_kv_event_e
     }
 
 
-def test_kv_events_are_null_in_server_info_without_an_endpoint() -> None:
+def test_kv_events_are_null_in_server_info_if_there_is_no_event_endpoint() -> None:
     with in_process(DIALECT, "--enable-kvcache", "--zmq-endpoint=") as client:
         assert client.get("/server_info").json()["kv_events"] is None
 
@@ -71,7 +69,7 @@ def test_load_report_of_an_idle_server_contains_zeros(client: Client) -> None:
     assert client.get("/get_load").json() == [no_load]
 
 
-def test_load_report_counts_tokens_of_running_and_waiting_requests() -> None:
+def test_load_report_contains_the_tokens_of_running_and_waiting_requests() -> None:
     flags = ("--max-num-seqs=1", "--time-to-first-token=10m")
     with in_process(DIALECT, *flags) as client:
         streams = [unread_stream(client, tokens) for tokens in (100, 20)]

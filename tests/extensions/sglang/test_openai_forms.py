@@ -27,7 +27,9 @@ def body(path: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_non_streamed_response_has_the_field_matched_stop(client: Client, path: str) -> None:
+def test_non_streamed_response_has_matched_stop_instead_of_stop_reason(
+    client: Client, path: str
+) -> None:
     natural = client.post(path, body(path)).json()
     [choice] = natural["choices"]
     assert (choice["finish_reason"], choice["matched_stop"]) == ("stop", 0)
@@ -41,7 +43,7 @@ def test_non_streamed_response_has_the_field_matched_stop(client: Client, path: 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("latency", ["0", "1ms"])
-def test_last_stream_event_has_the_field_matched_stop(path: str, latency: str) -> None:
+def test_last_stream_event_has_matched_stop_instead_of_stop_reason(path: str, latency: str) -> None:
     with in_process(DIALECT, "--mode=echo", f"--inter-token-latency={latency}") as client:
         chunks = events(client.post(path, body(path, stream=True)))
     choices = [choice for event in chunks for choice in event["choices"]]

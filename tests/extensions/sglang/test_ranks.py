@@ -36,7 +36,7 @@ def test_load_routes_have_an_entry_for_each_rank(client: Client) -> None:
     assert load["dp_rank"] == 1
 
 
-def test_load_report_counts_requests_on_their_rank() -> None:
+def test_requests_are_counted_in_the_load_report_of_their_rank() -> None:
     with in_process("--dialect=sglang", *FLAGS, "--time-to-first-token=10m") as client:
         body = {"input_ids": [1] * 50, "stream": True, "routed_dp_rank": 1}
         stream = client.app.test_client().post("/generate", json=body)

@@ -35,7 +35,7 @@ def test_arguments_of_a_named_tool_choice_contain_no_empty_list_or_object(number
     assert users and all(users)
 
 
-def test_argument_from_a_message_is_replaced_only_if_it_violates_the_schema() -> None:
+def test_argument_from_a_message_is_replaced_only_if_it_is_invalid() -> None:
     application = app_of("--seed", "1", "--enable-auto-tool-choice")
     properties = {
         "city": {"type": "string"},

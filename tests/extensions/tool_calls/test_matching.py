@@ -93,7 +93,7 @@ def test_boolean_argument_is_true_if_the_message_contains_its_name() -> None:
     ]
 
 
-def test_arrays_and_strings_with_a_pattern_are_not_filled_from_the_message() -> None:
+def test_arrays_and_patterned_strings_are_not_filled_from_the_message() -> None:
     book = tool(
         "book_room",
         "",
@@ -104,7 +104,7 @@ def test_arrays_and_strings_with_a_pattern_are_not_filled_from_the_message() -> 
     assert requested("Book the room for Ada and Grace", tools=(book,)) == [("book_room", {})]
 
 
-def test_tool_that_the_message_names_is_selected_although_the_cache_of_tool_words_is_full() -> None:
+def test_named_tool_is_selected_even_if_the_cache_of_tool_words_is_full() -> None:
     matcher = ToolMatcher()
     limit_bytes = matcher.tool_words.limit_bytes
     long_description = "Reports the weather. " * 500
@@ -134,7 +134,7 @@ def test_tool_with_a_malformed_schema_is_called_without_arguments(schema: Any) -
     assert call.arguments == {}
 
 
-def test_only_the_start_of_long_names_and_tool_lists_is_compared_with_the_message() -> None:
+def test_only_the_start_of_a_long_tool_list_is_compared_with_the_message() -> None:
     long_name = tool("weather_" * 10_000, "weather " * 100_000)
     many = (long_name, *(tool(f"tool_{number}") for number in range(1_000)))
     calls = ToolCalls(tools=many, max_calls=9, question="Use tool_5 and tool_900, please.")
@@ -173,7 +173,7 @@ def test_hostile_messages_and_schemas_are_matched_quickly(
         assert len(call[1]) <= MAX_FIELDS
 
 
-def test_number_of_fields_and_enum_values_compared_with_the_message_is_limited() -> None:
+def test_number_of_fields_compared_with_a_message_is_limited() -> None:
     names = [f"f{number}" for number in range(MAX_FIELDS + 1)]
     fields = tool("add", "", names, **dict.fromkeys(names, INTEGER))
     [(_, arguments)] = requested(" ".join(map(str, range(200))), tools=(fields,), named=True)
@@ -200,7 +200,7 @@ def test_number_of_fields_and_enum_values_compared_with_the_message_is_limited()
         ("NaN, Infinity, 1e999 and -Infinity", []),
     ],
 )
-def test_parts_of_dates_ranges_and_identifiers_in_a_message_are_not_numbers(
+def test_parts_of_dates_and_identifiers_are_not_taken_as_numbers(
     message: str, numbers: list[float]
 ) -> None:
     add = tool("add", "", "abc", a=NUMBER, b=NUMBER, c=NUMBER)
@@ -208,7 +208,7 @@ def test_parts_of_dates_ranges_and_identifiers_in_a_message_are_not_numbers(
     assert [*arguments.values()] == numbers
 
 
-def test_number_assigned_to_a_field_must_be_finite_and_fills_no_other_field() -> None:
+def test_number_assigned_to_a_field_fills_no_other_field() -> None:
     add = tool("add", "", "abc", a=NUMBER, b=NUMBER, c=INTEGER)
     message = f"b=2, a={'9' * 400}.5, c=1.5 and 7"
     assert requested(message, tools=(add,), named=True) == [("add", {"b": 2})]
@@ -225,7 +225,7 @@ def test_number_assigned_to_a_field_must_be_finite_and_fills_no_other_field() ->
         ("Switch the light on", {}),
     ],
 )
-def test_boolean_argument_requires_its_name_as_a_separate_word_without_a_negation(
+def test_boolean_argument_requires_its_name_as_a_separate_word(
     message: str, arguments: dict[str, object]
 ) -> None:
     names = ("bright", "light", "is_on", "_", "", "\u2603")
@@ -233,7 +233,7 @@ def test_boolean_argument_requires_its_name_as_a_separate_word_without_a_negatio
     assert requested(message, tools=(switch,)) == [("switch_light", arguments)]
 
 
-def test_value_assigned_to_a_field_in_the_message_is_not_used_for_another_field() -> None:
+def test_value_assigned_to_one_field_is_not_used_for_another_field() -> None:
     trip = tool("trip", "", ("start", "end"), start=TEXT, end=TEXT)
     message = '{"end": "Rome"} and "Oslo"'
     assert requested(message, tools=(trip,), named=True) == [
@@ -241,7 +241,7 @@ def test_value_assigned_to_a_field_in_the_message_is_not_used_for_another_field(
     ]
 
 
-def test_longest_of_several_tool_names_at_one_position_of_the_message_is_selected() -> None:
+def test_longest_tool_name_at_a_position_of_the_message_is_selected() -> None:
     tools = (tool("get_weather"), tool("get_weather_forecast"), tool("forecast_storms"))
 
     def names(question: str) -> list[str]:
@@ -281,7 +281,7 @@ def test_tool_without_a_name_is_never_selected(name: str) -> None:
         ("run it", []),
     ],
 )
-def test_common_word_counts_as_a_tool_name_only_where_a_command_is_expected(
+def test_common_word_is_a_tool_name_only_where_a_command_is_expected(
     question: str, names: list[str]
 ) -> None:
     tools = (tool("get_weather"), tool("search"), tool("run"), tool("ping"))
@@ -314,7 +314,7 @@ class CountingText(str):
         return super().__contains__(part)
 
 
-def test_tool_names_of_a_common_word_are_searched_once_each_in_the_message() -> None:
+def test_message_is_searched_at_most_once_for_each_tool_name() -> None:
     words = [("a",) * length for length in range(2, 17)]
     tools = [ToolFunction("_".join(name)) for name in words]
     message = CountingText("a " * 2000)

@@ -9,7 +9,7 @@ from tests.client import MODEL, events, in_process
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_structured_output_that_looks_like_a_tool_call_becomes_a_tool_use_block(
+def test_structured_output_like_a_tool_call_becomes_a_tool_use_block(
     stream: bool,
 ) -> None:
     call = {"name": "ping", "parameters": {}}

@@ -196,7 +196,7 @@ def test_qwen_parameter_ends_at_its_closing_tag_or_at_the_next_opening_tag(
     assert json.loads(arguments_of(markup, True)) == closed | is_open
 
 
-def test_qwen_call_of_thousands_of_parameters_is_converted_to_json_only_once(
+def test_conversions_of_a_qwen_call_do_not_grow_with_its_parameters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A conversion for each tag of a text with 2,000 parameters took ten seconds."""
@@ -237,7 +237,7 @@ def test_lone_surrogates_in_tool_arguments_are_escaped(name: str) -> None:
     assert SURROGATES in json.loads(sent.encode()).values()
 
 
-def test_closing_braces_of_arguments_are_held_back_however_the_text_is_split() -> None:
+def test_closing_braces_are_held_back_however_the_text_is_split() -> None:
     text = '{"a": "\\"}\\\\", "b": [{}]}}'
     for first in range(len(text) + 1):
         for second in range(first, len(text) + 1):
@@ -269,7 +269,7 @@ def test_many_llama_calls_are_parsed_in_linear_time(monkeypatch: pytest.MonkeyPa
         assert len(counted) < 20
 
 
-def test_too_long_pythonic_call_lists_are_returned_as_text() -> None:
+def test_pythonic_call_list_with_too_many_calls_is_returned_as_text() -> None:
     calls = f"[{'f(), ' * 100_000}f()]"
     assert whole("pythonic", calls) == (calls, {})
     assert streamed("pythonic", [calls]) == ("", {})

@@ -47,7 +47,7 @@ def test_tool_calls_are_parsed_in_every_choice(hermes: Client) -> None:
     assert [called(choice) for choice in choices] == [[("get_weather", '{"city": "Rome"}')]] * 2
 
 
-def test_structured_output_constraint_causes_no_tool_call_and_determines_the_text(
+def test_structured_output_constraint_prevents_a_tool_call(
     hermes: Client,
 ) -> None:
     fields = texts_of("no")
@@ -62,7 +62,9 @@ def test_strict_tool_is_called_despite_a_structured_output_constraint(hermes: Cl
     assert called(choice) == [("get_weather", '{"city": "Rome"}')]
 
 
-def test_only_the_first_call_is_returned_without_parallel_tool_calls(hermes: Client) -> None:
+def test_only_the_first_call_is_returned_without_parallel_tool_calls(
+    hermes: Client,
+) -> None:
     fields = texts_of(f"{CALL}{PING}") | {"parallel_tool_calls": False}
     [choice] = hermes.chat("hi", **fields)["choices"]
     assert [name for name, _ in called(choice)] == ["get_weather"]
@@ -140,7 +142,7 @@ def call_of(name: str) -> dict[str, Any]:
     return {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
 
 
-def test_required_and_named_tool_choices_call_a_tool_with_values_from_the_user_message(
+def test_named_tool_choice_uses_values_from_the_user_message(
     hermes: Client,
 ) -> None:
     [choice] = hermes.chat("Rome?", tools=TOOLS, tool_choice="required")["choices"]

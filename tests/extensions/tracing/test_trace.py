@@ -70,7 +70,7 @@ def failed(spans: tuple[ReadableSpan, ...]) -> dict[str, str | None]:
     }
 
 
-def test_request_has_spans_for_its_queued_prefill_and_decode_phases() -> None:
+def test_request_has_a_span_for_each_of_its_phases() -> None:
     traced = Traced(slots=1)
     traced.observers.clear()
     traced.ask("other", max_tokens=2)
@@ -163,7 +163,7 @@ def test_request_span_has_the_attributes_of_vllm() -> None:
     ("after_s", "last"),
     [(1.0, ("prefill", 0.0, 1.0)), (4.5, ("decode", 2.0, 4.5)), (0.0, ("prefill", 0.0, 0.0))],
 )
-def test_client_disconnect_marks_the_current_phase_as_failed_and_starts_no_later_phase(
+def test_client_disconnect_marks_the_current_phase_as_failed(
     after_s: float, last: tuple[str, float, float]
 ) -> None:
     traced = Traced()

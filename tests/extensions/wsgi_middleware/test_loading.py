@@ -45,7 +45,7 @@ def test_middleware_that_needs_a_missing_asgi_package_is_skipped(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Tagged", "must be MODULE.NAME"),
+        ("Tagged", "must have the form MODULE.NAME"),
         ("no.such.module.Class", "cannot import no.such.module.Class: ModuleNotFoundError"),
         (f"{EXAMPLES}.Missing", "AttributeError"),
         (f"{EXAMPLES}.NUMBER", "Must be a function or a class."),

@@ -71,7 +71,7 @@ UNTRIED = [
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
-def test_body_that_is_not_a_json_object_is_rejected_with_the_error_position(
+def test_error_for_an_invalid_json_body_states_the_position(
     server: RunningServer, path: str
 ) -> None:
     for body, param in NO_OBJECTS.items():
@@ -81,7 +81,7 @@ def test_body_that_is_not_a_json_object_is_rejected_with_the_error_position(
         assert (answer.status, set(answer.json())) == (400, {"detail"}), "the framework's own"
 
 
-def test_body_with_a_too_large_declared_length_is_rejected_before_it_is_received(
+def test_body_with_an_excessive_declared_length_is_rejected_at_once(
     server: RunningServer,
 ) -> None:
     for length in ((8 << 20) + 1, 10**12, 10**30):
@@ -109,7 +109,7 @@ def test_endless_chunked_body_is_rejected_at_the_size_limit(server: RunningServe
         flooding.join()
 
 
-def test_malformed_chunks_return_400_and_a_reset_affects_no_other_request(
+def test_malformed_or_reset_bodies_do_not_affect_other_requests(
     server: RunningServer,
 ) -> None:
     for body in (
@@ -203,7 +203,7 @@ def test_unsupported_transfer_encoding_is_rejected(
         assert wire.seconds_until_closed(5) < 5
 
 
-def test_transfer_encoding_chunked_ignores_case_and_is_rejected_in_http_1_0(
+def test_ambiguous_or_outdated_transfer_encodings_are_rejected(
     server: RunningServer,
 ) -> None:
     body = CHUNKED_JSON + b"0\r\nX: y\r\n\r\n"

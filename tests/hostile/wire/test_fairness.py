@@ -142,7 +142,7 @@ def stream_together(port: int, clients: int, tokens: int) -> list[float]:
     return totals
 
 
-def test_client_that_reads_nothing_is_disconnected_and_its_slots_are_freed(
+def test_client_that_reads_nothing_is_disconnected(
     server: RunningServer,
 ) -> None:
     aborts_before = aborts(server.port)

@@ -245,7 +245,7 @@ def test_requests_sent_just_before_shutdown_are_answered() -> None:
         assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_draining_server_is_not_ready_but_serves_kept_alive_connections_once() -> None:
+def test_draining_server_still_serves_kept_alive_connections_once() -> None:
     with (
         running_gunicorn(env=LONG_DRAIN) as server,
         Wire(server.port) as idle,
@@ -304,7 +304,7 @@ def test_pipelined_requests_are_all_answered_at_shutdown(fast_path: str) -> None
         assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_kept_alive_connection_is_served_again_after_a_stream_during_a_drain() -> None:
+def test_connection_is_served_once_more_after_a_stream_during_a_drain() -> None:
     """The head of a stream has left before the signal; its client sends again when the stream ends."""
     env = {**LONG_DRAIN, "SIM_INTER_TOKEN_LATENCY": "20ms"}
     for fast_path in ("true", "false"):
@@ -321,7 +321,7 @@ def test_kept_alive_connection_is_served_again_after_a_stream_during_a_drain() -
             assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_new_requests_return_503_after_the_drain_and_a_stream_continues() -> None:
+def test_new_requests_get_503_after_the_drain_duration() -> None:
     env = {
         "SIM_GRACEFUL_TIMEOUT": "20s",
         "SIM_DRAIN_DURATION": "100ms",
@@ -400,7 +400,7 @@ for _ in range(2):
 """Owns a socket as systemd does, and gives it to one server after another."""
 
 
-def test_next_server_on_a_systemd_socket_accepts_connections() -> None:
+def test_server_restarted_on_a_systemd_socket_accepts_connections() -> None:
     port = free_port()
     command = [sys.executable, "-c", SERVICE_MANAGER, str(port)]
     with running_command(command, port, {}) as manager:

@@ -61,7 +61,7 @@ def occupied(port: int) -> Iterator[Wire]:
 
 
 @WAYS
-def test_request_is_not_served_if_the_client_disconnects_before_it_is_complete(
+def test_incomplete_request_is_not_served_after_a_disconnect(
     server: RunningServer, leave: Callable[[Wire], None]
 ) -> None:
     served_before = metric(server.port, "vllm:request_success_total")

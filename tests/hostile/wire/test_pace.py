@@ -47,7 +47,7 @@ def test_two_hundred_tokens_arrive_on_schedule_without_drift(
     assert late[-1] < 0.5
 
 
-def test_headers_are_sent_immediately_and_the_role_with_the_first_token(
+def test_response_headers_are_sent_before_the_first_token(
     server: RunningServer,
 ) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "stream": True}

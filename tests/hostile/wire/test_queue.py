@@ -22,7 +22,7 @@ from tests.running_server import RunningServer
 LONG = ask(max_tokens=4000, stream=True)
 
 
-def test_waiting_requests_run_in_arrival_order_and_a_full_queue_rejects_new_requests() -> None:
+def test_waiting_requests_run_in_arrival_order() -> None:
     names = [f"guest-{number}" for number in range(8)]
     flags = (
         "--max-num-seqs",

@@ -111,7 +111,7 @@ def test_killed_rank_is_restarted_on_its_port(
         assert len(workers_of(alone)) == 1
 
 
-def test_each_rank_has_a_separate_worker_port_name_and_counters(three: RunningServer) -> None:
+def test_each_rank_has_its_own_worker_port_and_counters(three: RunningServer) -> None:
     ports = ports_of(three)
     assert len(workers_of(three)) == len({worker_behind(three, port) for port in ports}) == 3
     counts_before = [
@@ -134,9 +134,7 @@ def test_each_rank_has_a_separate_worker_port_name_and_counters(three: RunningSe
         (["--bind", "127.0.0.1:9000", "-b", "127.0.0.1:9001", "-b", "127.0.0.1:9003"], "bind"),
     ],
 )
-def test_settings_that_contradict_the_ranks_are_rejected_with_a_one_line_error(
-    arguments: list[str], named: str
-) -> None:
+def test_settings_that_contradict_the_ranks_are_rejected(arguments: list[str], named: str) -> None:
     status, output = start_refused(*arguments, SIM_DATA_PARALLEL_SIZE="3")
     assert status == 1
     [error] = [line for line in output.splitlines() if line.startswith("error: ")]
@@ -216,7 +214,7 @@ def test_reload_with_invalid_settings_changes_nothing(reloaded: Reloaded) -> Non
     assert "workers=4: 2 workers serve, one for each rank: each worker is a separate server" in line
 
 
-def test_streams_that_run_during_a_reload_continue_beyond_the_graceful_timeout(
+def test_streams_during_a_reload_continue_beyond_the_graceful_timeout(
     reloaded: Reloaded,
 ) -> None:
     server = reloaded.server

@@ -98,7 +98,7 @@ def refused_or_closed(wire: Wire) -> bool:
         return True
 
 
-def test_stream_longer_than_the_graceful_timeout_is_cut_and_exit_hooks_run(
+def test_exit_hooks_run_after_a_stream_exceeds_the_graceful_timeout(
     tmp_path: Path,
 ) -> None:
     with server_with_exit_hook(
@@ -154,7 +154,7 @@ def test_interrupt_ends_the_server_immediately(tmp_path: Path) -> None:
 JSON = "Content-Type: application/json"
 
 
-def test_indexer_starts_no_scores_during_shutdown() -> None:
+def test_indexer_rejects_new_score_requests_during_shutdown() -> None:
     flags = ("--role", "indexer", "--model", "base", "--kv-index-bind", "tcp://127.0.0.1:0")
     ends = ("--graceful-timeout", "15s", "--drain-duration", "0s")
     body = b'{"model": "base", "prompt": "Hello"}'

@@ -87,7 +87,7 @@ def successor_of(server: RunningServer) -> int | None:
     return next((int(pid) for pid in started if int(pid) != server.process.pid), None)
 
 
-def test_startup_logs_three_lines_and_a_replacement_takes_over_the_port() -> None:
+def test_replacement_server_takes_over_the_port() -> None:
     flags = ("--profile", "qwen3-14b-h100", "--console", "--served-model-name", "a,b")
     with running_server(*flags) as server:
         lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]

@@ -127,7 +127,7 @@ def test_mass_disconnects_at_every_stage_free_all_slots(
     assert metric(server.port, "vllm:request_success_total", finished_reason="error") == 0
 
 
-def test_exhausted_file_descriptors_make_clients_wait_and_log_one_line() -> None:
+def test_clients_wait_while_file_descriptors_are_exhausted() -> None:
     with running_gunicorn() as server:
         [worker] = workers_of(server)
         # What a request needs is loaded before: no more files are needed later.

@@ -144,7 +144,7 @@ def test_health_check_command_succeeds_over_https(secure: tuple[RunningServer, F
     assert main((), files.env(host="127.0.0.1", port=str(server.port))) == 0
 
 
-def test_openai_sdk_verifies_the_certificate_and_streams_token_by_token(
+def test_openai_sdk_streams_over_a_verified_tls_connection(
     secure: tuple[RunningServer, Files],
 ) -> None:
     server, files = secure
@@ -198,7 +198,7 @@ def test_stream_over_http_1_0_ends_with_close_notify(
         assert received.endswith(b"data: [DONE]\n\n")
 
 
-def test_certificate_renewed_by_a_symlink_swap_is_loaded_while_streams_continue(
+def test_renewed_certificate_is_loaded_while_streams_continue(
     tmp_path: Path,
 ) -> None:
     def version(name: str) -> Files:
@@ -239,7 +239,7 @@ def test_certificate_renewed_by_a_symlink_swap_is_loaded_while_streams_continue(
         wait_until_served(server, second)
 
 
-def test_self_signed_certificate_is_shared_by_the_ranks_and_can_be_trusted(
+def test_self_signed_certificate_is_shared_by_all_ranks(
     tmp_path: Path,
 ) -> None:
     env = {

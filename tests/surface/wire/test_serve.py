@@ -25,7 +25,9 @@ def moved() -> Iterator[RunningServer]:
         yield server
 
 
-def test_serve_command_line_determines_model_name_and_settings(moved: RunningServer) -> None:
+def test_serve_command_line_determines_the_model_name_and_the_settings(
+    moved: RunningServer,
+) -> None:
     cards = requests.get(f"{moved.url}/v1/models", timeout=20).json()["data"]
     assert [(card["id"], card["root"], card["max_model_len"]) for card in cards] == [
         ("one", "org/model", 1000),
@@ -48,7 +50,7 @@ def test_prefix_cache_is_on_by_default_as_in_vllm(moved: RunningServer) -> None:
     assert float(hits.rpartition(" ")[2]) > 0
 
 
-def test_prefill_returns_the_configured_side_channel_port_and_parallel_size(
+def test_prefill_returns_the_configured_side_channel_port(
     moved: RunningServer,
 ) -> None:
     body = {"prompt": "hi", "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}

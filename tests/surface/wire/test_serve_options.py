@@ -54,7 +54,7 @@ def ask(
 
 @WAYS
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (TEXT, {"prompt": "hi"})])
-def test_serve_options_add_metrics_to_responses_and_to_the_last_chunk_of_streams(
+def test_serve_options_add_metrics_to_complete_and_streamed_responses(
     server: RunningServer, path: str, body: dict[str, Any], way: dict[str, str]
 ) -> None:
     whole = ask(server, path, body, way).json()
@@ -114,7 +114,7 @@ def test_return_tokens_as_token_ids_option_shows_token_ids_in_logprobs(
     assert streamed.count('"token":"token_id:') >= 4
 
 
-def test_serve_options_allow_request_templates_and_tokenizer_info_and_disable_vllm_metrics(
+def test_serve_options_allow_chat_templates_in_requests(
     server: RunningServer,
 ) -> None:
     body = {"messages": HELLO, "chat_template": MOOD, "return_prompt_text": True}

@@ -34,7 +34,7 @@ def test_start_page_begins_with_five_jobs_that_have_a_command() -> None:
 @pytest.mark.parametrize(
     ("command", "shown"), [job[1:] for job in JOBS], ids=[name for name, *_ in JOBS]
 )
-def test_command_of_each_job_prints_the_documented_output(
+def test_commands_of_the_start_page_print_the_documented_output(
     command: str, shown: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     words = ["bash", "-ec", command]

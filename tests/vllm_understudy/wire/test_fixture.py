@@ -194,7 +194,7 @@ def test_a_strict_scope_without_rules(understudy):
 """
 
 
-def test_scopes_separate_tests_that_share_a_server(tmp_path: Path) -> None:
+def test_tests_that_share_a_server_are_isolated_by_their_scopes(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, SCOPES)
     assert "6 passed" in output, output
 
@@ -251,7 +251,7 @@ def check_asyncio(folder: Path, marker: str, *options: str) -> None:
     assert "FAILED test_client.py::test_a_hidden_error" in output
 
 
-def test_fixture_serves_tests_that_are_coroutines_run_by_anyio(tmp_path: Path) -> None:
+def test_fixture_serves_async_tests_run_by_anyio(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import pytest\n\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
     )
@@ -259,5 +259,5 @@ def test_fixture_serves_tests_that_are_coroutines_run_by_anyio(tmp_path: Path) -
 
 
 @pytest.mark.pytest_asyncio
-def test_fixture_serves_tests_that_are_coroutines_run_by_pytest_asyncio(tmp_path: Path) -> None:
+def test_fixture_serves_async_tests_run_by_pytest_asyncio(tmp_path: Path) -> None:
     check_asyncio(tmp_path, "asyncio")

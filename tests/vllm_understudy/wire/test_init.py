@@ -34,7 +34,7 @@ def commands(project: Path, workflow: str) -> list[str]:
         pytest.param("understudy-js.yml", "# pass 1", marks=pytest.mark.node),
     ],
 )
-def test_generated_workflow_commands_pass(
+def test_commands_of_the_generated_workflows_succeed(
     workflow: str, expected: str, project: Path, environment: dict[str, str]
 ) -> None:
     printed = ""
@@ -49,7 +49,7 @@ def test_generated_workflow_commands_pass(
     assert expected in printed
 
 
-def test_job_without_the_understudy_variable_fails_and_names_it(
+def test_error_of_a_job_names_the_missing_understudy_variable(
     project: Path, environment: dict[str, str]
 ) -> None:
     done = subprocess.run(
@@ -78,7 +78,7 @@ def test_generated_yaml_satisfies_the_schemas(schema: str, pattern: str, project
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_generated_service_starts_and_is_health_checked_on_its_port(project: Path) -> None:
+def test_generated_service_has_a_health_check_on_its_port(project: Path) -> None:
     service = yaml.safe_load((project / "understudy" / "compose.yaml").read_text())["services"][
         "vllm"
     ]

@@ -77,7 +77,7 @@ def outcomes_of(client: subprocess.Popen[str], mcp: McpServer) -> Asking:
 
 @pytest.mark.clients
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_mcp_tools_return_their_results_and_calls_are_recorded(
+def test_calls_of_mcp_tools_return_results_and_are_recorded(
     mcp: McpServer, outcomes_of: Asking, transport: str
 ) -> None:
     mcp.tool("get_weather", "sunny", "rain", parameters={"type": "object"})
@@ -131,7 +131,7 @@ def test_mcp_call_without_a_response_raises_a_client_error(
 
 
 @pytest.mark.clients
-def test_reset_removes_tools_and_calls_and_keeps_the_address(
+def test_reset_removes_tools_and_calls_but_keeps_the_address(
     mcp: McpServer, outcomes_of: Asking
 ) -> None:
     mcp.tool("search", "found")
@@ -199,7 +199,7 @@ def test_invalid_mcp_rules_are_rejected_when_the_test_sets_them() -> None:
             mcp.reply("search", "x", times=0)
         with pytest.raises(ValueError, match="tool search is not valid JSON"):
             mcp.tool("search", {1, 2})  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="when must be a mapping"):
+        with pytest.raises(ValueError, match="the when argument must be a mapping"):
             mcp.fault("hang", when=["city"])
         with pytest.raises(AssertionError, match="expected 2 calls of search; of 0 calls 0 fit"):
             mcp.assert_called("search", times=2)

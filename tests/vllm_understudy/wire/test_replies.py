@@ -31,7 +31,7 @@ def chat(server: vllm_understudy.Server, messages: Any, scope: str = "", **field
     return client.chat.completions.create(model="understudy-tiny", messages=messages, **fields)
 
 
-def test_reply_rule_applies_only_to_its_scope_and_until_its_with_block_ends(
+def test_reply_rule_applies_only_within_its_scope_and_with_block(
     server: vllm_understudy.Server,
 ) -> None:
     hello = [{"role": "user", "content": "hello"}]

@@ -128,7 +128,7 @@ def test_failed_startup_raises_an_error_with_the_reason() -> None:
         pass
 
 
-def test_running_server_accepts_serve_arguments_ranks_tls_and_a_config_file(
+def test_running_server_accepts_serve_arguments_and_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "app").mkdir()

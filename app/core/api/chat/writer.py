@@ -10,7 +10,7 @@ from app.core.api.chat.call_form import CallForm
 from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseOptions
 from app.core.api.logprobs import TokenNames, prompt_entries, rendered
-from app.core.api.writer import ChunkWriter, PlainChoice, chunk_end
+from app.core.api.writer import NOT_STARTED, ChunkWriter, PlainChoice, chunk_end
 from app.core.engine.errors import EnginePausedError
 from app.core.protocol import chat as wire
 from app.core.protocol import common
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
 PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
+START_TAIL = common.ChunkTail(prompt_token_ids=None, prompt_text=None)
+START_END = chunk_end(START_TAIL)
+"""End of the first chunk of most streams."""
 DEFAULT_CALL_FORM = CallForm()
 
 
@@ -110,9 +113,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     def _render_start(self, output: Started) -> bytes:
         """Returns the role chunks of all choices together, when the first choice starts."""
-        if self.started is not None:
+        if self.started is not NOT_STARTED:
             return b""
-        self.record_start(output)
+        self.started = output
+        self._write_head()
         options = self._options
         tail = common.ChunkTail(
             prompt_token_ids=options.prompt_ids if options.token_ids else None,
@@ -120,7 +124,10 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         )
         if options.continuous_usage:
             tail.usage = self._choice_usage(0)
-        openings = [(wire.Delta(options.role, ""), chunk_end(tail))]
+        end = START_END
+        if tail != START_TAIL:
+            end = chunk_end(tail)
+        openings = [(wire.Delta(options.role, ""), end)]
         if options.echo:
             echo = wire.Delta(content=options.echo)
             openings.append((echo, chunk_end(common.ChunkTail(tail.usage))))
@@ -248,7 +255,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             for choice in self.choices:
                 options.parser_runs["non_streaming", choice.called] += 1
         answer = self._build_answer(wire.ChatCompletion, self._render_choice)
-        answer.prompt_logprobs = prompt_entries(self.prompt_logprobs)
+        answer.prompt_logprobs = prompt_entries(self.started.prompt_logprobs)
         answer.prompt_token_ids = options.prompt_ids if options.token_ids else None
         answer.prompt_text = options.prompt_text
         answer.ec_transfer_params = self.encoded_media

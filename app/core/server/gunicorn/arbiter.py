@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gunicorn import systemd
 from gunicorn.arbiter import Arbiter
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from gunicorn.glogging import Logger
     from gunicorn.workers.base import Worker
 
-    from app.core.engine.wire import EngineProcessOptions
     from app.core.server.gunicorn.certificates import SelfSigned, ServerCertificate
     from config.settings import ServerSettings
 
@@ -50,7 +49,8 @@ MAX_SOCKET_PATH_BYTES = 107
 class EngineProcess(Protocol):
     """The process of a real engine, across restarts."""
 
-    options: EngineProcessOptions
+    options: Any
+    """See `Extension.engine_process`."""
     timeout_s: float
     """Longest time without a heartbeat, or 0 for no limit."""
 
@@ -87,7 +87,7 @@ class ServerChecks:
     load: Callable[[Callable[[str], None]], Settings]
     prepare: Callable[[Settings], None]
     create: Callable[[Settings], object]
-    engine_options: Callable[[Settings], EngineProcessOptions]
+    engine_options: Callable[[Settings], Any]
     new_engine_process: Callable[[Settings, Logger], EngineProcess]
 
 
@@ -141,7 +141,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         if self.certificate is not None:
             try:
                 if self.certificate.refresh():
-                    self.log.info("new connections use the changed certificate")
+                    self.log.info("new connections use the updated certificate")
             except CertificateError as error:
                 self.log.error("%s; keeping the old certificate", error)
 
@@ -168,7 +168,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     def handle_ttin(self) -> None:
         """Refuses to change the number of workers."""
         self.log.error(
-            "workers: must be %d, one for each rank: %s",
+            "workers must be %d, one for each rank: %s",
             self.num_workers,
             ranks.ONE_WORKER_PER_RANK,
         )
@@ -259,7 +259,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         settings = replace(settings, server=server)
         if ranks.addresses(settings.server) != ranks.addresses(self.settings.server):
             raise ConfigError(
-                "host, ports and the number of ranks cannot be changed while the server is running"
+                "host, ports, and the number of ranks cannot be changed while the server is running"
             )
         if self.cfg.preload_app and settings.dump(masked=False) != self.settings.dump(masked=False):
             raise ConfigError(
@@ -270,7 +270,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
 
             check_pair(settings.tls.ssl_certfile, settings.tls.ssl_keyfile)
         if settings.engine.is_real != self.settings.engine.is_real:
-            raise ConfigError("setting engine: cannot be changed while the server is running")
+            raise ConfigError("the engine setting cannot be changed while the server is running")
         if self.engine is not None:
             if self.checks.engine_options(settings) != self.engine.options:
                 raise ConfigError(
@@ -337,7 +337,7 @@ def check_options(arbiter: Arbiter, server: ServerSettings) -> None:
     addresses = ranks.addresses(server)
     if size > 1 and arbiter.cfg.preload_app:
         raise ConfigError(
-            "preload_app: must be off with several ranks because each rank has its own application"
+            "preload_app must be off with several ranks, because each rank has its own application"
         )
     parsed_addresses = [parse_address(address) for address in addresses]
     if len(addresses) > 1 and arbiter.cfg.address != parsed_addresses:

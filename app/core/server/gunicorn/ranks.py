@@ -35,7 +35,7 @@ ENDPOINT = "UNDERSTUDY_ENGINE"
 RANK = "UNDERSTUDY_RANK"
 """Environment variable with a worker's rank."""
 ONE_WORKER_PER_RANK = (
-    "each worker is a separate server, with its own KV cache, queue and metrics, so workers that "
+    "each worker is a separate server, with its own KV cache, queue, and metrics, so workers that "
     "share a port would answer in turn with different state. To serve more ranks, each on its own "
     "port, set data-parallel-size"
 )

@@ -81,6 +81,6 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
     def _check_extensions(self, extensions: bytes) -> None:
         self._extension_bytes += len(extensions)
         if self._extension_bytes > MAX_EXTENSION_BYTES:
-            raise InvalidChunkExtension(f"the extensions exceed {MAX_EXTENSION_BYTES} bytes")
+            raise InvalidChunkExtension(f"the chunk extensions exceed {MAX_EXTENSION_BYTES} bytes")
         if CHUNK_EXT_RE.fullmatch(b";" + extensions) is None:
             raise InvalidChunkExtension("the syntax does not follow RFC 9112")

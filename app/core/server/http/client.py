@@ -1,7 +1,7 @@
 """An HTTP client that lets other greenlets run while it waits: start with `exchange`."""
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from urllib.parse import unquote, urlsplit
@@ -175,26 +175,6 @@ class Target(Struct, frozen=True):
             key=unquote(parts.username or ""),
             tls=gevent.ssl.create_default_context() if parts.scheme == "https" else None,
         )
-
-    @classmethod
-    def by_model(cls, items: Iterable[str]) -> "dict[str, Target]":
-        """Reads items, each a URL or model=URL; the model "" is for all others.
-
-        Raises:
-            ConfigError: a URL is not valid, or two targets have the same models.
-        """
-        targets: dict[str, Target] = {}
-        for item in items:
-            model, equals, url = item.partition("=")
-            if not equals or "://" in model:
-                model = ""
-                url = item
-            if model in targets:
-                raise ConfigError(
-                    f"target {item.rpartition('@')[2]}: another target serves the same models"
-                )
-            targets[model] = cls.from_url(url)
-        return targets
 
     @property
     def url(self) -> str:

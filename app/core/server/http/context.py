@@ -28,6 +28,7 @@ from config.settings import ServerSettings
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
 
+    from app.core.server.http.fault import Fault
     from app.core.server.http.response import Response
 
 T = TypeVar("T")
@@ -107,6 +108,8 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     """Serving path: flask, direct, fast, probe or grpc."""
     is_generation: bool = False
     """The request asks for generation, and was decoded."""
+    fault: "Fault | None" = None
+    """The fault of the request; None without one."""
     delays: tuple[tuple[int, float], ...] = ()
     """Deliberate waits of a fault: (before token n of the reply, seconds)."""
     rule: str = ""
@@ -246,7 +249,7 @@ class BodyLimits:
                     if not has_ended:
                         pause()
         except (OSError, ParseException) as error:
-            raise malformed(f"body: ended early: {error}", "body") from error
+            raise malformed(f"the body ended early: {error}", "body") from error
         except BodyTooLargeError:
             raise self._too_large() from None
         finally:

@@ -53,7 +53,7 @@ class RouteGroup:
         routes = {(route.methods, route.path): route for route in self._load()}
         difference = routes.keys() ^ self._operations
         if difference:
-            raise LookupError(f"late routes that are not declared or do not exist: {difference}")
+            raise LookupError(f"the declared and the loaded routes differ in {difference}")
         return routes
 
 

@@ -3,14 +3,14 @@
 A call is an HTTP request with metadata as headers and the message as body.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from app.core.server.http.context import MatchedRoute, RequestContext
 from app.core.server.http.errors import ApiError
-from app.core.server.http.response import Response, StreamingBody
+from app.core.server.http.response import Response
 
 PREFIX_BYTES = 5
 """Size of a message's prefix: a flag for compression and the message's size."""
@@ -86,20 +86,6 @@ class RpcResponse(Response):
     ) -> None:
         super().__init__(body, status, headers)
         self.outcome = outcome or RpcOutcome()
-
-
-class MessageFeed(StreamingBody):
-    """Messages with their prefixes; `endless` feeds last until the client or the server leaves."""
-
-    def __init__(self, messages: Iterator[bytes], endless: bool = False) -> None:
-        super().__init__()
-        self._messages = messages
-        self.endless = endless
-
-    def __iter__(self) -> Iterator[bytes]:
-        for data in self._messages:
-            self.bytes_sent += len(data)
-            yield data
 
 
 def framed(message: bytes) -> bytes:

@@ -62,12 +62,12 @@ MAX_QUOTED_LENGTH = 100
 
 _PREFIXES = [re.escape(path) for path in (*OPERATOR_PREFIXES, ADAPTERS)]
 _WHOLE_PATHS = [re.escape(path) + r"/*\Z" for path in (*CONTROL_PATHS, SETTINGS_PATH)]
-is_control = re.compile("|".join([*_PREFIXES, *_WHOLE_PATHS])).match
+CONTROL = re.compile("|".join([*_PREFIXES, *_WHOLE_PATHS]))
 """Matches a path that controls this server, or that shows its settings or journal.
 
-The path is that of a request or of a route, without `root-path`. A bound method of a pattern costs
-no call of a Python function.
+The path is that of a request or of a route, without `root-path`.
 """
+is_control = CONTROL.match
 
 
 class ForeignPages(Middleware):
@@ -77,6 +77,7 @@ class ForeignPages(Middleware):
     """
 
     concerns_plain = False
+    route_paths = CONTROL
     _has_api_key = False
     _has_admin_key = False
 
@@ -97,9 +98,8 @@ class ForeignPages(Middleware):
         Raises:
             ApiError: 403 for a foreign page or an unknown host; 415 for a body that is not JSON.
         """
-        path = "" if context.route is None else context.route.path
-        if not is_control(path):
-            return
+        assert context.route is not None
+        path = context.route.path
         if not self._needs_key(path) and not self._hosts.accepts(context.host):
             raise forbidden(
                 f"The Host header {context.host[:MAX_QUOTED_LENGTH]!r} is not a name of this "

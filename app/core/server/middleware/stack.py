@@ -1,5 +1,6 @@
 """The middleware around every request, in one list for Flask and the fast path."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -7,8 +8,8 @@ from app.core.base import Bounded
 from app.core.server.http.context import Ending, RequestContext
 from app.core.server.http.response import Response
 
-Begin = tuple[str, Callable[[RequestContext], Response | None]]
-"""Name of the header that a request needs, or "", and the function."""
+Begin = tuple[str, re.Pattern[str] | None, Callable[[RequestContext], Response | None]]
+"""`header` and `route_paths` of a middleware, and its `begin`."""
 MAX_PLAIN_BYTES = 1 << 16
 
 
@@ -20,6 +21,8 @@ class Middleware:
     """True if `begin` concerns requests on the fast path."""
     header = ""
     """Lower-case name of a header, if `begin` concerns only requests with this header."""
+    route_paths: re.Pattern[str] | None = None
+    """Matches the paths of the routes that `begin` concerns; None for all requests."""
     most_plain_bytes = MAX_PLAIN_BYTES
     """Longest body of a request on the fast path, in bytes."""
     caches: Mapping[str, Bounded] = MappingProxyType({})
@@ -67,7 +70,7 @@ class MiddlewareStack:
         for middleware in active:
             if type(middleware).begin is not Middleware.begin:
                 begins = plain_begins if middleware.concerns_plain else general_begins
-                begins.append((middleware.header, middleware.begin))
+                begins.append((middleware.header, middleware.route_paths, middleware.begin))
             if type(middleware).end is not Middleware.end:
                 ends.append(middleware.end)
         self._begin = tuple(plain_begins)
@@ -83,11 +86,15 @@ class MiddlewareStack:
         Flask's requests (`is_general`) pass more middleware than plain ones.
         """
         context.endings = self._end
-        for header, begin in self._begin_general if is_general else self._begin:
-            if not header or header in context.headers:
-                response = begin(context)
-                if response is not None:
-                    return response
+        route = context.route
+        for header, paths, begin in self._begin_general if is_general else self._begin:
+            if header and header not in context.headers:
+                continue
+            if paths is not None and (route is None or not paths.match(route.path)):
+                continue
+            response = begin(context)
+            if response is not None:
+                return response
         return None
 
     def end(self, context: RequestContext, response: Response) -> None:

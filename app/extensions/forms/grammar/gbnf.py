@@ -79,7 +79,7 @@ class GbnfParser(GrammarParser):
             return chr(point)
         name = escape[4]
         if name.isalnum() and name not in NAMED_ESCAPES:
-            raise self.error(f"unknown escape \\{name}", token)
+            raise self.error(f"unknown escape sequence \\{name}", token)
         return NAMED_ESCAPES.get(name, name)
 
     def _read_set(self, token: Token) -> Node:

@@ -48,7 +48,9 @@ class FlatObject:
 
     def draw(self, rng: Random, usual: ToolSettings, size: Size) -> dict[str, JSON]:
         """Returns an object; `usual` has the ranges of its numbers."""
-        drawn = {name: self._draw_property(name, rng, usual) for name in self._required}
+        drawn: dict[str, JSON] = {}
+        for name in self._required:
+            drawn[name] = self._draw_property(name, rng, usual)
         if self._has_fixed_names:
             return drawn
         if not self._optional:

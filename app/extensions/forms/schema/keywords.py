@@ -195,7 +195,7 @@ def keyword_rules() -> dict[str, Rule]:
         "maximum": number,
         "exclusiveMinimum": limit,
         "exclusiveMaximum": limit,
-        "multipleOf": Rule("must be a number above 0", _is_positive),
+        "multipleOf": Rule("must be a number greater than 0", _is_positive),
         "uniqueItems": flag,
         "dependentRequired": Rule(
             "must be an object of lists of different strings", _is_map_of_name_lists

@@ -51,7 +51,7 @@ class ObjectDraw:
         if len(value) < target:
             self._add_until(target, chain(optional, self._invent_names(target)))
         if len(value) < min_properties:
-            raise UnsatisfiableError("could not find more properties for an object")
+            raise UnsatisfiableError("could not find enough properties for an object")
         if not declared:
             return value
         return {name: value[name] for name in (*declared, *value) if name in value}
@@ -92,7 +92,7 @@ class ObjectDraw:
                     continue
                 is_full = len(self._value) >= self._limits.max_properties
                 if is_full or self._name_schemas and not draw.accepts(name, *self._name_schemas):
-                    raise UnsatisfiableError("a property cannot be added to an object")
+                    raise UnsatisfiableError("could not add a property to an object")
                 schemas = self._schemas_for(name)
                 self._value[name] = draw.draw_value(schemas, self._depth + 1, name)
                 added.append(name)

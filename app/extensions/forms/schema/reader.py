@@ -139,7 +139,7 @@ class Reader:
         if not isinstance(raw, dict):
             if self._lenient:
                 return True
-            raise SchemaError("a schema must be an object, true or false", place.path)
+            raise SchemaError("a schema must be an object, true, or false", place.path)
         resolver = self._inner_resolver(raw, place)
         schema: dict[str, object] = {}
         keywords = cast(Keywords, schema)
@@ -258,7 +258,7 @@ def _dialect(raw: JSON) -> str:
     if isinstance(raw, bool):
         return ""
     if not isinstance(raw, dict):
-        raise SchemaError("a schema must be an object, true or false")
+        raise SchemaError("a schema must be an object, true, or false")
     if not all(isinstance(raw.get(name, ""), str) for name in ("$id", "id")):
         raise SchemaError("must be a string", "$id")
     dialect = raw.get("$schema")

@@ -35,7 +35,7 @@ def compile_regex(source: str) -> Pattern:
     """
     unsupported = UNSUPPORTED_TEXT.search(ESCAPES_AND_CLASSES.sub("_", source))
     if unsupported is not None:
-        raise SchemaError(f"the pattern has an unsupported {unsupported.group()!r}")
+        raise SchemaError(f"the pattern contains {unsupported.group()!r}, which is not supported")
     pattern = Pattern(ESCAPE.sub(_literal_letter, source))
     for name in _token_names(_parser.parse(str(pattern), re.ASCII)):
         if name in UNSUPPORTED_TOKENS:

@@ -40,7 +40,7 @@ class FrameBudget:
         self._frames += 1
         if self._frames > MAX_FRAMES + MAX_FRAMES_PER_CALL * call_count:
             raise ConnectionFailedError(
-                ErrorCodes.ENHANCE_YOUR_CALM, "too many frames without progress"
+                ErrorCodes.ENHANCE_YOUR_CALM, "too many frames arrived without progress"
             )
 
     def pay(self) -> None:

@@ -21,7 +21,6 @@ from app.core.server.http.errors import ApiError, internal, not_implemented
 from app.core.server.http.response import CLIENT_GONE, Response
 from app.core.server.http.rpc import (
     PREFIX_BYTES,
-    MessageFeed,
     RpcCode,
     RpcMethod,
     RpcOutcome,
@@ -30,6 +29,7 @@ from app.core.server.http.rpc import (
 )
 from app.extensions.grpc.http2.call_transport import CallTransport
 from app.extensions.grpc.http2.protocol import Headers
+from app.extensions.grpc.message_feed import MessageFeed
 
 log = logging.getLogger(__name__)
 MAX_STREAMED_BYTES = 1 << 16

@@ -81,8 +81,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         heads = shape.num_attention_heads
         if tensor < 1 or heads % tensor:
             raise ConfigError(
-                f"tensor-parallel-size {tensor}: the size does not divide the {heads} attention"
-                f" heads of {origin}; {_nearest_divisors(heads, tensor)}"
+                f"tensor-parallel-size {tensor}: the {heads} attention heads of {origin}"
+                f" are not divisible by this size; {_nearest_divisors(heads, tensor)}"
             )
         layers = shape.num_hidden_layers
         stages = self.pipeline_parallel_size
@@ -92,8 +92,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"enable-expert-parallel: {origin} has no experts")
         if shape.num_experts % self.expert_ranks:
             raise ConfigError(
-                f"enable-expert-parallel: {self.expert_ranks} devices do not divide the"
-                f" {shape.num_experts} experts of {origin};"
+                f"enable-expert-parallel: the {shape.num_experts} experts of {origin}"
+                f" cannot be divided evenly among {self.expert_ranks} devices;"
                 f" {_nearest_divisors(shape.num_experts, self.expert_ranks)}"
             )
 
@@ -139,10 +139,9 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
 
 
 def _nearest_divisors(number: int, size: int) -> str:
-    """Returns the text about the divisors of `number` on both sides of `size`."""
+    """Returns advice to use the divisors of `number` on both sides of `size`."""
     divisors = [count for count in range(1, number + 1) if number % count == 0]
     below = [count for count in divisors if count < size]
     above = [count for count in divisors if count > size]
     nearest = [str(count) for count in (*below[-1:], *above[:1])]
-    verb = "do" if len(nearest) > 1 else "does"
-    return f"{' and '.join(nearest)} {verb}"
+    return f"use {' or '.join(nearest)}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import exp, inf, log2
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 import msgspec
 from msgspec import Struct
@@ -22,22 +22,19 @@ COVERAGE = 0.8
 """Share of measured servers that an interval is made for."""
 UPPER_80 = NormalDist().inv_cdf(0.5 + COVERAGE / 2)
 """Half width of the interval in standard deviations."""
-NEIGHBOR_SCALES = {"tpot": 0.11, "ttft": 0.2}
+NEIGHBOR_SCALES = {"tpot": 0.05, "ttft": 0.15}
 """Distance beyond the nearest neighbor at which a residual has 1/e of its weight.
 
-Errors of TTFT depend more on the host than on the situation, so that more residuals count.
+Servers that differ in their parallelism alone have similar errors at the same load, and other
+errors at another one. Errors of TTFT depend more on the host, so that more residuals count.
 """
-NEIGHBOR_GROWTH = 0.05
+NEIGHBOR_GROWTH = 0.15
 """Growth of that distance with the one of the nearest neighbor: far from all, many count."""
-CENTER_SCALE = 0.3
+CENTER_SCALE = 0.6
 """Distance of the nearest neighbor at which its bias counts 1/e."""
-WIDENING = 0.4
+WIDENING = 0.6
 """Growth of an interval with the distance of the nearest neighbor."""
-REPEATED = 0.5
-"""Factor of an interval for a situation that was measured; it is 1 from `UNKNOWN` on."""
-UNKNOWN = 0.25
-"""Distance of another parallel size of the same model and device."""
-MIN_HALF_WIDTH = 0.03
+MIN_HALF_WIDTHS = {"tpot": 0.03, "ttft": 0.06}
 """Least half width, as a logarithm: repeated runs of one server differ by as much."""
 NEAR = 0.5
 """Distance beyond which a measurement is not near."""
@@ -79,6 +76,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     concurrency: float = 1.0
     """Requests in flight, on average."""
     input_tokens: float = 1024.0
+    output_tokens: float = 1024.0
 
 
 class KnownError(Struct, frozen=True, kw_only=True):
@@ -125,7 +123,7 @@ class ErrorModel:
     """Intervals from the residuals of near measurements."""
 
     def __init__(self, errors: Sequence[KnownError]) -> None:
-        self._errors = errors
+        self._errors = merge_repeats(errors)
         self._server: Situation | None = None
         """The last situation without its load: many loads in a row have one server."""
         self._server_distances: list[float] = []
@@ -135,7 +133,7 @@ class ErrorModel:
 
         Each residual has a weight that falls with its distance. The center is their median, drawn
         toward 0 where nothing near was measured; the half width holds 80 % of their weight, and
-        grows with the distance of the nearest left.
+        grows with the distance of the nearest residual.
         """
         distances = []
         min_distance = inf
@@ -155,18 +153,18 @@ class ErrorModel:
         ]
         center = exp(-min_distance / CENTER_SCALE) * weighted_quantile(weighted, 0.5)
         deviations = [(abs(residual - center), weight) for residual, weight in weighted]
-        min_half_width = MIN_HALF_WIDTH + FAR_HALF_WIDTH * max(0.0, min_distance - FAR)
+        min_half_width = MIN_HALF_WIDTHS[figure] + FAR_HALF_WIDTH * max(0.0, min_distance - FAR)
         half_width = max(min_half_width, weighted_quantile(deviations, COVERAGE))
         return ErrorSpread(
             center=center,
-            half_width=half_width * _width_factor(min_distance),
+            half_width=half_width * (1 + WIDENING * min_distance),
             distance=min_distance,
             nearest=nearest,
         )
 
     def _servers(self, situation: Situation) -> list[float]:
         """Returns the distance of each error's server."""
-        server = replace(situation, concurrency=1.0, input_tokens=1.0)
+        server = replace(situation, concurrency=1.0, input_tokens=1.0, output_tokens=1.0)
         if server != self._server:
             self._server_distances = [
                 _server_distance(server, error.situation) for error in self._errors
@@ -175,13 +173,30 @@ class ErrorModel:
         return self._server_distances
 
 
-def _width_factor(min_distance: float) -> float:
-    """Returns the factor of a half width by the distance of the nearest measurement.
+def merge_repeats(errors: Sequence[KnownError]) -> list[KnownError]:
+    """Returns one error for all runs of a server with one load.
 
-    Servers that were measured differ from the next run by less than from their neighbors.
+    Repeated runs are no evidence about other servers. A run that two sources list counts once.
     """
-    newness = min(1.0, min_distance / UNKNOWN)
-    return (REPEATED + (1 - REPEATED) * newness) * (1 + WIDENING * min_distance)
+    repeats: dict[tuple[str, Situation], list[KnownError]] = {}
+    for error in errors:
+        repeats.setdefault((error.group, error.situation), []).append(error)
+    return [
+        KnownError(
+            situation=situation,
+            group=group,
+            tpot=_median_of_runs(runs, "tpot"),
+            ttft=_median_of_runs(runs, "ttft"),
+        )
+        for (group, situation), runs in repeats.items()
+    ]
+
+
+def _median_of_runs(runs: Sequence[KnownError], figure: str) -> float | None:
+    """Returns the median residual of the runs that differ; None if no run has one."""
+    residuals = {run.residual(figure) for run in runs}
+    values = [residual for residual in residuals if residual is not None]
+    return median(values) if values else None
 
 
 def distance_between(left: Situation, right: Situation) -> float:
@@ -210,9 +225,11 @@ def _server_distance(left: Situation, right: Situation) -> float:
 
 
 def _load_distance(left: Situation, right: Situation) -> float:
-    """Returns the part of the distance by requests in flight and tokens of prompts."""
-    concurrency = 0.12 * _doublings(left.concurrency, right.concurrency)
-    return concurrency + 0.1 * _doublings(left.input_tokens, right.input_tokens)
+    """Returns the part of the distance by requests in flight and tokens of a request."""
+    distance = 0.12 * _doublings(left.concurrency, right.concurrency)
+    distance += 0.2 * _doublings(left.input_tokens, right.input_tokens)
+    distance += 0.05 * _doublings(left.output_tokens, right.output_tokens)
+    return distance
 
 
 def _doublings(left: float, right: float) -> float:

@@ -127,16 +127,16 @@ def with_acceptance(speculation: Speculation, model: str) -> tuple[Speculation, 
     if measured is None:
         names = sorted(f"{entry.model} with {entry.method}" for entry in read_lengths())
         raise ConfigError(
-            f"speculative-config: no accepted length is known for {speculation.method} with"
-            f" {model}; {SYNTHETIC}; lengths are known for {', '.join(names)}"
+            f"speculative-config: the accepted length of {speculation.method} with {model} is"
+            f" unknown; {SYNTHETIC}; lengths are known for {', '.join(names)}"
         )
     length = measured.lengths.get(speculation.draft_count)
     if length is None:
         counts = sorted(measured.lengths)
         raise ConfigError(
-            f"speculative-config: num_speculative_tokens {speculation.draft_count}: accepted"
-            f" lengths for {measured.model} are known for {counts[0]} to {counts[-1]} draft tokens;"
-            f" {SYNTHETIC}"
+            f"speculative-config: num_speculative_tokens {speculation.draft_count}: the"
+            f" accepted lengths of {measured.model} are known only for {counts[0]} to {counts[-1]}"
+            f" draft tokens; {SYNTHETIC}"
         )
     rates = rates_of_length(length, speculation.draft_count)
     filled = msgspec.structs.replace(speculation, acceptance=conditional_rates(rates))

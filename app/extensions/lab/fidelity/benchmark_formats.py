@@ -83,12 +83,14 @@ class _VllmResult(Struct):
         }
         if len(lengths) != 1:
             raise ValueError(
-                "start_times, ttfts, itls, input_lens and output_lens differ in length"
+                "start_times, ttfts, itls, input_lens, and output_lens differ in length"
             )
         for number, failure in enumerate(self.errors, 1):
             if failure:
                 short_failure = " ".join(failure.split())[:100]
-                raise ValueError(f"request {number} failed ({short_failure}); all must succeed")
+                raise ValueError(
+                    f"request {number} failed ({short_failure}), but all requests must succeed"
+                )
 
 
 def read_vllm(path: str, part: str, document: Document) -> MeasuredRun:
@@ -162,7 +164,7 @@ def read_aiperf(path: str, documents: Sequence[tuple[str, Document]]) -> Iterato
         if first_at(document, ["metadata.benchmark_phase"]) not in (None, "profiling"):
             continue
         if document.get("error") is not None or first_at(document, ["metadata.was_cancelled"]):
-            raise ConfigError(f"{location}: the request failed; all must succeed")
+            raise ConfigError(f"{location}: the request failed, but all requests must succeed")
         start_ns = first_at(document, ["metadata.request_start_ns"])
         send_s = start_ns / 1e9 if isinstance(start_ns, int) else math.nan
         columns: dict[str, object] = {"send_s": send_s}
@@ -182,7 +184,7 @@ def _read_aiperf_metric(location: str, document: Document, column: str, send_s: 
         return int(value)
     if unit not in AIPERF_UNITS:
         raise ConfigError(
-            f"{location}: {name}: unit {unit!r} must be one of {', '.join(AIPERF_UNITS)}"
+            f"{location}: {name}: the unit must be one of {', '.join(AIPERF_UNITS)}, not {unit!r}"
         )
     return send_s + value * AIPERF_UNITS[str(unit)]
 

@@ -130,8 +130,8 @@ class CsvRows:
             history_tokens = load.input_tokens[earlier_turn] + load.output_tokens[earlier_turn]
             if input_tokens < history_tokens:
                 raise ValueError(
-                    f"input_tokens {input_tokens} must include the {history_tokens} tokens"
-                    " of the conversation so far"
+                    f"input_tokens {input_tokens} must not be less than the"
+                    f" {history_tokens} tokens of the conversation so far"
                 )
         if self._prefix_indexes:
             self._read_prefix(row, input_tokens, earlier_turn)

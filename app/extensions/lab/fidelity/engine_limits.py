@@ -20,12 +20,12 @@ def check_engine_limits(limits: EngineLimits, origin: str) -> None:
         )
     if limits.num_gpu_blocks < needed_blocks:
         raise ConfigError(
-            f"{origin}: {limits.num_gpu_blocks} blocks of {limits.block_size} tokens are not enough"
-            f" for a prompt of max-model-len {max_tokens} and the null block, which together"
-            f" require {needed_blocks} blocks"
+            f"{origin}: {limits.num_gpu_blocks} blocks of {limits.block_size} tokens are not"
+            f" enough; a prompt of {max_tokens} tokens (max-model-len) and the null block require"
+            f" {needed_blocks} blocks"
         )
     if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < max_tokens:
-        raise ConfigError(f"{origin}: without chunked prefill {budget} max-model-len {max_tokens}")
+        raise ConfigError(f"{origin}: without chunked prefill, {budget} max-model-len {max_tokens}")
 
 
 def max_request_tokens(limits: EngineLimits) -> int:

@@ -66,7 +66,8 @@ def read_limits(words: Sequence[str]) -> Limits:
             milliseconds = math.nan
         if metric not in METRICS or not 0 < milliseconds < math.inf or word.startswith("="):
             raise ValueError(
-                f"must be [CLASS=]{'|'.join(METRICS)}:MILLISECONDS above 0, not {word[:40]!r}"
+                f"must be [CLASS=]{'|'.join(METRICS)}:MILLISECONDS with MILLISECONDS"
+                f" greater than 0, not {word[:40]!r}"
             )
         if metric in limits[class_name]:
             raise ValueError(

@@ -166,7 +166,7 @@ def _check_load(section: _LoadSection) -> None:
         requests += stage.rate * stage.duration
     if requests > MAX_REQUESTS:
         raise ValueError(
-            f"load.stages must not have more than {MAX_REQUESTS:,} requests, got {requests:,.0f}"
+            f"load.stages must not specify more than {MAX_REQUESTS:,} requests, got {requests:,.0f}"
         )
 
 

@@ -75,10 +75,15 @@ class Errors(Struct, frozen=True):
         )
 
 
-def errors_of(situation: Situation, *, concurrency: float, input_tokens: float) -> Errors:
-    """Returns the errors of a run with this mean number of running requests, by its situation."""
+def errors_of(
+    situation: Situation, *, concurrency: float, input_tokens: float, output_tokens: float
+) -> Errors:
+    """Returns the errors of a run by its situation, its running requests, and mean lengths."""
     situation = msgspec.structs.replace(
-        situation, concurrency=concurrency, input_tokens=input_tokens
+        situation,
+        concurrency=concurrency,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
     )
     model = known_errors()
     return Errors(model.spread(situation, "ttft"), model.spread(situation, "tpot"))

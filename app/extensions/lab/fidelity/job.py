@@ -86,12 +86,12 @@ class Job:
         sizes = zip(load.input_tokens, load.output_tokens, strict=True)
         for number, (input_tokens, output_tokens) in enumerate(sizes):
             if input_tokens + output_tokens > max_tokens:
-                rule = "what cache and budget hold"
+                rule = "the capacity of cache and budget"
                 if max_tokens == limits.max_model_len:
                     rule = "max-model-len"
                 raise ConfigError(
-                    f"{load.row(number)}: input_tokens {input_tokens} and output_tokens"
-                    f" {output_tokens} together must not exceed {rule} ({max_tokens} tokens)"
+                    f"{load.row(number)}: the sum of input_tokens {input_tokens} and"
+                    f" output_tokens {output_tokens} must not exceed {rule} ({max_tokens} tokens)"
                 )
 
     def _check_cold_start(self, load: LoadTrace) -> None:
@@ -102,7 +102,7 @@ class Job:
         length_s = load.arrival_s[-1] - load.arrival_s[0]
         if autoscaling.cold_start_s >= length_s:
             raise ConfigError(
-                f"--cold-start {autoscaling.cold_start_s:g} s must be shorter than the load"
+                f"--cold-start ({autoscaling.cold_start_s:g} s) must be shorter than the load"
                 f" ({length_s:.6g} s)"
             )
 
@@ -140,6 +140,7 @@ class Job:
             self.situation,
             concurrency=summary.running.mean,
             input_tokens=summary.input_tokens / summary.requests,
+            output_tokens=summary.output_tokens / summary.requests,
         )
 
     def slowed(self, factor: float) -> Job:

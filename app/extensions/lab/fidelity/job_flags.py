@@ -161,7 +161,7 @@ def _check_tiers(options: Namespace, plan: SimulationPlan) -> tuple[KvTier, ...]
     tiers: list[KvTier] = options.kv_tiers
     names = [tier.name for tier in tiers]
     if len(set(names)) < len(names):
-        raise ConfigError("--kv-tiers: each tier must have a different name")
+        raise ConfigError("--kv-tiers: each tier must have a unique name")
     kv_bytes = options.kv_bytes_per_token or plan.profile.kv_bytes_per_token
     if kv_bytes is None:
         raise ConfigError(
@@ -321,8 +321,8 @@ def _check_split_flags(options: Namespace, swept: str, *, is_split: bool) -> Non
         )
     if sweeps and (options.pods or 0) <= options.sweep.values[-1]:
         raise ConfigError(
-            f"--sweep {swept} requires --pods to exceed the last value, because the"
-            " remaining pods decode"
+            f"--sweep {swept}: --pods must exceed the last value in the sweep, because the"
+            " remaining pods are decode pods"
         )
     transfer_flags = [
         f"--{name.replace('_', '-')}" for name in present_options(options, TRANSFER_FLAGS)
@@ -346,7 +346,7 @@ def _make_autoscaling(
         if options.autoscale or options.cold_start or times_s:
             raise ConfigError(
                 "--autoscale and --cold-start must be used together; the interval flags require "
-                "both"
+                "both of them"
             )
         return None
     if swept in (PODS, PREFILL_PODS) or options.prefill_pods is not None:

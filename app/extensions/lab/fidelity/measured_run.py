@@ -63,8 +63,8 @@ class MeasuredRequest(Struct):
             raise ConfigError(f"{location}: times must not be negative")
         if not (1 <= self.input_tokens <= MAX_TOKENS and 1 <= self.output_tokens <= MAX_TOKENS):
             raise ConfigError(
-                f"{location}: input_tokens and output_tokens must be from 1 to {MAX_TOKENS}, not"
-                f" {self.input_tokens} and {self.output_tokens}"
+                f"{location}: input_tokens and output_tokens must be between 1 and {MAX_TOKENS},"
+                f" not {self.input_tokens} and {self.output_tokens}"
             )
         if self.arrival_s > self.send_s + 1e-6:
             raise ConfigError(

@@ -221,7 +221,7 @@ def parse_response(
     head, _, body = b"".join(data for _, data in pieces).partition(HEAD_END)
     status_line, *headers = head.split(b"\r\n")
     if b" 200 " not in status_line + b" ":
-        raise RecordError(f"{one_line(status_line) or 'no answer'}: {one_line(body)}")
+        raise RecordError(f"{one_line(status_line) or 'no response'}: {one_line(body)}")
     token_times_s: list[float] = []
     text_s: float | None = None
     usage: StreamedUsage | None = None
@@ -232,7 +232,7 @@ def parse_response(
             text_s = time_s
         usage = event.usage or usage
     if not token_times_s or usage is None:
-        raise RecordError("the stream contains no tokens or no usage data")
+        raise RecordError("the stream lacks tokens or usage data")
     last_s = token_times_s[-1]
     if request.output_tokens not in (0, usage.completion_tokens):
         raise RecordError(

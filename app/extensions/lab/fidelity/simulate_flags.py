@@ -44,7 +44,7 @@ MIN_ENGINE_LIMITS = {
 """Limits of vLLM's engine, each with its least value."""
 ENGINE_SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-scheduling")
 TRACE_HELP = (
-    "CSV file with the columns arrival_s, input_tokens and output_tokens; optional: prefix_group"
+    "CSV file with the columns arrival_s, input_tokens, and output_tokens; optional: prefix_group"
     " and prefix_tokens for shared prefixes, session and think_s for sessions, class for --goodput."
     " Or a trace of Azure, BurstGPT, Mooncake or AgentX (Weka), a result of vllm bench serve,"
     " guidellm or aiperf, or a specification of inference-perf"
@@ -233,7 +233,7 @@ def _add_load(flags: FlagParser) -> None:
         type=whole_number(0, 1 << 31),
         default=1,
         metavar="N",
-        help="seed of load, routing and speculation [1]",
+        help="seed of load, routing, and speculation [1]",
     )
 
 
@@ -395,13 +395,13 @@ def _add_results(flags: FlagParser) -> None:
         "--requests",
         type=Path,
         metavar="FILE.csv",
-        help="write a row for each request, with the times of sending, first and last token",
+        help="write a row for each request, with the times of sending, first token, and last token",
     )
     add(
         "--plot",
         type=Path,
         metavar="FILE.png|FILE.svg",
-        help="draw latency, batch and cache over time, or the curve of a sweep",
+        help="draw latency, batch, and cache over time, or the curve of a sweep",
     )
     add(
         "--html",

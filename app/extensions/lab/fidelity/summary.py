@@ -210,10 +210,10 @@ def read_objectives(text: str) -> tuple[Objective, ...]:
         latency, _, statistic = name.partition("_")
         if latency not in LATENCIES or statistic not in STATISTICS:
             names = f"{'|'.join(LATENCIES)}_{'|'.join(STATISTICS)}"
-            raise ValueError(f"must be a list of {names}=DURATION, separated by commas")
+            raise ValueError(f"must be a comma-separated list of {names}=DURATION")
         limit_s = parse_duration(limit)
         if limit_s <= 0:
-            raise ValueError(f"must have limits above 0, not {limit}")
+            raise ValueError(f"must have limits greater than 0, not {limit}")
         objectives.append(Objective(latency, statistic, limit_s))
     return tuple(objectives)
 

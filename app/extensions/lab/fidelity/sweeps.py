@@ -62,7 +62,7 @@ def read_sweep(text: str) -> Sweep:
             f"must be {name}=FROM:TO:STEP, where all three values are numbers"
         ) from None
     if not (1e-6 <= low <= high < math.inf and 0 < step < math.inf):
-        raise ValueError("must begin above 0 and increase in steps above 0")
+        raise ValueError("must have a first value and a step that are greater than 0")
     if (high - low) / step >= MAX_POINTS:
         raise ValueError(f"must have at most {MAX_POINTS} points")
     count = int((high - low) / step + 1e-9) + 1

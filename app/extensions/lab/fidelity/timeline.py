@@ -35,5 +35,7 @@ class Timeline:
         duration_s = end_s - start_s
         self.sequences[index] += sequences * duration_s
         self.blocks[index] += blocks * duration_s
-        self.max_sequences = max(self.max_sequences, sequences)
-        self.max_blocks = max(self.max_blocks, blocks)
+        if sequences > self.max_sequences:
+            self.max_sequences = sequences
+        if blocks > self.max_blocks:
+            self.max_blocks = blocks

@@ -1,5 +1,6 @@
 """Times between successive tokens of requests, over all pods of a simulation."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 RESOLUTION_S = 1e-5
@@ -13,15 +14,17 @@ class TokenGaps:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self._counts: defaultdict[int, int] = defaultdict(int)
         """Gaps by their length in units of `RESOLUTION_S`."""
-        self.count = 0
+
+    @property
+    def count(self) -> int:
+        """Number of gaps."""
+        return sum(self._counts.values())
 
     def add(self, gap_s: float, count: int, end_s: float) -> None:
         """Counts `count` gaps of the same length that end at the same time."""
-        self.count += count
-        length = int(gap_s / RESOLUTION_S + 0.5)
-        self._counts[length] = self._counts.get(length, 0) + count
+        self._counts[int(gap_s / RESOLUTION_S + 0.5)] += count
 
     @property
     def mean_s(self) -> float:
@@ -31,11 +34,12 @@ class TokenGaps:
 
     def quantiles_s(self, shares: Sequence[float]) -> Iterator[float]:
         """Yields the gap that exceeds each share of all gaps; `shares` are in ascending order."""
+        gap_count = self.count
         lengths = iter(sorted(self._counts.items()))
         covered = 0
         length = 0
         for share in shares:
-            place = int(self.count * share)
+            place = int(gap_count * share)
             while covered <= place:
                 length, count = next(lengths)
                 covered += count

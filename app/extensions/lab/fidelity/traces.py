@@ -77,7 +77,9 @@ def _with_requests(load: LoadTrace) -> LoadTrace:
 def _read_benchmark(path: Path) -> LoadTrace:
     runs = read_recordings(str(path))
     if len(runs) > 1:
-        raise ConfigError(f"{path} contains {len(runs)} runs, but a load must be a single run")
+        raise ConfigError(
+            f"{path} contains {len(runs)} runs, but a load must consist of a single run"
+        )
     return replace(runs[0].load, origin=str(path))
 
 

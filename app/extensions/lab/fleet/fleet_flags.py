@@ -113,7 +113,7 @@ def make_parser() -> FlagParser:
         type=whole_number(0, 2**31),
         default=1,
         metavar="N",
-        help="seed of workload, routing and pods [1]",
+        help="seed of workload, routing, and pods [1]",
     )
     add_picture = flags.add_mutually_exclusive_group().add_argument
     add_picture(
@@ -217,7 +217,9 @@ def _check_other_router(options: Namespace) -> None:
     if options.policies:
         raise UsageError("argument --policies: not allowed with a router")
     if options.router_url is not None and not options.pod_ports:
-        raise UsageError("argument --router-url: requires --pod-ports, which the router uses")
+        raise UsageError(
+            "argument --router-url: requires --pod-ports, the ports that the router uses"
+        )
     if options.router_retries is not None and "#" not in options.router_retries:
         raise UsageError(
             "argument --router-retries: must have the form http://host/metrics#counter"

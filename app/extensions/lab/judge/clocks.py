@@ -71,7 +71,7 @@ def align(path: str, pairs: Sequence[Pair], has_unix_times: bool) -> Alignment:
     if width_s < -TOLERANCE_S:
         raise ConfigError(
             f"{path}: the clocks in the export and the journal do not match: {_name(upper)} and"
-            f" {_name(lower)} contradict each other by {-1000 * width_s:.1f} ms"
+            f" {_name(lower)} are inconsistent by {-1000 * width_s:.1f} ms"
         )
     upper_s = _at_zero(upper, drift, zero_s)
     lower_s = _at_zero(lower, drift, zero_s)

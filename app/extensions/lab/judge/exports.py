@@ -20,7 +20,7 @@ from app.extensions.lab.fidelity.measured_run import location_of
 from app.extensions.lab.judge.tool_requests import Export, ToolRequest
 from config import ConfigError
 
-KNOWN = "guidellm, aiperf, inference-perf, vllm bench serve or locust"
+KNOWN = "guidellm, aiperf, inference-perf, vllm bench serve, or locust"
 GUIDELLM_TIMINGS = "info.timings."
 NANOSECONDS = 1e-9
 MILLISECONDS = 1e-3
@@ -52,7 +52,7 @@ def read_export(path: str) -> Export:
         raise ConfigError(
             f"{path} is an aiperf summary; use profile_export.jsonl, which contains the requests"
         )
-    raise ConfigError(f"{path} is not a known export of {KNOWN}")
+    raise ConfigError(f"{path} is not a recognized export from {KNOWN}")
 
 
 def _checked(path: str, export: Export) -> Export:
@@ -156,7 +156,7 @@ def _guidellm_request(fields: Fields, state: str) -> ToolRequest:
     send_s = fields.number(f"{timings}request_start")
     if send_s is None:
         raise ConfigError(
-            f"{fields.place} has no {timings}request_start; use guidellm 0.6 or later"
+            f"{fields.place} has no {timings}request_start field; use guidellm 0.6 or later"
         )
     error = ""
     if state != "successful":
@@ -216,7 +216,9 @@ def _aiperf_moment(fields: Fields, metric: str, send_s: float) -> float | None:
     unit = fields.text(f"metrics.{metric}.unit") or ""
     if unit not in AIPERF_UNITS:
         units = ", ".join(AIPERF_UNITS)
-        raise ConfigError(f"{fields.place}: {metric}: unit {unit!r} must be one of {units}")
+        raise ConfigError(
+            f"{fields.place}: {metric}: the unit must be one of {units}, not {unit!r}"
+        )
     return send_s + value * AIPERF_UNITS[unit]
 
 
@@ -278,7 +280,7 @@ class _VllmResult(msgspec.Struct):
         for name in self.__struct_fields__:
             length = len(getattr(self, name))
             if length != count and (length or name in ("ttfts", "itls")):
-                raise ValueError(f"start_times has {count} requests, but {name} has {length}")
+                raise ValueError(f"start_times has {count} entries, but {name} has {length}")
 
     def requests(self, path: str) -> Iterator[ToolRequest]:
         """Yields the requests in the order of the benchmark, which numbers their ids."""

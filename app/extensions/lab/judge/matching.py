@@ -50,7 +50,8 @@ def match(path: str, export: Export, journal: Sequence[ServedRequest]) -> Matche
         if not entries:
             raise ConfigError(
                 f"{path}: none of the {len(export.requests)} requests are in the journal, which"
-                f" has {len(journal)} other requests; the two belong to different runs"
+                f" has {len(journal)} other requests; the file and the journal belong to different"
+                " runs"
             )
     elif any(request.index is not None for request in export.requests):
         method = "number"
@@ -141,8 +142,9 @@ def _without_ids(
         return "text", entries
     if len(requests) != len(journal):
         raise ConfigError(
-            f"{path}: none of the request IDs are in the journal, and the file has {len(requests)}"
-            f" requests, but the journal has {len(journal)}; send X-Request-Id (docs/judge.md)"
+            f"{path}: none of the request IDs are in the journal, and the numbers of requests"
+            f" differ ({len(requests)} in the file, {len(journal)} in the journal);"
+            " send X-Request-Id (docs/judge.md)"
         )
 
     def sending(position: int) -> float:

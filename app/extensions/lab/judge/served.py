@@ -96,11 +96,11 @@ def read_journal(source: str, admin_key: str | None = None) -> list[ServedReques
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source} is not a journal that contains times: {error}") from None
     if not entries:
-        raise ConfigError(f"{source}: the journal is empty; read the journal before you reset it")
+        raise ConfigError(f"{source}: the journal is empty; it must be read before you reset it")
     for entry in entries:
         for moment_s in (entry.arrived_s, *(entry.sends_s or ())):
             if not abs(moment_s) <= MAX_MOMENT_S:
-                raise ConfigError(f"{source}: {moment_s:g} is not a time in seconds")
+                raise ConfigError(f"{source}: {moment_s:g} is not a valid time in seconds")
     return sorted(entries, key=_arrival)
 
 

@@ -46,10 +46,10 @@ class ToolRequest(Struct, kw_only=True):
         known_s = [moment_s for moment_s in moments if moment_s is not None]
         for moment_s in (*known_s, self.planned_s or 0.0):
             if not abs(moment_s) <= MAX_MOMENT_S:
-                raise ConfigError(f"{self.place}: {moment_s:g} is not a time in seconds")
+                raise ConfigError(f"{self.place}: {moment_s:g} is not a valid time in seconds")
         if known_s != sorted(known_s):
             raise ConfigError(
-                f"{self.place}: its times must be in this order: sent, first token, last token, end"
+                f"{self.place}: the times must be in this order: sent, first token, last token, end"
             )
 
 

@@ -83,7 +83,9 @@ def _read_rates(text: str) -> list[Rate]:
         match = re.fullmatch(r"([1-9]\d{0,4})(%?)/(\w+)", part, re.ASCII)
         period_s = parse_duration(match[3]) if match else 0.0
         if not match or not 0 < period_s <= MAX_PERIOD_S:
-            raise ValueError("must be rates such as 100%/15s+4/15s, with periods of at most 30m")
+            raise ValueError(
+                "must consist of rates such as 100%/15s+4/15s, with periods of at most 30m"
+            )
         rates.append((int(match[1]), bool(match[2]), period_s))
     return rates
 
@@ -127,7 +129,7 @@ def read_cold_start(text: str, weight_bytes: float) -> float:
             continue
         read_bytes = size_of(size) if size else weight_bytes
         if not read_bytes:
-            raise ValueError(f"{part!r} requires the size of the weights, as in 30GB@2GB/s")
+            raise ValueError(f"{part!r} must include the size of the weights, as in 30GB@2GB/s")
         total_s += read_bytes / size_of(bandwidth.removesuffix("/s"))
     if total_s < 0:
         raise ValueError("must not be negative")

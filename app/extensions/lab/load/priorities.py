@@ -39,7 +39,7 @@ def read_priority(text: str) -> PriorityClass:
     if match[3] is not None:
         share = float(match[3] or "nan") / 100
         if not 0 < share <= 1:
-            raise ValueError("must have a share above 0% and up to 100%")
+            raise ValueError("must have a share greater than 0% and at most 100%")
     return PriorityClass(name=match[1], priority=int(match[2]), share=share)
 
 
@@ -51,10 +51,10 @@ def check_priorities(classes: Sequence[PriorityClass], *, is_drawn: bool) -> Non
     """
     names = [part.name for part in classes]
     if len(set(names)) < len(names):
-        raise ConfigError("--priorities: each class must have a different name")
+        raise ConfigError("--priorities: each class must have a unique name")
     shares = [part.share for part in classes if part.share is not None]
     if not is_drawn and shares:
-        raise ConfigError("--priorities: the trace already has classes; omit the shares")
+        raise ConfigError("--priorities: the trace already has classes, so omit the shares")
     if is_drawn and (len(shares) < len(classes) or abs(sum(shares) - 1) > 1e-6):
         raise ConfigError(
             "--priorities: a generated load requires a share for each class, with a total of 100%"

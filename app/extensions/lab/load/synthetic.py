@@ -29,7 +29,7 @@ SHAREGPT_RANGE = (4, 1024)
 LENGTHS_PATTERN = re.compile(
     r"([0-9]{1,20})(?:-([0-9]{1,20})|:(uniform)|:(lognormal)(?::([0-9]*\.?[0-9]+))?)?", re.ASCII
 )
-LENGTHS_FORMS = "N, N:lognormal, N:lognormal:SIGMA, N:uniform, LOW-HIGH or sharegpt"
+LENGTHS_FORMS = "N, N:lognormal, N:lognormal:SIGMA, N:uniform, LOW-HIGH, or sharegpt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def read_lengths(text: str, direction: str) -> Lengths:
         1 <= int(number) <= MAX_TOKENS for number in match.group(1, 2) if number
     ):
         raise ValueError(
-            f"must be {LENGTHS_FORMS}, with whole numbers of tokens from 1 to {MAX_TOKENS}"
+            f"must have the form {LENGTHS_FORMS}, with token counts from 1 to {MAX_TOKENS}"
         )
     tokens = int(match[1])
     high = int(match[2] or tokens)
@@ -95,7 +95,7 @@ def read_lengths(text: str, direction: str) -> Lengths:
     if tokens > high:
         raise ValueError(f"{tokens} must not exceed {high}")
     if not 0 < sigma <= 5:
-        raise ValueError("SIGMA must be above 0 and at most 5")
+        raise ValueError("SIGMA must be greater than 0 and at most 5")
     if match[3]:
         return Between(max(1, tokens // 2), tokens + tokens // 2)
     if match[4]:

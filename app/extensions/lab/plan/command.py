@@ -152,7 +152,9 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
         ConfigError: No engine can be made, or none meets the SLO, or the load has sessions.
     """
     if options.plot is not None:
-        raise UsageError("--plot cannot be combined with --over-time; use --json for the series")
+        raise UsageError(
+            "--plot cannot be combined with --over-time; to get the series, use --json"
+        )
     searches, slo = _make_searches(options, settings)
     texts = []
     figures = []
@@ -235,8 +237,8 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
     ):
         if prices.setdefault(offer.label, offer) != offer:
             raise UsageError(
-                f"--device: {offer.label} has more than one price; name each price list, such as"
-                f" {offer.device}@spot=PRICE"
+                f"--device: {offer.label} has more than one price; give each price list a"
+                f" name, such as {offer.device}@spot=PRICE"
             )
         engine = {
             "device": offer.device,

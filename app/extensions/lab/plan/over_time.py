@@ -84,7 +84,7 @@ def window_rates(load: LoadTrace, window_s: float) -> tuple[list[float], float]:
     if windows > MAX_WINDOWS:
         raise ConfigError(
             f"{load.origin} has {windows:,} windows of {window_s:g} s, but at most"
-            f" {MAX_WINDOWS:,} are allowed; set --over-time to a longer time"
+            f" {MAX_WINDOWS:,} are allowed; increase --over-time"
         )
     counts = [0] * windows
     for arrival_s in load.arrival_s:
@@ -154,7 +154,7 @@ def plan_over_time(
     most_pods = MAX_VALUES[PODS]
     if max(pods) > most_pods:
         raise ConfigError(
-            f"{load.origin}: {name} requires {max(pods):,} pods in a window, but at most "
+            f"{load.origin}: in one window, {name} requires {max(pods):,} pods, but at most "
             f"{most_pods:,} can be simulated"
         )
     verdict = run_fleet(load, _scheduled(job, pods, window_s), slo)

@@ -212,9 +212,7 @@ def _read_price(text: str) -> DevicePrice:
     if not equals:
         raise ValueError(f"has no price; add {label}=PRICE, the price of one device for one hour")
     if separator and not PRICE_LIST.fullmatch(price_list):
-        raise ValueError(
-            "must have a price list name after @ that consists of letters, digits, dots, and dashes"
-        )
+        raise ValueError("must have a price list name of letters, digits, dots, and dashes after @")
     price, slash, node_devices = price_text.partition("/")
     return DevicePrice(
         device=name,

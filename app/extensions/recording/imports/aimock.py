@@ -81,7 +81,9 @@ def import_aimock(document: object, script: ImportedScript) -> None:
     file = mapping(document, "the file")
     if "fixtures" not in file and "llm" in file:
         path = mapping(file["llm"], "llm").get("fixtures")
-        raise ImportFormatError(f"is an aimock configuration; import its fixtures instead: {path}")
+        raise ImportFormatError(
+            f"is an aimock configuration; import its fixtures from {path} instead"
+        )
     fixtures = items(file.get("fixtures"), "fixtures")
     script.leave_out_unknown("the file", file, ("fixtures",))
     call_names = _call_names(fixtures)
@@ -240,7 +242,7 @@ def _action_of(script: ImportedScript, place: str, response: Json) -> Json | Non
     if calls:
         action["tool_calls"] = calls
     if not action:
-        script.leave_out(place, "left out: no text, tool call, error or embedding")
+        script.leave_out(place, "left out: no text, tool call, error, or embedding")
         return None
     if response.get("finishReason") in REPLAYED_FINISHES:
         action["finish_reason"] = response["finishReason"]

@@ -7,7 +7,7 @@ import textwrap
 from tests.running_server import ROOT
 
 
-def test_error_in_a_native_thread_is_raised_in_its_caller_and_not_printed() -> None:
+def test_error_in_a_native_thread_is_raised_only_in_the_caller() -> None:
     program = """
     from gevent import monkey; monkey.patch_all()
     from app.core.base.clock.pause import call_off_hub

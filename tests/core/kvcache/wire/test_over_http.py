@@ -296,7 +296,7 @@ def rank_of_an_event(port: int, url: str) -> int:
     return rank
 
 
-def test_server_of_one_rank_lists_its_event_endpoint_and_the_engines_of_all_ranks() -> None:
+def test_server_of_one_rank_lists_only_its_own_event_endpoint() -> None:
     alone = ("--data-parallel-size", "4", "--data-parallel-rank", "2")
     with served(*alone, "--enable-kvcache", "--zmq-endpoint", "tcp://127.0.0.1:5600") as client:
         sources = client.get("/kv_event_sources").json()
@@ -306,7 +306,7 @@ def test_server_of_one_rank_lists_its_event_endpoint_and_the_engines_of_all_rank
         assert list(client.get("/query").json()) == ["0", "1", "2", "3"]
 
 
-def test_finish_reason_header_makes_the_response_finish_with_cache_threshold() -> None:
+def test_finish_reason_header_sets_the_finish_reason_to_cache_threshold() -> None:
     """With simulator.md's header, also where no cache is played."""
     bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "Hello"},

@@ -121,7 +121,7 @@ HEADERS = st.lists(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(case=REQUESTS, headers=HEADERS)
-def test_any_request_has_the_same_response_on_the_fast_and_the_general_path(
+def test_fast_and_general_path_return_equal_responses_to_any_request(
     twin: Twin, case: tuple[str, dict[str, Any]], headers: list[str]
 ) -> None:
     path, fields = case
@@ -129,7 +129,7 @@ def test_any_request_has_the_same_response_on_the_fast_and_the_general_path(
     assert plain == general
 
 
-def test_only_chats_and_completions_with_common_fields_take_the_fast_path(twin: Twin) -> None:
+def test_only_requests_with_common_fields_take_the_fast_path(twin: Twin) -> None:
     counts_before = twin.ways()[0]
     plain: list[tuple[str, dict[str, Any]]] = [
         (CHAT, {"messages": [{"role": "user", "content": "Hello!"}]}),
@@ -172,7 +172,7 @@ def test_only_chats_and_completions_with_common_fields_take_the_fast_path(twin: 
 
 
 @pytest.mark.parametrize("connection", [(), ("Connection: close",)])
-def test_health_probe_has_the_same_response_on_the_fast_and_the_general_path(
+def test_fast_and_general_path_return_equal_responses_to_a_health_probe(
     twin: Twin, connection: tuple[str, ...]
 ) -> None:
     for path in ("/health", "/ping", "/version", "/load", "/ready", "/health/ready"):
@@ -193,7 +193,7 @@ def test_health_probe_has_the_same_response_on_the_fast_and_the_general_path(
         )
 
 
-def test_metrics_and_access_logs_are_the_same_on_the_fast_and_the_general_path(twin: Twin) -> None:
+def test_fast_path_has_the_metrics_and_access_logs_of_the_general_path(twin: Twin) -> None:
     """After whatever the other tests have asked, too."""
     body = b'{"messages":[{"role":"user","content":"Hello!"}],"max_tokens":5}'
     twin.ask(CHAT, body, "X-Request-Id: the-last")

@@ -40,7 +40,7 @@ def expected(lengths: list[int]) -> list[tuple[str, int]]:
     ]
 
 
-def test_gunicorn_flags_enable_log_files_and_a_statsd_count_of_every_request(
+def test_gunicorn_flags_enable_log_files_and_statsd_metrics(
     tmp_path: Path,
 ) -> None:
     access = tmp_path / "access.log"
@@ -98,7 +98,7 @@ def heard(statsd: socket.socket, last: bytes) -> list[bytes]:
     return packets
 
 
-def test_syslog_receives_error_and_access_logs_with_any_gunicorn_logger_class() -> None:
+def test_syslog_receives_all_logs_with_any_gunicorn_logger_class() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as syslog:
         syslog.bind(("127.0.0.1", 0))
         syslog.settimeout(20)

@@ -51,7 +51,7 @@ def test_startup_without_ignored_options_logs_no_warning() -> None:
 
 
 @pytest.mark.parametrize("worker", ["sync", "gthread", "gevent"])
-def test_standard_gunicorn_worker_class_logs_a_warning_with_the_missing_features(
+def test_standard_gunicorn_worker_class_logs_the_missing_features(
     worker: str,
 ) -> None:
     with running_gunicorn("-k", worker) as server:
@@ -74,7 +74,7 @@ def test_several_workers_without_the_shipped_configuration_log_a_warning(tmp_pat
         )
 
 
-def test_shipped_worker_without_the_shipped_configuration_warns_about_multiple_workers(
+def test_worker_with_another_configuration_warns_about_multiple_workers(
     tmp_path: Path,
 ) -> None:
     configuration = tmp_path / "own.py"
@@ -88,7 +88,7 @@ def test_shipped_worker_without_the_shipped_configuration_warns_about_multiple_w
         )
 
 
-def test_shipped_worker_without_the_shipped_configuration_starts_its_services(
+def test_worker_with_another_configuration_starts_its_services(
     tmp_path: Path,
 ) -> None:
     configuration = tmp_path / "own.py"

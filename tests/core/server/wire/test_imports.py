@@ -98,7 +98,7 @@ def test_startup_does_not_import_lazy_modules() -> None:
     assert modules - allowed == set()
 
 
-def test_settings_are_declared_without_importing_extension_code() -> None:
+def test_settings_are_declared_without_importing_app_extensions() -> None:
     """Only the packages, which declare the extensions, and their settings are imported."""
     script = "from app.core.settings import load; import sys; load(); print(*sys.modules)"
     words = [sys.executable, "-c", script]
@@ -151,7 +151,7 @@ def docstring_count(path: Path) -> int:
     return sum(isinstance(text, ast.Constant) and type(text.value) is str for text in texts)
 
 
-def test_core_stays_within_its_token_budget() -> None:
+def test_source_code_of_the_core_stays_within_its_token_budget() -> None:
     core = (ROOT / "app" / "core").rglob("*.py")
     assert sum(token_count(path) - docstring_count(path) for path in core) <= MAX_CORE_TOKENS
 
@@ -183,18 +183,18 @@ WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
 MOST = {
-    "fast, no latency": (68, 24, 37),
-    "fast, --profile": (241, 40, 153),
-    "Flask, no latency": (96, 35, 62),
-    "a required tool, direct": (128, 51, 96),
-    "a required tool": (120, 45, 89),
+    "fast, no latency": (64, 24, 37),
+    "fast, --profile": (237, 40, 153),
+    "Flask, no latency": (90, 34, 59),
+    "a required tool, direct": (121, 50, 93),
+    "a required tool": (113, 44, 86),
 }
 """Calls (of --profile they depend on the clock), files, changes of file."""
 INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
 MOST_INDEX = {"one KV event": (44, 14, 20), "one score": (31, 11, 19)}
 
 
-def test_function_calls_and_files_per_request_stay_within_their_budgets() -> None:
+def test_each_request_uses_a_limited_number_of_calls_and_source_files() -> None:
     words = [sys.executable, str(ROOT / "scripts" / "trace_request.py"), "--summary"]
     output = subprocess.run(
         words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True

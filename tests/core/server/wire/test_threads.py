@@ -59,7 +59,7 @@ def text_of(port: int, number: int) -> str:
 @pytest.mark.parametrize(
     ("worker", "timing"), [("gthread", STEPS), ("threads of gevent", LATENCIES)]
 )
-def test_concurrent_streams_of_all_worker_threads_are_complete_and_equal(
+def test_concurrent_streams_of_all_worker_threads_have_the_same_text(
     tmp_path: Path, worker: str, timing: dict[str, str]
 ) -> None:
     with served_by(worker, tmp_path, **timing) as server, ThreadPoolExecutor(THREADS) as several:
@@ -85,7 +85,7 @@ def test_client_that_sends_slowly_delays_no_other_client(server: RunningServer) 
         assert slow[0].sock.recv(1) == b""
 
 
-def test_threaded_worker_publishes_kv_events_and_completes_a_running_stream_at_shutdown(
+def test_threaded_worker_completes_a_running_stream_at_shutdown(
     tmp_path: Path,
 ) -> None:
     with subscribed() as subscriber:

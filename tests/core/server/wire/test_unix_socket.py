@@ -116,7 +116,7 @@ def sockets_of(pid: int) -> set[str]:
     return sockets
 
 
-def test_requests_are_served_only_at_the_unix_socket_and_survive_a_reload(folder: Path) -> None:
+def test_requests_are_served_only_at_the_unix_socket(folder: Path) -> None:
     path = folder / "vllm.sock"
     port = free_port()
     with socket_server(path, *serve_command(path, "--port", str(port), "--console")) as server:

@@ -52,7 +52,7 @@ def pid_of(process: TemplateProcess) -> int:
     return process._worker.process.pid
 
 
-def test_template_process_renders_messages_template_arguments_and_tools(
+def test_template_process_renders_messages_arguments_and_tools(
     process: TemplateProcess,
 ) -> None:
     talk = [*HI, {"role": "assistant", "content": "one, two, \ud800"}]
@@ -71,7 +71,7 @@ def test_template_process_renders_messages_template_arguments_and_tools(
     assert render(process, "{{ messages | length }}", HI * 2_001) == "2001"
 
 
-def test_templates_that_the_operator_configured_render_without_a_separate_process(
+def test_configured_templates_render_without_a_separate_process(
     process: TemplateProcess,
 ) -> None:
     assert render(process, "rag") == "documents"
@@ -177,7 +177,7 @@ def workers_of(server: RunningServer) -> list[int]:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-def test_hostile_template_returns_400_and_the_server_continues(
+def test_hostile_template_returns_400_without_blocking_the_server(
     server: RunningServer, path: str
 ) -> None:
     """Health checks are answered while the template runs, and afterwards by the same process."""

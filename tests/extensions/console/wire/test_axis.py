@@ -138,7 +138,7 @@ def test_request_details_explain_a_delay_during_and_after_the_request(
     assert shares == [pytest.approx(phase_ms / total_ms, abs=0.01) for phase_ms in phases_ms]
 
 
-def test_details_of_a_recorded_request_show_its_phases_and_no_causes(report: Page) -> None:
+def test_details_of_a_recorded_request_show_phases_but_no_causes(report: Page) -> None:
     late = "[...model.bars.values()].reduce((a, b) => (b.first - b.arrival > a.first - a.arrival ? b : a))"
     report.evaluate(f"views.detail.show({late}.number, model)")
     sentence = report.inner_text("#detail .sentence")
@@ -192,7 +192,7 @@ def test_dragging_on_one_chart_zooms_all_charts(report: Page) -> None:
     assert report.evaluate("[axis.range.from, axis.range.to]") == [first, last]
 
 
-def test_hundreds_of_requests_are_shown_as_a_density_until_a_time_is_selected(report: Page) -> None:
+def test_hundreds_of_requests_are_shown_as_a_density_chart(report: Page) -> None:
     assert report.evaluate("model.bars.size") >= 240
     assert report.evaluate("views.bars.dense")
     at_ms = 12_120.0
@@ -226,7 +226,7 @@ def test_annotations_of_a_recording_are_shown_as_text(report: Page) -> None:
     assert report.locator("#overview .marks i").count() == 2
 
 
-def test_annotations_of_setting_changes_are_kept_for_later_pages_and_recordings(
+def test_annotations_of_setting_changes_are_kept_for_later_pages(
     console: ConsolePage, server: RunningServer, tmp_path: Path
 ) -> None:
     load(server, rate=5, seconds=1, prompt_tokens=20, output_tokens=2)
@@ -259,7 +259,7 @@ def test_annotations_of_setting_changes_are_kept_for_later_pages_and_recordings(
 
 
 @pytest.mark.parametrize("width", [1280, 1920])
-def test_load_pause_fault_and_policy_controls_are_above_the_fold_and_take_effect(
+def test_main_controls_are_above_the_fold_and_take_effect(
     browser: Browser, server: RunningServer, width: int
 ) -> None:
     console = ConsolePage(browser.new_page(viewport={"width": width, "height": 900}), server)

@@ -63,7 +63,7 @@ def console(browser: Browser, server: RunningServer) -> Iterator[ConsolePage]:
     assert console.hosts <= {f"127.0.0.1:{server.port}"}, "other servers were called"
 
 
-def test_console_asks_for_the_key_and_then_shows_the_values_of_the_metrics(
+def test_console_shows_the_values_of_the_metrics_after_the_key_is_entered(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.page.goto(f"{server.url}/console")
@@ -150,7 +150,9 @@ def test_open_request_details_update_while_the_request_runs(
     wait_until_idle(server)
 
 
-def test_check_tab_shows_the_uses_of_each_script_rule(browser: Browser, tmp_path: Path) -> None:
+def test_console_check_tab_shows_the_uses_of_each_script_rule(
+    browser: Browser, tmp_path: Path
+) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("rules: [{name: greet <b>, then: {text: hello}}, {name: never, then: pass}]")
     with running_server("--console", "--script", str(path)) as server:
@@ -292,7 +294,7 @@ def test_charts_start_with_the_history_of_the_server(browser: Browser, timing: s
         console.close()
 
 
-def test_settings_fault_rules_and_buttons_of_the_console_change_the_server(
+def test_console_controls_change_the_settings_of_the_server(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()
@@ -363,7 +365,7 @@ def test_every_console_tab_shows_its_own_content(
     wait_for_match(console.page, "#tab-body [role=status]", r"127\.0\.0\.1:\d+\s+[1-9]")
 
 
-def test_keyboard_selects_requests_tabs_and_actions(
+def test_requests_tabs_and_actions_can_be_used_with_the_keyboard(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()
@@ -395,7 +397,7 @@ def test_keyboard_selects_requests_tabs_and_actions(
     assert console.page.get_attribute("html", "data-theme") != first_theme
 
 
-def test_console_shows_a_past_time_and_saves_and_reopens_a_recording(
+def test_console_shows_a_past_time_and_reopens_a_saved_recording(
     console: ConsolePage, server: RunningServer, tmp_path: Path
 ) -> None:
     console.open()
@@ -461,7 +463,7 @@ def test_simulation_page_shows_requests_and_pods(browser: Browser, tmp_path: Pat
     assert complaints == []
 
 
-def test_simulation_page_opens_at_its_busiest_time_with_means_and_peaks(
+def test_simulation_page_opens_at_the_time_with_the_most_requests(
     browser: Browser, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.html"

@@ -50,7 +50,7 @@ def events(answer: requests.Response) -> Iterator[tuple[str, Any]]:
             yield kind, json.loads(line.removeprefix(b"data: "))
 
 
-def test_console_stream_starts_with_a_snapshot_and_reports_the_trace_of_a_request(
+def test_console_stream_starts_with_a_snapshot(
     server: RunningServer,
 ) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -51,9 +51,7 @@ def opened(page: Page, server: RunningServer, name: str) -> None:
     wait_for_state(page, "report")
 
 
-def test_lessons_page_links_to_six_lessons_and_play_buttons_start_them(
-    page: Page, server: RunningServer
-) -> None:
+def test_play_button_on_the_lessons_page_starts_a_lesson(page: Page, server: RunningServer) -> None:
     page.goto(f"{server.url}/console")
     wait_for_state(page, "serving")
     page.get_by_role("link", name="Lessons").click()
@@ -76,7 +74,7 @@ def test_lessons_page_links_to_six_lessons_and_play_buttons_start_them(
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_each_lesson_opens_by_its_link_with_a_text_of_two_sentences(
+def test_link_to_a_lesson_opens_the_charts_of_the_lesson(
     page: Page, server: RunningServer, name: str
 ) -> None:
     opened(page, server, name)
@@ -107,9 +105,7 @@ def test_charts_that_a_lesson_explains_come_first(
     assert first["y"] + first["height"] <= fold
 
 
-def test_lesson_can_be_paused_and_shows_its_figures_at_the_end(
-    page: Page, server: RunningServer
-) -> None:
+def test_lesson_can_be_paused_and_continued(page: Page, server: RunningServer) -> None:
     opened(page, server, "long-prompt")
     title = "A long prompt next to streams"
     paused_ms, first_ms = page.evaluate(
@@ -149,7 +145,7 @@ def test_tooltip_names_the_phase_of_a_running_request(page: Page, server: Runnin
     wait_for_text(page, "#tip", "no token for 1.22 s: a step with 24,000 prompt tokens")
 
 
-def test_request_chart_of_a_lesson_with_two_engines_has_a_heading_for_each_engine(
+def test_lesson_with_two_engines_has_a_chart_heading_for_each_engine(
     page: Page, server: RunningServer
 ) -> None:
     opened(page, server, "prefill-decode-apart")
@@ -199,7 +195,7 @@ def test_lesson_tables_and_sums_are_accessible(
     page.close()
 
 
-def test_chart_is_above_the_fold_and_no_text_is_cut_off_on_a_phone(
+def test_console_fits_on_a_phone_without_cutting_off_text(
     browser: Browser, server: RunningServer
 ) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
@@ -221,9 +217,7 @@ def test_chart_is_above_the_fold_and_no_text_is_cut_off_on_a_phone(
     page.close()
 
 
-def test_request_table_is_sorted_by_the_clicked_column_and_can_be_filtered(
-    page: Page, server: RunningServer
-) -> None:
+def test_request_table_can_be_sorted_and_filtered(page: Page, server: RunningServer) -> None:
     opened(page, server, "prefix-hit")
     page.select_option("#as", "table")
     heading = page.locator("#request-table th button", has_text="first token")
@@ -244,7 +238,7 @@ def test_request_table_is_sorted_by_the_clicked_column_and_can_be_filtered(
     assert page.is_visible("#detail")
 
 
-def test_selected_time_range_shows_sums_and_keys_zoom_and_pan_the_charts(
+def test_selecting_a_time_range_shows_the_sums_of_the_range(
     page: Page, server: RunningServer
 ) -> None:
     opened(page, server, "long-prompt")
@@ -277,7 +271,7 @@ def test_selected_time_range_shows_sums_and_keys_zoom_and_pan_the_charts(
     assert page.evaluate("axis.length") == pytest.approx(length)
 
 
-def test_route_table_counts_requests_and_can_be_downloaded_as_csv(
+def test_route_table_can_be_downloaded_as_csv(
     page: Page, server: RunningServer, tmp_path: Path
 ) -> None:
     for _ in range(3):

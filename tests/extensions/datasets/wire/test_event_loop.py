@@ -72,7 +72,7 @@ def test_other_greenlets_run_while_a_lookup_waits_for_a_locked_file(file: Path) 
     )
 
 
-def test_concurrent_dataset_lookups_return_the_row_of_their_prompt_even_after_a_fork(
+def test_concurrent_dataset_lookups_return_the_rows_of_their_prompts(
     file: Path,
 ) -> None:
     run(

@@ -30,7 +30,7 @@ def text(client: Client, prompt: str) -> str:
     return str(body["choices"][0]["text"])
 
 
-def test_known_prompt_gets_its_recorded_reply_and_unknown_prompt_a_random_one(
+def test_only_a_known_prompt_gets_a_recorded_reply(
     tmp_path: Path,
 ) -> None:
     file, source, path = (tmp_path / name for name in ("made.sqlite3", "chats.json", "new.sqlite3"))

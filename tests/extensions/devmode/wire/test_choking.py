@@ -110,7 +110,7 @@ def test_end_of_throttling_keeps_the_pause_of_an_operator(client: Client) -> Non
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ({}, "A choke requires places, kv_blocks or paused."),
+        ({}, "A choke must specify places, kv_blocks, or paused."),
         ({"places": 0}, "places"),
         ({"kv_blocks": -1}, "kv_blocks"),
         ({"seats": 1}, "seats"),

@@ -180,7 +180,7 @@ def test_setting_change_that_one_rank_rejects_is_applied_to_no_rank() -> None:
         assert client.session.get(last, timeout=20).status_code == 503
 
 
-def test_fast_path_requests_are_rejected_with_503_during_a_pause_in_abort_mode() -> None:
+def test_fast_path_returns_503_during_a_pause_in_abort_mode() -> None:
     with served("--vllm-version", "0.33", "--server-dev-mode") as client:
         client.post("/pause")
         for path, body in (

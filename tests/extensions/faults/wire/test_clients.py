@@ -92,7 +92,7 @@ def test_openai_sdk_does_not_notice_a_truncated_stream(
     assert kinds(faulty, over=True) == {"truncated_stream_not_retried"}
 
 
-def test_each_client_is_audited_separately_and_its_key_is_hidden(faulty: RunningServer) -> None:
+def test_each_client_is_audited_separately_under_a_hidden_key(faulty: RunningServer) -> None:
     for key, times in (("good", 1), ("bad", 3)):
         for _ in range(times):
             ask(

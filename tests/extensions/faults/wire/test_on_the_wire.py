@@ -34,7 +34,7 @@ def is_json(chunk: str) -> bool:
 @every_path
 @every_version
 @pytest.mark.parametrize("after", [1, 4])
-def test_stream_breaks_off_after_the_configured_number_of_chunks(
+def test_stream_is_aborted_after_the_configured_number_of_chunks(
     faulty: RunningServer, path: str, version: str, after: int
 ) -> None:
     if version == "1.0":  # where nothing but a reset tells a break from the end
@@ -49,7 +49,7 @@ def test_stream_breaks_off_after_the_configured_number_of_chunks(
 
 @every_path
 @pytest.mark.parametrize("stream", [True, False])
-def test_disconnect_fault_closes_the_connection_before_or_within_the_response(
+def test_disconnect_fault_closes_the_connection_without_a_full_response(
     faulty: RunningServer, path: str, stream: bool
 ) -> None:
     assert ask(faulty.port, path, stream, "disconnect") is None
@@ -61,7 +61,7 @@ def test_disconnect_fault_closes_the_connection_before_or_within_the_response(
 
 @every_path
 @every_version
-def test_faults_that_truncate_a_stream_or_omit_done_end_it_early_without_an_error(
+def test_faults_that_shorten_a_stream_end_it_without_an_error(
     faulty: RunningServer, path: str, version: str
 ) -> None:
     usual = got(faulty.port, path, True, "disconnect; after=100", version=version)
@@ -104,7 +104,7 @@ def test_malformed_chunk_fault_corrupts_exactly_one_chunk(faulty: RunningServer,
 
 @every_path
 @pytest.mark.parametrize("stream", [True, False])
-def test_faults_empty_and_error_return_an_empty_body_and_the_configured_error(
+def test_empty_and_error_faults_replace_the_response(
     faulty: RunningServer, path: str, stream: bool
 ) -> None:
     answer = got(faulty.port, path, stream, "empty")
@@ -125,7 +125,7 @@ def test_faults_empty_and_error_return_an_empty_body_and_the_configured_error(
     assert got(faulty.port, path, stream, "explode").status == 400
 
 
-def test_fault_rule_in_the_settings_applies_only_to_the_api_and_headers_that_it_names(
+def test_fault_rule_applies_only_to_the_named_api_and_headers(
     faulty: RunningServer,
 ) -> None:
     def change(**settings: Any) -> None:
@@ -151,7 +151,7 @@ def test_fault_rule_in_the_settings_applies_only_to_the_api_and_headers_that_it_
         change(**{"fault-rules": None, "failure-injection-rate": 0, "failure-types": []})
 
 
-def test_injected_errors_come_after_decoding_and_before_the_model_check(
+def test_injected_errors_are_raised_before_the_model_check(
     faulty: RunningServer,
 ) -> None:
     with Asker(faulty.port) as asker:
@@ -171,7 +171,7 @@ def test_injected_errors_come_after_decoding_and_before_the_model_check(
             assert answer and answer.status == 200, "only requests for generation go wrong"
 
 
-def test_connection_serves_further_requests_after_every_fault_except_disconnect(
+def test_connection_stays_open_after_every_fault_except_disconnect(
     faulty: RunningServer,
 ) -> None:
     faults = ("truncate; after=2", "truncated-json", "empty", "missing-done", "error; status=503")
@@ -187,7 +187,7 @@ def test_connection_serves_further_requests_after_every_fault_except_disconnect(
             assert asker.is_closed()
 
 
-def test_rate_limit_fault_sends_quota_headers_and_rejects_excess_requests(
+def test_rate_limit_fault_rejects_excess_requests_with_quota_headers(
     faulty: RunningServer,
 ) -> None:
     fault = "rate-limit; rate=0.5; burst=2; name=quota"
@@ -208,7 +208,7 @@ def test_rate_limit_fault_sends_quota_headers_and_rejects_excess_requests(
 @pytest.mark.parametrize(
     ("fault", "seen"), [("slow-first-token; seconds=3600", 0), ("stall; seconds=3600; after=3", 3)]
 )
-def test_stalled_request_delays_no_other_request_and_frees_its_slot_on_disconnect(
+def test_stalled_request_delays_no_other_request(
     faulty: RunningServer, fault: str, seen: int
 ) -> None:
     with Asker(faulty.port) as asker:
@@ -250,7 +250,9 @@ def of_family(server: RunningServer, path: str, stream: bool, fault: str) -> Got
         return answer
 
 
-def test_injected_message_errors_keep_the_anthropic_format(faulty: RunningServer) -> None:
+def test_faults_injected_into_the_messages_api_keep_the_anthropic_format(
+    faulty: RunningServer,
+) -> None:
     usual = of_family(faulty, MESSAGES, True, "missing-done; nth=9")
     answer = of_family(faulty, MESSAGES, True, "missing-done")
     assert usual.chunks[-1].startswith(STOP)
@@ -334,7 +336,7 @@ def open_files(process: int) -> int:
     return len(os.listdir(f"/proc/{process}/fd"))
 
 
-def test_client_disconnect_from_a_faulty_stream_frees_its_slot() -> None:
+def test_client_disconnect_from_a_faulty_stream_frees_the_slot() -> None:
     rules = [{"action": "malformed-chunk", "chunk": 2}]
     slow = ("--inter-token-latency", "50ms", "--fault-rules", json.dumps(rules))
     with stressed_server("--max-num-seqs", "2", *slow) as server:

@@ -26,7 +26,7 @@ def is_accepted(kind: str, source: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["regex", "lark", "gbnf"])
-def test_real_structured_output_backends_accept_the_same_grammars_with_listed_exceptions(
+def test_real_backends_accept_the_same_grammars_except_for_listed_ones(
     kind: str,
 ) -> None:
     differences = []

@@ -28,7 +28,7 @@ string : ESCAPED_STRING
 """
 
 
-def test_json_grammar_generates_json_that_is_valid_except_for_leading_zeros() -> None:
+def test_json_grammar_generates_valid_json_apart_from_leading_zeros() -> None:
     for derived in texts(grammar(JSON), seeds=60):
         json.loads(re.sub(r"\b0+(?=\d)", "", derived))
 
@@ -47,9 +47,7 @@ def test_json_grammar_generates_json_that_is_valid_except_for_leading_zeros() ->
         ('start:\n    "a"\n    "b"\nNAME: "c"', "ab"),
     ],
 )
-def test_lark_operators_generate_texts_that_the_equivalent_regular_expression_matches(
-    source: str, pattern: str
-) -> None:
+def test_text_generated_from_lark_matches_the_equivalent_regex(source: str, pattern: str) -> None:
     for derived in texts(grammar(source)):
         assert re.fullmatch(pattern, derived, re.DOTALL), derived
 

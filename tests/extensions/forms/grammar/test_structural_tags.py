@@ -74,7 +74,7 @@ def test_each_structural_tag_format_generates_matching_texts(
         assert re.fullmatch(pattern, derived, re.DOTALL), derived
 
 
-def test_parts_of_a_structural_tag_sequence_are_generated_in_order_even_with_alternatives() -> None:
+def test_parts_of_a_structural_tag_are_generated_in_order() -> None:
     pair = {"type": "grammar", "grammar": 'root ::= item "," item\nitem ::= "i"'}
     other = {"type": "grammar", "grammar": 'root ::= item\nitem ::= "j"'}
     choice = {"type": "or", "elements": [other, {"type": "const_string", "value": "k"}]}
@@ -106,7 +106,7 @@ def test_invalid_structural_tag_is_rejected(value: Any, flaw: str) -> None:
         tag(value)
 
 
-def test_invalid_or_too_deep_json_is_rejected() -> None:
+def test_malformed_deeply_nested_or_oversized_structural_tag_is_rejected() -> None:
     deep: dict[str, Any] = {"type": "any_text"}
     for _ in range(200):
         deep = {"type": "optional", "content": deep}

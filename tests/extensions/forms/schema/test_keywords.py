@@ -187,7 +187,7 @@ def test_generated_properties_keep_the_order_of_the_schema() -> None:
     assert list(sample(schema, Random(1), RANGES)) == names
 
 
-def test_strings_generated_for_city_and_email_properties_look_like_cities_and_emails() -> None:
+def test_generated_city_and_email_strings_look_realistic() -> None:
     properties = {"home_city": STRING, "email": STRING}
     for value in draws({"type": "object", "properties": properties, "required": [*properties]}):
         assert value["home_city"][0].isupper() and "@" in value["email"]
@@ -198,7 +198,7 @@ def test_remote_reference_is_not_fetched() -> None:
         sample({"properties": {"a": {"$ref": "https://example.com/a.json"}}}, Random(1), RANGES)
 
 
-def test_value_generated_for_a_recursive_schema_has_less_than_20_kb() -> None:
+def test_value_generated_for_a_recursive_schema_is_smaller_than_20_kb() -> None:
     tree = {"type": "object", "properties": {name: {"$ref": "#"} for name in "abcdefghij"}}
     always = ToolSettings(
         tool_call_not_required_param_probability=100,
@@ -256,7 +256,7 @@ def test_format_and_length_are_satisfied_together() -> None:
         {"oneOf": [{"format": "ipv4"}, {"format": "ipv6"}]},
     ],
 )
-def test_value_that_is_valid_only_without_format_assertions_is_not_generated(
+def test_value_that_violates_a_format_assertion_is_not_generated(
     schema: dict[str, Any],
 ) -> None:
     """A validator that does not assert formats accepts no value of these schemas."""

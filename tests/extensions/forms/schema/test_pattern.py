@@ -51,11 +51,11 @@ def test_text_generated_for_a_full_or_a_partial_match_matches_the_pattern(patter
 
 
 @pytest.mark.parametrize("pattern", ECMA)
-def test_pattern_in_ecma_262_syntax_generates_the_only_text_that_matches_it(pattern: str) -> None:
+def test_pattern_in_ecma_262_syntax_generates_the_only_matching_text(pattern: str) -> None:
     assert matching_text(pattern, Random(1)) == ECMA[pattern]
 
 
-def test_text_generated_for_a_unicode_class_contains_only_characters_of_the_class() -> None:
+def test_text_for_a_unicode_class_contains_only_characters_of_the_class() -> None:
     assert matching_text(r"^\p{Lu}{4}$", Random(1)).isupper()
     assert matching_text(r"^[\p{L}]+$", Random(1)).isalpha()
     assert not matching_text(r"^\P{Letter}$", Random(1)).isalpha()

@@ -34,7 +34,7 @@ def draws(schema: Any, usual: ToolSettings = RANGES) -> list[Any]:
         ({"maximum": -1000}, range(-1010, -999)),
     ],
 )
-def test_generated_integers_use_the_configured_range_within_the_schema_bounds(
+def test_generated_integers_obey_the_configured_range_and_the_schema(
     bounds: Any, drawn: range
 ) -> None:
     assert set(draws({"type": "integer", **bounds})) == set(drawn)
@@ -46,7 +46,7 @@ def test_numbers_without_bounds_use_the_configured_range() -> None:
     assert max(draws({"type": "integer", "minimum": 2**63 - 3})) == 2**63 - 1
 
 
-def test_array_lengths_use_the_configured_range_unless_the_schema_sets_them() -> None:
+def test_schema_overrides_the_configured_range_of_array_lengths() -> None:
     def lengths(**keywords: Any) -> set[int]:
         return {
             len(value) for value in draws({"type": "array", "items": {"type": "null"}, **keywords})
@@ -83,7 +83,7 @@ def test_generated_object_has_at_least_one_property() -> None:
     assert names == {("name",), ("age",), ("name", "age")}
 
 
-def test_generated_object_is_empty_only_if_no_property_is_allowed_or_has_a_probability() -> None:
+def test_generated_object_is_empty_only_if_no_property_can_be_drawn() -> None:
     schema = {"type": "object", "properties": {"a": False, "b": {"type": "null"}}}
     assert draws({**schema, "maxProperties": 0}, ToolSettings()) == [{}] * 100
     assert draws({"type": "object", "properties": {"a": False}}, ToolSettings()) == [{}] * 100

@@ -38,7 +38,7 @@ def generated_tokens(port: int) -> int:
         return len(tokens_of(engine.generate(generate(max_tokens=3, ignore_eos=True))))
 
 
-def test_kv_event_subscription_is_unimplemented_without_an_event_endpoint() -> None:
+def test_kv_event_subscription_is_unimplemented_without_an_endpoint() -> None:
     """Events that no client wants would cost each request time."""
     with (
         running_server("--enable-kvcache", "--zmq-endpoint=") as server,

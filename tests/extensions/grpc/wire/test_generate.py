@@ -196,7 +196,9 @@ def test_sampling_and_media_fields_of_a_request_are_accepted(engine: Engine) -> 
 
 
 @pytest.mark.parametrize(("most_tokens", "finish"), [(128, "stop"), (3, "length")])
-def test_request_of_the_llm_d_simulator_is_accepted(most_tokens: int, finish: str) -> None:
+def test_generate_request_in_the_format_of_the_llm_d_simulator_is_accepted(
+    most_tokens: int, finish: str
+) -> None:
     request = messages.GenerateRequest(
         request_id="a", stream=True, tokenized={"input_ids": [5, 6, 7, 8]}
     )

@@ -344,7 +344,9 @@ def test_rfc_9113_suite_has_more_than_a_hundred_cases() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_server_reacts_as_rfc_9113_requires(served: RunningServer, name: str) -> None:
+def test_server_meets_the_requirement_of_each_rfc_9113_case(
+    served: RunningServer, name: str
+) -> None:
     steps, expected = CASES[name]
     seen = seen_of(served.port, steps, expected)
     assert seen.meets(expected), (expected, seen)
@@ -366,7 +368,9 @@ def test_connection_with_an_invalid_preface_is_closed(
     [frame(PING, 0, 0, bytes(8)), frame(SETTINGS, ACK, 0), opening()],
     ids=["a ping", "an answer", "a call"],
 )
-def test_first_frame_must_be_settings(served: RunningServer, first: bytes) -> None:
+def test_first_frame_other_than_settings_is_a_connection_error(
+    served: RunningServer, first: bytes
+) -> None:
     client = RawClient(served.port, PREFACE + first)
     with closing(client.sock):
         assert client.reason() == Wrong

@@ -65,7 +65,7 @@ def cached() -> Iterator[tuple[RunningServer, Engine]]:
         yield server, engine
 
 
-def test_get_model_info_returns_the_name_the_context_length_and_the_vocabulary_size(
+def test_get_model_info_returns_the_name_context_and_vocabulary_size(
     cached: tuple[RunningServer, Engine],
 ) -> None:
     info = cached[1].stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=LIMIT_S)
@@ -168,7 +168,7 @@ def test_get_tokenizer_returns_the_tokenizer_files(
     )
 
 
-def test_health_is_reported_by_the_engine_service_and_the_grpc_health_service(
+def test_engine_service_and_grpc_health_service_report_health(
     engine: Engine,
 ) -> None:
     assert engine.stub.HealthCheck(messages.HealthCheckRequest(), timeout=LIMIT_S).healthy
@@ -200,7 +200,7 @@ def test_health_watch_reports_when_the_server_becomes_ready() -> None:
     assert seen == [response.NOT_SERVING, response.SERVING]
 
 
-def test_grpc_reflection_describes_the_engine_service_and_its_methods(engine: Engine) -> None:
+def test_grpc_reflection_describes_the_engine_service(engine: Engine) -> None:
     database = ProtoReflectionDescriptorDatabase(engine.channel)
     assert "vllm.grpc.engine.VllmEngine" in database.get_services()
     file = database.FindFileContainingSymbol("vllm.grpc.engine.VllmEngine.Generate")
@@ -291,7 +291,9 @@ def long() -> messages.GenerateRequest:
     return generate(max_tokens=1200, ignore_eos=True)
 
 
-def test_client_disconnects_free_their_slots(slow: tuple[RunningServer, Engine]) -> None:
+def test_cancelled_timed_out_or_disconnected_calls_free_their_slots(
+    slow: tuple[RunningServer, Engine],
+) -> None:
     """They cancel at any stage, run out of time, or disappear with their connection."""
     server, engine = slow
     for tokens in (0, 1, 5) * 5:

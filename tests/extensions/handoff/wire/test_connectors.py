@@ -75,7 +75,7 @@ def mooncake() -> Iterator[MooncakePods]:
 
 
 @pytest.mark.parametrize("first", ["prefill", "decode"])
-def test_prefill_and_decode_with_one_mooncake_transfer_id_share_a_transfer(
+def test_equal_mooncake_transfer_id_links_a_prefill_and_a_decode(
     mooncake: MooncakePods, first: str
 ) -> None:
     transfer = mooncake.params(f"transfer of {first}")
@@ -187,7 +187,7 @@ def moriio(proxy: "zmq.Socket[bytes]") -> Iterator[MoriioPods]:
         yield MoriioPods(prefilling, decoding, heartbeats)
 
 
-def test_moriio_pods_send_the_router_their_role_addresses_and_parallel_sizes(
+def test_moriio_pods_send_their_role_and_addresses_to_the_router(
     moriio: MoriioPods,
 ) -> None:
     for role, client, mode in (("P", moriio.prefill, "WRITE"), ("D", moriio.decode, "READ")):
@@ -198,7 +198,7 @@ def test_moriio_pods_send_the_router_their_role_addresses_and_parallel_sizes(
         assert heartbeat["transfer_mode"] == mode
 
 
-def test_moriio_decode_reads_blocks_with_the_transfer_parameters_of_its_prefill(
+def test_moriio_decode_reads_blocks_with_parameters_of_the_prefill(
     moriio: MoriioPods,
 ) -> None:
     params = prefill(moriio.prefill, transfer_id="read")["kv_transfer_params"]

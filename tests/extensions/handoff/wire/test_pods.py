@@ -157,7 +157,9 @@ def test_expired_lease_frees_the_blocks_and_fails_the_decode(pods: Pods) -> None
         assert decode(pods.recompute, params).status_code == 200
 
 
-def test_decodes_of_a_dead_prefill_pod_end_after_the_timeout(pods: Pods) -> None:
+def test_decode_after_a_prefill_pod_died_follows_the_failure_policy(
+    pods: Pods,
+) -> None:
     with pod() as prefill:
         params = prefilled(prefill)
         os.killpg(prefill.server.process.pid, signal.SIGKILL)
@@ -166,7 +168,7 @@ def test_decodes_of_a_dead_prefill_pod_end_after_the_timeout(pods: Pods) -> None
     assert pods.fail.metric(USAGE) == pods.recompute.metric(USAGE) == 0
 
 
-def test_full_prefill_pod_serves_the_next_prefill_after_a_decode_reads_its_blocks(
+def test_full_prefill_pod_serves_again_after_a_decode_reads_blocks(
     pods: Pods,
 ) -> None:
     first = prefilled(pods.prefill)
@@ -185,7 +187,7 @@ def test_full_prefill_pod_serves_the_next_prefill_after_a_decode_reads_its_block
     assert pods.prefill.metric(USAGE) == 0
 
 
-def test_client_disconnect_during_a_decode_frees_the_blocks_of_prefill_and_decode_pod(
+def test_client_disconnect_during_a_decode_frees_the_blocks_of_both_pods(
     pods: Pods,
 ) -> None:
     with pod("--kv-cache-transfer-latency", "1m") as slow:

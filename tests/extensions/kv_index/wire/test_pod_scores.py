@@ -126,7 +126,7 @@ def test_pods_that_cache_blocks_of_the_prompt_or_chat_are_scored(
     assert blocks == first_pod.post("/tokenize", {"messages": CHAT}).json()["count"] // 16
 
 
-def test_scores_are_separate_per_adapter_and_salt_and_absent_after_a_cache_reset(
+def test_scores_are_separate_for_each_adapter_and_cache_salt(
     fleet: tuple[Client, Client, Client],
 ) -> None:
     index, first_pod, _ = fleet
@@ -148,7 +148,7 @@ def test_scores_are_separate_per_adapter_and_salt_and_absent_after_a_cache_reset
     wait_for_scores(index, {}, tokens=[8] * 64)
 
 
-def test_state_route_of_the_index_lists_pods_streams_and_sizes(
+def test_state_route_lists_the_pods_and_streams_of_the_index(
     fleet: tuple[Client, Client, Client],
 ) -> None:
     index, first_pod, second_pod = fleet
@@ -168,7 +168,7 @@ def test_state_route_of_the_index_lists_pods_streams_and_sizes(
     } <= families
 
 
-def test_invalid_score_requests_return_the_error_status_and_field_of_vllm(
+def test_error_for_an_invalid_score_request_names_the_field(
     fleet: tuple[Client, Client, Client],
 ) -> None:
     for path, body, status, param in (
@@ -208,7 +208,9 @@ def test_server_indexes_its_own_cache() -> None:
         assert set(answer) == {"podScores", "templated_messages"}
 
 
-def test_pods_added_to_the_list_file_are_connected_and_replayed(tmp_path: Path) -> None:
+def test_indexer_replays_the_events_of_pods_added_to_the_list_file(
+    tmp_path: Path,
+) -> None:
     """The indexer also requests the batches that it missed."""
     events = free_port()
     replays = free_port()

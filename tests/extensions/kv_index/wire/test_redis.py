@@ -106,7 +106,7 @@ def test_indexer_that_starts_later_completes_an_interrupted_clear(
     ]
 
 
-def test_redis_index_rejects_events_of_a_pod_above_the_maximum_number_of_pods(
+def test_redis_index_rejects_events_of_a_pod_above_the_maximum(
     redis_process: RedisServer, namespace: str
 ) -> None:
     backend = connect(redis_process, namespace, max_holders=2)

@@ -95,7 +95,7 @@ def test_profile_names_the_vllm_version_of_its_correction_factors(
     )
 
 
-def test_fit_to_cells_without_a_version_is_reported_as_unstated_versions() -> None:
+def test_profile_reports_measurements_of_unstated_vllm_versions() -> None:
     llama = read_model_config("nvidia/Llama-3.3-70B-Instruct-FP8")
     options = EngineOptions(tensor_parallel_size=4)
     checked = datasheet_profile(llama, "h100", options).checked

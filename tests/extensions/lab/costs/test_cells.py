@@ -23,12 +23,12 @@ CELL = Cell(
 )
 
 
-def test_first_of_several_benchmark_rounds_contributes_one_tenth_of_the_mean() -> None:
+def test_first_benchmark_round_contributes_one_tenth_of_the_mean() -> None:
     assert mean_of_rounds([10.0, 10.0, 1.0, 1.0, 1.0, 1.0], 2) == pytest.approx(1.9)
     assert mean_of_rounds([3.0, 5.0], 2) == 4.0
 
 
-def test_blackwell_uses_an_fp8_kv_cache_since_vllm_0_19() -> None:
+def test_blackwell_uses_an_fp8_kv_cache_from_vllm_0_19_onward() -> None:
     assert CELL.options.kv_cache_dtype == "fp8"
     assert replace(CELL, vllm="0.17.0").options.kv_cache_dtype == "auto"
     assert replace(CELL, device="h200").options.kv_cache_dtype == "auto"
@@ -49,7 +49,7 @@ def test_blackwell_uses_an_fp8_kv_cache_since_vllm_0_19() -> None:
         ({"model": "llama-3.1-70b-fp8"}, False, 512),
     ],
 )
-def test_start_script_determines_expert_parallelism_and_cuda_graph_size_of_a_measured_server(
+def test_start_script_determines_the_engine_options_of_a_measurement(
     changes: dict[str, object], has_expert_ranks: bool, capture_size: int
 ) -> None:
     options = replace(CELL, **changes).options

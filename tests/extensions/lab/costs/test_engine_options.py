@@ -24,7 +24,7 @@ def profile_with(
     return datasheet_profile(config, device, options)
 
 
-def test_pipeline_parallelism_adds_blocks_and_throughput_but_keeps_the_latency() -> None:
+def test_pipeline_parallelism_raises_the_throughput_but_not_the_latency() -> None:
     one_stage = profile_with(EngineOptions())
     two_stages = profile_with(EngineOptions(pipeline_parallel_size=2))
     assert two_stages.devices == 2
@@ -51,14 +51,14 @@ def test_data_parallel_ranks_share_experts_but_have_separate_attention() -> None
     assert seconds(data.cost, 1, decodes=1) > seconds(tensor.cost, 1, decodes=1)
 
 
-def test_limits_per_rank_are_multiplied_by_the_number_of_data_parallel_ranks() -> None:
+def test_limits_per_rank_are_multiplied_by_the_number_of_ranks() -> None:
     options = EngineOptions(data_parallel_size=2)
     limits = {"max_num_seqs": 100, "num_gpu_blocks": 1000}
     engine = datasheet_profile(EXPERTS, "h100", options, limits=limits).engine
     assert (engine.max_num_seqs, engine.num_gpu_blocks) == (200, 2000)
 
 
-def test_expert_parallel_device_with_the_most_tokens_has_more_than_an_equal_share() -> None:
+def test_busiest_expert_parallel_device_has_more_than_an_equal_share() -> None:
     layer = ExpertLayer(width=1, inner_width=1, experts=128, experts_per_row=8, ranks=4)
     assert layer.busiest_rows(8) > 3
     assert layer.busiest_rows(80_000) == pytest.approx(20_000, rel=0.02)
@@ -68,7 +68,7 @@ def test_expert_parallel_device_with_the_most_tokens_has_more_than_an_equal_shar
     assert (alone.busiest_rows(8), alone.busiest_experts(8)) == (8, 8)
 
 
-def test_expected_maximum_of_normal_values_grows_with_their_number() -> None:
+def test_expected_maximum_of_normal_values_grows_with_the_sample_size() -> None:
     expected = {1: 0.0, 2: 0.564, 4: 1.029, 8: 1.424, 16: 1.766}
     for count, deviations in expected.items():
         assert deviations_of_maximum(count) == pytest.approx(deviations, abs=0.03)
@@ -81,7 +81,7 @@ def test_small_expert_batches_take_longer_with_expert_parallelism() -> None:
     assert seconds(costs[1], 1, decodes=1) > seconds(costs[0], 1, decodes=1)
 
 
-def test_small_steps_without_cuda_graphs_take_at_least_the_time_of_their_kernel_launches() -> None:
+def test_eager_steps_take_at_least_the_time_of_their_kernel_launches() -> None:
     graphs = profile_with(EngineOptions())
     eager = profile_with(EngineOptions(enforce_eager=True, tensor_parallel_size=8))
     assert seconds(eager.cost, 1, decodes=1) > 40 * 200e-6
@@ -89,7 +89,7 @@ def test_small_steps_without_cuda_graphs_take_at_least_the_time_of_their_kernel_
     assert "enforce-eager" not in graphs.checked
 
 
-def test_prompt_larger_than_the_largest_cuda_graph_takes_at_least_its_kernel_launch_time() -> None:
+def test_prompt_above_the_cuda_graph_size_takes_the_kernel_launch_time() -> None:
     costs = [
         profile_with(
             EngineOptions(tensor_parallel_size=8, max_cudagraph_capture_size=tokens), EXPERTS
@@ -107,7 +107,7 @@ def test_prompt_larger_than_the_largest_cuda_graph_takes_at_least_its_kernel_lau
     assert seconds(one_device, 2048) == seconds(graphs, 2048)
 
 
-def test_number_of_kv_blocks_depends_on_memory_utilization_and_cuda_graphs() -> None:
+def test_kv_block_count_depends_on_memory_utilization_and_cuda_graphs() -> None:
     blocks = [
         profile_with(options).engine.num_gpu_blocks
         for options in (
@@ -120,7 +120,7 @@ def test_number_of_kv_blocks_depends_on_memory_utilization_and_cuda_graphs() -> 
     assert blocks == sorted(blocks) and len(set(blocks)) == 4
 
 
-def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
+def test_16_bit_weights_are_quantized_at_load_time() -> None:
     stored = profile_with(EngineOptions(), {**QWEN, "quantization_config": FP8})
     converted = profile_with(EngineOptions(quantization="fp8"))
     assert converted.cost == stored.cost
@@ -134,8 +134,8 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
             EngineOptions(tensor_parallel_size=6),
             QWEN,
             "h100",
-            "tensor-parallel-size 6: the size does not divide the 40 attention heads of model config; 5 and 8"
-            " do",
+            "tensor-parallel-size 6: the 40 attention heads of model config are not divisible by"
+            " this size; use 5 or 8",
         ),
         (
             EngineOptions(pipeline_parallel_size=41),
@@ -153,7 +153,7 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
             EngineOptions(enable_expert_parallel=True, data_parallel_size=3),
             EXPERTS,
             "h100",
-            "3 devices do not divide the 128 experts of model config; 2 and 4 do",
+            "the 128 experts of model config cannot be divided evenly among 3 devices; use 2 or 4",
         ),
         (
             EngineOptions(quantization="awq"),
@@ -188,7 +188,7 @@ def test_weights_in_16_bits_are_quantized_at_load_time() -> None:
         ),
     ],
 )
-def test_engine_options_without_known_costs_are_rejected_with_a_one_line_error(
+def test_engine_options_without_known_costs_are_rejected(
     options: EngineOptions, config: dict[str, object], device: str, rule: str
 ) -> None:
     with pytest.raises(ConfigError) as refusal:
@@ -205,9 +205,7 @@ def test_engine_options_without_known_costs_are_rejected_with_a_one_line_error(
         ("1.0", "; vLLM 1.0 is taken for 0.28, the newest known version"),
     ],
 )
-def test_version_without_constants_uses_the_nearest_version_and_names_it(
-    version: str, text: str
-) -> None:
+def test_version_without_constants_uses_the_nearest_version(version: str, text: str) -> None:
     assert text in profile_with(EngineOptions(vllm_version=version)).checked
     nearest = text.split(" is taken for ")[1].split(",")[0]
     measured = profile_with(EngineOptions(vllm_version=nearest))

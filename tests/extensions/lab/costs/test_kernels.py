@@ -41,7 +41,7 @@ def seconds(cost: CostConstants, tokens: int, decodes: int = 0, context: int = 0
 
 
 @pytest.mark.parametrize("device", [name for name in KERNELS if name != "l4"])  # too small
-def test_larger_steps_take_longer_and_steps_on_more_devices_take_less_time(device: str) -> None:
+def test_step_time_grows_with_the_size_and_falls_with_more_devices(device: str) -> None:
     one_device = profile_with(device).cost
     four_devices = profile_with(device, 4).cost
     steps = [seconds(one_device, tokens) for tokens in (256, 1024, 4096, 8192)]
@@ -57,7 +57,7 @@ def test_larger_steps_take_longer_and_steps_on_more_devices_take_less_time(devic
     assert seconds(four_devices, 1, decodes=1) > seconds(one_device, 1, decodes=1) / 4
 
 
-def test_decode_step_reads_the_weights_at_a_fraction_of_the_bandwidth() -> None:
+def test_decode_step_uses_75_to_85_percent_of_the_device_bandwidth() -> None:
     weights = 2 * (40 * (5120 * 56 * 128 + 40 * 128 * 5120 + 3 * 5120 * 17408) + 151936 * 5120)
     cost = profile_with().cost
     assert (
@@ -65,7 +65,7 @@ def test_decode_step_reads_the_weights_at_a_fraction_of_the_bandwidth() -> None:
     )
 
 
-def test_large_steps_gain_more_than_small_steps_from_eight_and_four_bit_formats() -> None:
+def test_smaller_number_formats_shorten_large_steps() -> None:
     modelopt = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
     for few, many in ((1, 64), (16, 4096)):
         bf16, fp8, nvfp4 = (
@@ -179,7 +179,7 @@ def test_kv_cache_dtype_option_overrides_the_checkpoint(dtype: str, factor: int)
         ),
     ],
 )
-def test_computed_profile_states_in_one_line_which_assumptions_are_not_measured(
+def test_computed_profile_states_which_assumptions_are_not_measured(
     config: dict[str, object], device: str, rule: str
 ) -> None:
     profile = datasheet_profile(config, device, EngineOptions(tensor_parallel_size=2))
@@ -191,7 +191,7 @@ def test_computed_profile_states_in_one_line_which_assumptions_are_not_measured(
 
 
 @given(POINTS, st.integers(1, 2000))
-def test_kernel_time_between_two_points_of_a_table_lies_between_their_times(
+def test_interpolated_kernel_time_lies_between_the_neighboring_times(
     points: list[tuple[int, float]], count: int
 ) -> None:
     interpolated = interpolate(points, count)
@@ -204,7 +204,5 @@ def test_kernel_time_between_two_points_of_a_table_lies_between_their_times(
 
 
 @given(st.floats(1e-9, 1), st.floats(1e-9, 1), st.floats(1, 14))
-def test_combined_duration_of_two_costs_lies_between_their_maximum_and_their_sum(
-    a: float, b: float, p: float
-) -> None:
+def test_combined_cost_lies_between_the_maximum_and_the_sum(a: float, b: float, p: float) -> None:
     assert max(a, b) <= norm(a, b, p) * (1 + 1e-9) <= (a + b) * (1 + 2e-9)

@@ -93,7 +93,7 @@ def test_every_known_model_has_a_computed_profile(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-32B", "qwen/qwen3-32b", "Qwen3-32B"])
-def test_model_name_may_omit_its_organization_and_ignores_case(name: str) -> None:
+def test_known_model_name_ignores_case_and_may_omit_the_organization(name: str) -> None:
     assert read_model_config(name) == known_models()["Qwen/Qwen3-32B"]
 
 

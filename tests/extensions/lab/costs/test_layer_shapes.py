@@ -110,7 +110,7 @@ def test_decode_with_latent_attention_reads_one_vector_for_all_heads() -> None:
     assert alone.per_context > 61 * 576 * 2 / 7.75e12
 
 
-def test_long_context_slows_a_decode_less_with_sparse_than_with_full_attention() -> None:
+def test_sparse_attention_reduces_the_cost_of_a_long_context() -> None:
     full, sparse = (
         profile_of_name(f"deepseek-ai/DeepSeek-{kind}", "b300", 8).cost for kind in ("V3.1", "V3.2")
     )
@@ -162,7 +162,7 @@ def test_newer_nemotron_config_files_list_the_layers_by_name() -> None:
         ("openai/gpt-oss-120b", "bf16", "bf16", "mxfp4"),
     ],
 )
-def test_number_format_of_each_kind_of_layer_is_read_from_the_checkpoint_config(
+def test_number_format_of_each_layer_kind_is_read_from_the_config(
     name: str, attention: str, networks: str, experts: str
 ) -> None:
     shape = model_shape(read_model_config(name))
@@ -171,7 +171,7 @@ def test_number_format_of_each_kind_of_layer_is_read_from_the_checkpoint_config(
     assert storage.kernels == experts
 
 
-def test_layer_excluded_from_quantization_does_not_make_the_model_unquantized() -> None:
+def test_model_with_an_excluded_layer_still_counts_as_quantized() -> None:
     quantization = {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn"]}
     shape = model_shape({**QWEN, "quantization_config": quantization})
     assert read_storage(shape.quantization_config, "").attention_kernels == "fp8"
@@ -206,7 +206,7 @@ def test_profile_states_the_source_of_its_constants(name: str, device: str, rule
 
 @pytest.mark.parametrize("name", ["nvidia/Kimi-K2.5-NVFP4", "nvidia/DeepSeek-V3.2-NVFP4"])
 @pytest.mark.parametrize("device", ["b200", "b300", "gb200", "gb300"])
-def test_computed_step_time_grows_with_the_prompt_length_decodes_and_context(
+def test_step_time_grows_with_prompt_length_decodes_and_context_length(
     name: str, device: str
 ) -> None:
     cost = profile_of_name(name, device, 8).cost

@@ -29,7 +29,7 @@ def test_simulated_power_of_a_measured_device_is_16_to_23_percent_too_low() -> N
     assert median(errors[7]) == pytest.approx(-0.23, abs=0.01)
 
 
-def test_simulated_energy_is_power_times_time_and_divided_among_the_output_tokens() -> None:
+def test_simulated_energy_is_power_times_time() -> None:
     watts = DeviceWatts(low_w=300, high_w=300)
     energy = energy_of(watts, running=5, gpu_hours=2, output_tokens=1000)
 

@@ -36,7 +36,7 @@ def test_example_drill_contains_every_failure_and_dependent_ranks() -> None:
     assert flap.end_s == 210 + 3 * 5 + 2 * 10
 
 
-def test_drill_schema_accepts_the_example_and_rejects_an_unknown_action() -> None:
+def test_drill_schema_accepts_the_example_but_no_unknown_action() -> None:
     document = parse_yaml(str(EXAMPLE))
     schema = json.loads((EXAMPLE.parent / "schema.json").read_text())
     assert schema == json.loads(json.dumps(drill_schema()))
@@ -99,7 +99,7 @@ def test_drill_schema_accepts_the_example_and_rejects_an_unknown_action() -> Non
         ('{duration: "\\ud800"}', "matching regex"),
     ],
 )
-def test_invalid_drill_file_prints_a_one_line_error_and_starts_nothing(
+def test_invalid_drill_file_is_rejected_with_a_one_line_error(
     text: str, flaw: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, text)
@@ -131,7 +131,7 @@ def test_invalid_drill_file_prints_a_one_line_error_and_starts_nothing(
         (["--same-as", "/nowhere.json"], "/nowhere.json cannot be read"),
     ],
 )
-def test_invalid_flag_prints_a_one_line_error_and_starts_nothing(
+def test_invalid_drill_flag_is_rejected_with_a_one_line_error(
     flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.run(["--drill", str(EXAMPLE), "--no-png", *flags]) in (1, 2)

@@ -8,7 +8,7 @@ from tests.running_server import ROOT
 EXAMPLE = ROOT / "examples" / "drills" / "ten-minutes.yaml"
 
 
-def test_fault_rules_flag_is_rejected_because_the_drill_sets_them(
+def test_fault_rules_flag_is_rejected_in_a_drill(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert command.run(["--drill", str(EXAMPLE), "--no-png", "--fault-rules", "[]"]) == 2

@@ -81,7 +81,7 @@ def test_request_id_is_recorded_once_even_if_it_arrives_in_pieces() -> None:
         assert ids(attempts) == ["drill-000001", "drill-000001", "drill-000002"]
 
 
-def test_closed_drill_proxy_rejects_new_connections_and_breaks_open_ones_until_it_reopens() -> None:
+def test_closed_drill_proxy_breaks_all_connections_until_it_reopens() -> None:
     with gate_before(stubs.Pod("one")) as (gate, attempts):
         with closing(connect(gate)) as sock:
             sock.sendall(HEALTH)

@@ -64,7 +64,7 @@ def test_slow_rank_slows_its_peers_but_a_partition_does_not() -> None:
     assert {step.pod for step in steps_of(drill_of(partition, **groups))} == {0}
 
 
-def test_phase_names_contain_active_failures_and_the_last_ended_failure() -> None:
+def test_phase_is_named_after_the_active_or_last_ended_failures() -> None:
     stop = {"action": "stop", "at": "10s", "for": "10s", "pod": 0}
     stuck = {"action": "stuck", "at": "15s", "for": "10s", "pod": 1}
     kill = {"action": "kill", "at": "40s", "pod": 2}
@@ -101,7 +101,7 @@ class RecordedPod:
         return note
 
 
-def test_drill_player_executes_each_step_at_the_scheduled_time_with_the_step_arguments() -> None:
+def test_drill_player_executes_each_step_at_the_scheduled_time() -> None:
     clock = [0.0]
     calls: list[tuple[object, ...]] = []
 

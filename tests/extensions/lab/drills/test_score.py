@@ -45,7 +45,7 @@ def figures(retry_counts: tuple[int, ...] = ()) -> Figures:
     return score(DRILL, phases_of(DRILL), outcomes(), retry_counts)
 
 
-def test_requests_count_in_the_phase_in_which_they_are_due() -> None:
+def test_requests_belong_to_the_phase_in_which_they_are_due() -> None:
     first_phase, kill_phase = figures().phases
     assert (first_phase.name, first_phase.sent, first_phase.answered, first_phase.lost) == (
         "before",
@@ -73,21 +73,21 @@ def test_cached_tokens_of_lost_requests_are_not_counted() -> None:
     assert killed.kept_share == pytest.approx(0.5)
 
 
-def test_router_retries_are_the_increase_of_its_counter_per_phase() -> None:
+def test_router_retries_of_a_phase_are_the_increase_in_the_retry_counter() -> None:
     counted = figures((7, 7, 12))
     assert [phase.router_retries for phase in counted.phases] == [0, 5]
     assert counted.total.router_retries == 5
     assert figures().total.router_retries is None
 
 
-def test_drill_reports_with_equal_counts_have_equal_hashes_despite_different_times() -> None:
+def test_drill_reports_with_equal_counts_have_equal_hashes() -> None:
     later = [msgspec.structs.replace(outcome, end_s=outcome.end_s + 0.2) for outcome in outcomes()]
     repeated = score(DRILL, phases_of(DRILL), later)
     assert repeated.digest == figures().digest
     assert differences(repeated, figures()) == []
 
 
-def test_different_request_count_changes_the_hash_of_a_drill_report_and_is_listed() -> None:
+def test_different_request_count_changes_the_hash_of_a_drill_report() -> None:
     run = outcomes()
     run[6] = outcome(6)
     changed = score(DRILL, phases_of(DRILL), run)
@@ -105,7 +105,7 @@ def test_phases_of_different_drills_are_not_compared() -> None:
     assert "different drills" in line
 
 
-def test_failure_margin_is_the_time_to_the_nearest_request_at_the_failing_pod() -> None:
+def test_failure_margin_is_the_time_to_the_nearest_request() -> None:
     run = [outcome(3, 1.3, pods=(1,)), outcome(4, 0.2, pods=(0,)), outcome(4, 0.9, pods=(1,))]
     played = [PlayedStep(Step(4.5, 1, "kill", 1), 0.0, 0.02)]
     margins = measure(DRILL, run, played).margins
@@ -114,7 +114,7 @@ def test_failure_margin_is_the_time_to_the_nearest_request_at_the_failing_pod() 
     assert margins.timeout_s == pytest.approx(8.7)
 
 
-def test_margin_is_the_time_from_the_end_of_one_request_to_the_start_of_the_next() -> None:
+def test_order_margin_is_the_gap_between_consecutive_requests() -> None:
     run = [outcome(0, 0.6), outcome(1, 0.75), outcome(2, 1.7)]
     margins = measure(DRILL, run, []).margins
     assert margins.order_s == pytest.approx(0.25)  # 1.76 is the end, and 2.01 the next start
@@ -136,7 +136,7 @@ def test_figures_of_a_drill_report_are_read_back_unchanged(tmp_path: Path) -> No
         read_figures(path)
 
 
-def test_reusable_tokens_are_full_blocks_of_an_earlier_prompt_prefix() -> None:
+def test_reusable_tokens_are_counted_in_full_blocks_of_earlier_prompts() -> None:
     first = list(range(10))
     prompts = [first, first, [*range(8), 99, 98, 97], [7, *range(1, 10)], list(range(8))]
     # The last token of a prompt is always computed, so eight tokens have one block of four.

@@ -62,7 +62,7 @@ def test_invalid_adapter_flags_are_rejected_with_a_one_line_error(
     assert error in err
 
 
-def test_adapter_simulation_is_rejected_without_a_computed_profile(
+def test_adapter_simulation_is_rejected_if_the_profile_is_not_computed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run([*LOAD, "--loras", "2"]) != 0

@@ -113,7 +113,7 @@ def test_cold_start_is_a_duration_or_a_size_divided_by_a_bandwidth() -> None:
     assert read_cold_start("40s+2GB/s", 30e9) == 55
     assert read_cold_start("30GB@500MB/s", 1.0) == 60
     for text, rule in (
-        ("2GB/s", "requires the size"),
+        ("2GB/s", "must include the size"),
         ("soon", "must be a duration"),
         ("-1s", "negative"),
     ):
@@ -121,7 +121,7 @@ def test_cold_start_is_a_duration_or_a_size_divided_by_a_bandwidth() -> None:
             read_cold_start(text, 0.0)
 
 
-def test_autoscaled_simulation_of_a_too_long_load_is_rejected(
+def test_autoscaled_simulation_of_a_load_that_lasts_too_long_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     closed = [
@@ -150,8 +150,11 @@ def test_autoscaled_simulation_of_a_too_long_load_is_rejected(
     [
         ([*LOAD, "--autoscale", HPA], "--autoscale and --cold-start must be used together"),
         ([*LOAD, "--cold-start", "5s"], "--autoscale and --cold-start must be used together"),
-        ([*SCALED, "--cold-start", "9m"], "--cold-start 540 s must be shorter than the load (37."),
-        ([*SCALED, "--cold-start", "0/s"], "--cold-start '0' must be a size above 0"),
+        (
+            [*SCALED, "--cold-start", "9m"],
+            "--cold-start (540 s) must be shorter than the load (37.",
+        ),
+        ([*SCALED, "--cold-start", "0/s"], "--cold-start must be a size greater than 0"),
         (
             [*SCALED, "--autoscale", HPA.replace("max=4", "max=0")],
             "--autoscale hpa: max: '0' must be a",

@@ -68,7 +68,7 @@ def scaled_problem() -> Problem:
     return make_problem(start, [run_of(load(3, 30, 800)), run_of(load(9, 45, 2000))], fixed)
 
 
-def test_fit_recovers_the_cost_constants_and_marks_them_as_identified() -> None:
+def test_fit_recovers_and_identifies_the_cost_constants() -> None:
     problem = scaled_problem()
     fit = Search(problem, None, 130, ignore).run(seed=3)
     constants = certainties(problem, fit.x, None)
@@ -88,7 +88,7 @@ def test_same_seed_gives_the_same_fit() -> None:
     assert first_fit == second_fit
 
 
-def test_similar_steps_identify_only_the_sum_of_the_base_and_weights_constants() -> None:
+def test_similar_steps_identify_only_a_sum_of_two_cost_constants() -> None:
     fixed = [constant.name for constant in CONSTANTS if constant.name not in ("base", "weights")]
     problem = make_problem(TRUE, [run_of(load(2, 400, 40))], fixed)
     constants = certainties(problem, [0.0, 0.0], None)
@@ -104,7 +104,7 @@ def test_similar_steps_identify_only_the_sum_of_the_base_and_weights_constants()
     assert line not in warnings
 
 
-def test_runs_of_an_idle_server_fit_only_the_base_and_front_constants() -> None:
+def test_only_base_and_front_constants_are_fitted_to_an_idle_server() -> None:
     auto = datasheet_profile(QWEN, "h100")
     cost = msgspec.structs.replace(auto.cost, base=3 * auto.cost.base)
     front = msgspec.structs.replace(auto.front, front=0.5 * auto.front.front)
@@ -209,7 +209,7 @@ def test_calibrate_command_writes_a_profile_a_table_and_a_chart(
     )
 
 
-def test_calibration_starts_from_the_data_sheet_of_a_given_model_and_device(tmp_path: Path) -> None:
+def test_calibration_can_start_from_a_model_and_device_data_sheet(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads")
     shape = {
@@ -251,7 +251,7 @@ def test_calibration_starts_from_the_data_sheet_of_a_given_model_and_device(tmp_
         ),
     ],
 )
-def test_invalid_calibration_input_is_rejected_with_a_one_line_error_and_no_output(
+def test_invalid_calibration_input_is_rejected_without_an_output_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], rule: str
 ) -> None:
     out = tmp_path / "mine.yaml"
@@ -285,7 +285,7 @@ def test_missing_optimizer_is_reported_with_the_install_command(
     assert "pip install -e '.[calibrate]'" in capsys.readouterr().err
 
 
-def test_start_constants_of_the_fit_are_scaled_to_the_speed_of_the_recorded_server() -> None:
+def test_start_constants_are_scaled_to_the_speed_of_the_server() -> None:
     costs = {
         name: 40 * getattr(TRUE.cost, name)
         for name in ("base", "weights", "per_token", "per_attention")

@@ -51,11 +51,11 @@ FAILURES: list[tuple[list[str], str]] = [
     ),
     (
         [*DRAWN, "--num-gpu-blocks-override", "99"],
-        "are not enough for a prompt of max-model-len 40960",
+        "are not enough; a prompt of 40960 tokens (max-model-len)",
     ),
     (
         [*FEW, "--num-requests", "1", "--input-tokens", "2000"],
-        "the load, request 1: input_tokens 2000",
+        "the load, request 1: the sum of input_tokens 2000",
     ),
     ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: folder not found: {ROOT / 'absent'}"),
     ([*DRAWN, "--plot", "app"], "app is a folder"),
@@ -79,7 +79,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> 
     return err.removeprefix("error: ").rstrip("\n")
 
 
-def test_figures_of_a_simulation_equal_those_computed_from_its_written_requests(
+def test_figures_of_a_simulation_follow_from_the_written_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, requests, picture = (
@@ -167,7 +167,7 @@ def test_command_line_flags_set_the_limits_of_the_simulated_engine(
     assert figures(capsys, *closed, "--in-flight=3", "--turnaround=1s")["running"]["peak"] == 3
 
 
-def test_profile_auto_uses_the_data_sheet(
+def test_auto_profile_uses_the_data_sheet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.json"
@@ -246,7 +246,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
             "a load with only a rate never ends; add --seconds or --num-requests",
         ),
         (["--num-requests", "5", "--seconds", "5"], "--seconds and --arrivals require --rate"),
-        (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number above 0"),
+        (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number greater than 0"),
         ([*DRAWN, "--burstiness", "2"], "--burstiness requires --arrivals bursty"),
         ([*DRAWN, "--ramp-from", "2"], "--ramp-from requires --arrivals ramp"),
         (
@@ -265,7 +265,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
             [*DRAWN, "--sweep", "pods=1:2:1", "--pods", "2"],
             "--pods cannot be combined with --sweep pods",
         ),
-        (["--rate", "1e-320", "--seconds", "5"], "'1e-320' must be a number above 0"),
+        (["--rate", "1e-320", "--seconds", "5"], "'1e-320' must be a number greater than 0"),
         (
             [*DRAWN, "--arrivals", "bursty", "--burstiness", "1e-9"],
             "must be a number from 0.01 to 1,000",
@@ -280,7 +280,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
         ),
         (
             [*DRAWN, "--slo", "ttft=1"],
-            "argument --slo: 'ttft=1' must be a list of ttft|tpot|itl|e2e_mean|p50|p90|p95|p99|p99.9",
+            "argument --slo: 'ttft=1' must be a comma-separated list of ttft|tpot|itl|e2e_mean|p50|p90",
         ),
         ([*DRAWN, "--json", "x", "--requests", "./x"], "x is specified twice"),
         ([*DRAWN, "--nonsense"], "unknown flag --nonsense"),
@@ -312,13 +312,13 @@ def test_invalid_trace_row_leaves_no_output_file(
     ]
     message = refusal(capsys, f"--trace={trace}", *FEW, *flags)
     assert message.startswith(
-        f"{trace}, row 3: input_tokens 1990 and output_tokens 11 together must not exceed"
+        f"{trace}, row 3: the sum of input_tokens 1990 and output_tokens 11 must not exceed"
     )
     assert {path.name for path in tmp_path.iterdir()} == {"trace.csv", "x.json"}
     assert document.read_bytes() == earlier_content
 
 
-def test_sweep_flag_is_parsed_into_values_and_slo_flag_into_latency_limits() -> None:
+def test_sweep_and_slo_flags_are_parsed() -> None:
     assert read_sweep("rate=0.1:0.5:0.1").values == (0.1, 0.2, 0.3, 0.4, 0.5)
     assert read_sweep("in-flight=1:6:2").values == (1, 3, 5)
     first, second = read_objectives("ttft_p99=500ms, e2e_mean=2s")
@@ -334,7 +334,9 @@ def test_sweep_flag_is_parsed_into_values_and_slo_flag_into_latency_limits() -> 
             read_sweep(text)
 
 
-def test_progress_is_shown_only_for_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_appears_only_if_the_work_takes_a_long_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream = io.StringIO()
     with progress_bar(stream, "read", 8, "bytes") as progress:
         progress(4)

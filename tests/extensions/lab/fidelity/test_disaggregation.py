@@ -68,9 +68,7 @@ def test_prompt_is_prefilled_then_transferred_then_decoded() -> None:
     )
 
 
-def test_transfer_waits_for_free_decode_blocks_and_the_next_prefill_waits_for_the_transfer() -> (
-    None
-):
+def test_transfer_waits_for_free_decode_blocks() -> None:
     # A pool of 39 blocks has room for one prompt of 20 blocks, which three steps compute.
     outcome = simulated(load_of([(0.0, 80, 10)] * 2), bandwidth=40.0).outcome
     transfers = outcome.transfers
@@ -93,7 +91,7 @@ def test_transfer_waits_for_free_decode_blocks_and_the_next_prefill_waits_for_th
     st.sampled_from([inf, 2000.0, 100.0]),
     st.none() | st.integers(1, 6),
 )
-def test_disaggregated_simulation_loses_no_request_and_releases_all_blocks(
+def test_disaggregated_simulation_loses_no_requests_and_no_blocks(
     requests: list[tuple[float, int, int]],
     groups: Any,
     policy: str,
@@ -147,7 +145,7 @@ def test_decode_pods_run_no_prefill_steps(requests: list[tuple[float, int, int]]
 Capture = pytest.CaptureFixture[str]
 
 
-def test_printed_figures_of_a_disaggregated_simulation_include_each_pool_and_transfers(
+def test_disaggregated_simulation_prints_figures_of_each_pool(
     capsys: Capture,
 ) -> None:
     summary = figures(capsys, *SPLIT, "--transfer-latency", "20ms")
@@ -203,7 +201,7 @@ def test_sweep_finds_the_best_ratio_of_prefill_to_decode_pods(capsys: Capture) -
         ),
         (
             [*LOAD, "--sweep", "prefill-pods=1:2:1", "--pods", "2"],
-            "--sweep prefill-pods requires --pods to exceed",
+            "--sweep prefill-pods: --pods must exceed",
         ),
         (
             [*LOAD, "--transfer-bandwidth", "5GB"],
@@ -215,7 +213,7 @@ def test_sweep_finds_the_best_ratio_of_prefill_to_decode_pods(capsys: Capture) -
         ),
     ],
 )
-def test_disaggregation_flags_that_conflict_with_other_flags_or_the_profile_are_rejected(
+def test_conflicting_disaggregation_flags_are_rejected(
     argv: list[str], message: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

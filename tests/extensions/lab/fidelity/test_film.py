@@ -79,7 +79,7 @@ def test_replay_frames_have_the_gap_before_each_token(pods: int) -> None:
     assert gaps[int(0.99 * len(gaps))] == pytest.approx(1000 * p99_s, abs=0.1)
 
 
-def test_replay_of_a_fleet_has_a_row_per_pod_and_counts_shared_blocks_once() -> None:
+def test_replay_of_a_fleet_shows_the_requests_and_blocks_of_each_pod() -> None:
     profile = read_profile("qwen3-14b-h100")
     plan = SimulationPlan(profile=profile, pods=3, policy="prefix-aware")
     sizes = {"input_tokens": Between(50, 90), "output_tokens": Between(20, 60), "prefix_groups": 5}
@@ -104,7 +104,7 @@ def test_replay_of_a_fleet_has_a_row_per_pod_and_counts_shared_blocks_once() -> 
     assert film.picture(outcome).began is None
 
 
-def test_replay_shows_prefills_on_the_prefill_pod_and_decodes_on_the_decode_pods() -> None:
+def test_replay_shows_prefills_and_decodes_on_separate_pods() -> None:
     profile = read_profile("qwen3-14b-h100")
     split = Disaggregation(prefill_pods=1, decode_pods=2, bytes_per_token=1e5, bandwidth=1e10)
     plan = SimulationPlan(profile=profile, pods=3, disaggregation=split)
@@ -124,7 +124,7 @@ def test_replay_shows_prefills_on_the_prefill_pod_and_decodes_on_the_decode_pods
     )
 
 
-def test_replay_shows_pods_of_an_autoscaled_fleet_load_and_become_ready(tmp_path: Path) -> None:
+def test_replay_shows_how_pods_of_an_autoscaled_fleet_become_ready(tmp_path: Path) -> None:
     page = tmp_path / "run.html"
     load = ["--rate", "30", "--arrivals", "ramp", "--seconds", "60", "--policy", "least-requests"]
     scaled = ["--autoscale", "hpa:metric=running,target=5,min=1,max=3", "--cold-start", "20s"]
@@ -138,7 +138,9 @@ def test_replay_shows_pods_of_an_autoscaled_fleet_load_and_become_ready(tmp_path
     ]
 
 
-def test_large_replay_is_thinned_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_note_in_a_large_replay_states_how_many_requests_are_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(step_recorder, "MAX_BARS", 50)
     monkeypatch.setattr(step_recorder, "MAX_STEPS", 100)
     load, outcome, film, page = filmed(num_gpu_blocks=100, max_num_seqs=64, max_model_len=1100)

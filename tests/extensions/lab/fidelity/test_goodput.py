@@ -33,7 +33,7 @@ def trace_of(path: Path, classes: bool = True) -> str:
     return str(path)
 
 
-def test_goodput_counts_the_written_requests_that_meet_the_limits_of_their_class(
+def test_goodput_counts_the_requests_within_the_limits_of_their_class(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = trace_of(tmp_path / "trace.csv")
@@ -72,11 +72,14 @@ def test_price_is_proportional_to_the_gpu_hours(
 @pytest.mark.parametrize(
     ("limits", "rule"),
     [
-        (["tft:100"], "must be [CLASS=]ttft|tpot|e2el:MILLISECONDS above 0, not 'tft:100'"),
-        (["ttft:0"], "above 0, not 'ttft:0'"),
-        (["ttft:nan"], "above 0, not 'ttft:nan'"),
-        (["ttft"], "above 0, not 'ttft'"),
-        (["=ttft:5"], "above 0, not '=ttft:5'"),
+        (
+            ["tft:100"],
+            "ttft|tpot|e2el:MILLISECONDS with MILLISECONDS greater than 0, not 'tft:100'",
+        ),
+        (["ttft:0"], "greater than 0, not 'ttft:0'"),
+        (["ttft:nan"], "greater than 0, not 'ttft:nan'"),
+        (["ttft"], "greater than 0, not 'ttft'"),
+        (["=ttft:5"], "greater than 0, not '=ttft:5'"),
         (["ttft:1", "ttft:2"], "must not have two limits for ttft"),
         (["a=ttft:1", "a=ttft:2"], "must not have two limits for ttft in class a"),
     ],
@@ -88,7 +91,7 @@ def test_invalid_goodput_limit_is_rejected_with_a_one_line_error(
     assert rule in refusal(capsys, f"--trace={trace}", "--goodput", *limits, status=2)
 
 
-def test_requests_that_miss_the_limit_of_their_class_are_counted_per_interval(
+def test_requests_that_miss_their_latency_limit_are_counted_per_interval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [

@@ -36,7 +36,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_each_stage_of_a_load_starts_after_the_interval_that_follows_the_previous_stage(
+def test_load_stages_are_separated_by_the_configured_interval(
     tmp_path: Path,
 ) -> None:
     load = read_trace(written(tmp_path, STAGES.format("constant") + SERVER + RANDOM))
@@ -47,7 +47,7 @@ def test_each_stage_of_a_load_starts_after_the_interval_that_follows_the_previou
     assert load.arrival_s[61] == pytest.approx(35.1)
 
 
-def test_prompt_and_reply_lengths_have_the_mean_and_bounds_of_their_distribution(
+def test_prompt_and_reply_lengths_follow_the_configured_distribution(
     tmp_path: Path,
 ) -> None:
     load = read_trace(written(tmp_path, SERVER + RANDOM + STAGES.format("poisson")))

@@ -62,7 +62,7 @@ def test_kv_tier_smaller_than_a_block_does_not_change_the_figures(
     ("flags", "error"),
     [
         (["--kv-tiers", "cpu=200GB"], "must be NAME=SIZE@BANDWIDTH/s"),
-        (["--kv-tiers", "cpu=1GB@1GB/s", "cpu=2GB@1GB/s"], "each tier must have a different name"),
+        (["--kv-tiers", "cpu=1GB@1GB/s", "cpu=2GB@1GB/s"], "each tier must have a unique name"),
         (["--kv-tiers", "cpu=1GB@1GB/s", "--no-enable-prefix-caching"], "requires prefix caching"),
         (["--kv-tiers", "cpu=many@1GB/s"], "many"),
     ],

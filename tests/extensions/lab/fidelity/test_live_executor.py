@@ -17,7 +17,7 @@ from tests.extensions.lab.fidelity.loops import ClientLoop
 
 @settings(deadline=None)
 @given(REQUESTS)
-def test_live_engine_and_offline_simulation_give_the_same_token_times_and_steps(
+def test_live_engine_and_offline_simulation_give_the_same_token_times(
     requests: Sequence[tuple[float, int, int]],
 ) -> None:
     harness = stepped(blocks=BLOCKS)

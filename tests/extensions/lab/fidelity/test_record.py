@@ -139,7 +139,7 @@ def test_record_command_removes_v1_from_the_end_of_its_target_url() -> None:
     [
         (["--rate", "1"], "127.0.0.1:1: "),
         ([], "either --trace or --rate is required"),
-        (["--rate", "0"], "must be a number above 0"),
+        (["--rate", "0"], "must be a number greater than 0"),
         (["--rate", "1", "--input-tokens", "many"], "--input-tokens: 'many'"),
         (["--trace", "nothing.csv"], "nothing.csv"),
     ],

@@ -57,7 +57,7 @@ SESSIONS = st.builds(
 
 @settings(max_examples=50, deadline=None)
 @given(SESSIONS, st.sampled_from(FLEETS))
-def test_next_turn_of_a_simulated_session_arrives_after_the_answer_and_the_think_time(
+def test_next_turn_of_a_session_arrives_after_the_think_time(
     recipe: Recipe, fleet: dict[str, Any]
 ) -> None:
     load = draw_load(recipe, 100)
@@ -88,7 +88,7 @@ def test_turn_finds_the_full_cached_blocks_of_its_conversation(recipe: Recipe) -
 
 @settings(max_examples=50, deadline=None)
 @given(REQUESTS)
-def test_simulated_session_of_one_turn_has_the_times_of_a_request_without_a_session(
+def test_session_of_one_turn_has_the_times_of_a_single_request(
     requests: list[tuple[float, int, int]],
 ) -> None:
     """Also where it loses its blocks, and finds them again."""
@@ -137,7 +137,7 @@ def test_cached_tokens_of_a_prefix_tree_match_a_manual_count(tmp_path: Path) -> 
 
 @settings(max_examples=15, deadline=None)
 @given(SESSIONS)
-def test_request_file_written_by_the_simulation_is_read_back_as_the_same_load(
+def test_request_file_of_a_simulation_is_read_back_as_the_same_load(
     recipe: Recipe,
 ) -> None:
     load = draw_load(recipe, 100)

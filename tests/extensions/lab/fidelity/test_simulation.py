@@ -68,7 +68,7 @@ def moments(outcome: SimulationOutcome) -> list[tuple[float, float, float]]:
     return list(zip(outcome.send_s, outcome.first_s, outcome.last_s, strict=True))
 
 
-def test_simulated_request_times_are_the_sums_of_step_costs_and_api_server_costs() -> None:
+def test_simulated_request_times_are_sums_of_step_and_server_costs() -> None:
     def seen(
         *requests: tuple[float, int, int], profile: Profile = PLAIN
     ) -> list[tuple[float, float, float]]:
@@ -175,7 +175,7 @@ def test_simulated_requests_do_not_compute_their_cached_prefix_again() -> None:
     assert outcome.cached_tokens == 0
 
 
-def test_routing_policies_choose_pods_in_turn_by_fewest_requests_or_by_cached_prefix() -> None:
+def test_each_routing_policy_chooses_the_expected_pods() -> None:
     requests = [(0.0, 8, 20)] * 4 + [(0.0, 8, 2)] * 4
     load = load_of(requests, [(number % 2, 8) for number in range(8)])
     plan = SimulationPlan(profile=PLAIN, pods=4, policy="round-robin")
@@ -223,7 +223,7 @@ def test_simulation_loses_no_request_when_pods_join_and_leave(
         assert pod.blocks.free == pod.blocks.capacity
 
 
-def test_engine_step_time_setting_splits_a_long_prompt_into_steps_of_that_duration() -> None:
+def test_engine_step_time_setting_limits_the_duration_of_prompt_steps() -> None:
     """Steps with a part of a prompt take 0.2 s, or 1.25 times the time of their decodes."""
     profile = read_profile("smollm2-135m-cpu")
     steps: list[tuple[int, int, float]] = []

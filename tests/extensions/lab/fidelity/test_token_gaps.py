@@ -65,7 +65,7 @@ def test_preemption_appears_as_one_long_token_gap() -> None:
     assert longest_s > 10 * STEP_S
 
 
-def test_quantiles_of_token_gaps_are_recorded_gaps_without_interpolation() -> None:
+def test_quantiles_of_token_gaps_are_not_interpolated() -> None:
     gaps = TokenGaps()
     gaps.add(0.001, 98, 1.0)
     gaps.add(0.5, 1, 1.0)

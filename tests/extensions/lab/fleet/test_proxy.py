@@ -91,7 +91,7 @@ def test_client_disconnect_ends_the_request_at_the_pod(head: bytes) -> None:
         stubs.eventually(is_ended)
 
 
-def test_proxy_sends_the_request_to_another_pod_if_the_chosen_pod_is_unreachable() -> None:
+def test_proxy_uses_another_pod_if_the_chosen_pod_is_unreachable() -> None:
     dead = stubs.unused_address()
     policy = Always()
     with (
@@ -136,7 +136,7 @@ def test_routing_falls_back_to_load_if_the_indexer_is_unreachable() -> None:
         assert json.loads(exchange(url, "GET", "/routing")[1])["fallbacks"] == 3
 
 
-def test_proxy_answers_health_checks_and_forwards_model_requests() -> None:
+def test_proxy_forwards_model_lists_and_answers_health_checks() -> None:
     with two_pods() as (first, second), proxying([first, second], RoundRobin()) as (url, proxy):
         proxy.in_flight[first] += 1
         assert exchange(url, "GET", "/v1/models") == (201, b"two")

@@ -98,13 +98,13 @@ def failing(incoming: Incoming) -> Mapping[str, float]:
         ({"elsewhere": 99.0, "b": 1.0}, (0, 0, 0), "b"),  # no pod of ours
     ],
 )
-def test_routing_prefers_the_longest_cached_prefix_unless_its_pod_is_too_busy(
+def test_routing_prefers_cached_prefixes_unless_the_pod_is_too_busy(
     scores: dict[str, float], in_flight: tuple[int, int, int], chosen: str
 ) -> None:
     assert prefix_aware(scores).choose(ANY, PODS, dict(zip(PODS, in_flight, strict=True))) == chosen
 
 
-def test_indexer_failure_is_counted_and_routing_falls_back_to_load() -> None:
+def test_routing_falls_back_to_load_if_the_indexer_fails() -> None:
     policy = PrefixAware(failing, Random(1))
     assert policy.choose(ANY, PODS, {"a": 1, "b": 1, "c": 0}) == "c"
     assert policy.choose(ANY, PODS, {"a": 0, "b": 1, "c": 1}) == "a"
@@ -131,7 +131,7 @@ def test_score_requests_contain_the_fields_that_determine_block_keys(
 
 
 @pytest.mark.parametrize("body", [b"not JSON", b"[]", b'{"prompt": ""}', b"{}"])
-def test_no_scores_are_requested_from_the_indexer_for_an_invalid_request_body(body: bytes) -> None:
+def test_indexer_is_not_asked_about_an_invalid_request_body(body: bytes) -> None:
     assert ask_indexer(COMPLETIONS, body, 500) == ({}, [])
 
 
@@ -240,7 +240,7 @@ def summary(policy: str = "random", fallbacks: int = 0) -> PolicySummary:
     )
 
 
-def test_summary_of_a_routing_policy_excludes_failed_requests_from_latencies() -> None:
+def test_latencies_of_a_routing_summary_exclude_failed_requests() -> None:
     counts = summary(fallbacks=3)
     assert (counts.requests, counts.failed, counts.fallbacks) == (4, 1, 3)
     assert counts.ttft_mean_s == pytest.approx(0.2) and counts.ttft_p50_s == pytest.approx(0.2)
@@ -256,7 +256,7 @@ def test_summary_of_a_routing_policy_excludes_failed_requests_from_latencies() -
     )
 
 
-def test_fleet_table_has_a_row_per_routing_policy_and_notes_on_failures() -> None:
+def test_fleet_table_has_a_row_per_routing_policy() -> None:
     lines = policy_table([summary(), summary("round-robin")]).splitlines()
     assert len(lines) == 4 and len({len(line) for line in lines}) == 1
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]

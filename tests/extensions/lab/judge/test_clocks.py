@@ -7,7 +7,7 @@ from config import ConfigError
 from tests.extensions.lab.judge.synthetic import SERVER_ZERO_S, pair_of
 
 
-def test_clock_difference_is_bounded_by_the_fastest_requests_in_each_direction() -> None:
+def test_clock_difference_is_bounded_by_the_fastest_requests() -> None:
     ways = [(0.010, 0.003), (0.0004, 0.020), (0.030, 0.0006), (0.005, 0.005)]
     pairs = [pair_of(number, number * 1.0, ways_s=way) for number, way in enumerate(ways)]
     alignment = align("x.json", pairs, has_unix_times=False)
@@ -17,7 +17,7 @@ def test_clock_difference_is_bounded_by_the_fastest_requests_in_each_direction()
     assert not alignment.is_same_clock
 
 
-def test_clock_that_is_three_seconds_behind_is_a_different_clock() -> None:
+def test_clock_three_seconds_behind_is_not_taken_for_the_same_clock() -> None:
     pairs = [pair_of(number, 1.8e9 + number, difference_s=3.0) for number in range(5)]
     alignment = align("x.json", pairs, has_unix_times=True)
     assert not alignment.is_same_clock
@@ -32,7 +32,7 @@ def test_unix_times_of_the_same_machine_need_no_correction() -> None:
     assert alignment.half_width_s == pytest.approx(0.0005, abs=1e-5)
 
 
-def test_estimated_clock_drift_aligns_times_within_2_milliseconds_during_the_whole_run() -> None:
+def test_estimated_clock_drift_aligns_the_times_of_the_whole_run() -> None:
     # The server's clock gains 20 ms in 100 s, much more than the ways take.
     pairs = [pair_of(number, float(number), drift=200e-6) for number in range(101)]
     alignment = align("x.json", pairs, has_unix_times=False)

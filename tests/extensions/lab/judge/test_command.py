@@ -30,7 +30,10 @@ def error_of(
     ("content", "reason"),
     [
         ("", "is empty"),
-        ("{}", "is not a known export of guidellm, aiperf, inference-perf, vllm bench serve or"),
+        (
+            "{}",
+            "is not a recognized export from guidellm, aiperf, inference-perf, vllm bench serve,",
+        ),
         ("[]", "contains no requests"),
         ("[1]", "is not a list of JSON objects"),
         ("hello", "is not a JSON object"),
@@ -41,19 +44,19 @@ def error_of(
             "has no info.timings.request_start",
         ),
         ('{"ttfts": [], "itls": [], "start_times": []}', "contains no requests"),
-        ('{"ttfts": [1.0], "itls": [], "start_times": [1.0]}', "1 requests, but itls has 0"),
+        ('{"ttfts": [1.0], "itls": [], "start_times": [1.0]}', "1 entries, but itls has 0"),
         ('{"total_output_tokens": 3}', "--save-detailed"),
         ('{"start_time": "x", "response_time": 3}', "line 1: start_time must be a number"),
         ('{"start_time": 1, "response_time": null}', "has no response_time"),
         ('{"start_time": 1, "response_time": -3}', "times must be in this order"),
         ('{"start_time": 1e999, "response_time": 3}', "is not a JSON object: Number out of range"),
-        ('{"start_time": 1e300, "response_time": 3}', "1e+300 is not a time in seconds"),
+        ('{"start_time": 1e300, "response_time": 3}', "1e+300 is not a valid time in seconds"),
         ('{"ttfts": [-1.0], "itls": [[]], "start_times": [1.0]}', "times must be in this order"),
         ('{"metadata": {}, "metrics": {}}', "has no metadata.request_start_ns"),
         ('{"input_config": {}}', "use profile_export.jsonl"),
     ],
 )
-def test_error_for_an_invalid_export_is_one_line_and_states_the_position(
+def test_error_for_an_invalid_export_states_the_position(
     content: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "export.json"
@@ -70,7 +73,10 @@ def test_error_for_an_invalid_export_is_one_line_and_states_the_position(
         ('{"entries": []}', "the journal is empty"),
         ('{"0": {"entries": []}, "1": {"entries": []}}', "the journal is empty"),
         ('{"entries": [{"id": "x", "route": "/"}]}', "missing required field `arrived_s`"),
-        ('{"entries": [{"id": "x", "route": "/", "arrived_s": 1e300}]}', "not a time in seconds"),
+        (
+            '{"entries": [{"id": "x", "route": "/", "arrived_s": 1e300}]}',
+            "not a valid time in seconds",
+        ),
     ],
 )
 def test_invalid_journal_is_reported_in_one_line(
@@ -99,7 +105,7 @@ def test_unmatched_requests_without_ids_are_reported_in_one_line(
     assert "send X-Request-Id" in error_of(capsys, export)
 
 
-def test_complete_export_without_ids_is_matched_to_the_journal_by_the_order_of_requests(
+def test_export_without_ids_is_matched_by_the_order_of_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests = json.loads((EXPORTS / INFERENCE_PERF).read_text())
@@ -164,7 +170,7 @@ def test_request_rows_are_written_as_csv(tmp_path: Path) -> None:
     assert all(float(row["tool_ttft_s"]) > float(row["server_ttft_s"]) for row in rows)
 
 
-def test_command_fails_if_the_added_time_exceeds_the_limit(
+def test_judge_command_fails_if_the_median_added_time_exceeds_max_added_ms(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     export = EXPORTS / VLLM
@@ -176,7 +182,7 @@ def test_command_fails_if_the_added_time_exceeds_the_limit(
     assert line.startswith("error: the median added time is 1.") and "exceeds 0.5" in line
 
 
-def test_verdict_counts_requests_that_guidellm_never_sent(
+def test_requests_that_guidellm_never_sent_are_counted_in_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "guidellm-0.8.1.json"

@@ -12,7 +12,7 @@ def export_of(requests: list[ToolRequest]) -> Export:
     return Export(tool="tool", has_unix_times=True, requests=requests)
 
 
-def test_requests_are_matched_to_the_journal_by_request_or_response_id_in_any_order() -> None:
+def test_requests_are_matched_by_request_or_response_id() -> None:
     pairs = [pair_of(number, float(number)) for number in range(4)]
     pairs[2].served.id = "drawn-by-the-server"
     pairs[2].served.response_id = "cmpl-request-2"
@@ -39,7 +39,7 @@ def test_request_id_that_the_journal_contains_twice_is_not_matched() -> None:
     assert len(matches.not_served) == 1
 
 
-def test_requests_are_matched_to_the_latest_run_in_the_journal_by_the_numbers_in_ids() -> None:
+def test_requests_are_matched_by_number_to_the_latest_journal_run() -> None:
     earlier = [pair_of(number, float(number)) for number in range(3)]
     later = [pair_of(number, 10.0 + number) for number in range(3)]
     for number, pair in enumerate(earlier):
@@ -54,7 +54,7 @@ def test_requests_are_matched_to_the_latest_run_in_the_journal_by_the_numbers_in
     assert matches.outside == 3
 
 
-def test_requests_without_ids_are_matched_to_journal_entries_by_distinct_replies() -> None:
+def test_requests_without_ids_are_matched_by_distinct_replies() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     for number, pair in enumerate(pairs):
         pair.tool.ids = ()
@@ -64,7 +64,7 @@ def test_requests_without_ids_are_matched_to_journal_entries_by_distinct_replies
     assert (matches.method, matches.pairs) == ("text", pairs[::-1])
 
 
-def test_requests_without_ids_and_texts_are_matched_to_as_many_journal_entries_by_order() -> None:
+def test_requests_are_matched_by_order_only_if_the_counts_are_equal() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     for pair in pairs:
         pair.tool.ids = ()
@@ -72,7 +72,7 @@ def test_requests_without_ids_and_texts_are_matched_to_as_many_journal_entries_b
     assert (matches.method, matches.pairs) == ("order", pairs[::-1])
     with pytest.raises(
         ConfigError,
-        match="none of the request IDs are .* 2 requests, .* journal has 3; send X-Request",
+        match="none of the request IDs are .*2 in the file, 3 in the journal.*; send X-Request",
     ):
         match("x", export_of(tools_of(pairs)[:2]), journal_of(pairs))
 
@@ -82,12 +82,12 @@ def test_journal_of_another_run_is_rejected() -> None:
     others = [pair_of(number, float(number)) for number in range(7, 9)]
     with pytest.raises(
         ConfigError,
-        match="none of the 3 requests .* has 2 other requests; the two belong to different runs",
+        match="none of the 3 requests .* has 2 other requests; the file and the journal belong to",
     ):
         match("x", export_of(tools_of(pairs)), journal_of(others))
 
 
-def test_requests_are_matched_to_the_journal_by_reply_text_if_the_tool_never_sent_its_ids() -> None:
+def test_requests_with_unknown_ids_are_matched_by_the_reply_text() -> None:
     pairs = [pair_of(number, float(number)) for number in range(3)]
     for number, pair in enumerate(pairs):
         pair.tool.ids = (f"only-in-the-tool-{number}",)

@@ -35,7 +35,7 @@ def matched(name: str) -> tuple[Export, Matches]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_exported_request_is_matched_and_clocks_are_aligned_within_a_millisecond(
+def test_clocks_of_every_export_are_aligned_within_a_millisecond(
     name: str,
 ) -> None:
     export, matches = matched(name)
@@ -65,7 +65,7 @@ def test_tools_that_write_unix_times_share_the_clock_of_a_local_server(
 
 
 @pytest.mark.parametrize("name", STREAMING)
-def test_overhead_is_the_difference_between_tool_and_server_times_without_the_network_time(
+def test_overhead_excludes_the_time_on_the_server_and_the_network(
     name: str,
 ) -> None:
     export, matches = matched(name)

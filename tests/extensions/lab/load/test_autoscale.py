@@ -28,7 +28,7 @@ def wanted(fields: str, pods: int, metric: float, looks: int, every_s: float = 6
     return counts
 
 
-def test_replica_count_follows_the_kubernetes_formula_and_its_tolerance() -> None:
+def test_replica_count_follows_the_kubernetes_formula() -> None:
     assert [replicas_for(5, [value] * 5, 0.1) for value in (0.2, 0.05, 0.11, 0.091)] == [
         10,
         3,
@@ -100,7 +100,7 @@ def test_replica_count_stays_within_its_bounds(
         assert min_pods <= pods <= min_pods + more_pods
 
 
-def test_schedule_and_plugin_autoscaling_policies_set_the_bounds_and_the_number_of_pods() -> None:
+def test_schedule_and_plugin_policies_set_the_number_of_pods() -> None:
     schedule = read_policy("schedule:0s=2,1m=8,5m=3", {})
     assert (schedule.min_pods, schedule.max_pods) == (2, 8)
     assert [schedule.start(2)(Look(at_s, 2, ())) for at_s in (0.0, 59.0, 60.0, 1e6)] == [2, 2, 8, 3]
@@ -142,7 +142,7 @@ def test_histogram_quantiles_match_prometheus() -> None:
         (f"{USUAL},top=1", "unknown flag top"),
         (f"{USUAL},tolerance=inf", "hpa: tolerance: 'inf' must be a number from 0 to"),
         (f"{USUAL},select-up=most", "hpa: select-up: invalid choice: 'most'"),
-        (f"{USUAL},up=4", "hpa: up: '4' must be rates such as 100%/15s"),
+        (f"{USUAL},up=4", "hpa: up: '4' must consist of rates such as 100%/15s"),
         (f"{USUAL},up=4/1h", "with periods of at most 30m"),
         ("schedule:1m=2", "must begin with 0s=PODS"),
         ("schedule:0s=2,0ms=3", "must not repeat a time"),

@@ -7,7 +7,7 @@ from app.extensions.lab.load.hpa import HorizontalPodAutoscaler
 from tests.test_deploy import DEPLOYMENTS, FOLDER, OBJECTS, container
 
 
-def test_autoscaler_manifest_matches_the_simulated_policy_named_in_its_comment() -> None:
+def test_autoscaler_manifest_matches_the_simulated_policy() -> None:
     text = (FOLDER / "autoscaled.yaml").read_text()
     flags = re.search(r"--autoscale (\S+) --cold-start (\S+)\n", text)
     assert flags is not None

@@ -56,13 +56,13 @@ def test_trace_class_with_a_higher_priority_is_served_first(
     ("flags", "error"),
     [
         (["--priorities", "chat"], "must be NAME=PRIORITY"),
-        (["--priorities", "chat=0@0%"], "must have a share above 0%"),
+        (["--priorities", "chat=0@0%"], "must have a share greater than 0%"),
         (["--priorities", "chat=0"], "a generated load requires a share for each class"),
         (
             ["--priorities", "chat=0@50%", "batch=1@40%"],
             "a share for each class, with a total of 100%",
         ),
-        (["--priorities", "chat=0@50%", "chat=1@50%"], "each class must have a different name"),
+        (["--priorities", "chat=0@50%", "chat=1@50%"], "each class must have a unique name"),
     ],
 )
 def test_invalid_priorities_are_rejected_with_a_one_line_error(

@@ -92,9 +92,15 @@ def test_models_planned_together_are_placed_on_one_node_if_they_fit(
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--device", "h100@=2"], "must have a price list name after @ that consists of letters"),
+        (
+            ["--device", "h100@=2"],
+            "must have a price list name of letters, digits, dots, and dashes after @",
+        ),
         (["--device", "h100=2/0"], "must be a whole number from 1 to 1024"),
-        (["--device", "h100=2", "h100=1/8"], "h100 has more than one price; name each price list"),
+        (
+            ["--device", "h100=2", "h100=1/8"],
+            "h100 has more than one price; give each price list a name",
+        ),
         (["--device", "h100=2", "--together", "--rate", "1", "2"], "got 1 models and 2 loads"),
     ],
 )

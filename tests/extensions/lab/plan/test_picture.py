@@ -60,7 +60,7 @@ def axes() -> Iterator[Axes]:
     yield Figure(figsize=(6.4, 3.8)).add_subplot()
 
 
-def test_price_axis_of_a_plan_chart_starts_near_the_lowest_price_and_labels_do_not_overlap(
+def test_labels_of_a_plan_chart_do_not_overlap(
     axes: Axes,
 ) -> None:
     shares = {100 + number: 0.9 - 0.003 * number for number in range(30)}

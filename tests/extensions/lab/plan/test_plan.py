@@ -68,7 +68,7 @@ def test_chosen_fleet_is_within_5_percent_of_an_exhaustive_search(
     assert shares == sorted(shares, reverse=True)
 
 
-def test_bounds_that_shorten_the_plan_search_do_not_change_the_chosen_fleet(
+def test_search_bounds_do_not_change_the_chosen_fleet(
     model: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without bounds the same fleet is found, by more runs."""
@@ -154,7 +154,7 @@ def test_plan_table_explains_the_result_of_each_device(
     assert "runner-up: h200 tp 4 x" in second and "--max-num-seqs 1024" in second
 
 
-def test_unreachable_objective_reports_the_nearest_fleet(
+def test_error_for_an_unreachable_objective_names_the_nearest_fleet(
     model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "plan.json"
@@ -185,11 +185,11 @@ def test_unreachable_objective_reports_the_nearest_fleet(
     [
         (["--device", "h100"], "has no price; add h100=PRICE"),
         (["--device", "h1000=2"], "did you mean h100?"),
-        (["--device", "h100=1e-9"], "must be a number above 0"),
+        (["--device", "h100=1e-9"], "must be a number greater than 0"),
         (["--device", "h100=2", "h100=3"], "h100 has more than one price"),
         (["--pods", "3"], "cannot be used, because the plan command sets"),
         (["--backend", "spark=here:1"], "must be dask=HOST:PORT"),
-        (["--attainment", "1.5"], "must be a number above 0, at most 1"),
+        (["--attainment", "1.5"], "must be a number greater than 0, at most 1"),
         (["--model-config", "/nowhere.json"], "/nowhere.json cannot be read"),
         (
             ["--max-num-seqs", "16384", "--max-num-batched-tokens", "8"],

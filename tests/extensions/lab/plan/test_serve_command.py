@@ -70,7 +70,7 @@ def test_serve_commands_of_disaggregated_pods_have_a_kv_connector(
     assert '"kv_connector":"NixlConnector"' in commands[1]
 
 
-def test_serve_command_has_drafts_adapters_priorities_and_offloading(
+def test_serve_command_of_a_plan_contains_the_planned_engine_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     drafts = (
@@ -93,7 +93,7 @@ def test_serve_command_has_drafts_adapters_priorities_and_offloading(
     ("flags", "name"),
     [(["--loras", "2"], "loras"), (["--kv-tiers", "cpu=1GB@1GB/s"], "kv-tiers")],
 )
-def test_confidence_flag_is_rejected_with_options_whose_prediction_error_is_unknown(
+def test_confidence_flag_is_rejected_if_the_prediction_error_is_unknown(
     flags: list[str], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--model", "Qwen/Qwen3-8B", "--device", "h100=2", *LOAD, "--confidence", "90%"]

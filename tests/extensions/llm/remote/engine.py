@@ -1,5 +1,5 @@
 """What stands for the engine's process where no torch is: a real ZMQ peer that speaks
-`app.core.engine.wire`.
+`app.extensions.llm.wire`.
 
 Started as `python -m tests.extensions.llm.remote.engine OPTIONS`. It works in the folder of its
 model: says what stands in `text`, a token in so many seconds as stand in `pace`, tells KV events as
@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from app.core.engine import wire
+from app.extensions.llm import wire
 from app.extensions.llm.heartbeat import Heartbeat
 
 TOKEN_CHARS = 4

@@ -31,7 +31,7 @@ def test_idle_engine_sends_heartbeats(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
-def test_nonexistent_process_counts_as_ending_and_a_running_process_does_not() -> None:
+def test_process_counts_as_ending_if_it_does_not_exist() -> None:
     assert is_ending(2**31 - 1), "no process has this number"
     assert not is_ending(os.getpid())
 

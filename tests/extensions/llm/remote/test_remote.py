@@ -18,7 +18,6 @@ from gevent.event import Event
 
 from app.core.base.clock.clock import VirtualClock
 from app.core.base.metrics.recorder import Recorder
-from app.core.engine import wire
 from app.core.engine.errors import (
     CallerLeftError,
     CommandFailedError,
@@ -27,6 +26,7 @@ from app.core.engine.errors import (
     QueueFullError,
 )
 from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
+from app.extensions.llm import wire
 from app.extensions.llm.remote_engine import RemoteEngine
 from app.extensions.llm.remote_lifecycle import RemoteLifecycle
 from config.settings import SchedulingSettings, Settings
@@ -275,7 +275,7 @@ def test_abort_is_sent_to_the_engine(play: Worker) -> None:
     assert not play.outputs
 
 
-def test_lost_engine_fails_its_requests_and_a_new_engine_starts_empty(
+def test_requests_of_a_lost_engine_fail_before_a_new_engine_starts(
     play: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     play.ask()
@@ -307,7 +307,7 @@ def test_lost_engine_fails_its_requests_and_a_new_engine_starts_empty(
     assert play.metric("num_preemptions_total") == 2
 
 
-def test_lost_engine_rejects_requests(tmp_path: Path) -> None:
+def test_worker_rejects_requests_once_its_engine_is_lost(tmp_path: Path) -> None:
     with worker(tmp_path, max_num_seqs=9999) as play:
         play.peer.die()
         for _ in range(1000):  # nobody has noticed; what is sent before the socket knows is lost
@@ -324,7 +324,7 @@ def test_lost_engine_rejects_requests(tmp_path: Path) -> None:
         assert play.ends() == ["EngineDeadError"] * lost and play.engine.waiting == 0
 
 
-def test_repeated_engine_greeting_keeps_requests_but_a_new_engine_fails_them(play: Worker) -> None:
+def test_requests_survive_a_repeated_greeting_but_not_a_new_engine(play: Worker) -> None:
     play.ask()
     [key] = play.keys(1)
     play.greet()
@@ -353,7 +353,7 @@ def test_each_command_to_the_engine_receives_the_result_with_its_number(play: Wo
     assert second.get(timeout=DEADLINE_S).value is False and not first.ready()
 
 
-def test_invalid_engine_messages_and_failing_callbacks_do_not_affect_other_requests(
+def test_failing_callback_or_message_does_not_affect_other_requests(
     play: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     def breaks(output: EngineOutput) -> None:
@@ -420,7 +420,7 @@ def test_wake_up_by_tags_returns_true_only_once_all_memory_is_restored(play: Wor
     assert operated.does(operated.life.wake_up, None) and operated.stands == (False, False)
 
 
-def test_failed_command_raises_an_error_and_leaves_the_pause_state_unchanged(play: Worker) -> None:
+def test_failed_engine_command_leaves_the_pause_state_unchanged(play: Worker) -> None:
     operated = Operated(play)
     with pytest.raises(CommandFailedError, match="Not now"):
         operated.does(operated.life.pause, "keep", operated.left, value=None, error="Not now.")
@@ -434,7 +434,7 @@ def test_failed_command_raises_an_error_and_leaves_the_pause_state_unchanged(pla
     assert operated.stands == (False, False)
 
 
-def test_pause_rejects_requests_of_all_workers(play: Worker) -> None:
+def test_paused_remote_engine_rejects_requests_except_in_keep_mode(play: Worker) -> None:
     operated = Operated(play)
     operated.life = RemoteLifecycle(play.engine, refuses_in_pause=True)
     operated.does(operated.life.pause, "keep", operated.left)

@@ -12,8 +12,8 @@ from app.core.engine.errors import EngineFailedError, RequestRejectedError
 from app.core.engine.outputs import EngineOutput, Failed, Finish, Part, Piece, Started, Tokens
 from app.core.engine.parsing import TextReader
 from app.core.engine.sequence import Handle
-from app.core.engine.wire import EngineCoreOutput
 from app.extensions.llm.remote_sequence import RemoteSequence
+from app.extensions.llm.wire import EngineCoreOutput
 from tests.core.engine.harness import engine_request
 
 ARRIVAL_S = 100.0
@@ -87,7 +87,7 @@ class Play:
         )
 
 
-def test_tokens_of_a_remote_engine_are_emitted_with_each_of_its_messages() -> None:
+def test_tokens_of_each_remote_engine_message_are_emitted_as_one_output() -> None:
     play = Play()
     play.say("a", scheduled_s=100.5, cached_tokens=4)
     play.say("b", "c", at_s=102.0)
@@ -103,7 +103,7 @@ def test_tokens_of_a_remote_engine_are_emitted_with_each_of_its_messages() -> No
     assert len(play.outputs) == 4
 
 
-def test_token_shortcut_is_used_only_for_single_tokens_that_do_not_end_the_reply() -> None:
+def test_token_shortcut_is_used_only_for_single_tokens_within_a_reply() -> None:
     play = Play(takes_plain=True)
     play.say("a")
     play.say("b", at_s=102.0)

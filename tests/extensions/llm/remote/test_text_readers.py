@@ -24,7 +24,7 @@ CALL: Piece = (Part("call", 0, "f"), "{}")
         (None, "{}", [CALL]),
     ],
 )
-def test_required_tool_call_after_reasoning_is_separated_from_the_reasoning(
+def test_required_tool_call_is_separated_from_the_reasoning(
     thoughts: Thoughts | None, text: str, pieces: list[Piece]
 ) -> None:
     form = TextForm(json_schema="{}", thoughts=thoughts)

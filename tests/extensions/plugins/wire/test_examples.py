@@ -59,7 +59,7 @@ def test_example_plugin_replies_only_to_requests_with_its_header(latin: RunningS
     assert report(latin)["pig-latin"]["hooks"]["reply"]["errors"] == 0
 
 
-def test_streamed_plugin_reply_is_counted_token_by_token_and_ends_at_the_limit(
+def test_streamed_plugin_reply_is_counted_token_by_token(
     latin: RunningServer,
 ) -> None:
     please = {"X-Pig-Latin": "please"}
@@ -106,7 +106,7 @@ def counting() -> Iterator[RunningServer]:
         yield server
 
 
-def test_request_counts_in_the_headers_the_route_and_the_metrics_of_a_plugin_are_equal(
+def test_headers_route_and_metrics_of_a_plugin_show_equal_counts(
     counting: RunningServer,
 ) -> None:
     answers = [chat(counting, "Hi", {"X-Tenant": name}) for name in ("ann", "bob", "ann")]
@@ -139,7 +139,7 @@ def test_plugin_determines_the_number_of_reply_tokens(counting: RunningServer) -
     assert limited["choices"][0]["finish_reason"] == "length"
 
 
-def test_plugin_fault_returns_an_error_response_with_the_headers_of_the_fault() -> None:
+def test_plugin_fault_returns_the_error_and_headers_of_the_fault() -> None:
     with running_server(
         *example("rush_hour"), "--rush-hour-every", "1h", "--rush-hour-lasts", "1h"
     ) as server:
@@ -167,7 +167,7 @@ def simulated(*flags: str) -> dict[str, Any]:
     return simulation
 
 
-def test_simulate_command_and_its_pods_use_the_step_cost_of_a_plugin(
+def test_simulate_command_uses_the_step_cost_of_a_plugin(
     tmp_path: Path,
 ) -> None:
     table = tmp_path / "table.csv"

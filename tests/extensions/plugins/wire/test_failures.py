@@ -105,7 +105,7 @@ def test_failing_plugin_reply_falls_back_to_the_default_reply(
     assert hook(server, "reply")["errors"] == errors_before + 1
 
 
-def test_request_that_a_plugin_rejects_returns_the_status_and_message_of_the_plugin(
+def test_request_rejected_by_a_plugin_gets_the_status_of_the_plugin(
     server: RunningServer,
 ) -> None:
     errors_before = hook(server, "reply")["errors"]
@@ -133,7 +133,7 @@ def test_failing_plugin_route_returns_500(server: RunningServer, path: str) -> N
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalServerError")
 
 
-def test_failing_hooks_for_faults_metrics_step_costs_and_lengths_are_ignored_and_counted(
+def test_failing_plugin_hooks_are_ignored_and_counted(
     server: RunningServer,
 ) -> None:
     """No fault, families of its own only, and a step costs what the profile says."""
@@ -147,7 +147,7 @@ def test_failing_hooks_for_faults_metrics_step_costs_and_lengths_are_ignored_and
     assert hook(server, "reply_length")["errors"] >= 1
 
 
-def test_hook_that_blocks_or_fails_repeatedly_is_counted_each_time_and_logged_once(
+def test_repeated_failure_of_a_plugin_hook_is_logged_once(
     server: RunningServer,
 ) -> None:
     holds_before = hook(server, "reply")["long_holds"]

@@ -97,7 +97,7 @@ def test_requests_above_the_queue_limit_are_rejected(narrow: RunningServer) -> N
     assert (running(narrow.port), waiting(narrow.port)) == (0, 0)
 
 
-def test_client_disconnect_frees_its_slots(narrow: RunningServer) -> None:
+def test_client_disconnect_frees_all_slots_of_the_request(narrow: RunningServer) -> None:
     with Wire(narrow.port) as wire:
         wire.post({"input": ["a", "b", "c", "d", "e"] * 20}, EMBED)
         wait_for_metric(narrow.port, WAITING, 1)
@@ -123,7 +123,7 @@ def vectors(server: RunningServer, texts: object, **fields: object) -> list[list
     ]
 
 
-def test_ten_thousand_texts_are_embedded_in_order_while_a_health_check_is_answered(
+def test_ten_thousand_embeddings_do_not_block_a_health_check(
     every: RunningServer,
 ) -> None:
     texts = [f"text number {number % 700}" for number in range(10_000)]
@@ -151,7 +151,7 @@ def test_client_disconnect_during_a_large_response_affects_no_other_client(
     assert len(vectors(every, "a")) == 1
 
 
-def test_openai_sdk_requests_base64_and_returns_the_numbers(every: RunningServer) -> None:
+def test_openai_sdk_decodes_the_same_embeddings_from_base64_and_float(every: RunningServer) -> None:
     with openai_client(every, strict=False) as sdk:
         answer = sdk.embeddings.create(model="tiny", input=["hello", "world"])
         assert [item.embedding for item in answer.data] == vectors(every, ["hello", "world"])

@@ -82,7 +82,7 @@ def saying(*parts: bytes) -> Iterator[tuple[str, Event]]:
         thread.join(10)
 
 
-def test_openai_sdk_is_answered_by_the_target_once_and_then_by_the_file(
+def test_repeated_openai_sdk_request_is_answered_from_the_recording(
     tmp_path: Path, upstream: RunningServer
 ) -> None:
     file = tmp_path / "grows"
@@ -132,7 +132,7 @@ def test_stream_is_forwarded_piece_by_piece(tmp_path: Path) -> None:
         wait_for_log(server, "not kept: POST /v1/chat/completions: the client left")
 
 
-def test_target_without_a_usable_response_causes_one_error_that_names_the_target(
+def test_error_for_an_unusable_target_response_names_the_target(
     tmp_path: Path,
 ) -> None:
     half = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", b"data: 1\n\n"
@@ -333,10 +333,7 @@ def test_replay_miss_header_overrides_the_setting_for_one_request(
         refused = answer("new", "nearest")
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]
-        assert (
-            message
-            == "X-Replay-Miss must be one of simulate, not-found, record here, got 'nearest'."
-        )
+        assert message == "X-Replay-Miss must be one of simulate, not-found, record, got 'nearest'."
         assert answer("new", "record").ok
         assert len(journal_of(upstream)) == count_before + 1
         assert answer("new", "not-found").ok, "it is recorded now"
@@ -396,7 +393,7 @@ def test_every_worker_class_records_and_replays_responses_of_the_target(
     assert len(exchanges_of(file)) == 2
 
 
-def test_truncated_recording_can_be_appended_to(tmp_path: Path, upstream: RunningServer) -> None:
+def test_recorder_appends_to_a_truncated_recording(tmp_path: Path, upstream: RunningServer) -> None:
     file = written(
         tmp_path / "r", [exchange(chat("known"), (0, b"1"))], tail=b'{"at_s": 0.1, "requ'
     )
@@ -413,7 +410,7 @@ def test_truncated_recording_can_be_appended_to(tmp_path: Path, upstream: Runnin
     assert bytes_of(read_exchange(new).answer.chunks[0].data) == body
 
 
-def test_client_disconnect_while_the_target_is_silent_does_not_delay_shutdown(
+def test_silent_target_does_not_delay_shutdown_after_a_disconnect(
     tmp_path: Path,
 ) -> None:
     with saying() as (silent, left):
@@ -429,7 +426,7 @@ def test_client_disconnect_while_the_target_is_silent_does_not_delay_shutdown(
             assert time.monotonic() - began < 15, "the server waited for a client that had left"
 
 
-def test_invalid_replay_and_target_settings_prevent_startup_with_a_one_line_error(
+def test_invalid_replay_and_target_settings_prevent_startup(
     tmp_path: Path,
 ) -> None:
     file = str(tmp_path / "r")

@@ -30,7 +30,9 @@ FLAGS = ("--force-dummy-tokenizer", "--model", "m")
 KEY = "sk-very-secret-1"
 
 
-def test_replay_enforces_api_keys_counts_metrics_and_masks_keys_in_logs(tmp_path: Path) -> None:
+def test_replayed_responses_require_the_api_key(
+    tmp_path: Path,
+) -> None:
     recorded = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"{}"))])
     flags = ("--replay", recorded, "--api-key", KEY, "--log-http", "--enable-request-id-headers")
     with running_server(*FLAGS, *flags) as server:
@@ -65,7 +67,7 @@ def test_client_disconnect_during_a_replay_releases_all_resources(tmp_path: Path
         assert time.monotonic() - began < 15, "the server waited for who had left"
 
 
-def test_non_streamed_response_in_pieces_keeps_its_content_length(tmp_path: Path) -> None:
+def test_replayed_response_recorded_in_pieces_keeps_its_content_length(tmp_path: Path) -> None:
     headers = [("content-type", "text/plain"), ("content-length", "6")]
     path = written(
         tmp_path / "r", [exchange(chat("Hi"), (0, b"one"), (0.05, b"two"), headers=headers)]

@@ -136,7 +136,9 @@ def test_partial_line_of_a_recording_is_skipped_with_one_warning(
     assert file.read_bytes().splitlines()[2] == half
 
 
-def test_last_line_without_newline_is_replayed_and_kept(tmp_path: Path, target: Target) -> None:
+def test_last_line_that_lacks_a_newline_is_replayed_and_kept(
+    tmp_path: Path, target: Target
+) -> None:
     file = tmp_path / "r"
     written(file, [], line_of(KNOWN).rstrip(b"\n"))
     with recording_server(target, file) as server:
@@ -214,7 +216,7 @@ def test_server_starts_and_stops_while_another_process_holds_the_lock(
     assert questions_of(file) == ["known"]
 
 
-def test_two_servers_on_one_file_forward_once_and_write_whole_lines(
+def test_servers_that_share_a_recording_forward_equal_requests_once(
     tmp_path: Path, target: Target
 ) -> None:
     file = tmp_path / "r"
@@ -274,7 +276,9 @@ def test_killing_a_recording_server_loses_no_written_line(tmp_path: Path, target
         assert target.request_counts["after"] == 1
 
 
-def test_full_disk_loses_the_exchange_but_no_response(tmp_path: Path, target: Target) -> None:
+def test_full_disk_does_not_prevent_the_response_to_the_client(
+    tmp_path: Path, target: Target
+) -> None:
     file = tmp_path / "r"
     written(file, [exchange(chat("x" * 300_000), (0, b"1"))])  # longer than the log of the server
     with recording_server(target, file) as server:

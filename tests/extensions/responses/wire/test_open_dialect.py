@@ -27,7 +27,7 @@ def test_openai_sdk_reads_responses_and_streams(client: Client) -> None:
 
 
 @pytest.mark.parametrize("special", [{}, {"Expect": "100-continue"}])
-def test_unknown_model_error_has_the_open_dialect_format_on_every_request_path(
+def test_unknown_model_error_has_the_open_dialect_format(
     client: Client, special: dict[str, str]
 ) -> None:
     answer = client.post("/v1/responses", {"input": "hi", "model": "missing"}, headers=special)

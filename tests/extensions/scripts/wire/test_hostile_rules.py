@@ -62,7 +62,7 @@ def test_oversized_rules_are_rejected_immediately(
     assert reason in answer.json()["error"]["message"]
 
 
-def test_slow_regexes_use_up_the_matching_time_and_later_rules_answer(
+def test_rules_after_slow_regexes_still_answer(
     server: RunningServer,
 ) -> None:
     slow = {"when": {"message": {"regex": "(a|aa)+$"}}, "then": {"text": "never"}}

@@ -110,7 +110,7 @@ def test_reload_removes_the_runtime_rules(server: vllm_understudy.Server) -> Non
     assert ask(server) != "set"
 
 
-def test_worker_starts_without_a_missing_script_file(tmp_path: Path) -> None:
+def test_crashed_worker_restarts_even_if_the_script_file_is_missing(tmp_path: Path) -> None:
     script = tmp_path / "rules.json"
     rule = {"when": {"message": "hi"}, "then": {"text": "from the file"}}
     script.write_text(json.dumps({"rules": [rule]}))

@@ -129,7 +129,7 @@ def processes_of_rank(server: RunningServer, rank: int) -> list[int]:
     ]
 
 
-def test_error_for_rules_that_one_rank_did_not_accept_names_the_accepting_ranks() -> None:
+def test_error_for_a_rank_that_did_not_accept_rules_names_the_other_ranks() -> None:
     rule = {"name": "greet", "then": {"text": "Hello."}}
     with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "3"}, ports=3) as server:
         # The port of rank 0 answers before the other ranks have closed the listeners of their peers.
@@ -153,7 +153,7 @@ def test_error_for_rules_that_one_rank_did_not_accept_names_the_accepting_ranks(
         assert [row["name"] for row in last.json()["rules"]] == ["greet"]
 
 
-def test_rules_give_the_same_replies_on_the_fast_path_as_on_the_general_path(
+def test_rules_give_the_same_replies_on_the_fast_and_general_path(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "a.yaml"

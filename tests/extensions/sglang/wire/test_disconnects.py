@@ -20,7 +20,7 @@ def wait_for_requests(client: Client, count: int) -> None:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_client_disconnect_frees_its_slots(streams: bool) -> None:
+def test_client_disconnect_frees_all_slots_of_the_request(streams: bool) -> None:
     body = json.dumps({"text": ["Hello", "there"], "stream": streams}).encode()
     head = b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
     request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body

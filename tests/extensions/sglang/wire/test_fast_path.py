@@ -20,7 +20,7 @@ def test_fast_path_requests_are_counted_by_streaming_mode() -> None:
         assert client.metric(name, is_streaming="false") == 1
 
 
-def test_last_stream_event_on_the_fast_path_has_the_field_matched_stop() -> None:
+def test_last_fast_path_event_has_matched_stop_instead_of_stop_reason() -> None:
     chat = {"messages": [{"role": "user", "content": "one two three"}], "stream": True}
     with served("--dialect=sglang", "--mode=echo", "--inter-token-latency=1ms") as client:
         completion = {"prompt": "one two three", "max_tokens": 50, "stream": True}

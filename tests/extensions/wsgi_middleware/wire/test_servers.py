@@ -13,7 +13,7 @@ from tests.running_server import ROOT, free_port, running_image
 pytestmark = pytest.mark.wire
 
 
-def test_wsgi_middleware_adds_headers_to_responses_and_streams_and_rejects_requests() -> None:
+def test_wsgi_middleware_can_add_headers_and_reject_a_request() -> None:
     with (
         running_image("serve", "tiny", f"--middleware={EXAMPLES}.Tagged") as server,
         requests.Session() as session,

@@ -51,7 +51,7 @@ print(json.dumps(blocks))
 """
 
 
-def test_hostile_schema_is_processed_quickly_without_blocking_the_event_loop() -> None:
+def test_hostile_schema_does_not_block_the_event_loop() -> None:
     from tests.extensions.forms.schema.wire.hostile_schemas import HOSTILE
 
     done = subprocess.run(

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[5]
 
 
-def test_benchmark_predicts_the_sign_of_every_measured_gain_by_speculation() -> None:
+def test_drafts_benchmark_predicts_the_sign_of_every_measured_gain() -> None:
     command = [sys.executable, "-m", "benchmarks.drafts"]
     output = subprocess.check_output(command, cwd=ROOT, text=True)
     assert output.count("| right |") == 12 + 15 + 12

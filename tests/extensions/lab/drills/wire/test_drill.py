@@ -27,7 +27,7 @@ failures:
 
 
 @pytest.mark.timeout(240)  # two runs, and the starts of seven servers
-def test_drill_counts_every_request_and_is_compared_with_an_earlier_run(
+def test_drill_report_accounts_for_every_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drill = tmp_path / "drill.yaml"

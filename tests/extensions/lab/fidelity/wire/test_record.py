@@ -10,7 +10,7 @@ from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from tests.running_server import RunningServer
 
 
-def test_recording_obeys_the_requested_token_counts_and_concurrency_limit(
+def test_recording_obeys_the_token_and_concurrency_limits(
     server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.csv.gz"
@@ -57,7 +57,7 @@ def test_prompts_of_a_group_share_their_prefix(server: RunningServer, tmp_path: 
     )
 
 
-def test_recording_ends_with_an_error_if_the_server_does_not_know_the_model(
+def test_recording_fails_if_the_server_does_not_know_the_model(
     server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.csv"

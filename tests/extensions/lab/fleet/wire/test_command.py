@@ -44,7 +44,7 @@ def are_gone(pids: Sequence[int]) -> bool:
     ("argv", "message"),
     [
         (["--pods", "0"], "argument --pods: '0' must be a whole number from 1 to 64"),
-        (["--rate", "-1"], "argument --rate: '-1' must be a number above 0"),
+        (["--rate", "-1"], "argument --rate: '-1' must be a number greater than 0"),
         (
             ["--rate", "2", "--concurrency", "3"],
             "argument --concurrency: not allowed with argument --rate",

@@ -52,7 +52,7 @@ def plan_argv(folder: Path) -> list[str]:
     return ["--model-config", str(path), "--device", "h100=2.5", "l40s=1.1", *LOAD]
 
 
-def test_planning_on_a_dask_cluster_gives_the_same_result_as_local_planning(
+def test_planning_on_a_dask_cluster_gives_the_result_of_local_planning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = plan_argv(tmp_path)

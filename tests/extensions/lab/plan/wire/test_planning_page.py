@@ -39,7 +39,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-def test_planning_and_charts_run_with_only_the_packages_from_the_planning_page(
+def test_packages_from_the_planning_page_suffice_for_plans_and_charts(
     python: Path, tmp_path: Path
 ) -> None:
     plan = planning_words()

@@ -55,7 +55,7 @@ def test_generation_config_of_the_model_sets_the_sampling_defaults(peer: Peer) -
         assert ordered(server, peer, **defaults, max_tokens=5) == (Sampling(**defaults), 5)
 
 
-def test_generation_config_setting_selects_a_folder_or_vllm_for_the_sampling_defaults(
+def test_generation_config_setting_selects_the_sampling_defaults(
     peer: Peer, tmp_path: Path
 ) -> None:
     write(tmp_path / "other", {"temperature": 0.3})

@@ -43,7 +43,7 @@ def says(server: RunningServer, port: int | None = None) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def test_engine_killed_under_load_fails_its_requests_and_is_replaced(
+def test_engine_killed_under_load_is_replaced(
     peer: Peer,
 ) -> None:
     with served(peer) as server, Wire(server.port) as streaming, Wire(server.port) as waiting:
@@ -96,7 +96,7 @@ def test_engine_that_hangs_too_long_is_killed_and_replaced(peer: Peer) -> None:
         assert "Traceback" not in server.log()
 
 
-def test_two_workers_share_one_engine_and_a_replaced_worker_reconnects(
+def test_replaced_worker_reconnects_to_the_shared_engine(
     peer: Peer,
 ) -> None:
     with served(peer, ports=2, data_parallel_size="2") as server:
@@ -140,7 +140,9 @@ def test_killed_master_process_leaves_no_engine_process(peer: Peer) -> None:
         wait_for_value(is_alive, peer.pids[0], equals=False)
 
 
-def test_too_long_socket_path_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_path_that_is_too_long_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -152,7 +154,7 @@ def test_too_long_socket_path_is_rejected(tmp_path: Path, monkeypatch: pytest.Mo
         private_folder()
 
 
-def test_model_that_cannot_be_loaded_prevents_startup_with_a_one_line_error(peer: Peer) -> None:
+def test_model_that_cannot_be_loaded_prevents_startup(peer: Peer) -> None:
     (peer.folder / "refusal").write_text("Its weights are cut off.")
     with pytest.raises(RuntimeError, match="status 1") as ended, served(peer):
         pass
@@ -170,9 +172,7 @@ def test_simulation_settings_are_rejected_with_a_real_engine(setting: str, value
         load(["--engine", "llm", f"--{setting}", value], {})
 
 
-def test_reload_keeps_the_engine_and_rejects_changed_engine_settings(
-    peer: Peer, tmp_path: Path
-) -> None:
+def test_reload_with_changed_engine_settings_is_rejected(peer: Peer, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("max-num-seqs: 4")
     with served(peer, config=str(file)) as server:

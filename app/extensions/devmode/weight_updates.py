@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from app.core.api.weight_spans import Weights
 from app.core.engine.errors import CommandFailedError
 
 TENSOR_NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
@@ -12,14 +13,14 @@ TENSOR_NAMES: Sequence[str] = ("model.embed_tokens.weight", "model.norm.weight",
 
 
 class WeightUpdates:
-    """Simulates updates of `model`'s weights on `devices`; requests continue meanwhile.
+    """Simulates updates of the weights of `model` on `devices`; requests continue meanwhile.
 
     `transfers` is true if vLLM's `--weight-transfer-config` is set. A method raises
     CommandFailedError where vLLM rejects the call.
     """
 
-    def __init__(self, model: str, devices: int, transfers: bool) -> None:
-        self.version = "default"
+    def __init__(self, weights: Weights, model: str, devices: int, transfers: bool) -> None:
+        self.weights = weights
         self.devices = devices
         self._model = model
         self._transfers = transfers
@@ -68,7 +69,7 @@ class WeightUpdates:
         self._check_updating("finish_weight_update")
         self._updating = False
         if version is not None:
-            self.version = version
+            self.weights.version = version
 
     def reset(self) -> None:
         """Sets all weights to zero."""
