@@ -132,7 +132,9 @@ def test_invalid_connector_field_prevents_startup(extra: dict[str, Any], problem
 
 @pytest.mark.parametrize("size", ["0", "-1", "inf"])
 def test_non_positive_tier_size_prevents_startup(size: str) -> None:
-    with pytest.raises(ConfigError, match="flag --kv-offloading-size: the value must be greater than 0"):
+    with pytest.raises(
+        ConfigError, match="flag --kv-offloading-size: the value must be greater than 0"
+    ):
         served("--kv-offloading-size", size)
 
 
