@@ -11,10 +11,15 @@ from math import exp
 from statistics import median
 from typing import TypeAlias
 
+import msgspec
+
 from app.extensions.lab.costs.datasheet import SUM_OVER_KERNELS, datasheet_profile
+from app.extensions.lab.costs.devices import DEVICES, GIB
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import read_errors
-from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.known_models import known_models, read_model_config
+from app.extensions.lab.costs.shapes import ModelShape
+from app.extensions.lab.costs.text_configs import ENCODER_NETWORKS, MATRICES, family_of
 from config.declaration import ConfigError
 from scripts.generated_page import Page, Section, code
 
@@ -78,6 +83,12 @@ AMD = ("mi300x", "mi355x")
 SIZES = (1, 2, 4, 8, 16)
 """Devices of an engine; 16 are two stages of eight."""
 MAX_TENSOR_PARALLEL = 8
+FILLED_IN_FIELDS = {
+    "num_key_value_heads": "`num_attention_heads`",
+    "head_dim": "`hidden_size` / `num_attention_heads`",
+    "moe_intermediate_size": "`intermediate_size`",
+}
+"""Field of a `config.json` -> value that `ModelShape` computes if the field is absent."""
 NO_ROOM = re.compile(r"leave no room")
 
 
@@ -170,6 +181,10 @@ def coverage_page() -> Page:
             ("model", "device", "runs", "median error of TPOT", "of TTFT"),
             _measured(results),
         ),
+        Section("Devices", ("name", "device", "memory, GiB"), list(_devices())),
+        Section("Model names", ("name", "architecture"), list(_model_names())),
+        Section("Architectures", ("architecture", "input", "model names"), list(_architectures())),
+        Section("Fields of config.json", ("field", "default"), list(_fields())),
         Section("Refusals", ("model", "device", "reason"), _details(results, refused=True)),
         Section(
             "Smallest engines", ("model", "device", "checkpoint"), _details(results, refused=False)
@@ -233,6 +248,48 @@ def _measured(results: Answers) -> list[tuple[str, ...]]:
                     ttft_error = f"{100 * median(ttft_errors[place]):.1f} %"
                 rows.append((name, code(device), str(len(errors)), tpot_error, ttft_error))
     return rows
+
+
+def _devices() -> Iterator[tuple[str, ...]]:
+    """Yields the values of `--device`."""
+    for name, device in DEVICES.items():
+        yield code(name), device.name, f"{device.memory / GIB:.1f}"
+
+
+def _model_names() -> Iterator[tuple[str, ...]]:
+    """Yields the names that `--model` accepts without a file."""
+    for name in sorted(known_models(), key=str.lower):
+        yield code(name), code(_architecture_of(name))
+
+
+def _architectures() -> Iterator[tuple[str, ...]]:
+    """Yields the supported architectures, and how many known models have each."""
+    counts = Counter(_architecture_of(name) for name in known_models())
+    for architecture in sorted(MATRICES):
+        kind = "text"
+        if family_of(architecture) in ENCODER_NETWORKS and "Conditional" in architecture:
+            kind = "text and images"
+        yield code(architecture), kind, str(counts[architecture])
+
+
+def _architecture_of(name: str) -> str:
+    """Returns the architecture of a known model."""
+    architectures = known_models()[name]["architectures"]
+    assert isinstance(architectures, list)
+    return str(architectures[0])
+
+
+def _fields() -> Iterator[tuple[str, ...]]:
+    """Yields the fields of a `config.json` that are read; all others are ignored."""
+    for field in msgspec.structs.fields(ModelShape):
+        default = "none"
+        if field.required:
+            default = "required"
+        elif field.name in FILLED_IN_FIELDS:
+            default = FILLED_IN_FIELDS[field.name]
+        elif isinstance(field.default, int):
+            default = code(str(field.default).lower())
+        yield code(field.name), default
 
 
 def is_measured(model: Model, name: str) -> bool:

@@ -3,7 +3,10 @@
 as Kubernetes reads them, careful, and true.
 """
 
+import re
+import shlex
 import warnings
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -153,6 +156,30 @@ def test_helm_chart_applies_changed_values() -> None:
     assert yaml_text.document(rendered_objects["configmap"]["data"]["settings.yaml"]) == {
         "model": "m"
     }
+
+
+def test_documented_helm_command_starts_replicas_that_become_ready_after_a_minute() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    [command] = re.findall(r"^\$ (helm install (?:.*\\\n)*.*)", page, re.MULTILINE)
+    words = shlex.split(command.replace("\\\n", ""))
+    values = yaml_text.document((helm_chart.CHART / "values.yaml").read_text())
+    for option, assignment in pairwise(words):
+        if option == "--set":
+            path, _, text = assignment.partition("=")
+            *parents, key = path.split(".")
+            scope = values
+            for parent in parents:
+                scope = scope[parent]
+            assert key in scope or key in stored_settings()
+            scope[key] = yaml_text.document(text)
+    templates = helm_chart.CHART / "templates"
+    text = helm_chart.rendered((templates / "deployment.yaml").read_text(), values)
+    spec = yaml_text.document(text)["spec"]
+    assert spec["replicas"] == 3
+    [only] = spec["template"]["spec"]["containers"]
+    assert only["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+    settings = load((), {"SIM_STARTUP_DURATION": values["settings"]["startup-duration"]})
+    assert settings.server.startup_duration == 60
 
 
 def test_every_chart_setting_is_a_server_setting() -> None:

@@ -5,6 +5,8 @@ every route has an example, tables are whole, what docs/seeds.md promises is the
 
 import re
 
+from app.core.settings import settings_table
+from config.vllm.checks import SUPERVISOR_PORT
 from scripts.surface import EVERY_FEATURE, is_flag
 from tests.application import app_of
 from tests.running_server import ROOT
@@ -70,6 +72,20 @@ ROWS = [
 def test_every_comparison_row_describes_this_project() -> None:
     assert len(ROWS) > 20 and {len(row) for row in ROWS} == {3}
     assert all(here_text for _, here_text, _ in ROWS)
+
+
+PORT_ROW = re.compile(r"^\| (none|\d+) \(`([\w-]+)`\)", re.MULTILINE)
+
+
+def test_table_of_ports_has_the_default_of_each_port_setting() -> None:
+    rows = dict(
+        (name, port) for port, name in PORT_ROW.findall((ROOT / "docs/access.md").read_text())
+    )
+    settings = settings_table().by_name
+    for name, port in rows.items():
+        default = str(settings[name].default or "none").rpartition(":")[2]
+        assert port == default or name == "data-parallel-supervisor-port", name
+    assert rows["data-parallel-supervisor-port"] == str(SUPERVISOR_PORT) and len(rows) == 7
 
 
 README = (ROOT / "README.md").read_text()

@@ -9,6 +9,7 @@ from app.core.engine.kvcache.events import BlockStored
 from app.core.engine.kvcache.residency import Residency
 from tests.core.kvcache.caches import (
     ALICE,
+    BOB,
     Replying,
     admit,
     begin,
@@ -41,6 +42,15 @@ def test_block_events_contain_the_salt_the_adapter_and_the_hashes() -> None:
         serve(unwanted, tokens(50, 8)),
     ]
     assert unwanted.reset() and unwanted.take_events() == []
+
+
+def test_prompt_of_two_adapters_is_stored_and_published_once_for_each() -> None:
+    cache = small_cache()
+    assert [serve(cache, tokens(0, 8), adapter=adapter) for adapter in (ALICE, BOB)] == [0, 0]
+    first, second = cache.take_events()
+    assert isinstance(first, BlockStored) and isinstance(second, BlockStored)
+    assert (first.lora_name, second.lora_name) == ("Alice", "Bob")
+    assert len({*first.block_hashes, *second.block_hashes}) == 4
 
 
 def test_other_greenlets_run_while_a_long_prompt_is_hashed() -> None:
