@@ -30,7 +30,7 @@ LAST_ANSWERS_S = 1.0
 
 
 class ServerSettings(Section, frozen=True, kw_only=True):
-    """Listening socket, shutdown and data parallel ranks."""
+    """Listening socket, shutdown and data-parallel ranks."""
 
     host: NonEmpty = "0.0.0.0"
     """Address to listen on."""
@@ -83,7 +83,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     affect the content of responses. If false, all requests take the path that other WSGI servers
     use."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
-    """Number of data parallel ranks in this server."""
+    """Number of data-parallel ranks in this server."""
     data_parallel_mode: Literal["ports", "internal", "external"] = "ports"
     """How ranks share ports. If set to ports, each rank is a separate process that listens on the
     port number plus the rank number. If set to external, each rank is also a separate process, but

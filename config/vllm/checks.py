@@ -21,7 +21,7 @@ LOAD_BALANCING = {
     "data-parallel-external-lb": "--data-parallel-external-lb (or --data-parallel-rank)",
     "data-parallel-hybrid-lb": "--data-parallel-hybrid-lb (or --data-parallel-start-rank)",
 }
-"""Modes of load balancing between data parallel ranks. They exclude each other."""
+"""Modes of load balancing between data-parallel ranks. They exclude each other."""
 
 SUPERVISOR_PORT = 9256
 """Default of vLLM's option, which has an effect with a port for each rank only."""
@@ -76,7 +76,7 @@ def is_headless(values: FlagValues) -> bool:
 
 
 def check_load_balancing(values: FlagValues, headless: bool) -> None:
-    """Raises ConfigError for data parallel options that exclude each other, as vLLM does."""
+    """Raises ConfigError for data-parallel options that exclude each other, as vLLM does."""
     modes = {name for name in LOAD_BALANCING if values.get(name) == "true"}
     if "data-parallel-rank" in values:
         modes.add("data-parallel-external-lb")

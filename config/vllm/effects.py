@@ -17,7 +17,7 @@ from config.vllm.kv_options import (
 )
 
 MAX_RANKS = 8
-"""Maximum number of data parallel ranks that a server simulates."""
+"""Maximum number of data-parallel ranks that a server simulates."""
 HTTP = ("http://", "https://")
 SUPERVISOR = "data-parallel-supervisor-port"
 _EXAMPLE = re.compile(r"(/.+/)?examples/[\w./-]+\.jinja")

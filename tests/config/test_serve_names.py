@@ -175,7 +175,7 @@ def test_invalid_media_options_are_rejected(argv: tuple[str, ...], line: str) ->
     assert text.startswith(f"flag {argv[0]}: ") and line in text
 
 
-# Data parallel options
+# Data-parallel options
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ class Identity:
 def system_fingerprint(api: ApiSettings, model: ModelSettings, ranks: int) -> str | None:
     """Returns the fingerprint of answers, as the settings choose it.
 
-    `ranks` is the number of data parallel ranks.
+    `ranks` is the number of data-parallel ranks.
     """
     mode = api.fingerprint_mode
     if mode == "none":

@@ -1,4 +1,4 @@
-"""Data parallel ranks as vLLM has them: engines behind one port, or a supervisor of many ports."""
+"""Data-parallel ranks as vLLM has them: engines behind one port, or a supervisor of many ports."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Seconds = Annotated[float, Meta(gt=0), About(unit="s")]
 
 
 class SupervisorSettings(Section, frozen=True, kw_only=True):
-    """Supervisor of data parallel ranks with separate ports."""
+    """Supervisor of data-parallel ranks with separate ports."""
 
     data_parallel_supervisor_port: Port | None = None
     """Port of the supervisor, which serves /health, /ready, and /readyz to report the health of

@@ -30,7 +30,7 @@ MAX_CONNECTIONS = 256
 log = logging.getLogger(__name__)
 
 WorkerAddresses = dict[str, dict[str, str]]
-"""ZMQ addresses by tensor parallel rank and pipeline parallel rank."""
+"""ZMQ addresses by tensor-parallel rank and pipeline-parallel rank."""
 
 
 class Registration(Struct, kw_only=True):

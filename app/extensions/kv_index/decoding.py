@@ -79,7 +79,7 @@ class BatchTooLargeError(UnreadableBatchError):
 
 
 class PodBatch(Struct, frozen=True):
-    """A batch of a data parallel `rank`.
+    """A batch of a data-parallel `rank`.
 
     `ts` is the time of publication, in seconds since 1970. `losses` has reasons for lost events.
     """

@@ -17,7 +17,7 @@ MAX_ADAPTERS = 4096
 
 
 class IndexedEngine(Struct, frozen=True, gc=False):
-    """An engine: a data parallel `rank` of a pod, with its base model."""
+    """An engine: a data-parallel `rank` of a pod, with its base model."""
 
     pod: str
     model: str

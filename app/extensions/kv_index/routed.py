@@ -24,7 +24,7 @@ class RoutedTextRequest(Request, kw_only=True):
     routed_to: str | None = None
     """Pod that has just received the prompt."""
     routed_rank: Rank = 0
-    """Data parallel rank of this pod."""
+    """Data-parallel rank of this pod."""
 
 
 class RoutedChatRequest(TokenizeChatRequest, kw_only=True):
@@ -41,7 +41,7 @@ class RoutedChatRequest(TokenizeChatRequest, kw_only=True):
     routed_to: str | None = None
     """Pod that has just received the prompt."""
     routed_rank: Rank = 0
-    """Data parallel rank of this pod."""
+    """Data-parallel rank of this pod."""
 
 
 class MediaSpan(Struct, frozen=True):
@@ -64,7 +64,7 @@ class RoutedTokensRequest(Request, kw_only=True):
     routed_to: str | None = None
     """Pod that has just received the prompt."""
     routed_rank: Rank = 0
-    """Data parallel rank of this pod."""
+    """Data-parallel rank of this pod."""
 
 
 RoutedRequest = RoutedTextRequest | RoutedChatRequest | RoutedTokensRequest

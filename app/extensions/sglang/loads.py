@@ -1,4 +1,4 @@
-"""The load of each data parallel rank, as SGLang's routes and metrics report it."""
+"""The load of each data-parallel rank, as SGLang's routes and metrics report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data parallel ranks in SGLang's interface."""
+"""Data-parallel ranks in SGLang's interface."""
 
 import re
 from collections.abc import Iterator

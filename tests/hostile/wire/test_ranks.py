@@ -1,4 +1,4 @@
-"""Data parallel ranks, each a process with a port of its own; and reloads that nobody notices."""
+"""Data-parallel ranks, each a process with a port of its own; and reloads that nobody notices."""
 
 import os
 import signal

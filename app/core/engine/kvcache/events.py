@@ -104,7 +104,7 @@ KVEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(Struct, gc=False, frozen=True, array_like=True):
-    """Events in order, published together at `ts` (Unix seconds) by one data parallel rank."""
+    """Events in order, published together at `ts` (Unix seconds) by one data-parallel rank."""
 
     ts: float
     events: list[KVEvent]

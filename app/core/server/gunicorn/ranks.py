@@ -1,4 +1,4 @@
-"""Data parallel ranks: worker processes with a separate port, metrics, queue and randomness each.
+"""Data-parallel ranks: worker processes with a separate port, metrics, queue and randomness each.
 
 Rank k listens at the setting `port` + k. With `data-parallel-rank` the server plays only this rank,
 on `port` itself. gunicorn's arbiter opens all listeners; a worker keeps its rank's listeners.
