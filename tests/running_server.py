@@ -177,19 +177,33 @@ def _is_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
     """Returns whether a fork of this interpreter can be the server."""
     if [*command[:2]] != [sys.executable, "-m"] or command[2] not in FORKED:
         return False
-    if command[2] == "gunicorn" and (command[-1] != "wsgi:app" or "-c" in command):
-        return False  # another application, or other settings of gunicorn than ours
+    if command[2] == "gunicorn" and not _has_our_settings(command):
+        return False
     return all(
-        os.environ.get(name) == value for name, value in env.items() if name.startswith(FOR_PYTHON)
+        os.environ.get(name) == value or (name, value) == ("PYTHONPATH", str(ROOT))
+        for name, value in env.items()
+        if name.startswith(FOR_PYTHON)
     )
+
+
+def _has_our_settings(command: Sequence[str]) -> bool:
+    """Returns whether gunicorn serves our application, by a configuration that includes ours."""
+    if command[-1] != "wsgi:app":
+        return False
+    if "-c" not in command:
+        return True
+    configuration = Path(command[command.index("-c") + 1])
+    return "gunicorn.conf.py" in configuration.read_text()
 
 
 def started(
     command: Sequence[str], env: Mapping[str, str], log: IO[bytes], cwd: Path = ROOT
 ) -> subprocess.Popen[bytes] | ForkedServer:
     """Starts a server in a session of its own; forks it if `server_template` has its modules."""
-    if cwd == ROOT and _is_forked(command, env):
-        return ForkedServer(command[2], command[3:], env, log.name)
+    if _is_forked(command, env):
+        return ForkedServer(
+            command[2], command[3:], env=env, stdout=log.name, stderr=log.name, cwd=cwd
+        )
     return subprocess.Popen(
         command,
         cwd=cwd,
