@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import requests
 
+from tests.hostile.raw_client import wait_until
 from tests.running_server import RunningServer, running_server
 
 CHAT = "/v1/chat/completions"
@@ -75,8 +76,7 @@ def test_client_that_does_not_read_delays_the_recorded_writes(server: RunningSer
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))
         client.sendall(head.encode() + body)
-        while entry_of_slow(server) is None:
-            pass
+        wait_until(lambda: entry_of_slow(server) is not None)
         begun_s = time.time()
         received = 0
         while data := client.recv(1 << 20):
