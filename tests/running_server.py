@@ -38,6 +38,10 @@ FORKED = ("app", "app.entrypoint", "gunicorn")
 """Modules that `server_template` can run."""
 FOR_PYTHON = ("PYTHON", "LD_", "MALLOC_")
 """Beginnings of variables that a process reads before its first module."""
+OUR_MODULES = ("PYTHONPATH", str(ROOT))
+"""A variable without an effect on a fork, which finds our modules in any case."""
+HASH_SEED = "PYTHONHASHSEED"
+"""Also a setting of the server, on whose answers the order of sets has no influence."""
 START_LIMIT_S = 40.0
 STOP_LIMIT_S = 20.0
 
@@ -180,7 +184,7 @@ def _is_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
     if command[2] == "gunicorn" and not _has_our_settings(command):
         return False
     return all(
-        os.environ.get(name) == value or (name, value) == ("PYTHONPATH", str(ROOT))
+        os.environ.get(name) == value or name == HASH_SEED or (name, value) == OUR_MODULES
         for name, value in env.items()
         if name.startswith(FOR_PYTHON)
     )
