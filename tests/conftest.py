@@ -115,10 +115,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out files without a selected test: importing them takes longer than many tests."""
-    if config.option.markexpr not in SELECTIONS:
-        return None
-    is_test_file = collection_path.match("test_*.py")
-    return True if is_test_file and not may_have_needs(collection_path) else None
+    is_selective = config.option.markexpr in SELECTIONS and collection_path.match("test_*.py")
+    if is_selective and not may_have_needs(collection_path):
+        return True
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,7 +10,6 @@ command and returns its `pid`; `{"ended"}` returns the `status` of an ended one.
 stdin.
 """
 
-import atexit
 import gc
 import json
 import os
@@ -22,29 +21,12 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import NoReturn
 
+from tests.fork_exit import ForkExit
 
-class ForkExit:
-    """Ends a fork after all other exit handlers, without freeing its objects.
-
-    Freeing them writes to, and so copies, every page that the fork shares with the template: half
-    of the processor time of a short-lived server.
-    """
-
-    def __init__(self) -> None:
-        self.status: int | None = None
-        """None in the template, and for a fork that ends by an error."""
-        atexit.register(self._end)
-
-    def _end(self) -> None:
-        if self.status is not None:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(self.status)
-
-
-# The handler that is registered first runs last.
+# Before other modules register handlers: the handler that is registered first runs last.
 FORK_EXIT = ForkExit()
 
+# isort: split
 from gevent import monkey  # noqa: E402
 from gunicorn import arbiter  # noqa: E402
 from gunicorn.app import wsgiapp  # noqa: E402

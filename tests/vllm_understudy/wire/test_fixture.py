@@ -224,7 +224,8 @@ def test_a_hidden_error(understudy):
 
 
 def test_fixture_serves_tests_in_several_xdist_workers(tmp_path: Path) -> None:
-    output = run_pytest(tmp_path, XDIST, "-p", "xdist.plugin", "-n", "2")
+    options = ("-p", "xdist.plugin", "-n", "2")
+    output = run_pytest(tmp_path, XDIST, *options)
     assert "1 failed, 8 passed" in output, output
     assert "FAILED test_client.py::test_a_hidden_error - Failed: 1 request matched no" in output
 

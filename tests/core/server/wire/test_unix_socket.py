@@ -163,9 +163,8 @@ def test_uds_setting_and_gunicorn_bind_option_open_a_unix_socket(folder: Path) -
     env = {"SIM_UDS": str(path), "PORT": str(free_port())}
     with socket_server(path, *gunicorn, "wsgi:app", env=env) as server:
         assert not sockets_of(server.process.pid) & listening_tcp_inodes()
-    with socket_server(
-        path, *gunicorn, "--bind", f"unix:{path}", "wsgi:app", env={"SIM_CONSOLE": "true"}
-    ) as server:
+    command = [*gunicorn, "--bind", f"unix:{path}", "wsgi:app"]
+    with socket_server(path, *command, env={"SIM_CONSOLE": "true"}) as server:
         wait_for_lines(server, f"console: /console at unix:{path}")
 
 
