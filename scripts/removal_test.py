@@ -49,11 +49,16 @@ class ChatProcess:
         atexit.register(self._end)
 
     def answer_chat(self, copy: Path) -> tuple[str, str]:
-        """Returns the standard output and error of a server in `copy` that answers a chat."""
+        """Returns the standard output and error of a server in `copy` that answers a chat.
+
+        Raises:
+            RuntimeError: The core cannot be imported, or imports an extension.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{copy}\n")
         self._process.stdin.flush()
-        self._process.stdout.readline()
+        if not self._process.stdout.readline():
+            raise RuntimeError("scripts.removal_chat has ended, with the error above")
         return (copy / "stdout").read_text(), (copy / "stderr").read_text()
 
     def _end(self) -> None:
