@@ -11,6 +11,7 @@ python -m scripts.removal_test choose COMMIT: prints two extensions, chosen by t
 """
 
 import argparse
+import atexit
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 
 from app.core.built_in import BUILT_IN, import_extension
@@ -25,22 +27,48 @@ from app.core.built_in import BUILT_IN, import_extension
 ROOT = Path(__file__).resolve().parent.parent
 CHOSEN = 2
 """Extensions that CI tests for each commit."""
-START_TIMEOUT_S = 50
 NOT_COPIED = (".git", ".venv*", ".node-*", ".*_cache", ".hypothesis", "__pycache__", "dist", "site")
 """Patterns of names."""
 PYTEST = ("-m", "pytest", "-q", "-rsfE", "-m", "not wire", "--ignore=tests/servers", "--tb=short")
 SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] ([^:]+\.py)(?::\d+)?: (.*)$", re.MULTILINE)
 OFF = re.compile(r"^extension (\w+) is disabled because it requires \w+$", re.MULTILINE)
 """The line of an extension that requires the deleted one."""
-CHAT = """
-from app.core.application import create_app
-from app.core.settings import load
 
-client = create_app(load(("--force-dummy-tokenizer",), {})).test_client()
-message = {"role": "user", "content": "Hello!"}
-answer = client.post("/v1/chat/completions", json={"messages": [message]})
-print(answer.status_code, answer.get_json()["choices"][0]["message"]["role"])
-"""
+
+class ChatProcess:
+    """A process of `scripts.removal_chat`, which ends with this process."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "scripts.removal_chat"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        atexit.register(self._end)
+
+    def answer_chat(self, copy: Path) -> tuple[str, str]:
+        """Returns the standard output and error of a server in `copy` that answers a chat.
+
+        Raises:
+            RuntimeError: The core cannot be imported, or imports an extension.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{copy}\n")
+        self._process.stdin.flush()
+        if not self._process.stdout.readline():
+            raise RuntimeError("scripts.removal_chat has ended, with the error above")
+        return (copy / "stdout").read_text(), (copy / "stderr").read_text()
+
+    def _end(self) -> None:
+        self._process.communicate()
+
+
+@cache
+def chat_process() -> ChatProcess:
+    """Returns the process that answers all chats."""
+    return ChatProcess()
 
 
 def copy_without(name: str, copy: Path) -> None:
@@ -81,14 +109,11 @@ def failure_of_chat(copy: Path, left_out: Collection[str]) -> str | None:
 
     It also has to print one line for each extension that is `left_out`.
     """
-    command = [sys.executable, "-c", CHAT]
-    process = subprocess.run(
-        command, cwd=copy, capture_output=True, text=True, timeout=START_TIMEOUT_S
-    )
-    extensions_off = sorted(OFF.findall(process.stderr))
-    if process.stdout == "200 assistant\n" and extensions_off == sorted(left_out):
+    output, errors = chat_process().answer_chat(copy)
+    extensions_off = sorted(OFF.findall(errors))
+    if output == "200 assistant\n" and extensions_off == sorted(left_out):
         return None
-    return process.stdout + process.stderr
+    return output + errors
 
 
 def run_pytest(folder: Path, arguments: Sequence[str], workers: int) -> tuple[int, str]:

@@ -8,24 +8,16 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.client import EVERY_ROUTE, Client, in_process
+from tests.files_with_needs import FOLDERS, SELECTIONS, WIRE, may_have_needs
 from tests.needs import GROUPS, NEEDS, Need, skipped_line, unmet
 from tests.running_server import GENERAL_WAY, RunningServer, running_server
 
-WIRE = "wire"
-"""Name of the folders, and of the marker, of tests that may start a process:
-
-a server, a command.
-"""
-FOLDERS = frozenset((WIRE, "servers"))
-"""`servers` is a matrix of other servers and proxies, with a target of its own:
-
-make test-servers.
-"""
 EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"))
 """Audit events of the interpreter for a process that starts (PEP 578)."""
 FONTS = "fc-list"
@@ -121,10 +113,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[GUARD] = guard
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files without a selected test: importing them takes longer than many tests."""
+    is_selective = config.option.markexpr in SELECTIONS and collection_path.match("test_*.py")
+    if is_selective and not may_have_needs(collection_path):
+        return True
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         needs = needs_of(item)
+        if needs and not may_have_needs(item.path):
+            raise pytest.UsageError(
+                f"{item.nodeid} has a marker that `make test-wire` does not find: "
+                "write it as pytest.mark.NAME in the file"
+            )
         if needs or not FOLDERS.isdisjoint(item.path.parts):
             item.add_marker(WIRE)
         for need in needs:

@@ -1,4 +1,7 @@
-"""Servers that `server_template` forks: their start takes a fifth of the processor time."""
+"""Servers and commands that `server_template` forks.
+
+Their start takes a tenth of the processor time.
+"""
 
 import atexit
 import json
@@ -7,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,13 +22,32 @@ ROOT = Path(__file__).parents[1]
 class ForkedServer:
     """A server process, with the methods of `subprocess.Popen` that tests call."""
 
-    def __init__(self, module: str, words: Sequence[str], env: Mapping[str, str], log: str) -> None:
-        """Starts `python -m module words`, as `server_template`; the file `log` gets its output."""
+    def __init__(
+        self,
+        module: str,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdout: str,
+        stderr: str,
+        cwd: Path = ROOT,
+    ) -> None:
+        """Starts `python -m module words` in the folder `cwd`, as `server_template`.
+
+        The files `stdout` and `stderr` get its output.
+        """
         # Tests that may not start processes refuse it by this event (conftest.py).
         sys.audit("subprocess.Popen", sys.executable, [module, *words])
         self._template = _template()
-        request = {"module": module, "words": [*words], "env": {**env}, "log": log}
-        self.pid: int = self._template.ask(**request)["pid"]
+        answer = self._template.ask(
+            module=module,
+            words=[*words],
+            env={**env},
+            cwd=str(cwd),
+            stdout=stdout,
+            stderr=stderr,
+        )
+        self.pid: int = answer["pid"]
         self.returncode: int | None = None
         self._descriptor = os.pidfd_open(self.pid)
 
@@ -59,6 +82,37 @@ class ForkedServer:
                 self.returncode = self._template.ask(ended=self.pid)["status"]
                 os.close(self._descriptor)
         return self.returncode
+
+
+def run_forked(
+    *words: str,
+    module: str = "app",
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+    timeout_s: float = 50.0,
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m module words` to its end, as `subprocess.run` with `capture_output`.
+
+    `env` is added to an environment without SIM_ variables. Raises subprocess.TimeoutExpired after
+    `timeout_s` seconds.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
+    with tempfile.NamedTemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
+        process = ForkedServer(
+            module,
+            words,
+            env={**inherited, **(env or {})},
+            stdout=output.name,
+            stderr=errors.name,
+            cwd=cwd,
+        )
+        try:
+            status = process.wait(timeout_s)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(
+            words, status, output.read().decode(), errors.read().decode()
+        )
 
 
 class Template:

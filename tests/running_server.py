@@ -38,6 +38,10 @@ FORKED = ("app", "app.entrypoint", "gunicorn")
 """Modules that `server_template` can run."""
 FOR_PYTHON = ("PYTHON", "LD_", "MALLOC_")
 """Beginnings of variables that a process reads before its first module."""
+OUR_MODULES = ("PYTHONPATH", str(ROOT))
+"""A variable without an effect on a fork, which finds our modules in any case."""
+HASH_SEED = "PYTHONHASHSEED"
+"""Also a setting of the server, on whose answers the order of sets has no influence."""
 START_LIMIT_S = 40.0
 STOP_LIMIT_S = 20.0
 
@@ -177,19 +181,33 @@ def _is_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
     """Returns whether a fork of this interpreter can be the server."""
     if [*command[:2]] != [sys.executable, "-m"] or command[2] not in FORKED:
         return False
-    if command[2] == "gunicorn" and (command[-1] != "wsgi:app" or "-c" in command):
-        return False  # another application, or other settings of gunicorn than ours
+    if command[2] == "gunicorn" and not _has_our_settings(command):
+        return False
     return all(
-        os.environ.get(name) == value for name, value in env.items() if name.startswith(FOR_PYTHON)
+        os.environ.get(name) == value or name == HASH_SEED or (name, value) == OUR_MODULES
+        for name, value in env.items()
+        if name.startswith(FOR_PYTHON)
     )
+
+
+def _has_our_settings(command: Sequence[str]) -> bool:
+    """Returns whether gunicorn serves our application, by a configuration that includes ours."""
+    if command[-1] != "wsgi:app":
+        return False
+    if "-c" not in command:
+        return True
+    configuration = Path(command[command.index("-c") + 1])
+    return "gunicorn.conf.py" in configuration.read_text()
 
 
 def started(
     command: Sequence[str], env: Mapping[str, str], log: IO[bytes], cwd: Path = ROOT
 ) -> subprocess.Popen[bytes] | ForkedServer:
     """Starts a server in a session of its own; forks it if `server_template` has its modules."""
-    if cwd == ROOT and _is_forked(command, env):
-        return ForkedServer(command[2], command[3:], env, log.name)
+    if _is_forked(command, env):
+        return ForkedServer(
+            command[2], command[3:], env=env, stdout=log.name, stderr=log.name, cwd=cwd
+        )
     return subprocess.Popen(
         command,
         cwd=cwd,

@@ -5,8 +5,9 @@ after it has become gunicorn. That takes most of the time of a start. A forked s
 command line and runs gunicorn in the same way, in a session of its own, without these imports.
 
 `python -m tests.server_template` reads a JSON object per line from stdin, and writes one per line
-to stdout: `{"module", "words", "env", "log"}` starts a server and returns its `pid`; `{"ended"}`
-returns the `status` of an ended one. It ends with its stdin.
+to stdout: `{"module", "words", "env", "cwd", "stdout", "stderr"}` starts a server or another
+command and returns its `pid`; `{"ended"}` returns the `status` of an ended one. It ends with its
+stdin.
 """
 
 import gc
@@ -14,29 +15,43 @@ import json
 import os
 import signal
 import sys
+import time
+from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import NoReturn
 
-from gevent import monkey
-from gunicorn.app import wsgiapp
+from tests.fork_exit import ForkExit
+
+# Before other modules register handlers: the handler that is registered first runs last.
+FORK_EXIT = ForkExit()
+
+# isort: split
+from gevent import monkey  # noqa: E402
+from gunicorn import arbiter  # noqa: E402
+from gunicorn.app import wsgiapp  # noqa: E402
 
 # As gunicorn.conf.py, which patches again without an effect, and like it after gunicorn's imports.
 entry_points = metadata.entry_points
 metadata.entry_points = entry_points().select
 monkey.patch_all()
-metadata.entry_points = entry_points
+# gunicorn.conf.py reads them again, from the files of all packages.
+metadata.entry_points = cache(entry_points)
 
 from app import entrypoint  # noqa: E402
 from app.core import cli  # noqa: E402
+from app.core.application import create_app  # noqa: E402
 from app.core.built_in import present_extensions  # noqa: E402
+from app.core.settings import load  # noqa: E402
 
 fork = monkey.get_original("os", "fork")
 """Without gevent's watchers: this process has no event loop."""
+MAX_SLEEP_S = 0.01
 MODULES = (
-    "app.core.application",
-    "app.core.assembly.server",
     "app.core.server.gunicorn.arbiter",
+    "app.core.server.gunicorn.drain",
+    "app.core.server.gunicorn.ending",
+    "app.core.server.gunicorn.ignored_options",
     "app.core.server.gunicorn.logs",
     "app.core.server.gunicorn.ranks",
     "app.core.server.gunicorn.startup_log",
@@ -64,27 +79,61 @@ def run_gunicorn(words: list[str]) -> NoReturn:
 MAINS = {"app": cli.main, "app.entrypoint": entrypoint.run, "gunicorn": run_gunicorn}
 
 
-def serve(module: str, words: list[str], env: dict[str, str], log: str) -> NoReturn:
-    """Turns this fork into `python -m module words`, whose output goes to the file `log`."""
+def serve(
+    *, module: str, words: list[str], env: dict[str, str], cwd: str, stdout: str, stderr: str
+) -> NoReturn:
+    """Turns this fork into `python -m module words`, in the folder `cwd`.
+
+    Its output goes to the files `stdout` and `stderr`.
+    """
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY)
+    output = os.open(stdout, os.O_WRONLY | os.O_APPEND)
+    errors = os.open(stderr, os.O_WRONLY | os.O_APPEND)
     os.dup2(null, 0)
     os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(errors, 2)
     os.closerange(3, 100)
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.execv = become_gunicorn  # type: ignore[assignment]
-    sys.exit(MAINS[module](words))
+    try:
+        sys.exit(MAINS[module](words))
+    except SystemExit as end:
+        if end.code is None:
+            FORK_EXIT.status = 0
+        elif isinstance(end.code, int):
+            FORK_EXIT.status = end.code
+        else:  # a message, which the interpreter prints before the handlers run
+            FORK_EXIT.status = 1
+        raise
+
+
+class BriefSleeps:
+    """The module `time` as gunicorn's arbiter sees it: no sleep is longer than `MAX_SLEEP_S`.
+
+    The arbiter sleeps after the start of each worker, and 0.1 s between two looks at those that
+    end: three quarters of the life of a server without requests.
+    """
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(time, name)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps `seconds`, at most `MAX_SLEEP_S`."""
+        time.sleep(min(seconds, MAX_SLEEP_S))
 
 
 def run() -> None:
     """Answers requests until stdin ends."""
+    arbiter.time = BriefSleeps()  # type: ignore[assignment]
     for module in MODULES:
         import_module(module)
     present_extensions()
+    # Imports what every server imports for its application.
+    create_app(load((), {}))
     gc.collect()
     gc.freeze()
     for line in sys.stdin.buffer.raw:

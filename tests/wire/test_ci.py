@@ -55,6 +55,7 @@ def run_twice(
         ]
     )
     variables = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
+    variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # their import takes most of the time
     return subprocess.run(
         ["bash", "-c", script],
         cwd=folder,

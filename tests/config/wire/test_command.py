@@ -8,18 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.test_command import ROOT
-
-
-def run(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-    clean = {name: text for name, text in os.environ.items() if not name.startswith("SIM_")}
-    return subprocess.run(
-        [sys.executable, "-m", "app", *argv],
-        cwd=ROOT,
-        env=clean | environ,
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
+from tests.forked_server import run_forked
 
 
 @pytest.mark.parametrize(("name", "absent"), [("generate", "torch, numpy")])
@@ -35,7 +24,7 @@ def test_command_prints_help_even_if_optional_libraries_are_missing(name: str, a
 
 @pytest.fixture(scope="module")
 def for_bash() -> str:
-    return run("completion", "bash").stdout
+    return run_forked("completion", "bash").stdout
 
 
 def test_bash_completion_completes_commands_and_flags(for_bash: str, tmp_path: Path) -> None:
@@ -55,8 +44,8 @@ def test_bash_completion_completes_commands_and_flags(for_bash: str, tmp_path: P
 
 
 def test_completion_scripts_for_zsh_and_fish_are_generated(for_bash: str) -> None:
-    zsh = run("completion", "zsh").stdout
-    fish = run("completion", "fish").stdout
+    zsh = run_forked("completion", "zsh").stdout
+    fish = run_forked("completion", "fish").stdout
     assert "bashcompinit" in zsh and zsh.endswith(for_bash)
     [line] = [line for line in fish.splitlines() if "subcommand_from simulate'" in line]
     assert line.startswith("complete -c understudy -n") and " --rate " in line

@@ -1,8 +1,7 @@
 """Recordings for tests: files written line by line, and real proxies that write some."""
 
 import json
-import subprocess
-import sys
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,8 @@ from app.extensions.recording.exchange import (
     line_of,
     read_exchange,
 )
-from tests.running_server import ROOT, RunningServer, free_port
+from tests.forked_server import ForkedServer
+from tests.running_server import RunningServer, free_port
 
 CHAT = "/v1/chat/completions"
 JSON_HEADERS = [("Content-Type", "application/json")]
@@ -79,10 +79,8 @@ def recording_proxy(target: RunningServer | str, out: Path, *flags: str) -> Iter
     port = free_port()
     log = out.with_suffix(".log")
     words = ("record", "--proxy", "--target", url, "--out", str(out), "--port", str(port), *flags)
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "app", *words], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT
-        )
+    log.touch()
+    process = ForkedServer("app", words, env=os.environ, stdout=str(log), stderr=str(log))
     try:
         deadline = time.monotonic() + 20
         while "forwards to" not in log.read_text():

@@ -9,23 +9,30 @@ from pathlib import Path
 import pytest
 
 from tests.running_server import ROOT
-from tests.vllm_understudy.wire.conftest import PLUGIN_OPTIONS
+from tests.vllm_understudy.wire.conftest import PLUGIN
 
 TIME = re.compile(r"\d\d:\d\d:\d\d\.\d{3} ")
 CLIENT = '''
-import openai
+import json
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
 import pytest
 
 
-def ask(server, text="hi", **options):
+def ask(server, text="hi", headers={}):
     """The reply; None where the client hides an error."""
-    client = openai.OpenAI(base_url=server.base_url, api_key="any", max_retries=0, **options)
-    messages = [{"role": "user", "content": text}]
+    body = {"model": "understudy-tiny", "messages": [{"role": "user", "content": text}]}
+    headers = {"Content-Type": "application/json", **headers}
+    url = f"{server.base_url}/chat/completions"
     try:
-        answer = client.chat.completions.create(model="understudy-tiny", messages=messages)
-    except openai.BadRequestError:
-        return None
-    return answer.choices[0].message.content
+        with urlopen(Request(url, json.dumps(body).encode(), headers)) as answer:
+            return json.load(answer)["choices"][0]["message"]["content"]
+    except HTTPError as error:
+        error.close()
+        if error.code == 400:
+            return None
+        raise
 
 '''
 SEQUENCES = """
@@ -72,9 +79,12 @@ def test_without_replies(understudy):
 
 
 def run_pytest(folder: Path, text: str, *options: str) -> str:
-    """Runs the tests in `text`, and returns the output without times."""
+    """Runs the tests in `text`, and returns the output without times.
+
+    Only our plugin is loaded, and those in `options`: the import of all others takes longer.
+    """
     (folder / "test_client.py").write_text(CLIENT + text)
-    command = [sys.executable, "-m", "pytest", *PLUGIN_OPTIONS, "-p", "no:cacheprovider", *options]
+    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", *options]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     variables = {
         name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "SIM_"))
@@ -82,7 +92,7 @@ def run_pytest(folder: Path, text: str, *options: str) -> str:
     done = subprocess.run(
         [*command, "-rfE", "--rootdir", str(folder), str(folder)],
         cwd=folder,
-        env={**variables, "PYTHONPATH": path},
+        env={**variables, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=55,
@@ -127,8 +137,8 @@ def test_scopes_in_threads_are_apart(understudy):
             asked = []
             while len(asked) < 5:
                 try:
-                    asked.append(ask(scope, name, default_headers=scope.headers))
-                except openai.InternalServerError:
+                    asked.append(ask(scope, name, headers=scope.headers))
+                except HTTPError:
                     pass
             results[name] = asked == texts and len(scope.requests()) == 6
             assert {entry.request["messages"][0]["content"] for entry in scope.requests()} == {name}
@@ -148,7 +158,7 @@ def test_two_tests_that_share_a_scope(understudy):
         with pytest.raises(Exception, match="the scope 'one' is in use by test_client.py::test_two"):
             with understudy.scope("one"):
                 pass
-        assert ask(first, default_headers=first.headers) == "first"
+        assert ask(first, headers=first.headers) == "first"
 
 
 def test_a_scope_that_loses_its_name_leaves_the_winner_alone(understudy):
@@ -158,7 +168,7 @@ def test_a_scope_that_loses_its_name_leaves_the_winner_alone(understudy):
                 first.reply(then={"text": "first"})
                 first.fault("error", status=503, path="/v1/completions")
                 second.reply(then={"text": "second"})
-        assert ask(first, default_headers=first.headers) == "first"
+        assert ask(first, headers=first.headers) == "first"
         assert [fault["status"] for fault in understudy.faults] == [503]
     assert understudy.faults == [] and understudy.ask("GET", "/admin/script/rules")["rules"] == []
 
@@ -182,13 +192,13 @@ def test_the_end_of_a_scope_checks_its_requests(understudy):
     with pytest.raises(AssertionError, match="1 request matched no rule"):
         with understudy.scope() as scope:
             scope.reply({"message": "x"}, then={"text": "X"})
-            ask(scope, default_headers=scope.headers)
+            ask(scope, headers=scope.headers)
     understudy.unmatched()
 
 
 def test_a_strict_scope_without_rules(understudy):
     with understudy.scope(unmatched="error") as scope:
-        assert ask(scope, default_headers=scope.headers) is None
+        assert ask(scope, headers=scope.headers) is None
         assert "no rules are set" in scope.unmatched()[0].error
         assert ask(understudy)
 """
@@ -214,7 +224,8 @@ def test_a_hidden_error(understudy):
 
 
 def test_fixture_serves_tests_in_several_xdist_workers(tmp_path: Path) -> None:
-    output = run_pytest(tmp_path, XDIST, "-n", "2")
+    options = ("-p", "xdist.plugin", "-n", "2")
+    output = run_pytest(tmp_path, XDIST, *options)
     assert "1 failed, 8 passed" in output, output
     assert "FAILED test_client.py::test_a_hidden_error - Failed: 1 request matched no" in output
 
@@ -225,23 +236,15 @@ import asyncio
 pytestmark = pytest.mark.MARKER
 
 
-async def ask_soon(server, text="hi"):
-    client = openai.AsyncOpenAI(base_url=server.base_url, api_key="any", max_retries=0)
-    messages = [{"role": "user", "content": text}]
-    async with client:
-        answer = await client.chat.completions.create(model="understudy-tiny", messages=messages)
-    return answer.choices[0].message.content
-
-
 async def test_replies_at_the_same_time(understudy):
     understudy.replies([str(number) for number in range(10)])
-    texts = await asyncio.gather(*[ask_soon(understudy) for _ in range(10)])
+    texts = await asyncio.gather(*[asyncio.to_thread(ask, understudy) for _ in range(10)])
     assert sorted(texts) == [str(number) for number in range(10)]
 
 
 async def test_a_hidden_error(understudy):
     understudy.reply({"message": "x"}, then={"text": "X"})
-    await asyncio.gather(ask_soon(understudy), return_exceptions=True)
+    await asyncio.to_thread(ask, understudy)
 """
 
 
@@ -255,9 +258,9 @@ def test_fixture_serves_async_tests_run_by_anyio(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import pytest\n\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
     )
-    check_asyncio(tmp_path, "anyio")
+    check_asyncio(tmp_path, "anyio", "-p", "anyio")
 
 
 @pytest.mark.pytest_asyncio
 def test_fixture_serves_async_tests_run_by_pytest_asyncio(tmp_path: Path) -> None:
-    check_asyncio(tmp_path, "asyncio")
+    check_asyncio(tmp_path, "asyncio", "-p", "pytest_asyncio")

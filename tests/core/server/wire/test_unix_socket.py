@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from app.core.server.gunicorn.healthcheck import main as healthcheck
+from tests.forked_server import run_forked
 from tests.running_server import (
     ROOT,
     SEED,
@@ -69,8 +70,6 @@ def socket_server(
     """Runs a command that serves at `path`; the server answers inside the block."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
     environment = {**inherited, "SIM_SEED": SEED, **(env or {})}
-    if cwd != ROOT:
-        environment["PYTHONPATH"] = str(ROOT)
     with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log") as log:
         process = started(command, environment, log, cwd=cwd)
         server = RunningServer(0, process, Path(log.name))
@@ -94,8 +93,12 @@ def socket_server(
                 process.wait()
 
 
+def serve_words(path: Path) -> list[str]:
+    return ["serve", "model", "--uds", str(path)]
+
+
 def serve_command(path: Path, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "app", "serve", "model", "--uds", str(path), *flags]
+    return [sys.executable, "-m", "app", *serve_words(path), *flags]
 
 
 def listening_tcp_inodes() -> set[str]:
@@ -148,9 +151,7 @@ def test_only_stale_socket_files_are_replaced(folder: Path) -> None:
         stale.listen()
     assert path.is_socket()
     with socket_server(path, *serve_command(path)):
-        second = subprocess.run(
-            serve_command(path), cwd=ROOT, capture_output=True, text=True, timeout=50
-        )
+        second = run_forked(*serve_words(path))
         assert second.returncode == 1
         assert second.stderr == f"error: cannot listen on unix:{path}: Address already in use\n"
         assert ask(path, "GET", "/health")[0] == 200
@@ -158,14 +159,12 @@ def test_only_stale_socket_files_are_replaced(folder: Path) -> None:
 
 def test_uds_setting_and_gunicorn_bind_option_open_a_unix_socket(folder: Path) -> None:
     path = folder / "vllm.sock"
-    gunicorn = (sys.executable, "-m", "gunicorn", "wsgi:app")
-    with socket_server(
-        path, *gunicorn, env={"SIM_UDS": str(path), "PORT": str(free_port())}
-    ) as server:
+    gunicorn = (sys.executable, "-m", "gunicorn")
+    env = {"SIM_UDS": str(path), "PORT": str(free_port())}
+    with socket_server(path, *gunicorn, "wsgi:app", env=env) as server:
         assert not sockets_of(server.process.pid) & listening_tcp_inodes()
-    with socket_server(
-        path, *gunicorn, "--bind", f"unix:{path}", env={"SIM_CONSOLE": "true"}
-    ) as server:
+    command = [*gunicorn, "--bind", f"unix:{path}", "wsgi:app"]
+    with socket_server(path, *command, env={"SIM_CONSOLE": "true"}) as server:
         wait_for_lines(server, f"console: /console at unix:{path}")
 
 
@@ -196,26 +195,14 @@ def test_unusable_socket_path_prevents_startup(folder: Path, make: str, reason: 
         path = folder / "missing" / "vllm.sock"
     else:
         path = folder / ("x" * 107)
-    ended = subprocess.run(
-        serve_command(path), cwd=ROOT, capture_output=True, text=True, timeout=50
-    )
+    ended = run_forked(*serve_words(path))
     assert ended.returncode == 1
     assert ended.stderr == f"error: cannot listen on unix:{path}: {reason}\n"
 
 
 def test_bind_to_a_unix_socket_allows_only_one_rank(folder: Path) -> None:
-    command = (
-        sys.executable,
-        "-m",
-        "gunicorn",
-        "--bind",
-        f"unix:{folder / 'vllm.sock'}",
-        "wsgi:app",
-    )
-    environ = {**os.environ, "SIM_DATA_PARALLEL_SIZE": "2"}
-    ended = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=50
-    )
+    words = ("--bind", f"unix:{folder / 'vllm.sock'}", "wsgi:app")
+    ended = run_forked(*words, module="gunicorn", env={"SIM_DATA_PARALLEL_SIZE": "2"})
     assert ended.returncode == 1
     assert (
         ended.stderr

@@ -1,7 +1,7 @@
 """An engine with fewer places or KV blocks for a while: requests wait until it is let go."""
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ RUNNING = "vllm:num_requests_running{"
 WAITING = "vllm:num_requests_waiting{"
 USAGE = "vllm:kv_cache_usage_perc{"
 CHOKE = "/admin/choke"
+POLL_S = 0.01
+"""Time between two reads of the running requests, which take 100 ms or longer."""
 LATENCY = ("--time-to-first-token", "50ms", "--server-dev-mode")
 BLOCKS = ("--block-size", "16", "--kv-cache-size", "200", "--max-model-len", "1024")
 
@@ -81,9 +83,9 @@ def test_no_request_starts_while_the_engine_is_throttled_to_zero(
 
 def test_requests_run_one_after_another_if_slots_are_throttled_to_one(client: Client) -> None:
     with ThreadPoolExecutor(6) as pool, choked(client, places=1):
-        futures = [pool.submit(client.complete, max_tokens=50) for _ in range(6)]
+        futures = [pool.submit(client.complete, max_tokens=20) for _ in range(6)]
         most_running = 0.0
-        while not all(future.done() for future in futures):
+        while wait(futures, timeout=POLL_S).not_done:
             most_running = max(most_running, client.get(CHOKE).json()["running"])
         check_answers(futures)
     assert 1 <= most_running <= engine_count(client)

@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 import requests
 
+from tests.hostile.raw_client import wait_until
 from tests.running_server import RunningServer, running_server
 
 CHAT = "/v1/chat/completions"
@@ -75,8 +77,7 @@ def test_client_that_does_not_read_delays_the_recorded_writes(server: RunningSer
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))
         client.sendall(head.encode() + body)
-        while entry_of_slow(server) is None:
-            pass
+        wait_until(partial(has_ended_slow, server))
         begun_s = time.time()
         received = 0
         while data := client.recv(1 << 20):
@@ -90,13 +91,10 @@ def test_client_that_does_not_read_delays_the_recorded_writes(server: RunningSer
     assert entry["last_s"] < begun_s + SLACK_S < sends[-1] <= end_s + SLACK_S
 
 
-def entry_of_slow(server: RunningServer) -> dict[str, Any] | None:
-    """The entry of the slow client's request, once the engine has ended its reply."""
+def has_ended_slow(server: RunningServer) -> bool:
+    """Returns whether the engine has ended its reply to the slow client."""
     entries = requests.get(f"{server.url}/admin/journal", timeout=10).json()["entries"]
-    for entry in entries:
-        if entry["id"] == "slow" and entry["last_s"] is not None:
-            return dict(entry)
-    return None
+    return any(entry["id"] == "slow" and entry["last_s"] is not None for entry in entries)
 
 
 def test_parallel_requests_have_separate_send_times(server: RunningServer) -> None:

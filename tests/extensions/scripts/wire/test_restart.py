@@ -5,18 +5,27 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import vllm_understudy
 from tests.hostile.raw_client import wait_until
+from tests.running_server import running_server
 from tests.sdks import openai
+
+
+@contextmanager
+def scripted_server(*flags: str) -> Iterator[vllm_understudy.Server]:
+    """A server with a journal, and the client by which a test sets its rules."""
+    with running_server("--journal", "100", *flags) as server:
+        yield vllm_understudy.Server(server.port, server.log_file)
 
 
 @pytest.fixture
 def server() -> Iterator[vllm_understudy.Server]:
-    with vllm_understudy.running_server() as server:
+    with scripted_server() as server:
         yield server
 
 
@@ -114,7 +123,7 @@ def test_crashed_worker_restarts_even_if_the_script_file_is_missing(tmp_path: Pa
     script = tmp_path / "rules.json"
     rule = {"when": {"message": "hi"}, "then": {"text": "from the file"}}
     script.write_text(json.dumps({"rules": [rule]}))
-    with vllm_understudy.running_server(script=str(script)) as server:
+    with scripted_server("--script", str(script)) as server:
         script.unlink()
         crash(server)
         assert ask(server) == "from the file"

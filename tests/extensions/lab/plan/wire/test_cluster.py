@@ -21,14 +21,14 @@ LOAD = ["--rate", "4", "8", "--seconds", "10", "--goodput", "ttft:300", "tpot:12
 
 
 @contextmanager
-def cluster() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Yields the address of a scheduler with two workers, and its process."""
+def cluster(workers: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Yields the address of a scheduler, and its process."""
     address = f"127.0.0.1:{free_port()}"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     host, _, port = address.partition(":")
     words = [
         ["dask_scheduler", "--host", host, "--port", port, "--no-show"],
-        *(["dask_worker", address, "--nthreads", "1", "--no-nanny"] for _ in range(2)),
+        *(["dask_worker", address, "--nthreads", "1", "--no-nanny"] for _ in range(workers)),
     ]
     with ExitStack() as stack:
         processes = []
@@ -57,7 +57,7 @@ def test_planning_on_a_dask_cluster_gives_the_result_of_local_planning(
 ) -> None:
     argv = plan_argv(tmp_path)
     outputs = []
-    with cluster() as (address, _):
+    with cluster(workers=2) as (address, _):
         for place in (["--processes", "1"], ["--processes", "2"], ["--backend", f"dask={address}"]):
             assert run([*argv, *place, "--json", "-"]) == 0
             outputs.append(capsys.readouterr().out)
@@ -67,7 +67,7 @@ def test_planning_on_a_dask_cluster_gives_the_result_of_local_planning(
 def test_unreachable_dask_scheduler_is_reported_in_one_line(tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
     argv = [*plan_argv(tmp_path), "--seconds", "1000", "--json", str(target)]
-    with cluster() as (address, scheduler):
+    with cluster(workers=1) as (address, scheduler):
         command = [sys.executable, "-m", "app", "plan", *argv, "--backend", f"dask={address}"]
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
