@@ -47,7 +47,7 @@ def tier_weights(items: Sequence[str]) -> dict[str, float]:
         try:
             weight = float(text)
         except ValueError:
-            raise ValueError(f"{tier}={text} must have the form tier=weight") from None
+            raise ValueError(f"{tier}={text} must have the form TIER=WEIGHT") from None
         if not 0 <= weight < float("inf"):
             raise ValueError(f"the weight in {tier}={text} must be a non-negative number")
         weights[tier.lower()] = weight

@@ -132,7 +132,9 @@ def test_invalid_connector_field_prevents_startup(extra: dict[str, Any], problem
 
 @pytest.mark.parametrize("size", ["0", "-1", "inf"])
 def test_non_positive_tier_size_prevents_startup(size: str) -> None:
-    with pytest.raises(ConfigError, match="flag --kv-offloading-size: the value must be greater than 0"):
+    with pytest.raises(
+        ConfigError, match="flag --kv-offloading-size: the value must be greater than 0"
+    ):
         served("--kv-offloading-size", size)
 
 
@@ -144,7 +146,7 @@ TIER = ("--enable-kvcache", "--kv-connector", "offloading", "--kv-offload-size",
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (("--enable-kvcache", "--kv-offload-size", "1"), "requires kv-connector offloading"),
+        (("--enable-kvcache", "--kv-offload-size", "1"), "requires kv-connector to be offloading"),
         ((*TIER[:4], "0.000001"), "1e-06 GiB is too small for a chunk of 2097152 bytes"),
         ((*TIER, "--kv-offload-block-size", "24"), r"24 is not a multiple of block-size \(16\)"),
         (
