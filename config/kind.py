@@ -113,7 +113,7 @@ def to_json(raw: object) -> str:
         value = json.loads(raw) if isinstance(raw, str) else raw
         return json.dumps(value, ensure_ascii=False)
     except (ValueError, TypeError, RecursionError):
-        raise ValueError("must be JSON") from None
+        raise ValueError("must be valid JSON") from None
 
 
 def split_items(text: str) -> list[str]:

@@ -18,7 +18,7 @@ LIST = Kind("list", "must be a list of texts (quote them in YAML)", tuple[str, .
 SWITCH = Kind("switch", "must be true or false", bool, to_switch)
 _MARKED = (
     Kind(DURATION, DURATION_RULE, float, parse_duration),
-    Kind(JSON, "must be JSON", str, to_json),
+    Kind(JSON, "must be valid JSON", str, to_json),
     Kind(OBJECTS, "must be a list of texts and objects", tuple[str, ...], to_texts),
 )
 _PLAIN: dict[object, Kind] = {

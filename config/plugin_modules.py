@@ -49,7 +49,9 @@ def settings_with(
                 rows(plugin.group, plugin.settings, f"{plugin.group}_")
                 msgspec.convert(msgspec.structs.asdict(plugin.settings()), plugin.settings)
             except Exception as error:
-                raise _plugin_error(plugin, f"its Settings: {_describe(error)}") from None
+                raise _plugin_error(
+                    plugin, f"the Settings class is invalid: {_describe(error)}"
+                ) from None
             sections[plugin.group] = plugin.settings
     kind = with_sections(base, sections, plugins)
     _check_setting_names(kind)
@@ -130,13 +132,13 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
         if len(frames) > 1:
             place = f" (line {frames[-1].lineno} of {frames[-1].filename})"
         raise ConfigError(
-            f"plugin {name} ({origin}): cannot be imported: {_describe(error)}{place}"
+            f"plugin {name} ({origin}) cannot be imported: {_describe(error)}{place}"
         ) from None
     _check_api(module, f"plugin {name} ({origin})")
     extension = getattr(module, "EXTENSION", None)
     if extension is None:
         raise ConfigError(
-            f"plugin {name} ({origin}): does not define EXTENSION, a subclass of app.plugins.Plugin"
+            f"plugin {name} ({origin}) does not define EXTENSION, a subclass of app.plugins.Plugin"
         )
     name = str(getattr(extension, "name", ""))
     if not _NAME.fullmatch(name):
@@ -152,7 +154,9 @@ def _plugin(load: Callable[[], Any], name: str, origin: str, version: str = "") 
         settings=settings,
     )
     if settings is not None and not (isinstance(settings, type) and issubclass(settings, Section)):
-        raise _plugin_error(plugin, "its Settings must be a subclass of config.declaration.Section")
+        raise _plugin_error(
+            plugin, "the Settings class must be a subclass of config.declaration.Section"
+        )
     return plugin
 
 
@@ -164,7 +168,7 @@ def _check_api(module: object, place: str) -> None:
     reason = f"is written for API {api!r}"
     if api is None:
         reason = "does not name its API"
-    raise ConfigError(f"{place}: {reason}; this server supports API {API} (see docs/plugins.md)")
+    raise ConfigError(f"{place} {reason}; this server supports API {API} (see docs/plugins.md)")
 
 
 def _plugin_error(plugin: Plugin, reason: str) -> ConfigError:

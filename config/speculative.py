@@ -237,7 +237,7 @@ def synthetic_drafts(text: str, versions: Sequence[str] | None = None) -> Synthe
             slots=config.draft_slots(versions or tuple(CHANGES.own_passes.values())),
         )
     except ValueError as error:
-        raise ValueError(f"must be a vLLM speculative_config: {error}") from None
+        raise ValueError(f"is not a valid vLLM speculative_config: {error}") from None
 
 
 def read_draft_config(text: str, versions: Sequence[str] | None = None) -> DraftConfig:

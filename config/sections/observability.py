@@ -25,8 +25,8 @@ class LogSettings(Section, frozen=True, kw_only=True):
         Literal["trace", "debug", "info", "warning", "error", "critical"],
         About(env=("VLLM_LOGGING_LEVEL",)),
     ] = "info"
-    """Lowest severity that is logged. With trace, the tokens, keys, and scores of each index lookup
-    are also logged."""
+    """Lowest severity that is logged. If the value is trace, the tokens, keys, and scores of each
+    index lookup are also logged."""
     log_format: Literal["text", "json"] = "text"
     """Format for log lines: plain text or JSON objects."""
     access_log: bool = False

@@ -19,13 +19,13 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     mode: Annotated[Literal["random", "echo"], SIMULATED] = "random"
     """Content of replies: sample sentences of random length (random) or the last message (echo)."""
     seed: int | None = None
-    """Seed for all random values. If empty, the server uses a different seed each time it
-    starts."""
+    """Seed for all random values. If this setting is empty, the server uses a different seed each
+    time it starts."""
     reasoning_parser: str = ""
-    """Name of the reasoning parser. If a name is set, replies begin with reasoning, which is in the
-    `reasoning` field. If empty, replies have no reasoning. With the llm engine, the reasoning is
-    the text before </think>. The parser name determines which template argument turns reasoning
-    off, as with vLLM's parsers."""
+    """Name of the reasoning parser. If a name is set, replies begin with reasoning in the
+    `reasoning` field. If this setting is empty, replies have no reasoning. With the llm engine, the
+    reasoning is the text before </think>. The parser name determines which template argument turns
+    reasoning off, as with vLLM's parsers."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
@@ -56,13 +56,13 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     ] = 50
     """Probability that an optional field in a nested object is included."""
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
-    """Probability that a tool call is followed by another, until there is one call per tool."""
+    """Probability that a tool call is followed by another. There is at most one call per tool."""
     tool_call_parser: str = ""
     """Format for tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder. The
     llm engine supports only hermes and llama3_json. If empty or set to any other name, hermes is
     used. If a name is set, a simulated engine validates tools as vLLM does."""
     enable_auto_tool_choice: bool = True
-    """Allow requests to set tool_choice. If false, every tool_choice is rejected, as in vLLM
-    without a tool parser."""
+    """Allow requests to set tool_choice. If this setting is false, every tool_choice is rejected,
+    as in vLLM without a tool parser."""
     skip_tool_validation: Annotated[bool, LIVE] = False
     """Accept tools with an invalid schema and ignore the invalid parts."""

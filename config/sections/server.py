@@ -44,7 +44,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         About(
             "Serve gRPC (vLLM's VllmEngine service) on the same port. For details, see "
             f"docs/grpc.md. Requires the grpc extra: {install('grpc')}. "
-            "If empty, gRPC is served when the grpc extra is installed and HTTPS is off."
+            "If this setting is empty, gRPC is served when the grpc extra is installed and HTTPS "
+            "is off."
         ),
     ] = None
     grpc_port: Port | None = None
@@ -61,59 +62,61 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Time after SIGTERM during which the server still accepts requests but reports that it is not
     ready. This period counts toward graceful-timeout and ends early if no clients are connected."""
     graceful_timeout: Duration = 30.0
-    """Time from SIGTERM until running streams are cut off (drain mode)."""
+    """In drain mode, time from SIGTERM until running streams are cut off."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
-    """How SIGTERM affects requests. If set to drain, running requests can finish; new requests are
-    accepted until drain-duration is over and then rejected with status 503. If set to vllm,
-    requests fail if they are still running after shutdown-timeout, and new requests are immediately
-    rejected with status 500."""
+    """How SIGTERM affects requests. If the value is drain, running requests can finish, and new
+    requests are accepted until drain-duration is over and then rejected with status 503. If the
+    value is vllm, requests that are still running after shutdown-timeout fail, and new requests are
+    immediately rejected with status 500."""
     shutdown_timeout: Duration = 0.0
-    """Time after SIGTERM within which running requests must finish (vllm mode). With 0s, the port
-    closes immediately."""
+    """In vllm mode, time after SIGTERM within which running requests must finish. If the value is
+    0s, the port closes immediately."""
     client_timeout: PositiveDuration = 60.0
     """Time after which the server disconnects a client that has not sent its complete request or
     does not read its response."""
     keep_alive_timeout: Duration = 75.0
     """Time after which an idle connection is closed."""
     root_path: RootPath = ""
-    """Path prefix under which a proxy exposes this server. Request paths may begin with this
+    """Path prefix under which a proxy exposes this server. Request paths can begin with this
     prefix."""
     fast_path: bool = True
     """Serve requests for known routes several times faster, without Flask. This setting does not
-    affect the content of responses. If false, all requests take the path that other WSGI servers
-    use."""
+    affect the content of responses. If this setting is false, all requests are processed as on
+    other WSGI servers."""
     data_parallel_size: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] = 1
     """Number of data-parallel ranks in this server."""
     data_parallel_mode: Literal["ports", "internal", "external"] = "ports"
-    """How ranks share ports. If set to ports, each rank is a separate process that listens on the
-    port number plus the rank number. If set to external, each rank is also a separate process, but
-    rank numbers in X-data-parallel-rank start at 0 on every port, as in vLLM. If set to internal,
-    all ranks share one process and one port, and each request runs on the least busy rank, as in
-    vLLM."""
+    """How ranks share ports. If the value is ports, each rank is a separate process that listens on
+    the port number plus the rank number. If the value is external, each rank is also a separate
+    process, but rank numbers in X-data-parallel-rank start at 0 on every port, as in vLLM. If the
+    value is internal, all ranks share one process and one port, and each request runs on the least
+    busy rank, as in vLLM."""
     data_parallel_rank: Rank | None = None
-    """Rank that this server runs if it runs only one rank. If this setting is used, the rank
-    listens on the port in the port setting, and data-parallel-size is the total number of ranks. If
-    empty or negative, this server runs all ranks."""
+    """Rank that this server runs if the server runs only one rank. If this setting is used, the
+    rank listens on the port in the port setting, and data-parallel-size is the total number of
+    ranks. If this setting is empty or negative, this server runs all ranks."""
     data_parallel_start_rank: Annotated[int, Meta(ge=0, le=1023)] = 0
-    """First rank that this server runs if it runs only some of the ranks. See
+    """First rank that this server runs if the server does not run all ranks. See
     data-parallel-size-local."""
     data_parallel_size_local: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] | None = None
     """Number of ranks that this server runs. If this setting is used, data-parallel-size is the
-    total number of ranks. If empty, this server runs all ranks."""
+    total number of ranks. If this setting is empty, this server runs all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
     """Value for the x-inference-pod response header, which is sent along with x-inference-port. If
-    empty, neither header is sent."""
+    this setting is empty, neither header is sent."""
     pod_ip: Annotated[str, About(env=("POD_IP", "VLLM_HOST_IP"))] = ""
-    """Address at which other servers reach this server. If empty, the host name is used."""
+    """Address at which other servers reach this server. If this setting is empty, the host name is
+    used."""
     pod_namespace: Annotated[str, About(env=("POD_NAMESPACE",))] = ""
-    """Value for the x-inference-namespace response header. If empty, the header is not sent."""
+    """Value for the x-inference-namespace response header. If this setting is empty, the header is
+    not sent."""
     server_dev_mode: Annotated[bool, About(env=("VLLM_SERVER_DEV_MODE",))] = False
     """Serve the development routes, such as sleep, wake_up, reset_prefix_cache, and server_info."""
     profiling: bool = False
     """Serve start_profile and stop_profile, which succeed but have no effect."""
     weight_transfer: bool = False
-    """Simulate weight updates from a trainer. If false, weight updates fail. Requires
-    server-dev-mode and a simulated engine."""
+    """Simulate weight updates from a trainer. If this setting is false, weight updates fail.
+    Requires server-dev-mode and a simulated engine."""
 
     @property
     def speaks_grpc(self) -> bool:
@@ -178,17 +181,19 @@ class AccessSettings(Section, frozen=True, kw_only=True):
 
     api_key: Annotated[NonEmptyItems, About(env=("VLLM_API_KEY",), live=True, secret=True)] = ()
     """API keys that the server accepts. Requests to paths under /v1, /v2, /inference, and /cohere,
-    and requests over gRPC, must include one of these keys. If empty, no key is required."""
+    and requests over gRPC, must include one of these keys. If this setting is empty, no key is
+    required."""
     admin_key: Annotated[NonEmpty | None, About(live=True, secret=True)] = None
-    """Key for requests to /fake_metrics and to paths under /admin. If empty, requests to
-    /fake_metrics and /admin require an API key when api-key is set."""
+    """Key for requests to /fake_metrics and to paths under /admin. If this setting is empty,
+    requests to /fake_metrics and /admin require an API key when api-key is set."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins from which browsers may send requests (CORS). The value * allows all origins, except
-    on /admin, the console, and control routes. If empty, every preflight request is rejected."""
+    """Origins from which browsers can send requests (CORS). The value * allows all origins, except
+    on /admin, the console, and control routes. If this setting is empty, every preflight request is
+    rejected."""
     allowed_methods: tuple[str, ...] = ("*",)
-    """HTTP methods that CORS requests may use."""
+    """HTTP methods that are allowed in CORS requests."""
     allowed_headers: tuple[str, ...] = ("*",)
-    """Headers that CORS requests may send."""
+    """Headers that are allowed in CORS requests."""
     allow_credentials: bool = False
     """Allow CORS requests with credentials."""
     allowed_hosts: ReachedAs = ()
@@ -226,4 +231,5 @@ class PluginSettings(Section, frozen=True, kw_only=True):
     plugin: Annotated[NonEmptyItems, About(path=True, repeated=True)] = ()
     """Plugins to load, each specified as a module name or as the path to a .py file."""
     installed_plugins: bool = True
-    """Also load plugins from installed packages (entry points in the understudy group)."""
+    """Also load the plugins that installed packages provide as entry points in the understudy
+    group."""

@@ -110,21 +110,21 @@ def _check_ports_of_ranks(values: FlagValues) -> None:
     size = int(str(values.get("data-parallel-size", "1")))
     local_size = int(str(values.get("data-parallel-size-local", "0")))
     if values.get("grpc") == "true":
-        raise ConfigError(f"{flag}: does not support --grpc")
+        raise ConfigError(f"{flag} does not support --grpc")
     if "uds" in values:
-        raise ConfigError(f"{flag}: does not support --uds")
+        raise ConfigError(f"{flag} does not support --uds")
     if values.get("api-server-count", "1") != "1":
-        raise ConfigError(f"{flag}: requires --api-server-count 1")
+        raise ConfigError(f"{flag} requires --api-server-count 1")
     if size < 2:
-        raise ConfigError(f"{flag}: requires --data-parallel-size > 1")
+        raise ConfigError(f"{flag}: --data-parallel-size must be at least 2")
     if local_size < 2:
-        raise ConfigError(f"{flag}: requires --data-parallel-size-local >= 2")
+        raise ConfigError(f"{flag}: --data-parallel-size-local must be at least 2")
     if size % local_size:
         raise ConfigError(
             f"{flag}: --data-parallel-size must be divisible by --data-parallel-size-local"
         )
     if first_rank_with_port(values) + local_size > size:
-        raise ConfigError(f"{flag}: the ranks would exceed --data-parallel-size")
+        raise ConfigError(f"{flag}: there would be more ranks than --data-parallel-size allows")
     supervisor_port = int(str(values.get("data-parallel-supervisor-port", SUPERVISOR_PORT)))
     first_port = int(str(values.get("port", DEFAULT_PORT)))
     last_port = first_port + local_size - 1

@@ -37,7 +37,7 @@ def _size(text: str) -> int:
     if fraction is None:
         return int(number) * UNITS[unit]
     if not unit.islower():
-        raise ValueError("must end in a lowercase letter after a fraction")
+        raise ValueError("must end in a lowercase letter if it contains a fraction")
     return int(float(number + fraction) * UNITS[unit])
 
 
@@ -57,7 +57,7 @@ _KINDS: dict[str, tuple[Callable[[str], object], str]] = {
     "text": (str, "text"),
     "int": (_whole, "a whole number"),
     "float": (float, "a number"),
-    "JSON": (json.loads, "JSON"),
+    "JSON": (json.loads, "valid JSON"),
     "size": (_size, _SIZES),
     "size or auto": (_size_or_auto, _SIZES),
 }

@@ -295,7 +295,7 @@ def test_command_line_options_override_the_config_file(yaml_file: Write) -> None
             ["--max-model-len", "8kb"],
             "flag --max-model-len: '8kb' must be a whole number, which may end in k",
         ),
-        (["--compilation-config", "{"], "flag --compilation-config: '{' must be JSON"),
+        (["--compilation-config", "{"], "flag --compilation-config: '{' must be valid JSON"),
         (["--kv-events-config", '{"topics": ""}'], "unknown field `topics`; did you mean topic?"),
         (
             ["--kv-transfer-config.kv_role", "both"],

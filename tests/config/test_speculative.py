@@ -116,7 +116,7 @@ def test_speculative_config_that_vllm_rejects_prevents_startup(
         load(["--speculative-config", text], {})
     message = str(caught.value)
     assert message.startswith("setting speculative-config: ")
-    assert "must be a vLLM speculative_config: " in message and rule in message
+    assert "is not a valid vLLM speculative_config: " in message and rule in message
 
 
 def test_spec_flags_add_missing_fields_to_the_speculative_config() -> None:

@@ -28,7 +28,8 @@ def check_shared_fields(request: Any) -> None:
     kind = response_format and get_field(response_format, "type")
     if kind == "json_schema" and get_field(response_format, "json_schema") is None:
         raise bad_request(
-            "response_format of type json_schema requires json_schema", "response_format"
+            "a response_format of type json_schema requires the field json_schema",
+            "response_format",
         )
     if kind == "structural_tag" and not _is_structural_tag(response_format):
         raise bad_request("response_format is not a valid structural tag", "response_format")

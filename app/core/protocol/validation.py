@@ -416,7 +416,7 @@ class ValidatedRequest(Generic[R]):
                 raise bad_request(f"{name} is beyond the end of the prompt", name)
             if not number and not all(map(str.strip, request.bad_words)):
                 raise bad_request(
-                    "each entry of bad_words must have at least one token", "bad_words"
+                    "each entry in bad_words must have at least one token", "bad_words"
                 )
             if not number and len(set(request.bad_words)) > MAX_BAD_WORDS:
                 raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are allowed", "bad_words")

@@ -119,7 +119,7 @@ def _parse_message(
     parts = [content] if isinstance(content, str) else content or []
     if not isinstance(parts, list):
         raise ChatTemplateError(
-            "The content of a message must be a string, a list of parts or null."
+            "The content of a message must be a string, a list of parts, or null."
         )
     # vLLM requires one known part at least in a message of OpenAI's kinds.
     has_parts = parts and not isinstance(content, str)

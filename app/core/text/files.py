@@ -206,4 +206,6 @@ def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Pat
             folder = Path(snapshot)
             if (folder / "tokenizer.json").is_file():
                 return folder
-    raise TokenizerLoadError(f"{name} was not found in the local cache or on the hub: {reason}")
+    raise TokenizerLoadError(
+        f"{name} was not found in the local cache or on the Hugging Face Hub: {reason}"
+    )

@@ -11,5 +11,5 @@ class AnthropicSettings(Section, frozen=True, kw_only=True):
     anthropic_disabled_thinking_effort: Literal[
         "auto", "none", "low", "medium", "high", "xhigh", "max"
     ] = "auto"
-    """Reasoning effort for /v1/messages requests in which thinking.type is disabled. With auto, the
-    effort is none if the chat template supports none, and low otherwise."""
+    """Reasoning effort for /v1/messages requests that set thinking.type to disabled. If the value
+    is auto, the effort is none if the chat template supports none, and low otherwise."""

@@ -15,7 +15,7 @@ class SupervisorSettings(Section, frozen=True, kw_only=True):
 
     data_parallel_supervisor_port: Port | None = None
     """Port of the supervisor, which serves /health, /ready, and /readyz to report the health of
-    ranks that have separate ports. With serve, the default is 9256 if
+    ranks that have separate ports. With the serve command, the default is 9256 if
     --data-parallel-multi-port-external-lb is set; in all other cases, there is no default."""
     dp_supervisor_probe_interval_s: Seconds = 5.0
     """Interval at which the supervisor probes each rank."""

@@ -195,7 +195,7 @@ class Supervisor:
             certificate = {"certfile": tls.ssl_certfile, "keyfile": tls.ssl_keyfile}
         self._server = WSGIServer(listener, self.answer, log=None, error_log=None, **certificate)
         self._server.start()
-        log.info("supervisor for %d ranks is listening at %s:%d", len(self._probes), host, port)
+        log.info("the supervisor of %d ranks is listening at %s:%d", len(self._probes), host, port)
 
 
 def end_arbiter() -> None:

@@ -114,7 +114,7 @@ class Dataset:
         except DatasetError as error:
             if not self._has_warned:
                 logger.warning(
-                    "dataset %s: cannot read a reply; using sample text instead: %s",
+                    "dataset %s: sample text is used, because a reply cannot be read: %s",
                     self.name,
                     error,
                 )

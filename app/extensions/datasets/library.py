@@ -41,7 +41,7 @@ def open_datasets(settings: DatasetSettings, tokenizer: Tokenizer) -> Mapping[st
                 tokenizer=tokenizer,
             )
         except DatasetError as error:
-            logger.warning("dataset %s cannot be used: %s", path, error)
+            logger.warning("the dataset %s cannot be used: %s", path, error)
             continue
         datasets[model] = dataset
         users = f"model {model}" if model else "all models"

@@ -39,10 +39,10 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
         About(simulated=True, path=True),
         SettingRule(ONE_FILE_PER_MODEL, _one_file_per_model),
     ] = ()
-    """SQLite files that contain replies. Specify each file as path or, to use it for only one
-    model, as model=path."""
+    """SQLite files that contain replies. Specify each file as PATH, or as MODEL=PATH to use it for
+    only one model."""
     dataset_url: Annotated[DatasetUrl | None, SIMULATED] = None
-    """URL from which the first file in dataset-path is downloaded if it does not exist."""
+    """URL from which to download the first file in dataset-path if that file does not exist."""
     dataset_sha256: Sha256 | None = None
     """Expected SHA-256 hash of the downloaded file, in hexadecimal."""
     dataset_in_memory: Annotated[bool, SIMULATED] = False

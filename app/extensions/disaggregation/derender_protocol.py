@@ -112,7 +112,8 @@ class StreamState(Struct, kw_only=True):
         """
         if sum(self.output_chunk_lens) != len(self.output_token_ids):
             raise malformed(
-                f"{param}: output_chunk_lens must sum to the number of output_token_ids", param
+                f"{param}: the sum of output_chunk_lens must equal the number of output_token_ids",
+                param,
             )
         if self.read_offset > len(self.output_token_ids):
             raise malformed(f"{param}: read_offset is beyond the end of output_token_ids", param)

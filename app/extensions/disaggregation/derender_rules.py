@@ -108,8 +108,8 @@ def check_streamed_stops(pipeline: RequestPipeline, request: AnsweredRequest) ->
     """Raises ApiError 400 for a stream of a request with stop strings, if they are followed."""
     if pipeline.version.has(Feature.DERENDER_AS_GENERATED) and request is not None and request.stop:
         raise bad_request(
-            "streaming derender does not support stop strings, because text cannot be withdrawn "
-            "after it is sent; derender the complete response, or generate with output_mode=text"
+            "derender does not support stop strings in a stream, because text cannot be withdrawn "
+            "after it is sent; send the complete response, or generate with output_mode=text"
         )
 
 

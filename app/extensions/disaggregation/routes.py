@@ -210,6 +210,6 @@ def check_needs_no_tokenizer(body: wire.GenerateRequest) -> None:
         )
     if body.output_mode != "tokens":
         raise bad_request(
-            f"output_mode {body.output_mode} requires a tokenizer, which this server does not have "
-            "(--tokens-only); use output_mode tokens."
+            f"output_mode {body.output_mode} requires a tokenizer, which a server with "
+            "--tokens-only does not have; use output_mode tokens."
         )

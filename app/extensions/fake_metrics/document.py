@@ -171,7 +171,9 @@ def _document(source: object) -> dict[str, object] | None:
         name = key.replace("_", "-")
         name = _OTHER_NAMES.get(name, name)
         if name not in keys:
-            raise FakeMetricsError(f"{key!r} is not a fake metric{suggestion(name, names=keys)}")
+            raise FakeMetricsError(
+                f"{key!r} is not the name of a fake metric{suggestion(name, names=keys)}"
+            )
         if name in document:
             raise FakeMetricsError(f"{name} is specified twice")
         document[name] = value

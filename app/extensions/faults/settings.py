@@ -35,7 +35,7 @@ class FailureSettings(Section, frozen=True, kw_only=True):
         Meta(description=f"must only have {', '.join(FAILURE_TYPES)}"),
         LIVE,
     ] = ()
-    """Failure types to inject. If empty, all types are injected."""
+    """Failure types to inject. If this setting is empty, all types are injected."""
     fault_rules: Annotated[
         Json | None,
         LIVE,

@@ -228,7 +228,7 @@ def _add_media(features: Features, batch: Proto, prompt_tokens: int) -> None:
         hashes = [f"{batch_hash}-{number}" for number in range(len(places))]
     if len(hashes) != len(places):
         raise bad_request(
-            f"mm_inputs has {len(hashes)} hashes and {len(places)} placeholders", "mm_inputs"
+            f"mm_inputs has {len(hashes)} hashes but {len(places)} placeholders", "mm_inputs"
         )
     if any(not place.length or place.offset + place.length > prompt_tokens for place in places):
         raise bad_request("a placeholder in mm_inputs is outside the prompt", "mm_inputs")

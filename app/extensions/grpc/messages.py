@@ -56,7 +56,7 @@ def check_size(data: bytes, descriptor: Proto) -> None:
     if scan.fields > MAX_FIELDS or scan.other_bytes > MAX_OTHER_BYTES:
         raise bad_request(
             f"A message can have at most {MAX_FIELDS} fields "
-            f"and, in addition to tensors, at most {MAX_OTHER_BYTES} bytes."
+            f"and, not counting tensors, at most {MAX_OTHER_BYTES} bytes."
         )
 
 

@@ -17,31 +17,33 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     """Prefill and decode pods with a side channel."""
 
     kv_engine_id: str = ""
-    """ID of the engine in kv_transfer_params. If there are several ranks, each rank appends _dp and
-    its number to the ID. If empty, a random ID is used."""
+    """Engine ID that is used in kv_transfer_params. If there are several ranks, each rank appends
+    _dp and its number to the ID. If this setting is empty, a random ID is used."""
     kv_store: Literal["", "example", "offloading", "lmcache", "lmcache-mp"] = ""
-    """Store to use in addition to the nixl, nixl-push, mooncake, moriio, or p2p connector, as in
-    vLLM's MultiConnector."""
+    """The store to use in addition to the nixl, nixl-push, mooncake, moriio, or p2p connector, as
+    in vLLM's MultiConnector."""
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
-    """Role of this pod in KV transfers. With mooncake, a pod with the kv_consumer role does not run
-    a bootstrap server. With moriio, a router treats a pod with the kv_producer role as a prefill
-    pod and all other pods as decode pods."""
+    """Role of this pod in KV transfers. With the mooncake connector, a pod with the kv_consumer
+    role does not run a bootstrap server. With the moriio connector, a router treats a pod with the
+    kv_producer role as a prefill pod and all other pods as decode pods."""
     lmcache_chunk_size: Annotated[
         int, Meta(ge=1), About(env=("LMCACHE_CHUNK_SIZE",), unit="tokens")
     ] = 256
-    """Number of tokens per chunk in the store (lmcache, lmcache-mp)."""
+    """With lmcache or lmcache-mp, number of tokens per chunk in the store."""
     lmcache_receiver: Annotated[
         str, Meta(pattern=RECEIVER, description="must be HOST:PORT, with a port up to 65535")
     ] = ""
-    """Address of the side channel on the pod that receives a copy of each prompt (lmcache)."""
+    """With lmcache, address of the side channel on the pod that receives a copy of each prompt."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998
-    """Port on which routers and decode pods discover the engines of a prefill pod (mooncake)."""
+    """With mooncake, port on which routers and decode pods discover the engines of a prefill
+    pod."""
     moriio_proxy: Annotated[str, zmq_address()] = ""
-    """ZMQ address of the router that receives heartbeats (moriio). If empty, no heartbeats are
-    sent."""
+    """With moriio, ZMQ address of the router that receives heartbeats. If this setting is empty, no
+    heartbeats are sent."""
     moriio_handshake_port: Port = 6301
-    """Handshake port reported in heartbeats and responses (moriio). The server does not listen on
-    this port. Notifications use the port that kv-side-channel-port specifies."""
+    """With moriio, handshake port reported in heartbeats and responses. The server does not listen
+    on this port. Notifications use the port that kv-side-channel-port specifies."""
     moriio_read_mode: bool = False
-    """Report READ as the transfer mode so that routers wait for the prefill before they send the
-    decode request (moriio). If false, WRITE is reported as the transfer mode."""
+    """With moriio, report READ as the transfer mode so that routers wait for the prefill before
+    they send the decode request. If this setting is false, WRITE is reported as the transfer
+    mode."""

@@ -91,7 +91,7 @@ def parse_target(text: str) -> PodEndpoint:
 
 def _check_endpoint(endpoint: str) -> None:
     if port_of(endpoint) == 0:
-        raise ValueError(f"invalid port 0: {endpoint!r}")
+        raise ValueError(f"the port must not be 0: {endpoint!r}")
 
 
 class TargetSource:

@@ -43,11 +43,11 @@ def tier_weights(items: Sequence[str]) -> dict[str, float]:
         ValueError: A weight is not finite, or below 0.
     """
     weights: dict[str, float] = {}
-    for tier, text in pairs(items, "tier=weight").items():
+    for tier, text in pairs(items, "TIER=WEIGHT").items():
         try:
             weight = float(text)
         except ValueError:
-            raise ValueError(f"{tier}={text} must have the form tier=weight") from None
+            raise ValueError(f"{tier}={text} must have the form TIER=WEIGHT") from None
         if not 0 <= weight < float("inf"):
             raise ValueError(f"the weight in {tier}={text} must be a non-negative number")
         weights[tier.lower()] = weight
@@ -68,7 +68,7 @@ def tokenizer_sources(items: Sequence[str]) -> tuple[dict[str, str], str | None,
         raise ValueError(
             f"only one folder is allowed, but a second one was specified: {folders[1]!r}"
         )
-    sources = pairs([item for item in items if "=" in item], "model=source")
+    sources = pairs([item for item in items if "=" in item], "MODEL=SOURCE")
     folder = next(iter(folders), None)
     return sources, folder, HUB in items
 
@@ -82,61 +82,63 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index: bool = False
     """Let the server maintain an index of KV blocks. An indexer always maintains an index."""
     kv_index_bind: Annotated[str, zmq_address()] = ""
-    """Address that pods connect to in order to send events (a bound ZMQ SUB socket). If empty, an
+    """Address of the bound ZMQ SUB socket to which pods send events. If this setting is empty, an
     indexer without kv-index-pods listens on tcp://*:5557, and all other processes use only the
     addresses in kv-index-pods."""
     kv_index_pods: tuple[str, ...] = ()
-    """Event publishers on the pods: tcp://host:port, file:path (one per line; changes are
-    detected), or dns://name:port. The index connects to each of these publishers. Options can
-    follow an entry, each after a semicolon, as in ;replay=tcp://host:port;pod=name;model=name."""
+    """Event publishers on the pods: tcp://host:port, dns://name:port, or file:path (a file with one
+    publisher per line; changes are detected). The index connects to each of these publishers. An
+    entry can be followed by options, each preceded by a semicolon, as in
+    ;replay=tcp://host:port;pod=name;model=name."""
     kv_index_topic: str = "kv@"
     """Prefix of the topics to subscribe to at the kv-index-bind address."""
     kv_index_replay_port: Port | None = None
     """Replay port for pods whose entries in kv-index-pods do not specify a replay address. Rank k
     uses this port number plus k."""
     kv_index_backend: Literal["memory", "cost-aware", "redis"] = "memory"
-    """Storage backend for the index. If set to memory, the index is kept in memory and can contain
-    only a limited number of blocks. If set to cost-aware, the index is kept in memory and can use
-    only a limited number of bytes. If set to redis, the index is stored in Redis or Valkey, which
-    several indexers can share."""
+    """Storage backend for the index. If the value is memory, the index is kept in memory, and the
+    number of its blocks is limited. If the value is cost-aware, the index is kept in memory, and
+    its size in bytes is limited. If the value is redis, the index is stored in Redis or Valkey,
+    which several indexers can share."""
     kv_index_size: Count | None = None
     """Capacity of the index: the number of block copies (memory backend) or the size in MiB
-    (cost-aware backend). A copy in each tier of each pod counts separately. If empty, the capacity
-    is 10,000,000 copies or 2,048 MiB."""
+    (cost-aware backend). Copies of a block in different tiers or pods count separately. If this
+    setting is empty, the capacity is 10,000,000 copies or 2,048 MiB."""
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )
     """URL of the server for the redis backend: redis://, rediss://, valkey://, valkeys://, or
     unix://."""
     kv_index_ttl: Duration = 0.0
-    """Time after which the redis backend removes an unused block. 0 disables expiry."""
+    """Time after which the redis backend removes an unused block. The value 0 disables expiry."""
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
-    """Number of tokens per index block. Engines may use other block sizes."""
+    """Number of tokens per index block. Engines can use other block sizes."""
     kv_index_hash_seed: str = ""
     """Seed for block keys."""
     kv_index_tier_weights: Annotated[
-        tuple[str, ...], understood_by(tier_weights, "must be a list of tier=weight")
+        tuple[str, ...], understood_by(tier_weights, "must be a list of TIER=WEIGHT")
     ] = ("gpu=1.0", "cpu=0.8")
-    """Weights of storage tiers for the computation of scores, each specified as tier=weight. Tiers
-    that are not listed have a weight of 0.5."""
+    """Weights of storage tiers in scores, each specified as TIER=WEIGHT. Tiers that are not listed
+    have a weight of 0.5."""
     kv_index_routed_lifetime: Duration = 2.0
-    """Maximum time for which the blocks of a routed prompt count as cached while their events have
-    not arrived."""
+    """Maximum time for which the blocks of a routed prompt count as cached before their events
+    arrive."""
     kv_index_tokenizers: Annotated[
         tuple[str, ...],
         About(path=True),
         understood_by(
-            tokenizer_sources, "must be a list of model=source, with one folder and hub at most"
+            tokenizer_sources, "must be a list of MODEL=SOURCE, with one folder and hub at most"
         ),
     ] = ()
-    """Tokenizers for the pods' models, each specified as model=SOURCE, where SOURCE is a folder, a
-    file, or a name on the hub. An item without = is a folder of tokenizers for other models; the
-    tokenizers are stored by model name or in the layout of the hub's cache. If one item of the list
-    is hub, tokenizers for all other models are downloaded from the hub."""
+    """Tokenizers for the pods' models, each specified as MODEL=SOURCE, where SOURCE is a folder, a
+    file, or the name of a model on the Hugging Face Hub. An item without = is a folder of
+    tokenizers for other models, stored by model name or in the layout of the Hugging Face cache. If
+    the list contains hub, tokenizers for all other models are downloaded from the Hugging Face
+    Hub."""
     kv_index_chat_answer: Literal["scores", "templated"] = "scores"
-    """Format of the response from /score_chat_completions. With scores, the response contains only
-    the scores. With templated, the response contains podScores and templated_messages, as in
-    llm-d's kv-cache manager up to 0.4."""
+    """Format of the response from /score_chat_completions. If the value is scores, the response
+    contains only the scores. If the value is templated, the response contains podScores and
+    templated_messages, as in llm-d's kv-cache manager up to 0.4."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Yields the conflicts with several ranks."""

@@ -56,7 +56,7 @@ def offload_options(settings: Settings) -> OffloadOptions:
     """
     section = settings.section(KvOffloadSettings)
     if not is_selected(settings):
-        raise ConfigError("setting kv-offload-size: requires kv-connector offloading")
+        raise ConfigError("setting kv-offload-size: requires kv-connector to be offloading")
     if settings.engine.is_real:
         raise ConfigError("setting kv-offload-size: requires a simulated engine")
     if settings.get("kv-cache-groups", ""):

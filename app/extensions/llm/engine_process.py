@@ -147,7 +147,7 @@ class EngineProcess:
         )
         self._pid = os.posix_spawn(sys.executable, command, environ)
         self._restart_s = None
-        self._log.info("The engine process is loading %s (pid %d)", options.model, self._pid)
+        self._log.info("The engine process (pid %d) is loading %s", self._pid, options.model)
 
     def _is_running(self) -> bool:
         """True while the engine runs. The arbiter may have reaped the process already."""

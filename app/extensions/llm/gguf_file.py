@@ -63,7 +63,7 @@ class GGUFFile:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._read_head()
         except (OSError, ValueError, struct.error) as error:
-            raise ModelLoadError(f"{path} is truncated or not a GGUF file: {error}.") from error
+            raise ModelLoadError(f"{path} is truncated or is not a GGUF file: {error}.") from error
 
     def content(self, name: str, size: int) -> memoryview:
         """Returns the `size` bytes of a tensor. Raises ModelLoadError if the file is cut off."""

@@ -62,7 +62,7 @@ def _safetensors(files: Sequence[Path]) -> dict[str, Callable[[], Tensor]]:
         except (SafetensorError, OSError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ModelLoadError(
-                f"{file} is truncated or not a safetensors file: {lines[0]}"
+                f"{file} is truncated or is not a safetensors file: {lines[0]}"
             ) from error
         for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
             weights[name] = partial(tensors.get_tensor, name)

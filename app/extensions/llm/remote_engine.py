@@ -244,7 +244,7 @@ class RemoteEngine(EngineClient):
             if event == LOST:
                 self._is_greeted = False
                 if self._ready is not None:
-                    log.error("the engine process exited; failing %d sequences", len(self._choices))
+                    log.error("the engine process exited, so %d sequences fail", len(self._choices))
                 self._forget_engine()
             elif event == CONNECTED:
                 self._send(hello)

@@ -53,8 +53,8 @@ class StructuredOutputsParams:
         values = (self.json, self.regex, self.choice or None, self.grammar, self.structural_tag)
         if sum(value is not None for value in values) + self.json_object != 1:
             raise RequestError(
-                "structured_outputs must have exactly one constraint, such as json, regex or "
-                "choice."
+                "structured_outputs must have exactly one constraint, such as json, regex, "
+                "or choice."
             )
 
     @property

@@ -428,7 +428,7 @@ class EngineService:
         """
         if worker.keys:
             logger.warning(
-                "a worker is not reading its messages; ending the %d choices of this worker",
+                "a worker is not reading its messages; ending its %d choices",
                 len(worker.keys),
             )
         worker.notices = [
@@ -441,7 +441,7 @@ class EngineService:
             self._fail(worker, key, "The server did not read the reply in time.")
 
     def _forget(self, worker: WorkerClient) -> None:
-        logger.info("a worker with %d running choices disconnected", len(worker.keys))
+        logger.info("a worker disconnected while %d of its choices were running", len(worker.keys))
         for key in list(worker.keys):
             self._abort(worker, key)
         self._deferred_commands = [

@@ -13,25 +13,26 @@ class LlmSettings(Section, frozen=True, kw_only=True):
     """The real engine."""
 
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half", "int8"] = "auto"
-    """Data type of the model (llm engine). The type int8 uses 8-bit weights and runs only on
-    CPUs."""
+    """Data type of the model in the llm engine. The int8 type uses 8-bit weights and is supported
+    only on CPUs."""
     batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
-    """For requests that set a seed, make replies bitwise independent of other requests, at the cost
-    of speed (llm engine)."""
+    """In the llm engine, make replies to requests that set a seed bit-for-bit independent of other
+    requests, at the cost of speed."""
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Number of PyTorch threads on a CPU (llm engine). If empty, OMP_NUM_THREADS is used. If
-    OMP_NUM_THREADS is not set either, the server determines the fastest number of threads at
-    startup."""
+    """Number of PyTorch threads that the llm engine uses on a CPU. If this setting is empty,
+    OMP_NUM_THREADS is used. If OMP_NUM_THREADS is not set either, the server determines the fastest
+    number of threads at startup."""
     engine_step_time: Duration = 0.2
-    """Target duration of a step that computes part of a prompt (llm engine). Long prompts are
-    computed in parts, along with the tokens of other replies. With 0, the size of these parts is
-    limited only by max-num-batched-tokens."""
+    """Target duration of a step in which the llm engine processes part of a prompt. Long prompts
+    are processed in chunks, in the same steps that generate tokens for other requests. If the value
+    is 0, the size of these chunks is limited only by max-num-batched-tokens."""
     generation_config: NonEmpty = "auto"
-    """Source of generation_config.json, which contains the defaults for sampling and for the
-    maximum reply length (llm engine): the model (auto), no file (vllm), or a folder."""
+    """Source of the default sampling parameters and the default maximum reply length in the llm
+    engine: the model's generation_config.json (auto), vLLM's defaults (vllm), or the
+    generation_config.json in a folder."""
     override_generation_config: Json | None = None
-    """Values that replace or extend those from generation-config, such as {"temperature": 0.5} (llm
-    engine)."""
+    """Values, such as {"temperature": 0.5}, that replace or extend those from generation-config in
+    the llm engine."""
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Yields the settings of the core that a real engine does not support."""

@@ -314,7 +314,7 @@ class CohereEmbedRequest(Request, kw_only=True):
         inputs = [items for items in (self.texts, self.images, self.inputs) if items is not None]
         if len(inputs) != 1 or not inputs[0]:
             raise ConversionError(
-                "an object with exactly one of texts, images, or inputs, as a non-empty list"
+                "an object that contains exactly one non-empty list: texts, images, or inputs"
             )
 
     @property

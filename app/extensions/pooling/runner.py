@@ -184,7 +184,7 @@ class PoolingRunner:
         documents, document_ids = self._encode_side(request, right, "max_tokens_per_doc")
         if len(queries) not in (1, len(documents)) or not documents:
             raise bad_request(
-                "at least one document is required, with one query for all or one for each document"
+                "at least one document is required, and one query or as many queries as documents"
             )
         repetitions = len(documents) // len(queries)
         parts: list[tuple[TokenIds, TokenIds]] = [(ids, []) for ids in (*query_ids, *document_ids)]
@@ -279,7 +279,9 @@ class PoolingRunner:
                 "The served model does not support Matryoshka embeddings; do not set dimensions."
             )
         if width is not None and not 1 <= width <= wire.MAX_DIMENSIONS:
-            raise bad_request(f"dimensions must be from 1 to {wire.MAX_DIMENSIONS}, got {width}")
+            raise bad_request(
+                f"dimensions must be between 1 and {wire.MAX_DIMENSIONS}, got {width}"
+            )
         if not prefix:
             request_id = request.request_id or identity.fresh_id()
             return ResponseMeta(request_id, identity.now_s(), model, "")

@@ -182,7 +182,7 @@ def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:
         HiddenSecretsError: the body has a content `coding`.
     """
     if any(pieces) and coding.strip().lower() not in ("", "identity"):
-        raise HiddenSecretsError(f"secrets in the {coding} body could not be masked")
+        raise HiddenSecretsError(f"secrets in the {coding}-encoded body could not be masked")
     # Latin-1 maps each byte to one character, so parts may end anywhere and no byte is lost.
     # Characters decoded from JSON escapes become escapes again.
     masked = mask_pieces([piece.decode("latin-1") for piece in pieces])

@@ -69,7 +69,7 @@ class Upstream(Struct, frozen=True):
         if target is None:
             subject = f"the model `{model}`" if model else "requests without one"
             models = ", ".join(self.targets)
-            raise not_found(f"No target serves {subject}; targets serve: {models}.", "model")
+            raise not_found(f"No target serves {subject}. Models with a target: {models}.", "model")
         return target
 
 

@@ -18,21 +18,22 @@ class ReplaySettings(Section, frozen=True, kw_only=True):
     """Replies from a recording of `record --proxy`."""
 
     replay: Annotated[str, About(path=True)] = ""
-    """Recording whose responses are replayed when the same requests arrive. If empty, replay is
-    disabled."""
+    """Recording whose responses are replayed when the same requests arrive. If this setting is
+    empty, replay is disabled."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"
-    """Action taken when a request is not in the recording. With simulate, the engine generates a
-    reply. With not-found, the request is rejected with status 404. With nearest, the response to
-    the most similar request is sent. With record, a target responds, and its response is added to
-    the recording. The X-Replay-Miss header overrides this setting."""
+    """Action taken when a request is not in the recording. If the value is simulate, the engine
+    generates a reply. If the value is not-found, the request is rejected with status 404. If the
+    value is nearest, the response to the most similar request is sent. If the value is record, a
+    target responds, and its response is added to the recording. The X-Replay-Miss header overrides
+    this setting."""
     replay_by: Literal["body", "turn"] = "body"
     """How requests are matched to the recording: by body (body) or by position in the conversation,
-    regardless of the text (turn). For agents, turn is recommended, because their requests contain
+    regardless of the text (turn). The value turn is recommended for agents, whose requests contain
     dates, paths, and IDs."""
     target: Annotated[Targets, About(secret=True, repeated=True)] = ()
-    """Servers that respond when replay-miss is set to record. Specify each server as URL or, to use
-    it for only one model, as model=URL. To send a key, write it before the host: https://KEY@host.
-    The flag may be repeated."""
+    """Servers that respond when replay-miss is set to record. Specify each server as URL, or as
+    MODEL=URL to use it for only one model. To send a key, write it before the host:
+    https://KEY@HOST. The flag can be repeated."""
     target_timeout: PositiveDuration = 300.0
     """Maximum time to wait for a target to respond or to send the next part of its response."""
 

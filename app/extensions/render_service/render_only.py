@@ -54,5 +54,7 @@ def launch(argv: Sequence[str]) -> int:
         print("Start a server that only tokenizes and renders prompts: docs/serve.md.")
         return 0
     if argv[:1] != [RENDER]:
-        raise UsageError(f"launch supports only the {RENDER} component; use launch {RENDER} MODEL")
+        raise UsageError(
+            f"the launch command supports only the {RENDER} component; use launch {RENDER} MODEL"
+        )
     return main(["serve", *argv[1:], "--render-only", "--enable-scale-out"])

@@ -11,5 +11,5 @@ class ResponsesSettings(Section, frozen=True, kw_only=True):
     enable_responses_store: Annotated[bool, About(env=("VLLM_ENABLE_RESPONSES_API_STORE",))] = False
     """Store responses from /v1/responses so that clients can read, cancel, and continue them."""
     responses_dialect: Literal["vllm", "open"] = "vllm"
-    """Response format for /v1/responses: vLLM's format (vllm) or the format of the Open Responses
-    specification, which requires additional keys and events (open)."""
+    """Response format for /v1/responses: vLLM's format (vllm) or that of the Open Responses
+    specification (open), which requires additional keys and events."""

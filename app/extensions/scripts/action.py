@@ -224,5 +224,5 @@ def _seconds(duration: str | int, key: str) -> float:
     except ValueError as error:
         raise ScriptError(f"then.delays.{key}: {error}") from None
     if not 0 <= seconds <= MAX_DELAY_S:
-        raise ScriptError(f"then.delays.{key}: must be from 0 to 24h")
+        raise ScriptError(f"then.delays.{key}: must be between 0 and 24h")
     return seconds

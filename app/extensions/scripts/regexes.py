@@ -43,11 +43,13 @@ class RegexCompiler:
         if nodes > MAX_REGEX_NODES:
             raise ScriptError(
                 f"the regex {source[:60]!r} is too large: it has more than {MAX_REGEX_NODES} "
-                "parts when its repeat counts are expanded"
+                "elements when its repeat counts are expanded"
             )
         self.nodes += nodes
         if self.nodes > MAX_SCRIPT_REGEX_NODES:
-            raise ScriptError(f"the regexes together have more than {MAX_SCRIPT_REGEX_NODES} parts")
+            raise ScriptError(
+                f"the regexes have more than {MAX_SCRIPT_REGEX_NODES} elements in total"
+            )
         try:
             flags = regex.IGNORECASE if ignore_case else 0
             return regex.compile(source, flags, cache_pattern=False)

@@ -535,12 +535,12 @@ class ScriptSet:
             )
         if sum(rule.state.template_nodes for rule in rules) > MAX_SCRIPT_NODES:
             raise ScriptError(
-                f"script {RUN_TIME}: the templates together have more than {MAX_SCRIPT_NODES} nodes"
+                f"script {RUN_TIME}: the templates have more than {MAX_SCRIPT_NODES} nodes in total"
             )
         if sum(rule.state.regex_nodes for rule in rules) > MAX_SCRIPT_REGEX_NODES:
             raise ScriptError(
-                f"script {RUN_TIME}: the regexes together have more than {MAX_SCRIPT_REGEX_NODES} "
-                "parts"
+                f"script {RUN_TIME}: the regexes have more than {MAX_SCRIPT_REGEX_NODES} elements "
+                "in total"
             )
 
     def _note_rules(self) -> None:

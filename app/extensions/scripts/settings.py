@@ -10,13 +10,13 @@ class ScriptSettings(Section, frozen=True, kw_only=True):
     """Replies from the rules of scripts."""
 
     script: Annotated[ModelFiles, About(simulated=True, path=True)] = ()
-    """YAML files that contain reply rules. Specify each file as path or, to use it for only one
-    model, as model=path. A script is reloaded when its file changes."""
+    """YAML files that contain reply rules. Specify each file as PATH, or as MODEL=PATH to use it
+    for only one model. A script is reloaded when its file changes."""
 
     unmatched: Annotated[Literal["error", "pass"] | None, About(live=True, simulated=True)] = None
-    """Response to a request that matches no rule: with error, an error that names the closest rule;
-    with pass, the reply that the mode setting determines. If empty, this setting acts like pass
-    until a test sets replies for this kind of request, and like error after that."""
+    """Response to a request that matches no rule: an error that names the closest rule (error) or
+    the reply that the mode setting determines (pass). If this setting is empty, pass applies until
+    a test sets replies for this kind of request, and error applies after that."""
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:

@@ -72,7 +72,7 @@ class TemplateCompiler:
         tree = environment.parse(source)
         self.nodes += _count_nodes(tree)
         if self.nodes > MAX_SCRIPT_NODES:
-            raise TemplateError(f"the templates together have more than {MAX_SCRIPT_NODES} nodes")
+            raise TemplateError(f"the templates have more than {MAX_SCRIPT_NODES} nodes in total")
         _check_nodes(tree, groups)
         tree = OperationLimiter().visit(tree)
         is_expression = False
@@ -236,7 +236,7 @@ def _check_group(node: nodes.Getattr | nodes.Getitem, groups: frozenset[str] | N
         hint = "the rule has no regex"
         if groups:
             hint = f"there are {', '.join(sorted(groups))}"
-        raise TemplateError(f"match has no group {str(group)!r}; {hint}")
+        raise TemplateError(f"the match has no group {str(group)!r}; {hint}")
 
 
 def _limit_length(pieces: Iterator[str]) -> Iterator[str]:

@@ -126,7 +126,7 @@ class ScriptEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateError(f"{operator} requires numbers")
         for operand in (left, right):
             if isinstance(operand, int) and operand.bit_length() > MAX_BITS:
-                raise TemplateError(f"{operator} supports numbers of up to {MAX_BITS} bits")
+                raise TemplateError(f"{operator} supports only numbers of up to {MAX_BITS} bits")
         return BINARY_OPERATORS[operator](left, right)
 
 
@@ -211,7 +211,7 @@ def is_even(number: object) -> bool:
 def _to_number(value: object) -> float:
     """Returns a number; a text raises `TemplateError`, because `%` would format it."""
     if not isinstance(value, int | float):
-        raise TemplateError("odd and even require numbers")
+        raise TemplateError("the tests odd and even require numbers")
     return value
 
 
@@ -219,7 +219,7 @@ def replace_text(text: object, old: str, new: str) -> str:
     """Replaces every `old` in a text by `new`."""
     text = str(text)
     if len(text) + (text.count(old) * len(new)) > MAX_CHARACTERS:
-        raise TemplateError(f"the result of replace exceeds {MAX_CHARACTERS} characters")
+        raise TemplateError(f"the result of the replace filter exceeds {MAX_CHARACTERS} characters")
     return text.replace(old, new)
 
 
@@ -245,7 +245,7 @@ def format_date(unix_s: float, form: str = "%Y-%m-%d") -> str:
     if len(form) > MAX_DATE_FORMAT:
         raise TemplateError(f"the date format exceeds {MAX_DATE_FORMAT} characters")
     if PADDED_DIRECTIVE.search(form):
-        raise TemplateError(f"date does not support {form[:40]!r}")
+        raise TemplateError(f"the date filter does not support the format {form[:40]!r}")
     return datetime.fromtimestamp(unix_s, UTC).strftime(form)
 
 

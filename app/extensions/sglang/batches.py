@@ -46,7 +46,7 @@ class PromptItem(Struct, kw_only=True):
         """Raises ApiError 400 for wrong numbers of log probabilities."""
         if self.top_logprobs < 0 or self.logprob_start < -1:
             raise bad_request(
-                "top_logprobs_num must be at least 0, and logprob_start_len at least -1."
+                "top_logprobs_num must be at least 0, and logprob_start_len must be at least -1."
             )
         if self.top_logprobs and self.logprob_ids:
             raise bad_request("top_logprobs_num cannot be combined with token_ids_logprob.")
@@ -242,7 +242,7 @@ def check_length(name: str, values: Sequence[object], size: int) -> None:
     """Raises ApiError 400 unless a list has an item for each prompt."""
     if len(values) != size:
         raise bad_request(
-            f"The length of {name} ({len(values)}) should be equal to the batch size ({size})."
+            f"The length of {name} ({len(values)}) must equal the batch size ({size})."
         )
 
 

@@ -9,6 +9,7 @@ class ToolCallSettings(Section, frozen=True, kw_only=True):
     """Which tools the simulated model calls."""
 
     tool_choice_auto: Annotated[Literal["match", "coin"], LIVE] = "match"
-    """Tools that the model calls when tool_choice is auto. If set to match, the model calls the
-    tools whose names and descriptions match the last user message. If set to coin, each call is
-    made at random, with the probability set by tool-call-extra-call-probability."""
+    """Tools that the model calls when tool_choice is auto. If the value is match, the model calls
+    the tools whose names and descriptions match the last user message. If the value is coin, the
+    model makes each call at random, with the probability set by
+    tool-call-extra-call-probability."""

@@ -22,8 +22,8 @@ class TracingSettings(Section, frozen=True, kw_only=True):
     otlp_traces_endpoint: Annotated[
         CollectorUrl | None, About(env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",))
     ] = None
-    """URL that receives spans as OTLP over HTTP, such as http://collector:4318/v1/traces. If empty,
-    tracing is off."""
+    """URL that receives spans as OTLP over HTTP, such as http://collector:4318/v1/traces. If this
+    setting is empty, tracing is off."""
 
     def extras(self) -> Mapping[Extra, str]:
         """Returns the OpenTelemetry SDK, if spans are sent."""

@@ -62,7 +62,7 @@ def test_events_without_a_subscriber_are_logged_once_after_a_minute(
         publish_each_second(sender, clock, 120)
         sender.close()
     expected = (
-        f"KV events: no subscriber has connected to {sender.addresses['events']} for a minute"
+        f"KV events: no subscriber has connected to {sender.addresses['events']} within a minute"
     )
     assert caplog.messages == [expected] * (not is_subscribed)
 

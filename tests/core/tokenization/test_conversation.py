@@ -62,7 +62,8 @@ def named(call: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("message", "words", "param"),
     [
-        *((message_of(value), "string, a list of parts or null", None) for value in (7, {"text": "x"}, True)),
+        *((message_of(value), "string, a list of parts, or null", None)
+            for value in (7, {"text": "x"}, True)),
         *((message_of([part]), ".", ...) for part in ({"type": "smell"}, 7, None, {"type": {},
             "image_url": {"url": "x"}})),
         *((message_of([TEXT, {"type": kind}]), ".", "type") for kind in ("file", "zzz", 5, "")),

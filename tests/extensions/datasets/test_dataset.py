@@ -91,7 +91,7 @@ def test_lookup_of_a_corrupt_row_finds_no_reply(
         assert dataset.reply(PROMPT, (), min_tokens=1, max_tokens=5, rng=Random(1)) is None
         assert dataset.reply(PROMPT, (), min_tokens=1, max_tokens=5, rng=Random(1)) is None
     assert len(caplog.messages) == 1
-    assert "cannot read a reply" in caplog.text and "\n" not in caplog.messages[0]
+    assert "a reply cannot be read" in caplog.text and "\n" not in caplog.messages[0]
     assert reply(dataset, 2, prompt=[5]) == RecordedReply([5, 5], ["5 ", "5 "], 0, True)
 
 

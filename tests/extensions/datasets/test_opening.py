@@ -130,7 +130,7 @@ def test_unusable_dataset_logs_one_warning(
 ) -> None:
     datasets = open_datasets(DatasetSettings(dataset_path=(str(locked),)), tokenizer)
     assert not datasets and dataset_of(datasets, "any") is None
-    assert caplog.messages == [f"dataset {locked} cannot be used: database is locked"]
+    assert caplog.messages == [f"the dataset {locked} cannot be used: database is locked"]
 
 
 def test_error_for_a_missing_dataset_file_names_the_path(

@@ -160,7 +160,7 @@ LEVEL = "; a number, or a function such as ramp:0:10:30s (shape:start:end:period
         ([1], "fake-metrics must be a JSON object"),
         (
             {"runing-requests": 1},
-            "'runing-requests' is not a fake metric; did you mean running-requests?",
+            "'runing-requests' is not the name of a fake metric; did you mean running-requests?",
         ),
         ({"running-requests": 1, "running_requests": 2}, "running-requests is specified twice"),
         ({"running-requests": -1}, f"running-requests: Expected `float` >= 0.0{LEVEL}"),

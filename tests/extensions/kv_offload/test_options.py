@@ -146,7 +146,7 @@ TIER = ("--enable-kvcache", "--kv-connector", "offloading", "--kv-offload-size",
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (("--enable-kvcache", "--kv-offload-size", "1"), "requires kv-connector offloading"),
+        (("--enable-kvcache", "--kv-offload-size", "1"), "requires kv-connector to be offloading"),
         ((*TIER[:4], "0.000001"), "1e-06 GiB is too small for a chunk of 2097152 bytes"),
         ((*TIER, "--kv-offload-block-size", "24"), r"24 is not a multiple of block-size \(16\)"),
         (

@@ -120,14 +120,14 @@ def started(*flags: str, environ: Mapping[str, str] | None = None) -> Settings:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero (line 1 of {path})"),
-        ("def f(:", "cannot be imported: SyntaxError: "),
-        ("API = 1", "is written for API 1; this server supports API 2 (see docs/plugins.md)"),
-        ("", "does not name its API; this server supports API 2 (see docs/plugins.md)"),
-        ("API = 2", "does not define EXTENSION, a subclass of app.plugins.Plugin"),
+        ("1 / 0", " cannot be imported: ZeroDivisionError: division by zero (line 1 of {path})"),
+        ("def f(:", " cannot be imported: SyntaxError: "),
+        ("API = 1", " is written for API 1; this server supports API 2 (see docs/plugins.md)"),
+        ("", " does not name its API; this server supports API 2 (see docs/plugins.md)"),
+        ("API = 2", " does not define EXTENSION, a subclass of app.plugins.Plugin"),
         (
             "API = 2\nclass EXTENSION:\n    name = 'mine'",
-            "EXTENSION must be a subclass of app.plugins.Plugin",
+            ": EXTENSION must be a subclass of app.plugins.Plugin",
         ),
     ],
 )
@@ -135,8 +135,7 @@ def test_module_without_a_plugin_is_rejected(tmp_path: Path, text: str, line: st
     path = tmp_path / "mine.py"
     path.write_text(text)
     message = refusal("--plugin", str(path))
-    assert message.startswith(f"plugin mine ({path}): ")
-    assert line.replace("{path}", str(path)) in message
+    assert message.startswith(f"plugin mine ({path}){line.replace('{path}', str(path))}")
 
 
 OWN_SETTINGS = "Settings = TestSettings"
@@ -145,16 +144,16 @@ OWN_SETTINGS = "Settings = TestSettings"
 @pytest.mark.parametrize(
     ("body", "preamble", "line"),
     [
-        ("Settings = 3", "", "its Settings must be a subclass of config.declaration.Section"),
+        ("Settings = 3", "", "the Settings class must be a subclass of config.declaration.Section"),
         (
             OWN_SETTINGS,
             SECTION + "    a: Annotated[int, About('A.')]",
-            "its Settings: TypeError: Missing required",
+            "the Settings class is invalid: TypeError: Missing required",
         ),
         (
             OWN_SETTINGS,
             settings_class(default=0),
-            "its Settings: ValidationError: Expected `int` >= 1",
+            "the Settings class is invalid: ValidationError: Expected `int` >= 1",
         ),
         (
             OWN_SETTINGS,
@@ -235,11 +234,11 @@ def test_plugin_name_that_is_not_a_valid_flag_is_rejected(plugin: Write) -> None
 
 def test_error_for_a_missing_plugin_names_the_module_or_file(tmp_path: Path) -> None:
     assert refusal("--plugin", "no.such.module").startswith(
-        "plugin module (no.such.module): cannot be imported: ModuleNotFoundError"
+        "plugin module (no.such.module) cannot be imported: ModuleNotFoundError"
     )
     missing = str(tmp_path / "missing.py")
     assert refusal("--plugin", missing).startswith(
-        f"plugin missing ({missing}): cannot be imported: FileNotFoundError"
+        f"plugin missing ({missing}) cannot be imported: FileNotFoundError"
     )
 
 

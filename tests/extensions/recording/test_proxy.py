@@ -159,7 +159,7 @@ def answering(body: bytes, *headers: tuple[str, str]) -> Callable[..., Iterable[
         (
             10,
             OK + b"Content-Encoding: gzip\r\n\r\nhi",
-            "secrets in the gzip body could not be masked",
+            "secrets in the gzip-encoded body could not be masked",
         ),
     ],
     ids=["request", "answer", "pieces", "coding"],

@@ -34,7 +34,7 @@ WRONG = {
     "rules: [{then: {tool_calls: [{arguments: {}}]}}]": "then.tool_calls.0: Object missing required field",
     "rules: [{when: {message: {regex: '('}}, then: pass}]": "rule 1: invalid regex '('",
     "rules: [{then: {text: '{{ nme }}'}}]": "then.text: template '{{ nme }}': unknown name 'nme'",
-    "rules: [{then: {text: '{{ match.a }}'}}]": "match has no group 'a'; the rule has no regex",
+    "rules: [{then: {text: '{{ match.a }}'}}]": "the match has no group 'a'; the rule has no regex",
     "rules: "
     "[{then: {text: '{% for a in message %}{% endfor %}'}}]": "For is not supported in a script (line 1)",
     "rules: [{then: {json: {a: '{{ b }}'}}}]": "then.json.a: template '{{ b }}': unknown name 'b'",

@@ -149,7 +149,7 @@ def test_simple_rules_keep_chats_on_the_fast_path(
         ),
         (
             {"then": {"json": [[[]] * 3] * 3, "delays": {"first_token": "25h"}}},
-            "must be from 0 to 24h.",
+            "must be between 0 and 24h.",
         ),
         (
             {"rules": [{"then": {"text": "x" * 250_000}}] * 9},
@@ -191,7 +191,7 @@ def test_template_with_a_huge_result_returns_a_one_line_error(client: FlaskClien
     answer: Any = client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 500
     assert answer.json["error"]["message"].endswith(
-        "the result of replace exceeds 262144 characters."
+        "the result of the replace filter exceeds 262144 characters."
     )
 
 

@@ -140,7 +140,7 @@ def test_clients_wait_while_file_descriptors_are_exhausted() -> None:
         with ExitStack() as clients:
             for _ in range(20):
                 clients.enter_context(Wire(server.port)).send(b"POST /v1/completions HTTP/1.1\r\n")
-            wait_for_log(server, "cannot accept more connections")
+            wait_for_log(server, "no more connections can be accepted")
         assert post(server.port, ask()).status == 200
-        assert server.log().count("cannot accept more connections") == 1
+        assert server.log().count("no more connections can be accepted") == 1
         assert "Traceback" not in server.log()

@@ -199,7 +199,7 @@ def test_invalid_mcp_rules_are_rejected_when_the_test_sets_them() -> None:
             mcp.reply("search", "x", times=0)
         with pytest.raises(ValueError, match="tool search is not valid JSON"):
             mcp.tool("search", {1, 2})  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="the when argument must be a mapping"):
+        with pytest.raises(ValueError, match="the argument 'when' must be a mapping"):
             mcp.fault("hang", when=["city"])
         with pytest.raises(AssertionError, match="expected 2 calls of search; of 0 calls 0 fit"):
             mcp.assert_called("search", times=2)

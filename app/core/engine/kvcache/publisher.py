@@ -173,7 +173,7 @@ class EventSender:
                 pass  # listeners and replays still have the batch
         if self._subscribers is not None and self._subscribers.misses_subscribers(self._now()):
             address = self.addresses["events"]
-            log.warning("KV events: no subscriber has connected to %s for a minute", address)
+            log.warning("KV events: no subscriber has connected to %s within a minute", address)
         for listener in tuple(self._listeners):
             try:
                 listener(self._settings.topic, sequence, batch)

@@ -143,7 +143,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
                 if self.certificate.refresh():
                     self.log.info("new connections use the updated certificate")
             except CertificateError as error:
-                self.log.error("%s; keeping the old certificate", error)
+                self.log.error("%s; the old certificate is still used", error)
 
     def _hide(self, workers: dict[int, Worker]) -> None:
         """Hides `workers` from gunicorn's code, which neither counts nor ends them."""
@@ -168,7 +168,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     def handle_ttin(self) -> None:
         """Refuses to change the number of workers."""
         self.log.error(
-            "workers must be %d, one for each rank: %s",
+            "the number of workers must be %d, one for each rank: %s",
             self.num_workers,
             ranks.ONE_WORKER_PER_RANK,
         )
@@ -259,7 +259,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         settings = replace(settings, server=server)
         if ranks.addresses(settings.server) != ranks.addresses(self.settings.server):
             raise ConfigError(
-                "host, ports, and the number of ranks cannot be changed while the server is running"
+                "the host, ports, and number of ranks cannot be changed while the server is running"
             )
         if self.cfg.preload_app and settings.dump(masked=False) != self.settings.dump(masked=False):
             raise ConfigError(

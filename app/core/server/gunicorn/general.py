@@ -173,7 +173,7 @@ class GeneralPath:
                 self._worker.handle_error(req, client, addr, error)
         except OSError as error:
             if error.errno not in DISCONNECT_ERRORS:
-                self._worker.log.exception("Socket error processing request.")
+                self._worker.log.exception("A socket error occurred while a request was processed.")
         except UnsupportedTransferCoding as error:
             self._worker.log.warning("Invalid request from ip=%s: %s", addr[0], error)
             # gunicorn's handle_error would send "501 Bad Request".

@@ -54,7 +54,10 @@ class ClientServer(StreamServer):  # type: ignore[misc]
             now_s = time.monotonic()
             if now_s >= self._silent_until_s:
                 self._silent_until_s = now_s + LOG_INTERVAL_S
-                log.error("cannot accept more connections; clients are waiting: %s", error.strerror)
+                log.error(
+                    "clients are waiting, because no more connections can be accepted: %s",
+                    error.strerror,
+                )
             raise gevent.GreenletExit from None
 
     def do_handle(self, *args: Any) -> None:

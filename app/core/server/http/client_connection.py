@@ -107,7 +107,7 @@ def break_off(connection: ClientConnection | None) -> NoReturn:
     """
     if connection is not None:
         connection.shut()
-    raise BrokenOffError(errno.ECONNRESET, "connection closed by an injected fault")
+    raise BrokenOffError(errno.ECONNRESET, "an injected fault closed the connection")
 
 
 def reset_when_closed(sock: socket.socket) -> None:

@@ -209,7 +209,7 @@ class BodyLimits:
         if max(length, len(body)) > self.max_bytes:
             raise self._too_large()
         if len(body) < length:
-            raise malformed(f"body: received {len(body)} of {declared} bytes", "body")
+            raise malformed(f"body: only {len(body)} of {declared} bytes were received", "body")
         # Commas and brackets within strings count, too.
         if len(body) > self.max_values and sum(map(body.count, b",[{")) > self.max_values:
             raise too_large(

@@ -233,7 +233,7 @@ class Reader:
             AttributeError,
         ):  # or a flaw on the way
             raise SchemaError(
-                f"{reference!r} is not part of this schema, and other documents are not fetched",
+                f"{reference!r} is not in this schema; other documents are not fetched",
                 place.path,
             ) from None
         key = id(target.contents)

@@ -162,7 +162,9 @@ class Http2Connection(CallTransport):
             call.wake.set()
         elif isinstance(event, events.WindowUpdated | events.RemoteSettingsChanged):
             if len(self.h2.remote_settings) > MAX_SETTINGS:
-                raise ConnectionFailedError(ErrorCodes.ENHANCE_YOUR_CALM, "too many settings")
+                raise ConnectionFailedError(
+                    ErrorCodes.ENHANCE_YOUR_CALM, "too many settings were sent"
+                )
             self._wake_stalled()
         elif isinstance(event, events.StreamReset):
             self._count_reset(call)

@@ -102,7 +102,7 @@ def make_drafter(
     method = speculation.method
     if method not in PRICED_METHODS:
         raise ConfigError(
-            f"speculative-config: method {method}: the cost of its drafts is unknown; use one of"
+            f"speculative-config: the cost of the drafts of method {method} is unknown; use one of"
             f" {', '.join(PRICED_METHODS)}"
         )
     plain = StorageFormat(weight_bytes=BF16_BYTES, kernels="bf16")
@@ -138,7 +138,7 @@ def _one_layer(shape: ModelShape) -> ModelShape:
 def _draft_model(drafter: Drafter) -> Drafter:
     model = drafter.speculation.model
     if not model:
-        raise ConfigError("speculative-config: method draft_model requires a model")
+        raise ConfigError("speculative-config: the draft_model method requires a model")
     origin = f"speculative-config: model {model}"
     shape = model_shape(read_model_config(model), origin)
     return replace(drafter, shape=shape, storage=read_storage(shape.quantization_config, origin))

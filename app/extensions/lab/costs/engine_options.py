@@ -112,8 +112,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
             stored = checkpoint.quant_method
             if method.removesuffix("_marlin") != stored.removesuffix("_marlin"):
                 raise ConfigError(
-                    f"quantization {method}: the weights of {origin} are in {stored}, which vLLM"
-                    " does not convert"
+                    f"quantization {method}: vLLM does not convert the weights of {origin} from"
+                    f" {stored}"
                 )
             return checkpoint
         if method not in ONLINE_QUANTIZATIONS:

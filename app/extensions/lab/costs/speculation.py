@@ -94,7 +94,7 @@ def read_speculation(text: str) -> Speculation | None:
         draft_count = config.draft_count()
         slots = config.draft_slots(())
     except ValueError as error:
-        raise ValueError(f"must be a vLLM speculative_config: {error}") from None
+        raise ValueError(f"is not a valid vLLM speculative_config: {error}") from None
     acceptance: tuple[float, ...] = ()
     if drafts is not None:
         acceptance = drafts.acceptance
@@ -128,7 +128,7 @@ def with_acceptance(speculation: Speculation, model: str) -> tuple[Speculation, 
         names = sorted(f"{entry.model} with {entry.method}" for entry in read_lengths())
         raise ConfigError(
             f"speculative-config: the accepted length of {speculation.method} with {model} is"
-            f" unknown; {SYNTHETIC}; lengths are known for {', '.join(names)}"
+            f" unknown (lengths are known for {', '.join(names)}); {SYNTHETIC}"
         )
     length = measured.lengths.get(speculation.draft_count)
     if length is None:

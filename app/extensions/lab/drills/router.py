@@ -162,7 +162,9 @@ def read_counter(source: str) -> int:
             try:
                 total += float(value)
             except ValueError:
-                raise FleetError(f"router metrics at {url}: invalid line: {line[:100]}") from None
+                raise FleetError(
+                    f"router metrics at {url} contain an invalid line: {line[:100]}"
+                ) from None
     if not math.isfinite(total):
         raise FleetError(
             f"router metrics at {url}: the value of {name} is {total}, which is not finite"

@@ -54,7 +54,7 @@ def read_recordings(path: str) -> list[MeasuredRun]:
         raise ConfigError(
             f"{path} is an aiperf summary; use profile_export.jsonl, which contains the requests"
         )
-    raise ConfigError(f"{path} is not a result of vllm bench serve, guidellm, or aiperf")
+    raise ConfigError(f"{path} is not a result file of vllm bench serve, guidellm, or aiperf")
 
 
 def read_text(path: str) -> str:

@@ -93,7 +93,7 @@ def _job_of_file(path: Path, make_job: MakeJob) -> Job:
                 f"{path}: {name} applies to the whole comparison, not to a single run"
             )
         if value is None or isinstance(value, Mapping):
-            raise ConfigError(f"{path}: {name} must be a value, or a list of values")
+            raise ConfigError(f"{path}: {name} must be a value or a list of values")
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, list):

@@ -147,7 +147,7 @@ class CsvRows:
     def _read_arrival(self, text: str) -> None:
         arrival_s = self._read_time(self._columns[0], text)
         if arrival_s < self._arrival_s and not self.is_public:
-            raise ValueError(f"arrival_s {text} is earlier than in the previous row")
+            raise ValueError(f"arrival_s {text} is earlier than the arrival_s of the previous row")
         self._arrival_s = arrival_s
 
     def _read_session(self, row: Sequence[str]) -> int | None:

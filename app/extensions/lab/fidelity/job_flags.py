@@ -165,7 +165,8 @@ def _check_tiers(options: Namespace, plan: SimulationPlan) -> tuple[KvTier, ...]
     kv_bytes = options.kv_bytes_per_token or plan.profile.kv_bytes_per_token
     if kv_bytes is None:
         raise ConfigError(
-            f"profile {options.profile} does not specify the size of keys and values for --kv-tiers"
+            f"--kv-tiers requires the size of keys and values, which profile {options.profile}"
+            " does not specify"
         )
     if not plan.profile.engine.enable_prefix_caching:
         raise ConfigError("--kv-tiers requires prefix caching")

@@ -67,9 +67,7 @@ class MeasuredRequest(Struct):
                 f" not {self.input_tokens} and {self.output_tokens}"
             )
         if self.arrival_s > self.send_s + 1e-6:
-            raise ConfigError(
-                f"{location}: {sent}, which is before its arrival at {self.arrival_s:g} s"
-            )
+            raise ConfigError(f"{location}: {sent}, before its arrival at {self.arrival_s:g} s")
         if not self.send_s < self.first_s <= self.last_s + 1e-9:
             raise ConfigError(
                 f"{location}: {sent}, first token at {self.first_s:g} s, last token at"

@@ -168,7 +168,7 @@ def read_target(url: str) -> Target:
     """
     target = Target.from_url(url)
     if target.scheme != "http":
-        raise ConfigError(f"target {url}: must be a URL such as http://host:8000, without TLS")
+        raise ConfigError(f"target {url}: must be a URL without TLS, such as http://host:8000")
     return target
 
 

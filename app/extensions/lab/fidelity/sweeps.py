@@ -62,15 +62,15 @@ def read_sweep(text: str) -> Sweep:
             f"must be {name}=FROM:TO:STEP, where all three values are numbers"
         ) from None
     if not (1e-6 <= low <= high < math.inf and 0 < step < math.inf):
-        raise ValueError("must have a first value and a step that are greater than 0")
+        raise ValueError("must have a FROM and a STEP above 0, and a TO that is not less than FROM")
     if (high - low) / step >= MAX_POINTS:
         raise ValueError(f"must have at most {MAX_POINTS} points")
     count = int((high - low) / step + 1e-9) + 1
     values = tuple(round(low + number * step, 9) for number in range(count))
     if name != RATE and not all(value.is_integer() for value in values):
-        raise ValueError(f"must contain only whole numbers for {name}")
+        raise ValueError(f"must have only whole numbers as values of {name}")
     if high > MAX_VALUES[name]:
-        raise ValueError(f"must not exceed {MAX_VALUES[name]:,} for {name}")
+        raise ValueError(f"must have a TO of at most {MAX_VALUES[name]:,}")
     return Sweep(name, values)
 
 

@@ -140,8 +140,7 @@ def _append_mooncake_row(
     blocks = -(-row.input_length // MOONCAKE_BLOCK)
     if len(row.hash_ids) > blocks:
         raise ValueError(
-            f"got {len(row.hash_ids)} hash_ids, but {row.input_length} tokens allow at most"
-            f" {blocks}"
+            f"got {len(row.hash_ids)} hash_ids, but {row.input_length} tokens have at most {blocks}"
         )
     if not (row.input_length and row.output_length):
         load.left_out += 1

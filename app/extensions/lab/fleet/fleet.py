@@ -65,7 +65,7 @@ def check_flags(flags: Sequence[str]) -> None:
     """Raises UsageError for flags that are not settings, and for settings in `FLEET_SETTINGS`."""
     parsed = parse(flags, {}, settings_type())
     if parsed.version or parsed.config is not None:
-        raise UsageError("fleet does not accept --config or --version")
+        raise UsageError("the fleet command does not accept --config or --version")
     for name in parsed.values:
         if name in FLEET_SETTINGS:
             raise UsageError(f"flag --{name} cannot be used, because the fleet sets it")

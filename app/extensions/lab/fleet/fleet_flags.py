@@ -195,7 +195,7 @@ def _check_drill_flags(options: Namespace, argv: Sequence[str]) -> None:
         return
     for flag in FILE_FLAGS:
         if flag in forms:
-            raise UsageError(f"argument {flag}: not allowed with --drill")
+            raise UsageError(f"argument {flag}: cannot be used with --drill")
     options.seed_given = options.seed if "--seed" in forms else None
     if options.router is None and options.router_url is None:
         _check_own_router(options)

@@ -144,7 +144,7 @@ def _without_ids(
         raise ConfigError(
             f"{path}: none of the request IDs are in the journal, and the numbers of requests"
             f" differ ({len(requests)} in the file, {len(journal)} in the journal);"
-            " send X-Request-Id (docs/judge.md)"
+            " send X-Request-Id (see docs/judge.md)"
         )
 
     def sending(position: int) -> float:

@@ -94,9 +94,9 @@ def read_journal(source: str, admin_key: str | None = None) -> list[ServedReques
             entry for rank in ranks for entry in msgspec.convert(rank, _Rank, strict=True).entries
         ]
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source} is not a journal that contains times: {error}") from None
+        raise ConfigError(f"{source} is not a journal with times: {error}") from None
     if not entries:
-        raise ConfigError(f"{source}: the journal is empty; it must be read before you reset it")
+        raise ConfigError(f"{source}: the journal is empty; read the journal before you reset it")
     for entry in entries:
         for moment_s in (entry.arrived_s, *(entry.sends_s or ())):
             if not abs(moment_s) <= MAX_MOMENT_S:
@@ -119,13 +119,13 @@ def _fetch(url: str, admin_key: str | None) -> bytes:
         response = connection.getresponse()
         body = response.read()
     except (OSError, HTTPException) as error:
-        raise ConfigError(f"{target.url}: the journal cannot be read: {error}") from None
+        raise ConfigError(f"the journal of {target.url} cannot be read: {error}") from None
     finally:
         connection.close()
     if response.status != 200:
         reason = body.decode(errors="replace")[:200]
         raise ConfigError(
-            f"{target.url}: the request for the journal returned status {response.status}: {reason}"
+            f"{target.url} returned status {response.status} for the journal: {reason}"
         )
     return body
 

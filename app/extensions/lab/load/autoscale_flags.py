@@ -37,7 +37,7 @@ def read_policy(text: str, plugin_policies: Mapping[str, AutoscalerStart]) -> Po
         key, equals, value = part.strip().partition("=")
         if not equals or key in values:
             raise ValueError(
-                f"{name}: {part[:40]!r} must have the form NAME=VALUE, and no name may be repeated"
+                f"{name}: {part[:40]!r} must have the form NAME=VALUE with a unique NAME"
             )
         values[key] = value
     if name == "schedule":

@@ -85,7 +85,7 @@ def check_output_paths(
         if not target.parent.is_dir():
             raise ConfigError(f"{path}: folder not found: {target.parent}")
         if target.is_dir():
-            raise ConfigError(f"{path} is a folder")
+            raise ConfigError(f"{path} is a folder, not a file")
         if target.exists() and not target.is_file():
             raise ConfigError(f"{path} is not a regular file")
         if targets.count(str(target)) > 1:

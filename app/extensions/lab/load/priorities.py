@@ -39,7 +39,7 @@ def read_priority(text: str) -> PriorityClass:
     if match[3] is not None:
         share = float(match[3] or "nan") / 100
         if not 0 < share <= 1:
-            raise ValueError("must have a share greater than 0% and at most 100%")
+            raise ValueError("must have a share of more than 0% and at most 100%")
     return PriorityClass(name=match[1], priority=int(match[2]), share=share)
 
 

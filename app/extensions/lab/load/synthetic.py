@@ -194,7 +194,7 @@ class _Drawing:
             self._draw_session(session, arrival_s)
         if not self._load:
             raise ConfigError(
-                f"a load of {recipe.rate:g} requests/s has no requests within {recipe.seconds:g} s"
+                f"at {recipe.rate:g} requests/s, no request arrives within {recipe.seconds:g} s"
             )
         return self._load
 

@@ -212,7 +212,7 @@ def _read_price(text: str) -> DevicePrice:
     if not equals:
         raise ValueError(f"has no price; add {label}=PRICE, the price of one device for one hour")
     if separator and not PRICE_LIST.fullmatch(price_list):
-        raise ValueError("must have a price list name of letters, digits, dots, and dashes after @")
+        raise ValueError("must have only letters, digits, dots, and dashes in the name after @")
     price, slash, node_devices = price_text.partition("/")
     return DevicePrice(
         device=name,
@@ -227,7 +227,7 @@ def _read_confidence(text: str) -> float:
         raise ValueError("must be a percentage, such as 90%")
     percent = number_of(0, 100)(text.removesuffix("%"))
     if not MIN_CONFIDENCE <= percent <= MAX_CONFIDENCE:
-        raise ValueError(f"must be from {MIN_CONFIDENCE}% to {MAX_CONFIDENCE}%")
+        raise ValueError(f"must be between {MIN_CONFIDENCE}% and {MAX_CONFIDENCE}%")
     return percent / 100
 
 

@@ -105,7 +105,7 @@ def _document(path: Path) -> object:
     except OSError as error:
         raise ImportFormatError(f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ImportFormatError("is not UTF-8") from None
+        raise ImportFormatError("is not encoded in UTF-8") from None
     try:
         if path.suffix == ".json":
             document = json.loads(text)

@@ -165,7 +165,7 @@ def test_16_bit_weights_are_quantized_at_load_time() -> None:
             EngineOptions(quantization="awq"),
             {**QWEN, "quantization_config": FP8},
             "h100",
-            "quantization awq: the weights of model config are in fp8",
+            "quantization awq: vLLM does not convert the weights of model config from fp8",
         ),
         (
             EngineOptions(enable_expert_parallel=True, tensor_parallel_size=2),

@@ -115,8 +115,8 @@ def test_invalid_drill_file_is_rejected_with_a_one_line_error(
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--rate", "3"], "argument --rate: not allowed with --drill"),
-        (["--pods=3"], "argument --pods: not allowed with --drill"),
+        (["--rate", "3"], "argument --rate: cannot be used with --drill"),
+        (["--pods=3"], "argument --pods: cannot be used with --drill"),
         (["--policies", "random", "round-robin"], "a drill can use only one policy"),
         (["--router", "nginx {port}"], "argument --router: the command must contain {pods}"),
         (["--router", "nginx '{port} {pods}"], "argument --router: No closing quotation"),

@@ -173,7 +173,7 @@ def test_csv_files_may_be_compressed_and_omit_arrival_or_send_times(tmp_path: Pa
         ),
         (CSV + "0,10,3,0,nan,2\n", "line 2: times must be finite numbers"),
         (CSV + "1,10,3,1,2,3\n0,10,3,0,1,2\n", "line 3: rows must be in order of arrival"),
-        (CSV + "1,10,3,0,2,3\n", "line 2: sent at 0 s, which is before its arrival at 1 s"),
+        (CSV + "1,10,3,0,2,3\n", "line 2: sent at 0 s, before its arrival at 1 s"),
         (CSV + "0,10,3,0,2,1\n", "line 2: sent at 0 s, first token at 2 s, last token at 1 s"),
     ],
 )
@@ -184,7 +184,7 @@ def test_invalid_csv_files_are_rejected_with_a_one_line_error(
 
 
 def test_unknown_benchmark_formats_are_rejected(tmp_path: Path) -> None:
-    assert "is not a result of vllm bench serve, guidellm, or aiperf" in refused(
+    assert "is not a result file of vllm bench serve, guidellm, or aiperf" in refused(
         tmp_path, {"results": []}
     )
     assert "profile_export.jsonl" in refused(

@@ -38,7 +38,7 @@ FAILURES: list[tuple[list[str], str]] = [
     (["--num-requests", "1000000000"], "the load would have more than 100,000,000 requests"),
     (
         ["--rate", "1e-6", "--seconds", "1"],
-        "a load of 1e-06 requests/s has no requests within 1 s",
+        "at 1e-06 requests/s, no request arrives within 1 s",
     ),
     (
         [*DRAWN, "--tensor-parallel-size", "2"],
@@ -58,7 +58,7 @@ FAILURES: list[tuple[list[str], str]] = [
         "the load, request 1: the sum of input_tokens 2000",
     ),
     ([*DRAWN, "--html", "absent/x.html"], f"absent/x.html: folder not found: {ROOT / 'absent'}"),
-    ([*DRAWN, "--plot", "app"], "app is a folder"),
+    ([*DRAWN, "--plot", "app"], "app is a folder, not a file"),
     ([*DRAWN, "--json", "/dev/null"], "/dev/null is not a regular file"),
     ([*DRAWN, "--plot", "x.pdf"], "x.pdf: the name of an image file must end with .png or .svg"),
     (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
@@ -272,7 +272,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
         ),
         (
             [*DRAWN, "--sweep", "pods=1:2:0.5"],
-            "argument --sweep: 'pods=1:2:0.5' must contain only whole numbers",
+            "argument --sweep: 'pods=1:2:0.5' must have only whole numbers as values of pods",
         ),
         (
             [*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"],

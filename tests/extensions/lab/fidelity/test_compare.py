@@ -172,8 +172,8 @@ def test_runs_without_completed_requests_cannot_be_compared() -> None:
         ("policy: fastest", "prefix.yaml: argument --policy: invalid choice: 'fastest'"),
         ("policy: [random", "prefix.yaml cannot be parsed: while parsing a flow sequence"),
         ("[1, 2]", "prefix.yaml must map options to values"),
-        ("policy:", "prefix.yaml: policy must be a value, or a list of values"),
-        ("pods: {a: 1}", "prefix.yaml: pods must be a value, or a list of values"),
+        ("policy:", "prefix.yaml: policy must be a value or a list of values"),
+        ("pods: {a: 1}", "prefix.yaml: pods must be a value or a list of values"),
         ("help: true", "prefix.yaml: help applies to the whole comparison, not to a single run"),
         ("html: x.html", "prefix.yaml: html applies to the whole comparison, not to a single run"),
         (

@@ -119,7 +119,10 @@ def test_prefix_groups_of_a_trace_are_numbered(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (HEADER + "2,1,1\n1,1,1\n", ", row 3: arrival_s 1 is earlier than in the previous row"),
+        (
+            HEADER + "2,1,1\n1,1,1\n",
+            ", row 3: arrival_s 1 is earlier than the arrival_s of the previous row",
+        ),
         (HEADER + "1.7e308,1,1\n", ", row 2: arrival_s '1.7e308' must be a number of seconds"),
         (
             HEADER + "nan,1,1\n",
@@ -166,13 +169,13 @@ def test_prefix_groups_of_a_trace_are_numbered(
         (MOONCAKE.replace("1537", '"x"'), ", row 2: Expected `int`, got `str`"),
         (
             MOONCAKE.replace("[7]", "[7, 8]"),
-            ", row 3: got 2 hash_ids, but 512 tokens allow at most 1",
+            ", row 3: got 2 hash_ids, but 512 tokens have at most 1",
         ),
         (MOONCAKE.replace("27482", "-1"), ", row 1: Expected `float` >= 0.0"),
         (MOONCAKE + "{", ", row 6: "),
         (MOONCAKE + '{"x": ' + "[" * 10000, ", row 6: maximum recursion depth exceeded"),
         (BENCHMARK + "\n" + BENCHMARK, " contains 2 runs, but a load must consist of a single run"),
-        ('{"a": 1}', "is not a result of vllm bench serve, guidellm, or aiperf"),
+        ('{"a": 1}', "is not a result file of vllm bench serve, guidellm, or aiperf"),
         (b"\xff\xfe\x00", " must be UTF-8 text"),
         (gzip.compress(HEADER.encode(), mtime=0)[:-9], " cannot be decompressed"),
     ],

@@ -69,7 +69,7 @@ def test_error_for_an_invalid_export_states_the_position(
     ("content", "reason"),
     [
         ("{", "is not valid JSON"),
-        ("[]", "is not a journal that contains times"),
+        ("[]", "is not a journal with times"),
         ('{"entries": []}', "the journal is empty"),
         ('{"0": {"entries": []}, "1": {"entries": []}}', "the journal is empty"),
         ('{"entries": [{"id": "x", "route": "/"}]}', "missing required field `arrived_s`"),

@@ -126,7 +126,7 @@ def test_histogram_quantiles_match_prometheus() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        (f"{USUAL},min=2", "'min=2' must have the form NAME=VALUE, and no name may be repeated"),
+        (f"{USUAL},min=2", "'min=2' must have the form NAME=VALUE with a unique NAME"),
         ("hpa", "must have the form NAME=VALUE"),
         ("hpa:metric=queue,target=4,min=1,max=2", "metric: invalid choice: 'queue'"),
         (

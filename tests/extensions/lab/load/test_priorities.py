@@ -56,7 +56,7 @@ def test_trace_class_with_a_higher_priority_is_served_first(
     ("flags", "error"),
     [
         (["--priorities", "chat"], "must be NAME=PRIORITY"),
-        (["--priorities", "chat=0@0%"], "must have a share greater than 0%"),
+        (["--priorities", "chat=0@0%"], "must have a share of more than 0%"),
         (["--priorities", "chat=0"], "a generated load requires a share for each class"),
         (
             ["--priorities", "chat=0@50%", "batch=1@40%"],

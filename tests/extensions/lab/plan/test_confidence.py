@@ -65,7 +65,7 @@ def test_plan_states_the_probability_of_meeting_the_limits(
 
 @pytest.mark.parametrize(
     ("value", "rule"),
-    [("0.9", "must be a percentage"), ("40%", "must be from 50% to 99%"), ("x%", "must be")],
+    [("0.9", "must be a percentage"), ("40%", "must be between 50% and 99%"), ("x%", "must be")],
 )
 def test_invalid_confidence_is_rejected_with_a_one_line_error(
     capsys: pytest.CaptureFixture[str], value: str, rule: str

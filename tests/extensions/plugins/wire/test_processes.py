@@ -80,5 +80,5 @@ def test_error_names_the_package_of_a_broken_plugin(tmp_path: Path) -> None:
     done = told_plugins(installed(tmp_path, "import nothing_of_the_kind\n"))
     assert done.returncode == 1
     assert done.stderr.startswith(
-        "error: plugin shouting (package shouting-package): cannot be imported: "
+        "error: plugin shouting (package shouting-package) cannot be imported: "
     )

@@ -159,7 +159,7 @@ def test_error_for_an_unusable_target_response_names_the_target(
                 (
                     "other",
                     404,
-                    "No target serves the model `other`; targets serve: silent, halting",
+                    "No target serves the model `other`. Models with a target: silent, halting",
                 ),
             ):
                 answer = post(server.port, {**chat("Hi"), "model": model}, CHAT)

@@ -65,5 +65,5 @@ def test_server_tokenizes_with_the_render_service(service: RunningServer) -> Non
 
 
 def test_unknown_launch_component_is_rejected() -> None:
-    with pytest.raises(UsageError, match="launch supports only the render component"):
+    with pytest.raises(UsageError, match="the launch command supports only the render component"):
         launch(["engine", "tiny"])

@@ -37,7 +37,7 @@ def test_live_run_is_judged_by_the_journal_of_the_server(
         arguments = ["judge", str(export), "--journal", server.url, "--json", "-"]
         assert main(arguments) == 1
         [line_of_error] = capsys.readouterr().err.splitlines()
-        assert "the journal returned status 401" in line_of_error
+        assert "returned status 401 for the journal" in line_of_error
         assert main([*arguments, "--admin-key", KEY]) == 0
     verdict = json.loads(capsys.readouterr().out)
     assert verdict["matched"] == verdict["requests"] == 6
