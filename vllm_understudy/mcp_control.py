@@ -57,7 +57,7 @@ class ToolCall:
 
 
 class McpServer:
-    """An MCP server over stdio and streamable HTTP. Nothing starts before `url` is read.
+    """An MCP server over stdio and Streamable HTTP. Nothing starts before `url` is read.
 
     Attributes:
         python: The interpreter of the server, which needs the package `mcp` (extra `mcp`).
@@ -166,7 +166,7 @@ class McpServer:
 
     @property
     def url(self) -> str:
-        """Address for streamable HTTP; the first use starts the process of the server.
+        """Address for Streamable HTTP; the first use starts the process of the server.
 
         Raises:
             RuntimeError: the server does not start; the message is one line.

@@ -1,6 +1,6 @@
 """The process of a scripted MCP server: `python -m vllm_understudy.mcp_server FOLDER [--port N]`.
 
-It serves the tools of a test with the official SDK, over stdio, or over streamable HTTP with a
+It serves the tools of a test with the official SDK, over stdio, or over Streamable HTTP with a
 port. Faults are injected between the transport and the SDK.
 """
 
@@ -125,7 +125,7 @@ def failed_answer(message: dict[str, Any], fault: dict[str, Any]) -> str:
 
 
 class FaultyHttp:
-    """Injects faults into the requests of streamable HTTP."""
+    """Injects faults into the requests of Streamable HTTP."""
 
     def __init__(self, application: Application, script: ScriptFolder) -> None:
         self._application = application
@@ -200,7 +200,7 @@ async def _break_off(send: Send) -> None:
 
 
 def serve_http(server: Any, script: ScriptFolder, port: int) -> None:
-    """Serves streamable HTTP at `/mcp`, and GET /health."""
+    """Serves Streamable HTTP at `/mcp`, and GET /health."""
     import uvicorn
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route

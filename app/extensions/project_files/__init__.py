@@ -13,5 +13,5 @@ class ProjectFiles(Extension):
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command."""
-        about = "write a compose file, a script, tests, and a CI job for a project"
+        about = "write a Compose file, a script, tests, and a CI job for a project"
         return {"init": late_command(f"{__package__}.command", about)}

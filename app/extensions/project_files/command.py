@@ -12,7 +12,7 @@ from config.declaration import COMMAND, ConfigError
 from config.flags import FlagParser, as_command
 
 ROOT = Path(__file__).parents[3]
-ABOUT = "Write a compose file, a script, tests, and a CI job (docs/tutorial-client.md)."
+ABOUT = "Write a Compose file, a script, tests, and a CI job (docs/tutorial-client.md)."
 PYTHON = {"examples/project": "."}
 JAVASCRIPT = {"examples/project-js": ".", "clients/js": "understudy/vllm-understudy"}
 """Folders in the project by the folders of templates that are copied to them."""
