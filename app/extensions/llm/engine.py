@@ -129,7 +129,7 @@ class LLMEngine:
             QueueFull: The request `is_limited`, and too many requests wait.
         """
         if request_id in self._choices:
-            raise RequestError(f"The request id {request_id} is already in use.")
+            raise RequestError(f"The request ID {request_id} is already in use.")
         if isinstance(prompt, str):
             ids = self.encode(prompt)
         else:
