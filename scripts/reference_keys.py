@@ -31,7 +31,7 @@ MEANINGS = {
     "cached_tokens": "Number of cached prompt tokens to report.",
     "block_hashes": "Hashes of the blocks, in the order of the prompt.",
     "parent_block_hash": "Hash of the block before the first one; null at the start of a prompt.",
-    "token_ids": "Token ids of all blocks in a row.",
+    "token_ids": "Token IDs of all blocks in a row.",
     "block_size": "Tokens per block.",
     "lora_id": "Number of the adapter; null without one.",
     "medium": "Where the blocks are: `GPU` or another tier.",

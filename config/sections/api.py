@@ -87,7 +87,7 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     fingerprint_value: str | None = None
     """Fingerprint to return if fingerprint-mode is set to custom."""
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20
-    """Maximum number of log probabilities per token that a request can ask for. The value -1 means
+    """Maximum number of log probabilities that a request can ask for per token. The value -1 means
     no limit."""
 
     @property

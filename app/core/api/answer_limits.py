@@ -37,7 +37,7 @@ def check_repeated(param: str, values: int, entries: int = 0) -> None:
     """
     if values > MAX_REPEATED or entries > MAX_REPEATED_LOGPROBS:
         raise bad_request(
-            f"A stream can repeat a total of at most {MAX_REPEATED} token ids and characters from "
+            f"A stream can repeat a total of at most {MAX_REPEATED} token IDs and characters from "
             f"its prompts, and at most {MAX_REPEATED_LOGPROBS} log probabilities.",
             param,
         )

@@ -40,7 +40,7 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
     tokenizer = pipeline.tokenizer
 
     def tokenize(context: RequestContext) -> Response:
-        """The token ids of a text or of a conversation."""
+        """The token IDs of a text or of a conversation."""
         request = decode(body.read(context), context.content_type, *TOKENIZE_REQUESTS)
         models.resolve(request.model)
         if isinstance(request, TokenizeChatRequest):
@@ -53,7 +53,7 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
         return json_response(TokensAnswer(len(ids), models.max_model_len, ids, texts))
 
     def detokenize(context: RequestContext) -> Response:
-        """The text of token ids."""
+        """The text of token IDs."""
         request = decode(body.read(context), context.content_type, DetokenizeRequest)
         models.resolve(request.model)
         return json_response({"prompt": tokenizer.decode(request.tokens, False)})

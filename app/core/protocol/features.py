@@ -142,7 +142,7 @@ class Feature(Difference, Enum):
         old_behavior="Derendered responses keep the `finish_reason` of the tokens, the token or "
         "string that stopped the reply, all calls and all alternatives of log probabilities.",
         new_behavior="Derendered responses match generated ones: calls, `finish_reason`, "
-        "alternatives and token ids follow the request, and texts end before the stop. Streams of "
+        "alternatives and token IDs follow the request, and texts end before the stop. Streams of "
         "requests with `stop` are rejected.",
     )
     DECISIONS = Difference(

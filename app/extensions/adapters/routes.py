@@ -101,7 +101,7 @@ def _load(
     if not name or not path:
         raise AdapterError("Both 'lora_name' and 'lora_path' must be provided.")
     if name in models.names:
-        raise AdapterError(f"The lora adapter '{name}' conflicts with a name of the base model.")
+        raise AdapterError(f"The lora adapter '{name}' conflicts with a served base model.")
     if in_place or name not in models.adapters:
         check_adapter_files(name, path, lora)
     models.adapters.load(name, path, in_place)

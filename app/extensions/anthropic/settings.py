@@ -12,4 +12,4 @@ class AnthropicSettings(Section, frozen=True, kw_only=True):
         "auto", "none", "low", "medium", "high", "xhigh", "max"
     ] = "auto"
     """Reasoning effort for /v1/messages requests that set thinking.type to disabled. If the value
-    is auto, the effort is none if the chat template supports none, and low otherwise."""
+    is auto, the effort is none if the chat template supports that effort, and low otherwise."""

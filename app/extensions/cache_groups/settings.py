@@ -9,7 +9,7 @@ class CacheGroupsSettings(Section, frozen=True, kw_only=True):
     """KV cache groups of hybrid models."""
 
     kv_cache_groups: Annotated[str, SIMULATED] = ""
-    """KV cache groups, as in vLLM, for a hybrid model: gpt-oss, gemma-3, qwen3-next, or the path to
+    """KV cache groups for a hybrid model, as in vLLM: gpt-oss, gemma-3, qwen3-next, or the path to
     the model's config.json. If this setting is empty, the cache has one group for all layers."""
     prefix_cache_retention_interval: Annotated[
         NotNegative, About(simulated=True, unit="tokens")

@@ -94,7 +94,7 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
         if get_field(self.kv_transfer_params, "prompt_token_ids") is not None:
             param = "kv_transfer_params.prompt_token_ids"
             raise bad_request(
-                "One prompt of token ids cannot be used for several conversations.", param
+                "A single prompt of token IDs cannot be used for several conversations.", param
             )
         if self.n not in (None, 1):
             raise bad_request("In a batch, n must be 1.", "n")

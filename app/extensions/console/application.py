@@ -198,7 +198,7 @@ class Console(Middleware):
         """Why a request took as long as it did: phases with their causes, and one sentence."""
         report = self.observer.explain(context.params["id"])
         if report is None:
-            raise not_found("The request with this id is no longer stored.")
+            raise not_found("The request with this ID is no longer stored.")
         return json_response(report)
 
     def _knobs(self, context: RequestContext) -> Response:

@@ -91,7 +91,7 @@ class Generator:
         if plan.prompt_tokens + plan.output_tokens > max_tokens:
             raise _load_error(f"must not exceed max-model-len ({max_tokens})")
         if plan.groups and plan.shared >= plan.prompt_tokens:
-            raise _load_error("requires prompts that are longer than the part that they share")
+            raise _load_error("requires prompts that are longer than their shared part")
 
     def stop(self) -> None:
         """Stops to send requests, and cuts off the running ones."""

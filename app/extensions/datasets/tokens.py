@@ -47,7 +47,7 @@ def decode(raw: object) -> RecordedTokens:
     strings = _first_list(lists, STRING_KEYS)
     are_ids = all(type(token_id) is int and 0 <= token_id < ID_LIMIT for token_id in ids)
     if not (ids or strings) or not are_ids or not _are_strings(strings):
-        raise DatasetError("a gen_tokens value must contain token ids or strings")
+        raise DatasetError("a gen_tokens value must contain token IDs or strings")
     return RecordedTokens(ids, strings)
 
 

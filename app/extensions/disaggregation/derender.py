@@ -69,7 +69,7 @@ class DerenderHandlers:
             self._weight_versions = None
 
     def derender_chat(self, context: RequestContext) -> Response:
-        """The chat completion of token ids; with `stream` an event of a chat, and its state."""
+        """The chat completion of token IDs; with `stream` an event of a chat, and its state."""
         pipeline = self._pipeline
         if is_event(pipeline, context):
             event = pipeline.decode(context, derender.DerenderChatStreamRequest)
@@ -143,7 +143,7 @@ class DerenderHandlers:
         return None
 
     def derender_completion(self, context: RequestContext) -> Response:
-        """The text completion of token ids; with `stream` an event of one, and its state.
+        """The text completion of token IDs; with `stream` an event of one, and its state.
 
         The choices of all whole answers are numbered consecutively.
         """

@@ -103,7 +103,7 @@ class GenerateHandlers:
         self._tokens_only = pipeline.live.current.section(DisaggregationSettings).tokens_only
 
     def generate(self, context: RequestContext) -> Response:
-        """Token ids for token ids."""
+        """Token IDs for token IDs."""
         pipeline = self._pipeline
         body = pipeline.decode(context, self._request_type)
         completion = body.as_completion(pipeline.limits.max_model_len)
@@ -160,7 +160,7 @@ class GenerateHandlers:
         return MessageReader(self._pipeline, chat, body.token_ids)
 
     def abort_requests(self, context: RequestContext) -> Response:
-        """Ends requests by their ids, or all requests; their clients receive `abort`."""
+        """Ends requests by their IDs, or all requests; their clients receive `abort`."""
         body = self._abort_body(context)
         request_ids = body.get("request_ids")
         if request_ids and not isinstance(request_ids, str | list | dict):
@@ -170,7 +170,7 @@ class GenerateHandlers:
         return json_response({"status": "aborted", "aborted": len(ids) if ids else aborted})
 
     def abort_named_requests(self, context: RequestContext) -> Response:
-        """Ends requests by their ids, with an empty answer."""
+        """Ends requests by their IDs, with an empty answer."""
         request_ids = self._abort_body(context).get("request_ids")
         if request_ids is None:
             raise malformed("The body must be an object that contains request_ids.")

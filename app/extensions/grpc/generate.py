@@ -103,7 +103,7 @@ def completion_of(message: Proto, max_model_len: int) -> CompletionRequest:
     input_kind = message.WhichOneof("input")
     input_ids = message.tokenized.input_ids
     if input_kind is None or input_kind == "tokenized" and not input_ids:
-        raise bad_request("a prompt is required, either as token ids or as text", "input")
+        raise bad_request("a prompt is required, either as token IDs or as text", "input")
     fields = _shared_fields(params)
     prompt_tokens = 0
     if fields["truncate_prompt_tokens"] is None:

@@ -405,7 +405,7 @@ def _optional_unix_s(moment_s: float | None, request: JournaledRequest) -> float
 
 
 def _earlier(first_s: float | None, second_s: float | None) -> float | None:
-    """Returns the earlier one of two moments, of which some may be None."""
+    """Returns the earlier of two moments; either one may be None."""
     if first_s is None or second_s is None:
         return second_s if first_s is None else first_s
     return min(first_s, second_s)

@@ -13,4 +13,4 @@ class JournalSettings(Section, frozen=True, kw_only=True):
     journal: Annotated[int, Meta(ge=0, le=100_000)] | None = None
     """Maximum number of requests that GET /admin/journal shows with their replies. Their total size
     is limited to 16 MiB. The value 0 disables the journal. If this setting is empty, the limit is
-    1,000 with a console or a script, and 0 otherwise."""
+    1,000 with the console or a script, and 0 otherwise."""

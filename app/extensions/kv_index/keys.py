@@ -83,7 +83,7 @@ class RequestKeys:
             try:  # engines announce a reply's blocks one by one
                 return [xxh64_intdigest(self._parent_and_ids.pack(parent, *tokens))]
             except struct.error:
-                raise ValueError("a token id must be a 32-bit integer") from None
+                raise ValueError("a token ID must be a 32-bit integer") from None
         data = packed_ids(tokens).tobytes()
         if features is None and self.block_size % 2 == 0:
             return self._hash_in_place(parent, data)
@@ -127,7 +127,7 @@ def packed_ids(ids: Sequence[int]) -> array[int]:
     try:
         packed.fromlist(ids if isinstance(ids, list) else list(ids))
     except (OverflowError, TypeError):
-        raise ValueError("a token id must be a 32-bit integer") from None
+        raise ValueError("a token ID must be a 32-bit integer") from None
     return packed
 
 

@@ -122,7 +122,7 @@ class KvIndexHandlers:
         return {"podScores": scores, "templated_messages": text}
 
     def score_tokens(self, request: RoutedTokensRequest) -> object:
-        """The score of every pod for a prompt of token ids, in full."""
+        """The score of every pod for a prompt of token IDs, in full."""
         media = [
             Placeholder(span.identifier, span.offset, span.length) for span in request.media or ()
         ]

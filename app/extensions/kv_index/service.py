@@ -176,7 +176,7 @@ class KvIndex:
                 return self.open()
             except zmq.ZMQError as error:
                 if not is_logged:
-                    log.warning("KV index: cannot listen yet, retrying: %s", error)
+                    log.warning("KV index: cannot listen yet; retrying: %s", error)
                 is_logged = True
                 gevent.sleep(retry_s)
 

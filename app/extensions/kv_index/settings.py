@@ -107,8 +107,8 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )
-    """URL of the server for the redis backend: redis://, rediss://, valkey://, valkeys://, or
-    unix://."""
+    """URL of the server for the redis backend, with the scheme redis, rediss, valkey, valkeys, or
+    unix."""
     kv_index_ttl: Duration = 0.0
     """Time after which the redis backend removes an unused block. The value 0 disables expiry."""
     kv_index_block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16

@@ -14,5 +14,5 @@ class CostModelSettings(Section, frozen=True, kw_only=True):
     """For the auto profile, the model's config.json or the folder that contains this file."""
     profile_vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
     """vLLM version for the auto profile. In vLLM versions up to 0.13, the engine waits for each
-    step to end before it schedules the next step. If this setting is empty or above 0.28, the
+    step to end before it schedules the next step. If this setting is empty or later than 0.28, the
     newest known version is used."""

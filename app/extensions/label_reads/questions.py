@@ -90,7 +90,7 @@ def read_question(name: str, fields: JsonObject) -> Question:
     if unknown_fields:
         raise bad_request(f"question {name!r} has unknown fields: {unknown_fields}")
     if not name:
-        raise bad_request("the id of a question must not be empty")
+        raise bad_request("the ID of a question must not be empty")
     if question_type not in LABELS:
         known_types = ", ".join(sorted(LABELS))
         raise bad_request(f"unknown question type {question_type!r}; the types are {known_types}")

@@ -124,7 +124,7 @@ def read_config(document: Mapping[str, object]) -> ModelConfig:
     fields = {name: value for name, value in document.items() if value is not None}
     architecture = _architecture(fields)
     if fields.get("use_sliding_window"):
-        raise ModelLoadError("Sliding window attention is not supported.")
+        raise ModelLoadError("Sliding-window attention is not supported.")
     if fields.get("hidden_act", "silu") != "silu":
         raise ModelLoadError(
             f"The activation {fields['hidden_act']} is not supported; it must be silu."

@@ -129,7 +129,7 @@ class LLMEngine:
             QueueFull: The request `is_limited`, and too many requests wait.
         """
         if request_id in self._choices:
-            raise RequestError(f"The request id {request_id} is already in use.")
+            raise RequestError(f"The request ID {request_id} is already in use.")
         if isinstance(prompt, str):
             ids = self.encode(prompt)
         else:
@@ -193,7 +193,7 @@ class LLMEngine:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text`. Raises RequestError without a tokenizer."""
         if self.tokenizer is None:
-            raise RequestError("The model has no tokenizer, so prompts must consist of token ids.")
+            raise RequestError("The model has no tokenizer, so prompts must consist of token IDs.")
         return self.tokenizer.encode(text, add_special_tokens)
 
     def abort(self, request_id: Hashable) -> bool:
@@ -282,7 +282,7 @@ class LLMEngine:
             raise RequestError("The prompt is empty.")
         if min(ids) < 0 or max(ids) >= vocab_size:
             raise RequestError(
-                f"The prompt contains a token id outside the vocabulary of {vocab_size} tokens."
+                f"The prompt contains a token ID outside the vocabulary of {vocab_size} tokens."
             )
         if len(ids) >= self.max_tokens:
             raise RequestError(

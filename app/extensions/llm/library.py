@@ -289,7 +289,7 @@ class Library:
         """
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
-            raise RequestError("The model has no tokenizer, so prompts must be token ids.")
+            raise RequestError("The model has no tokenizer, so prompts must be token IDs.")
         if system_prompt is not None:
             messages = [{"role": "system", "content": system_prompt}, *messages]
         try:

@@ -244,7 +244,9 @@ class RemoteEngine(EngineClient):
             if event == LOST:
                 self._is_greeted = False
                 if self._ready is not None:
-                    log.error("the engine process exited, so %d sequences fail", len(self._choices))
+                    log.error(
+                        "the engine process exited, so %d sequences failed", len(self._choices)
+                    )
                 self._forget_engine()
             elif event == CONNECTED:
                 self._send(hello)

@@ -209,5 +209,5 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
             for token_id in getattr(self, name) or ():
                 if not 0 <= token_id < size:
                     raise RequestError(
-                        f"{name}: token id {token_id} is outside the vocabulary of {size} tokens."
+                        f"{name}: token ID {token_id} is outside the vocabulary of {size} tokens."
                     )

@@ -16,7 +16,7 @@ class LlmSettings(Section, frozen=True, kw_only=True):
     """Data type of the model in the llm engine. The int8 type uses 8-bit weights and is supported
     only on CPUs."""
     batch_invariant: Annotated[bool, About(env=("VLLM_BATCH_INVARIANT",))] = False
-    """In the llm engine, make replies to requests that set a seed bit-for-bit independent of other
+    """If a request to the llm engine sets a seed, make its reply bit-for-bit independent of other
     requests, at the cost of speed."""
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Number of PyTorch threads that the llm engine uses on a CPU. If this setting is empty,

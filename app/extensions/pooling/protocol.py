@@ -185,7 +185,7 @@ def _convert_prompts(value: object) -> Prompts:
         return [value]
     if not isinstance(value, list):
         raise ConversionError(
-            "a string, a list of strings, or token ids", "input", kind="string_type"
+            "a string, a list of strings, or token IDs", "input", kind="string_type"
         )
     prompts: Prompts | TokenIds = value
     if set(map(type, value)) != {str}:

@@ -184,7 +184,8 @@ class PoolingRunner:
         documents, document_ids = self._encode_side(request, right, "max_tokens_per_doc")
         if len(queries) not in (1, len(documents)) or not documents:
             raise bad_request(
-                "at least one document is required, and one query or as many queries as documents"
+                "at least one document is required, and the number of queries must be 1 or equal "
+                "the number of documents"
             )
         repetitions = len(documents) // len(queries)
         parts: list[tuple[TokenIds, TokenIds]] = [(ids, []) for ids in (*query_ids, *document_ids)]
@@ -472,7 +473,8 @@ class PoolingRunner:
                 )
         if numbers > MAX_NUMBERS:
             raise bad_request(
-                f"the response would have {numbers} numbers, but at most {MAX_NUMBERS} are allowed"
+                f"the response would contain {numbers} numbers, but at most "
+                f"{MAX_NUMBERS} are allowed"
             )
 
 

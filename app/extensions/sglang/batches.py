@@ -178,7 +178,7 @@ def prompts_of_ids(items: Sequence[int | list[int]]) -> tuple[list[list[int]], b
     ids = [item for item in items if isinstance(item, int)]
     prompts = [item for item in items if isinstance(item, list)]
     if ids and prompts:
-        raise bad_request("input_ids must be token ids or lists of token ids.")
+        raise bad_request("input_ids must be token IDs or lists of token IDs.")
     if ids:
         return [ids], False
     return prompts, True
@@ -234,7 +234,7 @@ def logprob_ids_of(request: GenerateRequest, size: int) -> list[list[int]]:
         return [ids] * size
     check_length("token_ids_logprob", items, size)
     if ids:
-        raise bad_request("token_ids_logprob must contain token ids or lists of token ids.")
+        raise bad_request("token_ids_logprob must contain token IDs or lists of token IDs.")
     return [item if isinstance(item, list) else [] for item in items]
 
 

@@ -186,7 +186,7 @@ class Generation:
         return Choice(item, "", (), self._options(body, context))
 
     def abort(self, context: RequestContext) -> Response:
-        """Ends a request by its id, or all requests; their clients receive `abort`."""
+        """Ends a request by its ID, or all requests; their clients receive `abort`."""
         body = decode_embedded(
             self._pipeline.body.read(context), context.content_type, AbortRequest
         )

@@ -279,7 +279,7 @@ def test_index_listens_as_soon_as_its_address_is_free(caplog: pytest.LogCaptureF
     # Ten retries, of which only the first one is logged.
     gevent.sleep(0.1)
     assert second.address is None
-    assert caplog.text.count("cannot listen yet, retrying") == 1
+    assert caplog.text.count("cannot listen yet; retrying") == 1
     first.close()
 
     def is_listening() -> bool:

@@ -55,7 +55,7 @@ def test_truncated_or_invalid_weights_are_rejected(broken: Path) -> None:
         ({"hidden_size": "large"}, "Expected `int`, got `str` - at `$.hidden_size`"),
         ({"num_key_value_heads": 3}, "must be a multiple of"),
         ({"hidden_act": "gelu"}, "The activation gelu"),
-        ({"use_sliding_window": True}, "Sliding window"),
+        ({"use_sliding_window": True}, "Sliding-window"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "RoPE of type yarn"),
     ],
     ids=str,

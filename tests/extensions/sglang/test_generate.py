@@ -199,7 +199,7 @@ def test_nulls_and_fields_without_effect_are_accepted(client: Client, fields: An
         ({"text": []}, "cannot be an empty list"),
         ({"input_ids": []}, "input_ids cannot be empty"),
         ({"input_ids": [[]]}, "cannot be empty"),
-        ({"input_ids": [1, [2]]}, "or lists of token ids"),
+        ({"input_ids": [1, [2]]}, "or lists of token IDs"),
         ({"input_ids": [-1]}, "out of vocabulary"),
         ({"input_ids": [1] * 4096}, "is longer than the model's context length (4096 tokens)"),
         ({"text": "a", "input_ids": [[1]]}, "the same number of prompts"),

@@ -83,7 +83,7 @@ def _forwarded_ids(
         or not ids
         or any(type(token_id) is not int or token_id < 0 for token_id in ids)
     ):
-        raise bad_request(f"{param} must be a non-empty list of token ids", param)
+        raise bad_request(f"{param} must be a non-empty list of token IDs", param)
     pipeline.limits.check_vocabulary(param, ids)
     return ids
 

@@ -202,6 +202,6 @@ ABORTED = (
     Spec(
         "understudy_aborted_requests_total",
         "counter",
-        "Sequences that clients abandoned, or that were aborted by id.",
+        "Sequences that clients abandoned, or that were aborted by ID.",
     ),
 )

@@ -141,7 +141,7 @@ class BlockHasher:
             packed_ids.fromlist(ids if isinstance(ids, list) else list(ids))
         except OverflowError:
             if min(ids) < 0:
-                raise ValueError("token ids must not be negative") from None
+                raise ValueError("token IDs must not be negative") from None
             return self._hash(parent, ids, extras)  # no vocabulary has ids beyond 32 bits
         packed = packed_ids.tobytes()
         key = parent, packed, extras and tuple(extras)

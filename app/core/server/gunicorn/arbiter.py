@@ -143,7 +143,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
                 if self.certificate.refresh():
                     self.log.info("new connections use the updated certificate")
             except CertificateError as error:
-                self.log.error("%s; the old certificate is still used", error)
+                self.log.error("%s; the old certificate remains in use", error)
 
     def _hide(self, workers: dict[int, Worker]) -> None:
         """Hides `workers` from gunicorn's code, which neither counts nor ends them."""

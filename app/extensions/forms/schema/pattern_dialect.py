@@ -125,9 +125,7 @@ def _unicode_class(escape: re.Match[str], in_class: bool) -> str:
     is_negated = escape["property"] == "P"
     members = UNICODE_CLASSES.get(LONG_CLASS_NAMES.get(name, name))
     if members is None or (is_negated and in_class):
-        raise SchemaError(
-            f"the pattern uses the Unicode class {name!r} in a way that is not supported"
-        )
+        raise SchemaError(f"the pattern uses the Unicode class {name!r} in an unsupported way")
     if in_class:
         return members
     if is_negated:

@@ -307,8 +307,8 @@ def _check_sheet_options(options: EngineOptions, storage: StorageFormat, device:
         if is_set:
             names = ", ".join(KERNELS)
             raise ConfigError(
-                f"{name}: the cost is unknown, because there are no kernel constants for"
-                f" {storage.kind} on {device.name}; devices with kernel constants are {names}"
+                f"{name}: the cost is unknown because there are no kernel constants for"
+                f" {storage.kind} on {device.name}; kernel constants are available for {names}"
             )
 
 

@@ -33,7 +33,7 @@ def read_utc_seconds(name: str, text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{name} {text[:40]!r} must be a date with a time") from None
+        raise ValueError(f"{name} {text[:40]!r} must be a date and time") from None
     if not moment.tzinfo:
         moment = moment.replace(tzinfo=UTC)
     return moment.timestamp()

@@ -129,7 +129,7 @@ def _failures(verdict: Verdict) -> list[str]:
         count = len(verdict.not_served)
         lines.append(
             f"Not in the journal: {count} ({_names(verdict.not_served)}): they did not reach the"
-            " server, several have the same id, or --journal is too small"
+            " server, several have the same ID, or --journal is too small"
         )
     if verdict.not_reported:
         count = len(verdict.not_reported)

@@ -171,14 +171,14 @@ def test_16_bit_weights_are_quantized_at_load_time() -> None:
             EngineOptions(enable_expert_parallel=True, tensor_parallel_size=2),
             MIXTRAL,
             "h100",
-            "enable-expert-parallel: the cost is unknown, because there are no kernel constants for"
+            "enable-expert-parallel: the cost is unknown because there are no kernel constants for"
             " bf16 on H100",
         ),
         (
             EngineOptions(pipeline_parallel_size=2),
             QWEN,
             "mi300x",
-            "pipeline-parallel-size: the cost is unknown, because there are no kernel constants",
+            "pipeline-parallel-size: the cost is unknown because there are no kernel constants",
         ),
         (
             EngineOptions(vllm_version="0.10.2"),

@@ -287,7 +287,7 @@ def test_requests_of_a_lost_engine_fail_before_a_new_engine_starts(
     play.wait_for_health(False)
     assert play.ends() == ["EngineDeadError"] and play.engine.running == 0
     assert [record.getMessage() for record in caplog.records] == [
-        "the engine process exited, so 1 sequences fail"
+        "the engine process exited, so 1 sequences failed"
     ]
     assert "started again" in (answer.get(timeout=DEADLINE_S).error or "")
     assert play.metric("num_requests_running") == 0
