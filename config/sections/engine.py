@@ -65,8 +65,8 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     """Configuration for speculative decoding, in the format of vLLM's speculative-config option.
     The llm engine supports the ngram method, as in {"method": "ngram", "num_speculative_tokens": 5,
     "prompt_lookup_max": 5, "prompt_lookup_min": 2}. If timing is set to steps, a simulated engine
-    uses the acceptance rates that are set with rejection_sample_method synthetic or, if there are
-    none, the rates in its profile."""
+    uses the acceptance rates set with rejection_sample_method=synthetic or, if there are none,
+    the rates in its profile."""
 
     def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
         """Yields why the simulated version of vLLM would reject `speculative_config`."""
@@ -161,11 +161,11 @@ class StepSettings(Section, frozen=True, kw_only=True):
     """Use max-num-batched-tokens divided by the number of requests as the threshold if this
     quotient is greater than long-prefill-token-threshold."""
     watermark: Annotated[float, Meta(ge=0, lt=1), SIMULATED] = 0.0
-    """With steps timing, share of the KV cache that must remain free when a request is admitted
+    """With steps timing, the share of the KV cache that must remain free when a request is admitted
     while others are running."""
     prefill_schedule_interval: Annotated[Count, About(simulated=True, unit="steps")] = 1
-    """With steps timing, minimum number of steps between two prefill steps while other requests are
-    generating and no requests are waiting (since vLLM 0.33)."""
+    """With steps timing, the minimum number of steps between two prefill steps while other requests
+    are generating and no requests are waiting (since vLLM 0.33)."""
     async_scheduling: bool = True
     """With steps timing, schedule the next step while the current step runs."""
 
@@ -197,20 +197,20 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     prefill_overhead: Annotated[Duration, LATENCY] = 0.0
     """Constant part of the prefill time in the per-token calculator."""
     prefill_time_per_token: Annotated[Duration, LATENCY] = 0.0
-    """In the per-token calculator, prefill time for each prompt token that is not cached."""
+    """In the per-token calculator, the prefill time for each prompt token that is not cached."""
     prefill_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the prefill time in the per-token calculator."""
     time_factor_under_load: Annotated[float, Meta(ge=1.0), LATENCY] = 1.0
     """Factor by which latencies increase when the number of running sequences equals max-num-seqs.
     The factor starts at 1 and increases linearly with the number of running sequences."""
     kv_cache_transfer_latency: Annotated[Duration, LATENCY] = 0.0
-    """In the constant calculator, time to first token for a request with remote prefill."""
+    """In the constant calculator, the time to first token for a request with remote prefill."""
     kv_cache_transfer_latency_std_dev: Annotated[
         Duration, LATENCY, deviation_of("kv_cache_transfer_latency")
     ] = 0.0
     """Standard deviation of the KV cache transfer latency."""
     kv_cache_transfer_time_per_token: Annotated[Duration, LATENCY] = 0.0
-    """In the per-token calculator, transfer time for each prompt token in a request with remote
+    """In the per-token calculator, the transfer time for each prompt token in a request with remote
     prefill."""
     kv_cache_transfer_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the transfer time in the per-token calculator."""
@@ -276,14 +276,14 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     value is none, example, or offloading, kv_transfer_params is ignored. The example connector and
     the offloading connector restore blocks that the cache has evicted."""
     kv_lease_duration: Annotated[PositiveDuration, SIMULATED] = 30.0
-    """With the nixl connector, time for which a prefill pod holds blocks that no decode pod is
+    """With the nixl connector, the time for which a prefill pod holds blocks that no decode pod is
     reading or waiting for."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """With the nixl connector, action taken when a decode pod cannot read the blocks of a prefill
-    pod: fail the request (fail) or process the prompt on the decode pod (recompute)."""
+    """With the nixl connector, the action to take when a decode pod cannot read a prefill pod's
+    blocks: fail the request (fail) or process the prompt on the decode pod (recompute)."""
     kv_side_channel_timeout: PositiveDuration = 5.0
-    """With the nixl connector, time after which a decode pod considers an unresponsive prefill pod
-    unreachable."""
+    """With the nixl connector, the time after which a decode pod considers an unresponsive prefill
+    pod unreachable."""
     kv_side_channel_port: Annotated[Port, About(env=("VLLM_NIXL_SIDE_CHANNEL_PORT",))] = 5600
     """Port of the side channel. With the nixl connector, remote_port in kv_transfer_params has the
     same value. Rank k uses this port number plus k."""

@@ -62,15 +62,15 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Time after SIGTERM during which the server still accepts requests but reports that it is not
     ready. This period counts toward graceful-timeout and ends early if no clients are connected."""
     graceful_timeout: Duration = 30.0
-    """In drain mode, time from SIGTERM until running streams are cut off."""
+    """In drain mode, the time from SIGTERM until running streams are cut off."""
     shutdown_mode: Literal["drain", "vllm"] = "drain"
     """How SIGTERM affects requests. If the value is drain, running requests can finish, and new
     requests are accepted until drain-duration is over and then rejected with status 503. If the
     value is vllm, requests that are still running after shutdown-timeout fail, and new requests are
     immediately rejected with status 500."""
     shutdown_timeout: Duration = 0.0
-    """In vllm mode, time after SIGTERM within which running requests must finish. If the value is
-    0s, the port closes immediately."""
+    """In vllm mode, the time after SIGTERM within which running requests must finish. If the value
+    is 0s, the port closes immediately."""
     client_timeout: PositiveDuration = 60.0
     """Time after which the server disconnects a client that has not sent its complete request or
     does not read its response."""
@@ -92,11 +92,11 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     value is internal, all ranks share one process and one port, and each request runs on the least
     busy rank, as in vLLM."""
     data_parallel_rank: Rank | None = None
-    """Rank that this server runs if the server runs only one rank. If this setting is used, the
-    rank listens on the port in the port setting, and data-parallel-size is the total number of
-    ranks. If this setting is empty or negative, this server runs all ranks."""
+    """Rank to run if this server runs only one rank. If this setting is used, the rank listens on
+    the port in the port setting, and data-parallel-size is the total number of ranks. If this
+    setting is empty or negative, this server runs all ranks."""
     data_parallel_start_rank: Annotated[int, Meta(ge=0, le=1023)] = 0
-    """First rank that this server runs if the server does not run all ranks. See
+    """First rank to run if this server does not run all ranks. See
     data-parallel-size-local."""
     data_parallel_size_local: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] | None = None
     """Number of ranks that this server runs. If this setting is used, data-parallel-size is the

@@ -29,20 +29,21 @@ class HandoffSettings(Section, frozen=True, kw_only=True):
     lmcache_chunk_size: Annotated[
         int, Meta(ge=1), About(env=("LMCACHE_CHUNK_SIZE",), unit="tokens")
     ] = 256
-    """With lmcache or lmcache-mp, number of tokens per chunk in the store."""
+    """With lmcache or lmcache-mp, the number of tokens per chunk in the store."""
     lmcache_receiver: Annotated[
         str, Meta(pattern=RECEIVER, description="must be HOST:PORT, with a port up to 65535")
     ] = ""
-    """With lmcache, address of the side channel on the pod that receives a copy of each prompt."""
+    """With lmcache, the address of the side channel on the pod that receives a copy of each
+    prompt."""
     mooncake_bootstrap_port: Annotated[Port, About(env=("VLLM_MOONCAKE_BOOTSTRAP_PORT",))] = 8998
-    """With mooncake, port on which routers and decode pods discover the engines of a prefill
+    """With mooncake, the port on which routers and decode pods discover the engines of a prefill
     pod."""
     moriio_proxy: Annotated[str, zmq_address()] = ""
-    """With moriio, ZMQ address of the router that receives heartbeats. If this setting is empty, no
-    heartbeats are sent."""
+    """With moriio, the ZMQ address of the router that receives heartbeats. If this setting is
+    empty, no heartbeats are sent."""
     moriio_handshake_port: Port = 6301
-    """With moriio, handshake port reported in heartbeats and responses. The server does not listen
-    on this port. Notifications use the port that kv-side-channel-port specifies."""
+    """With moriio, the handshake port reported in heartbeats and responses. The server does not
+    listen on this port. Notifications use the port that kv-side-channel-port specifies."""
     moriio_read_mode: bool = False
     """With moriio, report READ as the transfer mode so that routers wait for the prefill before
     they send the decode request. If this setting is false, WRITE is reported as the transfer

@@ -68,7 +68,7 @@ def read_sweep(text: str) -> Sweep:
     count = int((high - low) / step + 1e-9) + 1
     values = tuple(round(low + number * step, 9) for number in range(count))
     if name != RATE and not all(value.is_integer() for value in values):
-        raise ValueError(f"must have only whole numbers as values of {name}")
+        raise ValueError(f"must contain only whole numbers for {name}")
     if high > MAX_VALUES[name]:
         raise ValueError(f"must have a TO of at most {MAX_VALUES[name]:,}")
     return Sweep(name, values)

@@ -272,7 +272,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
         ),
         (
             [*DRAWN, "--sweep", "pods=1:2:0.5"],
-            "argument --sweep: 'pods=1:2:0.5' must have only whole numbers as values of pods",
+            "argument --sweep: 'pods=1:2:0.5' must contain only whole numbers for pods",
         ),
         (
             [*DRAWN, "--sweep", "pods=1:2:1", "--requests", "x.csv"],
