@@ -65,8 +65,8 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     """Configuration for speculative decoding, in the format of vLLM's speculative-config option.
     The llm engine supports the ngram method, as in {"method": "ngram", "num_speculative_tokens": 5,
     "prompt_lookup_max": 5, "prompt_lookup_min": 2}. If timing is set to steps, a simulated engine
-    uses the acceptance rates that are set with rejection_sample_method synthetic or, if there are
-    none, the rates in its profile."""
+    uses the acceptance rates set with rejection_sample_method=synthetic or, if there are none,
+    the rates in its profile."""
 
     def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
         """Yields why the simulated version of vLLM would reject `speculative_config`."""
@@ -279,8 +279,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """With the nixl connector, the time for which a prefill pod holds blocks that no decode pod
     is reading or waiting for."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
-    """With the nixl connector, the action taken when a decode pod cannot read the blocks of a
-    prefill pod: fail the request (fail) or process the prompt on the decode pod (recompute)."""
+    """With the nixl connector, the action to take when a decode pod cannot read the blocks
+    of a prefill pod: fail the request (fail) or process the prompt on the decode pod (recompute)."""
     kv_side_channel_timeout: PositiveDuration = 5.0
     """With the nixl connector, the time after which a decode pod considers an unresponsive
     prefill pod unreachable."""

@@ -96,7 +96,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     rank listens on the port that the port setting specifies, and data-parallel-size is the total
     number of ranks. If this setting is empty or negative, this server runs all ranks."""
     data_parallel_start_rank: Annotated[int, Meta(ge=0, le=1023)] = 0
-    """First rank that this server runs if the server does not run all ranks. See
+    """First rank to run if this server does not run all ranks. See
     data-parallel-size-local."""
     data_parallel_size_local: Annotated[int, Meta(ge=1, le=8), About(unit="ranks")] | None = None
     """Number of ranks that this server runs. If this setting is used, data-parallel-size is the

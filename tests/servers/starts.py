@@ -135,9 +135,9 @@ def mod_wsgi(daemon: str) -> Command:
 
 KINDS = {
     "our worker": Kind(gunicorn(OURS)),
-    "gunicorn gevent": Kind(gunicorn(BARE, "-k", "gevent")),
-    "gunicorn gthread": Kind(gunicorn(BARE, "-k", "gthread", "--threads", str(THREADS))),
-    "gunicorn sync": Kind(gunicorn(BARE, "-k", "sync"), serves_at_once=1),
+    "Gunicorn gevent": Kind(gunicorn(BARE, "-k", "gevent")),
+    "Gunicorn gthread": Kind(gunicorn(BARE, "-k", "gthread", "--threads", str(THREADS))),
+    "Gunicorn sync": Kind(gunicorn(BARE, "-k", "sync"), serves_at_once=1),
     "uWSGI": Kind(uwsgi(), "uwsgi", serves_at_once=1),
     "uWSGI threads": Kind(uwsgi("--threads", str(THREADS), "--enable-threads"), "uwsgi"),
     "uWSGI gevent": Kind(uwsgi("--gevent", "100"), "uwsgi"),

@@ -165,7 +165,7 @@ class RealModel(Struct, frozen=True, kw_only=True):
         if transfer.get("do_remote_prefill") or transfer.get("do_remote_decode"):
             unsupported.append("kv_transfer_params")
         for name in unsupported:
-            raise bad_request(f"The engine of this server does not support {name}.", name)
+            raise bad_request(f"This server's engine does not support {name}.", name)
 
     def form(
         self,

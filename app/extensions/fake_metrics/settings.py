@@ -30,7 +30,9 @@ class FakeMetricsSettings(Section, frozen=True, kw_only=True):
     fake_metrics: Annotated[
         Json | None,
         About(live=True, simulated=True, merge=merge_fake_metrics),
-        understood_by(check_fake_metrics, "must have only the keys and values of docs/metrics.md"),
+        understood_by(
+            check_fake_metrics, "must contain only the keys and values of docs/metrics.md"
+        ),
     ] = None
     """JSON object with metrics that replace the real metrics. See docs/metrics.md."""
     fake_metrics_refresh_interval: PositiveDuration = 0.1

@@ -102,7 +102,7 @@ def make_drafter(
     method = speculation.method
     if method not in PRICED_METHODS:
         raise ConfigError(
-            f"speculative-config: the cost of the drafts of method {method} is unknown; use one of"
+            f"speculative-config: the draft cost for method {method} is unknown; use one of"
             f" {', '.join(PRICED_METHODS)}"
         )
     plain = StorageFormat(weight_bytes=BF16_BYTES, kernels="bf16")

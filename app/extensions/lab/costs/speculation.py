@@ -28,7 +28,7 @@ NGRAM = "ngram"
 PRICED_METHODS = ("draft_model", "eagle", "eagle3", MTP, NGRAM)
 """Methods whose drafts have a known cost."""
 SYNTHETIC = (
-    "give rejection_sample_method synthetic with synthetic_acceptance_length, or with"
+    "give rejection_sample_method=synthetic with synthetic_acceptance_length, or with"
     " synthetic_acceptance_rates"
 )
 

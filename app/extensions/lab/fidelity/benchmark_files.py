@@ -3,8 +3,8 @@
 Supported files:
 
 * results of `vllm bench serve --save-result --save-detailed` (vLLM 0.15 to 0.23, also appended);
-* reports of guidellm (0.3 to 0.6);
-* `profile_export.jsonl` of aiperf (0.8 to 0.13);
+* reports of GuideLLM (0.3 to 0.6);
+* `profile_export.jsonl` of AIPerf (0.8 to 0.13);
 * CSV files of `python -m app record`.
 
 Any mistake in a file is an error, in one line with file,
@@ -52,9 +52,9 @@ def read_recordings(path: str) -> list[MeasuredRun]:
         return [read_vllm(path, part, document) for part, document in documents]
     if "input_config" in first or "aiperf_version" in first:
         raise ConfigError(
-            f"{path} is an aiperf summary; use profile_export.jsonl, which contains the requests"
+            f"{path} is an AIPerf summary; use profile_export.jsonl, which contains the requests"
         )
-    raise ConfigError(f"{path} is not a result file of vllm bench serve, guidellm, or aiperf")
+    raise ConfigError(f"{path} is not a result file of vllm bench serve, GuideLLM, or AIPerf")
 
 
 def read_text(path: str) -> str:

@@ -1,4 +1,4 @@
-"""The JSON formats of vllm bench serve, guidellm and aiperf.
+"""The JSON formats of vllm bench serve, GuideLLM and AIPerf.
 
 Any mistake in a file is a ConfigError, in one line with file, place and rule.
 """
@@ -47,7 +47,7 @@ GUIDELLM_COLUMNS = {
     "input_tokens": ("prompt_tokens",),
     "output_tokens": ("output_tokens",),
 }
-"""Dotted paths of each column in a request: of tokens from guidellm 0.5 on, of iterations in 0.4,
+"""Dotted paths of each column in a request: of tokens from GuideLLM 0.5 on, of iterations in 0.4,
 flat in 0.3.
 """
 AIPERF_COLUMNS = {
@@ -125,7 +125,7 @@ def read_vllm(path: str, part: str, document: Document) -> MeasuredRun:
 
 
 def read_guidellm(path: str, document: Document) -> list[MeasuredRun]:
-    """Reads a report of guidellm, which may have several benchmarks."""
+    """Reads a report of GuideLLM, which may have several benchmarks."""
     benchmarks = list_at(document, "benchmarks")
     if not benchmarks:
         raise ConfigError(f"{path} contains no benchmarks")
@@ -151,14 +151,14 @@ def _read_guidellm_requests(location: str, benchmark: object) -> list[MeasuredRe
         if None in (columns["send_s"], columns["first_s"], columns["last_s"]):
             raise ConfigError(
                 f"{location}: request {number} has no times for its first and last tokens;"
-                " run guidellm with streaming"
+                " run GuideLLM with streaming"
             )
         requests.append(read_request(f"{location}: request {number}", columns))
     return requests
 
 
 def read_aiperf(path: str, documents: Sequence[tuple[str, Document]]) -> Iterator[MeasuredRequest]:
-    """Yields the requests of aiperf's `profile_export.jsonl`, without those of the warmup."""
+    """Yields the requests of AIPerf's `profile_export.jsonl`, without those of the warmup."""
     for number, (part, document) in enumerate(documents, 1):
         location = location_of(path, part or f"line {number}")
         if first_at(document, ["metadata.benchmark_phase"]) not in (None, "profiling"):
@@ -178,7 +178,7 @@ def _read_aiperf_metric(location: str, document: Document, column: str, send_s: 
     value = first_at(document, [f"metrics.{name}.value"])
     unit = first_at(document, [f"metrics.{name}.unit"])
     if not isinstance(value, int | float):
-        hint = "; aiperf must run with --streaming" if column == "first_s" else ""
+        hint = "; AIPerf must run with --streaming" if column == "first_s" else ""
         raise ConfigError(f"{location} has no {name}{hint}")
     if not column.endswith("_s"):
         return int(value)

@@ -35,7 +35,7 @@ from config.flags import FlagParser, as_command, duration_of, whole_number
 
 ABOUT = f"""\
 Fit a profile to recorded runs of a real server: files of vllm bench serve (--save-result
---save-detailed), guidellm (JSON), aiperf (profile_export.jsonl), or CSV as {COMMAND} record writes
+--save-detailed), GuideLLM (JSON), AIPerf (profile_export.jsonl), or CSV as {COMMAND} record writes
 it. The fit starts from the model's config.json and the device's data sheet, or from a profile
 (docs/profiles.md).
 """

@@ -47,7 +47,7 @@ TRACE_HELP = (
     "CSV file with the columns arrival_s, input_tokens, and output_tokens; optional: prefix_group"
     " and prefix_tokens for shared prefixes, session and think_s for sessions, class for --goodput."
     " Or a trace of Azure, BurstGPT, Mooncake or AgentX (Weka), a result of vllm bench serve,"
-    " guidellm or aiperf, or a specification of inference-perf"
+    " GuideLLM or AIPerf, or a specification of inference-perf"
 )
 
 

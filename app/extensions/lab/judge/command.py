@@ -25,7 +25,7 @@ from config.flags import FlagParser, as_command, number_of
 
 ABOUT = """\
 Compare what a load tool reports with the truth of the server, request by request (docs/judge.md).
-EXPORT is a file of guidellm, aiperf, inference-perf, vllm bench serve or locust. The server must
+EXPORT is a file of GuideLLM, AIPerf, inference-perf, vllm bench serve or Locust. The server must
 run with --journal N, for at least the requests of the run.
 """
 DEFAULT_SERVER = "http://127.0.0.1:8000"

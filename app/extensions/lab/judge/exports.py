@@ -20,7 +20,7 @@ from app.extensions.lab.fidelity.measured_run import location_of
 from app.extensions.lab.judge.tool_requests import Export, ToolRequest
 from config import ConfigError
 
-KNOWN = "guidellm, aiperf, inference-perf, vllm bench serve, or locust"
+KNOWN = "GuideLLM, AIPerf, inference-perf, vllm bench serve, or Locust"
 GUIDELLM_TIMINGS = "info.timings."
 NANOSECONDS = 1e-9
 MILLISECONDS = 1e-3
@@ -50,7 +50,7 @@ def read_export(path: str) -> Export:
         return _checked(path, _read_locust(path, documents))
     if "input_config" in first or "aiperf_version" in first:
         raise ConfigError(
-            f"{path} is an aiperf summary; use profile_export.jsonl, which contains the requests"
+            f"{path} is an AIPerf summary; use profile_export.jsonl, which contains the requests"
         )
     raise ConfigError(f"{path} is not a recognized export from {KNOWN}")
 
@@ -118,7 +118,7 @@ class Fields:
         return tuple(text for text in texts if text)
 
 
-# guidellm
+# GuideLLM
 
 
 def _read_guidellm(path: str, document: Document) -> Export:
@@ -156,7 +156,7 @@ def _guidellm_request(fields: Fields, state: str) -> ToolRequest:
     send_s = fields.number(f"{timings}request_start")
     if send_s is None:
         raise ConfigError(
-            f"{fields.place} has no {timings}request_start field; use guidellm 0.6 or later"
+            f"{fields.place} has no {timings}request_start field; use GuideLLM 0.6 or later"
         )
     error = ""
     if state != "successful":
@@ -175,7 +175,7 @@ def _guidellm_request(fields: Fields, state: str) -> ToolRequest:
     )
 
 
-# aiperf
+# AIPerf
 
 
 def _read_aiperf(path: str, documents: Sequence[tuple[str, Document]]) -> Export:
@@ -316,7 +316,7 @@ def _read_vllm(path: str, document: Mapping[str, object]) -> Export:
     )
 
 
-# locust: the listener of docs/judge.md
+# Locust: the listener of docs/judge.md
 
 
 def _read_locust(path: str, documents: Sequence[tuple[str, Document]]) -> Export:

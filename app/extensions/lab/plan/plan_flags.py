@@ -212,7 +212,7 @@ def _read_price(text: str) -> DevicePrice:
     if not equals:
         raise ValueError(f"has no price; add {label}=PRICE, the price of one device for one hour")
     if separator and not PRICE_LIST.fullmatch(price_list):
-        raise ValueError("must have only letters, digits, dots, and dashes in the name after @")
+        raise ValueError("must contain only letters, digits, dots, and dashes in the name after @")
     price, slash, node_devices = price_text.partition("/")
     return DevicePrice(
         device=name,

@@ -148,7 +148,7 @@ def test_drafts_of_a_known_model_have_the_published_acceptance_length() -> None:
             {"method": "eagle3", "num_speculative_tokens": 3},
             "the accepted length of eagle3 with .* is unknown",
         ),
-        ({**GIVEN, "method": "medusa"}, "the cost of the drafts of method medusa is unknown"),
+        ({**GIVEN, "method": "medusa"}, "the draft cost for method medusa is unknown"),
         ({**GIVEN, "method": "draft_model", "model": "qwen3-0.5b"}, "did you mean Qwen/Qwen3-0.6B"),
     ],
 )

@@ -134,7 +134,7 @@ def test_request_times_of_aiperf_exports_exclude_warmup_requests(tmp_path: Path)
     "changes, rule",
     [
         ({"error": {"code": 500}}, "line 2: the request failed"),
-        ({"metrics": {}}, "line 2 has no time_to_first_token; aiperf must run with --streaming"),
+        ({"metrics": {}}, "line 2 has no time_to_first_token; AIPerf must run with --streaming"),
         (
             {"metrics": {"time_to_first_token": {"value": 1, "unit": "weeks"}}},
             "the unit must be one of ns, us, ms, s, sec, not 'weeks'",
@@ -184,7 +184,7 @@ def test_invalid_csv_files_are_rejected_with_a_one_line_error(
 
 
 def test_unknown_benchmark_formats_are_rejected(tmp_path: Path) -> None:
-    assert "is not a result file of vllm bench serve, guidellm, or aiperf" in refused(
+    assert "is not a result file of vllm bench serve, GuideLLM, or AIPerf" in refused(
         tmp_path, {"results": []}
     )
     assert "profile_export.jsonl" in refused(

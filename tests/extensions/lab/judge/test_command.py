@@ -32,7 +32,7 @@ def error_of(
         ("", "is empty"),
         (
             "{}",
-            "is not a recognized export from guidellm, aiperf, inference-perf, vllm bench serve,",
+            "is not a recognized export from GuideLLM, AIPerf, inference-perf, vllm bench serve,",
         ),
         ("[]", "contains no requests"),
         ("[1]", "is not a list of JSON objects"),

@@ -94,7 +94,7 @@ def test_models_planned_together_are_placed_on_one_node_if_they_fit(
     [
         (
             ["--device", "h100@=2"],
-            "must have only letters, digits, dots, and dashes in the name after @",
+            "must contain only letters, digits, dots, and dashes in the name after @",
         ),
         (["--device", "h100=2/0"], "must be a whole number from 1 to 1024"),
         (
