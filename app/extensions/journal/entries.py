@@ -92,7 +92,7 @@ class Entry(Struct, kw_only=True, frozen=True):
 
 
 class JournaledRequest(Struct, eq=False, kw_only=True):
-    """A request and its answer. `Entries` makes an `Entry` of it only when a client looks.
+    """A request and its answer. `Entries` makes it an `Entry` only when a client looks.
 
     All moments are in monotonic seconds.
     """
@@ -405,7 +405,7 @@ def _optional_unix_s(moment_s: float | None, request: JournaledRequest) -> float
 
 
 def _earlier(first_s: float | None, second_s: float | None) -> float | None:
-    """Returns the earlier one of two moments, of which some may be None."""
+    """Returns the earlier of two moments; either may be None."""
     if first_s is None or second_s is None:
         return second_s if first_s is None else first_s
     return min(first_s, second_s)
