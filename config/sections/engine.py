@@ -280,7 +280,8 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     is reading or waiting for."""
     kv_load_failure_policy: Annotated[Literal["fail", "recompute"], SIMULATED] = "fail"
     """With the nixl connector, the action to take when a decode pod cannot read the blocks
-    of a prefill pod: fail the request (fail) or process the prompt on the decode pod (recompute)."""
+    of a prefill pod: fail the request (fail) or process the prompt on the decode pod
+    (recompute)."""
     kv_side_channel_timeout: PositiveDuration = 5.0
     """With the nixl connector, the time after which a decode pod considers an unresponsive
     prefill pod unreachable."""

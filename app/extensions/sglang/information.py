@@ -251,7 +251,7 @@ def sections_of(include: str | None) -> frozenset[str]:
     names = frozenset(name.strip() for name in include.split(","))
     unknown = sorted(names - frozenset(SECTIONS))
     if unknown:
-        raise malformed(f"Invalid values for include: {unknown}. Valid values: {sorted(SECTIONS)}")
+        raise malformed(f"Invalid include options: {unknown}. Valid options: {sorted(SECTIONS)}")
     if "all" in names:
         return frozenset(SECTIONS)
     return names

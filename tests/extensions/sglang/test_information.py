@@ -118,7 +118,7 @@ def test_loads_are_returned_as_prometheus_gauges_on_request(client: Client) -> N
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("include=core,everything", "Invalid values for include: ['everything']"),
+        ("include=core,everything", "Invalid include options: ['everything']"),
         ("dp_rank=first", "query.dp_rank"),
         ("format=xml", "query.format"),
     ],
