@@ -59,7 +59,12 @@ class ChatProcess:
         self._process.stdin.flush()
         if not self._process.stdout.readline():
             raise RuntimeError("scripts.removal_chat has ended, with the error above")
-        return (copy / "stdout").read_text(), (copy / "stderr").read_text()
+        files = (copy / "stdout", copy / "stderr")
+        output, errors = (file.read_text() for file in files)
+        # The tests of the copy count the entries of its root.
+        for file in files:
+            file.unlink()
+        return output, errors
 
     def _end(self) -> None:
         self._process.communicate()
