@@ -22,10 +22,12 @@ from app.core.api.headers import (
 )
 from app.core.api.identity import ResponseMeta, ResponseOptions
 from app.core.api.pipeline import RequestPipeline
+from app.core.api.plain_body import PlainBody, plain_body
 from app.core.api.writer import ResponseWriter
 from app.core.engine.kvcache import PART_BLOCKS
-from app.core.engine.request import EngineRequest
+from app.core.engine.request import EngineRequest, Reply
 from app.core.protocol.chat import Message
+from app.core.protocol.common import HOLE
 from app.core.protocol.completions import DEFAULT_MAX_TOKENS
 from app.core.protocol.options import Int64
 from app.core.protocol.validation import GREEDY_BELOW
@@ -200,6 +202,10 @@ class PlainGeneration:
         self._forced_usage = False
         self._max_alternatives = pipeline.limits.logprobs(pipeline.limits.max_logprobs)
         self._options = self.response_options(n=1)
+        self._template: PlainBody | None = None
+        """The template of whole answers, made for the first one."""
+        self._has_template = False
+        """Whether whole answers without log probabilities differ as `PlainBody` expects."""
         self._bodies: dict[bytes, Recognised] = {}
         """Requests with known prompts, by their bodies."""
 
@@ -207,8 +213,15 @@ class PlainGeneration:
         """Returns the options of answers, without those of a prompt."""
         raise NotImplementedError
 
-    def prompt_options(self, request: Any, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """Returns the options that belong to one request and its prompt."""
+    def options_of(
+        self, request: Any, prompt_ids: Sequence[int], include_usage: bool
+    ) -> ResponseOptions:
+        """Returns the options of the answer to one request."""
+        raise NotImplementedError
+
+    @staticmethod
+    def clear_text(choice: Any) -> None:
+        """Replaces the text of a choice of a whole answer by a `HOLE`."""
         raise NotImplementedError
 
     def refresh(self) -> None:
@@ -230,6 +243,10 @@ class PlainGeneration:
             self._names = frozenset((None, "", *pipeline.models.names))
         self._min_hit_rate = settings.kvcache.global_cache_hit_threshold
         self._forced_usage = settings.api.enable_force_include_usage
+        self._template = None
+        self._has_template = not (
+            settings.api.enable_per_request_metrics or settings.api.enable_prompt_tokens_details
+        )
         self._options = self.response_options(
             n=1,
             continuous_usage=self._forced_usage,
@@ -298,11 +315,7 @@ class PlainGeneration:
             prompt_ids=prompt_ids,
             max_tokens=max_tokens,
             limited=limit is not None,
-            options=replace(
-                self._options,
-                include_usage=include_usage,
-                **self.prompt_options(request, prompt_ids),
-            ),
+            options=self.options_of(request, prompt_ids, include_usage),
             stop=request.stops,
             logprobs=request.alternatives,
         )
@@ -357,19 +370,48 @@ class PlainGeneration:
             script=script,
             observers=context.observers,
         )
-        if scripts is not None and answer is not None:
-            body = scripts.prepared_body(engine_request, answer, meta, recognised)
-            if body is not None:
-                return json_response(body, 200, pipeline.responder.headers)
+        usage = None
+        if answer is not None:
+            usage = answer.usage
+        replies = None
+        if self._has_template and not request.stream and usage is None:
+            reply = pipeline.responder.engine.decide(engine_request)
+            if reply is not None:
+                body = self._body_at_once(engine_request, reply, meta, recognised)
+                if body is not None:
+                    return json_response(body, 200, pipeline.responder.headers)
+                replies = (reply,)
         writer = self.writer_type(meta, recognised.options)
-        if answer is not None and answer.usage is not None:
-            writer.usage = answer.usage
+        if usage is not None:
+            writer.usage = usage
         return pipeline.responder.respond_soon(
             (engine_request,),
             writer,
             stream=bool(request.stream),
             context=context,
+            replies=replies,
         )
+
+    def _body_at_once(
+        self,
+        engine_request: EngineRequest,
+        reply: Reply,
+        meta: ResponseMeta,
+        recognised: Recognised,
+    ) -> bytes | None:
+        """Returns the body of a plain reply that takes no time; None if the request has to run.
+
+        Raises:
+            EngineError: as `EngineClient.submit`.
+        """
+        if reply.spans or reply.logprobs is not None:
+            return None
+        if not self._pipeline.responder.engine.reply_at_once(engine_request, reply):
+            return None
+        if self._template is None:
+            writer = self.writer_type(meta, recognised.options)
+            self._template = plain_body(writer, self.clear_text)
+        return self._template.fill(meta, reply, len(engine_request.prompt_ids))
 
 
 class PlainChats(PlainGeneration):
@@ -389,9 +431,21 @@ class PlainChats(PlainGeneration):
             new_call_id=self._pipeline.identity.fresh_call_id,
         )
 
-    def prompt_options(self, request: PlainChat, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """Returns the options that belong to one request and its prompt."""
-        return {"prompt_ids": prompt_ids, "top_logprobs": request.alternatives}
+    def options_of(
+        self, request: PlainChat, prompt_ids: Sequence[int], include_usage: bool
+    ) -> ResponseOptions:
+        """Returns the options of the answer to one request."""
+        return replace(
+            self._options,
+            include_usage=include_usage,
+            prompt_ids=prompt_ids,
+            top_logprobs=request.alternatives,
+        )
+
+    @staticmethod
+    def clear_text(choice: Any) -> None:
+        """Replaces the text of a choice of a whole answer by a `HOLE`."""
+        choice.message.content = HOLE
 
 
 class PlainCompletions(PlainGeneration):
@@ -405,9 +459,17 @@ class PlainCompletions(PlainGeneration):
         """Returns the options of answers, without those of a prompt."""
         return CompletionResponseOptions(**shared, prompts=())
 
-    def prompt_options(self, request: PlainCompletion, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """Returns the options that belong to one request and its prompt."""
-        return {"prompts": (EchoedPrompt(prompt_ids),)}
+    def options_of(
+        self, request: PlainCompletion, prompt_ids: Sequence[int], include_usage: bool
+    ) -> ResponseOptions:
+        """Returns the options of the answer to one request."""
+        prompts = (EchoedPrompt(prompt_ids),)
+        return replace(self._options, include_usage=include_usage, prompts=prompts)
+
+    @staticmethod
+    def clear_text(choice: Any) -> None:
+        """Replaces the text of a choice of a whole answer by a `HOLE`."""
+        choice.text = HOLE
 
 
 def plain_chats(pipeline: RequestPipeline) -> PlainChats:

@@ -12,7 +12,6 @@ from app.core.protocol.common import UsageOverrides
 
 if TYPE_CHECKING:
     from app.core.api.chat.media import BuiltPrompt
-    from app.core.api.identity import ResponseMeta
     from app.core.api.writer import ResponseWriter
     from app.core.protocol.chat import Message
     from app.core.protocol.validation import GenerationRequest
@@ -68,21 +67,6 @@ class ReplyRules(Protocol):
 
         Raises:
             ApiError: as `direct`.
-        """
-
-    def prepared_body(
-        self,
-        engine_request: EngineRequest,
-        answer: ScriptedAnswer,
-        meta: ResponseMeta,
-        recognised: Any,
-    ) -> bytes | None:
-        """Returns the body of a decided answer that is known and takes no time.
-
-        The engine has then counted the reply. Returns None if the request has to be submitted.
-
-        Raises:
-            EngineError: as `EngineClient.submit`.
         """
 
     def pooled(

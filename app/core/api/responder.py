@@ -28,7 +28,7 @@ from app.core.engine.outputs import (
     TokenBacklog,
     Tokens,
 )
-from app.core.engine.request import EngineRequest
+from app.core.engine.request import EngineRequest, Reply
 from app.core.engine.sequence import Handle
 from app.core.protocol.common import encode
 from app.core.server.http.client_connection import ClientConnection, watched
@@ -108,11 +108,15 @@ class Responder:
         writer: ResponseWriter,
         stream: bool,
         context: RequestContext,
+        replies: Sequence[Reply] | None = None,
     ) -> Response | PendingResponse:
-        """Responds like `respond`, but without waiting and without faults."""
+        """Responds like `respond`, but without waiting and without faults.
+
+        A whole answer consists of `replies` if the engine has decided them.
+        """
         if stream:
             return self._stream(requests, writer, context.connection)
-        collector = ResponseCollector(self.engine, requests, writer)
+        collector = ResponseCollector(self.engine, requests, writer, replies)
         if not collector.unfinished:
             return json_response(collector.body(), 200, self.headers)
 
@@ -194,7 +198,11 @@ class ResponseCollector:
     """
 
     def __init__(
-        self, engine: EngineClient, requests: Sequence[EngineRequest], writer: ResponseWriter
+        self,
+        engine: EngineClient,
+        requests: Sequence[EngineRequest],
+        writer: ResponseWriter,
+        replies: Sequence[Reply] | None = None,
     ) -> None:
         self._writer = writer
         self._error: Exception | None = None
@@ -203,7 +211,10 @@ class ResponseCollector:
         """Number of unfinished choices; 0 once one has failed."""
         self.has_left = False
         """The client has left."""
-        handle = engine.submit(requests, self.emit, awaited=True)
+        if replies is None:
+            handle = engine.submit(requests, self.emit, awaited=True)
+        else:
+            handle = engine.run(requests, replies, self.emit, awaited=True)
         if self.unfinished:
             self._handle = handle
         elif self._error is not None:

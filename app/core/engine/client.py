@@ -142,15 +142,37 @@ class EngineClient:
         """
         raise NotImplementedError
 
-    def reply_at_once(self, request: EngineRequest, reply: Reply, emit: Emit) -> bool:
+    def decide(self, request: EngineRequest) -> Reply | None:
+        """Returns the reply to the only choice of a request, for `reply_at_once` and `run`.
+
+        Returns None if another process will decide it; the request is then submitted.
+
+        Raises:
+            EngineError: as `submit` does.
+        """
+
+    def reply_at_once(
+        self, request: EngineRequest, reply: Reply, emit: Emit | None = None
+    ) -> bool:
         """Ends the only choice of a request with `reply`, if nothing takes time.
 
-        Returns False, with nothing emitted or counted, if the request has to be submitted.
+        Without `emit`, the reply is only counted. Returns False, with nothing emitted or counted,
+        if the request has to run.
 
         Raises:
             EngineError: as `submit` does.
         """
         return False
+
+    def run(
+        self,
+        requests: ListOf[EngineRequest],
+        replies: ListOf[Reply],
+        emit: Emit,
+        awaited: bool = False,
+    ) -> Handle:
+        """Runs a request whose replies `decide` has returned; see `submit`."""
+        raise NotImplementedError
 
     def interrupt(self, request_ids: Container[str] | None = None, counted: bool = False) -> int:
         """Ends the requests with these ids, or all, each choice with reason `abort`.

@@ -182,6 +182,10 @@ class Engine(EngineClient):
             raise RequestRejectedError("this server was built without the extension 'beam_search'")
         return self._beam_search(self, requests, emit)
 
+    def decide(self, request: EngineRequest) -> Reply | None:
+        """Returns the reply to the only choice of a request."""
+        return self.model.reply(request)
+
     def run(
         self,
         requests: ListOf[EngineRequest],
@@ -228,7 +232,9 @@ class Engine(EngineClient):
         for sequence, prompt in zip(sequences, cache.prompts(requests), strict=True):
             sequence.prompt = prompt
 
-    def reply_at_once(self, request: EngineRequest, reply: Reply, emit: Emit) -> bool:
+    def reply_at_once(
+        self, request: EngineRequest, reply: Reply, emit: Emit | None = None
+    ) -> bool:
         """See `EngineClient.reply_at_once`.
 
         The request must use no special feature, and a slot must be free.
@@ -251,68 +257,60 @@ class Engine(EngineClient):
         if is_special or len(reply.texts) > max_tokens:
             return False
         self.check_accepting(1)
-        emit_immediately(request, reply, emit, self.context)
+        end_immediately(request, reply, emit, self.context)
         return True
 
 
-def emit_immediately(
-    request: EngineRequest, reply: Reply, emit: Emit, context: SequenceContext
+def end_immediately(
+    request: EngineRequest, reply: Reply, emit: Emit | None, context: SequenceContext
 ) -> None:
-    """Emits and counts an undelayed reply as a sequence would, in a fifth of the time."""
+    """Emits and counts an undelayed reply as a sequence would, in a fifth of the time.
+
+    Without `emit`, only counts the reply.
+    """
     at_s = request.arrival_s
     recorder = context.recorder
     watches: ListOf[Watch] = ()
     if request.observers:
         watches = watches_of(request)
-    prompt_tokens = len(request.prompt_ids)
-    tokens = 0
-    has_begun = False
+    tokens = len(reply.ids)
+    reason = COUNTED_AS[reply.finish.reason]
+    has_begun = True
     failure = None
-    try:
-        emit(Started(request.index, at_s, 0, reply.prompt_logprobs, is_followed=False))
-        has_begun = True
-        if not reply.spans:
-            tokens = len(reply.ids)
-            emit(
-                Tokens(
+    if emit is not None:
+        tokens = 0
+        has_begun = False
+        try:
+            emit(Started(request.index, at_s, 0, reply.prompt_logprobs, is_followed=False))
+            has_begun = True
+            start = 0
+            for end, part in reply.spans or [(len(reply.texts), None)]:
+                tokens = min(end, len(reply.ids))
+                output = Tokens(
                     index=request.index,
-                    texts=reply.texts,
-                    ids=reply.ids,
+                    texts=reply.texts[start:end],
+                    ids=reply.ids[start:end],
                     at_s=at_s,
-                    logprobs=reply.logprobs,
-                    finish=reply.finish,
+                    logprobs=None if reply.logprobs is None else reply.logprobs[start:end],
+                    finish=reply.finish if end == len(reply.texts) else None,
+                    part=part,
                 )
-            )
-        start = 0
-        for end, part in reply.spans:
-            tokens = min(end, len(reply.ids))
-            output = Tokens(
-                index=request.index,
-                texts=reply.texts[start:end],
-                ids=reply.ids[start:end],
-                at_s=at_s,
-                logprobs=None if reply.logprobs is None else reply.logprobs[start:end],
-                finish=reply.finish if end == len(reply.texts) else None,
-                part=part,
-            )
-            start = end
-            emit(output)
-        reason = COUNTED_AS[reply.finish.reason]
-    except Exception as error:
-        log.exception("a sequence failed to start")
-        reason = "error"
-        failure = error
-    e2e_s = context.clock.now() - at_s
+                start = end
+                emit(output)
+        except Exception as error:
+            log.exception("a sequence failed to start")
+            reason = "error"
+            failure = error
     finished = FinishedSequence(
         reason,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=len(request.prompt_ids),
         generation_tokens=tokens,
         cached_tokens=0,
         max_tokens=request.max_tokens,
         queue_s=0.0,
         prefill_s=0.0,
         decode_s=0.0,
-        e2e_s=e2e_s,
+        e2e_s=context.clock.now() - at_s,
         preemptions=0,
         choices=1,
         longest=tokens,
@@ -324,7 +322,7 @@ def emit_immediately(
     if watches:
         first_token_s = at_s if has_begun else None
         notify(watches, _immediate_outcome(finished, at_s, first_token_s, reply))
-    if failure is not None:
+    if failure is not None and emit is not None:
         emit_failure(request, failure, emit)
 
 

@@ -37,11 +37,15 @@ class LimitedDict(dict[K, V]):
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
 
+    def clear(self) -> None:
+        """Removes all entries."""
+        super().clear()
+        self.size_bytes = 0
+
     def add(self, key: K, value: V, entry_bytes: int) -> None:
         """Adds an entry, unless it alone exceeds the limit."""
         if self.size_bytes + entry_bytes > self.limit_bytes:
             self.clear()
-            self.size_bytes = 0
         if entry_bytes <= self.limit_bytes:
             self[key] = value
             self.size_bytes += entry_bytes

@@ -5,6 +5,7 @@ ids in any text. The cache takes a third of the library's time.
 """
 
 import re
+from collections.abc import Mapping
 from itertools import chain
 
 import msgspec
@@ -36,11 +37,23 @@ MAX_REMEMBERED_DIGITS = 2
 
 
 class TextParts(LimitedDict[str, list[int]]):
-    """Token ids of parts of texts between added tokens, remembered from their second use."""
+    """Token ids of added tokens, and of parts of texts between them.
 
-    def __init__(self, limit_bytes: int = PARTS_BYTES) -> None:
+    Short and long parts are remembered from their second use.
+    """
+
+    def __init__(
+        self, added_tokens: Mapping[str, list[int]], limit_bytes: int = PARTS_BYTES
+    ) -> None:
         super().__init__(limit_bytes)
+        self._added_tokens = added_tokens
         self._seen = RecentKeys()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all parts, but not the added tokens."""
+        super().clear()
+        self.update(self._added_tokens)
 
     def learn(self, part: str, ids: list[int]) -> None:
         """Remembers the ids of a part that has been learned before."""
@@ -53,13 +66,13 @@ class WordEncoder(LimitedDict[str, list[int]]):
 
     def __init__(self, backend: tokenizers.Tokenizer, limit_bytes: int = LIMIT_BYTES) -> None:
         super().__init__(limit_bytes)
-        self.parts = TextParts()
         self._model = backend.model
         self._symbols = {byte: symbol for symbol, byte in byte_symbols().items()}
         added_tokens = backend.get_added_tokens_decoder().items()
-        self._added = {token.content: [token_id] for token_id, token in added_tokens}
-        longest_first = sorted(self._added, key=len, reverse=True)
+        added_ids = {token.content: [token_id] for token_id, token in added_tokens}
+        longest_first = sorted(added_ids, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})").split
+        self.parts = TextParts(added_ids)
 
     def encode(self, text: str) -> list[int] | None:
         """Returns the ids of `text`, without special tokens; None for a text that is not ASCII."""
@@ -67,7 +80,7 @@ class WordEncoder(LimitedDict[str, list[int]]):
             return None
         ids: list[int] = []
         for part in self._split(text):
-            part_ids = self._added.get(part) or self.parts.get(part)
+            part_ids = self.parts.get(part)
             if part_ids is None:
                 part_ids = list(chain.from_iterable(map(self.__getitem__, find_words(part))))
                 if not MAX_SHORT_PART_LENGTH < len(part) < MIN_LONG_PART_LENGTH:

@@ -133,6 +133,8 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
     preemptions: int | None = None
     send_moments: Sequence[float] | None = None
     """Moments of the answer; None until it begins, and for gRPC."""
+    text_bytes: int = 0
+    """Size of the texts that came before the answer, and are added to `size_bytes` with it."""
     size_bytes: int = 0
     is_stored: bool = True
     """False once the request has been dropped from its ring."""
@@ -165,7 +167,11 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
             self.preemptions = outcome.preemptions
         else:
             self._merge(outcome)
-        self.ring.grow(self, CHOICE_BYTES + getsizeof(text))
+        text_bytes = CHOICE_BYTES + getsizeof(text)
+        if self.context is None:
+            self.ring.grow(self, text_bytes)
+        else:
+            self.text_bytes += text_bytes
 
     def _merge(self, outcome: SequenceOutcome) -> None:
         """Adds a further choice: keeps the first moments of all choices, and the last."""
@@ -189,6 +195,8 @@ class Ring(Struct, eq=False):
     def append(self, request: JournaledRequest) -> None:
         """Adds a request, and drops older ones above the limits."""
         self.requests.append(request)
+        if len(self.requests) > self.max_requests:
+            self._drop(self.requests.popleft())
         self.grow(request, ENTRY_BYTES)
 
     def grow(self, request: JournaledRequest, more_bytes: int) -> None:
@@ -196,8 +204,8 @@ class Ring(Struct, eq=False):
         request.size_bytes += more_bytes
         if request.is_stored:
             self.size_bytes += more_bytes
-        while len(self.requests) > self.max_requests or self.size_bytes > self.limit_bytes:
-            self._drop(self.requests.popleft())
+            while self.size_bytes > self.limit_bytes:
+                self._drop(self.requests.popleft())
 
     def clear(self, scope: str | None) -> None:
         """Drops all requests, or only a scope's."""
@@ -289,7 +297,8 @@ class Entries:
         if response.status >= FIRST_ERROR_STATUS:
             request.error = error_of(response)
             request.unmatched = UNMATCHED in response.headers
-        ring.grow(request, len(request.body) + getsizeof(request.error) + LOG_BYTES)
+        error_bytes = getsizeof(request.error)
+        ring.grow(request, len(request.body) + request.text_bytes + error_bytes + LOG_BYTES)
         if context.way == GRPC:
             return
         answer = response.body

@@ -134,13 +134,10 @@ class Scripts(Extension):
         return () if self._opened is None else (self._opened.script_set,)
 
     def caches(self) -> Mapping[str, Bounded]:
-        """Returns the counters of rules, and the prepared replies."""
+        """Returns the counters of rules."""
         if self._opened is None:
             return {}
-        return {
-            "script counters": self._opened.script_set,
-            "scripted replies": self._opened.prepared,
-        }
+        return {"script counters": self._opened.script_set}
 
 
 def _run_command(argv: Sequence[str]) -> int:

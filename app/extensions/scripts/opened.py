@@ -67,7 +67,6 @@ class OpenedScripts:
                 "Rules for replies require the simulated engine and a model that generates text."
             )
         import_modules(*SCRIPT_MODULES)
-        from app.extensions.scripts.prepared import PreparedReplies
         from app.extensions.scripts.script_set import open_scripts
 
         self._parts = parts
@@ -79,8 +78,6 @@ class OpenedScripts:
             inherited=_inherited(owner),
         )
         self.script_set.on_change = self.use_rules
-        self.prepared = PreparedReplies(parts.engine)
-        parts.live.watch(self.prepared.clear)
         store = changes_of(owner)
         if store is not None:
             self.script_set.restore(store)
@@ -96,7 +93,6 @@ class OpenedScripts:
             parts.tokenizer,
             injector,
             unmatched=self._unmatched,
-            prepared=self.prepared,
         )
 
     def _unmatched(self) -> str | None:

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.fault import RequestFacts
-from app.core.api.identity import ResponseMeta
 from app.core.api.plain import Recognised
 from app.core.api.reply_rules import NeedsRule, ScriptedAnswer
 from app.core.api.writer import ResponseWriter
@@ -33,7 +32,6 @@ from app.extensions.scripts.matched_request import (
     Message,
     Untimed,
 )
-from app.extensions.scripts.prepared import PreparedReplies
 from app.extensions.scripts.rules import RuleFailureError
 from app.extensions.scripts.script_set import Decision, ScriptSet
 
@@ -79,7 +77,6 @@ class ScriptResolver:
     faults: FaultInjector
     unmatched: Callable[[], str | None]
     """Returns the setting `unmatched`."""
-    prepared: PreparedReplies
 
     def may_answer(self, context: RequestContext) -> bool:
         """Returns whether a test has set rules that may answer a request to this path."""
@@ -155,22 +152,6 @@ class ScriptResolver:
         if family != "chat":
             answer = replace(answer, reply=reply_of(answer, is_chat=False))
         return answer
-
-    def prepared_body(
-        self,
-        engine_request: EngineRequest,
-        answer: ScriptedAnswer,
-        meta: ResponseMeta,
-        recognised: Recognised,
-    ) -> bytes | None:
-        """Returns the body of a decided answer that is known and takes no time, else None.
-
-        Raises:
-            EngineError: as `EngineClient.submit`.
-        """
-        if answer.usage is not None:
-            return None
-        return self.prepared.body(engine_request, meta, recognised)
 
     def _directed(
         self,

@@ -106,9 +106,9 @@ def test_cached_text_parts_have_the_token_ids_of_the_tokenizers_library(
 
 
 def test_text_parts_are_cached_from_their_second_use_within_a_limit() -> None:
-    parts = TextParts(limit_bytes=20_000)
+    parts = TextParts(added_tokens={"<added>": [7]}, limit_bytes=20_000)
     parts.learn("a" * 100, [1, 2])
-    assert not parts and parts.size_bytes == 0
+    assert parts == {"<added>": [7]} and parts.size_bytes == 0
     for number in range(1_000):
         for _ in range(2):
             parts.learn(f"{number:0>100}", [number] * 30)
@@ -117,6 +117,7 @@ def test_text_parts_are_cached_from_their_second_use_within_a_limit() -> None:
     parts.learn("b" * 30_000, [1])
     parts.learn("b" * 30_000, [1])
     assert "b" * 30_000 not in parts
+    assert parts["<added>"] == [7]
 
 
 def told_to_encode_special_tokens() -> Tokenizer:

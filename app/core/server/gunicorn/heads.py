@@ -7,7 +7,7 @@ from email.utils import formatdate
 from functools import lru_cache
 
 from gunicorn import SERVER
-from gunicorn.util import hop_headers, is_hoppish
+from gunicorn.util import is_hoppish
 from msgspec import Struct
 
 from app.core.server.http.response import JSON, STATUS_LINES, Response
@@ -152,35 +152,40 @@ def response_head(response: Response, closes: bool) -> bytes:
     """
     status = STATUS_LINES.get(response.status) or response.status_line
     headers = response.headers
-    if _has_hop_header(tuple(headers)):
-        headers = {name: headers[name] for name in headers if not is_hoppish(name)}
     is_chunked = response.streamed
     if not isinstance(response.body, bytes):
         is_chunked = "Content-Length" not in headers
-    lines = ""
-    for name, value in headers.items():
-        lines += f"{name}: {value}\r\n"
-    if not lines.count("\n") == lines.count("\r") == len(headers):
-        raise ValueError("a response header contains a line break")
     head = _default_head(status, int(time.time()), closes, is_chunked)
-    return f"{head}{lines}\r\n".encode("latin-1")
+    return head + _header_lines(tuple(headers.items()))
 
 
-@lru_cache(maxsize=256)
-def _has_hop_header(names: tuple[str, ...]) -> bool:
-    """Returns whether one of the headers is for a single connection; most answers have the same."""
-    return not hop_headers.isdisjoint(map(str.lower, names))
+@lru_cache(maxsize=MAX_CACHED_HEADS)
+def _header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
+    """Returns the lines of an application's headers, and the empty line.
+
+    They are cached: most answers have the headers of an earlier one. Leaves out headers for a
+    single connection, which are gunicorn's.
+    """
+    lines = ""
+    line_count = 0
+    for name, value in headers:
+        if not is_hoppish(name):
+            lines += f"{name}: {value}\r\n"
+            line_count += 1
+    if not lines.count("\n") == lines.count("\r") == line_count:
+        raise ValueError("a response header contains a line break")
+    return f"{lines}\r\n".encode("latin-1")
 
 
 @lru_cache(maxsize=16)
-def _default_head(status: str, second: int, closes: bool, is_chunked: bool) -> str:
+def _default_head(status: str, second: int, closes: bool, is_chunked: bool) -> bytes:
     """Returns gunicorn's status line and headers, without the application's, at a Unix second."""
     connection = "close" if closes else "keep-alive"
     date = formatdate(second, usegmt=True)
     head = f"HTTP/1.1 {status}\r\nServer: {SERVER}\r\nDate: {date}\r\nConnection: {connection}\r\n"
     if is_chunked:
         head += "Transfer-Encoding: chunked\r\n"
-    return head
+    return head.encode("latin-1")
 
 
 def has_bare_line_feed(data: bytes) -> bool:
