@@ -26,14 +26,13 @@ from app.core.api.plain_body import PlainBody, plain_body
 from app.core.api.writer import ResponseWriter
 from app.core.engine.kvcache import PART_BLOCKS
 from app.core.engine.request import EngineRequest, Reply
-from app.core.protocol.chat import Message
 from app.core.protocol.common import HOLE
 from app.core.protocol.completions import DEFAULT_MAX_TOKENS
 from app.core.protocol.options import Int64
 from app.core.protocol.validation import GREEDY_BELOW
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import PendingResponse, Response, json_response
-from app.core.text.memo import PromptMemo, chat_memo, text_memo
+from app.core.text.memo import PromptMemo, TextMessage, chat_memo, text_memo
 
 SPECIAL_HEADERS = frozenset(
     [
@@ -63,7 +62,7 @@ StopText = Annotated[str, Meta(min_length=1, max_length=64)]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
 
 
-_decode_messages = msgspec.json.Decoder(list[Message]).decode
+_decode_messages = msgspec.json.Decoder(list[TextMessage]).decode
 
 
 class PlainStreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
@@ -106,7 +105,7 @@ class PlainChat(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_only=T
     logprobs: bool | None = False
     top_logprobs: Alternatives | None = 0
 
-    def conversation(self) -> list[Message]:
+    def conversation(self) -> list[TextMessage]:
         """Returns the messages, as rules compare them."""
         return _decode_messages(self.messages)
 
@@ -139,9 +138,9 @@ class PlainCompletion(PlainRequest, forbid_unknown_fields=True, frozen=True, kw_
     alternatives: ClassVar[None] = None
     top_logprobs: ClassVar[None] = None
 
-    def conversation(self) -> list[Message]:
+    def conversation(self) -> list[TextMessage]:
         """Returns the prompt as a message of the user."""
-        return [{"role": "user", "content": self.prompt}]
+        return [TextMessage("user", self.prompt)]
 
     @property
     def prompt_key(self) -> bytes:

@@ -151,9 +151,7 @@ class EngineClient:
             EngineError: as `submit` does.
         """
 
-    def reply_at_once(
-        self, request: EngineRequest, reply: Reply, emit: Emit | None = None
-    ) -> bool:
+    def reply_at_once(self, request: EngineRequest, reply: Reply, emit: Emit | None = None) -> bool:
         """Ends the only choice of a request with `reply`, if nothing takes time.
 
         Without `emit`, the reply is only counted. Returns False, with nothing emitted or counted,

@@ -232,9 +232,7 @@ class Engine(EngineClient):
         for sequence, prompt in zip(sequences, cache.prompts(requests), strict=True):
             sequence.prompt = prompt
 
-    def reply_at_once(
-        self, request: EngineRequest, reply: Reply, emit: Emit | None = None
-    ) -> bool:
+    def reply_at_once(self, request: EngineRequest, reply: Reply, emit: Emit | None = None) -> bool:
         """See `EngineClient.reply_at_once`.
 
         The request must use no special feature, and a slot must be free.

@@ -95,6 +95,8 @@ class ScriptedReply(Struct, frozen=True, kw_only=True):
 
     def delays(self, tokens: int) -> list[tuple[int, float]]:
         """Returns the waits, as token number and seconds, for a reply of `tokens` tokens."""
+        if not (self.first_token_s or self.per_token_s or self.token_delays):
+            return []
         delays: dict[int, float] = {}
         if self.per_token_s:
             delays = dict.fromkeys(range(1, tokens), self.per_token_s)
@@ -263,14 +265,10 @@ class Reply(Struct, gc=False):
         """Returns the first `max_tokens` tokens; a longer reply finishes with LENGTH."""
         if len(self.ids) <= max_tokens:
             return self
-        spans = [(min(end, max_tokens), part) for end, part in self.spans]
-        return replace(
-            self,
-            texts=self.texts[:max_tokens],
-            ids=self.ids[:max_tokens],
-            finish=LENGTH,
-            spans=without_empty(spans),
-        )
+        cut = replace(self, texts=self.texts[:max_tokens], ids=self.ids[:max_tokens], finish=LENGTH)
+        if self.spans:
+            cut.spans = without_empty([(min(end, max_tokens), part) for end, part in self.spans])
+        return cut
 
 
 def without_empty(spans: Sequence[Span]) -> list[Span]:

@@ -124,14 +124,16 @@ def text_memo(tokenizer: Tokenizer) -> PromptMemo:
     return PromptMemo(lambda key: tokenizer.encode(key.decode(), True))
 
 
-class _TextMessage(Struct, forbid_unknown_fields=True):
+class TextMessage(Struct, forbid_unknown_fields=True):
+    """A message of a plain chat."""
+
     role: Literal["system", "user", "assistant"]
     content: str
 
 
 def chat_memo(tokenizer: Tokenizer) -> PromptMemo:
     """Returns a memo whose keys are JSON arrays of messages, which have only text."""
-    decode = msgspec.json.Decoder(list[_TextMessage]).decode
+    decode = msgspec.json.Decoder(list[TextMessage]).decode
 
     def encode(key: bytes) -> list[int] | None:
         if tokenizer.is_time_dependent:

@@ -87,9 +87,7 @@ class HandoffEngine(Engine):
         """Searches here: each step of the beams would hand over the prompt again."""
         return super()._search([_alone(request) for request in requests], emit)
 
-    def reply_at_once(
-        self, request: EngineRequest, reply: Reply, emit: Emit | None = None
-    ) -> bool:
+    def reply_at_once(self, request: EngineRequest, reply: Reply, emit: Emit | None = None) -> bool:
         """See `EngineClient`. A handoff takes time."""
         return not self._is_handoff(request) and super().reply_at_once(request, reply, emit)
 

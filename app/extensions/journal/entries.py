@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from heapq import merge
@@ -12,6 +12,7 @@ from sys import getsizeof
 
 import msgspec
 from msgspec import Raw, Struct, field
+from msgspec.structs import replace
 
 from app.core.base.clock.pause import Pace, call_long
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
@@ -91,6 +92,15 @@ class Entry(Struct, kw_only=True, frozen=True):
     """True for the error of a request that no rule of a script answers."""
 
 
+class ChoiceOutcome(Struct):
+    """The outcome of a choice of a request."""
+
+    index: int
+    is_first: bool
+    """True for the first choice of a prompt."""
+    outcome: SequenceOutcome
+
+
 class JournaledRequest(Struct, eq=False, kw_only=True):
     """A request and its answer. `Entries` makes an `Entry` of it only when a client looks.
 
@@ -119,23 +129,18 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
     rule: str | None = None
     error: str | None = None
     unmatched: bool = False
-    texts: list[tuple[int, str]] = []
-    """Index and text of each choice that has ended."""
     prompt_tokens: int = 0
-    completion_tokens: int = 0
+    outcomes: list["ChoiceOutcome"] = []
+    """The choices that have ended."""
+    recorded_text: str | None = None
+    """Text of the answer of a recording."""
     usage: dict[str, int] | None = None
     """Usage of the answer of a recording."""
-    queued_s: float | None = None
-    scheduled_s: float | None = None
-    first_s: float | None = None
-    last_s: float | None = None
-    cached_tokens: int | None = None
-    preemptions: int | None = None
     send_moments: Sequence[float] | None = None
     """Moments of the answer; None until it begins, and for gRPC."""
     text_bytes: int = 0
     """Size of the texts that came before the answer, and are added to `size_bytes` with it."""
-    size_bytes: int = 0
+    size_bytes: int = ENTRY_BYTES
     is_stored: bool = True
     """False once the request has been dropped from its ring."""
 
@@ -154,33 +159,14 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
 
     def _note_end(self, index: int, is_first: bool, outcome: SequenceOutcome) -> None:
         """Notes the end of a choice; `is_first`: it is the first one of its prompt."""
-        text = outcome.text[:MAX_TEXT_LENGTH]
-        self.texts.append((index, text))
-        self.completion_tokens += outcome.tokens
-        if is_first:
-            self.cached_tokens = (self.cached_tokens or 0) + outcome.cached_tokens
-        if self.preemptions is None:
-            self.queued_s = outcome.queued_s
-            self.scheduled_s = outcome.scheduled_s
-            self.first_s = outcome.first_token_s
-            self.last_s = outcome.last_token_s
-            self.preemptions = outcome.preemptions
-        else:
-            self._merge(outcome)
-        text_bytes = CHOICE_BYTES + getsizeof(text)
+        if len(outcome.text) > MAX_TEXT_LENGTH:
+            outcome = replace(outcome, text=outcome.text[:MAX_TEXT_LENGTH])
+        self.outcomes.append(ChoiceOutcome(index, is_first, outcome))
+        text_bytes = CHOICE_BYTES + getsizeof(outcome.text)
         if self.context is None:
             self.ring.grow(self, text_bytes)
         else:
             self.text_bytes += text_bytes
-
-    def _merge(self, outcome: SequenceOutcome) -> None:
-        """Adds a further choice: keeps the first moments of all choices, and the last."""
-        self.queued_s = _earlier(self.queued_s, outcome.queued_s)
-        self.scheduled_s = _earlier(self.scheduled_s, outcome.scheduled_s)
-        self.first_s = _earlier(self.first_s, outcome.first_token_s)
-        if self.last_s is None or (outcome.last_token_s or 0.0) > self.last_s:
-            self.last_s = outcome.last_token_s
-        self.preemptions = (self.preemptions or 0) + outcome.preemptions
 
 
 class Ring(Struct, eq=False):
@@ -195,9 +181,9 @@ class Ring(Struct, eq=False):
     def append(self, request: JournaledRequest) -> None:
         """Adds a request, and drops older ones above the limits."""
         self.requests.append(request)
-        if len(self.requests) > self.max_requests:
+        self.size_bytes += request.size_bytes
+        if len(self.requests) > self.max_requests or self.size_bytes > self.limit_bytes:
             self._drop(self.requests.popleft())
-        self.grow(request, ENTRY_BYTES)
 
     def grow(self, request: JournaledRequest, more_bytes: int) -> None:
         """Adds to the size of a request, which may have been dropped."""
@@ -271,10 +257,10 @@ class Entries:
             id=context.request_id[:MAX_NAME_LENGTH],
             route=context.path[:MAX_NAME_LENGTH],
             scope=scope and scope[:MAX_NAME_LENGTH],
-            content_type=(context.content_type or "")[:MAX_NAME_LENGTH],
+            content_type=context.headers.get("content-type", "")[:MAX_NAME_LENGTH],
             context=context,
             arrival_s=context.arrival_s,
-            offset_s=self._wall_clock.offset_s(),
+            offset_s=self._wall_clock.offset_s(context.arrival_s),
             ring=ring,
             number=next(self._numbers),
         )
@@ -319,9 +305,8 @@ class Entries:
         request.model = model
         if usage:
             request.usage = {name: usage.get(name, 0) for name in USAGE_NAMES}
-        text = text[:MAX_TEXT_LENGTH]
-        request.texts.append((0, text))
-        request.ring.grow(request, CHOICE_BYTES + getsizeof(text))
+        request.recorded_text = text[:MAX_TEXT_LENGTH]
+        request.ring.grow(request, CHOICE_BYTES + getsizeof(request.recorded_text))
 
     def rows(
         self, route: str | None, contains: str, scope: str | None, limit: int | None = None
@@ -365,17 +350,19 @@ class Entries:
 
 def shown(request: JournaledRequest) -> Entry:
     """Returns the entry of a request as far as its answer has come; its body must be masked."""
-    text = None
-    if request.texts:
-        text = "\n".join(text for _, text in sorted(request.texts))
+    choices = sorted(request.outcomes, key=attrgetter("index"))
+    outcomes = [choice.outcome for choice in choices]
+    text = request.recorded_text
+    if outcomes:
+        text = "\n".join(outcome.text for outcome in outcomes)
+    if text is not None:
         text = call_long(len(text), mask_text, text)
     usage = request.usage
     if request.response_id is not None:
-        counts = (request.prompt_tokens, request.completion_tokens)
+        counts = (request.prompt_tokens, sum(outcome.tokens for outcome in outcomes))
         usage = dict(zip(USAGE_NAMES, (*counts, sum(counts)), strict=True))
-    sends_s = None
-    if request.send_moments is not None:
-        sends_s = [_unix_s(moment_s, request) for moment_s in request.send_moments]
+    cached = [choice.outcome.cached_tokens for choice in choices if choice.is_first]
+    preemptions = [outcome.preemptions for outcome in outcomes]
     arrived_s = _unix_s(request.arrival_s, request)
     return Entry(
         id=request.id,
@@ -390,13 +377,13 @@ def shown(request: JournaledRequest) -> Entry:
         text=text,
         usage=usage,
         arrived_s=arrived_s,
-        queued_s=_optional_unix_s(request.queued_s, request),
-        scheduled_s=_optional_unix_s(request.scheduled_s, request),
-        first_s=_optional_unix_s(request.first_s, request),
-        last_s=_optional_unix_s(request.last_s, request),
-        sends_s=sends_s,
-        cached_tokens=request.cached_tokens,
-        preemptions=request.preemptions,
+        queued_s=_earliest_s(request, [outcome.queued_s for outcome in outcomes]),
+        scheduled_s=_earliest_s(request, [outcome.scheduled_s for outcome in outcomes]),
+        first_s=_earliest_s(request, [outcome.first_token_s for outcome in outcomes]),
+        last_s=_latest_s(request, [outcome.last_token_s for outcome in outcomes]),
+        sends_s=_sends_s(request),
+        cached_tokens=sum(cached) if cached else None,
+        preemptions=sum(preemptions) if preemptions else None,
         error=request.error,
         unmatched=request.unmatched,
     )
@@ -407,17 +394,23 @@ def _unix_s(moment_s: float, request: JournaledRequest) -> float:
     return round(moment_s + request.offset_s, 6)
 
 
-def _optional_unix_s(moment_s: float | None, request: JournaledRequest) -> float | None:
-    if moment_s is None:
+def _earliest_s(request: JournaledRequest, moments_s: Iterable[float | None]) -> float | None:
+    """Returns the earliest known moment in Unix seconds; None without any."""
+    known_s = [moment_s for moment_s in moments_s if moment_s is not None]
+    return _unix_s(min(known_s), request) if known_s else None
+
+
+def _latest_s(request: JournaledRequest, moments_s: Iterable[float | None]) -> float | None:
+    """Returns the latest known moment in Unix seconds; None without any."""
+    known_s = [moment_s for moment_s in moments_s if moment_s is not None]
+    return _unix_s(max(known_s), request) if known_s else None
+
+
+def _sends_s(request: JournaledRequest) -> list[float] | None:
+    """Returns the moments of the answer in Unix seconds; None before it begins, and for gRPC."""
+    if request.send_moments is None:
         return None
-    return _unix_s(moment_s, request)
-
-
-def _earlier(first_s: float | None, second_s: float | None) -> float | None:
-    """Returns the earlier of two moments; either one may be None."""
-    if first_s is None or second_s is None:
-        return second_s if first_s is None else first_s
-    return min(first_s, second_s)
+    return [_unix_s(moment_s, request) for moment_s in request.send_moments]
 
 
 def error_of(response: Response) -> str | None:

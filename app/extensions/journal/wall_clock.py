@@ -28,12 +28,11 @@ class WallClock:
         self._offset_s = 0.0
         self._renewal_s = -math.inf
 
-    def offset_s(self) -> float:
-        """Returns the difference from monotonic seconds to Unix seconds."""
-        start_s = self._now()
-        if start_s >= self._renewal_s:
+    def offset_s(self, now_s: float) -> float:
+        """Returns the difference from monotonic seconds, now about `now_s`, to Unix seconds."""
+        if now_s >= self._renewal_s:
             self._measure()
-            self._renewal_s = start_s + RENEWAL_S
+            self._renewal_s = now_s + RENEWAL_S
         return self._offset_s
 
     def _measure(self) -> None:

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from itertools import takewhile
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from app.core.api.fault import RequestFacts
 from app.core.server.http.context import SCOPE
@@ -74,6 +73,19 @@ class MatchBudget:
         finally:
             self._remaining_s -= self._now() - start_s
 
+    def contains_any(self, text: str, parts: Sequence[str], pause: Callable[[], None]) -> bool:
+        """Returns whether `text` contains one of the parts; calls `pause` before each search.
+
+        Raises:
+            BudgetSpentError: No time is left.
+        """
+        for part in parts:
+            pause()
+            self.check()
+            if self.run(text.__contains__, part):
+                return True
+        return False
+
     def check(self) -> None:
         """Raises `BudgetSpentError` when no time is left."""
         if self._remaining_s <= 0:
@@ -86,6 +98,10 @@ class Untimed(MatchBudget):
     def run(self, search: Callable[..., Result], *arguments: object, **options: object) -> Result:
         """Returns the result of a search."""
         return search(*arguments, **options)
+
+    def contains_any(self, text: str, parts: Sequence[str], pause: Callable[[], None]) -> bool:
+        """Returns whether `text` contains one of the parts."""
+        return any(map(text.__contains__, parts))
 
     def check(self) -> None:
         """Does nothing: there is always time left."""
@@ -103,8 +119,7 @@ class Message(Struct, frozen=True, gc=False):
     tool: str = ""
 
 
-@dataclass
-class MatchedRequest:
+class MatchedRequest(Struct, eq=False, dict=True):
     """A request in the form that rules evaluate.
 
     `tools` maps a name to the JSON Schema of its arguments.

@@ -16,7 +16,6 @@ from app.extensions.scripts.matched_request import (
     MAX_VALUE_CHARACTERS,
     MatchedRequest,
     SlowRegexError,
-    Untimed,
 )
 from app.extensions.scripts.regexes import RegexCompiler
 from app.extensions.scripts.rules import (
@@ -198,7 +197,9 @@ class TextCondition:
             compared = request.budget.run(request.fold, text)
         if self._exact is not None and compared not in self._exact:
             return False
-        if self._parts is not None and not self._contains_part(compared, self._parts, request):
+        if self._parts is not None and not request.budget.contains_any(
+            compared, self._parts, request.pause
+        ):
             return False
         if self.pattern is None:
             return True
@@ -219,16 +220,6 @@ class TextCondition:
             return call_off_hub(search, text, timeout=SEARCH_TIMEOUT_S, concurrent=True)
         except (TimeoutError, MemoryError):
             raise SlowRegexError(pattern.pattern) from None
-
-    def _contains_part(self, text: str, parts: Sequence[str], request: MatchedRequest) -> bool:
-        if isinstance(request.budget, Untimed):
-            return any(map(text.__contains__, parts))
-        for part in parts:
-            request.pause()
-            request.budget.check()
-            if request.budget.run(text.__contains__, part):
-                return True
-        return False
 
     def _normalize(self, text: str) -> str:
         """Returns a text of the rule, normalized like the texts of requests."""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import cast
 
 from msgspec.structs import replace
 
@@ -138,8 +137,7 @@ class ScriptResolver:
         )
         family = FAMILIES.get(context.path, "")
         messages = [
-            Message(str(message["role"]), cast(str, message["content"]))
-            for message in recognised.request.conversation()
+            Message(message.role, message.content) for message in recognised.request.conversation()
         ]
         matched = MatchedRequest(family, facts, messages, {}, budget=UNTIMED)
         rng = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import gevent
 import msgspec
@@ -78,7 +78,7 @@ MAX_LISTED_RULES = 20
 """Most rules that a message lists."""
 
 
-class Decision(NamedTuple):
+class Decision(Struct, frozen=True):
     """A decision about a request: an answer, a fault, or both."""
 
     rule: RuleState
@@ -86,7 +86,7 @@ class Decision(NamedTuple):
     fault: Fault | None
 
 
-class RuleMatch(NamedTuple):
+class RuleMatch(Struct, frozen=True):
     """A rule whose conditions hold for a request, with its random source."""
 
     rule: RuleState

@@ -117,9 +117,9 @@ class Clock:
 
 def test_clock_offset_is_taken_from_the_fastest_pair_of_readings() -> None:
     # The process is paused for 40 ms between the readings of the first pair.
-    clock = Clock(steps_s=[0.0, 0.0, 0.04])
+    clock = Clock(steps_s=[0.0, 0.04])
     wall_clock = WallClock(clock.monotonic, clock.unix)
-    assert wall_clock.offset_s() == 1_000.0
+    assert wall_clock.offset_s(clock.now_s) == 1_000.0
 
 
 def test_clock_offset_follows_an_adjusted_system_clock() -> None:
@@ -130,11 +130,11 @@ def test_clock_offset_follows_an_adjusted_system_clock() -> None:
         return clock.unix() + shift_s
 
     wall_clock = WallClock(clock.monotonic, unix)
-    assert wall_clock.offset_s() == 1_000.0
+    assert wall_clock.offset_s(clock.now_s) == 1_000.0
     shift_s = 5.0
-    assert wall_clock.offset_s() == 1_000.0
+    assert wall_clock.offset_s(clock.now_s) == 1_000.0
     clock.now_s += RENEWAL_S
-    assert wall_clock.offset_s() == 1_005.0
+    assert wall_clock.offset_s(clock.now_s) == 1_005.0
 
 
 def test_empty_body_of_a_disconnected_client_has_no_send_time() -> None:

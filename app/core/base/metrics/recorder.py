@@ -205,6 +205,8 @@ class Recorder:
         self._prefills: list[tuple[float, int, int]] = []
         """TTFT in seconds, prompt tokens and cached tokens."""
         self._finished: list[FinishedSequence] = []
+        self._at_once: list[tuple[FinishedSequence, float]] = []
+        """Sequences without delays, and the time in seconds when all of their tokens came."""
         self._fetched = 0
         """Prompt tokens with a fetched cache."""
         self._loaded = 0
@@ -359,18 +361,10 @@ class Recorder:
 
     def replied_at_once(self, row: FinishedSequence, at_s: float) -> None:
         """Counts a finished sequence whose tokens all came at `at_s`, its arrival."""
-        tokens = row.generation_tokens
-        first_tokens = min(tokens, 1)
-        self._generated.value += first_tokens
-        self._tokens.append((row.prompt_tokens + first_tokens, None, at_s))
-        if tokens > 1:
-            self._tokens.append((tokens - 1, 0.0, at_s))
-        self._prefills.append((0.0, row.prompt_tokens, 0))
-        self._finished.append(row)
-        if len(self._tokens) >= ROWS_PER_FOLD:
-            self._fold_tokens()
-            self._fold_prefills()
-            self._fold_finished()
+        rows = self._at_once
+        rows.append((row, at_s))
+        if len(rows) >= ROWS_PER_FOLD:
+            self._fold_at_once()
 
     def sequence_finished(self, row: FinishedSequence) -> None:
         """Counts a finished sequence."""
@@ -416,6 +410,7 @@ class Recorder:
         self._counter("num_requests_waiting_by_reason", reason="capacity").value = waiting
         self._counter("kv_cache_usage_perc").value = usage
         self._fold_steps()
+        self._fold_at_once()
         self._fold_tokens()
         self._fold_prefills()
         self._fold_finished()
@@ -433,6 +428,27 @@ class Recorder:
         rows = self._step_tokens
         self._step_tokens = []
         self._iterations.observe_all(rows)
+
+    def _fold_at_once(self) -> None:
+        rows = self._at_once
+        self._at_once = []
+        if not rows:
+            return
+        gaps = 0
+        for row, at_s in rows:
+            tokens = row.generation_tokens
+            self._tokens.append((row.prompt_tokens + tokens, None, at_s))
+            self._prefills.append((0.0, row.prompt_tokens, 0))
+            self._finished.append(row)
+            self._generated.value += tokens
+            gaps += max(0, tokens - 1)
+        if gaps:
+            self._inter_token.observe(0.0, gaps)
+            if self.tally is not None:
+                self.tally.add_gaps((0.0,), gaps)
+        self._fold_tokens()
+        self._fold_prefills()
+        self._fold_finished()
 
     def _fold_finished(self) -> None:
         rows = self._finished
