@@ -197,21 +197,21 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     prefill_overhead: Annotated[Duration, LATENCY] = 0.0
     """Constant part of the prefill time in the per-token calculator."""
     prefill_time_per_token: Annotated[Duration, LATENCY] = 0.0
-    """In the per-token calculator, the prefill time for each prompt token that is not cached."""
+    """Prefill time for each uncached prompt token in the per-token calculator."""
     prefill_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the prefill time in the per-token calculator."""
     time_factor_under_load: Annotated[float, Meta(ge=1.0), LATENCY] = 1.0
     """Factor by which latencies increase when the number of running sequences equals max-num-seqs.
     The factor starts at 1 and increases linearly with the number of running sequences."""
     kv_cache_transfer_latency: Annotated[Duration, LATENCY] = 0.0
-    """In the constant calculator, the time to first token for a request with remote prefill."""
+    """Time to first token for a remote-prefill request in the constant calculator."""
     kv_cache_transfer_latency_std_dev: Annotated[
         Duration, LATENCY, deviation_of("kv_cache_transfer_latency")
     ] = 0.0
     """Standard deviation of the KV cache transfer latency."""
     kv_cache_transfer_time_per_token: Annotated[Duration, LATENCY] = 0.0
-    """In the per-token calculator, the transfer time for each prompt token in a request with
-    remote prefill."""
+    """Transfer time for each prompt token of a remote-prefill request in the per-token
+    calculator."""
     kv_cache_transfer_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the transfer time in the per-token calculator."""
     time_to_generate_image: Annotated[Duration, LATENCY] = 0.0

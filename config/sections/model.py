@@ -44,10 +44,11 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None
-    """Task for /pooling, as in the task field of vLLM's pooler-config. An embedding model supports
-    the embed and token_embed tasks. A classifier supports the classify and token_classify tasks. If
-    this setting is empty, the task setting determines whether embed or classify is used. If the
-    task setting is pooling, each request can use any pooling task."""
+    """Task that /pooling performs. This setting corresponds to the task field of vLLM's
+    pooler-config. An embedding model supports the embed and token_embed tasks. A classifier
+    supports the classify and token_classify tasks. If this setting is empty, the task setting
+    determines whether embed or classify is used. If the task setting is pooling, each request can
+    use any pooling task."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
     """For the generate task, serve /v1/embeddings along with the chat and completion routes, as
     llm-d-inference-sim does."""
