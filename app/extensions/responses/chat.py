@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Literal, cast
+from operator import attrgetter, itemgetter
+from typing import Any, Literal, cast
 
 import msgspec
+from msgspec.structs import astuple
 
 from app.core.base.clock.pause import Slices
 from app.core.protocol import options
@@ -25,8 +27,8 @@ SHARED_FIELDS = (
     "mm_processor_kwargs",
 )
 """Fields that a chat takes over unchanged."""
-
-
+_shared_of_request = itemgetter(*map(ResponsesRequest.__struct_fields__.index, SHARED_FIELDS))
+"""Returns the values of these fields from those of all fields of a request."""
 TURNS = ("user", "tool")
 """Roles of the messages that a reply answers."""
 HAS_HIDDEN_CALLS = "has_hidden_calls"
@@ -45,6 +47,10 @@ class ResponsesChat(ChatCompletionRequest, kw_only=True):
     keeps_all_calls: bool = False  # type: ignore[misc]  # a field only here
 
 
+SHARED_DEFAULTS = attrgetter(*SHARED_FIELDS)(ResponsesChat(messages=[]))
+"""Values of the shared fields in a chat that sets none of them."""
+
+
 def chat_request(request: ResponsesRequest) -> ResponsesChat:
     """Converts `request` to a chat.
 
@@ -58,6 +64,10 @@ def chat_request(request: ResponsesRequest) -> ResponsesChat:
     if request.instructions:
         messages.insert(0, {"role": "system", "content": request.instructions})
     continues = bool(items) and _is_partial(items[-1])
+    values = _shared_of_request(astuple(request))
+    shared: dict[str, Any] = {}
+    if values != SHARED_DEFAULTS:
+        shared = dict(zip(SHARED_FIELDS, values, strict=True))
     chat = ResponsesChat(
         messages=messages,
         continue_final_message=continues,
@@ -66,7 +76,7 @@ def chat_request(request: ResponsesRequest) -> ResponsesChat:
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         parallel_tool_calls=False,
         keeps_all_calls=request.parallel_tool_calls is not False,
-        **{name: getattr(request, name) for name in SHARED_FIELDS},
+        **shared,
     )
     _set_tools(chat, request)
     if request.logprobs is not None:
