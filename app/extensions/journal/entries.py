@@ -377,13 +377,13 @@ def shown(request: JournaledRequest) -> Entry:
         text=text,
         usage=usage,
         arrived_s=arrived_s,
-        queued_s=_earliest_s(request, [outcome.queued_s for outcome in outcomes]),
-        scheduled_s=_earliest_s(request, [outcome.scheduled_s for outcome in outcomes]),
-        first_s=_earliest_s(request, [outcome.first_token_s for outcome in outcomes]),
-        last_s=_latest_s(request, [outcome.last_token_s for outcome in outcomes]),
+        queued_s=_moment_s(request, [outcome.queued_s for outcome in outcomes], min),
+        scheduled_s=_moment_s(request, [outcome.scheduled_s for outcome in outcomes], min),
+        first_s=_moment_s(request, [outcome.first_token_s for outcome in outcomes], min),
+        last_s=_moment_s(request, [outcome.last_token_s for outcome in outcomes], max),
         sends_s=_sends_s(request),
-        cached_tokens=sum(cached) if cached else None,
-        preemptions=sum(preemptions) if preemptions else None,
+        cached_tokens=_total(cached),
+        preemptions=_total(preemptions),
         error=request.error,
         unmatched=request.unmatched,
     )
@@ -394,16 +394,23 @@ def _unix_s(moment_s: float, request: JournaledRequest) -> float:
     return round(moment_s + request.offset_s, 6)
 
 
-def _earliest_s(request: JournaledRequest, moments_s: Iterable[float | None]) -> float | None:
-    """Returns the earliest known moment in Unix seconds; None without any."""
+def _moment_s(
+    request: JournaledRequest,
+    moments_s: Iterable[float | None],
+    choose: Callable[[Iterable[float]], float],
+) -> float | None:
+    """Returns the earliest (`min`) or latest (`max`) known moment in Unix seconds, if any."""
     known_s = [moment_s for moment_s in moments_s if moment_s is not None]
-    return _unix_s(min(known_s), request) if known_s else None
+    if not known_s:
+        return None
+    return _unix_s(choose(known_s), request)
 
 
-def _latest_s(request: JournaledRequest, moments_s: Iterable[float | None]) -> float | None:
-    """Returns the latest known moment in Unix seconds; None without any."""
-    known_s = [moment_s for moment_s in moments_s if moment_s is not None]
-    return _unix_s(max(known_s), request) if known_s else None
+def _total(counts: Sequence[int]) -> int | None:
+    """Returns the sum; None without counts."""
+    if not counts:
+        return None
+    return sum(counts)
 
 
 def _sends_s(request: JournaledRequest) -> list[float] | None:

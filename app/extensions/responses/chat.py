@@ -27,8 +27,10 @@ SHARED_FIELDS = (
     "mm_processor_kwargs",
 )
 """Fields that a chat takes over unchanged."""
+SHARED_DEFAULTS = attrgetter(*SHARED_FIELDS)(ChatCompletionRequest(messages=[]))
+"""Values of these fields in a chat without options."""
 _shared_of_request = itemgetter(*map(ResponsesRequest.__struct_fields__.index, SHARED_FIELDS))
-"""Returns the values of these fields from those of all fields of a request."""
+"""Returns the values of these fields; its argument has the values of all fields of a request."""
 TURNS = ("user", "tool")
 """Roles of the messages that a reply answers."""
 HAS_HIDDEN_CALLS = "has_hidden_calls"
@@ -45,10 +47,6 @@ class ResponsesChat(ChatCompletionRequest, kw_only=True):
     """
     draws_call: bool = False  # type: ignore[misc]  # a field only here
     keeps_all_calls: bool = False  # type: ignore[misc]  # a field only here
-
-
-SHARED_DEFAULTS = attrgetter(*SHARED_FIELDS)(ResponsesChat(messages=[]))
-"""Values of the shared fields in a chat that sets none of them."""
 
 
 def chat_request(request: ResponsesRequest) -> ResponsesChat:
