@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.api.chat.media import BuiltPrompt, placeholders
@@ -46,8 +46,7 @@ class ReplyParts(NamedTuple):
     thinking_budget: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBuilder:
+class RequestBuilder(Struct, frozen=True):
     """Makes engine requests, with the parts of the server that they need."""
 
     live: LiveSettings

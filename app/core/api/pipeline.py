@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct, field
 
 from app.core.api.answer_limits import check_answer_size
 from app.core.api.chat.media import encoded
@@ -59,8 +60,7 @@ def always_fast() -> bool:
     return True
 
 
-@dataclass(slots=True)
-class RequestPipeline:
+class RequestPipeline(Struct):
     """Decodes, admits and submits requests, with the parts of the server that they need."""
 
     live: LiveSettings
@@ -89,7 +89,7 @@ class RequestPipeline:
     """Returns whether plain requests may take the fast path under the settings in force."""
     values_left: int = SLICE
     """Values that all requests may still process until the next pause."""
-    version_options: Mapping[str, bool] = field(init=False)
+    version_options: Mapping[str, bool] = {}
     """Fields of `ResponseOptions` that depend on the simulated version."""
 
     def __post_init__(self) -> None:

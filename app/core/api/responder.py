@@ -8,10 +8,10 @@ same times.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 import gevent
 from gevent.event import Event as Bell
+from msgspec import Struct
 
 from app.core.api.fault import FaultInjection
 from app.core.api.writer import ResponseWriter
@@ -50,8 +50,7 @@ COMMENT = b": keep-alive\n\n"
 """Comment that clients of event streams skip, and proxies count as traffic."""
 
 
-@dataclass(slots=True)
-class ServerLoad:
+class ServerLoad(Struct):
     """Counts requests being answered now, for GET /load, when tracking is on."""
 
     tracked: bool
@@ -66,8 +65,7 @@ class ServerLoad:
         self.count -= self.tracked
 
 
-@dataclass(frozen=True, slots=True)
-class Responder:
+class Responder(Struct, frozen=True):
     """Submits requests to the engine and sends the outputs to the client, with `headers`."""
 
     engine: EngineClient
@@ -75,7 +73,7 @@ class Responder:
     headers: Mapping[str, str]
     keep_alive_s: float
     """Seconds between comments in idle streams of chats and completions; see `EventStream`."""
-    faults: FaultInjection = field(default=FaultInjection(), kw_only=True)
+    faults: FaultInjection = FaultInjection()
 
     def respond(
         self,

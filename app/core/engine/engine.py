@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from app.core.base.clock.pause import Pace
 from app.core.base.clock.timer_wheel import TimerWheel
@@ -51,8 +52,7 @@ Search = Callable[["Engine", ListOf[EngineRequest], Emit], Handle]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineParts:
+class EngineParts(Struct, frozen=True):
     """The objects that an `Engine` works with."""
 
     model: Model

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gevent
+from msgspec import Struct
 
 from app.core.base.clock.clock import Clock
 from app.core.base.clock.timer_wheel import TimerWheel
@@ -25,8 +25,7 @@ SHUTDOWN_POLL_S = 0.01
 AFTER_SHUTDOWN = "cannot schedule new sequences after shutdown"
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceContext:
+class SequenceContext(Struct, frozen=True):
     """Objects shared by all sequences of an engine in this process."""
 
     clock: Clock

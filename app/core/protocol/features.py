@@ -6,9 +6,10 @@ A difference is a member of `Feature`. Other code asks if the simulated version 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 
 class Difference(NamedTuple):
@@ -168,8 +169,7 @@ class Feature(Difference, Enum):
     )
 
 
-@dataclass(frozen=True)
-class VllmVersion:
+class VllmVersion(Struct, frozen=True):
     """A version of vLLM."""
 
     name: str

@@ -8,7 +8,6 @@ raise `ApiError`. Start reading at `ValidatedRequest`.
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -88,8 +87,7 @@ def too_long(max_model_len: int, size: str, param: str, value: int) -> ApiError:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits:
+class ModelLimits(Struct, frozen=True, kw_only=True):
     """Limits of the served model. Context and vocabulary are in tokens."""
 
     max_model_len: int

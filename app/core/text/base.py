@@ -1,7 +1,8 @@
 """The interface of all tokenizers, and their errors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from app.core.base import Bounded
 
@@ -48,8 +49,7 @@ class SurrogateError(TokenizerInputError):
         super().__init__("The text holds half of a surrogate pair, which no encoding can express.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions:
+class ChatOptions(Struct, frozen=True, kw_only=True):
     """Options of rendering a conversation, with the names and defaults of vLLM's requests."""
 
     add_generation_prompt: bool = True

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeAlias
 
 import jinja2
+from msgspec import Struct
 
 from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
 from app.core.text.conversation import (
@@ -61,8 +61,7 @@ class ToolWrappers(LimitedDict[tuple[str, bytes], Wrapper]):
         self.add(key, wrapper, WRAPPER_BYTES + len(key[1]) + text_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledTemplate:
+class CompiledTemplate(Struct, frozen=True):
     """A compiled chat template."""
 
     template: jinja2.Template
@@ -76,7 +75,7 @@ class CompiledTemplate:
 
     See `template_analysis.wraps_content`.
     """
-    wrappers: dict[str, Wrapper | None] = field(default_factory=dict)
+    wrappers: dict[str, Wrapper | None] = {}
     """These texts by role, learned at first use; None for a role with content printed twice or
     never.
     """

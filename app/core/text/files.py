@@ -4,8 +4,9 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct
 
 from app.core.text.base import TokenizerLoadError
 
@@ -35,14 +36,13 @@ GENERIC_CLASSES = ("", "PreTrainedTokenizer")
 """Names that transformers replaces by `TokenizersBackend`; a suffix `Fast` does not count."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerFolder:
+class TokenizerFolder(Struct, frozen=True, kw_only=True):
     """Contents of the files beside `tokenizer.json`; optional ones have empty defaults."""
 
     tokenizer_file: Path
-    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = {}
     """Role -> token (`eos_token` -> `</s>`), as variables of chat templates."""
-    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    chat_templates: Mapping[str, str] = {}
     """Name -> Jinja source; a template without a name is `default`."""
     eos_token_ids: tuple[int, ...] = ()
     """Ids that end a generation, from `generation_config.json`, else from `config.json`."""

@@ -7,13 +7,13 @@ all other texts, long ones in a native thread.
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
 
 import tokenizers
 from gevent.lock import BoundedSemaphore
+from msgspec.structs import replace
 from tokenizers import decoders
 
 from app.core.base import Bounded

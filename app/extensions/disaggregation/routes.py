@@ -4,8 +4,9 @@ Token ids come in, and token ids go out.
 """
 
 import logging
-from dataclasses import replace
 from functools import wraps
+
+from msgspec.structs import replace
 
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.logprobs import ALL

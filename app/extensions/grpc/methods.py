@@ -42,4 +42,4 @@ def rpc_method(name: str, handler: Handler) -> RpcMethod:
             return answer
         return RpcResponse(framed_message(answer))
 
-    return RpcMethod(f"/{name}", handle, answers_each=service in REFLECTIONS)
+    return RpcMethod(path=f"/{name}", handle=handle, answers_each=service in REFLECTIONS)

@@ -167,10 +167,8 @@ def _add_top(logprobs: Proto, entry: TokenLogprob | None, top: int) -> None:
         alternatives.values.extend([logprob for _, _, logprob in shown])
 
 
-class RpcResponder(Responder):
+class RpcResponder(Responder, frozen=True):
     """Responds to calls of Generate."""
-
-    __slots__ = ()
 
     def respond(
         self,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 from gevent._hub_local import get_hub_if_exists
 from msgspec import Struct
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.core.base.metrics.instruments import Families

@@ -6,12 +6,12 @@ import json
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from app.core.protocol.common import ItemList, encode, usage_of
 from app.core.server.http.context import RequestContext

@@ -5,7 +5,6 @@ more; each output of the engine wakes all followers of the events.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from app.core.api.responder import Responder
 from app.core.api.writer import ResponseWriter
@@ -17,8 +16,7 @@ from app.extensions.responses.store import ResponseStore
 from app.extensions.responses.stored_response import StoredResponse
 
 
-@dataclass(frozen=True, slots=True)
-class BackgroundResponder(Responder):
+class BackgroundResponder(Responder, frozen=True, kw_only=True):
     """Responds with the present state of `stored`, and adds the engine's outputs to it."""
 
     stored: StoredResponse

@@ -1,6 +1,5 @@
 """POST /v1/responses, and routes that read, follow and cancel a stored response."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -59,7 +58,7 @@ def routes(handlers: "ResponseHandlers") -> list[Route]:
         get("/v1/responses/{response_id}", handlers.retrieve_response, docs=retrieve_docs),
         post("/v1/responses/{response_id}/cancel", handlers.cancel_response, docs=cancel_docs),
     ]
-    return [dataclasses.replace(route, on_error=handlers.on_error) for route in routes]
+    return [replace(route, on_error=handlers.on_error) for route in routes]
 
 
 class ResponseHandlers:

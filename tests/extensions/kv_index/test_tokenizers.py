@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import gevent
 import pytest
 import tokenizers
 from gevent.event import Event
+from msgspec.structs import replace
 from tokenizers import Regex, models, pre_tokenizers, processors, trainers
 
 from app.core.base.clock.clock import VirtualClock

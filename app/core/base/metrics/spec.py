@@ -1,9 +1,10 @@
 """One row of the table of metric families."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
+
+from msgspec import Struct
 
 Kind = Literal["counter", "gauge", "histogram"]
 Bounds = tuple[float, ...]
@@ -12,8 +13,7 @@ SERVER = ("model_name", "engine")
 """Labels of families that identify the server."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(Struct, frozen=True):
     """One row of the table.
 
     `bounds`: a histogram's; None for bounds that follow the context length. `base`: labels that
@@ -26,7 +26,7 @@ class Spec:
     help: str
     bounds: Bounds | None = None
     base: Values = SERVER
-    extra: Mapping[str, Values] = field(default_factory=dict)
+    extra: Mapping[str, Values] = {}
     alias_of: str | None = None
     value: float = 0
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.engine.constraints import Constraints, SchemaError
@@ -66,8 +66,7 @@ None: the next source decides.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class RandomStreams:
+class RandomStreams(Struct, frozen=True):
     """The random numbers of a server's model: for texts, and for tool calls and forms."""
 
     text: Random

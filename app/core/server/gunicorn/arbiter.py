@@ -20,12 +20,12 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gunicorn import systemd
 from gunicorn.arbiter import Arbiter
 from gunicorn.util import parse_address
+from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.server.gunicorn import ranks
@@ -71,8 +71,7 @@ class EngineProcess(Protocol):
         """Ends the process."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerChecks:
+class ServerChecks(Struct, frozen=True):
     """Checks whether settings can be served: each raises an error if not.
 
     Attributes:

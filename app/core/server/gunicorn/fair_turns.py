@@ -10,11 +10,11 @@ and every connection is served.
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 import gevent
+from msgspec import Struct
 
 TURN_S = 0.004
 """Most work per turn of the loop, in seconds; keeps streams on time."""
@@ -23,8 +23,7 @@ SHORT_WORK_S = 0.0002
 Work = Callable[[], object]
 
 
-@dataclass(slots=True)
-class ConnectionCost:
+class ConnectionCost(Struct):
     """One connection's cost: a moving average of its processor time per work, in seconds.
 
     An average keeps long work from hiding between short work.

@@ -9,7 +9,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, quote
@@ -54,15 +53,14 @@ HEADERS_WITHOUT_PREFIX = {"CONTENT_TYPE": "content-type", "CONTENT_LENGTH": "con
 """Keys of headers in a WSGI environ that do not begin with `HTTP_`."""
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedRoute:
+class MatchedRoute(Struct, frozen=True):
     """The part of a route that its requests' contexts show; variable parts of `path` are in braces.
 
     `on_error` builds the response for an error; None where the general error format applies.
     """
 
     path: str
-    on_error: "Callable[[Exception], Response] | None" = field(default=None, kw_only=True)
+    on_error: "Callable[[Exception], Response] | None" = None
 
 
 def _no_id() -> str:
@@ -173,8 +171,7 @@ current_request: ContextVar[RequestContext | None] = ContextVar("current_request
 """The request that this greenlet serves."""
 
 
-@dataclass(frozen=True, slots=True)
-class BodyLimits:
+class BodyLimits(Struct, frozen=True):
     """At most `max_bytes` of body with `max_values` of JSON, delivered within `timeout_s`."""
 
     max_bytes: int

@@ -5,7 +5,6 @@ time in every server, and most servers never need them.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 
 from app.core.api.errors import error_response
@@ -18,8 +17,7 @@ Operation = tuple[tuple[str, ...], str]
 """Methods and path of a route."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LateRoute(Route):
+class LateRoute(Route, frozen=True, kw_only=True):
     """A route that has its path and its methods, and gets its handler and docs from `load`."""
 
     load: Callable[[], Route]

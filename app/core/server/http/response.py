@@ -7,10 +7,10 @@ a short chat.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import msgspec
+from msgspec import Struct
 from werkzeug.http import HTTP_STATUS_CODES
 
 from app.core.server.http.errors import ApiError
@@ -148,8 +148,7 @@ class Response:
             yield piece
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class PendingResponse:
+class PendingResponse(Struct, eq=False):
     """A future response, which no greenlet waits for."""
 
     _on_abort: Callable[[], None]

@@ -1,7 +1,6 @@
 """Routes of HTTP: path, handler, error format and documentation."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -38,8 +37,7 @@ class PlainHandler(Protocol):
         """Answers a recognized request. Raises errors that `Route.on_error` handles."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteDocs:
+class RouteDocs(Struct, frozen=True, kw_only=True):
     """Types of a route's requests and responses, from which /openapi.json is generated.
 
     Each attribute has a default, so a route without docs takes no body and answers any JSON or
@@ -48,7 +46,7 @@ class RouteDocs:
 
     body: tuple[Any, ...] = ()
     """Types of the body; a body must match at least one type."""
-    example: Mapping[str, object] = field(default_factory=dict)
+    example: Mapping[str, object] = {}
     """A body that succeeds; a `model` in it stands for the served one."""
     body_is_optional: bool = False
     query: type[Struct] | None = None
@@ -69,8 +67,7 @@ ANY_OBJECT = dict[str, object]
 """Type of a body that may be any JSON object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route(MatchedRoute):
+class Route(MatchedRoute, frozen=True, kw_only=True):
     """A handler for `methods` of `path`, whose variable parts are in braces, as in vLLM.
 
     `handle` may wait, and raises errors that `on_error` turns into a response. `plain` answers the

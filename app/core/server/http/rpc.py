@@ -100,8 +100,7 @@ def error_response(error: ApiError) -> RpcResponse:
     return RpcResponse(b"", error.headers, outcome, error.status)
 
 
-@dataclass(frozen=True, slots=True)
-class RpcMethod(MatchedRoute):
+class RpcMethod(MatchedRoute, frozen=True, kw_only=True):
     """A handler for calls of `path` (``/PACKAGE.SERVICE/METHOD``).
 
     `handle` reads the message from the context's body, may wait, and raises errors that
