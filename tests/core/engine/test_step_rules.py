@@ -174,7 +174,7 @@ def test_remote_transfer_starts_only_if_enough_blocks_remain(prompt: int, fetchi
     assert len(line.scheduler.fetching) == fetching
 
 
-def test_draft_tokens_of_a_draft_model_use_token_slots_of_the_step() -> None:
+def test_draft_tokens_count_toward_the_token_limit_of_a_step() -> None:
     line = Line(
         SchedulerLimits(max_num_batched_tokens=20, draft_slots=3),
         drafts=Drafts([1.0], Random(1)),

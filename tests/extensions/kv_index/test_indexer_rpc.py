@@ -39,7 +39,7 @@ def store(index: KvIndex, pod: str, blocks: int, rank: int = 0) -> None:
     ingest(index.index, pod, stored(range(1, blocks + 1), TOKENS[: 4 * blocks]), rank=rank)
 
 
-def test_indexer_messages_have_the_names_and_numbers_of_llm_d() -> None:
+def test_indexer_messages_have_the_same_wire_format_as_in_llm_d() -> None:
     from app.extensions.kv_index.indexer_proto import GetPodScoresRequest, GetPodScoresResponse
 
     request = GetPodScoresRequest(prompt="p", model_name="m", pod_identifiers=["a", "b"])

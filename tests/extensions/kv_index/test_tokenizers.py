@@ -260,7 +260,7 @@ def test_number_of_concurrent_tokenizer_loads_is_limited(
     assert wait_for_tokenizer(models, "c") is embedded
 
 
-def test_too_many_pending_models_are_rejected_at_once(loader: Loader) -> None:
+def test_request_for_a_further_model_is_rejected_while_64_are_loading(loader: Loader) -> None:
     *names, further = [f"model{number}" for number in range(64 + 1)]
     models = library(loader, " ".join([*names, further]), timeout_s=0)
     loader.gates |= {name: threading.Event() for name in (*names, further)}

@@ -74,7 +74,7 @@ def test_client_disconnect_during_a_load_releases_all_blocks(steps: bool) -> Non
     assert tiered.complete("third", prompt_of(1)) == 4 * BLOCK_SIZE
 
 
-def test_request_for_blocks_of_an_aborted_load_starts_after_the_load() -> None:
+def test_request_waits_until_an_aborted_load_frees_its_blocks() -> None:
     tiered = TieredEngine(12)
     tiered.complete("first", prompt_of(1, 8))
     evict(tiered)
