@@ -8,7 +8,7 @@ once, while the application is built, so no request passes through this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from importlib import import_module
@@ -90,6 +90,16 @@ def late_command(module: str, about: str) -> Command:
         return status
 
     return Command(run, about)
+
+
+def late_routes(load: Callable[[], Iterable[Route]], *operations: str) -> list[Route]:
+    """Returns routes that import their module late: see `app.core.server.http.late_routes`.
+
+    Commands import the packages of all extensions, and need no HTTP server.
+    """
+    from app.core.server.http import late_routes as module
+
+    return module.late_routes(load, *operations)
 
 
 class OtherEngine(NamedTuple):

@@ -2,8 +2,6 @@
 
 from importlib import import_module
 
-from app.core.base.clock.pause import pause_if_possible
-
 
 def import_modules(*names: str) -> None:
     """Imports modules one after another, and pauses in between.
@@ -13,6 +11,8 @@ def import_modules(*names: str) -> None:
     system belong to greenlets, and two threads that import the same module may wait for each other
     forever.
     """
+    from app.core.base.clock.pause import pause_if_possible  # commands do not need gevent
+
     for name in names:
         import_module(name)
         pause_if_possible()

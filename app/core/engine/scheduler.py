@@ -251,6 +251,11 @@ class Scheduler(Generic[S]):
         needs = self._needs.get(self._step, ())
         budget = self.limits.max_num_batched_tokens - len(self._decoding)
         blocks = len(needs)
+        if not self.prefilling and self._in_bulk and budget >= 0 and blocks <= self.blocks.free:
+            # Most steps have only decodes, and then nothing below applies.
+            self._advance(batch, needs)
+            self._has_prefill = False
+            return False
         allotted: list[tuple[S, int]] = []
         """Unfinished prompts, each with the tokens that it computes next."""
         left = min(budget, self._prefill_left)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.engine.kvcache.memo import Memo
-from app.core.extensions import Extension
-from app.core.server.http.late_routes import late_routes
+from app.core.extensions import Extension, late_routes
 from app.extensions.anthropic.settings import AnthropicSettings
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Extension
-from app.core.server.http.late_routes import late_routes
+from app.core.extensions import Extension, late_routes
 from app.extensions.disaggregation.settings import DisaggregationSettings
 
 if TYPE_CHECKING:

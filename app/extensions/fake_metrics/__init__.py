@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Extension
-from app.core.server.http.late_routes import late_routes
+from app.core.extensions import Extension, late_routes
 from app.extensions.fake_metrics.settings import FakeMetricsSettings
 
 if TYPE_CHECKING:

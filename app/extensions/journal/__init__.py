@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Extension, Position
+from app.core.extensions import Extension, Position, late_routes
 from app.core.protocol.versions import simulated_version
-from app.core.server.http.late_routes import late_routes
 from app.extensions.journal.settings import JournalSettings
 
 if TYPE_CHECKING:

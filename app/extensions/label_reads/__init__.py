@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Extension
+from app.core.extensions import Extension, late_routes
 from app.core.protocol.features import Feature
-from app.core.server.http.late_routes import late_routes
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Extension
+from app.core.extensions import Extension, late_routes
 from app.core.protocol.versions import simulated_version
-from app.core.server.http.late_routes import late_routes
 from app.extensions.openapi.settings import OpenApiSettings
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension, Position, late_command
-from app.core.server.http.route import action
 
 if TYPE_CHECKING:
     from random import Random
@@ -101,6 +100,8 @@ class Plugins(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the report of plugins, and the plugins' own routes."""
+        from app.core.server.http.route import action
+
         blueprints: dict[str, Sequence[Route]] = {
             "plugins": [action("GET /admin/plugins", self._report)]
         }

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from app.core.base.late_imports import import_modules
-from app.core.extensions import Extension
-from app.core.server.http.late_routes import late_routes
+from app.core.extensions import Extension, late_routes
 from app.extensions.responses.settings import ResponsesSettings
 
 if TYPE_CHECKING:

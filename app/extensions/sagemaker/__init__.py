@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Extension, Position
-from app.core.server.http.late_routes import late_routes
+from app.core.extensions import Extension, Position, late_routes
 from app.extensions.sagemaker.settings import SageMakerSettings
 
 if TYPE_CHECKING:

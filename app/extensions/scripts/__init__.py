@@ -8,8 +8,7 @@ from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, ClassVar
 
-from app.core.extensions import Command, Extension
-from app.core.server.http.late_routes import late_routes
+from app.core.extensions import Command, Extension, late_routes
 from app.extensions.scripts.settings import ScriptSettings
 
 if TYPE_CHECKING:

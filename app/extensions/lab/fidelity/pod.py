@@ -143,15 +143,24 @@ class Pod(StepLoop[OfflineRequest]):
     def step_over(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
         """Stores the times of first tokens, and ends the requests that got their last token."""
         decodes = batch.decodes
-        prefilled = batch.prefilled
         if decodes:
             self._gaps.add(first_s - self._tokens_s, len(decodes), first_s)
         self._tokens_s = first_s
-        for stream, request in enumerate(prefilled, len(decodes)):
+        if batch.prefilled:
+            self._record_prefills(batch, first_s, gap_s)
+        if batch.ends:
+            self._record_ends(batch, first_s, gap_s)
+
+    def _record_prefills(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
+        for stream, request in enumerate(batch.prefilled, len(batch.decodes)):
             if request.first_s < 0:
                 request.first_s = first_s + stream * gap_s
             elif request.paused_s >= 0:
                 self._gaps.add(first_s - request.paused_s, 1, first_s)
+
+    def _record_ends(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
+        decodes = batch.decodes
+        prefilled = batch.prefilled
         for request in batch.ends:
             if request in prefilled:
                 stream = len(decodes) + prefilled.index(request)
