@@ -204,7 +204,7 @@ class PlainGeneration:
         self._template: PlainBody | None = None
         """The template of whole answers, made for the first one."""
         self._has_template = False
-        """Whether whole answers without log probabilities differ as `PlainBody` expects."""
+        """True if whole answers without log probabilities differ as `PlainBody` expects."""
         self._bodies: dict[bytes, Recognised] = {}
         """Requests with known prompts, by their bodies."""
 

@@ -28,7 +28,7 @@ SHARED_FIELDS = (
 )
 """Fields that a chat takes over unchanged."""
 _shared_of_request = itemgetter(*map(ResponsesRequest.__struct_fields__.index, SHARED_FIELDS))
-"""Returns the values of these fields from those of all fields of a request."""
+"""Returns the values of the shared fields; its argument has the values of all fields."""
 TURNS = ("user", "tool")
 """Roles of the messages that a reply answers."""
 HAS_HIDDEN_CALLS = "has_hidden_calls"
@@ -48,7 +48,7 @@ class ResponsesChat(ChatCompletionRequest, kw_only=True):
 
 
 SHARED_DEFAULTS = attrgetter(*SHARED_FIELDS)(ResponsesChat(messages=[]))
-"""Values of the shared fields in a chat that sets none of them."""
+"""Values of the shared fields in a chat that sets no shared field."""
 
 
 def chat_request(request: ResponsesRequest) -> ResponsesChat:
