@@ -16,15 +16,20 @@ TAG = re.compile(r"</?\w+>")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table under a heading. Rows are sequences of cells in Markdown."""
+    """A table under a heading, and a note below. Rows are sequences of cells in Markdown."""
 
     heading: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    note: str = ""
+    """A paragraph below the table, in Markdown."""
 
     def markdown(self) -> str:
-        """Returns the heading and the table."""
-        return f"## {self.heading}\n\n{table(self.columns, self.rows)}\n"
+        """Returns the heading, the table and the note."""
+        text = f"## {self.heading}\n\n{table(self.columns, self.rows)}\n"
+        if self.note:
+            text += f"\n{self.note}\n"
+        return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,14 @@ FILLED_IN_FIELDS = {
     "moe_intermediate_size": "`intermediate_size`",
 }
 """Field of a `config.json` -> value that `ModelShape` computes if the field is absent."""
+PRECISIONS_NOTE = (
+    "The words apply to the checkpoints under [Smallest engines](#smallest-engines). Errors depend"
+    " on the precision: for example, `qwen3-32b` (BF16) and `qwen3-32b-fp8` have separate rows in"
+    " [Measured pairs](#measured-pairs)."
+)
+"""Note below the table of models and devices."""
+WEIGHT_NAMES = {"fp8-block": "FP8 in blocks"}
+"""Names of weight formats that are not their keys in uppercase."""
 NO_ROOM = re.compile(r"leave no room")
 
 
@@ -115,6 +123,15 @@ def measured_errors(figure: str = "tpot") -> Mapping[tuple[str, str], list[float
             place = (error.group.partition(",")[0], error.situation.device)
             errors.setdefault(place, []).append(abs(exp(-residual) - 1))
     return errors
+
+
+def measured_weights() -> Mapping[str, str]:
+    """Returns the format of the weights by the name of the measured model."""
+    names = {}
+    for error in read_errors():
+        weights = error.situation.weights
+        names[error.group.partition(",")[0]] = WEIGHT_NAMES.get(weights, weights.upper())
+    return names
 
 
 def answer(model: Model, device: str) -> Answer:
@@ -173,12 +190,12 @@ def coverage_page() -> Page:
     results = answers()
     sections = [
         Section("What the words mean", ("word", "meaning", "median error"), list(_meanings())),
-        _pairs("Models by NVIDIA's devices", SHOWN, results),
+        _pairs("Models by NVIDIA's devices", SHOWN, results, note=PRECISIONS_NOTE),
         _pairs("Models by AMD's devices", AMD, results),
         Section("Pairs", ("devices", *KINDS), list(_counts(results))),
         Section(
             "Measured pairs",
-            ("model", "device", "runs", "median error of TPOT", "of TTFT"),
+            ("model", "weights", "device", "runs", "median error of TPOT", "of TTFT"),
             _measured(results),
         ),
         Section("Devices", ("name", "device", "memory, GiB"), list(_devices())),
@@ -230,11 +247,11 @@ def _meanings() -> Iterator[tuple[str, str, str]]:
     yield "refused", "16 devices do not hold the model", ""
 
 
-def _pairs(heading: str, devices: tuple[str, ...], results: Answers) -> Section:
+def _pairs(heading: str, devices: tuple[str, ...], results: Answers, note: str = "") -> Section:
     rows = [
         (model.name, *(results[model.name, device].kind for device in devices)) for model in MODELS
     ]
-    return Section(heading, ("model", *map(code, devices)), rows)
+    return Section(heading, ("model", *map(code, devices)), rows, note)
 
 
 def _counts(results: Answers) -> Iterator[tuple[str, ...]]:
@@ -244,10 +261,11 @@ def _counts(results: Answers) -> Iterator[tuple[str, ...]]:
 
 
 def _measured(results: Answers) -> list[tuple[str, ...]]:
-    """Returns the number of runs and their median errors for each measured model and device."""
+    """Returns the runs of each measured model and device, ordered by name, and median errors."""
     rows: list[tuple[str, ...]] = []
+    weights = measured_weights()
     ttft_errors = measured_errors("ttft")
-    for place, errors in measured_errors().items():
+    for place, errors in sorted(measured_errors().items()):
         name, device = place
         for model in MODELS:
             if is_measured(model, name) and results[model.name, device].kind == "measured":
@@ -255,7 +273,8 @@ def _measured(results: Answers) -> list[tuple[str, ...]]:
                 ttft_error = ""
                 if place in ttft_errors:
                     ttft_error = f"{100 * median(ttft_errors[place]):.1f} %"
-                rows.append((name, code(device), str(len(errors)), tpot_error, ttft_error))
+                runs = str(len(errors))
+                rows.append((name, weights[name], code(device), runs, tpot_error, ttft_error))
     return rows
 
 

@@ -187,19 +187,22 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     inter_token_latency_std_dev: Annotated[
         Duration, LATENCY, deviation_of("inter_token_latency")
     ] = 0.0
-    """Standard deviation of the inter-token latency."""
+    """Standard deviation of the inter-token latency. Each token's latency is drawn from a normal
+    distribution and clamped to the range from 30 % to 170 % of the mean."""
     time_to_first_token: Annotated[Duration, LATENCY] = 0.0
     """Time from admission to the first token."""
     time_to_first_token_std_dev: Annotated[
         Duration, LATENCY, deviation_of("time_to_first_token")
     ] = 0.0
-    """Standard deviation of the time to first token."""
+    """Standard deviation of the time to first token. Each reply's time is drawn from a normal
+    distribution and clamped to the range from 30 % to 170 % of the mean."""
     prefill_overhead: Annotated[Duration, LATENCY] = 0.0
     """Constant part of the prefill time in the per-token calculator."""
     prefill_time_per_token: Annotated[Duration, LATENCY] = 0.0
     """Prefill time for each uncached prompt token in the per-token calculator."""
     prefill_time_std_dev: Annotated[Duration, LATENCY] = 0.0
-    """Standard deviation of the prefill time in the per-token calculator."""
+    """Standard deviation of the prefill time in the per-token calculator.
+    Times are drawn and clamped as with time-to-first-token-std-dev."""
     time_factor_under_load: Annotated[float, Meta(ge=1.0), LATENCY] = 1.0
     """Factor by which latencies increase when the number of running sequences equals max-num-seqs.
     The factor starts at 1 and increases linearly with the number of running sequences."""
@@ -208,18 +211,21 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     kv_cache_transfer_latency_std_dev: Annotated[
         Duration, LATENCY, deviation_of("kv_cache_transfer_latency")
     ] = 0.0
-    """Standard deviation of the KV cache transfer latency."""
+    """Standard deviation of the KV cache transfer latency.
+    Times are drawn and clamped as with time-to-first-token-std-dev."""
     kv_cache_transfer_time_per_token: Annotated[Duration, LATENCY] = 0.0
     """Transfer time for each prompt token of a remote-prefill request in the per-token
     calculator."""
     kv_cache_transfer_time_std_dev: Annotated[Duration, LATENCY] = 0.0
-    """Standard deviation of the transfer time in the per-token calculator."""
+    """Standard deviation of the transfer time in the per-token calculator.
+    Times are drawn and clamped as with time-to-first-token-std-dev."""
     time_to_generate_image: Annotated[Duration, LATENCY] = 0.0
     """Time to generate an image after the last token."""
     time_to_generate_image_std_dev: Annotated[
         Duration, LATENCY, deviation_of("time_to_generate_image")
     ] = 0.0
-    """Standard deviation of the time to generate an image."""
+    """Standard deviation of the time to generate an image.
+    Times are drawn and clamped as with time-to-first-token-std-dev."""
 
 
 class KVCacheSettings(Section, frozen=True, kw_only=True):

@@ -99,7 +99,7 @@ class RenderTokenizer(Tokenizer):
     ) -> list[int]:
         """Sends only the options that differ from the defaults."""
         fields: dict[str, object] = {"messages": list(messages)}
-        for name in ChatOptions.__dataclass_fields__:
+        for name in ChatOptions.__struct_fields__:
             value = getattr(options, name)
             if value != getattr(PLAIN_CHAT, name):
                 fields[name] = value

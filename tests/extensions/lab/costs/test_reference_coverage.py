@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from scripts.reference_coverage import AMD, MODELS, SHOWN, Answers, answers
+from scripts.reference_coverage import AMD, MODELS, SHOWN, Answers, answers, coverage_page
 
 
 @cache
@@ -50,3 +50,13 @@ def test_rejected_model_leaves_no_room_for_a_cache_on_the_device() -> None:
     for result in table().values():
         if result.kind == "refused":
             assert "leave no room for a KV cache" in result.detail
+
+
+def test_measured_pairs_are_ordered_by_model_and_device_and_name_the_weights() -> None:
+    page = coverage_page()
+    section = next(part for part in page.sections if part.heading == "Measured pairs")
+    pairs = [(model, device) for model, _, device, *_ in section.rows]
+    assert pairs == sorted(pairs)
+    weights = {model: name for model, name, *_ in section.rows}
+    assert weights["qwen3-32b"] == "BF16"
+    assert weights["qwen3-32b-fp8"] == "FP8 in blocks"
