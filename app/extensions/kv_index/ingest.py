@@ -352,15 +352,13 @@ class Ingest:
         compute_keys = self._request_keys.keys
         keys: list[int] = []
         for event, parent in zip(new.events, new.parents, strict=True):
-            preceding: int | Tail = root
+            preceding = root
             if parent is not None:
                 position = positions.get(parent, len(keys))
                 if position < len(keys):
                     preceding = keys[position]
                 else:
-                    preceding = self._preceding(source, new, parent, parent_blocks)
-            if isinstance(preceding, Tail):
-                raise RejectedEventError
+                    preceding = self._preceding_key(source, new, parent, parent_blocks)
             token_ids = event.token_ids
             extra_keys = event.extra_keys
             block_count = len(event.block_hashes)
@@ -373,6 +371,19 @@ class Ingest:
         if len(positions) < len(keys) or len(set(keys)) < len(keys):
             raise RejectedEventError
         return keys
+
+    def _preceding_key(
+        self, source: IndexedEngine, new: NewBlocks, parent: int, parent_blocks: KnownBlocks
+    ) -> int:
+        """Returns the request key before an event's blocks.
+
+        Raises:
+            RejectedEventError: the parent ends within a block, or is unknown.
+        """
+        preceding = self._preceding(source, new, parent, parent_blocks)
+        if isinstance(preceding, Tail):
+            raise RejectedEventError
+        return preceding
 
     def _preceding(
         self, source: IndexedEngine, new: NewBlocks, parent: int | None, parent_blocks: KnownBlocks
