@@ -20,13 +20,13 @@ from app.extensions.responses.protocol_items import Content, InputItem
 CALLS = ("function_call", "custom_tool_call")
 RESULTS = ("function_call_output", "custom_tool_call_output")
 SHARED_FIELDS = (
-    *options.SamplingFields.__struct_fields__,
+    *(name for name in options.SamplingFields.__struct_fields__ if name != "model"),
     "chat_template_kwargs",
     "include_reasoning",
     "media_io_kwargs",
     "mm_processor_kwargs",
 )
-"""Fields that a chat takes over unchanged."""
+"""Fields besides the model that a chat takes over unchanged; most requests set none."""
 SHARED_DEFAULTS = attrgetter(*SHARED_FIELDS)(ChatCompletionRequest(messages=[]))
 """Values of these fields in a chat without options."""
 _shared_of_request = itemgetter(*map(ResponsesRequest.__struct_fields__.index, SHARED_FIELDS))
@@ -67,6 +67,7 @@ def chat_request(request: ResponsesRequest) -> ResponsesChat:
     if values != SHARED_DEFAULTS:
         shared = dict(zip(SHARED_FIELDS, values, strict=True))
     chat = ResponsesChat(
+        model=request.model,
         messages=messages,
         continue_final_message=continues,
         add_generation_prompt=not continues,
