@@ -47,6 +47,8 @@ class FairTurns:
         """End of this turn's work for clients."""
         self._turn = -1
         """The loop's number of this turn."""
+        self._used_s = 0.0
+        """Processor time of this thread when the latest work ended."""
         self._short: deque[tuple[ConnectionCost, list[Work]]] = deque()
         self._long: deque[tuple[ConnectionCost, list[Work]]] = deque()
         """Waiting work; an empty list is abandoned work."""
@@ -104,6 +106,7 @@ class FairTurns:
     def _serve(self) -> None:
         """Runs waiting work until this turn's limit, and at least one piece of long work."""
         until_s = self._now() + TURN_S
+        self._used_s = self._processor_time()
         try:
             while self._short and self._now() < until_s:
                 self._run(*self._short.popleft())
@@ -119,6 +122,7 @@ class FairTurns:
 
     def _run(self, cost: ConnectionCost, work: list[Work]) -> None:
         if work:
-            start_s = self._processor_time()
+            start_s = self._used_s
             work[0]()
-            cost.cost_s += (self._processor_time() - start_s - cost.cost_s) / 4
+            self._used_s = self._processor_time()
+            cost.cost_s += (self._used_s - start_s - cost.cost_s) / 4
