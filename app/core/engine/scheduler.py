@@ -251,7 +251,8 @@ class Scheduler(Generic[S]):
         needs = self._needs.get(self._step, ())
         budget = self.limits.max_num_batched_tokens - len(self._decoding)
         blocks = len(needs)
-        if not self.prefilling and self._in_bulk and budget >= 0 and blocks <= self.blocks.free:
+        lacks_blocks = blocks > 0 and blocks > self.blocks.free
+        if not self.prefilling and self._in_bulk and budget >= 0 and not lacks_blocks:
             # Most steps have only decodes, and then nothing below applies.
             self._advance(batch, needs)
             self._has_prefill = False
