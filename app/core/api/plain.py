@@ -408,8 +408,9 @@ class PlainGeneration:
         if not self._pipeline.responder.engine.reply_at_once(engine_request, reply):
             return None
         if self._template is None:
-            writer = self.writer_type(meta, recognised.options)
-            self._template = plain_body(writer, self.clear_text)
+            prompt_ids = recognised.prompt_ids
+            options = self.options_of(recognised.request, prompt_ids, include_usage=False)
+            self._template = plain_body(self.writer_type(meta, options), self.clear_text)
         return self._template.fill(meta, reply, len(engine_request.prompt_ids))
 
 

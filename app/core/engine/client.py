@@ -150,6 +150,7 @@ class EngineClient:
         Raises:
             EngineError: as `submit` does.
         """
+        return None
 
     def reply_at_once(self, request: EngineRequest, reply: Reply, emit: Emit | None = None) -> bool:
         """Ends the only choice of a request with `reply`, if nothing takes time.

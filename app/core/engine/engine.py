@@ -268,11 +268,11 @@ def end_immediately(
     """
     at_s = request.arrival_s
     recorder = context.recorder
+    tokens = len(reply.ids)
+    reason = COUNTED_AS[reply.finish.reason]
     watches: ListOf[Watch] = ()
     if request.observers:
         watches = watches_of(request)
-    tokens = len(reply.ids)
-    reason = COUNTED_AS[reply.finish.reason]
     has_begun = True
     failure = None
     if emit is not None:

@@ -33,7 +33,7 @@ MAX_NAME_LENGTH = 256
 """Most characters of an id, a path, a scope or a content type."""
 ENTRY_BYTES = 1024
 """Estimated memory of an entry without body and reply, in bytes."""
-CHOICE_BYTES = 128
+CHOICE_BYTES = 256
 """Estimated memory of a choice without its text, in bytes."""
 COMPLETION_PREFIX = "cmpl-"
 GRPC = "grpc"
@@ -139,7 +139,7 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
     send_moments: Sequence[float] | None = None
     """Moments of the answer; None until it begins, and for gRPC."""
     text_bytes: int = 0
-    """Size of the texts that came before the answer, and are added to `size_bytes` with it."""
+    """Size of a few texts that came before the answer, and are added to `size_bytes` with it."""
     size_bytes: int = ENTRY_BYTES
     is_stored: bool = True
     """False once the request has been dropped from its ring."""
@@ -162,11 +162,10 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
         if len(outcome.text) > MAX_TEXT_LENGTH:
             outcome = replace(outcome, text=outcome.text[:MAX_TEXT_LENGTH])
         self.outcomes.append(ChoiceOutcome(index, is_first, outcome))
-        text_bytes = CHOICE_BYTES + getsizeof(outcome.text)
-        if self.context is None:
-            self.ring.grow(self, text_bytes)
-        else:
-            self.text_bytes += text_bytes
+        self.text_bytes += CHOICE_BYTES + getsizeof(outcome.text)
+        if self.context is None or self.text_bytes > ENTRY_BYTES:
+            self.ring.grow(self, self.text_bytes)
+            self.text_bytes = 0
 
 
 class Ring(Struct, eq=False):
@@ -182,6 +181,7 @@ class Ring(Struct, eq=False):
         """Adds a request, and drops older ones above the limits."""
         self.requests.append(request)
         self.size_bytes += request.size_bytes
+        # One is enough: each has at least the bytes that an entry begins with.
         if len(self.requests) > self.max_requests or self.size_bytes > self.limit_bytes:
             self._drop(self.requests.popleft())
 

@@ -1,6 +1,7 @@
 """Bodies from a template are those of the writer that has made the template."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,20 +23,30 @@ FINISHES = st.builds(
     st.none() | st.text(max_size=4) | st.integers(0, 2**31),
 )
 FIRST = ResponseMeta("first", 1, "a model", "fp")
+OPTIONS: tuple[Mapping[str, object], ...] = (
+    {},
+    {"weight_versions": True, "chunk_transfer_params": True},
+    {"continuous_usage": True, "token_id_names": True},
+)
 FAMILIES: dict[str, type[PlainGeneration]] = {"chat": PlainChats, "completion": PlainCompletions}
 
 
-def writer_of(family: str, meta: ResponseMeta, prompt_ids: Sequence[int]) -> ResponseWriter:
+def writer_of(
+    family: str, meta: ResponseMeta, prompt_ids: Sequence[int], options: Mapping[str, Any]
+) -> ResponseWriter:
     """A writer of a whole answer of the family."""
     if family == "chat":
-        return ChatWriter(meta, ChatResponseOptions(n=1, prompt_ids=prompt_ids))
+        chat_options = ChatResponseOptions(
+            n=1, prompt_ids=prompt_ids, role="robot", parses=True, **options
+        )
+        return ChatWriter(meta, chat_options)
     prompt = EchoedPrompt(prompt_ids)
-    return CompletionWriter(meta, CompletionResponseOptions(n=1, prompts=(prompt,)))
+    return CompletionWriter(meta, CompletionResponseOptions(n=1, prompts=(prompt,), **options))
 
 
-def template_of(family: str) -> PlainBody:
+def template_of(family: str, options: Mapping[str, Any]) -> PlainBody:
     """The template that a first request of the family leaves."""
-    return plain_body(writer_of(family, FIRST, [1, 2]), FAMILIES[family].clear_text)
+    return plain_body(writer_of(family, FIRST, [1, 2], options), FAMILIES[family].clear_text)
 
 
 @settings(deadline=None)
@@ -46,9 +57,11 @@ def template_of(family: str) -> PlainBody:
     created=st.integers(0, 2**40),
     prompt_tokens=st.integers(0, 300),
 )
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_body_from_a_template_equals_that_of_the_writer(
     family: str,
+    options: Mapping[str, Any],
     texts: list[str],
     finish: Finish,
     response_id: str,
@@ -57,8 +70,8 @@ def test_body_from_a_template_equals_that_of_the_writer(
 ) -> None:
     meta = ResponseMeta(response_id, created, "a model", "fp")
     ids = list(range(len(texts)))
-    writer = writer_of(family, meta, range(prompt_tokens))
+    writer = writer_of(family, meta, range(prompt_tokens), options)
     writer.collect(Started(0, at_s=0.0))
     writer.collect(Tokens(0, texts, ids, at_s=0.0, finish=finish))
-    body = template_of(family).fill(meta, Reply(texts, ids, finish), prompt_tokens)
+    body = template_of(family, options).fill(meta, Reply(texts, ids, finish), prompt_tokens)
     assert body == writer.body()

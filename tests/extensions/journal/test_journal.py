@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from urllib3 import encode_multipart_formdata
 
+from app.core.engine.request import SequenceOutcome
 from app.core.server.http.response import Response
 from app.core.server.http.rpc import RpcCode, RpcOutcome, RpcResponse
 from app.extensions.journal.entries import Entry, error_of, masked_json
 from app.extensions.journal.journal import Journal
 from tests.application import app_of, request
+from tests.core.engine.harness import engine_request
 
 CHAT = "/v1/chat/completions"
 KEY = {"Authorization": "Bearer key-of-the-test"}
@@ -130,6 +132,35 @@ def test_journal_of_thirty_thousand_entries_stays_within_the_size_limit() -> Non
     assert 10_000 < len(journal.rows(CHAT, "", None)) < 20_000
     journal.clear()
     assert journal.size_bytes == 0
+
+
+OUTCOME = SequenceOutcome(
+    reason="stop",
+    queued_s=0.0,
+    scheduled_s=0.0,
+    first_token_s=0.0,
+    last_token_s=0.0,
+    ended_s=0.0,
+    cached_tokens=0,
+    fetched_tokens=0,
+    tokens=1,
+    preemptions=0,
+    text="x" * 500_000,
+)
+
+
+def test_texts_of_running_requests_count_toward_the_size_limit() -> None:
+    journal = Journal(10)
+    for _ in range(4):
+        context = request(CHAT, "POST", body=b"{}")
+        journal.begin(context)
+        [observe] = context.observers
+        for choice in range(12):
+            watch = observe(engine_request(index=choice, n=12))
+            assert watch is not None
+            watch(OUTCOME)
+        assert journal.size_bytes <= journal.limit_bytes
+    assert 0 < len(journal.rows(None, "", None)) < 4
 
 
 def keyed_client(*flags: str) -> FlaskClient:

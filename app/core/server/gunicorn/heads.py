@@ -18,6 +18,8 @@ MAX_FIELDS = 64
 MAX_LENGTH_DIGITS = 9
 """Most digits of a Content-Length."""
 MAX_CACHED_HEADS = 512
+MAX_CACHED_HEADER_LINES = 256
+"""Most cached header lines of answers; clients can fill about 8 KiB of each, so 2 MiB at most."""
 FIELDS = re.compile(rb"([!#$%&'*+.^`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*\r\n")
 """Headers (RFC 9112 section 5) and the empty line.
 
@@ -159,7 +161,7 @@ def response_head(response: Response, closes: bool) -> bytes:
     return head + _header_lines(tuple(headers.items()))
 
 
-@lru_cache(maxsize=MAX_CACHED_HEADS)
+@lru_cache(maxsize=MAX_CACHED_HEADER_LINES)
 def _header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
     """Returns the lines of an application's headers, and the empty line.
 

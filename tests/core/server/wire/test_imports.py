@@ -179,6 +179,16 @@ def test_code_that_the_first_requests_import_stays_within_its_token_budget(tmp_p
     assert sum(tokens.values()) <= MAX_IMPORTED_TOKENS, (tokens, log)
 
 
+def test_packages_of_extensions_import_no_http_server() -> None:
+    program = (
+        "import sys; from app.core.built_in import present_extensions; present_extensions();"
+        "print(sorted({'gevent', 'gunicorn', 'werkzeug', 'flask'} & sys.modules.keys()))"
+    )
+    words = [sys.executable, "-c", program]
+    output = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert output == "[]\n"
+
+
 WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
