@@ -16,7 +16,7 @@ OURS = [name for name, service in SERVICES.items() if service["image"] == "under
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_has_a_health_check_and_no_root_user(name: str) -> None:
+def test_every_service_has_a_health_check_and_runs_as_a_non_root_user(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"]
     assert int(SERVICES[name]["user"].partition(":")[0]) > 0
 
@@ -34,7 +34,7 @@ def test_compose_file_publishes_exactly_the_ports_of_its_services(
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_service_command_and_environment_are_valid_settings(name: str) -> None:
+def test_service_runs_gunicorn_and_its_environment_has_valid_settings(name: str) -> None:
     service = SERVICES[name]
     assert service["command"] == ["gunicorn", "wsgi:app"]
     settings = load((), service["environment"])

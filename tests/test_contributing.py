@@ -68,7 +68,7 @@ def test_release_check_accepts_the_version_of_pyproject() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflows_call_make_targets_and_pinned_actions(path: Path) -> None:
+def test_workflow_steps_run_only_make_targets_or_pinned_actions(path: Path) -> None:
     targets = set(re.findall(r"(?m)^([a-z-]+):", MAKEFILE))
     for job in yaml.safe_load(path.read_text())["jobs"].values():
         for step in job["steps"]:
@@ -80,7 +80,7 @@ def test_workflows_call_make_targets_and_pinned_actions(path: Path) -> None:
                 assert command and command[1] in targets, line
 
 
-def test_repository_root_has_few_entries() -> None:
+def test_number_of_repository_root_entries_is_within_the_limit() -> None:
     ignored = {name.rstrip("/") for name in (ROOT / ".gitignore").read_text().split()} | {".git"}
     entries = sorted({path.name for path in ROOT.iterdir()} - ignored)
     entries = [name for name in entries if not name.endswith((".log", ".sqlite", ".egg-info"))]

@@ -55,7 +55,7 @@ def test_router_deployments_refer_to_existing_services_and_ports() -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSE)
-def test_compose_service_has_a_health_check_and_no_root_user(name: str) -> None:
+def test_router_compose_service_has_a_health_check_and_runs_unprivileged(name: str) -> None:
     assert COMPOSE[name]["healthcheck"]["test"] and COMPOSE[name]["user"] == "10001:10001"
     assert COMPOSE[name]["read_only"] and COMPOSE[name]["cap_drop"] == ["ALL"]
 

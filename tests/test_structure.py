@@ -111,7 +111,7 @@ def test_module_imports_only_modules_of_lower_layers(imports: Imports) -> None:
     assert beyond == []
 
 
-def test_modules_outside_the_core_and_app_extensions_have_few_lines() -> None:
+def test_no_module_outside_core_and_extensions_exceeds_20_lines() -> None:
     long_modules = [
         module
         for module, path in MODULES.items()

@@ -36,7 +36,7 @@ def acceptance(**fields: Any) -> tuple[float, ...] | None:
         (4, (1.0, 1.0, 1.0)),
     ],
 )
-def test_fraction_of_the_acceptance_length_is_the_last_probability(
+def test_acceptance_length_is_converted_to_a_probability_per_draft_token(
     length: float, chances: tuple[float, ...]
 ) -> None:
     assert acceptance(synthetic_acceptance_length=length) == chances

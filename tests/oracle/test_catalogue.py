@@ -170,7 +170,7 @@ def test_generated_oracle_files_are_not_committed() -> None:
     assert f"{STORE.name}/" in ignored
 
 
-def test_stored_oracle_responses_are_current_in_every_checkout(
+def test_oracle_case_digest_does_not_depend_on_the_checkout_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = cases_of("lora")[0]

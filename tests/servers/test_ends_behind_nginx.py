@@ -72,7 +72,7 @@ def test_stopping_servers_one_by_one_behind_nginx_loses_no_request(
 
 
 @pytest.mark.nginx
-def test_rolling_update_of_serve_commands_causes_the_errors_of_vllm(
+def test_nginx_passes_on_the_500_of_a_serve_command_that_is_shutting_down(
     tmp_path: Path,
 ) -> None:
     """With time for running requests, nginx passes on the 500 of a server that ends."""

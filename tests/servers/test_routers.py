@@ -161,7 +161,7 @@ def test_vllm_router_finds_cached_prefixes_by_kv_events(
 
 
 @ROUTERS
-def test_random_router_policy_has_a_cached_share_below_85_percent(
+def test_random_routing_finds_under_85_percent_of_prompt_tokens_in_caches(
     servers: list[RunningServer], tmp_path: Path
 ) -> None:
     flags = ("--policy", "random")

@@ -160,7 +160,7 @@ def test_control_routes_accept_only_hosts_that_cannot_be_rebound(app: Any) -> No
         ("--api-key", "/server_info", False),
     ],
 )
-def test_keys_protect_control_routes_under_a_foreign_host_name(
+def test_foreign_host_is_accepted_only_by_routes_that_require_a_key(
     flag: str, path: str, needs_key: bool
 ) -> None:
     """An API key protects no development route: neither does vLLM's."""
@@ -203,7 +203,7 @@ def test_operator_routes_require_json_unless_the_body_is_empty(app: Any) -> None
         assert answer.get_json()["error"]["type"] == "PermissionDeniedError"
 
 
-def test_unusual_requests_are_answered_and_counted_as_in_vllm() -> None:
+def test_edge_case_requests_have_the_same_status_and_count_as_in_vllm() -> None:
     flags = [
         "--server-dev-mode",
         *filter(is_flag, ("--enable-scale-out",)),

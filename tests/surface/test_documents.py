@@ -97,7 +97,7 @@ LINKS = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", README
 LINK_TO_HEADING = re.compile(r"\]\(([\w./-]+\.md|)#([\w-]+)\)")
 
 
-def test_readme_starts_with_its_purpose_and_a_quick_start() -> None:
+def test_readme_starts_with_the_project_purpose_and_a_quick_start() -> None:
     assert {"mock", "simulator", "vLLM"} <= {*re.findall(r"\w+", FIRST_SCREEN.splitlines()[2])}
     for text in (
         "Who it is for",

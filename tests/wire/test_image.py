@@ -197,7 +197,7 @@ def health(image: Stage, **env: str) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_image_contains_only_the_listed_files_at_the_documented_size(
+def test_image_has_only_the_listed_files_and_about_the_documented_size(
     image: Stage,
 ) -> None:
     entries = {path.name for path in image.within(".").iterdir()}

@@ -100,7 +100,7 @@ def test_engine_requirements_contain_no_cuda_packages() -> None:
     assert not [name for name in versions if name.startswith(("nvidia", "cuda", "triton"))]
 
 
-def test_other_environments_do_not_include_the_server() -> None:
+def test_documentation_mutation_and_client_groups_omit_gunicorn() -> None:
     for name, groups in OTHER_ENVIRONMENTS.items():
         for group in groups:
             assert "gunicorn" not in locked_versions(lock_of(name).requirements([group]))

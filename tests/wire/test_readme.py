@@ -49,7 +49,7 @@ def test_first_readme_command_prints_the_documented_line(server: RunningServer) 
     assert SENTENCES.fullmatch(json.loads(f"{{{printed}}}")["content"])
 
 
-def test_opening_messages_get_various_complete_sentences(
+def test_opening_messages_receive_varied_replies_in_complete_sentences(
     server: RunningServer,
 ) -> None:
     answers = []

@@ -11,7 +11,7 @@ from tests.sdks import openai
 FLAGS = ("--model", "understudy-tiny", "--served-model-name", "*", "--embeddings-with-chat")
 
 
-def test_openai_sdk_gets_chats_and_embeddings_for_any_model_name(tmp_path: Path) -> None:
+def test_openai_sdk_can_use_any_model_name_for_chats_and_embeddings(tmp_path: Path) -> None:
     script = tmp_path / "replies.yaml"
     script.write_text("rules: [{when: {model: gpt-5}, then: {text: I am five.}}]")
     flags = ("--lora-modules", "sql=/sql", "--journal", "10", "--script", str(script))

@@ -140,7 +140,9 @@ def test_errors_raise_the_exception_classes_of_the_sdk(
     assert caught.value.message
 
 
-def test_error_during_streaming_ends_with_a_response_failed_event(client: openai.OpenAI) -> None:
+def test_stream_of_a_failed_response_ends_with_a_response_failed_event(
+    client: openai.OpenAI,
+) -> None:
     *_, last = create(client, **LOGPROBS, top_logprobs=21, stream=True)
     assert last.type == "response.failed"
     assert (last.response.status, last.response.error.code) == ("failed", "invalid_prompt")

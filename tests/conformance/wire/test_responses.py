@@ -56,7 +56,9 @@ def text_of(response: dict[str, Any]) -> str:
     return text
 
 
-def test_replies_call_custom_tools_and_namespace_functions(vllm: RunningServer) -> None:
+def test_response_contains_calls_of_custom_tools_and_namespace_functions(
+    vllm: RunningServer,
+) -> None:
     shell = {"type": "custom", "name": "shell"}
     events = stream(vllm, tools=[shell], input="Use the shell.", **FREELY)
     assert kinds(events) == [

@@ -58,7 +58,7 @@ def servers() -> Iterator[list[RunningServer]]:
 
 
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
-def test_response_does_not_depend_on_the_fast_path_or_the_pace(
+def test_response_does_not_depend_on_the_fast_path_or_the_token_timing(
     servers: list[RunningServer], number: int
 ) -> None:
     path, fields = REQUESTS[number]

@@ -198,7 +198,7 @@ def test_continuous_usage_counts_each_choice_token_by_token(
 
 
 @pytest.mark.parametrize("make", [chat, completion])
-def test_failure_is_an_error_event_in_a_stream_and_an_exception_otherwise(
+def test_failure_is_sent_as_an_error_event_only_if_the_reply_is_streamed(
     make: Any,
 ) -> None:
     reply = Reply(["a", "b"], Finish("stop"))

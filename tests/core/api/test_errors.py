@@ -80,7 +80,7 @@ def test_handled_error_releases_its_traceback(client: FlaskClient) -> None:
     assert RAISED["chained"].__traceback__ is None and RAISED["busy"].__traceback__ is None
 
 
-def test_trailing_slash_of_an_existing_route_is_redirected(client: FlaskClient) -> None:
+def test_path_with_trailing_slashes_redirects_to_the_existing_route(client: FlaskClient) -> None:
     for path in ("/v1/things/", "/v1/things//"):
         answer = client.get(path + "?a=%20b")
         assert answer.status_code == 307

@@ -17,7 +17,7 @@ def user_message(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(parts)}]
 
 
-def test_media_items_have_hashes_and_equal_parts_of_the_prompt() -> None:
+def test_media_items_have_hashes_and_occupy_equal_parts_of_the_prompt() -> None:
     media = features(user_message(IMAGE, SOUND, IMAGE), range(10))
     assert media is not None
     names = [f"sim_img_{place}_{fnv1a_32(b'http://x/a.png'):x}" for place in (0, 1)]
@@ -42,7 +42,7 @@ def test_media_items_of_a_short_prompt_have_one_token_each(
     assert [(offset, length) for _, offset, length in offsets] == spans
 
 
-def test_text_of_a_message_ends_with_the_tool_calls_of_the_message() -> None:
+def test_tool_calls_of_a_message_are_appended_to_its_text() -> None:
     contents: list[tuple[Any, str]] = [
         *((None, ""), ("", ""), ("Hello", "Hello"), ([], "")),
         ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),

@@ -10,7 +10,7 @@ CHOICES = 600
 
 
 @pytest.mark.parametrize(("stream", "status"), [(False, 200), (True, 400)])
-def test_long_prompt_in_every_choice_is_rejected_only_in_a_stream(
+def test_long_prompt_repeated_in_every_choice_is_rejected_only_in_streams(
     stream: bool, status: int
 ) -> None:
     client = app_of("--force-dummy-tokenizer").test_client()

@@ -45,7 +45,7 @@ def test_tokens_granted_never_exceed_the_burst_plus_the_refill(
 
 
 @given(rate=rates, burst=bursts, asks=waits, start_s=starts)
-def test_tokens_are_available_exactly_after_the_returned_wait_time(
+def test_tokens_become_available_when_the_returned_wait_time_has_passed(
     rate: float, burst: float, asks: list[tuple[float, float]], start_s: float
 ) -> None:
     bucket = TokenBucket(rate, burst, start_s)

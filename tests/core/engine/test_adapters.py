@@ -83,7 +83,7 @@ def test_waiting_request_of_an_unloaded_adapter_runs_on_the_base_model() -> None
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])
-def test_adapter_has_no_room_while_max_loras_other_adapters_are_in_use(timing: Any) -> None:
+def test_room_for_another_adapter_is_zero_while_max_loras_are_in_use(timing: Any) -> None:
     served = Harness(
         slots=3,
         max_waiting=0,

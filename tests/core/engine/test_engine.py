@@ -174,7 +174,7 @@ def test_max_num_queued_reqs_limits_the_number_of_unfinished_requests() -> None:
     assert refusal(harness) is TooManyRequestsError
 
 
-def test_engine_room_is_the_number_of_free_slots_and_queue_places() -> None:
+def test_engine_room_counts_free_slots_and_queue_places_up_to_the_limit() -> None:
     free = Harness(slots=2, max_waiting=3, **SLOW)
     bounded = Harness(slots=2, max_waiting=3, max_unfinished=4, **SLOW)
     rooms = []

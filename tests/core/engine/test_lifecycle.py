@@ -125,7 +125,7 @@ def test_requests_wait_during_sleep() -> None:
     assert not harness.is_refused("a")
 
 
-def test_requests_wait_during_any_pause_before_version_0_33() -> None:
+def test_requests_wait_during_an_abort_pause_in_versions_before_0_33() -> None:
     harness = Operated()
     harness.life.pause("abort", harness.left)
     harness.ask("a")

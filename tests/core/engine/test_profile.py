@@ -126,7 +126,7 @@ def test_invalid_profile_is_rejected(tmp_path: Path, changes: dict[str, Any], na
         (["--timing", "steps", "--device", "h100"], "device"),
     ],
 )
-def test_error_without_the_lab_extension_names_the_affected_setting(
+def test_setting_that_requires_the_missing_lab_extension_is_rejected(
     argv: list[str],
     name: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -141,7 +141,7 @@ def test_prefill_schedule_interval_is_ignored_while_several_prompts_wait() -> No
 
 
 @pytest.mark.parametrize(("passes", "computed"), [(True, 9), (False, 8)])
-def test_self_preemption_ends_the_step_unless_passes_self_preempted_is_set(
+def test_passes_self_preempted_continues_the_step_after_self_preemption(
     passes: bool, computed: int
 ) -> None:
     rules = SchedulerRules(passes_self_preempted=passes)
@@ -186,7 +186,7 @@ def test_draft_tokens_count_toward_the_token_limit_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(("holds", "running"), [(False, 2), (True, 1)])
-def test_adapter_stays_in_use_during_the_last_token_of_its_request(
+def test_holds_last_adapters_rule_keeps_a_finishing_adapter_in_use(
     holds: bool, running: int
 ) -> None:
     limits = SchedulerLimits(rules=SchedulerRules(holds_last_adapters=holds))

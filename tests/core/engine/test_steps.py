@@ -106,7 +106,9 @@ def test_abort_of_a_request_at_any_time_frees_all_blocks(after_s: float) -> None
 
 
 @pytest.mark.parametrize(("threshold", "finish"), [(0.9, "length"), (1.0, "cache_threshold")])
-def test_request_ends_at_once_below_its_cache_hit_threshold(threshold: float, finish: str) -> None:
+def test_request_with_a_hit_rate_below_its_cache_threshold_ends_at_once(
+    threshold: float, finish: str
+) -> None:
     harness = stepped(blocks=BLOCKS)
     ids = list(range(10 * BLOCK_TOKENS))  # all but its last block is found again
     harness.ask("before", prompt_ids=ids)

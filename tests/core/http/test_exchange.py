@@ -57,7 +57,7 @@ def test_only_a_complete_body_has_a_content_length() -> None:
     assert content(body) == b"ab"
 
 
-def test_http_status_line_has_a_fixed_phrase_in_every_python_version() -> None:
+def test_status_line_phrase_does_not_depend_on_the_python_version() -> None:
     phrases = {
         200: "OK",
         405: "METHOD NOT ALLOWED",

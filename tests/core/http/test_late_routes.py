@@ -67,7 +67,7 @@ def test_handling_a_request_replaces_its_lazy_route_with_the_loaded_route() -> N
     assert context.route is not None and context.route.on_error is not None
 
 
-def test_error_of_a_lazy_route_has_the_format_of_that_route() -> None:
+def test_lazy_route_formats_its_errors_as_the_loaded_route_does() -> None:
     a, b = late_routes(loader([]), "GET /a", "POST /b")
     assert respond_to_error(bad_request("no"), context_for(b)).body == b"error of b"
     answer = respond_to_error(bad_request("no"), context_for(a))

@@ -44,7 +44,7 @@ def test_block_events_contain_the_salt_the_adapter_and_the_hashes() -> None:
     assert unwanted.reset() and unwanted.take_events() == []
 
 
-def test_prompt_of_two_adapters_is_stored_and_published_once_for_each() -> None:
+def test_same_prompt_is_stored_separately_for_each_adapter() -> None:
     cache = small_cache()
     assert [serve(cache, tokens(0, 8), adapter=adapter) for adapter in (ALICE, BOB)] == [0, 0]
     first, second = cache.take_events()
@@ -110,7 +110,7 @@ class Observed:
         self.observations.append((lifetime_s, idle_s, gaps_s))
 
 
-def test_residency_metrics_record_the_gaps_between_the_last_block_uses() -> None:
+def test_residency_metrics_record_the_gaps_between_recent_uses_of_a_block() -> None:
     clock = VirtualClock(100.0)
     observed = Observed()
     cache = small_cache(2)

@@ -89,7 +89,7 @@ def events(count: int, first: int = 0) -> list[KVEvent]:
     return [BlockRemoved([number]) for number in range(first, first + count)]
 
 
-def test_kv_events_that_wait_are_sent_together_up_to_a_maximum_number() -> None:
+def test_waiting_kv_events_are_sent_in_batches_of_limited_size() -> None:
     queue = EventQueue(100, 2, 1.0)
     queue.put(events(40))
     queue.put(events(10, 40))
@@ -97,7 +97,7 @@ def test_kv_events_that_wait_are_sent_together_up_to_a_maximum_number() -> None:
     assert [queue.take(0.0), queue.take(0.0)] == [events(limit), events(50 - limit, limit)]
 
 
-def test_events_of_each_step_are_separate_without_a_flush_interval() -> None:
+def test_events_of_each_step_are_sent_separately_without_a_flush_interval() -> None:
     queue = EventQueue(100, 2, 0.0)
     for step in (events(40), [], events(1, 40)):
         queue.put(step)

@@ -134,7 +134,7 @@ def test_block_hashes_with_extra_keys_equal_those_of_vllm(
 
 
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
-def test_missing_xxhash_seed_is_drawn_randomly_as_in_vllm(algorithm: Algorithm) -> None:
+def test_xxhash_uses_a_random_seed_if_none_is_set(algorithm: Algorithm) -> None:
     seed = Random(7).randbytes(32).hex()
     drawn, seeded, other = (
         BlockHasher(algorithm, 16, text, Random(number)).none_hash

@@ -96,7 +96,7 @@ def test_occupied_endpoint_is_bound_once_it_is_free(
     meet(publisher, peers.connected_to(publisher.addresses["events"]))
 
 
-def test_sockets_for_host_names_and_addresses_use_separate_threads() -> None:
+def test_endpoints_with_host_names_use_a_separate_io_thread() -> None:
     context = zmq.Context(io_threads=IO_THREADS)
     try:
         assert affinity(context, "tcp://127.0.0.1:9") == 0b01

@@ -60,7 +60,7 @@ def test_metric_family_has_the_recorded_type_labels_and_buckets(
 
 
 @pytest.mark.parametrize("older_names", [False, True])
-def test_exported_metric_families_exist_in_vllm_except_for_older_names(
+def test_only_exported_metrics_with_older_names_are_missing_from_vllm(
     older_names: bool,
 ) -> None:
     bases = {
@@ -142,7 +142,7 @@ def test_metrics_ignore_the_prometheus_multiprocess_directory(
     assert "process_open_fds" in exposed(HttpMetrics())
 
 
-def test_process_metrics_are_cached_for_a_second_unlike_other_metrics() -> None:
+def test_only_process_metrics_are_cached_for_a_second() -> None:
     reads = []
     clock = VirtualClock()
 

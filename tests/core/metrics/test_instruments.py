@@ -71,7 +71,7 @@ def ours(name: str, create: type, kind: str, labels: dict[str, str], seen: list[
     st.dictionaries(st.sampled_from(["model_name", "engine", "zone"]), st.text(), min_size=1),
     values,
 )
-def test_every_metric_type_prints_the_same_bytes_as_prometheus_client(
+def test_every_metric_type_has_the_same_output_as_in_prometheus_client(
     labels: dict[str, str], seen: list[float]
 ) -> None:
     histogram = partial(Histogram, BOUNDS)

@@ -116,7 +116,7 @@ def series(loras: LoraRequests) -> list[tuple[str, str, float]]:
     ]
 
 
-def test_adapter_combination_metric_has_the_time_of_the_last_change() -> None:
+def test_adapter_combination_metric_value_is_the_time_of_the_last_change() -> None:
     loras = lora_requests()
     loras.move(1, "a", "waiting")
     loras.move(1, "a", "running")

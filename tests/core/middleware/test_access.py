@@ -50,7 +50,7 @@ def allowed_origin(answer: TestResponse | requests.Response) -> str | None:
     return answer.headers.get("Access-Control-Allow-Origin")
 
 
-def test_allowed_origin_is_repeated_only_if_credentials_are_allowed() -> None:
+def test_request_origin_replaces_wildcard_only_if_credentials_are_allowed() -> None:
     for credentials, expected in ((False, "*"), (True, OTHER)):
         page = client(allowed_origins=("*",), allow_credentials=credentials)
         for answer in (preflight(page, OTHER), page.post("/thing", headers={"Origin": OTHER})):

@@ -104,7 +104,7 @@ def test_middleware_switched_during_a_request_affects_only_later_requests() -> N
     ("path", "status"),
     [("/", 200), ("/none", 404), ("/fails", 405), ("/fails", 500), ("/refuses", 429)],
 )
-def test_every_response_passes_the_middleware_stack_once(path: str, status: int) -> None:
+def test_every_response_passes_through_the_middleware_stack_once(path: str, status: int) -> None:
     ran: Ran = []
 
     def fails(context: RequestContext) -> Response:

@@ -109,7 +109,7 @@ CASES: list[tuple[str, str, list[Piece]]] = [
 
 
 @pytest.mark.parametrize(("kind", "text", "pieces"), CASES)
-def test_text_is_split_into_reasoning_text_and_tool_calls(
+def test_reasoning_and_tool_calls_are_separated_from_the_reply_text(
     kind: str, text: str, pieces: list[Piece]
 ) -> None:
     assert read(TextReader(READERS[kind]), [text]) == pieces

@@ -87,7 +87,7 @@ def test_error_for_a_prompt_that_fills_the_context_states_both_lengths() -> None
         ({"min_tokens": 9, "max_tokens": 8}, "less than or equal to max_tokens=8, got 9"),
     ],
 )
-def test_validation_error_of_each_field_contains_the_words_of_vllm(
+def test_validation_error_of_each_field_is_worded_as_in_vllm(
     fields: dict[str, Any], words: str
 ) -> None:
     assert words in message_of(chat(**fields))

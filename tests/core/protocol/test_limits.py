@@ -123,7 +123,7 @@ def test_first_invalid_sampling_field_in_the_order_of_vllm_is_reported() -> None
     assert refusal(chat(logit_bias={"9999": 1}, allowed_token_ids=[])) == "logit_bias"
 
 
-def test_token_limits_stops_and_seed_are_derived_from_request_fields() -> None:
+def test_token_limits_stop_strings_and_seed_come_from_the_request_fields() -> None:
     validated = check(
         chat(max_completion_tokens=7, max_tokens=3, n=2, stop="end", seed=-1, temperature=0.5),
         16,

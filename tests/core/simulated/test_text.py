@@ -98,7 +98,7 @@ def test_reply_length_is_at_least_two_unless_the_limit_is_one(
     assert min(2, max_tokens) <= reply_length(max_tokens, limited, Random(seed)) <= max_tokens
 
 
-def test_reply_lengths_have_the_expected_mean_and_share_at_the_limit() -> None:
+def test_reply_lengths_average_41_tokens_and_15_percent_reach_the_limit() -> None:
     rng = Random(4)
     reached = sum(limited_length(300, rng) == 300 for _ in range(10_000))
     assert reached / 10_000 == pytest.approx(0.15, abs=0.01)
@@ -158,7 +158,7 @@ def test_logprob_text_of_a_split_character_belongs_to_its_last_token() -> None:
     assert any(entry.token == "" for entry in entries)
 
 
-def test_logprob_alternatives_have_low_ids_without_a_vocabulary_size() -> None:
+def test_unknown_vocabulary_size_limits_logprob_alternatives_to_low_ids() -> None:
     def texts_of(ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         return [str(token_id) for token_id in ids]
 

@@ -83,7 +83,7 @@ def test_chat_templates_can_use_the_features_of_transformers(
     assert render(source, **options) == text
 
 
-def test_template_error_or_reserved_argument_rejects_the_conversation() -> None:
+def test_rendering_errors_and_reserved_arguments_raise_a_template_error() -> None:
     for name in ("messages", "conversation", "tokenizer", "model_config"):
         with pytest.raises(ChatTemplateError, match=name):
             render("", chat_template_kwargs={name: "x"})
@@ -335,7 +335,7 @@ def outcome_of(template: jinja2.Template, **values: object) -> str:
 
 @settings(max_examples=40, deadline=None)
 @given(MEMBERS, NAMES, st.sampled_from(USES))
-def test_attribute_access_in_templates_works_as_in_the_jinja_sandbox(
+def test_template_attributes_resolve_as_in_the_jinja_sandbox(
     member: dict[str, Any], name: str, use: str
 ) -> None:
     source = use.replace("%s", name)

@@ -23,7 +23,7 @@ def test_concatenated_token_texts_equal_the_decoded_text(ids: list[int], skip: b
 
 @given(st.text(max_size=40))
 @settings(max_examples=40, deadline=None)
-def test_valid_text_is_split_as_in_the_decode_stream_of_tokenizers(text: str) -> None:
+def test_valid_text_is_split_as_by_the_tokenizers_decode_stream(text: str) -> None:
     ids = TOKENIZER.encode(text)
     stream = DecodeStream(skip_special_tokens=True)
     streamed = [stream.step(TOKENIZER.backend, token_id) or "" for token_id in ids]

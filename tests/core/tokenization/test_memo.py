@@ -30,7 +30,7 @@ def test_least_recently_used_prompt_is_evicted() -> None:
     assert memo.ids(b"1") and encoded == [b"1"]
 
 
-def test_reported_size_of_the_prompt_cache_is_close_to_its_memory() -> None:
+def test_reported_prompt_cache_size_is_close_to_the_memory_it_uses() -> None:
     memo = PromptMemo(lambda key: [1_000 * len(key) + k for k in range(hash(key) % 60)], 1 << 18)
     tracemalloc.start()
     try:

@@ -77,7 +77,7 @@ TEXTS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(TEXTS)
-def test_ascii_texts_have_the_token_ids_of_the_tokenizers_library(text: str) -> None:
+def test_ascii_texts_are_encoded_as_by_the_tokenizers_library(text: str) -> None:
     for encoder, backend in encoders():
         expected = backend.encode(text, add_special_tokens=False).ids
         assert encoder.encode(text) == encoder.encode(text) == expected
@@ -86,7 +86,7 @@ def test_ascii_texts_have_the_token_ids_of_the_tokenizers_library(text: str) -> 
 
 @settings(max_examples=25, deadline=None)
 @given(TEXTS | st.text(max_size=30), st.booleans())
-def test_any_text_has_the_token_ids_of_the_tokenizers_library(text: str, framed: bool) -> None:
+def test_any_text_is_encoded_as_by_the_tokenizers_library(text: str, framed: bool) -> None:
     for tokenizer in tokenizers():
         expected = tokenizer.backend.encode(text, add_special_tokens=framed).ids
         assert tokenizer.encode(text, framed) == expected
@@ -95,7 +95,7 @@ def test_any_text_has_the_token_ids_of_the_tokenizers_library(text: str, framed:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(TEXTS, st.integers(0, 200)), max_size=4), st.sampled_from(SPECIAL))
-def test_cached_text_parts_have_the_token_ids_of_the_tokenizers_library(
+def test_cached_text_parts_are_encoded_as_by_the_tokenizers_library(
     parts: list[tuple[str, int]], separator: str
 ) -> None:
     text = separator.join(part * count for part, count in parts)

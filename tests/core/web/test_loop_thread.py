@@ -127,7 +127,7 @@ def test_request_body_is_read_in_the_thread_of_its_request() -> None:
     assert slow.reader_threads == [thread]
 
 
-def test_body_timeout_returns_408_while_the_socket_can_still_be_written() -> None:
+def test_body_timeout_returns_408_and_leaves_the_socket_writable() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, ours.makefile("rb") as source:
         theirs.send(b"the first half")

@@ -7,7 +7,7 @@ from scripts.removal_test import choose, failure_without
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_any_one_app_extension_can_be_removed_from_the_server(name: str) -> None:
+def test_server_completes_a_chat_after_any_app_extension_is_removed(name: str) -> None:
     assert failure_without(name, tests=False, workers=0) is None
 
 

@@ -139,7 +139,7 @@ def test_tool_use_block_opens_with_its_name_before_its_arguments() -> None:
         assert block["input"] == {}
 
 
-def test_failure_is_an_error_event_in_a_stream_and_an_exception_otherwise() -> None:
+def test_failure_is_sent_as_an_error_event_only_if_the_reply_is_streamed() -> None:
     for error, kind in (
         (internal("It broke."), "InternalServerError"),
         (too_many("Full."), "RateLimitError"),

@@ -117,7 +117,7 @@ def test_stop_reason_of_a_beam_is_the_end_of_text_token() -> None:
     assert (beam.finish.reason, beam.finish.stop_reason) == ("stop", 0) and 0 not in beam.ids
 
 
-def test_interrupted_beams_emit_an_abort_but_aborted_beams_do_not() -> None:
+def test_interrupted_beams_report_an_abort_but_aborted_beams_emit_nothing() -> None:
     harness = searching(mode="random", time_to_first_token=1.0)
     beams(harness)
     harness.clock.advance(1.5)

@@ -156,7 +156,7 @@ def test_prefix_shared_by_several_prompts_is_hit_by_the_third_prompt(
     assert hybrid.hits() == [0, 0, 192]
 
 
-def test_longest_accepted_prompt_uses_nearly_all_blocks_of_sliding_windows() -> None:
+def test_longest_accepted_prompt_fills_over_90_percent_of_the_cache() -> None:
     hybrid = HybridEngine(LAYERS["gpt-oss"], 401, read_profile("qwen3-14b-h100"))
     limit = hybrid.cache.max_tokens
 

@@ -116,7 +116,7 @@ def test_completed_requests_are_kept_for_five_minutes() -> None:
     assert ends.size_bytes < ends.limit_bytes
 
 
-def test_console_history_pauses_after_each_request_that_it_sums() -> None:
+def test_console_history_pauses_after_adding_each_request() -> None:
     live = LiveRequest(arrival_ms=0.0, prompt_tokens=5, running_ms=1.0, first_ms=2.0, tokens=9)
     end: EndRow = (1, "length", 900.0, 9, 0, 1.0, 2.0, 900.0)
     ended = EndedRequest(arrival_ms=0.0, prompt_tokens=5, end=end)

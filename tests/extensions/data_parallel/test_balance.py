@@ -39,7 +39,7 @@ def test_load_score_of_a_rank_depends_on_the_number_of_api_servers(
 
 
 @given(st.lists(LOADS, min_size=1, max_size=8), st.integers(0, 7), st.integers(1, 8))
-def test_first_of_the_least_busy_ranks_from_the_start_index_is_chosen(
+def test_scan_from_the_start_index_chooses_the_first_least_busy_rank(
     loads: list[RankLoad], start: int, api_servers: int
 ) -> None:
     chosen = least_busy(loads, start, api_servers)

@@ -224,7 +224,7 @@ def test_dataset_conversation_ends_before_a_rejected_turn(
     assert (recorder.conversations, recorder.rejected, recorder.rejection) == (4, 1, "not this one")
 
 
-def test_conversations_are_read_one_by_one() -> None:
+def test_conversations_are_read_from_compact_and_indented_json() -> None:
     from app.extensions.datasets.command import read_conversations
 
     items = [turns(("human", "Grüße")), {"conversations": [1.5]}, 3]
@@ -242,7 +242,7 @@ def test_conversations_are_read_one_by_one() -> None:
         [("human", "q2"), ("gpt", ["a2"])],
     ],
 )
-def test_conversation_ends_at_the_first_turn_of_the_wrong_speaker(
+def test_conversation_ends_before_the_first_invalid_or_unanswered_turn(
     spoken: list[tuple[str, Any]],
 ) -> None:
     from app.extensions.datasets.command import exchanges

@@ -42,7 +42,7 @@ def trouble(shop: Shop, path: Path, sha256: str | None = None) -> str:
     return str(caught.value)
 
 
-def test_download_creates_folders_and_leaves_only_the_file(shop: Shop, path: Path) -> None:
+def test_download_creates_the_folder_and_leaves_no_temporary_file(shop: Shop, path: Path) -> None:
     download(shop.url, path, SHA256.upper())
     assert path.read_bytes() == CONTENT
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
@@ -128,7 +128,9 @@ def test_download_that_the_server_resumes_at_a_wrong_offset_fails(shop: Shop, pa
     assert path.read_bytes() == CONTENT
 
 
-def test_wrong_checksum_or_empty_file_is_rejected_and_deleted(shop: Shop, path: Path) -> None:
+def test_downloaded_file_with_a_wrong_checksum_or_no_content_is_deleted(
+    shop: Shop, path: Path
+) -> None:
     shop.statuses = [302, 302]  # are followed
     assert trouble(shop, path, "0" * 64).endswith(f"the file's SHA-256 is {SHA256}, not {'0' * 64}")
     assert files(path) == []
@@ -148,7 +150,7 @@ def test_partial_file_survives_transient_errors_but_not_status_404(
     assert bool(files(path)) is remains
 
 
-def test_unreachable_server_error_hides_secrets_of_the_url(path: Path) -> None:
+def test_error_for_an_unreachable_server_hides_secrets_in_the_url(path: Path) -> None:
     port = free_port()
     with pytest.raises(DatasetError, match=rf"from http://127.0.0.1:{port}/x: .*refused") as caught:
         download(f"http://me:secret@127.0.0.1:{port}/x?signature=secret", path)

@@ -43,7 +43,7 @@ TEXTS = ["Hello there, world", "naïve 😀 done"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_derendered_tokens_give_the_original_text(text: str) -> None:
+def test_derendering_token_ids_returns_the_original_text(text: str) -> None:
     ids = ids_of(text)
     body = {"generate_responses": [answer(ids), answer(ids)], "prompt_tokens": [3, 4]}
     whole = post(TEXT, body).get_json()

@@ -305,7 +305,7 @@ def test_all_finish_reasons_of_vllm_are_exported_even_if_not_configured() -> Non
     ]
 
 
-def test_fake_bucket_counts_become_observations_of_the_upper_bound() -> None:
+def test_fake_bucket_counts_are_observed_at_the_upper_bucket_bounds() -> None:
     faked = Faked({"ttft-buckets-values": [1, 2, 3]})
     assert faked.samples("time_to_first_token_seconds_bucket")[:4] == [
         'time_to_first_token_seconds_bucket{le="0.001"} 1.0',
@@ -349,7 +349,7 @@ def test_process_and_http_metrics_remain_real() -> None:
         ("squarewave", (2, 2, 10, 10, 2, 2, 10, 10, 2)),
     ],
 )
-def test_fake_metric_functions_have_the_listed_values_over_two_periods(
+def test_fake_metric_function_follows_its_shape_over_two_periods(
     shape: Any, values: tuple[float, ...]
 ) -> None:
     function = Function(shape, start=2.0, end=10.0, period_s=4)

@@ -194,7 +194,7 @@ def test_times_field_limits_how_often_a_fault_rule_fires() -> None:
     assert struck(later, *[asking()] * 4) == [False, True, False, False]
 
 
-def test_probability_is_the_share_of_faulted_requests() -> None:
+def test_fault_rule_fires_with_its_configured_probability() -> None:
     hits = struck(script({"action": "empty", "probability": 0.25}), *[asking()] * 4000)
     assert sum(hits) == pytest.approx(1000, abs=100)
     assert not any(struck(script({"action": "empty", "probability": 0}), *[asking()] * 100))

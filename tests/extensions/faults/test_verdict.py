@@ -110,7 +110,7 @@ CONDUCT = {
 
 
 @pytest.mark.parametrize("case", CONDUCT)
-def test_client_audit_reports_the_expected_findings(
+def test_client_audit_reports_ignored_retry_times_and_hasty_retries(
     case: str,
 ) -> None:
     client, findings = CONDUCT[case]

@@ -211,7 +211,7 @@ def test_whole_reply_is_reasoning_with_the_reasoning_only_option() -> None:
     st.lists(st.integers(0, 12), max_size=60),
     st.booleans(),
 )
-def test_tool_call_tokens_carry_the_complete_name_and_argument_parts(
+def test_tool_call_token_has_the_tool_name_once_the_name_is_complete(
     drawn: list[tuple[str, str]], lengths: list[int], terse: bool
 ) -> None:
     text, calls = written(drawn, terse)

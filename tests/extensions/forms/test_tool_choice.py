@@ -202,7 +202,7 @@ def test_tools_that_were_validated_before_are_not_validated_again() -> None:
     assert constraints.compiled == 3
 
 
-def test_tools_that_skipped_validation_are_rejected_by_a_validating_server() -> None:
+def test_validating_server_rejects_tools_that_were_accepted_unvalidated() -> None:
     known_tools: KnownTools = LimitedDict(1 << 20)
     request = known_chat(known_tools, tools=[tool(type="no type")])
     unchecked = ToolSettings(enable_auto_tool_choice=True, skip_tool_validation=True)

@@ -244,7 +244,7 @@ def played(scale: float, steps: int = 3) -> Played:
     )
 
 
-def test_rehearsal_allows_limited_median_and_single_errors() -> None:
+def test_rehearsal_fails_if_a_median_or_single_error_exceeds_its_limit() -> None:
     for repeated, simulated, within in (
         *((1.0, 1.049, True), (1.0, 1.051, False), (1.0, 0.951, True), (1.0, 0.949, False)),
         (1.1, 1.15, True),

@@ -63,7 +63,7 @@ def test_smaller_step_limits_leave_more_memory_for_the_kv_cache(tmp_path: Path) 
     assert small.kvcache.kv_cache_size > large.kvcache.kv_cache_size
 
 
-def test_smaller_step_limits_leave_memory_for_a_kv_cache(
+def test_large_model_needs_smaller_step_limits_to_fit_a_kv_cache(
     tmp_path: Path,
 ) -> None:
     path = model_config(tmp_path, num_hidden_layers=60)

@@ -163,7 +163,7 @@ def test_decisions_route_does_not_exist_in_version_0_32() -> None:
     assert post(client_of("0.32")).status_code == 404
 
 
-def test_systemone_route_rejects_joint_decisions_from_version_0_33() -> None:
+def test_since_version_0_33_the_systemone_route_rejects_joint_decisions() -> None:
     answer = client_of("0.33").post("/v1/systemone", json=STATE | {"joint": False})
     assert answer.json is not None
     assert list(answer.json)[-1] == "joint"

@@ -101,7 +101,7 @@ def note(outputs: list[Output], tokens: dict[str, list[int]]) -> None:
         tokens.setdefault(output.sequence.request_id, []).extend(output.update.ids)
 
 
-def test_equal_seeds_give_equal_replies_but_different_choices(folder: Path) -> None:
+def test_same_seed_repeats_a_reply_but_choices_of_a_request_differ(folder: Path) -> None:
     engine = make_engine(folder)
     first, repeated = (generate(engine, WANTED[:1], SAMPLED)[0] for _ in range(2))
     assert first == repeated
@@ -191,7 +191,7 @@ def test_invalid_requests_and_options_are_rejected(folder: Path) -> None:
     assert [len(tokens) for tokens in generate(engine, [[1] * 127])] == [1]
 
 
-def test_only_requests_that_share_blocks_with_nan_keys_fail(tmp_path: Path) -> None:
+def test_only_requests_whose_prompts_produce_nan_keys_fail(tmp_path: Path) -> None:
     """In a model of one layer they spoil nothing but what looks back at them."""
     make_model(tmp_path)
     edit_config(tmp_path, num_hidden_layers=1)

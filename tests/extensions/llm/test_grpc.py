@@ -62,7 +62,9 @@ def test_cancelled_call_stops_its_generation(served: tuple[RunningServer, Engine
     ).success
 
 
-def test_media_and_event_subscriptions_are_rejected(served: tuple[RunningServer, Engine]) -> None:
+def test_grpc_kv_event_subscriptions_and_media_requests_are_rejected(
+    served: tuple[RunningServer, Engine],
+) -> None:
     (request := generate()).mm_inputs.mm_placeholders.add(offset=0, length=1)
     assert served[1].refusal(request)[0] == grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.RpcError) as refusal:

@@ -111,7 +111,7 @@ OLDER = {
 @pytest.mark.parametrize(
     "changes", [OLDER, {"rope_parameters": LLAMA3}], ids=["older spelling", "scaled"]
 )
-def test_rope_scaling_and_legacy_configs_give_the_tokens_of_transformers(
+def test_tokens_match_transformers_with_rope_scaling_or_legacy_configs(
     changes: dict[str, object], tmp_path: Path
 ) -> None:
     make_model(tmp_path)

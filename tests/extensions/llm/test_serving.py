@@ -138,7 +138,7 @@ def test_compiling_a_grammar_does_not_delay_other_requests(
         assert 3 not in worker.outputs and len(worker.whole(5)[0]) == 5
 
 
-def test_engine_sends_a_heartbeat_per_layer_and_its_load_when_idle(folder: Path) -> None:
+def test_engine_sends_a_heartbeat_per_layer_and_reports_load_while_idle(folder: Path) -> None:
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
         beats: list[float] = []
         turns.engine.pacer.on_layer = lambda: beats.append(turns.now_s)
@@ -184,7 +184,7 @@ def test_sleep_releases_the_memory_of_weights_and_kv_cache(folder: Path) -> None
         check(engine.cache)
 
 
-def test_load_reports_state_whether_a_paused_engine_rejects_requests(
+def test_reported_load_says_whether_a_paused_engine_rejects_requests(
     folder: Path,
 ) -> None:
     with serving(folder) as turns, Worker(turns.endpoint) as worker:

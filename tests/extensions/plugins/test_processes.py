@@ -74,7 +74,7 @@ def test_plugins_route_returns_an_empty_list_if_no_plugin_is_loaded() -> None:
 PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
 
 
-def test_example_plugin_of_the_documentation_replies(tmp_path: Path) -> None:
+def test_documented_example_plugin_replies_with_the_prompt_in_capitals(tmp_path: Path) -> None:
     [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     path = tmp_path / "shout.py"
     path.write_text(code)

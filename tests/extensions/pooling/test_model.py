@@ -80,7 +80,7 @@ def test_every_text_has_a_unit_vector(text: str, dimensions: int) -> None:
 
 
 @given(text=TEXTS, short=DIMENSIONS, long=DIMENSIONS)
-def test_shorter_vector_has_the_direction_of_a_prefix_of_the_longer_one(
+def test_shorter_vector_before_normalization_is_a_prefix_of_the_longer_one(
     text: str, short: int, long: int
 ) -> None:
     short, long = sorted((short, long))

@@ -156,7 +156,7 @@ def test_messages_take_precedence_over_input(kind: type[Request]) -> None:
         assert (parsed.add_special_tokens, parsed.add_generation_prompt) == (False, False)
 
 
-def test_only_embeddings_accept_several_conversations() -> None:
+def test_only_embedding_requests_may_contain_several_conversations() -> None:
     for body in SEVERAL:
         assert decoded(EmbeddingRequest, **body).conversations == [MESSAGES, MESSAGES]
         with pytest.raises(ApiError) as caught:
@@ -203,7 +203,7 @@ def test_each_pooling_task_has_the_same_routes_as_in_vllm(
     assert all(answers[path].json == {"detail": "Not Found"} for path in answers.keys() - expected)
 
 
-def test_embeddings_with_chat_setting_adds_the_embeddings_route() -> None:
+def test_setting_for_embeddings_with_chat_adds_the_embeddings_route() -> None:
     """As llm-d-inference-sim has them; the reply of a chat is none the shorter for it."""
     model = ModelSettings(embeddings_with_chat=True)
     assert served_paths(model) == (EMBED,)
@@ -491,7 +491,7 @@ def test_cohere_inputs_with_content_parts_are_embedded_as_conversations() -> Non
 
 
 @pytest.mark.parametrize(("truncate", "same"), [("END", "a b"), ("START", "c d")])
-def test_long_text_is_truncated_at_the_requested_side(truncate: str, same: str) -> None:
+def test_long_text_is_truncated_on_the_requested_side(truncate: str, same: str) -> None:
     token_count = embedded(texts=[same])["meta"]["billed_units"]["input_tokens"]
     answer = embedded(texts=["a b c d"], truncate=truncate, max_tokens=token_count)
     assert answer["meta"]["billed_units"]["input_tokens"] == token_count
@@ -567,5 +567,5 @@ def test_pooling_task_setting_sets_the_default_task() -> None:
     assert len(answer.json["data"][0]["data"]) == 3
 
 
-def test_model_without_files_has_the_input_types_of_cohere() -> None:
+def test_model_without_files_rejects_an_unknown_cohere_input_type() -> None:
     assert refused(COHERE, {"texts": ["cat"], "input_type": "other"}, *COHERE_FLAGS)[0] == 400

@@ -8,7 +8,7 @@ from tests.application import app_of
 
 
 @pytest.mark.parametrize("flags", [(), ("--profile", "qwen3-14b-h100")], ids=["requests", "steps"])
-def test_console_shows_the_reason_of_a_rate_limit_rejection(flags: tuple[str, ...]) -> None:
+def test_console_shows_the_reason_for_a_rate_limit_rejection(flags: tuple[str, ...]) -> None:
     quota = ("--requests-per-minute", "1", "--admin-key", "secret")
     limited_client = app_of("--console", "--force-dummy-tokenizer", *quota, *flags).test_client()
     answers = [

@@ -90,7 +90,7 @@ def test_imported_aimock_sequence_answers_in_the_order_of_its_indices(tmp_path: 
     assert [text(client, "a joke") for _ in range(4)] == ["one", "two", "many", "many"]
 
 
-def test_imported_mockllm_prompts_match_in_any_case(
+def test_imported_mockllm_prompts_match_regardless_of_letter_case(
     tmp_path: Path,
 ) -> None:
     document = {"responses": {"what is 2+2?": "9"}, "defaults": {"unknown_response": "No idea."}}
@@ -156,7 +156,7 @@ def interaction(uri: str, sent: object, body: object, **response: Any) -> dict[s
 CHOICE = {"choices": [{"index": 0, "message": {"content": "From VCR."}, "finish_reason": "stop"}]}
 
 
-def test_imported_cassette_of_ruby_vcr_answers_its_recorded_request(tmp_path: Path) -> None:
+def test_imported_ruby_vcr_cassette_answers_its_recorded_request(tmp_path: Path) -> None:
     body = {"encoding": "UTF-8", "base64_string": b64encode(json.dumps(CHOICE).encode()).decode()}
     request = {
         "method": "post",
@@ -273,7 +273,7 @@ def with_value(document: Any, place: tuple[Any, ...], value: object) -> Any:
     ("read", "document"),
     [(import_aimock, CHAOTIC), (import_litellm, MOCKS), (import_cassette, CASSETTE)],
 )
-def test_invalid_value_anywhere_in_an_imported_file_drops_at_most_its_rule(
+def test_imported_file_with_an_invalid_value_yields_only_valid_rules(
     read: Callable[[object, ImportedScript], object], document: Any
 ) -> None:
     for place in places(document):

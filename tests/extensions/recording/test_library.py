@@ -91,7 +91,7 @@ def test_change_of_a_recording_file_while_it_is_open_is_detected(tmp_path: Path)
 @settings(max_examples=25, deadline=None)
 @given(st.binary() | st.text().map(str.encode))
 @example(b"\x1f\x8b")
-def test_any_bytes_survive_writing_and_reading(content: bytes) -> None:
+def test_recorded_bodies_are_read_back_byte_for_byte(content: bytes) -> None:
     line = line_of(exchange(content, (0, content)))
     read = read_exchange(line)
     assert bytes_of(read.request.body) == bytes_of(read.answer.chunks[0].data) == content

@@ -50,7 +50,7 @@ def test_script_reproduces_the_recorded_replies(tmp_path: Path) -> None:
     assert (refused.status_code, refused.get_json()["error"]["message"]) == (429, "Slow down")
 
 
-def test_rule_set_by_a_test_answers_requests_that_the_recording_does_not(tmp_path: Path) -> None:
+def test_runtime_rule_answers_a_request_missing_from_the_recording(tmp_path: Path) -> None:
     recording = written(tmp_path / "r", [whole(chat("Hi"), choice(content="recorded"))])
     flags = ["--force-dummy-tokenizer", "--model=m", f"--replay={recording}"]
     app = create_app(load([*flags, "--replay-miss=not-found"], {}))

@@ -86,7 +86,7 @@ def test_chat_is_rendered_by_the_render_service(service: RenderTokenizer) -> Non
     assert service.render_chat(messages) == TOKENIZER.render_chat(messages)
 
 
-def test_text_from_the_render_service_is_split_into_tokens_at_words(
+def test_token_texts_of_the_render_service_add_up_to_the_decoded_text(
     service: RenderTokenizer,
 ) -> None:
     text = "Well, this is (quite) short."

@@ -84,7 +84,9 @@ def traced_bytes() -> int:
 
 @pytest.mark.parametrize("size", [0, 1_000, 30_000])
 @pytest.mark.parametrize("events", [0, 40])
-def test_estimated_size_of_the_store_is_close_to_its_memory(size: int, events: int) -> None:
+def test_estimated_store_size_is_within_15_percent_of_its_memory_use(
+    size: int, events: int
+) -> None:
     """A response with events is one that was generated in the background."""
     store = ResponseStore(True)
     tracemalloc.start()
@@ -121,7 +123,7 @@ def test_memory_report_contains_the_size_of_the_stored_responses() -> None:
     assert 100_000 < memory["caches"]["responses"]["size_bytes"] < 500_000
 
 
-def test_background_response_is_queued_until_it_ends() -> None:
+def test_background_response_has_the_status_queued_while_it_is_generated() -> None:
     with in_process("--enable-responses-store", "--inter-token-latency", "10m") as client:
 
         def has_first_token() -> bool:

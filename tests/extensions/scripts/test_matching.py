@@ -94,7 +94,7 @@ def test_rule_conditions_match_a_chat_only_if_it_has_the_stated_properties(
         ({"headers": {"X-Team": "blue"}}, False),
     ],
 )
-def test_rule_conditions_about_tools_match_only_fitting_conversations(
+def test_tool_and_header_conditions_match_only_requests_that_meet_them(
     when: dict[str, Any], holds: bool
 ) -> None:
     assert fits(when, AGENT) is holds
@@ -197,7 +197,7 @@ def test_message_that_contains_template_syntax_is_inserted_as_plain_text(text: s
 
 @settings(deadline=None, max_examples=25)
 @given(st.text(alphabet="{}%#|.()[]'\" ab1+*~-_", max_size=40))
-def test_template_with_any_source_raises_only_one_line_errors(source: str) -> None:
+def test_any_template_source_renders_text_or_raises_a_one_line_error(source: str) -> None:
     try:
         template = Template(source)
         assert isinstance(template.text({**VALUES, **RandomFunctions(Random(1)).by_name()}), str)

@@ -14,7 +14,7 @@ def test_runtime_rule_returns_an_embedding() -> None:
     assert answer["data"][0]["embedding"] == [0.25, 0.5]
 
 
-def test_embedding_request_is_unmatched_only_if_a_rule_sets_embeddings() -> None:
+def test_unmatched_embedding_request_fails_only_if_a_rule_sets_embeddings() -> None:
     client = app_of("--task", "embed", "--seed", "1").test_client()
     rules(client, "", "POST", {"when": {"message": "x"}, "then": {"text": "a"}})
     assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200

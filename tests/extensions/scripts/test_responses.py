@@ -4,7 +4,7 @@ from tests.application import app_of
 from tests.extensions.scripts.requests import Books
 
 
-def test_response_that_follows_a_stored_response_is_the_second_turn(books: Books) -> None:
+def test_request_that_continues_a_stored_response_counts_as_turn_2(books: Books) -> None:
     path = books.write("rules: [{when: {turn: 2}, then: {text: second}}, {then: {text: first}}]")
     flags = ["--force-dummy-tokenizer", "--script", str(path), "--enable-responses-store"]
     client = app_of(*flags).test_client()

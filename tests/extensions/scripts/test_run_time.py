@@ -164,7 +164,7 @@ def test_simple_rules_keep_chats_on_the_fast_path(
         ),
     ],
 )
-def test_invalid_rule_changes_nothing(
+def test_invalid_rule_is_rejected_without_changing_the_existing_rules(
     client: FlaskClient, body: Mapping[str, Any], line: str
 ) -> None:
     rules(client, "", "POST", rule("there"))

@@ -168,7 +168,9 @@ def test_scope_in_use_by_one_owner_rejects_rules_of_another_with_409(client: Fla
     set_rules(client, rule, query="?scope=one&owner=test_b")
 
 
-def test_rule_without_conditions_stops_calling_tools_after_50_results(client: FlaskClient) -> None:
+def test_unconditional_tool_call_rule_fails_the_request_after_50_results(
+    client: FlaskClient,
+) -> None:
     set_rules(client, {"then": {"tool_calls": [{"name": "f"}]}})
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     messages: list[Any] = [{"role": "user", "content": "go"}]

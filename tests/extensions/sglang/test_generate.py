@@ -277,7 +277,7 @@ def test_cache_salts_separate_the_cached_prompts_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_draining_server_rejects_streams_with_503(streams: bool) -> None:
+def test_draining_server_rejects_generate_requests_with_503(streams: bool) -> None:
     with in_process(DIALECT) as client:
         client.post("/admin/drain")
         answer = client.post("/generate", {**HELLO, "stream": streams})
@@ -312,7 +312,7 @@ def test_full_queue_returns_503_or_an_abort_event_in_a_stream() -> None:
         assert client.get("/get_load").json()[0]["num_reqs"] == 0
 
 
-def test_requests_are_aborted_by_id() -> None:
+def test_abort_request_route_aborts_one_request_by_id_or_all_requests() -> None:
     with in_process(DIALECT, "--time-to-first-token=10m") as client:
         for body in ({"rid": "mine"}, {"abort_all": True}):
             response = client.app.test_client().post(

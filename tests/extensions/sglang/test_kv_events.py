@@ -44,7 +44,7 @@ def test_stored_block_event_is_a_map_with_signed_hashes() -> None:
     assert first["parent_block_hash"] is None and "lora_name" not in first
 
 
-def test_removed_block_events_have_sglang_medium_names() -> None:
+def test_cpu_medium_of_removed_blocks_is_published_as_cpu_pinned() -> None:
     event_maps = encoded(BlockRemoved([HIGH], medium="CPU"), AllBlocksCleared())
     removed = {"type": "BlockRemoved", "block_hashes": [-2], "medium": "CPU_PINNED"}
     assert event_maps == [removed, {"type": "AllBlocksCleared"}]

@@ -196,7 +196,7 @@ def test_qwen_parameter_ends_at_its_closing_tag_or_at_the_next_opening_tag(
     assert json.loads(arguments_of(markup, True)) == closed | is_open
 
 
-def test_conversions_of_a_qwen_call_do_not_grow_with_its_parameters(
+def test_qwen_call_with_5000_parameters_is_converted_at_most_4_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A conversion for each tag of a text with 2,000 parameters took ten seconds."""

@@ -60,7 +60,7 @@ def test_spans_are_exported_in_order_and_in_batches() -> None:
     assert sum(exporter.batches, []) == names
 
 
-def test_waiting_spans_are_listed_in_the_cache_report() -> None:
+def test_span_cache_starts_empty_and_has_a_limit_of_32_mib() -> None:
     app = app_of("--otlp-traces-endpoint=http://127.0.0.1:9")
     caches = {name: cache for room in app.caches for name, cache in room().items()}
     assert isinstance(caches["spans"], SpanSender)

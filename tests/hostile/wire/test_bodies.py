@@ -315,7 +315,7 @@ def test_hundreds_of_thousands_of_one_byte_chunks_form_one_body(server: RunningS
         assert wire.answer().status == 200
 
 
-def test_error_for_a_request_for_a_huge_response_names_the_offending_field(
+def test_rejection_of_a_huge_response_names_the_fields_to_reduce(
     server: RunningServer,
 ) -> None:
     huge = {"messages": HELLO, "n": 128, "max_tokens": 40_000, "ignore_eos": True}

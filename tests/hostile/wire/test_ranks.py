@@ -134,7 +134,9 @@ def test_each_rank_has_its_own_worker_port_and_counters(three: RunningServer) ->
         (["--bind", "127.0.0.1:9000", "-b", "127.0.0.1:9001", "-b", "127.0.0.1:9003"], "bind"),
     ],
 )
-def test_settings_that_contradict_the_ranks_are_rejected(arguments: list[str], named: str) -> None:
+def test_several_ranks_reject_preloading_and_multiple_bind_addresses(
+    arguments: list[str], named: str
+) -> None:
     status, output = start_refused(*arguments, SIM_DATA_PARALLEL_SIZE="3")
     assert status == 1
     [error] = [line for line in output.splitlines() if line.startswith("error: ")]
@@ -142,7 +144,9 @@ def test_settings_that_contradict_the_ranks_are_rejected(arguments: list[str], n
     assert "Traceback" not in output and "Booting worker" not in output
 
 
-def test_signals_do_not_change_the_number_of_workers(three: RunningServer) -> None:
+def test_signals_to_add_or_remove_a_worker_are_rejected_with_several_ranks(
+    three: RunningServer,
+) -> None:
     workers_before = set(workers_of(three))
     for refused, sent in enumerate((signal.SIGTTIN, signal.SIGTTOU), len(refusals(three)) + 1):
         three.process.send_signal(sent)

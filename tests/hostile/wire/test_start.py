@@ -54,7 +54,7 @@ def test_occupied_port_prevents_startup_immediately_with_a_one_line_error() -> N
     assert time.monotonic() - begun_s < 5, "gunicorn tries for as long"
 
 
-def test_preloaded_application_survives_a_reload_that_lets_streams_finish() -> None:
+def test_reload_of_a_preloaded_server_fails_no_request_or_stream() -> None:
     env = {"SIM_INTER_TOKEN_LATENCY": "10ms", "SIM_GRACEFUL_TIMEOUT": "20s"}
     with running_gunicorn("--preload", env=env) as server:
         [first] = workers_of(server)

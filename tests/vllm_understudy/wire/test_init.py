@@ -49,7 +49,7 @@ def test_commands_of_the_generated_workflows_succeed(
     assert expected in printed
 
 
-def test_error_of_a_job_names_the_missing_understudy_variable(
+def test_job_error_names_the_unset_understudy_variable(
     project: Path, environment: dict[str, str]
 ) -> None:
     done = subprocess.run(

@@ -186,7 +186,9 @@ def test_missing_extra_prints_a_one_line_error_with_the_install_command(
         assert done.stderr.endswith(message)
 
 
-def test_help_shows_commands_of_the_installed_package(installed: Path, elsewhere: Path) -> None:
+def test_help_of_the_installed_package_shows_no_source_checkout_commands(
+    installed: Path, elsewhere: Path
+) -> None:
     for words in ((), ("serve",), ("record", "--proxy")):
         help_run = run(installed / "understudy", *words, "--help", cwd=elsewhere)
         assert help_run.returncode == 0

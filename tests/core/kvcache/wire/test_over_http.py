@@ -251,7 +251,7 @@ def test_usage_distinguishes_cached_and_newly_stored_tokens(empty: Both) -> None
         assert cached_usage == (tokens, cached_tokens, whole - cached_tokens), (path, stream)
 
 
-def test_every_rank_publishes_events_at_a_separate_port() -> None:
+def test_every_rank_publishes_events_on_its_own_port() -> None:
     first = free_port(2)
     env = {
         "SIM_FORCE_DUMMY_TOKENIZER": "1",
@@ -306,7 +306,7 @@ def test_server_of_one_rank_lists_only_its_own_event_endpoint() -> None:
         assert list(client.get("/query").json()) == ["0", "1", "2", "3"]
 
 
-def test_finish_reason_header_sets_the_finish_reason_to_cache_threshold() -> None:
+def test_request_header_sets_the_finish_reason_to_cache_threshold() -> None:
     """With simulator.md's header, also where no cache is played."""
     bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "Hello"},

@@ -121,7 +121,7 @@ def post(server: RunningServer, key: str = FIRST, **fields: object) -> requests.
     return requests.post(server.url + COMPLETIONS, json=ask(**fields), headers=headers, timeout=20)
 
 
-def test_cors_headers_are_set_in_all_responses_except_for_a_wrong_key(
+def test_all_responses_except_those_to_a_wrong_key_have_cors_headers(
     guarded: RunningServer,
 ) -> None:
     for expected, key, fields in (

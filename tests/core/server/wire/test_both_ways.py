@@ -121,7 +121,7 @@ HEADERS = st.lists(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(case=REQUESTS, headers=HEADERS)
-def test_fast_and_general_path_return_equal_responses_to_any_request(
+def test_fast_and_general_paths_return_equal_responses_to_any_request(
     twin: Twin, case: tuple[str, dict[str, Any]], headers: list[str]
 ) -> None:
     path, fields = case
@@ -172,7 +172,7 @@ def test_only_requests_with_common_fields_take_the_fast_path(twin: Twin) -> None
 
 
 @pytest.mark.parametrize("connection", [(), ("Connection: close",)])
-def test_fast_and_general_path_return_equal_responses_to_a_health_probe(
+def test_fast_and_general_paths_return_equal_responses_to_health_probes(
     twin: Twin, connection: tuple[str, ...]
 ) -> None:
     for path in ("/health", "/ping", "/version", "/load", "/ready", "/health/ready"):
@@ -193,7 +193,7 @@ def test_fast_and_general_path_return_equal_responses_to_a_health_probe(
         )
 
 
-def test_fast_path_has_the_metrics_and_access_logs_of_the_general_path(twin: Twin) -> None:
+def test_fast_path_records_the_same_metrics_and_logs_as_the_general_path(twin: Twin) -> None:
     """After whatever the other tests have asked, too."""
     body = b'{"messages":[{"role":"user","content":"Hello!"}],"max_tokens":5}'
     twin.ask(CHAT, body, "X-Request-Id: the-last")

@@ -150,7 +150,7 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_direct_and_general_path_return_equal_responses(
+def test_direct_and_general_paths_return_equal_responses(
     pair: Pair, path: str, body: Mapping[str, Any]
 ) -> None:
     counts_before = requests_by_way(pair.direct.port)
@@ -163,7 +163,7 @@ def test_direct_and_general_path_return_equal_responses(
     assert served[2] == 0
 
 
-def test_direct_and_general_path_return_equal_responses_on_every_route(pair: Pair) -> None:
+def test_direct_and_general_paths_return_equal_responses_on_every_route(pair: Pair) -> None:
     # Both are asked, because each logged request draws an id.
     document, _ = [
         json.loads(get(server.port, "/openapi.json").body) for server in (pair.direct, pair.general)
@@ -187,7 +187,7 @@ def test_direct_and_general_path_return_equal_responses_on_every_route(pair: Pai
     assert request_count > 100
 
 
-def test_direct_and_general_path_write_the_same_access_log_line(pair: Pair) -> None:
+def test_direct_and_general_paths_write_the_same_access_log_line(pair: Pair) -> None:
     lines = []
     for server, extra_headers in ((pair.direct, ()), (pair.general, (GENERAL,))):
         headers = ("Content-Type: application/json", "X-Request-Id: logged", *extra_headers)

@@ -51,7 +51,7 @@ def test_startup_without_ignored_options_logs_no_warning() -> None:
 
 
 @pytest.mark.parametrize("worker", ["sync", "gthread", "gevent"])
-def test_standard_gunicorn_worker_class_logs_the_missing_features(
+def test_startup_log_names_features_missing_from_a_standard_worker_class(
     worker: str,
 ) -> None:
     with running_gunicorn("-k", worker) as server:

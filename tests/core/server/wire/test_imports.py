@@ -179,7 +179,7 @@ def test_code_that_the_first_requests_import_stays_within_its_token_budget(tmp_p
     assert sum(tokens.values()) <= MAX_IMPORTED_TOKENS, (tokens, log)
 
 
-def test_packages_of_extensions_import_no_http_server() -> None:
+def test_loading_all_extension_packages_imports_no_http_server() -> None:
     program = (
         "import sys; from app.core.built_in import present_extensions; present_extensions();"
         "print(sorted({'gevent', 'gunicorn', 'werkzeug', 'flask'} & sys.modules.keys()))"

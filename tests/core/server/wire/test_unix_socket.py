@@ -119,7 +119,7 @@ def sockets_of(pid: int) -> set[str]:
     return sockets
 
 
-def test_requests_are_served_only_at_the_unix_socket(folder: Path) -> None:
+def test_requests_are_served_only_on_the_unix_socket(folder: Path) -> None:
     path = folder / "vllm.sock"
     port = free_port()
     with socket_server(path, *serve_command(path, "--port", str(port), "--console")) as server:

@@ -150,7 +150,7 @@ def test_open_request_details_update_while_the_request_runs(
     wait_until_idle(server)
 
 
-def test_console_check_tab_shows_the_uses_of_each_script_rule(
+def test_console_check_tab_shows_how_often_each_script_rule_was_used(
     browser: Browser, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.yaml"
@@ -365,7 +365,7 @@ def test_every_console_tab_shows_its_own_content(
     wait_for_match(console.page, "#tab-body [role=status]", r"127\.0\.0\.1:\d+\s+[1-9]")
 
 
-def test_requests_tabs_and_actions_can_be_used_with_the_keyboard(
+def test_keyboard_opens_requests_switches_tabs_and_pauses_the_server(
     console: ConsolePage, server: RunningServer
 ) -> None:
     console.open()
@@ -526,7 +526,7 @@ def test_console_fits_the_window_and_is_accessible(
     console.close()
 
 
-def test_console_memory_does_not_grow_with_thousands_of_requests(browser: Browser) -> None:
+def test_console_memory_stays_within_limits_after_thousands_of_requests(browser: Browser) -> None:
     """What the page keeps of bars and elements, and the server of requests, stays within its
     limits.
     """

@@ -132,7 +132,7 @@ def figures_of(values: list[float], limit: float, waiting: int = 0) -> dict[str,
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_shown_latencies_equal_the_latencies_of_the_engine(
+def test_saved_console_page_shows_the_latencies_of_the_engine(
     browser: Browser, tmp_path: Path, load: str
 ) -> None:
     watched, html = played(load)

@@ -14,7 +14,7 @@ NODE = shutil.which("node")
 TESTS = Path(__file__).with_name("page.test.mjs")
 
 
-def test_javascript_tests_of_the_page_pass() -> None:
+def test_javascript_unit_tests_of_the_console_page_pass() -> None:
     assert NODE is not None
     run = subprocess.run(
         [NODE, "--test", str(TESTS)],

@@ -145,7 +145,7 @@ def test_two_consoles_receive_setting_changes_in_the_same_order(
         assert turn("0")["failure-injection-rate"] == 0
 
 
-def test_browser_that_does_not_read_blocks_no_other_client(server: RunningServer) -> None:
+def test_browser_that_never_reads_does_not_block_other_clients(server: RunningServer) -> None:
     with socket.socket() as silent_client:
         silent_client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         silent_client.connect(("127.0.0.1", server.port))

@@ -179,7 +179,7 @@ def test_moving_to_another_time_stops_the_playback_of_a_lesson(
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_lesson_tables_and_sums_are_accessible(
+def test_lessons_and_their_tables_have_no_accessibility_violations(
     browser: Browser, server: RunningServer, theme: Any, width: int
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=theme)

@@ -132,7 +132,7 @@ def test_rank_out_of_range_is_rejected(client: openai.OpenAI, rank: int) -> None
         list(complete(client, rank, stream=True))
 
 
-def test_rank_header_without_a_number_is_ignored(client: openai.OpenAI) -> None:
+def test_rank_header_that_is_not_a_number_is_ignored(client: openai.OpenAI) -> None:
     assert complete(client, "first").usage.completion_tokens == 2
 
 
@@ -188,7 +188,9 @@ def hit_tokens(server: RunningServer) -> Counter[int]:
     return Counter({int(rank): int(float(tokens)) for rank, tokens in hits})
 
 
-def test_prompt_is_cached_only_on_its_rank(server: RunningServer, client: openai.OpenAI) -> None:
+def test_prompt_is_cached_only_on_the_rank_that_served_it(
+    server: RunningServer, client: openai.OpenAI
+) -> None:
     prompt = [7] * 64
     hits_before = hit_tokens(server)
     for rank in (0, 0, 1, 1, 2):

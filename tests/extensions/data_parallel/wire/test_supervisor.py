@@ -65,7 +65,9 @@ def rank_servers(server: RunningServer) -> list[RunningServer]:
     ]
 
 
-def test_each_local_rank_and_the_supervisor_has_a_port(ranks: tuple[RunningServer, str]) -> None:
+def test_supervisor_and_local_ranks_each_listen_on_a_separate_port(
+    ranks: tuple[RunningServer, str],
+) -> None:
     server, supervisor = ranks
     workers = psutil.Process(server.process.pid).children()
     ports = set().union(*(listening_ports(worker.pid) for worker in workers))

@@ -97,7 +97,7 @@ def test_throttling_ends_after_its_duration(client: Client) -> None:
         assert client.get(CHOKE).json()["choked"] is False
 
 
-def test_end_of_throttling_keeps_the_pause_of_an_operator(client: Client) -> None:
+def test_pause_set_by_an_operator_outlasts_throttling(client: Client) -> None:
     client.post("/pause?mode=keep")
     with choked(client, paused=True):
         pass

@@ -74,5 +74,5 @@ def test_plan_of_a_flat_object_generates_the_same_values_as_its_schema(
         {"type": "object", "properties": {"a": {"enum": [*range(1001)]}}},
     ],
 )
-def test_schemas_other_than_those_of_flat_objects_have_no_generation_plan(schema: Any) -> None:
+def test_schema_that_is_not_a_simple_flat_object_has_no_generation_plan(schema: Any) -> None:
     assert flat_object(document_of(schema).root) is None

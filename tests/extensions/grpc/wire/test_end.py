@@ -29,7 +29,7 @@ def last_stream_of(client: RawClient) -> int:
     return int(last_stream)
 
 
-def test_call_sent_before_goaway_is_received_is_answered() -> None:
+def test_call_sent_after_the_first_goaway_frame_is_answered() -> None:
     with running_server("--grpc", "--drain-duration", "20s") as server:
         client = RawClient(server.port)
         with client.sock:
@@ -74,7 +74,7 @@ def calling(engine: Engine) -> Iterator[Callers]:
             thread.join()
 
 
-def test_reloads_lose_no_call() -> None:
+def test_grpc_calls_do_not_fail_during_a_reload() -> None:
     with (
         running_server("--grpc", "--inter-token-latency", "2ms") as server,
         connected(server.port) as engine,

@@ -22,7 +22,7 @@ CODES = {
 CODES |= {429: Code.RESOURCE_EXHAUSTED, 500: Code.INTERNAL, 503: Code.UNAVAILABLE}
 
 
-def test_injected_http_status_returns_the_corresponding_grpc_code(
+def test_injected_http_status_is_returned_as_the_matching_grpc_code(
     engine: Engine,
 ) -> None:
     for status, expected in CODES.items():

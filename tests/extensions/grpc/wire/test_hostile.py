@@ -224,7 +224,7 @@ def test_responses_that_are_not_read_do_not_accumulate_in_memory(
     assert ends_of(engine.generate(generate()))
 
 
-def test_headers_of_incomplete_calls_are_bounded_in_memory(served: RunningServer) -> None:
+def test_memory_for_the_headers_of_incomplete_calls_is_limited(served: RunningServer) -> None:
     [worker] = psutil.Process(served.process.pid).children()
     memory_before = worker.memory_info().rss
     raw = RawClient(served.port)
@@ -250,7 +250,7 @@ def test_incomplete_frame_does_not_delay_shutdown() -> None:
             assert server.stop(10) == 0
 
 
-def test_stream_beyond_its_deadline_logs_one_line_without_the_key() -> None:
+def test_timed_out_stream_writes_one_access_log_line_without_the_key() -> None:
     flags = ["--access-log", "--log-level", "debug", "--inter-token-latency", "50ms"]
     with running_server("--grpc", *flags) as server:
         with connected(server.port) as engine, pytest.raises(grpc.RpcError):

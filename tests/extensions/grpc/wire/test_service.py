@@ -317,7 +317,7 @@ def test_cancelled_timed_out_or_disconnected_calls_free_their_slots(
     engine.wait_for(0)
 
 
-def test_api_keys_and_rate_limits_apply_to_calls() -> None:
+def test_api_keys_and_rate_limits_apply_to_grpc_calls() -> None:
     flags = ["--api-key", "secret", "--requests-per-minute", "2"]
     with running_server("--grpc", *flags) as server, connected(server.port) as engine:
         assert engine.refusal(generate()) == (Code.UNAUTHENTICATED, "Unauthorized")

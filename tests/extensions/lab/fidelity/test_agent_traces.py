@@ -50,7 +50,7 @@ def simulated(load: LoadTrace) -> SimulationOutcome:
     return simulate(load, SimulationPlan(profile=PROFILE))
 
 
-def test_turns_follow_the_previous_answer_after_the_recorded_pause(tmp_path: Path) -> None:
+def test_turn_follows_the_previous_answer_after_the_recorded_pause(tmp_path: Path) -> None:
     load = read(tmp_path, trace(call(0, 2), call(4, 3), call(9, 4, think_time=2.5)))
     run = simulated(load)
 

@@ -79,7 +79,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 1) -> 
     return err.removeprefix("error: ").rstrip("\n")
 
 
-def test_figures_of_a_simulation_follow_from_the_written_requests(
+def test_simulation_figures_match_the_times_in_the_request_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, requests, picture = (
@@ -167,7 +167,7 @@ def test_command_line_flags_set_the_limits_of_the_simulated_engine(
     assert figures(capsys, *closed, "--in-flight=3", "--turnaround=1s")["running"]["peak"] == 3
 
 
-def test_auto_profile_uses_the_data_sheet(
+def test_auto_profile_finishes_a_load_sooner_on_a_faster_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.json"

@@ -70,7 +70,7 @@ def test_replay_frames_have_the_times_of_every_request(pods: int) -> None:
 
 
 @pytest.mark.parametrize("pods", [1, 3])
-def test_replay_frames_have_the_gap_before_each_token(pods: int) -> None:
+def test_replay_frames_contain_every_gap_between_tokens(pods: int) -> None:
     load, outcome, _, page = filmed(pods)
     assert len(page.itl) == sum(load.output_tokens) - len(load) == outcome.gaps.count
     [p50_s, p99_s] = outcome.gaps.quantiles_s([0.5, 0.99])

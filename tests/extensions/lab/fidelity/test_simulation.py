@@ -111,7 +111,7 @@ def test_simulation_of_one_pod_equals_an_offline_run_of_one_engine(
 
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS, st.sampled_from(["random", "round-robin"]), st.integers(2, 4))
-def test_independently_simulated_pods_equal_pods_on_one_timeline(
+def test_pods_simulated_apart_or_on_one_timeline_give_equal_results(
     requests: list[tuple[float, int, int]], policy: str, pods: int
 ) -> None:
     load = load_of(requests)

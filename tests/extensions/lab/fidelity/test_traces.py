@@ -96,7 +96,7 @@ def test_hash_ids_of_a_trace_become_paths_in_a_tree_of_shared_prefixes(tmp_path:
     assert list(load.prefix_tokens) == [1100, 1536, 512, 1536, 1000]
 
 
-def test_turns_follow_each_other_within_their_session(tmp_path: Path) -> None:
+def test_turns_of_a_trace_session_are_linked_in_row_order(tmp_path: Path) -> None:
     rows = "0,10,5,a,\n1,9,1,,\n2,7,3,b,9\n,15,5,a,0.5\n0,30,5,a,2\n,12,1,b,0\n"
     load = read_trace(trace(tmp_path, SESSIONS + rows))
     assert list(load.session) == [0, NO_GROUP, 1, 0, 0, 1]
@@ -105,7 +105,7 @@ def test_turns_follow_each_other_within_their_session(tmp_path: Path) -> None:
     assert list(load.arrival_s) == [0, 1, 2, 2, 2, 2]
 
 
-def test_prefix_groups_of_a_trace_are_numbered(
+def test_prefix_groups_of_a_trace_are_numbered_by_first_appearance(
     tmp_path: Path,
 ) -> None:
     path = trace(

@@ -17,7 +17,7 @@ def test_clock_difference_is_bounded_by_the_fastest_requests() -> None:
     assert not alignment.is_same_clock
 
 
-def test_clock_three_seconds_behind_is_not_taken_for_the_same_clock() -> None:
+def test_clocks_three_seconds_apart_are_not_treated_as_the_same_clock() -> None:
     pairs = [pair_of(number, 1.8e9 + number, difference_s=3.0) for number in range(5)]
     alignment = align("x.json", pairs, has_unix_times=True)
     assert not alignment.is_same_clock

@@ -22,7 +22,7 @@ def test_requests_are_matched_by_request_or_response_id() -> None:
     assert matches.pairs == pairs[::-1]
 
 
-def test_requests_missing_in_the_export_or_in_the_journal_are_listed() -> None:
+def test_requests_missing_from_the_export_or_the_journal_are_listed() -> None:
     pairs = [pair_of(number, float(number)) for number in range(6)]
     matches = match("x", export_of(tools_of(pairs)[1:5:2]), journal_of(pairs))
     assert [entry.id for entry in matches.not_reported] == ["request-2"]

@@ -39,7 +39,7 @@ def test_replica_count_follows_the_kubernetes_formula() -> None:
     assert replicas_for(3, [], 0.5) == 3
 
 
-def test_pods_without_metrics_reduce_the_number_of_started_or_stopped_pods() -> None:
+def test_fewer_pods_start_or_stop_if_some_pods_have_no_metrics() -> None:
     assert replicas_for(4, [8.0, 8.0], 4.0) == 4, (
         "two that load count as idle: the mean is on target"
     )

@@ -28,7 +28,7 @@ def test_plan_with_a_higher_confidence_costs_more(capsys: pytest.CaptureFixture[
     assert likely["pods"] in range(plain["pods"], sure["pods"] + 1)
 
 
-def test_higher_confidence_raises_the_used_share_of_the_latency_limit(
+def test_fleet_uses_more_of_its_latency_limit_at_a_higher_confidence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plain = answer(capsys)["simulated"]

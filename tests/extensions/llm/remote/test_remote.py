@@ -252,7 +252,7 @@ def test_sequences_of_other_workers_occupy_slots(play: Worker) -> None:
     assert play.engine.room() == 2
 
 
-def test_abort_during_submission_sends_no_further_choices(
+def test_no_more_choices_are_sent_after_an_abort_during_submission(
     tmp_path: Path,
 ) -> None:
     with worker(tmp_path) as play:
@@ -353,7 +353,7 @@ def test_each_command_to_the_engine_receives_the_result_with_its_number(play: Wo
     assert second.get(timeout=DEADLINE_S).value is False and not first.ready()
 
 
-def test_failing_callback_or_message_does_not_affect_other_requests(
+def test_failing_callback_or_invalid_message_leaves_other_requests_running(
     play: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     def breaks(output: EngineOutput) -> None:

@@ -129,7 +129,7 @@ def test_tokens_of_buffered_text_are_emitted_with_that_text() -> None:
 
 
 @pytest.mark.parametrize("ids", [[1], [1, 2, 3]])
-def test_unequal_numbers_of_tokens_and_texts_fail_the_choice(
+def test_output_with_unequal_numbers_of_tokens_and_texts_is_rejected(
     ids: list[int],
 ) -> None:
     with pytest.raises(ValueError):

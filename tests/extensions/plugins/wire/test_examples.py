@@ -106,7 +106,7 @@ def counting() -> Iterator[RunningServer]:
         yield server
 
 
-def test_headers_route_and_metrics_of_a_plugin_show_equal_counts(
+def test_plugin_reports_equal_counts_in_headers_metrics_and_its_route(
     counting: RunningServer,
 ) -> None:
     answers = [chat(counting, "Hi", {"X-Tenant": name}) for name in ("ann", "bob", "ann")]
@@ -139,7 +139,7 @@ def test_plugin_determines_the_number_of_reply_tokens(counting: RunningServer) -
     assert limited["choices"][0]["finish_reason"] == "length"
 
 
-def test_plugin_fault_returns_the_error_and_headers_of_the_fault() -> None:
+def test_plugin_fault_sets_the_error_message_and_the_retry_after_header() -> None:
     with running_server(
         *example("rush_hour"), "--rush-hour-every", "1h", "--rush-hour-lasts", "1h"
     ) as server:

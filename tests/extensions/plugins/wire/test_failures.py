@@ -232,7 +232,7 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING)
-def test_any_result_of_a_reply_hook_that_is_not_a_valid_reply_is_ignored(result: Any) -> None:
+def test_invalid_results_of_reply_and_length_hooks_are_ignored(result: Any) -> None:
     guard = Guard("any", "reply")
     reply = guard.reply(lambda request, rng: result)(REQUEST, Random(1))
     assert (reply is None) == (result is None or guard.errors > 0)

@@ -69,7 +69,7 @@ def assert_same_both_ways(server: RunningServer, body: dict[str, Any]) -> None:
     assert answer.headers == general.headers
 
 
-def test_plain_embedding_has_the_same_bytes_as_through_flask(served: RunningServer) -> None:
+def test_plain_embeddings_are_identical_on_the_fast_and_flask_paths(served: RunningServer) -> None:
     old_counts = requests_by_way(served.port)
     for body in PLAIN:
         assert_same_both_ways(served, body)
@@ -86,7 +86,7 @@ def test_other_embedding_requests_go_to_the_handler_of_the_route(served: Running
     assert counts["fast"] == old_counts["fast"]
 
 
-def test_client_of_a_plain_embedding_that_disconnects_frees_its_slot() -> None:
+def test_client_disconnect_during_a_plain_embedding_frees_its_slot() -> None:
     with running_server("--task=embed", "--model=tiny", "--time-to-first-token=1m") as server:
         with Wire(server.port) as wire:
             wire.post(PLAIN[0], EMBED)

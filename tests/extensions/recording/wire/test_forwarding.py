@@ -98,7 +98,7 @@ def test_only_paths_within_the_target_are_forwarded(
     assert {exchange.request.target for exchange in exchanges_of(file)} == {*FORWARDED}
 
 
-def test_paths_with_encoded_and_literal_slashes_are_different_requests(
+def test_encoded_and_literal_slashes_in_paths_are_recorded_separately(
     tmp_path: Path, target: Target
 ) -> None:
     flags = (*FLAGS, "--replay", str(tmp_path / "r"), "--root-path", "/behind/proxy")

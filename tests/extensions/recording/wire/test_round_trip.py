@@ -156,7 +156,7 @@ def test_drift_command_reports_different_responses(
             assert line in capsys.readouterr().out
 
 
-def test_recorded_response_of_megabytes_is_replayed_exactly(tmp_path: Path) -> None:
+def test_recorded_multi_megabyte_response_is_replayed_unchanged(tmp_path: Path) -> None:
     content = b'"\n' * (6 << 20)
     huge = exchange(chat("Hi"), (0, content), headers=[("content-type", "text/plain")])
     path = written(
@@ -219,7 +219,7 @@ def answer_content(exchange: Exchange) -> tuple[object, ...]:
     ],
 )
 @pytest.mark.timeout(180)
-def test_agent_loop_is_replayed_byte_by_byte(tmp_path: Path, client: str, python: str) -> None:
+def test_agent_loop_is_replayed_byte_for_byte(tmp_path: Path, client: str, python: str) -> None:
     first = tmp_path / "first"
     second = tmp_path / "second"
     with (

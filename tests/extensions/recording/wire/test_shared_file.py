@@ -177,7 +177,7 @@ def test_file_rotated_during_recording_loses_no_exchange(
     assert sorted(questions_of(file)) == ["one", "two"], "the new file answers both"
 
 
-def test_lock_of_another_process_delays_no_response(tmp_path: Path, target: Target) -> None:
+def test_lock_held_by_another_process_delays_no_response(tmp_path: Path, target: Target) -> None:
     file = tmp_path / "r"
     with recording_server(target, file) as server:
         say(server, "before")

@@ -98,7 +98,7 @@ def body_over_tls(port: int, text: str) -> bytes:
             return response.read()
 
 
-def test_recorded_response_is_used_before_the_real_engine(tmp_path: Path) -> None:
+def test_recorded_response_takes_precedence_over_the_real_engine(tmp_path: Path) -> None:
     peer = new_peer(tmp_path / "peer")
     path = written(tmp_path / "r", EXCHANGES)
     with served(peer, replay=path) as server:

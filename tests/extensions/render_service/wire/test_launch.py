@@ -27,7 +27,7 @@ def status(service: RunningServer, path: str, body: object = None) -> int:
     return requests.request(method, f"{service.url}{path}", json=body, timeout=20).status_code
 
 
-def test_render_service_tokenizes_and_renders(service: RunningServer) -> None:
+def test_render_service_tokenizes_texts_and_renders_prompts(service: RunningServer) -> None:
     for path in ("/health", "/v1/models", "/version", "/metrics"):
         assert status(service, path) == 200
     assert status(service, "/tokenize", PROMPT) == 200

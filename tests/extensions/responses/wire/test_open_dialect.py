@@ -15,7 +15,7 @@ def client() -> Iterator[Client]:
         yield opened
 
 
-def test_openai_sdk_reads_responses_and_streams(client: Client) -> None:
+def test_openai_sdk_reads_complete_and_streamed_responses(client: Client) -> None:
     sdk = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none")
     response = sdk.responses.create(model=MODEL, input="hi")
     assert response.status == "completed" and response.completed_at is not None

@@ -40,7 +40,7 @@ def counts(server: RunningServer) -> list[str]:
     return [line for line in lines if COUNTED.match(line) and "iteration" not in line]
 
 
-def test_scripted_replies_are_answered_and_counted_as_on_the_general_path(tmp_path: Path) -> None:
+def test_fast_path_answers_and_counts_scripted_chats_like_the_general_path(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(RULES)
     results: list[Any] = []

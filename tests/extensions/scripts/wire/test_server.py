@@ -129,7 +129,7 @@ def processes_of_rank(server: RunningServer, rank: int) -> list[int]:
     ]
 
 
-def test_error_for_a_rank_that_did_not_accept_rules_names_the_other_ranks() -> None:
+def test_error_for_an_unresponsive_rank_lists_ranks_that_accepted_rules() -> None:
     rule = {"name": "greet", "then": {"text": "Hello."}}
     with running_gunicorn(env={"SIM_DATA_PARALLEL_SIZE": "3"}, ports=3) as server:
         # The port of rank 0 answers before the other ranks have closed the listeners of their peers.
@@ -153,7 +153,7 @@ def test_error_for_a_rank_that_did_not_accept_rules_names_the_other_ranks() -> N
         assert [row["name"] for row in last.json()["rules"]] == ["greet"]
 
 
-def test_rules_give_the_same_replies_on_the_fast_and_general_path(
+def test_rules_give_the_same_replies_on_the_fast_and_general_paths(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "a.yaml"

@@ -325,7 +325,7 @@ def test_unreachable_collector_affects_neither_requests_nor_shutdown(
         assert server.log().count("Traceback") == 0
 
 
-def test_error_for_a_missing_opentelemetry_names_the_package(
+def test_missing_opentelemetry_is_reported_with_the_install_command(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "opentelemetry.py").write_text("raise ImportError('no OpenTelemetry here')\n")

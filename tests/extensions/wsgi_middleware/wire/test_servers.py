@@ -29,7 +29,7 @@ def test_wsgi_middleware_can_add_headers_and_reject_a_request() -> None:
         assert (refused.status_code, refused.text) == (403, "refused")
 
 
-def test_middleware_that_cannot_be_imported_prevents_startup_with_one_line() -> None:
+def test_unimportable_middleware_prevents_startup_with_a_one_line_error() -> None:
     options = ["--port", str(free_port()), "--middleware", "no_such_module.Class"]
     done = subprocess.run(
         [sys.executable, "-m", "app", "serve", "tiny", *options],

@@ -19,7 +19,9 @@ def test_number_of_processes_does_not_change_the_results_of_a_sweep(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_ends_all_processes(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_ends_all_processes_of_a_sweep_without_writing_a_file(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     load = ["--seconds", "10", "--sweep", "rate=1:1000:1", "--processes", "2"]
     command = [sys.executable, "-m", "app", "simulate", *load, f"--json={tmp_path / 'x.json'}"]
     with subprocess.Popen(

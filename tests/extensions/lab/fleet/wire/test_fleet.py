@@ -29,7 +29,7 @@ def completion(
         return response.getheader("x-routed-to") or "", details.get("cached_tokens") or 0
 
 
-def test_every_routing_policy_receives_the_whole_workload(
+def test_every_routing_policy_serves_the_whole_workload_without_failures(
     fleet: Fleet, workload: Workload, options: Namespace
 ) -> None:
     summaries_of_policies = compare_policies(fleet, workload, options, POLICIES)

@@ -86,7 +86,7 @@ def test_waiting_for_a_silent_server_times_out() -> None:
         started.wait(begun(started, "pod", "import time; time.sleep(60)"), 0.1)
 
 
-def test_servers_do_not_inherit_settings_of_the_environment() -> None:
+def test_servers_do_not_inherit_their_settings_from_the_environment() -> None:
     environ = {
         "PATH": "/bin",
         "SIM_PORT": "1",

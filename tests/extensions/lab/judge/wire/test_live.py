@@ -13,7 +13,7 @@ from tests.running_server import free_port, running_server
 KEY = "key-of-the-test"
 
 
-def test_live_run_is_judged_by_the_journal_of_the_server(
+def test_judge_command_fetches_the_journal_from_a_running_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export = tmp_path / "run.jsonl"

@@ -54,7 +54,7 @@ def test_stats_route_counts_served_requests_and_generated_tokens(
     assert "/stats" in get(remote.port, "/openapi.json").json()["paths"]
 
 
-def test_script_rules_are_rejected_with_a_one_line_error(remote: RunningServer) -> None:
+def test_script_rules_are_rejected_with_a_real_engine(remote: RunningServer) -> None:
     for path in ("/admin/script/rules", "/admin/script/rules?scope=a"):
         refused = get(remote.port, path)
         assert refused.status == 400
@@ -167,7 +167,7 @@ def test_tool_calls_of_the_engine_are_parsed_while_streaming(
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
-def test_required_tool_call_sends_its_json_schema_to_the_engine(
+def test_json_schema_of_a_required_tool_call_is_sent_to_the_engine(
     remote: RunningServer, peer: Peer
 ) -> None:
     peer.says('[{"name": "weather", "parameters": {"city": "Rome"}}]')
