@@ -102,7 +102,7 @@ def test_new_lease_above_the_limit_ends_the_oldest_lease(
     assert holder.expired()
 
 
-def test_memory_of_expired_leases_is_bounded(holder: Holder) -> None:
+def test_expiry_queue_stays_small_after_many_leases_are_released(holder: Holder) -> None:
     for number in range(10_000):
         holder.hold(str(number))
         holder.leases.respond(Done(str(number), "reader"))

@@ -21,7 +21,7 @@ def settings_for(**config: Any) -> Settings:
     return resolve(flags, {}, ignore)
 
 
-def test_mooncake_connector_config_sets_the_handoff_settings() -> None:
+def test_mooncake_connector_config_sets_the_role_and_the_failure_policy() -> None:
     settings = settings_for(
         kv_connector="MooncakeConnector",
         kv_role="kv_consumer",
@@ -103,7 +103,7 @@ def test_offloading_connector_without_a_p2p_tier_has_no_peers() -> None:
     assert not Handoff.is_enabled(settings)
 
 
-def test_engine_id_in_the_json_of_the_push_connector_is_kept() -> None:
+def test_push_connector_keeps_the_engine_id_from_its_config() -> None:
     settings = settings_for(
         kv_connector="NixlPushConnector", kv_role="kv_producer", engine_id="prefill-1"
     )

@@ -388,7 +388,7 @@ def test_secrets_are_masked_in_every_encoding(
     assert with_every_byte_escaped("zq") not in shown and with_every_byte_escaped("qx") not in shown
 
 
-def test_error_of_a_disabled_journal_names_the_flag() -> None:
+def test_disabled_journal_error_names_the_flag_that_enables_it() -> None:
     answer: Any = client_of().get("/admin/journal").json
     assert "--journal 1000" in answer["error"]["message"] and not Journal(0).active
 

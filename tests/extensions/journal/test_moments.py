@@ -34,7 +34,7 @@ def entries(client: FlaskClient) -> list[dict[str, Any]]:
     return rows
 
 
-def test_timestamps_of_a_stream_are_unix_seconds_in_order(client: FlaskClient) -> None:
+def test_stream_timestamps_are_chronological_unix_seconds(client: FlaskClient) -> None:
     before_s = time.time()
     message = {"role": "user", "content": "Hello"}
     body = {"messages": [message], "max_tokens": 4, "stream": True}
@@ -137,7 +137,7 @@ def test_clock_offset_follows_an_adjusted_system_clock() -> None:
     assert wall_clock.offset_s(clock.now_s) == 1_005.0
 
 
-def test_empty_body_of_a_disconnected_client_has_no_send_time() -> None:
+def test_response_with_an_empty_body_has_no_send_time() -> None:
     journal = Journal(10, now=Clock(steps_s=[]).monotonic, unix=Clock(steps_s=[]).unix)
     for body in (b"", b"answer"):
         context = request(CHAT, "POST", body=b"{}")

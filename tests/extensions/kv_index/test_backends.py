@@ -55,7 +55,7 @@ def test_pod_added_after_other_pods_were_removed_has_only_its_own_blocks(backend
     assert max(backend.lookup([99]).copies[0]) < 1 << 4
 
 
-def test_scoring_candidates_of_an_adapter_are_the_pods_with_its_blocks(backend: Backend) -> None:
+def test_scoring_candidates_for_an_adapter_are_the_pods_with_its_blocks(backend: Backend) -> None:
     backend.apply(A, [store([1], [11], adapter="alice")])
     backend.apply(B, [store([1], [11])])
     assert [Index(backend).base_model(name) for name in ("alice", "m", "bob")] == ["m", "m", "bob"]
@@ -90,7 +90,7 @@ def test_block_keys_of_64_bits_are_stored_exactly(backend: Backend) -> None:
     assert _plain(backend.covered_keys(A, [(0, largest)])[0]) == (largest - 1,)
 
 
-def test_concurrent_greenlets_keep_the_index_consistent(
+def test_concurrent_stores_and_clears_leave_no_blocks_in_the_index(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.extensions.kv_index.memory.SLICE", 1)

@@ -187,7 +187,7 @@ def check(backend: Backend, model: Model) -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_any_event_history_gives_the_result_of_a_reference_index(
+def test_index_matches_a_reference_model_after_any_event_history(
     make_backend: MakeBackend, history: Any
 ) -> None:
     backend = make_backend()

@@ -101,7 +101,7 @@ def test_cached_block_keys_equal_computed_block_keys(drawn_prompts: list[list[in
         assert cache.parts.size_bytes <= cache.parts.limit_bytes
 
 
-def test_cached_block_keys_are_correct_despite_hash_collisions(
+def test_hash_collisions_do_not_change_cached_block_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def equal_hash(data: bytes, seed: int) -> int:

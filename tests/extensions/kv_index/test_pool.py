@@ -125,7 +125,7 @@ def test_event_subscriber_continues_after_arbitrary_messages(
         assert "gap" not in indexer.index.metrics.skipped_messages
 
 
-def test_only_a_change_of_the_backend_epoch_is_counted_as_a_loss() -> None:
+def test_each_change_of_the_backend_epoch_is_counted_as_one_gap() -> None:
     backend = MemoryBackend()
     index, pool = make(backend)
     for epoch, sequence in (("", 0), ("first", 1), ("first", 1), ("second", 2)):

@@ -24,7 +24,7 @@ def indexer(*flags: str) -> FlaskClient:
         ("/score_chat_completions", {"messages": CHAT}),
     ],
 )
-def test_pod_in_the_routed_to_field_is_scored_from_that_response_on(
+def test_routed_to_pod_is_scored_in_the_same_response_and_later_ones(
     path: str, body: dict[str, object]
 ) -> None:
     client = indexer()

@@ -259,7 +259,7 @@ def test_error_for_an_invalid_address_names_the_setting(options: dict[str, Any])
 
 
 @pytest.mark.parametrize(("topic", "pod"), [("kv@a@org/m", "a"), ("", ""), ("events", "events")])
-def test_batches_of_the_local_publisher_are_indexed(topic: str, pod: str) -> None:
+def test_batches_from_the_local_publisher_are_indexed(topic: str, pod: str) -> None:
     index = index_of(kv_index_block_size=4)
     index.open()
     BatchListener(index, "org/m")(topic, 0, EventBatch(1.0, [stored([1], PROMPT[:4])], 0))

@@ -139,7 +139,7 @@ def test_host_tier_evicts_blocks_from_the_end_of_the_prompt(
     assert device[0].block_hashes == first_hashes
 
 
-def test_full_host_tier_events_contain_token_ids_and_parent_hashes() -> None:
+def test_full_events_of_the_host_tier_contain_token_ids_and_parent_hashes() -> None:
     tiered = TieredEngine(40, has_full_events=True, blocks_per_chunk=2)
     tiered.complete("first", prompt_of(1, 5))
 

@@ -77,7 +77,7 @@ def test_connector_json_sets_the_tier_fields() -> None:
     assert options.disk_chunks == 1024 * 128
 
 
-def test_offloading_connector_works_with_a_transfer_connector() -> None:
+def test_multi_connector_enables_both_offloading_and_nixl_transfers() -> None:
     parts = [
         {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
         {
@@ -98,7 +98,7 @@ def test_offloading_connector_works_with_a_transfer_connector() -> None:
     assert KvOffload.is_enabled(settings)
 
 
-def test_connector_without_a_size_has_no_tiers() -> None:
+def test_offloading_connector_without_a_size_does_not_enable_offloading() -> None:
     settings = connected()
 
     assert settings.kvcache.kv_connector == "offloading"

@@ -75,7 +75,7 @@ def mooncake() -> Iterator[MooncakePods]:
 
 
 @pytest.mark.parametrize("first", ["prefill", "decode"])
-def test_equal_mooncake_transfer_id_links_a_prefill_and_a_decode(
+def test_matching_mooncake_transfer_ids_link_a_prefill_to_its_decode(
     mooncake: MooncakePods, first: str
 ) -> None:
     transfer = mooncake.params(f"transfer of {first}")
@@ -126,7 +126,7 @@ def test_occupied_bootstrap_port_is_reported_in_one_line(mooncake: MooncakePods)
         assert len(lines) == 1
 
 
-def test_ranks_after_the_first_register_with_the_first_rank() -> None:
+def test_all_data_parallel_ranks_register_with_one_bootstrap_server() -> None:
     port = free_port()
     ranks = ("--data-parallel-size", "2", "--data-parallel-mode", "internal")
     with mooncake_pod(port, *ranks):
@@ -198,7 +198,7 @@ def test_moriio_pods_send_their_role_and_addresses_to_the_router(
         assert heartbeat["transfer_mode"] == mode
 
 
-def test_moriio_decode_reads_blocks_with_parameters_of_the_prefill(
+def test_moriio_decode_reads_blocks_with_the_parameters_from_its_prefill(
     moriio: MoriioPods,
 ) -> None:
     params = prefill(moriio.prefill, transfer_id="read")["kv_transfer_params"]

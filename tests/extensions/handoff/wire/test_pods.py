@@ -140,7 +140,7 @@ def test_second_decode_of_a_prefill_follows_the_failure_policy(pods: Pods) -> No
     assert pods.prefill.metric(USAGE) == 0
 
 
-def test_failed_loads_end_with_finish_reason_error(pods: Pods) -> None:
+def test_failed_block_load_is_counted_with_finish_reason_error(pods: Pods) -> None:
     name = "vllm:request_success_total"
     errors_before = pods.fail.metric(name, finished_reason="error")
     assert decode(pods.fail, {"do_remote_prefill": True}).status_code == 500
@@ -168,7 +168,7 @@ def test_decode_after_a_prefill_pod_died_follows_the_failure_policy(
     assert pods.fail.metric(USAGE) == pods.recompute.metric(USAGE) == 0
 
 
-def test_full_prefill_pod_serves_again_after_a_decode_reads_blocks(
+def test_waiting_prefill_completes_after_a_decode_reads_the_held_blocks(
     pods: Pods,
 ) -> None:
     first = prefilled(pods.prefill)

@@ -238,7 +238,7 @@ def scores_after_recaching(index: Client, client: Client) -> Any:
     return counts
 
 
-def test_indexer_has_scores_after_a_reload() -> None:
+def test_indexer_scores_newly_cached_blocks_after_a_reload() -> None:
     with indexer() as (index, endpoint), pod(endpoint) as client:
         [first] = workers_of(index.server)
         index.server.process.send_signal(signal.SIGHUP)

@@ -94,7 +94,7 @@ def test_only_synchronous_engines_wait_for_the_launch_of_a_drafter_pass() -> Non
 
 
 @pytest.mark.parametrize("device", ["h200", "mi300x"])
-def test_verifying_drafts_is_faster_than_decoding_other_sequences(
+def test_verifying_drafts_is_faster_than_decoding_as_many_other_sequences(
     device: str,
 ) -> None:
     """With a mixture, verifying drafts costs less than as many tokens of other sequences."""
@@ -118,7 +118,7 @@ def test_verifying_drafts_is_faster_than_decoding_other_sequences(
     assert 0.5 * other_tokens_s < verified_s < 0.75 * other_tokens_s
 
 
-def test_ngram_drafting_uses_no_memory_and_no_async_scheduling() -> None:
+def test_ngram_drafting_needs_no_memory_and_disables_async_scheduling() -> None:
     drafted = profile(speculation_of(method="ngram", num_speculative_tokens=3, **SYNTHETIC))
     plain = profile(None)
 
@@ -193,7 +193,7 @@ QUICK_RUNS = [run for run in sweep_runs() if run.server.concurrency <= 64]
 
 
 @pytest.mark.parametrize("run", QUICK_RUNS, ids=label_of_load)
-def test_simulated_and_measured_speculation_gain_have_the_same_sign(
+def test_simulated_and_measured_speculation_gains_have_the_same_sign(
     run: DraftRun,
 ) -> None:
     """The gain in tokens per second of all requests is a tie in one run: +0.3 %."""
@@ -233,7 +233,7 @@ def test_drafts_that_are_never_accepted_reduce_the_simulated_throughput() -> Non
     assert gain < -0.2
 
 
-def test_benchmark_notes_contain_draft_count_and_acceptance() -> None:
+def test_draft_count_and_acceptance_are_read_from_benchmark_notes() -> None:
     assert drafts_of("drafts=7 acceptance=2.31") == (7, 2.31)
     assert drafts_of("3 drafts, acceptance 40 %") == (3, pytest.approx(2.2))
     assert drafts_of("moe_tp=1 batch=128") is None

@@ -89,7 +89,7 @@ def test_eager_steps_take_at_least_the_time_of_their_kernel_launches() -> None:
     assert "enforce-eager" not in graphs.checked
 
 
-def test_prompt_above_the_cuda_graph_size_takes_the_kernel_launch_time() -> None:
+def test_prompt_above_the_cuda_graph_size_waits_for_kernel_launches() -> None:
     costs = [
         profile_with(
             EngineOptions(tensor_parallel_size=8, max_cudagraph_capture_size=tokens), EXPERTS

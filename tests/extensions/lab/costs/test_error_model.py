@@ -50,7 +50,7 @@ def test_intervals_contain_about_80_percent_of_the_unseen_errors(
 
 
 @pytest.mark.parametrize("figure", ["tpot", "ttft"])
-def test_intervals_contain_74_to_88_percent_of_the_errors_of_servers_measured_under_other_loads(
+def test_intervals_contain_74_to_88_percent_of_errors_under_unseen_loads(
     figure: str,
 ) -> None:
     coverage = leave_one_load_out(read_errors(), figure)
@@ -100,7 +100,7 @@ def test_error_interval_is_centered_on_the_mean_error_of_similar_servers() -> No
     assert distant.low < 1 < distant.high
 
 
-def test_factor_for_90_percent_confidence_is_the_upper_interval_end() -> None:
+def test_factor_for_90_percent_confidence_is_the_upper_interval_bound() -> None:
     spread = known_errors().spread(PLACE, "tpot")
     assert spread.factor(0.9) == pytest.approx(spread.high)
     assert spread.factor(0.1) == pytest.approx(spread.low)
@@ -153,6 +153,6 @@ def test_server_comparison_uses_the_model_the_device_and_the_options() -> None:
     )
 
 
-def test_weighted_quantile_is_the_first_value_that_reaches_the_share() -> None:
+def test_weighted_quantile_is_where_cumulative_weight_reaches_the_share() -> None:
     values = [(3.0, 1.0), (1.0, 8.0), (2.0, 1.0)]
     assert [weighted_quantile(values, share) for share in (0.1, 0.8, 0.85, 1.0)] == [1, 1, 2, 3]

@@ -41,7 +41,7 @@ def seconds(cost: CostConstants, tokens: int, decodes: int = 0, context: int = 0
 
 
 @pytest.mark.parametrize("device", [name for name in KERNELS if name != "l4"])  # too small
-def test_step_time_grows_with_the_size_and_falls_with_more_devices(device: str) -> None:
+def test_step_time_grows_with_step_size_and_falls_with_more_devices(device: str) -> None:
     one_device = profile_with(device).cost
     four_devices = profile_with(device, 4).cost
     steps = [seconds(one_device, tokens) for tokens in (256, 1024, 4096, 8192)]

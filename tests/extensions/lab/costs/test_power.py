@@ -62,7 +62,7 @@ def test_simulation_reports_energy_only_on_request(capsys: pytest.CaptureFixture
         ),
     ],
 )
-def test_unknown_device_power_is_rejected_with_a_one_line_error(
+def test_invalid_or_unmeasured_device_power_gives_a_one_line_error(
     flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*LOAD, *flags]) != 0

@@ -21,7 +21,7 @@ def test_most_models_and_devices_have_measurements_or_kernel_tables() -> None:
 
 
 @pytest.mark.parametrize("device", ["l4", *AMD])
-def test_costs_without_kernel_tables_are_scaled_or_the_model_is_rejected(
+def test_device_without_kernel_tables_has_scaled_costs_or_rejects_a_model(
     device: str,
 ) -> None:
     kinds = {table()[model.name, device].kind for model in MODELS}
@@ -52,7 +52,7 @@ def test_rejected_model_leaves_no_room_for_a_cache_on_the_device() -> None:
             assert "leave no room for a KV cache" in result.detail
 
 
-def test_measured_pairs_are_ordered_by_model_and_device_and_name_the_weights() -> None:
+def test_measured_pairs_are_sorted_and_state_the_weight_format() -> None:
     page = coverage_page()
     section = next(part for part in page.sections if part.heading == "Measured pairs")
     pairs = [(model, device) for model, _, device, *_ in section.rows]

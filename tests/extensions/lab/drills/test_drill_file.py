@@ -22,7 +22,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_example_drill_contains_every_failure_and_dependent_ranks() -> None:
+def test_example_drill_has_every_kind_of_failure_and_a_dependent_rank() -> None:
     drill = read_drill(EXAMPLE)
     assert drill.duration_s == 600
     assert drill.requests == 300

@@ -9,7 +9,7 @@ from app.extensions.lab.fleet.processes import FleetError
 from tests import stubs
 
 
-def test_error_of_the_drill_player_ends_the_load_without_a_traceback(
+def test_drill_player_error_ends_the_load_without_a_traceback(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def play() -> None:

@@ -67,7 +67,7 @@ def run(pod: StreamingPod, prompts: int = 1, timeout_s: float = stubs.PATIENCE_S
         return client.run([f"prompt {number}" for number in range(prompts)], 2.0, int)
 
 
-def test_answered_drill_requests_have_the_expected_ids_and_times() -> None:
+def test_drill_requests_are_sent_with_numbered_ids_at_scheduled_times() -> None:
     pod = StreamingPod(WHOLE)
     first, second = run(pod, prompts=2)
     assert [first.error, second.error] == ["", ""]
