@@ -203,8 +203,6 @@ class PlainGeneration:
         self._options = self.response_options(n=1)
         self._template: PlainBody | None = None
         """The template of whole answers, made for the first one."""
-        self._has_template = False
-        """True if whole answers without log probabilities differ as `PlainBody` expects."""
         self._bodies: dict[bytes, Recognised] = {}
         """Requests with known prompts, by their bodies."""
 
@@ -243,9 +241,6 @@ class PlainGeneration:
         self._min_hit_rate = settings.kvcache.global_cache_hit_threshold
         self._forced_usage = settings.api.enable_force_include_usage
         self._template = None
-        self._has_template = not (
-            settings.api.enable_per_request_metrics or settings.api.enable_prompt_tokens_details
-        )
         self._options = self.response_options(
             n=1,
             continuous_usage=self._forced_usage,
@@ -373,7 +368,7 @@ class PlainGeneration:
         if answer is not None:
             usage = answer.usage
         replies = None
-        if self._has_template and not request.stream and usage is None:
+        if not request.stream and usage is None:
             reply = pipeline.responder.engine.decide(engine_request)
             if reply is not None:
                 body = self._body_at_once(engine_request, reply, meta, recognised)
@@ -403,7 +398,9 @@ class PlainGeneration:
         Raises:
             EngineError: as `EngineClient.submit`.
         """
-        if reply.spans or reply.logprobs is not None:
+        options = recognised.options
+        has_more_fields = options.metrics or options.prompt_details
+        if has_more_fields or reply.spans or reply.logprobs is not None:
             return None
         if not self._pipeline.responder.engine.reply_at_once(engine_request, reply):
             return None

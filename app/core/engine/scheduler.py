@@ -251,14 +251,27 @@ class Scheduler(Generic[S]):
         needs = self._needs.get(self._step, ())
         budget = self.limits.max_num_batched_tokens - len(self._decoding)
         blocks = len(needs)
+        allotted: Sequence[tuple[S, int]] = ()
+        prefills_last = True
+        if self.prefilling:
+            allotted = self._allot(budget)
+            for sequence, tokens in allotted:
+                blocks += self._missing_blocks(sequence, sequence.computed + tokens)
+            start = len(self.running) - len(self.prefilling)
+            prefills_last = self.running[start:] == self.prefilling
         lacks_blocks = blocks > 0 and blocks > self.blocks.free
-        if not self.prefilling and self._in_bulk and budget >= 0 and not lacks_blocks:
-            # Most steps have only decodes, and then nothing below applies.
-            self._advance(batch, needs)
-            self._has_prefill = False
-            return False
+        if not self._in_bulk or budget < 0 or lacks_blocks or not prefills_last:
+            return self._continue_singly(batch)
+        self._advance(batch, needs)
+        self._has_prefill = bool(allotted)
+        for sequence, tokens in allotted:
+            self._grow(sequence, sequence.computed + tokens)
+            self._prefill(sequence, tokens, batch)
+        return False
+
+    def _allot(self, budget: int) -> list[tuple[S, int]]:
+        """Returns unfinished prompts, each with the tokens that it computes next."""
         allotted: list[tuple[S, int]] = []
-        """Unfinished prompts, each with the tokens that it computes next."""
         left = min(budget, self._prefill_left)
         if self._holds_prefill:
             left = 0
@@ -268,17 +281,7 @@ class Scheduler(Generic[S]):
             if tokens > 0:
                 left -= tokens
                 allotted.append((sequence, tokens))
-                blocks += self._missing_blocks(sequence, sequence.computed + tokens)
-        lacks_blocks = blocks > 0 and blocks > self.blocks.free
-        prefills_last = self.running[len(self.running) - len(self.prefilling) :] == self.prefilling
-        if not self._in_bulk or budget < 0 or lacks_blocks or not prefills_last:
-            return self._continue_singly(batch)
-        self._advance(batch, needs)
-        self._has_prefill = bool(allotted)
-        for sequence, tokens in allotted:
-            self._grow(sequence, sequence.computed + tokens)
-            self._prefill(sequence, tokens, batch)
-        return False
+        return allotted
 
     def _missing_blocks(self, sequence: S, tokens: int) -> int:
         return max(0, -(-tokens // self._block_size) - sequence.held)

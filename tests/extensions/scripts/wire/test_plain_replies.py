@@ -18,6 +18,16 @@ rules:
   then: {text: It is said again and again.}
 - when: {message: {contains: filtered}, headers: {x-test: b}}
   then: {text: "A \\"word\\" of é.", finish_reason: content_filter}
+- when: {message: {contains: thought}}
+  then: {text: The answer., reasoning: The thoughts.}
+- when: {message: {contains: slow}}
+  then: {text: A reply of several words., delays: {first_token: 1ms}}
+- when: {message: {contains: counted}}
+  then: {text: A reply of several words., usage: {prompt_tokens: 7}}
+- when: {message: {contains: called}}
+  then: {tool_calls: [{name: f, unchecked: true}]}
+- when: {message: {contains: passed}}
+  then: pass
 - when: {message: {role: system, exact: be brief}, turn: {at_most: 1}}
   then: {text: ""}
 """
@@ -29,6 +39,8 @@ CONVERSATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     *[("filtered", {"stop": "word"})] * 3,
     *[("filtered", {"stream": True})] * 3,
     *[("filtered", {"logprobs": True, "max_tokens": 9})] * 3,
+    *[(f"{kind} on", {"max_tokens": 40}) for kind in ("thought", "slow", "counted", "called")] * 3,
+    *[("passed on", {"max_tokens": 40, "seed": 3})] * 3,
     *[("nothing", {"min_tokens": 2, "max_tokens": 3, "ignore_eos": True})] * 3,
 )
 COUNTED = re.compile(r"vllm:\w+_(count|total|tokens_sum)\{")
@@ -53,6 +65,19 @@ def test_fast_path_answers_and_counts_scripted_chats_like_the_general_path(tmp_p
     for fast, general in zip(*results, strict=True):
         assert fast == general
     assert len(results[0][3]) > 10
+
+
+def test_changed_rule_decides_the_next_reply_on_the_fast_path(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("rules: [{then: {text: old}}]")
+    with running_server("--script", str(path)) as server:
+        for _ in range(3):
+            assert '"old"' in answer_body(server, "hello", {}, {})
+        rule = {"then": {"text": "new"}}
+        requests.put(server.url + "/admin/script/rules", json=rule, timeout=20).raise_for_status()
+        for _ in range(3):
+            assert '"new"' in answer_body(server, "hello", {}, {})
+        assert requests_by_way(server.port)["fast"] == 6
 
 
 def test_scripted_reply_waits_while_the_server_is_paused(tmp_path: Path) -> None:
