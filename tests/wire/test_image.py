@@ -68,8 +68,8 @@ OUR_PLACES = re.compile(r"(?<![\w./])/(?=(?:app|venv|srv|build|usr/local/bin)\b)
 OF_UV = {
     name: text for name, text in os.environ.items() if name.startswith(("UV_", "SSL_", "HOME"))
 }
-OF_UV |= {"UV_COMPILE_BYTECODE": "1", "UV_LINK_MODE": "copy"}
-"""What uv needs to find packages where we do."""
+OF_UV |= {"UV_COMPILE_BYTECODE": "1", "UV_LINK_MODE": "copy", "UV_SYSTEM_CERTS": "1"}
+"""What uv needs to find packages where we do: like pip, it trusts what the system trusts."""
 
 
 @dataclass(slots=True)
