@@ -27,6 +27,8 @@ REPLY_TOKENS = 5
 """Longest reply of a family without a length of its own."""
 FORM_TOKENS = 200
 """Longest call or JSON reply, which ends by itself."""
+CHARACTERS_PER_TOKEN = 2
+"""Of the words that fill a text of a call or JSON reply up to its minimum length."""
 
 
 def requests_of(family: str) -> Iterator[bytes]:
@@ -40,13 +42,20 @@ def requests_of(family: str) -> Iterator[bytes]:
 def streams_of(family: str, tokens: int) -> Iterator[bytes]:
     """Yields requests of `family` for streams of `tokens` tokens, without an end.
 
-    A tool call ends by itself.
+    Tool calls, JSON and replies of Messages end by themselves, after as many tokens on average.
     """
     path, body_of = FAMILIES[family]
-    limit_field = "max_output_tokens" if family == "Responses" else "max_tokens"
-    fields = {"model": "m", "stream": True, "ignore_eos": True, limit_field: tokens}
+    fields: Body = {"model": "m", "stream": True, "max_tokens": tokens, "ignore_eos": True}
+    if family == "Responses":
+        fields = {"model": "m", "stream": True, "max_output_tokens": tokens, "ignore_eos": True}
+    elif family == "Messages":
+        fields = {"model": "m", "stream": True, "max_tokens": 2 * tokens}
+    elif family in LENGTHEN:
+        fields = {"model": "m", "stream": True, "max_tokens": 2 * tokens + FORM_TOKENS}
     for number in count():
         body = {**body_of(number, f"What is new about the number {number} today?"), **fields}
+        if family in LENGTHEN:
+            LENGTHEN[family](body, tokens * CHARACTERS_PER_TOKEN)
         yield request(path, json.dumps(body, separators=(",", ":")).encode())
 
 
@@ -89,6 +98,12 @@ def tool(number: int, text: str) -> Body:
     return _chat(text, FORM_TOKENS, tools=tools, tool_choice="required")
 
 
+def lengthen_call(body: Body, characters: int) -> None:
+    """Asks in a body of `tool` for a city whose name has at least so many characters."""
+    properties = body["tools"][0]["function"]["parameters"]["properties"]
+    properties["city"]["minLength"] = characters
+
+
 def schema(number: int, text: str) -> Body:
     """A chat whose reply follows one of fifty schemas."""
     fields = {
@@ -103,6 +118,14 @@ def schema(number: int, text: str) -> Body:
     }
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": fields}}
     return _chat(text, FORM_TOKENS, response_format=form)
+
+
+def lengthen_json(body: Body, characters: int) -> None:
+    """Asks in a body of `schema` for a name that has at least so many characters."""
+    properties = body["response_format"]["json_schema"]["schema"]["properties"]
+    for name, constraints in properties.items():
+        if name.startswith("name_"):
+            constraints["minLength"] = characters
 
 
 def response(number: int, text: str) -> Body:
@@ -133,3 +156,8 @@ FAMILIES: Mapping[str, tuple[str, BodyOf]] = {
     "scripted reply": (PATH, plain),
 }
 """Path and body of the families' requests."""
+LENGTHEN: Mapping[str, Callable[[Body, int], None]] = {
+    "required tool": lengthen_call,
+    "JSON schema": lengthen_json,
+}
+"""Families whose replies are as long as their schemas demand."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.arrivals import Arrivals, Rhythm, drift_ms, errors_ms, pace
 from benchmarks.chunks import STREAMED, token_count
-from benchmarks.families import streams_of
+from benchmarks.families import LENGTHEN, requests_of, streams_of
 from benchmarks.replies import EventStream, RefusedError, WholeReply
 
 MS = 1_000_000
@@ -57,6 +57,12 @@ def test_token_count_is_derived_from_stream_duration() -> None:
     assert token_count(Arrivals(0, []), itl_s=0.020) == 0
 
 
+@pytest.mark.parametrize("family", LENGTHEN)
+def test_streamed_calls_and_json_are_lengthened_with_the_streams(family: str) -> None:
+    assert b'"minLength":100' in next(streams_of(family, 50))
+    assert b"minLength" not in next(requests_of(family))
+
+
 @pytest.mark.parametrize("family", STREAMED)
 def test_benchmark_requests_set_the_token_limit_field_of_each_api(family: str) -> None:
     requests = streams_of(family, 25)
@@ -65,6 +71,10 @@ def test_benchmark_requests_set_the_token_limit_field_of_each_api(family: str) -
     expected = {"max_tokens": 25}
     if family == "Responses":
         expected = {"max_output_tokens": 25}
+    elif family == "Messages":  # its replies end anywhere up to the limit
+        expected = {"max_tokens": 50}
+    elif family in LENGTHEN:  # and these where their schema is satisfied
+        expected = {"max_tokens": 250}
     assert limits == expected and body["stream"]
     assert next(requests) != next(requests)
 
