@@ -147,7 +147,7 @@ def token_count(stream: Arrivals, itl_s: float) -> float:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = parser("chunks", __doc__)
     flags.add_argument("--streams", type=int, default=200)
-    flags.add_argument("--tokens", type=int, default=100, help="length of a stream, on average")
+    flags.add_argument("--tokens", type=int, default=100, help="approximate length of a stream")
     flags.add_argument("--itl", type=float, default=20, help="milliseconds between tokens")
     flags.add_argument("--ttft", type=float, default=50, help="milliseconds until the first token")
     flags.add_argument(

@@ -28,7 +28,7 @@ REPLY_TOKENS = 5
 FORM_TOKENS = 200
 """Longest call or JSON reply, which ends by itself."""
 CHARACTERS_PER_TOKEN = 2
-"""Of the words that fill a text of a call or JSON reply up to its minimum length."""
+"""Average of the words that lengthen a call or JSON reply."""
 
 
 def requests_of(family: str) -> Iterator[bytes]:
@@ -40,18 +40,18 @@ def requests_of(family: str) -> Iterator[bytes]:
 
 
 def streams_of(family: str, tokens: int) -> Iterator[bytes]:
-    """Yields requests of `family` for streams of `tokens` tokens, without an end.
+    """Yields requests of `family` for streams of about `tokens` tokens, without an end.
 
-    Tool calls, JSON and replies of Messages end by themselves, after as many tokens on average.
+    Tool calls, JSON and replies of Messages end by themselves, before their limits.
     """
     path, body_of = FAMILIES[family]
-    fields: Body = {"model": "m", "stream": True, "max_tokens": tokens, "ignore_eos": True}
-    if family == "Responses":
-        fields = {"model": "m", "stream": True, "max_output_tokens": tokens, "ignore_eos": True}
-    elif family == "Messages":
-        fields = {"model": "m", "stream": True, "max_tokens": 2 * tokens}
+    limit_field = "max_output_tokens" if family == "Responses" else "max_tokens"
+    limit = tokens
+    if family == "Messages":  # replies have half of their limit on average
+        limit = 2 * tokens
     elif family in LENGTHEN:
-        fields = {"model": "m", "stream": True, "max_tokens": 2 * tokens + FORM_TOKENS}
+        limit = 2 * tokens + FORM_TOKENS
+    fields = {"model": "m", "stream": True, "ignore_eos": True, limit_field: limit}
     for number in count():
         body = {**body_of(number, f"What is new about the number {number} today?"), **fields}
         if family in LENGTHEN:
@@ -123,9 +123,8 @@ def schema(number: int, text: str) -> Body:
 def lengthen_json(body: Body, characters: int) -> None:
     """Asks in a body of `schema` for a name that has at least so many characters."""
     properties = body["response_format"]["json_schema"]["schema"]["properties"]
-    for name, constraints in properties.items():
-        if name.startswith("name_"):
-            constraints["minLength"] = characters
+    name = next(iter(properties))
+    properties[name]["minLength"] = characters
 
 
 def response(number: int, text: str) -> Body:
