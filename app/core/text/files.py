@@ -1,6 +1,5 @@
 """The files of a tokenizer in the layout of the Hugging Face hub: in a folder, or on the hub."""
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from app.core.text.base import TokenizerLoadError
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 DEFAULT_TEMPLATE = "default"
 FILES = (
@@ -135,8 +135,8 @@ def read_json(file: Path) -> dict[str, object]:
     if not file.is_file():
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = decode_untrusted(file.read_text(encoding="utf-8"), decoder=python_json)
+    except (OSError, UnicodeDecodeError, UntrustedDataError) as error:
         raise TokenizerLoadError(f"{file} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise TokenizerLoadError(f"{file} must contain a JSON object.")

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import msgspec
-
 from app.extensions.cache_groups.layers import FULL, LINEAR, SLIDING, LayerConfig, ModelConfig
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 CONFIG_LIMIT_BYTES = 4 << 20
 PRESETS = {
@@ -27,12 +26,12 @@ def read_layers(name: str) -> LayerConfig:
     try:
         with Path(name).open("rb") as file:
             content = file.read(CONFIG_LIMIT_BYTES)
-        config = msgspec.json.decode(content, type=ModelConfig)
+        config = decode_untrusted(content, type=ModelConfig)
     except OSError as error:
         presets = ", ".join(PRESETS)
         raise ValueError(
             f"{name} is neither one of {presets} nor a readable file: {error.strerror}"
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UntrustedDataError as error:
         raise ValueError(f"{name}: {error}") from None
     return config.text_config or config

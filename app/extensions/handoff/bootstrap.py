@@ -18,6 +18,7 @@ from gevent.pywsgi import WSGIServer
 from msgspec import Struct
 
 from app.core.server.http.client import exchange
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 RETRY_S = 0.5
 """Seconds between two attempts to listen or to register."""
@@ -109,8 +110,8 @@ class BootstrapServer:
         if request == ("POST", "/register"):
             try:
                 body = environ["wsgi.input"].read(MAX_BODY_BYTES)
-                registration = msgspec.json.decode(body, type=Registration)
-            except msgspec.DecodeError as error:
+                registration = decode_untrusted(body, type=Registration)
+            except UntrustedDataError as error:
                 return _answer(start, HTTPStatus.UNPROCESSABLE_ENTITY, {"detail": str(error)})
             if self._count() >= MAX_REGISTRATIONS:
                 return _answer(start, HTTPStatus.BAD_REQUEST, {"detail": "too many workers"})

@@ -17,6 +17,7 @@ from urllib.parse import quote_plus, unquote_plus
 import msgspec
 
 from app.core.server.middleware.multipart import fields_of
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 MASK = "***"
 MAX_DEPTH = 4
@@ -78,8 +79,8 @@ Replacement = tuple[int, int, str]
 def is_valid_json(text: str | bytes) -> bool:
     """Returns True if the whole text is one JSON value."""
     try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (ValueError, RecursionError):
+        decode_untrusted(text, type=msgspec.Raw)
+    except UntrustedDataError:
         return False
     return True
 

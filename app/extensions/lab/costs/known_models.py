@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from config.declaration import ConfigError, suggestion
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 TABLE = Path(__file__).with_name("known_models.json")
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -38,10 +39,10 @@ def read_model_config(model: str) -> object:
     if path.is_dir():
         path /= "config.json"
     try:
-        return msgspec.json.decode(path.read_bytes())
+        return decode_untrusted(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"model config {model} cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UntrustedDataError as error:
         raise ConfigError(f"model config {model} is not valid JSON: {error}") from None
 
 

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS, NO_GROUP, LoadTrace
 from config import ConfigError
+from config.untrusted import decode_untrusted
 
 BACKGROUND = "async_launched"
 """Status of a subagent for which the parent does not wait."""
@@ -72,9 +73,9 @@ def read_agent_traces(origin: str, text: str) -> LoadTrace:
     reader = _Reader(load)
     for place, part in _parts(text):
         try:
-            trace = msgspec.json.decode(part, type=_Trace)
+            trace = decode_untrusted(part, type=_Trace)
             reader.append(trace)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ConfigError(f"{origin}, {place}: {error}") from None
     if not load:
         raise ConfigError(f"{origin} has no requests with tokens")

@@ -33,6 +33,7 @@ from app.extensions.lab.fidelity.measured_run import (
     read_request,
 )
 from config import ConfigError
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 MAX_BYTES = 1 << 30
 
@@ -73,14 +74,14 @@ def read_documents(path: str, text: str) -> Iterator[tuple[str, Document]]:
     """Yields JSON objects with their lines; the only object of a file has no line."""
     parts: Sequence[tuple[str, str]] = [("", text)]
     try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
+        decode_untrusted(text, type=msgspec.Raw)
+    except UntrustedDataError:
         numbered_lines = enumerate(text.splitlines(), 1)
         parts = [(f"line {number}", line) for number, line in numbered_lines if line.strip()]
     for part, line in parts:
         try:
-            yield part, msgspec.json.decode(line, type=dict[str, object])
-        except (msgspec.DecodeError, RecursionError) as error:
+            yield part, decode_untrusted(line, type=dict[str, object])
+        except UntrustedDataError as error:
             raise ConfigError(f"{location_of(path, part)} is not a JSON object: {error}") from None
 
 

@@ -26,6 +26,7 @@ from app.extensions.lab.fidelity.input_files import open_input
 from app.extensions.lab.load.loads import MAX_TOKENS, NO_GROUP, ROWS_PER_PROGRESS, LoadTrace
 from app.extensions.lab.load.progress import Progress, ignore_progress
 from config import ConfigError
+from config.untrusted import decode_untrusted
 
 MOONCAKE_BLOCK = 512
 """Tokens of a prompt to each of its `hash_ids`; the last one may have fewer."""
@@ -121,8 +122,8 @@ def _read_mooncake(
     for number, line in enumerate(file):
         try:
             if not line.isspace():
-                _append_mooncake_row(load, decoder.decode(line), nodes)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                _append_mooncake_row(load, decode_untrusted(line, decoder=decoder), nodes)
+        except ValueError as error:
             raise ConfigError(f"{load.row(number)}: {error}") from None
         if not number % ROWS_PER_PROGRESS:
             report_progress()

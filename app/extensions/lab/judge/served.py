@@ -11,6 +11,7 @@ from app.core.server.http.client import Target
 from app.extensions.lab.fidelity.benchmark_files import read_text
 from app.extensions.lab.judge.tool_requests import MAX_MOMENT_S
 from config import ConfigError
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 JOURNAL_PATH = "/admin/journal?ranks=all"
 TIMEOUT_S = 60.0
@@ -83,8 +84,8 @@ def read_journal(source: str, admin_key: str | None = None) -> list[ServedReques
     else:
         text = read_text(source)
     try:
-        document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+        document = decode_untrusted(text)
+    except UntrustedDataError as error:
         raise ConfigError(f"{source}: the journal is not valid JSON: {error}") from None
     ranks: Sequence[object] = [document]
     if isinstance(document, dict) and "entries" not in document:
