@@ -82,7 +82,7 @@ def test_generated_service_has_a_health_check_on_its_port(project: Path) -> None
     service = yaml.safe_load((project / "understudy" / "compose.yaml").read_text())["services"][
         "vllm"
     ]
-    [port] = {mapping.split(":")[1] for mapping in service["ports"]}
+    [port] = {mapping.split(":")[-1] for mapping in service["ports"]}
     assert service["healthcheck"]["test"][-1] == f"http://localhost:{port}/health"
     assert service["command"][-2:] == ["--port", port]
     host, inside, _ = service["volumes"][0].split(":")
