@@ -11,7 +11,7 @@ import msgspec
 
 from app.core.protocol.features import Feature
 from app.core.protocol.versions import VERSIONS
-from app.core.server.middleware.control_routes import CONTROL_GROUPS
+from app.core.server.middleware.control_routes import CONTROL_ROUTES
 from app.core.settings import settings_table
 from config.settings import Setting
 from config.sources import IGNORED, REMOVED
@@ -93,10 +93,12 @@ def versions_page() -> str:
 def access_page() -> str:
     """Returns docs/access.md: the present text with a new table of the control routes."""
     rows = []
-    for group in CONTROL_GROUPS:
-        routes = [f"`{prefix}` and all routes below it" for prefix in group.prefixes]
-        routes += [f"`{path}`" for path in group.paths]
-        rows.append((group.name, ", ".join(routes)))
+    for name, paths in CONTROL_ROUTES.items():
+        routes = []
+        for path in paths:
+            prefix = path.removesuffix("{all}")
+            routes.append(f"`{prefix}`" if prefix == path else f"all routes under `{prefix}`")
+        rows.append((name, ", ".join(routes)))
     return _page_with_section(ACCESS_PAGE, "control routes", table(("Group", "Routes"), rows))
 
 

@@ -25,6 +25,7 @@ from msgspec import Meta, Struct
 from app.core.server.middleware.masking import is_valid_json, mask_pieces
 from config import ConfigError
 from config.declaration import COMMAND
+from config.files import open_file
 
 FORMAT = "understudy-recording"
 VERSION = 1
@@ -205,10 +206,10 @@ def open_recording(path: str) -> BinaryIO:
     """Opens a file for reading.
 
     Raises:
-        RecordingError: the file cannot be read.
+        RecordingError: the file cannot be read, or is not a regular file: lines are read again.
     """
     try:
-        return open(path, "rb")
+        return open_file(path, accepts_pipes=False)
     except OSError as error:
         raise RecordingError(f"{path} cannot be read: {error.strerror or error}") from None
 

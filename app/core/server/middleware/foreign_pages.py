@@ -67,7 +67,10 @@ class ForeignPages(Middleware):
                 "server or one of its allowed-hosts. Add the name to --allowed-hosts "
                 "(SIM_ALLOWED_HOSTS), or set an API key or admin key."
             )
-        if context.method == "OPTIONS" or _opens_console(context, path):
+        # A link of another page may open the console, whose files show nothing themselves. A frame
+        # of another page is no link: clicks in it could be lured.
+        is_tab = context.headers.get("sec-fetch-dest") == "document"
+        if context.method == "OPTIONS" or (is_tab and path.startswith(CONSOLE)):
             return
         if self._is_foreign(context):
             raise forbidden("Pages from other origins cannot send this request.")
@@ -101,17 +104,6 @@ class ForeignPages(Middleware):
         netloc = origin.partition("://")[2].lower()
         is_same = netloc == context.host.lower() or host_of(netloc) in self._page_hosts
         return not netloc or not is_same
-
-
-def _opens_console(context: RequestContext, path: str) -> bool:
-    """Returns True for a link of another page to the console, whose files show nothing themselves.
-
-    A frame of another page is no link: clicks in it could be lured.
-    """
-    headers = context.headers
-    is_navigation = headers.get("sec-fetch-mode") == "navigate"
-    is_tab = headers.get("sec-fetch-dest") == "document"
-    return path.startswith(CONSOLE) and context.method == "GET" and is_navigation and is_tab
 
 
 def _has_body(context: RequestContext) -> bool:

@@ -8,8 +8,11 @@ from pathlib import Path
 import msgspec
 
 from config.declaration import ConfigError, suggestion
+from config.files import read_whole
 
 TABLE = Path(__file__).with_name("known_models.json")
+MAX_CONFIG_BYTES = 4 << 20
+"""Largest `config.json`; those of real models have some KB."""
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 """A name of the Hugging Face hub, or its last part."""
 
@@ -38,7 +41,7 @@ def read_model_config(model: str) -> object:
     if path.is_dir():
         path /= "config.json"
     try:
-        return msgspec.json.decode(path.read_bytes())
+        return msgspec.json.decode(read_whole(path, MAX_CONFIG_BYTES))
     except OSError as error:
         raise ConfigError(f"model config {model} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

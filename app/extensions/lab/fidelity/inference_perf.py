@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS, LoadTrace
 from app.extensions.lab.load.synthetic import read_lengths
 from config import ConfigError
-from config.yaml_file import YAML_ERRORS
+from config.yaml_file import YAML_ERRORS, LimitedLoader
 
 SECTION = re.compile(rb"^(?:load|data|server|api|metrics|report|storage|tokenizer)\s*:", re.M)
 DATA_TYPES = ("random", "shareGPT", "shared_prefix", "synthetic")
@@ -111,7 +111,7 @@ def read_specification(path: Path, text: str) -> LoadTrace:
         ConfigError: The specification is wrong, or has a load that is not supported.
     """
     try:
-        document = yaml.safe_load(text)
+        document = yaml.load(text, LimitedLoader)
         specification = msgspec.convert(document, _Specification)
     except (*YAML_ERRORS, msgspec.ValidationError) as error:
         reason = " ".join(str(error).split())

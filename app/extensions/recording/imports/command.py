@@ -21,8 +21,10 @@ from app.extensions.recording.imports.imported_script import (
 from app.extensions.recording.to_script import distinguish, write_script
 from config import ConfigError
 from config.declaration import COMMAND
+from config.files import read_whole
 from config.flags import FlagParser
-from config.yaml_file import YAML_ERRORS, oversize
+from config.lines import check_json
+from config.yaml_file import YAML_ERRORS, LimitedLoader, oversize
 
 DESCRIPTION = """\
 Create a script from fixtures of aimock, mockllm or mock-llm, from VCR cassettes, or from the mocks
@@ -99,9 +101,10 @@ def _import(path: Path, name: str | None, script: ImportedScript) -> Json:
 def _document(path: Path) -> object:
     """Returns the JSON or YAML of a file."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ImportFormatError(f"exceeds {MAX_FILE_BYTES >> 20} MiB")
-        text = path.read_text("utf-8-sig")
+        content = read_whole(path, MAX_FILE_BYTES)
+        if path.suffix == ".json":
+            check_json(content, str(path))
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise ImportFormatError(f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -110,7 +113,9 @@ def _document(path: Path) -> object:
         if path.suffix == ".json":
             document = json.loads(text)
         else:
-            document = yaml.safe_load(text)  # the loader in C crashes where the nesting is deep
+            document = yaml.load(
+                text, LimitedLoader
+            )  # the loader in C crashes where the nesting is deep
     except YAML_ERRORS as error:
         first_line = str(error).partition("\n")[0]
         raise ImportFormatError(f"is not valid: {first_line}") from None
