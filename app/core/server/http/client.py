@@ -73,8 +73,8 @@ def whole_response(
     try:
         with gevent.Timeout(timeout_s, TimeoutError):
             connection.request(method, path, body, dict(headers))
-            response = connection.getresponse()
-            content = response.read(max_bytes + 1)
+            with closing(connection.getresponse()) as response:
+                content = response.read(max_bytes + 1)
     except TimeoutError:
         raise TimeoutError(f"no whole response within {timeout_s:g} s") from None
     except HTTPException as error:
