@@ -49,27 +49,29 @@ def limit_files(flags: Mapping[str, object]) -> None:
         os.environ[MAX_FILE_VARIABLE] = str(flags[MAX_FILE_SETTING])
 
 
-def read_whole(path: str | os.PathLike[str], max_bytes: int | None = None) -> bytes:
+def read_whole(
+    path: str | os.PathLike[str], max_bytes: int | None = None, accepts_pipes: bool = True
+) -> bytes:
     """Returns the content of a file of at most `max_bytes`, by default `max_file_bytes`.
 
     Raises:
         OSError: the file cannot be read, or is larger; `strerror` is the reason.
     """
-    with open_file(path) as file:
+    with open_file(path, accepts_pipes) as file:
         return read_rest(file, os.fspath(path), max_bytes)
 
 
-def read_rest(file: Readable, path: str, max_bytes: int | None = None) -> bytes:
-    """Returns the remainder of an open file, as `read_whole` does."""
+def read_rest(file: Readable, path: str, max_bytes: int | None = None, start: bytes = b"") -> bytes:
+    """Returns an open file, whose `start` was read before, as `read_whole` does."""
     if max_bytes is None:
         max_bytes = max_file_bytes()
     # The size of most files is known before they are read, or take memory.
     size = 0
     if isinstance(file, io.BufferedReader):
-        size = os.fstat(file.fileno()).st_size - (file.tell() if file.seekable() else 0)
-    content = b""
+        size = os.fstat(file.fileno()).st_size
+    content = start
     if size <= max_bytes:
-        content = file.read(max_bytes + 1)
+        content += file.read(max(0, max_bytes - len(start)) + 1)
     if max(size, len(content)) > max_bytes:
         raise OSError(errno.EFBIG, _too_large(max_bytes), path)
     return content

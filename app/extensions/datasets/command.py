@@ -37,6 +37,8 @@ BOM = b"\xef\xbb\xbf"
 HUMAN = "human"
 MODEL = "gpt"
 HEAD_BYTES = 4096
+MAX_LEVELS = 100
+"""Most levels of lists and objects in the file."""
 """Bytes of the file that must show the start of the JSON array."""
 ROWS_PER_INSERT = 1000
 CARD = """\
@@ -204,7 +206,7 @@ def read_conversations(file: BinaryIO) -> Iterator[object]:
         raise DatasetError("the file is not a JSON array of conversations")
     parts = _BoundedParts(head, file)
     try:
-        for conversation in ijson.items(parts, "item", use_float=True):
+        for conversation in _items_of(parts):
             parts.begin_item()
             yield conversation
     except ijson.JSONError as error:
@@ -212,6 +214,29 @@ def read_conversations(file: BinaryIO) -> Iterator[object]:
         if isinstance(message, bytes):
             message = message.decode(errors="replace")
         raise DatasetError(f"the file is not valid JSON: {str(message).splitlines()[0]}") from error
+
+
+def _items_of(parts: "_BoundedParts") -> Iterator[object]:
+    """Yields the items of a JSON array.
+
+    `ijson.items` would write the path of each value, which takes for ever where the nesting is deep.
+
+    Raises:
+        DatasetError: an item is nested too deeply.
+    """
+    depth = 0
+    builder = ijson.ObjectBuilder()
+    for event, value in ijson.basic_parse(parts, use_float=True):
+        is_end = event in ("end_map", "end_array")
+        depth += (event in ("start_map", "start_array")) - is_end
+        if depth > MAX_LEVELS:
+            raise DatasetError(f"the file is nested more than {MAX_LEVELS} levels deep")
+        if depth == 0 or (depth == 1 and event == "start_array" and not is_end):
+            continue  # the array itself
+        builder.event(event, value)
+        if depth == 1:
+            yield builder.value
+            builder = ijson.ObjectBuilder()
 
 
 class _BoundedParts:

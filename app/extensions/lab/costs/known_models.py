@@ -41,7 +41,7 @@ def read_model_config(model: str) -> object:
     if path.is_dir():
         path /= "config.json"
     try:
-        return msgspec.json.decode(read_whole(path, MAX_CONFIG_BYTES))
+        return msgspec.json.decode(read_whole(path, MAX_CONFIG_BYTES, accepts_pipes=False))
     except OSError as error:
         raise ConfigError(f"model config {model} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

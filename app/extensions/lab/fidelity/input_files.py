@@ -93,8 +93,7 @@ def json_documents(file: InputFile, path: str) -> Iterator[tuple[int, bytes]]:
             return
     if not _is_json(first_line):
         # The document has several lines, or the first line is wrong.
-        remainder = read_rest(file, path, max(0, max_file_bytes() - len(first_line)))
-        content = first_line + remainder
+        content = read_rest(file, path, start=first_line)
         if _is_json(content):
             check_json(content, path)
             yield 0, content

@@ -12,8 +12,8 @@ import pytest
 import requests
 
 from app.core.cli import main
-from app.extensions.recording.exchange import Exchange, bytes_of
 from app.extensions.recording import drift
+from app.extensions.recording.exchange import Exchange, bytes_of
 from benchmarks import agents
 from config.files import MAX_FILE_VARIABLE
 from tests.evil_server import KINDS, evil_server
