@@ -216,10 +216,10 @@ def read_conversations(file: BinaryIO) -> Iterator[object]:
         raise DatasetError(f"the file is not valid JSON: {str(message).splitlines()[0]}") from error
 
 
-def _items_of(parts: "_BoundedParts") -> Iterator[object]:
+def _items_of(parts: _BoundedParts) -> Iterator[object]:
     """Yields the items of a JSON array.
 
-    `ijson.items` would write the path of each value, which takes for ever where the nesting is deep.
+    `ijson.items` would write the path of each value: for hours, where the nesting is deep.
 
     Raises:
         DatasetError: an item is nested too deeply.
