@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec import Struct
 
 from config.declaration import ConfigError
+from config.files import MAX_FILE_SETTING, MAX_FILE_VARIABLE
 from config.settings import Setting, Settings, Table, variable
 
 Warn = Callable[[str], None]
@@ -126,6 +127,11 @@ class Sources:
             name = str(key).replace("_", "-")
             if name in REMOVED:
                 raise removed(name, f"{self.file}: {key}")
+            if name == MAX_FILE_SETTING:
+                raise ConfigError(
+                    f"{self.file}: {key} applies to this file itself; use the flag or"
+                    f" {MAX_FILE_VARIABLE}"
+                )
             if name in IGNORED:
                 warn(ignored(f"{self.file}: {key}"))
             elif name in self.document:

@@ -81,3 +81,12 @@ def decode_untrusted(
         raise TooDeepError("the data is nested too deeply") from None
     except ValueError as error:
         raise UntrustedDataError(str(error)) from None
+
+
+def is_valid_json(data: str | bytes) -> bool:
+    """Returns True if all of the data is one JSON value."""
+    try:
+        decode_untrusted(data, type=msgspec.Raw)
+    except UntrustedDataError:
+        return False
+    return True

@@ -1,14 +1,18 @@
 """Reads YAML files, with repeated keys rejected, and with limits on the expansion of aliases."""
 
 from collections.abc import Hashable
-from pathlib import Path
 from typing import NoReturn
 
 import yaml
 
 from config.declaration import ConfigError
+from config.files import read_text
 from config.untrusted import UntrustedDataError
 
+MAX_YAML_BYTES = 4 << 20
+"""Maximum size of a file: the parser takes seconds for each MiB."""
+MAX_NODES = 200_000
+"""Maximum number of values in a file as it is written; each takes the parser 0.5 to 1 KB."""
 MAX_VALUES = 500_000
 """Maximum number of values in a file, with aliases expanded."""
 MAX_LEVELS = 100
@@ -17,8 +21,21 @@ _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, Recursi
 """Errors of the loader; a wrong value with a tag, such as `!!bool x`, raises almost any."""
 
 
-class _Loader(yaml.SafeLoader):
-    """A safe loader that rejects repeated keys, and merges (`<<`) of too many keys."""
+class LimitedLoader(yaml.SafeLoader):
+    """A safe loader that rejects a file of too many values before it has read all of them."""
+
+    node_count = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Counts the values of the file."""
+        self.node_count += 1
+        if self.node_count > MAX_NODES:
+            raise yaml.composer.ComposerError(problem=f"the file has more than {MAX_NODES} values")
+        return super().compose_node(parent, index)
+
+
+class _Loader(LimitedLoader):
+    """A loader that rejects repeated keys, and merges (`<<`) of too many keys."""
 
     merged = 0
     """Number of keys in all mappings so far, merged keys included."""
@@ -43,14 +60,14 @@ class _Loader(yaml.SafeLoader):
         raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
 
 
-def parse_yaml(path: str) -> object:
-    """Returns the content of the file; {} for an empty file.
+def parse_yaml(path: str, max_bytes: int = MAX_YAML_BYTES) -> object:
+    """Returns the content of a file of at most `max_bytes`; {} for an empty file.
 
     Raises:
         ConfigError: The file cannot be read, or is invalid; the message is one line.
     """
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_text(path, max_bytes)
         document = decode_yaml(text, _Loader)
     except OSError as error:
         raise ConfigError(f"YAML file {path} cannot be read: {error.strerror}") from None
@@ -63,7 +80,7 @@ def parse_yaml(path: str) -> object:
     return {} if document is None else document
 
 
-def decode_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> object:
+def decode_yaml(text: str, loader: type[LimitedLoader] = LimitedLoader) -> object:
     """Returns the content of YAML text.
 
     The loader in Python: the one in C crashes where the nesting is deep.

@@ -1,15 +1,17 @@
-"""The generated pages of settings and of vLLM's options, and the sections of docs/versions.md.
+"""The generated pages of settings and of vLLM's options, and generated sections of other pages.
 
 `python -m scripts.reference_pages` writes them.
 """
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 
 from app.core.protocol.features import Feature
 from app.core.protocol.versions import VERSIONS
+from app.core.server.middleware.control_routes import CONTROL_ROUTES
 from app.core.settings import settings_table
 from config.settings import Setting
 from config.sources import IGNORED, REMOVED
@@ -20,9 +22,10 @@ from config.vllm.serve import DEFAULTS, KEEP_ALIVE, UNREAD
 from scripts.generated_page import DOCS, Page, Section, code, linked, table
 
 VERSIONS_PAGE = DOCS / "versions.md"
-START = "<!-- made: versions -->\n"
+ACCESS_PAGE = DOCS / "access.md"
+START = "<!-- made: {} -->\n"
 END = "<!-- end -->"
-"""Place of the generated sections in docs/versions.md."""
+"""Place of a generated section in a page."""
 HEADINGS = {
     "tls": "TLS",
     "kvcache": "KV cache",
@@ -84,8 +87,23 @@ def versions_page() -> str:
         + table(("area", earlier, name), _new_features(name))
         for earlier, name in pairwise(VERSIONS)
     ]
-    text = "\n\n".join(sections)
-    head, start, tail = VERSIONS_PAGE.read_text("utf-8").partition(START)
+    return _page_with_section(VERSIONS_PAGE, "versions", "\n\n".join(sections))
+
+
+def access_page() -> str:
+    """Returns docs/access.md: the present text with a new table of the control routes."""
+    rows = []
+    for name, paths in CONTROL_ROUTES.items():
+        routes = []
+        for path in paths:
+            prefix = path.removesuffix("{all}")
+            routes.append(f"`{prefix}`" if prefix == path else f"all routes under `{prefix}`")
+        rows.append((name, ", ".join(routes)))
+    return _page_with_section(ACCESS_PAGE, "control routes", table(("Group", "Routes"), rows))
+
+
+def _page_with_section(page: Path, name: str, text: str) -> str:
+    head, start, tail = page.read_text("utf-8").partition(START.format(name))
     _, end, foot = tail.partition(END)
     return f"{head}{start}\n{text}\n\n{end}{foot}"
 

@@ -14,7 +14,6 @@ from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route
 from app.core.server.middleware.api_keys import ApiKeys
-from app.core.server.middleware.foreign_pages import ForeignPages
 from app.core.server.middleware.http_log import HttpLog
 from app.core.server.middleware.stack import Middleware, MiddlewareStack
 from app.core.settings import load, resolve, settings_type
@@ -91,7 +90,7 @@ def application(
     stack = MiddlewareStack(middleware)
     if live is not None:
         for middleware_part in middleware:
-            if isinstance(middleware_part, ApiKeys | ForeignPages):
+            if isinstance(middleware_part, ApiKeys):
                 live.follow(AccessSettings, middleware_part.on_access)
             elif isinstance(middleware_part, HttpLog):
                 live.follow(LogSettings, middleware_part.on_log)

@@ -12,6 +12,14 @@ from tests.running_server import ROOT
 
 COMPOSE = ROOT / "docker-compose.yml"
 SERVICES: dict[str, Any] = yaml_text.document(COMPOSE.read_text())["services"]
+OUR_FILES = (
+    "docker-compose.yml",
+    "deploy/routers/docker-compose.yml",
+    "examples/project/understudy/compose.yaml",
+)
+PUBLISH_VARIABLE = "PUBLISH_ADDRESS"
+ADDRESS = f"${{{PUBLISH_VARIABLE}:-127.0.0.1}}"
+"""Address that ports are published on, unless the user sets the variable."""
 OURS = [name for name, service in SERVICES.items() if service["image"] == "understudy"]
 
 
@@ -29,7 +37,7 @@ def test_compose_file_publishes_exactly_the_ports_of_its_services(
     first = int(service["environment"]["SIM_PORT"])
     last = first + int(service["environment"].get("SIM_DATA_PARALLEL_SIZE", "1")) - 1
     ports = str(first) if first == last else f"{first}-{last}"
-    assert service["ports"] == [f"{ports}:{ports}"]
+    assert service["ports"] == [f"{ADDRESS}:{ports}:{ports}"]
     assert all(str(port) in service["healthcheck"]["test"][-1] for port in range(first, last + 1))
 
 
@@ -44,7 +52,7 @@ def test_service_runs_gunicorn_and_its_environment_has_valid_settings(name: str)
 
 
 def test_published_ports_are_unique_and_documented() -> None:
-    published = {name: service["ports"][0].partition(":")[0] for name, service in SERVICES.items()}
+    published = {name: service["ports"][0].split(":")[-1] for name, service in SERVICES.items()}
     ends = [list(map(int, ports.split("-"))) for ports in published.values()]
     ports = [port for end in ends for port in range(end[0], end[-1] + 1)]
     assert len({*ports}) == len(ports)
@@ -55,6 +63,16 @@ def test_published_ports_are_unique_and_documented() -> None:
         .partition("\n## ")[0]
     )
     assert dict(re.findall(r"(?m)^\| `([\w-]+)` \| ([\d-]+) \|", compose)) == published
+
+
+@pytest.mark.parametrize("file", OUR_FILES)
+def test_compose_file_publishes_ports_on_the_loopback_address_by_default(file: str) -> None:
+    services = yaml_text.document((ROOT / file).read_text())["services"]
+    published = [port for service in services.values() for port in service.get("ports", ())]
+    assert published
+    for port in published:
+        assert port.startswith(f"{ADDRESS}:"), port
+        assert PUBLISH_VARIABLE in (ROOT / file).read_text().partition("\nservices:")[0]
 
 
 def test_prometheus_scrapes_every_server_and_has_alert_rules() -> None:

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from vllm_understudy.mcp_calls import CallLog
+
 Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
 ACTIONS = ("error", "protocol-error", "delay", "hang", "disconnect", "malformed")
 """Kinds of faults (docs/mcp.md)."""
@@ -35,8 +37,12 @@ class ScriptFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._script = folder / "script.json"
-        self._calls = folder / "calls.jsonl"
+        self._calls = CallLog(folder / "calls.jsonl")
         self._lock = folder / "lock"
+
+    def close(self) -> None:
+        """Closes the file of the calls, which a process that answers calls keeps open."""
+        self._calls.close()
 
     def write(self, script: Mapping[str, Any]) -> None:
         """Replaces the script."""
@@ -48,7 +54,7 @@ class ScriptFolder:
     def clear_calls(self) -> None:
         """Removes all calls, and with them the counts of rules."""
         with self._locked():
-            self._calls.write_text("")
+            self._calls.clear()
 
     def script(self) -> dict[str, Any]:
         """Returns the script; an empty one before the test has written any."""
@@ -60,13 +66,7 @@ class ScriptFolder:
     def calls(self) -> list[dict[str, Any]]:
         """Returns the calls so far, from the first to the last."""
         with self._locked():
-            return self._read_calls()
-
-    def _read_calls(self) -> list[dict[str, Any]]:
-        if not self._calls.exists():
-            return []
-        lines = self._calls.read_text("utf-8").splitlines()
-        return [json.loads(line) for line in lines if line]
+            return self._calls.calls()
 
     def next_fault(self, method: str, params: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns the fault for a message, and journals it; None if the message does not fail.
@@ -100,9 +100,7 @@ class ScriptFolder:
         self, kind: str, method: str, params: Mapping[str, Any]
     ) -> dict[str, Any] | None:
         """Returns the first rule that applies to a message and may be used again."""
-        uses: dict[int, int] = {}
-        for call in self._read_calls():
-            uses[call["rule"]] = uses.get(call["rule"], 0) + 1
+        uses = self._calls.uses()
         rules: list[dict[str, Any]] = self.script()[kind]
         for rule in rules:
             is_left = rule["times"] is None or uses.get(rule["id"], 0) < rule["times"]
@@ -133,8 +131,7 @@ class ScriptFolder:
         if rule is not None:
             entry["rule"] = rule["id"]
             entry["result"] = rule.get("result")
-        with self._calls.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        self._calls.append(entry)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from config import VERSION, ConfigError, UsageError
 from config.command_line import parse, usage
 from config.declaration import suggestion
 from config.environment import as_environment
+from config.files import limit_files
 from config.loader import check_extras
 from config.settings import table_of
 from config.sources import Flags, Sources, ignore_warning
@@ -73,6 +74,7 @@ def _start(
     if flags.version:
         print(version % _simulated_release(flags))
         return 0
+    limit_files(flags.values)
     # The settings go to gunicorn by the environment; it loads them again, and repeats warnings.
     settings = resolve(flags, os.environ, ignore_warning)
     check_extras(settings)

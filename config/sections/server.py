@@ -16,6 +16,7 @@ from config.declaration import (
     Section,
     install,
 )
+from config.files import DEFAULT_MAX_FILE_MIB, LARGEST_MAX_FILE_MIB
 
 Rank = Annotated[int, Meta(le=7)]
 ReachedAs = Annotated[
@@ -56,6 +57,12 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
     """Maximum number of commas and opening brackets in a request body. Request bodies that exceed
     this limit are rejected with status 413."""
+    max_file_size_mb: Annotated[int, Meta(ge=1, le=LARGEST_MAX_FILE_MIB), About(unit="MiB")] = (
+        DEFAULT_MAX_FILE_MIB
+    )
+    """Maximum size of a file, or of a server's response to a command, that is read at once. Files
+    that are read line by line can have any size. Set this limit with its flag or environment
+    variable, which also applies to the other commands."""
     startup_duration: Duration = 0.0
     """Time after startup during which the server reports that it is not ready."""
     drain_duration: Duration = 1.0

@@ -17,6 +17,7 @@ from config.command_line import (
     setting_flags,
 )
 from config.declaration import COMMAND, UsageError
+from config.files import read_text
 from config.flag_words import Flag, read_words, short_forms
 from config.settings import Settings, Table, table_of
 from config.sources import Flags, FlagValues, Sources, ignore_warning
@@ -231,9 +232,7 @@ def _context_length(model: str) -> int:
     """Returns the context length in the config.json of a local model, or `CONTEXT_LENGTH`."""
     length: object = None
     with suppress(OSError, ValueError, AttributeError):
-        config = decode_untrusted(
-            Path(model, "config.json").read_text("utf-8"), decoder=python_json
-        )
+        config = decode_untrusted(read_text(Path(model, "config.json")), decoder=python_json)
         key = "max_position_embeddings"
         length = config.get(key) or config.get("text_config", {}).get(key)
     if isinstance(length, int) and length > 0:

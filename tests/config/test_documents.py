@@ -11,7 +11,13 @@ from app.core.engine.timing import PerRequestTiming
 from app.core.settings import load, settings_table
 from config import VERSION
 from config.command_line import usage
-from scripts.settings_tables import VERSIONS_PAGE, settings_page, versions_page
+from scripts.settings_tables import (
+    ACCESS_PAGE,
+    VERSIONS_PAGE,
+    access_page,
+    settings_page,
+    versions_page,
+)
 
 TABLE = settings_table().rows
 
@@ -79,3 +85,10 @@ def test_example_profile_reproduces_the_measurements_that_it_cites(path: Path) -
 def test_versions_page_equals_the_generated_list_of_version_differences() -> None:
     expected = versions_page()
     assert VERSIONS_PAGE.read_text("utf-8") == expected, "run: python -m scripts.reference_pages"
+
+
+def test_access_page_contains_the_list_of_control_routes() -> None:
+    text = ACCESS_PAGE.read_text("utf-8")
+    assert text == access_page(), "run: python -m scripts.reference_pages"
+    for path in ("`/admin`", "`/server_info`", "`/get_load`"):
+        assert path in text

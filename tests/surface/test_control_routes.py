@@ -4,13 +4,14 @@ The routes are those of the core and of the extensions that are present. The rul
 are tested in tests/core/middleware.
 """
 
+import re
 from typing import Any
 
 import pytest
 
-from app.core.server.middleware.foreign_pages import CONTROL_PATHS, OPERATOR_PREFIXES, SAFE_METHODS
+from app.core.server.middleware.control_routes import CONTROL_ROUTES, is_control
 from app.core.server.middleware.hosts import host_of
-from scripts.surface import absent_paths, is_flag
+from scripts.surface import CONFIGURATIONS, absent_paths, is_flag
 from tests.application import app_of
 from tests.core.middleware.test_foreign_pages import EVIL, JSON, PROXY, SELF, status
 from tests.present import is_present
@@ -26,18 +27,29 @@ FLAGS = tuple(
 )
 ABSENT = absent_paths()
 """Paths of extensions that were deleted."""
-HARMLESS = frozenset(
+OPEN = frozenset(
     (
+        # Generation, and what prepares or reads it.
         *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/messages"),
-        *("/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{response_id}/cancel"),
-        *("/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate"),
-        *("/v1/messages/render", "/v1/responses/render"),
-        *("/v1/chat/completions/derender", "/v1/completions/derender"),
-        *("/v1/systemone", "/generative_scoring", "/invocations", "/tokenize", "/detokenize"),
-        *("/ping", "/metrics", "/is_scaling_elastic_ep"),
+        *("/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{response_id}"),
+        *("/v1/responses/{response_id}/cancel", "/inference/v1/generate", "/invocations"),
+        *("/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render"),
+        *("/v1/responses/render", "/v1/chat/completions/derender", "/v1/completions/derender"),
+        *("/cohere/v2/chat", "/cohere/v2/chat/render", "/generate"),
+        # Vectors, scores and tokens.
+        *("/pooling", "/classify", "/score", "/rerank", "/v1/embeddings", "/v1/score"),
+        *("/v1/rerank", "/v2/embed", "/v2/rerank", "/v1/systemone", "/generative_scoring"),
+        *("/tokenize", "/detokenize", "/tokenizer_info"),
+        *("/score_completions", "/score_chat_completions", "/score_tokens"),
+        # What clients, load balancers and monitors read under any name, as from vLLM.
+        *("/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/v1/models"),
+        *("/version", "/health", "/health/ready", "/health_generate", "/ready", "/ping"),
+        *("/metrics", "/load", "/model_info", "/get_model_info", "/kv_event_sources", "/query"),
+        *("/is_sleeping", "/is_paused", "/is_scaling_elastic_ep"),
+        *("/weight_info", "/get_world_size"),
     )
 )
-"""Routes that take POST, and steer nothing: what vLLM's clients ask for."""
+"""Routes that change nothing, and show nothing that vLLM does not show to everybody."""
 ALLOWED, FOREIGN = True, False
 ORIGINS = {
     "a script": ({}, ALLOWED),
@@ -96,15 +108,67 @@ def app() -> Any:
     return app_of(*FLAGS, *PROXY)
 
 
-def test_every_mutating_route_is_listed_as_a_control_route_or_as_harmless(app: Any) -> None:
-    """Whoever adds one says whether a page of somebody else may ask for it."""
-    changing = {route.path for route in app.routes if not set(route.methods) <= set(SAFE_METHODS)}
-    ours = {path for path in changing if path.startswith(OPERATOR_PREFIXES)}
-    assert changing - ours - CONTROL_PATHS == HARMLESS - ABSENT
-    assert changing >= CONTROL_PATHS - ABSENT
-    assert not [
-        route.path for route in app.routes if route.plain and route.path in ours | CONTROL_PATHS
-    ]
+def app_of_configuration(name: str) -> Any:
+    return app_of("--force-dummy-tokenizer", *filter(is_flag, CONFIGURATIONS[name]))
+
+
+def test_every_route_is_listed_as_a_control_route_or_as_open() -> None:
+    """Whoever adds a route says whether a page of somebody else may request it."""
+    paths = set()
+    for name in CONFIGURATIONS:
+        routes = app_of_configuration(name).routes
+        paths |= {route.path for route in routes}
+        plain_paths = {route.path for route in routes if route.plain}
+        assert not [*filter(is_control, plain_paths)], "the fast path would skip the checks"
+    unlisted = {path for path in paths - OPEN if not is_control(path)}
+    assert unlisted == set(), "add the route to CONTROL_ROUTES, or to OPEN"
+    assert paths >= OPEN - ABSENT, "a route was removed"
+    assert not [*filter(is_control, OPEN)]
+    listed = {
+        path for group in CONTROL_ROUTES.values() for path in group if not path.endswith("{all}")
+    }
+    assert listed - ABSENT <= paths, "a control route was removed"
+
+
+@pytest.mark.parametrize("configuration", ["default", "every feature", "pooling", "sglang"])
+def test_control_route_rejects_foreign_pages_and_rebound_hosts_for_every_method(
+    configuration: str,
+) -> None:
+    server = app_of_configuration(configuration)
+    checked = set()
+    for route in server.routes:
+        if not is_control(route.path):
+            continue
+        path = re.sub(r"\{\w+\}", "1", route.path)
+        for method in set(route.methods) - {"OPTIONS"}:
+            checked.add(f"{method} {path}")
+            foreign = {"Origin": EVIL, "Sec-Fetch-Site": "cross-site"}
+            image = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+            rebound = {"Origin": EVIL, "Sec-Fetch-Site": "same-origin"}
+            assert status(server, path, foreign, method) == 403, (method, path)
+            assert status(server, path, image, method) == 403, (method, path)
+            assert status(server, path, rebound, method, host="evil.example") == 403, path
+    expected = {"GET /admin/config", "POST /admin/config", "GET /admin/journal"}
+    if configuration == "sglang":
+        expected |= {"POST /abort_request", "GET /flush_cache", "POST /flush_cache"}
+        expected |= {"GET /get_server_info", "GET /get_load"}
+    missing = {operation for operation in expected - checked if operation.split()[1] not in ABSENT}
+    assert missing == set()
+
+
+def test_link_of_another_page_opens_the_console_but_a_frame_does_not(app: Any) -> None:
+    link = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+    }
+    frame = {**link, "Sec-Fetch-Dest": "iframe"}
+    assert status(app, "/console", link, "GET") == expected_status("/console", 200)
+    assert status(app, "/console", frame, "GET") == expected_status("/console", 403)
+    assert status(app, "/admin/config", link, "GET") == 403
+    assert status(app, "/console", link, "GET", host="evil.example") == expected_status(
+        "/console", 403
+    )
 
 
 def test_requests_from_pages_of_other_origins_are_rejected(app: Any) -> None:
@@ -122,8 +186,8 @@ def test_requests_from_pages_of_other_origins_are_rejected(app: Any) -> None:
             ("POST", "/admin/config", 403),
             ("POST", "/pause", 403),
             ("DELETE", "/admin/verdict", 403),
-            ("GET", "/admin/config", 200),  # the page cannot read it
-            ("GET", "/admin/verdict", 200),
+            ("GET", "/admin/config", 403),
+            ("GET", "/admin/verdict", 403),
         ):
             expected = expected_status(path, answer)
             assert status(app, path, {"Origin": EVIL}, method, bound_to) == expected, path

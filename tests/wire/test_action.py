@@ -99,6 +99,21 @@ def test_non_numeric_wait_seconds_input_fails_the_step(
         assert "unbound variable" not in done.stdout
 
 
+@pytest.mark.parametrize("port", ["", "0", "65536", "080", "eighty", "8000;id", "1\n::warning::x"])
+def test_port_that_is_not_a_port_number_fails_the_step(runner: dict[str, str], port: str) -> None:
+    with step("start", runner, port=port) as done:
+        assert done.returncode == 1
+        message = "::error title=Understudy::port must be a whole number from 1 to 65535, got "
+        assert done.stdout.startswith(message)
+        assert len(done.stdout.splitlines()) == 1
+    assert not (Path(runner["RUNNER_TEMP"]) / "understudy.log").read_text()
+
+
+def test_wait_seconds_with_a_leading_zero_is_a_decimal_number(runner: dict[str, str]) -> None:
+    with step("start", runner, port=str(free_port()), **{"wait-seconds": "08"}) as done:
+        assert done.returncode == 0, done.stdout
+
+
 def test_step_fails_if_another_server_uses_the_port(runner: dict[str, str]) -> None:
     port = str(free_port())
     with step("start", runner, port=port) as first:

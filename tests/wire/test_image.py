@@ -177,20 +177,24 @@ def image(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 
 @contextmanager
-def container(image: Stage, words: Sequence[str], **env: str) -> Iterator[Stage]:
+def container(image: Stage, words: Sequence[str], closed_port: int, **env: str) -> Iterator[Stage]:
     """The image's entry point runs with `words` for as long as the block lasts, healthy inside of
     it.
     """
     command = [*image.entrypoint, *words]
     environ = image.environment() | env
     process = subprocess.Popen(command, cwd=image.within("."), env=environ, start_new_session=True)
-    with ending(process, lambda: health(image, **env) == 0):
+    with ending(process, lambda: health(image, closed_port, **env) == 0):
         yield image
 
 
-def health(image: Stage, **env: str) -> int:
-    """Exit status of the image's health check, in the container's own environment."""
-    environment = image.environment() | env
+def health(image: Stage, closed_port: int, **env: str) -> int:
+    """Exit status of the image's health check, in the container's own environment.
+
+    A check that finds no server tries the default port. A container has that port for itself, but
+    here another server may have it, so `closed_port` takes its place.
+    """
+    environment = image.environment() | {"SIM_PORT": str(closed_port)} | env
     return subprocess.run(
         image.health, cwd=image.within("."), env=environment, capture_output=True, timeout=20
     ).returncode
@@ -236,20 +240,21 @@ def test_container_serves_requests_and_passes_its_health_check(
     image: Stage, words: list[str]
 ) -> None:
     port = free_port()
+    closed_port = free_port()
     moved = [word.replace("PORT", str(port)).replace("ROOT", str(image.root)) for word in words]
     # Only the first command takes its port from there; of the others the check has to find it.
     env = {"SIM_PORT": str(port), "SIM_MODEL": "moved"} if words[0] == "gunicorn" else {}
     if words[0] == "sh":  # found on the PATH of the image, which is not below its folder here
         env["PATH"] = f"{image.root}/usr/local/bin:{image.environment()['PATH']}"
-    assert health(image, **env) == 1
-    with container(image, moved, **env):
+    assert health(image, closed_port, **env) == 1
+    with container(image, moved, closed_port, **env):
         body = {"prompt": "Hello there", "max_tokens": 3}
         answer = requests.post(
             f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=20
         ).json()
         assert (answer["model"], answer["usage"]["completion_tokens"]) == ("moved", 3)
         assert requests.get(f"http://127.0.0.1:{port}/metrics", timeout=20).status_code == 200
-    assert health(image, **env) == 1
+    assert health(image, closed_port, **env) == 1
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.llm"])

@@ -21,10 +21,9 @@ def build_middleware(parts: ServerParts, http_metrics: HttpMetrics) -> Middlewar
     settings = parts.settings
     http_log = HttpLog()
     names = (parts.server.host, parts.server.pod_name)
-    foreign_pages = ForeignPages(settings.access, names)
+    foreign_pages = ForeignPages(settings.access, parts.keys.needs_key, names)
     parts.live.follow(LogSettings, http_log.on_log)
-    for guard in (parts.keys, foreign_pages):
-        parts.live.follow(AccessSettings, guard.on_access)
+    parts.live.follow(AccessSettings, parts.keys.on_access)
     added = _by_position(parts)
     stack = MiddlewareStack(
         [

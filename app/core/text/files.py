@@ -8,7 +8,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from app.core.text.base import TokenizerLoadError
-from config.untrusted import UntrustedDataError, decode_untrusted, python_json
+from config.files import read_text, read_whole
+from config.untrusted import decode_untrusted, python_json
 
 DEFAULT_TEMPLATE = "default"
 FILES = (
@@ -50,6 +51,10 @@ class TokenizerFolder(Struct, frozen=True, kw_only=True):
     """Rows of the model's embedding in `config.json`; may exceed the tokenizer's vocabulary."""
     takes_media: bool = True
     """True when `config.json` names a model that reads images, sound or video, or is missing."""
+
+    def tokenizer_json(self) -> bytes:
+        """Returns the content of `tokenizer.json`. Raises OSError."""
+        return read_whole(self.tokenizer_file)
 
 
 def read_folder(path: Path) -> TokenizerFolder:
@@ -135,8 +140,8 @@ def read_json(file: Path) -> dict[str, object]:
     if not file.is_file():
         return {}
     try:
-        content = decode_untrusted(file.read_text(encoding="utf-8"), decoder=python_json)
-    except (OSError, UnicodeDecodeError, UntrustedDataError) as error:
+        content = decode_untrusted(read_text(file), decoder=python_json)
+    except (OSError, ValueError) as error:
         raise TokenizerLoadError(f"{file} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise TokenizerLoadError(f"{file} must contain a JSON object.")
@@ -152,10 +157,10 @@ def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str
         elif isinstance(entry, list):
             templates |= {named["name"]: named["template"] for named in entry}
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = file.read_text(encoding="utf-8")
+        templates[file.stem] = read_text(file)
     default_file = folder / "chat_template.jinja"
     if default_file.is_file():
-        templates[DEFAULT_TEMPLATE] = default_file.read_text(encoding="utf-8")
+        templates[DEFAULT_TEMPLATE] = read_text(default_file)
     return templates
 
 
@@ -164,6 +169,11 @@ def model_config(name: str) -> dict[str, object]:
     with suppress(TokenizerLoadError):
         return read_json(Path(name).expanduser() / "config.json")
     return {}
+
+
+def accepts_media(name: str) -> bool | None:
+    """Returns `takes_media` of the `config.json` of a model in a local folder."""
+    return takes_media(model_config(name))
 
 
 def takes_media(model: Mapping[str, object]) -> bool | None:
@@ -209,3 +219,19 @@ def fetch(name: str, token: str | None = None, cache: Path | None = None) -> Pat
     raise TokenizerLoadError(
         f"{name} was not found in the local cache or on the Hugging Face Hub: {reason}"
     )
+
+
+def template_source(template: str | None) -> str | None:
+    """Returns the source of a template, which is a source itself or the path of a file.
+
+    Raises:
+        TokenizerLoadError: the file cannot be read.
+    """
+    if template is None or "{" in template:
+        return template
+    try:
+        return read_text(Path(template).expanduser())
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerLoadError(
+            f"The chat template {template} cannot be read: {error}."
+        ) from error

@@ -39,12 +39,12 @@ from app.core.text.detokenization import (
 from app.core.text.files import (
     DEFAULT_TEMPLATE,
     TokenizerFolder,
+    accepts_media,
     fetch,
-    model_config,
     read_folder,
     read_info,
+    template_source,
 )
-from app.core.text.files import takes_media as model_takes_media
 from app.core.text.words import WordEncoder, has_independent_words
 from config.sections.model import TokenizerSettings
 
@@ -155,7 +155,7 @@ class LocalTokenizer(Tokenizer):
             if path == EMBEDDED:
                 backend = _embedded_backend()
             else:
-                backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_file.read_bytes())
+                backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_json())
         except Exception as error:  # the library raises bare Exception
             raise TokenizerLoadError(
                 f"{folder.tokenizer_file} is not a tokenizer: {error}."
@@ -331,7 +331,7 @@ def load_tokenizer(
     """
     chat_template = template_source(settings.chat_template)
     if takes_media is None:
-        takes_media = model_takes_media(model_config(model))
+        takes_media = accepts_media(model)
     if settings.force_dummy_tokenizer:
         return default_tokenizer(chat_template, takes_media)
     source = settings.tokenizer or model
@@ -367,19 +367,3 @@ def _tokenizer_path(source: str, settings: TokenizerSettings) -> Path | None:
     if settings.tokenizers_cache_dir is not None:
         cache = Path(settings.tokenizers_cache_dir).expanduser()
     return fetch(source, settings.hf_token, cache)
-
-
-def template_source(template: str | None) -> str | None:
-    """Returns the source of a template, which is a source itself or the path of a file.
-
-    Raises:
-        TokenizerLoadError: the file cannot be read.
-    """
-    if template is None or "{" in template:
-        return template
-    try:
-        return Path(template).expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerLoadError(
-            f"The chat template {template} cannot be read: {error}."
-        ) from error

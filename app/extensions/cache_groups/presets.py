@@ -1,8 +1,7 @@
 """Layers of a model: of one that has a name, or of a config.json."""
 
-from pathlib import Path
-
 from app.extensions.cache_groups.layers import FULL, LINEAR, SLIDING, LayerConfig, ModelConfig
+from config.files import read_whole
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 CONFIG_LIMIT_BYTES = 4 << 20
@@ -24,8 +23,7 @@ def read_layers(name: str) -> LayerConfig:
     if preset is not None:
         return preset
     try:
-        with Path(name).open("rb") as file:
-            content = file.read(CONFIG_LIMIT_BYTES)
+        content = read_whole(name, CONFIG_LIMIT_BYTES)
         config = decode_untrusted(content, type=ModelConfig)
     except OSError as error:
         presets = ", ".join(PRESETS)

@@ -29,12 +29,16 @@ from app.extensions.datasets.table import replies_table
 from app.extensions.datasets.tokens import RecordedTokens, encode
 from config import ConfigError, Settings
 from config.declaration import COMMAND
+from config.files import open_file
 from config.flags import FlagParser, as_command, whole_number
+from config.lines import MAX_LINE_BYTES
 
 BOM = b"\xef\xbb\xbf"
 HUMAN = "human"
 MODEL = "gpt"
 HEAD_BYTES = 4096
+MAX_LEVELS = 100
+"""Most levels of lists and objects in the file."""
 """Bytes of the file that must show the start of the JSON array."""
 ROWS_PER_INSERT = 1000
 CARD = """\
@@ -95,7 +99,7 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
     job.check_output()
     tokenizer = tokenizer_of(settings)
     try:
-        with job.input.open("rb") as source:
+        with open_file(job.input) as source:
             print(job.build(source, tokenizer))
     except DatasetError as error:
         raise DatasetError(f"{job.input}: {error}") from error
@@ -197,17 +201,76 @@ def read_conversations(file: BinaryIO) -> Iterator[object]:
     Raises:
         DatasetError: The file is not a JSON array.
     """
-    head = file.read(HEAD_BYTES)
-    if not head.removeprefix(BOM).lstrip().startswith(b"["):
+    head = file.read(HEAD_BYTES).removeprefix(BOM)
+    if not head.lstrip().startswith(b"["):
         raise DatasetError("the file is not a JSON array of conversations")
-    file.seek(len(BOM) if head.startswith(BOM) else 0)
+    parts = _BoundedParts(head, file)
     try:
-        yield from ijson.items(file, "item", use_float=True)
+        for conversation in _items_of(parts):
+            parts.begin_item()
+            yield conversation
     except ijson.JSONError as error:
         message = error.args[0]
         if isinstance(message, bytes):
             message = message.decode(errors="replace")
         raise DatasetError(f"the file is not valid JSON: {str(message).splitlines()[0]}") from error
+
+
+def _items_of(parts: _BoundedParts) -> Iterator[object]:
+    """Yields the items of a JSON array.
+
+    `ijson.items` would write the path of each value: for hours, where the nesting is deep.
+
+    Raises:
+        DatasetError: an item is nested too deeply.
+    """
+    depth = 0
+    builder = ijson.ObjectBuilder()
+    for event, value in ijson.basic_parse(parts, use_float=True):
+        is_end = event in ("end_map", "end_array")
+        depth += (event in ("start_map", "start_array")) - is_end
+        if depth > MAX_LEVELS:
+            raise DatasetError(f"the file is nested more than {MAX_LEVELS} levels deep")
+        if depth == 0 or (depth == 1 and event == "start_array" and not is_end):
+            continue  # the array itself
+        builder.event(event, value)
+        if depth == 1:
+            yield builder.value
+            builder = ijson.ObjectBuilder()
+
+
+class _BoundedParts:
+    """The bytes of a file after its `head`, while each item of its array is of a limited size.
+
+    The file may have any size, but an item is decoded as a whole.
+    """
+
+    def __init__(self, head: bytes, file: BinaryIO) -> None:
+        self._head = head
+        self._file = file
+        self._item_bytes = 0
+
+    def begin_item(self) -> None:
+        """Begins to count the bytes of the next item."""
+        self._item_bytes = 0
+
+    def read(self, size: int) -> bytes:
+        """Returns the next bytes.
+
+        Raises:
+            DatasetError: the item is too large.
+        """
+        if size and self._head:
+            part = self._head
+            self._head = b""
+        else:
+            part = self._file.read(size)
+        self._item_bytes += len(part)
+        if self._item_bytes > MAX_LINE_BYTES:
+            raise DatasetError(
+                f"a conversation of the array is larger than {MAX_LINE_BYTES >> 20} MiB"
+            )
+        return part
 
 
 class Exchange(NamedTuple):

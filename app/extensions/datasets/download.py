@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import urllib3
@@ -18,6 +20,10 @@ from app.core.engine.errors import DatasetError
 CHUNK_BYTES = 1 << 20
 TIMEOUT = Timeout(connect=10, read=60)
 """Seconds to connect, and between two pieces of the body."""
+MAX_BYTES = 256 << 30
+"""Largest file: an endless one must not fill the disk."""
+MAX_SECONDS = 6 * 3600.0
+"""Longest time of an attempt: a server may send a byte now and then for ever."""
 REDIRECTS = Retry(connect=0, read=0, other=0, status=0, redirect=5)
 OK = 200
 PARTIAL_CONTENT = 206
@@ -30,12 +36,18 @@ LOG_SECONDS = 5.0
 """Time between two updates of the progress bar elsewhere."""
 
 
-def download(url: str, path: Path, sha256: str | None = None) -> None:
+def download(
+    url: str,
+    path: Path,
+    sha256: str | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> None:
     """Downloads `url` into the new file `path`, and creates its folders.
 
     The bytes go to `path` plus `.part`, where a later call resumes after a break. The complete file
     is verified, flushed and renamed. If several processes want the same file, one downloads it. A
     bar on stderr shows the progress. `sha256` is the hexadecimal checksum of the file.
+    `now` returns monotonic seconds.
 
     Raises:
         DatasetError: The download failed, or the checksum is another one.
@@ -45,7 +57,7 @@ def download(url: str, path: Path, sha256: str | None = None) -> None:
         lock = FileLock(path.with_name(path.name + ".lock"))
         with lock:
             if not path.exists():
-                _Download(url, path).run(sha256)
+                _Download(url, path, now).run(sha256)
             Path(lock.lock_file).unlink(missing_ok=True)
     except OSError as error:
         raise DatasetError(
@@ -58,7 +70,8 @@ def download(url: str, path: Path, sha256: str | None = None) -> None:
 
 
 class _Download:
-    def __init__(self, url: str, path: Path) -> None:
+    def __init__(self, url: str, path: Path, now: Callable[[], float]) -> None:
+        self._now = now
         self._url = url
         self._path = path
         self._part = path.with_name(path.name + ".part")
@@ -151,6 +164,7 @@ class _Download:
             self._validator.write_text(validator, "latin-1")
 
     def _save_body(self, response: urllib3.BaseHTTPResponse, offset: int) -> None:
+        begin_s = self._now()
         length = response.headers.get("Content-Length", "")
         bar = tqdm(
             desc=self._path.name,
@@ -161,9 +175,17 @@ class _Download:
             mininterval=TERMINAL_SECONDS if sys.stderr.isatty() else LOG_SECONDS,
         )
         with self._part.open("ab") as file, bar:
-            for chunk in response.stream(CHUNK_BYTES, decode_content=False):
+            received = offset
+            while chunk := response.read1(CHUNK_BYTES, decode_content=False):
                 file.write(chunk)
                 bar.update(len(chunk))
+                received += len(chunk)
+                if received > MAX_BYTES:
+                    raise self._error(f"the file is larger than {MAX_BYTES >> 30} GiB")
+                if self._now() - begin_s > MAX_SECONDS:
+                    raise self._error(
+                        f"it takes over {MAX_SECONDS / 3600:g} h; the next startup resumes it"
+                    )
             file.flush()
             os.fsync(file.fileno())
 

@@ -20,7 +20,7 @@ from app.core.protocol.common import encode_to_keep
 from app.core.server.http.context import SCOPE, RequestContext
 from app.core.server.http.response import Response
 from app.core.server.http.rpc import RpcResponse
-from app.core.server.middleware.foreign_pages import OPERATOR_PREFIXES
+from app.core.server.middleware.control_routes import OPERATOR_PREFIXES
 from app.core.server.middleware.masking import mask_text
 from app.extensions.journal.sends import LOG_BYTES, SendLog, stamped
 from app.extensions.journal.wall_clock import WallClock

@@ -100,10 +100,10 @@ def _middleware(live: LiveSettings, http_metrics: HttpMetrics, engine: NoEngine)
     settings = live.current
     http_log = HttpLog()
     keys = ApiKeys()
-    pages = ForeignPages(settings.access, (settings.server.host, settings.server.pod_name))
+    names = (settings.server.host, settings.server.pod_name)
+    pages = ForeignPages(settings.access, keys.needs_key, names)
     live.follow(LogSettings, http_log.on_log)
-    for guard in (keys, pages):
-        live.follow(AccessSettings, guard.on_access)
+    live.follow(AccessSettings, keys.on_access)
     stack = MiddlewareStack([http_metrics, http_log, Cors(settings.access), keys, pages, engine])
     live.watch(stack.refresh)
     return stack

@@ -12,6 +12,7 @@ from gevent.socket import getaddrinfo
 from msgspec import Struct
 
 from config.declaration import port_of
+from config.files import open_file, read_rest
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ Resolve = Callable[[str], Sequence[str]]
 May take long; raises OSError when the resolver does not answer.
 """
 
+MAX_FILE_BYTES = 4 << 20
+"""Largest file with endpoints: some 50,000."""
 ANY_HOST = "*"
 OPTIONS = ("replay", "pod", "model")
 
@@ -134,10 +137,15 @@ class PolledSource(TargetSource):
 class FileSource(PolledSource):
     """A file with one endpoint a line; `#` starts a comment. Invalid lines are skipped."""
 
+    def _text(self) -> str:
+        # A pipe would block the event loop, which reads the file every two seconds.
+        with open_file(self._name, accepts_pipes=False) as file:
+            return read_rest(file, str(self._name), MAX_FILE_BYTES).decode()
+
     def _read(self) -> tuple[Sequence[PodEndpoint], str]:
         targets = []
         problems = []
-        for number, line in enumerate(Path(self._name).read_text("utf-8").splitlines(), 1):
+        for number, line in enumerate(self._text().splitlines(), 1):
             entry = line.partition("#")[0].strip()
             if not entry:
                 continue

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from app.core.text.base import Message
 from app.extensions.llm.errors import LLMError, RequestError
 from config.declaration import COMMAND, check_installed
+from config.files import read_text
 from config.flags import FlagParser, as_command
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
     if arguments.prompt is not None:
         prompts.append(arguments.prompt)
     if arguments.file is not None:
-        lines = arguments.file.read_text("utf-8").splitlines()
+        lines = read_text(arguments.file).splitlines()
         prompts += [line.strip() for line in lines if line.strip()]
     return prompts
 

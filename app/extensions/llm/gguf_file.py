@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from app.extensions.llm.errors import ModelLoadError
+from config.files import open_file
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -58,7 +59,7 @@ class GGUFFile:
         self.tensors: dict[str, TensorInfo] = {}
         self._position = len(MAGIC)
         try:
-            with path.open("rb") as file:
+            with open_file(path, accepts_pipes=False) as file:
                 # Copy on write, because torch wants writable memory; no page is ever written.
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._read_head()

@@ -19,7 +19,7 @@ from app.core.protocol.features import Feature
 from app.core.protocol.versions import simulated_version
 from app.core.server.gunicorn.ranks import ENDPOINT
 from app.core.text.base import Tokenizer
-from app.core.text.huggingface import template_source
+from app.core.text.files import template_source
 from app.extensions.llm.errors import LLMError
 from app.extensions.llm.model_files import find_model, load_tokenizer
 from app.extensions.llm.remote_engine import RemoteEngine
@@ -29,6 +29,7 @@ from app.extensions.llm.text_readers import readers
 from app.extensions.llm.wire import EngineProcessOptions
 from config import ConfigError, Settings
 from config.declaration import COMMAND, check_installed
+from config.files import read_whole
 from config.sections.model import OWN_LENGTH
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
@@ -210,7 +211,7 @@ def _read_generation_config(settings: Settings, source: str) -> dict[str, object
         folder = Path(source).expanduser()
     file = folder / "generation_config.json"
     try:
-        return decode_untrusted(file.read_bytes(), type=dict[str, object])
+        return decode_untrusted(read_whole(file), type=dict[str, object])
     except (FileNotFoundError, NotADirectoryError):  # a .gguf file is not a folder
         if source == OWN_DEFAULTS:
             return {}

@@ -4,6 +4,7 @@ Copies `examples/project`; with `--js` also `examples/project-js` and the npm pa
 `clients/js`. The files lie in `FOLDER/understudy` and `FOLDER/.github/workflows`.
 """
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,19 +37,51 @@ def run(argv: Sequence[str]) -> int:
     folders = dict(PYTHON)
     if arguments.js:
         folders |= JAVASCRIPT
-    files = _files(Path(arguments.folder), folders)
+    project = Path(arguments.folder)
+    files = _files(project, folders)
     for path in files:
+        _check_links(project, path)
         if path.exists() and not arguments.force:
             raise ConfigError(f"{path} already exists; use --force to overwrite it")
     # All folders come first: a folder that cannot be made ends the command before any file.
     for folder in {path.parent for path in files}:
         folder.mkdir(parents=True, exist_ok=True)
     for path, template in files.items():
-        path.write_bytes(template.read_bytes())
+        _write(path, template.read_bytes())
         print(path)
     tests = shlex.quote(str(Path(arguments.folder, "understudy")))
     print(f"Next: pip install pytest && pytest {tests}")
     return 0
+
+
+def _check_links(project: Path, path: Path) -> None:
+    """Checks that a file below the project, and its folders, are no links to other places.
+
+    Raises:
+        ConfigError: one of them is a symbolic link.
+    """
+    for part in (path, *path.parents):
+        if part == project:
+            return
+        if part.is_symlink():
+            raise ConfigError(f"{part} is a symbolic link, and nothing is written through links")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file under a new name, and renames it: the other names of a hard link keep theirs.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    new_file = path.with_name(f".{path.name}.new")
+    descriptor = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(new_file, path)
+    except BaseException:
+        new_file.unlink(missing_ok=True)
+        raise
 
 
 def _files(project: Path, folders: dict[str, str]) -> dict[Path, Path]:

@@ -43,6 +43,7 @@ class Recordings(Extension):
             now=clock.now,
             journal=parts.get(RequestJournal).journal,
             has_keys=self._has_keys,
+            bears_key=parts.keys.bears_key,
         )
         miss = parts.settings.section(ReplaySettings).replay_miss
         self._replay = Replay(recording, services, miss, upstream)

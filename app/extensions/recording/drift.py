@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from contextlib import closing
-from http.client import HTTPException
 
 import msgspec
 
-from app.core.server.http.client import Target
+from app.core.server.http.client import Target, whole_response
 from app.core.server.http.relay import NOT_FORWARDED, READ_TIMEOUT_S
 from app.core.server.middleware.masking import MASK
 from app.extensions.recording.comparison import (
@@ -15,12 +14,7 @@ from app.extensions.recording.comparison import (
     differences,
     shapes_of,
 )
-from app.extensions.recording.exchange import (
-    MAX_LINE_BYTES,
-    RecordedRequest,
-    RecordingError,
-    bytes_of,
-)
+from app.extensions.recording.exchange import RecordedRequest, RecordingError, bytes_of
 from app.extensions.recording.lines import recorded
 from app.extensions.recording.request_form import json_object
 from config.declaration import COMMAND
@@ -91,13 +85,12 @@ def live_shapes_of(
         fields = json_object(body) or {}
         if "model" in fields:
             body = msgspec.json.encode({**fields, "model": model})
-    with closing(target.connection(READ_TIMEOUT_S)) as connection:
-        try:
-            connection.request(
-                request.method, target.prefix + request.target, body or None, headers
+    path = target.prefix + request.target
+    try:
+        with closing(target.connection(READ_TIMEOUT_S)) as connection:
+            response, content = whole_response(
+                connection, request.method, path, body=body or None, headers=headers
             )
-            response = connection.getresponse()
-            content = response.read(MAX_LINE_BYTES)
-        except (OSError, HTTPException) as error:
-            raise RecordingError(f"{target.url}: {error!r}") from None
-        return shapes_of(ReceivedAnswer(response.status, response.getheaders(), content))
+    except (OSError, ValueError) as error:  # also for a recorded method or header
+        raise RecordingError(f"{target.url}: {error}") from None
+    return shapes_of(ReceivedAnswer(response.status, response.getheaders(), content))

@@ -12,6 +12,7 @@ bodies.
 """
 
 import json
+import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
@@ -21,10 +22,11 @@ from typing import Annotated, BinaryIO, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from app.core.server.middleware.masking import is_valid_json, mask_pieces
+from app.core.server.middleware.masking import mask_pieces
 from config import ConfigError
 from config.declaration import COMMAND
-from config.untrusted import UntrustedDataError, decode_untrusted
+from config.files import open_file
+from config.untrusted import UntrustedDataError, decode_untrusted, is_valid_json
 
 FORMAT = "understudy-recording"
 VERSION = 1
@@ -36,6 +38,8 @@ MAX_LINE_BYTES = 5 * MAX_BODY_BYTES
 """Longest line, in bytes: both bodies with their escapes, and all other fields."""
 MAX_HEADER_BYTES = 1 << 16
 """Longest first line of a file that grows, in bytes."""
+PRIVATE_MODE = 0o600
+"""Mode of a new recording, which contains the texts of prompts and answers."""
 _NOT_LATIN_1 = re.compile(r"[^\x00-\xff]")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Bytes that JSON would write as six characters each; base64 is shorter."""
@@ -194,14 +198,19 @@ def _escaped(match: re.Match[str]) -> str:
     return json.dumps(match[0])[1:-1]
 
 
+def create_private(path: str, flags: int) -> int:
+    """Opens a file as `os.open` does. A new file is for its owner only: it quotes clients."""
+    return os.open(path, flags | os.O_CLOEXEC, PRIVATE_MODE)
+
+
 def open_recording(path: str) -> BinaryIO:
     """Opens a file for reading.
 
     Raises:
-        RecordingError: the file cannot be read.
+        RecordingError: the file cannot be read, or is not a regular file: lines are read again.
     """
     try:
-        return open(path, "rb")
+        return open_file(path, accepts_pipes=False)
     except OSError as error:
         raise RecordingError(f"{path} cannot be read: {error.strerror or error}") from None
 

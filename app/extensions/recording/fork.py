@@ -16,6 +16,7 @@ from app.extensions.recording.exchange import (
     RecordedAnswer,
     RecordedChunk,
     bytes_of,
+    create_private,
     data_of,
     line_of,
 )
@@ -73,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
     if len(lines) == 1:
         raise ConfigError(f"{options.file} contains no request that is part of a conversation")
     try:
-        with options.out.open("xb") as file:
+        with open(options.out, "xb", opener=create_private) as file:
             file.writelines(lines)
     except OSError as error:
         raise ConfigError(f"{options.out} cannot be written: {error.strerror or error}") from None

@@ -35,6 +35,7 @@ from app.extensions.recording.lines import (
 )
 from app.extensions.recording.request_form import RequestForm, SimilarityFeatures, request_form
 from app.extensions.recording.shared_file import LOCK_TIMEOUT_S, lock_within
+from config.files import open_file
 
 MAX_CLIENTS = 100
 COMPARISON_BYTES = 100
@@ -162,20 +163,20 @@ class Recording:
         """
         with ExitStack() as resources:
             try:
-                file = resources.enter_context(open(self.path, "rb"))
+                file = resources.enter_context(open_file(self.path, accepts_pipes=False))
             except OSError as error:
                 if self._grows and isinstance(error, FileNotFoundError):
                     return FileTail(LineReader(self.path))
                 reason = error.strerror or error
                 raise RecordingError(f"{self.path} cannot be read: {reason}") from None
             status = os.fstat(file.fileno())
-            open_file: BinaryIO = file
+            indexed_file: BinaryIO = file
             reader = LineReader(self.path, is_tolerant=self._grows)
             if self._continues(status):
                 if status.st_size == self._size:
                     return None
                 assert self._file is not None
-                open_file = self._file
+                indexed_file = self._file
                 reader = copy(self._reader)
             size, is_settled = self._settled_size(file)
             warnings: list[str] = []
@@ -184,11 +185,11 @@ class Recording:
             start = os.pread(file.fileno(), MAX_HEADER_BYTES, 0)
             if not self._grows or not is_cut_header(start):
                 entries = list(self._entries(reader.read(file, size, is_settled)))
-            if open_file is file:
+            if indexed_file is file:
                 resources.pop_all()  # answers are read from it later
             return FileTail(
                 reader,
-                open_file,
+                indexed_file,
                 size=size if is_settled else 0,
                 is_settled=is_settled,
                 entries=entries,

@@ -89,6 +89,7 @@ class ReplayServices:
         journal: Gets the texts of replayed answers.
         has_keys: Returns True if this server has API keys, so that a client's key is not for
             targets.
+        bears_key: Returns True for a request with an API key, or if this server has none.
     """
 
     body_limits: BodyLimits
@@ -96,6 +97,7 @@ class ReplayServices:
     now: Callable[[], float]
     journal: Journal
     has_keys: Callable[[], bool]
+    bears_key: Callable[[RequestContext], bool]
 
 
 class Replay(Middleware):
@@ -169,6 +171,10 @@ class Replay(Middleware):
                 the body and of the target.
         """
         if context.way == "probe" or context.path.startswith(EXCLUDED_PREFIXES):
+            return None
+        # vLLM leaves some routes open, such as /score, and every OPTIONS request. Without a key,
+        # they must not lead to a target, whose key is the operator's, or to recorded answers.
+        if not self._services.bears_key(context):
             return None
         begin_s = self._now()
         miss = context.headers.get(MISS.lower(), self._miss)

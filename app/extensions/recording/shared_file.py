@@ -20,6 +20,7 @@ from app.extensions.recording.exchange import (
     MAX_HEADER_BYTES,
     VERSION,
     Header,
+    create_private,
     is_cut_header,
     line_of,
     read_header,
@@ -153,7 +154,7 @@ class SharedFile:
 
     def _open(self, flags: int = 0) -> io.FileIO:
         def opener(path: str, _: int) -> int:
-            return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, 0o666)
+            return create_private(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | flags)
 
         return io.FileIO(str(self.path), "ab+", opener=opener)
 

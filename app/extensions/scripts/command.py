@@ -6,7 +6,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from random import Random
 from typing import get_args
 
@@ -27,6 +26,7 @@ from app.extensions.scripts.rules import Family, RuleFailureError, ScriptError
 from app.extensions.scripts.script_file import RuleState
 from app.extensions.scripts.script_set import Decision, SchemaCheck, ScriptSet
 from config.declaration import COMMAND
+from config.files import read_text
 from config.flags import FlagParser
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
@@ -180,7 +180,7 @@ def _json(text: str, flag: str) -> object:
     JSON.
     """
     if text.startswith("@"):
-        text = Path(text[1:]).read_text("utf-8")
+        text = read_text(text[1:])
     if text.lstrip()[:1] not in ("[", "{"):
         return text
     try:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -62,14 +61,7 @@ def read_script(path: str) -> Script:
         ScriptError: The file is missing or invalid.
     """
     try:
-        size = Path(path).stat().st_size
-        if size > MAX_SCRIPT_BYTES:
-            raise ScriptError(
-                f"script {path}: {size} bytes exceed the limit of {MAX_SCRIPT_BYTES} bytes"
-            )
-        document = parse_yaml(path)
-    except OSError as error:
-        raise ScriptError(f"script {path} cannot be read: {error.strerror}") from None
+        document = parse_yaml(path, MAX_SCRIPT_BYTES)
     except ConfigError as error:
         raise ScriptError(str(error).replace("YAML file", "script", 1)) from None
     if not isinstance(document, dict):

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from app.core.extensions import Extension, Position
 from app.core.server.http.late_routes import late_routes
-from app.extensions.sglang.keys import NativeKeys
 from app.extensions.sglang.kv_events import encode_batch
 from app.extensions.sglang.loads import LoadReader
 from app.extensions.sglang.metrics import LoadMetrics, RequestCounts, RequestMetrics, server_labels
@@ -34,6 +33,11 @@ INFORMATION = (
     "GET,POST /flush_cache",
 )
 GENERATION = ("POST,PUT /generate", "POST /abort_request")
+GUARDED = (
+    *("/generate", "/abort_request", "/flush_cache", "/get_load"),
+    *("/model_info", "/get_model_info", "/server_info", "/get_server_info"),
+)
+"""Native paths that need an API key, if any is set. Only the health check needs none."""
 
 
 class Dialect(Extension):
@@ -43,6 +47,7 @@ class Dialect(Extension):
 
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)
+        parts.keys.guard(GUARDED)
         if parts.kv_events.layout == "map":
             parts.kv_events = replace(parts.kv_events, encode=encode_batch)
 
@@ -59,10 +64,7 @@ class Dialect(Extension):
         pipeline = self.parts.pipeline
         forms = OpenAiForms(StopNames(pipeline.tokenizer.eos_token_id), pipeline.weights)
         return {
-            Position.AUTHENTICATED: [
-                NativeKeys(self.parts.keys),
-                RequestCounts(self._request_metrics),
-            ],
+            Position.AUTHENTICATED: [RequestCounts(self._request_metrics)],
             Position.INNERMOST: [forms, DataParallelRanks(self.parts.body)],
         }
 

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.server.middleware.foreign_pages import (
-    CONTROL_PATHS,
-    is_control,
-)
+from app.core.server.middleware.control_routes import CONTROL_ROUTES, is_control
 from app.core.server.middleware.hosts import HostNames
 from tests.application import app_of
 
@@ -118,4 +115,4 @@ def test_control_routes_are_recognized_by_the_url_path_of_a_request(app: Any) ->
         assert is_control(path)
     for path in ("/v1/models", "/health", "/metrics", "/", "/sleepless", "/is_sleeping"):
         assert not is_control(path)
-    assert all(is_control(path) for path in CONTROL_PATHS)
+    assert all(is_control(path) for group in CONTROL_ROUTES.values() for path in group)

@@ -232,6 +232,19 @@ def test_conversations_are_read_from_compact_and_indented_json() -> None:
         assert list(read_conversations(io.BytesIO(text.encode()))) == items
 
 
+def test_conversation_without_an_end_is_rejected_but_not_a_large_file() -> None:
+    from app.extensions.datasets.command import DatasetError, read_conversations
+
+    item = json.dumps(turns(("human", "x" * (1 << 20)))).encode()
+
+    def text(count: int, end: bytes) -> io.BytesIO:
+        return io.BytesIO(b"[" + (item + b",") * count + end)
+
+    assert sum(1 for _ in read_conversations(text(20, item + b"]"))) == 21
+    with pytest.raises(DatasetError, match="a conversation of the array is larger than 16 MiB"):
+        list(read_conversations(text(2, b'"' + b"x" * (17 << 20))))
+
+
 @pytest.mark.parametrize(
     "spoken",
     [

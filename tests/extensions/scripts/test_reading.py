@@ -117,7 +117,7 @@ def test_missing_or_oversized_script_is_rejected(tmp_path: Path) -> None:
         read_script(str(tmp_path / "none.yaml"))
     large = tmp_path / "large.yaml"
     large.write_bytes(b"#" * (MAX_SCRIPT_BYTES + 1))
-    with pytest.raises(ScriptError, match="exceed the limit of"):
+    with pytest.raises(ScriptError, match="larger than 2 MiB"):
         read_script(str(large))
 
 

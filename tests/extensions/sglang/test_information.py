@@ -175,3 +175,11 @@ def test_native_routes_except_the_health_check_require_an_api_key() -> None:
             assert client.get(path, headers=bearer).status_code == 200, path
         answer = client.post("/generate", {"text": "Hello"})
         assert (answer.status_code, answer.json()) == (401, {"error": "Unauthorized"})
+
+
+def test_native_control_routes_accept_any_host_name_only_with_a_required_key() -> None:
+    headers = {"Host": "gpu7.corp.example", "Authorization": "Bearer secret"}
+    for flags, status in ((("--api-key=secret",), 200), ((), 403)):
+        with in_process(DIALECT, *flags) as client:
+            for path in ("/get_load", "/get_server_info", "/flush_cache"):
+                assert client.get(path, headers=headers).status_code == status, path

@@ -82,7 +82,7 @@ def test_generated_service_has_a_health_check_on_its_port(project: Path) -> None
     service = yaml.safe_load((project / "understudy" / "compose.yaml").read_text())["services"][
         "vllm"
     ]
-    [port] = {mapping.split(":")[1] for mapping in service["ports"]}
+    [port] = {mapping.split(":")[-1] for mapping in service["ports"]}
     assert service["healthcheck"]["test"][-1] == f"http://localhost:{port}/health"
     assert service["command"][-2:] == ["--port", port]
     host, inside, _ = service["volumes"][0].split(":")
@@ -130,3 +130,50 @@ def test_folder_that_cannot_be_created_is_reported_in_one_line(
     assert main(["init", str(tmp_path)]) == 1
     assert "File exists" in capsys.readouterr().err
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"file", "understudy"}
+
+
+@pytest.mark.parametrize("words", [(), ("--force",)], ids=["plain", "force"])
+@pytest.mark.parametrize(
+    "linked", ["understudy", ".github", ".github/workflows", "understudy/compose.yaml"]
+)
+def test_nothing_is_written_through_a_symbolic_link(
+    tmp_path: Path, linked: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("kept")
+    project = tmp_path / "project"
+    link = project / linked
+    link.parent.mkdir(parents=True)
+    targets = [elsewhere, elsewhere / "missing"]
+    if "." in link.name[1:]:
+        targets = [elsewhere / "kept", elsewhere / "missing"]
+    for target in targets:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        assert main(["init", *words, str(project)]) == 1
+        assert capsys.readouterr().err == (
+            f"error: {link} is a symbolic link, and nothing is written through links\n"
+        )
+        assert [path.name for path in elsewhere.iterdir()] == ["kept"]
+        assert (elsewhere / "kept").read_text() == "kept"
+        assert [path for path in project.rglob("*") if path.is_file() and path != link] == []
+
+
+def test_overwritten_file_keeps_the_content_of_its_other_names(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("mine")
+    project = tmp_path / "project"
+    file = project / "understudy" / "compose.yaml"
+    file.parent.mkdir(parents=True)
+    file.hardlink_to(other)
+    assert main(["init", "--force", str(project)]) == 0
+    assert other.read_text() == "mine"
+    assert "services:" in file.read_text()
+
+
+def test_project_in_a_linked_folder_is_written(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert main(["init", str(tmp_path / "link")]) == 0
+    assert (tmp_path / "real" / "understudy" / "compose.yaml").is_file()

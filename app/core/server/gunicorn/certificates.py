@@ -20,6 +20,7 @@ from gevent.ssl import SSLSocket
 from gunicorn import sock
 
 from app.core.server.gunicorn.errors import CertificateError
+from config.files import open_file
 from config.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def check_pair(certfile: str, keyfile: str | None) -> None:
     paths = [path for path in (certfile, keyfile) if path]
     try:
         for path in paths:
-            open(path, "rb").close()
+            open_file(path, accepts_pipes=False).close()  # OpenSSL reads a device for ever
     except OSError as error:
         raise CertificateError(f"{path} cannot be read: {error.strerror}") from None
     try:

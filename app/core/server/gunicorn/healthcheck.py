@@ -8,6 +8,7 @@ from this folder, which includes its flags.
 """
 
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -24,6 +25,11 @@ from config.loader import load_core
 from config.settings import ServerSettings, TlsSettings
 
 TIMEOUT_S = 2.0
+MAX_SECONDS = 20
+"""Longest time of a check of eight ranks, after which the process is killed.
+
+A timeout of a socket is for each read, and a server may send a byte now and then.
+"""
 RUNNING = "--running"
 ROOT = Path(__file__).resolve().parents[4]
 APPLICATION = b"wsgi:app"
@@ -79,7 +85,7 @@ def is_healthy_at(path: str, is_encrypted: bool) -> bool:
 def is_healthy(url: str) -> bool:
     """True if GET /health answers 200. The certificate is not verified: the server is local."""
     context = ssl._create_unverified_context()
-    with suppress(OSError):  # raised for another status, too
+    with suppress(OSError, HTTPException):  # raised for another status, too
         urlopen(f"{url}/health", timeout=TIMEOUT_S, context=context).close()
         return True
     return False
@@ -101,4 +107,5 @@ def _process_id(folder: Path) -> int:
 
 
 if __name__ == "__main__":
+    signal.alarm(MAX_SECONDS)
     sys.exit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from app.core.server.http.numbers import header_number
 from config import ConfigError
+from config.files import max_file_bytes
 
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
@@ -36,21 +37,53 @@ def exchange(
     timeout_s: float = 5.0,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Sends one request and returns the response.
+    """Sends one request and returns the response, which may take `timeout_s` in all.
 
     Raises:
-        OSError: any failure.
+        OSError: any failure, in one line.
     """
     request_headers = dict(headers or {})
     if body is not None:
         request_headers |= JSON
     with closing(HttpConnection(address, timeout_s)) as connection:
-        try:
-            connection.request(method, path, body, request_headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-        except HTTPException as error:
-            raise ConnectionError(f"{address}: {error!r}") from error
+        response, content = whole_response(
+            connection, method, path, body=body, headers=request_headers
+        )
+    return response.status, content
+
+
+def whole_response(
+    connection: "HttpConnection",
+    method: str,
+    path: str,
+    *,
+    body: bytes | None,
+    headers: Mapping[str, str],
+) -> tuple[HTTPResponse, bytes]:
+    """Sends a request; returns the response and its body. All commands that read a server use it.
+
+    A server may send bytes for ever, or a byte now and then. So the timeout of the connection is
+    one for the whole exchange, and the body is limited like a file (`max-file-size-mb`).
+
+    Raises:
+        OSError: any failure, in one line.
+    """
+    max_bytes = max_file_bytes()
+    timeout_s = connection.timeout_s
+    try:
+        with gevent.Timeout(timeout_s, TimeoutError):
+            connection.request(method, path, body, dict(headers))
+            with closing(connection.getresponse()) as response:
+                content = response.read(max_bytes + 1)
+    except TimeoutError:
+        raise TimeoutError(f"no whole response within {timeout_s:g} s") from None
+    except HTTPException as error:
+        raise ConnectionError(f"the response is not valid HTTP: {error!r}") from error
+    if len(content) > max_bytes:
+        raise ConnectionError(f"the response is larger than {max_bytes >> 20} MiB")
+    if response.length:
+        raise ConnectionError(f"{response.length} bytes of the response are missing")
+    return response, content
 
 
 class InvalidLengthError(HTTPException):

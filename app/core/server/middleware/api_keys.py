@@ -6,6 +6,7 @@ from hmac import compare_digest
 
 from app.core.server.http.context import RequestContext, bearer
 from app.core.server.http.response import Response, json_response
+from app.core.server.middleware.control_routes import ADMIN, FAKE_METRICS
 from app.core.server.middleware.stack import Middleware
 from config.settings import AccessSettings
 
@@ -14,7 +15,7 @@ GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/cohere", "/vllm.grpc.engine.")
 
 Health, metrics, /tokenize and others stay open.
 """
-ADMIN_PREFIXES = ("/admin", "/fake_metrics")
+ADMIN_PREFIXES = (ADMIN, FAKE_METRICS)
 UNAUTHORIZED = b'{"error":"Unauthorized"}'
 
 
@@ -24,6 +25,7 @@ class ApiKeys(Middleware):
     Hashes of equal length make a comparison take constant time.
     """
 
+    _guarded_paths: frozenset[str] = frozenset()
     _api_digests: tuple[bytes, ...] = ()
     _admin_digests: tuple[bytes, ...] = ()
 
@@ -35,19 +37,30 @@ class ApiKeys(Middleware):
             self._admin_digests = (sha256(access.admin_key.encode()).digest(),)
         self.active = bool(self._admin_digests)
 
+    def guard(self, paths: Iterable[str]) -> None:
+        """Lets more paths need an API key, if any is set."""
+        self._guarded_paths |= frozenset(paths)
+
+    def needs_key(self, path: str) -> bool:
+        """Returns True if requests for `path` need a key now."""
+        return bool(self._digests_of(path))
+
+    def _digests_of(self, path: str) -> tuple[bytes, ...]:
+        """Returns the hashes of the keys that open `path`; none for an open path."""
+        if path.startswith(ADMIN_PREFIXES):
+            return self._admin_digests
+        if path.startswith(GUARDED_PREFIXES) or path in self._guarded_paths:
+            return self._api_digests
+        return ()
+
     def begin(self, context: RequestContext) -> Response | None:
         """Returns 401 unless the bearer key or, below /admin, X-Admin-Key opens the path."""
         headers = context.headers
-        is_admin = context.path.startswith(ADMIN_PREFIXES)
-        digests: tuple[bytes, ...] = ()
-        if is_admin:
-            digests = self._admin_digests
-        elif context.path.startswith(GUARDED_PREFIXES):
-            digests = self._api_digests
+        digests = self._digests_of(context.path)
         if not digests or context.method == "OPTIONS":
             return None
         keys = [bearer(headers)]
-        if is_admin and "x-admin-key" in headers:
+        if "x-admin-key" in headers and context.path.startswith(ADMIN_PREFIXES):
             keys.append(headers["x-admin-key"].encode("latin-1", "replace"))
         if _has_match(keys, digests):
             return None

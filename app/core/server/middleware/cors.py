@@ -2,7 +2,7 @@
 
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import TEXT, Response
-from app.core.server.middleware.foreign_pages import is_control
+from app.core.server.middleware.control_routes import is_control
 from app.core.server.middleware.hosts import ANY
 from app.core.server.middleware.stack import Middleware
 from config.settings import AccessSettings

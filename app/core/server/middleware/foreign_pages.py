@@ -2,72 +2,31 @@
 
 A browser sends "simple" requests from any page to any server; CORS only protects the answer. A page
 could pause an engine on localhost, or set its keys. A page whose host name resolves to this machine
-(DNS rebinding) could read the answers, too.
+(DNS rebinding) could read the answers, too. GET requests are refused like others: some of them
+change the state (SGLang's /flush_cache), and the time of an answer reveals its size.
 """
 
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from app.core.protocol.decoding import is_json
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, forbidden
-from app.core.server.middleware.api_keys import GUARDED_PREFIXES
+from app.core.server.middleware.control_routes import (
+    ADMIN,
+    CONSOLE,
+    CONTROL,
+    OPERATOR_PREFIXES,
+)
 from app.core.server.middleware.hosts import ANY, HostNames, host_of
 from app.core.server.middleware.stack import Middleware
 from config.settings import AccessSettings
 
-OPERATOR_PREFIXES = ("/admin", "/console", "/fake_metrics")
-"""Prefixes of control and inspection paths that vLLM does not have."""
-CONTROL_PATHS = frozenset(
-    (
-        "/abort_requests",
-        "/adapters",
-        "/adapters/{adapter_name}",
-        "/collective_rpc",
-        "/finish_weight_update",
-        "/inference/v1/abort_requests",
-        "/init_weight_transfer_engine",
-        "/pause",
-        "/release_kv_cache_memory",
-        "/reset_encoder_cache",
-        "/reset_mm_cache",
-        "/reset_prefix_cache",
-        "/resume",
-        "/scale_elastic_ep",
-        "/shutdown_weight_transfer_engine",
-        "/sleep",
-        "/start_draft_weight_update",
-        "/start_profile",
-        "/start_weight_update",
-        "/stop_profile",
-        "/update_weight_version",
-        "/update_weights",
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-        "/wake_up",
-        "/weight_checker",
-    )
-)
-"""Control routes of vLLM."""
-ADAPTERS = "/adapters/"
-"""Prefix of the one control path with a variable part."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+"""Methods of requests without a body."""
 TRUSTED_SITES = ("same-origin", "none")
 """Trusted values of Sec-Fetch-Site: a page of this server, or direct input by the user."""
-SETTINGS_PATH = "/server_info"
-"""Development route of vLLM that shows the settings, as GET /admin/config does."""
 MAX_QUOTED_LENGTH = 100
 """Most characters of a Host header in an error message."""
-
-
-_PREFIXES = [re.escape(path) for path in (*OPERATOR_PREFIXES, ADAPTERS)]
-_WHOLE_PATHS = [re.escape(path) + r"/*\Z" for path in (*CONTROL_PATHS, SETTINGS_PATH)]
-CONTROL = re.compile("|".join([*_PREFIXES, *_WHOLE_PATHS]))
-"""Matches a path that controls this server, or that shows its settings or journal.
-
-The path is that of a request or of a route, without `root-path`.
-"""
-is_control = CONTROL.match
 
 
 class ForeignPages(Middleware):
@@ -78,19 +37,21 @@ class ForeignPages(Middleware):
 
     concerns_plain = False
     route_paths = CONTROL
-    _has_api_key = False
-    _has_admin_key = False
 
-    def __init__(self, access: AccessSettings, server_names: Iterable[str] = ()) -> None:
-        """`server_names` extend `allowed-hosts`; empty ones are ignored."""
+    def __init__(
+        self,
+        access: AccessSettings,
+        needs_key: Callable[[str], bool],
+        server_names: Iterable[str] = (),
+    ) -> None:
+        """`server_names` extend `allowed-hosts`; empty ones are ignored.
+
+        `needs_key` returns True if requests for a path need a key now (`ApiKeys.needs_key`).
+        """
+        self._needs_key = needs_key
         self._hosts = HostNames((*access.allowed_hosts, *server_names))
         self._page_hosts = frozenset(map(host_of, access.allowed_hosts))
         self._origins = frozenset(access.allowed_origins) - {ANY}
-
-    def on_access(self, access: AccessSettings) -> None:
-        """Notes which keys are set."""
-        self._has_api_key = bool(access.api_key)
-        self._has_admin_key = bool(access.admin_key or access.api_key)
 
     def begin(self, context: RequestContext) -> None:
         """Checks a control request.
@@ -100,30 +61,35 @@ class ForeignPages(Middleware):
         """
         assert context.route is not None
         path = context.route.path
-        if not self._needs_key(path) and not self._hosts.accepts(context.host):
+        if not self._is_keyed(path) and not self._hosts.accepts(context.host):
             raise forbidden(
                 f"The Host header {context.host[:MAX_QUOTED_LENGTH]!r} is not a name of this "
                 "server or one of its allowed-hosts. Add the name to --allowed-hosts "
                 "(SIM_ALLOWED_HOSTS), or set an API key or admin key."
             )
-        if context.method in SAFE_METHODS:
+        # A link of another page may open the console, whose files show nothing themselves. A frame
+        # of another page is no link: clicks in it could be lured.
+        is_tab = context.headers.get("sec-fetch-dest") == "document"
+        if context.method == "OPTIONS" or (is_tab and path.startswith(CONSOLE)):
             return
         if self._is_foreign(context):
             raise forbidden("Pages from other origins cannot send this request.")
+        if context.method in SAFE_METHODS:
+            return
         is_operator_path = path.startswith(OPERATOR_PREFIXES)
         if is_operator_path and _has_body(context) and not is_json(context.content_type):
             raise ApiError(
                 415, "Unsupported Media Type", "The content type must be application/json."
             )
 
-    def _needs_key(self, path: str) -> bool:
+    def _is_keyed(self, path: str) -> bool:
         """Returns True if requests for `path` need a key, which no page of a stranger has.
 
         The console's files need none, but show nothing without the key of /admin.
         """
-        if path.startswith(OPERATOR_PREFIXES):
-            return self._has_admin_key
-        return self._has_api_key and path.startswith(GUARDED_PREFIXES)
+        if path.startswith(CONSOLE):
+            path = ADMIN
+        return self._needs_key(path)
 
     def _is_foreign(self, context: RequestContext) -> bool:
         headers = context.headers

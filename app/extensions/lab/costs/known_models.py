@@ -8,9 +8,12 @@ from pathlib import Path
 import msgspec
 
 from config.declaration import ConfigError, suggestion
+from config.files import read_whole
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 TABLE = Path(__file__).with_name("known_models.json")
+MAX_CONFIG_BYTES = 4 << 20
+"""Largest `config.json`; those of real models have some KB."""
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 """A name of the Hugging Face hub, or its last part."""
 
@@ -39,7 +42,8 @@ def read_model_config(model: str) -> object:
     if path.is_dir():
         path /= "config.json"
     try:
-        return decode_untrusted(path.read_bytes())
+        content = read_whole(path, MAX_CONFIG_BYTES, accepts_pipes=False)
+        return decode_untrusted(content)
     except OSError as error:
         raise ConfigError(f"model config {model} cannot be read: {error.strerror}") from None
     except UntrustedDataError as error:

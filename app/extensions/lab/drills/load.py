@@ -18,6 +18,7 @@ from app.extensions.lab.fidelity.recording_client import (
     StreamedUsage,
     completion,
 )
+from config.lines import read_lines
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 
@@ -115,14 +116,13 @@ class DrillClient:
             connection.request("POST", self._target.prefix + COMPLETIONS, body, headers)
             response = connection.getresponse()
             if response.status != 200:
-                response.read()
                 return f"status {response.status}"
             return self._read_stream(outcome, response)
 
     def _read_stream(self, outcome: Outcome, response: http.client.HTTPResponse) -> str:
         usage: StreamedUsage | None = None
         is_done = False
-        for line in iter(response.readline, b""):
+        for line in read_lines(response, "the stream"):
             if not line.startswith(DATA):
                 continue
             data = line.removeprefix(DATA).strip()

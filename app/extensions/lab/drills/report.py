@@ -16,6 +16,7 @@ from app.extensions.lab.load.plotting import BLUE, GREY, ORANGE, RED, Axes, pict
 from app.extensions.lab.load.tables import markdown
 from config import ConfigError
 from config.declaration import install, missing
+from config.files import read_whole
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 HEADINGS = (
@@ -57,7 +58,7 @@ def read_figures(path: Path) -> Figures:
         ConfigError: The file cannot be read, or is not a report.
     """
     try:
-        return decode_untrusted(path.read_bytes(), type=_EarlierReport).figures
+        return decode_untrusted(read_whole(path), type=_EarlierReport).figures
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except UntrustedDataError as error:

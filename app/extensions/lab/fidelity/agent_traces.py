@@ -6,7 +6,7 @@ the latest request of its parent, and the parent's next request waits for it, un
 was launched in the background.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Annotated, Literal
 
@@ -63,31 +63,25 @@ def is_agent_trace(head: bytes) -> bool:
     return head.startswith(b"{") and b'"requests"' in head and b'"block_size"' in head
 
 
-def read_agent_traces(origin: str, text: str) -> LoadTrace:
+def read_agent_traces(origin: str, documents: Iterable[tuple[int, bytes]]) -> LoadTrace:
     """Returns the requests of all traces of a file; each conversation begins at 0 s.
+
+    `documents` are the traces, with the numbers of their lines.
 
     Raises:
         ConfigError: A trace is wrong.
     """
     load = LoadTrace(origin)
     reader = _Reader(load)
-    for place, part in _parts(text):
+    for number, (_, text) in enumerate(documents, 1):
         try:
-            trace = decode_untrusted(part, type=_Trace)
+            trace = decode_untrusted(text, type=_Trace)
             reader.append(trace)
         except ValueError as error:
-            raise ConfigError(f"{origin}, {place}: {error}") from None
+            raise ConfigError(f"{origin}, trace {number}: {error}") from None
     if not load:
         raise ConfigError(f"{origin} has no requests with tokens")
     return load
-
-
-def _parts(text: str) -> Sequence[tuple[str, str]]:
-    """Returns the documents of a file with their places: a single one, or one in each line."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not all(line.startswith("{") and line.rstrip().endswith("}") for line in lines):
-        return [("trace 1", text)]
-    return [(f"trace {number}", line) for number, line in enumerate(lines, 1)]
 
 
 class _Reader:

@@ -12,11 +12,9 @@ place and rule: a fit to a part of a load would be wrong.
 """
 
 import csv
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-
-import msgspec
 
 from app.extensions.lab.fidelity.benchmark_formats import (
     Document,
@@ -24,7 +22,13 @@ from app.extensions.lab.fidelity.benchmark_formats import (
     read_guidellm,
     read_vllm,
 )
-from app.extensions.lab.fidelity.input_files import open_input
+from app.extensions.lab.fidelity.input_files import (
+    InputFile,
+    first_bytes,
+    json_documents,
+    open_input,
+    text_lines,
+)
 from app.extensions.lab.fidelity.measured_run import (
     MeasuredRequest,
     MeasuredRun,
@@ -35,16 +39,21 @@ from app.extensions.lab.fidelity.measured_run import (
 from config import ConfigError
 from config.untrusted import UntrustedDataError, decode_untrusted
 
-MAX_BYTES = 1 << 30
-
 
 def read_recordings(path: str) -> list[MeasuredRun]:
     """Returns the runs in a file. Raises ConfigError, in one line, for any mistake."""
-    text = read_text(path)
-    if not text.lstrip().startswith("{"):
-        return [make_run(path, "", _read_csv(path, text))]
-    documents = list(read_documents(path, text))
-    _, first = documents[0]
+    with open_input(Path(path)) as (_, file):
+        return recordings_of(path, file)
+
+
+def recordings_of(path: str, file: InputFile) -> list[MeasuredRun]:
+    """Returns the runs in an open file, as `read_recordings` does."""
+    check_not_empty(path, file)
+    if not first_bytes(file).startswith(b"{"):
+        return [make_run(path, "", _read_csv(path, text_lines(file, path)))]
+    documents = read_documents(path, file)
+    first_part, first = next(documents)
+    documents = chain([(first_part, first)], documents)
     if "benchmarks" in first:
         return read_guidellm(path, first)
     if "metrics" in first and "metadata" in first:
@@ -58,36 +67,25 @@ def read_recordings(path: str) -> list[MeasuredRun]:
     raise ConfigError(f"{path} is not a result file of vllm bench serve, GuideLLM, or AIPerf")
 
 
-def read_text(path: str) -> str:
-    """Returns the text of a file, which may be compressed. Raises ConfigError for a wrong one."""
-    with open_input(Path(path)) as (_, file):
-        content = file.read(MAX_BYTES + 1)
-        text = content.decode("utf-8-sig")
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path} must not be larger than {MAX_BYTES >> 20} MiB")
-    if not text.strip():
+def check_not_empty(path: str, file: InputFile) -> None:
+    """Raises ConfigError for a file without text."""
+    if not first_bytes(file):
         raise ConfigError(f"{path} is empty")
-    return text
 
 
-def read_documents(path: str, text: str) -> Iterator[tuple[str, Document]]:
+def read_documents(path: str, file: InputFile) -> Iterator[tuple[str, Document]]:
     """Yields JSON objects with their lines; the only object of a file has no line."""
-    parts: Sequence[tuple[str, str]] = [("", text)]
-    try:
-        decode_untrusted(text, type=msgspec.Raw)
-    except UntrustedDataError:
-        numbered_lines = enumerate(text.splitlines(), 1)
-        parts = [(f"line {number}", line) for number, line in numbered_lines if line.strip()]
-    for part, line in parts:
+    for number, text in json_documents(file, path):
+        part = f"line {number}" if number else ""
         try:
-            yield part, decode_untrusted(line, type=dict[str, object])
+            yield part, decode_untrusted(text, type=dict[str, object])
         except UntrustedDataError as error:
             raise ConfigError(f"{location_of(path, part)} is not a JSON object: {error}") from None
 
 
-def _read_csv(path: str, text: str) -> Iterator[MeasuredRequest]:
+def _read_csv(path: str, text: Iterable[str]) -> Iterator[MeasuredRequest]:
     """Yields the rows of a CSV file, which may lack one of arrival and send."""
-    lines = csv.reader(io.StringIO(text))
+    lines = csv.reader(text)
     last_arrival_s = 0.0
     try:
         header = [name.strip() for name in next(lines)]

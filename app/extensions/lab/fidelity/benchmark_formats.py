@@ -4,7 +4,7 @@ Any mistake in a file is a ConfigError, in one line with file, place and rule.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -157,7 +157,7 @@ def _read_guidellm_requests(location: str, benchmark: object) -> list[MeasuredRe
     return requests
 
 
-def read_aiperf(path: str, documents: Sequence[tuple[str, Document]]) -> Iterator[MeasuredRequest]:
+def read_aiperf(path: str, documents: Iterable[tuple[str, Document]]) -> Iterator[MeasuredRequest]:
     """Yields the requests of AIPerf's `profile_export.jsonl`, without those of the warmup."""
     for number, (part, document) in enumerate(documents, 1):
         location = location_of(path, part or f"line {number}")

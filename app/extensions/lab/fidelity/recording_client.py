@@ -23,6 +23,10 @@ DONE = b"[DONE]"
 RECEIVE_BYTES = 1 << 18
 RESPONSE_TIMEOUT_S = 300.0
 """Longest pause of a response."""
+MAX_RESPONSE_S = 3600.0
+"""Longest time of a response."""
+MAX_RESPONSE_BYTES = 64 << 20
+"""Largest response: its pieces are kept until it ends. An event of a token takes some 200 bytes."""
 CONNECT_TIMEOUT_S = 10.0
 
 Pieces = list[tuple[float, bytes]]
@@ -184,8 +188,13 @@ class RecordingClient:
         """Returns the time of sending, and the pieces of the response.
 
         The response ends with its connection.
+
+        Raises:
+            RecordError: The server cannot be reached, or sends too much, or for too long.
+            OSError: The connection breaks off, or the response pauses for too long.
         """
         pieces: Pieces = []
+        received_bytes = 0
         with closing(HttpConnection(self._target.address, CONNECT_TIMEOUT_S)) as connection:
             try:
                 connection.connect()
@@ -206,6 +215,12 @@ class RecordingClient:
                     if not data:
                         return send_s, pieces
                     pieces.append((poll_s, data))
+                    received_bytes += len(data)
+                    if received_bytes > MAX_RESPONSE_BYTES:
+                        limit = f"{MAX_RESPONSE_BYTES >> 20} MiB"
+                        raise RecordError(f"the response is larger than {limit}")
+                    if self._elapsed_s() - send_s > MAX_RESPONSE_S:
+                        raise RecordError(f"the response takes longer than {MAX_RESPONSE_S:g} s")
             finally:
                 readable.close()
 

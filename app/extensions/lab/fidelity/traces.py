@@ -7,9 +7,8 @@ be compressed by gzip. Any mistake is a ConfigError, in one line with file, row 
 """
 
 import csv
-import io
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,19 +18,25 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.extensions.lab.fidelity.agent_traces import is_agent_trace, read_agent_traces
-from app.extensions.lab.fidelity.benchmark_files import read_recordings
+from app.extensions.lab.fidelity.benchmark_files import check_not_empty, recordings_of
 from app.extensions.lab.fidelity.csv_rows import CsvRows
 from app.extensions.lab.fidelity.inference_perf import is_specification, read_specification
-from app.extensions.lab.fidelity.input_files import open_input
+from app.extensions.lab.fidelity.input_files import (
+    first_bytes,
+    json_documents,
+    open_input,
+    text_lines,
+)
+from app.extensions.lab.fidelity.measured_run import MeasuredRun
 from app.extensions.lab.load.loads import MAX_TOKENS, NO_GROUP, ROWS_PER_PROGRESS, LoadTrace
 from app.extensions.lab.load.progress import Progress, ignore_progress
 from config import ConfigError
+from config.files import read_rest
 from config.untrusted import decode_untrusted
+from config.yaml_file import MAX_YAML_BYTES
 
 MOONCAKE_BLOCK = 512
 """Tokens of a prompt to each of its `hash_ids`; the last one may have fewer."""
-BLANK = b"\xef\xbb\xbf \t\r\n"
-"""White space and the byte order mark of UTF-8."""
 
 TokenCount = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
@@ -44,26 +49,25 @@ def read_trace(path: Path, progress: Progress = ignore_progress) -> LoadTrace:
     """
     load = LoadTrace(str(path), rows="row", first_row=2)
     with open_input(path) as (stored, binary):
-        head = binary.peek(4096).lstrip(BLANK)
-        if not head:
-            raise ConfigError(f"{path} is empty")
+        head = first_bytes(binary)
+        check_not_empty(str(path), binary)
         if is_agent_trace(head):
-            with io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
-                return read_agent_traces(str(path), file.read())
+            return read_agent_traces(str(path), json_documents(binary, str(path)))
         is_mooncake = b'"hash_ids"' in head or b'"input_length"' in head
         if head.startswith(b"{") and not is_mooncake:
-            return _read_benchmark(path)
+            return _load_of(path, recordings_of(str(path), binary))
+        if is_specification(head):
+            text = read_rest(binary, str(path), MAX_YAML_BYTES).decode("utf-8-sig")
+            return _with_requests(read_specification(path, text))
 
         def report_progress() -> None:
             progress(stored.tell())
 
-        with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
-            if is_specification(head):
-                return _with_requests(read_specification(path, file.read()))
-            if head.startswith(b"{"):
-                _read_mooncake(file, load, report_progress)
-            else:
-                _read_csv(file, load, report_progress)
+        lines = text_lines(binary, str(path))
+        if head.startswith(b"{"):
+            _read_mooncake(lines, load, report_progress)
+        else:
+            _read_csv(lines, load, report_progress)
     if not load:
         raise ConfigError(f"{path} has no rows" + (" with tokens" if load.left_out else ""))
     return load
@@ -75,8 +79,7 @@ def _with_requests(load: LoadTrace) -> LoadTrace:
     return load
 
 
-def _read_benchmark(path: Path) -> LoadTrace:
-    runs = read_recordings(str(path))
+def _load_of(path: Path, runs: Sequence[MeasuredRun]) -> LoadTrace:
     if len(runs) > 1:
         raise ConfigError(
             f"{path} contains {len(runs)} runs, but a load must consist of a single run"

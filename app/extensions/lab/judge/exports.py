@@ -5,17 +5,20 @@ docs/judge.md lists the tools with their versions and files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 
 import msgspec
 
-from app.extensions.lab.fidelity.benchmark_files import read_documents, read_text
+from app.extensions.lab.fidelity.benchmark_files import check_not_empty, read_documents
 from app.extensions.lab.fidelity.benchmark_formats import (
     AIPERF_UNITS,
     Document,
     first_at,
     list_at,
 )
+from app.extensions.lab.fidelity.input_files import first_bytes, open_input, read_document
 from app.extensions.lab.fidelity.measured_run import location_of
 from app.extensions.lab.judge.tool_requests import Export, ToolRequest
 from config import ConfigError
@@ -34,21 +37,24 @@ def read_export(path: str) -> Export:
     Raises:
         ConfigError: The file is not an export of a known tool, or has a mistake.
     """
-    text = read_text(path)
-    if text.lstrip().startswith("["):
-        return _checked(path, _read_inference_perf(path, _objects(path, text)))
-    documents = list(read_documents(path, text))
-    _, first = documents[0]
-    if "benchmarks" in first:
-        return _checked(path, _read_guidellm(path, first))
-    if "metadata" in first and "metrics" in first:
-        return _checked(path, _read_aiperf(path, documents))
-    if "ttfts" in first or "total_output_tokens" in first:
-        if len(documents) > 1:
-            raise ConfigError(f"{path} contains several results; judge one run at a time")
-        return _checked(path, _read_vllm(path, first))
-    if "response_time" in first and "start_time" in first:
-        return _checked(path, _read_locust(path, documents))
+    with open_input(Path(path)) as (_, file):
+        check_not_empty(path, file)
+        if first_bytes(file).startswith(b"["):
+            objects = _objects(path, read_document(file, path))
+            return _checked(path, _read_inference_perf(path, objects))
+        documents = read_documents(path, file)
+        first_part, first = next(documents)
+        documents = chain([(first_part, first)], documents)
+        if "benchmarks" in first:
+            return _checked(path, _read_guidellm(path, first))
+        if "metadata" in first and "metrics" in first:
+            return _checked(path, _read_aiperf(path, documents))
+        if "ttfts" in first or "total_output_tokens" in first:
+            if len([*documents]) > 1:
+                raise ConfigError(f"{path} contains several results; judge one run at a time")
+            return _checked(path, _read_vllm(path, first))
+        if "response_time" in first and "start_time" in first:
+            return _checked(path, _read_locust(path, documents))
     if "input_config" in first or "aiperf_version" in first:
         raise ConfigError(
             f"{path} is an AIPerf summary; use profile_export.jsonl, which contains the requests"
@@ -64,7 +70,7 @@ def _checked(path: str, export: Export) -> Export:
     return export
 
 
-def _objects(path: str, text: str) -> list[Document]:
+def _objects(path: str, text: bytes) -> list[Document]:
     try:
         documents: list[Document] = decode_untrusted(text, type=list[dict[str, object]])
     except UntrustedDataError as error:
@@ -179,7 +185,7 @@ def _guidellm_request(fields: Fields, state: str) -> ToolRequest:
 # AIPerf
 
 
-def _read_aiperf(path: str, documents: Sequence[tuple[str, Document]]) -> Export:
+def _read_aiperf(path: str, documents: Iterable[tuple[str, Document]]) -> Export:
     requests = []
     for number, (part, document) in enumerate(documents, 1):
         if first_at(document, ["metadata.benchmark_phase"]) not in (None, "profiling"):
@@ -320,7 +326,7 @@ def _read_vllm(path: str, document: Mapping[str, object]) -> Export:
 # Locust: the listener of docs/judge.md
 
 
-def _read_locust(path: str, documents: Sequence[tuple[str, Document]]) -> Export:
+def _read_locust(path: str, documents: Iterable[tuple[str, Document]]) -> Export:
     requests = []
     for number, (part, document) in enumerate(documents, 1):
         fields = Fields(location_of(path, part or f"line {number}"), document)

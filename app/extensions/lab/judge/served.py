@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Sequence
-from http.client import HTTPException
+from contextlib import closing
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from app.core.server.http.client import Target
-from app.extensions.lab.fidelity.benchmark_files import read_text
+from app.core.server.http.client import Target, whole_response
+from app.extensions.lab.fidelity.benchmark_files import check_not_empty
+from app.extensions.lab.fidelity.input_files import open_input, read_document
 from app.extensions.lab.judge.tool_requests import MAX_MOMENT_S
 from config import ConfigError
+from config.lines import check_json
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 JOURNAL_PATH = "/admin/journal?ranks=all"
@@ -78,11 +81,12 @@ def read_journal(source: str, admin_key: str | None = None) -> list[ServedReques
     Raises:
         ConfigError: The journal cannot be read, or has no moments.
     """
-    text: str | bytes
     if "://" in source:
         text = _fetch(source, admin_key)
     else:
-        text = read_text(source)
+        with open_input(Path(source)) as (_, file):
+            check_not_empty(source, file)
+            text = read_document(file, source)
     try:
         document = decode_untrusted(text)
     except UntrustedDataError as error:
@@ -114,21 +118,20 @@ def _fetch(url: str, admin_key: str | None) -> bytes:
     headers = {}
     if admin_key is not None:
         headers["X-Admin-Key"] = admin_key
-    connection = target.connection(TIMEOUT_S)
+    path = target.prefix + JOURNAL_PATH
     try:
-        connection.request("GET", target.prefix + JOURNAL_PATH, None, headers)
-        response = connection.getresponse()
-        body = response.read()
-    except (OSError, HTTPException) as error:
-        raise ConfigError(f"the journal of {target.url} cannot be read: {error}") from None
-    finally:
-        connection.close()
+        with closing(target.connection(TIMEOUT_S)) as connection:
+            response, content = whole_response(connection, "GET", path, body=None, headers=headers)
+        check_json(content, target.url)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"the journal of {target.url} cannot be read: {reason}") from None
     if response.status != 200:
-        reason = body.decode(errors="replace")[:200]
+        reason = content.decode(errors="replace")[:200]
         raise ConfigError(
             f"{target.url} returned status {response.status} for the journal: {reason}"
         )
-    return body
+    return content
 
 
 def round_trip_s(url: str) -> float:

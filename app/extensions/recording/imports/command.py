@@ -18,7 +18,9 @@ from app.extensions.recording.imports.imported_script import (
 from app.extensions.recording.to_script import distinguish, write_script
 from config import ConfigError
 from config.declaration import COMMAND
+from config.files import read_whole
 from config.flags import FlagParser
+from config.lines import check_json
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.yaml_file import decode_yaml, oversize
 
@@ -97,9 +99,10 @@ def _import(path: Path, name: str | None, script: ImportedScript) -> Json:
 def _document(path: Path) -> object:
     """Returns the JSON or YAML of a file."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ImportFormatError(f"exceeds {MAX_FILE_BYTES >> 20} MiB")
-        text = path.read_text("utf-8-sig")
+        content = read_whole(path, MAX_FILE_BYTES)
+        if path.suffix == ".json":
+            check_json(content, str(path))
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise ImportFormatError(f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

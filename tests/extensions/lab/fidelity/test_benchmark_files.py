@@ -10,6 +10,7 @@ import pytest
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from app.extensions.lab.fidelity.measured_run import MeasuredRun
 from config import ConfigError
+from config.files import MAX_FILE_VARIABLE
 
 LISTS: dict[str, object] = {
     "input_lens": [100, 200], "output_lens": [3, 2], "start_times": [1000.5, 1000.0], "ttfts": [0.2, 0.1],
@@ -195,3 +196,29 @@ def test_unknown_benchmark_formats_are_rejected(tmp_path: Path) -> None:
     for name in ("nothing.json", "run.csv.gz"):
         with pytest.raises(ConfigError, match="cannot be decompressed|No such file"):
             read_recordings(str(tmp_path / name))
+
+
+def test_only_documents_and_lines_are_limited_but_not_a_file_of_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MAX_FILE_VARIABLE, "1")
+    row = "{0},100,3,{0},{0}.2,{0}.25\n"
+    rows = CSV + "".join(row.format(second) for second in range(100_000))
+    lines = (json.dumps(aiperf()) + "\n") * 6000
+    for name, text, count in (("run.csv", rows, 100_000), ("run.jsonl", lines, 6000)):
+        assert len(text) > 2 << 20, "larger than the limit"
+        for suffix in ("", ".gz"):
+            [run] = read(tmp_path, text, name + suffix)
+            assert len(run.send_s) == count, name
+    result = json.dumps({**VLLM, "unknown": "x" * (1 << 20)})
+    for text in (result, json.dumps(json.loads(result), indent=1)):
+        assert "run.json: larger than 1 MiB, the setting max-file-size-mb" in refused(
+            tmp_path, text
+        )
+
+
+def test_line_above_the_limit_is_named(tmp_path: Path) -> None:
+    long_line = json.dumps({**aiperf(), "unknown": "x" * (16 << 20)})
+    text = json.dumps(aiperf()) + "\n" + long_line
+    assert "is longer than 16 MiB" in refused(tmp_path, text)
+    assert "line 2 is longer than 16 MiB" in refused(tmp_path, CSV + "0," * (9 << 20), "run.csv")

@@ -12,8 +12,11 @@ import pytest
 import requests
 
 from app.core.cli import main
+from app.extensions.recording import drift
 from app.extensions.recording.exchange import Exchange, bytes_of
 from benchmarks import agents
+from config.files import MAX_FILE_VARIABLE
+from tests.evil_server import KINDS, evil_server
 from tests.extensions.recording.recordings import (
     CHAT,
     chat,
@@ -154,6 +157,22 @@ def test_drift_command_reports_different_responses(
         ):
             assert main(["drift", str(recorded), "--target", server.url, *words]) == code
             assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drift_reports_a_response_without_an_end_in_one_line(
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(MAX_FILE_VARIABLE, "1")
+    monkeypatch.setattr(drift, "READ_TIMEOUT_S", 0.5 if kind == "drip" else 30.0)
+    path = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"{}"))])
+    with evil_server(kind) as url:
+        assert main(["drift", path, "--target", url]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {url}: ")
 
 
 def test_recorded_multi_megabyte_response_is_replayed_unchanged(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """The recording of a live server, and the errors of a failed recording."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from app.extensions.lab.fidelity import record
+from app.core.cli import main
+from app.extensions.lab.fidelity import record, recording_client
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
+from config.files import MAX_FILE_VARIABLE
+from tests.evil_server import KINDS, evil_server
 from tests.running_server import RunningServer
 
 
@@ -75,3 +79,47 @@ def test_recording_fails_if_the_server_does_not_know_the_model(
     ]
     assert record.run(words) == 1
     assert "request 1: HTTP/1.1 404" in capsys.readouterr().err and not out.exists()
+
+
+@pytest.mark.parametrize("words", [(), ("--model", "m")], ids=["models", "tokens"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_server_whose_answers_have_no_end_is_reported_in_one_line(
+    kind: str,
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(MAX_FILE_VARIABLE, "1")
+    monkeypatch.setattr(record, "ANSWER_TIMEOUT_S", 0.5 if kind == "drip" else 30.0)
+    load = ("--rate", "5", "--seconds", "1", "--out", str(tmp_path / "run.csv"))
+    with evil_server(kind) as url:
+        assert main(["record", "--target", url, *load, *words]) == 1
+    assert capsys.readouterr().err.count("error: ") == 1
+    assert not (tmp_path / "run.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "value", "reason"),
+    [
+        ("endless", "MAX_RESPONSE_BYTES", 1 << 20, "the response is larger than 1 MiB"),
+        ("drip", "MAX_RESPONSE_S", 0.3, "the response takes longer than 0.3 s"),
+    ],
+)
+def test_stream_without_an_end_is_an_error_of_its_request(
+    kind: str, limit: str, value: float, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_client, limit, value)
+    errors: list[str] = []
+    sent_counts: list[int] = []
+    with evil_server(kind) as url:
+        client = recording_client.RecordingClient(
+            record.read_target(url),
+            {},
+            in_flight=1,
+            now=time.perf_counter,
+            on_send=sent_counts.append,
+            on_error=errors.append,
+        )
+        assert client.run([recording_client.PlannedRequest(0.0, b"{}")]) == []
+    assert errors == [reason]

@@ -8,6 +8,9 @@ import pytest
 import requests
 
 from app.core.cli import main
+from app.extensions.lab.judge import served
+from config.files import MAX_FILE_VARIABLE
+from tests.evil_server import KINDS, evil_server
 from tests.running_server import free_port, running_server
 
 KEY = "key-of-the-test"
@@ -58,3 +61,20 @@ def test_unreachable_server_is_reported_in_one_line(
     assert main(["judge", str(export), "--journal", url]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {url} cannot be reached: ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_journal_without_an_end_is_reported_in_one_line(
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(MAX_FILE_VARIABLE, "1")
+    monkeypatch.setattr(served, "TIMEOUT_S", 0.5 if kind == "drip" else 30.0)
+    export = tmp_path / "run.jsonl"
+    export.write_text('{"start_time": 1, "response_time": 2}')
+    with evil_server(kind) as url:
+        assert main(["judge", str(export), "--journal", url]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: the journal of {url} cannot be read: ")
