@@ -54,8 +54,8 @@ class UsesFolders:
 class SharedUses:
     """The counts in a folder, which may be used by several processes at a time.
 
-    `identity` names a rule. `scope` is None for its own count, which is kept until it is removed;
-    each other scope has a separate count, of which the least recently changed are forgotten.
+    `identity` names a rule. `scope` is None for its own count, which is kept until it is removed.
+    Each other scope has a separate count. The least recently changed counts of scopes are evicted.
     """
 
     def __init__(self, folder: Path) -> None:

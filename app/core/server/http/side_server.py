@@ -37,7 +37,7 @@ FILES_PER_CONNECTION = 8
 MAX_REQUEST_BYTES = 1 << 16
 """Most bytes of a request with its head."""
 BUFFER_BYTES = 1 << 13
-"""Bytes per read. gevent parses chunks byte by byte: a buffer of them takes some 4 ms."""
+"""Bytes per read. gevent parses chunks byte by byte, which takes some 4 ms for a buffer."""
 LIMIT_CHECK_S = 0.2
 """Seconds between two checks of the time limits of connections."""
 ERROR_S = 1.0

@@ -110,7 +110,7 @@ def test_ranks_together_never_exceed_the_times_limit_of_a_rule(fate: int | None)
         second = [clients.submit(reply_or_error, server.port) for _ in range(limit // 2)]
         if fate is not None:
             os.kill(worker, fate)
-        # The other rank has clients of its own: those of a stopped rank wait.
+        # The other rank has separate clients: a stopped rank's clients wait.
         texts = Counter(reply_of(server.port + 1) for _ in range(limit))
         if fate == signal.SIGSTOP:
             os.kill(worker, signal.SIGCONT)
