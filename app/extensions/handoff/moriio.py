@@ -11,6 +11,7 @@ import zmq.green as zmq
 from gevent import Greenlet
 from msgspec import Struct, msgpack
 
+from app.core.engine.kvcache.green_sockets import GreenContext
 from app.core.engine.kvcache.sockets import IO_THREADS, end_context
 from app.extensions.handoff.messages import number_in
 
@@ -98,7 +99,7 @@ class Heartbeats:
 
     def start(self) -> None:
         """Connects, and begins to send."""
-        self._context = zmq.Context(IO_THREADS)
+        self._context = GreenContext(IO_THREADS)
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
         socket.connect(self._endpoint)
