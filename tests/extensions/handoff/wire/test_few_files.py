@@ -35,7 +35,7 @@ def test_decodes_that_name_many_peers_fail_without_noise() -> None:
         return post(port, {"prompt": "hi", "max_tokens": 1, "kv_transfer_params": params}).status
 
     with running_command(["/bin/sh", "-c", shell], port, env) as server:
-        with ThreadPoolExecutor(120) as clients:
+        with ThreadPoolExecutor(200) as clients:
             statuses = set(clients.map(decode, range(1, PEERS)))
         assert statuses == {500}
         assert get(port, "/health").status == 200
