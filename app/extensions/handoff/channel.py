@@ -18,6 +18,7 @@ from gevent import Greenlet
 from app.core.base.background import BackgroundLoops
 from app.core.base.clock.pause import pause_if_possible
 from app.core.base.limited_log import LimitedLog
+from app.core.engine.kvcache.green_sockets import GreenContext, peer_limit
 from app.core.engine.kvcache.publishing import is_ipv6
 from app.core.engine.kvcache.sockets import IO_THREADS, MAX_REQUEST_BYTES, affinity, end_context
 from app.extensions.handoff.messages import (
@@ -36,7 +37,10 @@ LOCAL_NAMES = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
 MAX_RECONNECT_MS = 5_000
 """Maximum interval of attempts to reach a peer, in milliseconds."""
 MAX_PEERS = 256
-"""Maximum number of connected peers; the one that was asked longest ago is dropped."""
+"""Maximum number of connected peers, or as many as open files allow.
+
+The one that was asked longest ago is dropped.
+"""
 MAX_QUEUED = 1_000
 """Maximum number of messages that wait for one peer."""
 PAUSE_EVERY = 32
@@ -124,11 +128,17 @@ class SideChannel:
             self._context = None
 
     def _peer(self, host: str, port: int) -> Peer:
-        """Returns the connection to a peer. ZMQError if the address is invalid."""
+        """Returns the connection to a peer.
+
+        Raises:
+            ZMQError: the address is invalid, or no file descriptors are left.
+        """
         peer = self._peers.get((host, port))
         if peer is not None:
             self._peers.move_to_end((host, port))
             return peer
+        while len(self._peers) >= peer_limit(MAX_PEERS):
+            _close(self._peers.popitem(last=False)[1])
         endpoint = self._endpoint(host, port)
         socket = self._new_socket(zmq.DEALER, endpoint)
         try:
@@ -139,13 +149,11 @@ class SideChannel:
         receiver = self._loops.spawn("side channel of a peer", self._receive, socket)
         peer = Peer(socket, receiver)
         self._peers[host, port] = peer
-        if len(self._peers) > MAX_PEERS:
-            _close(self._peers.popitem(last=False)[1])
         return peer
 
     def _new_socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         if self._context is None:
-            self._context = zmq.Context(IO_THREADS)
+            self._context = GreenContext(IO_THREADS)
         socket = self._context.socket(kind)
         socket.linger = 0
         socket.sndhwm = MAX_QUEUED

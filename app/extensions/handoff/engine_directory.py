@@ -14,13 +14,11 @@ from urllib.parse import urlsplit
 import gevent
 
 from app.core.server.http.client import HttpConnection
-from app.extensions.handoff.bootstrap import EngineEntry
+from app.extensions.handoff.bootstrap import MAX_ANSWER_BYTES, EngineEntry
 from config.untrusted import decode_untrusted
 
 REQUEST_TIMEOUT_S = 5.0
 """Maximum time of a query, in seconds."""
-MAX_ANSWER_BYTES = 1 << 20
-"""Maximum length of the answer of another pod's bootstrap server."""
 MAX_ENGINES = 4_096
 """Maximum number of remembered engines; the one that was used longest ago is forgotten."""
 

@@ -12,6 +12,7 @@ from gevent import Greenlet
 from msgspec import Struct, msgpack
 
 from app.core.base.background import BackgroundLoops
+from app.core.engine.kvcache.green_sockets import GreenContext
 from app.core.engine.kvcache.sockets import IO_THREADS, end_context
 from app.extensions.handoff.messages import number_in
 
@@ -101,7 +102,7 @@ class Heartbeats:
 
     def start(self) -> None:
         """Connects, and begins to send."""
-        self._context = zmq.Context(IO_THREADS)
+        self._context = GreenContext(IO_THREADS)
         self._socket = socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
         socket.connect(self._endpoint)

@@ -13,6 +13,7 @@ from msgspec import Struct
 from app.core.engine.engine import Engine
 from app.core.engine.kvcache.stores import ConnectorStore, store_of
 from app.core.protocol.common import KVTransferParams
+from app.core.server.http.side_server import ClientLimits
 from app.extensions.handoff.bootstrap import (
     BootstrapServer,
     RankRegistration,
@@ -84,7 +85,8 @@ class MooncakePod:
         )
         host = LOCAL_NAMES.get(self._settings.kvcache.kv_side_channel_host, ALL_ADDRESSES)
         if self._rank == 0:
-            self._service = BootstrapServer(host, port, registration)
+            limits = ClientLimits.from_settings(self._settings.server)
+            self._service = BootstrapServer(host, port, registration, limits=limits)
         else:
             self._service = RankRegistration(f"127.0.0.1:{port}", registration)
         self._service.start()

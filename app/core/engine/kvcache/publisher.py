@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 import gevent
@@ -139,10 +140,11 @@ class EventSender:
             hwm = 2 * (self._settings.replay_batches + 1)
         socket, address = open_socket(self._context, kind, endpoint, bind=bind, hwm=hwm)
         self._sockets[name] = socket
-        if name == "events":
-            self._subscribers = SubscriberWatch(self._context, socket)
         self.addresses[name] = address
         del self._unopened[name]
+        if name == "events":
+            with suppress(zmq.ZMQError):  # no file descriptors are left: publish without the watch
+                self._subscribers = SubscriberWatch(self._context, socket)
 
     def send_due(self, now_s: float) -> None:
         """Publishes batches due at `now_s`, with pauses."""

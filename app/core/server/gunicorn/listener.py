@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import errno
-import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import gevent.socket
-from gevent.server import StreamServer
 
-RETRY_S = 0.05
-"""Longest time until accepting is tried again after a limit was reached, in seconds."""
-NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-LOG_INTERVAL_S = 60.0
-"""Seconds between two log lines about missing file descriptors or memory for connections."""
-log = logging.getLogger(__name__)
+from app.core.server.http.accepting import PatientServer
 
 
-class ClientServer(StreamServer):  # type: ignore[misc]
+class ClientServer(PatientServer):
     """Hands each new connection to `accept` in the hub.
 
     While `is_full`, clients wait in the backlog.
     """
-
-    max_delay = RETRY_S
 
     def __init__(
         self,
@@ -36,7 +25,6 @@ class ClientServer(StreamServer):  # type: ignore[misc]
     ) -> None:
         super().__init__(listener, handle=accept, spawn=None)
         self._is_full = is_full
-        self._silent_until_s = 0.0
 
     def do_read(self) -> Any:
         """Returns the next connection; None without one.
@@ -46,19 +34,7 @@ class ClientServer(StreamServer):  # type: ignore[misc]
         """
         if self._is_full():
             raise gevent.GreenletExit
-        try:
-            return super().do_read()
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            now_s = time.monotonic()
-            if now_s >= self._silent_until_s:
-                self._silent_until_s = now_s + LOG_INTERVAL_S
-                log.error(
-                    "clients are waiting, because no more connections can be accepted: %s",
-                    error.strerror,
-                )
-            raise gevent.GreenletExit from None
+        return super().do_read()
 
     def do_handle(self, *args: Any) -> None:
         """Leaves closing the connection to `accept`."""
