@@ -120,8 +120,11 @@ class FastConnection(HubConnection):
         self._buffer = data
         path = self.path
         if self.is_new and path.upgrade is not None and data.startswith(HTTP2_START):
-            self._unregister()
-            path.upgrade(path, self.client, self.address, data)
+            if self.is_closed_by_client:
+                self.close()
+            else:
+                self._unregister()
+                path.upgrade(path, self.client, self.address, data)
             return
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:

@@ -14,6 +14,13 @@ from gevent.server import StreamServer
 
 RETRY_S = 0.05
 """Longest time until accepting is tried again after a limit was reached, in seconds."""
+MAX_ACCEPTED = 16
+"""Most connections that a turn of the event loop accepts.
+
+Accepting and answering them takes less than the work of a turn (`fair_turns.TURN_S`). With
+gevent's 100, clients that connect without a pause were accepted faster than they were answered,
+and each other request waited for thousands of them. Further clients wait in the backlog.
+"""
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 LOG_INTERVAL_S = 60.0
 """Seconds between two log lines about missing file descriptors or memory for connections."""
@@ -27,6 +34,7 @@ class ClientServer(StreamServer):  # type: ignore[misc]
     """
 
     max_delay = RETRY_S
+    max_accept = MAX_ACCEPTED
 
     def __init__(
         self,
