@@ -12,15 +12,22 @@ from typing import Any
 import gevent.socket
 from gevent.server import StreamServer
 
+from app.core.server.gunicorn.fair_turns import FairTurns
+
 RETRY_S = 0.05
 """Longest time until accepting is tried again after a limit was reached, in seconds."""
 MAX_ACCEPTED = 16
-"""Most connections that a turn of the event loop accepts.
+"""Most connections that a turn of the event loop accepts; further clients wait in the backlog.
 
-Accepting and answering them takes less than the work of a turn (`fair_turns.TURN_S`). With
+Accepting and answering 16 takes 2 ms, less than the work of a turn (`fair_turns.TURN_S`). With
 gevent's 100, clients that connect without a pause were accepted faster than they were answered,
-and each other request waited for thousands of them. Further clients wait in the backlog.
+and each request on a kept connection waited for thousands of them.
 """
+MAX_ACCEPTED_BEHIND = 4
+"""Most connections that a turn accepts while much work waits: requests of the general path take
+0.5 ms, and a turn ends after 4 ms."""
+BEHIND = 64
+"""Pieces of waiting work above which a worker is behind."""
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 LOG_INTERVAL_S = 60.0
 """Seconds between two log lines about missing file descriptors or memory for connections."""
@@ -34,17 +41,23 @@ class ClientServer(StreamServer):  # type: ignore[misc]
     """
 
     max_delay = RETRY_S
-    max_accept = MAX_ACCEPTED
 
     def __init__(
         self,
         listener: gevent.socket.socket,
         accept: Callable[[gevent.socket.socket, object], None],
         is_full: Callable[[], bool],
+        turns: FairTurns,
     ) -> None:
+        self._turns = turns
         super().__init__(listener, handle=accept, spawn=None)
         self._is_full = is_full
         self._silent_until_s = 0.0
+
+    @property
+    def max_accept(self) -> int:
+        """Most connections that gevent accepts in this turn."""
+        return MAX_ACCEPTED_BEHIND if self._turns.waiting > BEHIND else MAX_ACCEPTED
 
     def do_read(self) -> Any:
         """Returns the next connection; None without one.

@@ -214,12 +214,14 @@ class Worker(GeventWorker):  # type: ignore[misc]
             try:
                 if self.certificate is not None:
                     client = self.certificate.wrap(client)
-                FastConnection(self._path, client, address, bound)
+                connection = FastConnection(self._path, client, address, bound)
+                if self.certificate is None:
+                    connection.read_first()
             except OSError:  # the client has disconnected
                 client.close()
 
         listener.setblocking(1)
-        server = ClientServer(listener, accept, self._is_full)
+        server = ClientServer(listener, accept, is_full=self._is_full, turns=self._turns)
         server.start()
         return server
 

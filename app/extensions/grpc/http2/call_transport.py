@@ -17,7 +17,7 @@ from h2.stream import H2Stream
 from hpack.exceptions import HPACKError
 from hyperframe.frame import GoAwayFrame
 
-from app.core.server.gunicorn.fair_turns import TURN_S, ConnectionCost, Work
+from app.core.server.gunicorn.fair_turns import TURN_S, ConnectionCost
 from app.core.server.gunicorn.hub_connection import Address, FastPath, HubConnection
 from app.core.server.http.rpc import RpcService
 from app.extensions.grpc.http2.budget import FrameBudget
@@ -65,12 +65,9 @@ class CallTransport(HubConnection):
         self._held_bytes = 0
         self._refuses_calls = False
 
-    def schedule(self, task: Callable[[], None]) -> list[Work]:
-        """Runs `task` in a turn of this connection; a protocol error ends the connection.
-
-        Clear the returned list to abandon the task.
-        """
-        return self.path.turns.schedule(self.cost, partial(self.run_guarded, task))
+    def schedule(self, task: Callable[[], None]) -> None:
+        """Runs `task` in a turn of this connection; a protocol error ends the connection."""
+        self.path.turns.schedule(self.cost, partial(self.run_guarded, task))
 
     def run_guarded(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Calls `work`.

@@ -38,7 +38,11 @@ MAX_GREETING_BYTES = 400
 
 A usual client sends 100. These are fewer than 64 settings, and take h2 less than 2 ms.
 """
+GREETING_KINDS = (SETTINGS, PING, WINDOW_UPDATE)
+"""Kinds of frames that clients send before their first call."""
 PING_BYTES = 8
+INCREMENT_BYTES = 4
+"""Sizes of the payloads of PING and WINDOW_UPDATE."""
 PROTOCOL_ERROR = 0x1
 """Code of a GOAWAY frame for a client that violates the protocol (RFC 9113, section 7)."""
 
@@ -76,6 +80,7 @@ class Http2Greeting(HubConnection):
         self._greeted_bytes = 0
         """Size of the preface and the frames that are answered, in bytes."""
         self._window = INITIAL_WINDOW_BYTES
+        """The client's flow-control window for the connection, in bytes."""
         self._waits = False
         """True from the first frame that needs the connection's state."""
         self._refuses_calls = False
@@ -128,31 +133,28 @@ class Http2Greeting(HubConnection):
         start = self._greeted_bytes
         high, low, kind, flags, stream_id = FRAME_HEAD.unpack_from(data, start)
         end = start + HEAD_BYTES + low
-        if high or stream_id or end > MAX_GREETING_BYTES:
-            return None
-        if kind not in (SETTINGS, PING, WINDOW_UPDATE):
+        if high or stream_id or end > MAX_GREETING_BYTES or kind not in GREETING_KINDS:
             return None
         if end > len(data):
             return 0
         payload = data[start + HEAD_BYTES : end]
-        if kind == SETTINGS and flags == ACK and not payload:
-            return HEAD_BYTES
+        is_answered = False
         if flags:
-            return None
-        if kind == SETTINGS:
-            if not are_valid_settings(payload):
-                return None
+            is_answered = kind == SETTINGS and flags == ACK and not payload
+        elif kind == SETTINGS and are_valid_settings(payload):
             self.put(frame(SETTINGS, ACK))
-        elif kind == PING:
-            if len(payload) != PING_BYTES:
-                return None
+            is_answered = True
+        elif kind == PING and len(payload) == PING_BYTES:
             self.put(frame(PING, ACK, payload))
-        else:
-            increment = int.from_bytes(payload, "big")
-            if len(payload) != 4 or not 0 < increment <= MAX_WINDOW_BYTES - self._window:
-                return None
-            self._window += increment
-        return HEAD_BYTES + len(payload)
+            is_answered = True
+        elif kind == WINDOW_UPDATE and len(payload) == INCREMENT_BYTES:
+            is_answered = self._widen(int.from_bytes(payload, "big"))
+        return HEAD_BYTES + low if is_answered else None
+
+    def _widen(self, increment: int) -> bool:
+        """Counts an increment of the client's window; returns False if it is not valid."""
+        self._window += increment
+        return increment > 0 and self._window <= MAX_WINDOW_BYTES
 
     def _fail(self, reason: bytes) -> None:
         payload = bytes(4) + PROTOCOL_ERROR.to_bytes(4, "big") + reason

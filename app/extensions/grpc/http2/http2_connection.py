@@ -1,6 +1,7 @@
 """An HTTP/2 connection that serves gRPC calls from the hub, in fair turns."""
 
 import time
+from functools import partial
 
 import gevent.socket
 from h2 import events
@@ -91,7 +92,8 @@ class Http2Connection(CallTransport):
 
     def _wait_for_turn(self) -> None:
         self._reader.stop()
-        self._turn = self.schedule(self._continue_reading)
+        work = partial(self.run_guarded, self._continue_reading)
+        self._turn = self.path.turns.schedule(self.cost, work)
 
     def _continue_reading(self) -> None:
         self._turn = []
