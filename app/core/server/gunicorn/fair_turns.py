@@ -67,7 +67,7 @@ class FairTurns:
         return now_s < self._end_s
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Number of pieces of work that wait for a turn."""
         return len(self._short) + len(self._long)
 

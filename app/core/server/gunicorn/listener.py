@@ -57,7 +57,7 @@ class ClientServer(StreamServer):  # type: ignore[misc]
     @property
     def max_accept(self) -> int:
         """Most connections that gevent accepts in this turn."""
-        return MAX_ACCEPTED_BEHIND if self._turns.waiting > BEHIND else MAX_ACCEPTED
+        return MAX_ACCEPTED_BEHIND if self._turns.waiting_count > BEHIND else MAX_ACCEPTED
 
     def do_read(self) -> Any:
         """Returns the next connection; None without one.
