@@ -17,6 +17,7 @@ import ctypes
 import gc
 import os
 import resource
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -46,6 +47,8 @@ LIMIT_CHECK_S = 0.2
 """Seconds between two checks of the time limits of connections."""
 JOIN_TIMEOUT_S = 0.2
 """Seconds for greenlets to end by themselves after the deadline, and again to be killed."""
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+"""Signals that end an arbiter, which passes them on to its workers."""
 GC_THRESHOLDS = (1_000_000, 10, 10)
 """Thresholds of the garbage collector, above the objects of 10,000 streams.
 
@@ -106,6 +109,20 @@ class Worker(GeventWorker):  # type: ignore[misc]
             )
             self.worker_connections = max_connections
         super().init_process()
+
+    def init_signals(self) -> None:
+        """Installs the handlers of signals; ends the worker if one came since the fork.
+
+        Until here the handlers are those of the arbiter, which queue the signal for a loop that
+        this process does not run. A stock arbiter sends SIGTERM once, and would wait for the whole
+        `graceful_timeout`. Loading gevent makes this half a second.
+        """
+        arbiter = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        super().init_signals()
+        queue = getattr(arbiter, "SIG_QUEUE", None)
+        while queue is not None and not queue.empty():
+            if queue.get_nowait() in END_SIGNALS:
+                sys.exit(0)  # the application is not loaded yet
 
     def load_wsgi(self) -> None:
         """Loads the application. Unusable settings end the arbiter, too, instead of a retry."""
