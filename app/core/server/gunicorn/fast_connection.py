@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +33,7 @@ from app.core.server.gunicorn.heads import (
 )
 from app.core.server.gunicorn.hub_connection import Address, FastPath, HubConnection
 from app.core.server.gunicorn.logs import log_exchange
+from app.core.server.http.client_connection import is_closed_by_client
 from app.core.server.http.context import RequestContext, current_request
 from app.core.server.http.response import (
     CLIENT_GONE,
@@ -496,6 +498,21 @@ class FastConnection(HubConnection):
             self.close()
         elif self.has_head and now_s - self.since_s > BODY_PATIENCE_S:
             self.leave_to_general()
+
+
+def has_left(sock: socket.socket, has_tls: bool) -> bool:
+    """Returns whether the client of a new connection has disconnected without a full request.
+
+    A client of HTTP/1.1 may close its side after a request, and still read the answer. One of
+    HTTP/2 or TLS is unable to complete its start.
+    """
+    if not is_closed_by_client(sock):
+        return False
+    try:
+        start = sock.recv(len(HTTP2_START), socket.MSG_PEEK)
+    except OSError:
+        return True
+    return has_tls or not start or start == HTTP2_START
 
 
 def _drop_body(response: Response) -> None:

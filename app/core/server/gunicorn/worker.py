@@ -33,7 +33,7 @@ from app.core.base.clock.pause import pause_with
 from app.core.server.gunicorn import ranks
 from app.core.server.gunicorn.errors import CertificateError
 from app.core.server.gunicorn.fair_turns import FairTurns
-from app.core.server.gunicorn.fast_connection import FastConnection
+from app.core.server.gunicorn.fast_connection import FastConnection, has_left
 from app.core.server.gunicorn.hub_connection import UNLIMITED_S, FastPath, OpenConnections
 from app.core.server.gunicorn.listener import ClientServer
 
@@ -229,11 +229,13 @@ class Worker(GeventWorker):  # type: ignore[misc]
             # The client of a Unix socket has no address.
             address = addr if isinstance(addr, tuple) else ("", 0)
             try:
-                if self.certificate is not None:
+                if has_left(client._sock, has_tls=self.certificate is not None):
+                    client.close()
+                elif self.certificate is not None:
                     client = self.certificate.wrap(client)
-                connection = FastConnection(self._path, client, address, bound)
-                if self.certificate is None:
-                    connection.read_first()
+                    FastConnection(self._path, client, address, bound)
+                else:
+                    FastConnection(self._path, client, address, bound).read_first()
             except OSError:  # the client has disconnected
                 client.close()
 

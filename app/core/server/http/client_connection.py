@@ -85,10 +85,7 @@ class ClientConnection:
 
         Only known for TCP on Linux.
         """
-        try:
-            return self._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED
-        except (AttributeError, OSError):  # a Unix socket has no TCP state
-            return False
+        return is_closed_by_client(self._raw)
 
     def shut(self) -> None:
         """Breaks the connection: at once, or by a reset when the server closes it."""
@@ -97,6 +94,14 @@ class ClientConnection:
                 reset_when_closed(self._raw)
             else:
                 self._raw.shutdown(socket.SHUT_RDWR)
+
+
+def is_closed_by_client(sock: socket.socket) -> bool:
+    """See `ClientConnection.is_closed_by_client`."""
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED
+    except (AttributeError, OSError):  # a Unix socket has no TCP state
+        return False
 
 
 def break_off(connection: ClientConnection | None) -> NoReturn:
