@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections import Counter
 from contextlib import ExitStack, closing
 
@@ -11,12 +12,14 @@ import gevent.socket
 import pytest
 
 from app.core.server.gunicorn.fair_turns import ConnectionCost, FairTurns, Work
+from app.core.server.gunicorn.fast_connection import has_left
 from app.core.server.gunicorn.listener import (
     BEHIND,
     MAX_ACCEPTED,
     MAX_ACCEPTED_BEHIND,
     ClientServer,
 )
+from app.core.server.http.client_connection import ESTABLISHED, reset_when_closed, tcp_state
 
 CLIENTS = 100
 PATIENCE_S = 10.0
@@ -56,3 +59,47 @@ def test_connections_accepted_in_a_turn_are_limited(waiting_count: int, max_acce
             while accepted_in_turn.total() < CLIENTS:
                 gevent.sleep(0.001)
     assert max(accepted_in_turn.values()) == max_accepted
+
+
+REQUEST = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "has_tls", "is_left"),
+    [
+        (b"", False, True),
+        (HTTP2, False, True),
+        (REQUEST, False, False),
+        (REQUEST, True, True),
+    ],
+)
+def test_closed_connection_is_served_only_with_a_request(
+    sent: bytes, has_tls: bool, is_left: bool
+) -> None:
+    """A client of HTTP/1.1 may have closed its side alone, and waits for its answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+        with client, accepted:
+            client.sendall(sent)
+            assert not has_left(accepted, has_tls)
+            client.shutdown(socket.SHUT_WR)
+            deadline_s = time.monotonic() + PATIENCE_S
+            while tcp_state(accepted) == ESTABLISHED and time.monotonic() < deadline_s:
+                time.sleep(0.001)
+            assert has_left(accepted, has_tls) == is_left
+
+
+def test_reset_connection_is_not_served() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+        with accepted:
+            client.sendall(REQUEST)
+            reset_when_closed(client)
+            client.close()
+            deadline_s = time.monotonic() + PATIENCE_S
+            while tcp_state(accepted) == ESTABLISHED and time.monotonic() < deadline_s:
+                time.sleep(0.001)
+            assert has_left(accepted, has_tls=False)

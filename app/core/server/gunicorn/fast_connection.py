@@ -33,7 +33,7 @@ from app.core.server.gunicorn.heads import (
 )
 from app.core.server.gunicorn.hub_connection import Address, FastPath, HubConnection
 from app.core.server.gunicorn.logs import log_exchange
-from app.core.server.http.client_connection import is_closed_by_client
+from app.core.server.http.client_connection import CLOSE_WAIT, ESTABLISHED, tcp_state
 from app.core.server.http.context import RequestContext, current_request
 from app.core.server.http.response import (
     CLIENT_GONE,
@@ -506,13 +506,11 @@ def has_left(sock: socket.socket, has_tls: bool) -> bool:
     A client of HTTP/1.1 may close its side after a request, and still read the answer. One of
     HTTP/2 or TLS is unable to complete its start.
     """
-    if not is_closed_by_client(sock):
-        return False
-    try:
-        start = sock.recv(len(HTTP2_START), socket.MSG_PEEK)
-    except OSError:
-        return True
-    return has_tls or not start or start == HTTP2_START
+    state = tcp_state(sock)
+    if state != CLOSE_WAIT or has_tls:
+        return state != ESTABLISHED
+    start = sock.recv(len(HTTP2_START), socket.MSG_PEEK)
+    return not start or start == HTTP2_START
 
 
 def _drop_body(response: Response) -> None:
