@@ -61,15 +61,10 @@ class Churn:
 
     @property
     def name(self) -> str:
-        noun = "client" if self.clients == 1 else "clients"
-        flood = ", after a rapid reset flood" if self.follows_flood else ""
-        return f"{self.kind}, {self.clients} {noun}{flood}"
-
-
-CHURNS = (
-    *(Churn(kind, clients) for kind in SENT for clients in (1, 3)),
-    *(Churn("h2", clients, follows_flood=True) for clients in (1, 3)),
-)
+        name = f"{self.kind}, clients: {self.clients}"
+        if self.follows_flood:
+            name += ", after a rapid reset flood"
+        return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +90,14 @@ class ChurnFigures:
             number(self.new_p99_ms, 1),
             number(self.kept_p99_ms, 1),
             number(self.connections, 0),
-            "" if is_fine else "TOO MUCH",
+            ("TOO MUCH", "")[is_fine],
         ]
+
+
+def churns() -> list[Churn]:
+    """Returns the rows."""
+    plain = [Churn(kind, clients) for kind in SENT for clients in (1, 3)]
+    return [*plain, *(Churn("h2", clients, follows_flood=True) for clients in (1, 3))]
 
 
 def connect(port: int) -> socket.socket:
@@ -151,7 +152,7 @@ def probe(port: int, sender: Connection) -> None:
     kept_ms: list[float] = []
     end_s = time.monotonic() + CHURN_S
     limit_s = time.monotonic() + MAX_PROBE_S
-    kept: list[socket.socket] = []
+    kept_clients: list[socket.socket] = []
     with ExitStack() as connections:
 
         def ask(clients: list[socket.socket]) -> float:
@@ -165,7 +166,7 @@ def probe(port: int, sender: Connection) -> None:
                     clients.pop().close()
             return (time.monotonic() - begin_s) * 1e3
 
-        ask(kept)
+        ask(kept_clients)
         while time.monotonic() < end_s or (
             len(new_ms) + len(kept_ms) < MIN_SAMPLES and time.monotonic() < limit_s
         ):
@@ -173,7 +174,7 @@ def probe(port: int, sender: Connection) -> None:
             new_ms.append(ask(client))
             for sock in client:
                 sock.close()
-            kept_ms.append(ask(kept))
+            kept_ms.append(ask(kept_clients))
             time.sleep(PROBE_EVERY_S)
     sender.send((new_ms, kept_ms))
 
@@ -189,16 +190,16 @@ def process(target: Callable[..., None], *arguments: object) -> Iterator[Connect
     child.join()
 
 
-def measure(server: Server, what: Churn) -> ChurnFigures:
+def measure(server: Server, crowd: Churn) -> ChurnFigures:
     """Runs the churn once, on a server that has done nothing yet."""
-    if what.follows_flood:
+    if crowd.follows_flood:
         flood(server.port)
     max_rss_mib = rss_mib(server.worker)
     is_over = multiprocessing.Event()
     with ExitStack() as processes:
         counts = [
-            processes.enter_context(process(churn, server.port, SENT[what.kind], is_over))
-            for _ in range(what.clients)
+            processes.enter_context(process(churn, server.port, SENT[crowd.kind], is_over))
+            for _ in range(crowd.clients)
         ]
         durations = processes.enter_context(process(probe, server.port))
         while not durations.poll(0.02):
@@ -222,19 +223,19 @@ def main(argv: Sequence[str]) -> int:
     options = flags.parse_args(argv)
     show_machine()
     has_failed = False
-    for what in CHURNS:
+    for churn_row in churns():
         rounds: dict[str, list[ChurnFigures]] = {}
         for _ in range(options.rounds):
             load = Load()
             servers: list[AbstractContextManager[Server]]
             servers = [*ours_and_other(load, options.other), bare(load)]
-            for started in servers:
-                with started as server:
-                    rounds.setdefault(server.name, []).append(measure(server, what))
+            for context in servers:
+                with context as server:
+                    rounds.setdefault(server.name, []).append(measure(server, churn_row))
         figures = {name: medians(measured) for name, measured in rounds.items()}
         *_, reference = figures.values()
         rows = [figure.row(name, reference) for name, figure in figures.items()]
-        show(what.name, COLUMNS, rows)
+        show(churn_row.name, COLUMNS, rows)
         has_failed |= bool(rows[0][-1])
     return int(has_failed)
 

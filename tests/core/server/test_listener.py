@@ -23,6 +23,8 @@ from app.core.server.http.client_connection import ESTABLISHED, reset_when_close
 
 CLIENTS = 100
 PATIENCE_S = 10.0
+REQUEST = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 class NoTurns(FairTurns):
@@ -39,7 +41,7 @@ class NoTurns(FairTurns):
 def test_connections_accepted_in_a_turn_are_limited(waiting_count: int, max_accepted: int) -> None:
     turns = NoTurns()
     for _ in range(waiting_count):
-        turns.schedule(ConnectionCost(), lambda: None)
+        turns.schedule(ConnectionCost(), work=gevent.sleep)
     loop = gevent.get_hub().loop
     accepted_in_turn: Counter[int] = Counter()
 
@@ -53,16 +55,12 @@ def test_connections_accepted_in_a_turn_are_limited(waiting_count: int, max_acce
         listener.listen(CLIENTS)
         for _ in range(CLIENTS):
             sockets.enter_context(socket.create_connection(listener.getsockname()))
-        server = ClientServer(listener, accept, is_full=lambda: False, turns=turns)
+        server = ClientServer(listener, accept, is_full=bool, turns=turns)
         with closing(server), gevent.Timeout(PATIENCE_S):
             server.start()
             while accepted_in_turn.total() < CLIENTS:
                 gevent.sleep(0.001)
     assert max(accepted_in_turn.values()) == max_accepted
-
-
-REQUEST = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
-HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 import gevent
@@ -59,7 +60,7 @@ def greeted(data: bytes, client_leaves: bool = False) -> Iterator[Greeted]:
         turns=FairTurns(),
         connections={},
         idle_s=inf,
-        serve_general=lambda connection, data: None,
+        serve_general=print,
         client_timeout_s=FOREVER_S,
     )
     taken_over: list[Http2Greeting] = []
@@ -168,7 +169,7 @@ def test_bytes_may_arrive_one_by_one() -> None:
 )
 def test_connection_with_a_wrong_start_ends_with_an_error(data: bytes) -> None:
     with greeted(data) as start:
-        answer = b"".join(iter(lambda: start.client.recv(1000), b""))
+        answer = b"".join(iter(partial(start.client.recv, 1000), b""))
         assert not start.greeting.is_open
     goaway = answer.removeprefix(server_preface(MAX_MESSAGE_BYTES))
     _, _, kind, _, _ = raw.HEAD.unpack_from(goaway)

@@ -102,7 +102,7 @@ def client_and_server() -> Iterator[tuple[socket.socket, Http2Connection]]:
         idle_s=inf,
         serve_general=lambda connection, data: None,
     )
-    service = RpcService({}, 1 << 20, upgrade=lambda *connection: None)
+    service = RpcService({}, 1 << 20, upgrade=print)
     path.app = cast(Any, SimpleNamespace(rpc=service))
     with gevent.socket.create_server(("127.0.0.1", 0)) as listener:
         client = gevent.socket.create_connection(listener.getsockname())

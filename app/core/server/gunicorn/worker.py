@@ -231,11 +231,12 @@ class Worker(GeventWorker):  # type: ignore[misc]
             try:
                 if has_left(client._sock, has_tls=self.certificate is not None):
                     client.close()
-                elif self.certificate is not None:
+                    return
+                if self.certificate is not None:
                     client = self.certificate.wrap(client)
-                    FastConnection(self._path, client, address, bound)
-                else:
-                    FastConnection(self._path, client, address, bound).read_first()
+                connection = FastConnection(self._path, client, address, bound=bound)
+                if self.certificate is None:
+                    connection.read_first()
             except OSError:  # the client has disconnected
                 client.close()
 

@@ -16,7 +16,7 @@ import pytest
 from tests.extensions.grpc import raw as frames
 from tests.extensions.grpc.client import connected, ends_of, generate
 from tests.extensions.grpc.raw import PREFACE, RawClient, call, opening, reset, settings_frame
-from tests.hostile.raw_client import get, wait_until
+from tests.hostile.raw_client import get, wait_for_value
 from tests.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.grpc
@@ -108,7 +108,7 @@ def test_connections_that_end_during_a_call_leave_no_memory(fresh: RunningServer
             churn(fresh.port, START + opening())
             assert get(fresh.port, "/health").status == 200
         assert memory.growth_bytes < MAX_GROWTH_BYTES
-        wait_until(lambda: engine.running() == 0)
+        wait_for_value(engine.running, equals=0)
 
 
 def test_memory_is_not_kept_after_a_rapid_reset_flood(fresh: RunningServer) -> None:
@@ -129,11 +129,11 @@ def test_connection_gets_its_state_with_the_first_call(fresh: RunningServer) -> 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     begin_bytes = worker.memory_info().rss
-    with ExitStack() as clients:
-        kept = [RawClient(fresh.port, START) for _ in range(KEPT_OPEN)]
-        for client in kept:
-            clients.enter_context(client.sock)
-        for client in kept:
+    with ExitStack() as sockets:
+        clients = [RawClient(fresh.port, START) for _ in range(KEPT_OPEN)]
+        for client in clients:
+            sockets.enter_context(client.sock)
+        for client in clients:
             client.send(frames.frame(frames.PING, 0, 0, bytes(8)))
             received = [client.frame() for _ in range(4)]
             kinds = [frame[0] for frame in received if frame is not None]
@@ -141,8 +141,8 @@ def test_connection_gets_its_state_with_the_first_call(fresh: RunningServer) -> 
         growth_bytes = worker.memory_info().rss - begin_bytes
         assert not has_loaded_grpc(worker)
         assert growth_bytes / KEPT_OPEN < MAX_BYTES_OF_A_CONNECTION
-        kept[0].send(call(generate(), 1))
-        assert kept[0].ends(1)["grpc-status"] == "0"
+        clients[0].send(call(generate(), 1))
+        assert clients[0].ends(1)["grpc-status"] == "0"
         assert has_loaded_grpc(worker)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -150,8 +150,8 @@ def test_connection_gets_its_state_with_the_first_call(fresh: RunningServer) -> 
 def test_call_sent_together_with_the_preface_is_answered(fresh: RunningServer) -> None:
     """Several of them, while the service is loaded; a client that leaves meanwhile delays none."""
     clients = [RawClient(fresh.port, START + call(generate(), 1)) for _ in range(8)]
-    with socket.create_connection(("127.0.0.1", fresh.port)) as left:
-        left.sendall(START + call(generate(), 1))
+    with socket.create_connection(("127.0.0.1", fresh.port)) as departed:
+        departed.sendall(START + call(generate(), 1))
     for client in clients:
         with client.sock:
             assert client.ends(1)["grpc-status"] == "0"
