@@ -74,7 +74,7 @@ class Http2Greeting(HubConnection):
         `take_over` is called in a turn of the connection when a frame needs its state, unless the
         client has disconnected. It calls `release`, now or later.
         """
-        super().__init__(path, client, address, ConnectionCost())
+        super().__init__(path, client, address, cost=ConnectionCost())
         self._take_over = take_over
         self._received = b""
         self._greeted_bytes = 0

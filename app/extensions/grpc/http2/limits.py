@@ -58,7 +58,8 @@ def announced_settings(max_message_bytes: int) -> Mapping[int, int]:
 
 def frame(kind: int, flags: int = 0, payload: bytes = b"") -> bytes:
     """Returns a short frame of the whole connection."""
-    return FRAME_HEAD.pack(0, len(payload), kind, flags, 0) + payload
+    head = FRAME_HEAD.pack(0, len(payload), kind, flags, 0)
+    return head + payload
 
 
 def server_preface(max_message_bytes: int) -> bytes:
