@@ -8,7 +8,21 @@ from typing import Any
 
 import gevent.socket
 
+from app.core.server.gunicorn.fair_turns import FairTurns
 from app.core.server.http.accepting import PatientServer
+
+MAX_ACCEPTED = 16
+"""Most connections that a turn of the event loop accepts; further clients wait in the backlog.
+
+Accepting and answering 16 takes 2 ms, less than the work of a turn (`fair_turns.TURN_S`). With
+gevent's 100, clients that connect without a pause were accepted faster than they were answered,
+and each request on a kept connection waited for thousands of them.
+"""
+MAX_ACCEPTED_BEHIND = 4
+"""Most connections that a turn accepts while much work waits: requests of the general path take
+0.5 ms, and a turn ends after 4 ms."""
+BEHIND = 64
+"""Pieces of waiting work above which a worker is behind."""
 
 
 class ClientServer(PatientServer):
@@ -22,9 +36,16 @@ class ClientServer(PatientServer):
         listener: gevent.socket.socket,
         accept: Callable[[gevent.socket.socket, object], None],
         is_full: Callable[[], bool],
+        turns: FairTurns,
     ) -> None:
+        self._turns = turns
         super().__init__(listener, handle=accept, spawn=None)
         self._is_full = is_full
+
+    @property
+    def max_accept(self) -> int:
+        """Most connections that gevent accepts in this turn."""
+        return MAX_ACCEPTED_BEHIND if self._turns.waiting_count > BEHIND else MAX_ACCEPTED
 
     def do_read(self) -> Any:
         """Returns the next connection; None without one.
