@@ -6,14 +6,19 @@ sequences, so that a token costs nothing. Start reading at `RequestBars`.
 """
 
 import re
+from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as IdSequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from operator import attrgetter
+from sys import getsizeof
 
+import msgspec
 from cachetools import LRUCache
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.engine.batch import Phase, SequenceStatus
 from app.core.engine.client import EngineClient
@@ -25,10 +30,10 @@ from app.extensions.console.history import EndedRequest, LiveRequest, RecentEnds
 
 MAX_ENDED_BYTES = 32 << 20
 """Memory for ended requests, whose details the page can get."""
-BAR_BYTES = 2048
-"""Estimated memory of a bar without its tokens."""
-TOKEN_BYTES = 60
-"""Estimated memory of a token."""
+BAR_BYTES = 900
+"""Memory of an ended request without its prompt, its texts and its other fields; measured."""
+PARSED_BYTES = 4
+"""Memory of a value for each byte of its JSON, an upper estimate."""
 MAX_PAST_BARS = 1000
 """Most ended requests that a new page gets."""
 PAST_S = 300.0
@@ -61,9 +66,15 @@ class Bar(Struct, gc=False, eq=False):
     """State of one choice as the page last received it."""
 
     number: int
+    key: int
+    """The `id()` of the request of the engine, which names the request in the log of delays."""
     request: EngineRequest
+    """A copy of what the page shows once the choice has ended."""
     origin: Origin
     sequence: Sequence | None = None
+    """The sequence until it ends, once a frame has read it."""
+    reply: str = ""
+    """Text of an ended sequence that a frame has read, with thoughts and calls."""
     phase: int = 0
     since_ms: float = 0.0
     tokens: int = 0
@@ -82,8 +93,40 @@ class Bar(Struct, gc=False, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory of the bar."""
-        return BAR_BYTES + TOKEN_BYTES * (len(self.request.prompt_ids) + self.tokens)
+        """Memory of an ended bar."""
+        request = self.request
+        size_bytes = BAR_BYTES + getsizeof(request.prompt_ids) + getsizeof(self.reply)
+        if self.outcome is not None:
+            size_bytes += getsizeof(self.outcome.text)
+        try:
+            fields = msgspec.json.encode(request, enc_hook=_nothing)
+        except RecursionError:  # a nested schema: too large to keep
+            return MAX_ENDED_BYTES
+        return size_bytes + PARSED_BYTES * len(fields)
+
+    def slim(self) -> None:
+        """Drops the parts of an ended choice that the page does not show.
+
+        The reply and the observers of a request, such as its entry in the journal, would stay in
+        memory for as long as the bar. A number of an array takes 4 bytes, and one of a list 40.
+        """
+        if self.sequence is not None:
+            self.reply = self.sequence.text()
+            self.sequence = None
+        request = self.request
+        self.request = replace(
+            request,
+            prompt_ids=_compact(request.prompt_ids),
+            echo_text="",
+            turns=(),
+            form=None,
+            media=(),
+            delays=(),
+            script=None,
+            address=None,
+            source=None,
+            observers=(),
+        )
 
     def row(self, began_s: float) -> NewBar:
         """Returns the row of a new bar."""
@@ -102,6 +145,18 @@ class Bar(Struct, gc=False, eq=False):
             self.origin.path,
             request.n,
         )
+
+
+def _compact(ids: IdSequence[int]) -> IdSequence[int]:
+    """Returns token ids as an array, with 4 bytes for each, if they fit."""
+    try:
+        return array("I", ids)
+    except OverflowError:
+        return ids
+
+
+def _nothing(value: object) -> None:
+    """Replaces values that JSON cannot express, such as arrays and compiled grammars."""
 
 
 class EndedBars(LRUCache[int, Bar]):
@@ -200,13 +255,19 @@ class RequestBars:
 
     def _add(self, request: EngineRequest, origin: Origin) -> Bar:
         origin.choices += 1
-        bar = Bar(next(self._numbers), request, origin, since_ms=self._ms(request.arrival_s))
+        bar = Bar(
+            next(self._numbers),
+            id(request),
+            request=request,
+            origin=origin,
+            since_ms=self._ms(request.arrival_s),
+        )
         if self._is_open:
             self._new.append(bar)
         return bar
 
     def _finish(self, bar: Bar, outcome: SequenceOutcome) -> None:
-        self._live.pop(id(bar.request), None)
+        self._live.pop(bar.key, None)
         bar.outcome = outcome
         bar.tokens = outcome.tokens
         end_ms = self._ms(outcome.ended_s)
@@ -229,6 +290,7 @@ class RequestBars:
         request = bar.request
         arrival_ms = self._ms(request.arrival_s)
         self.recent_ends.add(EndedRequest(arrival_ms, len(request.prompt_ids), end))
+        bar.slim()
         with suppress(ValueError):  # larger than the whole cache
             self._past[bar.number] = bar
         if self._is_open:

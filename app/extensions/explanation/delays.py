@@ -37,8 +37,8 @@ STEP_BYTES = 200
 """Estimated memory of a step without its chunks."""
 CHUNK_BYTES = 300
 """Estimated memory of a chunk."""
-ENTRY_BYTES = 400
-"""Estimated memory of any other entry."""
+ENTRY_BYTES = 300
+"""Memory of any other entry; measured for admissions."""
 MAX_ID_LENGTH = 128
 """Maximum logged characters of a request id, which clients may choose."""
 

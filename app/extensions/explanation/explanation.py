@@ -129,9 +129,14 @@ class Piece(NamedTuple):
         return self.stop_s - self.start_s
 
 
-def explain(request: EngineRequest, outcome: SequenceOutcome, log: DelayLog) -> Explanation:
-    """Explains a choice by its outcome, final or as of now (`waiting`, `running`)."""
-    case = _Case(request, outcome, log)
+def explain(
+    request: EngineRequest, outcome: SequenceOutcome, log: DelayLog, key: int | None = None
+) -> Explanation:
+    """Explains a choice by its outcome, final or as of now (`waiting`, `running`).
+
+    `key` is the `id()` of the engine's request where `request` is a copy.
+    """
+    case = _Case(request, outcome, log, key=id(request) if key is None else key)
     phases = list(case.phases())
     shared_steps = [step for step in case.steps if step.start_s >= case.scheduled_s]
     longest_steps = sorted(nlargest(MAX_SHOWN, shared_steps, key=_step_length))
@@ -154,10 +159,12 @@ def explain(request: EngineRequest, outcome: SequenceOutcome, log: DelayLog) -> 
 class _Case:
     """One choice, and the log from its arrival to its end."""
 
-    def __init__(self, request: EngineRequest, outcome: SequenceOutcome, log: DelayLog) -> None:
+    def __init__(
+        self, request: EngineRequest, outcome: SequenceOutcome, log: DelayLog, key: int
+    ) -> None:
         self.request = request
         self.outcome = outcome
-        self.key = id(request)
+        self.key = key
         self._log = log
         self._zero_s = request.arrival_s
         self.end_s = end_s = max(outcome.ended_s, outcome.last_token_s or 0.0)
@@ -178,7 +185,7 @@ class _Case:
         self._interruptions = [
             interruption
             for interruption in since(log.interruptions, queued_s)
-            if interruption.key == self.key
+            if interruption.key == self.key and interruption.at_s <= end_s
         ]
 
     def ms(self, moment_s: float) -> float:

@@ -44,6 +44,13 @@ def paced() -> Understudy:
     return app_of("--force-dummy-tokenizer", "--inter-token-latency", "1ms", "--seed", "1")
 
 
+@pytest.fixture(scope="module")
+def observed() -> Understudy:
+    """As `paced`, with everything that observes requests for the console."""
+    flags = ["--console"] if is_present("console") else []
+    return app_of("--force-dummy-tokenizer", "--inter-token-latency", "1ms", "--seed", "1", *flags)
+
+
 def check_garbage(path: str, body: Any, status: str, **environ: Any) -> None:
     """Asserts that requests are answered with `status`, and leave nothing to the collector."""
     app = app_of("--force-dummy-tokenizer", "--allow-runtime-lora-updating")
@@ -138,7 +145,7 @@ class FastClient:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("instance", ["app", "paced"])
+@pytest.mark.parametrize("instance", ["app", "paced", "observed"])
 def test_request_on_the_fast_path_leaves_no_cyclic_garbage(
     instance: str, stream: bool, request: pytest.FixtureRequest
 ) -> None:

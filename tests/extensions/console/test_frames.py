@@ -271,7 +271,7 @@ def test_console_opened_again_shows_the_current_state_of_the_engine() -> None:
 def test_bars_of_thousands_of_requests_stay_within_the_memory_limit() -> None:
     watched = WatchedEngine(slots=200, max_waiting=2000, inter_token_latency=0.001)
     for number in range(2000):
-        watched.ask(f"r{number}", prompt_ids=list(range(250)))
+        watched.ask(f"r{number}", prompt_ids=list(range(4000)))
         if not number % 400:
             watched.frame(0.01)
     page = watched.frame(60)

@@ -1,0 +1,63 @@
+"""The memory allocator of glibc: which freed memory returns to the system, and when."""
+
+import ctypes
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gevent
+
+M_MMAP_THRESHOLD = -3
+"""Parameter of glibc's `mallopt`: size above which freed memory returns to the system."""
+MMAP_THRESHOLD_BYTES = 1 << 17
+"""Value of that parameter.
+
+glibc would raise it with each such block: 40 MiB stayed allocated after a prompt of 2 MB
+(measured).
+"""
+GROWTH_BYTES = 8 << 20
+"""Growth of the resident memory after which an idle worker trims the heap."""
+PAGE_BYTES = 4096
+STATM = Path("/proc/self/statm")
+
+
+def resident_bytes() -> int:
+    """Returns the resident memory of this process; 0 on a system without `/proc`."""
+    try:
+        return int(STATM.read_bytes().split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0
+
+
+class Allocator:
+    """Tunes glibc's allocator, and returns free memory within its heaps to the system.
+
+    Smaller blocks than `MMAP_THRESHOLD_BYTES` come from heaps, which shrink only at their end: 89
+    MiB stayed allocated after a chat of 100,000 messages (measured). Other C libraries, such as
+    musl, have neither function, so nothing is done there.
+    """
+
+    def __init__(self, library: Any = None, resident: Callable[[], int] = resident_bytes) -> None:
+        self._library = ctypes.CDLL(None) if library is None else library
+        self._resident = resident
+        self._trimmed_bytes = 0
+        """Resident memory after the last trim."""
+
+    def tune(self) -> None:
+        """Sets the limit from which on blocks return to the system by themselves."""
+        with suppress(AttributeError):
+            self._library.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        self._trimmed_bytes = self._resident()
+
+    def trim(self) -> None:
+        """Trims the heap of an idle worker if the memory has grown since the last time.
+
+        Runs in a native thread, because returning 90 MiB takes up to 70 ms; meanwhile, the event
+        loop waits only if it needs a block of more than 512 bytes from the same heap.
+        """
+        if self._resident() < self._trimmed_bytes + GROWTH_BYTES:
+            return
+        with suppress(AttributeError):
+            gevent.get_hub().threadpool.apply(self._library.malloc_trim, (0,))
+        self._trimmed_bytes = self._resident()
