@@ -14,8 +14,6 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
-from app.core.base.background import BackgroundLoops
-
 if TYPE_CHECKING:
     from random import Random
 
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from app.core.api.sampling import RealModel
     from app.core.api.weight_spans import Weights
     from app.core.base import Bounded
+    from app.core.base.background import BackgroundLoops
     from app.core.base.clock.clock import Clock
     from app.core.base.clock.random_streams import Streams
     from app.core.base.metrics.instruments import Families
@@ -168,10 +167,15 @@ class ServerParts:
         self.clock = clock
         self.streams = streams
         """Returns the random stream of a name, which depends on the seed and the rank."""
-        self.loops = BackgroundLoops()
-        """Listeners and other loops, which are restarted after an error."""
         self.until_drained: list[Callable[[], None]] = []
         """Called at SIGTERM to end work that has no end."""
+
+    @cached_property
+    def loops(self) -> BackgroundLoops:
+        """Listeners and other loops, which are restarted after an error."""
+        from app.core.base.background import BackgroundLoops  # imports gevent
+
+        return BackgroundLoops()
 
     @cached_property
     def lifecycle(self) -> Operations:
