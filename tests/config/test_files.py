@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from app.core.settings import load, settings_table
-from config import ConfigError, streams
+from config import ConfigError, streams, yaml_file
 from config.files import (
     MAX_FILE_SETTING,
     MAX_FILE_VARIABLE,
@@ -21,7 +21,7 @@ from config.files import (
     read_whole,
 )
 from config.lines import check_json, read_lines
-from config.yaml_file import MAX_NODES, MAX_YAML_BYTES, parse_yaml
+from config.yaml_file import MAX_YAML_BYTES, parse_yaml
 
 MIB = 1 << 20
 
@@ -160,13 +160,18 @@ def test_json_that_takes_far_more_memory_than_its_text_is_rejected() -> None:
             check_json(b"[" + item * count + b"0]", "large")
 
 
-def test_yaml_file_is_limited_by_its_size_and_its_values(tmp_path: Path) -> None:
+def test_yaml_file_is_limited_by_its_size_and_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(yaml_file, "MAX_NODES", 1000)
     file = tmp_path / "file.yaml"
     file.write_bytes(b"a: " + b"x" * MAX_YAML_BYTES)
     with pytest.raises(ConfigError, match="cannot be read: larger than 4 MiB"):
         parse_yaml(str(file))
-    file.write_text("- 0\n" * (MAX_NODES + 1))
-    with pytest.raises(ConfigError, match=f"more than {MAX_NODES} values"):
+    file.write_text("- 0\n" * 999)
+    assert parse_yaml(str(file)) == [0] * 999
+    file.write_text("- 0\n" * 1000)
+    with pytest.raises(ConfigError, match="more than 1000 values"):
         parse_yaml(str(file))
 
 

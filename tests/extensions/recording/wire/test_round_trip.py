@@ -16,7 +16,7 @@ from app.extensions.recording import drift
 from app.extensions.recording.exchange import Exchange, bytes_of
 from benchmarks import agents
 from config.files import MAX_FILE_VARIABLE
-from tests.evil_server import KINDS, evil_server
+from tests.evil_server import KINDS, TIMEOUTS_S, evil_server
 from tests.extensions.recording.recordings import (
     CHAT,
     chat,
@@ -167,7 +167,7 @@ def test_drift_reports_a_response_without_an_end_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(MAX_FILE_VARIABLE, "1")
-    monkeypatch.setattr(drift, "READ_TIMEOUT_S", 0.5 if kind == "drip" else 30.0)
+    monkeypatch.setattr(drift, "READ_TIMEOUT_S", TIMEOUTS_S[kind])
     path = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"{}"))])
     with evil_server(kind) as url:
         assert main(["drift", path, "--target", url]) == 1
