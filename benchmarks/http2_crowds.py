@@ -19,6 +19,7 @@ from hyperframe.frame import (
 )
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = SettingsFrame(0).serialize()
 LINES = {":method": "POST", ":scheme": "http", ":path": "/a", ":authority": "a"}
 VALUE = "\x01" * 4000
 """Its Huffman code has 23 bits a character, which takes the longest to decode."""
@@ -62,4 +63,4 @@ def _block(headers: Mapping[str, str]) -> bytes:
 
 
 def _sent(frames: Iterable[Frame]) -> bytes:
-    return PREFACE + SettingsFrame(0).serialize() + b"".join(frame.serialize() for frame in frames)
+    return PREFACE + SETTINGS + b"".join(frame.serialize() for frame in frames)

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
+
 SWITCH_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 """Words of a switch, in addition to msgspec's: true, false, 1 and 0."""
 
@@ -85,8 +87,8 @@ def to_list(raw: object) -> object:
     if not raw.lstrip().startswith("["):
         return split_items(raw)
     try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
+        return decode_untrusted(raw, decoder=python_json)
+    except UntrustedDataError:
         raise ValueError("must be a JSON array of strings or a comma-separated list") from None
 
 
@@ -110,7 +112,7 @@ def to_json(raw: object) -> str:
         ValueError: The text is not JSON, or the value has no form in JSON.
     """
     try:
-        value = json.loads(raw) if isinstance(raw, str) else raw
+        value = decode_untrusted(raw, decoder=python_json) if isinstance(raw, str) else raw
         return json.dumps(value, ensure_ascii=False)
     except (ValueError, TypeError, RecursionError):
         raise ValueError("must be valid JSON") from None

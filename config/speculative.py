@@ -13,7 +13,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import Count, suggestion
+from config.untrusted import decode_untrusted
 
+FILE = Path(__file__).parent / "vllm" / "speculative.json"
+"""Changes of the speculative configuration between versions of vLLM."""
 NGRAM_LENGTH = 5
 """vLLM's default length of the n-gram, in tokens."""
 
@@ -75,9 +78,7 @@ class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Methods that draft in a pass of their own, without draft slots."""
 
 
-CHANGES = msgspec.json.decode(
-    (Path(__file__).parent / "vllm" / "speculative.json").read_bytes(), type=Changes
-)
+CHANGES = msgspec.json.decode(FILE.read_bytes(), type=Changes)
 
 
 class SyntheticDrafts(NamedTuple):
@@ -216,7 +217,7 @@ def read_prompt_lookup(text: str) -> SpeculativeConfig:
     Raises:
         ValueError: It has another method, or a wrong field.
     """
-    return msgspec.json.decode(text, type=SpeculativeConfig)
+    return decode_untrusted(text, type=SpeculativeConfig)
 
 
 def synthetic_drafts(text: str, versions: Sequence[str] | None = None) -> SyntheticDrafts | None:
@@ -248,7 +249,7 @@ def read_draft_config(text: str, versions: Sequence[str] | None = None) -> Draft
     Raises:
         ValueError: A name, a type or a value is wrong.
     """
-    fields = msgspec.json.decode(text, type=dict[str, object] | None) or {}
+    fields = decode_untrusted(text, type=dict[str, object] | None) or {}
     # vLLM accepts both spellings of a name; where both are given, the last one wins.
     named = {name.replace("-", "_"): value for name, value in fields.items()}
     unchecked_names = set(OTHER_FIELDS)

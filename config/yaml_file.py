@@ -7,6 +7,7 @@ import yaml
 
 from config.declaration import ConfigError
 from config.files import read_text
+from config.untrusted import UntrustedDataError
 
 MAX_YAML_BYTES = 4 << 20
 """Maximum size of a file: the parser takes seconds for each MiB."""
@@ -16,7 +17,7 @@ MAX_VALUES = 500_000
 """Maximum number of values in a file, with aliases expanded."""
 MAX_LEVELS = 100
 """Maximum depth of nested lists and mappings."""
-YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+_YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """Errors of the loader; a wrong value with a tag, such as `!!bool x`, raises almost any."""
 
 
@@ -67,16 +68,31 @@ def parse_yaml(path: str, max_bytes: int = MAX_YAML_BYTES) -> object:
     """
     try:
         text = read_text(path, max_bytes)
-        document: object = yaml.load(text, _Loader)
+        document = decode_yaml(text, _Loader)
     except OSError as error:
         raise ConfigError(f"YAML file {path} cannot be read: {error.strerror}") from None
-    except YAML_ERRORS as error:
+    except (UnicodeDecodeError, UntrustedDataError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"YAML file {path} cannot be parsed: {reason}") from None
     flaw = oversize(document)
     if flaw:
         raise ConfigError(f"YAML file {path}: {flaw}")
     return {} if document is None else document
+
+
+def decode_yaml(text: str, loader: type[LimitedLoader] = LimitedLoader) -> object:
+    """Returns the content of YAML text.
+
+    The loader in Python: the one in C crashes where the nesting is deep.
+
+    Raises:
+        UntrustedDataError: The text is malformed, or nested too deeply.
+    """
+    try:
+        document: object = yaml.load(text, loader)
+    except _YAML_ERRORS as error:
+        raise UntrustedDataError(str(error)) from None
+    return document
 
 
 def oversize(document: object) -> str:

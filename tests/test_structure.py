@@ -217,3 +217,74 @@ def test_core_functions_receive_only_the_settings_sections_that_they_need(trees:
         if not function.startswith(CONTRACT)
     }
     assert functions == set(WITH_ALL_SETTINGS)
+
+
+OFF_THE_LOOP = {
+    "app.extensions.datasets.command": "a command",
+    "app.extensions.datasets.dataset": "reads files in native threads, with a limit for locks",
+    "app.extensions.datasets.download": "downloads before the server starts",
+    "app.extensions.datasets.table": "opens them for these threads",
+    "app.extensions.lab.fidelity.workers": "belongs to commands",
+    "app.extensions.recording.library": "locks in native threads, with a time limit",
+    "app.extensions.recording.shared_file": "locks in native threads, with a time limit",
+    "vllm_understudy.mcp_script": "a process without an event loop",
+}
+"""Modules that can wait for another process's lock, and why the event loop does not wait there.
+
+Only remove entries: a stopped process holds its locks, and the loop would stop with it.
+"""
+LOCKING_LIBRARIES = ("fcntl", "filelock", "multiprocessing", "portalocker", "sqlite3")
+LOCKING_CALLS = ("flock", "lockf")
+CALLS_THAT_NEVER_WAIT = ("LOCK_NB", "LOCK_UN")
+BLOCKING_CALLS = {"vllm_understudy.mcp_script:flock"}
+"""Calls that wait without a limit. Only remove entries."""
+
+
+def imported_libraries(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def blocking_locks(tree: ast.Module) -> Iterator[str]:
+    """Yields the calls that wait for the lock of a file until its holder releases it."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        names = {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+        names |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if name in LOCKING_CALLS and names.isdisjoint(CALLS_THAT_NEVER_WAIT):
+            yield name
+        if "F_SETLKW" in names or "F_OFD_SETLKW" in names:
+            yield name
+
+
+def test_only_listed_modules_use_libraries_with_locks_between_processes(trees: Trees) -> None:
+    modules = {
+        module
+        for module, tree in trees.items()
+        if not set(imported_libraries(tree)).isdisjoint(LOCKING_LIBRARIES)
+    }
+    assert modules == set(OFF_THE_LOOP)
+
+
+def test_no_call_waits_for_the_lock_of_a_file_without_a_limit(trees: Trees) -> None:
+    calls = {f"{module}:{name}" for module, tree in trees.items() for name in blocking_locks(tree)}
+    assert calls == BLOCKING_CALLS
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("fcntl.lockf(file, fcntl.LOCK_EX)", ["lockf"]),
+        ("flock(file, LOCK_SH)", ["flock"]),
+        ("fcntl.flock(file, operation | fcntl.LOCK_NB)", []),
+        ("fcntl.flock(file, fcntl.LOCK_UN)", []),
+        ("fcntl.fcntl(file, fcntl.F_SETLKW, lock)", ["fcntl"]),
+    ],
+)
+def test_blocking_locks_are_recognized(source: str, names: list[str]) -> None:
+    assert list(blocking_locks(ast.parse(source))) == names

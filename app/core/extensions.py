@@ -14,6 +14,8 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
+from app.core.base.background import BackgroundLoops
+
 if TYPE_CHECKING:
     from random import Random
 
@@ -166,6 +168,8 @@ class ServerParts:
         self.clock = clock
         self.streams = streams
         """Returns the random stream of a name, which depends on the seed and the rank."""
+        self.loops = BackgroundLoops()
+        """Listeners and other loops, which are restarted after an error."""
         self.until_drained: list[Callable[[], None]] = []
         """Called at SIGTERM to end work that has no end."""
 

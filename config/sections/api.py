@@ -1,11 +1,11 @@
 """Settings of the API: content of replies, and optional routes."""
 
-import json
 from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
 from config.declaration import About, Json, Section, understood_by
+from config.untrusted import decode_untrusted, python_json
 
 VersionName = Literal["0.32", "0.33"]
 """Supported versions of vLLM, the oldest first."""
@@ -19,7 +19,7 @@ def json_object(text: str) -> dict[str, object]:
     Raises:
         ValueError: The text is not a JSON object.
     """
-    content = json.loads(text)
+    content = decode_untrusted(text, decoder=python_json)
     if not isinstance(content, dict):
         raise ValueError("must be a JSON object")
     return content

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from config.declaration import suggestion
 from config.durations import format_duration
 from config.sources import FlagValues
+from config.untrusted import UntrustedDataError, decode_untrusted
 from config.vllm.checks import unknown_name
 from config.vllm.offload_options import offload_settings
 
@@ -101,12 +102,12 @@ def read_config(text: str, kind: type[T]) -> T:
         ValueError: The text is not an object of this kind; the message has the wrong field.
     """
     try:
-        return msgspec.convert(msgspec.json.decode(text), kind, strict=False)
+        return msgspec.convert(decode_untrusted(text), kind, strict=False)
     except msgspec.ValidationError as error:
         unknown = str(error).partition("unknown field `")[2].partition("`")[0]
         fields = getattr(kind, "__struct_fields__", ())
         raise ValueError(f"{error}{suggestion(unknown, names=fields)}") from None
-    except (msgspec.DecodeError, RecursionError):
+    except UntrustedDataError:
         raise ValueError(f"{text[:80]!r} must be a JSON object") from None
 
 

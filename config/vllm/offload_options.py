@@ -6,6 +6,7 @@ from typing import Any
 
 from config.declaration import ConfigError
 from config.sources import FlagValues
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 GIB = 1 << 30
 DISK_GIB = 1024
@@ -47,8 +48,8 @@ def merge_offloading(options: FlagValues) -> None:
         raise ConfigError(f"flag --{SIZE}: the value must be greater than 0, got {text}")
     config: Any = {}
     try:
-        config = json.loads(str(options.get(TRANSFER, "{}")))
-    except ValueError:
+        config = decode_untrusted(str(options.get(TRANSFER, "{}")), decoder=python_json)
+    except UntrustedDataError:
         return  # reported with the option
     if not isinstance(config, dict):
         return

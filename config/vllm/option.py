@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
+
+from config.untrusted import decode_untrusted, python_json
 
 Kind = Literal["switch", "text", "int", "float", "JSON", "size", "size or auto"]
 NOTHING = frozenset({"", "None"})
@@ -57,7 +59,7 @@ _KINDS: dict[str, tuple[Callable[[str], object], str]] = {
     "text": (str, "text"),
     "int": (_whole, "a whole number"),
     "float": (float, "a number"),
-    "JSON": (json.loads, "valid JSON"),
+    "JSON": (partial(decode_untrusted, decoder=python_json), "valid JSON"),
     "size": (_size, _SIZES),
     "size or auto": (_size_or_auto, _SIZES),
 }

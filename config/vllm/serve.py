@@ -4,7 +4,6 @@ An option with the name of a setting sets that setting, some have special effect
 options are ignored. Settings of Understudy are flags, too.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from config.files import read_text
 from config.flag_words import Flag, read_words, short_forms
 from config.settings import Settings, Table, table_of
 from config.sources import Flags, FlagValues, Sources, ignore_warning
+from config.untrusted import decode_untrusted, python_json
 from config.vllm.checks import check_load_balancing, check_values, is_headless
 from config.vllm.effects import HTTP, MAX_RANKS, effect_of, is_missing_example, local_ranks
 from config.vllm.facts import GROUPS, OBSOLETE, OPTIONS
@@ -232,7 +232,7 @@ def _context_length(model: str) -> int:
     """Returns the context length in the config.json of a local model, or `CONTEXT_LENGTH`."""
     length: object = None
     with suppress(OSError, ValueError, AttributeError):
-        config = json.loads(read_text(Path(model, "config.json")))
+        config = decode_untrusted(read_text(Path(model, "config.json")), decoder=python_json)
         key = "max_position_embeddings"
         length = config.get(key) or config.get("text_config", {}).get(key)
     if isinstance(length, int) and length > 0:

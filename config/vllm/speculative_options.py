@@ -4,6 +4,7 @@ import json
 
 from config.declaration import ConfigError
 from config.sources import FlagValues
+from config.untrusted import decode_untrusted, python_json
 
 CONFIG = "speculative-config"
 FIELDS = {
@@ -29,7 +30,7 @@ def merge_short_options(options: FlagValues) -> None:
             values[field] = int(str(text)) if name == "spec-tokens" else text
     if not values:
         return
-    config = json.loads(str(options.get(CONFIG) or "{}"))
+    config = decode_untrusted(str(options.get(CONFIG) or "{}"), decoder=python_json)
     if not isinstance(config, dict):
         raise ConfigError(f"flag --{CONFIG}: must be a JSON object")
     for name, field in FIELDS.items():

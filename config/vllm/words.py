@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from config.declaration import UsageError
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.facts import OPTIONS
 from config.yaml_file import parse_yaml
 
@@ -74,8 +75,8 @@ def _dotted_value(name: str, text: str) -> object:
     """Returns the value of a flag with dots: a list for a name with +, JSON, or the text."""
     if name.endswith("+"):
         return text.split(",")
-    with suppress(ValueError, RecursionError):
-        return json.loads(text)
+    with suppress(UntrustedDataError):
+        return decode_untrusted(text, decoder=python_json)
     return text
 
 

@@ -163,15 +163,13 @@ def test_json_that_takes_far_more_memory_than_its_text_is_rejected() -> None:
 def test_yaml_file_is_limited_by_its_size_and_its_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(yaml_file, "MAX_NODES", 1000)
+    monkeypatch.setattr(yaml_file, "MAX_NODES", 5_000)  # 200,000 take ten seconds
     file = tmp_path / "file.yaml"
     file.write_bytes(b"a: " + b"x" * MAX_YAML_BYTES)
     with pytest.raises(ConfigError, match="cannot be read: larger than 4 MiB"):
         parse_yaml(str(file))
-    file.write_text("- 0\n" * 999)
-    assert parse_yaml(str(file)) == [0] * 999
-    file.write_text("- 0\n" * 1000)
-    with pytest.raises(ConfigError, match="more than 1000 values"):
+    file.write_text("- 0\n" * 5_001)
+    with pytest.raises(ConfigError, match="more than 5000 values"):
         parse_yaml(str(file))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from app.core.api.peer_ranks import PeerRanks
@@ -14,6 +13,7 @@ from app.core.engine.client import EngineClient
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, malformed
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
+from config.untrusted import UntrustedDataError, decode_untrusted
 from config.validation import LiveSettings
 
 T = TypeVar("T")
@@ -33,8 +33,8 @@ def json_body(data: bytes, body_type: type[T]) -> T:
         ApiError: 400 for anything else.
     """
     try:
-        return msgspec.json.decode(data, type=body_type)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return decode_untrusted(data, type=body_type)
+    except UntrustedDataError as error:
         raise malformed(f"body: {error}", "body") from None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from app.core.api.responder import ServerLoad
+from app.core.base.background import BackgroundLoops
 from app.core.base.clock.clock import Clock
 from app.core.base.metrics.instruments import CONTENT_TYPE, Exposition
 from app.core.server.http.context import RequestContext
@@ -44,13 +45,19 @@ class Drains(Protocol):
         """Fails the requests that run or wait."""
 
 
-def readiness(service: Drains, clock: Clock, startup_s: float) -> Callable[[], bool]:
-    """Returns a check that is true from `startup_s` seconds after now until `service` withdraws."""
+def readiness(
+    service: Drains, clock: Clock, startup_s: float, loops: BackgroundLoops
+) -> Callable[[], bool]:
+    """Returns a check that is true from `startup_s` seconds after now until `service` withdraws.
+
+    The check is false while one of the `loops` waits for its restart.
+    """
     ready_at_s = clock.now() + startup_s
 
     def is_ready() -> bool:
         is_ending = service.withdrawn or service.draining
-        return clock.now() >= ready_at_s and service.healthy and not is_ending
+        is_running = service.healthy and loops.are_running
+        return clock.now() >= ready_at_s and is_running and not is_ending
 
     return is_ready
 
@@ -65,7 +72,7 @@ def health_routes(
         return Response(b"", 200 if healthy() else 503)
 
     def health_ready(context: RequestContext) -> Response:
-        """200 when requests are admitted; 503 while starting up and while draining."""
+        """200 when requests are admitted; 503 at the start, while draining, and without a loop."""
         return Response(b"", 200 if ready() else 503)
 
     def version(context: RequestContext) -> Response:

@@ -149,7 +149,7 @@ def _publisher(parts: ServerParts) -> Publisher | None:
         return None
     from app.core.engine.kvcache.publisher import Publisher  # imports ZMQ
 
-    return Publisher(parts.kv_events)
+    return Publisher(parts.kv_events, loops=parts.loops)
 
 
 def add_engine(parts: ServerParts) -> None:

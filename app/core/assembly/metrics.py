@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def build_exposition(parts: ServerParts, http_metrics: HttpMetrics) -> Exposition:
     """Returns the page of metrics."""
-    return Exposition([*_families(parts), http_metrics.text], http_metrics.process_text)
+    return Exposition(
+        [*_families(parts), http_metrics.text, parts.loops.metrics_text], http_metrics.process_text
+    )
 
 
 def _families(parts: ServerParts) -> list[Families]:

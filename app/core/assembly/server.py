@@ -92,7 +92,9 @@ def _add_engine_parts(parts: ServerParts, load: ServerLoad) -> None:
     add_cache(parts)
     add_engine(parts)
     parts.pipeline = build_pipeline(parts, load)
-    parts.is_ready = readiness(parts.engine, parts.clock, settings.server.startup_duration)
+    parts.is_ready = readiness(
+        parts.engine, parts.clock, settings.server.startup_duration, parts.loops
+    )
 
 
 def _add_extensions(app: Understudy, parts: ServerParts) -> None:

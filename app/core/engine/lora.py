@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from config import ConfigError
 from config.settings import LoraSettings, ModelSettings
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 Level = Literal["cpu", "gpu"]
 MAX_AT_RUNTIME = 3_000
@@ -145,8 +145,8 @@ def _module(item: str) -> LoraModule:
     module = LoraModule(name.strip(), path.strip())
     if not equals or "," in item or item.lstrip().startswith("{"):
         try:
-            module = msgspec.json.decode(item, type=LoraModule)
-        except msgspec.DecodeError as error:
+            module = decode_untrusted(item, type=LoraModule)
+        except UntrustedDataError as error:
             message = (
                 f"setting lora-modules: {item!r} is no adapter, neither name=path nor a JSON object"
             )

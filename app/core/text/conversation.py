@@ -5,11 +5,11 @@ templates get one string. Arguments of tool calls become objects. Developer mess
 messages for templates that lack the role.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from app.core.text.base import ChatTemplateError, Message
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 ContentFormat = Literal["string", "openai"]
 Part: TypeAlias = dict[str, Any]
@@ -275,8 +275,8 @@ def _parse_tool_call(call: object) -> dict[str, object]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError:
+            arguments = decode_untrusted(arguments, decoder=python_json)
+        except UntrustedDataError:
             arguments = {}
     if not isinstance(arguments, dict):
         arguments = {}

@@ -1,6 +1,5 @@
 """The files of a tokenizer in the layout of the Hugging Face hub: in a folder, or on the hub."""
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,6 +9,7 @@ from msgspec import Struct
 
 from app.core.text.base import TokenizerLoadError
 from config.files import read_text, read_whole
+from config.untrusted import decode_untrusted, python_json
 
 DEFAULT_TEMPLATE = "default"
 FILES = (
@@ -140,7 +140,7 @@ def read_json(file: Path) -> dict[str, object]:
     if not file.is_file():
         return {}
     try:
-        content = json.loads(read_text(file))
+        content = decode_untrusted(read_text(file), decoder=python_json)
     except (OSError, ValueError) as error:
         raise TokenizerLoadError(f"{file} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):

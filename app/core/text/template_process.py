@@ -27,6 +27,7 @@ from app.core.text.template_protocol import (
     prompt_limit,
     request_parts,
 )
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 CPU_S = 2.0
 """Processor time that a template may take for one conversation, in seconds."""
@@ -45,6 +46,7 @@ COPIED_VARIABLES = (
 )
 """Environment variables of the process: others may hold keys."""
 WORKER = "app.core.text.template_worker"
+_ANSWERS = msgspec.msgpack.Decoder(RenderAnswer)
 
 
 class TemplateProcess:
@@ -100,7 +102,7 @@ class TemplateProcess:
         try:
             with gevent.Timeout(self._patience_s, NoAnswerError):
                 answer = worker.exchange(data)
-        except (ConnectionError, EOFError, msgspec.DecodeError):
+        except (ConnectionError, EOFError, UntrustedDataError):
             self._worker = None
             raise ChatTemplateError(self._reason(worker.end())) from None
         except BaseException:
@@ -167,7 +169,7 @@ class RunningWorker:
         length = LENGTH.unpack(self._read(LENGTH.size))[0]
         if length > prompt_limit(len(data)) + MAX_OTHER_BYTES:
             raise EOFError
-        return msgspec.msgpack.decode(self._read(length), type=RenderAnswer)
+        return decode_untrusted(self._read(length), decoder=_ANSWERS)
 
     def stop(self) -> None:
         """Kills the process, without waiting for its end."""

@@ -8,6 +8,7 @@ from msgspec import Struct
 from app.core.engine.lora import AdapterNotFoundError, AdapterUnusableError
 from app.extensions.adapters.config_file import read_config
 from config.settings import LoraSettings
+from config.untrusted import decode_untrusted
 
 POSSIBLE_MODULES = ("classifier", "score")
 """Modules that a classifier's adapter may save whole."""
@@ -88,9 +89,9 @@ def check_adapter_files(name: str, path: str, lora: LoraSettings) -> None:
             ) from None
         return
     try:
-        config = msgspec.json.decode(text, type=AdapterConfig)
+        config = decode_untrusted(text, type=AdapterConfig)
         problems = " ".join(config.problems(lora.max_lora_rank))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise AdapterUnusableError(
             f"The LoRA adapter {name} could not be loaded: {error}"
         ) from None

@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-import msgspec
-
 from app.core.base.metrics.families import EngineFamilies
 from app.core.base.metrics.instruments import Family, Gauge
 from app.core.base.metrics.spec import Spec
 from app.core.engine.lora import AdapterMemory
 from app.core.extensions import ServerParts
 from app.extensions.adapters.config_file import read_config
+from config.untrusted import decode_untrusted
 
 LOAD_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 """Bounds of the durations of transitions."""
@@ -38,8 +37,8 @@ FAMILIES = (
 
 def rank_of(path: str) -> int | None:
     """Reads the rank from the adapter's folder; None if there is no rank."""
-    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-        rank = msgspec.json.decode(read_config(path))["r"]
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        rank = decode_untrusted(read_config(path))["r"]
         return rank if isinstance(rank, int) else None
     return None
 

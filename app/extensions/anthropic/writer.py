@@ -6,7 +6,6 @@ new block, and blocks are numbered in that order.
 
 from collections.abc import Callable, Mapping
 
-import msgspec
 from msgspec import Raw
 
 from app.core.api.block_writer import BlockWriter, named_event
@@ -16,6 +15,7 @@ from app.core.engine.outputs import Part, Started, Tokens
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import GAP, HOLE, encode
 from app.extensions.anthropic.errors import error_event
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 TOOL_USE_ID = "chatcmpl-tool-"
 """Prefix of vLLM's own ids, for the chat behind a message."""
@@ -181,8 +181,8 @@ def _block(segment: Segment, text: str) -> JsonObject:
     if segment.part.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": segment.id}
     try:
-        arguments = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+        arguments = decode_untrusted(text)
+    except UntrustedDataError:
         arguments = {}
     if not isinstance(arguments, dict):
         arguments = {}

@@ -1,9 +1,8 @@
 """Layers of a model: of one that has a name, or of a config.json."""
 
-import msgspec
-
 from app.extensions.cache_groups.layers import FULL, LINEAR, SLIDING, LayerConfig, ModelConfig
 from config.files import read_whole
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 CONFIG_LIMIT_BYTES = 4 << 20
 PRESETS = {
@@ -25,12 +24,12 @@ def read_layers(name: str) -> LayerConfig:
         return preset
     try:
         content = read_whole(name, CONFIG_LIMIT_BYTES)
-        config = msgspec.json.decode(content, type=ModelConfig)
+        config = decode_untrusted(content, type=ModelConfig)
     except OSError as error:
         presets = ", ".join(PRESETS)
         raise ValueError(
             f"{name} is neither one of {presets} nor a readable file: {error.strerror}"
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UntrustedDataError as error:
         raise ValueError(f"{name}: {error}") from None
     return config.text_config or config

@@ -14,6 +14,7 @@ from app.core.server.http.response import Response
 from app.core.text.base import Tokenizer
 from app.extensions.console.bars import Bar
 from config.settings import Setting
+from config.untrusted import UntrustedDataError, decode_untrusted
 from config.validation import LiveSettings
 
 MAX_PROMPT_TOKENS = 4096
@@ -150,8 +151,8 @@ def error_summary(response: Response) -> str:
 def _error_message(response: Response) -> str:
     if not isinstance(response.body, bytes):
         return ""
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):
-        body = msgspec.json.decode(response.body, type=dict[str, Any])
+    with suppress(UntrustedDataError):
+        body = decode_untrusted(response.body, type=dict[str, Any])
         error = body.get("error") or body.get("message", "")
         if isinstance(error, dict):
             error = error.get("message", "")

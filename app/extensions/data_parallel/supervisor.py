@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 import gevent
 from gevent.pool import Group
-from gevent.pywsgi import WSGIServer
 
 from app.core.server.gunicorn.ranks import rank_urls
 from app.core.server.http.client import HttpConnection
+from app.core.server.http.side_server import ClientLimits, SideServer
 from app.extensions.data_parallel.settings import SupervisorSettings
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Supervisor:
         self._end_server = end_server
         urls = rank_urls(settings.server, settings.tls)
         self._probes = [RankProbe(url, options) for _, url in urls]
-        self._server: WSGIServer | None = None
+        self._server: SideServer | None = None
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self._is_ready = False
         self._is_ending = False
@@ -193,7 +193,8 @@ class Supervisor:
         tls = self._settings.tls
         if tls.ssl_certfile is not None:
             certificate = {"certfile": tls.ssl_certfile, "keyfile": tls.ssl_keyfile}
-        self._server = WSGIServer(listener, self.answer, log=None, error_log=None, **certificate)
+        limits = ClientLimits.from_settings(self._settings.server)
+        self._server = SideServer(listener, self.answer, limits, **certificate)
         self._server.start()
         log.info("the supervisor of %d ranks is listening at %s:%d", len(self._probes), host, port)
 

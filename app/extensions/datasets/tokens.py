@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from app.core.engine.errors import DatasetError
 from app.core.text.base import Tokenizer
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 ID_KEYS = ("tokens", "numbers")
 """Keys of the list of ids, in any case."""
@@ -84,8 +85,8 @@ def _lists(raw: object) -> Mapping[str, object]:
     value: object = None
     if isinstance(raw, str | bytes):
         try:
-            value = msgspec.json.decode(raw)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            value = decode_untrusted(raw)
+        except UntrustedDataError:
             value = None
     if isinstance(value, dict):
         return {key.lower(): part for key, part in value.items()}

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -34,6 +33,7 @@ from app.extensions.disaggregation.derender_rules import (
 )
 from app.extensions.disaggregation.derender_stream import chat_event, completion_event
 from app.extensions.disaggregation.message_reader import MessageReader
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 VALUES_PER_CHOICE = 100
 """Work for a choice without tokens, in tokens that are decoded in the same time."""
@@ -242,7 +242,7 @@ def spend(pipeline: RequestPipeline, choice: derender.RenderedChoice) -> None:
 def is_event(pipeline: RequestPipeline, context: RequestContext) -> bool:
     """Returns whether the body is a JSON object with `stream` true."""
     try:
-        body = msgspec.json.decode(pipeline.body.read(context), type=derender.StreamSwitch)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        body = decode_untrusted(pipeline.body.read(context), type=derender.StreamSwitch)
+    except UntrustedDataError:
         return False
     return body.stream is True

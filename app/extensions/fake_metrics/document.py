@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from config.declaration import suggestion
 from config.durations import parse_duration
 from config.kinds import MAX_FLOAT
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 _TOTALS = {
     "request-prompt-tokens": "total-prompt-tokens",
@@ -158,8 +159,8 @@ def _document(source: object) -> dict[str, object] | None:
     content = source
     if isinstance(source, str | bytes):
         try:
-            content = json.loads(source)
-        except (ValueError, RecursionError):
+            content = decode_untrusted(source, decoder=python_json)
+        except UntrustedDataError:
             raise FakeMetricsError("fake-metrics must be valid JSON") from None
     if content is None:
         return None
@@ -202,8 +203,8 @@ def _typed(document: Mapping[str, object]) -> FakeMetrics:
 def _object(item: object) -> object:
     """Returns the object that a text has as JSON; any other value unchanged."""
     if isinstance(item, str):
-        with suppress(ValueError, RecursionError):
-            return json.loads(item)
+        with suppress(UntrustedDataError):
+            return decode_untrusted(item, decoder=python_json)
     return item
 
 

@@ -3,7 +3,6 @@
 A rule is an object with an `action` and the fields of this action; all other fields are conditions.
 """
 
-import json
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Literal
@@ -12,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import suggestion
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Ordinal = Annotated[int, Meta(ge=1, le=2**53)]
@@ -184,8 +184,8 @@ def parse_fault(text: str) -> FaultRule:
 
 def _json(text: str) -> object:
     try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+        return decode_untrusted(text, decoder=python_json)
+    except UntrustedDataError:
         raise ValueError("not JSON") from None
 
 

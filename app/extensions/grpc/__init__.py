@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from app.core.extensions import Extension
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from app.core.extensions import ServerParts
     from app.core.server.flask.application import Understudy
     from app.core.server.gunicorn.hub_connection import FastPath
-    from app.core.server.http.rpc import RpcService
+    from app.core.server.http.rpc import RpcService, Upgrade
     from app.extensions.grpc.service import EngineService
     from config import Settings
 
@@ -43,9 +44,9 @@ class Grpc(Extension):
     def describe(cls, app: Understudy, settings: Settings) -> None:
         """Serves the methods of an application with another role."""
         if app.rpc_handlers is not None:
-            from app.extensions.grpc.late import LateMethods
+            from app.extensions.grpc.late import late_methods
 
-            app.rpc = LateMethods(app.rpc_handlers, settings.server)  # type: ignore[assignment]
+            app.rpc = late_methods(app.rpc_handlers, settings.server)  # type: ignore[assignment]
 
     def rpc(self) -> Any:
         """Returns the service. Without a setting, returns this object: workers read `upgrade`."""
@@ -53,11 +54,15 @@ class Grpc(Extension):
             return self._load()
         return self
 
+    @cached_property
+    def _late(self) -> Upgrade:
+        from app.extensions.grpc.late import LateService
+
+        return LateService(self._load, self.parts.server).upgrade
+
     def upgrade(self, path: FastPath, *connection: Any) -> None:
         """Takes a connection over from the worker's path; see `rpc.Upgrade`."""
-        from app.extensions.grpc.late import upgrade
-
-        upgrade(path, connection, self._load)
+        self._late(path, *connection)
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the features of texts."""

@@ -4,8 +4,6 @@ import hashlib
 from math import isnan
 from typing import cast
 
-import msgspec
-
 from app.core.api.answer_limits import check_repeated
 from app.core.api.chat.media import BuiltPrompt, Features
 from app.core.api.completions import completion_prompt
@@ -22,6 +20,7 @@ from app.core.server.http.errors import bad_request, not_implemented
 from app.core.server.http.rpc import RpcResponse
 from app.extensions.grpc.messages import Proto, engine
 from app.extensions.grpc.writer import RpcResponder, RpcWriter
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 MODALITIES = ("image", "image", "audio", "video")
 """Modalities by their numbers; a message without one means images."""
@@ -174,8 +173,8 @@ def _transfer_of(message: Proto) -> JsonObject | None:
     """
     if message.HasField("kv_transfer_params_json"):
         try:
-            return msgspec.json.decode(message.kv_transfer_params_json, type=JsonObject)
-        except (msgspec.DecodeError, RecursionError):
+            return decode_untrusted(message.kv_transfer_params_json, type=JsonObject)
+        except UntrustedDataError:
             field = "kv_transfer_params_json"
             raise bad_request(f"{field} is not a JSON object", field) from None
     if message.HasField("kv_transfer_params"):

@@ -1,4 +1,4 @@
-"""Loads the service of a server without `--grpc` at its first connection.
+"""Loads the service of a server without `--grpc` at its first call.
 
 Most servers offer gRPC, and few have a client that speaks it.
 """
@@ -6,15 +6,18 @@ Most servers offer gRPC, and few have a client that speaks it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import gevent
 
 from app.core.base.late_imports import import_modules
+from app.extensions.grpc.http2.greeting import Http2Greeting
+from app.extensions.grpc.http2.limits import message_limit
 
 if TYPE_CHECKING:
     from app.core.server.gunicorn.hub_connection import FastPath
-    from app.core.server.http.rpc import RpcHandlers, RpcService
+    from app.core.server.http.rpc import RpcHandlers, RpcService, Upgrade
     from config.sections.server import ServerSettings
 
 MODULES = (
@@ -33,37 +36,50 @@ FEW_MODULES = (*MODULES[:-3], "app.extensions.grpc.messages", "app.extensions.gr
 """Modules that the methods of an application with another role need."""
 
 
-class LateMethods:
-    """The service of an application with another role, before its first connection."""
+class LateService:
+    """Greets clients of HTTP/2, and loads the service when one of them makes a call."""
 
-    def __init__(self, handlers: RpcHandlers, server: ServerSettings) -> None:
-        self._handlers = handlers
-        self._server = server
+    def __init__(
+        self,
+        load: Callable[[], RpcService],
+        server: ServerSettings,
+        modules: Sequence[str] = MODULES,
+    ) -> None:
+        """`load` creates the service, after the import of `modules`."""
+        self._load = load
+        self._modules = modules
+        self._waiting: list[Http2Greeting] = []
+        """Connections with a call, while the service is loaded."""
+        self.upgrade: Upgrade = partial(
+            Http2Greeting, max_message_bytes=message_limit(server), take_over=self._take_over
+        )
 
-    def upgrade(self, path: FastPath, *connection: Any) -> None:
-        """Takes a connection over from the worker's path; see `rpc.Upgrade`."""
-        gevent.spawn(_serve, path, connection, self._load, modules=FEW_MODULES)
+    def _take_over(self, greeting: Http2Greeting) -> None:
+        """Hub: the first call starts a greenlet that imports the service; further ones wait."""
+        self._waiting.append(greeting)
+        if len(self._waiting) == 1:
+            gevent.spawn(self._serve, greeting.path)
 
-    def _load(self) -> RpcService:
+    def _serve(self, path: FastPath) -> None:
+        import_modules(*self._modules)
+        from app.extensions.grpc.http2.http2_connection import Http2Connection
+
+        app = path.app
+        assert app is not None
+        app.rpc = self._load()
+        path.upgrade = app.rpc.upgrade
+        waiting = self._waiting
+        self._waiting = []
+        for greeting in waiting:
+            greeting.continue_with(Http2Connection.take_over)
+
+
+def late_methods(handlers: RpcHandlers, server: ServerSettings) -> LateService:
+    """Returns the service of an application with another role, before its first call."""
+
+    def load() -> RpcService:
         from app.extensions.grpc.methods import service_of
 
-        return service_of(self._handlers(), self._server)
+        return service_of(handlers(), server)
 
-
-def upgrade(path: FastPath, connection: tuple[Any, ...], load: Callable[[], RpcService]) -> None:
-    """Imports the service in a greenlet, and hands the connection to the result of `load`."""
-    gevent.spawn(_serve, path, connection, load, modules=MODULES)
-
-
-def _serve(
-    path: FastPath,
-    connection: tuple[Any, ...],
-    load: Callable[[], RpcService],
-    modules: Sequence[str],
-) -> None:
-    import_modules(*modules)
-    app = path.app
-    assert app is not None
-    app.rpc = load()
-    path.upgrade = app.rpc.upgrade
-    path.upgrade(path, *connection)
+    return LateService(load, server, FEW_MODULES)

@@ -19,8 +19,6 @@ Proto: TypeAlias = Any
 engine: Proto = vllm_engine_pb2
 common: Proto = common_pb2
 
-MAX_MESSAGE_BYTES: Final = 1 << 24
-"""Largest message, whatever the limit of HTTP bodies: protobuf parses it in one go."""
 MAX_OTHER_BYTES: Final = 1 << 22
 """Most bytes of a message besides its tensors."""
 MAX_FIELDS: Final = 1 << 14

@@ -8,8 +8,10 @@ from google.protobuf.message import Message
 
 from app.core.server.http.context import RequestContext
 from app.core.server.http.rpc import RpcMethod, RpcResponse, RpcService
+from app.extensions.grpc.http2.greeting import Http2Greeting
 from app.extensions.grpc.http2.http2_connection import Http2Connection
-from app.extensions.grpc.messages import MAX_MESSAGE_BYTES, Proto, framed_message, read
+from app.extensions.grpc.http2.limits import message_limit
+from app.extensions.grpc.messages import Proto, framed_message, read
 from app.extensions.grpc.reflection import REFLECTIONS, input_type, reflect
 from config.sections.server import ServerSettings
 
@@ -24,10 +26,15 @@ def service_of(handlers: Mapping[str, Handler], server: ServerSettings) -> RpcSe
     named = dict(handlers)
     for name in REFLECTIONS:
         named[f"{name}/ServerReflectionInfo"] = reflection
+    max_message_bytes = message_limit(server)
     return RpcService(
         methods={f"/{name}": rpc_method(name, handler) for name, handler in named.items()},
-        max_message_bytes=min(MAX_MESSAGE_BYTES, server.max_request_body_size_mb << 20),
-        upgrade=Http2Connection,
+        max_message_bytes=max_message_bytes,
+        upgrade=partial(
+            Http2Greeting,
+            max_message_bytes=max_message_bytes,
+            take_over=Http2Connection.take_over,
+        ),
     )
 
 

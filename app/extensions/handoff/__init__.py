@@ -35,7 +35,7 @@ class Handoff(Extension):
     def _peerings(self) -> Peerings:
         from app.extensions.handoff.peerings import Peerings  # imports ZMQ
 
-        return Peerings(self.parts.settings)
+        return Peerings(self.parts.settings, self.parts.loops)
 
     def simulated_engine(self, rank: int) -> Callable[..., Engine]:
         """Returns what makes the engine of a rank."""

@@ -13,11 +13,11 @@ from typing import Any
 import gevent
 import msgspec
 from gevent import Greenlet
-from gevent.pool import Pool
-from gevent.pywsgi import WSGIServer
 from msgspec import Struct
 
 from app.core.server.http.client import exchange
+from app.core.server.http.side_server import ClientLimits, SideServer
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 RETRY_S = 0.5
 """Seconds between two attempts to listen or to register."""
@@ -25,8 +25,9 @@ MAX_BODY_BYTES = 4_096
 """Maximum length of a registration."""
 MAX_REGISTRATIONS = 4_096
 """Maximum number of registered workers of a pod."""
-MAX_CONNECTIONS = 256
-"""Maximum number of open connections to a bootstrap server; further ones wait."""
+MAX_ANSWER_BYTES = 1 << 20
+"""Maximum length of the answer to ``GET /query``, in bytes."""
+METHODS = {"/query": "GET", "/register": "POST"}
 log = logging.getLogger(__name__)
 
 WorkerAddresses = dict[str, dict[str, str]]
@@ -59,10 +60,15 @@ class BootstrapServer:
     A rank that registers again with a new engine, after a restart, replaces its earlier one.
     """
 
-    def __init__(self, host: str, port: int, registration: Registration) -> None:
+    def __init__(
+        self, host: str, port: int, registration: Registration, limits: ClientLimits
+    ) -> None:
         self._address = (host, port)
+        self._limits = limits
         self._entries: dict[str, EngineEntry] = {}
-        self._server: WSGIServer | None = None
+        self._answer_to_query: bytes | None = None
+        """The encoded entries, which all responses share; None after a change."""
+        self._server: SideServer | None = None
         self._greenlet: Greenlet[[], None] | None = None
         self._add(registration)
 
@@ -78,10 +84,7 @@ class BootstrapServer:
             self._server.stop(timeout=0)
 
     def _listen(self) -> None:
-        connections = Pool(MAX_CONNECTIONS)
-        server = WSGIServer(
-            self._address, self._respond, log=None, error_log=log, spawn=connections
-        )
+        server = SideServer(self._address, self._respond, self._limits)
         is_logged = False
         while True:
             try:
@@ -103,20 +106,39 @@ class BootstrapServer:
                 return
 
     def _respond(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-        request = (environ["REQUEST_METHOD"], environ["PATH_INFO"])
-        if request == ("GET", "/query"):
-            return _answer(start, HTTPStatus.OK, self._entries)
-        if request == ("POST", "/register"):
-            try:
-                body = environ["wsgi.input"].read(MAX_BODY_BYTES)
-                registration = msgspec.json.decode(body, type=Registration)
-            except msgspec.DecodeError as error:
-                return _answer(start, HTTPStatus.UNPROCESSABLE_ENTITY, {"detail": str(error)})
-            if self._count() >= MAX_REGISTRATIONS:
-                return _answer(start, HTTPStatus.BAD_REQUEST, {"detail": "too many workers"})
-            self._add(registration)
-            return _answer(start, HTTPStatus.OK, {"status": "ok"})
-        return _answer(start, HTTPStatus.NOT_FOUND, {"detail": "Not Found"})
+        method = environ["REQUEST_METHOD"]
+        path = environ["PATH_INFO"]
+        if path not in METHODS:
+            return _answer(start, HTTPStatus.NOT_FOUND, {"detail": "Not Found"})
+        if method != METHODS[path]:
+            return _answer(start, HTTPStatus.METHOD_NOT_ALLOWED, {"detail": "Method Not Allowed"})
+        if method == "GET":
+            return _answer(start, HTTPStatus.OK, msgspec.Raw(self._encoded_entries()))
+        return self._register(environ["wsgi.input"].read(MAX_BODY_BYTES + 1), start)
+
+    def _register(self, body: bytes, start: Start) -> Iterable[bytes]:
+        if len(body) > MAX_BODY_BYTES:
+            detail = f"the body has more than {MAX_BODY_BYTES} bytes"
+            return _answer(start, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"detail": detail})
+        try:
+            registration = decode_untrusted(body, type=Registration)
+        except UntrustedDataError as error:
+            return _answer(start, HTTPStatus.UNPROCESSABLE_ENTITY, {"detail": str(error)})
+        if self._is_full(len(body)):
+            return _answer(start, HTTPStatus.BAD_REQUEST, {"detail": "too many workers"})
+        self._add(registration)
+        return _answer(start, HTTPStatus.OK, {"status": "ok"})
+
+    def _is_full(self, new_bytes: int) -> bool:
+        """Returns whether a registration of `new_bytes` would exceed a limit."""
+        if self._count() >= MAX_REGISTRATIONS:
+            return True
+        return len(self._encoded_entries()) + new_bytes > MAX_ANSWER_BYTES
+
+    def _encoded_entries(self) -> bytes:
+        if self._answer_to_query is None:
+            self._answer_to_query = msgspec.json.encode(self._entries)
+        return self._answer_to_query
 
     def _count(self) -> int:
         """Returns the number of registered workers."""
@@ -134,6 +156,7 @@ class BootstrapServer:
             self._entries[rank] = entry
         addresses = entry.worker_addr.setdefault(str(registration.tp_rank), {})
         addresses[str(registration.pp_rank)] = registration.addr
+        self._answer_to_query = None
 
 
 class RankRegistration:

@@ -12,22 +12,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import gevent
-import msgspec
 import zmq.green as zmq
 from gevent import Greenlet
 
+from app.core.base.background import BackgroundLoops
 from app.core.base.clock.pause import pause_if_possible
+from app.core.base.limited_log import LimitedLog
+from app.core.engine.kvcache.green_sockets import GreenContext, peer_limit
 from app.core.engine.kvcache.publishing import is_ipv6
 from app.core.engine.kvcache.sockets import IO_THREADS, MAX_REQUEST_BYTES, affinity, end_context
 from app.extensions.handoff.messages import (
     Answer,
     Question,
     SendAnswer,
-    decode_answer,
-    decode_question,
+    answer_decoder,
     encode,
+    question_decoder,
 )
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 ANY_ADDRESS = "*"
 LOCAL_NAMES = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
@@ -35,7 +37,10 @@ LOCAL_NAMES = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
 MAX_RECONNECT_MS = 5_000
 """Maximum interval of attempts to reach a peer, in milliseconds."""
 MAX_PEERS = 256
-"""Maximum number of connected peers; the one that was asked longest ago is dropped."""
+"""Maximum number of connected peers, or as many as open files allow.
+
+The one that was asked longest ago is dropped.
+"""
 MAX_QUEUED = 1_000
 """Maximum number of messages that wait for one peer."""
 PAUSE_EVERY = 32
@@ -53,10 +58,12 @@ class Peer(NamedTuple):
 class SideChannel:
     """Listens at `port` of `host`, or at any free port if that one is occupied."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, loops: BackgroundLoops) -> None:
         self._address = LOCAL_NAMES.get(host, ANY_ADDRESS)
         self.port = port
         """The configured port, and, once open, the one in use."""
+        self._loops = loops
+        self._warnings = LimitedLog(log)
         self._respond: Callable[[Question, SendAnswer], str]
         self._take_answer: Callable[[Answer], None]
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -91,7 +98,7 @@ class SideChannel:
                 self.port,
             )
         self._listener = socket
-        self._greenlet = gevent.spawn(self._listen, socket)
+        self._greenlet = self._loops.spawn("side channel", self._listen, socket)
 
     def send(self, host: str, port: int, question: Question) -> bool:
         """Sends without waiting; returns False if the peer cannot be addressed."""
@@ -121,11 +128,17 @@ class SideChannel:
             self._context = None
 
     def _peer(self, host: str, port: int) -> Peer:
-        """Returns the connection to a peer. ZMQError if the address is invalid."""
+        """Returns the connection to a peer.
+
+        Raises:
+            ZMQError: the address is invalid, or no file descriptors are left.
+        """
         peer = self._peers.get((host, port))
         if peer is not None:
             self._peers.move_to_end((host, port))
             return peer
+        while len(self._peers) >= peer_limit(MAX_PEERS):
+            _close(self._peers.popitem(last=False)[1])
         endpoint = self._endpoint(host, port)
         socket = self._new_socket(zmq.DEALER, endpoint)
         try:
@@ -133,15 +146,14 @@ class SideChannel:
         except zmq.ZMQError:
             socket.close(linger=0)
             raise
-        peer = Peer(socket, gevent.spawn(self._receive, socket))
+        receiver = self._loops.spawn("side channel of a peer", self._receive, socket)
+        peer = Peer(socket, receiver)
         self._peers[host, port] = peer
-        if len(self._peers) > MAX_PEERS:
-            _close(self._peers.popitem(last=False)[1])
         return peer
 
     def _new_socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         if self._context is None:
-            self._context = zmq.Context(IO_THREADS)
+            self._context = GreenContext(IO_THREADS)
         socket = self._context.socket(kind)
         socket.linger = 0
         socket.sndhwm = MAX_QUEUED
@@ -163,14 +175,17 @@ class SideChannel:
             if len(frames) != 3 or frames[1]:
                 continue
             try:
-                question = decode_question(frames[2])
-            except msgspec.DecodeError:  # also a wrong type or an unknown message
+                question = decode_untrusted(frames[2], decoder=question_decoder)
+            except UntrustedDataError as error:
+                self._warnings.warning("side channel: ignoring an invalid request: %s", error)
                 continue
             try:
                 reply = partial(_reply, socket, frames[0], question.number)
                 reply(self._respond(question, reply))
             except Exception:  # one request must not stop the others
-                log.exception("side channel: a request could not be answered")
+                self._warnings.warning(
+                    "side channel: a request could not be answered", exc_info=True
+                )
             answered += 1
             if answered % PAUSE_EVERY == 0:
                 pause_if_possible()
@@ -179,9 +194,13 @@ class SideChannel:
         while True:
             frames = socket.recv_multipart()
             try:
-                self._take_answer(decode_answer(frames[-1]))
-            except Exception:
-                log.exception("side channel: a response could not be processed")
+                self._take_answer(decode_untrusted(frames[-1], decoder=answer_decoder))
+            except UntrustedDataError as error:
+                self._warnings.warning("side channel: ignoring an invalid response: %s", error)
+            except Exception:  # one response must not stop the others
+                self._warnings.warning(
+                    "side channel: a response could not be processed", exc_info=True
+                )
 
 
 def _reply(socket: zmq.Socket[bytes], peer: bytes, number: int, problem: str) -> None:

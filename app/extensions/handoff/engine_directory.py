@@ -12,15 +12,13 @@ from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import gevent
-import msgspec
 
 from app.core.server.http.client import HttpConnection
-from app.extensions.handoff.bootstrap import EngineEntry
+from app.extensions.handoff.bootstrap import MAX_ANSWER_BYTES, EngineEntry
+from config.untrusted import decode_untrusted
 
 REQUEST_TIMEOUT_S = 5.0
 """Maximum time of a query, in seconds."""
-MAX_ANSWER_BYTES = 1 << 20
-"""Maximum length of the answer of another pod's bootstrap server."""
 MAX_ENGINES = 4_096
 """Maximum number of remembered engines; the one that was used longest ago is forgotten."""
 
@@ -70,7 +68,7 @@ class EngineDirectory:
         problem = ""
         try:
             self._remember(_engines_at(bootstrap_url))
-        except (OSError, ValueError, HTTPException, msgspec.DecodeError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             problem = str(error)
         except Exception:  # no request may wait forever
             log.exception("bootstrap server %s: the query failed", bootstrap_url)
@@ -119,8 +117,7 @@ def _engines_at(bootstrap_url: str) -> dict[str, EngineEntry]:
     Raises:
         OSError: The bootstrap server does not answer in time.
         HTTPException: The answer is not HTTP.
-        ValueError: The URL is invalid, or the answer is too long.
-        msgspec.DecodeError: The answer has another form.
+        ValueError: The URL is invalid, or the answer is too long or has another form.
     """
     address = urlsplit(bootstrap_url)
     if not address.hostname or not address.port:
@@ -138,4 +135,4 @@ def _engines_at(bootstrap_url: str) -> dict[str, EngineEntry]:
         raise ValueError(f"status {response.status}")
     if len(body) > MAX_ANSWER_BYTES:
         raise ValueError("the response is too long")
-    return msgspec.json.decode(body, type=dict[str, EngineEntry])
+    return decode_untrusted(body, type=dict[str, EngineEntry])

@@ -102,8 +102,8 @@ def number_in(text: str) -> int | None:
 
 
 encode = msgpack.Encoder().encode
-decode_question = msgpack.Decoder(Question).decode
-decode_answer = msgpack.Decoder(Answer).decode
+question_decoder = msgpack.Decoder(Question)
+answer_decoder = msgpack.Decoder(Answer)
 
 
 def source_of(params: Mapping[str, object]) -> Source | None:

@@ -11,6 +11,8 @@ import zmq.green as zmq
 from gevent import Greenlet
 from msgspec import Struct, msgpack
 
+from app.core.base.background import BackgroundLoops
+from app.core.engine.kvcache.green_sockets import GreenContext
 from app.core.engine.kvcache.sockets import IO_THREADS, end_context
 from app.extensions.handoff.messages import number_in
 
@@ -90,39 +92,41 @@ def peer_of(request_id: str, params: Mapping[str, object]) -> tuple[object, obje
 class Heartbeats:
     """Registers this pod with a router, every `PING_INTERVAL_S` seconds."""
 
-    def __init__(self, endpoint: str, registration: Registration) -> None:
+    def __init__(self, endpoint: str, registration: Registration, loops: BackgroundLoops) -> None:
+        self._loops = loops
         self._endpoint = endpoint
         self._message = msgpack.encode(registration)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._greenlet: Greenlet[[], None] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._greenlet: Greenlet[..., None] | None = None
 
     def start(self) -> None:
         """Connects, and begins to send."""
-        self._context = zmq.Context(IO_THREADS)
-        socket = self._context.socket(zmq.DEALER)
+        self._context = GreenContext(IO_THREADS)
+        self._socket = socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
         socket.connect(self._endpoint)
-        self._greenlet = gevent.spawn(self._send, socket)
+        self._greenlet = self._loops.spawn("MoRIIO heartbeats", self._send, socket)
 
     def close(self) -> None:
         """Ends the heartbeats; the router drops this pod a few seconds later."""
         if self._greenlet is not None:
             self._greenlet.kill()
-        if self._context is not None:
+        if self._context is not None and self._socket is not None:
+            self._socket.close()
             end_context(self._context)
             self._context = None
 
     def _send(self, socket: zmq.Socket[bytes]) -> None:
         is_reachable = True
-        with socket:
-            while True:
-                try:
-                    socket.send(self._message, zmq.NOBLOCK)
-                    is_reachable = True
-                except zmq.Again:
-                    if is_reachable:
-                        log.warning(
-                            "MoRIIO: the router at %s does not accept heartbeats", self._endpoint
-                        )
-                    is_reachable = False
-                gevent.sleep(PING_INTERVAL_S)
+        while True:
+            try:
+                socket.send(self._message, zmq.NOBLOCK)
+                is_reachable = True
+            except zmq.Again:
+                if is_reachable:
+                    log.warning(
+                        "MoRIIO: the router at %s does not accept heartbeats", self._endpoint
+                    )
+                is_reachable = False
+            gevent.sleep(PING_INTERVAL_S)

@@ -13,6 +13,7 @@ from msgspec import Struct
 from app.core.engine.engine import Engine
 from app.core.engine.kvcache.stores import ConnectorStore, store_of
 from app.core.protocol.common import KVTransferParams
+from app.core.server.http.side_server import ClientLimits
 from app.extensions.handoff.bootstrap import (
     BootstrapServer,
     RankRegistration,
@@ -38,6 +39,7 @@ from app.extensions.handoff.union import union_of
 from config import Settings
 
 if TYPE_CHECKING:
+    from app.core.base.background import BackgroundLoops
     from app.core.server.flask.application import BackgroundService
 
 ALL_ADDRESSES = "0.0.0.0"
@@ -83,7 +85,8 @@ class MooncakePod:
         )
         host = LOCAL_NAMES.get(self._settings.kvcache.kv_side_channel_host, ALL_ADDRESSES)
         if self._rank == 0:
-            self._service = BootstrapServer(host, port, registration)
+            limits = ClientLimits.from_settings(self._settings.server)
+            self._service = BootstrapServer(host, port, registration, limits=limits)
         else:
             self._service = RankRegistration(f"127.0.0.1:{port}", registration)
         self._service.start()
@@ -97,15 +100,18 @@ class MooncakePod:
 class Peerings:
     """Makes the engine of each rank, with a side channel at the port of the rank."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, loops: BackgroundLoops) -> None:
         self._settings = settings
+        self._loops = loops
         self._options = settings.section(HandoffSettings)
         self._channels: dict[int, SideChannel] = {}
 
     def engine_maker(self, rank: int) -> Callable[..., Engine]:
         """Returns what makes the engine of a rank."""
         options = self._settings.kvcache
-        channel = SideChannel(options.kv_side_channel_host, options.kv_side_channel_port + rank)
+        channel = SideChannel(
+            options.kv_side_channel_host, options.kv_side_channel_port + rank, self._loops
+        )
         self._channels[rank] = channel
         model = self._settings.model.served_names[0]
         store_dialect = None
@@ -230,7 +236,7 @@ class Peerings:
             tp_size=settings.model.tensor_parallel_size,
             transfer_mode="READ" if self._options.moriio_read_mode else "WRITE",
         )
-        return Heartbeats(self._options.moriio_proxy, registration)
+        return Heartbeats(self._options.moriio_proxy, registration, self._loops)
 
     @cached_property
     def _server_id(self) -> str:

@@ -24,6 +24,7 @@ from app.core.server.middleware.control_routes import OPERATOR_PREFIXES
 from app.core.server.middleware.masking import mask_text
 from app.extensions.journal.sends import LOG_BYTES, SendLog, stamped
 from app.extensions.journal.wall_clock import WallClock
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 MAX_BODY_BYTES = 4 << 20
 """Largest body that an entry stores, in bytes."""
@@ -432,8 +433,8 @@ def error_message(body: object) -> str | None:
     if not isinstance(body, bytes) or len(body) > MAX_ERROR_BYTES:
         return None
     try:
-        content = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        content = decode_untrusted(body)
+    except UntrustedDataError:
         return None
     if not isinstance(content, dict):
         return None
@@ -461,8 +462,8 @@ def masked_json(body: bytes, content_type: str = "") -> bytes:
     except UnicodeDecodeError:
         return b"null"
     try:
-        return encode_to_keep(msgspec.json.decode(text))
-    except (ValueError, OverflowError, RecursionError):
+        return encode_to_keep(decode_untrusted(text))
+    except (UntrustedDataError, OverflowError):
         if not text or "\0" in text:
             return b"null"
         return encode_to_keep(text)

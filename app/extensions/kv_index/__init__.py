@@ -51,7 +51,7 @@ class KvIndexing(Extension):
         from app.extensions.kv_index.service import BatchListener, build_index
 
         parts = self.parts
-        index = build_index(parts.settings, parts.tokenizer)
+        index = build_index(parts.settings, parts.tokenizer, parts.loops)
         if parts.event_source is not None:
             parts.event_source.listen(BatchListener(index, parts.settings.model.model))
         return index

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import ClassVar, TypeAlias
 
-import msgspec
-from msgspec import DecodeError, Raw, Struct, ValidationError
+from msgspec import Raw, Struct
 from msgspec.msgpack import Decoder
 
 from app.core.base.clock.pause import pause_if_possible
@@ -32,17 +31,24 @@ from app.extensions.kv_index.event_layouts import (
     RawBatch,
 )
 from app.extensions.kv_index.metrics import EventLoss, MessageLoss
+from app.extensions.kv_index.splitting import split_array
+from config.untrusted import (
+    MistypedDataError,
+    TooDeepError,
+    UntrustedDataError,
+    decode_untrusted,
+)
 
 Data: TypeAlias = bytes | memoryview
 
 MAX_EVENTS = 1 << 16
 """Maximum number of events of a batch."""
+MAX_TS = 1 << 34
+"""Latest time of publication, in seconds since 1970: in the year 2514."""
 EVENTS_PER_PAUSE = 256
 """Number of events decoded one by one, in about 1 ms, before other greenlets run."""
 COUNT_BYTES = {0xDC: 2, 0xDD: 4}
 """First byte of a long msgpack array -> bytes of its length."""
-INVALID_DATA = DecodeError, RecursionError, UnicodeDecodeError
-"""Errors of msgspec for invalid msgpack, too deep nesting, and text that is not UTF-8."""
 MALFORMED: EventLoss = "malformed_event"
 BINARY_TYPES = b"\xc4", b"\xc5", b"\xc6"
 """First bytes of binary data in msgpack."""
@@ -61,6 +67,10 @@ _MAP_BATCH = Decoder(EventBatch)
 _ARRAY_BATCH = Decoder(ArrayBatch)
 _RAW_BATCH = Decoder(RawBatch)
 _RAW_EVENTS = Decoder(list[Raw])
+_RANK = Decoder(int | None)
+_TS = Decoder(float)
+_ANYTHING = Decoder()
+_BYTES = Decoder(bytes)
 _MAP_EVENT: Decoder[KVEvent] = Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
 _ARRAY_EVENT: Decoder[ArrayEvent] = Decoder(ArrayStored | ArrayRemoved | ArrayCleared)
 
@@ -106,32 +116,32 @@ def decode(payload: Data | None) -> PodBatch:
         raise BatchTooLargeError("the batch is too large")
     batch: EventBatch | ArrayBatch
     try:
-        batch = _MAP_BATCH.decode(payload)
-    except INVALID_DATA:
+        batch = decode_untrusted(payload, decoder=_MAP_BATCH)
+    except UntrustedDataError:
         try:
-            batch = _ARRAY_BATCH.decode(payload)
-        except INVALID_DATA:
+            batch = decode_untrusted(payload, decoder=_ARRAY_BATCH)
+        except UntrustedDataError:
             return _decode_one_by_one(payload)
-    if not math.isfinite(batch.ts):
+    if not _is_time(batch.ts):
         return _decode_one_by_one(payload)
     return PodBatch(batch.ts, batch.data_parallel_rank or 0, batch.events)
 
 
 def _decode_one_by_one(payload: Data) -> PodBatch:
     try:
-        raw = _RAW_BATCH.decode(payload)
-        rank = msgspec.msgpack.decode(raw.data_parallel_rank, type=int | None) or 0
+        raw = _raw_batch(payload)
+        rank = decode_untrusted(raw.data_parallel_rank, decoder=_RANK) or 0
         head = bytes(memoryview(raw.events)[:5])
         if int.from_bytes(head[1 : 1 + COUNT_BYTES.get(head[0], 0)], "big") > MAX_EVENTS:
             raise BatchTooLargeError("the batch has too many events")
-        raw_events = _RAW_EVENTS.decode(raw.events)
-    except INVALID_DATA as error:
+        raw_events = _raw_events(raw.events)
+    except UntrustedDataError as error:
         raise UnreadableBatchError(str(error)) from None
     losses: list[str] = []
     ts = math.nan
-    with suppress(*INVALID_DATA):
-        ts = msgspec.msgpack.decode(raw.ts, type=float)
-    if not math.isfinite(ts):
+    with suppress(UntrustedDataError):
+        ts = decode_untrusted(raw.ts, decoder=_TS)
+    if not _is_time(ts):
         ts = 0.0
         losses.append("bad_ts")
     events: list[KVEvent] = []
@@ -146,24 +156,61 @@ def _decode_one_by_one(payload: Data) -> PodBatch:
     return PodBatch(ts, rank, events, losses)
 
 
+def _raw_batch(payload: Data) -> RawBatch:
+    """Splits a batch into its fields, also where an event is nested deeper than msgspec reads.
+
+    Raises:
+        UntrustedDataError: The payload is not a batch.
+    """
+    try:
+        return decode_untrusted(payload, decoder=_RAW_BATCH)
+    except TooDeepError:
+        fields = split_array(memoryview(payload))
+    if len(fields) < 2:
+        raise UntrustedDataError("a batch has a time and events")
+    return RawBatch(*fields[:3])
+
+
+def _raw_events(events: Raw) -> list[Raw]:
+    """Splits the events of a batch, also where one is nested deeper than msgspec reads.
+
+    Raises:
+        UntrustedDataError: The events are not an array.
+    """
+    try:
+        return decode_untrusted(events, decoder=_RAW_EVENTS)
+    except TooDeepError:
+        return split_array(memoryview(events))
+
+
+def _is_time(ts: float) -> bool:
+    """Returns whether a time of publication is possible."""
+    return 0 <= ts <= MAX_TS
+
+
 def _decode_event(raw: Data | Raw) -> KVEvent | str:
     """Returns an event, or the reason for its loss."""
     first_byte = bytes(memoryview(raw)[:1])
     try:
         if first_byte in BINARY_TYPES:  # llm-d's storage publishers pack an event by itself
-            packed: bytes = msgspec.msgpack.decode(raw)
+            packed = decode_untrusted(raw, decoder=_BYTES)
             return MALFORMED if packed[:1] in BINARY_TYPES else _decode_event(packed)
         if b"\x90" <= first_byte <= b"\x9f" or first_byte in LONG_ARRAY_TYPES:
-            return _ARRAY_EVENT.decode(raw)
-        return _MAP_EVENT.decode(raw)
-    except ValidationError as error:
-        return _loss_reason(msgspec.msgpack.decode(raw), str(error))
-    except INVALID_DATA:
+            return decode_untrusted(raw, decoder=_ARRAY_EVENT)
+        return decode_untrusted(raw, decoder=_MAP_EVENT)
+    except MistypedDataError as error:
+        return _loss_reason(raw, str(error))
+    except UntrustedDataError:
         return MALFORMED
 
 
-def _loss_reason(event: object, error: str) -> str:
+def _loss_reason(raw: Data | Raw, error: str) -> str:
+    """Returns the reason for the loss of an event with the `error` of its decoder."""
     name = None
+    try:
+        event = decode_untrusted(raw, decoder=_ANYTHING)
+    except UntrustedDataError:  # behind the field with the wrong type
+        return MALFORMED
     if isinstance(event, dict):
         name = event.get("type")
     elif isinstance(event, list) and event:

@@ -7,6 +7,7 @@ from typing import Any
 from app.core.api import admin, health
 from app.core.api.responder import ServerLoad
 from app.core.base import Bounded
+from app.core.base.background import BackgroundLoops
 from app.core.base.clock.clock import LiveClock
 from app.core.base.metrics.instruments import Exposition
 from app.core.protocol.versions import simulated_version
@@ -63,7 +64,8 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     http_metrics = HttpMetrics()
     stack = _middleware(live, http_metrics, engine)
     app = Understudy(engine, stack)
-    index = build_index(settings, tokenizer)
+    loops = BackgroundLoops()
+    index = build_index(settings, tokenizer, loops)
     app.services.append(index)
 
     def caches() -> Mapping[str, Bounded]:
@@ -75,11 +77,13 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     app.caches.append(caches)
     app.add_routes("kv_index", routes(index, settings))
     app.rpc_handlers = partial(_rpc_handlers, index, settings)
-    is_ready = health.readiness(engine, LiveClock(), settings.server.startup_duration)
+    is_ready = health.readiness(engine, LiveClock(), settings.server.startup_duration, loops)
     app.add_routes("memory", admin.memory_routes(app.caches))
     release = simulated_version(settings.api).release
     app.add_routes("health", health.health_routes(is_healthy, is_ready, ServerLoad(False), release))
-    exposition = Exposition([index.metrics_text, http_metrics.text], http_metrics.process_text)
+    exposition = Exposition(
+        [index.metrics_text, http_metrics.text, loops.metrics_text], http_metrics.process_text
+    )
     app.add_routes("metrics", health.metrics_routes(exposition))
     return app
 

@@ -6,6 +6,11 @@ PREFIX = "kv@"
 """Start of a topic in llm-d's form."""
 MAX_TOPIC_BYTES = 512
 """Maximum length of a topic, in bytes."""
+MAX_SEQUENCE = 1 << 40
+"""Greatest number of a batch: a thousand batches a second take 35 years to reach it.
+
+A greater one is damaged. As a gap, it would add its distance to the count of lost batches.
+"""
 MESSAGE_BYTES = 400
 """Memory of a message besides its payload, in bytes, with a topic of usual length."""
 

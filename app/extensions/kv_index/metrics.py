@@ -13,6 +13,7 @@ from app.core.base.metrics.instruments import Counter, Family, Gauge, Histogram
 MessageLoss: TypeAlias = Literal[
     "bad_frames",
     "bad_topic",
+    "bad_sequence",
     "too_large",
     "unreadable",
     "duplicate",

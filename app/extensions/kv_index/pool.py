@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -18,8 +17,6 @@ from app.extensions.kv_index.index import Index
 from app.extensions.kv_index.messages import PublishedMessage
 from app.extensions.kv_index.resources import PoolSettings, StreamResources, wait_for_backend
 from app.extensions.kv_index.streams import EngineStream
-
-log = logging.getLogger(__name__)
 
 
 class Position(Struct, frozen=True, rename={"sequence": "last_sequence", "lag_s": "lag_seconds"}):
@@ -158,7 +155,9 @@ class Pool:
                 wait_s = wait_for_backend(error, wait_s)
                 continue
             except Exception:  # only this message is lost
-                log.exception("skipped a message from pod %s", pod.name)
+                self.resources.warnings.warning(
+                    "skipped a message from pod %s", pod.name, exc_info=True
+                )
                 self.index.metrics.skip_message("failed")
             shard.queue.popleft()
             shard.size_bytes -= 0 if message is None else message.size_bytes

@@ -38,6 +38,7 @@ from app.extensions.kv_index.holders import (
     IndexedEngine,
     Window,
 )
+from config.untrusted import decode_untrusted
 
 SCRIPT = Path(__file__).with_name("redis.lua")
 HOLDERS_PER_PAUSE = 512
@@ -288,7 +289,7 @@ def script_operation(operation: Operation, source: IndexedEngine) -> dict[str, o
 
 def parse_holder(description: bytes) -> EngineGroup:
     """Converts a holder from the format of the script."""
-    pod, model, rank, group, scored, *sizes = msgspec.json.decode(description)
+    pod, model, rank, group, scored, *sizes = decode_untrusted(description)
     window = Window(*sizes) if sizes else None
     return EngineGroup(IndexedEngine(pod, model, rank), group, scored, window)
 

@@ -11,6 +11,7 @@ from gevent.select import POLLIN, poll
 from app.core.engine.kvcache.publishing import is_ipv6
 from app.core.engine.kvcache.replay import END
 from app.core.engine.kvcache.sockets import affinity
+from app.extensions.kv_index.messages import MAX_SEQUENCE
 from app.extensions.kv_index.resources import StreamResources
 
 POLL_S = 0.02
@@ -67,8 +68,11 @@ def request_replay(
             *head, sequence, payload = frames
             if sequence == END:
                 return
+            number = int.from_bytes(sequence, "big")
+            if number > MAX_SEQUENCE:
+                continue
             yield ReplayedBatch(
-                sequence=int.from_bytes(sequence, "big"),
+                sequence=number,
                 payload=payload if len(payload) <= settings.max_payload_bytes else None,
                 topic=head[1] if len(head) == 2 else b"",
             )

@@ -11,6 +11,7 @@ from gevent.lock import BoundedSemaphore
 from msgspec import Struct
 
 from app.core.base.clock.pause import Pace, pause_if_possible
+from app.core.base.limited_log import LimitedLog
 from app.extensions.kv_index.backend import BackendUnavailableError
 from app.extensions.kv_index.index import Index
 
@@ -76,6 +77,8 @@ class StreamResources:
         self.wall = wall
         self.context: zmq.Context[zmq.Socket[bytes]] | None = None
         """Context of sockets for replays; no replay starts while it is None."""
+        self.warnings = LimitedLog(log, now=now)
+        """Log lines about messages of publishers."""
         self.waiting_bytes = 0
         """Memory of the messages that wait for replays, in bytes."""
         self.replay_slots = BoundedSemaphore(settings.max_replays)

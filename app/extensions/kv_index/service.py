@@ -3,16 +3,18 @@
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import ParamSpec
 
 import gevent
 import zmq
 from gevent.pool import Group
 
 from app.core.base import Bounded
+from app.core.base.background import BackgroundLoops
 from app.core.base.clock.pause import PAUSE_S
 from app.core.engine.kvcache.events import EventBatch, encoder
 from app.core.engine.kvcache.sockets import IO_THREADS, end_context
@@ -33,6 +35,8 @@ from app.extensions.kv_index.tokenization import Tokenization
 from app.extensions.kv_index.tokenizers import TokenizerLibrary, TokenizerSources
 from config import ConfigError, Settings
 from config.sections.model import TokenizerSettings
+
+P = ParamSpec("P")
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +70,7 @@ class KvIndex:
         *,
         targets: Sequence[str] = (),
         caches: Mapping[str, Bounded] = MappingProxyType({}),
+        loops: BackgroundLoops | None = None,
     ) -> None:
         """Raises ValueError for invalid targets."""
         self.index = index
@@ -74,6 +79,7 @@ class KvIndex:
         self._sources = target_sources(targets)
         self._pool = Pool(index)
         self._subscriber = Subscriber(self._pool, subscriber, self._sources)
+        self._loops = loops or BackgroundLoops()
         self._greenlets = Group()
 
     @property
@@ -109,10 +115,10 @@ class KvIndex:
             raise
         self._pool.resources.context = context
         for source in self._sources:
-            self._greenlets.spawn(self._refresh, source)
+            self._run("KV event sources", self._refresh, source)
         for shard in self._pool.shards:
-            self._greenlets.spawn(self._pool.run, shard)
-        self._greenlets.spawn(self._subscribe)
+            self._run("KV index", self._pool.run, shard)
+        self._run("KV event subscriber", self._subscribe)
 
     def start(self, retry_s: float = RETRY_S) -> None:
         """Calls `open` until the address is free.
@@ -169,6 +175,9 @@ class KvIndex:
             gauges["events_pods"] = len(pods)
         return self.index.metrics.render(gauges, backend.loss_count)
 
+    def _run(self, name: str, loop: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        self._greenlets.add(self._loops.spawn(name, loop, *args, **kwargs))
+
     def _open_when_free(self, retry_s: float) -> None:
         is_logged = False
         while True:
@@ -188,12 +197,7 @@ class KvIndex:
 
     def _subscribe(self) -> None:
         while True:
-            has_more = False
-            try:
-                has_more = self._subscriber.step(time.monotonic())
-            except Exception:
-                log.exception("KV index: continuing after an error")
-            if has_more:
+            if self._subscriber.step(time.monotonic()):
                 gevent.sleep(PAUSE_S)
             else:
                 self._subscriber.wait(MAX_WAIT_S)
@@ -230,7 +234,7 @@ def open_backend(settings: KVIndexSettings) -> Backend:
     return RedisBackend(settings.kv_index_redis_url, math.ceil(settings.kv_index_ttl))
 
 
-def build_index(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
+def build_index(settings: Settings, tokenizer: Tokenizer, loops: BackgroundLoops) -> KvIndex:
     """Creates the index, not yet started.
 
     Raises:
@@ -264,6 +268,7 @@ def build_index(settings: Settings, tokenizer: Tokenizer) -> KvIndex:
             subscriber,
             targets=index_settings.kv_index_pods,
             caches={"index tokenizers": library},
+            loops=loops,
         )
     except ValueError as error:
         raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None

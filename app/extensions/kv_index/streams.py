@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import closing
 
 import gevent
@@ -15,8 +14,6 @@ from app.extensions.kv_index.holders import IndexedEngine
 from app.extensions.kv_index.messages import PublishedMessage
 from app.extensions.kv_index.replay import ForeignReplayError, ReplayedBatch, request_replay
 from app.extensions.kv_index.resources import StreamResources, wait_for_backend
-
-log = logging.getLogger(__name__)
 
 SLOT_WAIT_S = 1.0
 """Maximum wait for a replay slot, in seconds, before limits are checked."""
@@ -171,7 +168,9 @@ class EngineStream:
             except BackendUnavailableError as error:
                 wait_s = wait_for_backend(error, wait_s)
             except Exception:
-                log.exception("skipped a message from pod %s", self._source.pod)
+                self._resources.warnings.warning(
+                    "skipped a message from pod %s", self._source.pod, exc_info=True
+                )
                 self._index.metrics.skip_message("failed")
                 message, _ = self.waiting.pop(0)
                 self._count_waiting(-message.size_bytes)
@@ -223,7 +222,7 @@ class EngineStream:
             return False
         except ForeignReplayError:
             self._index.metrics.skip_message("foreign_replay")
-            log.warning(
+            resources.warnings.warning(
                 "KV events: %s is not the replay address of %s for rank %d",
                 address,
                 self._source.pod,

@@ -15,7 +15,13 @@ from zmq.utils.monitor import parse_monitor_message
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache.publishing import is_ipv6, is_name
 from app.core.engine.kvcache.sockets import address_of, affinity
-from app.extensions.kv_index.messages import PREFIX, PublishedMessage, Topic, parse_topic
+from app.extensions.kv_index.messages import (
+    MAX_SEQUENCE,
+    PREFIX,
+    PublishedMessage,
+    Topic,
+    parse_topic,
+)
 from app.extensions.kv_index.pods import PodEndpoint, TargetSource, resolve_host
 from app.extensions.kv_index.pool import Pool
 from app.extensions.kv_index.presence import PodTracker
@@ -240,6 +246,9 @@ class Subscriber:
         topic = parse_topic(topic_bytes)
         if topic is None and (target is None or topic_bytes):
             self._metrics.skip_message("bad_topic")
+            return
+        if int.from_bytes(frames[1].bytes, "big") > MAX_SEQUENCE:
+            self._metrics.skip_message("bad_sequence")
             return
         connection: Hashable
         if target is None:

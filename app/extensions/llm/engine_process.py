@@ -24,6 +24,7 @@ from app.core.server.gunicorn.ranks import ENDPOINT, SETTINGS
 from app.extensions.llm.heartbeat import DUMP_STACKS_SIGNAL, Heartbeat, HeartbeatMonitor
 from app.extensions.llm.wire import CommandResult, EngineProcessOptions, Hello, Notice, Ready
 from config import ConfigError
+from config.untrusted import decode_untrusted
 
 MODULE = "app.extensions.llm.service"
 ROOT = Path(__file__).parents[3]
@@ -176,7 +177,7 @@ class EngineProcess:
 
     def _receive_ready(self, socket: Any) -> Ready:
         """Receives notices until the engine is ready, has failed, or has ended."""
-        decode = msgspec.msgpack.Decoder(list[Notice]).decode
+        decoder = msgspec.msgpack.Decoder(list[Notice])
         reason = "the engine process has ended; see its output above"
         has_ended = False
         while not has_ended:
@@ -185,7 +186,7 @@ class EngineProcess:
             if has_ended:
                 timeout_ms = 0
             while socket.poll(timeout_ms):
-                for notice in decode(socket.recv()):
+                for notice in decode_untrusted(socket.recv(), decoder=decoder):
                     if type(notice) is Ready:
                         return notice
                     if type(notice) is CommandResult and notice.error is not None:

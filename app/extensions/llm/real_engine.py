@@ -3,7 +3,6 @@
 Imports no torch: only the engine's own process needs it.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Literal, cast
@@ -32,6 +31,7 @@ from config import ConfigError, Settings
 from config.declaration import COMMAND, check_installed
 from config.files import read_whole
 from config.sections.model import OWN_LENGTH
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -190,7 +190,7 @@ def sampling_defaults(settings: Settings) -> SamplingDefaults:
     values: dict[str, object] = {}
     if source != NO_DEFAULTS:
         values = _read_generation_config(settings, source)
-    values |= json.loads(section.override_generation_config or "{}")
+    values |= decode_untrusted(section.override_generation_config or "{}", decoder=python_json)
     defaults = {}
     for name in SamplingDefaults.__struct_fields__:
         if values.get(name) is not None:
@@ -211,10 +211,10 @@ def _read_generation_config(settings: Settings, source: str) -> dict[str, object
         folder = Path(source).expanduser()
     file = folder / "generation_config.json"
     try:
-        return msgspec.json.decode(read_whole(file), type=dict[str, object])
+        return decode_untrusted(read_whole(file), type=dict[str, object])
     except (FileNotFoundError, NotADirectoryError):  # a .gguf file is not a folder
         if source == OWN_DEFAULTS:
             return {}
         raise ConfigError(f"setting generation-config: file not found: {file}") from None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, UntrustedDataError) as error:
         raise ConfigError(f"setting generation-config: {file} cannot be read: {error}") from None

@@ -40,6 +40,7 @@ from app.extensions.llm.wire import (
     Ready,
 )
 from config.settings import Settings
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 LOST = zmq.EVENT_DISCONNECTED
@@ -85,7 +86,7 @@ class RemoteEngine(EngineClient):
         """True once the engine has answered on the current connection."""
         self._wants_kv_events = False
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(list[Notice]).decode
+        self._decoder = msgspec.msgpack.Decoder(list[Notice])
         self._socket: zmq.Socket[bytes] | None = None
         self._greenlets: list[Greenlet[[], None]] = []
         self.clock = clock
@@ -226,8 +227,8 @@ class RemoteEngine(EngineClient):
     def _read(self, socket: zmq.Socket[bytes]) -> None:
         while True:
             try:
-                notices = self._decode(socket.recv())
-            except msgspec.DecodeError:
+                notices = decode_untrusted(socket.recv(), decoder=self._decoder)
+            except UntrustedDataError:
                 log.exception("invalid message from the engine")
                 continue
             for notice in notices:

@@ -27,6 +27,7 @@ from app.extensions.llm.heartbeat import DUMP_STACKS_SIGNAL, Heartbeat
 from app.extensions.llm.threads import wait_shortly
 from app.extensions.llm.wire import CommandResult, EngineProcessOptions
 from config.declaration import install
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 PARENT_CHECK_SECONDS: Final = 0.5
 """Time between two checks for the parent."""
@@ -45,8 +46,8 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> int:
     """Runs the process and returns its exit status."""
     try:
-        options = msgspec.json.decode(argv[0] if argv else "", type=EngineProcessOptions)
-    except msgspec.DecodeError as error:
+        options = decode_untrusted(argv[0] if argv else "", type=EngineProcessOptions)
+    except UntrustedDataError as error:
         print(f"error: invalid options of the engine: {error}", file=sys.stderr)
         return 1
     logging.basicConfig(

@@ -40,6 +40,7 @@ from app.extensions.llm.wire import (
     PublishedEvents,
     Ready,
 )
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 if TYPE_CHECKING:
     from app.extensions.llm.structured_output import FormMatcher
@@ -117,7 +118,7 @@ class EngineService:
         engine.pacer.on_layer = heartbeat.beat
         self._encode_events = encoder("map")
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(list[Order]).decode
+        self._decoder = msgspec.msgpack.Decoder(list[Order])
         self._workers: dict[bytes, WorkerClient] = {}
         self._compilers = ThreadPoolExecutor(COMPILER_THREADS, "forms")
         self._compilations: dict[RequestId, _Compilation] = {}
@@ -237,8 +238,8 @@ class EngineService:
                 return
             worker = self._workers.setdefault(name, WorkerClient(name))
             try:
-                orders = self._decode(b"".join(frames))
-            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                orders = decode_untrusted(b"".join(frames), decoder=self._decoder)
+            except UntrustedDataError as error:
                 logger.warning("ignoring a message from a worker: %s", error)
                 continue
             for order in orders:

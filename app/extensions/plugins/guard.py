@@ -30,6 +30,7 @@ from app.core.server.http.response import Response
 from app.core.server.http.route import Route
 from app.core.server.middleware.stack import Middleware
 from app.extensions.plugins.policies import Incoming, Policy
+from config.untrusted import decode_untrusted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -280,7 +281,7 @@ def checked_reply(answer: object) -> ScriptedReply:
     script = msgspec.convert(msgspec.to_builtins(answer), ScriptedReply)
     check_seconds(script.first_token_s, script.per_token_s, *script.token_delays.values())
     for call in script.calls:
-        msgspec.json.decode(call.arguments, type=dict[str, object])
+        decode_untrusted(call.arguments, type=dict[str, object])
     return script
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from app.extensions.pooling.protocol import TokenIds
 from app.extensions.pooling.runner import PoolingJob, PoolingRunner
 from app.extensions.pooling.vectors import TASKS
 from config.settings import ModelSettings
+from config.untrusted import decode_untrusted, python_json
 
 if TYPE_CHECKING:
     from app.core.api.reply_rules import ScriptedAnswer
@@ -323,7 +323,9 @@ def task_instructions(folder: Path) -> Mapping[str, str] | None:
         return None
     for name, key in INSTRUCTION_FILES:
         try:
-            instructions = json.loads((folder / name).read_bytes()).get(key)
+            instructions = decode_untrusted((folder / name).read_bytes(), decoder=python_json).get(
+                key
+            )
         except (OSError, ValueError, AttributeError):
             continue
         if isinstance(instructions, dict) and instructions:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from operator import itemgetter
 
-import msgspec
 from msgspec import Struct
 
 from app.extensions.recording.exchange import Headers, header_of
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 CONSTANTS = frozenset(("object", "type", "role"))
 """Fields with protocol constants as values."""
@@ -183,8 +183,8 @@ def _event_shape(block: str, rules: ComparisonRules) -> tuple[set[str], object]:
 
 def _decoded(body: bytes) -> object:
     try:
-        value: object = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        value: object = decode_untrusted(body)
+    except UntrustedDataError:
         return NOT_JSON
     return value
 

@@ -22,10 +22,11 @@ from typing import Annotated, BinaryIO, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from app.core.server.middleware.masking import is_valid_json, mask_pieces
+from app.core.server.middleware.masking import mask_pieces
 from config import ConfigError
 from config.declaration import COMMAND
 from config.files import open_file
+from config.untrusted import UntrustedDataError, decode_untrusted, is_valid_json
 
 FORMAT = "understudy-recording"
 VERSION = 1
@@ -124,7 +125,7 @@ class Exchange(Struct, frozen=True):
     answer: RecordedAnswer
 
 
-_decode_exchange = msgspec.json.Decoder(Exchange).decode
+_exchange_decoder = msgspec.json.Decoder(Exchange)
 
 
 def header_of(headers: Headers, name: str) -> str:
@@ -167,7 +168,7 @@ def read_exchange(line: bytes) -> Exchange:
     Raises:
         ValueError: the line is not an exchange.
     """
-    exchange = _decode_exchange(line)
+    exchange = decode_untrusted(line, decoder=_exchange_decoder)
     for data in (exchange.request.body, *(chunk.data for chunk in exchange.answer.chunks)):
         if not isinstance(data, str):
             bytes_of(data)
@@ -221,8 +222,8 @@ def read_header(path: str, file: BinaryIO) -> Header:
         RecordingError: the file has another format or version.
     """
     try:
-        header = msgspec.json.decode(file.readline(MAX_LINE_BYTES), type=Header)
-    except msgspec.MsgspecError:
+        header = decode_untrusted(file.readline(MAX_LINE_BYTES), type=Header)
+    except UntrustedDataError:
         header = Header("", 0)
     if header.format != FORMAT:
         raise RecordingError(f"{path} was not recorded with {COMMAND} record --proxy")

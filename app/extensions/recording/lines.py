@@ -12,7 +12,6 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
-from app.core.server.middleware.masking import is_valid_json
 from app.extensions.recording.exchange import (
     MAX_LINE_BYTES,
     Exchange,
@@ -21,6 +20,7 @@ from app.extensions.recording.exchange import (
     read_exchange,
     read_header,
 )
+from config.untrusted import is_valid_json
 
 MAX_EXCHANGES = 100_000
 """Most exchanges in a file; their index takes about 50 MB."""

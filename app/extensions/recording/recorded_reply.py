@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from app.extensions.recording.exchange import RecordedAnswer, bytes_of, header_of
+from config.untrusted import decode_untrusted
 
 INVALID_REPLY = (AttributeError, LookupError, TypeError, ValueError)
 """Errors of a body that is not a reply."""
@@ -127,9 +127,8 @@ def reply_of(answer: RecordedAnswer) -> RecordedReply:
         one of INVALID_REPLY: the body is not a reply.
     """
     reply = RecordedReply()
-    decode = msgspec.json.Decoder(dict[str, Any]).decode
     if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
-        reply.add(decode(answer.body()), answer.end_s)
+        reply.add(decode_untrusted(answer.body(), type=dict[str, Any]), answer.end_s)
         return reply
     incomplete = b""
     for chunk in answer.chunks:
@@ -138,5 +137,5 @@ def reply_of(answer: RecordedAnswer) -> RecordedReply:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
                 if data != b"[DONE]":
-                    reply.add(decode(data), chunk.at_s)
+                    reply.add(decode_untrusted(data, type=dict[str, Any]), chunk.at_s)
     return reply

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from app.core.server.middleware.masking import mask_query
 from app.extensions.recording.conversation import position_of
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 VOLATILE = frozenset(
     (
@@ -180,8 +181,8 @@ def json_object(body: bytes) -> dict[str, object] | None:
     if _OBJECT.match(body) is None:
         return None
     try:
-        value = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
+        value = decode_untrusted(body)
+    except UntrustedDataError:
         return None
     return value if isinstance(value, dict) else None
 

@@ -24,6 +24,7 @@ from app.extensions.recording.request_form import text_of
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 DESCRIPTION = f"""\
 Create a script from a recording ({COMMAND} record --proxy): one rule for each chat and completion,
@@ -123,7 +124,7 @@ def rule_of(exchange: Exchange, name: str) -> tuple[Json, Json]:
     """
     request = exchange.request
     api = FAMILIES[request.target.partition("?")[0]]
-    body = msgspec.json.decode(bytes_of(request.body), type=Json)
+    body = decode_untrusted(bytes_of(request.body), type=Json)
     rule: Json = {"name": name, "when": _when(api, body), "then": _then(exchange.answer)}
     return rule, body
 
@@ -218,8 +219,8 @@ def _then(answer: RecordedAnswer) -> Json:
 def _error_fault(answer: RecordedAnswer) -> Json:
     fault: Json = {"action": "error", "status": answer.status}
     error: Json = {}
-    with suppress(msgspec.MsgspecError):
-        error = msgspec.json.decode(answer.body(), type=dict[str, Json]).get("error", {})
+    with suppress(UntrustedDataError):
+        error = decode_untrusted(answer.body(), type=dict[str, Json]).get("error", {})
     for name in ("type", "message"):
         if isinstance(error.get(name), str):
             fault[name] = error[name]
@@ -230,8 +231,8 @@ def _call(name: object, arguments: str) -> Json:
     if not isinstance(name, str):
         raise TypeError("a tool name must be a string")
     try:
-        values = msgspec.json.decode(arguments or "{}", type=Json)
-    except msgspec.MsgspecError:  # scripts cannot create malformed arguments
+        values = decode_untrusted(arguments or "{}", type=Json)
+    except UntrustedDataError:  # scripts cannot create malformed arguments
         return {"name": name, "unchecked": True}
     return {"name": name, "arguments": literals(values)}
 

@@ -20,6 +20,7 @@ from app.core.text.base import (
     TokenizerInputError,
     TokenizerServiceError,
 )
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 CONNECTIONS = 32
 """Connections kept open between calls; further ones are closed after their call."""
@@ -156,8 +157,8 @@ class RenderTokenizer(Tokenizer):
         if not 200 <= status < 300:
             raise self._unusable(path, f"status {status}: {_reason(data)}")
         try:
-            return msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return decode_untrusted(data)
+        except UntrustedDataError as error:
             raise self._unusable(path, "the response is not valid JSON") from error
 
     def _request(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
@@ -213,6 +214,6 @@ def _describe_failure(error: Exception) -> str:
 def _reason(data: bytes) -> str:
     """Returns the message of an error body in vLLM's format, else the start of the body."""
     try:
-        return str(msgspec.json.decode(data)["error"]["message"])
+        return str(decode_untrusted(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return data[:200].decode("utf-8", "replace")

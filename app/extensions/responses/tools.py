@@ -10,6 +10,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import FunctionDefinition
 from app.core.protocol.rules import get_field
 from app.core.server.http.errors import bad_request
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 ToolParam = JsonObject
 CUSTOM_INPUT = "input"
@@ -53,8 +54,8 @@ def convert_tool_choice(value: object) -> str | JsonObject:
 def custom_input(arguments: str) -> str:
     """Returns the text argument of a custom tool's call, or `arguments` if it has none."""
     try:
-        fields = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+        fields = decode_untrusted(arguments)
+    except UntrustedDataError:
         return arguments
     text = get_field(fields, CUSTOM_INPUT)
     return text if isinstance(text, str) else arguments

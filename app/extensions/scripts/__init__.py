@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, ClassVar
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from app.extensions.scripts.opened import OpenedScripts
     from app.extensions.scripts.resolver import ScriptResolver
     from app.extensions.scripts.rules import Script
+    from app.extensions.scripts.shared_uses import UsesFolders
     from config import Settings as AllSettings
 
 RULES = "/admin/script/rules"
@@ -33,8 +35,10 @@ class Scripts(Extension):
     requires = ("faults", "forms")
     files: ClassVar[Sequence[IO[bytes]]] = ()
     """A file for each rank, which its workers inherit from the arbiter; see `kept.py`."""
-    uses_file: ClassVar[IO[bytes] | None] = None
-    """The answers of rules on all ranks; see `shared_uses.py`. None for a single rank."""
+    uses_folders: ClassVar[UsesFolders | None] = None
+    """The folders of the arbiter for the answers of rules; see `shared_uses.py`."""
+    uses_folder: ClassVar[Path | None] = None
+    """The answers of rules on all ranks. None for a single rank."""
     scripts: ClassVar[Mapping[str, Script]] = {}
     """The scripts that the arbiter has read, by their paths."""
     opened_by: ClassVar[int] = 0
@@ -52,9 +56,10 @@ class Scripts(Extension):
         with suppress(OSError):  # no folder for temporary files: nothing survives a crash
             cls.files = [TemporaryFile() for _ in settings.server.ranks]  # noqa: SIM115
             if len(settings.server.ranks) > 1:
-                from app.extensions.scripts.shared_uses import new_table
+                from app.extensions.scripts.shared_uses import UsesFolders
 
-                cls.uses_file = new_table()
+                cls.uses_folders = cls.uses_folders or UsesFolders()
+                cls.uses_folder = cls.uses_folders.new()
             cls.opened_by = os.getpid()
         section = settings.section(ScriptSettings)
         if section.script:

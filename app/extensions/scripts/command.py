@@ -28,6 +28,7 @@ from app.extensions.scripts.script_set import Decision, SchemaCheck, ScriptSet
 from config.declaration import COMMAND
 from config.files import read_text
 from config.flags import FlagParser
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 DESCRIPTION = "Check scripted replies, and try them, without a server (docs/scripts.md)."
 EPILOG = f"""\
@@ -122,7 +123,10 @@ def _reply_to_json(reply: ScriptedReply) -> dict[str, object]:
     del fields["in_parts"]
     calls: list[dict[str, object]] = []
     for name, arguments, call_id in reply.calls:
-        call: dict[str, object] = {"name": name, "arguments": json.loads(arguments)}
+        call: dict[str, object] = {
+            "name": name,
+            "arguments": decode_untrusted(arguments, decoder=python_json),
+        }
         if call_id:
             call["id"] = call_id
         calls.append(call)
@@ -180,8 +184,8 @@ def _json(text: str, flag: str) -> object:
     if text.lstrip()[:1] not in ("[", "{"):
         return text
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return decode_untrusted(text, decoder=python_json)
+    except UntrustedDataError as error:
         raise ValueError(f"{flag}: invalid JSON: {error}") from None
 
 

@@ -15,6 +15,8 @@ from typing import TypeAlias, cast
 
 import msgspec
 
+from config.untrusted import UntrustedDataError, decode_untrusted
+
 log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 8 << 20
 """Size above which a file is written anew with the rules in force."""
@@ -53,8 +55,8 @@ class KeptChanges:
         earlier = EarlierChanges()
         for line in os.pread(self._descriptor, self._end, 0).splitlines():
             try:
-                record = msgspec.json.decode(line, type=dict[str, object])
-            except msgspec.DecodeError:  # the earlier worker was killed while it wrote
+                record = decode_untrusted(line, type=dict[str, object])
+            except UntrustedDataError:  # the earlier worker was killed while it wrote
                 continue
             _apply(record, earlier)
         return earlier

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import IO, TYPE_CHECKING, ClassVar, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from app.core.base.late_imports import import_modules
 from app.core.server.http.errors import bad_request
@@ -35,7 +36,7 @@ class RuleOwner(Protocol):
     parts: ServerParts
     scripts: ClassVar[Mapping[str, Script]]
     """The scripts that the arbiter has read, by their paths."""
-    uses_file: ClassVar[IO[bytes] | None]
+    uses_folder: ClassVar[Path | None]
     """The answers of rules on all ranks; None for a single rank."""
     changes: KeptChanges | None
     """The changes that the workers of this rank keep; None until the file is read."""
@@ -122,8 +123,8 @@ def _inherited(owner: RuleOwner) -> Inherited | None:
     if not owner.has_arbiter:
         return None
     uses = None
-    if owner.uses_file is not None:
-        uses = SharedUses(owner.uses_file.fileno())
+    if owner.uses_folder is not None:
+        uses = SharedUses(owner.uses_folder)
     return Inherited(owner.scripts, uses)
 
 

@@ -3,7 +3,6 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from math import inf
 from pathlib import Path
 from random import Random
@@ -28,7 +27,7 @@ from app.extensions.scripts.rules import (
     Then,
     When,
 )
-from app.extensions.scripts.shared_uses import KEY_BYTES, SharedUses
+from app.extensions.scripts.shared_uses import SharedUses
 from app.extensions.scripts.template import TemplateCompiler
 
 log = logging.getLogger(__name__)
@@ -252,7 +251,7 @@ class RuleState:
         if limit is None:
             return True
         if self.shared_uses is not None:
-            return self.shared_uses.take(self._shared_key(request), limit)
+            return self.shared_uses.take(self.identity, limit, scope=self._own_scope(request))
         uses = self._uses(request, counters) + 1
         if not self._has_own_count(request):
             self.use_count = uses
@@ -263,11 +262,11 @@ class RuleState:
     def forget_answers(self) -> None:
         """Makes room for the counts of other rules, once this one is removed."""
         if self.shared_uses is not None:
-            self.shared_uses.remove(_digest(self.identity))
+            self.shared_uses.remove(self.identity)
 
     def _uses(self, request: MatchedRequest, counters: Counters) -> int:
         if self.shared_uses is not None:
-            return self.shared_uses.count(self._shared_key(request))
+            return self.shared_uses.count(self.identity, self._own_scope(request))
         if not self._has_own_count(request):
             return self.use_count
         return counters.get((self.uid, USES + request.scope_digest), 0)
@@ -276,15 +275,8 @@ class RuleState:
         """Returns whether the answers in the scope of a request are counted apart."""
         return bool(request.scope) and request.scope != self.scope
 
-    def _shared_key(self, request: MatchedRequest) -> bytes:
-        text = self.identity
-        if self._has_own_count(request):
-            text += f" in {request.scope}"
-        return _digest(text)
-
-
-def _digest(text: str) -> bytes:
-    return sha256(text.encode()).digest()[:KEY_BYTES]
+    def _own_scope(self, request: MatchedRequest) -> str | None:
+        return request.scope if self._has_own_count(request) else None
 
 
 class FileRules(NamedTuple):

@@ -1,104 +1,142 @@
-"""Answers of rules with `times`, counted together by the workers of all ranks.
+"""Answers of rules with `times`, counted together by the workers of all ranks, without locks.
 
-The arbiter creates an unlinked file, which the workers map into memory. It is a table of buckets,
-each with a few slots. A slot has the key of a rule, its number of answers, and the time of the last
-one. Each access holds a lock on the file.
+The arbiter creates a private folder. Each count is a file there, and its size in bytes is the
+number of answers. To claim an answer, a worker appends a byte: the system orders the appends of all
+processes, so the position after the byte is the number of the answer. A worker that is stopped or
+killed at any point delays no other worker, and loses at most the answer that it has claimed.
 """
 
 from __future__ import annotations
 
-import fcntl
+import atexit
+import logging
 import os
-import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-from mmap import mmap
-from tempfile import TemporaryFile
-from typing import IO
+import shutil
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from tempfile import mkdtemp
 
-CLOCK = struct.Struct("<Q")
-"""Number of answers of all rules, at the beginning of the table."""
-SLOT = struct.Struct("<8sQQ")
-"""The key of a rule in a scope, its number of answers, and the clock at the last one.
-
-A free slot has zeros.
-"""
-KEY_BYTES = 8
-BUCKETS = 1024
-WAYS = 16
-"""Slots of a bucket: the most that an access reads."""
-BUCKET_BYTES = WAYS * SLOT.size
-TABLE_BYTES = CLOCK.size + BUCKETS * BUCKET_BYTES
+log = logging.getLogger(__name__)
+DIGEST_DIGITS = 16
+"""Hexadecimal digits of a file's name."""
+GROUP_DIGITS = 2
+"""Leading digits that the counts of scopes in one folder share."""
+MAX_GROUP_FILES = 64
+"""Most counts of scopes in one of the 256 folders. Clients can invent scopes."""
+KEPT_GENERATIONS = 2
+"""Folders that a reload keeps: those of the old workers, which may still answer, and the new."""
 
 
-def new_table() -> IO[bytes]:
-    """Returns the file of an empty table, without a name. Raises `OSError`."""
-    file = TemporaryFile()  # noqa: SIM115
-    os.ftruncate(file.fileno(), TABLE_BYTES)
-    return file
+class UsesFolders:
+    """The folders of an arbiter, one for each set of workers. Its process removes them at exit."""
+
+    def __init__(self) -> None:
+        """Raises `OSError`."""
+        self._root = Path(mkdtemp(prefix="understudy-uses-"))
+        self._generation = 0
+        atexit.register(self._remove, os.getpid())
+
+    def new(self) -> Path:
+        """Returns an empty folder for new workers. Raises `OSError`."""
+        outdated = self._root / str(self._generation - KEPT_GENERATIONS + 1)
+        shutil.rmtree(outdated, ignore_errors=True)
+        self._generation += 1
+        folder = self._root / str(self._generation)
+        folder.mkdir()
+        return folder
+
+    def _remove(self, owner_pid: int) -> None:
+        if os.getpid() == owner_pid:  # forked workers inherit exit hooks
+            shutil.rmtree(self._root, ignore_errors=True)
 
 
 class SharedUses:
-    """The table in the file `descriptor`, which may be used by several processes at a time."""
+    """The counts in a folder, which may be used by several processes at a time.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._table = mmap(descriptor, TABLE_BYTES)
+    `identity` names a rule. `scope` is None for its own count, which is kept until it is removed.
+    Each other scope has a separate count. The least recently changed counts of scopes are evicted.
+    """
 
-    def count(self, key: bytes) -> int:
-        """Returns the number of answers under `key`, of 8 bytes."""
-        with self._locked():
-            _, uses = self._find(key)
-            return uses
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+        self._has_failed = False
 
-    def take(self, key: bytes, limit: int) -> bool:
-        """Counts an answer under `key`, unless there were `limit` answers: then returns False.
+    def count(self, identity: str, scope: str | None = None) -> int:
+        """Returns the number of answers. A limit may be exceeded by refused claims."""
+        try:
+            return os.stat(self._path(identity, scope)).st_size
+        except OSError:  # usually no answer yet; otherwise `take` logs the error
+            return 0
 
-        A full bucket forgets the count that was changed longest ago.
-        """
-        with self._locked():
-            offset, uses = self._find(key)
-            if uses >= limit:
-                return False
-            [clock] = CLOCK.unpack_from(self._table, 0)
-            CLOCK.pack_into(self._table, 0, clock + 1)
-            self._table[offset : offset + SLOT.size] = SLOT.pack(key, uses + 1, clock + 1)
-            return True
+    def take(self, identity: str, limit: int, scope: str | None = None) -> bool:
+        """Claims an answer, and returns False if there were `limit` answers, or on an error."""
+        path = self._path(identity, scope)
+        try:
+            number = _append(path, limit)
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                log.error("rules with `times` do not answer, because %s", error)
+            return False
+        if number == 1 and scope is not None:
+            _evict_oldest(os.path.dirname(path), path)
+        return number <= limit
 
-    def remove(self, key: bytes) -> None:
-        """Forgets the answers under `key`."""
-        with self._locked():
-            offset, uses = self._find(key)
-            if uses:
-                self._table[offset : offset + SLOT.size] = bytes(SLOT.size)
+    def remove(self, identity: str) -> None:
+        """Forgets the answers of a rule, without those in other scopes."""
+        with suppress(OSError):
+            os.unlink(self._path(identity, None))
 
     def clear(self) -> None:
         """Forgets all answers."""
-        with self._locked():
-            self._table[:] = bytes(TABLE_BYTES)
+        for folder, _, names in os.walk(self._folder):
+            for name in names:
+                with suppress(OSError):
+                    os.unlink(os.path.join(folder, name))
 
-    def _find(self, key: bytes) -> tuple[int, int]:
-        """Returns the offset of the slot for `key`, and its number of answers.
+    def _path(self, identity: str, scope: str | None) -> str:
+        if scope is None:
+            return f"{self._folder}/{_digest(identity)}"
+        name = _digest(f"{identity} in {scope}")
+        return f"{self._folder}/{name[:GROUP_DIGITS]}/{name}"
 
-        Without answers, it is a free slot, or the one that was changed longest ago.
-        """
-        start = CLOCK.size + int.from_bytes(key, "little") % BUCKETS * BUCKET_BYTES
-        oldest_clock: int | None = None
-        usable = start
-        for offset in range(start, start + BUCKET_BYTES, SLOT.size):
-            stored_key, uses, clock = SLOT.unpack_from(self._table, offset)
-            if stored_key == key and uses:
-                return offset, uses
-            if oldest_clock is None or clock < oldest_clock:
-                oldest_clock = clock
-                usable = offset
-        return usable, 0
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keeps other processes out. The system unlocks the file of a killed process."""
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+def _append(path: str, limit: int) -> int:
+    """Appends a byte, and returns the new size; a larger size than `limit` if that is reached.
+
+    Raises `OSError`.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        # The parent of `path` is the folder of all counts, which exists, or a group's folder.
+        with suppress(FileExistsError):
+            os.mkdir(os.path.dirname(path), 0o700)
+        descriptor = os.open(path, flags, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size >= limit:
+            return size + 1
+        os.write(descriptor, b"\0")
+        return os.lseek(descriptor, 0, os.SEEK_CUR)
+    finally:
+        os.close(descriptor)
+
+
+def _evict_oldest(folder: str, new_path: str) -> None:
+    """Deletes the count that was changed longest ago if a folder has too many; not the new one."""
+    with suppress(OSError):  # another process may have deleted a file
+        files = [entry for entry in os.scandir(folder) if entry.path != new_path]
+        if len(files) >= MAX_GROUP_FILES:
+            oldest = min(files, key=_changed_ns)
+            os.unlink(oldest)
+
+
+def _changed_ns(file: os.DirEntry[str]) -> int:
+    return file.stat().st_mtime_ns
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]

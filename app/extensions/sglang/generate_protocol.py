@@ -9,6 +9,7 @@ from app.core.protocol.options import Int64
 from app.core.server.http.errors import malformed
 from app.extensions.sglang.errors import ContractError
 from app.extensions.sglang.sampling_params import SamplingParams
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 
 class GenerateRequest(Struct, kw_only=True):
@@ -69,8 +70,8 @@ def decode_generate(body: bytes, content_type: str | None) -> GenerateRequest:
     if content_type is not None:
         check_content_type(content_type)
     try:
-        return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return decode_untrusted(body, decoder=_decoder)
+    except UntrustedDataError as error:
         raise malformed(f"The body is invalid: {error}") from None
 
 

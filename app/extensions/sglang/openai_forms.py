@@ -18,6 +18,7 @@ from app.core.protocol.common import encode
 from app.core.server.http.response import JSON
 from app.core.server.middleware.stack import Middleware
 from app.extensions.sglang.errors import flat
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +53,7 @@ class ErrorBody(Struct):
     error: ErrorDetails
 
 
-_decode_error = msgspec.json.Decoder(ErrorBody).decode
+_error_decoder = msgspec.json.Decoder(ErrorBody)
 
 
 class StopNames:
@@ -112,8 +113,8 @@ class OpenAiForms(Middleware):
         if context.path.startswith(OTHER_FAMILIES):
             return
         try:
-            error = _decode_error(body).error
-        except msgspec.DecodeError:
+            error = decode_untrusted(body, decoder=_error_decoder).error
+        except UntrustedDataError:
             return
         response.replace_body(encode(flat(error.code, error.type, error.message, error.param)))
 

@@ -10,6 +10,7 @@ from app.core.server.http.errors import ApiError
 from app.core.server.http.response import Response
 from app.core.server.middleware.stack import Middleware
 from app.extensions.sglang.openai_forms import GENERATING
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 RANK_MARK = b"_rank"
 """Part of the names of the fields: bodies without it are not parsed."""
@@ -48,14 +49,14 @@ class RankFields(Struct):
     data_parallel_rank: object = None
 
 
-_decode = msgspec.json.Decoder(RankFields).decode
+_field_decoder = msgspec.json.Decoder(RankFields)
 
 
 def rank_of(body: bytes) -> int | None:
     """Returns the rank that a JSON body names; None without one."""
     try:
-        fields = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields = decode_untrusted(body, decoder=_field_decoder)
+    except UntrustedDataError:
         return None
     for rank in (fields.routed_dp_rank, fields.data_parallel_rank):
         if type(rank) is int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from app.core.engine.request import ToolFunction
+from config.untrusted import decode_untrusted, python_json
 
 ALIASES: Final = {
     alias: name
@@ -181,7 +182,7 @@ def _convert_to(text: str, name: str) -> object:
 
 def _json_value(text: str) -> object:
     try:
-        value = json.loads(text)
+        value = decode_untrusted(text, decoder=python_json)
         json.dumps(value, allow_nan=False)
     except (RecursionError, ValueError):
         return MISSING
@@ -193,7 +194,7 @@ def convert_arguments(arguments: str, properties: Properties) -> str:
     if not properties:
         return arguments
     try:
-        fields = json.loads(arguments)
+        fields = decode_untrusted(arguments, decoder=python_json)
     except (RecursionError, ValueError):
         return arguments
     if not isinstance(fields, dict) or not _convert_fields(fields, properties):

@@ -1,9 +1,12 @@
 """The setting kv-cache-groups, and the files that it names."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
 
 from app.core.settings import load
 from app.extensions.cache_groups import CacheGroups
@@ -11,6 +14,7 @@ from app.extensions.cache_groups.layers import GroupSpec, group_layers
 from app.extensions.cache_groups.presets import PRESETS, read_layers
 from config import ConfigError
 from tests.application import app_of
+from tests.hostile_data import hostile_contents
 
 FULL = GroupSpec("full_attention")
 LINEAR = GroupSpec("mamba")
@@ -135,3 +139,13 @@ def test_cache_has_one_group_by_default() -> None:
     app = app_of("--enable-kvcache", "--zmq-endpoint", "")
 
     assert CacheGroups.name not in {extension.name for extension in app.extensions}
+
+
+@settings(deadline=None, max_examples=60)
+@given(hostile_contents(json.dumps(GEMMA_3_27B).encode()))
+def test_hostile_config_raises_at_most_a_value_error(content: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "config.json")
+        path.write_bytes(content)
+        with suppress(ValueError):
+            group_layers(read_layers(str(path)))

@@ -29,7 +29,8 @@ from app.extensions.grpc.http2.budget import (
     MIN_PROGRESS_BYTES,
     FrameBudget,
 )
-from app.extensions.grpc.http2.http2_connection import PREFACE, Http2Connection
+from app.extensions.grpc.http2.greeting import PREFACE
+from app.extensions.grpc.http2.http2_connection import Http2Connection
 from app.extensions.grpc.http2.protocol import ConnectionFailedError
 
 pytestmark = pytest.mark.grpc
@@ -101,13 +102,16 @@ def client_and_server() -> Iterator[tuple[socket.socket, Http2Connection]]:
         idle_s=inf,
         serve_general=lambda connection, data: None,
     )
-    path.app = cast(Any, SimpleNamespace(rpc=RpcService({}, 1 << 20, Http2Connection)))
+    service = RpcService({}, 1 << 20, upgrade=print)
+    path.app = cast(Any, SimpleNamespace(rpc=service))
     with gevent.socket.create_server(("127.0.0.1", 0)) as listener:
         client = gevent.socket.create_connection(listener.getsockname())
         accepted, address = listener.accept()
         with closing(client):
             client.sendall(WINDOW_UPDATE * 1000)
-            connection = Http2Connection(path, accepted, address, PREFACE + EMPTY_SETTINGS)
+            connection = Http2Connection(
+                path, accepted, address, greeted=PREFACE + EMPTY_SETTINGS, unread=b""
+            )
             yield client, connection
             connection.close()
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from app.core.server.http.client import exchange
+from app.core.server.http.side_server import ClientLimits
 from app.extensions.handoff import bootstrap
 from app.extensions.handoff.bootstrap import BootstrapServer, Registration
 from tests.stubs import eventually, unused_address
@@ -16,7 +17,7 @@ def test_bootstrap_server_rejects_workers_above_the_maximum_number(
     address = unused_address()
     host, _, port = address.rpartition(":")
     worker = Registration(engine_id="e", dp_rank=0, tp_rank=0, pp_rank=0, addr="tcp://h:1")
-    server = BootstrapServer(host, int(port), worker)
+    server = BootstrapServer(host, int(port), worker, ClientLimits())
     server.start()
 
     def status(rank: int) -> int:

@@ -4,6 +4,7 @@ import gevent
 from msgspec.structs import replace
 
 from app.core.assembly.derived import publishing
+from app.core.base.background import BackgroundLoops
 from app.core.engine.kvcache.events import AllBlocksCleared, BlockStored
 from app.core.engine.kvcache.publisher import EventSender
 from app.core.settings import load
@@ -28,6 +29,7 @@ def test_indexer_of_the_compose_file_distinguishes_the_three_pods() -> None:
             ),
         ),
         default_tokenizer(),
+        BackgroundLoops(),
     )
     index.open()
     senders = []

@@ -20,6 +20,8 @@ from app.extensions.kv_index.decoding import (
     field_losses,
 )
 from app.extensions.kv_index.ingest import engine_keys
+from app.extensions.kv_index.splitting import split_array
+from config.untrusted import UntrustedDataError
 from tests.core.kvcache.test_wire import MAP, ONE_BLOCK
 
 pack = msgspec.msgpack.encode
@@ -143,7 +145,65 @@ def test_malformed_event_does_not_affect_other_events(event: Any, reason: str) -
     assert (len(batch.events), batch.losses) == (2, [reason])
 
 
-@pytest.mark.parametrize("ts", ["x", None, math.nan, math.inf, [1]])
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"\x82\xa4type\xa2\xff\xfe\x01\x02",
+        b"\x82\xa4type\xacBlockRemoved\xacblock_hashes\x91\xa2\xff\xfe",
+        b"\x93\xacBlockRemoved\x05\xa2\xff\xfe",
+        b"\x92\xa2\xff\xfe\x91\x01",
+        b"\x92\xacBlockRemoved" + b"\x91" * 200_000 + b"\xc0",
+        b"\x91" * 5_000 + b"\xc0",
+        b"\x81\xa1a" * 5_000 + b"\xc0",
+        b"\x82\xa4type\xacBlockRemoved\xa5later" + b"\x91" * 5_000 + b"\xd9\x03abc",
+    ],
+)
+def test_event_with_bad_text_or_deep_nests_does_not_affect_its_neighbors(event: bytes) -> None:
+    good = pack(GOOD)
+    for place in range(3):
+        events = [good, good]
+        events.insert(place, event)
+        batch = decode(b"\x93" + pack(1.0) + b"\x93" + b"".join(events) + b"\x00")
+        assert list(map(is_good, batch.events)) == [True, True]
+        assert batch.losses == ["malformed_event"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * 31,
+        "x" * 32,
+        "x" * 300,
+        "x" * 70_000,
+        b"x" * 5,
+        b"x" * 300,
+        b"x" * 70_000,
+        [1] * 20,
+        [1] * 70_000,
+        {str(number): number for number in range(20)},
+        {str(number): number for number in range(70_000)},
+        msgspec.msgpack.Ext(5, b"x"),
+        msgspec.msgpack.Ext(5, b"x" * 3),
+        msgspec.msgpack.Ext(5, b"x" * 16),
+        msgspec.msgpack.Ext(5, b"x" * 300),
+        msgspec.msgpack.Ext(5, b"x" * 70_000),
+        [-1, -33, -129, -40_000, -(1 << 40), 127, 128, 300, 70_000, 1 << 40, 1.5, True, None],
+    ],
+)
+def test_items_of_every_size_are_split(value: Any) -> None:
+    item = pack(value)
+    assert list(map(bytes, split_array(memoryview(pack([value, value]))))) == [item, item]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_are_split_or_rejected(data: bytes) -> None:
+    with suppress(UntrustedDataError):
+        items = split_array(memoryview(data))
+        assert sum(map(len, map(bytes, items))) < len(data)
+
+
+@pytest.mark.parametrize("ts", ["x", None, math.nan, math.inf, [1], -1.0, 1e308])
 def test_batch_without_a_valid_time_keeps_its_events(ts: Any) -> None:
     batch = decode(pack([ts, [GOOD], 0]))
     assert (batch.ts, len(batch.events), batch.losses) == (0.0, 1, ["bad_ts"])
@@ -242,3 +302,13 @@ def test_unknown_event_fields_of_any_name_and_type_are_ignored(
         assert isinstance(stored, BlockStored)
         assert (stored.block_hashes, stored.token_ids, stored.block_size) == ([1], [1], 1)
     assert is_good(batch.events[1]) and is_good(batch.events[3])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(values, min_size=1, max_size=4))
+def test_items_of_an_array_are_split_as_by_the_library(items: list[Any]) -> None:
+    data = pack(items)
+    raw_items = split_array(memoryview(data))
+    assert b"".join(map(bytes, raw_items)) == data[1:]
+    expected = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+    assert list(map(bytes, raw_items)) == list(map(bytes, expected))

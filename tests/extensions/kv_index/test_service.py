@@ -10,6 +10,7 @@ import zmq
 from gevent.event import Event
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.core.base.background import BackgroundLoops
 from app.core.engine.kvcache.events import EventBatch
 from app.core.settings import settings_type
 from app.core.text.base import TokenizerError, TokenizerLoadError
@@ -213,7 +214,7 @@ def test_slow_pod_source_does_not_delay_other_pod_sources(
 def index_of(**options: Any) -> KvIndex:
     """An index of these settings, which does not listen."""
     settings = settings_type()(model=MODEL, kv_index=KVIndexSettings(**options))
-    return build_index(settings, default_tokenizer())
+    return build_index(settings, default_tokenizer(), BackgroundLoops())
 
 
 @pytest.mark.parametrize(

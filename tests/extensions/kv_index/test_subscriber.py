@@ -1,5 +1,6 @@
 """The subscriber on real sockets: pods that connect, configured pods, and malformed messages."""
 
+import time
 from functools import partial
 from pathlib import Path
 
@@ -162,6 +163,43 @@ def test_malformed_messages_are_counted_and_skipped(indexer: SteppedIndexer) -> 
         "unreadable": 4,
         "gap": 4,
     }
+
+
+@pytest.mark.parametrize("number", [1 << 41, (1 << 63) + 5, (1 << 64) - 2, (1 << 64) - 1])
+def test_impossible_sequence_number_moves_no_other_counter(
+    indexer: SteppedIndexer, number: int
+) -> None:
+    indexer.listen()
+    a = indexer.engine("kv@a@m")
+    indexer.meet(a)
+    a.publish(FIRST)
+    indexer.wait_for_matches(PROMPT, {"a": 1})
+    a.send_frames(b"kv@a@m", number.to_bytes(8, "big"), a.pack(SECOND))
+    a.publish(SECOND)
+    indexer.wait_for_matches(PROMPT, {"a": 2})
+    metrics = indexer.index.metrics
+    assert metrics.skipped_messages == {"bad_sequence": 1}
+    assert "kvcache_events_pod_restarts_total 0.0" in metrics.render({})
+
+
+def test_garbage_costs_at_most_one_log_line_a_second(
+    indexer: SteppedIndexer, caplog: pytest.LogCaptureFixture
+) -> None:
+    indexer.listen()
+    a = indexer.engine("kv@a@m")
+    indexer.meet(a)
+    started_s = time.monotonic()
+    for number in range(500):
+        payload = bytearray(a.pack(FIRST, SECOND))
+        payload[number % len(payload)] ^= 0xFF
+        a.send(bytes(payload))
+
+    def are_all_read() -> bool:
+        return indexer.index.metrics.received.value == 500
+
+    indexer.wait_until(are_all_read)
+    indexer.settle()
+    assert len(caplog.records) <= time.monotonic() - started_s + 1
 
 
 def test_additional_event_fields_of_vllm_0_33_are_ignored(

@@ -1,71 +1,64 @@
-"""Answers of rules with `times`, counted in shared memory."""
+"""Answers of rules with `times`, counted in files that several processes share."""
 
 from collections import Counter
-from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.extensions.scripts.shared_uses import BUCKETS, WAYS, SharedUses, new_table
+from app.extensions.scripts import shared_uses
+from app.extensions.scripts.shared_uses import SharedUses
 
-KEYS = st.sampled_from(
-    [number.to_bytes(8, "little") for number in (1, 2, 1 + BUCKETS, 1 + 2 * BUCKETS)]
-)
-"""Three of the keys belong in the same bucket."""
+RULES = st.sampled_from(["one", "two"])
+SCOPES = st.sampled_from([None, "a", "b"])
 
 
 @pytest.fixture
-def uses() -> Iterator[SharedUses]:
-    with new_table() as file:
-        yield SharedUses(file.fileno())
+def uses(tmp_path: Path) -> SharedUses:
+    return SharedUses(tmp_path)
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["take", "remove"]), KEYS), max_size=60))
-def test_use_counts_of_rules_in_one_hash_bucket_are_separate(
-    calls: list[tuple[str, bytes]],
+@given(st.lists(st.tuples(st.sampled_from(["take", "remove", "clear"]), RULES, SCOPES)))
+def test_use_counts_of_rules_and_scopes_are_separate(
+    calls: list[tuple[str, str, str | None]],
 ) -> None:
-    expected: Counter[bytes] = Counter()
-    with new_table() as file:
-        uses = SharedUses(file.fileno())
-        for call, key in calls:
+    expected: Counter[tuple[str, str | None]] = Counter()
+    with TemporaryDirectory() as folder:
+        uses = SharedUses(Path(folder))
+        for call, rule, scope in calls:
             if call == "take":
-                assert uses.take(key, limit=3) is (expected[key] < 3)
-                expected[key] = min(expected[key] + 1, 3)
+                assert uses.take(rule, limit=3, scope=scope) is (expected[rule, scope] < 3)
+                expected[rule, scope] = min(expected[rule, scope] + 1, 3)
+            elif call == "remove":
+                uses.remove(rule)
+                expected[rule, None] = 0
             else:
-                uses.remove(key)
-                expected[key] = 0
-            assert uses.count(key) == expected[key]
+                uses.clear()
+                expected.clear()
+            assert uses.count(rule, scope) == expected[rule, scope]
 
 
-def key_of(number: int) -> bytes:
-    """Keys of the same bucket."""
-    return (1 + number * BUCKETS).to_bytes(8, "little")
-
-
-def test_full_hash_bucket_evicts_the_least_recently_changed_count(
-    uses: SharedUses,
+def test_counts_of_many_scopes_are_bounded_and_keep_the_count_of_the_rule(
+    uses: SharedUses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(WAYS):
-        assert uses.take(key_of(number), limit=2)
-    assert uses.take(key_of(0), limit=2)
-    assert uses.take(key_of(WAYS), limit=1)
-    counts = [uses.count(key_of(number)) for number in range(WAYS + 1)]
-    assert counts == [2, 0, *[1] * (WAYS - 1)]
+    monkeypatch.setattr(shared_uses, "MAX_GROUP_FILES", 2)
+    assert uses.take("rule", limit=1)
+    for number in range(2_000):
+        assert uses.take("rule", limit=1, scope=str(number))
+        assert uses.count("rule", str(number)) == 1
+    groups = Counter(path.parent for path in tmp_path.rglob("*/*") if path.is_file())
+    assert max(groups.values()) == 2
+    assert not uses.take("rule", limit=1)
 
 
-def test_use_count_of_a_rule_survives_the_removal_of_other_rules(
-    uses: SharedUses,
+def test_missing_folder_lets_no_rule_answer_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert uses.take(key_of(0), limit=1)
-    for number in range(1, 3 * WAYS):
-        assert uses.take(key_of(number), limit=1)
-        uses.remove(key_of(number))
-    assert uses.count(key_of(0)) == 1
-
-
-def test_clear_removes_the_use_counts_of_every_rule(uses: SharedUses) -> None:
-    uses.take(b"rule one", limit=1)
-    uses.clear()
-    assert uses.count(b"rule one") == 0
+    uses = SharedUses(tmp_path / "removed" / "folder")
+    assert not uses.take("rule", limit=1)
+    assert not uses.take("rule", limit=1, scope="a")
+    [record] = caplog.records
+    assert "rules with `times` do not answer" in record.message

@@ -1,5 +1,8 @@
 """Clients that go away: noticed at once, whatever stage their request has reached."""
 
+import os
+import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,7 +18,7 @@ from tests.hostile.raw_client import (
     running,
     wait_until,
 )
-from tests.hostile.stressed_server import assert_idle, stressed_server
+from tests.hostile.stressed_server import assert_idle, stressed_server, workers_of
 from tests.hostile.waits import wait_for_running, wait_for_waiting
 from tests.running_server import RunningServer
 
@@ -138,3 +141,17 @@ def test_disconnect_is_detected_despite_a_pipelined_request(server: RunningServe
         get(server.port, "/health")
         wire.sock.close()
         assert wait_for_waiting(server.port, 0, limit_s=5) < NOTICED_S
+
+
+def test_request_of_a_client_that_has_closed_its_side_is_answered(server: RunningServer) -> None:
+    """The client closes its side before the server accepts the connection."""
+    [worker] = workers_of(server)
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        wire = Wire(server.port)
+        wire.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wire.sock.shutdown(socket.SHUT_WR)
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    with wire:
+        assert wire.begin().status == 200

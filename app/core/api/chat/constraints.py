@@ -1,6 +1,5 @@
 """The constraint on the text of a reply."""
 
-import json
 from typing import cast
 
 from app.core.engine.constraints import Constraints, Grammar, SchemaError
@@ -9,6 +8,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import StructuredOutputs
 from app.core.protocol.validation import GenerationRequest, check_depth
 from app.core.server.http.errors import bad_request
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 ANY_OBJECT: JsonObject = {
     "type": "object",
@@ -60,8 +60,8 @@ def _schema_of(source: str | JsonObject, schemas: Constraints) -> JsonSchema:
     schema: object = source
     if isinstance(source, str):
         try:
-            schema = json.loads(source)
-        except (ValueError, RecursionError):
+            schema = decode_untrusted(source, decoder=python_json)
+        except UntrustedDataError:
             raise bad_request("structured_outputs.json is not valid JSON") from None
         check_depth(schema)
     try:

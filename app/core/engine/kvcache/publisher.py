@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 import gevent
@@ -16,7 +17,9 @@ import zmq
 from gevent.event import Event
 
 from app.core.base import Bounded
+from app.core.base.background import BackgroundLoops
 from app.core.base.clock.pause import Pace
+from app.core.base.limited_log import LimitedLog
 from app.core.engine.kvcache.event_queue import EventQueue
 from app.core.engine.kvcache.events import EventBatch, KVEvent, encoder
 from app.core.engine.kvcache.publishing import PublisherSettings, is_bound, of_rank
@@ -72,7 +75,7 @@ class EventSender:
         self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
         self.next_sequence = 0
         self._listeners: list[Listener] = []
-        self._next_warning_s = -math.inf
+        self._warnings = LimitedLog(log, WARNING_INTERVAL_S, now)
         self.dropped_events = 0
         """Events without room in the queue, or put after the close."""
         self.addresses: dict[str, str] = {}
@@ -96,7 +99,9 @@ class EventSender:
         lost = self.queue.put(events)
         if lost:
             self.dropped_events += lost
-            self._warn("KV events: the queue is full, %d are lost so far", self.dropped_events)
+            self._warnings.warning(
+                "KV events: the queue is full, %d are lost so far", self.dropped_events
+            )
 
     def turn(self) -> float:
         """Does all work that is due; returns the monotonic time of the next turn, or infinity."""
@@ -117,7 +122,9 @@ class EventSender:
             try:
                 self._open(name, endpoint)
             except zmq.ZMQError as error:
-                self._warn("KV events: %s cannot be opened, trying on: %s", endpoint, error)
+                self._warnings.warning(
+                    "KV events: %s cannot be opened, trying on: %s", endpoint, error
+                )
 
     def _open(self, name: str, endpoint: str) -> None:
         if self._context is None:
@@ -133,10 +140,11 @@ class EventSender:
             hwm = 2 * (self._settings.replay_batches + 1)
         socket, address = open_socket(self._context, kind, endpoint, bind=bind, hwm=hwm)
         self._sockets[name] = socket
-        if name == "events":
-            self._subscribers = SubscriberWatch(self._context, socket)
         self.addresses[name] = address
         del self._unopened[name]
+        if name == "events":
+            with suppress(zmq.ZMQError):  # no file descriptors are left: publish without the watch
+                self._subscribers = SubscriberWatch(self._context, socket)
 
     def send_due(self, now_s: float) -> None:
         """Publishes batches due at `now_s`, with pauses."""
@@ -178,19 +186,20 @@ class EventSender:
             try:
                 listener(self._settings.topic, sequence, batch)
             except Exception as error:
-                self._warn("KV events: a listener failed: %r", error)
-
-    def _warn(self, message: str, *values: object) -> None:
-        if self._now() >= self._next_warning_s:
-            self._next_warning_s = self._now() + WARNING_INTERVAL_S
-            log.warning(message, *values)
+                self._warnings.warning("KV events: a listener failed: %r", error)
 
 
 class Publisher(EventSender):
     """Publishes from a greenlet, in the process of `start` or of the first `put`."""
 
-    def __init__(self, settings: PublisherSettings, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        settings: PublisherSettings,
+        wall: Callable[[], float] = time.time,
+        loops: BackgroundLoops | None = None,
+    ) -> None:
         super().__init__(settings, wall)
+        self._loops = loops or BackgroundLoops()
         self._wake = Event()
         self._has_ended = False
         self._greenlet: gevent.Greenlet[[], None] | None = None
@@ -199,7 +208,7 @@ class Publisher(EventSender):
         """Opens the sockets, so that subscribers and replay requests find them."""
         if self._greenlet is None and not self._has_ended:
             self.open()
-            self._greenlet = gevent.spawn(self._run)
+            self._greenlet = self._loops.spawn("KV event publisher", self._run)
 
     def put(self, events: Sequence[KVEvent]) -> None:
         """Queues the events of a step, in order.

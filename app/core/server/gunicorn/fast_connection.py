@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +33,7 @@ from app.core.server.gunicorn.heads import (
 )
 from app.core.server.gunicorn.hub_connection import Address, FastPath, HubConnection
 from app.core.server.gunicorn.logs import log_exchange
+from app.core.server.http.client_connection import CLOSE_WAIT, ESTABLISHED, tcp_state
 from app.core.server.http.context import RequestContext, current_request
 from app.core.server.http.response import (
     CLIENT_GONE,
@@ -95,6 +97,13 @@ class FastConnection(HubConnection):
         """True while a body is incomplete."""
         self._reader.start(self._readable)
 
+    def read_first(self) -> None:
+        """Hub: reads what a client sent before the server accepted its connection.
+
+        Saves a turn of the loop. A client that has disconnected since is not waited for.
+        """
+        self._readable()
+
     def _readable(self) -> None:
         if self.busy:  # the previous answer is sent first
             self._reader.stop()
@@ -120,8 +129,11 @@ class FastConnection(HubConnection):
         self._buffer = data
         path = self.path
         if self.is_new and path.upgrade is not None and data.startswith(HTTP2_START):
-            self._unregister()
-            path.upgrade(path, self.client, self.address, data)
+            if self.is_closed_by_client:
+                self.close()
+            else:
+                self._unregister()
+                path.upgrade(path, self.client, self.address, data)
             return
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
@@ -486,6 +498,19 @@ class FastConnection(HubConnection):
             self.close()
         elif self.has_head and now_s - self.since_s > BODY_PATIENCE_S:
             self.leave_to_general()
+
+
+def has_left(sock: socket.socket, has_tls: bool) -> bool:
+    """Returns whether the client of a new connection has disconnected without a full request.
+
+    A client of HTTP/1.1 may close its side after a request, and still read the answer. One of
+    HTTP/2 or TLS is unable to complete its start.
+    """
+    state = tcp_state(sock)
+    if state != CLOSE_WAIT or has_tls:
+        return state != ESTABLISHED
+    start = sock.recv(len(HTTP2_START), socket.MSG_PEEK)
+    return not start or start == HTTP2_START
 
 
 def _drop_body(response: Response) -> None:

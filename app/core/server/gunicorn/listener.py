@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-import errno
-import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import gevent.socket
-from gevent.server import StreamServer
 
-RETRY_S = 0.05
-"""Longest time until accepting is tried again after a limit was reached, in seconds."""
-NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-LOG_INTERVAL_S = 60.0
-"""Seconds between two log lines about missing file descriptors or memory for connections."""
-log = logging.getLogger(__name__)
+from app.core.server.gunicorn.fair_turns import FairTurns
+from app.core.server.http.accepting import PatientServer
+
+MAX_ACCEPTED = 16
+"""Most connections that a turn of the event loop accepts; further clients wait in the backlog.
+
+Accepting and answering 16 takes 2 ms, less than the work of a turn (`fair_turns.TURN_S`). With
+gevent's 100, clients that connect without a pause were accepted faster than they were answered,
+and each request on a kept connection waited for thousands of them.
+"""
+MAX_ACCEPTED_BEHIND = 4
+"""Most connections that a turn accepts while much work waits: requests of the general path take
+0.5 ms, and a turn ends after 4 ms."""
+BEHIND = 64
+"""Pieces of waiting work above which a worker is behind."""
 
 
-class ClientServer(StreamServer):  # type: ignore[misc]
+class ClientServer(PatientServer):
     """Hands each new connection to `accept` in the hub.
 
     While `is_full`, clients wait in the backlog.
     """
-
-    max_delay = RETRY_S
 
     def __init__(
         self,
         listener: gevent.socket.socket,
         accept: Callable[[gevent.socket.socket, object], None],
         is_full: Callable[[], bool],
+        turns: FairTurns,
     ) -> None:
+        self._turns = turns
         super().__init__(listener, handle=accept, spawn=None)
         self._is_full = is_full
-        self._silent_until_s = 0.0
+
+    @property
+    def max_accept(self) -> int:
+        """Most connections that gevent accepts in this turn."""
+        return MAX_ACCEPTED_BEHIND if self._turns.waiting_count > BEHIND else MAX_ACCEPTED
 
     def do_read(self) -> Any:
         """Returns the next connection; None without one.
@@ -46,19 +55,7 @@ class ClientServer(StreamServer):  # type: ignore[misc]
         """
         if self._is_full():
             raise gevent.GreenletExit
-        try:
-            return super().do_read()
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            now_s = time.monotonic()
-            if now_s >= self._silent_until_s:
-                self._silent_until_s = now_s + LOG_INTERVAL_S
-                log.error(
-                    "clients are waiting, because no more connections can be accepted: %s",
-                    error.strerror,
-                )
-            raise gevent.GreenletExit from None
+        return super().do_read()
 
     def do_handle(self, *args: Any) -> None:
         """Leaves closing the connection to `accept`."""

@@ -17,6 +17,7 @@ import ctypes
 import gc
 import os
 import resource
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -32,7 +33,7 @@ from app.core.base.clock.pause import pause_with
 from app.core.server.gunicorn import ranks
 from app.core.server.gunicorn.errors import CertificateError
 from app.core.server.gunicorn.fair_turns import FairTurns
-from app.core.server.gunicorn.fast_connection import FastConnection
+from app.core.server.gunicorn.fast_connection import FastConnection, has_left
 from app.core.server.gunicorn.hub_connection import UNLIMITED_S, FastPath, OpenConnections
 from app.core.server.gunicorn.listener import ClientServer
 
@@ -46,6 +47,8 @@ LIMIT_CHECK_S = 0.2
 """Seconds between two checks of the time limits of connections."""
 JOIN_TIMEOUT_S = 0.2
 """Seconds for greenlets to end by themselves after the deadline, and again to be killed."""
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+"""Signals that end an arbiter, which passes them on to its workers."""
 GC_THRESHOLDS = (1_000_000, 10, 10)
 """Thresholds of the garbage collector, above the objects of 10,000 streams.
 
@@ -106,6 +109,20 @@ class Worker(GeventWorker):  # type: ignore[misc]
             )
             self.worker_connections = max_connections
         super().init_process()
+
+    def init_signals(self) -> None:
+        """Installs the handlers of signals; ends the worker if one came since the fork.
+
+        Until here the handlers are those of the arbiter, which queue the signal for a loop that
+        this process does not run. A stock arbiter sends SIGTERM once, and would wait for the whole
+        `graceful_timeout`. Loading gevent makes this half a second.
+        """
+        arbiter = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        super().init_signals()
+        queue = getattr(arbiter, "SIG_QUEUE", None)
+        while queue is not None and not queue.empty():
+            if queue.get_nowait() in END_SIGNALS:
+                sys.exit(0)  # the application is not loaded yet
 
     def load_wsgi(self) -> None:
         """Loads the application. Unusable settings end the arbiter, too, instead of a retry."""
@@ -212,14 +229,19 @@ class Worker(GeventWorker):  # type: ignore[misc]
             # The client of a Unix socket has no address.
             address = addr if isinstance(addr, tuple) else ("", 0)
             try:
+                if has_left(client._sock, has_tls=self.certificate is not None):
+                    client.close()
+                    return
                 if self.certificate is not None:
                     client = self.certificate.wrap(client)
-                FastConnection(self._path, client, address, bound)
+                connection = FastConnection(self._path, client, address, bound=bound)
+                if self.certificate is None:
+                    connection.read_first()
             except OSError:  # the client has disconnected
                 client.close()
 
         listener.setblocking(1)
-        server = ClientServer(listener, accept, self._is_full)
+        server = ClientServer(listener, accept, is_full=self._is_full, turns=self._turns)
         server.start()
         return server
 

@@ -16,7 +16,8 @@ READ = 1
 PEEK_INTERVAL_S = 0.05
 """Seconds between two checks of a connection with unread data."""
 ESTABLISHED = b"\x01"
-"""First byte of Linux' tcp_info while neither side has closed."""
+CLOSE_WAIT = b"\x08"
+"""First byte of Linux' tcp_info while neither side has closed, and when the client has."""
 
 
 class BrokenOffError(ConnectionResetError):
@@ -85,10 +86,7 @@ class ClientConnection:
 
         Only known for TCP on Linux.
         """
-        try:
-            return self._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != ESTABLISHED
-        except (AttributeError, OSError):  # a Unix socket has no TCP state
-            return False
+        return tcp_state(self._raw) != ESTABLISHED
 
     def shut(self) -> None:
         """Breaks the connection: at once, or by a reset when the server closes it."""
@@ -97,6 +95,14 @@ class ClientConnection:
                 reset_when_closed(self._raw)
             else:
                 self._raw.shutdown(socket.SHUT_RDWR)
+
+
+def tcp_state(sock: socket.socket) -> bytes:
+    """Returns the state of a connection; ESTABLISHED where it is not known."""
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    except (AttributeError, OSError):  # a Unix socket has no TCP state
+        return ESTABLISHED
 
 
 def break_off(connection: ClientConnection | None) -> NoReturn:

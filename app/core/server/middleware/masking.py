@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from urllib.parse import quote_plus, unquote_plus
 
-import msgspec
-
 from app.core.server.middleware.multipart import fields_of
+from config.untrusted import is_valid_json
 
 MASK = "***"
 MAX_DEPTH = 4
@@ -73,15 +72,6 @@ _BEARER_KEY = re.compile(r"(?<!\w)[bB][eE][aA][rR][eE][rR]\s++(?P<value>[\w.~+/=
 
 Replacement = tuple[int, int, str]
 """Start and end of a replaced range, and the new text."""
-
-
-def is_valid_json(text: str | bytes) -> bool:
-    """Returns True if the whole text is one JSON value."""
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def is_secret(name: str) -> bool:

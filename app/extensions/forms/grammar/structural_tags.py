@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta, Struct
+
+from config.untrusted import decode_untrusted
 
 MAX_LENGTH = 100_000
 """Maximum length of a structural tag; reading one takes up to 5 ms."""
@@ -24,10 +25,7 @@ def read_structural_tag(source: str) -> Format:
     """
     if len(source) > MAX_LENGTH:
         raise ValueError(f"the structural tag is too long: it has {len(source)} characters")
-    try:
-        tag = msgspec.json.decode(source, type=_StructuralTag)
-    except RecursionError:
-        raise ValueError("the structural tag is nested too deeply") from None
+    tag = decode_untrusted(source, type=_StructuralTag)
     if tag.structures is not None:
         return TriggeredTags(tag.triggers, [structure.tag() for structure in tag.structures])
     if tag.format is None:

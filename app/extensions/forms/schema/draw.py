@@ -3,7 +3,6 @@
 `CompiledSchema` draws a value and validates it; `Draw` follows a random branch of each choice.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -29,6 +28,7 @@ from app.extensions.forms.schema.reader import Reader
 from app.extensions.forms.schema.text_draw import TextDraw, draw_any_text
 from app.extensions.forms.schema.validation import accepts
 from config.settings import ToolSettings
+from config.untrusted import decode_untrusted, python_json
 
 MAX_STEPS = 12_000
 """Steps of one draw with all its attempts: about 100 ms of work."""
@@ -140,7 +140,7 @@ class CompiledSchema:
     @cached_property
     def refused_keyword(self) -> str | None:
         """The keyword for which vLLM refuses the schema; None without one."""
-        return find_unsupported_keyword(json.loads(self._text))
+        return find_unsupported_keyword(decode_untrusted(self._text, decoder=python_json))
 
     def accepts(self, value: JSON) -> bool:
         """Returns True for a valid `value`; ``format`` is an annotation. Raises SchemaError."""

@@ -5,7 +5,6 @@ spellings (lists under ``items``, ``dependencies``, true under ``exclusiveMinimu
 every draft, because tools in the field mix them.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,6 +34,7 @@ from app.extensions.forms.schema.keywords import (
     keyword_rules,
 )
 from app.extensions.forms.schema.patterns import Pattern
+from config.untrusted import decode_untrusted, python_json
 
 MAX_REFERENCE_LENGTH = 2000
 """Maximum length of a ``$ref`` that is resolved."""
@@ -84,7 +84,7 @@ class Reader:
     """
 
     def __init__(self, text: bytes, lenient: bool) -> None:
-        self._root: JSON = json.loads(text)
+        self._root: JSON = decode_untrusted(text, decoder=python_json)
         self._length = len(text)
         dialect = _dialect(self._root)
         self._specification: Specification[JSON]

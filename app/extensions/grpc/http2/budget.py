@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from h2.errors import ErrorCodes
 
-from app.extensions.grpc.http2.protocol import DATA, ConnectionFailedError
+from app.extensions.grpc.http2.limits import DATA
+from app.extensions.grpc.http2.protocol import ConnectionFailedError
 
 END_STREAM = 0x1
 MIN_PROGRESS_BYTES = 64

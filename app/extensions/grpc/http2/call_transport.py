@@ -21,15 +21,8 @@ from app.core.server.gunicorn.fair_turns import TURN_S, ConnectionCost
 from app.core.server.gunicorn.hub_connection import Address, FastPath, HubConnection
 from app.core.server.http.rpc import RpcService
 from app.extensions.grpc.http2.budget import FrameBudget
-from app.extensions.grpc.http2.protocol import (
-    DATA,
-    FRAME_HEAD,
-    MAX_FRAME_BYTES,
-    WINDOW_BYTES,
-    ConnectionFailedError,
-    Headers,
-    ServerProtocol,
-)
+from app.extensions.grpc.http2.limits import DATA, FRAME_HEAD, MAX_FRAME_BYTES, WINDOW_BYTES
+from app.extensions.grpc.http2.protocol import ConnectionFailedError, Headers, ServerProtocol
 
 P = ParamSpec("P")
 BUFFERED_MESSAGES = 4
@@ -50,12 +43,19 @@ class CallTransport(HubConnection):
     """
 
     def __init__(
-        self, path: FastPath, client: gevent.socket.socket, address: Address, rpc: RpcService
+        self,
+        path: FastPath,
+        client: gevent.socket.socket,
+        address: Address,
+        *,
+        rpc: RpcService,
+        greeted: bytes,
     ) -> None:
+        """`greeted`: see `ServerProtocol`."""
         super().__init__(path, client, address, ConnectionCost(TURN_S))  # long work until measured
         self.max_message_bytes = rpc.max_message_bytes
         self.max_buffered_bytes = BUFFERED_MESSAGES * (rpc.max_message_bytes + WINDOW_BYTES)
-        self.h2 = ServerProtocol(rpc.max_message_bytes)
+        self.h2 = ServerProtocol(rpc.max_message_bytes, greeted)
         self.calls: dict[int, Any] = {}
         """Running calls (`RpcCall`) by stream id."""
         self.stalled: dict[Any, None] = {}

@@ -1,31 +1,34 @@
 """An HTTP/2 connection that serves gRPC calls from the hub, in fair turns."""
 
 import time
+from functools import partial
 
 import gevent.socket
 from h2 import events
 from h2.errors import ErrorCodes
 
+from app.core.server.gunicorn.fair_turns import Work
 from app.core.server.gunicorn.hub_connection import Address, FastPath
 from app.extensions.grpc.http2.call_transport import CallTransport
-from app.extensions.grpc.http2.protocol import (
+from app.extensions.grpc.http2.greeting import Http2Greeting
+from app.extensions.grpc.http2.limits import (
+    ACK,
+    CONTINUATION,
     FRAME_HEAD,
+    GOAWAY,
+    HEAD_BYTES,
+    HEADERS,
     MAX_CALLS,
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,
-    ConnectionFailedError,
-    Headers,
-    read_headers,
+    SETTINGS,
 )
+from app.extensions.grpc.http2.protocol import ConnectionFailedError, Headers, read_headers
 from app.extensions.grpc.http2.rpc_call import RpcCall
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""First bytes of a client with prior knowledge of HTTP/2 (RFC 9113, section 3.4)."""
-HEAD_BYTES = FRAME_HEAD.size
 SLICE_S = 0.001
 """Most work for one connection in a row, in seconds: a quarter of a turn of the loop."""
-HEADERS, SETTINGS, GOAWAY, CONTINUATION = 0x1, 0x4, 0x7, 0x9
-ACK, END_HEADERS = 0x1, 0x4
+END_HEADERS = 0x4
 MAX_STREAM_ID = 2**31 - 1
 """Greatest id of a stream; the bits of the id in a frame's head."""
 MIN_GOAWAY_BYTES = 8
@@ -42,28 +45,43 @@ UNSUPPORTED: Headers = [(b":status", b"415"), (b"content-type", b"text/plain")]
 
 
 class Http2Connection(CallTransport):
-    """One client's HTTP/2 connection with prior knowledge, taken over from a `FastConnection`."""
+    """One client's HTTP/2 connection with prior knowledge, taken over from an `Http2Greeting`."""
 
     calls: dict[int, RpcCall]
     stalled: dict[RpcCall, None]
 
     def __init__(
-        self, path: FastPath, client: gevent.socket.socket, address: Address, data: bytes
+        self,
+        path: FastPath,
+        client: gevent.socket.socket,
+        address: Address,
+        *,
+        greeted: bytes,
+        unread: bytes,
     ) -> None:
-        """`data`, all bytes so far, is read in this connection's turn."""
+        """`greeted`: see `ServerProtocol`. `unread`, the bytes after them, wait for a turn."""
         rpc = None if path.app is None else path.app.rpc
         assert rpc is not None  # only a server with gRPC upgrades
-        super().__init__(path, client, address, rpc)
+        super().__init__(path, client, address, rpc=rpc, greeted=greeted)
         self._methods = rpc.methods
-        self._unread = data
-        self._has_preface = False
-        self._waits_for_turn = False
+        self._unread = unread
+        self._turn: list[Work] = []
+        """Reading that waits for a turn; empty without."""
         self._has_announced_end = False
         self._reset_count = 0
         self._block_bytes = 0
         """Size of an unfinished header block, with the heads of its frames."""
-        self.send_pending()
         self._wait_for_turn()
+
+    @classmethod
+    def take_over(cls, greeting: Http2Greeting) -> None:
+        """Continues the connection of a client that makes its first call."""
+        greeted, unread, refuses_calls = greeting.release()
+        connection = cls(
+            greeting.path, greeting.client, greeting.address, greeted=greeted, unread=unread
+        )
+        if refuses_calls:
+            connection.refuse_requests()
 
     def _readable(self) -> None:
         if self.path.turns.has_time():
@@ -73,13 +91,15 @@ class Http2Connection(CallTransport):
             self._wait_for_turn()
 
     def _wait_for_turn(self) -> None:
-        self._waits_for_turn = True
         self._reader.stop()
-        self.schedule(self._continue_reading)
+        work = partial(self.run_guarded, self._continue_reading)
+        self._turn = self.path.turns.schedule(self.cost, work)
 
     def _continue_reading(self) -> None:
-        if self.is_open:
-            self._waits_for_turn = False
+        self._turn = []
+        if self.is_closed_by_client:  # answers to its frames would reach nobody
+            self.close()
+        elif self.is_open:
             self._reader.start(self._readable)
             if len(self._unread) < MAX_FRAME_BYTES + HEAD_BYTES:
                 self._unread += self._receive()
@@ -89,11 +109,6 @@ class Http2Connection(CallTransport):
         data = self._unread
         offset = 0
         until_s = time.monotonic() + SLICE_S
-        if not self._has_preface:
-            if len(data) < len(PREFACE) + HEAD_BYTES:
-                return
-            self._read_preface(data)
-            offset = len(PREFACE)
         while self.is_open and len(data) - offset >= HEAD_BYTES:
             high, low, kind, flags, stream_id = FRAME_HEAD.unpack_from(data, offset)
             size = high << 16 | low
@@ -121,15 +136,6 @@ class Http2Connection(CallTransport):
                 self._wait_for_turn()
                 break
         self._unread = data[offset:]
-
-    def _read_preface(self, data: bytes) -> None:
-        self.h2.receive_data(data[: len(PREFACE)])
-        _, _, kind, flags, _ = FRAME_HEAD.unpack_from(data, len(PREFACE))
-        if kind != SETTINGS or flags & ACK:
-            raise ConnectionFailedError(
-                ErrorCodes.PROTOCOL_ERROR, "the first frame must be SETTINGS"
-            )
-        self._has_preface = True
 
     def _process(self, kind: int, flags: int, frame: bytes) -> None:
         if kind in (HEADERS, CONTINUATION):
@@ -220,7 +226,7 @@ class Http2Connection(CallTransport):
     @property
     def has_unread(self) -> bool:
         """True if bytes have arrived that are not read yet."""
-        return self._waits_for_turn or super().has_unread
+        return bool(self._turn) or super().has_unread
 
     def enforce_limits(self, now_s: float) -> None:
         """Ends an idle connection, and calls whose client neither sends nor reads in time.
@@ -229,7 +235,7 @@ class Http2Connection(CallTransport):
         minutes.
         """
         is_idle = not self.busy and now_s - self.since_s > self.path.idle_s
-        if is_idle or (self._waits_for_turn and self.is_closed_by_client):
+        if is_idle or (self._turn and self.is_closed_by_client):
             self.close()
             return
         self.budget.forgive()
@@ -283,6 +289,8 @@ class Http2Connection(CallTransport):
         self._unregister()
         self.catch_up()
         self._parts.clear()
+        self._turn.clear()
+        self._unread = b""
         self.h2.end()
         self.client.close()
         for call in list(self.calls.values()):

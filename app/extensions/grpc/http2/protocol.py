@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from struct import Struct
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -14,28 +13,19 @@ from hpack import Decoder
 from hpack.exceptions import HPACKDecodingError
 from hpack.struct import Header, HeaderTuple
 
-from app.core.server.http.rpc import PREFIX_BYTES
+from app.extensions.grpc.http2.limits import (
+    INITIAL_WINDOW_BYTES,
+    WINDOW_BYTES,
+    announced_settings,
+)
 
 Headers = list[tuple[bytes, bytes]]
-FRAME_HEAD = Struct(">BHBBL")
-"""High and low part of the payload's size, kind, flags and stream (RFC 9113, section 4.1)."""
-DATA = 0x0
-MAX_FRAME_BYTES = 1 << 14
-"""Largest payload of a frame by default, in bytes, for both sides."""
-MAX_CALLS = 1 << 14
-"""Most concurrent calls on one connection."""
-MAX_HEADER_BYTES = 1 << 14
-"""Most bytes of a call's encoded headers."""
 MAX_DECODED_BYTES = 1 << 15
 """Most bytes of a call's decoded headers, with 32 for each header."""
 MAX_CLOSED_STREAMS = 1000
 """Closed streams whose ends h2 remembers."""
 MAX_ENDED_STREAMS = 100
 """Most closed streams, of 1 KB each, beside as many as are open."""
-WINDOW_BYTES = 1 << 22
-"""Flow-control window for requests on one connection, in bytes."""
-INITIAL_WINDOW_BYTES = 65_535
-"""Initial flow-control window of a connection, in bytes (RFC 9113, section 6.9.2)."""
 TABLE_SIZES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]{0,9}[\x00-\x7f]){3}")
 """Start of a header block with three table size updates; two are allowed (RFC 7541, section 4.2).
 """
@@ -69,11 +59,15 @@ class HeaderDecoder(Decoder):
 
 
 class ServerProtocol(H2Connection):
-    """h2's server connection, for messages of up to `max_message_bytes`."""
+    """h2's server connection, for messages of up to `max_message_bytes`.
+
+    `greeted` are the client's first frames, which `Http2Greeting` has answered, as it has sent the
+    server's.
+    """
 
     MAX_CLOSED_STREAMS = MAX_CLOSED_STREAMS
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(self, max_message_bytes: int, greeted: bytes) -> None:
         super().__init__(
             H2Configuration(
                 client_side=False,
@@ -84,17 +78,18 @@ class ServerProtocol(H2Connection):
                 normalize_outbound_headers=False,
             )
         )
-        limits = {
-            SettingCodes.MAX_CONCURRENT_STREAMS: MAX_CALLS,
-            SettingCodes.INITIAL_WINDOW_SIZE: max_message_bytes + PREFIX_BYTES + WINDOW_BYTES,
-            SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
+        settings = {
+            SettingCodes(identifier): value
+            for identifier, value in announced_settings(max_message_bytes).items()
         }
-        self.local_settings = Settings(client=False, initial_values=limits)
+        self.local_settings = Settings(client=False, initial_values=settings)
         self.decoder = HeaderDecoder(MAX_DECODED_BYTES)
         self._scan_size = MAX_ENDED_STREAMS
         """Number of streams above which closed ones are dropped."""
         self.initiate_connection()
         self.increment_flow_control_window(WINDOW_BYTES - INITIAL_WINDOW_BYTES)
+        self.receive_data(greeted)
+        self.clear_outbound_data_buffer()
 
     def end(self) -> None:
         """Reads no more frames.

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
 import gevent.event
-import msgspec
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.stream import H2Stream
@@ -30,6 +29,7 @@ from app.core.server.http.rpc import (
 from app.extensions.grpc.http2.call_transport import CallTransport
 from app.extensions.grpc.http2.protocol import Headers
 from app.extensions.grpc.message_feed import MessageFeed
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 log = logging.getLogger(__name__)
 MAX_STREAMED_BYTES = 1 << 16
@@ -347,8 +347,8 @@ def _as_rpc(response: Response) -> RpcResponse:
     if isinstance(response, RpcResponse):
         return response
     try:
-        error = msgspec.json.decode(response.body)["error"]  # type: ignore[arg-type]
-    except (msgspec.DecodeError, KeyError, TypeError):
+        error = decode_untrusted(response.body)["error"]
+    except (UntrustedDataError, KeyError, TypeError):
         error = ""
     text = error.get("message", "") if isinstance(error, Mapping) else error
     answer = error_response(ApiError(response.status, "", str(text)))

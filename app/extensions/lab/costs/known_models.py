@@ -9,6 +9,7 @@ import msgspec
 
 from config.declaration import ConfigError, suggestion
 from config.files import read_whole
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 TABLE = Path(__file__).with_name("known_models.json")
 MAX_CONFIG_BYTES = 4 << 20
@@ -41,10 +42,11 @@ def read_model_config(model: str) -> object:
     if path.is_dir():
         path /= "config.json"
     try:
-        return msgspec.json.decode(read_whole(path, MAX_CONFIG_BYTES, accepts_pipes=False))
+        content = read_whole(path, MAX_CONFIG_BYTES, accepts_pipes=False)
+        return decode_untrusted(content)
     except OSError as error:
         raise ConfigError(f"model config {model} cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UntrustedDataError as error:
         raise ConfigError(f"model config {model} is not valid JSON: {error}") from None
 
 

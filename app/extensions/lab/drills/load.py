@@ -19,6 +19,7 @@ from app.extensions.lab.fidelity.recording_client import (
     completion,
 )
 from config.lines import read_lines
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 
 class Outcome(Struct, kw_only=True):
@@ -101,7 +102,7 @@ class DrillClient:
                 outcome.error = self._exchange(outcome, prompt)
         except TimeoutError:
             outcome.error = "timeout"
-        except (OSError, http.client.HTTPException, msgspec.MsgspecError):
+        except (OSError, http.client.HTTPException, UntrustedDataError):
             # One reason for all: whether the end or a reset arrives first is chance.
             outcome.error = "broken answer"
         outcome.end_s = self._now()
@@ -128,7 +129,7 @@ class DrillClient:
             if data == DONE:
                 is_done = True
                 break
-            event = msgspec.json.decode(data, type=Event)
+            event = decode_untrusted(data, type=Event)
             if event.error is not msgspec.UNSET:
                 return "broken answer"
             if event.choices and outcome.first_s is None:

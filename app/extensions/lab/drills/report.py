@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from app.extensions.lab.drills.drill_file import Drill, Kill
@@ -18,6 +17,7 @@ from app.extensions.lab.load.tables import markdown
 from config import ConfigError
 from config.declaration import install, missing
 from config.files import read_whole
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 HEADINGS = (
     "phase",
@@ -58,10 +58,10 @@ def read_figures(path: Path) -> Figures:
         ConfigError: The file cannot be read, or is not a report.
     """
     try:
-        return msgspec.json.decode(read_whole(path), type=_EarlierReport).figures
+        return decode_untrusted(read_whole(path), type=_EarlierReport).figures
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UntrustedDataError as error:
         raise ConfigError(f"{path} is not a drill report: {error}") from None
 
 

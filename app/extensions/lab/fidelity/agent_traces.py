@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS, NO_GROUP, LoadTrace
 from config import ConfigError
+from config.untrusted import decode_untrusted
 
 BACKGROUND = "async_launched"
 """Status of a subagent for which the parent does not wait."""
@@ -74,9 +75,9 @@ def read_agent_traces(origin: str, documents: Iterable[tuple[int, bytes]]) -> Lo
     reader = _Reader(load)
     for number, (_, text) in enumerate(documents, 1):
         try:
-            trace = msgspec.json.decode(text, type=_Trace)
+            trace = decode_untrusted(text, type=_Trace)
             reader.append(trace)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ConfigError(f"{origin}, trace {number}: {error}") from None
     if not load:
         raise ConfigError(f"{origin} has no requests with tokens")

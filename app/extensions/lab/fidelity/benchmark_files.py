@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-import msgspec
-
 from app.extensions.lab.fidelity.benchmark_formats import (
     Document,
     read_aiperf,
@@ -39,6 +37,7 @@ from app.extensions.lab.fidelity.measured_run import (
     read_request,
 )
 from config import ConfigError
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 
 def read_recordings(path: str) -> list[MeasuredRun]:
@@ -79,8 +78,8 @@ def read_documents(path: str, file: InputFile) -> Iterator[tuple[str, Document]]
     for number, text in json_documents(file, path):
         part = f"line {number}" if number else ""
         try:
-            yield part, msgspec.json.decode(text, type=dict[str, object])
-        except (msgspec.DecodeError, RecursionError) as error:
+            yield part, decode_untrusted(text, type=dict[str, object])
+        except UntrustedDataError as error:
             raise ConfigError(f"{location_of(path, part)} is not a JSON object: {error}") from None
 
 

@@ -13,13 +13,12 @@ from random import Random
 from typing import Annotated, Literal
 
 import msgspec
-import yaml
 from msgspec import Meta, Struct
 
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS, LoadTrace
 from app.extensions.lab.load.synthetic import read_lengths
 from config import ConfigError
-from config.yaml_file import YAML_ERRORS, LimitedLoader
+from config.yaml_file import decode_yaml
 
 SECTION = re.compile(rb"^(?:load|data|server|api|metrics|report|storage|tokenizer)\s*:", re.M)
 DATA_TYPES = ("random", "shareGPT", "shared_prefix", "synthetic")
@@ -111,9 +110,9 @@ def read_specification(path: Path, text: str) -> LoadTrace:
         ConfigError: The specification is wrong, or has a load that is not supported.
     """
     try:
-        document = yaml.load(text, LimitedLoader)
+        document = decode_yaml(text)
         specification = msgspec.convert(document, _Specification)
-    except (*YAML_ERRORS, msgspec.ValidationError) as error:
+    except ValueError as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: invalid inference-perf specification: {reason}") from None
     load = LoadTrace(str(path))

@@ -9,11 +9,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
-
 from config import ConfigError
 from config.files import max_file_bytes, open_file, read_rest
 from config.lines import check_json, read_lines
+from config.untrusted import is_valid_json
 
 InputFile: TypeAlias = io.BufferedReader | gzip.GzipFile
 """A reader of the decompressed bytes of a file."""
@@ -91,10 +90,10 @@ def json_documents(file: InputFile, path: str) -> Iterator[tuple[int, bytes]]:
         first_line = file.readline(max_file_bytes() + 1).removeprefix(BOM)
         if not first_line:
             return
-    if not _is_json(first_line):
+    if not is_valid_json(first_line):
         # The document has several lines, or the first line is wrong.
         content = read_rest(file, path, start=first_line)
-        if _is_json(content):
+        if is_valid_json(content):
             check_json(content, path)
             yield 0, content
             return
@@ -113,11 +112,3 @@ def json_documents(file: InputFile, path: str) -> Iterator[tuple[int, bytes]]:
     for line_number, line in chain([second], lines):
         check_json(line, path)
         yield line_number, line
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        msgspec.json.decode(data, type=msgspec.Raw)
-    except (ValueError, RecursionError):
-        return False
-    return True

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 
-from msgspec import MsgspecError, Struct
-from msgspec.json import decode, encode
+from msgspec import Struct
+from msgspec.json import encode
 
 from app.core.server.http.client import Target, exchange
 from app.extensions.lab.fidelity.recording_client import (
@@ -28,6 +28,7 @@ from app.extensions.lab.load.synthetic import Recipe, draw_load, lengths
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser, as_command, number_of, whole_number
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 ABOUT = f"""\
 Send a load to a live server (vLLM or Understudy), and write the times at which each request was
@@ -252,9 +253,9 @@ class _Server(Struct):
                 headers=self.headers,
             )
             if status == 200:
-                return decode(answer, type=_Answer)
+                return decode_untrusted(answer, type=_Answer)
         except OSError as error:
             raise RecordError(f"{address}: {error}") from None
-        except MsgspecError:
+        except UntrustedDataError:
             pass
         return _Answer()

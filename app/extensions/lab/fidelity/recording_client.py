@@ -11,10 +11,11 @@ from contextlib import closing, suppress
 import gevent
 from gevent.pool import Pool
 from gevent.socket import wait
-from msgspec import UNSET, MsgspecError, Struct
-from msgspec.json import decode, encode
+from msgspec import UNSET, Struct
+from msgspec.json import encode
 
 from app.core.server.http.client import COMPLETIONS, JSON, ROUTED_TO, HttpConnection, Target
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 HEAD_END = b"\r\n\r\n"
 DATA = b"data: "
@@ -288,8 +289,8 @@ def _events(pieces: Pieces) -> Iterable[tuple[float, Event]]:
             if data == DONE:
                 return
             try:
-                event = decode(data, type=Event)
-            except MsgspecError as error:
+                event = decode_untrusted(data, type=Event)
+            except UntrustedDataError as error:
                 raise RecordError(f"invalid event in the stream: {error}") from None
             if event.error is not UNSET:
                 raise RecordError(f"the stream contains an error: {one_line(data)}")

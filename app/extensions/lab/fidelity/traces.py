@@ -32,6 +32,7 @@ from app.extensions.lab.load.loads import MAX_TOKENS, NO_GROUP, ROWS_PER_PROGRES
 from app.extensions.lab.load.progress import Progress, ignore_progress
 from config import ConfigError
 from config.files import read_rest
+from config.untrusted import decode_untrusted
 from config.yaml_file import MAX_YAML_BYTES
 
 MOONCAKE_BLOCK = 512
@@ -124,8 +125,8 @@ def _read_mooncake(
     for number, line in enumerate(file):
         try:
             if not line.isspace():
-                _append_mooncake_row(load, decoder.decode(line), nodes)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                _append_mooncake_row(load, decode_untrusted(line, decoder=decoder), nodes)
+        except ValueError as error:
             raise ConfigError(f"{load.row(number)}: {error}") from None
         if not number % ROWS_PER_PROGRESS:
             report_progress()

@@ -8,6 +8,7 @@ from msgspec import Struct
 from app.core.server.http.client import exchange
 from app.extensions.lab.load.policies import IndexerError
 from app.extensions.plugins.policies import Incoming
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 CHAT = "/v1/chat/completions"
 TOKEN_FIELDS = ("model", "cache_salt")
@@ -58,18 +59,18 @@ class Indexer(Struct, frozen=True):
             raise IndexerError(f"{path} returned status {status}")
         try:
             if path == "/score_tokens":
-                pod_scores = msgspec.json.decode(answer, type=_TokenScores).scores or {}
+                pod_scores = decode_untrusted(answer, type=_TokenScores).scores or {}
                 return {pod: pod_score.score for pod, pod_score in pod_scores.items()}
-            return msgspec.json.decode(answer, type=dict[str, float] | None) or {}
-        except msgspec.MsgspecError as error:
+            return decode_untrusted(answer, type=dict[str, float] | None) or {}
+        except UntrustedDataError as error:
             raise IndexerError(f"{path}: the response contains no scores: {error}") from error
 
 
 def _score_request(incoming: Incoming) -> tuple[str, dict[str, object]] | None:
     """Returns path and body of the request for scores; None without a prompt to score."""
     try:
-        body = msgspec.json.decode(incoming.body, type=dict[str, object])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        body = decode_untrusted(incoming.body, type=dict[str, object])
+    except UntrustedDataError:
         return None
     if incoming.path == CHAT:
         # Explicit, as not every indexer defaults to true like vLLM.

@@ -22,6 +22,7 @@ from app.extensions.lab.fidelity.input_files import first_bytes, open_input, rea
 from app.extensions.lab.fidelity.measured_run import location_of
 from app.extensions.lab.judge.tool_requests import Export, ToolRequest
 from config import ConfigError
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 KNOWN = "GuideLLM, AIPerf, inference-perf, vllm bench serve, or Locust"
 GUIDELLM_TIMINGS = "info.timings."
@@ -71,8 +72,8 @@ def _checked(path: str, export: Export) -> Export:
 
 def _objects(path: str, text: bytes) -> list[Document]:
     try:
-        documents: list[Document] = msgspec.json.decode(text, type=list[dict[str, object]])
-    except (msgspec.DecodeError, RecursionError) as error:
+        documents: list[Document] = decode_untrusted(text, type=list[dict[str, object]])
+    except UntrustedDataError as error:
         raise ConfigError(f"{path} is not a list of JSON objects: {error}") from None
     return documents
 
@@ -257,8 +258,8 @@ def _ids_of_events(response: str) -> tuple[str, ...]:
     """Returns the id in the first event of a stream, or in a whole answer."""
     first_line = response.partition("\n")[0]
     try:
-        event = msgspec.json.decode(first_line.removeprefix(DATA), type=dict[str, object])
-    except msgspec.DecodeError:
+        event = decode_untrusted(first_line.removeprefix(DATA), type=dict[str, object])
+    except UntrustedDataError:
         return ()
     response_id = event.get("id")
     if not isinstance(response_id, str):

@@ -14,6 +14,7 @@ from app.extensions.lab.fidelity.input_files import open_input, read_document
 from app.extensions.lab.judge.tool_requests import MAX_MOMENT_S
 from config import ConfigError
 from config.lines import check_json
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 JOURNAL_PATH = "/admin/journal?ranks=all"
 TIMEOUT_S = 60.0
@@ -87,8 +88,8 @@ def read_journal(source: str, admin_key: str | None = None) -> list[ServedReques
             check_not_empty(source, file)
             text = read_document(file, source)
     try:
-        document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+        document = decode_untrusted(text)
+    except UntrustedDataError as error:
         raise ConfigError(f"{source}: the journal is not valid JSON: {error}") from None
     ranks: Sequence[object] = [document]
     if isinstance(document, dict) and "entries" not in document:

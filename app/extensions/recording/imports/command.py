@@ -4,12 +4,9 @@ See docs/import.md.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-import yaml
 
 from app.extensions.recording.imports import aimock, cassette, litellm, mock_llm, mockllm
 from app.extensions.recording.imports.fixture_format import Format
@@ -24,7 +21,8 @@ from config.declaration import COMMAND
 from config.files import read_whole
 from config.flags import FlagParser
 from config.lines import check_json
-from config.yaml_file import YAML_ERRORS, LimitedLoader, oversize
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
+from config.yaml_file import decode_yaml, oversize
 
 DESCRIPTION = """\
 Create a script from fixtures of aimock, mockllm or mock-llm, from VCR cassettes, or from the mocks
@@ -111,12 +109,10 @@ def _document(path: Path) -> object:
         raise ImportFormatError("is not encoded in UTF-8") from None
     try:
         if path.suffix == ".json":
-            document = json.loads(text)
+            document = decode_untrusted(text, decoder=python_json)
         else:
-            document = yaml.load(
-                text, LimitedLoader
-            )  # the loader in C crashes where the nesting is deep
-    except YAML_ERRORS as error:
+            document = decode_yaml(text)
+    except UntrustedDataError as error:
         first_line = str(error).partition("\n")[0]
         raise ImportFormatError(f"is not valid: {first_line}") from None
     flaw = oversize(document)

@@ -17,6 +17,7 @@ from app.extensions.recording.imports.imported_script import (
     mapping,
 )
 from app.extensions.recording.imports.replies import chat_action, error_action
+from config.untrusted import decode_untrusted, python_json
 
 APIS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 RULE_KEYS = ("path", "method", "match", "sequence", "response")
@@ -165,7 +166,7 @@ def _answer(content: str) -> Json:
             raise ImportFormatError(f"the template {match[0]}")
         return f"{MARK}{expressions.index(match[1])}{MARK}"
 
-    answer: Json = json.loads(EXPRESSION.sub(mark, content))
+    answer: Json = decode_untrusted(EXPRESSION.sub(mark, content), decoder=python_json)
     return answer
 
 
@@ -174,5 +175,5 @@ def _with_templates(value: Json) -> Json:
     text = json.dumps(value, ensure_ascii=False)
     for index, template in enumerate(TEMPLATES.values()):
         text = text.replace(f"{MARK}{index}{MARK}", template)
-    replaced: Json = json.loads(text)
+    replaced: Json = decode_untrusted(text, decoder=python_json)
     return replaced

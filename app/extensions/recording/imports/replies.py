@@ -1,7 +1,5 @@
 """Replies in the format of OpenAI's chats, as rules of a script."""
 
-import json
-
 from app.extensions.recording.imports.imported_script import (
     ImportedScript,
     Json,
@@ -10,6 +8,7 @@ from app.extensions.recording.imports.imported_script import (
     text,
 )
 from app.extensions.recording.to_script import REPLAYED_FINISHES, literals
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 USAGE_FIELDS = ("prompt_tokens", "completion_tokens")
 ERROR_FIELDS = ("type", "message")
@@ -52,8 +51,8 @@ def tool_call(script: ImportedScript, place: str, call: Json, call_id: object = 
     rule_call: Json = {"name": text(call["name"], "name")}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError:
+            arguments = decode_untrusted(arguments, decoder=python_json)
+        except UntrustedDataError:
             arguments = None
     if isinstance(arguments, dict):
         rule_call["arguments"] = literals(arguments)

@@ -1,13 +1,23 @@
 """PORT is honored, and options of gunicorn without an effect are logged."""
 
+import os
+import signal
 import socket
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.hostile.raw_client import get, wait_until
-from tests.running_server import RunningServer, free_port, running_command, running_gunicorn
+from tests.running_server import (
+    RunningServer,
+    free_port,
+    running_command,
+    running_gunicorn,
+    started,
+)
 
 BIND = """
 import os
@@ -17,7 +27,7 @@ graceful_timeout = 2
 """
 """A configuration that does not include ours.
 
-gunicorn's own arbiter loses a signal that comes while a worker starts, and kills that worker after
+gunicorn's own workers lose a signal that comes while they start, and are killed after
 `graceful_timeout`.
 """
 OUR_WORKER = 'worker_class = "app.core.server.gunicorn.worker.Worker"\n'
@@ -99,3 +109,26 @@ def test_worker_with_another_configuration_starts_its_services(
         with socket.create_connection(("127.0.0.1", events_port), timeout=20):
             pass
         assert not lines_with(server, "workers=")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_starting_worker_with_another_configuration_ends_at_once(
+    tmp_path: Path, workers: int
+) -> None:
+    """Its arbiter sends SIGTERM once, and waits for `graceful_timeout` if the signal is lost."""
+    configuration = tmp_path / "own.py"
+    configuration.write_text(f"{BIND}{OUR_WORKER}workers = {workers}\ngraceful_timeout = 60\n")
+    command = [*GUNICORN[:-1], "-c", str(configuration), GUNICORN[-1]]
+    env = {**os.environ, "SIM_PORT": str(free_port())}
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        process = started(command, env, log)
+        try:
+            written = Path(log.name)
+            while written.read_text().count("Booting worker") < workers:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 import pytest
@@ -15,7 +15,7 @@ import requests
 
 from tests.config.wire.test_headless import listening_ports
 from tests.conformance.clients import openai_client
-from tests.hostile.raw_client import wait_for_value
+from tests.hostile.raw_client import Wire, wait_for_value
 from tests.hostile.waits import wait_for_log
 from tests.running_server import RunningServer, free_port, running_image
 from tests.sdks import openai
@@ -105,6 +105,19 @@ def test_supervisor_serves_only_its_documented_paths(ranks: tuple[RunningServer,
     other = requests.get(f"{supervisor}/metrics", timeout=20)
     assert (other.status_code, other.json()) == (404, {"detail": "Not Found"})
     assert requests.post(f"{supervisor}/health", timeout=20).status_code == 405
+
+
+def test_half_requests_do_not_keep_probes_from_the_supervisor() -> None:
+    flags = ("--client-timeout=1s", "--keep-alive-timeout=1s")
+    with supervised(*flags) as (_, supervisor), ExitStack() as stack:
+        port = int(supervisor.rpartition(":")[2])
+        wires = [stack.enter_context(Wire(port)) for _ in range(300)]
+        for wire in wires:
+            with suppress(OSError):  # a new client may take the place of an old one
+                wire.send(b"GET /hea")
+        assert status_of(supervisor) == 200
+        for wire in wires:
+            wire.seconds_until_closed()
 
 
 def test_unresponsive_rank_ends_the_server() -> None:

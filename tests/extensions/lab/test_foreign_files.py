@@ -1,0 +1,69 @@
+"""Hostile files of load tools and models: their readers raise at most ConfigError."""
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.drills.report import read_figures
+from app.extensions.lab.fidelity.benchmark_files import read_recordings
+from app.extensions.lab.fidelity.traces import read_trace
+from app.extensions.lab.judge.exports import read_export
+from app.extensions.lab.judge.served import read_journal
+from config import ConfigError
+from tests.hostile_data import hostile_contents
+
+EXPORTS = Path(__file__).parent / "judge" / "exports"
+AGENT_TRACE = (
+    b'{"id": "x", "models": ["m"], "block_size": 64, "requests": [{"type": "n", "t": 0, "model": '
+    b'"m", "in": 64, "out": 10, "hash_ids": [1], "api_time": 1.0}]}\n'
+)
+MOONCAKE = b'{"timestamp": 5, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}\n' * 2
+INFERENCE_PERF = (
+    b"load:\n  type: constant\n  stages: [{rate: 1, duration: 5}]\n"
+    b"data:\n  type: random\n  input_distribution: {min: 5, max: 9, mean: 7}\n"
+)
+
+
+def read_trace_at(path: str) -> object:
+    return read_trace(Path(path))
+
+
+def read_figures_at(path: str) -> object:
+    return read_figures(Path(path))
+
+
+READERS: list[tuple[Callable[[str], object], bytes]] = [
+    (read_trace_at, AGENT_TRACE),
+    (read_trace_at, MOONCAKE),
+    (read_trace_at, b"arrival_s,input_tokens,output_tokens\n0,100,10\n1,5,5\n"),
+    (read_trace_at, INFERENCE_PERF),
+    (read_recordings, (EXPORTS / "vllm-0.32.0.json").read_bytes()),
+    (read_export, (EXPORTS / "guidellm-0.8.1.json").read_bytes()),
+    (read_export, (EXPORTS / "aiperf-0.13.0.jsonl").read_bytes()),
+    (read_export, (EXPORTS / "inference-perf-0.7.0.json").read_bytes()),
+    (read_export, (EXPORTS / "locust-2.47.0.jsonl").read_bytes()),
+    (read_journal, (EXPORTS / "vllm-0.32.0.journal.json").read_bytes()),
+    (read_figures_at, b'{"figures": {}}'),
+    (read_model_config, b'{"hidden_size": 64, "num_hidden_layers": 2}'),
+]
+
+
+@pytest.mark.parametrize(("read", "good"), READERS)
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_hostile_file_raises_at_most_a_one_line_config_error(
+    read: Callable[[str], object], good: bytes, data: st.DataObject
+) -> None:
+    content = data.draw(hostile_contents(good))
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "file.json")
+        path.write_bytes(content)
+        try:
+            read(str(path))
+        except ConfigError as error:
+            assert "\n" not in str(error)

@@ -1,0 +1,138 @@
+"""Foreign data has one decoder: no other module decodes it, or lists what a decoder can raise."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DECODING = {
+    "config/untrusted.py": "the decoder",
+    "config/yaml_file.py": "the decoder of YAML",
+    # The path of a request, which has errors of its own.
+    "app/core/api/plain.py": "bodies of requests on the fast path",
+    "app/core/protocol/decoding.py": "bodies of requests",
+    "app/core/protocol/rules.py": "a field of a request",
+    "app/core/text/memo.py": "messages of requests",
+    "app/extensions/grpc/messages.py": "protobuf messages of requests",
+    "app/extensions/pooling/plain.py": "bodies of requests on the fast path",
+    # Texts of replies, in which JSON begins and ends anywhere.
+    "app/core/engine/parsing.py": "tool calls in replies",
+    "app/extensions/tool_calls/hermes.py": "tool calls in replies",
+    "app/extensions/tool_calls/llama.py": "tool calls in replies",
+    "app/extensions/tool_calls/markup.py": "tool calls in replies",
+    "app/extensions/tool_calls/partial_json.py": "tool calls in replies",
+    # Data that this process, or its parent, has written.
+    "app/core/server/gunicorn/ranks.py": "settings from the arbiter",
+    "app/core/server/middleware/masking.py": "a matched string",
+    "app/core/text/words.py": "the state of a tokenizer",
+    "app/extensions/anthropic/threads.py": "a stored conversation",
+    "app/extensions/llm/compile_sandbox.py": "a job from the engine",
+    "app/extensions/responses/stored_response.py": "a stored response",
+    "config/settings.py": "a value that was validated",
+}
+"""Modules that decode data themselves, and what. Only remove entries, or say why."""
+DECODE_FUNCTIONS = (
+    "json.load",
+    "json.loads",
+    "msgspec.json.decode",
+    "msgspec.msgpack.decode",
+    "msgspec.toml.decode",
+    "msgspec.yaml.decode",
+    "yaml.load",
+    "yaml.safe_load",
+)
+ERRORS = ("DecodeError", "JSONDecodeError", "MsgspecError", "YAMLError")
+DECODERS = ("Decoder", "JSONDecoder")
+
+
+def names_of_imports(tree: ast.Module) -> dict[str, str]:
+    """Returns the dotted name that each imported name stands for."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names
+
+
+def full_name_of(text: str, names: dict[str, str]) -> str:
+    """Returns a dotted name with the module from which its first part was imported."""
+    first, dot, attributes = text.partition(".")
+    return names.get(first, first) + dot + attributes
+
+
+def is_own_file(call: ast.Call) -> bool:
+    """Returns whether a call decodes a file of the package, which a constant names."""
+    text = "".join(map(ast.unparse, call.args[:1]))
+    return text.endswith(".read_bytes()") and text.removesuffix(".read_bytes()").isupper()
+
+
+def flaws(source: str) -> Iterator[str]:
+    """Yields the places of a module where foreign data may be decoded."""
+    tree = ast.parse(source)
+    names = names_of_imports(tree)
+    own_files: set[ast.expr] = set()
+    decoders: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and is_own_file(node):
+            own_files.add(node.func)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and is_decoder(node.value, names):
+            decoders.add(ast.unparse(node).partition("=")[0].partition(":")[0].strip())
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Name | ast.Attribute) or node in own_files:
+            continue
+        text = ast.unparse(node)
+        full_name = full_name_of(text, names)
+        if full_name in DECODE_FUNCTIONS or text.rpartition(".")[2] in ERRORS:
+            yield f"{node.lineno}: {text}"
+        if not isinstance(node, ast.Attribute) or node.attr not in ("decode", "raw_decode"):
+            continue
+        if is_decoder(node.value, names) or ast.unparse(node.value) in decoders:
+            yield f"{node.lineno}: {text}"
+
+
+def is_decoder(node: ast.expr | None, names: dict[str, str]) -> bool:
+    """Returns whether an expression makes a decoder of msgspec or of Python."""
+    if not isinstance(node, ast.Call):
+        return False
+    text = ast.unparse(node.func)
+    full_name = full_name_of(text, names)
+    module, _, kind = full_name.rpartition(".")
+    return kind in DECODERS and module.startswith(("msgspec", "json"))
+
+
+def test_only_the_listed_modules_decode_data_themselves() -> None:
+    places_of_modules = {}
+    for folder in ("app", "config"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            places = list(flaws(path.read_text("utf-8")))
+            if places:
+                places_of_modules[str(path.relative_to(ROOT))] = places
+    unlisted = {path: places for path, places in places_of_modules.items() if path not in DECODING}
+    assert unlisted == {}, "use config.untrusted.decode_untrusted"
+    assert sorted(set(DECODING) - set(places_of_modules)) == [], "remove these entries"
+
+
+def test_each_way_to_decode_is_found() -> None:
+    for line in (
+        "import json\njson.loads(x)",
+        "from json import loads\nloads(x)",
+        "import msgspec\nmsgspec.msgpack.decode(x)",
+        "from msgspec.json import decode\ndecode(x)",
+        "import msgspec\nmsgspec.msgpack.Decoder(int).decode(x)",
+        "from msgspec import msgpack\nD = msgpack.Decoder(int)\nD.decode(x)",
+        "from msgspec.msgpack import Decoder\nself.d = Decoder(int)\nself.d.decode(x)",
+        "import json\njson.JSONDecoder().raw_decode(x)",
+        "import yaml\nyaml.safe_load(x)",
+        "try:\n    f()\nexcept msgspec.DecodeError:\n    pass",
+    ):
+        assert list(flaws(line)) != [], line
+    for line in (
+        "x.decode()",
+        "import json\njson.dumps(x)",
+        "import msgspec\nmsgspec.json.decode(TABLE.read_bytes(), type=int)",
+        "from msgspec import msgpack\nD = msgpack.Decoder(int)\ndecode_untrusted(x, decoder=D)",
+    ):
+        assert list(flaws(line)) == [], line
