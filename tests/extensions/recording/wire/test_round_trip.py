@@ -175,6 +175,16 @@ def test_drift_reports_a_response_without_an_end_in_one_line(
     assert line.startswith(f"error: {url}: ")
 
 
+def test_line_of_deep_json_is_skipped_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    deep_line = b'{"at_s": 1, "unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    path = written(tmp_path / "r", [], deep_line)
+    assert main(["drift", path, "--target", "http://127.0.0.1:9"]) == 0
+    assert "0 of 0 exchanges agree" in capsys.readouterr().out
+    assert "line 2 is not an exchange" in caplog.text
+
+
 def test_recorded_multi_megabyte_response_is_replayed_unchanged(tmp_path: Path) -> None:
     content = b'"\n' * (6 << 20)
     huge = exchange(chat("Hi"), (0, content), headers=[("content-type", "text/plain")])
