@@ -1,6 +1,6 @@
 """Reads files that users name, within limits: start with `read_whole`.
 
-A path may name anything: a device without an end, a pipe that nobody writes to, a line of
+A path may name anything: a device without an end, a pipe without a writer, a line of
 gigabytes. Commands also read pipes, such as `/dev/stdin` and `<(zcat trace.gz)`, so that pipes are
 read with limits, too, instead of being rejected. `config.lines` reads files of any size.
 """

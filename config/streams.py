@@ -48,7 +48,9 @@ class Stream(io.RawIOBase):
     def _wait(self, timeout_s: float, reason: str) -> None:
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
-        limit_ms = None if os.isatty(self._descriptor) else 1000 * timeout_s
+        limit_ms: float | None = 1000 * timeout_s
+        if os.isatty(self._descriptor):
+            limit_ms = None  # a person types
         if not poll.poll(limit_ms):
             raise OSError(errno.ETIMEDOUT, reason, self._name)
 

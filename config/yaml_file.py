@@ -22,7 +22,7 @@ _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, Recursi
 
 
 class LimitedLoader(yaml.SafeLoader):
-    """A safe loader that rejects a file of too many values before it has read all of them."""
+    """A safe loader that rejects a file of too many values before the last value."""
 
     node_count = 0
 

@@ -96,10 +96,12 @@ def access_page() -> str:
     for name, paths in CONTROL_ROUTES.items():
         routes = []
         for path in paths:
-            prefix = path.removesuffix("{all}")
-            routes.append(f"`{prefix}`" if prefix == path else f"all routes under `{prefix}`")
+            text = f"`{path}`"
+            if path.endswith("{all}"):
+                text = f"all routes under `{path.removesuffix('{all}')}`"
+            routes.append(text)
         rows.append((name, ", ".join(routes)))
-    return _page_with_section(ACCESS_PAGE, "control routes", table(("Group", "Routes"), rows))
+    return _page_with_section(ACCESS_PAGE, "control-routes", table(("Group", "Routes"), rows))
 
 
 def _page_with_section(page: Path, name: str, text: str) -> str:

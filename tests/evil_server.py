@@ -6,7 +6,9 @@ from contextlib import contextmanager, suppress
 
 from tests.http_server import Handler, serving
 
-KINDS = ("endless", "drip", "cut", "not-http")
+TIMEOUTS_S = {"endless": 30.0, "drip": 0.5, "cut": 30.0, "not-http": 30.0}
+"""Kinds of answers, with the total time that a test lets a client wait for one."""
+KINDS = tuple(TIMEOUTS_S)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class CallLog:
         self._uses: Counter[int | None] = Counter()
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Adds a call in one write, on a line of its own."""
+        """Adds a call in one write, on a new line."""
         line = json.dumps(entry).encode() + NEWLINE
         descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:

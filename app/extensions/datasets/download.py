@@ -176,7 +176,8 @@ class _Download:
         )
         with self._part.open("ab") as file, bar:
             received = offset
-            while chunk := response.read1(CHUNK_BYTES, decode_content=False):
+            chunk = response.read1(CHUNK_BYTES, decode_content=False)
+            while chunk:
                 file.write(chunk)
                 bar.update(len(chunk))
                 received += len(chunk)
@@ -186,6 +187,7 @@ class _Download:
                     raise self._error(
                         f"it takes over {MAX_SECONDS / 3600:g} h; the next startup resumes it"
                     )
+                chunk = response.read1(CHUNK_BYTES, decode_content=False)
             file.flush()
             os.fsync(file.fileno())
 

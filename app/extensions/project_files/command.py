@@ -58,7 +58,7 @@ def _check_links(project: Path, path: Path) -> None:
     """Checks that a file below the project, and its folders, are no links to other places.
 
     Raises:
-        ConfigError: one of them is a symbolic link.
+        ConfigError: the file or a folder is a symbolic link.
     """
     for part in (path, *path.parents):
         if part == project:

@@ -168,10 +168,17 @@ class LineReader:
 
 
 def recorded(path: str) -> Iterator[tuple[int, Exchange]]:
-    """Yields each exchange of a file and its line number, in the order of the requests."""
+    """Yields each exchange of a file and its line number, in the order of the requests.
+
+    Raises:
+        RecordingError: the file cannot be read, or is not a recording.
+    """
     with closing(open_recording(path)) as file:
-        end = file.seek(0, 2)
-        positions = [position for position, _ in LineReader(path).read(file, end)]
+        try:
+            end = file.seek(0, 2)
+            positions = [position for position, _ in LineReader(path).read(file, end)]
+        except OSError as error:
+            raise RecordingError(f"{path} cannot be read: {error.strerror or error}") from None
         for position in sorted(positions, key=attrgetter("at_s")):
             file.seek(position.start)
             yield position.number, read_exchange(file.read(position.length))

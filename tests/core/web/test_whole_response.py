@@ -4,7 +4,7 @@ import pytest
 
 from app.core.server.http.client import exchange
 from config.files import MAX_FILE_VARIABLE
-from tests.evil_server import KINDS, evil_server
+from tests.evil_server import KINDS, TIMEOUTS_S, evil_server
 from tests.http_server import Handler, serving
 
 REASONS = {
@@ -20,9 +20,8 @@ def test_response_without_an_end_is_an_error_in_one_line(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MAX_FILE_VARIABLE, "1")
-    timeout_s = 0.5 if kind == "drip" else 30.0
     with evil_server(kind) as url, pytest.raises(OSError, match=REASONS[kind]) as caught:
-        exchange(url.removeprefix("http://"), "GET", "/", timeout_s=timeout_s)
+        exchange(url.removeprefix("http://"), "GET", "/", timeout_s=TIMEOUTS_S[kind])
     assert "\n" not in str(caught.value)
 
 

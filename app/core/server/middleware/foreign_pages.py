@@ -2,7 +2,7 @@
 
 A browser sends "simple" requests from any page to any server; CORS only protects the answer. A page
 could pause an engine on localhost, or set its keys. A page whose host name resolves to this machine
-(DNS rebinding) could read the answers, too. GET requests are refused like others: some of them
+(DNS rebinding) could read the answers, too. GET requests are refused like others: some
 change the state (SGLang's /flush_cache), and the time of an answer reveals its size.
 """
 

@@ -16,7 +16,7 @@ from app.extensions.recording import drift
 from app.extensions.recording.exchange import Exchange, bytes_of
 from benchmarks import agents
 from config.files import MAX_FILE_VARIABLE
-from tests.evil_server import KINDS, evil_server
+from tests.evil_server import KINDS, TIMEOUTS_S, evil_server
 from tests.extensions.recording.recordings import (
     CHAT,
     chat,
@@ -167,12 +167,22 @@ def test_drift_reports_a_response_without_an_end_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(MAX_FILE_VARIABLE, "1")
-    monkeypatch.setattr(drift, "READ_TIMEOUT_S", 0.5 if kind == "drip" else 30.0)
+    monkeypatch.setattr(drift, "READ_TIMEOUT_S", TIMEOUTS_S[kind])
     path = written(tmp_path / "r", [exchange(chat("Hi"), (0, b"{}"))])
     with evil_server(kind) as url:
         assert main(["drift", path, "--target", url]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {url}: ")
+
+
+def test_line_of_deep_json_is_skipped_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    deep_line = b'{"at_s": 1, "unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    path = written(tmp_path / "r", [], deep_line)
+    assert main(["drift", path, "--target", "http://127.0.0.1:9"]) == 0
+    assert "0 of 0 exchanges agree" in capsys.readouterr().out
+    assert "line 2 is not an exchange" in caplog.text
 
 
 def test_recorded_multi_megabyte_response_is_replayed_unchanged(tmp_path: Path) -> None:

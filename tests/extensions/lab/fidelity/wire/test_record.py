@@ -10,7 +10,7 @@ from app.core.cli import main
 from app.extensions.lab.fidelity import record, recording_client
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from config.files import MAX_FILE_VARIABLE
-from tests.evil_server import KINDS, evil_server
+from tests.evil_server import KINDS, TIMEOUTS_S, evil_server
 from tests.running_server import RunningServer
 
 
@@ -91,7 +91,7 @@ def test_server_whose_answers_have_no_end_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(MAX_FILE_VARIABLE, "1")
-    monkeypatch.setattr(record, "ANSWER_TIMEOUT_S", 0.5 if kind == "drip" else 30.0)
+    monkeypatch.setattr(record, "ANSWER_TIMEOUT_S", TIMEOUTS_S[kind])
     load = ("--rate", "5", "--seconds", "1", "--out", str(tmp_path / "run.csv"))
     with evil_server(kind) as url:
         assert main(["record", "--target", url, *load, *words]) == 1

@@ -10,7 +10,7 @@ import requests
 from app.core.cli import main
 from app.extensions.lab.judge import served
 from config.files import MAX_FILE_VARIABLE
-from tests.evil_server import KINDS, evil_server
+from tests.evil_server import KINDS, TIMEOUTS_S, evil_server
 from tests.running_server import free_port, running_server
 
 KEY = "key-of-the-test"
@@ -71,7 +71,7 @@ def test_journal_without_an_end_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(MAX_FILE_VARIABLE, "1")
-    monkeypatch.setattr(served, "TIMEOUT_S", 0.5 if kind == "drip" else 30.0)
+    monkeypatch.setattr(served, "TIMEOUT_S", TIMEOUTS_S[kind])
     export = tmp_path / "run.jsonl"
     export.write_text('{"start_time": 1, "response_time": 2}')
     with evil_server(kind) as url:
