@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal, cast
 
-from config.declaration import COMMAND, DURATION, JSON, OBJECTS, UsageError
+from config.declaration import COMMAND, DURATION, JSON, OBJECTS, SIZE, UsageError
 from config.flag_words import Flag, read_words
 from config.kinds import LIST, SWITCH
 from config.plugins import settings_kind
@@ -45,6 +45,7 @@ METAVARS = {
     "list": "[TEXT ...]",
     DURATION: "DURATION",
     JSON: "JSON",
+    SIZE: "SIZE",
     OBJECTS: "[JSON ...]",
 }
 

@@ -29,6 +29,7 @@ PORTS = 1 << 16
 DURATION = "duration"
 JSON = "JSON"
 OBJECTS = "list of objects"
+SIZE = "size"
 
 Extra = Literal["calibrate", "dask", "engine", "fleet", "grpc", "plan", "tracing"]
 """Optional part: an extra of pyproject.toml."""
@@ -54,6 +55,8 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 Duration = Annotated[float, DURATION, Meta(ge=0)]
 """Seconds in the program; a Go style text in flags, variables and files."""
 PositiveDuration = Annotated[float, DURATION, Meta(gt=0)]
+Size = Annotated[int, SIZE]
+"""Bytes in the program; a text such as 96MB in flags, variables and files."""
 Json = Annotated[str, JSON]
 """JSON text; a YAML file may contain YAML instead."""
 Objects = Annotated[tuple[str, ...], OBJECTS]

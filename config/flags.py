@@ -15,9 +15,9 @@ from config.declaration import ConfigError, UsageError
 from config.durations import format_duration, parse_duration
 from config.flag_words import unknown_flag
 from config.settings import Settings, table_of
+from config.sizes import parse_size
 
 _FLAG = re.compile(r"--[\w-]+", re.ASCII)
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d*)?|\.\d+)(?:(?:([kKMGT])(i?))?B)?", re.ASCII)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -138,16 +138,10 @@ def size_of(text: str) -> float:
     Raises:
         ArgumentTypeError: The text is not a size.
     """
-    size = 0.0
-    match = _SIZE.fullmatch(text)
-    if match is not None:
-        base = 1024 if match[3] else 1000
-        size = float(match[1]) * base ** " KMGT".index((match[2] or " ").upper())
-    if not 0 < size < math.inf:
-        raise argparse.ArgumentTypeError(
-            f"must be a size greater than 0, such as 163840, 50GB, or 1.5GiB, not {text!r}"
-        )
-    return size
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, not {text!r}") from None
 
 
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:

@@ -7,9 +7,10 @@ from typing import Annotated, Literal, get_args, get_origin
 
 from msgspec import Meta
 
-from config.declaration import DURATION, JSON, OBJECTS
+from config.declaration import DURATION, JSON, OBJECTS, SIZE
 from config.durations import DURATION_RULE, format_duration, parse_duration
 from config.kind import Kind, lower, split_items, to_json, to_list, to_number, to_switch, to_texts
+from config.sizes import SIZE_RULE, whole_size
 
 MAX_FLOAT = sys.float_info.max
 _WHOLE = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -18,6 +19,7 @@ LIST = Kind("list", "must be a list of texts (quote them in YAML)", tuple[str, .
 SWITCH = Kind("switch", "must be true or false", bool, to_switch)
 _MARKED = (
     Kind(DURATION, DURATION_RULE, float, parse_duration),
+    Kind(SIZE, SIZE_RULE, _WHOLE, whole_size),
     Kind(JSON, "must be valid JSON", str, to_json),
     Kind(OBJECTS, "must be a list of texts and objects", tuple[str, ...], to_texts),
 )

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import FieldInfo, fields, replace
 
-from config.declaration import DURATION, JSON, About, Section, SettingRule
+from config.declaration import DURATION, JSON, SIZE, About, Section, SettingRule
 from config.durations import format_duration
 from config.kind import Kind, checked
 from config.kinds import kind_of, limits, written
@@ -40,6 +40,7 @@ from config.sections.server import (
     ServerSettings,
     TlsSettings,
 )
+from config.sizes import format_size
 
 MASK = "***"
 T = TypeVar("T")
@@ -154,6 +155,8 @@ class Setting(Struct, frozen=True, kw_only=True):
         """Returns the text of a value, as `read` accepts."""
         if self.kind.name == DURATION:
             return format_duration(value)
+        if self.kind.name == SIZE:
+            return format_size(value)
         return written(value)
 
     def value(self, settings: Settings) -> Any:
@@ -163,11 +166,11 @@ class Setting(Struct, frozen=True, kw_only=True):
     def shown(self, value: Any, masked: bool = True) -> object:
         """Returns `value` for logs, as a JSON type.
 
-        Durations are texts, and secrets are ``***`` unless empty or not `masked`.
+        Durations and sizes are texts, and secrets are ``***`` unless empty or not `masked`.
         """
         if self.about.secret and masked and value:
             return MASK
-        if self.kind.name == DURATION:
+        if self.kind.name in (DURATION, SIZE):
             return self.write(value)
         if self.kind.name == JSON and value is not None:
             return json.loads(value)

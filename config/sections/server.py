@@ -14,6 +14,7 @@ from config.declaration import (
     Port,
     PositiveDuration,
     Section,
+    Size,
     install,
 )
 from config.files import DEFAULT_MAX_FILE_MIB, LARGEST_MAX_FILE_MIB
@@ -63,6 +64,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Maximum size of a file, or of a server's response to a command, that is read at once. Files
     that are read line by line can have any size. Set this limit with its flag or environment
     variable, which also applies to the other commands."""
+    cache_memory: Size = 96_000_000
+    """Maximum memory of the caches whose contents can be computed again, such as the tokens of
+    known prompts. Other memory, such as the journal's, has limits of its own. For details, see
+    docs/operations.md."""
     startup_duration: Duration = 0.0
     """Time after startup during which the server reports that it is not ready."""
     drain_duration: Duration = 1.0

@@ -14,6 +14,7 @@ from app.core.assembly.metrics import build_exposition
 from app.core.assembly.middleware import build_middleware
 from app.core.assembly.pipeline import build_pipeline
 from app.core.assembly.routes import add_model_routes, add_operator_routes
+from app.core.base.cache_budget import CacheBudget
 from app.core.base.clock.clock import LiveClock
 from app.core.base.clock.random_streams import Streams
 from app.core.engine.lora import AdapterMemory, adapters_of
@@ -122,3 +123,4 @@ def _add_caches(app: Understudy, parts: ServerParts) -> None:
         return {**caches, **app.middleware.caches}
 
     app.caches.append(caches_of_core)
+    app.services.append(CacheBudget(parts.server.cache_memory, app.caches))

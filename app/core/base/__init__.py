@@ -1,7 +1,7 @@
 """Clocks, metrics and spans of all systems; the interface of containers with a memory limit."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Bounded(Protocol):
@@ -14,6 +14,17 @@ class Bounded(Protocol):
     @property
     def limit_bytes(self) -> int:
         """Estimated memory when full."""
+
+
+@runtime_checkable
+class Recomputable(Bounded, Protocol):
+    """A cache whose contents can be computed again, so that its limit may be lowered at any time.
+
+    `full_limit_bytes` is the limit at which it works well, and `limit_bytes` the one in force.
+    """
+
+    full_limit_bytes: int
+    limit_bytes: int
 
 
 Caches = Callable[[], Mapping[str, Bounded]]

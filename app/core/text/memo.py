@@ -34,6 +34,7 @@ class LimitedDict(dict[K, V]):
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__()
+        self.full_limit_bytes = limit_bytes
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
 
@@ -87,6 +88,7 @@ class PromptMemo(OrderedDict[bytes, list[int]]):
         `encode` returns the token ids of a new prompt; None for a prompt that is not supported.
         """
         super().__init__()
+        self.full_limit_bytes = limit_bytes
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
         self._encode = encode

@@ -8,6 +8,7 @@ from app.core.api import admin, health
 from app.core.api.responder import ServerLoad
 from app.core.base import Bounded
 from app.core.base.background import BackgroundLoops
+from app.core.base.cache_budget import CacheBudget
 from app.core.base.clock.clock import LiveClock
 from app.core.base.metrics.instruments import Exposition
 from app.core.protocol.versions import simulated_version
@@ -75,6 +76,7 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
         return True
 
     app.caches.append(caches)
+    app.services.append(CacheBudget(settings.server.cache_memory, app.caches))
     app.add_routes("kv_index", routes(index, settings))
     app.rpc_handlers = partial(_rpc_handlers, index, settings)
     is_ready = health.readiness(engine, LiveClock(), settings.server.startup_duration, loops)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest, xxh64_intdigest
 
-from app.core.engine.kvcache.memo import Memo
+from app.core.engine.kvcache.memo import ComputedMemo, Memo
 from app.extensions.kv_index.features import Features
 
 ROOTS_LIMIT_BYTES = 1 << 18
@@ -43,7 +43,7 @@ class RequestKeys:
 
     def __init__(self, block_size: int, seed: str = "") -> None:
         self.block_size = block_size
-        self.roots: Memo[str, int] = Memo(ROOTS_LIMIT_BYTES)
+        self.roots: Memo[str, int] = ComputedMemo(ROOTS_LIMIT_BYTES)
         """Model or adapter -> the parent key of first blocks."""
         width = TOKEN_BYTES * block_size
         self._block = struct.Struct(f"{width}s")
@@ -151,7 +151,7 @@ class PrefixKeyCache:
     """Computes the keys of prompts; caches recent parts of prompts without features."""
 
     def __init__(self, request_keys: RequestKeys, limit_bytes: int = PARTS_LIMIT_BYTES) -> None:
-        self.parts: Memo[int, KeyedBlocks] = Memo(limit_bytes)
+        self.parts: Memo[int, KeyedBlocks] = ComputedMemo(limit_bytes)
         """Hash of tokens and parent -> part; two parts may share a hash."""
         self._request_keys = request_keys
         self._block_size = request_keys.block_size

@@ -11,7 +11,7 @@ from typing import TypeVar
 import gevent
 from gevent.lock import BoundedSemaphore
 
-from app.core.engine.kvcache.memo import Memo
+from app.core.engine.kvcache.memo import ComputedMemo, Memo
 from app.core.text.base import PLAIN_CHAT, ChatOptions, Message, Tokenizer
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.kv_index.metrics import IndexMetrics
@@ -54,7 +54,7 @@ class Tokenization:
         self._get_tokenizer = get_tokenizer
         self._metrics = metrics
         self._timeout_s = timeout_s
-        self.prompts: Memo[tuple[str, bool, str], array[int]] = Memo(PROMPTS_LIMIT_BYTES)
+        self.prompts: Memo[tuple[str, bool, str], array[int]] = ComputedMemo(PROMPTS_LIMIT_BYTES)
         """Model, special tokens or not, and text -> token ids."""
         self._workers = BoundedSemaphore(WORKERS)
         self._unfinished = 0

@@ -168,9 +168,19 @@ class KnownFeatures:
         return self.places.size_bytes + self.words.size_bytes
 
     @property
+    def full_limit_bytes(self) -> int:
+        """Memory limit at which both caches work well."""
+        return self.places.full_limit_bytes + self.words.full_limit_bytes
+
+    @property
     def limit_bytes(self) -> int:
         """Estimated memory when full."""
         return self.places.limit_bytes + self.words.limit_bytes
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit_bytes: int) -> None:
+        for cache in (self.places, self.words):
+            cache.limit_bytes = limit_bytes * cache.full_limit_bytes // self.full_limit_bytes
 
     def sums(self, text: str, dimensions: int, pace: Pace) -> Sums:
         """Returns the sums of the weights of a text's features.

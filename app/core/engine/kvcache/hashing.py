@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache import PART_BLOCKS
-from app.core.engine.kvcache.memo import Memo
+from app.core.engine.kvcache.memo import ComputedMemo, Memo
 
 if TYPE_CHECKING:
     from app.core.engine.lora import Adapter
@@ -95,7 +95,7 @@ class BlockHasher:
         self.block_size = block_size
         self._digest = _digest(algorithm)
         self._serialize = _serializer(algorithm)
-        self.memo: Memo[object, Part] = Memo(memo_bytes)
+        self.memo: Memo[object, Part] = ComputedMemo(memo_bytes)
         if seed is None:
             seed = DEFAULT_SEED
             if algorithm.startswith("xxhash"):

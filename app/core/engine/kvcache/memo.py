@@ -24,7 +24,6 @@ class Memo(Generic[K, V]):
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._half = limit_bytes // 2
         self._young: dict[K, tuple[V, int]] = {}
         self._old: dict[K, tuple[V, int]] = {}
         self._young_bytes = 0
@@ -55,12 +54,21 @@ class Memo(Generic[K, V]):
         self._store(key, value, size_bytes + ENTRY_BYTES)
 
     def _store(self, key: K, value: V, size: int) -> None:
-        if size > self._half:
+        half = self.limit_bytes // 2
+        if size > half:
             return
-        if self._young_bytes + size > self._half:
+        if self._young_bytes + size > half:
             self._old = self._young
             self._old_bytes = self._young_bytes
             self._young = {}
             self._young_bytes = 0
         self._young[key] = value, size
         self._young_bytes += size
+
+
+class ComputedMemo(Memo[K, V]):
+    """A memo of values that can be computed again (`Recomputable`)."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        self.full_limit_bytes = limit_bytes

@@ -3,6 +3,7 @@
 `Schemas` is a cache of compiled schemas. The compiler is imported at its first use.
 """
 
+from contextlib import suppress
 from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING
@@ -44,13 +45,27 @@ class Schemas:
     """LRU cache of compiled schemas within `limit_bytes` of memory."""
 
     def __init__(self, limit_bytes: int = CACHE_LIMIT_BYTES) -> None:
-        self.limit_bytes = limit_bytes
+        self.full_limit_bytes = limit_bytes
         self._cache: LRUCache[tuple[bytes, bool], CompiledSchema]
         self._cache = LRUCache(limit_bytes, getsizeof=attrgetter("size_bytes"))
         # A lock of threads: none waits inside, and a lock of gevent takes several microseconds.
         self._lock = monkey.get_original("threading", "Lock")()
         self._slices = Slices()
         self._is_loaded = False
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory limit in force."""
+        return int(self._cache.maxsize)
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit_bytes: int) -> None:
+        with self._lock:
+            items = list(self._cache.items())
+            self._cache = LRUCache(limit_bytes, getsizeof=attrgetter("size_bytes"))
+            for key, schema in items:
+                with suppress(ValueError):  # larger than the new limit
+                    self._cache[key] = schema
 
     @property
     def size_bytes(self) -> int:

@@ -1,0 +1,39 @@
+"""Sizes in bytes as texts, such as ``96MB`` or ``1.5GiB``."""
+
+import math
+import re
+
+SIZE_RULE = "must be a size greater than 0, such as 163840, 50GB, or 1.5GiB"
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d*)?|\.\d+)(?:(?:([kKMGT])(i?))?B)?", re.ASCII)
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
+"""Units of formatted sizes, in the order in which they are tried."""
+
+
+def parse_size(value: object) -> float:
+    """Converts a text to bytes; a bare number is bytes.
+
+    Raises:
+        ValueError: `value` is not a size; the message has the rule.
+    """
+    text = str(value).strip()
+    match = _SIZE.fullmatch(text)
+    size = 0.0
+    if match is not None and not isinstance(value, bool):
+        base = 1024 if match[3] else 1000
+        size = float(match[1]) * base ** " KMGT".index((match[2] or " ").upper())
+    if not 0 < size < math.inf:
+        raise ValueError(SIZE_RULE)
+    return size
+
+
+def whole_size(value: object) -> int:
+    """Converts a text to whole bytes. Raises ValueError as `parse_size` does."""
+    return math.ceil(parse_size(value))
+
+
+def format_size(size_bytes: int) -> str:
+    """Formats bytes so that `parse_size` reads the same size."""
+    for unit_bytes, unit in _UNITS:
+        if size_bytes % unit_bytes == 0:
+            return f"{size_bytes // unit_bytes}{unit}"
+    return str(size_bytes)
