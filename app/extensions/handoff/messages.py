@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from msgspec import Struct, msgpack
+from msgspec import Meta, Struct, msgpack
 
 MAX_PORT = 65_535
 MAX_DIGITS = 9
@@ -19,6 +19,10 @@ MAX_KEYS = 20_000
 """Maximum number of keys in a message, whose length is limited."""
 MAX_ID_CHARS = 4_096
 """Maximum length of the id of an engine or of a request."""
+MAX_KEY_BYTES = 64
+"""Maximum length of a block's hash."""
+Id: TypeAlias = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
+Key: TypeAlias = Annotated[bytes, Meta(max_length=MAX_KEY_BYTES)]
 _HOST = re.compile(r"[\w.:%-]{1,253}")
 PENDING = "the prefill has not ended"
 """Problem of a read that comes before the blocks. The reader waits for another answer."""
@@ -27,21 +31,21 @@ PENDING = "the prefill has not ended"
 class Read(Struct, frozen=True, tag="read"):
     """Announces that `reader` reads the blocks of a request now."""
 
-    request_id: str
-    reader: str
+    request_id: Id
+    reader: Id
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     """Extends the leases of requests that decode pods wait for. Gets no answer."""
 
-    request_ids: list[str]
+    request_ids: list[Id]
 
 
 class Done(Struct, frozen=True, tag="done"):
     """Notification that `reader` needs the blocks of a request no more."""
 
-    request_id: str
-    reader: str
+    request_id: Id
+    reader: Id
 
 
 class Lookup(Struct, frozen=True, tag="lookup"):
@@ -50,14 +54,14 @@ class Lookup(Struct, frozen=True, tag="lookup"):
     The answer has the number in place of a problem.
     """
 
-    request_id: str
-    keys: list[bytes]
+    request_id: Id
+    keys: list[Key]
 
 
 class Store(Struct, frozen=True, tag="store"):
     """Copies chunks with these keys into the store of an engine. Gets no answer."""
 
-    keys: list[bytes]
+    keys: list[Key]
 
 
 LeaseMessage: TypeAlias = Read | Heartbeat | Done
@@ -71,7 +75,7 @@ class Question(Struct, frozen=True):
     """A message to the engine `engine_id`. Number 0 gets no answer."""
 
     number: int
-    engine_id: str
+    engine_id: Id
     message: Message
 
 
@@ -91,7 +95,7 @@ class Source(Struct, frozen=True):
     host: str
     port: int
     engine_id: str
-    request_id: str
+    request_id: Id
 
 
 def number_in(text: str) -> int | None:
