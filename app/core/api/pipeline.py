@@ -200,8 +200,7 @@ class RequestPipeline(Struct):
         request = accepted.request
         stream = bool(request.stream)
         responder = responder or self.responder
-        if stream and request.stream_interval:
-            _join_tokens(writer, request.stream_interval)
+        _join_tokens(request, writer)
         if prompts and (request.kv_transfer_params or prompts[-1].features):
             from app.core.api.transfers import describe_transfers  # few requests have any
 
@@ -248,3 +247,12 @@ class RequestPipeline(Struct):
                 request, prompts, requests, writer=writer, context=context
             )
         return responder.respond(requests, writer, stream, context)
+
+
+def _join_tokens(request: GenerationRequest, writer: ResponseWriter) -> None:
+    """Lets a stream join the tokens of several steps in one event, if the request asks for it."""
+    interval = request.stream_interval
+    if request.stream and interval is not None and interval > 1:
+        from app.core.api.token_joiner import TokenJoiner  # few streams have an interval
+
+        writer.joiner = TokenJoiner(interval)

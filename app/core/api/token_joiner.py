@@ -25,12 +25,15 @@ class HeldTokens:
 
     def release(self, output: Tokens, has_finish: bool) -> Tokens:
         """Returns the tokens as one text of several ids, and forgets them."""
+        logprobs = None
+        if output.logprobs is not None:
+            logprobs = self.logprobs
         joined = Tokens(
             index=output.index,
-            texts=["".join(self.texts)] if self.texts else [],
+            texts=["".join(self.texts)] * bool(self.texts),
             ids=self.ids,
             at_s=output.at_s,
-            logprobs=None if output.logprobs is None else self.logprobs,
+            logprobs=logprobs,
             finish=output.finish if has_finish else None,
             part=self.part,
         )

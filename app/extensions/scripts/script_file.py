@@ -276,7 +276,9 @@ class RuleState:
         return bool(request.scope) and request.scope != self.scope
 
     def _own_scope(self, request: MatchedRequest) -> str | None:
-        return request.scope if self._has_own_count(request) else None
+        if not self._has_own_count(request):
+            return None
+        return request.scope
 
 
 class FileRules(NamedTuple):

@@ -27,7 +27,7 @@ def streamed(client: Client, path: str, **fields: Any) -> list[dict[str, Any]]:
 
 
 def text_of(choice: dict[str, Any]) -> str:
-    text: str = choice["text"] if "text" in choice else choice["delta"]["content"]
+    text: str = choice.get("delta", {}).get("content") or choice.get("text", "")
     return text
 
 

@@ -48,7 +48,8 @@ def paced() -> Understudy:
 def observed() -> Understudy:
     """As `paced`, with everything that observes requests for the console."""
     flags = ["--console"] * is_present("console")
-    return app_of("--force-dummy-tokenizer", "--inter-token-latency", "1ms", "--seed", "1", *flags)
+    flags += ["--force-dummy-tokenizer", "--inter-token-latency", "1ms", "--seed", "1"]
+    return app_of(*flags)
 
 
 def check_garbage(path: str, body: Any, status: str, **environ: Any) -> None:

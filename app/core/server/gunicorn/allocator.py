@@ -39,7 +39,7 @@ class Allocator:
     """
 
     def __init__(self, library: Any = None, resident: Callable[[], int] = resident_bytes) -> None:
-        self._library = ctypes.CDLL(None) if library is None else library
+        self._library = library or ctypes.CDLL(None)
         self._resident = resident
         self._trimmed_bytes = 0
         """Resident memory after the last trim."""

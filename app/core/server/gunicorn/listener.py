@@ -45,7 +45,9 @@ class ClientServer(PatientServer):
     @property
     def max_accept(self) -> int:
         """Most connections that gevent accepts in this turn."""
-        return MAX_ACCEPTED_BEHIND if self._turns.waiting_count > BEHIND else MAX_ACCEPTED
+        if self._turns.waiting_count > BEHIND:
+            return MAX_ACCEPTED_BEHIND
+        return MAX_ACCEPTED
 
     def do_read(self) -> Any:
         """Returns the next connection; None without one.

@@ -149,7 +149,10 @@ class Http2Greeting(HubConnection):
             is_answered = True
         elif kind == WINDOW_UPDATE and len(payload) == INCREMENT_BYTES:
             is_answered = self._widen(int.from_bytes(payload, "big"))
-        return HEAD_BYTES + low if is_answered else None
+        if not is_answered:
+            return None
+        size: int = HEAD_BYTES + low
+        return size
 
     def _widen(self, increment: int) -> bool:
         """Counts an increment of the client's window; returns False if it is not valid."""

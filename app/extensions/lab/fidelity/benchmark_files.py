@@ -76,7 +76,9 @@ def check_not_empty(path: str, file: InputFile) -> None:
 def read_documents(path: str, file: InputFile) -> Iterator[tuple[str, Document]]:
     """Yields JSON objects with their lines; the only object of a file has no line."""
     for number, text in json_documents(file, path):
-        part = f"line {number}" if number else ""
+        part = ""
+        if number:
+            part = f"line {number}"
         try:
             yield part, decode_untrusted(text, type=dict[str, object])
         except UntrustedDataError as error:
