@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from scripts.version_diff.fact import Fact
-from scripts.version_diff.package import Module, Package
+from scripts.version_diff.package import Package
 from scripts.version_diff.values import (
     CannotReadError,
     Scope,
@@ -19,6 +19,7 @@ from scripts.version_diff.values import (
 PREFIX = "vllm:"
 TYPE = re.compile(r"(counter|gauge|histogram|summary|info)(?:_?cls)?", re.IGNORECASE)
 """The function that creates a metric, such as `self._gauge_cls` or `Counter`."""
+COUNTER_SUFFIX = "_total"
 INFO_CLASS = "CacheConfig"
 INFO_METRIC = f"{PREFIX}cache_config_info"
 """A metric whose labels are the fields of a class."""
@@ -26,54 +27,60 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def metric_facts(package: Package) -> Iterator[Fact]:
-    """Yields metrics."""
+    """Yields metrics. Counters have the suffix that Prometheus adds to their names."""
     for module in package.modules(text=PREFIX):
         scope = Scope(package, module)
-        for function_scope, call in _calls(scope, module):
-            yield from _metric(function_scope, call)
+        calls: dict[ast.Call, ast.AST] = {}
+        for function in ast.walk(module.tree):
+            if isinstance(function, Function):
+                calls.update(dict.fromkeys(_calls(function), function))
+        for call, function in calls.items():
+            assert isinstance(function, Function)
+            yield from _metrics_of_call(scope.inside(function), function, call)
+        for call in _calls(module.tree):
+            if call not in calls:
+                yield from _metrics_of_call(scope, module.tree, call)
         if INFO_METRIC in module.text:
             yield from _info_metric(scope)
 
 
-def _calls(scope: Scope, module: Module) -> Iterator[tuple[Scope, ast.Call]]:
-    """Yields calls with the scope of the function around them."""
-    inside = set()
-    for node in ast.walk(module.tree):
-        if isinstance(node, Function):
-            function_scope = scope.inside(node)
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Call) and inner not in inside:
-                    inside.add(inner)
-                    yield function_scope, inner
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Call) and node not in inside:
-            yield scope, node
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and TYPE.fullmatch(called_name(node).strip("_")):
+            yield node
 
 
-def _metric(scope: Scope, call: ast.Call) -> Iterator[Fact]:
+def _metrics_of_call(scope: Scope, function: ast.AST, call: ast.Call) -> Iterator[Fact]:
     match = TYPE.fullmatch(called_name(call).strip("_"))
     name_node = keyword_of(call, "name") or next(iter(call.args), None)
     if match is None or name_node is None:
-        return
-    name = _name(scope, name_node)
-    if not name.startswith(PREFIX):
         return
     attributes = {"type": match[1].lower()}
     for attribute, argument in (("labels", "labelnames"), ("buckets", "buckets")):
         node = keyword_of(call, argument)
         if node is not None:
             attributes[attribute] = list_text(scope, node)
-    yield Fact("metric", name, attributes=attributes)
+    for name in _names(scope, function, name_node):
+        if attributes["type"] == "counter":
+            name = name.removesuffix(COUNTER_SUFFIX) + COUNTER_SUFFIX
+        if name.startswith(PREFIX):
+            yield Fact("metric", name, attributes=attributes)
 
 
-def _name(scope: Scope, node: ast.expr) -> str:
-    """Returns the name of a metric; parts that only vLLM knows are in braces."""
+def _names(scope: Scope, function: ast.AST, node: ast.expr) -> Iterator[str]:
+    """Yields the name of a metric; parts that only vLLM knows are in braces.
+
+    The name of a loop over a table is each name in the table, whose rows are tuples.
+    """
     if isinstance(node, ast.JoinedStr):
-        return ast.unparse(node).removeprefix("f").strip("'\"")
+        yield ast.unparse(node).removeprefix("f").strip("'\"")
+        return
     try:
-        return str(evaluate(scope, node))
+        yield str(evaluate(scope, node))
     except CannotReadError:
-        return ""
+        for row in ast.walk(function):
+            if isinstance(row, ast.Tuple) and row.elts and isinstance(row.elts[0], ast.Constant):
+                yield str(row.elts[0].value)
 
 
 def _info_metric(scope: Scope) -> Iterator[Fact]:

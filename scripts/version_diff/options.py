@@ -20,6 +20,7 @@ from scripts.version_diff.values import (
 ENGINE_FILE = "vllm/engine/arg_utils.py"
 SERVE_FILES = ("vllm/entrypoints/cli/serve.py", "vllm/scripts.py")
 """The command `serve`, since and before 0.9; it adds options to those of the server."""
+OTHER_COMMANDS = ("vllm/entrypoints/openai/run_batch.py", "vllm/entrypoints/launchers/run_batch.py")
 PARSER_FUNCTIONS = ("make_arg_parser", "add_cli_args", "subparser_init", "main")
 """Functions that declare the options of `serve`."""
 FRONTEND_CLASS = "FrontendArgs"
@@ -48,7 +49,7 @@ def _declaring_modules(package: Package) -> Iterator[Module]:
         if module is not None:
             yield module
     for module in package.modules("vllm/entrypoints/", "def make_arg_parser"):
-        if module.path not in SERVE_FILES:
+        if module.path not in (*SERVE_FILES, *OTHER_COMMANDS):
             yield module
 
 

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from app.core.protocol.features import Feature
+from config.vllm.history import Lifetime
 from scripts.version_diff.__main__ import main
 from scripts.version_diff.difference import Difference, differences, text_of
 from scripts.version_diff.fact import Fact
+from scripts.version_diff.history import history_of
 from scripts.version_diff.package import Package, read_package
 from scripts.version_diff.reading import read_facts
+from scripts.version_diff.replacements import replacements_in
 
 EXTRACT = Path(__file__).with_name("extract.json.gz")
 PROTOCOL_LINES = {
@@ -176,6 +179,9 @@ def test_metrics_have_labels_and_buckets() -> None:
             "        self.histogram = self._histogram_cls(\n"
             "            name='vllm:tokens', labelnames=labelnames + ['kind'],\n"
             "            buckets=make_buckets(max_model_len))\n"
+            "    def make_counters(self):\n"
+            "        rows = [('vllm:drafts', 'Help.'), ('vllm:accepted', 'Help.')]\n"
+            "        self.counters = [self._counter_cls(name=name) for name, text in rows]\n"
         )
     }
     assert attributes_of(texts, "metric", "vllm:running") == {
@@ -187,6 +193,8 @@ def test_metrics_have_labels_and_buckets() -> None:
         "labels": "model_name, engine, kind",
         "buckets": "unknown: make_buckets(max_model_len)",
     }
+    assert attributes_of(texts, "metric", "vllm:drafts_total") == {"type": "counter"}
+    assert attributes_of(texts, "metric", "vllm:accepted_total") == {"type": "counter"}
 
 
 def test_variables_have_types_and_defaults() -> None:
@@ -342,3 +350,39 @@ def test_a_folder_without_vllm_is_an_error(
 ) -> None:
     assert main([str(tmp_path), str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"error: {tmp_path} contains no files of the package vllm\n"
+
+
+def option_facts_of(*names: str) -> list[Fact]:
+    return [Fact("option", name) for name in names]
+
+
+def test_history_has_periods_gaps_and_replacements() -> None:
+    facts = {
+        13: option_facts_of("--always", "--old", "--returns"),
+        14: option_facts_of("--always", "--old"),
+        16: option_facts_of("--always", "--new", "--returns", "unknown: make_name()"),
+    }
+    options = history_of(facts, {"--old": "--new"}).options
+    assert options == {
+        "--always": Lifetime(periods=[("", "")]),
+        "--new": Lifetime(periods=[("0.15 or 0.16", "")]),
+        "--old": Lifetime(periods=[("", "0.15 or 0.16")], replacement="--new"),
+        "--returns": Lifetime(periods=[("", "0.14"), ("0.15 or 0.16", "")]),
+    }
+
+
+def test_replacements_are_read_from_deprecation_texts() -> None:
+    package = Package(
+        {
+            OPTIONS_FILE: (
+                "parser.add_argument('--old-one', help='Deprecated, use `--new_one` instead.')\n"
+                "warn('--second-old is deprecated and will be removed. '\n"
+                "     'Please use --config.second_new instead.')\n"
+                "warn('To limit memory, use --max-len.')\n"
+            )
+        }
+    )
+    assert replacements_in(package) == {
+        "--old-one": "--new-one",
+        "--second-old": "--config.second_new",
+    }
