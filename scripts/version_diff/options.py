@@ -23,6 +23,8 @@ SERVE_FILES = ("vllm/entrypoints/cli/serve.py", "vllm/scripts.py")
 OTHER_COMMANDS = ("vllm/entrypoints/openai/run_batch.py", "vllm/entrypoints/launchers/run_batch.py")
 PARSER_FUNCTIONS = ("make_arg_parser", "add_cli_args", "subparser_init", "main")
 """Functions that declare the options of `serve`."""
+FIELD_LOOP = "key.replace("
+"""Part of the name of an option in a loop over the fields of a class."""
 FRONTEND_CLASS = "FrontendArgs"
 SERVE_PARSER = "serve_parser"
 """The variable of the parser in `main`, which declares other commands, too."""
@@ -81,7 +83,7 @@ def _registered_classes(package: Package) -> Iterator[tuple[Scope, ast.ClassDef]
 def _facts_of_call(scope: Scope, call: ast.Call) -> Iterator[Fact]:
     names = [name for name in _flags(scope, call.args) if name.startswith("--")]
     if not names:
-        if any(isinstance(argument, ast.Starred) for argument in call.args):
+        if any(FIELD_LOOP in ast.unparse(argument) for argument in call.args):
             return  # the loop over the fields of a class, which `_registered_classes` reads
         if call.args and not isinstance(call.args[0], ast.Constant):
             yield Fact("option", f"{UNKNOWN}: {ast.unparse(call.args[0])}")
@@ -102,12 +104,20 @@ def _facts_of_call(scope: Scope, call: ast.Call) -> Iterator[Fact]:
 
 def _flags(scope: Scope, arguments: Sequence[ast.expr]) -> Iterator[str]:
     for argument in arguments:
-        try:
-            value = evaluate(scope, argument)
-        except CannotReadError:
-            continue
-        if isinstance(value, str):
-            yield value.replace("_", "-")
+        loop = _assigned(scope, argument)
+        if isinstance(loop, ast.For):  # for name, kind in [("--a", str), ("--b", bool)]
+            names = [node.value for node in ast.walk(loop.iter) if isinstance(node, ast.Constant)]
+        else:
+            names = [_flag(scope, argument)]
+        for name in names:
+            yield str(name).replace("_", "-")
+
+
+def _flag(scope: Scope, argument: ast.expr) -> str:
+    try:
+        return str(evaluate(scope, argument))
+    except CannotReadError:
+        return ""
 
 
 def _field_of_kwargs(scope: Scope, call: ast.Call) -> ClassField | None:

@@ -44,13 +44,20 @@ class Scope:
     local_names: Mapping[str, ast.AST] = field(default_factory=dict)
 
     def inside(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> "Scope":
-        """Returns the scope of a function: names that are assigned once have a value."""
+        """Returns the scope of a function: names that are assigned once have a value.
+
+        The name of a loop stands for the loop, whose values are not evaluated.
+        """
         values: dict[str, list[ast.AST]] = {}
         for node in ast.walk(function):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 values.setdefault(node.targets[0].id, []).append(node.value)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 values.setdefault(node.target.id, []).append(node.value or node)
+            elif isinstance(node, ast.For):
+                for target in ast.walk(node.target):
+                    if isinstance(target, ast.Name):
+                        values.setdefault(target.id, []).append(node)
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     values.setdefault(alias.asname or alias.name, []).append(node)

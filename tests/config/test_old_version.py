@@ -16,7 +16,7 @@ REMOVED = {
     "--use-v2-block-manager": "0.10",
     "--num-scheduler-steps": "0.10",
     "--enable-prompt-adapter": "0.10",
-    "--guided-decoding-backend": "0.11",
+    "--guided-decoding-backend": "0.12",
     "--rope-scaling": "0.11",
     "--num-lookahead-slots": "0.12",
     "--override-pooler-config": "0.12",

@@ -117,6 +117,8 @@ def test_options_are_read_from_calls_of_argparse() -> None:
                 "        parser.add_argument('--dtype', choices=['auto', *KINDS], default='auto')\n"
                 "        parser.add_argument('--seed', type=int, default=current_platform.seed)\n"
                 "        parser.add_argument(make_name(), type=int)\n"
+                "        for name, kind in [('--old-a', str), ('--old-b', bool)]:\n"
+                "            parser.add_argument(name, nargs='?')\n"
                 "KINDS = ('half', 'float')\n"
             )
         }
@@ -127,6 +129,8 @@ def test_options_are_read_from_calls_of_argparse() -> None:
         "--dtype": {"choices": "auto, float, half", "default": "'auto'"},
         "--seed": {"type": "int", "default": "unknown: current_platform.seed"},
         "unknown: make_name()": {},
+        "--old-a": {"nargs": "'?'"},
+        "--old-b": {"nargs": "'?'"},
     }
 
 
