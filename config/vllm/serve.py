@@ -16,7 +16,7 @@ from config.command_line import (
     help_text,
     setting_flags,
 )
-from config.declaration import COMMAND, UsageError
+from config.declaration import COMMAND, ConfigError, UsageError
 from config.files import read_text
 from config.flag_words import Flag, read_words, short_forms
 from config.settings import Settings, Table, table_of
@@ -80,28 +80,41 @@ VERSION = "vllm-version"
 def simulated_versions(
     argv: Sequence[str], environ: Mapping[str, str], table: Table
 ) -> tuple[str, ...]:
-    """Returns the supported versions of vLLM up to the simulated one."""
+    """Returns the supported versions of vLLM up to the simulated one.
+
+    Raises:
+        ConfigError: An earlier version is named; the message has what the oldest supported version
+            does with the command line.
+    """
     row = table.by_name[VERSION]
-    forms: list[str] = []
+    setting_forms: list[str] = []
     for flag in setting_flags(table):
-        forms += flag.forms
+        setting_forms += flag.forms
+    forms = list(setting_forms)
     for name in OPTIONS:
         forms += names_of(name)
     flags = [Flag(name=VERSION, forms=short_forms(f"--{VERSION}", forms))]
     values: FlagValues = {}
+    words: list[str] = []
     with suppress(UsageError):  # `read` reports the error
         file_flag = Flag(name=CONFIG, forms=(CONFIG,))
         values = read_words(argv, [*flags, file_flag], skips_unknown=True)[0]
         path = values.pop(CONFIG, None)
         if path is not None:
-            words = file_words(str(path))
+            words = list(file_words(str(path)))
             values = read_words(words, flags, skips_unknown=True)[0] | values
     source = Sources(Flags(values=values), environ, ignore_warning).value_of(row)
     simulated = str(row.default) if source is None else str(source[0])
     versions: tuple[str, ...] = get_args(row.type)
     if simulated in versions:
-        versions = versions[: versions.index(simulated) + 1]
-    return versions  # an unknown version is refused with the other settings
+        return versions[: versions.index(simulated) + 1]
+    from config.vllm.old_version import advice, is_earlier  # with the tables of all versions
+
+    if source is not None and is_earlier(simulated, versions[0]):
+        text = advice(versions[0], [*argv, *words], environ, settings=setting_forms)
+        rule = f"must be {' or '.join(versions)}; {text}"
+        raise ConfigError(f"setting {VERSION}: {simulated!r} ({source[1]}) {rule}")
+    return versions  # another unknown version is refused with the other settings
 
 
 def _check_forms(words: Iterable[str], options: Mapping[str, Option]) -> None:

@@ -1,0 +1,113 @@
+"""What `serve` says about versions of vLLM that it does not simulate any more."""
+
+import pytest
+
+from app.core.protocol.versions import RELEASES
+from app.core.settings import settings_type
+from config.declaration import ConfigError
+from config.vllm.facts import OPTIONS
+from config.vllm.history import FILE, read_history
+from config.vllm.options import names_of, options_of
+from config.vllm.serve import settings_of
+
+REMOVED = {
+    "--worker-use-ray": "0.7",
+    "--num-speculative-tokens": "0.8",
+    "--use-v2-block-manager": "0.10",
+    "--num-scheduler-steps": "0.10",
+    "--enable-prompt-adapter": "0.10",
+    "--guided-decoding-backend": "0.12",
+    "--rope-scaling": "0.11",
+    "--num-lookahead-slots": "0.12",
+    "--override-pooler-config": "0.12",
+    "--task": "0.13",
+    "--swap-space": "0.18",
+    "--max-num-partial-prefills": "0.27",
+}
+"""Options that vLLM removed -> first minor version whose latest release lacks them."""
+
+
+def refusal(*argv: str, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settings_of(["model", *argv], environ or {}, settings_type())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("option", REMOVED)
+def test_removed_options_have_the_version_without_them(option: str) -> None:
+    assert read_history().options[option].gone_in == REMOVED[option]
+
+
+def test_tables_have_the_options_of_the_supported_versions() -> None:
+    history = read_history()
+    for index, version in enumerate(RELEASES):
+        forms: set[str] = set()
+        for name in options_of(list(RELEASES)[: index + 1]):
+            forms.update(form for form in names_of(name) if not form.startswith("--no-"))
+        forms = {form for form in forms if form.startswith("--")}
+        assert forms - history.options.keys() == set()
+        removed = {form for form in forms if history.options[form].is_gone_in(version)}
+        assert removed == set()
+
+
+def test_options_that_came_with_a_version_are_the_same_in_the_tables() -> None:
+    history = read_history()
+    since = {f"--{name}": option.since for name, option in OPTIONS.items() if option.since}
+    assert {name: history.options[name].periods for name in since} == {
+        name: [(version, "")] for name, version in since.items()
+    }
+
+
+def test_replacements_and_gaps() -> None:
+    history = read_history()
+    assert "0.15" not in history.releases
+    assert history.metrics["vllm:time_per_output_token_seconds"].periods == [("", "0.15 or 0.16")]
+    assert history.metrics["vllm:gpu_cache_usage_perc"].replacement == "vllm:kv_cache_usage_perc"
+    assert history.metrics["vllm:spec_decode_num_drafts_total"].gone_in == ""
+    assert history.options["--disable-log-requests"].replacement == "--enable-log-requests"
+    assert history.options["--num-scheduler-steps"].replacement == "unknown"
+    assert history.variables["VLLM_USE_V1"].gone_in
+
+
+def test_the_file_is_small() -> None:
+    assert FILE.stat().st_size < 300_000
+
+
+def test_refusal_of_an_earlier_version_says_what_the_oldest_supported_one_does() -> None:
+    text = refusal(
+        *("--vllm-version", "0.11", "--swap-space", "4", "--worker-use-ray", "--nonsense"),
+        *("--compilation-config.level", "3", "--enable-lora", "--max_num_seqs=8"),
+        environ={"VLLM_USE_V1": "1", "HOME": "/"},
+    )
+    [oldest, newest] = RELEASES
+    start, _, advice = text.partition(f"; vLLM {oldest} ")
+    assert start == (
+        f"setting vllm-version: '0.11' (flag --vllm-version) must be {oldest} or {newest}"
+    )
+    rejects, ignores, accepts = advice.split("; ")
+    assert rejects == (
+        "rejects --swap-space (removed in 0.18), "
+        "--worker-use-ray (removed in 0.7, use --distributed-executor-backend), "
+        "--nonsense (unknown), --compilation-config.level (removed in 0.18)"
+    )
+    assert ignores.startswith("ignores VLLM_USE_V1 (removed in 0.1")
+    assert accepts == "accepts --enable-lora, --max-num-seqs, --compilation-config"
+
+
+def test_keys_in_json_are_found() -> None:
+    text = refusal("--vllm-version", "v0.11.2", "--compilation-config", '{"level": 3, "mode": 3}')
+    assert "--compilation-config.level (removed in 0.18)" in text
+    assert "--compilation-config.mode" not in text
+
+
+def test_the_version_can_come_from_a_variable() -> None:
+    text = refusal("--task", "embed", environ={"SIM_VLLM_VERSION": "0.9"})
+    assert "(environment variable SIM_VLLM_VERSION)" in text
+    assert "--task (removed in 0.13" in text
+
+
+@pytest.mark.parametrize("version", ["0.5", "0.99", "latest"])
+def test_versions_outside_the_tables_are_refused_without_advice(version: str) -> None:
+    argv = ["model", "--vllm-version", version]
+    flags = settings_of(argv, {}, settings_type())
+    assert flags.values["vllm-version"] == version  # the settings refuse it

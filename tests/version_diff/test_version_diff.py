@@ -1,0 +1,392 @@
+"""What came, went and changed between two versions of vLLM: scripts/version_diff."""
+
+import gzip
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from app.core.protocol.features import Feature
+from config.vllm.history import Lifetime
+from scripts.version_diff.__main__ import main
+from scripts.version_diff.difference import Difference, differences, text_of
+from scripts.version_diff.fact import Fact
+from scripts.version_diff.history import history_of
+from scripts.version_diff.package import Package, read_package
+from scripts.version_diff.reading import read_facts
+from scripts.version_diff.replacements import replacements_in
+
+EXTRACT = Path(__file__).with_name("extract.json.gz")
+PROTOCOL_LINES = {
+    Feature.WEIGHT_VERSIONS: [("field", "return_weight_versions"), ("field", "weight_versions")],
+    Feature.CHUNK_TRANSFER_PARAMS: [("field", "kv_transfer_params")],
+    Feature.DEFAULT_SPECIAL_TOKENS: [("field", "skip_special_tokens")],
+    Feature.BEAM_TOKEN_IDS_ERROR: [
+        ("field", "allowed_token_ids"),
+        ("code", "BeamSearchOnlineMixin"),
+    ],
+    Feature.RESPONSE_CACHE_FIELDS: [
+        ("field", "prompt_cache_key"),
+        ("field", "prompt_cache_options"),
+        ("field", "prompt_cache_retention"),
+        ("field", "safety_identifier"),
+        ("field", "spaces_between_special_tokens"),
+    ],
+    Feature.RENDERED_REQUESTS: [("field", "parse_context")],
+    Feature.DERENDER_OUTPUT_MODE: [("field", "output_mode")],
+    Feature.PROFILER_KWARGS: [("field", "profiler_kwargs")],
+    Feature.DECISIONS: [("route", "POST /v1/decisions"), ("field", "joint")],
+    Feature.ELASTIC_STATUS: [("route", "POST /is_scaling_elastic_ep")],
+    Feature.OFFLOADED_BLOCKS: [("metric", "vllm:cache_config_info")],
+}
+BEHAVIOR_LINES = {
+    Feature.REFUSAL_IN_PAUSE: ("EngineCoreProc", "+_reject_add_while_paused"),
+    Feature.RESERVED_REPLY_TOKEN: ("ChatCompletionRequest", "build_tok_params"),
+    Feature.INCOMPLETE_ITEMS: (
+        "vllm/entrypoints/openai/responses/utils.py",
+        "+response_item_status",
+    ),
+    Feature.ANTHROPIC_ERROR_TYPES: (
+        "vllm/entrypoints/anthropic/protocol.py",
+        "+translate_error_type",
+    ),
+    Feature.PREFILL_INTERVAL: ("Scheduler", "schedule"),
+    Feature.SELF_PREEMPTION: ("Scheduler", "schedule"),
+    Feature.LAST_ADAPTERS: ("Scheduler", "schedule"),
+    Feature.DERENDER_AS_GENERATED: ("ServingDerender", "derender_chat_response"),
+}
+"""Differences that no declaration shows: the class or file, and the function whose code changed."""
+OPTIONS_FILE = "vllm/engine/arg_utils.py"
+
+
+@pytest.fixture(scope="module")
+def changes() -> list[Difference]:
+    """The list of 0.32.0 to 0.33.0, of the parts in the extract."""
+    versions = json.loads(gzip.decompress(EXTRACT.read_bytes()))
+    old, new = (read_facts(Package(versions[version])) for version in ("0.32.0", "0.33.0"))
+    return differences(old, new)
+
+
+@pytest.mark.parametrize("feature", [feature for feature in Feature if feature.since == "0.33"])
+def test_every_entry_of_the_versions_page_is_in_the_list(
+    feature: Feature, changes: list[Difference]
+) -> None:
+    if feature in BEHAVIOR_LINES:
+        name, function = BEHAVIOR_LINES[feature]
+        [line] = [
+            change.line() for change in changes if (change.kind, change.name) == ("code", name)
+        ]
+        assert function in line.partition(": ")[2].split(", ")
+        return
+    names = {(change.kind, change.name) for change in changes}
+    for expected in PROTOCOL_LINES[feature]:
+        assert expected in names
+
+
+def test_the_details_of_the_list_are_those_of_the_sources(changes: list[Difference]) -> None:
+    lines = text_of(changes).splitlines()
+    assert (
+        "+ profiler_kwargs of StartProfileRequest: type dict[str, Any] | None; default None"
+        in lines
+    )
+    assert "~ output_mode of GenerateRequest: choices +derender" in lines
+    assert "~ vllm:cache_config_info: labels +simple_cpu_offload_num_blocks" in lines
+    assert (
+        "~ POST /is_scaling_elastic_ep: keys +epoch +error +phase +requested_data_parallel_size"
+        in lines
+    )
+
+
+def facts_of(texts: dict[str, str]) -> dict[tuple[str, str], Fact]:
+    return {(fact.kind, fact.name): fact for fact in read_facts(Package(texts))}
+
+
+def attributes_of(texts: dict[str, str], kind: str, name: str) -> dict[str, str]:
+    return dict(facts_of(texts)[(kind, name)].attributes)
+
+
+def test_options_are_read_from_calls_of_argparse() -> None:
+    facts = facts_of(
+        {
+            OPTIONS_FILE: (
+                "class EngineArgs:\n"
+                "    def add_cli_args(parser):\n"
+                "        parser.add_argument('--max_num_seqs', '-s', type=int, default=4 * 64)\n"
+                "        parser.add_argument('--dtype', choices=['auto', *KINDS], default='auto')\n"
+                "        parser.add_argument('--seed', type=int, default=current_platform.seed)\n"
+                "        parser.add_argument(make_name(), type=int)\n"
+                "        for name, kind in [('--old-a', str), ('--old-b', bool)]:\n"
+                "            parser.add_argument(name, nargs='?')\n"
+                "KINDS = ('half', 'float')\n"
+            )
+        }
+    )
+    options = {name: fact.attributes for (kind, name), fact in facts.items() if kind == "option"}
+    assert options == {
+        "--max-num-seqs": {"type": "int", "default": "256"},
+        "--dtype": {"choices": "auto, float, half", "default": "'auto'"},
+        "--seed": {"type": "int", "default": "unknown: current_platform.seed"},
+        "unknown: make_name()": {},
+        "--old-a": {"nargs": "'?'"},
+        "--old-b": {"nargs": "'?'"},
+    }
+
+
+def test_options_and_keys_are_read_from_config_classes() -> None:
+    texts = {
+        "vllm/config/__init__.py": "from vllm.config.cache import CacheConfig, EventsConfig\n",
+        "vllm/config/cache.py": (
+            "Hash = Literal['sha256', 'xxhash']\n"
+            "@config\n"
+            "class CacheConfig:\n"
+            "    block_size: Optional[int] = Field(default=16, gt=0)\n"
+            "    hash: Hash = 'sha256'\n"
+            "    events: EventsConfig | None = None\n"
+            "@config\n"
+            "class EventsConfig:\n"
+            "    topic: str = ''\n"
+            "    _private: int = 0\n"
+            "    derived: int = field(default=0, init=False)\n"
+        ),
+        OPTIONS_FILE: (
+            "from vllm.config import CacheConfig\n"
+            "def add_cli_args(parser):\n"
+            "    kwargs = get_kwargs(CacheConfig)\n"
+            "    parser.add_argument('--block-size', **kwargs['block_size'])\n"
+            "    parser.add_argument('--hash', **{**kwargs['hash'], 'default': None})\n"
+            "    parser.add_argument('--events', **kwargs['events'])\n"
+        ),
+    }
+    assert attributes_of(texts, "option", "--block-size") == {
+        "type": "int | None",
+        "default": "16",
+        "limits": "gt 0",
+    }
+    assert attributes_of(texts, "option", "--hash") == {
+        "type": "choice",
+        "choices": "sha256, xxhash",
+        "default": "None",
+    }
+    keys = [name for kind, name in facts_of(texts) if kind == "JSON key"]
+    assert keys == ["--events.topic"]
+
+
+def test_metrics_have_labels_and_buckets() -> None:
+    texts = {
+        "vllm/v1/metrics/loggers.py": (
+            "class Logger:\n"
+            "    def __init__(self):\n"
+            "        labelnames = ['model_name', 'engine']\n"
+            "        self.gauge = self._gauge_cls(name='vllm:running', labelnames=labelnames)\n"
+            "        self.histogram = self._histogram_cls(\n"
+            "            name='vllm:tokens', labelnames=labelnames + ['kind'],\n"
+            "            buckets=make_buckets(max_model_len))\n"
+            "    def make_counters(self):\n"
+            "        rows = [('vllm:drafts', 'Help.'), ('vllm:accepted', 'Help.')]\n"
+            "        self.counters = [self._counter_cls(name=name) for name, text in rows]\n"
+        )
+    }
+    assert attributes_of(texts, "metric", "vllm:running") == {
+        "type": "gauge",
+        "labels": "model_name, engine",
+    }
+    assert attributes_of(texts, "metric", "vllm:tokens") == {
+        "type": "histogram",
+        "labels": "model_name, engine, kind",
+        "buckets": "unknown: make_buckets(max_model_len)",
+    }
+    assert attributes_of(texts, "metric", "vllm:drafts_total") == {"type": "counter"}
+    assert attributes_of(texts, "metric", "vllm:accepted_total") == {"type": "counter"}
+
+
+def test_variables_have_types_and_defaults() -> None:
+    texts = {
+        "vllm/envs.py": (
+            "if TYPE_CHECKING:\n"
+            "    VLLM_PORT: Optional[int] = None\n"
+            "environment_variables = {\n"
+            "    'VLLM_PORT': lambda: int(os.getenv('VLLM_PORT', '8')),\n"
+            "    'VLLM_MODE': env_with_choices('VLLM_MODE', 'a', ['a', 'b']),\n"
+            "    'VLLM_ROOT': find_root,\n"
+            "}\n"
+        )
+    }
+    assert attributes_of(texts, "environment variable", "VLLM_PORT") == {
+        "type": "int | None",
+        "default": "'8'",
+    }
+    assert attributes_of(texts, "environment variable", "VLLM_MODE") == {
+        "default": "'a'",
+        "choices": "a, b",
+    }
+    assert attributes_of(texts, "environment variable", "VLLM_ROOT") == {"default": "unknown"}
+
+
+def test_registered_names_and_pooling_models() -> None:
+    facts = facts_of(
+        {
+            "vllm/tool_parsers/__init__.py": (
+                "from vllm.tool_parsers.base import ToolParserManager\n"
+                "_TOOL_PARSERS_TO_REGISTER = {'hermes': ('hermes', 'Hermes')}\n"
+            ),
+            "vllm/reasoning/qwen3.py": (
+                "@ReasoningParserManager.register_module(['qwen3', 'qwen4'])\nclass Qwen: pass\n"
+            ),
+            "vllm/model_executor/layers/quantization/__init__.py": (
+                "QuantizationMethods = Literal['awq', 'fp8']\n"
+            ),
+            "vllm/model_executor/models/registry.py": (
+                "_TEXT_GENERATION_MODELS = {'QwenForCausalLM': ('qwen', 'Qwen')}\n"
+                "_EMBEDDING_MODELS = {'BertModel': ('bert', 'Bert')}\n"
+                "_PREVIOUSLY_SUPPORTED_MODELS = {'OldModel': '0.9'}\n"
+            ),
+        }
+    )
+    assert set(facts) - {key for key in facts if key[0] == "architecture"} == {
+        ("tool parser", "hermes"),
+        ("reasoning parser", "qwen3"),
+        ("reasoning parser", "qwen4"),
+        ("quantization", "awq"),
+        ("quantization", "fp8"),
+    }
+    pooling = {
+        name: fact.attributes["pooling"]
+        for (kind, name), fact in facts.items()
+        if kind == "architecture"
+    }
+    assert pooling == {"QwenForCausalLM": "no", "BertModel": "yes"}
+
+
+def test_kv_events_routes_and_errors() -> None:
+    facts = facts_of(
+        {
+            "vllm/distributed/kv_events.py": (
+                "class Event(msgspec.Struct):\n    ts: float\n"
+                "class Stored(Event):\n    medium: str | None\n"
+            ),
+            "vllm/entrypoints/api_router.py": (
+                "router = APIRouter(prefix='/v2')\n"
+                "@router.post('/pause')\n"
+                "async def pause(raw_request: Request, mode: str = 'abort'):\n"
+                "    if not mode: raise ValueError(f'invalid mode {mode}')\n"
+                "    return JSONResponse({'status': 'paused'})\n"
+            ),
+        }
+    )
+    assert ("KV event", "medium") in facts
+    assert facts[("route", "POST /v2/pause")].attributes == {
+        "parameters": "mode: str",
+        "keys": "status",
+    }
+    assert ("error", "invalid mode {}") in facts
+
+
+def test_code_is_compared_without_comments_docstrings_annotations_and_logs() -> None:
+    path = "vllm/entrypoints/serving.py"
+    old = {path: "class Serving:\n    def answer(self, n):\n        return n + 1\n"}
+    same = {
+        path: (
+            "class Serving:\n    def answer(self, n: int) -> int:\n        '''Text.'''\n"
+            "        logger.debug('answer')  # comment\n        return n + 1\n"
+        )
+    }
+    changed = {path: "class Serving:\n    def answer(self, n):\n        return n + 2\n"}
+
+    def lines(texts: dict[str, str]) -> list[str]:
+        changes = differences(read_facts(Package(old)), read_facts(Package(texts)))
+        return [change.line() for change in changes]
+
+    assert lines(same) == []
+    assert lines(changed) == ["~ Serving: answer"]
+
+
+def test_fields_that_change_alike_and_new_classes_are_one_line() -> None:
+    old = [Fact("field", "user", owner, {"type": "str"}) for owner in ("Chat", "Completion")]
+    new = [
+        *(Fact("field", "user", owner, {"type": "str | None"}) for owner in ("Chat", "Completion")),
+        Fact("field", "input", "Decision", {"type": "str"}),
+        Fact("field", "model", "Decision", {"type": "str"}),
+    ]
+    assert [difference.line() for difference in differences(old, new)] == [
+        "+ Decision: a class with input, model",
+        "~ user of Chat, Completion: type str -> str | None",
+    ]
+
+
+def test_folder_wheel_and_source_distribution_are_read_alike(tmp_path: Path) -> None:
+    folder = tmp_path / "vllm-1.0"
+    (folder / "vllm").mkdir(parents=True)
+    (folder / "vllm" / "envs.py").write_text("environment_variables = {'VLLM_PORT': None}\n")
+    (folder / "vllm" / "notes.txt").write_text("not Python")
+    wheel = tmp_path / "vllm-1.0.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(folder / "vllm" / "envs.py", "vllm/envs.py")
+    source = tmp_path / "vllm-1.0.tar.gz"
+    with tarfile.open(source, "w:gz") as archive:
+        archive.add(folder, "vllm-1.0")
+    expected = [Fact("environment variable", "VLLM_PORT", attributes={"default": "unknown"})]
+    for path in (folder, wheel, source):
+        assert read_facts(read_package(path)) == expected
+
+
+def test_the_command_prints_text_and_writes_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version, variable in (("1.0", "VLLM_OLD"), ("2.0", "VLLM_NEW")):
+        (tmp_path / version / "vllm").mkdir(parents=True)
+        text = f"environment_variables = {{'{variable}': lambda: os.getenv('{variable}', '0')}}\n"
+        (tmp_path / version / "vllm" / "envs.py").write_text(text)
+    output = tmp_path / "differences.json"
+    assert main([str(tmp_path / "1.0"), str(tmp_path / "2.0"), "--json", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert printed == "# Environment variables\n+ VLLM_NEW: default '0'\n- VLLM_OLD\n"
+    changes = json.loads(output.read_text())
+    assert [(change["change"], change["name"]) for change in changes] == [
+        ("came", "VLLM_NEW"),
+        ("went", "VLLM_OLD"),
+    ]
+
+
+def test_a_folder_without_vllm_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path} contains no files of the package vllm\n"
+
+
+def option_facts_of(*names: str) -> list[Fact]:
+    return [Fact("option", name) for name in names]
+
+
+def test_history_has_periods_gaps_and_replacements() -> None:
+    facts = {
+        13: option_facts_of("--always", "--old", "--returns"),
+        14: option_facts_of("--always", "--old"),
+        16: option_facts_of("--always", "--new", "--returns", "unknown: make_name()"),
+    }
+    options = history_of(facts, {"--old": "--new"}).options
+    assert options == {
+        "--always": Lifetime(periods=[("", "")]),
+        "--new": Lifetime(periods=[("0.15 or 0.16", "")]),
+        "--old": Lifetime(periods=[("", "0.15 or 0.16")], replacement="--new"),
+        "--returns": Lifetime(periods=[("", "0.14"), ("0.15 or 0.16", "")]),
+    }
+
+
+def test_replacements_are_read_from_deprecation_texts() -> None:
+    package = Package(
+        {
+            OPTIONS_FILE: (
+                "parser.add_argument('--old-one', help='Deprecated, use `--new_one` instead.')\n"
+                "warn('--second-old is deprecated and will be removed. '\n"
+                "     'Please use --config.second_new instead.')\n"
+                "warn('To limit memory, use --max-len.')\n"
+            )
+        }
+    )
+    assert replacements_in(package) == {
+        "--old-one": "--new-one",
+        "--second-old": "--config.second_new",
+    }
