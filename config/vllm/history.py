@@ -16,7 +16,7 @@ FILE = Path(__file__).with_name("history.json")
 def version_number(version: str) -> tuple[int, int]:
     """Returns the two numbers of a version such as 0.11, 0.11.2 or v0.11; zeros for other texts.
 
-    Of "0.15 or 0.16", the numbers are those of the later version.
+    Of "0.15 or 0.16", the later version counts.
     """
     match = _VERSION.search(version)
     if match is None:
@@ -31,7 +31,7 @@ class Lifetime(Struct, omit_defaults=True):
     """First version with the name, and first one without it; empty for before 0.6 and for none.
     If a version between is not known, both are named, as in "0.15 or 0.16"."""
     replacement: str = ""
-    """What replaces a name that the newest version lacks; `unknown` if vLLM does not say."""
+    """Replacement of a name that the newest version lacks; `unknown` if vLLM names none."""
 
     def is_gone_in(self, version: str) -> bool:
         """Returns whether a version, such as 0.32, does not have the name any more."""

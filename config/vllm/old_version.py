@@ -1,4 +1,4 @@
-"""What the oldest supported version does with a command line for an earlier version of vLLM."""
+"""Explains how the oldest supported version treats a command line for an earlier vLLM."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ def advice(
 
 
 def is_earlier(simulated: str, version: str) -> bool:
-    """Returns whether a version is in the tables, or between those, and before another one."""
+    """Returns whether a version is in the tables or between two entries, and before another one."""
     number = version_number(simulated)
     first = version_number(next(iter(read_history().releases)))
     return first <= number < version_number(version)
