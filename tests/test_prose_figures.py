@@ -73,11 +73,11 @@ def test_each_exceeded_prose_limit_is_reported() -> None:
         sentences=(" ".join(["word"] * 30),),
         unclear=("riddle: x",),
     )
-    lines = complaints([long_page], [long_page])
+    lines = complaints([long_page])
     assert [line.partition(":")[0] for line in lines] == [
         "30.0 words per sentence, at most 18",
         "1 unclear phrases, at most 0 (--list shows them)",
         "long.md",
         "long.md",
     ]
-    assert complaints([], []) == []
+    assert complaints([]) == []

@@ -155,7 +155,7 @@ def test_malformed_event_does_not_affect_other_events(event: Any, reason: str) -
         b"\x92\xacBlockRemoved" + b"\x91" * 200_000 + b"\xc0",
         b"\x91" * 5_000 + b"\xc0",
         b"\x81\xa1a" * 5_000 + b"\xc0",
-        b"\x82\xa4type\xacBlockRemoved\xa5later" + b"\x91" * 5_000 + b"\xd9\x03abc",
+        b"\x82\xa4type\xacBlockRemoved\xa5later" + b"\x91" * 200_000 + b"\xd9\x03abc",
     ],
 )
 def test_event_with_bad_text_or_deep_nests_does_not_affect_its_neighbors(event: bytes) -> None:
