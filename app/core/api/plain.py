@@ -29,7 +29,6 @@ from app.core.engine.request import EngineRequest, Reply
 from app.core.protocol.common import HOLE
 from app.core.protocol.completions import DEFAULT_MAX_TOKENS
 from app.core.protocol.options import Int64
-from app.core.protocol.validation import GREEDY_BELOW
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import PendingResponse, Response, json_response
 from app.core.text.memo import PromptMemo, TextMessage, chat_memo, text_memo
@@ -299,12 +298,11 @@ class PlainGeneration:
         include_usage = self._forced_usage or (
             stream_options is not None and stream_options.include_usage
         )
-        temperature = request.temperature
         return Recognised(
             request=request,
             model=request.model or self._model,
             seed=None if request.seed == -1 else request.seed,
-            greedy=temperature is not None and temperature < GREEDY_BELOW,
+            greedy=request.temperature == 0,
             prompt_key=prompt_key,
             prompt_ids=prompt_ids,
             max_tokens=max_tokens,

@@ -32,7 +32,6 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 16384
-GREEDY_BELOW = 1e-5
 UINT64_END = 2**64
 MIN_ABOVE_ZERO = math.nextafter(0, 1)
 MAX_FINITE = sys.float_info.max
@@ -312,7 +311,8 @@ class ValidatedRequest(Generic[R]):
         stop = () if request.stop is None else request.stop
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self.seed = None if request.seed == -1 else request.seed
-        self.greedy = request.temperature is not None and request.temperature < GREEDY_BELOW
+        # A negative temperature is rejected later, and vLLM raises other ones to its minimum.
+        self.greedy = request.temperature == 0
         if isinstance(request, ChatCompletionRequest):
             echo_logprobs = request.top_logprobs
             logprobs = echo_logprobs if request.logprobs else None

@@ -12,6 +12,7 @@ from app.core.engine.request import ToolCalls
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import StructuredOutputs
+from app.core.protocol.sampling import floored_temperature
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest
 from app.extensions.disaggregation.protocol import SamplingParams
 from config.settings import ToolSettings
@@ -19,8 +20,6 @@ from config.settings import ToolSettings
 OUTPUT_KIND_DELTA = 1
 OUTPUT_KIND_FINAL_ONLY = 2
 MAX_BIAS = 100.0
-MIN_TEMPERATURE = 0.01
-"""Lowest temperature of sampling that is not greedy."""
 ALWAYS_SHOWN = frozenset(
     [
         "presence_penalty",
@@ -109,7 +108,7 @@ def _randomness(request: GenerationRequest) -> JsonObject:
         return {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     temperature = 1.0 if request.temperature is None else request.temperature
     return {
-        "temperature": max(temperature, MIN_TEMPERATURE),
+        "temperature": floored_temperature(temperature),
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "top_k": request.top_k or 0,
         "min_p": request.min_p or 0.0,

@@ -13,11 +13,10 @@ from typing import Final, Self
 from msgspec.structs import asdict, force_setattr
 
 from app.core.engine.choice_request import Sampling, TextForm
+from app.core.protocol.sampling import floored_temperature
 from app.extensions.llm.errors import RequestError
 
 MAX_STOPS: Final = 16
-MIN_TEMPERATURE: Final = 1e-5
-"""Temperature below which sampling is greedy, as in vLLM."""
 
 
 class Priority(IntEnum):
@@ -110,6 +109,7 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         for name in ("stop", "stop_sequences"):
             if isinstance(getattr(self, name), str):
                 force_setattr(self, name, (getattr(self, name),))
+        force_setattr(self, "temperature", floored_temperature(self.temperature))
         max_tokens = math.inf
         if self.max_tokens is not None:
             max_tokens = self.max_tokens
@@ -156,7 +156,7 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     @property
     def is_greedy(self) -> bool:
         """True when the likeliest token is always next."""
-        return not self.do_sample or self.temperature < MIN_TEMPERATURE
+        return not self.do_sample or self.temperature == 0
 
     @property
     def form(self) -> TextForm | None:

@@ -53,7 +53,7 @@ WORDS = [str(number) for number in range(129)]
 FORM = {"response_format": {"type": "json_object"}}
 BORDERS: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
     ({"n": 16384}, {"n": 16385}, None),
-    ({"n": 2, "temperature": 1e-5}, {"n": 2, "temperature": 0.9e-5}, None),
+    ({"n": 2, "temperature": 1e-9}, {"n": 2, "temperature": 0}, None),
     ({"temperature": 0}, {"temperature": -1e-9}, "temperature"),
     ({"temperature": 2}, {"temperature": 2.0001}, "temperature"),
     ({}, {"temperature": math.nan}, "temperature"),
