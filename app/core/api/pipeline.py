@@ -170,8 +170,7 @@ class RequestPipeline(Struct):
         )
         is_forced = may_force_usage and api.enable_force_include_usage
         weights = None
-        shows_weights = request.return_weight_versions and self.version_options["weight_versions"]
-        if shows_weights and not request.use_beam_search:
+        if request.return_weight_versions and not request.use_beam_search:
             weights = self.weights
         token_id_names = request.return_tokens_as_token_ids
         if token_id_names is None:

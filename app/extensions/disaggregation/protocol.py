@@ -200,6 +200,7 @@ class GenerateRequest(Request, kw_only=True):
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None
 
+    nested_parameters: ClassVar[str | None] = "sampling_params"
     lax_fields: ClassVar[LaxFields] = {
         "token_ids": convert_token_ids,
         "sampling_params": convert_sampling_params,
