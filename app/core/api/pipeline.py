@@ -200,6 +200,10 @@ class RequestPipeline(Struct):
         request = accepted.request
         stream = bool(request.stream)
         responder = responder or self.responder
+        if stream and request.stream_interval is not None and request.stream_interval > 1:
+            from app.core.api.token_joiner import TokenJoiner  # few streams have an interval
+
+            writer.joiner = TokenJoiner(request.stream_interval)
         if prompts and (request.kv_transfer_params or prompts[-1].features):
             from app.core.api.transfers import describe_transfers  # few requests have any
 

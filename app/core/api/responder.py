@@ -371,7 +371,7 @@ class EventStream(StreamingBody):
     def _plain_taker(
         self, index: int, part: Part | None, text_frame: tuple[bytes, bytes] | None
     ) -> TakeToken | None:
-        if text_frame is None:
+        if text_frame is None or self.writer.joiner is not None:
             return None
         prefix, suffix = text_frame
         constant_bytes = len(prefix) + len(suffix)

@@ -146,19 +146,17 @@ def decode(
         error_type = "model_attributes_type" if body else "missing"
         raise invalid_field(error_type, "body", "Input should be a JSON object")
     for kind in kinds:
-        _drop(values.get(kind.nested_parameters or ""), ignored_fields, nullable_fields)
+        _drop(values.get(kind.nested_parameters or ""), ignored_fields)
     _drop(values, ignored_fields, nullable_fields)
     return _convert_first(values, kinds, body)
 
 
-def _drop(
-    values: object, ignored_fields: Collection[str], nullable_fields: Collection[str]
-) -> None:
-    """Removes fields from raw values, in place: the ignored ones, and nulls of the nullable ones."""
+def _drop(values: object, names: Collection[str], nullable_names: Collection[str] = ()) -> None:
+    """Removes fields of raw JSON, in place: those of `names`, and nulls of `nullable_names`."""
     if isinstance(values, dict):
-        for name in ignored_fields:
+        for name in names:
             values.pop(name, None)
-        for name in nullable_fields:
+        for name in nullable_names:
             if name in values and values[name] is None:
                 del values[name]
 
