@@ -187,6 +187,30 @@ class RequestPipeline(Struct):
             **self.version_options,
         }
 
+    def _prepare(
+        self,
+        writer: ResponseWriter,
+        request: GenerationRequest,
+        meta: ResponseMeta,
+        prompts: Sequence[BuiltPrompt],
+    ) -> None:
+        """Sets what the writer of few requests needs: joined tokens, and transfers."""
+        if request.stream and request.stream_interval is not None and request.stream_interval > 1:
+            from app.core.api.token_joiner import TokenJoiner
+
+            writer.joiner = TokenJoiner(request.stream_interval)
+        if prompts and (request.kv_transfer_params or prompts[-1].features):
+            from app.core.api.transfers import describe_transfers
+
+            describe_transfers(
+                request,
+                meta,
+                prompts,
+                identity=self.identity,
+                encode=self.encoded_media,
+                writer=writer,
+            )
+
     def submit(
         self,
         accepted: AcceptedRequest,
@@ -200,21 +224,7 @@ class RequestPipeline(Struct):
         request = accepted.request
         stream = bool(request.stream)
         responder = responder or self.responder
-        if stream and request.stream_interval is not None and request.stream_interval > 1:
-            from app.core.api.token_joiner import TokenJoiner  # few streams have an interval
-
-            writer.joiner = TokenJoiner(request.stream_interval)
-        if prompts and (request.kv_transfer_params or prompts[-1].features):
-            from app.core.api.transfers import describe_transfers  # few requests have any
-
-            describe_transfers(
-                request,
-                meta,
-                prompts,
-                identity=self.identity,
-                encode=self.encoded_media,
-                writer=writer,
-            )
+        self._prepare(writer, request, meta, prompts)
         prompt_ids = list(map(_ids_of, prompts))
         prompt_tokens = [*map(len, prompt_ids)]
         accepted.check_sampling(prompt_tokens)

@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import Request
+from app.core.protocol.sampling import RepetitionDetection
 from app.core.server.http.errors import bad_request
 
 INT64_MIN = -(2**63)
@@ -78,22 +79,6 @@ class StructuredOutputs(Struct, kw_only=True):
         count = sum(constraint is not None for constraint in (*constraints, self.structural_tag))
         if count != 1:
             raise bad_request(f"structured_outputs must have exactly one constraint, got {count}")
-
-
-class RepetitionDetection(Struct, kw_only=True):
-    """Conditions for ending an answer that repeats itself. Sizes are in tokens; 0 disables it."""
-
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_pattern_size <= self.max_pattern_size:
-            raise bad_request(
-                "repetition_detection requires 0 <= min_pattern_size <= max_pattern_size"
-            )
-        if self.max_pattern_size > 0 and self.min_count < 2:
-            raise bad_request("repetition_detection.min_count must be at least 2")
 
 
 class FunctionDefinition(Struct, kw_only=True):

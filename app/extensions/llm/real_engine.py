@@ -10,13 +10,14 @@ from typing import Literal, cast
 
 import msgspec
 
-from app.core.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
+from app.core.api.sampling import RealModel, ThoughtTokens
 from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.parsing import THINK_BEGIN, THINK_END
 from app.core.extensions import OtherEngine, ServerParts
 from app.core.protocol.features import Feature
+from app.core.protocol.sampling import SamplingDefaults
 from app.core.protocol.versions import simulated_version
 from app.core.server.gunicorn.ranks import ENDPOINT
 from app.core.text.base import Tokenizer

@@ -19,6 +19,7 @@ from app.core.engine.kvcache.publishing import of_rank
 from app.core.engine.outputs import EngineOutput, Failed, Tokens
 from app.core.engine.request import EngineRequest
 from app.core.protocol.decoding import decode_query
+from app.core.protocol.sampling import Sampling
 from app.core.server.http.errors import malformed
 from app.core.server.http.response import TEXT, Response, json_response
 from app.core.server.http.route import EMPTY_ANSWER, Handler, Route, RouteDocs
@@ -197,7 +198,7 @@ class Information:
             prompt_ids=[0],
             echo_text="",
             max_tokens=1,
-            limited=True,
+            sampling=Sampling(max_tokens=1),
             arrival_s=context.arrival_s,
         )
 

@@ -19,6 +19,7 @@ from app.core.engine.profile import read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Reply, SequenceOutcome, Watch
 from app.core.engine.sequence import Handle
 from app.core.protocol.common import KVTransferParams
+from app.core.protocol.sampling import Sampling
 from app.extensions.handoff.dialects import Dialect, NixlDialect
 from app.extensions.handoff.engine import HandoffEngine
 from app.extensions.handoff.handoffs import Peering
@@ -300,7 +301,7 @@ class Pod:
             prompt_ids=request.prompt,
             echo_text="",
             max_tokens=tokens,
-            limited=True,
+            sampling=Sampling(max_tokens=tokens),
             arrival_s=self.clock.now(),
             observers=[request.watch],
             **fields,
