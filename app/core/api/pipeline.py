@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from app.core.api.weight_spans import Weights
     from app.core.api.writer import ResponseWriter
     from app.core.engine.constraints import Constraints
+    from app.core.engine.tool_replies import ToolReplies
     from app.core.protocol.common import ECTransferParams
     from app.core.protocol.features import VllmVersion
     from app.core.protocol.validation import AcceptedRequest, ModelLimits
@@ -85,6 +86,8 @@ class RequestPipeline(Struct):
     """Prompts carry the texts of their messages, which datasets look up."""
     scripts: ReplyRules | None = None
     """Rules that decide replies; None while there are none."""
+    tool_replies: ToolReplies | None = None
+    """Reads calls in texts; None without the extension for it."""
     keeps_fast_path: Callable[[], bool] = always_fast
     """Returns whether plain requests may take the fast path under the settings in force."""
     values_left: int = SLICE

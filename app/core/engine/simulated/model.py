@@ -204,7 +204,8 @@ class SimulatedModel:
             and not calls.min_calls  # required calls are not text
             and self.tool_replies is not None
         ):
-            reply = self.tool_replies.read_calls(reply, calls)
+            parser = self._live.current.tools.tool_call_parser
+            reply = self.tool_replies.reader(parser).read(reply, calls)
         if request.image:
             return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
         return reply
