@@ -41,7 +41,7 @@ def describe_choice(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
         "tokens": bar.tokens,
         "blocks": [],
         "outcome": None,
-        "settings": _client_settings(request),
+        "settings": client_settings(request),
     }
     if sequence is not None:
         details["reply"] = sequence.text()[:MAX_TEXT_CHARACTERS]
@@ -53,7 +53,8 @@ def describe_choice(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
     return details
 
 
-def _client_settings(request: EngineRequest) -> dict[str, object]:
+def client_settings(request: EngineRequest) -> dict[str, object]:
+    """Returns the fields of a request that differ from their defaults, shortened."""
     settings = _changed_fields(request.sampling)
     if request.sampling.is_limited:
         settings["max_tokens"] = request.max_tokens
