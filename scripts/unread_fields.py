@@ -6,7 +6,7 @@ has a reader.
 
 from collections.abc import Mapping
 
-from app.extensions.tool_calls.parsers import PARSERS
+from app.extensions.tool_calls.settings import READ_PARSERS
 from config.vllm.facts import OPTIONS
 from scripts.generated_page import DOCS, table
 
@@ -56,7 +56,7 @@ SERVED_WITHOUT: Mapping[str, Mapping[str, str]] = {
 def parsers_without_reader() -> list[str]:
     """Returns the tool call parsers of vLLM whose format is read as that of Hermes models."""
     option = OPTIONS["tool-call-parser"]
-    return sorted({*option.names, *option.later} - {*PARSERS, "hermes"})
+    return sorted({*option.names, *option.later} - {*READ_PARSERS})
 
 
 def limits_page() -> str:

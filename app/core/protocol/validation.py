@@ -298,8 +298,6 @@ class ValidatedRequest(Generic[R]):
             )
         if request.truncate_prompt_tokens is not None:
             check_truncation(request.truncate_prompt_tokens, context_tokens)
-        stop = () if request.stop is None else request.stop
-        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if isinstance(request, ChatCompletionRequest):
             echo_logprobs = request.top_logprobs
             logprobs = echo_logprobs if request.logprobs else None
@@ -353,7 +351,7 @@ class ValidatedRequest(Generic[R]):
         if not is_plain:
             check_ranges(request)
             self._check_token_counts(reply_tokens[0])
-        if "" in (*self.stop, *request.bad_words):
+        if request.stop == "" or "" in (*(request.stop or ()), *request.bad_words):
             raise bad_request("stop and bad_words cannot contain an empty string.")
         # vLLM raises any other temperature to a minimum first.
         if self.n > 1 and request.temperature == 0:

@@ -13,7 +13,7 @@ from typing import Final, Self
 from msgspec.structs import asdict, force_setattr
 
 from app.core.engine.choice_request import TextForm
-from app.core.protocol.sampling import MIN_TEMPERATURE, Sampling
+from app.core.protocol.sampling import MIN_TEMPERATURE, SAMPLING_FIELDS, Sampling
 from app.extensions.llm.errors import RequestError
 
 MAX_STOPS: Final = 16
@@ -109,13 +109,11 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         are_texts = all(isinstance(stop, str) and stop for stop in self.stops)
         are_finite = all(map(math.isfinite, self.logit_bias.values()))
         rules = [
-            ("temperature", 0.0 <= self.temperature <= 2.0, "in [0, 2]"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
-            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]"),
-            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
-            ("top_k", self.top_k >= -1, "-1 or 0 (no limit), or at least 1"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "greater than 0"),
+            (field.name, field.minimum <= getattr(self, field.name) <= field.maximum, field.words)
+            for field in SAMPLING_FIELDS
+            if field.words
+        ]
+        rules += [
             ("max_tokens", max_tokens >= 1, "at least 1"),
             ("min_tokens", 0 <= self.min_tokens <= max_tokens, "from 0 to max_tokens"),
             ("n", 1 <= self.n <= 128, "from 1 to 128"),

@@ -82,10 +82,9 @@ class CallReader:
         In a long text, several tokens are read at once, and the last one shows their additions.
         Pauses between tokens.
         """
-        stream = self._parser.stream(calls.tools)
+        stream = PieceStream(self._parser, calls.tools, calls.first_only)
         characters = sum(map(len, texts)) * len(texts) // 2
         group_size = 1 + characters // self._parser.max_characters
-        names: dict[int, str] = {}
         waiting: deque[Piece] = deque()
         pieces: list[Piece] = []
         unread = ""
@@ -95,11 +94,9 @@ class CallReader:
             read_characters += len(text)
             is_last = position == len(texts)
             if is_last or position % group_size == 0:
-                delta = stream.feed(unread, is_last)
+                waiting += stream.read(unread, is_last)
                 unread = ""
                 self._slices.spend(1 + read_characters // self._parser.characters_per_step)
-                if delta is not None:
-                    waiting += added_pieces(delta, names, calls.first_only)
             pieces.append(waiting.popleft() if waiting else HELD)
         return [*pieces, *waiting]
 
@@ -107,7 +104,10 @@ class CallReader:
 class PieceStream:
     """Reads a text that comes in parts, all of one reply."""
 
-    def __init__(self, parser: ToolParser, tools: Sequence[ToolFunction]) -> None:
+    def __init__(
+        self, parser: ToolParser, tools: Sequence[ToolFunction], first_only: bool = False
+    ) -> None:
+        self._first_only = first_only
         self._stream = parser.stream(tools)
         self._max_characters = parser.max_characters
         self._names: dict[int, str] = {}
@@ -124,11 +124,16 @@ class PieceStream:
         self._length += len(text)
         if not is_last and len(self._unread) * 2 * self._max_characters < self._length**2:
             return []
-        delta = self._stream.feed(self._unread, is_last)
+        pieces = self.read(self._unread, is_last)
         self._unread = ""
+        return pieces
+
+    def read(self, text: str, is_last: bool) -> list[Piece]:
+        """Returns what `text` adds, which is read now."""
+        delta = self._stream.feed(text, is_last)
         if delta is None:
             return []
-        return added_pieces(delta, self._names, first_only=False)
+        return added_pieces(delta, self._names, self._first_only)
 
 
 def shown_pieces(parsed: ParsedText) -> list[Piece]:

@@ -11,7 +11,9 @@ from app.core.engine.parsing import merged
 from app.core.engine.request import ToolCalls, ToolFunction
 from app.core.server.flask.application import Understudy
 from app.extensions.llm.text_readers import readers
+from app.extensions.tool_calls.parsers import PARSERS
 from app.extensions.tool_calls.reader import CallReader
+from app.extensions.tool_calls.settings import READ_PARSERS
 from tests.application import app_of
 from tests.core.engine.harness import engine_request
 
@@ -90,3 +92,18 @@ def test_real_engine_reads_calls_with_the_configured_parser(parser: str, streams
     pieces = merged([*pieces, *reader.finish()])
     assert {part for part, _ in pieces} == {Part("call", 0, "weather")}
     assert json.loads("".join(text for _, text in pieces)) == {"city": "Rome"}
+
+
+def test_parser_without_a_reader_is_named_in_one_warning_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app_of("--force-dummy-tokenizer", "--tool-call-parser", "kimi_k2")
+    [warning] = [record for record in caplog.records if "tool-call-parser" in record.message]
+    assert "kimi_k2" in warning.message and "hermes" in warning.message
+    caplog.clear()
+    app_of("--force-dummy-tokenizer", "--tool-call-parser", "qwen3_xml")
+    assert not [record for record in caplog.records if "tool-call-parser" in record.message]
+
+
+def test_every_named_parser_has_a_reader() -> None:
+    assert set(PARSERS) == set(READ_PARSERS)
