@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import fields
 
+from app.core.engine.sampling import RepetitionDetection, Sampling
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.options import FLAT_TRANSFER, GenerationFields
-from app.core.protocol.sampling import RepetitionDetection, Sampling
 from app.extensions.console.details import client_settings
 from app.extensions.disaggregation.protocol import SamplingParams
 from app.extensions.grpc.messages import engine
@@ -22,7 +22,7 @@ APP = Path(__file__).parents[2] / "app"
 SIMULATED = [*(APP / "core/engine/simulated").glob("*.py"), APP / "core/engine/endings.py"]
 REAL = [*(APP / "extensions/llm").glob("*.py"), APP / "core/engine/endings.py"]
 GRPC = APP / "extensions/grpc/generate.py"
-RECORD = APP / "core/protocol/sampling.py"
+RECORD = APP / "core/engine/sampling.py"
 
 
 def attributes(tree: ast.AST) -> set[str]:

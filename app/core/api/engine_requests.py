@@ -19,8 +19,8 @@ from app.core.api.headers import (
 )
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import EngineRequest
+from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.chat import ChatCompletionRequest
-from app.core.protocol.sampling import SamplingDefaults
 
 if TYPE_CHECKING:
     from app.core.api.chat.rules import ChatRules

@@ -26,10 +26,10 @@ from app.core.api.plain_body import PlainBody, plain_body
 from app.core.api.writer import ResponseWriter
 from app.core.engine.kvcache import PART_BLOCKS
 from app.core.engine.request import EngineRequest, Reply
+from app.core.engine.sampling import Sampling
 from app.core.protocol.common import HOLE
 from app.core.protocol.completions import DEFAULT_MAX_TOKENS
 from app.core.protocol.options import Int64
-from app.core.protocol.sampling import Sampling
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import PendingResponse, Response, json_response
 from app.core.text.memo import PromptMemo, TextMessage, chat_memo, text_memo

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from app.core.engine.choice_request import TextForm, Thoughts
 from app.core.engine.request import JsonSchema, ToolCalls
+from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.options import StructuredOutputs
-from app.core.protocol.sampling import SamplingDefaults
 from app.core.protocol.validation import GenerationRequest
 from app.core.server.http.errors import bad_request
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from app.core.protocol.sampling import Sampling
+from app.core.engine.sampling import Sampling
 
 
 class Thoughts(Struct, frozen=True, kw_only=True, omit_defaults=True):

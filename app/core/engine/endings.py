@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from app.core.base.clock.pause import Pace
 from app.core.engine.outputs import Finish
 from app.core.engine.request import LENGTH, Reply
-from app.core.protocol.sampling import RepetitionDetection, Sampling
+from app.core.engine.sampling import RepetitionDetection, Sampling
 
 PART_TOKENS = 2048
 """Tokens of a long reply that are cut between two looks at the clock."""

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from app.core.engine.sampling import RepetitionDetection
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import Request
-from app.core.protocol.sampling import RepetitionDetection
 from app.core.server.http.errors import bad_request
 
 INT64_MIN = -(2**63)
@@ -79,6 +79,18 @@ class StructuredOutputs(Struct, kw_only=True):
         count = sum(constraint is not None for constraint in (*constraints, self.structural_tag))
         if count != 1:
             raise bad_request(f"structured_outputs must have exactly one constraint, got {count}")
+
+
+class CheckedRepetitionDetection(RepetitionDetection, kw_only=True):
+    """Conditions for ending a reply that repeats itself, with vLLM's rules."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_pattern_size <= self.max_pattern_size:
+            raise bad_request(
+                "repetition_detection requires 0 <= min_pattern_size <= max_pattern_size"
+            )
+        if self.max_pattern_size > 0 and self.min_count < 2:
+            raise bad_request("repetition_detection.min_count must be at least 2")
 
 
 class FunctionDefinition(Struct, kw_only=True):
@@ -205,7 +217,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     return_token_offsets: bool | None = False
     cache_hit_threshold: Share | None = None
     """Not in vLLM: the reply is empty if a smaller share of the prompt is cached."""
-    repetition_detection: RepetitionDetection | None = None
+    repetition_detection: CheckedRepetitionDetection | None = None
     stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
     def __post_init__(self) -> None:

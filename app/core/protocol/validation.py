@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.engine.sampling import SAMPLING_FIELDS, Sampling, SamplingDefaults
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.options import INT64_MIN, StructuredOutputs
-from app.core.protocol.sampling import SAMPLING_FIELDS, Sampling, SamplingDefaults
 from app.core.server.http.errors import ApiError, bad_request, invalid_value
 from app.core.text.base import TokenIdError
 

@@ -17,8 +17,8 @@ from app.core.engine.outputs import EngineOutput
 from app.core.engine.profile import read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Reply, Watch
 from app.core.engine.request import Observer as RequestObserver
+from app.core.engine.sampling import Sampling
 from app.core.engine.sections import EngineSections
-from app.core.protocol.sampling import Sampling
 from app.extensions.console.bars import Origin
 from app.extensions.console.lesson import PROFILE, EngineSize
 from app.extensions.console.observer import ObservedEngine, Observer

@@ -16,7 +16,6 @@ from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.convert import convert, convert_value
 from app.core.protocol.decoding import RawRequest, Request
-from app.core.protocol.sampling import RepetitionDetection
 from app.core.server.http.errors import bad_request, malformed
 
 Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
@@ -64,7 +63,7 @@ class SamplingParams(Struct, kw_only=True):
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
-    repetition_detection: RepetitionDetection | None = None
+    repetition_detection: options.CheckedRepetitionDetection | None = None
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None
 

@@ -9,10 +9,10 @@ from app.core.api.chat.tools import tool_calls_of
 from app.core.api.sampling import text_form
 from app.core.engine.constraints import Constraints
 from app.core.engine.request import ToolCalls
+from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import StructuredOutputs
-from app.core.protocol.sampling import SamplingDefaults
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest
 from app.extensions.disaggregation.protocol import SamplingParams
 from config.settings import ToolSettings

@@ -15,10 +15,10 @@ from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.parsing import THINK_BEGIN, THINK_END
+from app.core.engine.sampling import SamplingDefaults
 from app.core.engine.tool_replies import ToolReplies
 from app.core.extensions import OtherEngine, ServerParts
 from app.core.protocol.features import Feature
-from app.core.protocol.sampling import SamplingDefaults
 from app.core.protocol.versions import simulated_version
 from app.core.server.gunicorn.ranks import ENDPOINT
 from app.core.text.base import Tokenizer

@@ -13,7 +13,7 @@ from typing import Final, Self
 from msgspec.structs import asdict, force_setattr
 
 from app.core.engine.choice_request import TextForm
-from app.core.protocol.sampling import MIN_TEMPERATURE, SAMPLING_FIELDS, Sampling
+from app.core.engine.sampling import MIN_TEMPERATURE, SAMPLING_FIELDS, Sampling
 from app.extensions.llm.errors import RequestError
 
 MAX_STOPS: Final = 16

@@ -18,8 +18,8 @@ from app.core.base.metrics.instruments import CONTENT_TYPE
 from app.core.engine.kvcache.publishing import of_rank
 from app.core.engine.outputs import EngineOutput, Failed, Tokens
 from app.core.engine.request import EngineRequest
+from app.core.engine.sampling import Sampling
 from app.core.protocol.decoding import decode_query
-from app.core.protocol.sampling import Sampling
 from app.core.server.http.errors import malformed
 from app.core.server.http.response import TEXT, Response, json_response
 from app.core.server.http.route import EMPTY_ANSWER, Handler, Route, RouteDocs

@@ -18,7 +18,7 @@ from app.core.api.plain import (
     PlainGeneration,
     Recognised,
 )
-from app.core.protocol.sampling import SamplingDefaults
+from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.validation import ModelLimits
 from app.core.settings import load
 from app.core.text.memo import PromptMemo

@@ -14,7 +14,7 @@ from app.core.api.sampling import (
     ThoughtTokens,
 )
 from app.core.engine.choice_request import Thoughts
-from app.core.protocol.sampling import SAMPLING_FIELDS, Sampling, SamplingDefaults
+from app.core.engine.sampling import SAMPLING_FIELDS, Sampling, SamplingDefaults
 from app.core.server.http.errors import ApiError
 from tests.core.protocol.refused import completion as asked
 

@@ -21,11 +21,11 @@ from app.core.engine.lora import Adapter
 from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import EngineRequest, Observer
+from app.core.engine.sampling import Sampling
 from app.core.engine.sections import EngineSections
 from app.core.engine.sequence import Handle
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.engine.simulated.model import RandomStreams, SimulatedModel
-from app.core.protocol.sampling import Sampling
 from app.core.text.base import Tokenizer
 from app.core.text.huggingface import default_tokenizer
 from config.settings import (

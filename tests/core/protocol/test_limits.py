@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.core.protocol.sampling import SamplingDefaults
+from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.validation import (
     GenerationRequest,
     ModelLimits,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from app.core.engine.endings import REPETITION, end_of_tokens, ended
 from app.core.engine.outputs import Finish
 from app.core.engine.request import Reply
+from app.core.engine.sampling import RepetitionDetection, Sampling
 from app.core.engine.simulated.token_chooser import TokenChooser
-from app.core.protocol.sampling import RepetitionDetection, Sampling
 from tests.core.engine.harness import Harness, embedded_tokenizer
 
 

@@ -17,9 +17,9 @@ from app.core.engine.lora import Adapter
 from app.core.engine.outputs import EngineOutput, Failed, Tokens
 from app.core.engine.profile import read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Reply, SequenceOutcome, Watch
+from app.core.engine.sampling import Sampling
 from app.core.engine.sequence import Handle
 from app.core.protocol.common import KVTransferParams
-from app.core.protocol.sampling import Sampling
 from app.extensions.handoff.dialects import Dialect, NixlDialect
 from app.extensions.handoff.engine import HandoffEngine
 from app.extensions.handoff.handoffs import Peering

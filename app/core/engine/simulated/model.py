@@ -34,12 +34,12 @@ from app.core.text.base import Tokenizer
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
+    from app.core.engine.sampling import Sampling
     from app.core.engine.simulated.calls import CallReplies
     from app.core.engine.simulated.logprobs import Logprobs
     from app.core.engine.simulated.scripted import ScriptedReplies
     from app.core.engine.simulated.token_chooser import TokenChooser
     from app.core.engine.tool_replies import ToolReplies
-    from app.core.protocol.sampling import Sampling
 
 TRIES = 4
 """Texts drawn to find one that fits the limit."""

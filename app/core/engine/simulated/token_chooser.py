@@ -14,7 +14,7 @@ from random import Random
 
 from app.core.base.clock.pause import Pace
 from app.core.engine.request import STOP, EngineRequest, Reply
-from app.core.protocol.sampling import Sampling
+from app.core.engine.sampling import Sampling
 from app.core.text.base import Tokenizer
 
 ORIGINAL_PROBABILITY = 0.37

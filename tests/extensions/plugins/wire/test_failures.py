@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.engine.request import EngineRequest, ScriptedReply
-from app.core.protocol.sampling import Sampling
+from app.core.engine.sampling import Sampling
 from app.extensions.plugins.guard import Guard
 from tests.extensions.plugins.conftest import plugin_module
 from tests.running_server import RunningServer, running_server

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.core.protocol.sampling import Sampling
+from app.core.engine.sampling import Sampling
 from tests.extensions.llm.remote.served import Peer, new_peer, served
 from tests.hostile.raw_client import post
 from tests.running_server import RunningServer

@@ -15,8 +15,6 @@ from typing import Annotated, Any, Final, NamedTuple, Self
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from app.core.server.http.errors import bad_request
-
 MIN_TEMPERATURE: Final = 0.01
 """Lowest temperature other than 0; vLLM raises lower ones, which could overflow."""
 MIN_ABOVE_ZERO: Final = math.nextafter(0, 1)
@@ -24,19 +22,11 @@ MAX_FINITE: Final = sys.float_info.max
 
 
 class RepetitionDetection(Struct, kw_only=True):
-    """Conditions for ending an answer that repeats itself. Sizes are in tokens; 0 disables it."""
+    """Conditions for ending a reply that repeats itself. Sizes are in tokens; 0 disables it."""
 
     max_pattern_size: int = 0
     min_pattern_size: int = 0
     min_count: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_pattern_size <= self.max_pattern_size:
-            raise bad_request(
-                "repetition_detection requires 0 <= min_pattern_size <= max_pattern_size"
-            )
-        if self.max_pattern_size > 0 and self.min_count < 2:
-            raise bad_request("repetition_detection.min_count must be at least 2")
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
