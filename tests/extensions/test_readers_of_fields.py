@@ -19,8 +19,9 @@ from scripts.unread_fields import LIMITS_PAGE, SERVED_WITHOUT, UNREAD, limits_pa
 from tests.core.engine.harness import engine_request
 
 APP = Path(__file__).parents[2] / "app"
-SIMULATED = [*(APP / "core/engine/simulated").glob("*.py"), APP / "core/engine/endings.py"]
-REAL = [*(APP / "extensions/llm").glob("*.py"), APP / "core/engine/endings.py"]
+SIMULATED = (APP / "core/engine/simulated").glob("*.py")
+REAL = (APP / "extensions/llm").glob("*.py")
+ENDINGS = APP / "core/engine/endings.py"
 GRPC = APP / "extensions/grpc/generate.py"
 RECORD = APP / "core/engine/sampling.py"
 
@@ -29,9 +30,26 @@ def attributes(tree: ast.AST) -> set[str]:
     return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
 
-def read_names(files: Iterable[Path]) -> set[str]:
-    """Names of the attributes that the files read; a property reads the fields behind it."""
+def names_behind(function: str) -> set[str]:
+    """Names that a function of `ENDINGS` reads, with the functions of the module that it calls."""
+    functions = {
+        node.name: node
+        for node in ast.parse(ENDINGS.read_text("utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    waiting = [function]
     names: set[str] = set()
+    while waiting:
+        node = functions.pop(waiting.pop())
+        names |= attributes(node)
+        called = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+        waiting += called & functions.keys() - set(waiting)
+    return names
+
+
+def read_names(files: Iterable[Path], names: Iterable[str] = ()) -> set[str]:
+    """`names`, and those of the attributes that the files read, and of fields behind properties."""
+    names = set(names)
     for file in files:
         names |= attributes(ast.parse(file.read_text("utf-8")))
     for name, read in properties():
@@ -53,8 +71,8 @@ DESCRIBED = {field.name for field in engine.SamplingParams.DESCRIPTOR.fields}
 @pytest.mark.parametrize(
     ("reader", "names"),
     [
-        ("simulated engine", read_names(SIMULATED)),
-        ("real engine", read_names(REAL)),
+        ("simulated engine", read_names(SIMULATED, names_behind("ended"))),
+        ("real engine", read_names(REAL, names_behind("end_of_tokens"))),
         ("gRPC", DESCRIBED),
         ("generate", set(SamplingParams.__struct_fields__)),
     ],
