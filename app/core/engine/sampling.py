@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple, Self
 
 from msgspec import Meta, Struct
@@ -157,13 +159,27 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
         `derived` are values that depend on more than the field of the same name.
         """
-        for field in SAMPLING_FIELDS:
-            name = field.name
-            if name in derived:
-                continue
-            value = getattr(request, name, None)
-            if value is None:
-                value = getattr(self, name, None)
+        fields, read_values = _reader_of(type(request))
+        parameters = self._parameters()
+        for field, value in zip(fields, read_values(request), strict=True):
             if value is not None:
-                derived[name] = value if field.convert is None else field.convert(value)
-        return Sampling(**derived).normalized()
+                convert = field.convert
+                parameters[field.name] = value if convert is None else convert(value)
+        return Sampling(**parameters | derived).normalized()
+
+    def _parameters(self) -> dict[str, Any]:
+        """Returns the values as fields of `Sampling`."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": _no_top_k(self.top_k),
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+        }
+
+
+@cache
+def _reader_of(kind: type[Struct]) -> tuple[Sequence[SamplingField], Callable[[Struct], Any]]:
+    """Returns the fields of `SAMPLING_FIELDS` that requests of a kind have, and their getter."""
+    fields = [field for field in SAMPLING_FIELDS if field.name in kind.__struct_fields__]
+    return fields, attrgetter(*[field.name for field in fields])
