@@ -145,7 +145,7 @@ class ServerParts:
 
     @property
     def tool_replies(self) -> ToolReplies | None:
-        """What decides which tools are called, and reads calls in texts."""
+        """The part that decides which tools are called, and reads calls in texts."""
         replies = (extension.tool_replies() for extension in self.extensions)
         return next(filter(None, replies), None)
 

@@ -108,7 +108,7 @@ def _no_top_k(value: int) -> int:
 
 
 def _stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns the stop strings; a text is one of them."""
+    """Returns the stop strings; a text stands for a list of one."""
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
@@ -141,7 +141,7 @@ SAMPLING_FIELDS: Final[Sequence[SamplingField]] = (
     SamplingField("thinking_token_budget"),
     SamplingField("repetition_detection"),
 )
-"""All fields, those with a range in the order in which vLLM checks them."""
+"""All fields. vLLM checks the ranges in this order."""
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):

@@ -65,7 +65,7 @@ def reader_of(
 
 
 def functions_of(tools: Sequence[Tool]) -> tuple[ToolFunction, ...]:
-    """Returns the functions of a chat's tools, whose schemas tell the types of arguments."""
+    """Returns the functions of a chat's tools, whose schemas have the types of arguments."""
     functions: list[ToolFunction] = []
     for tool in tools:
         function = tool.function
