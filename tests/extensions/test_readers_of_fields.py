@@ -97,7 +97,9 @@ def changed_value(name: str) -> Any:
         return not default
     if isinstance(default, int | float):
         return default + 1
-    return 3 if default is None and name != "allowed_token_ids" else (3,)
+    if default is None and name != "allowed_token_ids":
+        return 3
+    return (3,)
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLING - {"logit_bias"}))

@@ -27,8 +27,9 @@ def streamed(client: Client, path: str, **fields: Any) -> list[dict[str, Any]]:
 
 
 def text_of(choice: dict[str, Any]) -> str:
-    text: str = choice["text"] if "text" in choice else choice["delta"]["content"]
-    return text
+    if "text" in choice:
+        return str(choice["text"])
+    return str(choice["delta"]["content"])
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -104,9 +104,11 @@ def test_repetition_ends_a_reply_where_vllm_finds_it_first(
     reply = ended(Reply([""] * len(ids), ids, Finish("stop")), sampling)
     count = naive_repetition(ids, detection, min_tokens)
     assert len(reply.ids) == (count or len(ids))
-    assert reply.finish == (Finish("stop") if count is None else REPETITION)
-    ends = [end_of_tokens(ids[:end], 100, sampling) for end in range(1, len(ids) + 1)]
-    assert ends.index(REPETITION) + 1 == count if REPETITION in ends else count is None
+    finishes = {True: Finish("stop"), False: REPETITION}
+    assert reply.finish == finishes[count is None]
+    counts = range(1, len(ids) + 1)
+    ends = [end for end in counts if end_of_tokens(ids[:end], 100, sampling) == REPETITION]
+    assert next(iter(ends), None) == count
 
 
 def test_limit_has_precedence_over_a_repetition_at_the_same_token() -> None:

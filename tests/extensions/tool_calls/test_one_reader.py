@@ -61,7 +61,7 @@ def test_derendered_stream_has_the_calls_of_the_configured_parser(parser: str) -
     names: list[str] = []
     arguments = ""
     for number, token in enumerate(ids["tokens"], 1):
-        finish = "stop" if number == len(ids["tokens"]) else None
+        finish = {len(ids["tokens"]): "stop"}.get(number)
         choice = {"index": 0, "token_ids": [token], "finish_reason": finish}
         body = {
             "stream": True,
