@@ -90,26 +90,22 @@ def test_every_sampling_field_is_sent_to_the_engine(remote: RunningServer, peer:
         "allowed_token_ids": [5, 6],
         "skip_special_tokens": False,
     }
-    limits = {"min_tokens": 2, "max_tokens": 9, "ignore_eos": True, "seed": 11, "priority": 3}
+    limits = {"min_tokens": 2, "max_tokens": 9, "ignore_eos": True, "seed": 11}
     stops = {"stop": ["x", "y"], "stop_token_ids": [4], "include_stop_str_in_output": True}
     chat(
         remote,
         **sampling,
         **limits,
         **stops,
+        priority=3,
         logit_bias={"9": -2.5},
         cache_salt="s",
         prompt_logprobs=1,
     )
     order = peer.last
-    assert order["sampling"] == sampling | {"logit_bias": {"9": -2.5}}
-    assert {name: order[name] for name in limits} == limits
-    assert (order["stop"], order["stop_token_ids"], order["include_stop"]) == (
-        ["x", "y"],
-        [4],
-        True,
-    )
-    assert (order["cache_salt"], order["prompt_logprobs"]) == ("s", 1)
+    others = {"logit_bias": {"9": -2.5}, "prompt_logprobs": 1}
+    assert order["sampling"] == sampling | limits | stops | others
+    assert (order["max_tokens"], order["priority"], order["cache_salt"]) == (9, 3, "s")
 
 
 @pytest.mark.parametrize(
