@@ -204,7 +204,6 @@ def test_rejected_request_returns_400_and_failed_request_returns_500(
         {"kv_transfer_params": {"do_remote_decode": True}},
         {"cache_hit_threshold": 0.5},
         {"use_beam_search": True, "n": 2},
-        {"repetition_detection": {"max_pattern_size": 3, "min_count": 2}},
     ],
 )
 def test_fields_that_a_real_model_does_not_support_are_rejected(
