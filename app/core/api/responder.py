@@ -147,7 +147,7 @@ class Responder(Struct, frozen=True):
         """`may_join`: a stream that is already complete may be sent in one piece."""
         entries_per_token = 1
         if requests:
-            entries_per_token += requests[0].logprobs or 0
+            entries_per_token += requests[0].sampling.logprobs or 0
         stream = EventStream(
             writer,
             len(requests),
@@ -371,7 +371,7 @@ class EventStream(StreamingBody):
     def _plain_taker(
         self, index: int, part: Part | None, text_frame: tuple[bytes, bytes] | None
     ) -> TakeToken | None:
-        if text_frame is None:
+        if text_frame is None or self.writer.joiner is not None:
             return None
         prefix, suffix = text_frame
         constant_bytes = len(prefix) + len(suffix)

@@ -37,6 +37,7 @@ from app.core.protocol.completions import CompletionChunkChoice
 from app.core.server.http.response import DONE, error_event
 
 if TYPE_CHECKING:
+    from app.core.api.token_joiner import TokenJoiner
     from app.core.api.weight_spans import WeightSpans
     from app.core.base.metrics.recorder import ParserRuns
 
@@ -66,6 +67,8 @@ class ResponseWriter:
     """The reply ends with an image."""
     keeps_alive = False
     """Idle streams get comments (`sse-keep-alive-interval`)."""
+    joiner: "TokenJoiner | None" = None
+    """Joins tokens to events of several; None for an event per token."""
     parser_runs: "ParserRuns | None" = None
     """Counts runs of the parser of tool calls; None if none is run."""
     _weight_spans: "WeightSpans | None" = None
@@ -84,6 +87,8 @@ class ResponseWriter:
     def chunk(self, output: EngineOutput) -> bytes:
         """Returns the server-sent events of `output`; empty when it shows nothing."""
         if type(output) is Tokens:
+            if self.joiner is not None:
+                return b"".join(map(self._render_tokens, self.joiner.join(output)))
             return self._render_tokens(output)
         if type(output) is Started:
             return self._render_start(output)
@@ -277,7 +282,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         if self.parser_runs is not None:
             in_call = part is not None and part.kind == "call"
             self.parser_runs[STREAMING, in_call] += max(1, len(output.ids))
-        if self._plain and (part is None or part.kind == "reasoning"):
+        if self._plain and self.joiner is None and (part is None or part.kind == "reasoning"):
             plain_count = max(0, len(texts) - (output.finish is not None))
         if plain_count and part is None:
             self.choices[index].tokens += plain_count

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import fields as fields_of
 
 from app.core.base.clock.pause import pause_if_possible
 from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, Path, format_param
@@ -47,6 +48,8 @@ class Request(Struct, kw_only=True):
 
     lax_fields: ClassVar[LaxFields] = {}
     rule_defaults: ClassVar[JsonObject] = {}
+    nested_parameters: ClassVar[str | None] = None
+    """Name of a struct among the fields whose fields depend on the version, too."""
 
     @classmethod
     def error_path(cls, values: JsonObject, path: Path) -> Path:
@@ -117,7 +120,7 @@ def decode(
 ) -> T:
     """Returns the request in `body` as the first of `kinds` that fits; accepts unknown fields.
 
-    A wrong value of one of the `ignored_fields` is no error; a correct one may be in the result.
+    The `ignored_fields` have their defaults in the result, whatever the body has.
     A null in one of the `nullable_fields` stands for the default.
 
     Raises:
@@ -130,6 +133,8 @@ def decode(
             request: T = _decoder(kind).decode(body)
             if len(body) > LARGE_BODY_BYTES:
                 pause_if_possible()
+            if ignored_fields:
+                _reset(request, ignored_fields)
             request.check_decoded()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConversionError, ApiError):
             continue
@@ -140,12 +145,37 @@ def decode(
     if not isinstance(values, dict):
         error_type = "model_attributes_type" if body else "missing"
         raise invalid_field(error_type, "body", "Input should be a JSON object")
-    for name in ignored_fields:
-        values.pop(name, None)
-    for name in nullable_fields:
-        if name in values and values[name] is None:
-            del values[name]
+    for kind in kinds:
+        _drop(values.get(kind.nested_parameters or ""), ignored_fields)
+    _drop(values, ignored_fields, nullable_fields)
     return _convert_first(values, kinds, body)
+
+
+def _drop(values: object, names: Collection[str], nullable_names: Collection[str] = ()) -> None:
+    """Removes fields of raw JSON, in place: those of `names`, and nulls of `nullable_names`."""
+    if isinstance(values, dict):
+        for name in names:
+            values.pop(name, None)
+        for name in nullable_names:
+            if name in values and values[name] is None:
+                del values[name]
+
+
+def _reset(request: Request, names: Collection[str]) -> None:
+    """Sets the fields of these names to their defaults."""
+    structs: list[Struct] = [request]
+    if request.nested_parameters is not None:
+        structs.append(getattr(request, request.nested_parameters))
+    for struct in structs:
+        for name in names:
+            if name in struct.__struct_fields__:
+                setattr(struct, name, _default_of(type(struct), name))
+
+
+@cache
+def _default_of(kind: type[Struct], name: str) -> object:
+    """Returns the default of a field that a version adds, which is a constant."""
+    return next(field.default for field in fields_of(kind) if field.name == name)
 
 
 def conversion_failure(error: ConversionError, param: str) -> ApiError:

@@ -54,11 +54,12 @@ class GenerateWriter(ResponseWriter):
     def _render_token(self, output: Tokens, position: int) -> bytes:
         options = self._options
         choice = self.choices[output.index]
-        span = slice(position, position + 1)
+        is_last = position + 1 >= len(output.texts)
+        span = slice(position, None if is_last else position + 1)
         ids = output.ids[span]
         choice.tokens += len(ids)
         shown = wire.GenerateChoice(output.index, None, None, ids)
-        if output.finish is not None and position + 1 >= len(output.texts):
+        if output.finish is not None and is_last:
             shown.finish_reason = output.finish.reason
             shown.stop_reason = output.finish.stop_reason
             shown.weight_versions = self._spans_of(output.index)

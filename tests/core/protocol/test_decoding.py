@@ -2,13 +2,15 @@
 
 import json
 import math
+from typing import ClassVar
 
 import pytest
+from msgspec import Struct
 
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import ConversionError
 from app.core.protocol.convert import convert_value
-from app.core.protocol.decoding import UnparsableBodyError, decode
+from app.core.protocol.decoding import RawRequest, Request, UnparsableBodyError, decode
 from app.core.server.http.errors import ApiError, bad_request
 from tests.core.protocol.refused import chat
 
@@ -143,3 +145,25 @@ def test_lone_surrogate_in_a_number_list_is_rejected() -> None:
 
 def test_error_message_that_quotes_a_lone_surrogate_can_be_sent() -> None:
     assert json.loads(bad_request("\ud800", "a\ud800").body())["error"]["message"] == "?"
+
+
+class Parameters(Struct, kw_only=True):
+    later: int | None = None
+
+
+class VersionedRequest(Request, kw_only=True):
+    nested_parameters: ClassVar[str | None] = "parameters"
+    parameters: Parameters
+    later: int | None = None
+
+    def check_rules(self: "VersionedRequest | RawRequest") -> None:
+        """The fields of later versions have no rules."""
+        if self.later is not None:
+            raise bad_request("later must be absent", "later")
+
+
+@pytest.mark.parametrize("value", [3, None, "no number"])
+def test_fields_of_later_versions_have_no_effect_with_any_value(value: object) -> None:
+    body = json.dumps({"later": value, "parameters": {"later": value}}).encode()
+    request = decode(body, JSON, VersionedRequest, ignored_fields=("later", "other"))
+    assert request == VersionedRequest(parameters=Parameters())
