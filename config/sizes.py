@@ -6,7 +6,7 @@ import re
 SIZE_RULE = "must be a size greater than 0, such as 163840, 50GB, or 1.5GiB"
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d*)?|\.\d+)(?:(?:([kKMGT])(i?))?B)?", re.ASCII)
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
-"""Units of formatted sizes, in the order in which they are tried."""
+"""Units of formatted sizes, the preferred one first."""
 
 
 def parse_size(value: object) -> float:

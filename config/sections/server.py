@@ -66,7 +66,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     variable, which also applies to the other commands."""
     cache_memory: Size = 96_000_000
     """Maximum memory of the caches whose contents can be computed again, such as the tokens of
-    known prompts. Other memory, such as the journal's, has limits of its own. For details, see
+    known prompts. The journal and other data have separate limits. For details, see
     docs/operations.md."""
     startup_duration: Duration = 0.0
     """Time after startup during which the server reports that it is not ready."""

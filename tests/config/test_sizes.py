@@ -33,7 +33,7 @@ def test_other_texts_are_rejected(text: object) -> None:
         parse_size(text)
 
 
-@given(st.integers(1, 1 << 50))
+@given(st.integers(1, 10**15 - 1))
 def test_formatted_size_is_read_as_the_same_size(size_bytes: int) -> None:
     assert whole_size(format_size(size_bytes)) == size_bytes
 

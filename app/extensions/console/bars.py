@@ -69,7 +69,7 @@ class Bar(Struct, gc=False, eq=False):
     key: int
     """The `id()` of the request of the engine, which names the request in the log of delays."""
     request: EngineRequest
-    """A copy of what the page shows once the choice has ended."""
+    """A copy of the fields that the page shows once the choice has ended."""
     origin: Origin
     sequence: Sequence | None = None
     """The sequence until it ends, once a frame has read it."""

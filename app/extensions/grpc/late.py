@@ -37,7 +37,7 @@ FEW_MODULES = (*MODULES[:-3], "app.extensions.grpc.messages", "app.extensions.gr
 
 
 class LateService:
-    """Greets clients of HTTP/2, and loads the service when one of them makes a call."""
+    """Greets clients of HTTP/2, and loads the service at the first call."""
 
     def __init__(
         self,

@@ -304,6 +304,8 @@ class Ingest:
             raise RejectedEventError("bad_block_size")
         tokens = size
         if event.kv_cache_spec_sliding_window is not None:
+            if event.kv_cache_spec_sliding_window < 1:
+                raise RejectedEventError("bad_kv_cache_spec_sliding_window")
             window = min(max(event.kv_cache_spec_sliding_window, 2), MAX_WINDOW_TOKENS)
             tokens = -(-(window - 1) // size) * size
         return Window(-(-tokens // self._block_size), max(1, size // self._block_size))

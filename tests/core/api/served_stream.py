@@ -22,6 +22,7 @@ class Plain:
     def __init__(self) -> None:
         self.most_at_once = 0
         self.choices = [ChoiceState()]
+        self.joiner = None
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         return b"", b""

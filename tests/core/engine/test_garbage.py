@@ -47,7 +47,7 @@ def paced() -> Understudy:
 @pytest.fixture(scope="module")
 def observed() -> Understudy:
     """As `paced`, with everything that observes requests for the console."""
-    flags = ["--console"] if is_present("console") else []
+    flags = ["--console"] * is_present("console")
     return app_of("--force-dummy-tokenizer", "--inter-token-latency", "1ms", "--seed", "1", *flags)
 
 

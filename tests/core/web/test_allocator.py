@@ -10,8 +10,8 @@ MIB = 1 << 20
 def test_heap_is_trimmed_once_the_memory_has_grown() -> None:
     trims: list[int] = []
     readings = iter([50 * MIB, 50 * MIB, 58 * MIB + 1, 51 * MIB, 52 * MIB])
-    library = SimpleNamespace(mallopt=lambda *_: 1, malloc_trim=trims.append)
-    allocator = Allocator(library, lambda: next(readings))
+    library = SimpleNamespace(mallopt=max, malloc_trim=trims.append)
+    allocator = Allocator(library, readings.__next__)
     allocator.tune()
     allocator.trim()
     assert trims == []
@@ -23,7 +23,7 @@ def test_heap_is_trimmed_once_the_memory_has_grown() -> None:
 
 def test_other_c_libraries_are_left_alone() -> None:
     readings = iter([0, GROWTH_BYTES, GROWTH_BYTES])
-    allocator = Allocator(SimpleNamespace(), lambda: next(readings))
+    allocator = Allocator(SimpleNamespace(), readings.__next__)
     allocator.tune()
     allocator.trim()
     assert next(readings, None) is None

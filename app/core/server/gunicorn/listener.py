@@ -16,7 +16,7 @@ MAX_ACCEPTED = 16
 
 Accepting and answering 16 takes 2 ms, less than the work of a turn (`fair_turns.TURN_S`). With
 gevent's 100, clients that connect without a pause were accepted faster than they were answered,
-and each request on a kept connection waited for thousands of them.
+and each request on a kept connection waited for thousands of new ones.
 """
 MAX_ACCEPTED_BEHIND = 4
 """Most connections that a turn accepts while much work waits: requests of the general path take

@@ -114,7 +114,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
     def init_signals(self) -> None:
         """Installs the handlers of signals; ends the worker if one came since the fork.
 
-        Until here the handlers are those of the arbiter, which queue the signal for a loop that
+        Until here the arbiter's handlers are installed, which queue the signal for a loop that
         this process does not run. A stock arbiter sends SIGTERM once, and would wait for the whole
         `graceful_timeout`. Loading gevent makes this half a second.
         """

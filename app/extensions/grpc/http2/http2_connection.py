@@ -97,7 +97,7 @@ class Http2Connection(CallTransport):
 
     def _continue_reading(self) -> None:
         self._turn = []
-        if self.is_closed_by_client:  # answers to its frames would reach nobody
+        if self.is_closed_by_client:  # no client would read the answers
             self.close()
         elif self.is_open:
             self._reader.start(self._readable)
