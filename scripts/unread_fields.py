@@ -68,8 +68,8 @@ def limits_page() -> str:
     sections = [
         "## Fields without effect\n\nThese fields of requests are validated, and then have no "
         f"effect:\n\n{table(('field', 'where', 'vLLM'), rows)}",
-        "## Tool call parsers without a reader\n\nWith these names for `tool-call-parser`, the "
-        f"server starts with a warning and reads the format of `hermes`: {parsers}.",
+        "## Tool call parsers without a reader\n\nWith these parsers, the server starts with a "
+        f"warning.\n\n{table(('read instead', 'tool-call-parser'), [('`hermes`', parsers)])}",
     ]
     text = "\n\n".join(sections)
     head, start, tail = LIMITS_PAGE.read_text("utf-8").partition(START)

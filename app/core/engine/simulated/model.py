@@ -179,7 +179,8 @@ class SimulatedModel:
         if self._live.current.model.mm_encoder_only:
             return self._encoder_reply(request)
         repeatable: Random | None = None  # for a reply that request and prompt determine
-        if request.sampling.seed is not None or request.sampling.is_greedy:
+        sampling = request.sampling
+        if sampling.seed is not None or sampling.temperature == 0:
             prompt = msgspec.json.encode(request.prompt_ids)
             repeatable = Random((request.sampling.seed or 0) * 2**32 + crc32(prompt))
         rng = repeatable or self._streams.text
@@ -268,7 +269,9 @@ class SimulatedModel:
     def _free_text(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns an unconstrained text, recorded or of the mode, after the request's sampling."""
         eos = self._tokenizer.eos_token_id
-        tokens = self._chooser(request.sampling)
+        tokens: TokenChooser | None = None
+        if request.sampling.logit_bias or request.sampling.allowed_token_ids:
+            tokens = self._chooser(request.sampling)
         if tokens is not None and eos is not None and tokens.never_keeps(eos):
             sampling = replace(request.sampling, ignore_eos=True)
             request = replace(request, sampling=sampling)

@@ -46,7 +46,8 @@ class RandomMode:
             count = min(max(1, request.sampling.min_tokens) + self._end_tokens, max_tokens)
             count = max(count, min(wanted, max_tokens))
         else:
-            count = reply_length(max_tokens, request.sampling.is_limited, rng)
+            is_limited = request.sampling.max_tokens is not None
+            count = reply_length(max_tokens, is_limited, rng)
         if count < request.sampling.min_tokens + self._end_tokens:
             # The reply must not end yet: it goes on, and ends by chance.
             room = max_tokens - request.sampling.min_tokens
@@ -57,7 +58,7 @@ class RandomMode:
             ids, texts = self._corpus.compose(count, rng)
             return Reply(texts, ids, LENGTH)
         tokens = max(1, count - self._end_tokens)
-        if not request.sampling.is_limited and wanted is None:
+        if request.sampling.max_tokens is None and wanted is None:
             whole = self._whole_sentences(request, tokens, rng)
             if whole is not None:
                 return whole
