@@ -58,10 +58,9 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
     """Probability that a tool call is followed by another. There is at most one call per tool."""
     tool_call_parser: str = ""
-    """Format for tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder. The
-    llm engine supports only hermes and llama3_json. If this setting is empty or has any
-    other value, hermes is used. If a name is set, a simulated engine validates tools as vLLM
-    does."""
+    """Format for tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder. If
+    this setting is empty or has any other value, hermes is used. If a name
+    is set, a simulated engine validates tools as vLLM does."""
     enable_auto_tool_choice: bool = True
     """Allow requests to set tool_choice. If this setting is false, every tool_choice is rejected,
     as in vLLM without a tool parser."""

@@ -235,10 +235,8 @@ def _simulated_model(parts: ServerParts) -> Model:
     if settings.model.task != "generate":
         return NullModel()
     recorded_replies = None
-    tool_replies = None
     for extension in parts.extensions:
         recorded_replies = recorded_replies or extension.recorded_replies()
-        tool_replies = tool_replies or extension.tool_replies()
     model = SimulatedModel(
         parts.live,
         parts.tokenizer,
@@ -247,7 +245,7 @@ def _simulated_model(parts: ServerParts) -> Model:
         schemas=parts.constraints,
         streams=RandomStreams(text=parts.streams("text"), calls=parts.streams("calls")),
     )
-    model.tool_replies = tool_replies
+    model.tool_replies = parts.tool_replies
     sources = []
     for extension in parts.extensions:
         decide = extension.reply()

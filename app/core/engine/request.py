@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.core.engine.choice_request import ChoiceRequest, Sampling
+from app.core.engine.choice_request import ChoiceRequest
 from app.core.engine.constraints import Grammar
 from app.core.engine.outputs import Finish, Part, StopCause, TokenLogprob
 
@@ -117,21 +117,12 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     """Reply text of mode `echo`: the last message, or the prompt."""
     turns: tuple[tuple[str, str], ...] = ()
     """Role and text of each message, for datasets keyed by messages; else empty."""
-    limited: bool
-    """True when the client gave `max_tokens`; other replies have drawn lengths."""
-    greedy: bool = False
-    """Temperature 0: the same prompt gets the same reply."""
-    logprob_ids: tuple[int, ...] = ()
-    """Token ids of the alternatives, if the client names them."""
     tool_calls: ToolCalls | None = None
     """For a simulated model, like `constraint`; a real one has the original `form` of both."""
     constraint: Constraint | None = None
-    sampling: Sampling | None = None
-    """Sampling parameters of a real model; None for a simulated one."""
     reasoning: bool = False
     only_thoughts: bool = False
     """The model must not think, and the parser treats the whole reply as thoughts."""
-    thinking_budget: int | None = None
     image: bool = False
     adapter: str | None = None
     """LoRA adapter that must be in memory while the choice runs."""

@@ -39,12 +39,16 @@ def _beams_of_prompt(
     Replies with thoughts or calls have no variants: a changed token could break their form. Their
     beams are separate replies.
     """
-    greedy = [replace(request, greedy=True) for request in requests]
+    greedy = [
+        replace(request, sampling=replace(request.sampling, temperature=0.0))
+        for request in requests
+    ]
     best = model.reply(greedy[0])
     if best.spans:
         beams = [best]
         for number, request in enumerate(greedy[1:], 1):
-            beams.append(model.reply(replace(request, seed=number)))
+            sampling = replace(request.sampling, seed=number)
+            beams.append(model.reply(replace(request, sampling=sampling)))
         return beams
     variants = BeamVariants(best, tokenizer).first(len(requests) - 1)
     missing = len(requests) - 1 - len(variants)

@@ -53,7 +53,7 @@ def test_beam_is_emitted_as_one_output(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"greedy": True}, {"seed": 5}, {"mode": "echo"}, {"max_tokens": 1}]
+    "fields", [{}, {"temperature": 0.0}, {"seed": 5}, {"mode": "echo"}, {"max_tokens": 1}]
 )
 def test_distinct_beams_are_returned_in_order_of_likelihood(
     fields: dict[str, Any],

@@ -13,10 +13,10 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.choice_request import Sampling
 from app.core.engine.kvcache.events import AllBlocksCleared, BlockStored, EventBatch, KVEvent
 from app.core.engine.kvcache.hashing import BlockHasher, low64
 from app.core.engine.kvcache.publishing import PublisherSettings
+from app.core.engine.sampling import Sampling
 from app.extensions.llm.heartbeat import DUMP_STACKS_SIGNAL
 from tests.extensions.llm.process import EngineProcess, Worker, engine_process
 from tests.extensions.llm.remote.wire.test_process import is_alive

@@ -40,24 +40,25 @@ class RandomMode:
         """Returns the reply to a request."""
         max_tokens = request.max_tokens
         wanted = None if self.length is None else self.length(request, rng)
-        if request.ignore_eos:
+        if request.sampling.ignore_eos:
             count = max_tokens
         elif wanted is not None:
-            count = min(max(1, request.min_tokens) + self._end_tokens, max_tokens)
+            count = min(max(1, request.sampling.min_tokens) + self._end_tokens, max_tokens)
             count = max(count, min(wanted, max_tokens))
         else:
-            count = reply_length(max_tokens, request.limited, rng)
-        if count < request.min_tokens + self._end_tokens:
+            is_limited = request.sampling.max_tokens is not None
+            count = reply_length(max_tokens, is_limited, rng)
+        if count < request.sampling.min_tokens + self._end_tokens:
             # The reply must not end yet: it goes on, and ends by chance.
-            room = max_tokens - request.min_tokens
-            count = request.min_tokens
+            room = max_tokens - request.sampling.min_tokens
+            count = request.sampling.min_tokens
             if room > 0:
-                count += reply_length(room, request.limited, rng)
+                count += reply_length(room, request.sampling.is_limited, rng)
         if count >= max_tokens:
             ids, texts = self._corpus.compose(count, rng)
             return Reply(texts, ids, LENGTH)
         tokens = max(1, count - self._end_tokens)
-        if not request.limited and wanted is None:
+        if request.sampling.max_tokens is None and wanted is None:
             whole = self._whole_sentences(request, tokens, rng)
             if whole is not None:
                 return whole
@@ -70,7 +71,10 @@ class RandomMode:
         Returns None if they break a limit of `request`.
         """
         ids, texts = self._corpus.whole_sentences().compose(tokens, rng)
-        if len(ids) < request.min_tokens or len(ids) + self._end_tokens >= request.max_tokens:
+        if (
+            len(ids) < request.sampling.min_tokens
+            or len(ids) + self._end_tokens >= request.max_tokens
+        ):
             return None
         return Reply(texts, ids, STOP)
 
