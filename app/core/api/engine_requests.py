@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 REQUESTS_PER_SLICE = 1_000
 """Engine requests made between two pauses; each takes about 2 us."""
-NO_DEFAULTS = SamplingDefaults()
 
 
 class ReplyParts(NamedTuple):
@@ -54,11 +53,8 @@ class RequestBuilder(Struct, frozen=True):
     schemas: Constraints
     chat_rules: ChatRules
     real: RealModel | None
-
-    @property
-    def defaults(self) -> SamplingDefaults:
-        """Values of sampling parameters that a request omits."""
-        return NO_DEFAULTS if self.real is None else self.real.defaults
+    defaults: SamplingDefaults
+    """Values of sampling parameters that a request omits."""
 
     def build(
         self,

@@ -316,7 +316,7 @@ class PlainGeneration:
             repetition_penalty=defaults.repetition_penalty,
             temperature=defaults.temperature if temperature is None else temperature,
             top_p=defaults.top_p if top_p is None else top_p,
-            top_k=max(0, defaults.top_k),
+            top_k=defaults.top_k,
             min_p=defaults.min_p,
             seed=request.seed,
             stop=request.stops,

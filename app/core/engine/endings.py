@@ -1,7 +1,7 @@
-"""Decides when a reply ends: by a stop token, a repetition, its limit, or a stop string.
+"""Decides when a reply ends: by itself, a stop token, a repetition, its limit, or a stop string.
 
-`ended` cuts a whole reply, as the simulated model writes it; `end_of_tokens` decides after each
-token of an engine that computes. Both need only the request's sampling.
+`ended` cuts a whole reply, as the simulated model writes it, and `append_end_of_text` ends one that
+nothing cut. `end_of_tokens` decides after each token of an engine that computes.
 
 Stops follow the rules of vLLM's scheduler and detokenizer. At one token, a stop string has
 precedence, then a stop token, the limit, and a repetition. A stop string counts once more than
@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 
 from app.core.base.clock.pause import Pace
 from app.core.engine.outputs import Finish
-from app.core.engine.request import LENGTH, Reply
+from app.core.engine.request import LENGTH, STOP, Reply
 from app.core.engine.sampling import RepetitionDetection, Sampling
 
 PART_TOKENS = 2048
@@ -33,6 +33,24 @@ def ended(reply: Reply, sampling: Sampling) -> Reply:
     if sampling.stop:
         return _ended_by_text(reply, sampling)
     return reply
+
+
+def append_end_of_text(reply: Reply, eos_token_id: int, max_tokens: int) -> None:
+    """Appends the end-of-text token to a reply that stops by itself.
+
+    A reply that has `max_tokens` already finishes with LENGTH instead.
+    """
+    finish = reply.finish
+    if finish is not STOP and finish != STOP:
+        return
+    count = len(reply.ids)
+    if count >= max_tokens:
+        reply.finish = LENGTH
+        return
+    reply.texts = [*reply.texts, ""]
+    reply.ids = [*reply.ids, eos_token_id]
+    if reply.spans:
+        reply.spans = [*reply.spans[:-1], (count + 1, reply.spans[-1][1])]
 
 
 def end_of_tokens(ids: Sequence[int], max_tokens: int, sampling: Sampling) -> Finish | None:

@@ -235,23 +235,6 @@ class Reply(Struct, gc=False):
             start = end
         return "".join(texts)
 
-    def end(self, eos_token_id: int, max_tokens: int) -> None:
-        """Appends the end-of-text token to a reply that stops.
-
-        A reply that has `max_tokens` already finishes with LENGTH instead.
-        """
-        finish = self.finish
-        count = len(self.ids)
-        if finish is not STOP and finish != STOP:
-            return
-        if count >= max_tokens:
-            self.finish = LENGTH
-            return
-        self.texts = [*self.texts, ""]
-        self.ids = [*self.ids, eos_token_id]
-        if self.spans:
-            self.spans = [*self.spans[:-1], (count + 1, self.spans[-1][1])]
-
     def cut(self, max_tokens: int) -> Reply:
         """Returns the first `max_tokens` tokens; a longer reply finishes with LENGTH."""
         if len(self.ids) <= max_tokens:

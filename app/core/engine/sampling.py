@@ -21,6 +21,8 @@ MIN_TEMPERATURE: Final = 0.01
 """Lowest temperature other than 0; vLLM raises lower ones, which could overflow."""
 MIN_ABOVE_ZERO: Final = math.nextafter(0, 1)
 MAX_FINITE: Final = sys.float_info.max
+GREEDY_VALUES: Final[Mapping[str, Any]] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""Values that vLLM sets where the temperature is 0: nothing is drawn."""
 
 
 class RepetitionDetection(Struct, kw_only=True):
@@ -79,13 +81,18 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def normalized(self) -> Self:
         """Returns the parameters with the values that vLLM uses in place of the client's."""
+        changes: dict[str, Any] = {}
         if self.seed == -1:
-            self = replace(self, seed=None)
+            changes["seed"] = None
+        if self.top_k == -1:
+            changes["top_k"] = 0
         if self.temperature == 0:
-            return replace(self, top_p=1.0, top_k=0, min_p=0.0)
-        if 0 < self.temperature < MIN_TEMPERATURE:
-            return replace(self, temperature=MIN_TEMPERATURE)
-        return self
+            changes |= GREEDY_VALUES
+        elif self.temperature < MIN_TEMPERATURE:
+            changes["temperature"] = MIN_TEMPERATURE
+        if not changes:
+            return self
+        return replace(self, **changes)
 
 
 class SamplingField(NamedTuple):
@@ -99,12 +106,7 @@ class SamplingField(NamedTuple):
     param: str | None = None
     """`param` of vLLM's error for a value out of range."""
     convert: Callable[[Any], object] | None = None
-    """Converts a value that is not null; a null means the default of the model or of vLLM."""
-
-
-def _no_top_k(value: int) -> int:
-    """Returns 0, no limit, for -1 as well."""
-    return max(0, value)
+    """Converts a value that is not empty. Empty and null mean the default of the model or vLLM."""
 
 
 def _stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
@@ -122,7 +124,7 @@ SAMPLING_FIELDS: Final[Sequence[SamplingField]] = (
     SamplingField("repetition_penalty", MIN_ABOVE_ZERO, MAX_FINITE, "greater than zero and finite"),
     SamplingField("temperature", 0, 2, "in [0, 2]", param="temperature"),
     SamplingField("top_p", MIN_ABOVE_ZERO, 1, "in (0, 1]", param="top_p"),
-    SamplingField("top_k", -1, math.inf, "0 (off) or at least 1", convert=_no_top_k),
+    SamplingField("top_k", -1, math.inf, "0 (off) or at least 1"),
     SamplingField("min_p", 0, 1, "in [0, 1]"),
     SamplingField("seed"),
     SamplingField("stop", convert=_stop_strings),
@@ -159,27 +161,44 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
         `derived` are values that depend on more than the field of the same name.
         """
-        fields, read_values = _reader_of(type(request))
-        parameters = self._parameters()
-        for field, value in zip(fields, read_values(request), strict=True):
-            if value is not None:
-                convert = field.convert
-                parameters[field.name] = value if convert is None else convert(value)
-        return Sampling(**parameters | derived).normalized()
-
-    def _parameters(self) -> dict[str, Any]:
-        """Returns the values as fields of `Sampling`."""
-        return {
+        reader = _reader_of(type(request))
+        parameters: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "top_k": _no_top_k(self.top_k),
+            "top_k": self.top_k,
             "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
         }
+        for name, value in zip(reader.names, reader.values(request), strict=True):
+            if value is not None:
+                parameters[name] = value
+        for name, convert in reader.converted:
+            value = getattr(request, name)
+            if value:
+                parameters[name] = convert(value)
+        parameters.update(derived)
+        return Sampling(**parameters).normalized()
+
+
+class RequestReader(NamedTuple):
+    """Reads the sampling fields of one type of requests."""
+
+    names: Sequence[str]
+    values: Callable[[Struct], Sequence[Any]]
+    """Returns the values of the fields `names`."""
+    converted: Sequence[tuple[str, Callable[[Any], object]]]
+    """The other fields, with their converters."""
 
 
 @cache
-def _reader_of(kind: type[Struct]) -> tuple[Sequence[SamplingField], Callable[[Struct], Any]]:
-    """Returns the fields of `SAMPLING_FIELDS` that requests of a kind have, and their getter."""
-    fields = [field for field in SAMPLING_FIELDS if field.name in kind.__struct_fields__]
-    return fields, attrgetter(*[field.name for field in fields])
+def _reader_of(request_type: type[Struct]) -> RequestReader:
+    names: list[str] = []
+    converted: list[tuple[str, Callable[[Any], object]]] = []
+    for field in SAMPLING_FIELDS:
+        if field.name not in request_type.__struct_fields__:
+            continue
+        if field.convert is None:
+            names.append(field.name)
+        else:
+            converted.append((field.name, field.convert))
+    return RequestReader(names, attrgetter(*names), converted)

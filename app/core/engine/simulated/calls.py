@@ -99,7 +99,8 @@ class CallReplies:
                 count = self._draw_count(calls, rng)
         else:
             count = len(requested)
-        has_little_room = request.sampling.is_limited and request.max_tokens < MIN_ROOM
+        is_limited = request.sampling.is_limited
+        has_little_room = is_limited and request.max_tokens < MIN_ROOM
         if count == 0 or has_little_room and not calls.min_calls:
             return None
         if has_little_room and not calls.named:
@@ -107,7 +108,7 @@ class CallReplies:
             if field is not None:
                 return self._endless_call(calls.tools[0].name, field, request.max_tokens, rng)
         max_tokens = sys.maxsize
-        if request.sampling.is_limited:
+        if is_limited:
             max_tokens = request.max_tokens
         first_too_long: Reply | None = None
         for size in SIZES:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.engine.constraints import Constraints, SchemaError
-from app.core.engine.endings import ended
+from app.core.engine.endings import append_end_of_text, ended
 from app.core.engine.errors import UnsatisfiableSchemaError
 from app.core.engine.outputs import Part
 from app.core.engine.request import (
@@ -197,7 +197,7 @@ class SimulatedModel:
             reply = self._thoughts_and_text(request, rng, repeatable)
         eos = self._tokenizer.eos_token_id
         if eos is not None:
-            reply.end(eos, request.max_tokens)
+            append_end_of_text(reply, eos, request.max_tokens)
         calls = request.tool_calls
         if (
             decided is None

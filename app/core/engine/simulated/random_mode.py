@@ -39,6 +39,9 @@ class RandomMode:
     def reply(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns the reply to a request."""
         max_tokens = request.max_tokens
+        draw_length = limited_length
+        if request.sampling.max_tokens is None:
+            draw_length = free_length
         wanted = None if self.length is None else self.length(request, rng)
         if request.sampling.ignore_eos:
             count = max_tokens
@@ -46,14 +49,13 @@ class RandomMode:
             count = min(max(1, request.sampling.min_tokens) + self._end_tokens, max_tokens)
             count = max(count, min(wanted, max_tokens))
         else:
-            is_limited = request.sampling.max_tokens is not None
-            count = reply_length(max_tokens, is_limited, rng)
+            count = draw_length(max_tokens, rng)
         if count < request.sampling.min_tokens + self._end_tokens:
             # The reply must not end yet: it goes on, and ends by chance.
             room = max_tokens - request.sampling.min_tokens
             count = request.sampling.min_tokens
             if room > 0:
-                count += reply_length(room, request.sampling.is_limited, rng)
+                count += draw_length(room, rng)
         if count >= max_tokens:
             ids, texts = self._corpus.compose(count, rng)
             return Reply(texts, ids, LENGTH)
@@ -79,14 +81,9 @@ class RandomMode:
         return Reply(texts, ids, STOP)
 
 
-def reply_length(max_tokens: int, limited: bool, rng: Random) -> int:
-    """Draws a length of 1 to `max_tokens` tokens, 1 only for a limit of one.
-
-    `limited` is true if the client set the limit.
-    """
-    if limited:
-        drawn = limited_length(max_tokens, rng)
-    elif max_tokens < SHORT:
+def free_length(max_tokens: int, rng: Random) -> int:
+    """Draws a length in the room of the context: 2 to `max_tokens` tokens, 1 only if that is 1."""
+    if max_tokens < SHORT:
         drawn = rng.randint(1, max(max_tokens, 1))
     else:  # a bell curve, cut to fit the context
         curve = 0.0
@@ -97,14 +94,14 @@ def reply_length(max_tokens: int, limited: bool, rng: Random) -> int:
 
 
 def limited_length(max_tokens: int, rng: Random) -> int:
-    """Draws a length under a client's limit; one too small for five buckets is used up."""
+    """As `free_length`, under a client's limit; one too small for five buckets is used up."""
     if max_tokens <= BUCKETS + 1:
         return max_tokens
     bucket = bisect_left(CUMULATIVE, rng.random())
     if bucket == BUCKETS:
         return max_tokens
     first, last = bucket_range(max_tokens, bucket)
-    return first + below(last - first + 1, rng)
+    return max(2, first + below(last - first + 1, rng))
 
 
 def below(size: int, rng: Random) -> int:
