@@ -14,6 +14,7 @@ from app.extensions.llm.text_readers import readers
 from app.extensions.tool_calls.parsers import PARSERS
 from app.extensions.tool_calls.reader import CallReader
 from app.extensions.tool_calls.settings import READ_PARSERS
+from config import ConfigError
 from tests.application import app_of
 from tests.core.engine.harness import engine_request
 
@@ -107,3 +108,24 @@ def test_parser_without_a_reader_is_named_in_one_warning_at_the_start(
 
 def test_every_named_parser_has_a_reader() -> None:
     assert set(PARSERS) == set(READ_PARSERS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        (("--tool-call-parser", "hermez"), "did you mean hermes?"),
+        (("--tool-call-parser", "step5"), "vLLM 0.33 knows it"),
+    ],
+)
+def test_parser_name_that_vllm_does_not_know_stops_the_start(
+    flags: tuple[str, ...], hint: str
+) -> None:
+    with pytest.raises(ConfigError, match="^setting tool-call-parser: .* must be one of") as error:
+        app_of("--force-dummy-tokenizer", *flags)
+    assert hint in str(error.value)
+    app_of("--force-dummy-tokenizer", "--tool-parser-plugin", "parsers.py", *flags)
+
+
+def test_parser_name_of_the_simulated_version_starts() -> None:
+    flags = ("--vllm-version", "0.33", "--tool-call-parser", "step5")
+    app_of("--force-dummy-tokenizer", *flags)
