@@ -15,8 +15,6 @@ START = "<!-- made: unread -->"
 END = "<!-- end -->"
 
 UNREAD: Mapping[str, str] = {
-    "length_penalty": "Divides the scores of beams by a power of their lengths; beams of a "
-    "simulated search have equal lengths.",
     "return_mm_kwargs": "Older form of `mm_payload`; text-only models return no tensors.",
     "session_id": "Pins a session to a cache tier; the simulated cache has no sessions.",
     "spaces_between_special_tokens": "Joins special tokens without spaces in slow tokenizers only.",

@@ -116,6 +116,7 @@ def test_fields_without_any_reader_are_listed_and_few() -> None:
     names = read_names(set(files) - llm_library)
     assert declared - names - SAMPLING - set(FLAT_TRANSFER) == set(UNREAD)
     assert len(UNREAD) <= 7 and set(UNREAD) <= set(GenerationFields.__struct_fields__)
+    assert {"stream_interval", "length_penalty"} <= names
 
 
 def test_limits_page_equals_the_generated_lists() -> None:

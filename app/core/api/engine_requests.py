@@ -131,6 +131,7 @@ class RequestBuilder(Struct, frozen=True):
             source=transfer,
             n=accepted.n,
             beams=request.use_beam_search,
+            length_penalty=request.length_penalty,
             engine=accepted.engine,
             num_choices=len(prompts) * accepted.n,
             observers=context.observers,

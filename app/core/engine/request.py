@@ -145,6 +145,8 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     n: int = 1
     """Choices requested for this prompt (metrics only)."""
     beams: bool = False
+    length_penalty: float = 1.0
+    """Power of its length that divides the log probability of a beam."""
     engine: int | None = None
     """Position of the only engine that may run the choice, among those of the server."""
     num_choices: int = 1

@@ -23,7 +23,15 @@ MAX_TEXT_CHARACTERS = 20_000
 """Most characters of a prompt or a reply."""
 MAX_SETTING_CHARACTERS = 1000
 MAX_SETTING_ITEMS = 20
-REQUEST_FIELDS = ("n", "priority", "cache_salt", "cache_hit_threshold", "constraint", "tool_calls")
+REQUEST_FIELDS = (
+    "n",
+    "length_penalty",
+    "priority",
+    "cache_salt",
+    "cache_hit_threshold",
+    "constraint",
+    "tool_calls",
+)
 """Fields of an engine's request that a client sets besides the sampling; the server sets others."""
 
 

@@ -78,6 +78,19 @@ def test_distinct_beams_are_returned_in_order_of_likelihood(
             assert entry.logprob == pytest.approx(ranked[0] - 0.5 * (entry.rank - 1))
 
 
+@pytest.mark.parametrize(("penalty", "is_longest_first"), [(0.0, False), (5.0, True)])
+def test_beams_of_several_lengths_come_in_the_order_of_their_length_penalty(
+    penalty: float, is_longest_first: bool
+) -> None:
+    harness = searching(mode="random", seed=1)
+    sampling = {"limited": False, "max_tokens": 900, "ignore_eos": False}
+    beams(harness, choices=5, reasoning=True, length_penalty=penalty, **sampling)
+    harness.clock.advance(600)
+    lengths = [sum(len(part.ids) for part in harness.tokens(index=index)) for index in range(5)]
+    assert len(set(lengths)) > 2
+    assert lengths == sorted(lengths, reverse=is_longest_first)
+
+
 def test_prompt_that_is_sent_twice_gets_the_same_beams_twice() -> None:
     harness = searching(mode="random", seed=1)
     for _ in range(2):
