@@ -134,6 +134,9 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
             raise RequestError(
                 "Beam search is not supported: num_beams and length_penalty must be 1."
             )
+        for name in ("logprob_token_ids", "thinking_token_budget"):
+            if getattr(self, name) not in ((), None):
+                raise RequestError(f"{name} is not supported.")
         if not self.use_cache:
             raise RequestError(
                 "use_cache=False is not supported, because every reply uses the KV cache."
