@@ -7,10 +7,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXPORTS = "app/extensions/lab/fidelity/exports.py"
+MODEL_SHAPE = "config/model_shape.py"
 CONCEPTS = [
     (r'"(ttfts|itls)"', {EXPORTS}, "results of vllm bench serve"),
     (r"first_token_iteration", {EXPORTS}, "reports of GuideLLM"),
     (r"request_start_ns", {EXPORTS}, "exports of AIPerf"),
+    (r'"text_config"', {MODEL_SHAPE}, "the text model of a config.json"),
+    (r"sliding_window_pattern", {MODEL_SHAPE}, "patterns of windows in a config.json"),
+    (
+        r"full_attention_interval",
+        {MODEL_SHAPE},
+        "patterns of linear attention in a config.json",
+    ),
+    (r'"layers_block_type"', {MODEL_SHAPE}, "layers of hybrid models in a config.json"),
     (r"output_token_times", {EXPORTS}, "reports of inference-perf"),
 ]
 """A regular expression of a concept's code, the files that may match it, and the concept."""
