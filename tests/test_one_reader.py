@@ -7,11 +7,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXPORTS = "app/extensions/lab/fidelity/exports.py"
+EVENTS = "app/core/base/event_stream.py"
 MODEL_SHAPE = "config/model_shape.py"
 CONCEPTS = [
     (r'"(ttfts|itls)"', {EXPORTS}, "results of vllm bench serve"),
     (r"first_token_iteration", {EXPORTS}, "reports of GuideLLM"),
     (r"request_start_ns", {EXPORTS}, "exports of AIPerf"),
+    (r'removeprefix\(b"data:|startswith\(b?"data:|DATA = b?"data:', set(), "server-sent events"),
+    (r"splitlines\(\):\n +name, _, value", {EVENTS}, "server-sent events"),
     (r'"text_config"', {MODEL_SHAPE}, "the text model of a config.json"),
     (r"sliding_window_pattern", {MODEL_SHAPE}, "patterns of windows in a config.json"),
     (

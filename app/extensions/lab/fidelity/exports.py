@@ -12,6 +12,7 @@ from itertools import chain
 
 import msgspec
 
+from app.core.base.event_stream import events_of
 from app.extensions.lab.fidelity.input_files import (
     InputFile,
     first_bytes,
@@ -47,7 +48,6 @@ VLLM_REQUIRED = {
 NANOSECONDS = 1e-9
 MILLISECONDS = 1e-3
 SECONDS_OF_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
-DATA = "data:"
 
 
 def read_exports(path: str, file: InputFile, tools: Sequence[str] = TOOLS) -> list[Export]:
@@ -356,12 +356,15 @@ def _read_inference_perf(path: str, documents: Sequence[Document]) -> Export:
 
 def _ids_of_events(response: str) -> tuple[str, ...]:
     """Returns the id in the first event of a stream, or in a whole answer."""
-    first_line = response.partition("\n")[0]
+    text = response.encode(errors="replace")
     try:
-        event = decode_untrusted(first_line.removeprefix(DATA), type=dict[str, object])
+        for _, event in events_of([(0.0, text)]):
+            text = event.data
+            break
+        fields = decode_untrusted(text, type=dict[str, object])
     except UntrustedDataError:
         return ()
-    response_id = event.get("id")
+    response_id = fields.get("id")
     if not isinstance(response_id, str):
         return ()
     return (response_id,)
