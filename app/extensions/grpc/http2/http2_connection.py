@@ -229,7 +229,7 @@ class Http2Connection(CallTransport):
         return bool(self._turn) or super().has_unread
 
     def enforce_limits(self, now_s: float) -> None:
-        """Ends an idle or half-sent connection, and calls whose client neither sends nor reads in time.
+        """Ends an idle or slow connection, and calls whose client neither sends nor reads in time.
 
         Closes the connection of a client that has disconnected, whose frames may be unread for
         minutes.
