@@ -69,7 +69,10 @@ def run(argv: Sequence[str]) -> int:
             continue
         if options.without_prompts:
             exchange = _without_prompts(exchange, path, body)
-        lines.append(line_of(exchange))
+        try:
+            lines.append(line_of(exchange))
+        except ValueError as error:
+            raise ConfigError(f"{options.out} cannot be written: {error}") from None
     if len(lines) == 1:
         raise ConfigError(f"{options.file} contains no request that is part of a conversation")
     try:
