@@ -36,6 +36,31 @@ ALWAYS_SHOWN = frozenset(
         "skip_reading_prefix_cache",
     ]
 )
+SPECIAL_TOKEN_PARSERS = frozenset(
+    [
+        "deepseek_v4",
+        "deepseek_v41",
+        "gemma4",
+        "glm45",
+        "glm47",
+        "granite_thinking_parser",
+        "inkling",
+        "kimi_k2",
+        "kimi_k3",
+        "ling3",
+        "mimo",
+        "minicpmv",
+        "minimax_m2",
+        "mistral",
+        "muse_glimmer",
+        "nemotron_v3",
+        "plamo3",
+        "qwen3",
+        "seed_oss",
+        "step3p5",
+    ]
+)
+"""Reasoning parsers that read special tokens of a chat, so that these are not skipped."""
 DEFAULTS: Mapping[str, object] = {
     **{field.name: field.default for field in fields(SamplingParams)},
     "max_tokens": 16,
@@ -51,14 +76,17 @@ def sampling_params(
     max_tokens: int,
     structured_outputs: StructuredOutputs | None,
     extra_args: JsonObject | None,
+    reasoning_parser: str,
 ) -> JsonObject:
     """Returns the sampling parameters of a request."""
     request = validated.request
+    is_chat = isinstance(request, ChatCompletionRequest)
     has_tools = (
         isinstance(request, ChatCompletionRequest)
         and request.tools
         and request.tool_choice != "none"
     )
+    reads_special = has_tools or is_chat and reasoning_parser in SPECIAL_TOKEN_PARSERS
     held_back = 0
     if validated.stop and not request.include_stop_str_in_output:
         held_back = max(map(len, validated.stop)) - 1
@@ -81,7 +109,7 @@ def sampling_params(
         "logprobs": validated.logprobs,
         "prompt_logprobs": validated.prompt_logprobs,
         "logprob_token_ids": request.logprob_token_ids or None,
-        "skip_special_tokens": request.skip_special_tokens is not False and not has_tools,
+        "skip_special_tokens": request.skip_special_tokens is not False and not reads_special,
         "output_kind": OUTPUT_KIND_DELTA if request.stream else OUTPUT_KIND_FINAL_ONLY,
         "skip_clone": True,
         "output_text_buffer_length": held_back,

@@ -227,6 +227,14 @@ class SimulatedModel:
     def _thoughts_and_text(
         self, request: EngineRequest, rng: Random, repeatable: Random | None
     ) -> Reply:
+        if request.constraint is not None:
+            settings = self._live.current.reply
+            if settings.structured_output_in_reasoning:
+                from app.core.engine.simulated.marked_thoughts import split_thoughts
+
+                reply = self._text_or_calls(request, rng, repeatable)
+                has_tools = request.tool_calls is not None
+                return split_thoughts(reply, settings.reasoning_parser, has_tools)
         if request.only_thoughts:
             plain = replace(request, tool_calls=None, constraint=None)
             return as_thoughts(self._text_or_calls(plain, rng, repeatable))
