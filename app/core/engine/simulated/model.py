@@ -348,7 +348,8 @@ class SimulatedModel:
         if constraint.regex is not None:
             return self._schemas.matching_text(constraint.regex, rng)
         schema = True if constraint.schema is None else constraint.schema
-        return write_usual_json(self._schemas.compile(schema).sample(rng, tools))
+        compiled = self._schemas.compile(schema, lenient=True)
+        return write_usual_json(compiled.sample(rng, tools))
 
     def _prose(self, characters: int, rng: Random) -> str:
         _, texts = self._corpus.compose(characters // CHARACTERS_PER_TOKEN, rng)

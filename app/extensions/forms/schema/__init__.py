@@ -15,6 +15,7 @@ from gevent import monkey
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.late_imports import import_modules
 from app.core.engine.constraints import SchemaError as SchemaError
+from app.core.engine.constraints import SchemaVerdict
 
 if TYPE_CHECKING:
     from app.extensions.forms.schema.draw import CompiledSchema
@@ -24,13 +25,14 @@ COMPILER_MODULES = (
     "referencing.jsonschema",
     "jsonschema.validators",
     "app.extensions.forms.schema.validation",
+    "app.extensions.forms.schema.backends",
     "app.extensions.forms.schema.draw",
 )
 """Modules of the compiler, in the order of dependencies.
 
 They are imported at first use: that takes 50 ms, a sixth of a server's start.
 """
-MAX_SCHEMA_BYTES = 500_000
+MAX_SCHEMA_BYTES = 2_000_000
 """Maximum size of a schema as JSON."""
 WORK_PER_CHARACTER = 8
 """Work of compiling a character, in bytes as `call_long` counts them."""
@@ -112,6 +114,14 @@ class Schemas:
                 with self._lock:
                     self._cache[key] = compiled
         return compiled
+
+    def verdict_on(self, schema: object) -> SchemaVerdict:
+        """Returns vLLM's answer to `schema`.
+
+        Raises:
+            SchemaError: The schema is too large.
+        """
+        return self.compile(schema, lenient=True).verdict
 
     def _compile_text(self, text: bytes, lenient: bool) -> "CompiledSchema":
         self.load()

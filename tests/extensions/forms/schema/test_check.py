@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from app.extensions.forms.schema import SchemaError, Schemas
-from app.extensions.forms.schema.backends import find_unsupported_keyword
 from config.settings import ToolSettings
 from tests.extensions.forms.schema.drawing import check_schema, sample
 
@@ -128,28 +127,3 @@ def test_schema_cache_stays_within_its_memory_limit(shape: Callable[[int], Any])
         tracemalloc.stop()
     assert 0.8 * schemas.limit_bytes < schemas.size_bytes <= schemas.limit_bytes
     assert 0.9 * held_bytes < schemas.size_bytes
-
-
-FALLS_BACK = {"type": "integer", "multipleOf": 2}
-
-
-@pytest.mark.parametrize(
-    ("schema", "keyword"),
-    [
-        ({"type": "array", "uniqueItems": False}, "uniqueItems"),
-        ({"type": ["array", "null"], "contains": {}}, "contains"),
-        ({"properties": {"a": {"type": "array", "maxContains": 1}}}, "maxContains"),
-        ({"type": "object", "propertyNames": {}, "properties": {}}, "propertyNames"),
-        ({"anyOf": [FALLS_BACK, {"not": {}}]}, "not"), ({"allOf": [{"type": "string"}, {"if": {}}]}, "if"),
-        ({"properties": {"a": FALLS_BACK, "b": {"format": "uri-template"}}}, "format"),
-        # What the first backend takes as it is, or the second or third one can do.
-        ({"uniqueItems": True}, None), ({"not": {}}, None), (FALLS_BACK, None), (True, None),
-        ({"type": "string", "format": "uri-template"}, None), ({"type": "object", "propertyNames": {}}, None),
-        ({"type": "object", "properties": {"not": FALLS_BACK}, "patternProperties": {"a": {}}}, None),
-        ({"properties": {"not": FALLS_BACK, "uniqueItems": {"type": "array"}}}, None),
-    ],
-)  # fmt: skip
-def test_schema_keyword_that_no_backend_supports_is_found_at_any_depth(
-    schema: object, keyword: str | None
-) -> None:
-    assert find_unsupported_keyword(schema) == keyword
