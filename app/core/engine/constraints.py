@@ -5,7 +5,7 @@ Without the extension `forms`, requests with such a form are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeAlias
@@ -17,6 +17,11 @@ MAX_PATH_LENGTH = 200
 """Most characters of a path in an error, from the path's end."""
 Grammar: TypeAlias = Any
 """A grammar that `Constraints` has compiled."""
+AllowedTexts: TypeAlias = "Callable[[str], Sequence[str]]"
+"""Returns the texts that may follow a text, each with another first character; "" is its end.
+
+Raises SchemaError if that takes too long.
+"""
 
 
 class SchemaError(ValueError):
@@ -111,6 +116,14 @@ class Constraints:
 
     def matching_text(self, pattern: str, rng: Random) -> str:
         """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
+        self._refuse()
+
+    def next_characters(self, pattern: str, characters: str) -> AllowedTexts:
+        """Returns a function that finds which of `characters` may follow in a match of `pattern`.
+
+        Raises:
+            SchemaError: The pattern is invalid.
+        """
         self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from app.core.engine.constraints import Constraints, SchemaError
 from app.core.engine.errors import UnsatisfiableSchemaError
-from app.core.engine.outputs import Part
+from app.core.engine.outputs import LazySequence, Part, TokenLogprob
 from app.core.engine.request import (
     LENGTH,
+    REASONING,
     STOP,
     Constraint,
     EngineRequest,
@@ -170,9 +171,35 @@ class SimulatedModel:
             raise UnsatisfiableSchemaError(error) from None
         if request.logprobs is not None or request.prompt_logprobs is not None:
             self._logprobs.add(reply, request)
+            if request.constraint is not None and reply.logprobs is not None:
+                self._limit_logprobs(reply, request.constraint)
         if request.script is not None:
             reply.delays = request.script.delays(len(reply.ids))
         return reply
+
+    def _limit_logprobs(self, reply: Reply, constraint: Constraint) -> None:
+        """Gives the tokens of a constrained text the log probabilities that this leaves."""
+        from app.core.engine.simulated.constrained_logprobs import (
+            ConstrainedEntries,
+            allowed_texts_of,
+        )
+
+        allowed_texts = allowed_texts_of(constraint, self._schemas)
+        if allowed_texts is None or reply.logprobs is None:
+            return
+        start = 0
+        has_thoughts = bool(reply.spans) and reply.spans[0][1] is REASONING
+        if has_thoughts and not self._live.current.reply.structured_output_in_reasoning:
+            start = reply.spans[0][0]
+        entries = ConstrainedEntries(
+            reply.ids, self._tokenizer, allowed_texts=allowed_texts, start=start
+        )
+        unlimited = reply.logprobs
+
+        def entry(position: int) -> TokenLogprob:
+            return entries.limited(unlimited[position], position)
+
+        reply.logprobs = LazySequence(entry, range(len(reply.ids)))
 
     def _whole(self, request: EngineRequest) -> Reply:
         """Returns thoughts, if the request reasons, then the reply, then an image, if requested."""

@@ -4,6 +4,7 @@
 """
 
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING
@@ -14,8 +15,8 @@ from gevent import monkey
 
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.late_imports import import_modules
+from app.core.engine.constraints import AllowedTexts, SchemaVerdict
 from app.core.engine.constraints import SchemaError as SchemaError
-from app.core.engine.constraints import SchemaVerdict
 
 if TYPE_CHECKING:
     from app.extensions.forms.schema.draw import CompiledSchema
@@ -88,6 +89,18 @@ class Schemas:
 
         compiled = call_long(WORK_PER_CHARACTER * len(pattern), compile_regex, pattern)
         return compiled.write(rng, WorkBudget(TEXT_STEPS), whole=True)
+
+    def next_characters(self, pattern: str, characters: str) -> AllowedTexts:
+        """Returns a function that finds which of `characters` may follow in a match of `pattern`.
+
+        Raises:
+            SchemaError: The pattern is invalid.
+        """
+        self.load()
+        from app.extensions.forms.schema.request_patterns import compile_regex
+
+        compiled = call_long(WORK_PER_CHARACTER * len(pattern), compile_regex, pattern)
+        return partial(compiled.next_texts, characters=characters)
 
     def compile(self, schema: object, lenient: bool = False) -> "CompiledSchema":
         """Returns `schema`, ready to draw from.

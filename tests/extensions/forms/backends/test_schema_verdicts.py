@@ -24,7 +24,7 @@ def status_of(schema: Any) -> int:
 @pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines"])
 def test_random_schemas_have_the_status_of_the_backend_that_vllm_chooses(backend: str) -> None:
     cases = [case for case in CASES if case["backend"] == backend]
-    assert len(cases) >= 100
+    assert len(cases) > 50
     differences = []
     for case in cases:
         status = status_of(case["schema"])
