@@ -289,7 +289,7 @@ class SimulatedModel:
             ids: list[int] = []
             for attempt in range(TRIES):
                 text = self._constrained_text(request.constraint, max_tokens, attempt, rng)
-                ids = self._tokenizer.encode(text)
+                ids = self._ids_of(text, request.stop)
                 if len(ids) < max_tokens:  # and the end of text fits, too
                     break
             # Cut where no draw is short enough.
@@ -299,6 +299,14 @@ class SimulatedModel:
         if request.stop or request.stop_token_ids:
             return stopped(reply, request)
         return reply
+
+    def _ids_of(self, text: str, stops: Sequence[str]) -> list[int]:
+        """Returns the tokens of a constrained text; a stop string begins with a token."""
+        starts = [start for start in map(text.find, stops) if start > 0]
+        if not starts:
+            return self._tokenizer.encode(text)
+        start = min(starts)
+        return self._tokenizer.encode(text[:start]) + self._tokenizer.encode(text[start:])
 
     def _free_text(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns an unconstrained text, recorded or of the mode, after the request's sampling."""

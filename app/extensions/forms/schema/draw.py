@@ -11,6 +11,7 @@ from random import Random
 
 import msgspec
 
+from app.core.base.clock.pause import call_long
 from app.core.engine.constraints import SchemaVerdict
 from app.extensions.forms.schema.array_draw import ArrayDraw
 from app.extensions.forms.schema.backends import verdict_on
@@ -38,6 +39,8 @@ MAX_STEPS = 12_000
 """Steps of one draw with all its attempts: about 100 ms of work."""
 SAMPLE_ATTEMPTS = 6
 """Values drawn and validated before giving up, the first half with ``format`` as a rule."""
+WORK_PER_CHARACTER = 8
+"""Work of reading a character, in bytes as `call_long` counts them."""
 BYTES_PER_ENTRY = 800
 """Maximum memory of a cached schema beside its objects and its text, measured."""
 BYTES_PER_OBJECT = 1600
@@ -156,8 +159,7 @@ class CompiledSchema:
     @cached_property
     def _loosened(self) -> "CompiledSchema":
         """The schema as vLLM's backend reads it."""
-        raw = decode_untrusted(self._text, decoder=python_json)
-        return CompiledSchema(msgspec.json.encode(loosened(raw)), lenient=True)
+        return call_long(WORK_PER_CHARACTER * len(self._text), _loosened_schema, self._text)
 
     def accepts(self, value: JSON) -> bool:
         """Returns True for a valid `value`; ``format`` is an annotation. Raises SchemaError."""
@@ -165,6 +167,15 @@ class CompiledSchema:
 
     def _is_valid(self, value: JSON, budget: WorkBudget, formats: bool) -> bool:
         return accepts(self._document, self._document.root, value, budget, formats=formats)
+
+
+def _verdict_on(text: bytes) -> SchemaVerdict:
+    return verdict_on(decode_untrusted(text, decoder=python_json))
+
+
+def _loosened_schema(text: bytes) -> CompiledSchema:
+    schema = loosened(decode_untrusted(text, decoder=python_json))
+    return CompiledSchema(msgspec.json.encode(schema), lenient=True)
 
 
 class Draw:

@@ -39,6 +39,8 @@ from config.untrusted import decode_untrusted, python_json
 
 MAX_REFERENCE_LENGTH = 2000
 """Maximum length of a ``$ref`` that is resolved."""
+MAX_SHOWN_REFERENCE = 200
+"""Maximum length of a ``$ref`` in an error."""
 MAX_DEPTH = 80
 """Maximum levels of nested schemas."""
 MAX_SCHEMAS = 5000
@@ -243,7 +245,8 @@ class Reader:
             AttributeError,
         ):  # or a flaw on the way
             raise SchemaError(
-                f"{reference!r} is not in this schema; other documents are not fetched",
+                f"{reference[:MAX_SHOWN_REFERENCE]!r} is not in this schema;"
+                " other documents are not fetched",
                 place.path,
             ) from None
         key = id(target.contents)

@@ -14,14 +14,19 @@ from app.extensions.forms.schema.backends.work import RefusalError, Work, WorkLi
 from app.extensions.forms.schema.backends.xgrammar import XgrammarCheck
 from app.extensions.forms.schema.keywords import JSON
 
+MAX_MESSAGE_LENGTH = 900
+"""Maximum characters of a message, which may name parts of the schema."""
 ACCEPTED = SchemaVerdict()
 
 
 def verdict_on(schema: JSON) -> SchemaVerdict:
-    """Returns vLLM's answer to `schema`; a schema that is too large to be checked is accepted."""
+    """Returns vLLM's answer to `schema`; one that cannot be checked is accepted.
+
+    A check fails for too many or too deeply nested schemas, and for numbers beyond floats.
+    """
     try:
         return _verdict_on(schema)
-    except (WorkLimitError, RecursionError):
+    except (WorkLimitError, RecursionError, ArithmeticError):
         return ACCEPTED
 
 
@@ -41,5 +46,5 @@ def _verdict_on(schema: JSON) -> SchemaVerdict:
         else:
             LlguidanceCheck(schema, Work()).check()
     except RefusalError as refusal:
-        return SchemaVerdict(str(refusal), suits_tags=is_converted)
+        return SchemaVerdict(str(refusal)[:MAX_MESSAGE_LENGTH], suits_tags=is_converted)
     return SchemaVerdict(fails=fails, suits_tags=is_converted)

@@ -4,6 +4,7 @@ llguidance refuses keywords that it knows but lacks, and schemas that accept no 
 those of its `parser/src/json`: `schema.rs` reads a schema as shapes, `compiler.rs` writes them.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from urllib.parse import unquote
@@ -426,6 +427,8 @@ def _float_of(schema: Raw, keyword: str) -> float | None:
     value = schema[keyword]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RefusalError(f"Expected f64 for '{keyword}', got {value}")
+    if abs(value) > sys.float_info.max:
+        raise RefusalError("number out of range")
     return value
 
 

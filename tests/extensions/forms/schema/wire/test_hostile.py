@@ -33,6 +33,11 @@ def sample(schema):
         json.dumps(schemas.compile(schema).sample(Random(1), ToolSettings()))
     except SchemaError as error:
         assert len(str(error)) < 1000
+    try:
+        assert len(schemas.verdict_on(schema).refusal) < 1000
+        json.dumps(schemas.compile(schema, lenient=True).sample(Random(1), ToolSettings()))
+    except SchemaError as error:
+        assert len(str(error)) < 1000
 
 def many_tools():
     for schema in MANY_TOOLS:
