@@ -153,8 +153,8 @@ class CompiledSchema:
 
     @cached_property
     def verdict(self) -> SchemaVerdict:
-        """VLLM's answer to the schema."""
-        return verdict_on(decode_untrusted(self._text, decoder=python_json))
+        """The answer of vLLM to the schema."""
+        return call_long(WORK_PER_CHARACTER * len(self._text), _verdict_on, self._text)
 
     @cached_property
     def _loosened(self) -> "CompiledSchema":

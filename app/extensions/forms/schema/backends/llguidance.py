@@ -67,6 +67,8 @@ FORMATS = frozenset(
         *("uri", "unknown"),
     ]
 )
+MAX_ENUM_VALUES = 500
+"""Values of an ``enum`` that are read: a longer one surely has a value like one of them."""
 MAX_MATCH_STEPS = 2_000
 """Maximum steps of the search in a constant string: 20 ms."""
 BASE_URI = "json-schema:///"
@@ -198,7 +200,8 @@ class LlguidanceCheck:
         if not isinstance(value, list):
             raise RefusalError(f"{keyword} must be an array")
         if keyword == "enum":
-            return self._intersection.of(result, shapes.AnyOf(list(map(_constant, value))))
+            constants = list(map(_constant, value[:MAX_ENUM_VALUES]))
+            return self._intersection.of(result, shapes.AnyOf(constants))
         options = [self._read(option, draft) for option in value]
         if keyword == "allOf":
             for option in options:
