@@ -26,7 +26,11 @@ COMPILER_MODULES = (
     "referencing.jsonschema",
     "jsonschema.validators",
     "app.extensions.forms.schema.validation",
-    "app.extensions.forms.schema.backends",
+    "app.extensions.forms.schema.backends.patterns",
+    "app.extensions.forms.schema.backends.shapes",
+    "app.extensions.forms.schema.backends.llguidance",
+    "app.extensions.forms.schema.backends.verdicts",
+    "app.extensions.forms.schema.reader",
     "app.extensions.forms.schema.draw",
 )
 """Modules of the compiler, in the order of dependencies.

@@ -14,8 +14,8 @@ import msgspec
 from app.core.base.clock.pause import call_long
 from app.core.engine.constraints import SchemaVerdict
 from app.extensions.forms.schema.array_draw import ArrayDraw
-from app.extensions.forms.schema.backends import verdict_on
 from app.extensions.forms.schema.backends.loosened import loosened
+from app.extensions.forms.schema.backends.verdicts import verdict_on
 from app.extensions.forms.schema.bounds import (
     SchemaError,
     Size,

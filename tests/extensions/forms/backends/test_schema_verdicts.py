@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.extensions.forms.schema.backends import verdict_on
+from app.extensions.forms.schema.backends.verdicts import verdict_on
 
 CASES = [
     json.loads(line) for line in (Path(__file__).parent / "schemas.jsonl").read_text().splitlines()
