@@ -27,6 +27,10 @@ class ReplySettings(Section, frozen=True, kw_only=True):
     `reasoning` field. If this setting is empty, replies have no reasoning. With the llm engine, the
     reasoning is the text before </think>. The parser name determines which template argument turns
     reasoning off, as with vLLM's parsers."""
+    structured_output_in_reasoning: Annotated[bool, SIMULATED] = False
+    """Apply structured output to the whole reply, including the reasoning, as vLLM does with
+    `enable_in_reasoning`. If this setting is false, structured output begins after the
+    reasoning."""
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):

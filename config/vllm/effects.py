@@ -15,6 +15,7 @@ from config.vllm.kv_options import (
     kv_transfer_settings,
     read_config,
 )
+from config.vllm.structured_options import structured_outputs_settings
 
 MAX_RANKS = 8
 """Maximum number of data-parallel ranks that a server simulates."""
@@ -136,6 +137,7 @@ _SPECIAL_EFFECTS: Mapping[str, Callable[[str], FlagValues]] = {
     "pooler-config": _pooling_task,
     "profiler-config": _profiling,
     "shutdown-timeout": _shutdown_timeout,
+    "structured-outputs-config": structured_outputs_settings,
     "weight-transfer-config": _weight_transfer,
 }
 """Options whose effect is more than the value of one setting; all of these take one value."""

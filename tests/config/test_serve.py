@@ -196,6 +196,13 @@ def test_vllm_option_named_like_a_setting_is_mapped_to_a_setting() -> None:
         (["m", "--shutdown-timeout", "7"], "shutdown-timeout", 7.0),
         (["m"], "shutdown-mode", "vllm"),
         (["m", "--profiler-config.profiler", "torch"], "profiling", True),
+        (["m"], "structured-output-in-reasoning", False),
+        (
+            ["m", "--structured-outputs-config", '{"enable_in_reasoning": true}'],
+            "structured-output-in-reasoning",
+            True,
+        ),
+        (["m", "--structured-outputs-config.reasoning_parser", "qwen3"], "reasoning-parser", "qwen3"),
         (["m", "--chat-template", "examples/tool_chat_template_hermes.jinja"], "chat-template", None),
         (["m", "--chat-template", "/src/vllm/examples/no.jinja"], "chat-template", None),
         (["m", "--pooler-config", '{"task": "token_embed"}'], "pooling-task", "token_embed"),

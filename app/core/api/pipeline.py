@@ -247,7 +247,7 @@ class RequestPipeline(Struct):
                 constraint = constraint_of(form, self.schemas)
         except ApiError as error:
             if stream:
-                return responder.broken(error, writer)
+                return responder.broken(error, writer, context.arrival_s)
             raise
         # Without a limit replies are short, unless their end is ignored.
         if not stream and (accepted.requested is not None or request.ignore_eos):

@@ -8,6 +8,7 @@ same times.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from http import HTTPStatus
 
 import gevent
 from gevent.event import Event as Bell
@@ -132,9 +133,16 @@ class Responder(Struct, frozen=True):
         collector.on_done(finish)
         return pending
 
-    def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
-        """Returns a stream that consists of an error."""
+    def broken(
+        self, error: ApiError, writer: ResponseWriter, arrival_s: float | None = None
+    ) -> Response:
+        """Returns a stream that consists of an error.
+
+        An error of the engine follows the beginning of a reply to the request of `arrival_s`.
+        """
         chunks = [writer.chunk(Failed(0, error)), writer.closing()]
+        if arrival_s is not None and error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            chunks.insert(0, writer.chunk(Started(0, arrival_s)))
         return Response(chunks, 200, self.headers, EVENT_STREAM)
 
     def _stream(

@@ -5,10 +5,10 @@ Without the extension `forms`, requests with such a form are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from random import Random
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from config.settings import ToolSettings
@@ -17,6 +17,11 @@ MAX_PATH_LENGTH = 200
 """Most characters of a path in an error, from the path's end."""
 Grammar: TypeAlias = Any
 """A grammar that `Constraints` has compiled."""
+AllowedTexts: TypeAlias = "Callable[[str], Sequence[str]]"
+"""Returns the texts that may follow a text, each with another first character; "" is its end.
+
+Raises SchemaError if that takes too long.
+"""
 
 
 class SchemaError(ValueError):
@@ -44,12 +49,19 @@ class Size(IntEnum):
     USUAL = 3
 
 
+class SchemaVerdict(NamedTuple):
+    """vLLM's answer to a schema, which its structured output backends decide."""
+
+    refusal: str = ""
+    """Message of status 400; empty if the schema is accepted."""
+    fails: bool = False
+    """The schema is accepted, but the engine cannot compile it: status 500."""
+    suits_tags: bool = True
+    """The schema may be a part of a structural tag, as that of a strict tool is."""
+
+
 class CompiledSchema(Protocol):
     """A JSON schema from which values can be drawn."""
-
-    @property
-    def refused_keyword(self) -> str | None:
-        """The keyword for which vLLM refuses the schema; None without one."""
 
     def sample(self, rng: Random, settings: ToolSettings, size: Size = Size.USUAL) -> object:
         """Returns a JSON value that satisfies the schema. Raises SchemaError without one."""
@@ -70,6 +82,10 @@ class Constraints:
         Raises:
             SchemaError: the schema cannot be used.
         """
+        self._refuse()
+
+    def verdict_on(self, schema: object) -> SchemaVerdict:
+        """Returns vLLM's answer to `schema`. Raises SchemaError if the schema is too large."""
         self._refuse()
 
     def compile_structural_tag(self, tag: str) -> Grammar:
@@ -100,6 +116,14 @@ class Constraints:
 
     def matching_text(self, pattern: str, rng: Random) -> str:
         """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
+        self._refuse()
+
+    def next_characters(self, pattern: str, characters: str) -> AllowedTexts:
+        """Returns a function that finds which of `characters` may follow in a match of `pattern`.
+
+        Raises:
+            SchemaError: The pattern is invalid.
+        """
         self._refuse()
 
     def _refuse(self) -> NoReturn:

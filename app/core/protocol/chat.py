@@ -364,7 +364,7 @@ class Delta(Struct):
 
     role: str | UnsetType = UNSET
     content: Content | None | UnsetType = UNSET
-    reasoning: str | Raw | UnsetType = UNSET
+    reasoning: str | Raw | None | UnsetType = UNSET
     tool_calls: Sequence[ToolCall] | UnsetType = UNSET
 
 

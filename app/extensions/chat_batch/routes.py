@@ -48,6 +48,8 @@ class BatchWriter(ChatWriter):
         answer.prompt_text = None
         answer.kv_transfer_params = None
         answer.ec_transfer_params = None
+        if answer.usage is not None:
+            answer.usage.completion_tokens_details = None
         return answer
 
 

@@ -189,7 +189,8 @@ class RenderHandlers:
         request = validated.request
         if not prompt.ids:
             raise bad_request("The prompt has no tokens.")
-        form = rendered_form(validated, self._pipeline.live.current.tools, self._pipeline.schemas)
+        settings = self._pipeline.live.current
+        form = rendered_form(validated, settings.tools, self._pipeline.schemas)
         features: JsonObject | None = None
         if prompt.features is not None:
             features = {**prompt.features}
@@ -200,7 +201,13 @@ class RenderHandlers:
         if self._pipeline.version.has(Feature.RENDERED_REQUESTS):
             extra_args, moved_fields = move_transfers(extra_args)
             moved_fields["return_token_ids"] = request.return_token_ids
-        params = sampling_params(validated, max_tokens, form, extra_args)
+        params = sampling_params(
+            validated,
+            max_tokens,
+            structured_outputs=form,
+            extra_args=extra_args,
+            reasoning_parser=settings.reply.reasoning_parser,
+        )
         return (
             self._defaults
             | moved_fields

@@ -36,6 +36,31 @@ ALWAYS_SHOWN = frozenset(
         "skip_reading_prefix_cache",
     ]
 )
+SPECIAL_TOKEN_PARSERS = frozenset(
+    [
+        "deepseek_v4",
+        "deepseek_v41",
+        "gemma4",
+        "glm45",
+        "glm47",
+        "granite_thinking_parser",
+        "inkling",
+        "kimi_k2",
+        "kimi_k3",
+        "ling3",
+        "mimo",
+        "minicpmv",
+        "minimax_m2",
+        "mistral",
+        "muse_glimmer",
+        "nemotron_v3",
+        "plamo3",
+        "qwen3",
+        "seed_oss",
+        "step3p5",
+    ]
+)
+"""Reasoning parsers that read special tokens of a chat, so that these are not skipped."""
 DEFAULTS: Mapping[str, object] = {
     **{field.name: field.default for field in fields(SamplingParams)},
     "max_tokens": 16,
@@ -51,14 +76,17 @@ def sampling_params(
     max_tokens: int,
     structured_outputs: StructuredOutputs | None,
     extra_args: JsonObject | None,
+    reasoning_parser: str,
 ) -> JsonObject:
     """Returns the sampling parameters of a request."""
     request = validated.request
+    is_chat = isinstance(request, ChatCompletionRequest)
     has_tools = (
         isinstance(request, ChatCompletionRequest)
         and request.tools
         and request.tool_choice != "none"
     )
+    reads_special = has_tools or is_chat and reasoning_parser in SPECIAL_TOKEN_PARSERS
     sampling = validated.sampling(SamplingDefaults())
     held_back = 0
     if sampling.stop and not sampling.include_stop_str_in_output:
@@ -79,7 +107,7 @@ def sampling_params(
         "stop_token_ids": list(dict.fromkeys(request.stop_token_ids or ())),
         "max_tokens": max_tokens,
         "logprob_token_ids": list(sampling.logprob_token_ids) or None,
-        "skip_special_tokens": sampling.skip_special_tokens and not has_tools,
+        "skip_special_tokens": sampling.skip_special_tokens and not reads_special,
         "output_kind": OUTPUT_KIND_DELTA if request.stream else OUTPUT_KIND_FINAL_ONLY,
         "skip_clone": True,
         "output_text_buffer_length": held_back,

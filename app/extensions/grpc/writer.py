@@ -187,6 +187,8 @@ class RpcResponder(Responder, frozen=True):
         response.on_close(self.load.end)
         return self.faults.damage(response, context)
 
-    def broken(self, error: ApiError, writer: ResponseWriter) -> Response:
+    def broken(
+        self, error: ApiError, writer: ResponseWriter, arrival_s: float | None = None
+    ) -> Response:
         """Raises the error, which becomes the status."""
         raise error

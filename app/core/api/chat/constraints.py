@@ -7,7 +7,7 @@ from app.core.engine.request import Constraint, JsonSchema
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import StructuredOutputs
 from app.core.protocol.validation import GenerationRequest, check_depth
-from app.core.server.http.errors import bad_request
+from app.core.server.http.errors import bad_request, internal
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 ANY_OBJECT: JsonObject = {
@@ -38,7 +38,7 @@ def constraint_of(structured_outputs: StructuredOutputs, schemas: Constraints) -
     """Returns the constraint on the text, but for a structural tag.
 
     Raises:
-        ApiError: 400 for a bad constraint.
+        ApiError: 400 for a bad constraint; 500 for a schema on which vLLM's engine fails.
     """
     if structured_outputs.json is not None:
         return Constraint(schema=_schema_of(structured_outputs.json, schemas))
@@ -65,9 +65,11 @@ def _schema_of(source: str | JsonObject, schemas: Constraints) -> JsonSchema:
             raise bad_request("structured_outputs.json is not valid JSON") from None
         check_depth(schema)
     try:
-        keyword = schemas.compile(schema).refused_keyword
+        verdict = schemas.verdict_on(schema)
     except SchemaError as error:
         raise bad_request(f"The reply schema is not supported: {error}.") from None
-    if keyword is not None:
-        raise bad_request(f"The reply schema is not supported: {keyword} is not implemented.")
+    if verdict.refusal:
+        raise bad_request(verdict.refusal)
+    if verdict.fails:
+        raise internal("Internal server error")
     return cast(JsonSchema, schema)

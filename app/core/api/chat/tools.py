@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from app.core.api.chat.tool_set import Checked, ToolSet
 from app.core.base.clock.pause import pause_if_possible
-from app.core.engine.constraints import Constraints, SchemaError
+from app.core.engine.constraints import Constraints, SchemaError, SchemaVerdict
 from app.core.engine.request import ToolCalls, ToolFunction
 from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import NamedToolChoice
 from app.core.protocol.options import Tool as ToolParam
-from app.core.server.http.errors import bad_request
+from app.core.server.http.errors import bad_request, internal
 from config.settings import ToolSettings
 
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
@@ -121,8 +121,10 @@ def _checked_functions(
         function = tool.function
         parameters = function.parameters or NO_PARAMETERS
         try:
-            if checked == "all" or checked == "strict" and function.strict:
+            if checked == "all":
                 schemas.compile(parameters)
+            elif checked == "strict" and function.strict:
+                _check_strict(schemas.verdict_on(parameters))
         except SchemaError as error:
             message = f"The parameters of tool {function.name!r} cannot be used: {error}."
             raise bad_request(message, None if function.strict else "tools") from None
@@ -135,3 +137,11 @@ def _checked_functions(
             )
         )
     return tuple(functions)
+
+
+def _check_strict(verdict: SchemaVerdict) -> None:
+    """Raises ApiError if vLLM cannot make a structural tag of a strict tool's parameters."""
+    if not verdict.suits_tags:
+        raise bad_request("Invalid grammar specification: 'triggers'")
+    if verdict.fails and not verdict.refusal:
+        raise internal("Internal server error")

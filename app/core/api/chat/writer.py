@@ -65,7 +65,8 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     empty_thoughts: bool = False
     """A token of thoughts that adds no text has its own chunk."""
     show_reasoning: bool = True
-    """`include_reasoning`; hidden thoughts also hide tokens and log probabilities."""
+    """`include_reasoning`; hidden thoughts also hide tokens and log probabilities, and the chunks
+    of the reply name them as null."""
     blocks: bool = False
     """The content is a list of blocks that ends with an image."""
     media_tokens: Mapping[str, int] | None = None
@@ -90,11 +91,12 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             or options.continuous_usage
             or options.blocks
             or options.parser_runs is not None
+            or options.hides
         )
         super().__init__(meta, options, options.n, not has_logprobs and not is_special)
         self.parser_runs = options.parser_runs
         self.image = options.blocks
-        is_bare = not has_logprobs and not options.token_ids or options.hides
+        is_bare = not has_logprobs and not options.token_ids and not options.hides
         is_plain = is_bare and not options.beams and not options.continuous_usage
         self._calls_are_plain = (
             is_plain and options.call_form.null_content and options.weights is None
@@ -169,6 +171,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             delta = wire.Delta()
         elif is_end and part is None and not text and self._hides_end:
             delta = wire.Delta()
+        elif options.hides:
+            delta.reasoning = None
         chunk_choice = wire.ChunkChoice(output.index, delta, token_ids=None)
         if options.token_ids and not options.hides:
             chunk_choice.token_ids = ids
@@ -183,6 +187,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if part is None:
             if options.blocks:
                 return wire.Delta(content=[wire.ContentBlock("text", text)])
+            if not text and options.hides:
+                return None
             return wire.Delta(content=text)
         if part.kind == "reasoning":
             if options.show_reasoning and (text or options.empty_thoughts):

@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from app.core.engine.constraints import Constraints, SchemaError
 from app.core.engine.endings import append_end_of_text, ended
 from app.core.engine.errors import UnsatisfiableSchemaError
-from app.core.engine.outputs import Part
+from app.core.engine.outputs import LazySequence, Part, TokenLogprob
 from app.core.engine.request import (
     LENGTH,
+    REASONING,
     STOP,
     Constraint,
     EngineRequest,
@@ -124,7 +125,6 @@ class SimulatedModel:
 
         return CallReplies(
             self._tokenizer,
-            self._corpus,
             self._schemas,
             self._live,
             tool_replies=self.tool_replies,
@@ -170,9 +170,35 @@ class SimulatedModel:
             raise UnsatisfiableSchemaError(error) from None
         if request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None:
             self._logprobs.add(reply, request)
+            if request.constraint is not None and reply.logprobs is not None:
+                self._limit_logprobs(reply, request.constraint)
         if request.script is not None:
             reply.delays = request.script.delays(len(reply.ids))
         return reply
+
+    def _limit_logprobs(self, reply: Reply, constraint: Constraint) -> None:
+        """Gives the tokens of a constrained text the log probabilities that this leaves."""
+        from app.core.engine.simulated.constrained_logprobs import (
+            ConstrainedEntries,
+            allowed_texts_of,
+        )
+
+        allowed_texts = allowed_texts_of(constraint, self._schemas)
+        if allowed_texts is None or reply.logprobs is None:
+            return
+        start = 0
+        has_thoughts = bool(reply.spans) and reply.spans[0][1] is REASONING
+        if has_thoughts and not self._live.current.reply.structured_output_in_reasoning:
+            start = reply.spans[0][0]
+        entries = ConstrainedEntries(
+            reply.ids, self._tokenizer, allowed_texts=allowed_texts, start=start
+        )
+        unlimited = reply.logprobs
+
+        def entry(position: int) -> TokenLogprob:
+            return entries.limited(unlimited[position], position)
+
+        reply.logprobs = LazySequence(entry, range(len(reply.ids)))
 
     def _whole(self, request: EngineRequest) -> Reply:
         """Returns thoughts, if the request reasons, then the reply, then an image, if requested."""
@@ -229,6 +255,14 @@ class SimulatedModel:
     def _thoughts_and_text(
         self, request: EngineRequest, rng: Random, repeatable: Random | None
     ) -> Reply:
+        if request.constraint is not None:
+            settings = self._live.current.reply
+            if settings.structured_output_in_reasoning:
+                from app.core.engine.simulated.marked_thoughts import split_thoughts
+
+                reply = self._text_or_calls(request, rng, repeatable)
+                has_tools = request.tool_calls is not None
+                return split_thoughts(reply, settings.reasoning_parser, has_tools)
         if request.only_thoughts:
             plain = replace(request, tool_calls=None, constraint=None)
             return as_thoughts(self._text_or_calls(plain, rng, repeatable))
@@ -257,7 +291,7 @@ class SimulatedModel:
             ids: list[int] = []
             for attempt in range(TRIES):
                 text = self._constrained_text(request.constraint, max_tokens, attempt, rng)
-                ids = self._tokenizer.encode(text)
+                ids = self._ids_of(text, request.stop)
                 if len(ids) < max_tokens:  # and the end of text fits, too
                     break
             # Cut where no draw is short enough.
@@ -265,6 +299,14 @@ class SimulatedModel:
         else:
             reply = self._free_text(request, rng)
         return ended(reply, request.sampling)
+
+    def _ids_of(self, text: str, stops: Sequence[str]) -> list[int]:
+        """Returns the tokens of a constrained text; a stop string begins with a token."""
+        starts = [start for start in map(text.find, stops) if start > 0]
+        if not starts:
+            return self._tokenizer.encode(text)
+        start = min(starts)
+        return self._tokenizer.encode(text[:start]) + self._tokenizer.encode(text[start:])
 
     def _free_text(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns an unconstrained text, recorded or of the mode, after the request's sampling."""
@@ -346,7 +388,8 @@ class SimulatedModel:
         if constraint.regex is not None:
             return self._schemas.matching_text(constraint.regex, rng)
         schema = True if constraint.schema is None else constraint.schema
-        return write_usual_json(self._schemas.compile(schema).sample(rng, tools))
+        compiled = self._schemas.compile(schema, lenient=True)
+        return write_usual_json(compiled.sample(rng, tools))
 
     def _prose(self, characters: int, rng: Random) -> str:
         _, texts = self._corpus.compose(characters // CHARACTERS_PER_TOKEN, rng)

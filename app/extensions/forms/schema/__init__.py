@@ -4,6 +4,7 @@
 """
 
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from gevent import monkey
 
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.late_imports import import_modules
+from app.core.engine.constraints import AllowedTexts, SchemaVerdict
 from app.core.engine.constraints import SchemaError as SchemaError
 
 if TYPE_CHECKING:
@@ -24,13 +26,18 @@ COMPILER_MODULES = (
     "referencing.jsonschema",
     "jsonschema.validators",
     "app.extensions.forms.schema.validation",
+    "app.extensions.forms.schema.backends.patterns",
+    "app.extensions.forms.schema.backends.shapes",
+    "app.extensions.forms.schema.backends.llguidance",
+    "app.extensions.forms.schema.backends.verdicts",
+    "app.extensions.forms.schema.reader",
     "app.extensions.forms.schema.draw",
 )
 """Modules of the compiler, in the order of dependencies.
 
 They are imported at first use: that takes 50 ms, a sixth of a server's start.
 """
-MAX_SCHEMA_BYTES = 500_000
+MAX_SCHEMA_BYTES = 2_000_000
 """Maximum size of a schema as JSON."""
 WORK_PER_CHARACTER = 8
 """Work of compiling a character, in bytes as `call_long` counts them."""
@@ -87,6 +94,18 @@ class Schemas:
         compiled = call_long(WORK_PER_CHARACTER * len(pattern), compile_regex, pattern)
         return compiled.write(rng, WorkBudget(TEXT_STEPS), whole=True)
 
+    def next_characters(self, pattern: str, characters: str) -> AllowedTexts:
+        """Returns a function that finds which of `characters` may follow in a match of `pattern`.
+
+        Raises:
+            SchemaError: The pattern is invalid.
+        """
+        self.load()
+        from app.extensions.forms.schema.request_patterns import compile_regex
+
+        compiled = call_long(WORK_PER_CHARACTER * len(pattern), compile_regex, pattern)
+        return partial(compiled.next_texts, characters=characters)
+
     def compile(self, schema: object, lenient: bool = False) -> "CompiledSchema":
         """Returns `schema`, ready to draw from.
 
@@ -112,6 +131,14 @@ class Schemas:
                 with self._lock:
                     self._cache[key] = compiled
         return compiled
+
+    def verdict_on(self, schema: object) -> SchemaVerdict:
+        """Returns vLLM's answer to `schema`.
+
+        Raises:
+            SchemaError: The schema is too large.
+        """
+        return self.compile(schema, lenient=True).verdict
 
     def _compile_text(self, text: bytes, lenient: bool) -> "CompiledSchema":
         self.load()

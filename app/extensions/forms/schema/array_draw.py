@@ -105,6 +105,8 @@ class ArrayDraw:
                 schemas.append(prefix[index])
             elif "items" in schema:
                 schemas.append(schema["items"])
+        if len(schemas) == len(wanted):
+            schemas += self._merged.get("unevaluatedItems", ())
         attempts = 1
         if self._is_unique or excluded:
             attempts = ITEM_ATTEMPTS

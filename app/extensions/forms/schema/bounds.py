@@ -18,6 +18,8 @@ SCHEMA_KEYWORDS = frozenset(
         "not",
         "propertyNames",
         "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
     ]
 )
 """Keywords whose value is a schema."""

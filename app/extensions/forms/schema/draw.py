@@ -9,8 +9,13 @@ from functools import cached_property
 from math import inf
 from random import Random
 
+import msgspec
+
+from app.core.base.clock.pause import call_long
+from app.core.engine.constraints import SchemaVerdict
 from app.extensions.forms.schema.array_draw import ArrayDraw
-from app.extensions.forms.schema.backends import find_unsupported_keyword
+from app.extensions.forms.schema.backends.loosened import loosened
+from app.extensions.forms.schema.backends.verdicts import verdict_on
 from app.extensions.forms.schema.bounds import (
     SchemaError,
     Size,
@@ -34,6 +39,8 @@ MAX_STEPS = 12_000
 """Steps of one draw with all its attempts: about 100 ms of work."""
 SAMPLE_ATTEMPTS = 6
 """Values drawn and validated before giving up, the first half with ``format`` as a rule."""
+WORK_PER_CHARACTER = 8
+"""Work of reading a character, in bytes as `call_long` counts them."""
 BYTES_PER_ENTRY = 800
 """Maximum memory of a cached schema beside its objects and its text, measured."""
 BYTES_PER_OBJECT = 1600
@@ -77,6 +84,7 @@ class CompiledSchema:
 
     def __init__(self, text: bytes, lenient: bool) -> None:
         self._text = text
+        self._lenient = lenient
         try:
             self._document = Reader(text, lenient).read_document()
         except RecursionError:
@@ -93,14 +101,20 @@ class CompiledSchema:
 
         The value is valid with ``format`` as an annotation, as in the specification, and also with
         ``format`` as a rule if such a value is found. `usual` has the ranges of values where the
-        schema leaves the choice. Takes at most about 100 ms, and pauses for other greenlets.
+        schema leaves the choice. Takes at most about 100 ms, and pauses for other greenlets. A
+        lenient schema without a valid value has values as vLLM's backend reads it.
 
         Raises:
             SchemaError: No value was found.
         """
         if self._flat is not None and size >= Size.FRUGAL:
             return self._flat.draw(rng, usual, size)
-        return self._search(rng, usual, size)
+        try:
+            return self._search(rng, usual, size)
+        except SchemaError:
+            if not self._lenient:
+                raise
+        return self._loosened._search(rng, usual, size)
 
     def _search(self, rng: Random, usual: ToolSettings, size: Size) -> JSON:
         """Draws values until one is valid, see `sample`."""
@@ -138,9 +152,14 @@ class CompiledSchema:
         return flat_object(self._document.root)
 
     @cached_property
-    def refused_keyword(self) -> str | None:
-        """The keyword for which vLLM refuses the schema; None without one."""
-        return find_unsupported_keyword(decode_untrusted(self._text, decoder=python_json))
+    def verdict(self) -> SchemaVerdict:
+        """The answer of vLLM to the schema."""
+        return call_long(WORK_PER_CHARACTER * len(self._text), _verdict_on, self._text)
+
+    @cached_property
+    def _loosened(self) -> "CompiledSchema":
+        """The schema as vLLM's backend reads it."""
+        return call_long(WORK_PER_CHARACTER * len(self._text), _loosened_schema, self._text)
 
     def accepts(self, value: JSON) -> bool:
         """Returns True for a valid `value`; ``format`` is an annotation. Raises SchemaError."""
@@ -148,6 +167,15 @@ class CompiledSchema:
 
     def _is_valid(self, value: JSON, budget: WorkBudget, formats: bool) -> bool:
         return accepts(self._document, self._document.root, value, budget, formats=formats)
+
+
+def _verdict_on(text: bytes) -> SchemaVerdict:
+    return verdict_on(decode_untrusted(text, decoder=python_json))
+
+
+def _loosened_schema(text: bytes) -> CompiledSchema:
+    schema = loosened(decode_untrusted(text, decoder=python_json))
+    return CompiledSchema(msgspec.json.encode(schema), lenient=True)
 
 
 class Draw:

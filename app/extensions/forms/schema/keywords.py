@@ -27,10 +27,8 @@ ANNOTATIONS = frozenset(
     ]
 )
 """Keywords that do not constrain the value; they are checked, then left out."""
-UNSUPPORTED_KEYWORDS = frozenset(
-    ["$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"]
-)
-"""Rejected keywords: their meaning depends on how the rest of the schema is applied."""
+DYNAMIC_REFERENCES = frozenset(["$dynamicRef", "$recursiveRef"])
+"""Keywords that are read as ``$ref``: the targets that they have from elsewhere are not found."""
 
 
 def canonical_key(value: JSON) -> Hashable:
@@ -91,6 +89,8 @@ Keywords = TypedDict(
         "patternProperties": dict[Pattern, "Schema"],
         "additionalProperties": "Schema",
         "propertyNames": "Schema",
+        "unevaluatedItems": "Schema",
+        "unevaluatedProperties": "Schema",
         "required": list[str],
         "minProperties": Number,
         "maxProperties": Number,

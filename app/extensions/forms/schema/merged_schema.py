@@ -14,7 +14,17 @@ SUGGESTING_KEYWORDS: Mapping[str, frozenset[str]] = {
     "number": frozenset(
         ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]
     ),
-    "array": frozenset(["items", "prefixItems", "contains", "minItems", "maxItems", "uniqueItems"]),
+    "array": frozenset(
+        [
+            "items",
+            "prefixItems",
+            "contains",
+            "minItems",
+            "maxItems",
+            "uniqueItems",
+            "unevaluatedItems",
+        ]
+    ),
     "object": frozenset(
         [
             "properties",
@@ -26,6 +36,7 @@ SUGGESTING_KEYWORDS: Mapping[str, frozenset[str]] = {
             "maxProperties",
             "dependentRequired",
             "dependentSchemas",
+            "unevaluatedProperties",
         ]
     ),
 }
@@ -34,7 +45,17 @@ TYPE_KEYWORDS = frozenset(["type"])
 ALL_TYPES = frozenset(TYPES)
 MAX_PROPERTIES = 1024
 """Maximum number of properties of a drawn object."""
-UNDRAWN_KEYWORDS = frozenset(["oneOf", "not", "if", "contains", "propertyNames"])
+UNDRAWN_KEYWORDS = frozenset(
+    [
+        "oneOf",
+        "not",
+        "if",
+        "contains",
+        "propertyNames",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ]
+)
 """Keywords that a draw ignores, so that its value must be validated at once."""
 
 

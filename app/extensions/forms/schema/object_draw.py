@@ -118,7 +118,7 @@ class ObjectDraw:
             if not matching and "additionalProperties" in schema:
                 matching.append(schema["additionalProperties"])
             schemas += matching
-        return schemas
+        return schemas or [*self._merged.get("unevaluatedProperties", ())]
 
     def _draw_entry_count(self) -> int:
         """Draws the number of entries of a map; 0 for a small one."""

@@ -111,6 +111,27 @@ class Pattern(str):
                 f"the pattern {_shorten(self.source)} takes too long to match"
             ) from None
 
+    def next_texts(self, text: str, characters: str) -> list[str]:
+        """Returns those of `characters` that may follow `text`, and "" if it is a whole match.
+
+        Raises:
+            SchemaError: The search takes too long.
+        """
+        following: list[str] = []
+        try:
+            for character in ("", *characters):
+                is_partial = bool(character)
+                match = self._engine.fullmatch(
+                    text + character, partial=is_partial, timeout=SEARCH_LIMIT_SECONDS
+                )
+                if match is not None:
+                    following.append(character)
+        except (TimeoutError, MemoryError):
+            raise SchemaError(
+                f"the pattern {_shorten(self.source)} takes too long to match"
+            ) from None
+        return following
+
     def write(
         self,
         rng: Random,

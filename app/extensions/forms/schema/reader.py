@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple, cast
 
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing import Registry, Specification
 from referencing._core import Resolved, Resolver
 from referencing.exceptions import Unresolvable
@@ -25,8 +26,8 @@ from app.extensions.forms.schema.bounds import (
 from app.extensions.forms.schema.document import Document
 from app.extensions.forms.schema.keywords import (
     ANNOTATIONS,
+    DYNAMIC_REFERENCES,
     JSON,
-    UNSUPPORTED_KEYWORDS,
     EnumValues,
     Keywords,
     Rule,
@@ -38,6 +39,8 @@ from config.untrusted import decode_untrusted, python_json
 
 MAX_REFERENCE_LENGTH = 2000
 """Maximum length of a ``$ref`` that is resolved."""
+MAX_SHOWN_REFERENCE = 200
+"""Maximum length of a ``$ref`` in an error."""
 MAX_DEPTH = 80
 """Maximum levels of nested schemas."""
 MAX_SCHEMAS = 5000
@@ -46,9 +49,12 @@ MAX_PATTERN_LENGTH = 20_000
 """Maximum length of all patterns of a document together, as compiling takes time."""
 LENGTH_PER_PATTERN = 50
 """Characters that each pattern counts beside its own."""
+METASCHEMA = b"json-schema.org/draft"
+"""Part of the names of metaschemas, which references may name."""
 NAMING_KEYWORD = re.compile(rb'"(?:\$?id|\$anchor|\$dynamicAnchor)"')
 """Keywords that name a schema for references, which are otherwise JSON pointers."""
 EMPTY_REGISTRY: Registry[JSON] = Registry()
+METASCHEMAS = cast("Registry[JSON]", REGISTRY)
 EXCLUSIVE_REFERENCE_DRAFTS = ("draft-04", "draft-06", "draft-07")
 """Drafts that ignore keywords beside a reference."""
 RULES: Mapping[str, Rule] = keyword_rules()
@@ -90,8 +96,9 @@ class Reader:
         self._specification: Specification[JSON]
         self._specification = specification_with(dialect, default=DRAFT202012)
         self._lenient = lenient
-        self._has_references = b'"$ref"' in text
-        self._has_names = NAMING_KEYWORD.search(text) is not None
+        self._has_references = b'Ref"' in text or b'"$ref"' in text
+        self._refers_to_metaschema = self._has_references and METASCHEMA in text
+        self._has_names = self._refers_to_metaschema or NAMING_KEYWORD.search(text) is not None
         self._has_exclusive_references = any(
             draft in dialect for draft in EXCLUSIVE_REFERENCE_DRAFTS
         )
@@ -109,6 +116,8 @@ class Reader:
         root = self._specification.create_resource(self._root)
         registry = EMPTY_REGISTRY
         uri = root.id() or ""
+        if self._refers_to_metaschema:
+            registry = METASCHEMAS
         if self._has_references:
             registry = registry.with_resources([("", root), (uri, root)])
         try:
@@ -135,6 +144,8 @@ class Reader:
         if isinstance(raw, bool):
             return raw
         if place.depth > MAX_DEPTH or len(self._schemas) >= MAX_SCHEMAS:
+            if self._lenient:
+                return True
             raise SchemaError("the schema is nested too deeply or is too large", place.path)
         if not isinstance(raw, dict):
             if self._lenient:
@@ -183,8 +194,9 @@ class Reader:
                 schema[keyword] = self._read_pattern(str(value), place.path)
             elif keyword not in ANNOTATIONS:
                 schema[keyword] = value
-        elif keyword in UNSUPPORTED_KEYWORDS:
-            raise SchemaError("this keyword is not supported", place.path)
+        elif keyword in DYNAMIC_REFERENCES and "$ref" not in schema:
+            _check("$ref", value, place.path)
+            schema["$ref"] = self._read_reference(str(value), place)
 
     def _read_list(self, value: JSON, place: Place) -> list[Schema]:
         if not isinstance(value, list) or not value:
@@ -233,7 +245,8 @@ class Reader:
             AttributeError,
         ):  # or a flaw on the way
             raise SchemaError(
-                f"{reference!r} is not in this schema; other documents are not fetched",
+                f"{reference[:MAX_SHOWN_REFERENCE]!r} is not in this schema;"
+                " other documents are not fetched",
                 place.path,
             ) from None
         key = id(target.contents)

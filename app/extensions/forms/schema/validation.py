@@ -142,6 +142,79 @@ def _check_unique_items(
     return len(set(map(canonical_key, value))) == len(value)
 
 
+def _check_unevaluated_items(
+    validator: Validator, unevaluated: Schema, value: JSON, schema: Keywords
+) -> bool:
+    if not isinstance(value, list):
+        return True
+    evaluated = _evaluated_items(validator, schema, value)
+    remaining = [item for place, item in enumerate(value) if place not in evaluated]
+    return all(_is_valid(validator, unevaluated, item) for item in remaining)
+
+
+def _check_unevaluated_properties(
+    validator: Validator, unevaluated: Schema, value: JSON, schema: Keywords
+) -> bool:
+    if not isinstance(value, dict):
+        return True
+    evaluated = _evaluated_names(validator, schema, value)
+    remaining = [member for name, member in value.items() if name not in evaluated]
+    return all(_is_valid(validator, unevaluated, member) for member in remaining)
+
+
+def _evaluated_items(validator: Validator, schema: Schema, value: list[JSON]) -> set[int]:
+    """Returns the places of the items that `schema` applies a schema to."""
+    if isinstance(schema, bool):
+        return set()
+    evaluated = set(range(len(schema.get("prefixItems", ()))))
+    if "items" in schema:
+        return set(range(len(value)))
+    if "contains" in schema:
+        for place, item in enumerate(value):
+            if _is_valid(validator, schema["contains"], item):
+                evaluated.add(place)
+    for included in _included(validator, schema, value):
+        evaluated |= _evaluated_items(validator, included, value)
+        if not isinstance(included, bool) and "unevaluatedItems" in included:
+            return set(range(len(value)))
+    return evaluated
+
+
+def _evaluated_names(validator: Validator, schema: Schema, value: dict[str, JSON]) -> set[str]:
+    """Returns the names of the properties that `schema` applies a schema to."""
+    if isinstance(schema, bool):
+        return set()
+    if "additionalProperties" in schema:
+        return set(value)
+    evaluated = set(schema.get("properties", ()))
+    for pattern in schema.get("patternProperties", ()):
+        evaluated.update(name for name in value if _matches(pattern, name))
+    for included in _included(validator, schema, value):
+        evaluated |= _evaluated_names(validator, included, value)
+        if not isinstance(included, bool) and "unevaluatedProperties" in included:
+            return set(value)
+    return evaluated
+
+
+def _included(validator: Validator, schema: Keywords, value: JSON) -> Iterator[Schema]:
+    """Yields the schemas that `schema` includes, and that accept `value`."""
+    options = [*schema.get("allOf", ()), *schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    if "$ref" in schema:
+        options.append(_current.get().document.definitions[schema["$ref"]])
+    if "if" in schema:
+        if _is_valid(validator, schema["if"], value):
+            options += [schema["if"], schema.get("then", True)]
+        else:
+            options.append(schema.get("else", True))
+    if isinstance(value, dict):
+        for name, dependent in schema.get("dependentSchemas", {}).items():
+            if name in value:
+                options.append(dependent)
+    for option in options:
+        if _is_valid(validator, option, value):
+            yield option
+
+
 def _metered_checks() -> Mapping[str, Check]:
     """Returns the checks of `jsonschema`, partly replaced; each also spends steps."""
     replaced: Mapping[str, Predicate] = {
@@ -155,6 +228,8 @@ def _metered_checks() -> Mapping[str, Check]:
         "enum": _check_enum,
         "const": _check_enum,
         "uniqueItems": _check_unique_items,
+        "unevaluatedItems": _check_unevaluated_items,
+        "unevaluatedProperties": _check_unevaluated_properties,
     }
     checks: dict[str, Check] = {}
     for keyword, check in Draft202012Validator.VALIDATORS.items():

@@ -1,0 +1,83 @@
+"""Thoughts within the text of a constrained reply.
+
+With `structured-output-in-reasoning`, a constraint holds from the first token, so its text may
+contain thoughts and their marks. vLLM's reasoning parsers find them: a reply begins with thoughts,
+which end after the closing mark, before a tool call, or with the reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.core.engine.outputs import Part
+from app.core.engine.parsing import CALL_BEGIN, THINK_BEGIN, THINK_END
+from app.core.engine.request import REASONING, Reply, without_empty
+
+CALL_ENDING_PARSERS = frozenset(
+    [
+        "glm45",
+        "glm47",
+        "granite_thinking_parser",
+        "ling3",
+        "mimo",
+        "nemotron_v3",
+        "qwen3",
+        "step3p5",
+    ]
+)
+"""Parsers with these marks for which a call ends the thoughts."""
+
+
+def split_thoughts(reply: Reply, parser: str, has_tools: bool) -> Reply:
+    """Returns a reply of plain text with its thoughts as a part.
+
+    `parser` is the reasoning parser; calls end thoughts only for a request that has tools. A reply
+    with parts is returned unchanged.
+    """
+    if reply.spans:
+        return reply
+    text = "".join(reply.texts)
+    opening = text.find(THINK_BEGIN)
+    closing = text.find(THINK_END)
+    end = len(text)
+    marks: list[range] = []
+    if closing >= 0:
+        end = closing + len(THINK_END)
+        marks.append(range(closing, end))
+    if has_tools and parser in CALL_ENDING_PARSERS:
+        call = text.find(CALL_BEGIN, 0, end)
+        if call >= 0:
+            end = call
+            marks.clear()
+    if 0 <= opening < end:
+        marks.insert(0, range(opening, opening + len(THINK_BEGIN)))
+    texts, thought_tokens = _without_marks(reply.texts, marks, end)
+    spans: list[tuple[int, Part | None]] = [(thought_tokens, REASONING), (len(texts), None)]
+    return Reply(texts, reply.ids, reply.finish, without_empty(spans))
+
+
+def _without_marks(texts: Sequence[str], marks: Sequence[range], end: int) -> tuple[list[str], int]:
+    """Returns the texts without the marks, and the number of tokens of the thoughts.
+
+    The thoughts end at the character `end`. If a token crosses this end, the token before it shows
+    the rest of the thoughts.
+    """
+    shown: list[str] = []
+    thought_tokens = 0
+    start = 0
+    for text in texts:
+        stop = start + len(text)
+        before = "".join(
+            character
+            for position, character in enumerate(text[: max(0, end - start)], start)
+            if not any(position in mark for mark in marks)
+        )
+        after = text[max(0, end - start) :]
+        if stop <= end:
+            thought_tokens += 1
+        elif before and shown:
+            shown[-1] += before
+            before = ""
+        shown.append(before + after)
+        start = stop
+    return shown, thought_tokens
