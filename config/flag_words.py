@@ -39,14 +39,16 @@ def read_words(
     *,
     shortened: bool = False,
     skips_unknown: bool = False,
+    unknown_forms: list[str] | None = None,
 ) -> tuple[FlagValues, list[str]]:
     """Returns values by name, and words that belong to no flag.
 
-    `shortened` accepts beginnings of flags. An empty word that is not the value of a flag is
-    ignored: manifests whose arguments come from templates pass such words.
+    `shortened` accepts beginnings of flags. Unknown flags are added to `unknown_forms`, if that is
+    a list. An empty word that is not the value of a flag is ignored: manifests whose arguments come
+    from templates pass such words.
 
     Raises:
-        UsageError: A flag is wrong, or unknown without `skips_unknown`.
+        UsageError: A flag is wrong, or unknown without `skips_unknown` and `unknown_forms`.
     """
     by_form = {form: flag for flag in flags for form in flag.forms}
     values: FlagValues = {}
@@ -61,7 +63,13 @@ def read_words(
             if skips_unknown or not form.startswith("--"):
                 others.append(word)
                 continue
-            form = _full_form(form, by_form, shortened)
+            full_form = _full_form(form, by_form, shortened)
+            if full_form is None:
+                if unknown_forms is None:
+                    raise unknown_flag(form, by_form)
+                unknown_forms.append(form)
+                continue
+            form = full_form
         flag = by_form[form]
         value_words = _value_words(form, flag, text, waiting, by_form=by_form)
         values[flag.name] = _value(form, flag, value_words, values.get(flag.name))
@@ -84,9 +92,8 @@ def short_forms(full_form: str, forms: Iterable[str]) -> tuple[str, ...]:
 
 def unknown_flag(form: str, forms: Iterable[str]) -> UsageError:
     """Returns the error for an unknown flag, with a similar one among `forms`."""
-    names = [name.lstrip("-") for name in forms]
-    names = [name for name in names if name not in IGNORED and name not in REMOVED]
-    return UsageError(f"unknown flag {form}{suggestion(form.lstrip('-'), names, '--')}")
+    names = [name for name in forms if name.lstrip("-") not in (*IGNORED, *REMOVED)]
+    return UsageError(f"unknown flag {form}{suggestion(form, names)}")
 
 
 def _split_flag(word: str) -> tuple[str, str | None]:
@@ -158,17 +165,15 @@ def _value(
     return values
 
 
-def _full_form(form: str, forms: Iterable[str], shortened: bool) -> str:
-    """Returns the only flag that begins with `form`.
+def _full_form(form: str, forms: Iterable[str], shortened: bool) -> str | None:
+    """Returns the only flag that begins with `form`; None if there is no such flag.
 
     Raises:
-        UsageError: There is no such flag, or there are several.
+        UsageError: There are several.
     """
     matches = []
     if shortened and len(form) > 2:
         matches = sorted(full_form for full_form in forms if full_form.startswith(form))
     if len(matches) > 1:
         raise UsageError(f"ambiguous option: {form} could match {', '.join(matches)}")
-    if not matches:
-        raise unknown_flag(form, forms)
-    return matches[0]
+    return matches[0] if matches else None

@@ -94,6 +94,8 @@ class Flags(Struct):
     """Environment variables that have no effect on this command."""
     headless: bool = False
     """The node runs engines only: no port is opened."""
+    skips_model_check: bool = False
+    """The model's folder and the file of the chat template need not exist."""
     help: bool = False
     version: bool = False
     warnings: list[str] = []

@@ -4,7 +4,7 @@ An option with the name of a setting sets that setting, some have special effect
 options are ignored. Settings of Understudy are flags, too.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import get_args
@@ -22,9 +22,11 @@ from config.flag_words import Flag, read_words, short_forms
 from config.settings import Settings, Table, table_of
 from config.sources import Flags, FlagValues, Sources, ignore_warning
 from config.untrusted import decode_untrusted, python_json
-from config.vllm.checks import check_load_balancing, check_values, is_headless
-from config.vllm.effects import HTTP, MAX_RANKS, effect_of, is_missing_example, local_ranks
-from config.vllm.facts import GROUPS, OBSOLETE, OPTIONS
+from config.vllm.checks import check_load_balancing, check_values, is_headless, names_of_plugins
+from config.vllm.combinations import check_parsed, is_missing_template
+from config.vllm.effects import HTTP, MAX_RANKS, effect_of, local_ranks
+from config.vllm.facts import GROUPS, OPTIONS
+from config.vllm.kv_options import plugin_connectors
 from config.vllm.offload_options import merge_offloading
 from config.vllm.option import Option
 from config.vllm.options import (
@@ -36,7 +38,7 @@ from config.vllm.options import (
     options_with_effect,
 )
 from config.vllm.speculative_options import merge_short_options
-from config.vllm.words import file_words, without_dots
+from config.vllm.words import expand_file, without_dots
 
 ABOUT = f"""\
 usage: {COMMAND} serve [MODEL] [--option value ...]
@@ -73,14 +75,31 @@ UNREAD = frozenset({"PORT"})
 """Variables of settings that vLLM does not read: its port is 8000 unless --port is given."""
 KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """Variable of vLLM with whole seconds."""
-CONFIG = "--config"
 VERSION = "vllm-version"
+NEWEST = "0.33"
+ALLOW_REMOVED = "allow-removed-options"
+SKIP_CHECK = "skip-model-check"
+SERVE_FLAGS = (
+    Flag(
+        name=ALLOW_REMOVED,
+        forms=(f"--{ALLOW_REMOVED}",),
+        takes="nothing",
+        help="Ignore options that vLLM has removed, with a warning for each.",
+    ),
+    Flag(
+        name=SKIP_CHECK,
+        forms=(f"--{SKIP_CHECK}",),
+        takes="nothing",
+        help="Start with a folder that has no model, or without the file of a chat template.",
+    ),
+)
+"""Flags that only this command has."""
 
 
 def simulated_versions(
-    argv: Sequence[str], environ: Mapping[str, str], table: Table
+    words: Sequence[str], environ: Mapping[str, str], table: Table
 ) -> tuple[str, ...]:
-    """Returns the supported versions of vLLM up to the simulated one.
+    """Returns the supported versions of vLLM up to the one that the words or variables name.
 
     Raises:
         ConfigError: An earlier version is named; the message has what the oldest supported version
@@ -95,14 +114,8 @@ def simulated_versions(
         forms += names_of(name)
     flags = [Flag(name=VERSION, forms=short_forms(f"--{VERSION}", forms))]
     values: FlagValues = {}
-    words: list[str] = []
     with suppress(UsageError):  # `read` reports the error
-        file_flag = Flag(name=CONFIG, forms=(CONFIG,))
-        values = read_words(argv, [*flags, file_flag], skips_unknown=True)[0]
-        path = values.pop(CONFIG, None)
-        if path is not None:
-            words = list(file_words(str(path)))
-            values = read_words(words, flags, skips_unknown=True)[0] | values
+        values = read_words(words, flags, skips_unknown=True)[0]
     source = Sources(Flags(values=values), environ, ignore_warning).value_of(row)
     simulated = str(row.default) if source is None else str(source[0])
     versions: tuple[str, ...] = get_args(row.type)
@@ -111,47 +124,49 @@ def simulated_versions(
     from config.vllm.old_version import advice, is_earlier  # with the tables of all versions
 
     if source is not None and is_earlier(simulated, versions[0]):
-        text = advice(versions[0], [*argv, *words], environ, settings=setting_forms)
+        text = advice(versions[0], words, environ, settings=setting_forms)
         rule = f"must be {' or '.join(versions)}; {text}"
         raise ConfigError(f"setting {VERSION}: {simulated!r} ({source[1]}) {rule}")
     return versions  # another unknown version is refused with the other settings
 
 
-def _check_forms(words: Iterable[str], options: Mapping[str, Option]) -> None:
-    """Raises UsageError for an option of another version, which is not among `options`."""
-    since_by_form = {}
-    for name, option in OPTIONS.items():
-        if name not in options:
-            since_by_form.update(dict.fromkeys(names_of(name), option.since))
-    for word in words:
-        form = word.partition("=")[0].replace("_", "-")
-        if form in since_by_form:
-            since = since_by_form[form]
-            raise UsageError(f"flag {form} requires vLLM {since} (--{VERSION} {since})")
-
-
 def read(
-    argv: Sequence[str], kind: type[Settings], options: Mapping[str, Option] = OPTIONS
+    words: Sequence[str],
+    kind: type[Settings],
+    options: Mapping[str, Option] = OPTIONS,
+    version: str = NEWEST,
 ) -> tuple[FlagValues, Flags]:
     """Returns values of vLLM's `options`, with the positional model as `model`, and of settings.
 
-    The command line takes precedence over the file of `--config`.
+    As in vLLM's parser, the first wrong value is reported before an unknown option.
 
     Raises:
         ConfigError: vLLM's parser would reject the command line.
     """
-    flags = list(setting_flags(table_of(kind)))
-    for name, option in ({**options, **OBSOLETE}).items():
-        flags += option_flags(name, option)
+    flags = [*setting_flags(table_of(kind)), *SERVE_FLAGS]
+    for name, option in options.items():
+        flags += option_flags(name, option, version=version)
     flags.append(Flag(name=PREFIX + "optimization-level", forms=("-O",)))
-    words = list(without_dots(argv))
-    _check_forms(words, options)
-    values, models = read_words(words, flags, shortened=True)
-    path = values.get(PREFIX + "config")
-    if path is not None:
-        words = list(without_dots(file_words(str(path))))
-        _check_forms(words, options)
-        values = read_words(words, flags, shortened=True)[0] | values
+    forms = [form for flag in flags for form in flag.forms]
+    if f"--{ALLOW_REMOVED}" in map(_form, words):
+        from config.vllm.removed import removed_flags  # with the tables of all versions
+
+        flags += removed_flags(version, forms)
+    unknown_forms: list[str] = []
+    values, models = read_words(
+        without_dots(words), flags, shortened=True, unknown_forms=unknown_forms
+    )
+    if unknown_forms:
+        from config.vllm.removed import absent_option
+
+        raise absent_option(unknown_forms[0], forms, version=version, options=OPTIONS)
+    warnings: list[str] = []
+    if values.pop(ALLOW_REMOVED, None):
+        from config.vllm.removed import removed_options_in
+
+        warnings += removed_options_in(values, version)
+    skips_model_check = SKIP_CHECK in values
+    values.pop(SKIP_CHECK, None)
     option_values: FlagValues = {}
     for name in list(values):
         if name.startswith(PREFIX):
@@ -162,7 +177,15 @@ def read(
         )
     if models:
         option_values["model"] = models[0]
-    return option_values, flags_of(values, kind)
+    result = flags_of(values, kind)
+    result.skips_model_check = skips_model_check
+    result.warnings += warnings
+    return option_values, result
+
+
+def _form(word: str) -> str:
+    """Returns the flag of a word, with dashes."""
+    return word.partition("=")[0].replace("_", "-")
 
 
 def usage(table: Table) -> str:
@@ -175,7 +198,7 @@ def usage(table: Table) -> str:
             if option.since:
                 help += f" From vLLM {option.since} on."
             flags += option_flags(name, option, help)
-    return ABOUT + help_text({**groups, "Others": [help_flag()]})
+    return ABOUT + help_text({**groups, "Others": [*SERVE_FLAGS, help_flag()]})
 
 
 def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Settings]) -> Flags:
@@ -184,13 +207,15 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
     Raises:
         ConfigError: vLLM would reject the command line.
     """
-    if sum(word.partition("=")[0] == CONFIG for word in argv) > 1:
-        raise UsageError(f"flag {CONFIG}: only one file is allowed")
-    kind = find_settings_kind(argv, environ, base)
+    words, file_warnings = expand_file(argv)
+    kind = find_settings_kind(words, environ, base)
     table = table_of(kind)
-    available = options_of(simulated_versions(argv, environ, table))
-    options, flags = read(argv, kind, available)
+    versions = simulated_versions(words, environ, table)
+    available = options_of(versions)
+    options, flags = read(words, kind, available, versions[-1])
+    flags.warnings += file_warnings
     nonempty = {name: value for name, value in options.items() if value != ""}
+    check_parsed(nonempty, environ, flags.skips_model_check)
     check_values(nonempty, available)
     merge_short_options(nonempty)
     merge_offloading(nonempty)
@@ -213,6 +238,7 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
         flags.warnings.append(
             "accepted, changes nothing here: " + ", ".join(f"--{name}" for name in ineffective)
         )
+    flags.warnings += names_of_plugins(nonempty, available)
     flags.warnings += _remarks(nonempty)
     flags.values = values | flags.values
     flags.fallbacks = _fallbacks(flags.values, environ)
@@ -260,8 +286,10 @@ def _remarks(options: FlagValues) -> Iterator[str]:
     template = str(options.get("chat-template", ""))
     if int(ranks) > MAX_RANKS:
         yield f"--data-parallel-size: {MAX_RANKS} ranks of {ranks} are simulated"
-    if is_missing_example(template):
+    if is_missing_template(template):
         yield f"--chat-template: {template} does not exist, the tokenizer's template is used"
+    if "kv-transfer-config" in options:
+        yield from plugin_connectors(str(options["kv-transfer-config"]))
     if not str(options.get("otlp-traces-endpoint", HTTP[0])).startswith(HTTP):
         yield (
             "--otlp-traces-endpoint: spans are sent by HTTP only, "
