@@ -97,6 +97,8 @@ class Flags(Struct):
     skips_model_check: bool = False
     """The model's folder and the file of the chat template need not exist."""
     help: bool = False
+    help_keyword: str = ""
+    """Part of the help that is searched; empty for all of it."""
     version: bool = False
     warnings: list[str] = []
 

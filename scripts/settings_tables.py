@@ -69,7 +69,7 @@ def options_page() -> Page:
     sections = []
     for group, options in GROUPS.items():
         rows = [_option_cells(name, option) for name, option in options.items()]
-        sections.append(Section(_heading(group), columns, rows))
+        sections.append(Section(group, columns, rows))
     defaults = [(f"`{name}`", code(value) or "empty") for name, value in DEFAULTS.items()]
     sections.append(Section("Defaults that differ", ("setting", "default of serve"), defaults))
     sections.append(Section("Environment variables", ("variable", "here"), _variables()))
@@ -77,10 +77,11 @@ def options_page() -> Page:
         (f"`--{name}`", option.unplayed) for name, option in OPTIONS.items() if option.unplayed
     ]
     sections.append(Section("Accepted without effect", ("option", "about"), unplayed))
+    oldest = next(iter(VERSIONS))
     removed = [
-        (f"`{form}`", removal_of(form, VERSIONS[0]).removeprefix("vLLM removed it "))
+        (f"`{form}`", removal_of(form, oldest).removeprefix("vLLM removed it "))
         for form, lifetime in read_history().options.items()
-        if lifetime.is_gone_in(VERSIONS[0])
+        if lifetime.is_gone_in(oldest)
     ]
     sections.append(Section("Options of earlier versions", ("option", "removed"), removed))
     return Page("reference-options.md", "Options of vLLM", sections)

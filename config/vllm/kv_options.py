@@ -79,13 +79,8 @@ class KVTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     """Module with a connector that is not one of vLLM's."""
     kv_connector_extra_config: dict[str, Any] = {}
     kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
-    kv_rank: int | None = None
-    kv_parallel_size: int = 1
-    kv_ip: str = "127.0.0.1"
     kv_port: int = 14579
     kv_buffer_device: str = "cuda"
-    kv_buffer_size: float = 1e9
-    """Bytes."""
     engine_id: str | None = None
     enable_permute_local_kv: bool = False
     kv_load_failure_policy: Literal["recompute", "fail"] = "fail"
@@ -98,8 +93,6 @@ class ECTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     ec_connector_module_path: str | None = None
     ec_connector_extra_config: dict[str, Any] = {}
     ec_role: Literal["ec_producer", "ec_consumer", "ec_both"] | None = None
-    ec_rank: int | None = None
-    ec_parallel_size: int = 1
     ec_ip: str = "127.0.0.1"
     ec_port: int = 14579
     ec_buffer_device: str | None = "cuda"

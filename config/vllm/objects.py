@@ -29,6 +29,10 @@ Schema = Mapping[str, object]
 class _InvalidError(Exception):
     """A value breaks its schema; the message has the path of the value and the rule."""
 
+    def __init__(self, message: str, unknown_field: str = "") -> None:
+        super().__init__(message)
+        self.unknown_field = unknown_field
+
 
 def read_object(option: str, version: str, text: str) -> str:
     """Returns an option's JSON text with plain numbers for sizes such as 8k.
@@ -50,11 +54,22 @@ def read_object(option: str, version: str, text: str) -> str:
     try:
         _check(schema, value, "")
     except _InvalidError as error:
-        raise ValueError(f"is wrong: {error}") from None
+        history = _history(option, error.unknown_field, version)
+        raise ValueError(f"is wrong: {error}{history}") from None
     if isinstance(value, dict):
         for flaw in conflicts_of(option, value):
             raise ValueError(f"is wrong: {flaw}")
     return text
+
+
+def _history(option: str, field: str, version: str) -> str:
+    """Returns when vLLM removed a field of an object; empty for others."""
+    if not field:
+        return ""
+    from config.vllm.removed import removal_of  # with the tables of all versions
+
+    removal = removal_of(f"--{option}.{field}", version)
+    return f"; {removal}" if removal else ""
 
 
 def with_plain_numbers(text: str) -> str:
@@ -161,9 +176,9 @@ def _check_fields(schema: Schema, value: object, path: str) -> None:
         if name in properties:
             _check(properties[name], item, prefix + name)
         elif others is False:
-            raise _InvalidError(
-                f"unknown field `{prefix}{name}`{suggestion(name, names=properties)}"
-            )
+            hint = suggestion(name, names=properties)
+            field = prefix + name
+            raise _InvalidError(f"unknown field `{field}`{hint}", unknown_field=field)
         elif isinstance(others, dict):
             _check(others, item, prefix + name)
     required = schema.get("required", [])

@@ -1,10 +1,10 @@
 """Options that the selected vLLM does not have: what the error says, and how to ignore them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from config.declaration import UsageError
-from config.flag_words import Flag, unknown_flag
+from config.flag_words import Flag, full_forms_of, unknown_flag
 from config.vllm.history import Lifetime, read_history
 from config.vllm.option import Option
 from config.vllm.options import names_of
@@ -55,7 +55,7 @@ REPLACEMENTS = {
 
 
 def absent_option(
-    form: str, forms: Iterable[str], *, version: str, options: Mapping[str, Option]
+    form: str, forms: Sequence[str], *, version: str, options: Mapping[str, Option]
 ) -> UsageError:
     """Returns the error for a flag that is not among `forms`.
 
@@ -72,7 +72,7 @@ def absent_option(
     text = removal_of(form, version)
     if text:
         return UsageError(f"unknown flag {form}: {text}; --{ALLOW} accepts it")
-    return unknown_flag(form, forms)
+    return unknown_flag(form, forms, full_forms_of(form, forms))
 
 
 def removal_of(form: str, version: str) -> str:
@@ -103,8 +103,16 @@ def removed_flags(version: str, forms: Iterable[str]) -> Iterator[Flag]:
         yield Flag(name=PREFIX + form, forms=(form,), takes=takes)
 
 
-def removed_options_in(values: dict[str, str | list[str]], version: str) -> Iterator[str]:
-    """Removes the values of removed options, and yields a warning for each."""
+def removed_options_in(
+    values: dict[str, str | list[str]], version: str, setting_forms: Iterable[str]
+) -> Iterator[str]:
+    """Removes the values of removed options, and yields a warning for each.
+
+    `setting_forms` are removed options that set a setting of the same name.
+    """
+    for form in sorted(setting_forms):
+        if form.lstrip("-") in values:
+            yield f"flag {form} sets a setting: {removal_of(form, version)}"
     for name in [name for name in values if name.startswith(PREFIX)]:
         del values[name]
         form = name.removeprefix(PREFIX)

@@ -12,11 +12,9 @@ from typing import get_args
 from config.command_line import (
     find_settings_kind,
     flags_of,
-    help_flag,
-    help_text,
     setting_flags,
 )
-from config.declaration import COMMAND, ConfigError, UsageError
+from config.declaration import ConfigError, UsageError
 from config.files import read_text
 from config.flag_words import Flag, read_words, short_forms
 from config.settings import Settings, Table, table_of
@@ -25,13 +23,13 @@ from config.untrusted import decode_untrusted, python_json
 from config.vllm.checks import check_load_balancing, check_values, is_headless, names_of_plugins
 from config.vllm.combinations import check_parsed, is_missing_template
 from config.vllm.effects import HTTP, MAX_RANKS, effect_of, local_ranks
-from config.vllm.facts import GROUPS, OPTIONS
+from config.vllm.facts import OPTIONS
+from config.vllm.help import ALLOW_REMOVED, SERVE_FLAGS, SKIP_CHECK, without_keyword
 from config.vllm.kv_options import plugin_connectors
 from config.vllm.offload_options import merge_offloading
 from config.vllm.option import Option
 from config.vllm.options import (
     PREFIX,
-    effect,
     names_of,
     option_flags,
     options_of,
@@ -40,13 +38,6 @@ from config.vllm.options import (
 from config.vllm.speculative_options import merge_short_options
 from config.vllm.words import expand_file, without_dots
 
-ABOUT = f"""\
-usage: {COMMAND} serve [MODEL] [--option value ...]
-
-MODEL is the name of the simulated model.
-Accepts the command line of `vllm serve`; docs/reference-options.md has the effect of each option.
-Also accepts the settings of Understudy ({COMMAND} --help), unless vLLM has an option of that name.
-"""
 MODEL = "Qwen/Qwen3-0.6B"
 CONTEXT_LENGTH = 32_768
 """Context length, in tokens, of a model without a local config.json: a common value."""
@@ -71,29 +62,17 @@ DEFAULTS = {
 }
 """vLLM's defaults that differ from our settings'. Interval 0 publishes events at every step."""
 PORT = "8000"
+REMOVED_FORMS = frozenset({"--device", "--task"})
+"""Flags of settings that earlier versions of vLLM had, with another meaning or values.
+
+A manifest with one of these does not start in a cluster, so that only variables set them here.
+"""
 UNREAD = frozenset({"PORT"})
 """Variables of settings that vLLM does not read: its port is 8000 unless --port is given."""
 KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """Variable of vLLM with whole seconds."""
 VERSION = "vllm-version"
 NEWEST = "0.33"
-ALLOW_REMOVED = "allow-removed-options"
-SKIP_CHECK = "skip-model-check"
-SERVE_FLAGS = (
-    Flag(
-        name=ALLOW_REMOVED,
-        forms=(f"--{ALLOW_REMOVED}",),
-        takes="nothing",
-        help="Ignore options that vLLM has removed, with a warning for each.",
-    ),
-    Flag(
-        name=SKIP_CHECK,
-        forms=(f"--{SKIP_CHECK}",),
-        takes="nothing",
-        help="Start with a folder that has no model, or without the file of a chat template.",
-    ),
-)
-"""Flags that only this command has."""
 
 
 def simulated_versions(
@@ -143,12 +122,10 @@ def read(
     Raises:
         ConfigError: vLLM's parser would reject the command line.
     """
-    flags = [*setting_flags(table_of(kind)), *SERVE_FLAGS]
-    for name, option in options.items():
-        flags += option_flags(name, option, version=version)
-    flags.append(Flag(name=PREFIX + "optimization-level", forms=("-O",)))
+    allows_removed = f"--{ALLOW_REMOVED}" in map(_form, words)
+    flags = list(_flags(kind, options, version, allows_removed=allows_removed))
     forms = [form for flag in flags for form in flag.forms]
-    if f"--{ALLOW_REMOVED}" in map(_form, words):
+    if allows_removed:
         from config.vllm.removed import removed_flags  # with the tables of all versions
 
         flags += removed_flags(version, forms)
@@ -156,7 +133,7 @@ def read(
     values, models = read_words(
         without_dots(words), flags, shortened=True, unknown_forms=unknown_forms
     )
-    if unknown_forms:
+    if unknown_forms and "help" not in values:
         from config.vllm.removed import absent_option
 
         raise absent_option(unknown_forms[0], forms, version=version, options=OPTIONS)
@@ -164,14 +141,14 @@ def read(
     if values.pop(ALLOW_REMOVED, None):
         from config.vllm.removed import removed_options_in
 
-        warnings += removed_options_in(values, version)
+        warnings += removed_options_in(values, version, REMOVED_FORMS)
     skips_model_check = SKIP_CHECK in values
     values.pop(SKIP_CHECK, None)
     option_values: FlagValues = {}
     for name in list(values):
         if name.startswith(PREFIX):
             option_values[name.removeprefix(PREFIX)] = values.pop(name)
-    if len(models) > 1:
+    if len(models) > 1 and "help" not in values:
         raise UsageError(
             f"unexpected argument {models[1]!r}: settings must be written as --name value"
         )
@@ -183,22 +160,26 @@ def read(
     return option_values, result
 
 
+def _flags(
+    kind: type[Settings], options: Mapping[str, Option], version: str, *, allows_removed: bool
+) -> Iterator[Flag]:
+    """Yields the flags of this command, settings and options of a version."""
+    yield from SERVE_FLAGS
+    absent_forms = set() if allows_removed else set(REMOVED_FORMS)
+    for name in OPTIONS:
+        if name not in options:  # an option of another version, which may be a setting, too
+            absent_forms.update(names_of(name))
+    for flag in setting_flags(table_of(kind)):
+        if absent_forms.isdisjoint(flag.forms):
+            yield flag
+    for name, option in options.items():
+        yield from option_flags(name, option, version=version)
+    yield Flag(name=PREFIX + "optimization-level", forms=("-O",))
+
+
 def _form(word: str) -> str:
     """Returns the flag of a word, with dashes."""
     return word.partition("=")[0].replace("_", "-")
-
-
-def usage(table: Table) -> str:
-    """Returns the help of `serve`, with all options of vLLM."""
-    groups: dict[str, list[Flag]] = {}
-    for title, options in GROUPS.items():
-        flags = groups.setdefault(title.capitalize(), [])
-        for name, option in options.items():
-            help = effect(name, table) or "Accepted; changes nothing."
-            if option.since:
-                help += f" From vLLM {option.since} on."
-            flags += option_flags(name, option, help)
-    return ABOUT + help_text({**groups, "Others": [*SERVE_FLAGS, help_flag()]})
 
 
 def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Settings]) -> Flags:
@@ -207,12 +188,16 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
     Raises:
         ConfigError: vLLM would reject the command line.
     """
+    keyword, argv = without_keyword(argv)
     words, file_warnings = expand_file(argv)
     kind = find_settings_kind(words, environ, base)
     table = table_of(kind)
     versions = simulated_versions(words, environ, table)
     available = options_of(versions)
     options, flags = read(words, kind, available, versions[-1])
+    flags.help_keyword = keyword
+    if flags.help:
+        return flags
     flags.warnings += file_warnings
     nonempty = {name: value for name, value in options.items() if value != ""}
     check_parsed(nonempty, environ, flags.skips_model_check)
