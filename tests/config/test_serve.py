@@ -90,14 +90,16 @@ SAMPLES = {
     "size or auto": "auto",
 }
 """A value for each kind of option."""
+ODD_SAMPLES = {"chat-template": "{{ messages }}", "lora-modules": "a=/x", "root-path": "/x"}
+"""A value for options whose texts have a form."""
 
 
 def sample(name: str, facts: Option) -> list[str]:
     """A value as it follows the option; empty for a switch."""
     if facts.kind == "switch":
         return []
-    if name in ("root-path", "lora-modules"):
-        return {"root-path": ["/x"], "lora-modules": ["a=/x"]}[name]
+    if name in ODD_SAMPLES:
+        return [ODD_SAMPLES[name]]
     return [[*facts.choices, *facts.names, SAMPLES[facts.kind]][0]]
 
 
