@@ -4,7 +4,7 @@
 # make test-all      run both; the last lines name the skipped tests and what they need (tests/README.md)
 # make test-tools    run the tests that need Redis, a browser, npm packages and similar tools; everything must be installed
 # make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
-# make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (tests/judge); JUDGED="files"
+# make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (tests/judge); VLLM=0.32.0, JUDGED="files"
 # make test-general  run the tests of hostile clients again, on servers without the fast path
 # make test-image    run the tests of the image, and those of `make test`, with the image's version of Python
 # make test-engine   run the tests of the real engine (tests/extensions/llm)
@@ -169,9 +169,9 @@ test-shared: $(VENV)/.dev
 	$(BIN)/python -m pytest -m shared
 	$(BIN)/python -m pytest $(PARALLEL) -m "not shared" tests/conformance
 
-# vLLM's tests import the build of vLLM for CPUs, which takes 5 GB of disk; the servers are started from $(VENV).
+# vLLM's tests import the oracle's installation of vLLM; the servers are started from $(VENV).
 judge-vllm: $(VENV)/.dev
-	$(BIN)/python -m tests.judge --torch-index "$(TORCH_INDEX)" $(JUDGED)
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.judge --version $(VLLM) $(JUDGED)
 
 test-general: $(VENV)/.dev
 	$(BIN)/python -m pytest --general-way $(PARALLEL) tests/hostile

@@ -15,11 +15,9 @@ from config.command_line import (
     setting_flags,
 )
 from config.declaration import ConfigError, UsageError
-from config.files import read_text
 from config.flag_words import Flag, read_words, short_forms
 from config.settings import Settings, Table, table_of
 from config.sources import Flags, FlagValues, Sources, ignore_warning
-from config.untrusted import decode_untrusted, python_json
 from config.vllm.checks import check_load_balancing, check_values, is_headless, names_of_plugins
 from config.vllm.combinations import check_parsed, is_missing_template
 from config.vllm.effects import HTTP, MAX_RANKS, effect_of, local_ranks
@@ -254,11 +252,13 @@ def _fallbacks(values: FlagValues, environ: Mapping[str, str]) -> dict[str, str]
 
 def _context_length(model: str) -> int:
     """Returns the context length in the config.json of a local model, or `CONTEXT_LENGTH`."""
+    path = Path(model, "config.json")
     length: object = None
-    with suppress(OSError, ValueError, AttributeError):
-        config = decode_untrusted(read_text(Path(model, "config.json")), decoder=python_json)
-        key = "max_position_embeddings"
-        length = config.get(key) or config.get("text_config", {}).get(key)
+    with suppress(OSError, ValueError):
+        if path.exists():
+            from config.model_shape import read_model_config, text_fields  # only for local models
+
+            length = text_fields(read_model_config(path)).get("max_position_embeddings")
     if isinstance(length, int) and length > 0:
         return length
     return CONTEXT_LENGTH

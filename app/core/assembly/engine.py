@@ -196,7 +196,7 @@ def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
         streams=parts.streams,
         lora=lora_slots,
         cache=parts.cache,
-        rules=_scheduler_rules(simulated_version(settings.api)),
+        rules=scheduler_rules(simulated_version(settings.api)),
         search=simulation.search,
     )
     sections = EngineSections(
@@ -214,7 +214,8 @@ def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
     return engine
 
 
-def _scheduler_rules(version: VllmVersion) -> SchedulerRules:
+def scheduler_rules(version: VllmVersion) -> SchedulerRules:
+    """Returns the scheduler's rules of a version of vLLM."""
     return SchedulerRules(
         spaces_prefill=version.has(Feature.PREFILL_INTERVAL),
         passes_self_preempted=version.has(Feature.SELF_PREEMPTION),
