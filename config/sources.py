@@ -101,6 +101,8 @@ class Flags(Struct):
     """Part of the help that is searched; empty for all of it."""
     version: bool = False
     warnings: list[str] = []
+    model_warning: str = ""
+    """What is assumed about an unknown model; empty for others."""
 
 
 class Sources:

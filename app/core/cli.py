@@ -79,7 +79,7 @@ def _start(
     settings = resolve(flags, os.environ, ignore_warning)
     check_extras(settings)
     variables = as_environment(flags, settings, os.environ)
-    for warning in flags.warnings:
+    for warning in (*flags.warnings, *filter(None, [flags.model_warning])):
         print(f"warning: {warning}", file=sys.stderr)
     if flags.headless:
         from app.core.headless import run

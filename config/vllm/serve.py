@@ -6,7 +6,6 @@ options are ignored. Settings of Understudy are flags, too.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import get_args
 
 from config.command_line import (
@@ -18,12 +17,14 @@ from config.declaration import ConfigError, UsageError
 from config.flag_words import Flag, read_words, short_forms
 from config.settings import Settings, Table, table_of
 from config.sources import Flags, FlagValues, Sources, ignore_warning
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.checks import check_load_balancing, check_values, is_headless, names_of_plugins
 from config.vllm.combinations import check_parsed, is_missing_template
 from config.vllm.effects import HTTP, MAX_RANKS, effect_of, local_ranks
 from config.vllm.facts import OPTIONS
 from config.vllm.help import ALLOW_REMOVED, SERVE_FLAGS, SKIP_CHECK, without_keyword
 from config.vllm.kv_options import plugin_connectors
+from config.vllm.model_choice import CONTEXT_LENGTH, assumptions, choose_model, model_fallbacks
 from config.vllm.offload_options import merge_offloading
 from config.vllm.option import Option
 from config.vllm.options import (
@@ -37,8 +38,6 @@ from config.vllm.speculative_options import merge_short_options
 from config.vllm.words import expand_file, without_dots
 
 MODEL = "Qwen/Qwen3-0.6B"
-CONTEXT_LENGTH = 32_768
-"""Context length, in tokens, of a model without a local config.json: a common value."""
 FULL_PROMPTS = 8
 """Number of requests of the maximum length that fit in the KV cache."""
 DEFAULTS = {
@@ -224,13 +223,39 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
     flags.warnings += names_of_plugins(nonempty, available)
     flags.warnings += _remarks(nonempty)
     flags.values = values | flags.values
-    flags.fallbacks = _fallbacks(flags.values, environ)
+    _set_model(flags, nonempty, environ)
     return flags
 
 
-def _fallbacks(values: FlagValues, environ: Mapping[str, str]) -> dict[str, str]:
+def _set_model(flags: Flags, options: FlagValues, environ: Mapping[str, str]) -> None:
+    """Completes flags with the full name of the model, and with what follows from its files.
+
+    Raises:
+        ConfigError: vLLM would not find the model, or a short name stands for several.
+    """
+    word = str(flags.values.get("model") or environ.get("SIM_MODEL") or MODEL)
+    overrides: object = None
+    with suppress(UntrustedDataError):  # vLLM reads another text as the name of a function
+        overrides = decode_untrusted(str(options.get("hf-overrides", "null")), decoder=python_json)
+    choice = choose_model(word, overrides, skips_check=flags.skips_model_check)
+    if choice.name != word:
+        flags.values["model"] = choice.name
+    length = str(flags.values.get("max-model-len") or "")
+    known_length = str(choice.facts.max_model_len or CONTEXT_LENGTH)
+    flags.fallbacks = _fallbacks(flags.values, environ, length or known_length)
+    if options.get("runner") != "generate":
+        flags.fallbacks |= model_fallbacks(choice)
+    if choice.facts.task and options.get("runner") == "pooling" and "convert" not in options:
+        flags.values.pop("task", None)  # what the architecture says is more exact
+    warning = assumptions(
+        choice, known_length, has_length=bool(length), has_task="task" in flags.values
+    )
+    if warning:
+        flags.model_warning = warning
+
+
+def _fallbacks(values: FlagValues, environ: Mapping[str, str], length: str) -> dict[str, str]:
     fallbacks = dict(DEFAULTS)
-    length = str(values.get("max-model-len") or _context_length(str(values.get("model") or "/")))
     block_size = int(str(values.get("block-size", "16")) or 16) or 1
     blocks_per_prompt = -(-int(length) // block_size)
     fallbacks["max-model-len"] = length
@@ -248,20 +273,6 @@ def _fallbacks(values: FlagValues, environ: Mapping[str, str]) -> dict[str, str]
     if seconds:
         fallbacks["keep-alive-timeout"] = f"{seconds}s"
     return fallbacks
-
-
-def _context_length(model: str) -> int:
-    """Returns the context length in the config.json of a local model, or `CONTEXT_LENGTH`."""
-    path = Path(model, "config.json")
-    length: object = None
-    with suppress(OSError, ValueError):
-        if path.exists():
-            from config.model_shape import read_model_config, text_fields  # only for local models
-
-            length = text_fields(read_model_config(path)).get("max_position_embeddings")
-    if isinstance(length, int) and length > 0:
-        return length
-    return CONTEXT_LENGTH
 
 
 def _remarks(options: FlagValues) -> Iterator[str]:

@@ -18,9 +18,10 @@ from app.core.settings import resolve, settings_table, settings_type
 from config import ConfigError, Settings
 from config.sources import Flags, ignore_warning
 from config.vllm.facts import OPTIONS
+from config.vllm.model_choice import CONTEXT_LENGTH
 from config.vllm.option import Option
 from config.vllm.options import names_of, options_of, options_with_effect
-from config.vllm.serve import CONTEXT_LENGTH, read, settings_of
+from config.vllm.serve import read, settings_of
 from scripts.settings_tables import options_page
 from scripts.surface import is_flag
 
@@ -227,7 +228,6 @@ def test_flags_without_effect_are_listed_in_a_warning() -> None:
 
 
 def test_model_folder_config_sets_the_context_length(tmp_path: Path) -> None:
-    assert served(str(tmp_path)).model.max_model_len == CONTEXT_LENGTH
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048}')
     assert served(str(tmp_path)).model.max_model_len == 2048
     (tmp_path / "config.json").write_text('{"text_config": {"max_position_embeddings": 96}}')
