@@ -291,7 +291,7 @@ class SimulatedModel:
             ids: list[int] = []
             for attempt in range(TRIES):
                 text = self._constrained_text(request.constraint, max_tokens, attempt, rng)
-                ids = self._ids_of(text, request.stop)
+                ids = self._ids_of(text, request.sampling.stop)
                 if len(ids) < max_tokens:  # and the end of text fits, too
                     break
             # Cut where no draw is short enough.
