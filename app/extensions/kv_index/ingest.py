@@ -221,7 +221,7 @@ class Ingest:
     def _long_store(
         self, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks
     ) -> Iterator[Store]:
-        """Yields the operations of a long event. All of it is valid, or it has none.
+        """Yields the operations of a long event. An invalid event has none.
 
         Raises:
             RejectedEventError: the event is unusable.
@@ -275,22 +275,22 @@ class Ingest:
             except RejectedEventError as error:
                 _lose(losses, error)
         new_blocks = [parsed for parsed in parsed_groups if isinstance(parsed, NewBlocks)]
-        known = self._parents(source, new_blocks, unapplied)
+        known_blocks = self._parents(source, new_blocks, unapplied)
         operations: list[Operation] = []
         for parsed in parsed_groups:
             if not isinstance(parsed, NewBlocks):
                 operations.append(parsed)
                 continue
             try:
-                store = self._store(source, parsed, known)
+                store = self._store(source, parsed, known_blocks)
             except RejectedEventError as error:
                 _lose(losses, error)
                 continue
             operations.append(store)
-            if known or unapplied is not None:
-                _record(store, known)
+            if known_blocks or unapplied is not None:
+                _record(store, known_blocks)
         if unapplied is not None:
-            unapplied.update(known)
+            unapplied.update(known_blocks)
         return operations
 
     def _parents(
@@ -300,16 +300,18 @@ class Ingest:
         unapplied: KnownBlocks | None,
     ) -> KnownBlocks:
         """Returns the blocks that events continue."""
-        known: KnownBlocks = {}
+        known_blocks: KnownBlocks = {}
         wanted: list[tuple[int, int]] = []
         for parsed in new_blocks:
             wanted += [(parsed.group, key) for key in parsed.parents if key is not None]
         if unapplied:
-            known = {block: unapplied[block] for block in wanted if block in unapplied}
-            wanted = [block for block in wanted if block not in known]
+            known_blocks = {block: unapplied[block] for block in wanted if block in unapplied}
+            wanted = [block for block in wanted if block not in known_blocks]
         if wanted:
-            known.update(zip(wanted, self._backend.covered_keys(source, wanted), strict=True))
-        return known
+            known_blocks.update(
+                zip(wanted, self._backend.covered_keys(source, wanted), strict=True)
+            )
+        return known_blocks
 
     def _pair(self, source: IndexedEngine, store: Store, unapplied: KnownBlocks) -> int:
         """Finds the blocks of a group with a window; returns the number of unknown blocks.
@@ -317,17 +319,17 @@ class Ingest:
         The engine names equal blocks alike in all groups, and a group with all blocks has them,
         too. The event's tokens do not show which blocks it stores: it may leave blocks out.
         """
-        main = self._main_groups.get(source)
-        if main is None:
+        main_group = self._main_groups.get(source)
+        if main_group is None:
             unknown = len(store.engine_keys)
             store.engine_keys = ()
             return unknown
         entries: dict[int, CoveredKeys] = {}
         wanted: list[tuple[int, int]] = []
         for key in store.engine_keys:
-            covered = unapplied.get((main, key))
+            covered = unapplied.get((main_group, key))
             if covered is None:
-                wanted.append((main, key))
+                wanted.append((main_group, key))
             else:
                 entries[key] = covered
         if wanted:
@@ -432,16 +434,16 @@ class Ingest:
             self._main_groups[source] = store.group
         return store
 
-    def _store(self, source: IndexedEngine, new: NewBlocks, known: KnownBlocks) -> Store:
+    def _store(self, source: IndexedEngine, new: NewBlocks, known_blocks: KnownBlocks) -> Store:
         """Returns the operation of a group. Later groups of the batch may continue its blocks."""
         store = self._new_store(source, new)
         if store.window is not None:
             return store  # `_pair` adds the blocks
         try:
             if len(new.events) == 1:
-                self._fill_store(store, source, new, known)
+                self._fill_store(store, source, new, known_blocks)
             else:
-                store.request_keys = self._keys(source, new, known)
+                store.request_keys = self._keys(source, new, known_blocks)
                 store.covered = store.request_keys
         except ValueError:
             raise RejectedEventError("bad_token_ids") from None
@@ -580,11 +582,11 @@ def _lose(losses: list[str] | None, error: RejectedEventError) -> None:
     losses.append(str(error))
 
 
-def _record(store: Store, known: KnownBlocks) -> None:
+def _record(store: Store, known_blocks: KnownBlocks) -> None:
     """Adds the blocks of an operation, which later events may continue."""
     if store.window is None:
         for key, covered in zip(store.engine_keys, store.covered, strict=True):
-            known[store.group, key] = covered
+            known_blocks[store.group, key] = covered
 
 
 def _check_counts(event: BlockStored, block_count: int) -> None:

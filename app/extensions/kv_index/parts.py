@@ -9,7 +9,7 @@ from app.core.engine.kvcache.events import BlockStored, KVEvent
 PART_COST = 1024
 """Maximum cost of a part, and of an operation: a unit takes 2 to 15 us."""
 UNALIGNED_COST = 6
-"""Further cost of an event whose blocks have another size than those of the index."""
+"""Further cost of an event whose blocks differ in size from the index's."""
 
 
 def cost_of(event: KVEvent, block_size: int) -> int:

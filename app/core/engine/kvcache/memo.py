@@ -89,7 +89,7 @@ class GradualMemo(Memo[K, V]):
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all entries, also of those that are not freed yet."""
+        """Memory of all entries, including entries that are not freed yet."""
         return super().size_bytes + self._dropped_bytes
 
     def _store(self, key: K, value: V, size: int) -> None:

@@ -491,7 +491,7 @@ class FastConnection(HubConnection):
                 self._all_sent.set()
 
     def enforce_limits(self, now_s: float) -> None:
-        """Closes the connection of a client that is idle, or whose head is late.
+        """Closes the connection of a client that is idle, or slow to send a head.
 
         Leaves a request whose body is late to the general path.
         """

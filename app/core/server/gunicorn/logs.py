@@ -91,7 +91,7 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             super().info(msg, *args, **kwargs)
 
     def warning(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Logs a warning; of those about invalid requests, one in a second."""
+        """Logs a warning; at most one a second about invalid requests."""
         if not msg.startswith(INVALID_REQUEST) or self._invalid_requests.begin_line():
             super().warning(msg, *args, **kwargs)
 

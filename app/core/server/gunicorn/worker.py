@@ -284,10 +284,10 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """
         self.alive = False
         self.cfg.worker_abort(self)
-        main = gevent.get_hub().parent
-        if gevent.getcurrent() is main:
+        main_greenlet = gevent.get_hub().parent
+        if gevent.getcurrent() is main_greenlet:
             sys.exit(1)
-        main.throw(SystemExit(1))
+        main_greenlet.throw(SystemExit(1))
 
 
 def _clear_attribute_cache() -> None:
