@@ -5,7 +5,7 @@ Consecutive events that differ only in their blocks become one operation, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, groupby
 from typing import TypeAlias, cast
 
@@ -121,7 +121,7 @@ class Ingest:
         losses: list[str],
         *,
         applies_parts: bool,
-    ) -> Iterator[list[Operation]]:
+    ) -> Iterable[list[Operation]]:
         """Returns the operations of a batch, in parts that are short enough for one turn.
 
         Appends reasons for lost events to `losses`. With `applies_parts`, the caller applies each
@@ -134,6 +134,8 @@ class Ingest:
             if isinstance(event, BlockStored) and event.kv_cache_spec_kind in WINDOW_KINDS:
                 return self._paired(source, events, losses)
         unapplied: KnownBlocks | None = None if applies_parts else {}
+        if len(events) == 1 and cost_of(events[0], self._block_size) <= PART_COST:
+            return [self._part(source, events, losses, unapplied=unapplied)]
         return self._parts(source, events, losses, unapplied=unapplied)
 
     def _paired(

@@ -71,11 +71,6 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     """The content is a list of blocks that ends with an image."""
     media_tokens: Mapping[str, int] | None = None
 
-    @property
-    def hides(self) -> bool:
-        """Tokens and log probabilities are hidden, as they would show hidden thoughts."""
-        return self.parses and not self.show_reasoning
-
 
 class ChatWriter(ChunkWriter[ChatResponseOptions]):
     """Writes the answer to a chat, as a stream or whole."""
@@ -85,25 +80,27 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     _logprobs: TokenNames | None = None
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
+        self._hides = options.parses and not options.show_reasoning
+        """Tokens and log probabilities are hidden, as they would show hidden thoughts."""
         has_logprobs = options.top_logprobs is not None
         is_special = (
             options.token_ids
             or options.continuous_usage
             or options.blocks
             or options.parser_runs is not None
-            or options.hides
+            or self._hides
         )
         super().__init__(meta, options, options.n, not has_logprobs and not is_special)
         self.parser_runs = options.parser_runs
         self.image = options.blocks
-        is_bare = not has_logprobs and not options.token_ids and not options.hides
+        is_bare = not has_logprobs and not options.token_ids and not self._hides
         is_plain = is_bare and not options.beams and not options.continuous_usage
         self._calls_are_plain = (
             is_plain and options.call_form.null_content and options.weights is None
         )
         """Tokens within a tool call have chunks that are constant but for their text."""
         self._hides_end = options.parses and not options.call_form.text_end
-        if options.top_logprobs is not None and not options.hides:
+        if options.top_logprobs is not None and not self._hides:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
 
     def _render_failure(self, error: Exception) -> bytes:
@@ -166,15 +163,15 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             delta = self._delta(choice, part, text)
         if delta is None:
             shows_tokens = options.token_ids or options.top_logprobs is not None
-            if not is_end and (not shows_tokens or options.hides):
+            if not is_end and (not shows_tokens or self._hides):
                 return None
             delta = wire.Delta()
         elif is_end and part is None and not text and self._hides_end:
             delta = wire.Delta()
-        elif options.hides:
+        elif self._hides:
             delta.reasoning = None
         chunk_choice = wire.ChunkChoice(output.index, delta, token_ids=None)
-        if options.token_ids and not options.hides:
+        if options.token_ids and not self._hides:
             chunk_choice.token_ids = ids
         if self._logprobs is not None and output.logprobs is not None:
             entries = [*map(self._logprobs.chat_entry, output.logprobs[span])]
@@ -187,7 +184,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if part is None:
             if options.blocks:
                 return wire.Delta(content=[wire.ContentBlock("text", text)])
-            if not text and options.hides:
+            if not text and self._hides:
                 return None
             return wire.Delta(content=text)
         if part.kind == "reasoning":
@@ -281,7 +278,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if self._logprobs is not None:
             entries = rendered(choice.logprobs, self._logprobs.chat_entry)
             chat_choice.logprobs = common.LogprobContent(entries)
-        if self._options.token_ids and not self._options.hides:
+        if self._options.token_ids and not self._hides:
             chat_choice.token_ids = choice.ids
         return chat_choice
 
