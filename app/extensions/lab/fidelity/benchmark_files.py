@@ -36,8 +36,9 @@ from app.extensions.lab.fidelity.measured_run import (
     make_run,
     read_request,
 )
+from app.extensions.lab.fidelity.trace_kinds import unknown_trace
 from config import ConfigError
-from config.untrusted import UntrustedDataError, decode_untrusted
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 
 def read_recordings(path: str) -> list[MeasuredRun]:
@@ -46,8 +47,11 @@ def read_recordings(path: str) -> list[MeasuredRun]:
         return recordings_of(path, file)
 
 
-def recordings_of(path: str, file: InputFile) -> list[MeasuredRun]:
-    """Returns the runs in an open file, as `read_recordings` does."""
+def recordings_of(path: str, file: InputFile, skips_failed: bool = False) -> list[MeasuredRun]:
+    """Returns the runs in an open file, as `read_recordings` does.
+
+    `skips_failed` counts requests that failed, which are a mistake without it.
+    """
     check_not_empty(path, file)
     if not first_bytes(file).startswith(b"{"):
         return [make_run(path, "", _read_csv(path, text_lines(file, path)))]
@@ -55,15 +59,17 @@ def recordings_of(path: str, file: InputFile) -> list[MeasuredRun]:
     first_part, first = next(documents)
     documents = chain([(first_part, first)], documents)
     if "benchmarks" in first:
-        return read_guidellm(path, first)
+        return read_guidellm(path, first, skips_failed)
     if "metrics" in first and "metadata" in first:
-        return [make_run(path, "", read_aiperf(path, documents))]
+        return [read_aiperf(path, documents, skips_failed)]
     if "ttfts" in first or "total_output_tokens" in first:
-        return [read_vllm(path, part, document) for part, document in documents]
+        return [read_vllm(path, part, document, skips_failed) for part, document in documents]
     if "input_config" in first or "aiperf_version" in first:
         raise ConfigError(
             f"{path} is an AIPerf summary; use profile_export.jsonl, which contains the requests"
         )
+    if skips_failed:
+        raise ConfigError(unknown_trace(path, first))
     raise ConfigError(f"{path} is not a result file of vllm bench serve, GuideLLM, or AIPerf")
 
 
@@ -80,9 +86,13 @@ def read_documents(path: str, file: InputFile) -> Iterator[tuple[str, Document]]
         if number:
             part = f"line {number}"
         try:
-            yield part, decode_untrusted(text, type=dict[str, object])
+            # Python's JSON has NaN, the mean of no values.
+            document = decode_untrusted(text, decoder=python_json)
         except UntrustedDataError as error:
             raise ConfigError(f"{location_of(path, part)} is not a JSON object: {error}") from None
+        if not isinstance(document, dict):
+            raise ConfigError(f"{location_of(path, part)} is not a JSON object")
+        yield part, document
 
 
 def _read_csv(path: str, text: Iterable[str]) -> Iterator[MeasuredRequest]:

@@ -4,7 +4,7 @@ Any mistake in a file is a ConfigError, in one line with file, place and rule.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -73,7 +73,7 @@ class _VllmResult(Struct):
     max_concurrency: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for lists of different lengths, and for a request that has failed."""
+        """Raises ValueError for lists of different lengths."""
         lengths = {
             len(self.start_times),
             len(self.ttfts),
@@ -85,6 +85,9 @@ class _VllmResult(Struct):
             raise ValueError(
                 "start_times, ttfts, itls, input_lens, and output_lens differ in length"
             )
+
+    def check_success(self) -> None:
+        """Raises ValueError for a request that has failed."""
         for number, failure in enumerate(self.errors, 1):
             if failure:
                 short_failure = " ".join(failure.split())[:100]
@@ -92,17 +95,28 @@ class _VllmResult(Struct):
                     f"request {number} failed ({short_failure}), but all requests must succeed"
                 )
 
+    def failed(self) -> set[int]:
+        """Returns the numbers of the requests that failed, from 1: with an error, or no tokens."""
+        failed = {number for number, failure in enumerate(self.errors, 1) if failure}
+        for number, counts in enumerate(zip(self.input_lens, self.output_lens, strict=True), 1):
+            if 0 in counts:
+                failed.add(number)
+        return failed
 
-def read_vllm(path: str, part: str, document: Document) -> MeasuredRun:
+
+def read_vllm(path: str, part: str, document: Document, skips_failed: bool = False) -> MeasuredRun:
     """Reads a result of vllm bench serve."""
     location = location_of(path, part)
     for name, rule in VLLM_REQUIRED.items():
         if name not in document:
             raise ConfigError(f"{location}: {rule}")
     try:
-        result = msgspec.convert(document, _VllmResult)
-    except msgspec.ValidationError as error:
+        result = msgspec.convert(_with_whole_lengths(document), _VllmResult)
+        if not skips_failed:
+            result.check_success()
+    except ValueError as error:
         raise ConfigError(f"{location}: {error}") from None
+    failed = result.failed() if skips_failed else set()
     rows = zip(
         result.start_times,
         result.ttfts,
@@ -113,6 +127,8 @@ def read_vllm(path: str, part: str, document: Document) -> MeasuredRun:
     )
     requests = []
     for number, (send_s, ttft_s, itls, input_tokens, output_tokens) in enumerate(rows, 1):
+        if number in failed:
+            continue
         columns = {
             "send_s": send_s,
             "first_s": send_s + ttft_s,
@@ -121,10 +137,24 @@ def read_vllm(path: str, part: str, document: Document) -> MeasuredRun:
             "output_tokens": output_tokens,
         }
         requests.append(read_request(f"{location}: request {number}", columns))
-    return make_run(path, part, requests, in_flight=result.max_concurrency)
+    return make_run(path, part, requests, in_flight=result.max_concurrency, failed=len(failed))
 
 
-def read_guidellm(path: str, document: Document) -> list[MeasuredRun]:
+def _with_whole_lengths(document: Document) -> Document:
+    """Returns a result whose lengths are integers: 100.0 is the whole number 100."""
+    changed = dict(document)
+    for name in ("input_lens", "output_lens"):
+        lengths = changed.get(name)
+        if isinstance(lengths, list):
+            changed[name] = [_whole(length) for length in lengths]
+    return changed
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def read_guidellm(path: str, document: Document, skips_failed: bool = False) -> list[MeasuredRun]:
     """Reads a report of GuideLLM, which may have several benchmarks."""
     benchmarks = list_at(document, "benchmarks")
     if not benchmarks:
@@ -132,19 +162,20 @@ def read_guidellm(path: str, document: Document) -> list[MeasuredRun]:
     runs = []
     for number, benchmark in enumerate(benchmarks, 1):
         part = f"benchmark {number}" if len(benchmarks) > 1 else ""
-        requests = _read_guidellm_requests(location_of(path, part), benchmark)
+        location = location_of(path, part)
+        failed = len(list_at(benchmark, "requests.errored"))
+        if failed and not skips_failed:
+            raise ConfigError(f"{location}: {failed} requests failed; all must succeed")
+        requests = _read_guidellm_requests(location, benchmark)
         incomplete = len(list_at(benchmark, "requests.incomplete"))
         notes = []
         if incomplete:
             notes = [f"{incomplete} requests that the end of the run cut off are left out"]
-        runs.append(make_run(path, part, requests, notes=notes))
+        runs.append(make_run(path, part, requests, notes=notes, failed=failed))
     return runs
 
 
 def _read_guidellm_requests(location: str, benchmark: object) -> list[MeasuredRequest]:
-    failed = list_at(benchmark, "requests.errored")
-    if failed:
-        raise ConfigError(f"{location}: {len(failed)} requests failed; all must succeed")
     requests = []
     for number, request in enumerate(list_at(benchmark, "requests.successful"), 1):
         columns = {name: first_at(request, paths) for name, paths in GUIDELLM_COLUMNS.items()}
@@ -157,20 +188,28 @@ def _read_guidellm_requests(location: str, benchmark: object) -> list[MeasuredRe
     return requests
 
 
-def read_aiperf(path: str, documents: Iterable[tuple[str, Document]]) -> Iterator[MeasuredRequest]:
-    """Yields the requests of AIPerf's `profile_export.jsonl`, without those of the warmup."""
+def read_aiperf(
+    path: str, documents: Iterable[tuple[str, Document]], skips_failed: bool = False
+) -> MeasuredRun:
+    """Reads the requests of AIPerf's `profile_export.jsonl`, without those of the warmup."""
+    requests: list[MeasuredRequest] = []
+    failed = 0
     for number, (part, document) in enumerate(documents, 1):
         location = location_of(path, part or f"line {number}")
         if first_at(document, ["metadata.benchmark_phase"]) not in (None, "profiling"):
             continue
         if document.get("error") is not None or first_at(document, ["metadata.was_cancelled"]):
+            failed += 1
+            if skips_failed:
+                continue
             raise ConfigError(f"{location}: the request failed, but all requests must succeed")
         start_ns = first_at(document, ["metadata.request_start_ns"])
         send_s = start_ns / 1e9 if isinstance(start_ns, int) else math.nan
         columns: dict[str, object] = {"send_s": send_s}
         for column in AIPERF_COLUMNS:
             columns[column] = _read_aiperf_metric(location, document, column, send_s)
-        yield read_request(location, columns)
+        requests.append(read_request(location, columns))
+    return make_run(path, "", requests, failed=failed)
 
 
 def _read_aiperf_metric(location: str, document: Document, column: str, send_s: float) -> float:

@@ -13,6 +13,7 @@ from app.extensions.lab.costs.engine_options import (
 )
 from app.extensions.lab.costs.power import read_watts
 from app.extensions.lab.costs.speculation import read_speculation
+from app.extensions.lab.fidelity.column_traces import EXAMPLE, parse_columns
 from app.extensions.lab.fidelity.kv_tiers import read_tier
 from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
@@ -163,6 +164,19 @@ def _add_load(flags: FlagParser) -> None:
     add = flags.add_argument_group("Load from a file").add_argument
     count = whole_number(1, MAX_TOKENS)
     add("--trace", type=Path, metavar="FILE[.gz]", help=TRACE_HELP)
+    add(
+        "--trace-block-size",
+        type=whole_number(1, 1 << 20),
+        metavar="TOKENS",
+        help="tokens of a prompt to each hash of a trace [as the trace says, or from its rows]",
+    )
+    add(
+        "--trace-columns",
+        type=as_argument(parse_columns),
+        metavar="NAME=COLUMN,...",
+        help="columns of a CSV or JSON lines file in any format: time, input, output, and"
+        f" perhaps end and session, such as {EXAMPLE}",
+    )
     add(
         "--conversations",
         type=count,
