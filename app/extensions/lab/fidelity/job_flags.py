@@ -22,7 +22,7 @@ from app.extensions.lab.costs.power_constants import MEASURED
 from app.extensions.lab.costs.shapes import model_shape
 from app.extensions.lab.costs.situations import make_situation
 from app.extensions.lab.costs.speculation import with_acceptance
-from app.extensions.lab.fidelity.adapters import AdapterPlan
+from app.extensions.lab.fidelity.adapters import AdapterPlan, adapter_shares
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
@@ -156,7 +156,10 @@ def _with_adapters(options: Namespace, plan: SimulationPlan) -> SimulationPlan:
     )
     check_engine_limits(engine, f"profile {options.profile} with --max-loras {max_loras}")
     adapters = AdapterPlan(
-        adapters=options.loras, max_loras=max_loras, max_rank=max_rank, costs=costs
+        shares=adapter_shares(options.loras),
+        max_loras=max_loras,
+        max_rank=max_rank,
+        costs=costs,
     )
     changed = msgspec.structs.replace(profile, engine=engine)
     return replace(plan, profile=changed, adapters=adapters)

@@ -13,6 +13,7 @@ from app.extensions.lab.costs.engine_options import (
 )
 from app.extensions.lab.costs.power import read_watts
 from app.extensions.lab.costs.speculation import read_speculation
+from app.extensions.lab.fidelity.adapters import read_adapters
 from app.extensions.lab.fidelity.column_traces import EXAMPLE, parse_columns
 from app.extensions.lab.fidelity.kv_tiers import read_tier
 from app.extensions.lab.fidelity.summary import read_objectives
@@ -356,9 +357,11 @@ def _add_engine(flags: FlagParser) -> None:
     adapters = whole_number(1, 10_000)
     add(
         "--loras",
-        type=adapters,
-        metavar="N",
-        help="number of LoRA adapters; each request uses a random one (profile auto only)",
+        type=as_argument(read_adapters),
+        nargs="+",
+        metavar="N|NAME=SHARE%",
+        help="number of LoRA adapters; each request uses a random one (profile auto only);"
+        " or the share of the requests for each adapter, such as sql=70%% chat=30%%",
     )
     add(
         "--max-loras",

@@ -63,9 +63,7 @@ def test_blank_rows_of_csv_are_skipped(tmp_path: Path, header: str) -> None:
 
 @pytest.mark.parametrize("output", ["0", "", "0.0", "NaN", "nan", "null"])
 @pytest.mark.parametrize("header", [OWN, BURSTGPT])
-def test_rows_without_tokens_are_failed_requests(
-    tmp_path: Path, header: str, output: str
-) -> None:
+def test_rows_without_tokens_are_failed_requests(tmp_path: Path, header: str, output: str) -> None:
     load = load_of(tmp_path, f"{header}0,100,{output}\n1,100,10\n")
     assert tokens_of(load) == [(100, 10)]
     assert load.left_out == 1
