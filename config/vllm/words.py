@@ -18,7 +18,7 @@ def file_words(path: str) -> Iterator[str]:
     Raises:
         ConfigError: The file cannot be read, or is not a mapping.
     """
-    document = parse_yaml(path)
+    document = parse_yaml(path, has_all_numbers=True)
     if not isinstance(document, Mapping):
         raise UsageError(f"YAML file {path} must map options to values")
     for key, value in document.items():
