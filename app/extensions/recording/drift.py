@@ -24,7 +24,8 @@ from config.flags import FlagParser
 DESCRIPTION = """\
 Send each request of a recording to a live server, one after the other, and report where its answers
 differ from the recorded ones in shape: status, content type, keys, types of values, order of
-events, and constants of the protocol such as finish_reason (docs/recording.md). The exit status is 1 if any answer differs.
+events, and constants of the protocol such as finish_reason (docs/recording.md). The exit status is
+1 if any answer differs.
 """
 MAX_DIFFERENCES = 5
 """Most differences of an exchange that are printed."""

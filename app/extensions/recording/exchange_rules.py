@@ -189,14 +189,32 @@ def _when(api: str, body: Json) -> Json:
     They are the user's last message, the turn, and the tool result at the end.
     """
     turns = turns_of(api, body)
-    user_texts = [text_of(turn) for turn in turns if turn.get("role") == "user"]
+    user_turns = [turn for turn in turns if turn.get("role") == "user"]
     when: Json = {"api": api, "model": str(body.get("model") or "")}
-    if user_texts:
-        when["message"] = {"role": "user", "exact": user_texts[-1]}
-    if len(user_texts) > 1:
-        when["turn"] = len(user_texts)
+    if user_turns:
+        when["message"] = {"role": "user", **_text_condition(user_turns[-1])}
+    if len(user_turns) > 1:
+        when["turn"] = len(user_turns)
     when["tool_result"] = _tool_result(turns)
     return when
+
+
+def _text_condition(turn: Json) -> dict[str, str]:
+    """Returns the condition on the text of a message.
+
+    The text of a message with images also has their addresses, which may be megabytes of data: then
+    the longest text in it is searched.
+    """
+    content = turn.get("content", turn.get("output"))
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        if not all(isinstance(text, str) for text in texts):
+            return {
+                "contains": max(
+                    (text for text in texts if isinstance(text, str)), key=len, default=""
+                )
+            }
+    return {"exact": text_of(turn)}
 
 
 def _tool_result(turns: Sequence[Json]) -> bool | dict[str, str]:
@@ -209,8 +227,7 @@ def _tool_result(turns: Sequence[Json]) -> bool | dict[str, str]:
     tool = names.get(str(turns[-1].get("tool_call_id")))
     if tool:
         result["tool"] = tool
-    result["exact"] = text_of(turns[-1])
-    return result
+    return result | _text_condition(turns[-1])
 
 
 def _action_of(answer: RecordedAnswer, losses: list[str]) -> Json:

@@ -206,6 +206,12 @@ LOST_EXCHANGES = [
         "left out: the response is not a reply: the status of the response is queued",
     ),
     ({"uri": "https://x/v1/files", "method": "GET"}, {}, "left out: GET https://x/v1/files"),
+    ({"uri": CHAT_URI, "method": "GET"}, {}, f"left out: GET {CHAT_URI}"),
+    (
+        {"uri": "https://x/v1/threads/t/messages", "method": "POST"},
+        {},
+        "left out: POST https://x/v1/threads/t/messages",
+    ),
 ]
 
 
@@ -297,3 +303,12 @@ def test_recorded_errors_keep_their_code_and_the_time_of_the_next_attempt() -> N
         "code": "busy",
         "retry_after": 7,
     }
+
+
+def test_message_with_an_image_is_matched_by_its_text(tmp_path: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    content = [{"type": "text", "text": "What is this?"}, image]
+    sent = {"model": "m", "messages": [{"role": "user", "content": content}]}
+    client = imported(tmp_path, {"interactions": [parsed(CHAT_URI, sent, {"choices": [HELLO]})]})
+    answer = client.post(CHAT, json=sent).get_json()
+    assert answer["choices"][0]["message"]["content"] == "Hello"

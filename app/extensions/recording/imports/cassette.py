@@ -30,6 +30,8 @@ from app.extensions.recording.imports.imported_script import (
 )
 
 MAX_LINE = 200
+OTHER_MESSAGES = "/threads/"
+"""Part of the paths of OpenAI's Assistants, whose messages are other than Anthropic's."""
 MAX_DECOMPRESSED_BYTES = 32 << 20
 UNCOMPRESSED = ("", "identity")
 
@@ -77,7 +79,7 @@ def _exchange(interaction: Json) -> Exchange:
     response = mapping(interaction.get("response"), "response")
     uri = str(request.get("uri", request.get("url", "")))
     path = _path(urlsplit(uri).path)
-    if path is None:
+    if path is None or str(request.get("method", "POST")).upper() != "POST":
         raise ImportFormatError(f"{request.get('method', 'GET')} {uri[:100]}")
     status = response.get("status")
     if isinstance(status, dict):
@@ -97,6 +99,8 @@ def _exchange(interaction: Json) -> Exchange:
 
 def _path(path: str) -> str | None:
     """Returns this server's path of an API's path, such as one with an Azure deployment."""
+    if OTHER_MESSAGES in path:
+        return None
     for family_path in (*FAMILIES, EMBEDDINGS):
         if path.rstrip("/").endswith(family_path.removeprefix("/v1")):
             return family_path
