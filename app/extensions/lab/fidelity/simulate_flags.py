@@ -48,8 +48,9 @@ ENGINE_SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-sch
 TRACE_HELP = (
     "CSV file with the columns arrival_s, input_tokens, and output_tokens; optional: prefix_group"
     " and prefix_tokens for shared prefixes, session and think_s for sessions, class for --goodput."
-    " Or a trace of Azure, BurstGPT, Mooncake or AgentX (Weka), a result of vllm bench serve,"
-    " GuideLLM or AIPerf, or a specification of inference-perf"
+    " Or a trace of Azure, BurstGPT, Mooncake, Bailian, Dynamo or AgentX (Weka), spans of"
+    " OpenTelemetry (OTLP as JSON), a result of vllm bench serve, GuideLLM or AIPerf, or a"
+    " specification of inference-perf"
 )
 
 
