@@ -243,6 +243,8 @@ class GeneralPath:
             req.body = Body(BoundedChunks(req, req.unreader))
         declared_body = req.body
         if asks_for_upgrade(req):
+            if has_much_unread(req):
+                req.force_close()
             drop_body(req)
 
         def has_more() -> bool:
