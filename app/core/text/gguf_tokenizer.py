@@ -69,7 +69,7 @@ PATTERNS: Final[Mapping[str, Sequence[str]]] = {
 }
 """Patterns that split a text one after the other, by the names of pre-tokenizers."""
 WHOLE_WORDS: Final = frozenset(("llama-bpe",))
-"""Pre-tokenizers whose words are tokens if the vocabulary has them, whatever the merges say."""
+"""Pre-tokenizers whose words are tokens if the vocabulary has them, without regard to merges."""
 SPECIAL_TOKENS: Final = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -142,10 +142,16 @@ def read_backend(path: Path, fields: Mapping[str, object]) -> Tokenizer | None:
     if "tokenizer.ggml.model" not in fields:
         return None
     vocabulary = GGUFVocabulary(path, fields)
-    build = BUILDERS.get(vocabulary.kind)
+    builders: Mapping[str, Callable[[GGUFVocabulary], Tokenizer]] = {
+        "gpt2": _byte_level,
+        "llama": _sentence_piece,
+        "gemma4": _gemma,
+        "bert": _word_piece,
+    }
+    build = builders.get(vocabulary.kind)
     if build is None:
         raise vocabulary.refuse(
-            f"has a tokenizer of type {vocabulary.kind}; only {', '.join(BUILDERS)} are supported"
+            f"has a tokenizer of type {vocabulary.kind}; only {', '.join(builders)} are supported"
         )
     try:
         backend = build(vocabulary)
@@ -297,12 +303,3 @@ def _word_piece(vocabulary: GGUFVocabulary) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix=CONTINUATION)
     return backend
-
-
-BUILDERS: Final[Mapping[str, Callable[[GGUFVocabulary], Tokenizer]]] = {
-    "gpt2": _byte_level,
-    "llama": _sentence_piece,
-    "gemma4": _gemma,
-    "bert": _word_piece,
-}
-"""Builders of tokenizers by their types in GGUF files."""

@@ -62,7 +62,7 @@ DISCARD_S = 0.5
 MAX_TARGET_BYTES = 65_535
 """Most bytes of the target of a request, as in vLLM's parser."""
 LARGE_HEAD_PARTS = 4
-"""A part of a large head is at least a fourth of it: the parser searches all of it each time."""
+"""A part of a large head is at least a fourth: the parser searches the whole head each time."""
 INVALID_REQUEST = b"Invalid HTTP request received."
 PROTOCOL_ERROR = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"

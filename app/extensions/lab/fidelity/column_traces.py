@@ -20,7 +20,7 @@ EXAMPLE = "time=ts,input=prompt_tokens,output=completion_tokens"
 
 
 class TraceColumns(Struct, frozen=True):
-    """Columns of a file, or dotted paths of JSON objects, by what they have.
+    """Columns of a file, or dotted paths of JSON objects, by their contents.
 
     Attributes:
         unit: Unit of the times; empty for one that follows from the numbers.
@@ -63,17 +63,17 @@ def read_column_trace(file: InputFile, path: str, load: LoadTrace, columns: Trac
     builder = TraceBuilder(load)
     names = (columns.names["input"], columns.names["output"])
     has_rows = False
-    found: set[str] = set()
+    present: set[str] = set()
     first: Json = {}
     for place, row in _rows(file, path):
         first = first or row
-        found |= {key for key in REQUIRED if _has(row, columns.names[key])}
+        present |= {key for key in REQUIRED if _has(row, columns.names[key])}
         has_rows = True
         try:
             builder.add(_row_of(row, columns), names)
         except ValueError as error:
             raise ConfigError(f"{path}, {place}: {error}") from None
-    missing = [columns.names[key] for key in REQUIRED if key not in found]
+    missing = [columns.names[key] for key in REQUIRED if key not in present]
     if has_rows and missing:
         raise ConfigError(
             f"{path} has no column {missing[0]}; its columns are {', '.join(first)[:400]}"

@@ -19,7 +19,7 @@ from app.extensions.lab.fidelity.pod import Watch
 from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
 from app.extensions.lab.fidelity.summary import Judgement, RunSummary, class_figures, summarize
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
-from app.extensions.lab.fidelity.traces import DETECTED, TraceOptions, read_trace
+from app.extensions.lab.fidelity.traces import TraceOptions, read_trace
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.priorities import assign_classes
 from app.extensions.lab.load.progress import Progress, ignore_progress, progress_bar
@@ -42,7 +42,7 @@ class Job:
     """Options of the engine of profile auto."""
     situation: Situation | None = None
     """Facts that the errors of profile auto depend on."""
-    trace_options: TraceOptions = DETECTED
+    trace_options: TraceOptions = TraceOptions()
     """How to read the trace."""
     conversations: int | None = None
     """Most conversations of an agent trace at a time; None is no limit."""

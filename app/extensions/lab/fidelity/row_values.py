@@ -36,7 +36,7 @@ def read_tokens(name: str, value: object, min_tokens: int = 1) -> int:
 
 
 def has_failed(value: object) -> bool:
-    """Returns whether a number of tokens is missing or 0, as those of a failed request."""
+    """Returns whether a number of tokens is missing or 0: the request failed."""
     return is_missing(value) or _number(value) == 0
 
 
@@ -76,7 +76,7 @@ def read_moment(name: str, value: object, unit: str = "") -> float:
     if not math.isfinite(number) or number < 0:
         raise ValueError(f"{name} {str(value)[:40]!r} must be a time from 0")
     if not unit:
-        unit = next((unit for least, unit in EPOCH_UNITS if number >= least), "s")
+        unit = next((unit for minimum, unit in EPOCH_UNITS if number >= minimum), "s")
     return number * UNITS[unit]
 
 

@@ -34,7 +34,7 @@ OPERATION = "gen_ai.operation.name"
 NO_MODEL = frozenset(
     ("create_agent", "invoke_agent", "invoke_workflow", "execute_tool", "plan", "embeddings")
 )
-"""Operations that generate no tokens, or whose usage is the sum of other spans."""
+"""Operations without tokens, or with the sum of the usage of other spans."""
 GENERATING = frozenset(("chat", "text_completion", "generate_content"))
 """Operations that generate tokens; without them the request has failed."""
 PHASES = frozenset(("queued", "prefill", "decode"))
@@ -61,7 +61,7 @@ def is_span_trace(row: Json) -> bool:
 def read_span_trace(rows: Iterable[tuple[str, Json]], load: LoadTrace) -> None:
     """Reads the spans that generated tokens.
 
-    Where spans are nested, such as those of a gateway and of an engine, the innermost one counts.
+    Where spans are nested, such as spans of a gateway and of an engine, the innermost one counts.
 
     Raises:
         ConfigError: A span is wrong; the message has file, line and rule.

@@ -42,7 +42,7 @@ class TraceBuilder:
         self._conversations: list[str] = []
 
     def add(self, row: TraceRow, names: tuple[str, str]) -> None:
-        """Adds a request; `names` are those of its tokens.
+        """Adds a request; `names` name its numbers of tokens.
 
         A row without tokens counts as left out. Raises ValueError with the rule that a row breaks.
         """
@@ -87,11 +87,11 @@ class TraceBuilder:
         for number, (tokens, count) in enumerate(
             zip(load.input_tokens, self._block_counts, strict=True)
         ):
-            most = -(-tokens // block_tokens)
-            if count > most:
+            max_count = -(-tokens // block_tokens)
+            if count > max_count:
                 raise ValueError(
                     f"request {number + 1}: got {count} block hashes, but {tokens} tokens have at"
-                    f" most {most} blocks of {block_tokens} tokens; set --trace-block-size"
+                    f" most {max_count} blocks of {block_tokens} tokens; set --trace-block-size"
                 )
             load.prefix_tokens.append(min(tokens, block_tokens * count))
         load.node_tokens = block_tokens
@@ -101,17 +101,19 @@ class TraceBuilder:
 
         A prompt of n tokens in blocks of b has ceil(n / b) blocks.
         """
-        least = 1
-        most = 1 << 30
+        min_size = 1
+        max_size = 1 << 30
         for tokens, count in zip(self._load.input_tokens, self._block_counts, strict=True):
             if count:
-                least = max(least, -(-tokens // count))
+                min_size = max(min_size, -(-tokens // count))
             if count > 1:
-                most = min(most, -(-tokens // (count - 1)) - 1)
-        if least <= BLOCK_TOKENS <= most:
+                max_size = min(max_size, -(-tokens // (count - 1)) - 1)
+        if min_size <= BLOCK_TOKENS <= max_size:
             return BLOCK_TOKENS
-        size = 1 << (least - 1).bit_length()
-        return size if size <= most else BLOCK_TOKENS
+        size = 1 << (min_size - 1).bit_length()
+        if size <= max_size:
+            return size
+        return BLOCK_TOKENS
 
     def _set_conversations(self) -> None:
         """Lets a turn wait for the turn before, if it was sent after it and repeats its tokens."""

@@ -1,8 +1,8 @@
 """Reads a load from a file, whose format is detected by its first bytes.
 
 Traces of this project are CSV files (docs/simulate.md, "Traces"). Public traces are the Azure LLM
-inference traces of 2023 and 2024, BurstGPT (both CSV), Mooncake, Bailian and Dynamo (JSON lines),
-spans of OpenTelemetry, and the results of benchmarks, which `benchmark_files` reads. A
+inference traces of 2023 and 2024, BurstGPT (both CSV), Mooncake, Bailian and Dynamo (JSON lines).
+Spans of OpenTelemetry are read, too, and `benchmark_files` reads the results of benchmarks. A
 specification of inference-perf is drawn. Any file may be compressed by gzip. Any mistake is a
 ConfigError, in one line with file, row and rule.
 """
@@ -45,7 +45,7 @@ DYNAMO = re.compile(rb'"dynamo\.\w+\.trace\.')
 
 
 class TraceOptions(Struct, frozen=True):
-    """How to read a trace: what its file does not say."""
+    """How to read a trace, where its file does not determine that."""
 
     block_tokens: int | None = None
     """Tokens of a block to each hash; None for the size that follows from the rows."""
@@ -53,17 +53,15 @@ class TraceOptions(Struct, frozen=True):
     """Columns of a file in an unknown format."""
 
 
-DETECTED = TraceOptions()
-
-
 def read_trace(
-    path: Path, progress: Progress = ignore_progress, options: TraceOptions = DETECTED
+    path: Path, progress: Progress = ignore_progress, options: TraceOptions | None = None
 ) -> LoadTrace:
     """Reads a trace. `progress` receives the number of bytes that were read.
 
     Raises:
         ConfigError: The file has a mistake; the message has file, row and rule.
     """
+    options = options or TraceOptions()
     load = LoadTrace(str(path), rows="row", first_row=2)
     with open_input(path) as (stored, binary):
         head = first_bytes(binary)
